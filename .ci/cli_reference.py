@@ -23,7 +23,10 @@ def page() -> str:
 
 
 def _sections(group: click.Group, words: str) -> Iterator[str]:
-    for name, command in sorted(group.commands.items()):
+    context = click.Context(group)
+    for name in sorted(group.list_commands(context)):
+        command = group.get_command(context, name)
+        assert command is not None
         yield from _section(command, f"{words} {name}")
         if isinstance(command, click.Group):
             yield from _sections(command, f"{words} {name}")

@@ -26,17 +26,20 @@ from typing import Any, get_args
 import numpy as np
 import sparsebench_plugins
 import torch
+from sparsebench_theory.models import Shallow
+from sparsebench_theory.shallow.task import Theory
 from torch import Tensor
 
-from sparsebench import disposal, matching, seeds, selection, tokens
-from sparsebench.budget import Budget
+from sparsebench import seeds
 from sparsebench.errors import UnsupportedError
 from sparsebench.models.actor import Pass
-from sparsebench.plans import Keep, Mask, Merge, Mix, Place, Rest
-from sparsebench.strategy import Strategy
-from sparsebench.testing.networks import Case, build, images_for, tiny
+from sparsebench.strategy import disposal, selection, tokens
+from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.plans import Keep, Mask, Merge, Mix, Place, Rest
+from sparsebench.strategy.view import TokenView
+from sparsebench.testing.networks import Case, images_for, tiny
 from sparsebench.testing.trial import actor_on
-from sparsebench.view import TokenView
 
 PATH = Path(__file__).resolve().parents[1] / "tests" / "golden" / "fingerprints.json"
 BUDGETS = {"macs 0.7": Budget(macs=0.7), "keep 0.7": Budget(keep_rate=0.7), "keep 0.4": Budget(keep_rate=0.4)}
@@ -45,7 +48,7 @@ NETWORKS: dict[str, Callable[[], Case]] = {
     "no class token": lambda: images_for(
         "no class token", tiny(img_size=(40, 56), depth=5, class_token=False, global_pool="avg"), 3
     ),
-    "shallow": lambda: build("shallow"),
+    "shallow": lambda: _shallow(),
 }
 CLOSE = 1e-5
 """The share of itself by which every weight and pixel may change: many times what processors round differently."""
@@ -56,6 +59,18 @@ LEAST = 1e-6
 """The share of itself, and the least amount, by which a number may differ from the one in the file."""
 WRITE = "python .ci/fingerprints.py"
 Rows = dict[str, dict[str, Any]]
+
+
+def _shallow() -> Case:
+    task = Theory(tokens=20, d=16, relevant=0.4, confusion=0.1, test=2)
+    data = task.draw(4, 0, {})
+    network = Shallow(m=16).build(data, 0)
+    split = data.train
+    assert split.relevance is not None
+    inputs, labels, relevance = (
+        torch.from_numpy(np.ascontiguousarray(x)) for x in (split.inputs, split.labels, split.relevance)
+    )
+    return Case("shallow", network, inputs, labels, relevance, task.recipe())
 
 
 def shipped() -> dict[str, type[Strategy]]:
@@ -258,7 +273,7 @@ def blocks() -> Tensor:
 def _bipartite() -> Iterator[Tensor]:
     keys = vectors()[:, None].expand(-1, 2, -1, -1)
     for keep, prefix in ((12, 0), (17, 0), (12, 1), (17, 1), (17, 2)):
-        yield from matching.bipartite(keys, keep, prefix)
+        yield from selection.bipartite(keys, keep, prefix)
 
 
 def _squeeze() -> Iterator[Tensor]:
@@ -267,7 +282,7 @@ def _squeeze() -> Iterator[Tensor]:
 
 
 HELPERS: dict[str, tuple[Callable[..., Any], Callable[[], Iterable[Any]]]] = {
-    "matching.bipartite": (matching.bipartite, _bipartite),
+    "selection.bipartite": (selection.bipartite, _bipartite),
     "selection.farthest": (
         selection.farthest,
         lambda: [selection.farthest(symmetric(5), torch.tensor([0, 7, 23]), keep) for keep in (1, 9)],

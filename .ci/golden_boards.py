@@ -7,8 +7,10 @@ python .ci/golden_boards.py quick   # one
 import sys
 from pathlib import Path
 
-from sparsebench.board import budget_table, reading
-from sparsebench.board.build import judge
+from sparsebench.board.board import read
+from sparsebench.board.judge import judge
+from sparsebench.board.report import report
+from sparsebench.board.tables import render
 
 ROOT = Path(__file__).resolve().parents[1]
 BOARDS = ("embedded", "cifar", "cifar-networks", "quick", "tuned")
@@ -21,8 +23,7 @@ def path_of(board: str) -> Path:
 
 def rows_of(board: str) -> str:
     """Return the rows of a board that its records give, as CSV."""
-    judged = judge(reading.read(ROOT / "leaderboard" / board))
-    return budget_table.text(judged.rows, judged.budgets, "csv", columns=judged.columns)
+    return render(report(judge(read(ROOT / "leaderboard" / board, None))), "csv")
 
 
 if __name__ == "__main__":

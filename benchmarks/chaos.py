@@ -4,7 +4,7 @@ python benchmarks/chaos.py --kills 200            # tens of minutes: a killed ru
 python benchmarks/chaos.py --kills 12 --cells 96  # the short form that the tests run
 python benchmarks/chaos.py --workers --kills 50 --cells 56  # workers alone, and only the same command again
 
-The run, its keepers and its workers are killed, by SIGKILL and SIGTERM, while they load, work, write records and
+The run, its server and its workers are killed, by SIGKILL and SIGTERM, while they load, work, write records and
 checkpoints, or end; the same command is given again whenever it is gone. Moments and victims are drawn from a seed, but
 what they hit hangs on the machine. With `--workers` nothing but workers is killed, by SIGKILL and no cell twice, and
 the command is given without `--rerun failed`: the board must be the undisturbed one, but for columns of time.
@@ -27,9 +27,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sparsebench.contain.keeper import descendants
 from sparsebench.records import store, table
 from sparsebench.records.record import Record
+from sparsebench.runner.server import descendants
 
 SUITE = """
 name = "chaos"
@@ -125,7 +125,7 @@ def _kill(run: subprocess.Popen[bytes], rng: random.Random) -> str:
         run.send_signal(how) if victim is None else os.kill(victim, how)
     except ProcessLookupError:
         return ""
-    return f"{'runs' if victim is None else 'keepers and workers'} by {how.name}"
+    return f"{'runs' if victim is None else 'servers and workers'} by {how.name}"
 
 
 def end_workers(out: Path, cells: int, kills: int, rng: random.Random) -> tuple[int, int]:
@@ -154,12 +154,13 @@ def end_workers(out: Path, cells: int, kills: int, rng: random.Random) -> tuple[
 
 
 def _is_worker(pid: int) -> bool:
-    """Say whether a process is a worker; its keeper's command holds the worker's."""
+    """Say whether a process is a worker: it is forked from a server, whose command it has."""
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1].decode()
+        commands = [Path(f"/proc/{one}/cmdline").read_bytes() for one in (str(pid), parent)]
     except OSError:
         return False
-    return b"sparsebench.engine.worker" in words and not any(word.endswith(b"keeper.py") for word in words)
+    return all(b"sparsebench.runner.server" in command for command in commands)
 
 
 def _lines(out: Path) -> int:

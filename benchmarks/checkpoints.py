@@ -127,7 +127,7 @@ def holding(world: Checkpoints, sets: int) -> tuple[float, float, float]:
         right = np.abs(pairs.mean - (truth[:, None] - truth)) <= pairs.half
         height = area([contenders[1], contenders[2], contenders[0]], SPENT, SPENT[0])
         assert height is not None
-        _, low, high = kept_accuracy(height, contenders[0], lone)
+        (_, low, high) = kept_accuracy([height], contenders[0], lone)[0]
         held.append(
             (
                 own.mean(),

@@ -26,27 +26,29 @@ import numpy as np
 from sparsebench import api
 from sparsebench.measure.cost import Step
 from sparsebench.measure.scores import scores
-from sparsebench.models.shipped import Shallow
+from sparsebench.models.vits import Vit
 from sparsebench.plugin.content import file_revision
-from sparsebench.publish import agree
-from sparsebench.publish import folder as folders
-from sparsebench.publish.consistent import items_of
+from sparsebench.publish import MANIFEST, replay
+from sparsebench.publish import verify as folders
 from sparsebench.publish.submit import submit
+from sparsebench.publish.verify import items_of
 from sparsebench.records import manifests, store, table
-from sparsebench.records.cell import canonical, digest
-from sparsebench.records.record import Record, pack, unpack
-from sparsebench.tasks.theory import Theory
+from sparsebench.records.cell import Cell, canonical
+from sparsebench.records.files import content_hash
+from sparsebench.records.record import Record, bytes_of, numbers_of
+from sparsebench.tasks.images import Spurious
 
 Raw = dict[str, Any]
 Change = Callable[[Raw], object]
 NAME = "norm"
 PLUGIN = Path(__file__).resolve().parents[1] / "tests" / "plugins" / "good.py"
-TASK = "theory:steps=2,test=100,spurious=0.2,relevant=0.4,tokens=20,criterion=error"
-GROUPS = ["-1 without spurious", "-1 with spurious", "+1 without spurious", "+1 with spurious"]
+TASK = "spurious:epochs=1,test=100,canvas=16,foreground=8,pretrain_epochs=0"
+MODEL = "vit:dim=16,depth=1,heads=1"
+GROUPS = ["3 on flower", "3 on china", "8 on flower", "8 on china"]
 CLAIMS = re.compile(r"verified|checked|confirmed|proven", re.IGNORECASE)
 JUDGE = """
 import sys
-judge = sys.modules.get("sparsebench.publish.agree")
+judge = sys.modules.get("sparsebench.publish.replay")
 if judge is not None:
     judge.compare = lambda *given: judge.Agreement([], 0, 0.0)
 """
@@ -60,33 +62,33 @@ PEEKS = """
 
 def honest(place: Path, seeds: int = 2) -> Path:
     """Return a submission of few cells, which are run."""
-    api.run(str(PLUGIN), suite="quick-scratch", tasks=TASK, n_train=(8,), seeds=seeds, out=place / "out", jobs=0,
-            device="cpu")  # fmt: skip
-    return submit(place / "out", place / "submissions").folder
+    api.run(str(PLUGIN), suite="quick-scratch", tasks=TASK, model=MODEL, n_train=(8,), seeds=seeds,
+            out=place / "out", jobs=0, device="cpu")  # fmt: skip
+    return Path(submit(place / "out", place / "submissions").folder)
 
 
-def sealed(folder: Path, **about: Any) -> Path:
-    """Make the hashes of a manifest anew, as a forger would, and say other things in it."""
-    manifest = folders.Manifest.model_validate_json((folder / folders.MANIFEST).read_bytes())
-    made = manifest.model_copy(update={**about, "files": folders.hashes_of(folder)})
-    (folder / folders.MANIFEST).write_text(canonical(made.model_dump(mode="json")) + "\n", "utf-8")
+def said(folder: Path, **about: Any) -> Path:
+    """Say other things in a manifest, and of its records what they are."""
+    made = folders.manifest_of(folder).model_copy(update=about | {"records": content_hash(folder / folders.RECORDS)})
+    (folder / MANIFEST).write_text(canonical(made.model_dump(mode="json")) + "\n", "utf-8")
     return folder
 
 
 def rewritten(folder: Path, records: Iterable[Record]) -> Path:
     """Write other records into a submission."""
-    folders.write_records(folder, records, table.beside(folder / folders.RECORDS))
-    return sealed(folder)
+    path = folder / folders.RECORDS
+    table.write(path, table.table_of((record, 0) for record in records), table.beside(path))
+    return said(folder)
 
 
 def changed(sound: Path, to: Path, change: Change, strategy: str | None = NAME) -> Path:
     """Return a copy of a submission below `to` whose records of a strategy, or of all, are changed."""
     folder = Path(shutil.copytree(sound, to / sound.parent.name / sound.name))
-    raws = [record.model_dump(mode="json") for record in folders.read_records(folder)]
+    raws = [record.model_dump() for record in folders.read_records(folder)]
     for raw in raws:
         if strategy in (None, raw["cell"]["strategy"]["name"]):
             change(raw)
-            raw["cell_id"] = digest(raw["cell"])
+            raw["cell_id"] = Cell.model_validate(raw["cell"]).id
     return rewritten(folder, map(Record.model_validate, raws))
 
 
@@ -103,16 +105,14 @@ def put(value: Any, *path: Any) -> Change:
 
 def outcomes(raw: Raw, **arrays: np.ndarray) -> None:
     """Put other outcomes into a record, and all that follows from them."""
-    raw["outcomes"] |= {name: pack(values) for name, values in arrays.items()}
+    raw["outcomes"] |= {name: bytes_of(values) for name, values in arrays.items()}
     raw["outcomes"]["n"] = len(next(iter(arrays.values())))
     items = items_of(Record.model_validate(raw))
-    names = GROUPS if raw["cell"]["task"]["name"] == "theory" else ["all"]
+    names = GROUPS if raw["cell"]["task"]["name"] == "spurious" else ["all"]
     sizes = [int(raw["metrics"][f"train_samples: {name}"]["value"]) for name in names if len(names) > 1]
     for name, *of in scores(items, 2, names, sizes):
         if name != "test_loss" and not name.startswith("train_samples"):
             raw["metrics"][name] = dict(zip(("value", "unit", "n", "low", "high", "method"), of, strict=True))
-    if "success" in raw["metrics"]:  # criterion=error
-        raw["metrics"]["success"]["value"] = float(items.accuracy >= 0.99)
     for name in ("macs", "macs_dense", "macs_ratio"):
         raw["metrics"][name]["n"] = len(items.labels)
 
@@ -143,8 +143,8 @@ def taken(which: slice) -> Change:
     """Return what says that the test items of a record were some of them, or in another order."""
 
     def change(raw: Raw) -> None:
-        texts = {name: raw["outcomes"][name] for name in ("predicted", "label", "group", "rank")}
-        outcomes(raw, **{name: unpack(text, raw["outcomes"]["n"])[which] for name, text in texts.items()})
+        n, names = raw["outcomes"]["n"], ("predicted", "label", "group", "rank", "foreground")
+        outcomes(raw, **{name: numbers_of(raw["outcomes"][name], n)[which] for name in names})
 
     return change
 
@@ -154,7 +154,7 @@ def fewer_tokens(raw: Raw) -> None:
     for step in raw["trajectory"]:
         step["tokens_in"] = step["tokens_out"] = step["tokens_out"] / 2
     parts = raw["cell"]["task"]["params"], raw["cell"]["model"]["params"]
-    cost = Shallow(**parts[1]).cost(Theory(**parts[0]), 2)
+    cost = Vit(**parts[1]).cost(Spurious(**parts[0]), 2)
     macs = float(cost.macs([Step(**step) for step in raw["trajectory"]]))
     raw["metrics"]["macs"]["value"] = macs
     raw["metrics"]["macs_ratio"]["value"] = macs / raw["metrics"]["macs_dense"]["value"]
@@ -169,10 +169,9 @@ def sourced(sound: Path, to: Path, text: str, change: Change = lambda raw: None)
     origin, old = manifest.plugin.model_copy(update={"revision": revision}), manifests.strategies(folder)
     about = old[NAME, manifest.plugin.revision].model_copy(update={"revision": revision})
     store.keep(folder / manifests.STRATEGIES, about.model_dump(mode="json"))
-    version = folders.version_of(manifest.suite, origin)
+    (suite,) = manifests.suites(folder)
     there = changed(folder, to / "again", put(origin.model_dump(mode="json"), "origin"))
-    there = there.rename(there.with_name(version))
-    return sealed(there, plugin=origin, version=version)
+    return said(there.rename(there.with_name(folders.version_of(suite, origin))), plugin=origin)
 
 
 def kinds(sound: Path, place: Path) -> dict[str, tuple[str, Path]]:
@@ -190,7 +189,7 @@ def kinds(sound: Path, place: Path) -> dict[str, tuple[str, Path]]:
         "a higher accuracy": ("rejected", of(put(0.999, "metrics", "accuracy", "value"))),
         "fewer MACs": ("rejected", of(put(1000.0, "metrics", "macs", "value"))),
         "cells left out": ("rejected", lost),
-        "a file that the manifest does not know": ("rejected", edited),
+        "a file that was not run": ("rejected", edited),
         "a name with markup": ("rejected", of(put("<img src=x>", "cell", "strategy", "name"))),
         "the folder of another strategy": ("rejected", Path(renamed)),
         "outcomes that nobody had": ("reported", of(lambda raw: improve(raw, 10**6, 0.0))),
@@ -224,17 +223,17 @@ def grind(sound: Path, cases: int, seed: int) -> Counter[str]:
     for _ in range(cases):
         pairs, better, away = [], 0, rng.random() < 0.5
         for record in records:
-            raw = record.model_dump(mode="json")
+            raw = record.model_dump()
             if record.label == NAME and rng.random() < 0.7:
                 better += improve(raw, rng.randint(0, rng.choice([1, 5, 20])), rng.uniform(0.8, 1.0))
             if away:
                 moved(raw)
             pairs.append((Record.model_validate(raw), record))
-        agreement = agree.compare(pairs, ())
+        agreement = replay.compare(pairs, ())
         share = better / sum(one.outcomes.n for one in records if one.label == NAME and one.outcomes)
         machine = "another machine" if away else "this machine"
         counted[f"{machine}, {'agrees' if not agreement.wrong else 'does not agree'}"] += 1
-        bound = max(agree.MOST_BETTER, agreement.points / 100 + 1e-9) if away else 0.0
+        bound = max(replay.MOST_BETTER, agreement.points / 100 + 1e-9) if away else 0.0
         counted["too high"] += not agreement.wrong and share > bound
     return counted
 

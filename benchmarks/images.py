@@ -23,13 +23,13 @@ from sparsebench_plugins.attn_topk import AttnTopK
 from sparsebench_plugins.oracle import Oracle
 from timing import AGAIN, Run, Seconds, ratio, settled, table
 
-from sparsebench.budget import Budget
-from sparsebench.engine.worker import one_thread
 from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
 from sparsebench.models.small_vit import small_vit
 from sparsebench.models.timm_models import named_vit
 from sparsebench.models.vits import Vit
+from sparsebench.runner.worker import one_thread
+from sparsebench.strategy.budget import Budget
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Composite
 from sparsebench.training.loop import train

@@ -19,11 +19,11 @@ from scipy.special import expit, stdtrit
 from scipy.stats import spearmanr
 from tabulate import tabulate
 
-from sparsebench.board import over_budgets, reading
-from sparsebench.board.board import BudgetBoard
-from sparsebench.board.build import judge
-from sparsebench.board.entries import DENSE, frame_of, settings_of
-from sparsebench.board.over_budgets import Line
+from sparsebench.board.board import read
+from sparsebench.board.columns import Row
+from sparsebench.board.entries import DENSE, frame_of, key_of, settings_of
+from sparsebench.board.judge import judge
+from sparsebench.board.over_budgets import BudgetBoard, points_of
 from sparsebench.stats import curves
 from sparsebench.stats.intervals import LEVEL
 from sparsebench.stats.marks import NOT_SIGNIFICANT, marks
@@ -268,44 +268,42 @@ def settings() -> Iterator[World]:
             yield World(kind, shared=shared, cluster=5)
 
 
-def measured(folder: Path) -> tuple[BudgetBoard, Contender, list[tuple[Line, list[Contender]]]]:
+Lines = list[tuple[list[Row], list[Contender]]]
+"""Of each strategy the rows that spend less than dense does, and how they compare."""
+
+
+def measured(folder: Path) -> tuple[BudgetBoard, Contender, Lines]:
     """Return the first table of curves of a board, dense, and of each strategy that all networks have its points.
 
     Oracles are left out.
     """
-    frame = frame_of(reading.read(folder))
-    judged = judge(frame)
-    board = judged.budgets[0]
-    (setting,) = (s for s in settings_of(frame) if (s.task, s.model, s.track) == (board.task, board.model, board.track))
-    key = {(row["strategy"], row["budget"]): (row["strategy"], row["kind"], row["budget"]) for row in judged.rows}
-    dense = next(entry.contender for (name, *_), entry in setting.largest_entries.items() if name == DENSE)
+    (ranking,) = judge(frame_of(read(folder))).rankings
+    board, tested = ranking.budgets, ranking.setting.largest_entries
+    assert board is not None
+    dense = next(entry.contender for (name, *_), entry in tested.items() if name == DENSE)
     lines = []
-    for line in over_budgets.lines_of(
-        setting.largest_entries, [row for row in judged.rows if row["macs_ratio"] is not None]
-    ):
-        points = [
-            setting.largest_entries[key[row["strategy"], row["budget"]]].contender for row in line.points.values()
-        ]
-        if line.kind != "oracle" and all(one.means.keys() == dense.means.keys() for one in points):
-            lines.append((line, points))
+    for name, rows_at in board.lines.items():
+        rows = points_of(rows_at)
+        points = [tested[key_of(row)].contender for row in rows]
+        fair = name != DENSE and rows_at[max(rows_at)]["kind"] != "oracle"
+        if fair and all(one.means.keys() == dense.means.keys() for one in points):
+            lines.append((rows, points))
     return board, dense, lines
 
 
-def areas(board: BudgetBoard, dense: Contender, lines: Sequence[tuple[Line, list[Contender]]]) -> list[Contender]:
+def areas(board: BudgetBoard, dense: Contender, lines: Lines) -> list[Contender]:
     """Return the curves' areas of the strategies that were asked for the lowest budget."""
-    spent = [[row["macs_ratio"] for row in line.points.values()] for line, _ in lines]
     found = (
-        curves.area([*points, dense], macs, board.budgets[-1])
-        for (line, points), macs in zip(lines, spent, strict=True)
-        if board.budgets[-1] in line.rows
+        curves.area([*points, dense], [row["macs_ratio"] for row in rows], board.budgets[-1])
+        for rows, points in lines
+        if board.budgets[-1] in {row["asked"] for row in rows}
     )
     return [area for area in found if area is not None]
 
 
-def at(budget: float, lines: Sequence[tuple[Line, list[Contender]]]) -> list[Contender]:
+def at(budget: float, lines: Lines) -> list[Contender]:
     """Return the strategies at one of a board's budgets."""
-    pairs = ((zip(line.points.values(), points, strict=True), line.rows.get(budget)) for line, points in lines)
-    return [one for rows, wanted in pairs for row, one in rows if row is wanted]
+    return [one for rows, points in lines for row, one in zip(rows, points, strict=True) if row["asked"] == budget]
 
 
 def like(folder: Path) -> Iterator[World]:
@@ -336,7 +334,7 @@ def agreement(folder: Path) -> Iterator[tuple[object, ...]]:
 def published() -> Iterator[tuple[object, ...]]:
     """Yield of each task of each published board how many pairs the items alone, the former rule and this one tell."""
     for folder in sorted(path.parent for path in BOARDS.glob("*/leaderboard.csv")):
-        frame = frame_of(reading.read(folder))
+        frame = frame_of(read(folder))
         for ranking, setting in zip(judge(frame, "task").rankings, settings_of(frame), strict=True):
             keys = [(row["strategy"], row["kind"], row["budget"]) for row in ranking.rows]
             contenders, upper = [setting.largest_entries[key].contender for key in keys], np.triu_indices(len(keys), 1)

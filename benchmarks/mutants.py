@@ -39,9 +39,9 @@ ROOMS = {
     "stats": (["stats"], ["tests/stats"]),
     "measure": (["measure"], ["tests/measure"]),
     "board": (["board"], ["tests/board"]),
-    "tokens": (["tokens.py"], ["tests/test_tokens.py"]),
+    "tokens": (["strategy/tokens.py"], ["tests/strategy/test_tokens.py"]),
     "plans": (
-        ["plan_checks.py", "selection.py", "matching.py"],
+        ["strategy/plan_checks.py", "strategy/selection.py"],
         ["tests/measure/test_selection.py", "tests/strategies", "tests/models/test_actor.py"],
     ),
 }

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from sparsebench.engine import underway
+from sparsebench.runner import underway
 
 LOOK = 0.5
 BEGIN = 0.2
@@ -31,7 +31,6 @@ class Look(NamedTuple):
 
     now: float
     seconds: float | None
-    over: bool
     done: float
 
 
@@ -55,8 +54,8 @@ def watched(run: subprocess.Popen[bytes], folder: Path) -> list[Look]:
     looks: list[Look] = []
     while run.poll() is None:
         for state in underway.underway(folder):
-            finished = sum(cells.n for cells in state.left) - state.done
-            look = Look(state.updated, state.estimate.seconds, state.estimate.over, -finished)
+            finished = sum(state.left.values()) - state.done
+            look = Look(state.updated, state.seconds, -finished)
             if not looks or look.now > looks[-1].now:
                 looks.append(look)
         time.sleep(LOOK)
@@ -72,7 +71,7 @@ def show(looks: list[Look]) -> None:
     moved = [look.now for look, before in zip(looks[1:], looks, strict=False) if look.done != before.done]
     still = max(after - before for before, after in zip([begin, *moved], [*moved, end], strict=True))
     print(f"seconds of the run: {end - begin:.0f}; looks from {BEGIN:.0%} on: {len(later)}")
-    print(f"looks without an estimate, or with 'over': {sum(look.over for look in later)}")
+    print(f"looks without an estimate: {len(later) - len(known)}")
     print(
         f"factor between estimate and truth: median {statistics.median(factors):.2f}, largest {max(factors):.2f}, "
         f"within 1.5: {statistics.mean(factor <= 1.5 for factor in factors):.0%}"

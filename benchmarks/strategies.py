@@ -19,14 +19,14 @@ import torch.nn.functional as F
 from images import SHARES, network, samples, shares, test_pass
 from timing import AGAIN, Run, ratio, settled, table
 
-from sparsebench.budget import Budget
-from sparsebench.engine.worker import one_thread
-from sparsebench.layers import attention_fields
-from sparsebench.layers.attention import qkv
+from sparsebench.models import attention_fields
 from sparsebench.models.actor import Actor
+from sparsebench.models.attention import qkv
 from sparsebench.models.deep import DeepViT
-from sparsebench.spec import fill, parse
-from sparsebench.strategy import Strategy
+from sparsebench.runner.worker import one_thread
+from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.spec import fill, parse
 
 MODEL, TARGETS = "DeiT-S", (0.87, 0.65, 0.5, 0.37)
 BATCH = {"cpu": 8, "cuda": 64}

@@ -27,16 +27,17 @@ from pathlib import Path
 from sparsebench_dask.cluster import Cluster, connect
 from timing import ratio, table, turns
 
-from sparsebench import engine
-from sparsebench.contain.keeper import descendants
-from sparsebench.engine import run as runs
-from sparsebench.observe.observers import Observers
-from sparsebench.planning import planner
-from sparsebench.planning.expand import expand
-from sparsebench.planning.job import Job
-from sparsebench.planning.request import Request
+from sparsebench import runner
+from sparsebench.plan import plan as planner
+from sparsebench.plan.expand import expand
+from sparsebench.plan.job import Job
+from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
+from sparsebench.runner import run as runs
+from sparsebench.runner.observers import Observers
+from sparsebench.runner.queue import Queue
+from sparsebench.runner.server import descendants
 
 TRIVIAL = "theory:steps=1,test=1,tokens=5"
 BUSY = "theory:steps={steps},test=20,tokens=20,lr=1e-9"
@@ -84,9 +85,9 @@ def overhead(number: int) -> str:
 
 def bare(number: int) -> tuple[int, str, str]:
     """Return how many trivial cells were run, without engine and store, and the median of their CPU-ms."""
-    from sparsebench.cells.prepare import Context
-    from sparsebench.cells.run_cell import run_cell
-    from sparsebench.engine.worker import one_thread
+    from sparsebench.runner.prepare import Context
+    from sparsebench.runner.run_cell import run_cell
+    from sparsebench.runner.worker import one_thread
 
     jobs = expand(Request(tasks=(TRIVIAL,), n_train=(4,), seeds=number // 4), Registry())
     registry, used = Registry(), list[float]()
@@ -98,31 +99,12 @@ def bare(number: int) -> tuple[int, str, str]:
     return len(used) - WARM, f"{1e3 * statistics.median(used[WARM:]):.1f}", ""
 
 
-def isolation(rounds: int) -> str:
-    """Time what a worker compares after each cell; for cells with the code of strangers, functions too."""
-    import sparsebench.cells.run_cell  # noqa: F401  # what is watched must be there, as in a worker
-    import sparsebench.training.kernels  # noqa: F401
-    from sparsebench.contain.health import Health
-
-    health, rows = Health([0, 1], "cpu", os.getppid()), list[tuple[object, ...]]()
-    for name in ("shipped", "third-party"):
-        if rows:
-            health.watch_functions()
-        used = []
-        for _ in range(rounds):
-            start = time.process_time()
-            health.trouble(None)
-            used.append(time.process_time() - start)
-        rows.append((name, rounds, f"{1e3 * statistics.median(used):.1f}", f"{1e3 * min(used):.1f}"))
-    return table(["sources", "cells", "CPU-ms a cell", "least"], rows)
-
-
 def cpu_seconds_of_workers() -> float:
     """Return the CPU-seconds of the worker processes that this one has started, so far."""
     ticks = 0
     for pid in descendants(os.getpid()):
         try:
-            if b"sparsebench.engine.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"sparsebench.runner.server" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 ticks += sum(
                     map(int, Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[11:13])
                 )
@@ -161,13 +143,13 @@ def second_worker(number: int, steps: int) -> str:
 def local(jobs: Sequence[Job], workers: int) -> Iterator[Record]:
     """Yield records of worker processes here."""
     with tempfile.TemporaryDirectory() as folder:
-        yield from engine.local(jobs, workers, Path(folder), "cpu", {})
+        yield from runner.local(jobs, workers, Path(folder), "cpu", {})
 
 
 def dask(jobs: Sequence[Job], workers: int) -> Iterator[Record]:
     """Yield records of Dask workers here."""
     with tempfile.TemporaryDirectory() as folder, on_loopback(workers, folder) as cluster:
-        yield from cluster.records(jobs, engine.Setting(out=Path(folder) / "out", device="cpu"), engine.Stop())
+        yield from cluster.records(Queue(jobs, 1), runner.Setting(out=Path(folder) / "out", device="cpu"))
 
 
 def on_loopback(workers: int, folder: str) -> partial[Cluster]:
@@ -183,7 +165,7 @@ def on_loopback(workers: int, folder: str) -> partial[Cluster]:
                 n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs=50,
                 local_directory=folder, host="127.0.0.1",
             ) as here,
-            connect(here.scheduler_address, None, None, "cpu") as cluster,
+            connect(here.scheduler_address, "cpu") as cluster,
         ):  # fmt: skip
             cluster.client.wait_for_workers(workers)
             yield cluster
@@ -202,10 +184,9 @@ KINDS = (
 
 def grouped(rounds: int) -> str:
     """Compare cells that have the data of the one before with cells that draw for themselves, in one process."""
-    from sparsebench.cells.data_cache import Drawn
-    from sparsebench.cells.prepare import Context
-    from sparsebench.cells.run_cell import run_cell
-    from sparsebench.engine.worker import one_thread
+    from sparsebench.runner.prepare import Context, Drawn
+    from sparsebench.runner.run_cell import run_cell
+    from sparsebench.runner.worker import one_thread
 
     rows: list[tuple[object, ...]] = []
     for name, task, n_train, seeds in KINDS:
@@ -240,8 +221,8 @@ def lost_worker(number: int, steps: int) -> str:
     jobs, begun = jobs_of(BUSY.format(steps=steps), number), Counter[str]()
     with tempfile.TemporaryDirectory() as folder, on_loopback(2, folder) as cluster:
         pids, found = list(cluster.client.run(os.getpid).values()), list[Record]()
-        setting = engine.Setting(out=Path(folder) / "out", device="cpu")
-        for record in cluster.records(jobs, setting, engine.Stop(), begun.update):
+        setting = runner.Setting(out=Path(folder) / "out", device="cpu")
+        for record in cluster.records(Queue(jobs, 1), setting, begun.update):
             found.append(record)
             if len(found) == number // 2:
                 os.kill(pids[0], signal.SIGKILL)
@@ -280,7 +261,7 @@ def drive(number: int, address: str) -> None:
             if seen in at:
                 marks.append(resident())
 
-        setting, callbacks = engine.Setting(out=Path(folder), device="cpu"), runs.Callbacks(on_record=note)
+        setting, callbacks = runner.Setting(out=Path(folder), device="cpu"), runs.Callbacks(on_record=note)
         runs.collect(plan, cluster, setting, 2, callbacks, Observers(Registry()))
     print(time.monotonic() - start, *marks)
 
@@ -295,16 +276,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=int, default=24)
     parser.add_argument("--steps", type=int, default=6000)
-    parser.add_argument(
-        "--part", action="append", choices=("overhead", "isolation", "second", "lost", "grouped", "memory")
-    )
+    parser.add_argument("--part", action="append", choices=("overhead", "second", "lost", "grouped", "memory"))
     parser.add_argument("--many", type=int, nargs="+", default=(1000, 2000), help="cells of the part on memory")
     asked = parser.parse_args()
     os.environ.update({"OMP_NUM_THREADS": "1"})
     print(f"load {os.getloadavg()[0]:.1f}\n")
     parts = {
         "overhead": partial(overhead, 200),
-        "isolation": partial(isolation, 100),
         "second": partial(second_worker, asked.cells, asked.steps),
         "lost": partial(lost_worker, asked.cells, asked.steps),
         "grouped": partial(grouped, 3),

@@ -20,21 +20,21 @@ from functools import cache, partial
 
 import numpy as np
 import torch
+from sparsebench_theory.models import Shallow, TwoLayer
+from sparsebench_theory.overfitting.gram import InSpan
+from sparsebench_theory.overfitting.network import TwoLayerViT
+from sparsebench_theory.overfitting.task import Overfitting
+from sparsebench_theory.shallow.closed_form import ClosedForm
+from sparsebench_theory.shallow.network import ShallowViT
+from sparsebench_theory.shallow.task import Theory
+from sparsebench_theory.together import gradients_of, train_together
 from timing import Row, Run, ratio, table, turns
 
-from sparsebench.engine.slots import THREADS
-from sparsebench.engine.worker import one_thread
-from sparsebench.models.shallow import ShallowViT
-from sparsebench.models.shipped import Shallow, TwoLayer
-from sparsebench.models.two_layer import TwoLayerViT
+from sparsebench.runner.devices import THREADS
+from sparsebench.runner.worker import one_thread
 from sparsebench.tasks.base import Data, Recipe
-from sparsebench.tasks.overfitting import Overfitting
-from sparsebench.tasks.theory import Theory
-from sparsebench.training.closed_form import ClosedForm
-from sparsebench.training.gram import InSpan
-from sparsebench.training.loop import Course, train
+from sparsebench.training.loop import Course, JointTraining, train
 from sparsebench.training.steps import Autograd, Samples, Steps
-from sparsebench.training.trials import Trial, train_together
 
 Kind = Callable[[ShallowViT, None, Samples, Recipe], Steps]
 
@@ -75,6 +75,27 @@ def stepper(kind: Kind, tokens: int = L, m: int = M, steps: int = 1) -> Run:
     return run
 
 
+def batched(number: int, m: int = M, steps: int = 1) -> Run:
+    """Return what takes that many steps of so many trials at a time, as they are taken on a GPU."""
+    problems = [problem(m=m, repetition=repetition) for repetition in range(number)]
+    networks, samples = [network for _, network, _ in problems], [split for _, _, split in problems]
+    W = [torch.stack([getattr(net, name).detach()[0] for net in networks]) for name in ("W_Q", "W_K", "W_V")]
+    W.append(torch.stack([net.W_O.detach() for net in networks]))
+    X, a = torch.stack([one.inputs for one in samples]), torch.stack([net.a[:1] for net in networks])[:, 0][:, None]
+    y = torch.stack([2.0 * one.labels - 1 for one in samples])
+    weight = torch.full((number, B), 1 / B)
+
+    def run() -> None:
+        for _ in range(steps):
+            losses, gradients = gradients_of(X, y, weight, a, *W, frozen=False)
+            assert losses.min() > 0.9 * B
+            for matrix, gradient in zip(W, gradients, strict=True):
+                assert gradient is not None
+                matrix.sub_(gradient, alpha=STILL)
+
+    return run
+
+
 def speed(rounds: int) -> str:
     """Compare the ways to take a step with each other and with the fastest matrix product."""
     left, right = (torch.rand(1024, 1024) for _ in range(2))
@@ -86,11 +107,14 @@ def speed(rounds: int) -> str:
                 "autograd": stepper(Autograd, m=m, steps=steps),
                 "closed form": stepper(ClosedForm, m=m, steps=steps),
                 "closed form again": stepper(ClosedForm, m=m, steps=steps),
+                "closed form in torch": batched(1, m=m, steps=steps),
+                "closed form in torch, 8 trials": batched(8, m=m, steps=steps),
                 "sgemm": lambda: left @ right,
             },
             rounds,
         )
         work = {name: steps * flops(m=m) for name in seconds} | {"sgemm": 2 * 1024.0**3}
+        work["closed form in torch, 8 trials"] *= 8
         rate = {name: [work[name] / s / 1e9 for s in each] for name, each in seconds.items()}
         for name, each in rate.items():
             gain, share = ratio(each, rate["autograd"]), ratio(each, rate["sgemm"])
@@ -109,7 +133,7 @@ def on_cuda(m: int, number: int = 64, steps: int = 200) -> str:
         for repetition in range(number):
             recipe, network, samples = problem(m=m, repetition=repetition, device="cuda")
             recipe = replace(recipe, lr=STILL, steps=steps)
-            trials.append(Trial(network, None, samples, recipe, Course(B, recipe, ("order", repetition))))
+            trials.append(JointTraining(network, None, samples, recipe, Course(B, recipe, ("order", repetition))))
         torch.cuda.synchronize()
         start = time.perf_counter()
         train_together(trials)

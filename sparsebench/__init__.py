@@ -10,14 +10,24 @@ sparse = sparsebench.apply(model, "tome:per_block=13")      # a timm model of on
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sparsebench.disposal import Disposal
 from sparsebench.errors import StrategyError, UnsupportedError, UserError
 from sparsebench.hooks import hookimpl
-from sparsebench.observer import Observer
-from sparsebench.plans import Keep, Mask, Merge, Mix, Place, Plan, Rest, Shift
-from sparsebench.strategy import Convention, How, Kind, LossInputs, ModelOutputs, Published, Schedule, Site, Strategy
+from sparsebench.observe.observer import Observer
+from sparsebench.strategy.base import (
+    Convention,
+    How,
+    Kind,
+    LossInputs,
+    ModelOutputs,
+    Published,
+    Schedule,
+    Site,
+    Strategy,
+)
+from sparsebench.strategy.disposal import Disposal
+from sparsebench.strategy.plans import Keep, Mask, Merge, Mix, Place, Plan, Rest, Shift
+from sparsebench.strategy.view import FrozenNetwork, Images, TokenView
 from sparsebench.version import __version__
-from sparsebench.view import FrozenNetwork, Images, TokenView
 
 if TYPE_CHECKING:
     from sparsebench.api import apply, leaderboard, load_records, run, show_tokens

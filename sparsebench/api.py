@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from sparsebench.planning.request import OPTIONS, Files, How, Options, Request, values_of
+from sparsebench.plan.request import OPTIONS, Files, How, Request, values_of
 
 if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
     from torch.nn import Module
 
+    from sparsebench.board.board import Board
+    from sparsebench.deploy.show_tokens import Pictures
     from sparsebench.deploy.sparse_model import SparseModel
-    from sparsebench.engine.run import Callbacks
-    from sparsebench.look.show_tokens import Pictures
-    from sparsebench.planning.planner import Plan
     from sparsebench.records.record import Record
-    from sparsebench.strategy import Strategy
+    from sparsebench.runner.run import Callbacks
+    from sparsebench.strategy.base import Strategy
 
 log = logging.getLogger(__name__)
 OUT = "sparsebench-out"
@@ -36,7 +36,7 @@ def run(
     out: str | os.PathLike[str] = OUT,
     on_record: Callable[[Record], None] | None = None,
     progress: bool | None = None,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> pd.DataFrame:
     """Run what is missing and return the leaderboard of the request, one row a strategy and budget; see `leaderboard`.
 
@@ -48,17 +48,15 @@ def run(
         UserError: anything unknown, out of range, missing or unwritable.
         KeyboardInterrupt: Ctrl-C; the first waits for the cells under way, the second ends them. What is done is kept.
     """
-    from sparsebench.board.build import columns_of, judge
+    from sparsebench.board.frame import frame
     from sparsebench.board.notes import below_chance
-    from sparsebench.frame import frame
 
     folder = _folder_of(out)
     with _callbacks(folder, progress, on_record) as callbacks:
-        records = execute(*values_of({"plugins": _words_of(plugins, folder), **options}), folder, callbacks)
-    for line in below_chance(records):
+        done = execute(*values_of({"plugins": _words_of(plugins, folder), **options}), folder, callbacks)
+    for line in below_chance(done.records):
         log.warning("%s", line)
-    judged = judge(records)
-    return frame(judged.rows, columns_of(judged.rows, judged.columns))
+    return frame(done.board.rows, done.board.columns)
 
 
 @contextmanager
@@ -66,15 +64,15 @@ def _callbacks(
     out: Path, progress: bool | None, on_record: Callable[[Record], None] | None = None
 ) -> Iterator[Callbacks]:
     """Yield the callbacks of a run, which show a bar if that is asked for."""
-    from sparsebench.engine.run import Callbacks
     from sparsebench.progress import Progress, in_a_notebook
+    from sparsebench.runner.run import Callbacks
 
     calls = [] if on_record is None else [on_record]
     if not (in_a_notebook() if progress is None else progress):
         yield Callbacks(on_record=_each(calls))
         return
     with Progress(out, exits=False) as bar:
-        yield Callbacks(bar.begin, _each([bar.step, *calls]), bar.stopping, bar.pictures)
+        yield Callbacks(bar.begin, _each([bar.step, *calls]), bar.beat, bar.stopping, bar.pictures)
 
 
 def _folder_of(out: Any) -> Path:
@@ -90,7 +88,7 @@ def _words_of(plugins: Plugins, out: Path) -> tuple[str, ...]:
     """Return strategies as users name them; the sources of classes and instances are written to the run's folder."""
     from sparsebench.errors import UserError
     from sparsebench.plugin import source
-    from sparsebench.strategy import Strategy
+    from sparsebench.strategy.base import Strategy
 
     several = plugins if isinstance(plugins, list | tuple | set) else [plugins]
     names = []
@@ -121,7 +119,7 @@ def show_tokens(
     *,
     out: str | os.PathLike[str] = OUT,
     progress: bool | None = None,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> Pictures:
     """Return which patches of test pictures the strategies keep; a notebook shows it as a picture.
 
@@ -139,8 +137,8 @@ def show_tokens(
     Raises:
         UserError: anything unknown, out of range, missing or unwritable, or no strategy has a result.
     """
-    from sparsebench.look.show_tokens import show
-    from sparsebench.look.training import Trainer
+    from sparsebench.deploy.show_tokens import show
+    from sparsebench.deploy.trained import Trainer
 
     folder = _folder_of(out)
     request, files, how = values_of({"plugins": _words_of(plugins, folder), **options, "tasks": task, "seeds": 1})
@@ -196,13 +194,13 @@ def apply(
 
 def _signature() -> inspect.Signature:
     """Return the signature of `run` with each option by its name."""
-    bare, types = inspect.signature(run), get_type_hints(Options)
+    bare = inspect.signature(run)
     first = [one for one in bare.parameters.values() if one.name != "options"]
     options = [
-        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=types[one.name])
+        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type)
         for fields in OPTIONS.values()
         for one in fields.values()
-        if one.name in types
+        if one.name != "plugins"
     ]
     return bare.replace(parameters=[*first, *options])
 
@@ -210,43 +208,48 @@ def _signature() -> inspect.Signature:
 run.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
-def execute(request: Request, files: Files, how: How, out: Path, callbacks: Callbacks) -> pd.DataFrame:
-    """Run what is missing, write the leaderboard, and return the request's records, flat; see `run`."""
-    from sparsebench.engine import run as runs
-    from sparsebench.page.files import publish
+class Done(NamedTuple):
+    """What a run comes to.
+
+    Attributes:
+        board: of all cells of its request that the folder has.
+        records: of those that this run was to have, flat: all of them, or of a shard.
+    """
+
+    board: Board
+    records: pd.DataFrame
+
+
+def execute(request: Request, files: Files, how: How, out: Path, callbacks: Callbacks) -> Done:
+    """Run what is missing, and write and return the leaderboard; see `run`."""
+    from sparsebench.board.board import board_of, read
+    from sparsebench.board.published import publish
+    from sparsebench.errors import UserError
     from sparsebench.plugin.registry import Registry
+    from sparsebench.runner import run as runs
 
     plan = runs.run(request, files, how, Registry(), out, callbacks)
-    known = _finish(out, plan)
-    publish(known, out)
-    return known[known["cell_id"].isin([job.cell.id for job in plan.jobs])]
+    known = read(out)
+    known = known[known["cell_id"].isin([job.cell.id for job in plan.whole])]
+    records = known[known["cell_id"].isin([job.cell.id for job in plan.jobs])]
+    if lost := {job.cell.id for job in plan.jobs} - set(records["cell_id"]):
+        raise UserError(
+            f"records of {len(lost)} cells in {out} cannot be read, {min(lost)} among them",
+            next_step="remove the lines that the warnings name, and give the same command again",
+        )
+    board = board_of(known, out)
+    publish(board, out)
+    return Done(board, records)
 
 
 def refresh(folder: Path) -> bool:
     """Write the leaderboard of a run's folder again, from all its records, where it has one; return whether it has."""
-    from sparsebench.board import reading
-    from sparsebench.board.gather import WANTED
-    from sparsebench.page.files import publish
+    from sparsebench.board.board import gather
+    from sparsebench.board.published import publish
 
     if exists := (folder / "leaderboard.csv").exists():
-        publish(reading.read(folder, WANTED), folder)
+        publish(gather(folder), folder)
     return exists
-
-
-def _finish(folder: Path, plan: Plan) -> pd.DataFrame:
-    """Return the flat records of a plan's cells: of all that were to be run, and of others that are there."""
-    from sparsebench.board import reading
-    from sparsebench.board.gather import WANTED
-    from sparsebench.errors import UserError
-
-    known = reading.read(folder, WANTED)
-    known = known[known["cell_id"].isin([job.cell.id for job in plan.whole])]
-    if lost := {job.cell.id for job in plan.jobs} - set(known["cell_id"]):
-        raise UserError(
-            f"records of {len(lost)} cells in {folder} cannot be read, {min(lost)} among them",
-            next_step="remove the lines that the warnings name, and give the same command again",
-        )
-    return known
 
 
 def load_records(path: str | os.PathLike[str]) -> pd.DataFrame:
@@ -255,9 +258,9 @@ def load_records(path: str | os.PathLike[str]) -> pd.DataFrame:
     Raises:
         UserError: the folder holds no records.
     """
-    from sparsebench.board import reading
+    from sparsebench.board.board import read
 
-    return reading.read(Path(path))
+    return read(Path(path), None)
 
 
 def leaderboard(records: pd.DataFrame | str | os.PathLike[str], by: str | None = None) -> pd.DataFrame:
@@ -271,15 +274,13 @@ def leaderboard(records: pd.DataFrame | str | os.PathLike[str], by: str | None =
     """
     import pandas as pd
 
-    from sparsebench.board.build import columns_of, judge
-    from sparsebench.board.columns import BY_TASK
+    from sparsebench.board.frame import frame
+    from sparsebench.board.judge import judge
     from sparsebench.errors import UserError
-    from sparsebench.frame import frame
 
     if isinstance(records, str | os.PathLike):
         records = load_records(records)
     if not isinstance(records, pd.DataFrame) or "cell_id" not in records:
         raise UserError("records", got=type(records).__name__, allowed="what load_records returns, or a run's folder")
     judged = judge(records, by)
-    columns = [*(BY_TASK if by and not judged.rows else ()), *columns_of(judged.rows, judged.columns)]
-    return frame(judged.rows, columns)
+    return frame(judged.rows, judged.columns)

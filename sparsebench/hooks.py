@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from importlib.resources.abc import Traversable
+    from pathlib import Path
+
     from sparsebench.models.base import Model
-    from sparsebench.observer import Observer
+    from sparsebench.observe.observer import Observer
+    from sparsebench.paper import Paper
     from sparsebench.records.record import Record
-    from sparsebench.strategy import Strategy
+    from sparsebench.strategy.base import Strategy
     from sparsebench.tasks.base import Task
 
 PROJECT = "sparsebench"
@@ -32,6 +37,14 @@ class Hooks:
     @hookspec
     def sparsebench_models(self) -> list[type[Model]]:  # type: ignore[empty-body]
         """Return the models that the plugin brings."""
+
+    @hookspec
+    def sparsebench_suites(self) -> Iterable[Path | Traversable]:  # type: ignore[empty-body]
+        """Return the TOML files of the suites that the plugin brings; each is named as its file."""
+
+    @hookspec
+    def sparsebench_papers(self) -> list[Paper]:  # type: ignore[empty-body]
+        """Return the papers that the plugin reproduces. It is asked when papers are, so that it may import much."""
 
     @hookspec
     def sparsebench_observers(self) -> list[type[Observer]]:  # type: ignore[empty-body]

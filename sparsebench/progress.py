@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -15,12 +14,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from sparsebench.planning.planner import Plan
-    from sparsebench.planning.remaining import Estimate
+    from sparsebench.plan.plan import Plan
     from sparsebench.records.record import Record
+    from sparsebench.runner.underway import Underway
 
-TICK = 1.0
-"""Seconds between two looks at how far the run is, in a terminal."""
 OFTEN = 0.2
 """Seconds between two drawings that records bring about."""
 GOOD = ("ok", "unsupported", "skipped")
@@ -30,7 +27,7 @@ LINE = 60.0
 
 
 class Progress:
-    """A bar with the time left as the run says it of itself, see `engine.underway`; it moves also between records.
+    """A bar with the time left as the run says it of itself, see `runner.underway`; it moves also between records.
 
     In a file it is a line a minute. As a context it ends the bar, and the program if the user stops it.
 
@@ -46,9 +43,6 @@ class Progress:
         self.live = sys.stderr.isatty() or in_a_notebook()
         self.cells = self.total = 0
         self.left = self.last = ""
-        self.drawn = 0.0
-        self.over = threading.Event()
-        self.thread: threading.Thread | None = None
         self.failures: set[tuple[str, str]] = set()
         self.began = self.said = time.monotonic()
 
@@ -83,25 +77,21 @@ class Progress:
             again = f"; {failed} of them failed, --rerun failed tries them again" if failed else ""
             click.echo(f"all {len(plan.jobs)} cells are in the store{again}", err=True)
             return
-        from sparsebench.planning.remaining import Remaining
+        from sparsebench.plan.time_left import Remaining
 
-        estimate = Remaining(plan.todo, plan.expected).estimate(workers)
-        about = "" if estimate.seconds is None else f", {time_of(estimate, 'about ')}"
+        seconds = Remaining(plan.todo, plan.expected).seconds(workers)
+        about = "" if seconds is None else f", {time_of(seconds, 'about ')}"
         where = f"on {workers or 'no'} worker processes"
         click.echo(f"{len(plan.todo)} of {len(plan.jobs)} cells to run{plan.apart}, {where}{about}", err=True)
         for line in plan.changed:
             click.echo(line, err=True)
-        self.cells, self.total, self.left = 0, len(plan.todo), time_of(estimate)
+        self.cells, self.total, self.left, self.said = 0, len(plan.todo), time_of(seconds), time.monotonic()
         if self.live:
             from tqdm import tqdm
 
             form = "{percentage:3.0f}%|{bar}| {desc}, {elapsed} gone{postfix}"
-            self.bar = tqdm(total=self.total, bar_format=form, dynamic_ncols=True)
+            self.bar = tqdm(total=self.total, bar_format=form, dynamic_ncols=True, mininterval=OFTEN)
             self._show(0.0)
-        if self.thread is None:
-            thread = threading.Thread(target=self._tick_on, daemon=True)
-            thread.start()
-            self.thread = thread
 
     def step(self, record: Record) -> None:
         """Count one record."""
@@ -115,7 +105,7 @@ class Progress:
         if self.bar is not None:
             self._show(max(self.bar.n, float(self.cells)), at_once=self.cells == self.total)
         elif self.cells == self.total:
-            click.echo(self._line(), err=True)
+            self._say()
 
     def _tell(self, record: Record) -> None:
         """Say at once, above the bar, why a cell has no result; once for all cells with the same reason."""
@@ -128,37 +118,33 @@ class Progress:
                 self.bar.clear()
             click.secho(line, fg="red", err=True)
 
-    def tick(self) -> None:
+    def beat(self, now: Underway) -> None:
         """Show the time gone and left, and how much of the cells under way is done."""
-        from sparsebench.engine import underway
-
-        done = 0.0
-        if (run := underway.read(underway.path_of(self.out))) is not None and self.cells < self.total:
-            self.left, done = time_of(run.estimate), run.done
+        if self.cells == self.total:
+            return
+        self.left = time_of(now.seconds)
         if self.bar is not None:
-            self._show(min(self.cells + done, float(self.total)))
-        elif self.cells < self.total:
-            click.echo(self._line(), err=True)
+            self._show(min(self.cells + now.done, float(self.total)))
+        elif time.monotonic() > self.said + LINE:
+            self._say()
 
-    def _line(self) -> str:
-        return f"{self.cells}/{self.total} cells, {self.left} left{self.last}"
+    def _say(self) -> None:
+        self.said = time.monotonic()
+        click.echo(f"{self.cells}/{self.total} cells, {self.left} left{self.last}", err=True)
 
     def _show(self, done: float, at_once: bool = True) -> None:
         """Draw the bar with so many cells done, those under way in part; unless it is at once, not too often."""
         self.bar.n = done
         self.bar.set_description_str(f"{self.cells}/{self.total} cells", refresh=False)
         self.bar.set_postfix_str(f"{self.left} left{self.last}", refresh=False)
-        if at_once or time.monotonic() > self.drawn + OFTEN:
+        if at_once:
             self.bar.refresh()
-            self.drawn = time.monotonic()
+        else:
+            self.bar.update(0)
 
     def stopping(self) -> None:
         """Say what the first Ctrl-C does; in a signal handler, so without the buffers that it may interrupt."""
         os.write(2, b"\nstopping when the cells under way are done; Ctrl-C again stops now\n")
-
-    def _tick_on(self) -> None:
-        while not self.over.wait(TICK if self.live else LINE):
-            self.tick()
 
     def __enter__(self) -> Progress:
         return self
@@ -167,9 +153,6 @@ class Progress:
         stopped = kind is not None and issubclass(kind, KeyboardInterrupt)
         if stopped:
             click.echo(f"\nstopped; what is done is kept in {self.out}: the same command goes on from there", err=True)
-        if self.thread is not None:
-            self.over.set()
-            self.thread.join()
         for bar in (self.bar, self.pictures_bar):
             if bar is not None:
                 bar.close()
@@ -197,11 +180,9 @@ def in_a_notebook() -> bool:
     return "ipykernel" in sys.modules
 
 
-def time_of(estimate: Estimate, about: str = "") -> str:
-    """Return an estimate for people: "over" so long while nothing is known of some cells, else after `about`."""
-    if estimate.seconds is None:
-        return "unknown time"
-    return f"{'over ' if estimate.over else about}{clock(math.ceil(estimate.seconds))}"
+def time_of(seconds: float | None, about: str = "") -> str:
+    """Return how long something takes, for people; after `about` where that is known."""
+    return "unknown time" if seconds is None else f"{about}{clock(math.ceil(seconds))}"
 
 
 def clock(seconds: float) -> str:

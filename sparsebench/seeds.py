@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -50,3 +53,29 @@ def uniform(keys: Tensor, count: int) -> Tensor:
 
     steps = torch.arange(1, count + 1, device=keys.device)
     return _shift(mix(keys[:, None], steps), 40).to(torch.float32) / 2**24
+
+
+def global_states() -> dict[str, Any]:
+    """Return the global random states of torch (on the CPU), NumPy and Python, by library, as values to compare."""
+    import torch
+
+    name, keys, *rest = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "numpy": (name, np.asarray(keys).tobytes(), *rest),
+        "random": random.getstate(),
+    }
+
+
+@contextmanager
+def global_states_kept() -> Iterator[None]:
+    """Put the global random states back afterwards."""
+    import torch
+
+    of_numpy, of_python = np.random.get_state(), random.getstate()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            np.random.set_state(of_numpy)
+            random.setstate(of_python)

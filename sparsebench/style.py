@@ -22,7 +22,7 @@ white; lighter and darker ones take turns, for print without colours."""
 BLACK, DARK, GREY, PALE = "#000000", "#5f6670", "#8a919c", "#c9cdd3"
 """Of oracles and dense; of baselines; of predictions and notes; of what is there but not named."""
 DASHES: tuple[Any, ...] = ("solid", (0, (4, 1.2)), (0, (6, 1.2, 1.2, 1.2)), (0, (1.2, 1)))
-MARKERS = "osD^vPX<>"
+MARKERS = "osD^vP"
 COLUMNS = {"one": 3.25, "two": 6.75}
 """Inches of one column and of two columns of a paper."""
 DPI = 190

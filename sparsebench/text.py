@@ -51,8 +51,3 @@ def markdown(text: str, code: bool = False) -> str:
     """Return a plain text so that Markdown shows it, without links, images, HTML or, unless it may have it, code."""
     escaped = (_MARKUP if code else _MARKUP_OR_CODE).sub(r"\\\1", text)
     return _ADDRESS.sub("@ ", escaped)
-
-
-def escape_dollars(text: str) -> str:
-    """Return a text as matplotlib draws it, which takes what stands between dollars for a formula."""
-    return text.replace("$", r"\$")

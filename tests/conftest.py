@@ -7,6 +7,7 @@ import functools
 import gc
 import posixpath
 import tarfile
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -14,21 +15,23 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from measured import TINY
 
-from sparsebench import engine
-from sparsebench.budget import Budget
-from sparsebench.planning.expand import expand
-from sparsebench.planning.job import Job
-from sparsebench.planning.planner import needed_by
-from sparsebench.planning.request import Request
+from sparsebench import runner
+from sparsebench.plan.expand import expand
+from sparsebench.plan.job import Job
+from sparsebench.plan.plan import needed_by
+from sparsebench.plan.request import Request
 from sparsebench.plugin import installed
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.cell import Cell, Part
-from sparsebench.records.origin import Origin
+from sparsebench.records.cell import Cell, Origin, Part
 from sparsebench.records.record import Failure, Metric, Record
-from sparsebench.strategy import Strategy
+from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.budget import Budget
 
 ROOT = Path(__file__).resolve().parents[1]
+THEORIES = {"sparsebench_theory"}
+"""What SPARSEBENCH_HIDE may name, to see that what does not use the plugin passes without it."""
 
 # No test fails because the machine is slow.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -40,10 +43,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    skipped = {"theory": "uses the plugin of the theories, which is hidden"} if _hides_theories() else {}
     if not config.getoption("--slow"):
-        for item in items:
-            if item.get_closest_marker("slow"):
-                item.add_marker(pytest.mark.skip(reason="takes more than a few seconds; give --slow"))
+        skipped["slow"] = "takes more than a few seconds; give --slow"
+    for item in items:
+        for marker, reason in skipped.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _hides_theories() -> bool:
+    return bool(THEORIES & set(os.environ[installed.HIDDEN].split(",")))
 
 
 def pytest_configure() -> None:
@@ -52,9 +62,14 @@ def pytest_configure() -> None:
     Until all tests are collected the garbage collector is held off: it took half of that time.
     """
     gc.disable()
-    os.environ.pop(installed.HIDDEN, None)  # xdist's workers have what its controller said, and would see none to hide
+    # xdist's workers have what its controller said, and would see none to hide.
+    asked = THEORIES & set(os.environ.pop(installed.HIDDEN, "").split(","))
     names = {installed.distribution(entry)[0] for entry in installed.strangers()}
     os.environ[installed.HIDDEN] = ",".join(sorted(names))
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["sparsebench"]
+    if named != {name: entry.value for name, entry in installed.entries().items()}:
+        pytest.exit("other entry points are installed than pyproject.toml has: pip install --no-deps -e .", 2)
+    os.environ[installed.HIDDEN] = ",".join(sorted(names | asked))
 
 
 def pytest_collection_finish() -> None:
@@ -142,7 +157,7 @@ def make_record() -> Callable[..., Record]:
         **more: Any,
     ) -> Record:
         cell = Cell(
-            task=Part(name="theory", params={"tokens": 20}), model=Part(name="shallow"), strategy=Part(name="mine"),
+            task=Part(name="composite", params={"canvas": 20}), model=Part(name="vit"), strategy=Part(name="mine"),
             budget=Budget(macs=0.5), n_train=8, repetition=repetition,
         )  # fmt: skip
         good = status == "ok"
@@ -158,15 +173,18 @@ def make_record() -> Callable[..., Record]:
 
 @pytest.fixture(scope="session")
 def job_of() -> Callable[..., list[Job]]:
-    """Return a function from a plugin and a task to the job of its cell, after those of the cells it starts from."""
+    """Return a function from a plugin and a task to the job of its cell, after those of the cells it starts from.
 
-    def find(plugin: str, task: str, *, n_train: int, repetition: int = 0, **options: Any) -> list[Job]:
-        registry = Registry()
+    Without a task the cell is a tiny one.
+    """
+
+    def find(plugin: str, task: str = "", *, n_train: int, repetition: int = 0, **options: Any) -> list[Job]:
+        registry, suite = Registry(), "quick-scratch" if task else TINY
         jobs = expand(
             Request(
                 plugins=(plugin,),
                 **(
-                    {"suite": "quick-scratch", "tasks": (task,), "n_train": (n_train,), "seeds": repetition + 1}
+                    {"suite": suite, "tasks": (task,) * bool(task), "n_train": (n_train,), "seeds": repetition + 1}
                     | options
                 ),
             ),
@@ -187,10 +205,8 @@ def measured(job_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     out = tmp_path_factory.mktemp("measured")
 
     @functools.cache
-    def measure(
-        plugin: str, task: str = "theory:steps=40,test=20,tokens=20", n_train: int = 8, **options: Any
-    ) -> Record:
+    def measure(plugin: str, task: str = "", n_train: int = 8, **options: Any) -> Record:
         jobs = job_of(plugin, task, n_train=n_train, **options)
-        return list(engine.inline(jobs, Registry(), out, "cpu", {}))[-1]
+        return list(runner.inline(jobs, Registry(), out, "cpu", {}))[-1]
 
     return measure

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from measured import TINY
 
 import sparsebench
 from sparsebench import Strategy, TokenView
@@ -19,7 +20,7 @@ from sparsebench.records import store
 
 POWER = 2.0
 OPTIONS: dict[str, Any] = {
-    "suite": "quick-scratch", "tasks": "theory:steps=40,test=20,tokens=20", "n_train": 4, "seeds": 1,
+    "suite": TINY, "n_train": 4, "seeds": 1,
 }  # fmt: skip
 SCRIPT = '''
 import sparsebench, torch
@@ -35,8 +36,8 @@ class Mine(Strategy):
         return length(view.tokens)
 
 if __name__ == "__main__":
-    task = "theory:steps=STEPS,test=20,tokens=20"
-    table = sparsebench.run(Mine, out="out", jobs=2, suite="quick-scratch", tasks=task, n_train=[4, 8], seeds=4)
+    task = "composite:epochs=EPOCHS"
+    table = sparsebench.run(Mine, out="out", jobs=2, suite=TINY, tasks=task, n_train=[4, 8], seeds=4)
     print(sorted(table["strategy"]))
 '''
 
@@ -86,7 +87,7 @@ OPEN = sys.stderr
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_script_runs_on_two_workers_and_goes_on_after_it_was_killed(tmp_path: Path, killed: bool) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT.replace("STEPS", "4000" if killed else "40"))
+    (tmp_path / "script.py").write_text(SCRIPT.replace("TINY", repr(TINY)).replace("EPOCHS", "2000" if killed else "1"))
     line = [sys.executable, "script.py"]
     before: dict[str, Any] = {}
     if killed:

@@ -5,10 +5,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from measured import TINY
 
 import sparsebench
 
-SMALL = {"tasks": "theory:steps=2,test=10,tokens=20", "n_train": [4], "seeds": 1, "engine": "inline"}
+SMALL = {"suite": TINY, "n_train": [4], "seeds": 1, "jobs": 0}
 
 
 @pytest.mark.parametrize(

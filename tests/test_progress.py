@@ -1,19 +1,18 @@
-import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from waiting import soon
 
 from sparsebench import progress
 from sparsebench.cli import main
-from sparsebench.engine import underway
-from sparsebench.planning import planner
-from sparsebench.planning.remaining import Estimate
-from sparsebench.planning.request import Request
+from sparsebench.plan import plan as planner
+from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
-from sparsebench.progress import Progress, time_of
-from sparsebench.records import files, store
+from sparsebench.progress import Progress
+from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
+from sparsebench.runner import underway
 
 SUITE = """
 name = "unequal"
@@ -26,14 +25,16 @@ seeds = 1
 keep_rate = 0.8
 
 [[task]]
-name = "theory"
-params = {steps = 40, test = 20, tokens = 20}
+name = "composite"
+model_params = {dim = 16, depth = 1, heads = 1}
+params = {canvas = 16, foreground = 8, pretrain_epochs = 0, epochs = 1, test = 20}
 n_train = [4]
 seeds = 10
 
 [[task]]
-name = "theory"
-params = {steps = 40, test = 20, tokens = 30}
+name = "composite"
+model_params = {dim = 16, depth = 1, heads = 1}
+params = {canvas = 16, foreground = 12, pretrain_epochs = 0, epochs = 1, test = 20}
 n_train = [4]
 seeds = 15
 """
@@ -60,7 +61,7 @@ def out(tmp_path: Path, suite: str) -> Path:
     plan, out = plan_of(suite, tmp_path / "out"), tmp_path / "out"
     writer, short, long = store.Writer(out), 0, 0
     for at, job in enumerate(plan.jobs):
-        if job.cell.task.params["tokens"] == 20:
+        if job.cell.task.params["foreground"] == 8:
             writer.append(done(plan, at, 0.5))
             short += 1
         elif long < 5:
@@ -78,13 +79,15 @@ def test_dry_run_bar_and_status_say_the_same(
     dry = CliRunner().invoke(main, ["run", "--suite", suite, "--out", str(out), "--dry-run"]).stdout
     assert dry.splitlines()[-1].split() == ["all", "10", f"{100 / 3600:.2g}", "unknown"]
     plan = plan_of(suite, out)
-    with terminal(out) as bar, underway.Beat(out, plan.todo, workers, plan.expected):
+    with terminal(out) as bar:
         bar.begin(plan, workers)
         assert f"10 of 25 cells to run, on {workers} worker processes, about {left}\n" in capsys.readouterr().err
-        wait_for(underway.path_of(out))
-        bar.tick()
+        told: list[underway.Underway] = []
+        with underway.Beat(out, plan.todo, workers, plan.expected, told.append):
+            assert soon(lambda: bool(told))
+            status = CliRunner().invoke(main, ["status", str(out)]).stdout
+        bar.beat(told[0])
         assert f"0/10 cells, 00:00 gone, {left} left" in capsys.readouterr().err
-        status = CliRunner().invoke(main, ["status", str(out)]).stdout
     assert f"10 cells without a record, about {left};" in status
 
 
@@ -95,55 +98,25 @@ def terminal(out: Path) -> Progress:
     return bar
 
 
-def wait_for(path: Path) -> None:
-    end = time.monotonic() + 300
-    while not path.exists():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+def now(seconds: float | None, done: float = 0.0) -> underway.Underway:
+    return underway.Underway(host="h", pid=1, workers=1, updated=0.0, since=0.0, left={}, done=done, seconds=seconds)
 
 
-def test_the_bar_follows_what_the_run_says_of_itself(out: Path, suite: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bar_shows_what_the_run_says_of_itself(out: Path, suite: str, capsys: pytest.CaptureFixture[str]) -> None:
     plan = plan_of(suite, out)
     with terminal(out) as bar:
         bar.begin(plan, 1)
-        for seconds, over, text in (
-            (90.0, False, "1:30 left"),
-            (89.2, True, "over 1:30 left"),
-            (None, True, "unknown"),
-        ):
-            write(out, Estimate(seconds, over))
-            bar.tick()
+        for seconds, text in ((90.0, "1:30 left"), (89.2, "1:30 left"), (None, "unknown time left")):
+            bar.beat(now(seconds))
             assert text in capsys.readouterr().err
-        write(out, Estimate(7.0, over=False))
+        bar.beat(now(61.0, done=4.5))
+        assert " 45%|" in capsys.readouterr().err, "it moves between records"
         for at in range(10):
-            bar.tick()
+            bar.beat(now(7.0))
             bar.step(done(plan, at, 1.0))
-        assert bar.bar.postfix == "0:00 left, dense on theory done"
-        bar.tick()
-        assert bar.bar.postfix == "0:00 left, dense on theory done"
-
-
-def write(out: Path, estimate: Estimate, done: float = 0.0) -> None:
-    path = underway.path_of(out)
-    run = underway.Underway(host="h", pid=1, workers=1, updated=0.0, left=(), running=(), done=done, estimate=estimate)
-    files.write_whole(path, run.model_dump_json().encode())
-
-
-def test_the_bar_moves_between_records(
-    out: Path, suite: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert progress.TICK <= 2 and underway.EVERY <= 2
-    monkeypatch.setattr(progress, "TICK", 0.01)
-    with terminal(out) as bar:
-        bar.begin(plan_of(suite, out), 1)
-        assert bar.thread is not None
-        write(out, Estimate(61.0, over=False), done=4.5)
-        end, seen = time.monotonic() + 300, ""
-        while "1:01 left" not in seen or " 45%|" not in seen:
-            assert time.monotonic() < end
-            seen += capsys.readouterr().err
-            time.sleep(0.01)
-    assert not bar.thread.is_alive()
+        assert bar.bar.postfix == "0:00 left, dense on composite done"
+        bar.beat(now(7.0))
+        assert bar.bar.postfix == "0:00 left, dense on composite done"
 
 
 def test_in_a_file_the_bar_is_a_line_now_and_then(
@@ -155,18 +128,15 @@ def test_in_a_file_the_bar_is_a_line_now_and_then(
         assert not bar.live
         bar.begin(plan, 1)
         for at in range(len(plan.todo)):
+            bar.beat(now(61.0))
             bar.step(done(plan, at, 1.0))
     said = capsys.readouterr().err
-    assert said.splitlines()[1:] == ["10/10 cells, 0:00 left, dense on theory done"] and "\r" not in said
-    monkeypatch.setattr(progress, "LINE", 0.01)
+    assert said.splitlines()[1:] == ["10/10 cells, 0:00 left, dense on composite done"] and "\r" not in said
+    monkeypatch.setattr(progress, "LINE", 0.0)
     with Progress(out) as bar:
         bar.begin(plan, 1)
-        write(out, Estimate(61.0, over=False))
-        end, said = time.monotonic() + 300, ""
-        while "0/10 cells, 1:01 left\n" not in said:
-            assert time.monotonic() < end
-            said += capsys.readouterr().err
-            time.sleep(0.01)
+        bar.beat(now(61.0))
+    assert "0/10 cells, 1:01 left\n" in capsys.readouterr().err
 
 
 def test_a_folder_without_records_has_no_estimate_yet(
@@ -175,12 +145,6 @@ def test_a_folder_without_records_has_no_estimate_yet(
     plan = plan_of(suite, tmp_path / "new")
     with terminal(tmp_path / "new") as bar:
         bar.begin(plan, 2)
-        bar.tick()
+        bar.beat(now(None))
     said = capsys.readouterr().err
     assert "25 of 25 cells to run, on 2 worker processes\n" in said and "unknown time left" in said
-
-
-def test_no_time_that_is_left_is_shown_as_none() -> None:
-    assert time_of(Estimate(0.001, over=False), "about ") == "about 0:01"
-    assert time_of(Estimate(59.5, over=True), "about ") == "over 1:00"
-    assert time_of(Estimate(None, over=True), "about ") == "unknown time"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebench.errors import UserError
-from sparsebench.text import cell, escape_dollars, markdown, plain
+from sparsebench.text import cell, markdown, plain
 
 ODD = ["=", "+", "-", "@", "\t", "\r", "\n", ";", "|", "\\", "[", "]", "(", ")", "<", ">", "`", "!", ":", "//", "a",
        " ", "http", "www.", "\x1b[31m", "\x9b", "\u202e", "\uff1d", "\ud800", "b>", "x@y.org", "~~~"]  # fmt: skip
@@ -59,6 +59,5 @@ def test_honest_notes_stay_as_they_are() -> None:
         assert markdown(text) == text
 
 
-def test_errors_are_plain_and_dollars_are_no_formula() -> None:
+def test_errors_are_plain() -> None:
     assert str(UserError("a\x1b[31m", got="b\rc\u202e")) == "a\ufffd[31m; got b c\ufffd"
-    assert escape_dollars(r"$\frac{$") == r"\$\frac{\$"

@@ -1,1 +1,1 @@
-"""The engine `dask`: cells on the workers of a Dask scheduler. It comes in by an entry point, `sparsebench.engines`."""
+"""Cells on the workers of a Dask scheduler: the option `--dask`, by an entry point of `sparsebench.engines`."""

@@ -37,7 +37,7 @@ class DivPrune(Strategy):
         import torch
         import torch.nn.functional as F
 
-        from sparsebench.selection import farthest
+        from sparsebench.strategy.selection import farthest
 
         unit = F.normalize(view.tokens.detach(), dim=2)
         cosines = unit @ unit.mT

@@ -40,7 +40,7 @@ class DPP(Strategy):
         """Keep the tokens of the largest determinant."""
         import torch
 
-        from sparsebench.selection import largest_volume
+        from sparsebench.strategy.selection import largest_volume
 
         x = view.tokens.detach().double()
         kernel = x @ x.mT

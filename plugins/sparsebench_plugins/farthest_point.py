@@ -36,7 +36,7 @@ class FarthestPoint(Strategy):
         """Keep the spread-out tokens."""
         import torch
 
-        from sparsebench.selection import farthest
+        from sparsebench.strategy.selection import farthest
 
         x = view.tokens.detach()
         first = torch.linalg.vector_norm(x - x.mean(dim=1, keepdim=True), dim=2).argmax(dim=1)

@@ -66,7 +66,7 @@ class MCTF(Strategy):
         import torch
         import torch.nn.functional as F
 
-        from sparsebench.tokens import Grouped, sizes_after
+        from sparsebench.strategy.tokens import Grouped, sizes_after
 
         x, sizes, received = view.tokens, view.sizes, view.received_attention.clamp(min=1e-12)
         N, r, P = x.shape[1], x.shape[1] - keep, view.prefix_count

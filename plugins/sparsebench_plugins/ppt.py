@@ -52,7 +52,7 @@ class PPT(Strategy):
         """Drop the lowest scores of some images and merge the closest pairs of the others."""
         import torch
 
-        from sparsebench.matching import bipartite
+        from sparsebench.strategy.selection import bipartite
 
         contribution = view.attention * view.values.square().sum(dim=(1, 3)).sqrt()
         scores = contribution / contribution.sum(dim=1, keepdim=True).clamp(min=1e-30)

@@ -62,8 +62,8 @@ class ToFu(Strategy):
         """Drop or merge the tokens of A in the r closest pairs."""
         import torch
 
-        from sparsebench.matching import bipartite
-        from sparsebench.tokens import Grouped, apply
+        from sparsebench.strategy.selection import bipartite
+        from sparsebench.strategy.tokens import Grouped, apply
 
         target, leaves = bipartite(view.keys, keep, view.prefix_count)
         if view.block < round(self.merge_from * view.depth):

@@ -54,7 +54,7 @@ class ToMe(Strategy):
 
     def plan(self, view: TokenView, keep: int) -> Merge:
         """Merge the r closest pairs."""
-        from sparsebench.matching import bipartite
+        from sparsebench.strategy.selection import bipartite
 
         return Merge(bipartite(view.keys, keep, view.prefix_count)[0])
 

@@ -51,7 +51,7 @@ class VidTLDR(Strategy):
         """Merge the r closest pairs, less of the background."""
         import torch
 
-        from sparsebench.matching import bipartite
+        from sparsebench.strategy.selection import bipartite
 
         target, leaves = bipartite(view.keys, keep, view.prefix_count)
         N = target.shape[1]

@@ -1,120 +1,44 @@
-"""A board: all that tables, figures and the page show of a run's records."""
+"""A run's folder as a board: its records with what the folder says of them, and all that is shown of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
-from sparsebench.board.columns import EVERY, Column
+import pandas as pd
 
-Row = dict[str, Any]
+from sparsebench.board.columns import EVERY, Column, Row
+from sparsebench.board.entries import (
+    BADGE,
+    DECLARED,
+    HOW,
+    MAIN,
+    METRICS,
+    ON_BACKGROUND,
+    SUCCESS,
+    TRAINED,
+    frame_of,
+)
+from sparsebench.board.judge import Flats, Leaderboard, judge
+from sparsebench.board.notes import notes_on
+from sparsebench.publish import MANIFEST
+from sparsebench.records import checks, files, manifests, store, table
+from sparsebench.records.checks import CHECKS, REMARK
+from sparsebench.strategy.base import how_of_label
+from sparsebench.text import plain
 
-
-@dataclass(frozen=True)
-class Curve:
-    """Success rates of one row's trials by number of training samples, with Wilson 95 % intervals.
-
-    Attributes:
-        task, model, strategy, kind, budget: whose.
-        sizes: rising numbers of training samples.
-        rates, low, high: one each.
-        n: trials at each size.
-    """
-
-    task: str
-    model: str
-    strategy: str
-    kind: str
-    budget: str
-    sizes: tuple[int, ...]
-    rates: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-    n: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Group:
-    """One group's accuracy of one row, mean over seeds with its 95 % interval, None from a single seed."""
-
-    task: str
-    model: str
-    strategy: str
-    kind: str
-    budget: str
-    group: str
-    accuracy: float
-    low: float | None
-    high: float | None
-    n_seeds: int
-
-
-@dataclass(frozen=True)
-class BudgetCurve:
-    """Accuracy of one strategy by the share of dense MACs that it really spends, mean over seeds.
-
-    Attributes:
-        strategy, kind: whose.
-        budgets: shares of dense MACs that were asked for, in the order of `spent`.
-        spent: rising realised shares, mean over seeds.
-        accuracy, low, high: one each, with the ends of its 95 % interval, None from a single seed.
-    """
-
-    strategy: str
-    kind: str
-    budgets: tuple[float, ...]
-    spent: tuple[float, ...]
-    accuracy: tuple[float, ...]
-    low: tuple[float | None, ...]
-    high: tuple[float | None, ...]
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of its own under another.
-
-    Attributes:
-        title: what stands above it.
-        columns: of its rows.
-    """
-
-    title: str
-    columns: tuple[Column, ...]
-    rows: list[Row]
-
-
-@dataclass(frozen=True)
-class BudgetBoard:
-    """The strategies of one task and model over their budgets.
-
-    Attributes:
-        task, model: their names.
-        n_train: training samples.
-        track: see `cell.Track`.
-        budgets: falling shares of dense MACs that were asked for; `middle` the one nearest one half.
-        rows: one a strategy; keys as in `budget_table.columns_of`.
-        curves: one a row, dense's of the point at 1 alone.
-        notes: lines that say what can be told apart.
-        declared: columns of the metrics that the task declares.
-        tables: what is measured beside it.
-        about: what the data, the networks and the track are.
-        best: the best strategies at each budget; keys as in `summary.COLUMNS`.
-    """
-
-    task: str
-    model: str
-    n_train: int
-    track: str
-    budgets: tuple[float, ...]
-    middle: float
-    rows: list[Row]
-    curves: list[BudgetCurve]
-    notes: list[str]
-    declared: tuple[Column, ...] = ()
-    tables: list[Table] = field(default_factory=list)
-    about: str = ""
-    best: list[Row] = field(default_factory=list)
+OWN_PICTURE, PNG = "leaderboard", b"\x89PNG\r\n\x1a\n"
+MOST_BYTES = 1_000_000
+"""Of pictures in a board, together; larger ones stay beside it."""
+ADDRESSES = (
+    (re.compile(r"(https?://[\w./?=&%~+:-]+\w)"), ""),
+    (re.compile(r"doi\s*=\s*[{\"]\s*(10\.[\w./()-]+[\w)])"), "https://doi.org/"),
+    (re.compile(r"(?i:arxiv|eprint)\W{1,6}(?:preprint arXiv:)?(\d{4}\.\d{4,5})"), "https://arxiv.org/abs/"),
+)
+"""Of a publication, as citations have them, and what stands before them."""
 
 
 @dataclass(frozen=True)
@@ -122,28 +46,148 @@ class Board:
     """What records come to; a pure function of what lies in their folder.
 
     Attributes:
-        rows: one a strategy and budget over all tasks; `by_task` one a task and model as well. Keys as in `columns`.
-        columns: of those that rows may have each, with the task that those of `rows` were taken from.
+        judged: the leaderboard over all tasks; `by_task` with a row a task and model as well.
         notes: what a reader must know besides.
-        over_budgets: of the task that `rows` are of, None where it has a single budget; `budgets` of all tasks.
-        curves, groups: of tasks that have them.
         bibtex: entries of what is in it.
         environments: machine and libraries by hash; `suites` lines that say what was asked for.
         pictures: PNG files by what they show, such as which tokens were kept.
-        data, networks: what the pictures and the networks of a task are, in words, by the task; some are not known.
+        papers: addresses of what strategies cite, by their names without parameters; some have none.
     """
 
-    rows: list[Row]
-    by_task: list[Row]
-    notes: list[str]
-    columns: Sequence[Column] = EVERY
-    over_budgets: BudgetBoard | None = None
-    budgets: list[BudgetBoard] = field(default_factory=list)
-    curves: list[Curve] = field(default_factory=list)
-    groups: list[Group] = field(default_factory=list)
+    judged: Leaderboard
+    by_task: Leaderboard
+    notes: list[str] = field(default_factory=list)
     bibtex: list[str] = field(default_factory=list)
     environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     suites: list[str] = field(default_factory=list)
     pictures: Mapping[str, bytes] = field(default_factory=dict)
-    data: Mapping[str, str] = field(default_factory=dict)
-    networks: Mapping[str, str] = field(default_factory=dict)
+    papers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows over all tasks."""
+        return self.judged.rows
+
+    @property
+    def columns(self) -> Sequence[Column]:
+        """Their columns."""
+        return self.judged.columns or EVERY
+
+
+def read(out: Path, metrics: Container[str] | None = METRICS) -> pd.DataFrame:
+    """Return the records of a run's folder as a table, with badges, and whether and how each strategy is trained.
+
+    It has the plain columns of `table`, those of outcomes, and the metrics: `metrics` or all, and those that tasks
+    declare, of which the table's attributes say what they are, with what suites say of their board. Predictions are
+    read as they are looked at.
+
+    Raises:
+        UserError: as `store.rows`.
+    """
+    import pyarrow as pa
+
+    kinds = manifests.metrics(out)
+    declared = {kind.name for kind in kinds}
+
+    def wanted(name: str) -> bool:
+        if not table.is_metric(name):
+            return name not in (*table.PARTS, table.RANKS, "memory", table.CHECKSUM)
+        return metrics is None or name in metrics or name in declared or ON_BACKGROUND.fullmatch(name) is not None
+
+    rows = store.rows(out, wanted).drop_columns([table.CHECKSUM]).sort_by("cell_id")
+    kept = {pa.string(), pa.binary()}
+    records = rows.to_pandas(types_mapper=lambda kind: pd.ArrowDtype(kind) if kind in kept else None)
+    records = describe(records, out)
+    records.attrs[DECLARED] = kinds
+    suites = sorted(manifests.suites(out), key=lambda suite: len(suite.settings), reverse=True)
+    records.attrs[MAIN] = tuple(dict.fromkeys(suite.main_task for suite in suites if suite.main_task))
+    if success := next((suite.sample_complexity for suite in suites if suite.sample_complexity), ""):
+        records.attrs[SUCCESS] = success
+    return records
+
+
+def describe(records: pd.DataFrame, out: Path) -> pd.DataFrame:
+    """Return records with what a run's folder says of their strategies: badge, remarks, whether trained, and how."""
+    reports, known = checks.read(out), manifests.strategies(out)
+    grouped = records.groupby(["strategy", "revision"], observed=True, sort=False)
+    said, (submitted, badge) = [], _badge_of(out)
+    for label, revision in grouped.groups:
+        name = label.partition("(")[0]
+        about = known.get((name, revision))
+        trained = "" if about is None else "yes" if about.trained else "no"
+        checked = checks.badge_of(reports, label, revision)
+        how = "" if about is None else how_of_label(about.how, label)
+        said.append((*checked, trained, badge if name == submitted else "", plain(how)))
+    number = grouped.ngroup()
+    named = zip((CHECKS, REMARK, TRAINED, BADGE, HOW), zip(*said, strict=True), strict=True)
+    return records.assign(**{name: pd.Categorical(values).take(number) for name, values in named})
+
+
+def _badge_of(out: Path) -> tuple[str, str]:
+    """Return whose submission a folder is and its badge, as far as its own records bear it; "" of any other folder."""
+    if not os.path.lexists(out / MANIFEST):
+        return "", ""
+    from sparsebench.publish.verify import verify
+
+    verdict = verify(out)
+    return verdict.strategy, verdict.badge
+
+
+def gather(folder: Path) -> Board:
+    """Return the board of a run's folder, from what lies in it alone.
+
+    Raises:
+        UserError: the folder holds no records, or some by a later sparsebench.
+    """
+    return board_of(read(folder), folder)
+
+
+def board_of(records: Flats, folder: Path) -> Board:
+    """Return the board of some flat records of a run's folder, with what lies beside them."""
+    frame = frame_of(records)
+    judged, by_task = judge(frame), judge(frame, "task")
+    asked = (suite for suite in manifests.suites(folder) if suite.name != manifests.OWN)
+    suites = (plain(f"{suite.name}, version {suite.version}") for suite in asked)
+    return Board(
+        judged,
+        by_task,
+        notes=notes_on(frame, judged, folder),
+        bibtex=bibtex(folder, frame),
+        papers={one.name: found for one in _described(folder, frame) if (found := _address(one))},
+        environments=manifests.environments(folder, set(frame["environment"])),
+        suites=list(dict.fromkeys(suites)),  # one that was asked for with other words is there again
+        pictures=_pictures(folder),
+    )
+
+
+def bibtex(folder: Path, frame: pd.DataFrame) -> list[str]:
+    """Return the entries of what the strategies of a board cite."""
+    entries = (one.bibtex.strip().splitlines() for one in _described(folder, frame))
+    return sorted({"\n".join(map(plain, lines)) for lines in entries} - {""})
+
+
+def _described(folder: Path, frame: pd.DataFrame) -> list[manifests.Described]:
+    """Return what is known of the strategies of a board."""
+    known = manifests.strategies(folder)
+    pairs = frame[["strategy", "revision"]].drop_duplicates().itertuples(index=False)
+    sources = sorted({(label.partition("(")[0], revision) for label, revision in pairs})
+    return [known[key] for key in sources if key in known]
+
+
+def _address(strategy: manifests.Described) -> str:
+    """Return the first address in what a strategy cites: of the web, a DOI, or arXiv's; "" if there is none."""
+    for pattern, begin in ADDRESSES:
+        if (found := pattern.search(f"{strategy.bibtex} {strategy.citation}")) is not None:
+            return f"{begin}{found[1]}"
+    return ""
+
+
+def _pictures(folder: Path) -> dict[str, bytes]:
+    """Return the PNG files of a folder by name, without the board's own, as many as there is room for."""
+    pictures, room = {}, MOST_BYTES
+    for path in files.files_in(folder.resolve(), ".png"):
+        content = None if path.name.startswith(OWN_PICTURE) else files.content_or_none(path, room)
+        if content is not None and content.startswith(PNG):
+            pictures[plain(path.stem)] = content
+            room -= len(content)
+    return pictures

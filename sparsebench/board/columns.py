@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sparsebench.measure.metrics import MetricKind
 
-FORMATS = ("table", "md", "csv", "json", "latex")
-"""Of tables, see `tables.render`."""
-NOT_REACHED, NOT_RANKED = "not reached", "not ranked"
+if TYPE_CHECKING:
+    from sparsebench.stats.intervals import Interval
 
-Shown = Literal["text", "fraction", "signed", "samples", "ratio", "speed", "count", "p", "spent"]
+NOT_REACHED, NOT_RANKED = "not reached", "not ranked"
+Row = dict[str, Any]
+"""The values of one line of a table by their columns' keys."""
+
+Shown = Literal[
+    "text", "fraction", "signed", "samples", "ratio", "speed", "count", "p", "spent", "percent", "points", "giga",
+    "mega", "times",
+]  # fmt: skip
 Part = Literal["", "accuracy", "trials", "gaps"]
 
 
@@ -23,12 +29,15 @@ class Column(NamedTuple):
         key: its value's key in a row.
         heading: what tables call it.
         shown: as which kind of number, or as text; "spent" is a fraction, with what was spent, KEY_spent, behind it
-            where that is not the budget.
+            where that is not the budget. Percent and points are of fractions, giga and mega of plain numbers: files
+            have those.
         what: one sentence, with the unit.
         interval: whether KEY_low and KEY_high are its 95 % interval; None where there is none.
         part: of a board over all tasks, each part of which is taken from one task; "" where it is of all.
         tables: whether people are shown it; CSV and JSON have every column.
         task: which task it was taken from; "" where it is of all, or each row says its own.
+        falling: whether large numbers are good, so that they come first where a reader sorts by it.
+        percent: whether the page has the fraction in percent, as it has differences of it in points.
     """
 
     key: str
@@ -39,6 +48,8 @@ class Column(NamedTuple):
     part: Part = ""
     tables: bool = True
     task: str = ""
+    falling: bool = True
+    percent: bool = False
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -58,28 +69,33 @@ COLUMNS = (
     Column("kind", "kind", "text", "baseline, deployable, or oracle: one that sees which tokens matter"),
     Column("trained", "trained", "text", "whether it has parameters that are trained with the network"),
     Column("budget", "budget", "text", "what was asked for: a share of dense MACs or a keep rate, and in which blocks"),
-    Column("macs_ratio", "MACs / dense", "fraction", "realised MACs as a share of the dense ones"),
-    Column("accuracy", "accuracy", "fraction", "test accuracy, mean over seeds", True, "accuracy"),
-    Column("accuracy_delta", "acc. - dense", "signed", "difference of accuracy to dense, seed by seed", True,
+    Column("macs_ratio", "MACs / dense", "fraction", "realised MACs as a share of the dense ones",
+           falling=False),
+    Column("accuracy", "accuracy", "fraction", "test accuracy, mean over seeds", True, "accuracy",
+           percent=True),
+    Column("accuracy_delta", "minus dense", "signed", "difference of accuracy to dense, seed by seed", True,
            "accuracy"),
     Column("versus_dense", "vs dense", "text",
            "better, worse or not significant: all differences to dense judged together", False, "accuracy"),
-    Column("random_inside_delta", "acc. - random_inside", "signed",
+    Column("random_inside_delta", "minus random_inside", "signed",
            "difference of accuracy to random tokens inside the network at the same budget", True, "accuracy"),
     Column("versus_random_inside", "vs random_inside", "text",
            "better, worse or not significant: all differences to random_inside judged together", False, "accuracy"),
     Column("pareto", "Pareto", "text",
            "no: a ranked row with no more MACs is significantly more accurate", False, "accuracy"),
-    Column("sample_complexity", "N50", "samples", "training samples for half of the trials to succeed", True, "trials"),
-    Column("sample_complexity_ratio", "N50 / dense", "ratio", "N50 divided by that of dense", True, "trials"),
+    Column("sample_complexity", "N50", "samples", "training samples for half of the trials to succeed", True, "trials",
+           falling=False),
+    Column("sample_complexity_ratio", "N50 / dense", "ratio", "N50 divided by that of dense", True, "trials",
+           falling=False),
     Column("aligned_gap", "gap", "fraction",
-           "accuracy where the background fits the class minus that where it does not", True, "gaps"),
+           "accuracy where the background fits the class minus that where it does not", True, "gaps", falling=False,
+           percent=True),
     Column("aligned_gap_reduction", "gap reduction", "signed", "gap of dense minus its own, seed by seed", True,
            "gaps"),
     Column("worst_group_accuracy", "worst group", "fraction", "accuracy of the group that is worst over all seeds",
-           False, "gaps"),
+           False, "gaps", percent=True),
     Column("spurious_gap", "average - worst", "fraction", "average minus worst-group accuracy, seed by seed", False,
-           "gaps"),
+           "gaps", falling=False, percent=True),
     Column("spurious_gap_reduction", "its reduction", "signed",
            "average minus worst group of dense minus its own, seed by seed", True, "gaps", tables=False),
     Column("selection_auroc", "AUROC", "fraction", "how well scores separate relevant tokens from the others", False,
@@ -100,8 +116,9 @@ BY_LOSS = Column(
     "N50 by the paper's criterion, the test loss, where the task's is the test error",
     True,
     "trials",
+    falling=False,
 )
-HOW = Column("how", "how", "text",
+HOW = Column("how", "reduction", "text",
              "drop, fuse, merge or mix: what becomes of tokens; trained: it learns that; truth: an oracle")  # fmt: skip
 KEPT = Column(
     "kept_accuracy", "kept accuracy", "fraction",
@@ -110,28 +127,52 @@ KEPT = Column(
 MACS_AT_2 = Column(
     "macs_at_2", "MACs at -2 %", "fraction",
     "smallest share of dense MACs at which accuracy is at most 2 points below dense, between budgets by straight lines",
-    True,
+    True, falling=False,
 )  # fmt: skip
-SPEED_UP = Column("speed_up", "speed-up", "ratio", "images/s over dense's of the same seed and machine, median")
+SPEED_UP = Column("speed_up", "speed-up", "times", "images/s over dense's of the same seed and machine, median")
 P_LABEL = Column("p_label", "p(label)", "fraction", "mean probability of the right class in the test")
 TRACK = Column("track", "track", "text", "scratch, frozen or tuned: what strategies are tested on")
 CLASSES = Column("class_folders", "class folders", "text", "how class folders were numbered", tables=False)
 OVER_BUDGETS = (HOW, KEPT, MACS_AT_2, SPEED_UP, P_LABEL)
 """Columns of a board of curves."""
-_BY_KEY = {column.key: column for column in (*COLUMNS, BY_LOSS)}
+_AFTER = [column.key for column in COLUMNS].index("sample_complexity_ratio") + 1
+ALWAYS = (*COLUMNS[:_AFTER], BY_LOSS, *COLUMNS[_AFTER:])
+EVERY = (*BY_TASK, *ALWAYS, CHECKS, BADGE, *OVER_BUDGETS, TRACK, CLASSES)
+_EVERY = {column.key: column for column in EVERY}
 GAPS = (
-    *(_BY_KEY[key] for key in ("strategy", "budget", "aligned_gap", "aligned_gap_reduction", "worst_group_accuracy")),
-    _BY_KEY["spurious_gap"],
-    _BY_KEY["accuracy"]._replace(interval=False),
+    *(_EVERY[key] for key in ("strategy", "budget", "aligned_gap", "aligned_gap_reduction", "worst_group_accuracy")),
+    _EVERY["spurious_gap"],
+    Column("accuracy_with_gap", "accuracy", "fraction", "test accuracy in this task"),
 )
 TRIALS = tuple(
-    _BY_KEY[key]
-    for key in ("strategy", "budget", "sample_complexity", "sample_complexity_ratio", "sample_complexity_loss")
+    _EVERY[key] for key in ("strategy", "budget", "sample_complexity", "sample_complexity_ratio", BY_LOSS.key)
 )
 """Columns of tables of their own under a board of curves."""
-_AFTER = [column.key for column in COLUMNS].index("sample_complexity_ratio") + 1
-EVERY = (*BY_TASK, *COLUMNS[:_AFTER], BY_LOSS, *COLUMNS[_AFTER:], CHECKS, BADGE, *OVER_BUDGETS, TRACK, CLASSES)
-"""CHECKS and those after it, and BY_LOSS, are there where rows have something to say of them."""
+BEST = (
+    Column("budget", "MACs / dense", "text", "what was asked for"),
+    Column(
+        "best", "best strategies", "text", "the most accurate one, and those that it is not significantly better than"
+    ),
+    BY_KEY["accuracy"]._replace(heading="accuracy, %", shown="percent", interval=False),
+    BY_KEY["accuracy_delta"]._replace(heading="minus dense, points", shown="points"),
+    Column("random", "random_inside, %", "percent", "accuracy of random tokens inside the network"),
+    BY_KEY["random_inside_delta"]._replace(heading="minus random_inside, points", shown="points"),
+    SPEED_UP,
+)
+"""Columns of the best strategies at each budget."""
+PAPER = (
+    *(column._replace(tables=False) for column in (*BY_TASK, BY_KEY["strategy"], BY_KEY["budget"])),
+    Column("method", "method", "text", "strategy, with what its budget says besides a share of dense MACs"),
+    BY_KEY["macs_ratio"]._replace(heading="MACs/dense"),
+    Column("macs", "GMACs", "giga", "realised MACs of one test image"),
+    Column("parameters", "params, M", "mega", "parameters of the network, those that the strategy learns included"),
+    BY_KEY["accuracy"]._replace(heading="top-1, %", shown="percent", interval=False),
+    Column("accuracy_top5", "top-5, %", "percent", "the true class is among the five likeliest, mean over seeds"),
+    BY_KEY["accuracy_delta"]._replace(heading="minus dense, points", shown="points"),
+    BY_KEY["images_per_s"],
+    SPEED_UP,
+)
+"""Columns of the table of a paper."""
 
 
 SHOWN: dict[str, Shown] = {"fraction": "fraction", "samples": "samples", "images/s": "speed"}
@@ -139,7 +180,8 @@ SHOWN: dict[str, Shown] = {"fraction": "fraction", "samples": "samples", "images
 
 def column_of(kind: MetricKind) -> Column:
     """Return the column of a metric that a task declares."""
-    return Column(kind.name, kind.heading, SHOWN.get(kind.unit, "ratio"), f"{kind.what}, in {kind.unit}")
+    return Column(kind.name, kind.heading, SHOWN.get(kind.unit, "ratio"), f"{kind.what}, in {kind.unit}",
+                  falling=kind.more_is_better is not False)  # fmt: skip
 
 
 def accuracy_at(budget: float) -> Column:
@@ -162,26 +204,72 @@ def side(column: Column) -> str:
     return "left" if column.shown == "text" and column.key != "rank" else "right"
 
 
-def file_value(value: Any) -> Any:
-    """Return what files and tables hold of a row's value: NOT_REACHED of infinity, which JSON has not."""
+def interval_row(key: str, interval: Interval | None) -> Row:
+    """Return an interval as three columns, None for what is not known, without minus zero."""
+    named = zip((key, f"{key}_low", f"{key}_high"), interval or (None, None, None), strict=True)
+    return {name: None if x is None or math.isnan(x) else x + 0.0 for name, x in named}
+
+
+def rank_text(first: int, last: int) -> str:
+    """Return the ranks that a strategy may have."""
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def rank_ends(rank: Any) -> tuple[float, float]:
+    """Return the ends of the ranks in a `rank_text`; NaN of what is not ranked."""
+    first, _, last = str(rank).partition("-")
+    return (float(first), float(last or first)) if first.isdigit() else (math.nan, math.nan)
+
+
+def points(share: float) -> str:
+    """Return a difference of shares in points, with its sign."""
+    return f"{round(100 * share, 1) + 0.0:+.1f}"  # no minus zero
+
+
+def file_value(row: Row, key: str) -> Any:
+    """Return what files hold of a row's value: words for infinity, which JSON has not, and for bounds."""
+    value = row.get(key)
+    if row.get(f"{key}_at_most"):
+        return f"<= {value:.3f}"
     return NOT_REACHED if value == math.inf else value
 
 
-def text_of(row: dict[str, Any], column: Column) -> str:
+def text_of(row: Row, column: Column) -> str:
     """Return how people see a row's value of a column, its interval behind it; "-" where there is none."""
-    value, *interval = (_number(row[key], column.shown) for key in column.keys)
+    value, *interval = (_number(file_value(row, key), column.shown) for key in column.keys)
     if column.shown == "spent" and row.get(f"{column.key}_spent") is not None:
         return f"{value} ({row[f'{column.key}_spent']:.2f})"
-    if not interval or row[column.keys[1]] is None or value == NOT_REACHED or value.startswith("<= "):
+    bounded = value == NOT_REACHED or bool(row.get(f"{column.key}_at_most"))
+    if not interval or row.get(column.keys[1]) is None or bounded:
         return value
     return f"{value} [{interval[0]}, {interval[1]}]"
 
 
 def _number(value: Any, shown: Shown) -> str:
-    value = file_value(value)
     if value is None or value in ("", NOT_RANKED):
         return "-"
     if not isinstance(value, float):
         return str(value)
-    form = {"signed": "+.3f", "samples": ".3g", "ratio": ".3g", "speed": ",.0f", "count": "g", "p": ".2g"}
-    return format(value, form.get(shown, ".3f"))
+    form = FORMS.get(shown, ".3f")
+    return format(value, form) if isinstance(form, str) else form(value)
+
+
+def _three_digits(x: float) -> str:
+    """Return a number with three significant digits, or with all before its point."""
+    return f"{x:.{max(0, 2 - math.floor(math.log10(x)))}f}" if x > 0 else f"{x:g}"
+
+
+FORMS: dict[Shown, str | Callable[[float], str]] = {
+    "signed": "+.3f",
+    "samples": ".3g",
+    "ratio": ".3g",
+    "speed": ",.0f",
+    "count": "g",
+    "p": ".2g",
+    "times": ".2f",
+    "points": points,
+    "percent": lambda x: f"{100 * x:.1f}",
+    "giga": lambda x: _three_digits(x / 1e9),
+    "mega": lambda x: _three_digits(x / 1e6),
+}
+"""How numbers are shown; others with three digits behind the point."""

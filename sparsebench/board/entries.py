@@ -3,39 +3,50 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from sparsebench.board.columns import EVERY
 from sparsebench.measure.metrics import GROUP as OF_GROUPS
 from sparsebench.measure.metrics import METRICS as KINDS
 from sparsebench.measure.metrics import MetricKind
 from sparsebench.records.cell import canonical
 from sparsebench.records.checks import CHECKS, UNCHECKED
-from sparsebench.records.table import FOREGROUNDS, GROUPS, OUTCOMES, PREDICTIONS, numbers_of
-from sparsebench.spec import label
+from sparsebench.records.record import numbers_of
+from sparsebench.records.table import FOREGROUNDS, GROUPS, OUTCOMES, PREDICTIONS
 from sparsebench.stats.intervals import Successes
 from sparsebench.stats.paired import Contender
+from sparsebench.strategy.spec import label
 from sparsebench.text import plain
 
 DENSE = "dense"
 PRETRAINING = "plain"
-METRICS = tuple(kind.name for kind in KINDS if kind.over_seeds != "none" and not kind.name.endswith(OF_GROUPS))
+SHOWN = tuple(kind for kind in KINDS if kind.over_seeds != "none" and not kind.name.endswith(OF_GROUPS))
+"""The metrics of sparsebench that a board has a column of; of some of them it makes the column itself."""
+METRICS = (
+    *(kind.name for kind in SHOWN), "success", "success_loss", "fitted", "macs", "macs_ratio_planned", "accuracy_top5",
+    "parameters", "timed_batch",
+)  # fmt: skip
 """The metrics that the board reads, besides those of groups and those that tasks declare."""
 TRAINED, BADGE, HOW, READY = "trained", "badge", "how", "ready for the board"
 NETWORK, SEED = "network", "seed"
 """The column of `Cell.network`; and of what paired comparisons go by: that network's number, else the repetition."""
-DECLARED = "metrics of tasks"
-"""Under which a table of records says what the metrics are that its tasks declare."""
+DECLARED, MAIN, SUCCESS = "metrics of tasks", "main tasks", "metric of success"
+"""Under which a table of records says what the metrics are that its tasks declare, and what its suites say: their main
+tasks, and the metric by which sample complexity is counted, `success` unless they name another."""
 ABOUT = (
     "cell_id", "status", "reason", "task", "model", "strategy", "kind", "budget", "setting", "device", "environment",
-    "inactive", "plugin", "cost_model",
+    "inactive", "cost_model",
 )  # fmt: skip
+ON_BACKGROUND = re.compile(r"accuracy: .+ on .+(?<!\.low)(?<!\.high)")
+"""What records call accuracies of groups that are a class on a background each."""
 TRACK = "scratch"
 """The track of records that say none."""
 Key = tuple[str, str, str]
@@ -57,8 +68,10 @@ def frame_of(records: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFram
     }
     lacking |= {"track": TRACK} if "track" not in frame else {}
     lacking |= {name: 0 for name in ("n_train", "repetition", OUTCOMES[0]) if name not in frame}
-    read = (*METRICS, "macs_ratio_asked", *(kind.name for kind in metrics_of_tasks(frame)))
+    read = (*METRICS, "macs_ratio_asked", *(kind.name for kind in metrics_of(frame)))
     numbers = {name: frame[name].astype(float) if name in frame else np.nan for name in read}
+    if (success := frame.attrs.get(SUCCESS, "success")) in frame:
+        numbers["success"] = frame[success].astype(float)
     numbers |= {name: np.clip(numbers[name], 0, 1) for name in ("success", "success_loss")}
     frame = frame.assign(**({CHECKS: UNCHECKED} if CHECKS not in frame else {}), **lacking, **numbers)
     tested = frame[NETWORK].astype(str)
@@ -73,9 +86,11 @@ def frame_of(records: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFram
     return frame
 
 
-def metrics_of_tasks(frame: pd.DataFrame) -> tuple[MetricKind, ...]:
-    """Return the metrics on boards that the tasks of a table of records declare, as far as it knows them."""
-    return tuple(kind for kind in frame.attrs.get(DECLARED, ()) if kind.over_seeds != "none")
+def metrics_of(frame: pd.DataFrame) -> list[MetricKind]:
+    """Return the metrics whose columns are their means or medians: those that tasks declare, and others of SHOWN."""
+    own = {column.key for column in EVERY}
+    declared = (kind for kind in frame.attrs.get(DECLARED, ()) if kind.over_seeds != "none")
+    return [*(kind for kind in SHOWN if kind.name not in own), *declared]
 
 
 class Columns:
@@ -162,6 +177,11 @@ class Entry:
         values = list(self.by_seed(kind.name).values())
         return float(np.median(values) if kind.over_seeds == "median" else np.mean(values)) if values else None
 
+    def mean(self, metric: str) -> float | None:
+        """Return the mean of a metric over seeds, None where it was not measured."""
+        values = list(self.by_seed(metric).values())
+        return float(np.mean(values)) if values else None
+
     @cached_property
     def trials(self) -> Successes | None:
         """The successes by repetition and number of training samples; None where the task has no criterion."""
@@ -189,7 +209,8 @@ class Entry:
     @cached_property
     def contender(self) -> Contender:
         """What it is compared by: the accuracy of each seed, and which test items it got right, mean over draws."""
-        hits = {seed: (tuple(tests), self._hits(tests.values())) for seed, tests in self.tests.items()}
+        outcomes = [self.column(name) for name in OUTCOMES]
+        hits = {seed: (tuple(tests), self._hits(tests.values(), *outcomes)) for seed, tests in self.tests.items()}
         if any(each.dtype != bool for _, each in hits.values()):
             hits = {seed: (name, each.astype(float)) for seed, (name, each) in hits.items()}
         return Contender(self.by_seed("accuracy"), hits, self._clusters())
@@ -210,14 +231,16 @@ class Entry:
                 tests[seed] = {tuple(name): [place]}
         return {seed: dict(sorted(of_seed.items())) for seed, of_seed in tests.items()}
 
-    def _hits(self, tests: Iterable[Sequence[int]]) -> np.ndarray:
+    def _hits(
+        self, tests: Iterable[Sequence[int]], n: np.ndarray, labels: np.ndarray, predictions: np.ndarray
+    ) -> np.ndarray:
         """Return (I,) which items of tests are right, booleans; the share of draws in which each is, if they differ."""
-        n, labels, predictions = (self.column(name) for name in OUTCOMES)
         parts = []
         for places in tests:
             truth = self.columns.numbers(labels[places[0]], n[places[0]])
-            drawn = np.array([numbers_of(predictions[place], n[place]) == truth for place in places])
-            parts.append(drawn[0] if (drawn == drawn[0]).all() else drawn.mean(axis=0))
+            first, *others = (numbers_of(predictions[place], n[place]) == truth for place in places)
+            same = all((one == first).all() for one in others)
+            parts.append(first if same else np.mean([first, *others], axis=0))
         return _join(parts)
 
     @cached_property
@@ -246,6 +269,26 @@ class Entry:
 def _join(parts: Sequence[np.ndarray]) -> np.ndarray:
     """Return parts as one; a single one as it is, which others may share."""
     return np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+
+class SettingName(NamedTuple):
+    """What a reader knows a setting by; n_train is its largest number of training samples."""
+
+    task: str
+    model: str
+    n_train: int
+    track: str
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> SettingName:
+        """Return that of a row of a board by task."""
+        return cls(row.get("task", ""), row.get("model", ""), row.get("n_train", 0), row.get("track") or TRACK)
+
+    @property
+    def title(self) -> str:
+        """The same in words; training samples where networks are trained for what is tested."""
+        samples = f"{self.n_train} training samples" if self.n_train and self.track != "frozen" else ""
+        return ", ".join(filter(None, (self.task, self.model, samples)))
 
 
 @dataclass(frozen=True)
@@ -288,6 +331,11 @@ class Setting:
         """The largest number of training samples."""
         return int(max(entry.sizes.max() for entry in self.entries.values()))
 
+    @property
+    def name(self) -> SettingName:
+        """What a reader knows it by."""
+        return SettingName(self.task, self.model, self.largest, self.track)
+
     @cached_property
     def largest_entries(self) -> dict[Key, Entry]:
         """The entries at the largest number of training samples, of those that have it."""
@@ -316,9 +364,20 @@ class Setting:
         return any(entry.by_seed(metric) for entry in self.largest_entries.values())
 
     @cached_property
+    def on_backgrounds(self) -> bool:
+        """Whether test groups are numbered 2 class + background, as four named CLASS on BACKGROUND are."""
+        frame = next(iter(self.entries.values())).columns.frame
+        return sum(self.has(name) for name in frame.columns if ON_BACKGROUND.fullmatch(name)) == 4
+
+    @cached_property
     def has_trials(self) -> bool:
         """Whether the task has a success criterion."""
         return any(entry.trials is not None for entry in self.entries.values())
+
+
+def key_of(row: Mapping[str, Any]) -> Key:
+    """Return which entry a board's row is of."""
+    return row["strategy"], row["kind"], row["budget"]
 
 
 def asked_of(entry: Entry) -> float:
@@ -334,16 +393,20 @@ def line_of(key: Key, entry: Entry) -> tuple[str, str, str] | None:
     asked = asked_of(entry)
     if key[0] == DENSE or not asked < 1:
         return None
-    return key[0], key[1], key[2].removeprefix(f"macs {asked:g}").lstrip(", ")
+    return key[0], key[1], besides_share(key[2], asked)
+
+
+def besides_share(budget: str, asked: float) -> str:
+    """Return what the label of a budget says besides the share of dense MACs that it asks for."""
+    return budget.removeprefix(f"macs {asked:g}").lstrip(", ")
 
 
 def settings_of(frame: pd.DataFrame) -> list[Setting]:
     """Return the settings of the records that are ok, by task, setting, size and track; the frame is `frame_of`'s."""
-    ok = (frame["status"] == "ok").to_numpy()
-    good = frame.loc[ok] if not ok.all() else frame
-    settings = _grouped(good, np.where(good["success"].isna(), good["n_train"], 0))
-    bad = frame.loc[~ok]
-    others = _grouped(bad, bad["n_train"].to_numpy())
+    ok, columns = (frame["status"] == "ok").to_numpy(), Columns(frame)
+    sizes = frame["n_train"].to_numpy()
+    settings = _grouped(columns, np.flatnonzero(ok), np.where(frame["success"].isna(), sizes, 0))
+    others = _grouped(columns, np.flatnonzero(~ok), sizes)
     found = []
     for (task, setting, n, track), entries in settings.items():
         model = str(next(iter(entries.values())).column("model")[0])
@@ -357,14 +420,16 @@ def settings_of(frame: pd.DataFrame) -> list[Setting]:
     return found
 
 
-def _grouped(frame: pd.DataFrame, sizes: np.ndarray) -> dict[tuple[str, str, int, str], dict[Key, Entry]]:
-    """Return entries by task, setting, size and track, and by strategy, kind and budget, sorted."""
-    keys = [frame[name] for name in ("task", "setting", "track", "strategy", "kind", "budget")]
-    grouped = frame.groupby([*keys[:2], sizes, *keys[2:]], sort=False, observed=True).indices if len(frame) else {}
+def _grouped(
+    columns: Columns, places: np.ndarray, sizes: np.ndarray
+) -> dict[tuple[str, str, int, str], dict[Key, Entry]]:
+    """Return entries of some records by task, setting, size and track, and by strategy, kind and budget, sorted."""
+    keys = columns.frame[["task", "setting", "track", "strategy", "kind", "budget"]].iloc[places]
+    names = ["task", "setting", sizes[places], "track", "strategy", "kind", "budget"]
+    grouped = keys.groupby(names, sort=False, observed=True).indices if len(places) else {}
     settings: dict[tuple[str, str, int, str], dict[Key, Entry]] = defaultdict(dict)
-    columns = Columns(frame)
-    for (task, setting, size, track, *key), places in sorted(grouped.items()):
-        settings[task, setting, int(size), track][tuple(key)] = Entry(columns, places)
+    for (task, setting, size, track, *key), rows in sorted(grouped.items()):
+        settings[task, setting, int(size), track][tuple(key)] = Entry(columns, places[rows])
     return settings
 
 
@@ -392,3 +457,45 @@ def _varying(settings: Sequence[Setting], part: int) -> set[str]:
     params = [one.params[part] for one in settings]
     every = {key for params_of in params for key in params_of}
     return {key for key in every if len({canonical(params_of.get(key)) for params_of in params}) > 1}
+
+
+TRACKS = {
+    "frozen": "trained without a strategy; strategies act in the test only",
+    "tuned": "trained further with the strategy",
+    "scratch": "trained with the strategy",
+}
+"""What the networks of a track are."""
+SOURCES = {"photos": "photographs", "pictures": "photographs of a folder", "folder": "pictures of a folder"}
+"""What sources of pictures are called besides their names; those of a user's end with a hash."""
+
+
+def about(setting: Setting) -> str:
+    """Return in a sentence each what the data, the networks and the track are."""
+    model = setting.params[1]
+    dense = next((one for key, one in setting.largest_entries.items() if key[0] == DENSE), None)
+    pictures = pictures_of(setting)
+    data = [f"{pictures} (task {setting.task})" if pictures else f"task {setting.task}", *_tested(dense)]
+    number = len(setting.networks) or (0 if dense is None else len(set(dense.seeds.tolist())))
+    size = [f"{name} {model[name]}" for name in ("depth", "dim", "heads", "patch") if name in model]
+    size += ["in bfloat16"] if model.get("precision") == "bfloat16" else []
+    networks = " ".join([f"{number or 'no'} of model {setting.model}", *([f"({', '.join(size)})"] if size else [])])
+    track = TRACKS.get(setting.track, setting.track)
+    return plain(f"Data: {', '.join(data)}. Networks: {networks}, {track} (track {setting.track}).", 500)
+
+
+def pictures_of(setting: Setting) -> str:
+    """Return in words what the pictures of a task are made of; nothing where it has none."""
+    names = (setting.params[0].get(key) for key in ("images", "backgrounds"))
+    return " on ".join(SOURCES.get(x.partition("-")[0], x) for x in names if isinstance(x, str) and x)
+
+
+def _tested(dense: Entry | None) -> list[str]:
+    """Return how many classes and test images there are, as far as that is known."""
+    if dense is None:
+        return []
+    items, labels, _ = (dense.column(name) for name in OUTCOMES)
+    known = [(n, text) for n, text in zip(items.tolist(), labels, strict=True) if n]
+    if not known:
+        return []
+    classes = set[int]().union(*(dense.columns.numbers(text, n).tolist() for n, text in known))
+    return [f"{len(classes)} classes", f"{known[0][0]:,} images in each test"]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from sparsebench.stats.intervals import Interval
 from sparsebench.stats.paired import Contender
-from sparsebench.stats.variance import half_width, student_half
+from sparsebench.stats.variance import add_up, half_width, student_half
 
-TASKS = ("spurious", "waterbirds")
-"""Those whose four test groups are numbered 2 class + background, which fit each other where they are the same."""
 SIGNS = np.array([0.5, -0.5, -0.5, 0.5])
-"""What each of these groups' accuracies counts in the gap."""
+"""What the accuracy of each group counts in the gap: groups are numbered 2 class + background, which fit where they are
+the same."""
 Groups = Mapping[int, np.ndarray]
 """Of each seed (I,) which group each test item is in."""
 
@@ -24,8 +23,7 @@ def aligned_gap(one: Contender, groups: Groups, lone: bool = False) -> Interval 
     Unlike the average less the worst group it is not above 0 where groups are alike. None where items are not known. A
     single seed has an interval, over its items, where it is `lone`: where all have no more.
     """
-    seeds = sorted(set(one.hits) & set(groups))
-    gap = _interval([one.hits[s][1] for s in seeds], seeds, one, groups, lone)
+    gap = _interval({s: hits for s, (_, hits) in sorted(one.hits.items()) if s in groups}, one, groups, lone)
     if gap is None or gap[1] is None or gap[2] is None:
         return gap
     return gap[0], max(-1.0, gap[1]), min(1.0, gap[2])
@@ -37,89 +35,66 @@ def gap_reduction(one: Contender, dense: Contender, groups: Groups, lone: bool =
     Of a single seed as in `aligned_gap`.
     """
     seeds = [s for s in sorted(set(one.hits) & set(groups) & set(dense.hits)) if one.hits[s][0] == dense.hits[s][0]]
-    values = [dense.hits[s][1].astype(float) - one.hits[s][1] for s in seeds]
-    return _interval(values, seeds, one, groups, lone)
+    return _interval({s: dense.hits[s][1].astype(float) - one.hits[s][1] for s in seeds}, one, groups, lone)
 
 
 def worst_group(one: Contender, groups: Groups) -> float | None:
     """Return the accuracy of the worst group: that of the lowest mean over seeds, not of each seed's own lowest."""
-    seeds = sorted(set(one.hits) & set(groups))
-    if not seeds:
-        return None
-    n, sums, _ = _moments([one.hits[s][1] for s in seeds], [groups[s] for s in seeds])
-    whole = (n > 0).all(axis=0)
-    return float((sums[:, whole] / n[:, whole]).mean(axis=0).min()) if whole.any() else None
+    G = max((1 + int(group.max(initial=0)) for group in groups.values()), default=0)
+    means = [_means(one.hits[s][1], groups[s], G) for s in sorted(set(one.hits) & set(groups))]
+    whole = [mean for mean in np.transpose(means) if not np.isnan(mean).any()] if means else []
+    return float(min(np.mean(mean) for mean in whole)) if whole else None
 
 
-def _moments(values: Sequence[np.ndarray], groups: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (S, G) how many items groups have in each seed, and the sums of their values and of the squares."""
-    G = max(len(SIGNS), 1 + max(int(one.max(initial=0)) for one in groups))
-    each = zip((one.astype(float) for one in values), groups, strict=True)  # a seed at a time, which is less memory
-    seeds = [[np.bincount(group, x, minlength=G) for x in (None, value, value**2)] for value, group in each]
-    n, sums, squares = (np.array(moment) for moment in zip(*seeds, strict=True))
-    return n, sums, squares
+def _means(values: np.ndarray, group: np.ndarray, G: int) -> np.ndarray:
+    """Return (G,) means of (I,) values over groups; NaN of an empty one."""
+    with np.errstate(invalid="ignore"):
+        return np.bincount(group, values.astype(float), minlength=G)[:G] / np.bincount(group, minlength=G)[:G]
 
 
-def _interval(
-    values: Sequence[np.ndarray], seeds: Sequence[int], one: Contender, groups: Groups, lone: bool
-) -> Interval | None:
+def _interval(values: Mapping[int, np.ndarray], one: Contender, groups: Groups, lone: bool) -> Interval | None:
     """Return the mean over S seeds of the gaps, with its 95 % interval; None where a group is empty.
+
+    What items explain of it is what clusters of them, drawn again, would: as if no two seeds shared any, and with the
+    clusters as they are. A gap is a sum of means, and an item's part in it, to first order, how far it is from its
+    group's mean, over the size of that group (Cochran 1977, section 6.6). An item of no known cluster is its own.
 
     Args:
         values: (I,) of each seed.
-        seeds: their numbers.
         one: whose tests they are.
         groups: of the items.
         lone: whether a single seed has an interval, over its items.
     """
-    S, grouped = len(values), [groups[s] for s in seeds]
-    gaps, items = _gaps(*_moments(values, grouped)) if S else (np.array([np.nan]), np.array([np.nan]))
-    mean = float(gaps.mean())
-    if np.isnan(mean):
+    S, gaps, totals = len(values), [], []
+    begins: dict[object, int] = {}
+    for s, value in values.items():
+        means = _means(value, groups[s], len(SIGNS))
+        gaps.append(float((means * SIGNS).sum()))
+        begin = begins.setdefault(one.hits[s][0], sum(map(len, values.values())) * len(begins))
+        numbers = np.arange(len(value)) + begin if one.clusters is None else one.clusters[s]
+        known = groups[s] < len(SIGNS)
+        group, n = groups[s][known], np.bincount(groups[s][known], minlength=len(SIGNS))
+        scores = SIGNS[group] * (value[known] - means[group]) / (n[group] * S)
+        totals.append(add_up(scores, numbers[known]))
+    if not gaps or np.isnan(gaps).any():
         return None
+    mean = float(np.mean(gaps))
     if S < 2 and not lone:
         return mean, None, None
-    apart, I = items.sum() / S**2, sum(map(len, values))
-    together = apart
-    if one.clusters is not None:
-        apart, together, I = _cluster_variance(values, grouped, [one.clusters[s] for s in seeds])
-    elif len({one.hits[s][0] for s in seeds}) == 1:
-        (together,), I = _gaps(*_moments([np.mean(values, axis=0)], grouped[:1]))[1], len(values[0])
+    every = np.unique(np.concatenate([names for names, _ in totals]))
+    summed = np.zeros(len(every))
+    for names, parts in totals:
+        summed[np.searchsorted(every, names)] += parts
+    apart, together, C = sum(_variance(parts) for _, parts in totals), _variance(summed), len(every)
     if S < 2:
-        half = float(student_half(together, np.array(I - 1.0)))
+        half = float(student_half(np.array(together), np.array(C - 1.0)))
     else:
-        half = float(half_width(gaps.var(ddof=1) / S, apart, together, np.array(S), np.array(I)))
+        between = np.array(np.var(gaps, ddof=1) / S)
+        half = float(half_width(between, np.array(apart), np.array(together), np.array(S), np.array(C)))
     return mean, mean - half, mean + half
 
 
-def _cluster_variance(
-    values: Sequence[np.ndarray], groups: Sequence[np.ndarray], clusters: Sequence[np.ndarray]
-) -> tuple[float, float, int]:
-    """Return what items explain of the mean gap over S seeds, were their clusters drawn again, and how many there are.
-
-    First as if no two seeds shared any, then with the clusters as they are. A gap is a sum of means, and an item's part
-    in it, to first order, how far it is from its group's mean, over the size of that group (Cochran 1977, section 6.6).
-    """
-    S, parts = len(values), []
-    for value, group in zip(values, groups, strict=True):
-        n, sums, _ = (x[0] for x in _moments([value], [group]))
-        signs = np.concatenate([SIGNS, np.zeros(len(n) - len(SIGNS))])
-        parts.append(signs[group] * (value - sums[group] / n[group]) / (n[group] * S))
-    apart = sum(_variance(part, numbers) for part, numbers in zip(parts, clusters, strict=True))
-    every = np.concatenate(clusters)
-    return float(apart), _variance(np.concatenate(parts), every), len(np.unique(every))
-
-
-def _variance(parts: np.ndarray, clusters: np.ndarray) -> float:
-    """Return the variance of a sum of (I,) parts whose clusters are drawn again."""
-    totals = np.bincount(np.unique(clusters, return_inverse=True)[1], parts)
-    return float((totals**2).sum() * len(totals) / (len(totals) - 1)) if len(totals) > 1 else float("nan")
-
-
-def _gaps(n: np.ndarray, sums: np.ndarray, squares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (S,) gaps and their variances by items; NaN of seeds without two items of each group."""
-    n, sums, squares = (x[:, : len(SIGNS)] for x in (n, sums, squares))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        means = sums / n
-        variances = (squares / n - means**2) / (n - 1)
-    return means @ SIGNS, variances @ SIGNS**2
+def _variance(totals: np.ndarray) -> float:
+    """Return the variance of the sum of C totals of clusters that are drawn again."""
+    C = len(totals)
+    return float((totals**2).sum() * C / (C - 1)) if C > 1 else float("nan")

@@ -1,56 +1,57 @@
 """The pictures of a board: accuracy over MACs, and values with their intervals as dots.
 
-Both are drawn from plain tables of pandas and from facts, words that the title is made of. Names are drawn as they are:
-no formula, no line break.
+Names are drawn as they are: no formula, no line break.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from sparsebench import style
+from sparsebench.board.board import Board
+from sparsebench.board.columns import BY_KEY, rank_ends
 from sparsebench.board.entries import DENSE
+from sparsebench.board.over_budgets import BudgetBoard, points_of
 from sparsebench.errors import UserError, unknown
 from sparsebench.text import plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.text import Text
+    from matplotlib.text import Annotation
 
+ACCURACY, GAP, SAMPLES = WHAT = ("accuracy", "gap", "samples")
+"""What pictures show."""
+COLUMN = {ACCURACY: "accuracy", GAP: "aligned_gap_reduction", SAMPLES: "sample_complexity"}
 REFERENCES = {
     "oracle": "oracle: knows the relevant tokens",
     "random_inside": "random_inside: random tokens in the network",
     "random": "random: random tokens at the input",
 }
-"""Strategies that others are held against, and what the title says of them."""
+"""Strategies that others are held against, and what the notes say of them."""
 NAMED = 6
 """Strategies that are named unless they are chosen."""
 MOST_NAMED = 24
 """Strategies that colours and dashes tell apart."""
-MOST_ROWS = 200
-"""Of a picture of dots, which has pages to fit on."""
 MISSED = 1.02
 """A strategy that spends more than so many times a budget does not count as one of that budget."""
 BELOW = 4
 """Random tokens at the input are beyond the axis where they lose more than so many times what all others do."""
 LINEAR = 2.0
 """Points of loss below which the axis is linear; above it is logarithmic, so that small differences can be seen."""
-TICKS = (20, 10, 5, 2, 1, 0.5, 0, -0.5, -1, -2, -5, -10, -20, -50, -100)
+TICKS = (0, 0.5, -0.5, 1, -1, 2, -2, 5, -5, 10, -10, 20, -20, -50, -100)
 KINDS = {
     "deployable": ("strategy", style.COLOURS[0], "o"),
     "baseline": ("baseline", style.DARK, "s"),
     "oracle": ("oracle (knows the relevant tokens)", style.COLOURS[3], "^"),
 }
 """Kinds of strategies in words, with colour and marker of their dots."""
-EDGE = 0.06
-"""Inches between what is drawn and the rim."""
 LETTERS, SIZE = {"one": 20, "two": 34}, {"one": 7, "two": 9}
 """Of a name at most, and of all letters in points, by the width."""
 
@@ -66,70 +67,123 @@ class _Line(NamedTuple):
     rank: tuple[float, float]
 
 
-def has_curves(board: pd.DataFrame) -> bool:
-    """Say whether `curves` can draw a board: dense is in it, and a strategy at two budgets below its MACs."""
-    return _dense(board) is not None and any(len(line.x) > 1 for line in _lines(board))
+def measured(board: Board) -> list[str]:
+    """Return which pictures there are of a board, of WHAT; of one without any result there is that of accuracy."""
+    found = [what for what in WHAT if any(row.get(COLUMN[what]) is not None for row in board.rows)]
+    return found or [ACCURACY]
 
 
-def curves(board: pd.DataFrame, facts: Mapping[str, str], strategies: Sequence[str] = (), width: str = "two") -> Figure:
-    """Return the picture of accuracy against dense over the MACs that were spent, dense at the left.
-
-    Named are the strategies that are chosen, or else the best at each budget and those of the best ranks; oracle and
-    random tokens are references, and all others are thin and grey. Strategies that cost more than dense are left out.
+def draw(board: Board, what: str = ACCURACY, strategies: Sequence[str] = (), width: str = "two") -> Figure:
+    """Return one of the pictures of a board.
 
     Args:
-        board: a row a strategy and budget, best strategies first, with columns strategy, kind (baseline, deployable or
-            oracle), budget (share of dense MACs that was asked for; 1 for dense), macs_ratio (share that was spent),
-            accuracy, rank_first and rank_last (NaN where not ranked); and, where they are known, accuracy_delta,
-            accuracy_delta_low and accuracy_delta_high, the difference to dense with its 95 % interval.
-        facts: what the title says, in order: data, networks, track.
+        board: the board.
+        what: one of WHAT.
+        strategies: which are named in curves, or drawn beside dense; none means all, and the best are named.
+        width: one of `style.COLUMNS`.
+
+    Raises:
+        UserError: it was not measured, or a strategy is not in the picture.
+    """
+    if what not in measured(board):
+        raise UserError("nothing of this was measured", got=what, allowed=measured(board))
+    over, about = board.judged.budgets, board.judged.about.get(BY_KEY[COLUMN[what]].part, "")
+    if what == ACCURACY and over is not None and any(len(line.x) > 1 for line in _lines(over).values()):
+        return curves(over, about, strategies, width)
+    table = _values(board, COLUMN[what])
+    if what == SAMPLES:
+        title = f"Training samples until half of the trials succeed (N50); fewer are better. {about}"
+        return dots(table, title, "training samples", strategies, width, falling=False, logarithmic=True)
+    table[["value", "low", "high"]] *= 100
+    if what == GAP:
+        title = (
+            "By how much the spurious gap shrinks: how much better a network is where the background fits the class "
+            f"than where it does not. {about}"
+        )
+        return dots(table, title, "points less than dense", strategies, width)
+    return dots(table, f"Test accuracy. {about}", "accuracy, %", strategies, width)
+
+
+def _values(board: Board, column: str) -> pd.DataFrame:
+    """Return what `dots` draws of a column: a row a strategy, at the budget nearest one half; else one a budget too."""
+    rows = [row for row in board.rows if row.get(column) is not None]
+    if (over := board.judged.budgets) is not None:
+        rows = [row for row in rows if row["asked"] not in set(over.budgets) - {over.middle}]
+    frame = pd.DataFrame(rows, columns=["strategy", "budget", "kind", "macs_ratio", *BY_KEY[column].keys])
+    frame.columns = ["strategy", "budget", "kind", "macs_ratio", "value", "low", "high"]
+    alone = ~frame["strategy"].duplicated(keep=False) | (frame["strategy"] == DENSE)
+    frame["label"] = frame["strategy"].where(alone, frame["strategy"] + ", " + frame["budget"].astype(str))
+    return frame.astype(dict.fromkeys(["macs_ratio", "value", "low", "high"], float))
+
+
+def curves(over: BudgetBoard, title: str, strategies: Sequence[str] = (), width: str = "two") -> Figure:
+    """Return the picture of accuracy against dense over the MACs that were spent, dense at the left.
+
+    Named are the strategies that are chosen, or else the most accurate at each budget and those of the best ranks;
+    oracle and random tokens are references, and all others are thin and grey. Strategies that cost more than dense are
+    left out.
+
+    Args:
+        over: the board.
+        title: what data, networks and track are.
         strategies: which are named.
         width: "one" or "two" columns of a paper.
 
     Raises:
         UserError: a strategy that is chosen is not on the board, costs more than dense, or they are too many.
     """
-    dense, lines = _dense(board), {line.name: line for line in _lines(board)}
-    assert dense is not None
-    named = _chosen(board, strategies, lines) if strategies else _best(board, lines)
-    references = [name for name in REFERENCES if name in lines and name not in named]
-    inches, others = style.COLUMNS[width], len(lines) - len(named) - len(references)
-    notes = [f"Dense: {100 * dense:.1f} % accuracy.", "Bars: 95 % intervals of differences."]
-    notes += ["The vertical axis is stretched near dense.", f"Grey: {others} others." if others else ""]
-    notes += [f"{REFERENCES[name]}." for name in references] if width == "two" else []
+    lines = _lines(over)
+    chosen = _chosen(strategies, over, lines) if strategies else named(over)
+    references = [name for name in REFERENCES if name in lines and name not in chosen]
+    others = len(lines) - len(chosen) - len(references)
+    notes = f"Dense: {100 * over.lines[DENSE][1.0]['accuracy']:.1f} % accuracy. Bars: 95 % intervals of differences. "
+    notes += f"The vertical axis is stretched near dense.{f' Grey: {others} others.' if others else ''} "
+    notes += " ".join(f"{REFERENCES[name]}." for name in references) if width == "two" else ""
     with _sheet(width):
-        figure = style.new(inches, 1)
-        heading = _heading(figure, facts.values(), notes, width)
-        axis = figure.add_axes((0, 0, 1, 1))
+        inches = style.COLUMNS[width]
+        figure, axis = _new(width, max(0.5 * inches, 2.4, 0.155 * (len(chosen) + len(references)) + 0.2), title, notes)
         axis.set_yscale("asinh", linear_width=LINEAR)
         axis.axhline(0, color=style.BLACK, linewidth=0.7)
         for name, line in lines.items():
-            if name not in named and name not in references:
+            if name not in chosen and name not in references:
                 axis.plot([1, *line.x], [0, *line.y], color=style.PALE, linewidth=0.7, zorder=1)
         ends = [_reference(axis, lines[name]) for name in references]
-        ends += [_series(axis, lines[name], place) for place, name in enumerate(named)]
-        shown = [lines[name] for name in (*named, *references)]
+        ends += [_series(axis, lines[name], place) for place, name in enumerate(chosen)]
+        shown = [lines[name] for name in (*chosen, *references)]
         last = min(line.x[-1] for line in shown)
         axis.set_xlim(1, last - 0.01 * (1 - last))
-        bottom, top = _losses(shown)
-        _fit(axis, bottom, top)
-        axis.set_xticks(ticks := _shares(last, width), [f"{tick:g}" for tick in ticks])
+        ticks = np.arange(1, last - 0.01, -0.1 if width == "two" else -0.2).round(1)
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        bottom = _fit(axis, shown)
         axis.set_xlabel("MACs spent, share of dense")
         axis.set_ylabel("accuracy against dense, points")
         axis.grid(axis="y")
-        labels = []
-        for end in ends:
-            beyond = f" (−{-end.y:.0f})" if end.y < bottom else ""
-            labels.append(axis.text(1, 0, plain(end.name, LETTERS[width]) + beyond, va="center"))
-        high = max(0.5 * inches, 2.4, 0.155 * len(labels) + 0.2)
-        _place(figure, axis, heading, labels, high)
-        _spread(figure, axis, labels, ends, bottom)
+        _label(figure, axis, ends, bottom, LETTERS[width])
     return figure
+
+
+def named(over: BudgetBoard) -> list[str]:
+    """Return the strategies that `curves` names unless they are chosen, in the board's order.
+
+    The most accurate at each budget, then those of best rank; not what is worse than random tokens in the network.
+    """
+    lines = _lines(over)
+    fair = {row["strategy"] for row in over.rows if row["kind"] == "deployable"} & set(lines)
+    ranked = {name for name in fair if not math.isnan(lines[name].rank[0])} or fair
+    found: list[str] = []
+    for budget in sorted(over.budgets):
+        at = {name: over.lines[name][budget] for name in lines if name in ranked and budget in over.lines[name]}
+        able = [name for name, row in at.items() if row["macs_ratio"] <= MISSED * budget]
+        found += sorted(able, key=lambda name: -at[name]["accuracy"])[:1]
+    by_rank = sorted(ranked, key=lambda name: (*np.nan_to_num(lines[name].rank, nan=math.inf), list(lines).index(name)))
+    best = list(dict.fromkeys([*found, *by_rank]))[:NAMED]
+    beaten = lines["random_inside"].rank[1] if "random_inside" in lines else math.nan
+    return [name for name in lines if name in best and not lines[name].rank[0] > beaten]
 
 
 def dots(
     values: pd.DataFrame,
-    facts: Mapping[str, str],
+    title: str,
     unit: str,
     strategies: Sequence[str] = (),
     width: str = "two",
@@ -142,7 +196,7 @@ def dots(
     Args:
         values: a row a strategy, with columns strategy, label, kind, macs_ratio, value, low, high; infinite values were
             not reached; rows without a value, and of more MACs than dense, are left out.
-        facts: what the title says, in order.
+        title: what is shown.
         unit: what the axis says.
         strategies: which are drawn beside dense; none means all.
         width: "one" or "two" columns of a paper.
@@ -154,87 +208,60 @@ def dots(
     """
     values = values[values["value"].notna() & ~(values["macs_ratio"] > 1 + 1e-6)]
     if strategies:
-        _check(strategies, values["strategy"])
+        _check(strategies, set(values["strategy"]))
         values = values[values["strategy"].isin([*strategies, DENSE])]
     order = values.sort_values("value", ascending=not falling, kind="stable")
-    left_out, order = max(0, len(order) - MOST_ROWS), order[:MOST_ROWS]
-    inches, place = style.COLUMNS[width], np.arange(len(order))
     value, low, high = (order[name].to_numpy(float) for name in ("value", "low", "high"))
-    reached = np.isfinite(value)
-    note = "No strategy has a result." if order.empty else "Bars: 95 % intervals."
-    note += f" {left_out} more are not drawn." if left_out else ""
+    place, reached, dense = np.arange(len(order)), np.isfinite(value), (order["strategy"] == DENSE).to_numpy()
     with _sheet(width):
-        figure = style.new(inches, 1)
-        heading = _heading(figure, facts.values(), [note], width)
-        axis = figure.add_axes((0, 0, 1, 1))
+        note = "No strategy has a result." if order.empty else ""
+        figure, axis = _new(width, max(0.16 * len(order) + 0.1, 0.5), title, note)
         if order.empty:
             axis.set_axis_off()
         if logarithmic:
             axis.set_xscale("log")
-        for kind, (words, color, marker) in KINDS.items():
-            of_kind = (order["kind"] == kind).to_numpy() & reached & (order["strategy"] != DENSE).to_numpy()
-            _dots(axis, place[of_kind], value[of_kind], low[of_kind], high[of_kind], color, marker, words)
-        is_dense = (order["strategy"] == DENSE).to_numpy() & reached
-        _dots(axis, place[is_dense], value[is_dense], low[is_dense], high[is_dense], style.BLACK, "D", DENSE)
-        for at in value[is_dense]:
+        of_kind = {name: (order["kind"] == name).to_numpy() & ~dense for name in KINDS}
+        for words, color, marker, which in (
+            *((*KINDS[name], which) for name, which in of_kind.items()), (DENSE, style.BLACK, "D", dense),
+        ):  # fmt: skip
+            if (drawn := which & reached).any():
+                ends = [end(end_of[drawn], value[drawn]) for end, end_of in ((np.fmin, low), (np.fmax, high))]
+                axis.hlines(place[drawn], *ends, color=color, linewidth=1)
+                axis.plot(value[drawn], place[drawn], marker, color=color, label=words)
+        for at in value[dense & reached]:
             axis.axvline(at, color=style.BLACK, linewidth=0.7, linestyle=(0, (4, 2)))
         _span(axis, np.concatenate([value, low, high]), logarithmic)
-        right = axis.get_xlim()[1]
         for row in place[~reached]:
-            axis.text(right, row, "not reached ", color=style.DARK, ha="right", va="center", fontsize=7)
-        names = [plain(name, LETTERS[width]) for name in order["label"]]
-        axis.set_yticks(place, names)
-        for row in np.flatnonzero(order["strategy"] == DENSE):
+            axis.text(axis.get_xlim()[1], row, "not reached ", color=style.DARK, ha="right", va="center", fontsize=7)
+        axis.set_yticks(place, [plain(name, LETTERS[width]) for name in order["label"]])
+        for row in np.flatnonzero(dense):
             axis.get_yticklabels()[row].set_fontweight("bold")
         axis.set_ylim(len(order) - 0.4, -0.6)
         axis.tick_params(axis="y", length=0)
         axis.spines["left"].set_visible(False)
-        axis.set_xlabel(unit)
+        axis.set_xlabel(f"{unit}; bars: 95 % intervals")
         axis.grid(axis="both")
-        handles = axis.get_legend_handles_labels()
-        legend = axis.legend(
-            *handles, loc="upper left", bbox_to_anchor=(0, 0), borderaxespad=0, borderpad=0,
-            ncols=len(handles[0]) if width == "two" else 2, handletextpad=0.1, columnspacing=1.2,
-        )  # fmt: skip
-        _place(figure, axis, heading, [], max(0.16 * len(order) + 0.1, 0.5), legend)
+        if handles := axis.get_legend_handles_labels()[0]:
+            columns = len(handles) if width == "two" else 2
+            figure.legend(loc="outside lower left", ncols=columns, handletextpad=0.1, columnspacing=1.2)
     return figure
 
 
-def _dots(
-    axis: Axes,
-    rows: np.ndarray,
-    value: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    color: str,
-    marker: str,
-    label: str,
-) -> None:
-    if len(rows):
-        axis.hlines(rows, np.fmin(low, value), np.fmax(high, value), color=color, linewidth=1)
-        axis.plot(value, rows, marker, color=color, label=label)
-
-
 def _span(axis: Axes, values: np.ndarray, logarithmic: bool) -> None:
-    """Let the axis span finite values, with ticks that are plain numbers."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+    """Let the axis span finite values, with ticks that are plain numbers, and room for what is not reached."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     finite = values[np.isfinite(values) & ((values > 0) | (not logarithmic))]
     first, last = (finite.min(), finite.max()) if len(finite) else (1.0, 2.0)
+    reached = not np.isinf(values).any()
     if logarithmic:
-        first, last = first / 1.3, last * (1.3 if np.isfinite(values).all() else 4)
-        steps = [
-            m * 10.0**e
-            for e in range(math.floor(math.log10(first)), math.ceil(math.log10(last)) + 1)
-            for m in (1, 2, 5)
-        ]
-        axis.xaxis.set_major_locator(FixedLocator([step for step in steps if first <= step <= last]))
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         axis.xaxis.set_minor_locator(NullLocator())
-        axis.set_xlim(first, last)
+        axis.set_xlim(first / 1.3, last * (1.3 if reached else 4))
         return
     room = 0.04 * (last - first) or 0.05
-    axis.set_xlim(first - room, last + room * (1 if np.isfinite(values[~np.isnan(values)]).all() else 6))
+    axis.set_xlim(first - room, last + room * (1 if reached else 6))
 
 
 @contextmanager
@@ -244,72 +271,49 @@ def _sheet(width: str) -> Iterator[None]:
         yield
 
 
-def _dense(board: pd.DataFrame) -> float | None:
-    """Return dense's accuracy."""
-    found = board.loc[(board["strategy"] == DENSE) & board["accuracy"].notna(), "accuracy"]
-    return None if found.empty else float(found.iloc[0])
+def _new(width: str, high: float, title: str, notes: str) -> tuple[Figure, Axes]:
+    """Return a figure with axes of about `high` inches, a title above them at the left, and notes below."""
+    inches = style.COLUMNS[width]
+    figure = style.new(inches, high, layout="constrained")
+    room = 0.75  # of ticks, labels and a legend
+    parts = ((title, SIZE[width], style.BLACK, figure.suptitle), (notes, SIZE[width] - 1, style.DARK, figure.supxlabel))
+    for words, size, color, write in parts:
+        if words:
+            text = write(plain(words, 1000).strip(), x=0.01, ha="left", fontsize=size, color=color)
+            style.wrap(text, 0.98 * figure.bbox.width)
+            room += 1.4 * size / 72 * (1 + text.get_text().count("\n"))
+    figure.set_figheight(high + room)
+    return figure, figure.add_subplot()
 
 
-def _lines(board: pd.DataFrame) -> list[_Line]:
+def _lines(over: BudgetBoard) -> dict[str, _Line]:
     """Return the strategies that spend less than dense, in the order of the board."""
-    dense = _dense(board)
-    able = board[board["accuracy"].notna() & (board["macs_ratio"] < 1) & (board["strategy"] != DENSE)]
-    lines = []
-    for name, rows in able.groupby("strategy", sort=False):
-        rows = rows.sort_values("macs_ratio", ascending=False, kind="stable")
-        plain_delta = rows["accuracy"] - (dense or 0.0)
-        parts = [plain_delta, plain_delta, plain_delta]
-        if "accuracy_delta" in rows:
-            delta = rows["accuracy_delta"].fillna(plain_delta)
-            parts = [delta, rows["accuracy_delta_low"].fillna(delta), rows["accuracy_delta_high"].fillna(delta)]
-        y, low, high = (100 * part.to_numpy(float) for part in parts)
-        rank = (float(rows["rank_first"].iloc[0]), float(rows["rank_last"].iloc[0]))
-        lines.append(_Line(str(name), rows["macs_ratio"].to_numpy(float), y, low, high, rank))
+    lines = {}
+    for row in over.rows:
+        points = [one for one in reversed(points_of(over.lines[row["strategy"]])) if one["accuracy_delta"] is not None]
+        if points:
+            keys = BY_KEY["accuracy_delta"].keys
+            ends = [[one["accuracy_delta"] if one[key] is None else one[key] for one in points] for key in keys]
+            x, (y, low, high) = np.array([one["macs_ratio"] for one in points]), 100 * np.array(ends, dtype=float)
+            lines[row["strategy"]] = _Line(row["strategy"], x, y, low, high, rank_ends(row["rank"]))
     return lines
 
 
-def _check(strategies: Sequence[str], known: Sequence[str] | pd.Series) -> None:
+def _check(strategies: Sequence[str], known: Collection[str]) -> None:
     for name in strategies:
-        if name not in set(known):
-            raise unknown("strategy in the picture", name, set(known))
+        if name not in known:
+            raise unknown("strategy in the picture", name, known)
 
 
-def _chosen(board: pd.DataFrame, strategies: Sequence[str], lines: Mapping[str, _Line]) -> list[str]:
+def _chosen(strategies: Sequence[str], over: BudgetBoard, lines: Mapping[str, _Line]) -> list[str]:
     """Return the chosen strategies, once each."""
-    _check(strategies, board["strategy"])
+    _check(strategies, over.lines.keys())
     if dear := [name for name in strategies if name not in lines and name != DENSE]:
         raise UserError("a strategy that costs as much as dense, or more, is in no picture", got=dear[0])
     found = [name for name in dict.fromkeys(strategies) if name != DENSE]
     if len(found) > MOST_NAMED:
         raise UserError("strategies of a picture", got=str(len(found)), allowed=f"at most {MOST_NAMED}")
     return found
-
-
-def _best(board: pd.DataFrame, lines: Mapping[str, _Line]) -> list[str]:
-    """Return the strategies to name, in the board's order.
-
-    Of those that may be the best, as their rank begins where the best rank does, the best at each of the smallest
-    budgets; then those of the best ranks. What is worse than random tokens in the network is not named.
-    """
-    fair = {name: line for name, line in lines.items() if _competes(board, name)}
-    ranked = {name: line for name, line in fair.items() if not math.isnan(line.rank[0])} or fair
-    by_rank = sorted(ranked, key=lambda name: _first(ranked[name].rank))
-    leading = [name for name in by_rank if ranked[name].rank[0] == ranked[by_rank[0]].rank[0]] or by_rank
-    able = board[board["strategy"].isin(leading) & (board["macs_ratio"] <= MISSED * board["budget"])]
-    at_budgets = able.sort_values("accuracy", ascending=False, kind="stable").groupby("budget", sort=True)["strategy"]
-    found = list(dict.fromkeys([*at_budgets.first()[: NAMED // 2], *by_rank]))[:NAMED]
-    beaten = lines.get("random_inside")
-    worse = {name for name in found if beaten is not None and ranked[name].rank[0] > beaten.rank[1]}
-    return [name for name in lines if name in found and name not in worse]
-
-
-def _first(rank: tuple[float, float]) -> tuple[float, float]:
-    first, last = (math.inf if math.isnan(end) else end for end in rank)
-    return first, last
-
-
-def _competes(board: pd.DataFrame, name: str) -> bool:
-    return bool((board.loc[board["strategy"] == name, "kind"] == "deployable").all())
 
 
 class _End(NamedTuple):
@@ -337,73 +341,34 @@ def _reference(axis: Axes, line: _Line) -> _End:
     return _End(line.name, color, "", line.x[-1], line.y[-1])
 
 
-def _losses(shown: Sequence[_Line]) -> tuple[float, float]:
-    """Return the lowest and highest points to show, with intervals."""
+def _fit(axis: Axes, shown: Sequence[_Line]) -> float:
+    """Let the axis of losses span what is shown, with ticks that keep a distance; return the lowest points on it."""
     lowest = {line.name: float(min(line.low.min(), -0.5)) for line in shown}
-    others = min((low for name, low in lowest.items() if name != "random"), default=lowest.get("random", -0.5))
-    bottom = min(others, lowest.get("random", 0.0)) if lowest.get("random", 0.0) > BELOW * others else others
-    return bottom, max(0.2, *(float(line.high.max()) for line in shown))
-
-
-def _fit(axis: Axes, bottom: float, top: float) -> None:
-    """Let the axis of losses span so many points, with ticks that keep a distance."""
+    random = lowest.get("random", -0.5)
+    others = min((low for name, low in lowest.items() if name != "random"), default=random)
+    bottom, top = min(others, random if random > BELOW * others else 0), max(0.2, *(line.high.max() for line in shown))
     place: Callable[[float], float] = lambda y: math.asinh(y / LINEAR)  # noqa: E731
     room = 0.04 * (place(top) - place(bottom))
     low, high = place(bottom) - room, place(top) + room
     axis.set_ylim(LINEAR * math.sinh(low), LINEAR * math.sinh(high))
-    ticks: list[float] = [0]
-    for tick in sorted(TICKS, key=abs):
+    ticks: list[float] = []
+    for tick in TICKS:
         if low <= place(tick) <= high and all(abs(place(tick) - place(one)) > (high - low) / 16 for one in ticks):
             ticks.append(tick)
     axis.set_yticks(ticks, [f"{tick:+g}".replace("-", "−") if tick else "dense 0" for tick in ticks])
     axis.set_yticks([], minor=True)
+    return bottom
 
 
-def _shares(last: float, width: str) -> list[float]:
-    """Return shares of MACs from 1 down to the last."""
-    step = 0.1 if width == "two" else 0.2
-    return [tick for tick in (round(1 - step * k, 1) for k in range(10)) if tick >= last - 0.01]
-
-
-def _heading(figure: Figure, facts: Iterable[str], notes: Iterable[str], width: str) -> list[Text]:
-    """Write what is shown at the top left, and under it small notes, in as many lines as the width makes them need."""
-    most = figure.bbox.width - 2 * EDGE * figure.dpi
-    found: list[Text] = []
-    small: dict[str, Any] = {"color": style.DARK, "fontsize": SIZE[width] - 1}
-    for parts, how in ((facts, {}), (notes, small)):
-        said = " ".join(plain(part, 300) for part in parts if part)
-        if said:
-            found.append(figure.text(0, 1, said, va="top", linespacing=1.25, **how))
-            style.wrap(found[-1], most)
-    return found
-
-
-def _place(
-    figure: Figure, axis: Axes, heading: Sequence[Text], labels: Sequence[Text], high: float, legend: Any = None
-) -> None:
-    """Give the axes `high` inches of height, and the figure the room that the texts around them need."""
-    dpi, width = figure.dpi, figure.get_figwidth()
-    figure.set_figheight(high + 2)
-    axis.set_position((0.3, 0.2, 0.4, 0.6))
+def _label(figure: Figure, axis: Axes, ends: Sequence[_End], bottom: float, letters: int) -> None:
+    """Put a name at the end of each line, moved up or down so that none lies on another, and join both."""
+    labels: list[Annotation] = []
+    for end in ends:
+        beyond = f" (−{-end.y:.0f})" if end.y < bottom else ""
+        labels.append(axis.annotate(plain(end.name, letters) + beyond, (1, 0.5), (20, 0), "axes fraction",
+                                    "offset points", va="center", annotation_clip=False))  # fmt: skip
     figure.draw_without_rendering()
-    inside, beside, below = axis.get_window_extent(), axis.yaxis.get_tightbbox(), axis.xaxis.get_tightbbox()
-    left = (inside.x0 - beside.x0 if beside else 0.0) / dpi + EDGE
-    right = max((label.get_window_extent().width / dpi + 0.32 for label in labels), default=0.12)
-    under = 0.0 if legend is None else legend.get_window_extent().height / dpi + EDGE
-    bottom = (inside.y0 - below.y0 if below else 0.0) / dpi + EDGE + under
-    heights = [text.get_window_extent().height / dpi + EDGE for text in heading]
-    total = sum(heights) + 2.5 * EDGE + high + bottom
-    figure.set_figheight(total)
-    axis.set_position((left / width, bottom / total, (width - left - right - EDGE) / width, high / total))
-    for text, above in zip(heading, np.cumsum([EDGE, *heights]), strict=False):
-        text.set_position((EDGE / width, 1 - above / total))
-    if legend is not None:
-        legend.set_bbox_to_anchor((EDGE / width, under / total), transform=figure.transFigure)
-
-
-def _spread(figure: Figure, axis: Axes, labels: Sequence[Text], ends: Sequence[_End], bottom: float) -> None:
-    """Put each label at the end of its line, moved up or down so that none lies on another, and join both."""
-    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
     box, dpi = axis.get_window_extent(), figure.dpi
     apart = max(label.get_window_extent().height for label in labels) * 1.02
     at = axis.transData.transform([(end.x, end.y) for end in ends])
@@ -414,9 +379,8 @@ def _spread(figure: Figure, axis: Axes, labels: Sequence[Text], ends: Sequence[_
     placed += max(0.0, box.y0 - 0.1 * dpi - placed[-1])
     back = axis.transData.inverted().transform
     for height, place in zip(placed, order, strict=True):
-        label, end = labels[place], ends[place]
-        x = box.x1 + np.array([0.03, 0.15, 0.2, 0.27]) * dpi
-        label.set_position(back((x[3], height)))
+        end, x = ends[place], box.x1 + np.array([0.03, 0.15, 0.2]) * dpi
+        labels[place].xy = (1, (height - box.y0) / box.height)
         if end.y < bottom:
             continue
         joint = back([(at[place, 0], wanted[place]), (x[0], wanted[place]), (x[1], height), (x[2], height)])

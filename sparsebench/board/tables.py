@@ -1,160 +1,311 @@
-"""The leaderboard as text: terminal, Markdown, CSV, JSON, LaTeX."""
+"""Tables as text for people and as files for programs: a format is one entry of FORMATS."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import groupby
 from typing import Any
 
 from tabulate import SEPARATING_LINE, tabulate
 
-from sparsebench.board import latex
-from sparsebench.board.board import Row
-from sparsebench.board.build import columns_of
-from sparsebench.board.columns import (
-    BY_LOSS,
-    CHECKS,
-    EVERY,
-    FORMATS,
-    NOT_REACHED,
-    Column,
-    file_value,
-    keys_of,
-    side,
-    text_of,
-)
+from sparsebench.board.columns import NOT_RANKED, Column, Row, file_value, keys_of, side, text_of
 from sparsebench.errors import UserError
 from sparsebench.text import cell, markdown
 
-LEGEND = (
-    "[ ]: 95 % intervals, of seeds and items, each for itself; differences and ratios are to dense unless named. "
-    "vs dense, vs random_inside: all rows judged together. Oracles see the relevance mask and are not ranked."
-)
-LEGEND_OF_ACCURACY = "Accuracy, AUROC and MACs: {} task, where it was run."
-LEGEND_OF_PARTS = {
-    "trials": ("N50: training samples for half of the trials to succeed", ", {} task, where it was run"),
-    "gaps": ("Gap: accuracy where the background fits the class minus that where it does not", ", {} task"),
-}
-"""What the columns of a part mean, and of which task they are, where that is one; see `Column.part`."""
-LEGEND_OF_CHECKS = (
-    "Checks: what `sparsebench check` found of this source of the strategy, and this version of sparsebench."
-)
-
-LEGEND_OF_LOSS = "N50, loss: the same by the paper's criterion, a mean test loss below a threshold."
-NOT_REACHED_MEANS = (
-    "Not reached: less than half of the trials succeed even with the most training samples that were tried."
-)
+DIGITS = 10
+"""Of numbers in files, significant ones: what machines differ in is not among them."""
+WIDTH = 100
+LINES = 45
+"""Rows of a table that a page of LaTeX has room for."""
+BETWEEN = 2
+"""Characters between columns; as many are added to headings."""
+STAY = ("task", "rank", "strategy", "budget", "accuracy", "kept_accuracy")
+FIRST_TO_GO = (
+    "device", "pareto_speed", "kind", "trained", "pareto", "spurious_gap", "images_per_s", "n_seeds", "accuracy_delta",
+    "random_inside_delta", "badge", "sample_complexity_loss", "sample_complexity_ratio", "aligned_gap", "model",
+    "macs_ratio",
+)  # fmt: skip
+ROOM = 12
+"""Characters that are left of a text at least."""
 
 
-def render(
-    rows: Sequence[Row],
-    form: str,
-    notes: Sequence[str] = (),
-    columns: Sequence[Column] | None = None,
-    legend: str | None = None,
-) -> str:
-    """Return rows in one of FORMATS; CSV and JSON have every column, to DIGITS digits, the others join intervals.
+@dataclass(frozen=True)
+class Table:
+    """Rows under columns, and what stands around them.
 
-    Args:
-        rows: the leaderboard's, or another view's.
-        form: one of FORMATS. LaTeX is a `table*` that needs the package booktabs.
-        notes: lines below.
-        columns: of another view; the leaderboard's unless given, but for those that are empty.
-        legend: what is said below the table; the leaderboard's unless given.
+    Attributes:
+        rows: mappings with the keys of the columns.
+        columns: all that files have; people see those of `Column.tables` in which some row has a value.
+        title, above: what stands above it.
+        notes: lines below it.
+        legend: what its columns and signs mean, below the notes.
+        main: whether a reader's choice of columns is about it.
+        bold: what the values are that rows mark with KEY_best, where they can be shown in bold.
+        label: by which a document refers to it.
+        group: the key of rows of which another value stands below a rule; unless given oracles do.
+    """
+
+    rows: Sequence[Row]
+    columns: Sequence[Column]
+    title: str = ""
+    above: str = ""
+    notes: Sequence[str] = ()
+    legend: str = ""
+    main: bool = True
+    bold: str = ""
+    label: str = ""
+    group: str = ""
+
+    @property
+    def shown(self) -> list[Column]:
+        """The columns that people see."""
+        return with_values(self.rows, self.columns)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is told of something.
+
+    Attributes:
+        tables: for people.
+        data: the one table that files for programs hold.
+        notes: lines below all tables.
+    """
+
+    tables: Sequence[Table]
+    data: Table
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is shown of tables.
+
+    Attributes:
+        names: keys of the main table's columns, in order; all unless given.
+        width: characters of a line in a terminal; None for any number.
+    """
+
+    names: tuple[str, ...] = ()
+    width: int | None = None
+
+    def of(self, table: Table, columns: Sequence[Column]) -> list[Column]:
+        """Return the chosen ones of a table's columns."""
+        by_key = {column.key: column for column in columns}
+        return [by_key[n] for n in self.names if n in by_key] if self.names and table.main else list(columns)
+
+    def check(self, columns: Sequence[Column]) -> None:
+        """Raise UserError unless all names are those of columns."""
+        known = list(dict.fromkeys(column.key for column in columns))
+        for name in self.names:
+            if name not in known:
+                raise UserError("--columns", got=f"'{name}'", allowed=known)
+
+
+ALL = Choice()
+
+
+def render(report: Report | Table, form: str, choice: Choice = ALL) -> str:
+    """Return a report, or a single table, in one of FORMATS.
+
+    People see intervals joined to values; CSV and JSON have every column of the data, to DIGITS digits.
 
     Raises:
-        UserError: another format.
+        UserError: another format, or a column that there is not.
     """
     if form not in FORMATS:
-        raise UserError("--format", got=f"'{form}'", allowed=FORMATS)
-    if form == "json":
-        return json.dumps([_short(row) for row in rows], indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-    if form == "csv":
-        return _csv(rows, columns_of(rows) if columns is None else columns)
-    shown = shown_columns(rows) if columns is None else columns
-    legend = legend_of(rows, shown) if legend is None else legend
-    if form == "latex":
-        return latex.table(shown, cells(rows, shown, form), legend, notes)
-    legend = markdown(legend, code=True) if form == "md" else legend
-    return "\n\n".join([grid(rows, shown, form), legend, *as_list(notes, form)]) + "\n"
+        raise UserError("--format", got=f"'{form}'", allowed=list(FORMATS))
+    if isinstance(report, Table):
+        report = Report([report], report)
+    write, for_people = FORMATS[form]
+    tables = report.tables if for_people else [report.data]
+    choice.check([c for table in tables if table.main for c in (table.shown if for_people else table.columns)])
+    return write(report, choice)
 
 
-def legend_of(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    """Return what is said below a leaderboard with those columns."""
-    tasks, keys = {column.part: column.task for column in columns if column.task}, {column.key for column in columns}
-    first = [LEGEND_OF_ACCURACY.format(tasks["accuracy"])] if "accuracy" in tasks else []
-    for part, (meaning, where) in LEGEND_OF_PARTS.items():
-        if any(column.part == part for column in columns):
-            first.append(f"{meaning}{where.format(tasks[part]) if part in tasks else ''}.")
-    more = {BY_LOSS.key: LEGEND_OF_LOSS, CHECKS.key: LEGEND_OF_CHECKS}
-    legend = " ".join([*first, LEGEND, *(text for key, text in more.items() if key in keys), *meanings_of(columns)])
-    reached = not any(NOT_REACHED in text_of(row, column) for row in rows for column in columns)
-    return legend if reached else f"{legend} {NOT_REACHED_MEANS}"
+def with_values(rows: Sequence[Row], columns: Sequence[Column]) -> list[Column]:
+    """Return those of columns that people are shown in which some row has a value; all of a table without rows."""
+    shown = [column for column in columns if column.tables]
+    return [c for c in shown if not rows or any(row.get(c.key) not in (None, "", NOT_RANKED) for row in rows)]
 
 
-def meanings_of(columns: Sequence[Column]) -> list[str]:
-    """Return what the columns are of metrics that tasks declare, a sentence each."""
-    known = {column.key for column in EVERY}
-    return [f"{column.heading}: {column.what}{_of(column)}." for column in columns if column.key not in known]
+def _text(report: Report, choice: Choice, style: str, escape: Callable[..., str]) -> str:
+    """Return a report for people, in a style of tabulate, with texts escaped."""
+    parts: list[str] = []
+    for table in report.tables:
+        rows, columns = table.rows, choice.of(table, table.shown)
+        if style == "simple" and choice.width is not None:
+            rows, columns = fit(rows, columns, choice.width)
+        lines: list[Any] = [[escape(text_of(row, column)) for column in columns] for row in rows]
+        lines = _apart(table, rows, lines) if style == "simple" else lines
+        text = _grid(lines, [escape(column.heading) for column in columns], columns, style)
+        title, above, legend = (escape(words, code=True) for words in (table.title, table.above, table.legend))
+        parts += [title, above, text, _bullets(map(escape, table.notes)), legend] if columns else []
+    return "\n\n".join(filter(None, [*parts, _bullets(map(escape, report.notes))])) + "\n"
 
 
-def _of(column: Column) -> str:
-    return f", {column.task} task" if column.task else ""
+def _as_it_is(text: str, code: bool = False) -> str:
+    return text
 
 
-def grid(rows: Sequence[Row], columns: Sequence[Column], form: str) -> str:
-    """Return the lines of a table, for a terminal ("table") or in Markdown ("md")."""
-    headings, style = [column.heading for column in columns], {"table": "simple", "md": "pipe"}[form]
-    headings = [markdown(heading) for heading in headings] if form == "md" else headings
+def _bullets(notes: Iterable[str]) -> str:
+    return "\n".join(f"- {note}" for note in notes)
+
+
+def _grid(lines: Sequence[Any], headings: Sequence[str], columns: Sequence[Column], style: str) -> str:
     sides = [side(column) for column in columns]
-    return tabulate(cells(rows, columns, form), headings, style, disable_numparse=True, colalign=sides)
+    return tabulate(lines, headings, style, disable_numparse=True, colalign=sides)
 
 
-def as_list(notes: Sequence[str], form: str) -> list[str]:
-    """Return notes as a list, if there are any."""
-    return ["\n".join(f"- {markdown(note) if form == 'md' else note}" for note in notes)] if notes else []
+def _apart(table: Table, rows: Sequence[Row], body: list[list[str]]) -> list[Any]:
+    """Return the lines of a table with a rule between groups, or before oracles, which are not ranked."""
 
+    def group(row: Row) -> Any:
+        return row.get(table.group) if table.group else row.get("kind") == "oracle"
 
-def cells(rows: Sequence[Row], columns: Sequence[Column], form: str) -> list[Any]:
-    """Return the cells of a table as a form has them."""
-    body = [[text_of(row, column) for column in columns] for row in rows]
-    if form == "md":
-        return [list(map(markdown, line)) for line in body]
-    if form == "latex":
-        body = [list(map(latex.printable, line)) for line in body]
-    return _apart(rows, body)
-
-
-def _apart(rows: Sequence[Row], body: list[list[str]]) -> list[Any]:
-    """Return the lines of a table with a rule before oracles, which are not ranked, where others are above them."""
     lines: list[Any] = []
     for before, row, line in zip((None, *rows), rows, body, strict=False):
-        if before is not None and row.get("kind") == "oracle" != before.get("kind"):
+        if before is not None and group(before) != group(row):
             lines.append(SEPARATING_LINE)
         lines.append(line)
     return lines
 
 
-def shown_columns(rows: Sequence[Row], columns: Sequence[Column] = EVERY) -> list[Column]:
-    """Return those of columns that people are shown: those of which some row has something."""
-    shown = [one for one in columns_of(rows, columns) if one.tables]
-    return [one for one in shown if not rows or any(row[one.key] not in (None, "") for row in rows)]
+_LATEX = str.maketrans({
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", "`": r"\textasciigrave{}",
+})  # fmt: skip
 
 
-DIGITS = 10
-"""Of numbers in files, significant ones: what machines differ in is not among them."""
+def _printable(text: str) -> str:
+    """Return a text with a question mark for what Latin-1, and so the fonts of pdflatex, has not."""
+    visible = "".join(" " if c.isspace() else c if c.isprintable() else "?" for c in text)
+    return visible.encode("latin-1", "replace").decode("latin-1")
 
 
-def _short(row: Row) -> Row:
-    values = {key: file_value(value) for key, value in row.items()}
+def _latex(report: Report, choice: Choice) -> str:
+    """Return a `table*` of each table: it is scaled down to the width of the text where it is wider."""
+    parts = [_latex_table(part, choice.of(part, table.shown)) for table in report.tables for part in _of_a_page(table)]
+    return "\n".join(parts) + "".join(f"% {' '.join(note.split())}\n" for note in report.notes)
+
+
+def _of_a_page(table: Table) -> list[Table]:
+    """Return the parts of a table that a page has room for each, parted where groups are as far as that goes."""
+    parts: list[list[Row]] = [[]]
+    for _, rows in groupby(table.rows, key=lambda row: row.get(table.group)):
+        group = list(rows)
+        for some in (group[i : i + LINES] for i in range(0, len(group), LINES)):
+            if parts[-1] and len(parts[-1]) + len(some) > LINES:
+                parts.append([])
+            parts[-1].extend(some)
+    first, *others = parts
+    rest = replace(table, label="", above="Continued.", legend="", notes=())
+    return [replace(table, rows=first), *(replace(rest, rows=rows) for rows in others)]
+
+
+def _latex_table(table: Table, columns: Sequence[Column]) -> str:
+    comments = "".join(f"% {' '.join(note.split())}\n" for note in table.notes)
+    if not table.rows or not columns:
+        return f"% no rows\n{comments}"
+    bold = f"Bold: {table.bold}." if table.bold else ""
+    caption = " ".join(filter(None, [table.title and f"{table.title}.", table.above, table.legend, bold]))
+    body = [[_latex_cell(row, column, bool(table.bold)) for column in columns] for row in table.rows]
+    lines = _apart(table, table.rows, body)
+    inner = _grid(lines, [column.heading for column in columns], columns, "latex_booktabs")
+    for mark, command in _COMMANDS.items():
+        inner = inner.replace(mark, command)
+    label = [f"\\label{{{table.label}}}"] if table.label else []
+    return "\n".join([
+        r"% needs \usepackage{booktabs,graphicx}", r"\begin{table*}", r"\centering", r"\footnotesize",
+        f"\\sbox0{{{inner}}}%", r"\ifdim\wd0>\textwidth\resizebox{\textwidth}{!}{\usebox0}\else\usebox0\fi",
+        f"\\caption{{{_printable(caption).translate(_LATEX)}}}", *label, r"\end{table*}", comments,
+    ])  # fmt: skip
+
+
+_BOLD, _END, _MINUS = "\x01", "\x02", "\x03"
+_COMMANDS = {_BOLD: r"\textbf{", _END: "}", _MINUS: "$-$"}
+"""What stands for commands until texts are escaped: no printable text has them."""
+
+
+def _latex_cell(row: Row, column: Column, bold: bool) -> str:
+    text = _printable(text_of(row, column))
+    if column.shown != "text":
+        text = re.sub(r"-(?=\d)", _MINUS, text)
+    return f"{_BOLD}{text}{_END}" if bold and row.get(f"{column.key}_best") else text
+
+
+def _csv(report: Report, choice: Choice) -> str:
+    keys, out = keys_of(choice.of(report.data, report.data.columns)), io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(keys)
+    writer.writerows([[cell(value) for value in _values(row, keys).values()] for row in report.data.rows])
+    return out.getvalue()
+
+
+def _json(report: Report, choice: Choice) -> str:
+    keys = keys_of(choice.of(report.data, report.data.columns))
+    rows = [_values(row, keys) for row in report.data.rows]
+    return json.dumps(rows, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _values(row: Row, keys: Sequence[str]) -> Row:
+    """Return what files hold of a row."""
+    values = {key: file_value(row, key) for key in keys}
     return {key: float(format(x, f".{DIGITS}g")) if isinstance(x, float) else x for key, x in values.items()}
 
 
-def _csv(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    out = io.StringIO()
-    writer = csv.DictWriter(out, keys_of(columns), extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: cell(value) for key, value in _short(row).items()} for row in rows)
-    return out.getvalue()
+FORMATS: dict[str, tuple[Callable[[Report, Choice], str], bool]] = {
+    "table": (partial(_text, style="simple", escape=_as_it_is), True),
+    "md": (partial(_text, style="pipe", escape=markdown), True),
+    "csv": (_csv, False),
+    "json": (_json, False),
+    "latex": (_latex, True),
+}
+"""How a report is written, and whether for people: its tables, or for programs: its data."""
+
+
+def fit(
+    rows: Sequence[Row], columns: Sequence[Column], width: int, order: Sequence[str] | None = None
+) -> tuple[list[Row], list[Column]]:
+    """Return rows and columns of a table that is no wider than `width` characters.
+
+    Intervals go first, from the right; then columns in `order`, which is FIRST_TO_GO, and others from the right but for
+    STAY, unless given; then the ends of texts, of the longest first.
+    """
+    left, width_of = list(columns), cache(lambda column: _widths(rows, [column])[0])
+
+    def too_wide() -> bool:
+        return sum(map(width_of, left)) + BETWEEN * (len(left) - 1) > width
+
+    for column in reversed(columns):
+        if too_wide() and column.interval:
+            left[left.index(column)] = column._replace(interval=False)
+    rest = [column.key for column in reversed(columns) if column.key not in (*STAY, *FIRST_TO_GO)]
+    for key in (*FIRST_TO_GO, *rest) if order is None else order:
+        if too_wide():
+            left = [column for column in left if column.key != key]
+    clipped = list(rows)
+    for column in sorted(left, key=lambda column: -_widths(rows, [column])[0]):
+        if column.shown == "text" and (over := _width(clipped, left) - width) > 0:
+            room = max(ROOM, _widths(clipped, [column])[0] - over)
+            clipped = [row | {column.key: _clip(row[column.key], room)} for row in clipped]
+    return clipped, left
+
+
+def _widths(rows: Sequence[Row], columns: Sequence[Column]) -> list[int]:
+    return [max([len(column.heading) + BETWEEN, *(len(text_of(row, column)) for row in rows)]) for column in columns]
+
+
+def _width(rows: Sequence[Row], columns: Sequence[Column]) -> int:
+    return sum(_widths(rows, columns)) + BETWEEN * (len(columns) - 1)
+
+
+def _clip(text: object, room: int) -> object:
+    return text[: room - 1] + "\u2026" if isinstance(text, str) and len(text) > room else text

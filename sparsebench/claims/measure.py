@@ -11,8 +11,8 @@ import numpy as np
 from sparsebench.claims.recount import setting_of
 from sparsebench.claims.rows import Claim
 from sparsebench.errors import UserError
-from sparsebench.planning.request import Files, Request
-from sparsebench.planning.weights import files_of
+from sparsebench.plan.locate import files_of
+from sparsebench.plan.request import Files, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.stats.intervals import wilson
 

@@ -8,15 +8,15 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Literal, get_args
 
-from sparsebench.budget import FULL, Budget
 from sparsebench.claims.rows import Claim
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import Step, VitCost
 from sparsebench.measure.counts import check_fits, counts_at, solve, stages
-from sparsebench.planning.budgets import BUDGET_KEYS, budgets_of, fit_budget
+from sparsebench.plan.contenders import BUDGET_KEYS, budgets_of, fit_budget
 from sparsebench.plugin.registry import Registry
-from sparsebench.spec import fill, parse
-from sparsebench.strategy import Convention, Strategy, Traits
+from sparsebench.strategy.base import Convention, Strategy, Traits
+from sparsebench.strategy.budget import FULL, Budget
+from sparsebench.strategy.spec import fill, parse
 
 Word = Literal["agrees", "other convention", "cannot be", "nothing claimed", "not recounted"]
 TOLERANCE = 0.02

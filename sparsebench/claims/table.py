@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sparsebench.board import tables
 from sparsebench.board.columns import Column
+from sparsebench.board.judge import Ranking
+from sparsebench.board.tables import ALL, Choice, Report, Table
 from sparsebench.claims.recount import TOLERANCE, Recount
+from sparsebench.claims.rows import Claim, load
+from sparsebench.errors import UserError
+from sparsebench.plan.contenders import BUDGET_KEYS, budgets_of
+from sparsebench.plugin.registry import Registry
+from sparsebench.strategy.spec import fill, label, parse
 
 COLUMNS = (
     Column("row", "row", "text", "its name in the ledger"),
@@ -37,23 +45,14 @@ LEGEND = (
 )
 
 
-def rows_of(recounts: Sequence[Recount]) -> list[dict[str, Any]]:
-    """Return a row for each recount, with the keys of `COLUMNS`."""
-    return [_row(one) for one in recounts]
-
-
-def render(recounts: Sequence[Recount], form: str) -> str:
-    """Return the table in one of `columns.FORMATS`, whole.
+def render(recounts: Sequence[Recount], form: str, choice: Choice = ALL) -> str:
+    """Return the table in one of `tables.FORMATS`.
 
     Raises:
-        UserError: another format.
+        UserError: another format, or a column that there is not.
     """
-    return tables.render(rows_of(recounts), form, summary(recounts), columns_of(form), LEGEND)
-
-
-def columns_of(form: str) -> list[Column]:
-    """Return the columns that a form has: files have all."""
-    return [column for column in COLUMNS if column.tables or form in ("csv", "json")]
+    table = Table([_row(one) for one in recounts], COLUMNS, legend=LEGEND)
+    return tables.render(Report([table], table, summary(recounts)), form, choice)
 
 
 def summary(recounts: Sequence[Recount]) -> list[str]:
@@ -87,3 +86,46 @@ def _text(number: object) -> str:
 
 def _number(number: float | None, digits: int) -> str:
     return "" if number is None else f"{number:.{digits}f}"
+
+
+PUBLISHED = Column(
+    "published", "published, %", "percent", "top-1 on ImageNet-1k that a source states for these settings, untrained"
+)
+
+
+def with_published(report: Report, rankings: Sequence[Ranking]) -> Report:
+    """Return the tables of a paper with what the ledger has of the same settings, where it has some.
+
+    These are the architecture, the side of the images, ImageNet's classes, the strategy with its parameters, and the
+    budget; and weights as they are, not trained with the strategy.
+    """
+    found = [_beside(table, one) for table, one in zip(report.tables, rankings, strict=False)]
+    columns = next((table.columns for table in found if PUBLISHED in table.columns), report.data.columns)
+    return Report(found or report.tables, Table([row for table in found for row in table.rows], columns))
+
+
+def _beside(table: Table, one: Ranking) -> Table:
+    task, model = one.setting.params
+    registry, known = Registry(), dict[tuple[str, str], float]()
+    for claim in load() if task.get("labels") == "imagenet" else ():
+        same = claim.model == f"timm:{model.get('arch')}" and claim.canvas in (0, task.get("canvas"))
+        if same and claim.top1 and claim.plugin and claim.weights == "off the shelf":
+            known.setdefault(_key(claim, registry), float(claim.top1) / 100)
+    keys = [(row["strategy"], "" if row["strategy"] == "dense" else row["budget"]) for row in table.rows]
+    if not known.keys() & set(keys):
+        return table
+    rows = [{**row, PUBLISHED.key: known.get(key)} for row, key in zip(table.rows, keys, strict=True)]
+    return replace(table, rows=rows, columns=(*table.columns, PUBLISHED))
+
+
+def _key(claim: Claim, registry: Registry) -> tuple[str, str]:
+    """Return what a board calls the strategy and the budget of a row; nothing it has of one that is not here."""
+    spec = parse(claim.plugin)
+    try:
+        cls = registry.strategy(spec.name).cls
+        (params,), budgets = spec.combinations(without=BUDGET_KEYS), budgets_of(spec, [])
+        made = fill(cls, params, f"strategy '{spec.name}'")
+    except (UserError, ValueError):
+        return "", ""
+    said = label(cls.name, made.model_dump(mode="json", exclude_defaults=True))
+    return said, budgets[0].label if budgets else ""

@@ -1,4 +1,4 @@
-"""The command line: one small file a command; no work is done here."""
+"""The command line: a file a group of commands; no work is done here."""
 
 from __future__ import annotations
 
@@ -8,31 +8,10 @@ from typing import Any
 
 import click
 
-from sparsebench.cli import (
-    check,
-    claims,
-    compare,
-    data,
-    env,
-    export,
-    leaderboard,
-    listing,
-    merge,
-    new,
-    observe,
-    reproduce,
-    run,
-    show,
-    show_tokens,
-    speed,
-    status,
-    submit,
-    verify,
-)
-from sparsebench.cli.guide import EXAMPLES, Guided, group_commands
-from sparsebench.cli.streams import flush_output, open_streams, refusal
-from sparsebench.contain.thread import leave_in_time
+from sparsebench.cli import check, claims, leaderboard, listing, look, publish, reproduce, run
+from sparsebench.cli.terminal import EXAMPLES, Guided, flush_output, group_commands, open_streams, refusal
 from sparsebench.errors import UserError
+from sparsebench.observe.observer import leave_in_time
 from sparsebench.version import __version__
 
 
@@ -90,9 +69,9 @@ def main() -> None:
 
 
 for command in (
-    run.run, listing.list_, show.show, show_tokens.show_tokens, compare.compare, leaderboard.leaderboard,
-    export.export, merge.merge, observe.observe, reproduce.reproduce, claims.claims, speed.speed, status.status,
-    check.check, submit.submit, verify.verify, new.new, data.data, env.env,
+    run.run, run.status, listing.list_, listing.show, listing.data, listing.env, look.show_tokens, look.compare,
+    look.speed, leaderboard.leaderboard, reproduce.reproduce, claims.claims, check.new, check.check, publish.submit,
+    publish.verify, publish.merge, publish.export, publish.observe,
 ):  # fmt: skip
     main.add_command(command)
     if not isinstance(command, Guided):

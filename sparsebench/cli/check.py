@@ -1,16 +1,36 @@
-"""sparsebench check."""
+"""Commands for authors of strategies: new and check."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
-from sparsebench.cli.guide import Guided
-from sparsebench.records.checks import HARMLESS
+from sparsebench.cli.terminal import Guided
+from sparsebench.records.checks import GROUPS, HARMLESS, Status
+
+
+@click.command(cls=Guided)
+@click.argument("name")
+@click.option("--package", is_flag=True, help="A distribution that can be published, in place of two files.")
+@click.option(
+    "--dir", "folder", type=click.Path(path_type=Path), default=Path(), metavar="DIR", help="Where.  [default: here]"
+)
+def new(name: str, package: bool, folder: Path) -> None:
+    """Write a strategy NAME to begin with, NAME.py, and its test; both run as they are. Overwrites nothing."""
+    from sparsebench.plugin.registry import Registry
+    from sparsebench.plugin.scaffold import write
+
+    files = write(name, folder, Registry(), package=package)
+    for path in files:
+        click.echo(f"written: {path}")
+    where = folder / name if package else folder
+    click.echo(f"\nsparsebench check {files[0]}\nsparsebench run --plugin {files[0]}\npytest {where}")
+
 
 SIGNS = {"passed": "ok", "failed": "FAILED", "timeout": "TIMEOUT", "crashed": "CRASHED"}
 
@@ -34,7 +54,7 @@ SIGNS = {"passed": "ok", "failed": "FAILED", "timeout": "TIMEOUT", "crashed": "C
     help="For each check.",
 )
 def check(targets: tuple[str, ...], results: Path | None, as_json: bool, markdown: bool, time_limit: float) -> None:
-    """Check that strategies keep the rules, on tiny networks and each in a process of its own.
+    """Test strategies on tiny networks, each in its own process.
 
     Required checks are what every strategy must pass; recommended ones say what is good to have; informative ones
     measure. Exits with 0 if all required checks pass, 1 if not, 2 if the command is wrong. A check that the strategy
@@ -89,9 +109,24 @@ def _conclude(results: Path, left_out: list[str]) -> None:
     click.echo(f"stored: {results}/checks{board}", err=True)
 
 
+def _title(report: Any) -> str:
+    params = ",".join(f"{key}={value}" for key, value in report.params.items())
+    return f"{report.strategy}:{params}" if params else str(report.strategy)
+
+
+def _summary(report: Any) -> str:
+    """Return the verdict and the number of checks of each group that passed, in a line."""
+    parts = []
+    for group in GROUPS:
+        counts = Counter(outcome.status for outcome in report.outcomes if outcome.group == group)
+        other = [f"{counts[status]} {status}" for status in get_args(Status)[1:] if counts[status]]
+        parts.append(f"{group}: " + ", ".join([f"{counts['passed']} passed", *other]))
+    return f"{'conforms' if report.conforms else 'does not conform'} ({'; '.join(parts)})"
+
+
 def _text(report: Any, whole: bool) -> str:
     """Return the report: all checks, or those that did not pass where they should."""
-    lines, group = [f"{report.title}  {report.summary()}"], ""
+    lines, group = [f"{_title(report)}  {_summary(report)}"], ""
     before = ""  # a remark is shown once where several checks have the same
     for outcome in report.outcomes:
         if not whole and outcome.status in HARMLESS:
@@ -119,5 +154,5 @@ def _markdown(report: Any) -> str:
         }
         for outcome in report.outcomes
     ]
-    head = f"## {report.title}\n\n{report.summary()}; revision {report.origin.revision or 'unknown'}"
+    head = f"## {_title(report)}\n\n{_summary(report)}; revision {report.origin.revision or 'unknown'}"
     return f"{head}\n\n{tabulate(rows, headers='keys', tablefmt='github')}\n"

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsebench.board.columns import FORMATS
-from sparsebench.board.fit import Choice
+from sparsebench.board.tables import FORMATS, Choice
 from sparsebench.cli.options import callbacks_of, options
-from sparsebench.cli.width import table
+from sparsebench.cli.terminal import table
 from sparsebench.errors import UserError
-from sparsebench.planning.request import values_of
+from sparsebench.plan.request import values_of
 from sparsebench.progress import Progress
 
 if TYPE_CHECKING:
@@ -81,16 +80,12 @@ def claims(
 
 
 def _table(chosen: list[Claim], ledger: list[Claim], form: str, choice: Choice, flagged: bool) -> str:
-    from sparsebench.board.budget_table import table_of_choice
-    from sparsebench.claims import recount
-    from sparsebench.claims import table as tables
+    from sparsebench.claims import recount, table
     from sparsebench.plugin.registry import Registry
 
     shown = recount.recount_all(chosen, Registry(), ledger)
     shown = [one for one in shown if one.flags or not flagged]
-    return table_of_choice(
-        tables.rows_of(shown), tables.columns_of(form), form, tables.summary(shown), tables.LEGEND, choice
-    )
+    return table.render(shown, form, choice)
 
 
 def _measure(claim: Claim, weights: Path | None, images: Path | None, out: Path, how: dict[str, Any]) -> int:
@@ -102,7 +97,7 @@ def _measure(claim: Claim, weights: Path | None, images: Path | None, out: Path,
         raise UserError("--check needs the network and the pictures", next_step="give --weights FILE and --images DIR")
     request, files = request_of(claim, weights, images, Registry())
     with Progress(out) as progress:
-        records = execute(request, files, values_of(how)[2], out, callbacks_of(progress))
+        records = execute(request, files, values_of(how)[2], out, callbacks_of(progress)).records
     result = result_of(claim, records)
     click.echo(str(result))
     return int(not result.holds)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from sparsebench.board.columns import FORMATS
-from sparsebench.board.fit import Choice
-from sparsebench.cli import folder as folders
-from sparsebench.cli.guide import Guided
-from sparsebench.cli.width import notes, show, table
+from sparsebench.board.tables import FORMATS, Choice, Report, Table
+from sparsebench.cli.terminal import Guided, folder_argument, notes, table, write
+from sparsebench.collector import without_collector
 from sparsebench.errors import UserError
+
+if TYPE_CHECKING:
+    from sparsebench.board.judge import Ranking
 
 HTML, BIBTEX = "html", "bibtex"
 SHOWN = 5
@@ -20,20 +23,21 @@ SHOWN = 5
 
 
 @click.command(cls=Guided)
-@folders.argument
+@folder_argument
 @click.option("--format", "form", type=click.Choice([*FORMATS, HTML, BIBTEX]), default="table", show_default=True)
-@click.option("--by", type=click.Choice(["task"]), help="A row a task and model as well; the page has both.")
+@click.option("--by", type=click.Choice(["task"]), help="One row for each task and model.")
 @click.option(
     "--view",
-    type=click.Choice(["board", "pairs", "matched"]),
+    type=click.Choice(["board", "pairs", "matched", "paper", "shifts"]),
     default="board",
     show_default=True,
-    help="The board; every two strategies compared; or rows of equal MACs and of equal accuracy.",
+    help="The board; every two strategies compared; rows of equal MACs and of equal accuracy; the table of a paper; or "
+    "accuracy and rank on each set of pictures.",
 )
 @click.option(
     "--check",
     is_flag=True,
-    help="Say whether the boards in FOLDER, and documents that show them, are what records give.",
+    help="Test whether boards and documents match the records.",
 )
 @click.option(
     "--update",
@@ -52,12 +56,20 @@ SHOWN = 5
     help="What the picture shows: accuracy over MACs, how the spurious gap shrinks, or the samples that are needed.  "
     "[default: accuracy]",
 )
-@click.option("--strategies", metavar="NAMES", help="Those that the picture names, with commas.  [default: the best]")
+@click.option(
+    "--strategies", metavar="NAMES", help="Strategies to name in the picture, separated by commas.  [default: the best]"
+)
 @click.option(
     "--width",
     "columns_of_paper",
     type=click.Choice(["one", "two"]),
     help="Of the picture: one column of a paper, or two.  [default: two]",
+)
+@click.option(
+    "--speed",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Of the table of a paper: images/s, speed-up, latency and memory are those of a folder of sparsebench speed.",
 )
 @table
 @notes
@@ -73,6 +85,7 @@ def leaderboard(
     of: str | None,
     strategies: str | None,
     columns_of_paper: str | None,
+    speed: Path | None,
     choice: Choice,
     notes: bool,
     output: Path | None,
@@ -87,6 +100,8 @@ def leaderboard(
     chosen = {"--of": of, "--strategies": strategies, "--width": columns_of_paper}
     if picture is None and (given := [name for name, value in chosen.items() if value is not None]):
         raise UserError(f"{given[0]} is of a picture", next_step="give --picture FILE.png too")
+    if speed is not None and view != "paper":
+        raise UserError("--speed is of the table of a paper", next_step="give --view paper too")
     if picture is not None:
         _draw(folder, picture, of or "accuracy", strategies or "", columns_of_paper or "two")
         return
@@ -95,10 +110,12 @@ def leaderboard(
     if form == HTML and output is None and sys.stdout.isatty():
         raise UserError("a page is not for the terminal", next_step="give -o FILE.html")
     if choice.names and form in (HTML, BIBTEX):
-        raise UserError("--columns is of tables", got=f"--format {form}", allowed=FORMATS)
-    content = _page(folder) if form == HTML else _text(folder, form, by, view, choice, notes or output is not None)
+        raise UserError("--columns is of tables", got=f"--format {form}", allowed=list(FORMATS))
+    with without_collector():  # what a board is made of stays until it is written
+        technical = notes or output is not None
+        content = _page(folder) if form == HTML else _text(folder, form, by, view, speed, choice, technical)
     if output is None:
-        show(content.decode("utf-8"), form)
+        write(content.decode("utf-8"), form)
         return
     write_whole(output, content)
     click.echo(f"written: {output}", err=True)
@@ -106,8 +123,8 @@ def leaderboard(
 
 def _draw(folder: Path, file: Path, what: str, strategies: str, width: str) -> None:
     from sparsebench import style
-    from sparsebench.board.gather import gather
-    from sparsebench.board.picture_input import draw
+    from sparsebench.board.board import gather
+    from sparsebench.board.picture import draw
     from sparsebench.records.files import write_whole
 
     form = style.form_of("--picture", file)
@@ -118,10 +135,9 @@ def _draw(folder: Path, file: Path, what: str, strategies: str, width: str) -> N
 
 def _compare_or_write(folder: Path, write: bool) -> int:
     """Compare the boards in a folder with their records, or write them; return how the command leaves."""
-    from sparsebench.board import documents
-    from sparsebench.page import published
-    from sparsebench.publish.consistent import contradictions
-    from sparsebench.publish.folder import MANIFEST
+    from sparsebench.board import published
+    from sparsebench.publish import MANIFEST
+    from sparsebench.publish.verify import contradictions
 
     if write and (folder / MANIFEST).is_file():
         raise UserError(
@@ -131,7 +147,8 @@ def _compare_or_write(folder: Path, write: bool) -> int:
     wrong = contradicted = 0
     folders = [folder] if write and (folder / "records").is_dir() else published.boards(folder)
     for one in folders:
-        names = published.update(one) if write else published.differing(one)
+        wanted = published.made(one)
+        names = [path.name for path in (published.write if write else published.differing)(wanted)]
         said = "written" if write else "not what the records give"
         click.echo(f"{one}: {said}: {', '.join(names)}" if names else f"{one}: as it must be")
         wrong += bool(names) and not write
@@ -145,7 +162,7 @@ def _compare_or_write(folder: Path, write: bool) -> int:
         click.echo(f"records of {contradicted} boards contradict themselves: run their cells again", err=True)
     if wrong:
         click.echo(f"{wrong} of {len(folders)} boards differ; sparsebench leaderboard {folder} --update", err=True)
-    stale = documents.update(folder) if write else documents.differing(folder)
+    stale = (published.write if write else published.differing)(published.documents(folder))
     for path in stale:
         click.echo(f"{path}: {'written' if write else f'does not show what is in {folder}'}")
     if stale and not write:
@@ -154,34 +171,42 @@ def _compare_or_write(folder: Path, write: bool) -> int:
 
 
 def _page(folder: Path) -> bytes:
-    from sparsebench import page
-    from sparsebench.board.gather import gather
+    from sparsebench.board.board import gather
+    from sparsebench.board.page import render
 
-    return page.render(gather(folder))
+    return render(gather(folder))
 
 
-def _text(folder: Path, form: str, by: str | None, view: str, choice: Choice, technical: bool) -> bytes:
-    from sparsebench.board import budget_table, missing, reading, views
-    from sparsebench.board.build import judge
-    from sparsebench.board.entries import METRICS, frame_of, settings_of
-    from sparsebench.board.findings import findings
-    from sparsebench.board.gather import bibtex
+def _text(
+    folder: Path, form: str, by: str | None, view: str, speed: Path | None, choice: Choice, technical: bool
+) -> bytes:
+    from sparsebench.board import missing, views
+    from sparsebench.board.board import bibtex, read
+    from sparsebench.board.entries import frame_of, settings_of
+    from sparsebench.board.judge import judge
     from sparsebench.board.notes import machines, notes_on
+    from sparsebench.board.report import report
+    from sparsebench.board.tables import render
+    from sparsebench.records import manifests
 
-    records = reading.read(folder, frozenset(METRICS))
+    records = read(folder)
     if form == BIBTEX:
         return "\n\n".join([*bibtex(folder, records), ""]).encode()
-    judged, chosen = judge(records, by), budget_table.table_of_choice
-    if view == "pairs":
-        text = chosen(views.pairs(judged.rankings), views.PAIRS, form, (), views.LEGEND_OF_PAIRS, choice)
-    elif view == "matched":
-        text = chosen(views.matches(judged.rankings), views.MATCHED, form, (), views.LEGEND_OF_MATCHED, choice)
-    else:
-        said = notes_on(records, judged.single, folder, technical=technical or form != "table")
-        if form in ("csv", "json"):  # which hold a table and nothing else
-            for line in (*missing.notes(settings_of(frame_of(records)), folder), *machines(records, folder)):
-                click.echo(line, err=True)
-        text = budget_table.text(judged.rows, judged.budgets, form, said, choice, judged.columns)
-        if form == "table" and by is None:
-            text += "".join(f"\n{line}" for line in findings(judged.rows)) + "\n"
-    return text.encode("utf-8", "replace")
+    judged = judge(records, "task" if view == "shifts" else by)
+    if view == "shifts":
+        made = views.shifts(judged.rankings, manifests.file_names(folder))
+        return render(made, form, choice).encode("utf-8", "replace")
+    if view == "paper":
+        from sparsebench.claims.table import with_published
+
+        made = views.paper(judged.rankings, speed)
+        return render(with_published(made, judged.rankings), form, choice).encode("utf-8", "replace")
+    if view != "board":
+        look: Callable[[list[Ranking]], Report | Table] = getattr(views, view)
+        return render(look(judged.rankings), form, choice).encode("utf-8", "replace")
+    notes = notes_on(records, judged, folder, technical=technical or form != "table")
+    if form in ("csv", "json"):  # which hold a table and nothing else
+        for line in (*missing.notes(settings_of(frame_of(records))), *machines(records, folder)):
+            click.echo(line, err=True)
+    made = report(judged, notes, whole=form != "latex" and not choice.names)
+    return render(made, form, choice).encode("utf-8", "replace")

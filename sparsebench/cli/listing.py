@@ -1,18 +1,22 @@
-"""sparsebench list."""
+"""Commands that say what there is: list, show, data and env."""
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sparsebench.board.columns import Column
-from sparsebench.board.fit import WIDTH, fit
-from sparsebench.cli.guide import Guided
-from sparsebench.cli.width import show, width
-from sparsebench.errors import UserError
+from sparsebench.board.tables import WIDTH, fit
+from sparsebench.cli.terminal import Guided, width, write
+from sparsebench.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from sparsebench.plugin.registry import Registry
 
 _KEYS = ("name", "kind", "site", "needs", "trained", "exports", "from", "what", "citation")
 WHAT = ("plugins", "tasks", "models", "suites", "observers")
@@ -46,7 +50,7 @@ def list_(what: str, as_json: bool, bibtex: bool, published: bool, wide: bool) -
     if as_json:
         click.echo(json.dumps(rows, indent=1))
         return
-    show(f"{_table(rows, wide or published)}\n", "" if wide or published else "table")
+    write(f"{_table(rows, wide or published)}\n", "" if wide or published else "table")
 
 
 def _rows(table: str) -> list[dict[str, Any]]:
@@ -101,7 +105,7 @@ def _plugins(registry: Any) -> list[dict[str, str]]:
 
 def _exports(registered: Any) -> str:
     """Return "yes", "no", or "?" where neither its class nor a check says whether a strategy can be exported."""
-    from sparsebench.deploy.exportable import exportable
+    from sparsebench.deploy.export import exportable
     from sparsebench.plugin.catalog import exports
 
     said = exportable(registered.cls)
@@ -143,7 +147,7 @@ def _observers(registry: Any) -> list[dict[str, str]]:
 
 
 def _suites(_registry: Any) -> list[dict[str, str]]:
-    from sparsebench.planning.suite import load, names
+    from sparsebench.plan.suite import load, names
 
     return [{"name": suite.name, "version": str(suite.version), "what": suite.title} for suite in map(load, names())]
 
@@ -153,3 +157,202 @@ TABLES: dict[str, Callable[[Any], list[dict[str, Any]]]] = {
     "observers": _observers,
 }  # fmt: skip
 """What makes the rows of each table from a registry."""
+
+
+@click.command(cls=Guided)
+@click.argument("name")
+@click.option("--bibtex", is_flag=True, help="Only where the strategy was published, as BibTeX.")
+def show(name: str, bibtex: bool) -> None:
+    """Show what is known of a strategy, task, model, observer or suite NAME, or of the strategies of a FILE.py."""
+    from sparsebench.plan import suite as suites
+    from sparsebench.plugin.registry import Registry
+
+    registry = Registry()
+    if name.endswith(".py"):
+        for strategy in registry.load_file(Path(name)):
+            registered = registry.strategy(strategy)
+            if registered.failure:
+                raise UserError(f"{name} does not load: {registered.failure}")
+            _class("strategy", registered.cls, bibtex)
+        return
+    known = _classes_of(Registry(shipped_only=True))
+    if name not in known and name not in suites.names():  # which load others' plugins, for seconds
+        known = _classes_of(registry)
+    if name in registry.broken:
+        raise UserError(f"plugin '{name}' does not load: {registry.broken[name]}")
+    if name in known:
+        _class(*known[name], bibtex)
+    elif bibtex and name in suites.names():
+        raise UserError("only strategies have a BibTeX entry", got=f"suite '{name}'")
+    elif name in suites.names():
+        write(suites.text(name))
+    else:
+        bare = name.partition(":")[0]
+        names = {*known, *suites.names()}
+        raise unknown("strategy, task, model, observer or suite", name, names, meant=bare if bare in names else None)
+
+
+def _classes_of(registry: Registry) -> dict[str, tuple[str, Any]]:
+    """Return, by their names, what a registry has and of which kind it is."""
+    classes: dict[str, list[Any]] = {
+        "strategy": [registered.cls for registered in registry.strategies()],
+        "task": registry.tasks(),
+        "model": registry.models(),
+        "observer": registry.observers(),
+    }
+    return {cls.name: (what, cls) for what, several in classes.items() for cls in several}
+
+
+def _say(text: str) -> None:
+    write(f"{text}\n")
+
+
+def _class(what: str, cls: Any, bibtex: bool) -> None:
+    if bibtex:
+        if not (entry := getattr(cls, "bibtex", "")):
+            raise UserError(f"{what} '{cls.name}' has no BibTeX entry", next_step="sparsebench list --bibtex")
+        click.echo(entry)
+        return
+    _say(f"{what} {cls.name}\n")
+    if what == "strategy":
+        _say("\n".join(f"published: {setting}" for setting in cls.published or ("no setting is known here",)))
+        _say(f"differs from the published method: {_differs(cls)}\n")
+    _say(f"{inspect.cleandoc(cls.__doc__ or '')}\n")
+    if what == "strategy":
+        _say(f"kind: {cls.kind}\nsite: {cls.site}\nneeds: {', '.join(sorted(cls.needs)) or 'nothing'}")
+        _say(f"trained: {_training(cls)}\nexports: {_how_exports(cls)}\ncitation: {cls.citation or '-'}\n")
+    if what == "strategy" and cls.budgeted:
+        from sparsebench.plan.contenders import BUDGET_KEYS  # NumPy
+
+        _say(f"budget options: {', '.join(BUDGET_KEYS)}\n")
+    for key, info in cls.model_fields.items():
+        if key == "disposal" and len(cls.allowed_disposals()) == 1:
+            continue
+        kind = str(info.annotation) if not isinstance(info.annotation, type) else info.annotation.__name__
+        if key == "disposal":
+            kind = f"Literal{list(cls.allowed_disposals())}"
+        default = "required" if info.is_required() else repr(info.default)
+        about = f"  {info.description}" if info.description else ""
+        _say(f"  {key} = {default}  ({kind.replace('typing.', '')}){about}")
+        if key == "disposal":
+            _disposals(cls)
+
+
+def _training(cls: Any) -> str:
+    """Return whether a strategy is trained, or what it looks at before the test."""
+    if not cls.fits():
+        return "yes" if cls.trained else "no"
+    return f"no; it looks at {cls.fit_images} training images first" + (", with labels" if cls.fit_labels else "")
+
+
+def _how_exports(cls: Any) -> str:
+    """Return whether a network with a strategy can be written as a file, and who knows where nobody said."""
+    from sparsebench.deploy.export import exportable, never_exported
+
+    why = never_exported(cls) or "its choices read numbers from tensors"
+    return {"yes": "yes", "no": f"no: {why}", "?": "sparsebench check says"}[exportable(cls)]
+
+
+def _differs(cls: Any) -> str:
+    """Return how a strategy differs from the published method, as far as it is known."""
+    return cls.differs or ("nothing known" if cls.citation or cls.published else "none is published")
+
+
+def _disposals(cls: Any) -> None:
+    """Print what each disposal does that the strategy can have."""
+    from sparsebench.strategy.disposal import DOES
+
+    for kind in cls.allowed_disposals():
+        _say(f"    {kind}: {DOES[kind]}")
+
+
+@click.command(cls=Guided)
+@click.option("--data-root", default="data", show_default=True, type=click.Path(path_type=Path), help="Where to look.")
+@click.option("--verify", is_flag=True, help="Read the files: checksums and tables, not only names.")
+@click.option("--clear-cache", is_flag=True, help="Remove the decoded pictures that are kept; they are made again.")
+@click.option("--json", "as_json", is_flag=True, help="An object with `sets` and `cache`.")
+def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> None:
+    """Show which data sets are here, and where to get the others and put them.
+
+    `--images`, `--backgrounds` and `--task` of sparsebench run take their names; `run --download` fetches some.
+    """
+    from sparsebench.errors import UserError
+    from sparsebench.records.files import cache_folder
+    from sparsebench.sources import cache
+
+    if clear_cache:
+        try:
+            files, size = cache.clear()
+        except OSError as error:
+            raise UserError(f"the cache cannot be emptied: {error}") from error
+        click.echo(f"removed: {files} files, {size / 1e6:.1f} MB", err=True)
+    sets = _sets(data_root, verify)
+    files, size = cache.size()
+    where = cache_folder()
+    if as_json:
+        kept = {"place": None if where is None else str(where), "files": files, "bytes": size}
+        click.echo(json.dumps({"sets": sets, "cache": kept}, indent=1))
+        return
+    click.echo(_data_table(sets))
+    click.echo(f"\ncache of decoded pictures: {where or 'none'} ({files} files, {size / 1e6:.1f} MB)")
+
+
+def _sets(root: Path, verify: bool) -> list[dict[str, Any]]:
+    from sparsebench.errors import UserError
+    from sparsebench.sources.files import Contents
+    from sparsebench.sources.known import KNOWN
+    from sparsebench.sources.labelled import DEFAULTS, read
+    from sparsebench.sources.listing import names_in
+
+    rows = []
+    for known in KNOWN.values():
+        state, note = known.look(root, verify)
+        if verify and state == "there" and known.name in DEFAULTS:
+            try:
+                pictures = dict.fromkeys(names_in(root / known.folder), "")
+                read(root / known.folder, known.name, DEFAULTS[known.name], Contents(pictures))
+            except UserError as error:
+                state, note = "corrupt", str(error)
+        rows.append(
+            {
+                "name": known.name,
+                "for": list(known.uses),
+                "state": state,
+                "note": note,
+                "pictures": known.pictures,
+                "place": [str(root / place) for place in known.places],
+                "source": known.source,
+                "fetched": known.megabytes > 0,
+                "licence": known.licence,
+                "citation": known.citation,
+            }
+        )
+    return rows
+
+
+def _data_table(sets: list[dict[str, Any]]) -> str:
+    """Return what there is as a table, and below it how to get what is not."""
+    from tabulate import tabulate
+
+    columns = ("name", "for", "state", "pictures", "place")
+    shown = [[", ".join(row[key]) if isinstance(row[key], list) else row[key] for key in columns] for row in sets]
+    lines = [tabulate([[*row[:4], row[4] or "scikit-learn"] for row in shown], headers=columns, tablefmt="simple")]
+    for row in sets:
+        if row["state"] != "there":
+            how = " or give --download to sparsebench run" if row["fetched"] else ""
+            lines.append(f"{row['name']}: {row['note']}; get it from {row['source']}{how}")
+    return "\n".join([lines[0], "", *lines[1:]] if len(lines) > 1 else lines)
+
+
+@click.command(cls=Guided)
+def env() -> None:
+    """Show the machine and the libraries that records are made with."""
+    import torch
+    from tabulate import tabulate
+
+    from sparsebench.records.cell import digest
+    from sparsebench.runner.environment import describe
+
+    environment, gpus = describe(), map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
+    rows = [*environment.items(), ("CUDA devices", ", ".join(gpus) or "none"), ("hash", digest(environment))]
+    click.echo(tabulate(rows, tablefmt="plain"))

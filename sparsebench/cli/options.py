@@ -9,29 +9,30 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 import click
 
 from sparsebench.api import OUT
-from sparsebench.cli.guide import NAMES, complete
-from sparsebench.planning.request import OPTIONS, Option
+from sparsebench.cli.terminal import NAMES, complete
+from sparsebench.plan.request import OPTIONS, Option
 from sparsebench.progress import Progress
 
 if TYPE_CHECKING:
-    from sparsebench.engine.run import Callbacks
+    from sparsebench.runner.run import Callbacks
 
 C = TypeVar("C", bound=Callable[..., Any])
 PICTURES = ("images", "backgrounds", "pretrain_images", "data_root", "download", "skip_bad")
 WEIGHTS = ("weights", "weights_key", "networks")
 SETTING = ("suite", "model", "pretrained", *WEIGHTS, *PICTURES, "device", "keep", "macs", "n_train")
 RUN = ("out", "rerun", "checkpoint", "timeout", "memory_limit", "jobs")
-REQUEST = ("plugins", *SETTING, "where", *RUN)
-PLACE = ("engine", "exclusive", "address", "cluster", "dry_run", "observe")
+REQUEST = ("plugins", *SETTING, "where", "precision", *RUN)
+PLACE = ("exclusive", "dask", "dry_run", "observe")
 
 
-class _Numbers(click.ParamType):
+class Numbers(click.ParamType):
     """One number, or several with commas between."""
 
     def __init__(self, kind: type):
         self.kind, self.name = kind, "NUMBER[,NUMBER...]"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
+        """Return the numbers of a text; see `click.ParamType.convert`."""
         if isinstance(value, tuple):
             return value
         try:
@@ -48,7 +49,7 @@ def _kind_of(one: Option) -> dict[str, Any]:
     if get_origin(one.type) is tuple:
         if Path in types:
             return {"multiple": True, "type": click.Path(path_type=Path)}
-        return {"multiple": True} if str in types else {"type": _Numbers(types[0]), "default": ()}
+        return {"multiple": True} if str in types else {"type": Numbers(types[0]), "default": ()}
     if get_origin(one.type) is Literal:
         return {"type": click.Choice(types)}
     if "least" in one.words:
@@ -71,9 +72,7 @@ _OPTIONS = {name: _option(one) for fields in OPTIONS.values() for name, one in f
     "out": click.option(
         "--out", default=OUT, show_default=True, type=click.Path(path_type=Path), help="The run's folder."
     ),
-    "dry_run": click.option(
-        "--dry-run", is_flag=True, help="Say what would be run, and how long that may take; run and write nothing."
-    ),
+    "dry_run": click.option("--dry-run", is_flag=True, help="Show the cells and their expected time, without running."),
 }
 
 
@@ -90,6 +89,6 @@ def options(*names: str) -> Callable[[C], C]:
 
 def callbacks_of(progress: Progress) -> Callbacks:
     """Return what tells a bar of a run."""
-    from sparsebench.engine.run import Callbacks
+    from sparsebench.runner.run import Callbacks
 
-    return Callbacks(progress.begin, progress.step, progress.stopping, progress.pictures)
+    return Callbacks(progress.begin, progress.step, progress.beat, progress.stopping, progress.pictures)

@@ -1,24 +1,34 @@
-"""sparsebench run."""
+"""Commands of runs: run, what it would do, and status."""
 
 from __future__ import annotations
 
 import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsebench.board.columns import FORMATS
-from sparsebench.board.fit import Choice
-from sparsebench.cli.guide import Guided, complete
+from sparsebench.board.tables import FORMATS, Choice
 from sparsebench.cli.options import PLACE, REQUEST, callbacks_of, options
-from sparsebench.cli.width import notes, show, table
-from sparsebench.planning.request import values_of
-from sparsebench.progress import Progress, remedy
+from sparsebench.cli.terminal import Guided, complete, folder_argument, notes, table, write
+from sparsebench.plan.request import values_of
+from sparsebench.progress import Progress, clock, remedy, time_of
+from sparsebench.text import plain
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pandas as pd
+
+    from sparsebench.plan.job import Job
+    from sparsebench.plan.plan import Plan
+    from sparsebench.plan.time_left import Expected
+    from sparsebench.records.record import Record
+    from sparsebench.runner.underway import Underway
 
 ALSO = {"strategy": "plugin"}
 """Other names of options."""
@@ -26,7 +36,7 @@ ALSO = {"strategy": "plugin"}
 
 @click.command(cls=Guided, context_settings={"token_normalize_func": lambda name: ALSO.get(name, name)})
 @click.argument("named", nargs=-1, metavar="[STRATEGY|FILE.py[:PARAM=V]]...", shell_complete=complete)
-@options(*REQUEST, "tasks", "seeds", "shard", *PLACE)
+@options(*REQUEST, "tasks", "seeds", "batch", "shard", *PLACE)
 @click.option(
     "--format",
     "form",
@@ -40,35 +50,32 @@ ALSO = {"strategy": "plugin"}
 def run(
     named: tuple[str, ...], form: str, choice: Choice, notes: bool, dry_run: bool, out: Path, **values: Any
 ) -> None:
-    """Run a suite with the strategies named beside the baselines, and print the leaderboard.
+    """Run a suite with the given strategies and the baselines, and print the leaderboard.
 
-    A strategy is named by itself or after --plugin, both as often as wanted.
+    Strategies are arguments or values of --plugin. Both may be repeated.
 
     What the folder has is not run again: the same command goes on where it was stopped. Exits with 0 if all is well,
     1 if cells failed or pictures cannot be read, 2 if the command is wrong.
     """
     from sparsebench.api import execute
-    from sparsebench.board.budget_table import text
-    from sparsebench.board.build import judge
-    from sparsebench.board.findings import findings
     from sparsebench.board.notes import below_chance, notes_on
+    from sparsebench.board.report import report
+    from sparsebench.board.tables import render
     from sparsebench.records.record import ANSWERS
 
     request, files, how = values_of(values | {"plugins": (*named, *values["plugins"])})
     if dry_run:
-        from sparsebench.cli.dry_run import forecast
-        from sparsebench.engine.run import plan_of
         from sparsebench.plugin.registry import Registry
+        from sparsebench.runner.run import plan_of
 
-        forecast(plan_of(request, replace(files, dry=True), how, Registry(), out))
+        forecast(plan_of(request, replace(files, dry=True), how, Registry(), out), how.device)
         return
     with Progress(out) as progress:
-        finished = execute(request, files, how, out, callbacks_of(progress))
-    judged = judge(finished)
-    said = notes_on(finished, judged.single, out, technical=notes or form != "table")
-    show(text(judged.rows, judged.budgets, form, said, choice, judged.columns), form)
-    if form == "table":
-        show("".join(f"\n{line}" for line in findings(judged.rows)) + "\n", form)
+        board, finished = execute(request, files, how, out, callbacks_of(progress))
+    judged = board.judged
+    whole = notes or form != "table"
+    lines = board.notes if whole else notes_on(finished, judged, out, technical=False)
+    write(render(report(judged, lines, whole=form != "latex" and not choice.names), form, choice), form)
     click.echo(f"written: {out}/leaderboard.md, .csv, .json, .png, .html", err=True)
     for line in below_chance(finished):
         click.echo(f"warning: {line}", err=True)
@@ -85,3 +92,124 @@ def _next(finished: pd.DataFrame, out: Path) -> str:
     if len(asked):
         return "give the strategy what the note above says that it lacks, and run the same command"
     return f"sparsebench run STRATEGY --out {out}, with one of sparsebench list"
+
+
+def forecast(plan: Plan, device: str = "auto") -> None:
+    """Print the cells to run by task and strategy, what is expected of them, what is to be decoded before, and how
+    class folders are numbered.
+
+    Where trained weights are tested and no test is done yet, their networks are timed on the device.
+
+    Leaves with 1 where a plugin does not load: its cells would have failed.
+    """
+    from tabulate import tabulate
+
+    from sparsebench.plan.locate import pictures_of
+    from sparsebench.plan.plan import apart
+    from sparsebench.plugin.registry import Registry
+    from sparsebench.records.files import cache_folder
+    from sparsebench.sources.labels import described
+
+    todo, registry = [job for job in plan.todo if job.failure is None], Registry()
+    for file in {file for job in todo for file in job.files}:  # which may bring tasks
+        registry.load_file(Path(file))
+    expected, bytes_ = plan.expected, 0
+    if todo and not any(registry.task(job.cell.task.name).trains or expected.seconds(job) for job in todo):
+        from sparsebench.deploy.speed import of_tests
+        from sparsebench.runner.devices import first_of, resolve_device
+
+        expected, bytes_ = of_tests(plan, registry, first_of(resolve_device(device)))
+    groups: defaultdict[tuple[str, str], list[Job]] = defaultdict(list)
+    for job in todo:
+        groups[job.cell.task.name, job.label].append(job)
+    rows = [
+        {"task": task, "strategy": label, "cells": len(jobs), **_totals(jobs, expected, bytes_)}
+        for (task, label), jobs in sorted(groups.items())
+    ]
+    total = [{"task": "all", "strategy": "", "cells": len(todo), **_totals(todo, expected, bytes_)}]
+    table = tabulate(rows + total, headers="keys", tablefmt="simple", disable_numparse=True)
+    said = {(job.cell.task.name, line) for job in plan.jobs if (line := described(job.cell.task.params))}
+    orders = "".join(f"\n{task}: class folders are numbered {line}" for task, line in sorted(said))
+    split = apart(len(todo), sum(bool(job.network) for job in todo))
+    pictures = pictures_of(todo, registry, plan.locations)
+    n, size = sum(one.shape[0] for one in pictures), sum(one.size for one in pictures)
+    first = f"\n{n:,} pictures to decode first, {size / 1e9:.2f} GB in {cache_folder()}; nothing is decoded now" * (
+        n > 0
+    )
+    again = "".join(f"{line}\n" for line in plan.changed)
+    click.echo(f"{len(todo)} of {len(plan.jobs)} cells to run{split}{first}\n{again}{_networks(plan)}{table}{orders}")
+    broken = sorted({(job.label, job.failure) for job in plan.todo if job.failure is not None})
+    for label, reason in broken:
+        click.echo(f"{label} does not load, and its cells would fail: {reason}", err=True)
+    if broken:
+        sys.exit(1)
+
+
+def _networks(plan: Plan) -> str:
+    """Return the line that says which files of trained weights the cells test, or begin with; "" for none."""
+    from sparsebench.plan.locate import file_names
+
+    used = {job.cell.model.params.get("weights") for job in plan.jobs}
+    names = sorted(plain(file) for name, file in file_names(plan.locations).items() if name in used)
+    return f"{len(names)} network{'s' * (len(names) > 1)}: {', '.join(names)}\n" if names else ""
+
+
+def _totals(jobs: Sequence[Job], expected: Expected, bytes_: int) -> dict[str, str]:
+    """Return the hours of one worker and the memory that cells need, as far as like cells have been run or timed."""
+    seconds = [expected.seconds(job) for job in jobs]
+    known = [one for one in seconds if one is not None]
+    sizes = [size for job in jobs if (size := expected.memory(job) or bytes_)]
+    return {
+        "hours": f"{sum(known) / 3600:.2g}" if len(known) == len(seconds) else "unknown",
+        "GiB": f"{max(sizes) / 2**30:.2f}" if sizes else "unknown",
+    }
+
+
+@click.command(cls=Guided)
+@folder_argument
+def status(folder: Path) -> None:
+    """Say how far the runs of a FOLDER are: cells done, failed, running and left, by strategy, and the time left."""
+    from tabulate import tabulate
+
+    from sparsebench.errors import UserError
+    from sparsebench.records import store
+    from sparsebench.runner.underway import underway
+
+    records, runs = list(store.read(folder).values()), underway(folder)
+    if not records and not runs:
+        raise UserError(f"no records in {folder}, and no run under way")
+    alive = [run for run in runs if run.alive]
+    write(f"{tabulate(_counts(records, alive), headers='keys', tablefmt='simple')}\n")
+    for run in runs:
+        write(f"{_state(run)}\n")
+    if not runs:
+        click.echo("no run is under way")
+
+
+def _counts(records: Iterable[Record], runs: Iterable[Underway]) -> list[dict[str, str | int]]:
+    """Return a row a strategy."""
+    from sparsebench.records.record import ANSWERS
+
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for record in records:
+        good = record.status in ANSWERS
+        counts[record.label]["done" if good else "failed"] += 1
+    for run in runs:
+        for label, n in run.left.items():
+            counts[label]["left"] += n - run.running.get(label, 0)
+        for label, n in run.running.items():
+            counts[label]["running"] += n
+    columns = ("done", "failed", "running", "left")
+    return [{"strategy": plain(label)} | {name: counts[label][name] for name in columns} for label in sorted(counts)]
+
+
+def _state(run: Underway) -> str:
+    from sparsebench.plan.plan import apart
+
+    where = f"the run on {plain(run.host)} (process {run.pid})"
+    left = sum(run.left.values())
+    if not run.alive:
+        silent = clock(time.time() - run.updated)
+        return f"{where} was stopped with {left} cells left, or says nothing since {silent}: the same command goes on"
+    about = f"{left} cells without a record{apart(left, run.tests)}, {time_of(run.seconds, 'about ')}"
+    return f"{where}: {about}; the longest at work so far: {clock(time.time() - run.since)}"

@@ -1,12 +1,13 @@
-"""From a network of one's own and the words of a strategy to a sparse network, or the reason why not."""
+"""A network of one's own and the words of a strategy and its budget make a sparse network, or the reason why not."""
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -14,19 +15,26 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sparsebench import seeds
-from sparsebench.budget import FULL, Budget
-from sparsebench.deploy.images import check_given, fit_on_images
 from sparsebench.deploy.sparse_model import SparseModel
-from sparsebench.deploy.words import Asked, understand, words
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import CostModel
 from sparsebench.measure.counts import stages
 from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.deep import DeepViT
-from sparsebench.planning.budgets import fit_budget
-from sparsebench.strategy import Strategy
-from sparsebench.training.fit import modules_of
+from sparsebench.models.timm_models import MadeFor, classes_of, load_weights, made_for, named_vit, size_of
+from sparsebench.models.vits import Timm
+from sparsebench.plan.contenders import BUDGET_KEYS, fit_budget, specs_of
+from sparsebench.plan.locate import locate_all
+from sparsebench.plugin.registry import Registry
+from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.budget import AMOUNTS, FULL, Budget
+from sparsebench.strategy.contract import complaint
+from sparsebench.strategy.spec import fill, parse
+from sparsebench.strategy.view import Images
+from sparsebench.tasks.base import Recipe
+from sparsebench.training.fit import fit, modules_of
 
+NAMES = "timm:NAME, timm:hf-hub:USER/NAME or timm:local-dir:DIR"
 RANDOM = "random"
 """In place of a file: what the strategy learns begins with random numbers, and is to be trained."""
 FAR = 0.05
@@ -48,7 +56,7 @@ def apply(
 ) -> SparseModel:
     """Return the sparse network; see `sparsebench.apply`, whose documentation this is."""
     _check_model(model)
-    asked = understand(strategy, options)
+    asked = strategy_of(strategy, options)
     cfg = getattr(model, "pretrained_cfg", None) or {}
     try:
         network = DeepViT(
@@ -70,8 +78,8 @@ def apply(
     if learned is not None:
         _load(actor, asked, learned)
     if images is not None:
-        fit_on_images(network, actor, images, labels, seed)
-    sparse = SparseModel(network, actor, words(asked))
+        _fit_on_images(network, actor, images, labels, seed)
+    sparse = SparseModel(network, actor, spec_of(asked))
     macs = None if asked.strategy.trains_only or asked.strategy.adaptive else budget.macs
     if macs is not None and abs(sparse.macs_ratio - macs) > FAR:
         warnings.warn(
@@ -79,6 +87,130 @@ def apply(
             stacklevel=3,
         )
     return sparse
+
+
+def named_model(text: str, weights: Path | None, key: str = "", *, fetched: bool = True) -> Any:
+    """Return the timm model of the words `NAMES`, with the trained weights that timm has for it or those of a file.
+
+    Its images, their channels and its classes are those that a file's weights are made for.
+
+    Args:
+        text: the words.
+        weights, key: a file, see `locate_all`; None for the weights that timm fetches.
+        fetched: whether there are to be weights without a file; otherwise they are random.
+
+    Raises:
+        UserError: there is no such model, or its weights are not to be had or do not fit.
+    """
+    spec = parse(text, positional=Timm.positional)
+    if spec.name != Timm.name or set(spec.params) - {"arch"}:
+        raise UserError("the model of an export", got=f"'{text}'", allowed=NAMES)
+    (arch,) = spec.params.get("arch", ["vit_tiny_patch16_224"])
+    if weights is not None:
+        located = locate_all((weights,), key)
+        if len(located) > 1:
+            raise UserError("one file of weights makes the network", got=f"{len(located)} files in {weights}")
+        (weights,) = located.values()
+    try:
+        made = MadeFor() if weights is None else made_for(arch, weights, key)
+        if weights is not None and made.channels and made.classes is None:
+            raise UserError(
+                f"{weights.name} has no output layer", next_step="give weights with head.weight and head.bias"
+            )
+        classes, size = made.classes or classes_of(arch), made.size or size_of(arch)
+        vit = named_vit(arch, size, classes, channels=made.channels or 3, pretrained=fetched and weights is None)
+    except UnsupportedError as error:
+        raise UserError(f"model '{text}' is not supported: {error}") from error
+    if weights is not None:
+        load_weights(vit, weights, key, fresh_head=False)
+    return vit.eval()
+
+
+class AtBudget(NamedTuple):
+    """A strategy with its budget, and the name or file it goes by.
+
+    The budget is None where nobody gives one and the strategy decides itself how much it spends: an adaptive one of
+    which published words name none.
+    """
+
+    strategy: Strategy
+    budget: Budget | None
+    name: str
+
+
+def strategy_of(strategy: str | type[Strategy] | Strategy, options: dict[str, Any]) -> AtBudget:
+    """Return the strategy and the budget that words, or a class or an instance, and options ask for.
+
+    Raises:
+        UserError: anything unknown, said twice, of several values, or missing.
+    """
+    if isinstance(strategy, Strategy):
+        if strange := sorted(set(options) - set(BUDGET_KEYS)):
+            raise UserError(
+                f"'{strategy.name}' is made already", got=", ".join(f"{key}={options[key]}" for key in strange),
+                allowed=BUDGET_KEYS, next_step="give its parameters when you make it",
+            )  # fmt: skip
+        return AtBudget(strategy, _budget(strategy, options), strategy.name)
+    if isinstance(strategy, str):
+        cls, given, name = _from_text(strategy, options)
+    elif problem := complaint(strategy):
+        raise UserError(problem, next_step="give words, as in 'tome:per_block=13', or a strategy")
+    else:
+        cls, given, name = strategy, options, strategy.name
+    params = {key: value for key, value in given.items() if key not in BUDGET_KEYS}
+    made = fill(cls, params, f"strategy '{cls.name}'", BUDGET_KEYS)
+    return AtBudget(made, _budget(made, {key: given[key] for key in given if key not in params}), name)
+
+
+def _from_text(text: str, options: dict[str, Any]) -> tuple[type[Strategy], dict[str, Any], str]:
+    """Return the class that the words name, what is said of it there and in the options, and the name or file."""
+    registry, spec = Registry(), parse(text)
+    specs = specs_of(text, registry)
+    if len(specs) != 1:
+        names = ", ".join(each.name for each in specs)
+        raise UserError(
+            "a network takes one strategy", got=f"'{text}': {names}", next_step="name one, or give its class"
+        )
+    registered = registry.strategy(specs[0].name)
+    if registered.failure:
+        raise UserError(f"strategy '{specs[0].name}' does not load", got=registered.failure)
+    if several := sorted(key for key, values in spec.params.items() if len(values) > 1):
+        values = ",".join(map(str, spec.params[several[0]]))
+        raise UserError("a network takes one value a parameter", got=f"{several[0]}={values}")
+    if twice := sorted(set(spec.params) & set(options)):
+        raise UserError(f"'{twice[0]}' is given twice", got=f"'{text}' and {twice[0]}={options[twice[0]]}")
+    given = {key: values[0] for key, values in spec.params.items()} | options
+    return registered.cls, given, spec.name
+
+
+def _budget(strategy: Strategy, given: dict[str, Any]) -> Budget | None:
+    what = f"the budget of '{strategy.name}'"
+    if strategy.budgeted and not any(given.get(key) is not None for key in AMOUNTS):
+        bare = any(not parse(one.words).params.keys() & AMOUNTS for one in strategy.published)
+        if bare and strategy.adaptive and not given:
+            return None
+        raise UserError(f"{what} is missing", next_step="give one, as in macs=0.5, keep_rate=0.7 or per_block=13")
+    if not strategy.budgeted and given:
+        raise UserError(f"'{strategy.name}' spends no budget", got=", ".join(sorted(given)), next_step="leave it out")
+    return fill(Budget, given, what) if strategy.budgeted else FULL
+
+
+def spec_of(asked: AtBudget) -> str:
+    """Return what `strategy_of` makes the same of, where the strategy is known by its name or file.
+
+    >>> spec_of(strategy_of("tome:per_block=13", {"proportional": False}))
+    'tome:proportional=false,per_block=13'
+    """
+    params = asked.strategy.model_dump(mode="json", exclude_defaults=True)
+    amounts = asked.budget.model_dump(exclude_unset=True) if asked.budget and asked.strategy.budgeted else {}
+    said = {**params, **{key: value for key, value in amounts.items() if value is not None}}
+    return asked.name + (":" + ",".join(f"{key}={_text(value)}" for key, value in said.items()) if said else "")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "+".join(map(str, value))
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _all_tokens(strategy: Strategy, cost: CostModel) -> Budget:
@@ -122,16 +254,16 @@ def _check_strategy(strategy: Strategy, learned: Any, images: Any, labels: Any) 
     name = strategy.name
     if strategy.kind == "oracle":
         raise UserError(
-            f"'{name}' is an oracle: it is told which patches matter, which only the benchmark's data know",
+            f"'{name}' is an oracle: it is told which patches matter, which only the benchmark's data have",
             next_step="take a strategy that decides by what it sees; sparsebench list plugins",
         )
     if strategy.trained and learned is None:
         raise UserError(
-            f"'{name}' must be trained, and nothing says what it learned",
+            f"'{name}' must be trained, but no trained parameters are given",
             next_step=f"give learned=FILE.safetensors, or learned='{RANDOM}' to train it yourself",
         )
     if strategy.fits():
-        check_given(strategy, learned, images, labels)
+        _check_given(strategy, learned, images, labels)
         return
     if learned is not None and not strategy.trained:
         raise UserError(f"'{name}' learns nothing", got=f"learned={learned}", next_step="leave learned out")
@@ -159,7 +291,7 @@ def _check_needs(strategy: Strategy, network: DeepViT) -> None:
         )  # fmt: skip
 
 
-def _load(actor: Actor, asked: Asked, learned: str | os.PathLike[str]) -> None:
+def _load(actor: Actor, asked: AtBudget, learned: str | os.PathLike[str]) -> None:
     """Put what the strategy learned, the weights of a file whose names begin with `strategy.`, into its modules."""
     if str(learned) == RANDOM:
         return
@@ -182,3 +314,63 @@ def _load(actor: Actor, asked: Asked, learned: str | os.PathLike[str]) -> None:
             allowed=f"{len(wanted)} weights that begin with {LEARNED}.",
         )  # fmt: skip
     modules.load_state_dict(given)
+
+
+def _check_given(strategy: Strategy, learned: Any, images: Any, labels: Any) -> None:
+    """Raise UserError unless a strategy with a `fit` is given either what it learned or what it is to learn from."""
+    name, words = strategy.name, "images=... and labels=..." if strategy.fit_labels else "images=..."
+    if learned is None and images is None:
+        raise UserError(
+            f"'{name}' looks at training images before it acts, and there are none", got="neither images nor a file",
+            allowed=f"about {strategy.fit_images} pictures, normalised as for the network",
+            next_step=f"give {words}, or learned=FILE.safetensors of what it learned before",
+        )  # fmt: skip
+    if learned is not None and (images is not None or labels is not None):
+        raise UserError(
+            f"'{name}' is given what it learned, and images to learn from", got="learned and images or labels",
+            next_step="leave out one of them",
+        )  # fmt: skip
+    if images is not None and strategy.fit_labels and labels is None:
+        raise UserError(f"'{name}' learns from images with their labels", got="images alone", next_step=f"give {words}")
+    if labels is not None and not strategy.fit_labels:
+        raise UserError(f"'{name}' learns from images alone", got="labels", next_step="leave labels out")
+
+
+def _fit_on_images(network: DeepViT, actor: Actor, images: Any, labels: Any, seed: int) -> None:
+    """Fit the actor's strategy on a user's images (n, channels, height, width), normalised as for the model.
+
+    Raises:
+        UserError: they are not what the model takes, or what the strategy does wrong, see `fit`.
+    """
+    weight = next(network.module.parameters())
+    size = network.pixels
+    if not isinstance(images, Tensor) or images.ndim != 4 or tuple(images.shape[1:]) != size or not len(images):
+        got = str(tuple(images.shape)) if isinstance(images, Tensor) else type(images).__name__
+        allowed = "(n, {}, {}, {}), n of 1 or more".format(*size)
+        raise UserError("images to learn from", got=got, allowed=allowed, next_step="give them as one tensor")
+    if images.dtype != weight.dtype or not bool(images.isfinite().all()):
+        got = str(images.dtype).removeprefix("torch.") if images.dtype != weight.dtype else "NaN or infinity"
+        kind = str(weight.dtype).removeprefix("torch.")
+        raise UserError("images to learn from", got=got, allowed=f"{kind}, normalised as for the network")
+    inputs = network.restore(images.to(weight.device))
+    given = None if labels is None else _labels(labels, len(images), network).to(weight.device)
+    recipe = Recipe("cross-entropy", "adamw", 0.0, 0, epochs=0, steps=0)
+    if actor.acts:
+        rows = torch.arange(len(images), device=weight.device)
+        fit(network, actor, Images(inputs, rows, given), recipe, seeds.seed_of("fit", "apply", seed))
+
+
+def _labels(labels: Any, n: int, network: DeepViT) -> Tensor:
+    """Return (n,) class numbers.
+
+    Raises:
+        UserError: they are something else.
+    """
+    if not isinstance(labels, Tensor) or labels.dtype != torch.int64 or tuple(labels.shape) != (n,):
+        got = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
+        raise UserError("labels to learn from", got=got, allowed=f"({n},) int64, one an image")
+    classes = network.module.num_classes
+    if int(labels.min()) < 0 or int(labels.max()) >= classes:
+        got = f"{int(labels.min())}..{int(labels.max())}"
+        raise UserError("labels to learn from", got=got, allowed=f"0..{classes - 1}, the network's classes")
+    return labels

@@ -1,4 +1,4 @@
-"""A sparse network as a file: an ONNX model, or a program of torch.export."""
+"""A sparse network as a file, an ONNX model or a program of torch.export; and which strategies can be written so."""
 
 from __future__ import annotations
 
@@ -9,20 +9,40 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from sparsebench.errors import UserError, one_line
-from sparsebench.training.fit import as_in_a_test
+from sparsebench.strategy.base import Strategy
 
 if TYPE_CHECKING:
     from sparsebench.deploy.sparse_model import SparseModel
 
+# torch is imported where something is written: `sparsebench list` asks which strategies are exportable.
+
 FORMS = (".onnx", ".pt2")
 EXTRA = ("onnx", "onnxscript")
+SHIPPED = "sparsebench_plugins."
+"""How the modules of the strategies are named that come with sparsebench."""
+
+
+def never_exported(cls: type[Strategy]) -> str:
+    """Return why no network with a strategy can be written, by what is known of its class; "" where it may be."""
+    if cls.kind == "oracle":
+        return "it is told which patches matter"
+    return "it keeps another number of tokens of each image" if cls.adaptive else ""
+
+
+def exportable(cls: type[Strategy]) -> str:
+    """Return "yes" or "no", or "?" of a strategy that only `sparsebench check` has the answer for."""
+    if never_exported(cls):
+        return "no"
+    return "yes" if cls.__module__.startswith(SHIPPED) else "?"
 
 
 def export(sparse: SparseModel, file: str | os.PathLike[str], batch: int = 1) -> Path:
     """Write the network as it is in a test, for `batch` pictures at a time; see `SparseModel.export`."""
+    import torch
+
+    from sparsebench.training.fit import as_in_a_test
+
     path = Path(file)
     _check(sparse, path, batch)
     with as_in_a_test(sparse.model), torch.no_grad():
@@ -30,7 +50,10 @@ def export(sparse: SparseModel, file: str | os.PathLike[str], batch: int = 1) ->
         pixels = torch.zeros(batch, *sparse._network.pixels, device=weight.device, dtype=weight.dtype)
         try:
             program = torch.export.export(sparse, (pixels,), strict=False)
-            _write(program, path)
+            if path.suffix == ".pt2":
+                torch.export.save(program, path)
+            else:
+                _write_onnx(program, path)
         except Exception as error:  # torch has many of its own for what it cannot follow
             path.unlink(missing_ok=True)
             raise UserError(
@@ -69,11 +92,9 @@ def _check(sparse: SparseModel, path: Path, batch: int) -> None:
         raise UserError(f"the folder {path.parent} does not exist", next_step="make it first")
 
 
-def _write(program: Any, path: Path) -> None:
-    if path.suffix == ".pt2":
-        torch.export.save(program, path)
-        return
-    from sparsebench.deploy.onnx_parts import TRANSLATIONS
+def _write_onnx(program: Any, path: Path) -> None:
+    """Write a program as ONNX, without what torch's own parts say to each other."""
+    import torch
 
     logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [log.level for log in logs]
@@ -81,12 +102,37 @@ def _write(program: Any, path: Path) -> None:
         for log in logs:
             log.setLevel(logging.ERROR)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch's own parts to each other
+            warnings.simplefilter("ignore")
             made = torch.onnx.export(
-                program, dynamo=True, custom_translation_table=TRANSLATIONS, verbose=False, optimize=True
+                program, dynamo=True, custom_translation_table=_translations(), verbose=False, optimize=True
             )
             assert made is not None
             made.save(path, external_data=False)
     finally:
         for log, level in zip(logs, levels, strict=True):
             log.setLevel(level)
+
+
+def _translations() -> dict[Any, Any]:
+    """Return ONNX of what strategies use and torch has no translation of: stable sorting and distances."""
+    import torch
+    from onnxscript import opset18
+
+    op: Any = opset18
+
+    def sort_stable(self: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+        # Of equal values the first comes first, as TopK has it in ONNX.
+        size = op.Gather(op.Shape(self), op.Constant(value_ints=[dim]))
+        return op.TopK(self, size, axis=dim, largest=int(descending), sorted=1)
+
+    def sort(self: Any, dim: int = -1, descending: bool = False) -> Any:
+        return sort_stable(self, None, dim, descending)
+
+    def distances(x1: Any, x2: Any, p: float, compute_mode: int | None = None) -> Any:
+        if p != 2:
+            raise NotImplementedError(f"distances of order {p}")
+        apart = op.Sub(op.Unsqueeze(x1, op.Constant(value_ints=[-2])), op.Unsqueeze(x2, op.Constant(value_ints=[-3])))
+        return op.ReduceL2(apart, op.Constant(value_ints=[-1]), keepdims=0)
+
+    aten = torch.ops.aten
+    return {aten.sort.stable: sort_stable, aten.sort.default: sort, aten._cdist_forward.default: distances}

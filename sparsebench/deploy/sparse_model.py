@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import weakref
 from pathlib import Path
@@ -15,8 +14,8 @@ from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import Step, mean_step
 from sparsebench.models.actor import LEARNED, Actor, Pass
 from sparsebench.models.deep import DeepViT
-from sparsebench.plans import Mix
-from sparsebench.strategy import ModelOutputs
+from sparsebench.strategy.base import ModelOutputs
+from sparsebench.strategy.plans import Mix
 from sparsebench.training.evaluate import patches_in
 from sparsebench.training.fit import modules_of
 
@@ -76,7 +75,7 @@ class SparseModel(nn.Module):
             if not torch.compiler.is_compiling():
                 self._last, self._dense = None, torch.arange(len(x), device=x.device)
             return self.model(x)
-        network, actor = self._parts()
+        network, actor = self._network, self._actor
         items = torch.arange(len(x), device=x.device)
         training = self.model.training
         acting = actor.begin(items, self._visit, None, tokens=actor.tokens, training=training, done=self._done)
@@ -93,16 +92,6 @@ class SparseModel(nn.Module):
         """Whether anything is to happen; a strategy that acts in training only leaves the test as it was."""
         strategy = self._actor.strategy
         return strategy.budgeted and (self.model.training or not strategy.trains_only)
-
-    def _parts(self) -> tuple[DeepViT, Actor]:
-        """Return the network and the actor of this module's own modules: it may be a replica on another device."""
-        network, actor = self._network, self._actor
-        if network.module is not self.model:
-            network, actor = copy.copy(network), copy.copy(actor)
-            network.module = self.model
-            learned: Any = getattr(self, LEARNED, {})
-            actor.learned = {int(block): module for block, module in learned.items()}
-        return network, actor
 
     def _check(self, x: Tensor) -> None:
         """Raise UserError for what the model does not take."""

@@ -1,1 +1,1 @@
-"""What is measured: cost, timing, the quality of a selection, groups, sample complexity."""
+"""What is measured: MACs and token counts, metrics, scores of test items, the quality of a selection."""

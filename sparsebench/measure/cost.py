@@ -14,9 +14,9 @@ from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 
-from sparsebench.plans import Place
-from sparsebench.strategy import Traits
-from sparsebench.view import RESULTS
+from sparsebench.strategy.base import Traits
+from sparsebench.strategy.plans import Place
+from sparsebench.strategy.view import RESULTS
 
 Scoring = Literal["", "class", "received", "mean"]
 
@@ -255,80 +255,3 @@ class OneLayerCost:
     def dense(self) -> list[Step]:
         """See `CostModel.dense`."""
         return [Step(self.tokens, self.tokens)]
-
-
-@dataclass(frozen=True)
-class ShallowCost(OneLayerCost):
-    """The one-layer network of Li et al. 2023, eq. (1): L tokens, width d, attention widths m_b and m_a, m neurons.
-
-    Each head has its own attention; a skip connection costs no multiplication; each output reads all neurons.
-    """
-
-    m_a: int
-    m_b: int
-    m: int
-    heads: int = 1
-    outputs: int = 1
-
-    @property
-    def head_width(self) -> int:
-        """See `OneLayerCost.head_width`."""
-        return self.m_b
-
-    def macs(self, steps: Sequence[Step]) -> float:
-        """Return the MACs of one sample: removed tokens are neither queries nor keys nor read out."""
-        (step,) = steps
-        L, n = step.tokens_in, step.tokens_out
-        scoring = 2 * L * self.d * self.m_b + L * L * self.m_b if step.scoring else 0
-        scoring += sum(L * self.d * (self.m_a if letter == "v" else self.m_b) for letter in step.projected)
-        attention = 2 * n * self.d * self.m_b + n * n * self.m_b + n * self.d * self.m_a + n * n * self.m_a
-        return self.heads * (scoring + attention + n * self.m_a * self.m) + n * self.m * self.outputs + step.own
-
-
-@dataclass(frozen=True)
-class TwoLayerCost(OneLayerCost):
-    """The network of Jiang et al. 2024: width d, attention width d_h; W_V w_O, one vector for all, is not counted."""
-
-    d_h: int
-    d_v: int
-
-    @property
-    def head_width(self) -> int:
-        """See `OneLayerCost.head_width`."""
-        return self.d_h
-
-    def macs(self, steps: Sequence[Step]) -> float:
-        """Return the MACs of one sample: removed tokens are neither queries nor keys nor values."""
-        (step,) = steps
-        scoring = self._attention(step.tokens_in) if step.scoring else 0
-        widths = (self.d_v if letter == "v" else self.d_h for letter in step.projected)
-        scoring += sum(step.tokens_in * self.d * width for width in widths)
-        return scoring + self._attention(step.tokens_out) + step.tokens_out * (self.d + 1) + step.own
-
-    def _attention(self, n: float) -> float:
-        return 2 * n * self.d * self.d_h + n * n * self.d_h
-
-
-@dataclass(frozen=True)
-class PositionalCost(OneLayerCost):
-    """The network of Jelassi et al. 2022: one value a token, attention that no sample changes.
-
-    Counted is what the kept tokens need; the program multiplies by zeros in place of cutting A for each sample.
-    """
-
-    def macs(self, steps: Sequence[Step]) -> float:
-        """Return the MACs of one sample; what a position receives is known without any."""
-        (step,) = steps
-        scoring = step.tokens_in * self.d if "v" in step.projected else 0
-        return scoring + step.tokens_out * (self.d + step.tokens_out) + step.own
-
-
-@dataclass(frozen=True)
-class OneQueryCost(OneLayerCost):
-    """The network of Barnfield et al. 2026: a score and a value a token, which are its keys and values themselves."""
-
-    def macs(self, steps: Sequence[Step]) -> float:
-        """Return the MACs of one sample: removed tokens have neither score nor value."""
-        (step,) = steps
-        scoring = step.tokens_in * self.d if step.scoring else 0
-        return scoring + step.tokens_out * (2 * self.d + 1) + step.own

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import CostModel
-from sparsebench.strategy import Convention, Schedule, Traits
+from sparsebench.strategy.base import Convention, Schedule, Traits
+from sparsebench.strategy.budget import Budget
 
 
 def schedule_of(budget: Budget, traits: Traits) -> Schedule:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparsebench.measure import groups as by_group
 from sparsebench.measure.metrics import unit_of
 from sparsebench.stats.intervals import wilson
 
@@ -110,5 +109,31 @@ def scores(items: Items, classes: int, group_names: Sequence[str], train_sizes: 
         for number, name in enumerate(group_names):
             yield share(f"accuracy: {name}", correct[items.groups == number])
             yield Score.of(f"train_samples: {name}", float(train_sizes[number]), int(sum(train_sizes)))
-        for name, value in by_group.summary(correct, items.groups, np.asarray(train_sizes)).items():
+        for name, value in group_summary(correct, items.groups, np.asarray(train_sizes)).items():
             yield Score.of(name, value, n)
+
+
+def group_accuracies(correct: np.ndarray, groups: np.ndarray, number: int) -> np.ndarray:
+    """Return the (number,) accuracies of the groups of the (n,) outcomes; NaN for an empty group."""
+    counts = np.bincount(groups, minlength=number)
+    hits = np.bincount(groups, weights=correct, minlength=number)
+    with np.errstate(invalid="ignore"):
+        return hits / counts
+
+
+def group_summary(correct: np.ndarray, groups: np.ndarray, train_sizes: np.ndarray) -> dict[str, float]:
+    """Return both averages, the worst group and the gap (Sagawa et al. 2020).
+
+    `average_test` weights groups as the test set has them, `average_train` as the training set does, of which
+    `train_sizes` says how many samples each group has. The gap is `average_test` minus the worst group's accuracy.
+    """
+    accuracies = group_accuracies(correct, groups, len(train_sizes))
+    valid = ~np.isnan(accuracies)
+    weights = train_sizes[valid]
+    average, worst = float(np.mean(correct)), float(accuracies[valid].min())
+    return {
+        "average_test": average,
+        "average_train": float(np.average(accuracies[valid], weights=weights)) if weights.sum() else average,
+        "worst_group_accuracy": worst,
+        "spurious_gap": average - worst,
+    }

@@ -1,33 +1,78 @@
-"""How well a strategy found the tokens that matter."""
+"""Choices of tokens: against the relevant tokens, against another choice, and by what the network does with tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
+
+from sparsebench.errors import UnsupportedError
+
+
+class Quality(NamedTuple):
+    """How well the tokens that matter were found in each of n samples, (n,) each.
+
+    Attributes:
+        precision, recall: the share of kept tokens that are relevant and of relevant ones kept.
+        auroc: see `aurocs`.
+    """
+
+    precision: np.ndarray
+    recall: np.ndarray
+    auroc: np.ndarray
+
+    @classmethod
+    def of(cls, kept: np.ndarray, scores: np.ndarray, relevant: np.ndarray) -> Quality:
+        """Return that of (n, N) choices and scores against the (n, N) boolean mask."""
+        return cls(*_precisions_and_recalls(kept, relevant), aurocs(scores, relevant))
+
+    @classmethod
+    def join(cls, parts: Sequence[Quality]) -> Quality:
+        """Return that of all samples."""
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
+
+    @property
+    def means(self) -> tuple[float, float, float]:
+        """Their means over the samples, of the AUROC over those that have one."""
+        return float(self.precision.mean()), float(self.recall.mean()), _mean_of_known(self.auroc)
 
 
 def auroc(scores: np.ndarray, relevant: np.ndarray) -> float:
-    """Return the mean over samples of the AUROC of (n, N) scores against the (n, N) boolean mask.
+    """Return the mean of `aurocs` over the samples that have one; NaN if none has."""
+    return _mean_of_known(aurocs(scores, relevant))
 
-    Ties count one half, so that constant scores give 0.5. A token whose score is NaN is not there. Samples whose
-    tokens are all relevant, or none, say nothing and are left out; NaN if no sample is left.
+
+def _mean_of_known(values: np.ndarray) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+def aurocs(scores: np.ndarray, relevant: np.ndarray) -> np.ndarray:
+    """Return (n,), each sample's AUROC of (n, N) scores against the (n, N) boolean mask.
+
+    Ties count one half, so that constant scores give 0.5. A token whose score is NaN is not there. NaN of samples whose
+    tokens are all relevant, or none, which say nothing.
     """
     valid = ~np.isnan(scores)
     relevant = relevant & valid
     positives = relevant.sum(axis=1)
     negatives = valid.sum(axis=1) - positives
     usable = (positives > 0) & (negatives > 0)
+    each = np.full(len(scores), np.nan)
     if not usable.any():
-        return float("nan")
+        return each
     ranks = _ranks(scores[usable])
     p, q = positives[usable], negatives[usable]
     above = np.where(relevant[usable], ranks, 0.0).sum(axis=1) - p * (p + 1) / 2
-    return float((above / (p * q)).mean())
+    each[usable] = above / (p * q)
+    return each
 
 
 def _ranks(scores: np.ndarray) -> np.ndarray:
     """Return the ranks from 1 in each row of (n, N) scores, equal ones their mean; NaN ranks last, each on its own.
 
-    Written out: scipy.stats has it, whose import takes a worker longer than a cell of the theory.
+    Written out: scipy.stats has it, whose import takes a worker longer than a short cell.
     """
     order = scores.argsort(axis=1)
     ordered, place = np.take_along_axis(scores, order, axis=1), np.arange(scores.shape[1])
@@ -44,8 +89,115 @@ def _ranks(scores: np.ndarray) -> np.ndarray:
 
 def precision_recall(kept: np.ndarray, relevant: np.ndarray) -> tuple[float, float]:
     """Return the share of kept tokens that are relevant and of relevant ones kept, means over the (n, N) samples."""
+    precisions, recalls = _precisions_and_recalls(kept, relevant)
+    return float(precisions.mean()), float(recalls.mean())
+
+
+def _precisions_and_recalls(kept: np.ndarray, relevant: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     hits = (kept & relevant).sum(axis=1)
-    return (
-        float((hits / np.maximum(kept.sum(axis=1), 1)).mean()),
-        float((hits / np.maximum(relevant.sum(axis=1), 1)).mean()),
-    )
+    return hits / np.maximum(kept.sum(axis=1), 1), hits / np.maximum(relevant.sum(axis=1), 1)
+
+
+def iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return (n,), intersection over union (Jaccard) of the tokens kept by (n, N) booleans; NaN where none is."""
+    return _ratio((a & b).sum(axis=1), (a | b).sum(axis=1))
+
+
+def expected_iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return (n,), the mean IoU of two independent random choices, of as many of the N tokens as each of a and b keeps.
+
+    The number x of tokens that both keep is hypergeometric; with k and m kept, the IoU is x / (k + m - x). NaN where
+    none is kept.
+
+    Args:
+        a, b: (n, N) booleans.
+    """
+    N, sizes = a.shape[1], np.stack([a.sum(axis=1), b.sum(axis=1)], axis=1)
+    pairs, which = np.unique(sizes, axis=0, return_inverse=True)
+    means = np.array([_expected_overlap(N, int(k), int(m)) for k, m in pairs])
+    return means[which.reshape(-1)]
+
+
+def _expected_overlap(N: int, k: int, m: int) -> float:
+    from scipy.stats import hypergeom  # here, as a worker imports this module
+
+    if k + m == 0:
+        return float("nan")
+    x = np.arange(max(0, k + m - N), min(k, m) + 1)
+    return float((hypergeom.pmf(x, N, k, m) * x / (k + m - x)).sum())
+
+
+def rank_correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return (n,), Spearman's rank correlation of two (n, N) scores over the tokens for which neither is NaN.
+
+    Equal scores share their mean rank. NaN where there are fewer than two such tokens, or a score is the same for all.
+    """
+    valid = ~(np.isnan(a) | np.isnan(b))
+    count = valid.sum(axis=1, keepdims=True)
+    x, y = (_centred_ranks(scores, valid, count) for scores in (a, b))
+    return _ratio((x * y).sum(axis=1), np.sqrt((x * x).sum(axis=1) * (y * y).sum(axis=1)))
+
+
+def _centred_ranks(scores: np.ndarray, valid: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Return (n, N) ranks less their mean, 0 for what is not there."""
+    ranks = _ranks(np.where(valid, scores, np.nan))
+    return np.where(valid, ranks - (count + 1) / 2, 0.0)
+
+
+def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    return np.divide(above, below, out=np.full(len(above), np.nan), where=below > 0)
+
+
+def neighbour_agreement(similarity: np.ndarray, grid: tuple[int, int], order: np.ndarray | None = None) -> float:
+    """Return the share of a patch's neighbours that are among its most similar patches, mean over patches.
+
+    A patch has the k = 2, 3 or 4 neighbours above, below, left and right of it in the image (1 or 2 where the grid is
+    a line), and is compared with as many positions: the other ones with the largest similarity in its row. Equal ones
+    are decided by position. A similarity that says nothing has k / (N - 1). After the patch association of Jelassi,
+    Sander and Li (NeurIPS 2022), with the neighbours of a patch in place of its set.
+
+    Args:
+        similarity: (N, N), row i of position i to each position; its diagonal is not read.
+        grid: (rows, columns) of the image's patches, N of them.
+        order: (N,) the place in plain order, row by row, of the patch that each position shows; None for plain order.
+
+    Raises:
+        UnsupportedError: there is only one patch.
+    """
+    rows, columns = grid
+    N = rows * columns
+    if N < 2:
+        raise UnsupportedError("an image of one patch has no neighbours; make patches smaller")
+    row, column = np.divmod(np.arange(N) if order is None else order, columns)
+    near = abs(row[:, None] - row) + abs(column[:, None] - column) == 1
+    others = np.where(np.eye(N, dtype=bool), -np.inf, similarity)
+    ranked = np.argsort(-others, axis=1, kind="stable")
+    k = near.sum(axis=1)
+    hits = np.take_along_axis(near, ranked, axis=1) & (np.arange(N) < k[:, None])
+    return float((hits.sum(axis=1) / k).mean())
+
+
+def token_spuriosity(influence: np.ndarray, inside: np.ndarray) -> tuple[float, float]:
+    """Return the token spuriosity indices A-TSI and M-TSI (arXiv 2509.04009).
+
+    A-TSI divides the mean influence of the tokens outside the object by that of those inside it, M-TSI the largest by
+    the largest. The paper has a ratio an image, which is infinite where nothing inside matters. Here numerator and
+    denominator are summed over the images first: the ratio of sums, in which an image weighs by its influences.
+
+    Args:
+        influence: (n, N) z, how far the probability of the predicted class moves without each token; of the images that
+            are classified rightly, for the index counts no others.
+        inside: (n, N) booleans, which tokens show some of the object.
+
+    Returns:
+        Both, over the images that have tokens of both kinds; NaN where there is none, or nothing inside matters.
+    """
+    both = inside.any(axis=1) & ~inside.all(axis=1)
+    z, inside = influence[both].astype(float), inside[both]
+    means = [(z * part).sum(axis=1) / part.sum(axis=1) for part in (~inside, inside)]
+    largest = [np.where(part, z, 0.0).max(axis=1) for part in (~inside, inside)]
+    return _ratio_of_sums(*means), _ratio_of_sums(*largest)
+
+
+def _ratio_of_sums(above: np.ndarray, below: np.ndarray) -> float:
+    return float(above.sum() / below.sum()) if below.sum() > 0 else float("nan")

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsebench import seeds, tokens
-from sparsebench.budget import Budget
+from sparsebench import seeds
 from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.measure.cost import CostModel, Scoring, Step
 from sparsebench.measure.counts import counts_of, ramp_counts, rate_of, scaled_at, shares_of, stages, traits_as_counted
-from sparsebench.models.decision import Decision
-from sparsebench.plan_checks import (
+from sparsebench.strategy import tokens
+from sparsebench.strategy.base import LossInputs, ModelOutputs, Site, Strategy
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.plan_checks import (
     check_form,
     check_only_removes,
     check_own_macs,
@@ -27,14 +28,30 @@ from sparsebench.plan_checks import (
     only_removes,
     unread,
 )
-from sparsebench.plans import Keep, Mask, Merge, Mix, Plan, Rest, Shift
-from sparsebench.strategy import LossInputs, ModelOutputs, Site, Strategy
-from sparsebench.tokens import Grouped, Padded, Resting, of_index
-from sparsebench.view import TokenView
+from sparsebench.strategy.plans import Keep, Mask, Merge, Mix, Plan, Rest, Shift
+from sparsebench.strategy.tokens import Grouped, Padded, Resting, of_index
+from sparsebench.strategy.view import TokenView
 
 Given = Mapping[str, Callable[[], Any]]
 LEARNED = "strategy"
 """The name under which what a strategy learns is part of the network's module."""
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """One choice of a strategy.
+
+    Attributes:
+        block: where it was made.
+        before, after: (B, N) and (B, M) of the tokens there, see `TokenView.index`; where tokens rest, of those that
+            take part in the block.
+        plan: what it was; the positions of a `Keep` in the order in which the tokens go on, rising unless `ordered`.
+    """
+
+    block: int
+    before: Tensor
+    after: Tensor
+    plan: Plan
 
 
 class Actor:
@@ -164,7 +181,7 @@ class Pass:
         student, teacher: what came out, where the strategy learns from it.
         doubts: of each plan that was not read whether it is illegal, and what says how; see `settle`.
         previous: (B, N) see `TokenView.previous_attention`; None where no block was looked at.
-        resting: how many tokens pass by the block that runs, see `resting.only_active`.
+        resting: how many tokens pass by the block that runs, see `Rest`.
     """
 
     actor: Actor
@@ -308,7 +325,7 @@ class Pass:
         if any(isinstance(plan, Rest) and plan.index.shape[1] for plan in plans) and not any(
             s.rested for s in self.steps
         ):
-            raise self._cannot("lets tokens rest", "run the block on the tokens plan.active alone, in only_active(...)")
+            raise self._cannot("lets tokens rest", "run the block on the tokens plan.active alone")
         uneven = any(merges(plan) for plan in plans) and self.weighs_sizes
         if (uneven or any(isinstance(plan, Padded) for plan in plans)) and "bias" not in self.asked:
             raise self._cannot("has tokens count differently", "add acting.bias() to what attention weighs keys by")
@@ -372,10 +389,15 @@ class Pass:
             self.doubts.append((wrong, partial(check_plan, plan, strategy, index, keep, **known)))
         return plan if torch.compiler.is_compiling() else in_range(plan, index.shape[1], keep), keep
 
+    def doubtful(self) -> Tensor | None:
+        """Return on the device, not read, whether a plan that was not read was illegal; None where all were read."""
+        return torch.stack([wrong for wrong, _ in self.doubts]).any() if self.doubts else None
+
     def settle(self) -> None:
         """Raise StrategyError if one of the plans that were not read was illegal; once a pass, at its end."""
-        doubts, self.doubts = self.doubts, []
-        if doubts and bool(torch.stack([wrong for wrong, _ in doubts]).any()):
+        wrong, doubts = self.doubtful(), self.doubts
+        self.doubts = []
+        if wrong is not None and bool(wrong):
             for _, check in doubts:
                 check()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -14,15 +14,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from sparsebench.measure.cost import CostModel
-    from sparsebench.models.actor import Pass
+    from sparsebench.models.actor import Actor, Pass
     from sparsebench.models.shown import SplitPass
+    from sparsebench.tasks.base import Recipe
+    from sparsebench.training.loop import JointTraining
+    from sparsebench.training.steps import Samples, Steps
 
 HEADS = ("head.", "head_dist.")
 """How the names of the weights of output layers begin."""
-PRUNED = tuple(tenth / 10 for tenth in range(10))
-"""Shares of the shallow model's neurons whose removal is looked at."""
-Init = Literal["assumption", "scale", "worst", "literal"]
-Attention = Literal["trained", "frozen"]
 
 
 class Start(NamedTuple):
@@ -60,6 +59,30 @@ class Network(Protocol):
         """Return (B, classes) logits, or (B,) margins."""
 
 
+class Trainer(Network, Protocol):
+    """A network that brings its own trainer; others are trained by automatic differentiation."""
+
+    def trainer(self, actor: Actor | None, samples: Samples, recipe: Recipe, /) -> Steps | None:
+        """Return what takes the steps of a training of it, or None where that must be automatic differentiation.
+
+        Args:
+            actor: the strategy on it, or None where nothing acts.
+            samples: what it is trained on.
+            recipe: how.
+        """
+
+
+class TrainsTogether(Network, Protocol):
+    """A network of which several are trained in one program, where that is faster; see `Model.together`."""
+
+    @staticmethod
+    def train_together(trainings: Sequence[JointTraining], /) -> None:
+        """Train each to the end of its course or to its failure.
+
+        What is left as it was, or fails otherwise than by divergence, is trained alone.
+        """
+
+
 class Watchable(Network, Protocol):
     """A network that tells of itself while it trains.
 
@@ -83,7 +106,7 @@ class Model(BaseModel):
         name: what users type.
         inputs: "tokens" or "images", what the tasks it fits must give.
         positional: the parameter that NAME:VALUE sets, if any.
-        together: whether a GPU trains several of them faster in one program.
+        together: whether a GPU trains several of them faster in one program, see `TrainsTogether`.
         added: parameters that cells of older records do not have; at their defaults they are in no cell.
         revision: raise it when it computes otherwise: its cells are run again then.
     """

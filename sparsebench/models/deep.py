@@ -12,21 +12,27 @@ import torch.nn.functional as F
 from timm.models.eva import Eva
 from torch import Tensor, nn
 
-from sparsebench import tokens
 from sparsebench.errors import UnsupportedError
-from sparsebench.layers import attention_fields
-from sparsebench.layers.attention import attend, gather_heads, is_plain, qkv
-from sparsebench.layers.block_parts import attention_branch, attention_input, check_block, mlp_branch
-from sparsebench.layers.rotary import Rotations, rope_tables
+from sparsebench.models import attention_fields
 from sparsebench.models.actor import Given, Pass
-from sparsebench.models.pooling import POOLS, pool
-from sparsebench.models.resting import only_active, reads_attention
+from sparsebench.models.attention import attend, gather_heads, is_plain, qkv
+from sparsebench.models.rotary import Rotations, rope_tables
 from sparsebench.models.shown import in_chunks
-from sparsebench.models.timm_parts import refuse, vit_cost
-from sparsebench.plans import Keep, Plan
-from sparsebench.strategy import ModelOutputs, Site
-from sparsebench.tokens import Resting
-from sparsebench.view import RESULTS
+from sparsebench.models.timm_parts import (
+    POOLS,
+    attention_branch,
+    attention_input,
+    check_block,
+    mlp_branch,
+    pool,
+    refuse,
+    vit_cost,
+)
+from sparsebench.strategy import tokens
+from sparsebench.strategy.base import ModelOutputs, Site
+from sparsebench.strategy.plans import Keep, Plan
+from sparsebench.strategy.tokens import Resting
+from sparsebench.strategy.view import RESULTS
 
 LUMA = (0.299, 0.587, 0.114)
 """Shares of red, green and blue in grey (ITU-R BT.601), as Pillow and torchvision have them."""
@@ -300,7 +306,7 @@ class DeepViT:
             plan = self._decide(acting, number, given, x.device.type)
             if isinstance(plan, Resting) and plan.index.shape[1]:
                 rows = tokens.with_prefix(plan.active, self.prefix)
-                with only_active(acting, plan.active):
+                with _only_active(acting, plan.active):
                     new = self._run(acting, turn, number, block, tokens.gather(x, rows), kwargs)
                 return tokens.put_back(x, rows, new)
             x = x if plan is None else self._apply(plan, x, sizes)
@@ -312,7 +318,7 @@ class DeepViT:
         """Run one block on the tokens that take part, with the strategy's choice inside it."""
         if turn is not None:
             kwargs["rope"] = turn.of(acting, kwargs["rope"], number)
-        acts, looked = acting.acts_at("attention", number), reads_attention(acting, number)
+        acts, looked = acting.acts_at("attention", number), _reads_attention(acting, number)
         if not acts and not looked and acting.even:
             acting.went(acting.present)
             return type(block).forward(block, x, **kwargs)
@@ -391,3 +397,21 @@ def _of_channels(values: float | Sequence[float], channels: int) -> Tensor:
     """Return (channels, 1, 1) float64, or (1, 1, 1): a value a channel, or the mean of others."""
     each = torch.tensor(values, dtype=torch.float64).reshape(-1, 1, 1)
     return each if len(each) == channels else each.mean(dim=0, keepdim=True)
+
+
+def _reads_attention(acting: Pass, block: int) -> bool:
+    """Say whether the strategy chooses by this block's attention before the next one."""
+    reads = "previous_attention" in acting.requires and acting.site == "block"  # a replay requires nothing
+    return reads and block + 1 < acting.actor.depth and acting.acts(block + 1)
+
+
+@contextmanager
+def _only_active(acting: Pass, active: Tensor) -> Iterator[None]:
+    """Have the tokens at those positions (B, M) take part alone, for one block; the others rest."""
+    index, sizes, previous = acting.index, acting.sizes, acting.previous
+    acting.index, acting.sizes = index.gather(1, active), sizes.gather(1, active)
+    acting.resting = index.shape[1] - active.shape[1]
+    yield
+    acting.index, acting.sizes, acting.resting = index, sizes, 0
+    if previous is not None and acting.previous is not None and acting.previous is not previous:
+        acting.previous = previous.scatter(1, active, acting.previous)

@@ -11,9 +11,9 @@ from torch import Tensor
 from sparsebench.errors import DivergedError, UnsupportedError
 from sparsebench.measure.cost import CostModel, projected_for
 from sparsebench.models.actor import Given, Pass
-from sparsebench.plan_checks import only_removes
-from sparsebench.plans import Keep
-from sparsebench.view import Outputs
+from sparsebench.strategy.plan_checks import only_removes
+from sparsebench.strategy.plans import Keep
+from sparsebench.strategy.view import Outputs
 
 
 @dataclass(frozen=True, eq=False)

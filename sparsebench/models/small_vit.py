@@ -13,12 +13,12 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from sparsebench import seeds
-from sparsebench.layers.attention import PositionalAttention, Positions
-from sparsebench.layers.stem import ConvStem
-from sparsebench.measure.neighbours import neighbour_agreement
+from sparsebench.measure.selection import neighbour_agreement
 from sparsebench.models.actor import Pass
+from sparsebench.models.attention import PositionalAttention, Positions
 from sparsebench.models.deep import DeepViT
 from sparsebench.models.shown import SplitPass
+from sparsebench.models.timm_parts import ConvStem
 
 
 class PositionalDeepViT(DeepViT):

@@ -17,9 +17,9 @@ from timm.models._hub import load_model_config_from_path
 from torch import Tensor
 
 from sparsebench.errors import UserError, unknown
-from sparsebench.layers.weight_files import read_weights
 from sparsebench.models.base import HEADS
 from sparsebench.models.timm_parts import refuse
+from sparsebench.models.weight_files import read_weights
 from sparsebench.text import few
 
 GIVE_A_FILE = "or give --weights FILE.safetensors"

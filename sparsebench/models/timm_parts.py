@@ -1,20 +1,27 @@
-"""What a timm model is made of: whether tokens can be dropped from it safely, and what its parts cost."""
+"""Parts of timm models: which tokens can be dropped from safely, what they cost, stems, halves of blocks, and pools."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from timm.layers import Attention, AttentionPoolLatent, PatchEmbed
-from timm.models.eva import Eva
-from timm.models.vision_transformer import VisionTransformer
-from torch import nn
+from timm.models.eva import Eva, EvaBlock, EvaBlockPostNorm
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import Tensor, nn
 
 from sparsebench.errors import UnsupportedError
-from sparsebench.layers import rotary
-from sparsebench.layers.attention import ROTARY, is_plain
-from sparsebench.layers.stem import ConvStem
 from sparsebench.measure.cost import BlockCost, VitCost
-from sparsebench.models.pooling import includes_prefix
+from sparsebench.models import rotary
+from sparsebench.models.actor import Pass
+from sparsebench.models.attention import ROTARY, is_plain, masked_softmax
+from sparsebench.models.vits import stem_widths
+
+FORWARDS = (Block.forward, EvaBlock.forward, EvaBlockPostNorm.forward)
+POOLS = ("avg", "avgmax", "map")
+"""Those in which sizes matter."""
 
 
 def refuse(vit: Any) -> None:
@@ -100,3 +107,108 @@ def _pool_macs(part: AttentionPoolLatent) -> tuple[int, int]:
     width = part.num_heads * part.head_dim
     once = sum(linear_macs(piece) for piece in (part.q, part.proj, part.mlp))
     return linear_macs(part.kv) + 2 * part.latent_len * width, part.latent_len * once
+
+
+class ConvStem(PatchEmbed):
+    """3x3 convolutions of stride 2, each with batch normalisation and a GELU, then one of 1x1, not one projection.
+
+    A small Vision Transformer then learns from far fewer images (Xiao et al. 2021, "Early convolutions help
+    transformers see better").
+
+    A token sees less than one patch beyond its own. The arguments are those of timm's PatchEmbed, which has the rest.
+    """
+
+    proj: Any
+
+    def __init__(self, *args: Any, **more: Any):
+        super().__init__(*args, **more)
+        dim, layers = self.proj.out_channels, []
+        for C, wider in itertools.pairwise(stem_widths(dim, self.patch_size[0])):
+            layers += [nn.Conv2d(C, wider, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(wider), nn.GELU()]
+        self.proj = nn.Sequential(*layers, nn.Conv2d(dim, dim, 1))
+
+    def macs(self) -> int:
+        """Return the MACs of its convolutions that a patch has a share of; normalisation is not counted."""
+        total, places = 0, self.patch_size[0] ** 2
+        for layer in self.proj:
+            if isinstance(layer, nn.Conv2d):
+                places //= layer.stride[0] ** 2
+                total += places * layer.weight.numel()
+        return total
+
+
+def check_block(block: Any) -> None:
+    """Raise UnsupportedError for a block whose attention and MLP are not known one by one."""
+    if type(block).forward not in FORWARDS:
+        raise UnsupportedError(
+            f"blocks of type {type(block).__name__} cannot be cut between attention and MLP; use a strategy of "
+            "the input or block site"
+        )
+
+
+def attention_input(block: Any, x: Tensor) -> Tensor:
+    """Return what a block's attention takes of the tokens that come to the block."""
+    return x if isinstance(block, EvaBlockPostNorm) else block.norm1(x)
+
+
+def attention_branch(block: Any, attended: Tensor) -> Tensor:
+    """Return what a block adds to its tokens of what its attention gives."""
+    if isinstance(block, EvaBlockPostNorm):
+        return block.drop_path1(block.norm1(attended))
+    if isinstance(block, EvaBlock):
+        return block.drop_path1(attended if block.gamma_1 is None else block.gamma_1 * attended)
+    return block.drop_path1(block.ls1(attended))
+
+
+def mlp_branch(block: Any, x: Tensor) -> Tensor:
+    """Return what a block adds to its tokens after attention."""
+    if isinstance(block, EvaBlockPostNorm):
+        return block.drop_path2(block.norm2(block.mlp(x)))
+    made = block.mlp(block.norm2(x))
+    if isinstance(block, EvaBlock):
+        return block.drop_path2(made if block.gamma_2 is None else block.gamma_2 * made)
+    return block.drop_path2(block.ls2(made))
+
+
+def pool(vit: Any, acting: Pass, x: Tensor, pool_type: str | None = None) -> Tensor:
+    """Pool the (B, P + N, C) tokens of a model, each weighted by its size and by what it counts.
+
+    A mean weighs them so; an attention pool multiplies its weights by theirs before they are made to sum to 1.
+    """
+    if acting.whole:
+        return type(vit).pool(vit, x, pool_type)
+    P, with_prefix = vit.num_prefix_tokens, includes_prefix(vit)
+    sizes = acting.sizes * acting.weights if acting.masked else acting.sizes
+    if vit.attn_pool is not None:
+        pooled = (x, F.pad(sizes, (P, 0), value=1)) if with_prefix else (x[:, P:], sizes)
+        return attention_pool(vit.attn_pool, *pooled)
+    plain, alike, present = type(vit).pool(vit, x, pool_type), (sizes == sizes[:, :1]).all(), acting.sizes > 0
+    if with_prefix:
+        sizes, present = (F.pad(one, (P, 0), value=1) for one in (sizes, present))
+    else:
+        x = x[:, P:]
+    weighted = (x * sizes[:, :, None]).sum(dim=1) / sizes.sum(dim=1, keepdim=True).clamp(min=1e-6)
+    if vit.global_pool != "avg":
+        weighted = 0.5 * (weighted + x.masked_fill(~present[:, :, None], -torch.inf).amax(dim=1))
+    return torch.where(alike, plain, weighted.to(plain.dtype))  # a choice by `if` would wait for the device
+
+
+def includes_prefix(vit: Any) -> bool:
+    """Say whether class and register tokens are pooled too: always in the attention pool of an Eva."""
+    return getattr(vit, "pool_include_prefix", vit.attn_pool is not None)
+
+
+def attention_pool(part: Any, x: Tensor, sizes: Tensor) -> Tensor:
+    """Return what timm's AttentionPoolLatent makes of (B, T, C) tokens, each of which is as good as `sizes` (B, T)."""
+    B, T, _ = x.shape
+    q = part.q(part.latent.expand(B, -1, -1)).reshape(B, part.latent_len, part.num_heads, part.head_dim)
+    k, v = part.kv(x).reshape(B, T, 2, part.num_heads, part.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+    q, k = part.q_norm(q.transpose(1, 2)), part.k_norm(k)
+    nobody = torch.zeros(part.latent_len, T, dtype=torch.bool, device=x.device)
+    A = masked_softmax(q * part.scale @ k.transpose(-2, -1), sizes, nobody, eps=0.0).to(v.dtype)
+    out = part.proj_drop(part.proj((A @ v).transpose(1, 2).flatten(2)))
+    if part.mlp is not None:
+        out = out + part.mlp(part.norm(out))
+    if part.pool == "token":
+        return out[:, 0]
+    return out.mean(dim=1) if part.pool == "avg" else out

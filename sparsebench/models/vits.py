@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -13,17 +14,24 @@ from pydantic import Field, PrivateAttr
 from sparsebench import seeds
 from sparsebench.collector import without_collector
 from sparsebench.errors import UnsupportedError, UserError
-from sparsebench.layers.widths import stem_widths
+from sparsebench.hooks import hookimpl
 from sparsebench.measure.cost import BlockCost, CostModel, VitCost
 from sparsebench.models.base import Model, Network, Start, number_of
-from sparsebench.spec import unused_parameters
+from sparsebench.strategy.spec import unused_parameters
 from sparsebench.tasks.base import Data, Inputs, Locations, Task
 
 if TYPE_CHECKING:
+    from sparsebench.models.deep import DeepViT
     from sparsebench.models.timm_models import MadeFor
 
 MLP_RATIO = 4
 """Neurons of a block's MLP over its width, in timm's VisionTransformer unless told otherwise."""
+
+
+def stem_widths(dim: int, patch: int) -> tuple[int, ...]:
+    """Return the channels of the image and of each convolution of a stem, which halve it down to the patches."""
+    halvings = patch.bit_length() - 1
+    return (3, *(dim // 2**k for k in reversed(range(halvings))))
 
 
 class _Deep(Model):
@@ -108,7 +116,7 @@ class Vit(_Deep):
         return VitCost(tokens, 1, 1, self._patch_macs(), C * classes, (block,) * self.depth, C, self.heads)
 
     def _patch_macs(self) -> int:
-        """Return the MACs of making one patch: of a projection, or of the convolutions of `stem.ConvStem`."""
+        """Return the MACs of making one patch: of a projection, or of the convolutions of `timm_parts.ConvStem`."""
         if self.stem == "linear":
             return 3 * self.patch**2 * self.dim
         widths = stem_widths(self.dim, self.patch)
@@ -228,8 +236,8 @@ class Timm(_Deep):
 
     def start(self, network: Network, task: Task, locations: Locations) -> Start:
         """See `Model.start`. What timm fetches is in the built network already."""
-        from sparsebench.layers.weight_files import content_name
         from sparsebench.models.timm_models import check_head, load_weights
+        from sparsebench.models.weight_files import content_name
 
         vit = network.module
         if self.weights:
@@ -255,22 +263,13 @@ class Timm(_Deep):
 
     def cost(self, task: Task, classes: int) -> CostModel:
         """See `Model.cost`. The network is made without numbers for that; imports torch."""
-        from sparsebench.models.deep import DeepViT
-
-        try:
-            return DeepViT(self.empty(task, classes)).cost
-        except UnsupportedError as error:
-            raise UserError(str(error)) from error
+        with self._supported():
+            return _empty(self.arch, _canvas(task), classes, self.in_chans).cost
 
     def empty(self, task: Task, classes: int) -> Any:
-        """Return the timm model without numbers, if it can be acted on."""
-        import torch
-
-        from sparsebench.models.deep import DeepViT
-        from sparsebench.models.timm_models import named_vit
-
-        with self._supported(), torch.device("meta"):
-            return DeepViT(named_vit(self.arch, _canvas(task), classes, channels=self.in_chans)).module
+        """Return the timm model without numbers, if it can be acted on; to be read only."""
+        with self._supported():
+            return _empty(self.arch, _canvas(task), classes, self.in_chans).module
 
     @contextmanager
     def _supported(self) -> Iterator[None]:
@@ -293,5 +292,23 @@ class Timm(_Deep):
         return DeepViT(vit, mean=cfg["mean"], std=cfg["std"], precision=self.precision)
 
 
+@lru_cache(maxsize=16)
+def _empty(arch: str, canvas: int, classes: int, channels: int) -> DeepViT:
+    """Return a network without numbers. Kept: timm takes half a second for one, and a plan asks several times."""
+    import torch
+
+    from sparsebench.models.deep import DeepViT
+    from sparsebench.models.timm_models import named_vit
+
+    with torch.device("meta"):
+        return DeepViT(named_vit(arch, canvas, classes, channels=channels))
+
+
 def _canvas(task: Task) -> int:
     return getattr(task, "canvas", 224)
+
+
+@hookimpl
+def sparsebench_models() -> list[type[Model]]:
+    """See `Hooks`."""
+    return [Vit, Timm]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from sparsebench.hooks import hookimpl
 from sparsebench.observe import naming
-from sparsebench.observer import Observer, See, not_installed, usable
+from sparsebench.observe.observer import Observer, See, not_installed, usable
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

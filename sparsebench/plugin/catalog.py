@@ -17,9 +17,8 @@ from pydantic import BaseModel, ConfigDict
 
 from sparsebench.errors import UserError
 from sparsebench.plugin.installed import distribution, entries, files_of, module_of
-from sparsebench.records.cell import digest
+from sparsebench.records.cell import Origin, digest
 from sparsebench.records.files import cache_folder, content_hash, write_whole
-from sparsebench.records.origin import Origin
 from sparsebench.version import __version__
 
 MOST = 2**22

@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
 from sparsebench.hooks import PROJECT
-from sparsebench.plugin.content import Content
 
 log = logging.getLogger(__name__)
 
 HIDDEN = "SPARSEBENCH_HIDE"
-"""The variable that names distributions, with commas between them, whose plugins are left out."""
+"""The variable that names distributions, or packages, with commas between them, whose plugins are left out."""
 
 
 @lru_cache(64)
@@ -43,7 +41,11 @@ def entries() -> dict[str, metadata.EntryPoint]:
     """Return the installed entry points by name; of two with one name the shipped one, else the first, counts."""
     known: dict[str, metadata.EntryPoint] = {}
     hidden = set(os.environ.get(HIDDEN, "").split(",")) - {""}
-    present = (entry for entry in metadata.entry_points(group=PROJECT) if distribution(entry)[0] not in hidden)
+    present = (
+        entry
+        for entry in metadata.entry_points(group=PROJECT)
+        if not {distribution(entry)[0], module_of(entry).partition(".")[0]} & hidden
+    )
     for entry in sorted(present, key=lambda e: (e.name, not is_shipped(e))):
         first = known.setdefault(entry.name, entry)
         if first.value != entry.value:
@@ -66,35 +68,6 @@ def files_of(entry: metadata.EntryPoint) -> list[Path]:
     if spec.submodule_search_locations is not None:
         return sorted(path for place in spec.submodule_search_locations for path in Path(place).rglob("*.py"))
     return [Path(spec.origin)] if spec.origin and Path(spec.origin).is_file() else []
-
-
-def installed_content(name: str) -> Content | None:
-    """Return the files of the installed plugin of a name, see `content_of`; None if there is none."""
-    entry = entries().get(name)
-    return content_of(entry) if entry else None
-
-
-def content_of(entry: metadata.EntryPoint) -> Content | None:
-    """Return the files of an installed plugin, without importing anything of it; None if it is shipped or has none.
-
-    Raises:
-        UserError: they cannot be read.
-    """
-    path = None if is_shipped(entry) else _source(entry)
-    return Content.of_entry(entry, path) if path else None
-
-
-def _source(entry: metadata.EntryPoint | None) -> Path | None:
-    parts = module_of(entry).split(".") if entry and module_of(entry) else []
-    place: Sequence[str] | None = None
-    source = None
-    for end in range(1, len(parts) + 1):
-        specs = (finder.find_spec(".".join(parts[:end]), place) for finder in sys.meta_path)
-        spec = next((spec for spec in specs if spec is not None), None)
-        if spec is None:
-            return None
-        place, source = spec.submodule_search_locations, spec.origin
-    return Path(source) if source and Path(source).is_file() else None
 
 
 def is_shipped(entry: metadata.EntryPoint) -> bool:

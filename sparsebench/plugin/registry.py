@@ -1,4 +1,4 @@
-"""Finds strategies, tasks, models and observers. A plugin that fails to load costs only itself."""
+"""Finds strategies, tasks, models, suites, papers and observers. A plugin that fails to load costs only itself."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from functools import partial
 from importlib import metadata
+from importlib.resources.abc import Traversable
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -19,18 +20,17 @@ import pluggy
 from pydantic import PydanticUserError
 
 from sparsebench.collector import without_collector
-from sparsebench.contain.rehearse import harm
-from sparsebench.contract import complaint, complaint_on_revision
 from sparsebench.errors import UserError, one_line, unknown
 from sparsebench.hooks import PROJECT, Hooks
 from sparsebench.measure import metrics
 from sparsebench.models.base import Model
-from sparsebench.observer import Observer
+from sparsebench.observe.observer import Observer
+from sparsebench.paper import Paper
 from sparsebench.plugin.content import Content
-from sparsebench.plugin.installed import content_of, distribution, entries, is_shipped, module_of
-from sparsebench.records.cell import Part, said_of
-from sparsebench.records.origin import Origin
-from sparsebench.strategy import Strategy
+from sparsebench.plugin.installed import distribution, entries, is_shipped, module_of
+from sparsebench.records.cell import Origin, Part
+from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.contract import complaint, complaint_on_revision
 from sparsebench.tasks.base import Task
 from sparsebench.text import as_utf8
 
@@ -38,9 +38,6 @@ log = logging.getLogger(__name__)
 
 FIRST = ("tasks", "models")
 """Entry points that bring sparsebench's own tasks and models: loaded first, so that nobody takes their names."""
-
-KEPT = "the working directory", "signal handlers", "a timer"
-"""What a plugin may not change of the process that loads it."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +73,9 @@ class Registry:
 
     Args:
         shipped_only: whether no installed plugin counts but sparsebench's own.
-        rehearses: whether what does not come with sparsebench is first loaded in a copy of this process, which ends in
-            its place.
     """
 
-    def __init__(self, *, shipped_only: bool = False, rehearses: bool = True) -> None:
-        self.rehearses = rehearses
+    def __init__(self, *, shipped_only: bool = False) -> None:
         self.manager = pluggy.PluginManager(PROJECT)
         self.manager.add_hookspecs(Hooks)
         self.broken: dict[str, str] = {}
@@ -177,6 +171,31 @@ class Registry:
         self.load_all()
         return [self._observers[name] for name in sorted(self._observers)]
 
+    def suites(self) -> dict[str, Path | Traversable]:
+        """Return the TOML file of every suite that plugins bring, by its name."""
+        return self._named("sparsebench_suites", lambda file: str(file.name).removesuffix(".toml"))
+
+    def papers(self) -> dict[str, Paper]:
+        """Return every paper that plugins reproduce, by its name."""
+        return self._named("sparsebench_papers", lambda paper: paper.name)
+
+    def _named(self, hook: str, name_of: Callable[[Any], str]) -> dict[str, Any]:
+        """Return what plugins answer to a hook by name: of two with one the shipped one, else the first, counts.
+
+        A plugin that fails is named in `broken`.
+        """
+        self.load_all()
+        named: dict[str, Any] = {}
+        shipped = {name for name, entry in self.entries.items() if is_shipped(entry)}
+        implementations = getattr(self.manager.hook, hook).get_hookimpls()
+        for one in sorted(implementations, key=lambda one: (one.plugin_name not in shipped, one.plugin_name)):
+            try:
+                for thing in one.function():
+                    named.setdefault(name_of(thing), thing)
+            except Exception as error:
+                self.broken[one.plugin_name] = one_line(error)
+        return dict(sorted(named.items()))
+
     def load_all(self) -> None:
         """Load every installed plugin; those that fail are named in `broken`."""
         for name in self.entries:
@@ -190,28 +209,14 @@ class Registry:
             raise UserError(
                 f"the installation does not name its plugin '{name}'", next_step="install sparsebench again"
             )
-        entry = self.entries[name]
-        load = partial(self._load_entry, name, entry)
-        failure = load() if is_shipped(entry) else self._load_rehearsed(load)
-        if failure is not None:
+        if (failure := self._load_entry(name, self.entries[name])) is not None:
             self.broken[name] = failure
-
-    def _load_rehearsed(self, load: Callable[[], str | None]) -> str | None:
-        """Load a stranger's plugin unless that harms the process; put back what later ones need of it."""
-        from sparsebench.contain.process_state import STATE, preserve  # torch, which its copy has then too
-
-        if self.rehearses and (harmed := harm(load)) is not None:
-            return f"while it was loaded it {harmed}"
-        with preserve([row for row in STATE if row.name in KEPT]):
-            return load()
 
     def _load_entry(self, name: str, entry: metadata.EntryPoint) -> str | None:
         """Import an installed plugin and take what its hooks return; return why that failed, or None."""
         if not module_of(entry):
             return f"its entry point names no module: '{entry.value}'"
         try:
-            if (content := content_of(entry)) is not None:
-                content.admit()
             with redirect_stdout(sys.stderr), without_collector():
                 module = entry.load()
         except KeyboardInterrupt:
@@ -236,10 +241,10 @@ class Registry:
             content = Content.of_file(path)
             origin = Origin(plugin=as_utf8(f"file:{path.name}"), revision=content.revision)
             known, observers = self._size(), set(self._observers)
-            failure = self._load_rehearsed(partial(self._load_module, path, content, origin))
+            failure = self._load_module(path, content, origin)
             if failure is None and known == self._size():
                 raise UserError(
-                    f"plugin file {path.name} brings no strategy, task, model or observer",
+                    f"plugin file {path.name} brings no strategy, task, model, suite, paper or observer",
                     next_step="return its classes from sparsebench_strategies(), decorated with sparsebench.hookimpl",
                 )
             if failure is not None:
@@ -258,7 +263,8 @@ class Registry:
     def _size(self) -> int:
         """Return how much there is to name, and how many look at records without being named."""
         named = len(self._strategies) + len(self._tasks) + len(self._models) + len(self._observers)
-        return named + len(self.record_hooks())
+        hooks = self.manager.hook.sparsebench_suites, self.manager.hook.sparsebench_papers
+        return named + len(self.record_hooks()) + sum(len(hook.get_hookimpls()) for hook in hooks)
 
     def _free_name(self, name: str) -> str:
         """Return the name, or one made from it that no strategy has."""
@@ -269,13 +275,13 @@ class Registry:
     def _load_module(self, path: Path, content: Content, origin: Origin) -> str | None:
         """Execute a plugin file and take what its hooks return; return why that failed, or None."""
         module_name = f"sparsebench_local_{as_utf8(path.stem)}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
-        content.admit()
-        module = content.module(module_name, path)
-        assert module.__spec__ is not None and module.__spec__.loader is not None
+        spec = spec_from_file_location(module_name, path)
+        assert spec is not None
+        module = module_from_spec(spec)
         sys.modules[module_name] = module  # dataclasses and pydantic look the module up while it is executed
         try:
             with redirect_stdout(sys.stderr), without_collector():  # the command line's own output must stay what it is
-                module.__spec__.loader.exec_module(module)
+                content.execute(module, path)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -317,7 +323,7 @@ class Registry:
         """Return the part of a cell that names a task or a model, with the revision of the code that brings it."""
         owner = self._owners.get(type(thing))
         if owner is None or owner.file is None:
-            return Part.of(thing, said_of(thing.revision))
+            return Part.of(thing, "" if thing.revision == 1 else str(thing.revision))
         return Part.of(thing, owner.origin.revision)
 
     def check_revision(self, thing: Task | Model, part: Part) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from sparsebench.contract import complaint
 from sparsebench.errors import UserError
-from sparsebench.strategy import Strategy
+from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.contract import complaint
 
 FOLDER = "plugins"
 """Of a run's folder, with the sources of strategies that were given as classes."""

@@ -1,43 +1,47 @@
-"""Cells of a submission run again here, and what came out then beside what was reported. Runs the strategy's code."""
+"""Cells of a submission run again here, and whether they agree with what was reported. Runs the strategy's code.
+
+On the same machine and libraries, and a CPU, everything is the same. Elsewhere sums are rounded otherwise, which
+training makes large. That it was elsewhere is the submission's claim, so it buys little: what may not hang on rounding
+must be the same, and all drawn cells of a task together may not be significantly better than they are here, nor by more
+than `MOST_BETTER`. No level is divided by the number of cells: to ask for more of them lets no more through.
+"""
 
 from __future__ import annotations
 
 import re
 import secrets
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
+
+import numpy as np
 
 from sparsebench import seeds
-from sparsebench.contain.enclosure import enclose, has_sandbox, no_network
-from sparsebench.engine import run as runs
-from sparsebench.engine.options import Choice
-from sparsebench.engine.run import Callbacks
 from sparsebench.errors import UserError
-from sparsebench.planning import planner
-from sparsebench.planning.expand import ImageUse, code_of, training_of
-from sparsebench.planning.expected import Expected
-from sparsebench.planning.files import LOCATED, locate, places_of
-from sparsebench.planning.job import Job
-from sparsebench.planning.networks import Networks
-from sparsebench.planning.planner import Plan
-from sparsebench.planning.request import Files, How
-from sparsebench.planning.weights import files_of
-from sparsebench.plugin.content import Content, file_revision
-from sparsebench.plugin.installed import distribution, entries, installed_content
+from sparsebench.plan import plan as planner
+from sparsebench.plan.expand import code_of, training_of
+from sparsebench.plan.job import Job
+from sparsebench.plan.locate import LOCATED, Networks, files_of, locate, places_of
+from sparsebench.plan.plan import Plan
+from sparsebench.plan.request import Files, How, ImageUse
+from sparsebench.plan.time_left import Expected
+from sparsebench.plugin.content import Content
+from sparsebench.plugin.installed import distribution, entries
+from sparsebench.plugin.installed import files_of as plugin_files
 from sparsebench.plugin.registry import Registry
-from sparsebench.publish import agree
-from sparsebench.publish import folder as folders
-from sparsebench.publish.folder import Manifest
-from sparsebench.publish.verify import Verdict
+from sparsebench.publish.verify import Manifest, Verdict, called, items_of, manifest_of, plugin_of, read_records
 from sparsebench.records import manifests, store
 from sparsebench.records.cell import Cell, canonical
 from sparsebench.records.checks import HARMLESS
 from sparsebench.records.record import Record
-from sparsebench.spec import fill
-from sparsebench.strategy import Kind
+from sparsebench.runner import run as runs
+from sparsebench.runner.enclosure import enclose
+from sparsebench.runner.run import Callbacks
+from sparsebench.stats.paired import mcnemar
+from sparsebench.strategy.base import Kind
+from sparsebench.strategy.spec import fill
 from sparsebench.testing import process
 from sparsebench.text import plain
 
@@ -45,51 +49,62 @@ _BY_CONTENT = re.compile(r"-[0-9a-f]{12}$")
 """Ends the name of pictures and weights that are a user's own."""
 
 
-@dataclass(frozen=True)
-class Here:
-    """What a submission does not say: this machine.
-
-    Attributes:
-        files: where pictures and trained weights come from.
-        device: "cpu", "cuda:i" or "auto".
-        seed: of the draw of cells, to repeat one; None for one that nobody can know before.
-        on_stop: called at the first Ctrl-C.
-    """
-
-    files: Files
-    device: str
-    seed: int | None = None
-    on_stop: Callable[[], None] = lambda: None
+FALSE_ALARM = 0.01
+"""Chance of a task's one-sided test to find that sound cells of another machine are better than those here."""
+SLACK, MOST_BETTER = 0.005, 0.05
+"""Share of a task's test items that may be better than here whatever the test says, and that may not; of few items, n,
+the latter is 1 / sqrt(n)."""
+AGREEING = 0.99
+"""Share of the test items that weights which are not trained must class alike: nothing but rounding differs."""
+FEW = 0.02
+"""Difference of token counts, as a share, that rounding may make where images keep numbers of tokens of their own."""
+MEANS = {"test_loss": -1, "p_label": 1, "success": 1, "success_loss": 1}
+"""Metrics that hang on losses, which records do not have item by item, and in which direction they are better."""
+BETTER = 0.1
+"""Share by which the mean of one over a task's cells may be better than here; of successes, share of the cells."""
 
 
-def replay(folder: Path, verdict: Verdict, number: int | None, here: Here) -> None:
+def replay(
+    folder: Path, verdict: Verdict, number: int | None, files: Files, device: str, seed: int | None = None,
+    on_stop: Callable[[], None] = lambda: None,
+) -> None:  # fmt: skip
     """Run cells of a reported submission again, and give it the badge `replayed` if they agree, or else say why not.
 
-    So many are drawn, or all for None, see `_draw`, and compared, see `agree`. This process, which compares, never
-    imports the strategy, which lies in the submission or is installed: only the workers do.
+    This process, which compares, never imports the strategy, which lies in the submission or is installed: only the
+    workers do.
+
+    Args:
+        folder, verdict: the submission's.
+        number: how many cells are drawn, see `_draw`; None for all.
+        files: where pictures and trained weights come from here.
+        device: "cpu", "cuda:i" or "auto".
+        seed: of the draw, to repeat one; None for one that nobody can know before.
+        on_stop: called at the first Ctrl-C.
 
     Raises:
         UserError: the strategy is not here, or the device, pictures or weights are not there.
     """
     if verdict.badge != "reported":
         return
-    manifest, registry = folders.manifest_of(folder), Registry(shipped_only=True)
+    manifest, registry = manifest_of(folder), Registry(shipped_only=True)
     plugin = plugin_of(folder, manifest)
-    _check_source(manifest, registry, plugin)
-    seed = secrets.randbits(48) if here.seed is None else here.seed
-    records, counts = _draw(folder, manifest.strategy, number, seed)
+    if plugin is None:
+        _check_source(manifest, registry)
+    seed = secrets.randbits(48) if seed is None else seed
+    every = [record for record in read_records(folder) if record.status == "ok"]
+    records, count = _draw(every, manifest.strategy, number, seed)
     cells = [record.cell for record in records]
-    _check_files(cells, _located(cells, registry, here))
-    with enclose(_readable(manifest, plugin, here)):
+    _check_files(cells, _located(cells, registry, files))
+    with enclose(_readable(manifest, plugin, files)):
         if broken := _unfair(manifest, records, plugin):
             verdict.contradicted(broken)
             return
-        again = _run(records, manifest, registry, plugin, here)
+        again = _run(records, manifest, registry, plugin, files, device, on_stop)
     adaptive = {name for (name, _), one in manifests.strategies(folder).items() if one.adaptive}
-    agreement = agree.compare([(record, again[record.cell_id]) for record in records], adaptive)
+    agreement = compare([(record, again[record.cell_id]) for record in records], adaptive)
     of_strategy = sum(record.cell.strategy.name == manifest.strategy for record in records)
     verdict.notes.append(
-        f"replayed {len(records)} of {counts[0]} cells, {of_strategy} of its {counts[1]} own, "
+        f"replayed {len(records)} of {len(every)} cells, {of_strategy} of its {count} own, "
         f"with --replay-seed {seed}: " + ", ".join(record.cell_id for record in records)
     )
     if agreement.elsewhere:
@@ -103,18 +118,9 @@ def replay(folder: Path, verdict: Verdict, number: int | None, here: Here) -> No
         verdict.badge = "replayed"
 
 
-def plugin_of(folder: Path, manifest: Manifest) -> Path | None:
-    """Return the strategy's file in a submission, or None where it is installed or shipped."""
-    return (folder / folders.PLUGIN / manifest.file).absolute() if manifest.file else None
-
-
-def _check_source(manifest: Manifest, registry: Registry, plugin: Path | None) -> None:
-    """Raise UserError unless the strategy is here, as it was published; its code is not run."""
+def _check_source(manifest: Manifest, registry: Registry) -> None:
+    """Raise UserError unless an installed strategy is here as it was published; its code is not run."""
     name, origin = manifest.strategy, manifest.plugin
-    if plugin is not None:
-        if (here := file_revision(plugin)) != origin.revision:
-            raise UserError(f"the file of '{name}' is not the one that was run", got=here, allowed=origin.revision)
-        return
     known = entries().get(origin.plugin)
     found = distribution(known) if known else ("", "")
     if found[0] != origin.distribution or (found != (origin.distribution, origin.version) and not origin.is_shipped):
@@ -143,85 +149,70 @@ def _unfair(manifest: Manifest, records: Sequence[Record], plugin: Path | None) 
     ]
 
 
-def announcement(folder: Path) -> str:
-    """Return what a replay of a submission is going to run, in one line."""
-    manifest = folders.manifest_of(folder)
-    plugin = plugin_of(folder, manifest)
-    what = f"the file {plain(plugin)}" if plugin else f"the installed plugin of '{plain(manifest.strategy, 60)}'"
-    if has_sandbox():
-        return f"this runs {what} as you, without network, in a sandbox that hides your home and writes nothing there"
-    network = "without network" if no_network() else "WITH your network, as this system has no `unshare`"
-    return f"this runs {what} as you, {network}, with your files, as `bwrap` does not work here"
-
-
-def _readable(manifest: Manifest, plugin: Path | None, here: Here) -> list[Path]:
+def _readable(manifest: Manifest, plugin: Path | None, files: Files) -> list[Path]:
     """Return the files that cells need: the plugin's, and those of the pictures and weights that were named."""
-    content = Content.of_file(plugin) if plugin else installed_content(manifest.plugin.plugin)
-    named = (here.files.images, here.files.backgrounds, here.files.pretrain_images)
+    entry = entries().get(manifest.plugin.plugin)
+    code = Content.of_file(plugin).hashes if plugin else {path.parent for path in plugin_files(entry)} if entry else ()
+    named = (files.images, files.backgrounds, files.pretrain_images)
     paths = [Path(name.removeprefix("folder:")) for name in named if name]
-    paths += [path for path in (here.files.data_root or Path("data"), here.files.networks) if path]
-    paths += files_of(here.files.weights)
-    return [path.absolute() for path in (*paths, *(content.hashes if content else ()))]
+    paths += [path for path in (files.data_root or Path("data"), files.networks) if path]
+    paths += files_of(files.weights)
+    return [path.absolute() for path in (*paths, *code)]
 
 
-def _draw(folder: Path, strategy: str, number: int | None, seed: int) -> tuple[list[Record], tuple[int, int]]:
-    """Return so many of the records that are ok, or all for None, and how many there are, and how many of its own.
+def _draw(records: Sequence[Record], strategy: str, number: int | None, seed: int) -> tuple[list[Record], int]:
+    """Return so many of the records, or all for None, and how many the strategy's own are.
 
     At least half are of the strategy's own cells, as far as there are so many, and both halves go round the tasks. The
     draw hangs on the cells and on a seed that the submission cannot know: no other content of the records moves it.
     """
-    records = {record.cell_id: record for record in folders.read_records(folder) if record.status == "ok"}
-    of_strategy: dict[str, list[tuple[int, str]]] = {}
-    other: dict[str, list[tuple[int, str]]] = {}
-    for cell_id, record in records.items():
-        cells = of_strategy if record.cell.strategy.name == strategy else other
-        key = seeds.seed_of("replay", str(seed), cell_id), cell_id
-        cells.setdefault(record.cell.task.name, []).append(key)
-    first, second = _round(of_strategy), _round(other)
-    total = len(first) + len(second)
-    most = total if number is None else min(number, total)
-    others = min(most // 2, len(second))
-    chosen = {*first[: most - others], *second[: max(others, most - len(first))]}
-    return [record for cell_id, record in records.items() if cell_id in chosen], (total, len(first))
-
-
-def _round(cells: dict[str, list[tuple[int, str]]]) -> list[str]:
-    """Return cells in the order of their keys, one of each task after the other."""
-    placed = [(place, key) for keys in cells.values() for place, key in enumerate(sorted(keys))]
-    return [cell_id for _, (_, cell_id) in sorted(placed)]
+    places: Counter[tuple[bool, str]] = Counter()
+    rounds: tuple[list[tuple[int, Record]], ...] = ([], [])
+    for record in sorted(records, key=lambda one: (seeds.seed_of("replay", str(seed), one.cell_id), one.cell_id)):
+        own = record.cell.strategy.name == strategy
+        rounds[own].append((places[own, record.cell.task.name], record))
+        places[own, record.cell.task.name] += 1
+    others, own_ = ([record for _, record in sorted(each, key=lambda pair: pair[0])] for each in rounds)
+    most = len(records) if number is None else min(number, len(records))
+    half = min(most // 2, len(others))
+    return [*own_[: most - half], *others[: max(half, most - len(own_))]], len(own_)
 
 
 def _run(
-    records: Sequence[Record], manifest: Manifest, registry: Registry, plugin: Path | None, here: Here
-) -> dict[str, Record]:
+    records: Sequence[Record], manifest: Manifest, registry: Registry, plugin: Path | None, files: Files, device: str,
+    on_stop: Callable[[], None],
+) -> dict[str, Record]:  # fmt: skip
     """Return the records of cells that are run again, by their ids, with those that they start from."""
-    how = How(here.device, jobs=1, checkpoint=0.0)
-    choice = Choice.of(how)
+    how = How(device, jobs=1, checkpoint=0.0)
     jobs: dict[str, Job] = {}
     for record in records:
-        job = _job(record, manifest, registry, plugin)
-        training = _training(record.cell, registry)
-        for init in (*record.cell.inits, *([training] if training else [])):
+        job, cell = _job(record, manifest, registry, plugin), record.cell
+        training = record.cell.init
+        if record.cell.track != "frozen":
+            task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
+            model = fill(registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
+            training = training_of(cell, task, model, registry)
+        for init in (*cell.inits, *([training] if training else [])):
             jobs[init.id] = _first(init, registry).model_copy(update={"keep_weights": True})
         if training is not None:
             job = job.model_copy(update={"after": training.id, "network": training.id})
         jobs.setdefault(record.cell_id, job)
     with tempfile.TemporaryDirectory(prefix="sparsebench-replay-") as out:
-        networks = Networks(Path(out), {}, here.files.networks)
+        networks = Networks(Path(out), {}, files.networks)
         asked = {record.cell_id for record in records}
         needed = planner.needed_by(asked, list(jobs.values()), lambda first: not networks.has(first))
         ordered = sorted((job for cell_id, job in jobs.items() if cell_id in asked | needed), key=lambda job: job.order)
-        places = places_of(here.files, ordered, _located([job.cell for job in ordered], registry, here))
+        places = places_of(files, ordered, _located([job.cell for job in ordered], registry, files))
         places |= networks.places({job.after for job in ordered} - {""})
-        plan = Plan(ordered, ordered, places, ordered, known={}, expected=Expected(()), request=None)
-        runs.carry_out(plan, how, choice, registry, Path(out), Callbacks(on_stop=here.on_stop))
+        plan = Plan(ordered, ordered, places, ordered, known={}, expected=Expected(ordered), request=None)
+        runs.carry_out(plan, how, registry, Path(out), Callbacks(on_stop=on_stop))
         return dict(store.read(Path(out)))
 
 
-def _located(cells: Sequence[Cell], registry: Registry, here: Here) -> dict[str, Path]:
+def _located(cells: Sequence[Cell], registry: Registry, files: Files) -> dict[str, Path]:
     """Return where the files lie that were named for the cells, by their names in cells."""
     uses: set[ImageUse] = {"images" if registry.task(cell.task.name).trains else "tested_images" for cell in cells}
-    return locate(here.files, sorted(uses))[1]
+    return locate(files, sorted(uses))[1]
 
 
 def _check_files(cells: Sequence[Cell], places: Mapping[str, Path]) -> None:
@@ -257,9 +248,91 @@ def _first(cell: Cell, registry: Registry) -> Job:
     )  # fmt: skip
 
 
-def _training(cell: Cell, registry: Registry) -> Cell | None:
-    if cell.track == "frozen":
-        return cell.init
-    task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
-    model = fill(registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
-    return training_of(cell, task, model, registry)
+class Agreement(NamedTuple):
+    """How cells agree.
+
+    Attributes:
+        wrong: where they do not.
+        elsewhere: of how many cells it was claimed that they ran on another machine, or not on a CPU.
+        points: by how much the accuracies of such cells agree, in percentage points, the worst of all tasks.
+    """
+
+    wrong: list[str]
+    elsewhere: int
+    points: float
+
+
+Pair = tuple[Record, Record]
+
+
+def compare(pairs: Sequence[Pair], adaptive: Collection[str]) -> Agreement:
+    """Return how records agree with those of the same cells that were made here.
+
+    Args:
+        pairs: as reported, and as made here.
+        adaptive: names of the strategies that keep numbers of tokens which hang on the images.
+    """
+    wrong: list[str] = []
+    tasks: dict[tuple[str, str], list[Pair]] = {}
+    for before, after in pairs:
+        same = before.environment == after.environment and before.device == after.device == "cpu"
+        if odd := _odd(before, after, same, FEW if before.cell.strategy.name in adaptive else 0.0):
+            wrong.append(f"{called(before)} {odd}")
+        elif not same:
+            tasks.setdefault((before.cell.task.name, before.label), []).append((before, after))
+    points = 0.0
+    for (task, label), group in sorted(tasks.items()):
+        old, new = (np.concatenate([items_of(pair[k]).correct for pair in group]) for k in (0, 1))
+        points = max(points, 100 * abs(float(old.mean() - new.mean())))
+        wrong += [f"{plain(label, 60)} on {plain(task, 40)}: {text}" for text in _better(group, old, new)]
+    return Agreement(wrong, sum(map(len, tasks.values())), points)
+
+
+def _odd(before: Record, after: Record, same: bool, slack: float) -> str:
+    """Return how a cell, on the `same` machine or not, came out otherwise in what hangs on no rounding, or ""."""
+    if after.status != "ok" or before.outcomes is None or after.outcomes is None:
+        return f"is {after.status} here: {plain(after.failure.reason) if after.failure else ''}"
+    if before.kind != after.kind:
+        return f"is {before.kind} there and {after.kind} here"
+    for name in ("label", "group", "foreground"):
+        if getattr(before.outcomes, name) != getattr(after.outcomes, name):
+            return f"has test items with other {name}s here"
+    if same:
+        known = [name for name in MEANS if name in before.metrics]  # earlier versions had fewer
+        there, here = ([one.metrics.get(name) for name in known] for one in (before, after))
+        whole = there == here and before.trajectory == after.trajectory and before.outcomes == after.outcomes
+        return "" if whole else "has other outcomes here, on the same machine and libraries"
+    names = ("tokens_in", "tokens_out", "own", "rested")
+    one, other = ([[getattr(step, x) for x in names] for step in record.trajectory] for record in (before, after))
+    near = slack and len(one) == len(other) and np.allclose(one, other, rtol=slack, atol=0.0)
+    if not near and before.trajectory != after.trajectory:
+        return "keeps other numbers of tokens here"
+    alike = float((items_of(before).predicted == items_of(after).predicted).mean())
+    if (before.cell.n_train == 0 or before.cell.track == "frozen") and alike < AGREEING:
+        return f"has not been trained, and {alike:.2%} of its predictions are the same here"
+    return ""
+
+
+def _better(group: Sequence[Pair], old: np.ndarray, new: np.ndarray) -> Iterator[str]:
+    """Yield in what the reported cells of a task are better than those here by more than rounding makes them.
+
+    Cells of a strategy beside the published one may not be worse either.
+
+    Args:
+        group: the cells.
+        old, new: (n,) booleans, which of all their test items are right there and here.
+    """
+    surely = float(mcnemar((old & ~new).sum(), (new & ~old).sum())) / 2 < FALSE_ALARM
+    signs = {1, 1 if group[0][0].kind == "deployable" else -1}
+    for sign in signs:
+        gain = sign * float(old.mean() - new.mean())
+        if gain > max(MOST_BETTER, len(old) ** -0.5) or (surely and gain > SLACK):
+            more = "more" if sign > 0 else "fewer"
+            yield f"in {len(group)} cells {100 * gain:.1f} points {more} of the test items are right there than here"
+    for name, better in MEANS.items():
+        values = [[one.metrics[name].value if name in one.metrics else None for one in pair] for pair in group]
+        known = np.array([pair for pair in values if None not in pair], dtype=float).reshape(-1, 2)
+        there, here = known.mean(axis=0) if len(known) else (0.0, 0.0)
+        scale = max(abs(here), 1 / len(old)) if name in ("test_loss", "p_label") else 1.0
+        if any(sign * better * (there - here) > BETTER * scale for sign in signs):
+            yield f"in {len(group)} cells the mean {name} is {there:.4g} there and {here:.4g} here"

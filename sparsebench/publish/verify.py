@@ -1,26 +1,49 @@
-"""A submission's badge: from its files alone, without running its code, whether it is whole and consistent."""
+"""A submission's badge: from its files alone, without running its code, whether it is whole and consistent.
+
+FOLDER/manifest.json                which strategy it publishes, and where that came from
+FOLDER/records/records.parquet      a sealed file: the records, and what their machines, strategies and suite are
+FOLDER/plugin/                      the strategy's file, and the modules beside it that it imports
+
+But for the manifest and the plugin it is laid out as a run's folder, and can be read as one.
+
+Accuracies follow from the outcomes of the test items, MACs from the token counts and the network's closed form. The
+losses of single items are in no record, so `test_loss` and `p_label` are taken as they stand. What belongs to a
+task or model of a plugin is taken as it stands too: nothing of a plugin is imported here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from sparsebench.budget import FULL
-from sparsebench.errors import UserError
-from sparsebench.planning.expand import unanswered
-from sparsebench.planning.suite import load, names
+import numpy as np
+from pydantic import ValidationError
+
+from sparsebench.errors import UserError, first_of
+from sparsebench.measure.cost import CostModel, Step
+from sparsebench.measure.metrics import decided_by
+from sparsebench.measure.scores import TOP_5_FROM, Items, Score, scores
+from sparsebench.plan.expand import unanswered
+from sparsebench.plan.suite import load, names
+from sparsebench.plugin.content import file_revision
 from sparsebench.plugin.registry import Registry
-from sparsebench.publish import folder as folders
-from sparsebench.publish.consistent import called, differences
-from sparsebench.publish.folder import MANIFEST, Manifest, Unfit
-from sparsebench.records import environment, manifests, store
-from sparsebench.records.cell import Cell
+from sparsebench.publish import MANIFEST
+from sparsebench.records import manifests, store, table
+from sparsebench.records.cell import Cell, Origin, Part, Value, canonical
+from sparsebench.records.files import content_hash
 from sparsebench.records.manifests import Asked, Described, setting_of
-from sparsebench.records.record import Record
+from sparsebench.records.record import Metric, Record, numbers_of
+from sparsebench.strategy.budget import FULL
+from sparsebench.strategy.spec import fill
+from sparsebench.tasks.base import Task
 from sparsebench.text import few, plain
 
+RECORDS, PLUGIN = "records/records.parquet", "plugin"
 Badge = Literal["rejected", "reported", "replayed"]
 """In rising order; what is rejected has none."""
 SAID: dict[Badge, str] = {
@@ -31,6 +54,51 @@ SAID: dict[Badge, str] = {
 DIFFERS = "whole and consistent; cells that were run again here do not agree"
 SHOWN = 5
 """Reasons that a verdict has."""
+TOLERANCE = 1e-12
+"""Relative: another build may sum in another order, which differs by log2(n) 2^-53 (Higham 1993)."""
+BY_GROUP, TRAINED, TOP_5 = "accuracy: ", "train_samples: ", "accuracy_top5"
+
+
+class Manifest(Value):
+    """What a submission is.
+
+    Attributes:
+        strategy: whose records are published; what else there is are baselines and oracles that ran beside it.
+        plugin: where the strategy came from.
+        file: the plugin file, by its name below `plugin`; "" of a strategy that is installed or shipped.
+        records: SHA-256 of the file of the records.
+    """
+
+    schema_version: Literal[3] = 3
+    strategy: str
+    plugin: Origin
+    file: str = ""
+    records: str
+
+
+def manifest_of(folder: Path) -> Manifest:
+    """Return the manifest of a submission; UserError or OSError if there is none."""
+    try:
+        return Manifest.model_validate_json((folder / MANIFEST).read_bytes(), strict=True)
+    except FileNotFoundError as error:
+        raise UserError(f"there is no {MANIFEST}") from error
+    except ValidationError as error:
+        raise UserError(f"{MANIFEST}: {first_of(error)}") from error
+
+
+def plugin_of(folder: Path, manifest: Manifest) -> Path | None:
+    """Return the strategy's file in a submission, or None where it is installed or shipped."""
+    return (folder / PLUGIN / manifest.file).absolute() if manifest.file else None
+
+
+def version_of(suite: Asked, plugin: Origin) -> str:
+    """Return the name of one version of a strategy that answers one version of a suite, or has cells of its own."""
+    return f"{suite.name}-{suite.sha256[:12] if suite.name == manifests.OWN else suite.version}-{plugin.revision}"
+
+
+def read_records(folder: Path) -> Iterator[Record]:
+    """Yield the records of a submission; ValueError or UserError if one is none, or the file is damaged."""
+    return map(table.record_of, table.rows_of(table.read(folder / RECORDS)))
 
 
 @dataclass
@@ -42,7 +110,7 @@ class Verdict:
         wrong: whether something contradicts something else, in the submission or in its replay.
         why: what does.
         strategy, version, suite, records: what it is, as far as it can be read; "" for cells of no suite.
-        notes: what else there is to know: a suite that is not the board's, which cells were run again.
+        notes: what else there is to know of a replay: which cells were run again.
     """
 
     folder: str
@@ -66,28 +134,18 @@ class Verdict:
         self.why, self.wrong = [*why[:SHOWN], *more], True
 
 
-def verify(folder: Path, board: Sequence[Asked] | None = None, *, placed: bool = False) -> Verdict:
+def verify(folder: Path, *, placed: bool = False) -> Verdict:
     """Return what can be told of one submission from its files alone; whatever they are, there is a verdict.
 
     torch is imported only where a cell's model is one of timm's.
 
     Args:
         folder: the submission's.
-        board: the suites that a board answers, with which the submission's is to be compared.
         placed: whether the folder must be called <strategy>/<version>, as those that are published are.
     """
     verdict = Verdict(plain(folder, 500))
     try:
-        manifest = folders.manifest_of(folder)
-        verdict.strategy, verdict.version = plain(manifest.strategy), plain(manifest.version)
-        place = f"{manifest.strategy}/{manifest.version}"
-        if placed and place != "/".join(folder.absolute().parts[-2:]):
-            raise Unfit(f"its folder is not called {plain(place)}, which it is")
-        suite = _suite(folder, manifest)
-        verdict.suite = "" if suite.name == manifests.OWN else plain(f"{suite.name} {suite.version}")
-        if board is not None and (other := _against(suite, board)):
-            verdict.notes.append(other)
-        wrong = list(_wrong(folder, manifest, suite, verdict))
+        wrong = list(_wrong(folder, verdict, placed))
     except OSError as error:
         wrong = [f"it cannot be read: {error.strerror}"]
     except (ValueError, UserError) as error:
@@ -99,39 +157,6 @@ def verify(folder: Path, board: Sequence[Asked] | None = None, *, placed: bool =
     return verdict
 
 
-def verify_each(folders_: Iterable[Path], board: Path | None = None) -> Iterator[Verdict]:
-    """Yield the verdict on each submission; see `verify`. `board` is a run's folder, whose suites are compared."""
-    asked = None if board is None else manifests.suites(board)
-    for folder in folders_:
-        yield verify(folder, asked, placed=True)
-
-
-def submissions_in(path: Path) -> list[Path]:
-    """Return the submissions below a path, sorted: itself, or the folders two deep, or one with a manifest.
-
-    Raises:
-        UserError: there is no such folder, or no submission in it.
-    """
-    if not path.is_dir():
-        raise UserError(f"{path} is no folder")
-
-    def below(path: Path, depth: int) -> Iterator[Path]:
-        if (path / MANIFEST).is_file() or not depth:
-            yield path
-        else:
-            for each in path.iterdir():
-                if each.is_dir():
-                    yield from below(each, depth - 1)
-
-    try:
-        found = sorted(below(path, 2))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
-    if not found:
-        raise UserError(f"no submissions in {path}", next_step="they lie in <strategy>/<version>/")
-    return found
-
-
 def unanswered_of(suite: Asked, cells: Sequence[Cell]) -> list[str]:
     """Return what a suite asks and cells of one strategy do not answer; nothing where the suite is not known here."""
     if suite.name not in names() or (known := load(suite.name)).version != suite.version:
@@ -140,24 +165,34 @@ def unanswered_of(suite: Asked, cells: Sequence[Cell]) -> list[str]:
     return unanswered(known, cells, Registry(shipped_only=True), any_budget=unbudgeted)
 
 
-def _suite(folder: Path, manifest: Manifest) -> Asked:
-    """Return the suite that a submission answers."""
-    said = manifest.suite
-    for suite in manifests.suites(folder):
-        if (suite.name, suite.version, suite.sha256) == (said.name, said.version, said.sha256):
-            return suite
-    raise Unfit(f"its suite is not the one that {MANIFEST} names")
-
-
-def _wrong(folder: Path, manifest: Manifest, suite: Asked, verdict: Verdict) -> Iterator[str]:
-    """Yield what is not whole or not consistent; the verdict then says how many records there are."""
+def _wrong(folder: Path, verdict: Verdict, placed: bool) -> Iterator[str]:
+    """Yield what is not whole or not consistent; the verdict then says what the submission is."""
+    manifest, suites = manifest_of(folder), manifests.suites(folder)
+    verdict.strategy, plugin = plain(manifest.strategy), plugin_of(folder, manifest)
     described = manifests.strategies(folder).get((manifest.strategy, manifest.plugin.revision))
-    if described is None:
-        raise Unfit("it does not say what its strategy is, or not of that revision")
-    machines = {name.removesuffix(".json") for name in store.beside(folder, environment.FOLDER)} | {""}
+    if len(suites) != 1 or described is None:
+        raise UserError("it does not say which suite it answers, or what its strategy is, or not of that revision")
+    (suite,) = suites
+    if content_hash(folder / RECORDS) != manifest.records:
+        yield f"'{RECORDS}' has another SHA-256 than {MANIFEST} says"
+    version = version_of(suite, manifest.plugin)
+    verdict.version = plain(version)
+    verdict.suite = "" if suite.name == manifests.OWN else plain(f"{suite.name} {suite.version}")
+    if placed and folder.absolute().parts[-2:] != (manifest.strategy, version):
+        yield f"its folder is not called {plain(manifest.strategy)}/{plain(version)}, which it is"
+    if plugin is not None and file_revision(plugin) != manifest.plugin.revision:
+        yield f"'{PLUGIN}/{plain(manifest.file)}' is not the file that was run"
+    yield from _wrong_records(folder, manifest, suite, described, verdict)
+
+
+def _wrong_records(
+    folder: Path, manifest: Manifest, suite: Asked, described: Described, verdict: Verdict
+) -> Iterator[str]:
+    """Yield what is wrong with the records of a submission; the verdict then says how many there are."""
+    machines = {Path(name).stem for name in store.beside(folder, manifests.ENVIRONMENTS)} | {""}
     asked, seen, starts, needed = set(suite.settings), set[str](), set[str](), set[str]()
     cells: list[Cell] = []
-    for record in folders.read_records(folder):
+    for record in read_records(folder):
         verdict.records += 1
         cell, twice = record.cell, record.cell_id in seen
         odd = "is there twice" if twice else "" if record.environment in machines else "has a machine without a name"
@@ -193,10 +228,115 @@ def _title(suite: Asked) -> str:
     return "cells of its own" if suite.name == manifests.OWN else f"suite {plain(suite.name, 60)} {suite.version}"
 
 
-def _against(suite: Asked, board: Sequence[Asked]) -> str | None:
-    """Return why a submission's rows are not to be mixed with those of a board that answers some suites, or None."""
-    if any(one.sha256 == suite.sha256 for one in board):
+def contradictions(folder: Path) -> Iterator[str]:
+    """Yield what in the records of a run's folder does not follow from the rest of them, cell by cell."""
+    for record in store.read(folder).values():
+        for text in differences(record):
+            yield f"{called(record)}: {text}"
+
+
+def called(record: Record) -> str:
+    """Return what messages call the cell of a record."""
+    return f"cell {record.cell_id} ({plain(record.label, 60)} on {plain(record.cell.task.name, 40)})"
+
+
+def items_of(record: Record) -> Items:
+    """Return what came out for each test item of a record, with losses of 0; ValueError if that is not there."""
+    if (there := record.outcomes) is None:
+        raise ValueError("it has no outcomes")
+    packed = (there.predicted, there.label, there.group, there.rank)
+    predicted, labels, groups, ranks = (numbers_of(content, there.n) for content in packed)
+    return Items(predicted, labels, groups, ranks, np.zeros(there.n, np.float32))
+
+
+def differences(record: Record) -> Iterator[str]:
+    """Yield what in a record does not follow from its outcomes and token counts; nothing of one that is not ok."""
+    if record.status != "ok":
+        return
+    try:
+        items, task = items_of(record), _task(canonical(record.cell.task.model_dump(mode="json")))
+        if ((items.ranks > 0) != (items.predicted != items.labels)).any():
+            yield "a test item's rank and its predicted class disagree"
+        made, loss = _scores(record, items), record.metrics.get("test_loss")
+        if task is not None and loss is not None and loss.value is not None:
+            successes = task.successes(loss.value, items.accuracy)
+            made |= {name: Score.of(name, float(success), 1) for name, success in successes.items()}
+        for name in sorted(made.keys() | record.metrics.keys()):
+            if decided_by(name) == "outcomes" and (task is not None or name != "success"):  # else its criterion
+                yield from _difference(name, record.metrics.get(name), made.get(name))
+        if task is not None:
+            yield from _costs(record, items, task)
+    except (ValueError, ArithmeticError, UserError) as error:  # numbers too large to count with, odd parameters
+        yield plain(error)
+
+
+def _scores(record: Record, items: Items) -> dict[str, Score]:
+    """Return what outcomes decide, by name.
+
+    The groups have names in a record, and numbers in its outcomes. As many items, and as many right ones, tell which is
+    which: groups that are alike in both are alike in all that follows.
+    """
+    metrics = record.metrics
+    names = [name.removeprefix(BY_GROUP) for name in metrics if name.startswith(BY_GROUP)]
+    count, hits = (np.bincount(items.groups, weights=x, minlength=len(names)) for x in (None, items.correct))
+    if len(count) > max(1, len(names)):
+        raise ValueError("a test item is in a group without a name")
+    names.sort(key=lambda name: (metrics[BY_GROUP + name].n, metrics[BY_GROUP + name].value or 0.0))
+    order = sorted(range(len(names)), key=lambda number: (count[number], hits[number]))
+    named = [name for _, name in sorted(zip(order, names, strict=True))] or ["all"]
+    known = (metrics.get(TRAINED + name) for name in named)
+    sizes = [0 if one is None else int(one.value or 0) for one in known]
+    made = scores(items, TOP_5_FROM if TOP_5 in metrics else 2, named, sizes)
+    return {score.name: score for score in made if decided_by(score.name) == "outcomes"}
+
+
+def _costs(record: Record, items: Items, task: Task) -> Iterator[str]:
+    """Yield what the trajectory does not cost; nothing where only the built network knows."""
+    parts = [canonical(part.model_dump(mode="json")) for part in (record.cell.task, record.cell.model)]
+    steps, every = [Step(**step.model_dump()) for step in record.trajectory], list[list[str]]()
+    with suppress(UserError):
+        for cost in filter(None, (_cost(*parts, classes) for classes in task.class_counts(items.labels))):
+            dense, n = cost.dense(), len(items.labels)
+            if len(steps) != len(dense):
+                yield f"its trajectory has {len(steps)} blocks, and the model {len(dense)}"
+                return
+            macs, most = float(cost.macs(steps)), float(cost.macs(dense))
+            made = (Score.of("macs", macs, n), Score.of("macs_dense", most, n), Score.of("macs_ratio", macs / most, n))
+            every.append([text for one in made for text in _difference(one.name, record.metrics.get(one.name), one)])
+    yield from min(every, key=len, default=[])
+
+
+def _difference(name: str, reported: Metric | None, made: Score | None) -> Iterator[str]:
+    if reported is None or made is None:
+        yield f"{plain(name, 60)} is {'missing' if reported is None else 'there, and does not follow from outcomes'}"
+        return
+    pairs = [(reported.value, made.value), (reported.low, made.low), (reported.high, made.high)]
+    same = (reported.unit, reported.n) == (made.unit, made.n) and all(
+        a is b if a is None or b is None else math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE) for a, b in pairs
+    )
+    if not same:
+        there, here = (f"{x.value!r} [{x.low!r}, {x.high!r}] {plain(x.unit, 20)} of {x.n}" for x in (reported, made))
+        yield f"{plain(name, 60)} is {there}, and the rest of the record comes to {here}"
+
+
+@lru_cache(maxsize=256)
+def _task(part: str) -> Task | None:
+    """Return the task of a cell's part in canonical JSON, or None where it does not come with this sparsebench."""
+    named = Part.model_validate_json(part)
+    with suppress(UserError):  # there is none, or it has parameters of an earlier version
+        return fill(_shipped().task(named.name), named.params, f"task '{named.name}'")
+    return None
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> Registry:
+    return Registry(shipped_only=True)
+
+
+@lru_cache(maxsize=256)
+def _cost(task: str, model: str, classes: int) -> CostModel | None:
+    """Return the closed form of a network's MACs, or None where its task or model does not come with sparsebench."""
+    named, drawn = Part.model_validate_json(model), _task(task)
+    if drawn is None or named.name not in {cls.name for cls in _shipped().models()}:
         return None
-    answered = f"{_title(suite)} with {len(suite.settings)} settings"
-    others = ", ".join(f"{_title(one)} with {len(one.settings)}" for one in board)
-    return f"not of the board: it answers {answered}, and the board {others or 'does not say what'}"
+    return fill(_shipped().model(named.name), named.params, f"model '{named.name}'").cost(drawn, classes)

@@ -1,71 +1,73 @@
-"""A cell: one question to the benchmark, as a value with a content hash."""
+"""A cell: one question to the benchmark, as a value with a content hash; and where its strategy came from."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 from functools import cached_property
+from operator import not_
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    SerializerFunctionWrapHandler,
-    field_validator,
-    model_serializer,
-)
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, JsonValue
 
-from sparsebench.budget import Budget
 from sparsebench.errors import UserError
-from sparsebench.spec import unused_parameters
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.spec import unused_parameters
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-LARGEST = 2**63
 PRETRAINED = "pretrained"
 NETWORK = ("weights", "weights_key", PRETRAINED)
 """Parameters of a model that say which trained weights it starts from: a file's, or some of it, or its name's."""
-Whole = Annotated[int, Field(gt=-LARGEST, lt=LARGEST)]
+Whole = Annotated[int, Field(gt=-(2**63), lt=2**63)]
 """A number that files with columns of 64 bits can hold."""
 Where = Literal["both", "train", "test"]
 Track = Literal["frozen", "tuned", "scratch"]
 """What is trained with the strategy: nothing, a trained network for a little longer, or one from its first step."""
+Precision = Literal["float32", "bfloat16"]
 
 
-class Part(BaseModel):
+class Value(BaseModel):
+    """What is written as JSON. Fields that came later are left out at their default: hashes from before still hold."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Origin(Value):
+    """Where a strategy came from.
+
+    Attributes:
+        plugin: the entry point's name, or the file's.
+        distribution, version: the installed package, "" for a file.
+        revision: what its class declares where it is installed, as "1"; of a file a hash of its code, never a number.
+    """
+
+    plugin: str
+    distribution: str = ""
+    version: str = ""
+    revision: str = Field("", validation_alias=AliasChoices("revision", "sha256"))
+
+    @property
+    def identity(self) -> str:
+        """What tells a strategy from others of its name: the distribution, if any, and the revision."""
+        return f"{self.distribution} {self.revision}".strip()
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether it came with sparsebench."""
+        return self.distribution == "sparsebench"
+
+
+class Part(Value):
     """A task, model or strategy by name, with its parameters spelled out, but for `added` ones at their defaults.
 
     Attributes:
-        revision: of a task or model, see `said_of`; of one from a file a hash of its code. That of a strategy is not
-            part of the cell, see `Origin`: its new records take the place of the old ones.
+        revision: of a task or model, but for the first; of one from a file a hash of its code. That of a strategy is
+            not part of the cell, see `Origin`: its new records take the place of the old ones.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     params: dict[str, JsonValue] = Field(default_factory=dict)
-    revision: str = ""
-
-    @model_serializer(mode="wrap")
-    def _without_first_revision(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out the first revision, so that the hashes of cells from before there were any still hold."""
-        fields: dict[str, Any] = dump(self)
-        return fields if self.revision else {key: value for key, value in fields.items() if key != "revision"}
-
-    @field_validator("params")
-    @classmethod
-    def _check_numbers(cls, params: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        todo: list[JsonValue] = list(params.values())
-        for value in todo:  # which grows meanwhile
-            if isinstance(value, dict | list):
-                todo += value.values() if isinstance(value, dict) else value
-            elif isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"a parameter is {value}")
-            elif isinstance(value, int) and abs(value) >= LARGEST:
-                raise ValueError(f"a parameter is a number of {value.bit_length()} bits")
-        return params
+    revision: str = Field("", exclude_if=not_)
 
     @classmethod
     def of(cls, thing: Any, revision: str = "") -> Part:
@@ -74,7 +76,7 @@ class Part(BaseModel):
         return cls(name=thing.name, params=params, revision=revision)
 
 
-class Cell(BaseModel):
+class Cell(Value):
     """Task, model, strategy, budget, number of training samples, where it applies, and which repetition.
 
     Attributes:
@@ -83,9 +85,8 @@ class Cell(BaseModel):
         init: the cell whose trained weights this one starts from, or None for random ones.
         repetition: numbers the seeds: data, initial weights and order depend on it, and on no other cell.
         track: the ranking that it is part of.
+        precision: of the products of a trained network in its test, bfloat16 by autocast; at float32 its model says it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     task: Part
     model: Part
@@ -95,27 +96,20 @@ class Cell(BaseModel):
     repetition: Whole = Field(ge=0)
     where: Where = "both"
     init: Cell | None = None
-    track: Track = "scratch"
-
-    @model_serializer(mode="wrap")
-    def _without_default(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out the track that came before there were several, so that the hashes of its cells still hold."""
-        content: dict[str, Any] = dump(self)
-        if self.track == "scratch":
-            content.pop("track", None)  # a part of a cell need not have it
-        return content
+    track: Track = Field("scratch", exclude_if=lambda track: track == "scratch")
+    precision: Precision = Field("float32", exclude_if=lambda precision: precision == "float32")
 
     @property
-    def tests_only(self) -> bool:
-        """Whether the strategy acts in the test only, so that nothing need be trained for it."""
-        return self.where == "test"
+    def model_params(self) -> dict[str, JsonValue]:
+        """The parameters of the model as it is tested: in the cell's precision."""
+        own: dict[str, JsonValue] = {} if self.precision == "float32" else {"precision": self.precision}
+        return self.model.params | own
 
     @property
     def network(self) -> str:
         """Which trained weights it tests as they are, by their name; "" where each repetition has a network of its own.
 
-        Then a repetition numbers what is drawn in the test: by the strategy, or by a task that tests on a part of its
-        pictures.
+        Then a repetition numbers what the strategy, or the task's choice of pictures, draws in the test.
         """
         if self.n_train or self.init is not None:
             return ""
@@ -129,11 +123,7 @@ class Cell(BaseModel):
 
     @cached_property
     def id(self) -> str:
-        """Sixteen hexadecimal digits of the SHA-256 of the canonical JSON.
-
-        Raises:
-            UserError: a parameter holds what is no text.
-        """
+        """Sixteen hexadecimal digits of the SHA-256 of the canonical JSON; see `digest`."""
         return digest(self.model_dump(mode="json"))
 
     @cached_property
@@ -148,11 +138,6 @@ class Cell(BaseModel):
         return copy
 
 
-def said_of(revision: int) -> str:
-    """Return how the part of a cell says the revision that a task or model declares: the first is not said."""
-    return "" if revision == 1 else str(revision)
-
-
 def digest(value: object) -> str:
     """Return sixteen hexadecimal digits of the SHA-256 of a value's canonical JSON.
 
@@ -163,10 +148,7 @@ def digest(value: object) -> str:
         content = canonical(value).encode()
     except UnicodeEncodeError as error:
         near = error.object[max(0, error.start - 20) : error.end + 20]
-        raise UserError(
-            "a parameter of a cell holds half a surrogate pair, which no file can", got=ascii(near),
-            allowed="text that UTF-8 can write", next_step="give it anew: names of files may have other bytes",
-        ) from error  # fmt: skip
+        raise UserError("a parameter is no text that UTF-8 can write", got=ascii(near)) from error
     return hashlib.sha256(content).hexdigest()[:16]
 
 

@@ -22,12 +22,10 @@ CACHE = "SPARSEBENCH_CACHE"
 
 def content_hash(path: Path) -> str:
     """Return the SHA-256 of a file, or "" if it is none or cannot be read."""
-    try:
+    with suppress(OSError):
         if path.is_file():
             with path.open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        pass
     return ""
 
 
@@ -62,6 +60,9 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     """
     part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # another run that ends may just have removed it, as it was empty
+            part.touch()
         path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
             yield file

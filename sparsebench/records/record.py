@@ -6,37 +6,32 @@ import base64
 import zlib
 from collections.abc import Mapping
 from functools import lru_cache
+from operator import not_
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, field_validator, model_serializer
+from pydantic import ConfigDict, Field, ValidationInfo, field_serializer, field_validator
 
-from sparsebench.records.cell import Cell, Whole
-from sparsebench.records.origin import Origin
-from sparsebench.strategy import Kind
+from sparsebench.errors import UserError
+from sparsebench.records.cell import Cell, Origin, Value, Whole
+from sparsebench.strategy.base import Kind
 
-READS, SCHEMA = (3, 4), 4
-"""Versions of a record that are read, and the one that is written. 3 has a hash of its source as revision."""
+OLDEST, SCHEMA = 3, 4
+"""Versions of a record: the first that is read, which has a hash of its source as revision, and the one written."""
 Status = Literal["ok", "failed", "oom", "timeout", "crashed", "unsupported", "skipped"]
 ANSWERS: tuple[Status, ...] = ("ok", "unsupported")
 """Statuses of cells that are not run again unless all are."""
-
-
 MOST_ITEMS = 200_000
 """Test items of a cell."""
-MOST_METRICS = 10_000
-"""Metrics and series of a record."""
-
-
 Real = Annotated[float, Field(ge=-1e75, le=1e75)]
 """A number whose fourth power is one too, as of variances of squares."""
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+class LaterError(UserError):
+    """A record was written by a later sparsebench."""
 
 
-class Metric(_Model):
+class Metric(Value):
     """One measured number; None where there is nothing to measure.
 
     Attributes:
@@ -53,7 +48,7 @@ class Metric(_Model):
     method: str = ""
 
 
-class TokenStep(_Model):
+class TokenStep(Value):
     """Patch tokens that entered a block's attention and its MLP, mean over the test samples; see `cost.Step`."""
 
     tokens_in: float
@@ -63,16 +58,10 @@ class TokenStep(_Model):
     projected: str = ""
     own: float = 0.0
     spread: float = 0.0
-    rested: float = 0.0
-
-    @model_serializer(mode="wrap")
-    def _without_rested(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what came later where it is not used, so that records from before it are spelled as ever."""
-        fields: dict[str, Any] = dump(self)
-        return fields if self.rested else {key: value for key, value in fields.items() if key != "rested"}
+    rested: float = Field(0.0, exclude_if=not_)
 
 
-class Failure(_Model):
+class Failure(Value):
     """Why a cell has no metrics."""
 
     reason: str
@@ -80,34 +69,67 @@ class Failure(_Model):
     traceback: str = ""
 
 
-class Outcomes(_Model):
-    """What came out for each of n test items, packed; see `measure.scores.Items`.
+class Outcomes(Value):
+    """What came out for each of n test items, as bytes, see `bytes_of` and `measure.scores.Items`.
 
-    Numbers are zlib-compressed 16-bit integers in base 64. `foreground` is "" where items show none, and where a source
-    has more pictures than 16 bits can number.
+    In JSON they are zlib-compressed 16-bit integers in base 64. `foreground` is empty where items show none, and where
+    a source has more pictures than 16 bits can number.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")  # earlier versions had losses here
+    model_config = ConfigDict(extra="ignore")  # earlier versions had losses here
 
     n: int = Field(ge=0, le=MOST_ITEMS)
-    predicted: str
-    label: str
-    group: str
-    rank: str
-    foreground: str
+    predicted: bytes
+    label: bytes
+    group: bytes
+    rank: bytes
+    foreground: bytes
 
-    def check(self) -> None:
-        """Raise ValueError unless what boards read can be unpacked; what many records share is looked at once."""
-        _bytes_of(self.predicted, self.n)
-        for text in (self.label, *filter(None, (self.group, self.foreground))):
-            _check(text, self.n)
+    @field_validator("predicted", "label", "group", "rank", "foreground", mode="before")
+    @classmethod
+    def _unpack(cls, content: Any, info: ValidationInfo) -> Any:
+        content = _unpacked(content) if isinstance(content, str) else content
+        n, may_lack = info.data.get("n", 0), info.field_name not in ("predicted", "label")
+        if isinstance(content, bytes) and len(content) not in (n, 2 * n) and (content or not may_lack):
+            raise ValueError(f"{len(content)} bytes for {n} test items")
+        return content
+
+    @field_serializer("predicted", "label", "group", "rank", "foreground", when_used="json")
+    def _pack(self, content: bytes) -> str:
+        return _packed(content, self.n) if content else ""
+
+
+@lru_cache(maxsize=256)  # many records have the same labels, groups and foregrounds
+def _packed(content: bytes, n: int) -> str:
+    return base64.b64encode(zlib.compress(numbers_of(content, n).astype("<u2").tobytes())).decode()
+
+
+@lru_cache(maxsize=256)
+def _unpacked(text: str) -> bytes:
+    try:
+        content = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), 2 * MOST_ITEMS + 2)
+    except zlib.error as error:
+        raise ValueError(f"packed outcomes are corrupt ({error})") from error
+    return bytes_of(np.frombuffer(content, "<u2"))
+
+
+def numbers_of(content: bytes, n: int) -> np.ndarray:
+    """Return the (n,) whole numbers of outcomes: little-endian, of one byte or two each."""
+    return np.frombuffer(content, "<u1" if len(content) == n else "<u2").astype(np.int64)
+
+
+def bytes_of(numbers: np.ndarray | None) -> bytes:
+    """Return (n,) whole numbers as `numbers_of` reads them; none where there are none, or one is above 65535."""
+    if numbers is None or not numbers.size or numbers.max() >= 2**16:
+        return b""
+    return numbers.astype("<u1" if numbers.max() < 256 else "<u2").tobytes()
 
 
 class Head(NamedTuple):
     """What a run must know of a record that is there; the attributes are the record's, see there.
 
     Attributes:
-        setting: what for the most part decides how long its cell takes, see `table.setting_of`.
+        setting: what for the most part decides how long its cell takes, see `table.setting_text`.
     """
 
     cell_id: str
@@ -121,7 +143,7 @@ class Head(NamedTuple):
     memory: int
 
 
-class Record(_Model):
+class Record(Value):
     """What one cell produced.
 
     Attributes:
@@ -140,16 +162,16 @@ class Record(_Model):
     cell: Cell
     cell_id: str
     status: Status
-    metrics: dict[str, Metric] = Field(default_factory=dict, max_length=MOST_METRICS)
+    metrics: dict[str, Metric] = Field(default_factory=dict)
     trajectory: tuple[TokenStep, ...] = ()
-    samples: dict[str, tuple[float | None, ...]] = Field(default_factory=dict, max_length=MOST_METRICS)
+    samples: dict[str, tuple[float | None, ...]] = Field(default_factory=dict)
     outcomes: Outcomes | None = None
     notes: dict[str, str] = Field(default_factory=dict)
     failure: Failure | None = None
     origin: Origin
     kind: Kind
     label: str
-    environment: str = Field("", pattern=r"^[\w-]{0,64}$")
+    environment: str = ""
     device: str = ""
     started: str = ""
     seconds: Real = 0.0
@@ -158,38 +180,10 @@ class Record(_Model):
     @field_validator("schema_version")
     @classmethod
     def _check_version(cls, version: int) -> int:
-        if version not in READS:
-            raise ValueError(f"{version}, this sparsebench reads {READS[0]} to {READS[-1]}")
+        if version > SCHEMA:
+            raise LaterError(
+                f"a record of version {version}", allowed=f"at most {SCHEMA}", next_step="upgrade sparsebench"
+            )
+        if version < OLDEST:
+            raise ValueError(f"{version}, and records of version {OLDEST} to {SCHEMA} are read")
         return SCHEMA
-
-
-def pack(numbers: np.ndarray) -> str:
-    """Return (n,) numbers from 0 to 65535 as a short text; ValueError for any other."""
-    if numbers.size and not (numbers.min() >= 0 and numbers.max() < 2**16):
-        raise ValueError("outcomes must lie in 0..65535")
-    return base64.b64encode(zlib.compress(numbers.astype("<u2").tobytes(), 9)).decode()
-
-
-def pack_foregrounds(numbers: np.ndarray | None) -> str:
-    """Return (n,) numbers of foregrounds as a short text; "" where there are none, or one is above 65535."""
-    return "" if numbers is None or numbers.max(initial=0) >= 2**16 else pack(numbers)
-
-
-def unpack(text: str, n: int) -> np.ndarray:
-    """Return the (n,) numbers of a packed text; ValueError if there are more or fewer."""
-    return np.frombuffer(_bytes_of(text, n), "<u2").astype(np.int64)
-
-
-def _bytes_of(text: str, n: int) -> bytes:
-    try:
-        bounded = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), 2 * n + 1)
-    except zlib.error as error:
-        raise ValueError(f"packed outcomes are corrupt ({error})") from error
-    if len(bounded) != 2 * n:
-        raise ValueError(f"packed outcomes do not hold {n} numbers")
-    return bounded
-
-
-@lru_cache(maxsize=256)
-def _check(text: str, n: int) -> None:
-    _bytes_of(text, n)

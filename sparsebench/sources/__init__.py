@@ -12,26 +12,23 @@ from sparsebench.sources.files import (
     read_rgb,
     read_square,
 )
-from sparsebench.sources.known import CIFAR10, CLASSES, DIGITS, OWN_TASK, PHOTOS
+from sparsebench.sources.known import CLASSES, DIGITS, OWN_TASK, PHOTOS
 from sparsebench.sources.labelled import Labelled, labelled_pictures, pixels_of
 from sparsebench.sources.listing import classes_in, names_in, strays_in
 from sparsebench.sources.locate import locate_backgrounds, locate_images, strays_of
-from sparsebench.sources.scenes import Backgrounds, Photos, Pictures, background_pixels, backgrounds
+from sparsebench.sources.scenes import Photos, background_pixels, backgrounds
 
 __all__ = [
-    "CIFAR10",
     "CLASSES",
     "DIGITS",
     "HELD_OUT",
     "OWN_TASK",
     "PHOTOS",
-    "Backgrounds",
     "Bad",
     "BadPicturesError",
     "Foregrounds",
     "Labelled",
     "Photos",
-    "Pictures",
     "Pixels",
     "background_pixels",
     "backgrounds",

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -165,7 +165,7 @@ class Pixels:
         What is written to it stays in memory. Where no file can be written it is in memory altogether.
         """
         pixels: np.ndarray | None = self.kept()
-        if pixels is None and _folder() is not None:
+        if pixels is None:
             decode([self])
             pixels = self.kept()
         if pixels is None:
@@ -174,21 +174,20 @@ class Pixels:
                 raise BadPicturesError(bad, len(pixels))
         return pixels
 
-    def fill(self, pixels: np.ndarray | None, on_done: Callable[[int], None]) -> dict[str, str]:
-        """Make all of it, in an array if one is given; return which pictures are bad, and why."""
+    def fill(self, pixels: np.ndarray, on_done: Callable[[int], None]) -> dict[str, str]:
+        """Make all of it in an array; return which pictures are bad, and why."""
 
         def make(i: int) -> None:
-            row = self.row(i)
-            if pixels is not None:
-                pixels[i] = row
+            pixels[i] = self.row(i)
 
         return bad_in(each(make, self.shape[0], on_done))
 
 
 def mapped(name: str) -> np.memmap | None:
     """Return the (n, 3, height, width) pixels of that name, mapped from their file, or None if none is there whole."""
-    if (path := _path(name)) is None:
+    if (where := cache_folder()) is None:
         return None
+    path = where / _file_name(name)
     try:
         pixels = np.lib.format.open_memmap(path, mode="c")
         whole = pixels.dtype == np.uint8 and path.stat().st_size == pixels.offset + pixels.nbytes
@@ -197,9 +196,8 @@ def mapped(name: str) -> np.memmap | None:
     return pixels if whole else None
 
 
-def _path(name: str) -> Path | None:
-    where = cache_folder()
-    return None if where is None else where / f"{name}-{versions()}{SUFFIX}"
+def _file_name(name: str) -> str:
+    return f"{name}-{versions()}{SUFFIX}"
 
 
 def versions() -> str:
@@ -210,37 +208,34 @@ def versions() -> str:
 
 
 def decode(wanted: Sequence[Pixels]) -> None:
-    """Decode what is not kept yet, and keep it. Where no file can be written bad pictures are found all the same.
+    """Decode what is not kept yet, and keep it, where a file can be written.
 
     Raises:
         BadPicturesError: all that are bad; what has none is kept.
         UserError: there is no room, or a picture is not what it was.
     """
-    with _lock(folder := _folder()):
+    if (folder := _folder()) is None:
+        return
+    with _lock(folder):
         missing = [one for one in wanted if one.kept() is None]  # by who was before
         if not missing:
             return
         n, size = sum(one.shape[0] for one in missing), sum(one.size for one in missing)
-        if folder is not None and (free := shutil.disk_usage(folder).free) < size:
+        if (free := shutil.disk_usage(folder).free) < size:
             raise _not_kept(folder, f"they have {size / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free")
-        what, done = f"{n:,} pictures to decode, {size / 1e9:.2f} GB in {folder or 'no file'}", 0
+        what, before = f"{n:,} pictures to decode, {size / 1e9:.2f} GB in {folder}", 0
         bad: dict[str, str] = {}
         tell()(what, 0, n)
         for one in missing:
-            bad |= _make(one, folder, partial(_tell_on, what, done, n))
-            done += one.shape[0]
+            bad |= _make(one, folder, lambda done, before=before: tell()(what, before + done, n))  # type: ignore[misc]
+            before += one.shape[0]
     if bad:
         raise BadPicturesError(bad, n)
 
 
-def _tell_on(what: str, before: int, total: int, done: int) -> None:
-    tell()(what, before + done, total)
-
-
-def _make(one: Pixels, folder: Path | None, on_done: Callable[[int], None]) -> dict[str, str]:
+def _make(one: Pixels, folder: Path, on_done: Callable[[int], None]) -> dict[str, str]:
     """Write a file, whole before it has its name, unless pictures are bad; return these."""
-    if folder is None or (path := _path(one.name)) is None:
-        return one.fill(None, on_done)
+    path = folder / _file_name(one.name)
     part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
     try:
         pixels = np.lib.format.open_memmap(part, mode="w+", dtype=np.uint8, shape=one.shape)
@@ -248,8 +243,6 @@ def _make(one: Pixels, folder: Path | None, on_done: Callable[[int], None]) -> d
         bad = one.fill(pixels, on_done)
         if not bad:
             pixels.flush()
-        del pixels
-        if not bad:
             os.replace(part, path)
     except OSError as error:
         raise _not_kept(folder, error.strerror or str(error)) from error
@@ -279,18 +272,15 @@ def _not_kept(folder: Path, why: str) -> UserError:
 
 
 @contextmanager
-def _lock(folder: Path | None) -> Iterator[None]:
+def _lock(folder: Path) -> Iterator[None]:
     """Wait until no other process decodes, and take away what one left that was killed; go on where there are no locks.
 
     The lock goes with the process that has it, however that ends.
     """
-    if folder is None:
-        yield
-        return
     from filelock import FileLock, Timeout
 
     lock = FileLock(folder / LOCK)
-    try:
+    with suppress(OSError):  # of a file system without locks
         try:
             lock.acquire(timeout=0)
         except Timeout:
@@ -298,8 +288,6 @@ def _lock(folder: Path | None) -> Iterator[None]:
             lock.acquire()
         for part in folder.glob(f".*{SUFFIX}.*.part"):
             part.unlink(missing_ok=True)
-    except OSError:
-        log.debug("no locks in %s", folder)
     try:
         yield
     finally:

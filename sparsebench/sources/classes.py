@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from sparsebench.errors import UserError
-from sparsebench.sources import cache, official
+from sparsebench.sources import cache, known
 from sparsebench.sources.files import Locations, squares_in
 from sparsebench.sources.known import DIGITS, SVHN, names_for
 
@@ -88,7 +88,7 @@ def _digits(size: int) -> Foregrounds:
 def _official(name: str, root: Path, size: int) -> Foregrounds:
     splits = []
     for split in ("train", "test"):
-        pixels, labels, classes = official.pixels_and_labels(official.dataset(name, root, split))
+        pixels, labels, classes = known.pixels_and_labels(known.dataset(name, root, split))
         shape = len(pixels), 3, size, size
         squares = cache.Pixels(f"{name}-{split}-{size}-first", shape, partial(_resized, pixels, size)).array()
         splits.append({label: squares[labels == k] for k, label in enumerate(classes)})

@@ -29,8 +29,6 @@ MOST_PIXELS = 2**26
 """Of one picture."""
 DIGITS = 12
 """Hexadecimal digits of a fingerprint."""
-MOST_KNOWN = 8
-"""Folders of which a process remembers what lies in them."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class Bad(NamedTuple):
 
 REFUSED = Bad()
 _known: dict[str, Contents] = {}
-"""What was looked at last, by its fingerprint."""
+"""What this process has looked at, by its fingerprint."""
 
 
 def contents(root: Path, listed: Listing | None = None, tables: Sequence[str] = (), bad: Bad = REFUSED) -> Contents:
@@ -103,12 +101,6 @@ def contents(root: Path, listed: Listing | None = None, tables: Sequence[str] = 
         found = Contents(kept, about, left_out, listed)
         if not found.pictures:
             raise UserError(f"{root} holds no pictures that can be read", allowed=sorted(suffixes()))
-    return _remember(found)
-
-
-def _remember(found: Contents) -> Contents:
-    while len(_known) >= MOST_KNOWN:
-        del _known[next(iter(_known))]
     _known[found.fingerprint] = found
     return found
 
@@ -169,7 +161,7 @@ def contents_of(fingerprint: str, root: Path, tables: Sequence[str] = ()) -> Con
     with suppress(TypeError, ValueError):  # it is another's file
         kept = Contents(*cache.kept_about(fingerprint))
         if kept.fingerprint == fingerprint:
-            return _remember(kept)
+            return _known.setdefault(fingerprint, kept)
     for skip in (False, True):
         with suppress(BadPicturesError):
             if (found := contents(root, tables=tables, bad=Bad(skip))).fingerprint == fingerprint:

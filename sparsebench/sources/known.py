@@ -1,12 +1,14 @@
-"""The data sets that can be named: what each is for, where it comes from, and where its files must lie."""
+"""The data sets that can be named: their use and source, where their files must lie, and how they are read."""
 
 from __future__ import annotations
 
-import hashlib
+import importlib
+import warnings
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from sparsebench.errors import UserError
 from sparsebench.sources.listing import names_in
@@ -20,37 +22,6 @@ WATERBIRDS, CELEBA = "waterbirds", "celeba"
 Use = Literal["foregrounds", "backgrounds", "task"]
 State = Literal["there", "missing", "corrupt"]
 
-SMALL = 100_000
-"""Bytes up to which a file's checksum is looked at even where only a quick look is wanted."""
-
-
-_md5 = partial(hashlib.md5, usedforsecurity=False)
-
-
-@dataclass(frozen=True)
-class File:
-    """A file of an official archive: its path below the data root, MD5, and bytes (None: only known to be few)."""
-
-    path: str
-    md5: str
-    size: int | None = None
-
-    def complaint(self, root: Path, verify: bool) -> tuple[State, str]:
-        """Return its state and what is wrong with it; `verify` reads files that are not small, too."""
-        path = root / self.path
-        try:
-            size = path.stat().st_size
-            if self.size is not None and size != self.size:
-                return "corrupt", f"{self.path} has {size} bytes, not {self.size}"
-            with path.open("rb") as file:
-                if (verify or size <= SMALL) and hashlib.file_digest(file, _md5).hexdigest() != self.md5:
-                    return "corrupt", f"{self.path} has another checksum than the official one"
-        except (FileNotFoundError, NotADirectoryError):
-            return "missing", f"{self.path} is not there"
-        except OSError as error:
-            return "corrupt", f"{self.path} cannot be read: {error.strerror}"
-        return "there", ""
-
 
 @dataclass(frozen=True)
 class Known:
@@ -62,8 +33,8 @@ class Known:
         pictures: how many there are.
         source: the page to get it from.
         licence, citation: as its makers say.
-        torchvision: the class in torchvision.datasets that reads and can fetch it, or "".
-        files: official files with their checksums, below the data root.
+        torchvision: the class in torchvision.datasets that reads it, knows its checksums and can fetch it, or "".
+        files: official files, below the data root.
         folder: where its pictures lie below the data root, or "".
         needs: the files beside the pictures; of those in one tuple one must be there.
         megabytes: to download.
@@ -76,7 +47,7 @@ class Known:
     licence: str
     citation: str
     torchvision: str = ""
-    files: tuple[File, ...] = ()
+    files: tuple[str, ...] = ()
     folder: str = ""
     needs: tuple[tuple[str, ...], ...] = ()
     megabytes: int = 0
@@ -86,30 +57,26 @@ class Known:
         """What must lie below the data root; nothing for what comes with scikit-learn."""
         if self.folder:
             return (self.folder,)
-        folders = {file.path.partition("/")[0]: None for file in self.files}
-        return tuple(folders)
+        return tuple(dict.fromkeys(file.partition("/")[0] for file in self.files))
 
     def look(self, root: Path, verify: bool = False) -> tuple[State, str]:
-        """Return whether it is there, and what is missing or wrong: by names and sizes, or by checksums as well."""
-        for file in self.files:
-            state, note = file.complaint(root, verify)
-            if state != "there":
-                return state, note
-        for names in self.needs:
+        """Return whether it is there, and what is missing or wrong: by names, or by torchvision's checksums as well."""
+        for names in (*((file,) for file in self.files), *self.needs):
             if not any((root / self.folder / name).is_file() for name in names):
-                return "missing", f"{self.folder}/{' or '.join(names)} is not there"
-        if self.folder:
-            try:
+                place = f"{self.folder}/" if self.folder else ""
+                return "missing", f"{place}{' or '.join(names)} is not there"
+        try:
+            if self.folder:
                 count = len(names_in(root / self.folder)) if (root / self.folder).is_dir() else 0
-            except UserError as error:
-                return "corrupt", str(error)
-            if count < self.pictures:
-                return ("corrupt" if count else "missing"), f"{self.folder} holds {count} of {self.pictures} pictures"
+                if count < self.pictures:
+                    state: State = "corrupt" if count else "missing"
+                    return state, f"{self.folder} holds {count} of {self.pictures} pictures"
+            if verify and self.torchvision:
+                for split in ("train", "test"):
+                    dataset(self.name, root, split)
+        except UserError as error:
+            return "corrupt", str(error)
         return "there", ""
-
-
-def _cifar(folder: str, *files: tuple[str, str, int | None]) -> tuple[File, ...]:
-    return tuple(File(f"{folder}/{name}", md5, size) for name, md5, size in files)
 
 
 _ALL = (
@@ -121,36 +88,22 @@ _ALL = (
         CIFAR10, ("foregrounds",), 60_000, "https://www.cs.toronto.edu/~kriz/cifar.html", "not stated",
         "Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images",
         torchvision="CIFAR10", megabytes=170,
-        files=_cifar(
-            "cifar-10-batches-py",
-            ("data_batch_1", "c99cafc152244af753f735de768cd75f", 31035704),
-            ("data_batch_2", "d4bba439e000b95fd0a9bffe97cbabec", 31035320),
-            ("data_batch_3", "54ebc095f3ab1f0389bbae665268c751", 31035999),
-            ("data_batch_4", "634d18415352ddfa80567beed471001a", 31035696),
-            ("data_batch_5", "482c414d41f54cd18b22e5b47cb7c3cb", 31035623),
-            ("test_batch", "40351d587109b95175f43aff81a1287e", 31035526),
-            ("batches.meta", "5ff9c542aee3614f3951f8cda6e48888", 158),
+        files=(
+            *(f"cifar-10-batches-py/data_batch_{k}" for k in range(1, 6)),
+            "cifar-10-batches-py/test_batch", "cifar-10-batches-py/batches.meta",
         ),
     ),
     Known(
         CIFAR100, ("foregrounds",), 60_000, "https://www.cs.toronto.edu/~kriz/cifar.html", "not stated",
         "Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images",
         torchvision="CIFAR100", megabytes=170,
-        files=_cifar(
-            "cifar-100-python",
-            ("train", "16019d7e3df5f24257cddd939b257f8d", 155249918),
-            ("test", "f0ef6b0ae62326f3e7ffdfab6717acfc", None),
-            ("meta", "7973b15100ade9c7d40fb424638fde48", None),
-        ),
+        files=("cifar-100-python/train", "cifar-100-python/test", "cifar-100-python/meta"),
     ),
     Known(
         SVHN, ("foregrounds",), 99_289, "http://ufldl.stanford.edu/housenumbers/", "non-commercial use",
         "Netzer et al. 2011, Reading Digits in Natural Images with Unsupervised Feature Learning",
         torchvision="SVHN", megabytes=246,
-        files=(
-            File("train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373", 182040794),
-            File("test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3", 64275384),
-        ),
+        files=("train_32x32.mat", "test_32x32.mat"),
     ),
     Known(
         PHOTOS, ("backgrounds",), 2, "https://scikit-learn.org", "CC BY 2.0",
@@ -160,10 +113,7 @@ _ALL = (
         FLOWERS102, ("backgrounds",), 8189, "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/", "not stated",
         "Nilsback & Zisserman 2008, Automated Flower Classification over a Large Number of Classes",
         torchvision="Flowers102", folder="flowers-102", megabytes=345,
-        files=(
-            File("flowers-102/imagelabels.mat", "e0620be6f572b9609742df49c70aed4d"),
-            File("flowers-102/setid.mat", "a5357ecc9cb78c4bef273ce3793fc85c"),
-        ),
+        needs=(("imagelabels.mat",), ("setid.mat",)),
     ),
     Known(
         WATERBIRDS, ("task",), 11_788, "https://github.com/kohpangwei/group_DRO", "see CUB-200-2011 and Places",
@@ -190,3 +140,55 @@ OWN_TASK = frozenset(known.name for known in _ALL if "task" in known.uses)
 def names_for(use: Use) -> tuple[str, ...]:
     """Return the names of the sets for that use."""
     return tuple(known.name for known in _ALL if use in known.uses)
+
+
+def check(name: str, root: Path, *, download: bool) -> None:
+    """Raise UserError unless the files of a set are the official ones; fetch them first if asked to and if not."""
+    known = KNOWN[name]
+    if download:
+        for split in ("train", "test"):
+            dataset(name, root, split, download=True)
+    state, note = known.look(root, verify=True)
+    if state != "there":
+        raise UserError(
+            f"{name} is {state} in {root} ({note})",
+            next_step=f"give --data-root DIR with {_places(name)} in it, or --download to fetch it "
+            f"({known.megabytes} MB from {known.source})",
+        )
+
+
+def _places(name: str) -> str:
+    return " and ".join(KNOWN[name].places)
+
+
+def dataset(name: str, root: Path, split: str, *, download: bool = False, **options: Any) -> Any:
+    """Return torchvision's dataset of one split: "train", "val" or "test".
+
+    Raises:
+        UserError: its files are not whole, or cannot be read or fetched.
+    """
+    made = getattr(importlib.import_module("torchvision.datasets"), KNOWN[name].torchvision)
+    which = {"train": split == "train"} if name.startswith("cifar") else {"split": split}
+    try:
+        with warnings.catch_warnings():
+            # torchvision 0.29 reads CIFAR-10 in a way that numpy 2.4 announces the end of; nothing a user can mend.
+            warnings.simplefilter("ignore")
+            return made(str(root), download=download, **which, **options)
+    except RuntimeError as error:
+        raise UserError(
+            f"{name} is missing or corrupt in {root} ({error})",
+            next_step=f"give --data-root DIR with {_places(name)} in it, or --download to fetch it",
+        ) from error
+    except OSError as error:
+        raise UserError(f"{name} cannot be read or fetched into {root} ({error})") from error
+
+
+def pixels_and_labels(data: Any) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Return the (n, height, width, 3) uint8 pictures of a dataset in memory, their (n,) labels, and the classes.
+
+    SVHN has channels first, calls its targets labels, and has no names for them.
+    """
+    if hasattr(data, "targets"):
+        return data.data, np.array(data.targets), tuple(data.classes)
+    labels = np.asarray(data.labels)
+    return data.data.transpose(0, 2, 3, 1), labels, tuple(map(str, range(10)))

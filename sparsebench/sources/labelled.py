@@ -9,15 +9,15 @@ A table may spell the name of a picture otherwise than the disk does, see `_key`
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import posixpath
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,9 +27,12 @@ from sparsebench.sources.cache import BadPicturesError
 from sparsebench.sources.files import DIGITS, Contents, Locations, contents_of, read_square, sha256_of
 from sparsebench.sources.known import CELEBA, WATERBIRDS
 
-SPLITS = {"0": 0, "1": 1, "2": 2}
-BITS = {"0": 0, "1": 1}
-SIGNS = {"-1": 0, "1": 1}
+if TYPE_CHECKING:
+    import pandas as pd
+
+SPLITS = {0: 0, 1: 1, 2: 2}
+BITS = {0: 0, 1: 1}
+SIGNS = {-1: 0, 1: 1}
 METADATA, ATTRIBUTES, PARTITION, FACES = "metadata.csv", "list_attr_celeba", "list_eval_partition", "img_align_celeba"
 DEFAULTS = {WATERBIRDS: ("y", "place"), CELEBA: ("Blond_Hair", "Male")}
 """The label and the attribute of each set that its papers use."""
@@ -102,24 +105,21 @@ def read(root: Path, kind: str, columns: tuple[str, str], found: Contents) -> La
     """Return the set that lies in a folder, without what is left out of its contents; see `labelled_pictures`."""
     if kind == WATERBIRDS:
         table, below = root / METADATA, root
-        values: Mapping[str, Mapping[str, int]] = {columns[0]: BITS, columns[1]: BITS, "split": SPLITS}
-        rows = list(_rows(table, "img_filename", values))
+        rows = _rows(table, "img_filename", {columns[0]: BITS, columns[1]: BITS, "split": SPLITS})
     else:
         table, partition, below = _table(root, ATTRIBUTES), _table(root, PARTITION), _faces(root)
-        splits = _one_table(partition, {"partition": SPLITS})
-        split_of = {_key(name): split for _, name, (split,) in splits}
-        rows = []
-        for line, name, bits in _one_table(table, {columns[0]: SIGNS, columns[1]: SIGNS}):
-            if _key(name) not in split_of:
-                raise UserError(f"{table}, line {line}: {name} is not in {partition.name}")
-            rows.append((line, name, [*bits, split_of[_key(name)]]))
+        rows = _rows(table, "image_id", {columns[0]: SIGNS, columns[1]: SIGNS})
+        parts = _rows(partition, "image_id", {"partition": SPLITS})
+        split_of = dict(zip(map(_key, parts["file"]), parts["partition"], strict=True))
+        rows["split"] = [split_of.get(_key(name), -1) for name in rows["file"]]
+        for line, name in rows["file"][rows["split"] < 0].items():
+            raise UserError(f"{table}, line {line}: {name} is not in {partition.name}")
     prefix = "" if below == root else f"{below.relative_to(root).as_posix()}/"
     names = [one.removeprefix(prefix) for one in {**found.pictures, **found.left_out} if one.startswith(prefix)]
-    rows = [(line, prefix + name, bits) for line, name, bits in _with_files(table, below, names, rows)]
-    rows = [row for row in rows if row[1] not in found.left_out]
-    numbers = np.array([bits for _, _, bits in rows], dtype=np.int64)
-    lines, names = np.array([line for line, _, _ in rows]), [name for _, name, _ in rows]
-    return Labelled(found, root, names, table, lines, numbers[:, 2], numbers[:, 0], numbers[:, 1])
+    rows["file"] = [prefix + name for name in _on_disk(table, below, names, rows["file"])]
+    rows = rows[~rows["file"].isin(list(found.left_out))]
+    splits, labels, attributes = (rows[name].to_numpy(np.int64) for name in ("split", *columns))
+    return Labelled(found, root, list(rows["file"]), table, rows.index.to_numpy(), splits, labels, attributes)
 
 
 def _table(root: Path, name: str) -> Path:
@@ -133,130 +133,83 @@ def _faces(root: Path) -> Path:
     return inner if inner.is_dir() else root / FACES
 
 
-def _one_table(path: Path, values: Mapping[str, Mapping[str, int]]) -> list[_Row]:
-    """Return the rows of one of CelebA's tables, which may be there as .csv and as .txt.
-
-    Raises:
-        UserError: the two say different things.
-    """
-    rows, other = list(_rows(path, "image_id", values)), path.with_suffix(".txt")
-    if path.suffix != ".csv" or not other.is_file():
-        return rows
-    said = {_key(name): numbers for _, name, numbers in _rows(other, "image_id", values)}
-    for line, name, numbers in rows:
-        if said.pop(_key(name), None) != numbers:
-            raise UserError(
-                f"{path}, line {line}: {other.name} says something else of {name}, in {' or '.join(values)}",
-                next_step="remove the one that is wrong",
-            )
-    if said:
-        raise UserError(
-            f"{path} has no row of {min(said)}, and {other.name} has one", next_step="remove the one that is wrong"
-        )
-    return rows
-
-
 def _key(name: str) -> str:
     """Return a name without what tables and disks spell differently: case, form of Unicode, separators, `./`."""
     plain = posixpath.normpath(name.replace("\\", "/"))
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", plain).casefold())
 
 
-def _with_files(table: Path, below: Path, names: Sequence[str], rows: list[_Row]) -> list[_Row]:
-    """Return the rows with the names of their files as they are on the disk: `names`, of all that lie in `below`.
+def _on_disk(table: Path, below: Path, names: Sequence[str], files: pd.Series) -> list[str]:
+    """Return the files of a table's rows as they are called on the disk: `names`, of all that lie in `below`.
 
     Raises:
-        UserError: there are no rows, a row has no picture, several may be meant, or a picture has two rows.
+        UserError: a row has no picture, several may be meant, or a picture has two rows.
     """
-    if not rows:
-        raise UserError(f"{table} has no rows")
     exact, alike = set(names), defaultdict[str, list[str]](list)
-    if not all(name in exact for _, name, _ in rows):
+    if not exact.issuperset(files):
         for name in names:
             alike[_key(name)].append(name)
     seen: dict[str, int] = {}
-    found = []
-    for line, name, numbers in rows:
+    for line, name in files.items():
         meant = [name] if name in exact else alike[_key(name)]
+        if not meant:
+            raise UserError(f"{table}, line {line}: {below / name} is not there")
         if len(meant) > 1:
             raise UserError(f"{table}, line {line}: {name} may be {' or '.join(meant)}", next_step="say which")
-        if not meant:
-            raise UserError(f"{table}, line {line}: {below / name} is not there", next_step=_near(name, names))
         if seen.setdefault(meant[0], line) != line:
             raise UserError(f"{table}, line {line}: {name} is in line {seen[meant[0]]}, too")
-        found.append((line, meant[0], numbers))
-    return found
+    return list(seen)
 
 
-def _near(name: str, names: Sequence[str]) -> str | None:
-    """Return a hint at a picture that may be meant: one of that name in another folder, or of another suffix."""
-    whole = _key(name)
-    for part in (posixpath.basename, lambda path: posixpath.splitext(path)[0]):
-        if near := [one for one in names if part(_key(one)) == part(whole)][:1]:
-            return f"did you mean '{near[0]}'?"
-    return None
-
-
-_Row = tuple[int, str, list[int]]
-"""A line of a table, the name of its picture, and numbers."""
-
-
-def _rows(path: Path, file: str, values: Mapping[str, Mapping[str, int]]) -> Iterator[_Row]:
-    """Yield of each row of a table its line, the picture's file name, and the numbers of the columns in `values`.
+def _rows(path: Path, file: str, values: Mapping[str, Mapping[int, int]]) -> pd.DataFrame:
+    """Return the rows of a table by their line: `file`, the picture's, and the numbers of the columns in `values`.
 
     Args:
         path: the table.
-        file: the column with the file name.
+        file: the column with the picture's file.
         values: of each column, what may be in it and which number that is.
     """
+    import pandas as pd
+
     try:
-        with path.open(newline="", encoding="utf-8-sig") as lines:
-            header, rows = _csv(lines) if path.suffix == ".csv" else _txt(lines, path)
-            if missing := [name for name in (file, *values) if name not in header]:
-                raise unknown(f"column of {path}", missing[0], header)
-            places = [header.index(name) for name in (file, *values)]
-            for line, row in rows:
-                if len(row) != len(header):
-                    raise UserError(f"{path}, line {line}", got=f"{len(row)} fields", allowed=f"{len(header)}")
-                name, *texts = (row[place].strip() for place in places)
-                texts = [_whole(text) for text in texts]
-                for (column, numbers), text in zip(values.items(), texts, strict=True):
-                    if text not in numbers:
-                        raise UserError(f"{path}, line {line}: {column}", got=f"'{text}'", allowed=numbers)
-                yield line, name, [numbers[text] for numbers, text in zip(values.values(), texts, strict=True)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        found = _read_csv(path) if path.suffix == ".csv" else _read_txt(path)
+    except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
         raise UserError(f"{path} cannot be read: {error}", next_step="mend or replace it") from error
+    if missing := [name for name in (file, *values) if name not in found]:
+        raise unknown(f"column of {path}", missing[0], list(found))
+    if found.empty:
+        raise UserError(f"{path} has no rows")
+    rows = pd.DataFrame({"file": found[file].str.strip()})
+    for line in rows.index[rows["file"].isna()]:
+        raise UserError(f"{path}, line {line}: no {file}")
+    for column, numbers in values.items():
+        rows[column] = pd.to_numeric(found[column], errors="coerce").map(dict(numbers))
+        for line, text in found[column][rows[column].isna()].items():
+            raise UserError(f"{path}, line {line}: {column}", got=f"'{text}'", allowed=numbers)
+    return rows
 
 
-def _whole(text: str) -> str:
-    """Return a number as tables have it: spreadsheets write 1 as 1.0."""
-    whole, _, rest = text.partition(".")
-    return whole if not rest.strip("0") else text
+def _read_csv(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    found = pd.read_csv(path, dtype=str, encoding="utf-8-sig", index_col=False, skip_blank_lines=False)
+    return found.rename(columns=str.strip).set_axis(found.index + 2, axis=0).dropna(how="all")
 
 
-def _csv(lines: Iterator[str]) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
-    reader = csv.reader(lines)
-    header = [name.strip() for name in next(reader, [])]
-    return header, ((reader.line_num, row) for row in reader if row)
+def _read_txt(path: Path) -> pd.DataFrame:
+    """Return one of CelebA's own tables: attributes are headed by their number and names."""
+    import pandas as pd
 
-
-def _txt(lines: Iterator[str], path: Path) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
-    """Return header and rows of one of CelebA's own tables: attributes are headed by their number and names."""
-    header, first, number = ["image_id", "partition"], 1, None
-    if path.stem == ATTRIBUTES:
-        number, first = next(lines, "").strip(), 3
-        header = ["image_id", *next(lines, "").split()]
-
-    def rows() -> Iterator[tuple[int, list[str]]]:
-        n = 0
-        for line, text in enumerate(lines, first):
-            if fields := text.split():
-                n += 1
-                yield line, fields
-        if number is not None and number != str(n):
-            raise UserError(f"{path} is cut off or torn", got=f"{n} rows", allowed=f"{number}, as its first line says")
-
-    return header, rows()
+    if path.stem != ATTRIBUTES:
+        found = pd.read_csv(path, sep=r"\s+", dtype=str, header=None, names=["image_id", "partition"])
+        return found.set_axis(found.index + 1, axis=0)
+    with path.open(encoding="utf-8-sig") as lines:
+        number = lines.readline().strip()
+        names = lines.readline().split()
+        found = pd.read_csv(lines, sep=r"\s+", dtype=str, header=None, names=["image_id", *names])
+    if number != str(len(found)):
+        raise UserError(f"{path} is cut off or torn", got=f"{len(found)} rows", allowed=f"{number}, as it says itself")
+    return found.set_axis(found.index + 3, axis=0)
 
 
 def pixels_of(labelled: Labelled, rows: np.ndarray, size: int) -> tuple[cache.Pixels, np.ndarray | None]:

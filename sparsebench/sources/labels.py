@@ -8,12 +8,12 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from sparsebench.errors import UserError
-from sparsebench.sources import imagenet
 from sparsebench.sources.files import DIGITS, fingerprint_of
 from sparsebench.text import few
 
@@ -23,8 +23,8 @@ IMAGENET = 1000
 """Classes of an ImageNet-1k head."""
 MOST_CLASSES = 2**16
 """Of a head: a record holds the number of each item's class in 16 bits."""
-MOST_BYTES = 2**23
-"""Of a file of classes."""
+SYNSETS, LEMMAS = "imagenet_synsets.txt", "imagenet_synset_to_lemma.txt"
+"""Files of timm with ImageNet-1k's classes; read without importing timm, which imports torch."""
 FILE = "classes"
 """What the names of located files of classes begin with."""
 BY_FILE = "--task folder:classes=FILE (a name a line, or JSON: a list, or an object of name to number)"
@@ -93,11 +93,11 @@ def number(
         return _by_file(folders, head, file)
     if labels == "numbers" or (labels == "auto" and all(map(_is_number, folders))):
         return _by_number(folders, head, sure=labels == "numbers")
-    known = [found is not None for found in imagenet.numbers_of(tuple(folders))]
+    known = [found is not None for found in imagenet_numbers(tuple(folders))]
     most = sum(known) * 2 > len(known) if head == IMAGENET else all(known) if head is None else False
     if labels == "imagenet" or (labels == "auto" and most):
         return _by_imagenet(folders, head)
-    return _by_name(folders, head, known, sure=labels == "names")
+    return _by_name(folders, head, sure=labels == "names")
 
 
 def _is_number(name: str) -> bool:
@@ -130,7 +130,7 @@ def _by_number(folders: Sequence[str], head: int | None, *, sure: bool) -> Numbe
 
 
 def _by_imagenet(folders: Sequence[str], head: int | None) -> Numbered:
-    numbers = imagenet.numbers_of(tuple(folders))
+    numbers = imagenet_numbers(tuple(folders))
     if strange := [name for name, found in zip(folders, numbers, strict=True) if found is None]:
         raise UserError(
             f"{len(strange)} of {len(folders)} class folders are named after no class of ImageNet-1k, or after two",
@@ -141,7 +141,7 @@ def _by_imagenet(folders: Sequence[str], head: int | None) -> Numbered:
         raise UserError(f"labels=imagenet is for a head of {IMAGENET} classes", got=f"one of {head}", next_step=BY_FILE)
     found = [number for number in numbers if number is not None]
     _refuse_twice(folders, found)
-    return Numbered("imagenet", imagenet.classes(), tuple(found))
+    return Numbered("imagenet", imagenet_classes(), tuple(found))
 
 
 def _by_file(folders: Sequence[str], head: int | None, file: ClassFile) -> Numbered:
@@ -165,13 +165,11 @@ def _by_file(folders: Sequence[str], head: int | None, file: ClassFile) -> Numbe
     return Numbered("file", tuple(own.get(k, str(k)) for k in range(head or size)), tuple(found))
 
 
-def _by_name(folders: Sequence[str], head: int | None, known: Sequence[bool], *, sure: bool) -> Numbered:
+def _by_name(folders: Sequence[str], head: int | None, *, sure: bool) -> Numbered:
     n, ways = len(folders), f"labels=names for the order in which Python and torchvision sort names, or {BY_FILE}"
     if head not in (None, n):
-        odd = _odd_ones(folders, known)
-        more = f"; {_few(odd)} is named otherwise than the others" if odd else ""
         raise UserError(
-            f"there are {n} class folders, and the head has {head} classes: which they are is not known{more}",
+            f"there are {n} class folders, and the head has {head} classes: which they are is not known",
             got=_few(folders), allowed="a folder of each class, numbers of the head's classes"
             + (", or names of ImageNet-1k" if head == IMAGENET else ""), next_step=f"say it with {BY_FILE}",
         )  # fmt: skip
@@ -181,14 +179,6 @@ def _by_name(folders: Sequence[str], head: int | None, known: Sequence[bool], *,
             "nothing says which order the head has", next_step=f"give {ways}",
         )  # fmt: skip
     return Numbered("names", tuple(sorted(folders)), tuple(map(sorted(folders).index, folders)))
-
-
-def _odd_ones(folders: Sequence[str], known: Sequence[bool]) -> list[str]:
-    """Return the folders that are no numbers where most are, or no classes of ImageNet where most are."""
-    for fits in ([_is_number(name) for name in folders], known):
-        if len(fits) / 2 < sum(fits) < len(fits):
-            return [name for name, fit in zip(folders, fits, strict=True) if not fit]
-    return []
 
 
 def _disputed(folders: Sequence[str]) -> tuple[str, str] | None:
@@ -216,14 +206,8 @@ def _refuse_twice(folders: Sequence[str], numbers: Sequence[int]) -> None:
 
 
 def locate_file(path: Path) -> str:
-    """Return the name that a cell has for a file of classes, from its content.
-
-    Raises:
-        UserError: it cannot be read, or is no such file.
-    """
+    """Return the name that a cell has for a file of classes, from its content; see `read_file` for errors."""
     path = path.expanduser()
-    if not path.is_file():
-        raise UserError(f"classes: {path} is no file", allowed="a text with a name a line, or JSON")
     read_file(path)
     return f"{FILE}-{fingerprint_of(path)}"
 
@@ -239,24 +223,15 @@ def read_file(path: Path, name: str = "") -> ClassFile:
     """
     try:
         content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"classes: {path} cannot be read: {error.strerror}", next_step="mend or replace it") from error
+        text = content.decode("utf-8-sig")
+        pairs, size = _pairs(json.loads(text) if path.suffix.lower() == ".json" else text.rstrip().splitlines())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"classes: {path} cannot be read: {error}", allowed=BY_FILE.partition("FILE ")[2]) from error
     if name and name != f"{FILE}-{hashlib.sha256(content).hexdigest()[:DIGITS]}":
         raise UserError(f"{path} changed while the run was under way", next_step="run it again")
-    if len(content) > MOST_BYTES:
-        raise UserError(f"classes: {path} is too large", got=f"{len(content)} bytes", allowed=f"{MOST_BYTES}")
-    try:
-        text = content.decode("utf-8-sig")
-        if path.suffix.lower() == ".json":
-            pairs = _pairs(json.loads(text, object_pairs_hook=_Object))
-        else:
-            lines = text.rstrip().splitlines()
-            pairs = [(line.strip(), k) for k, line in enumerate(lines)], len(lines)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"classes: {path} cannot be read: {error}", allowed=BY_FILE.partition("FILE ")[2]) from error
     numbers: dict[str, int | None] = {}
-    for text, found in pairs[0]:
-        name = unicodedata.normalize("NFC", text)
+    for said, found in pairs:
+        name = unicodedata.normalize("NFC", said.strip())
         if not name or not 0 <= found < MOST_CLASSES:
             raise UserError(
                 f"classes: {path}", got=f"class {found} named {name!r}",
@@ -265,32 +240,55 @@ def read_file(path: Path, name: str = "") -> ClassFile:
         numbers[name] = found if numbers.setdefault(name, found) == found else None
     if all(found is None for found in numbers.values()):
         raise UserError(f"classes: {path} names no class")
-    return ClassFile(numbers, pairs[1])
-
-
-class _Object(list[tuple[str, Any]]):
-    """An object of JSON, as pairs: names may be there twice."""
+    return ClassFile(numbers, size)
 
 
 def _pairs(value: Any) -> tuple[list[tuple[str, int]], int | None]:
-    """Return the names with their numbers, and how many classes there are, where JSON says all; ValueError if none."""
-    if isinstance(value, list) and not isinstance(value, _Object) and all(isinstance(name, str) for name in value):
-        return [(name.strip(), k) for k, name in enumerate(value)], len(value)
-    if isinstance(value, _Object) and all(type(found) is int for _, found in value):
-        return _once((name, found) for name, found in value), None
-    if isinstance(value, _Object) and all(_is_number(key) for key, _ in value):
-        several = [(int(key), names if isinstance(names, list) else [names]) for key, names in value]
-        every = [name for _, names in several for name in names]
-        if all(isinstance(name, str) for name in every) and not all(map(_is_number, every)):
-            if len({found for found, _ in several}) < len(several):
-                raise ValueError("a number is there twice")
-            return [(name.strip(), found) for found, names in several for name in names], None
+    """Return the names with their numbers, and how many classes there are, where a list says all; ValueError if none.
+
+    Of an object of number to name the keys are numbers and the names are not.
+    """
+    if isinstance(value, list) and all(isinstance(name, str) for name in value):
+        return [(name, k) for k, name in enumerate(value)], len(value)
+    if isinstance(value, dict) and all(type(number) is int for number in value.values()):
+        if len(set(value.values())) < len(value):
+            raise ValueError("two names have the same number")
+        return list(value.items()), None
+    if isinstance(value, dict) and all(map(_is_number, value)):
+        several = [(int(key), names if isinstance(names, list) else [names]) for key, names in value.items()]
+        pairs = [(name, number) for number, names in several for name in names]
+        if all(isinstance(name, str) for name, _ in pairs) and not all(_is_number(name) for name, _ in pairs):
+            return pairs, None
     raise ValueError("it is neither a list of names nor an object of name to number, or of number to name")
 
 
-def _once(pairs: Any) -> list[tuple[str, int]]:
-    """Return pairs of name and number; ValueError where two names have the same number."""
-    found = [(name.strip(), number) for name, number in pairs]
-    if twice := [number for number, times in Counter(number for _, number in set(found)).items() if times > 1]:
-        raise ValueError(f"two names have the number {twice[0]}")
-    return found
+@lru_cache(maxsize=1)
+def imagenet_classes() -> tuple[str, ...]:
+    """Return the WordNet ids of the 1000 classes, in the order of a head's outputs."""
+    return tuple(_imagenet_lines(SYNSETS))
+
+
+@lru_cache(maxsize=4)
+def imagenet_numbers(folders: tuple[str, ...]) -> list[int | None]:
+    """Return for each folder the class of ImageNet-1k that it is named after, or None.
+
+    Names are WordNet ids, such as n01440764, or one of the class's names, such as tench, great_white_shark. A name
+    that two classes have, such as crane, is neither's: those have to be named otherwise, by their ids for instance.
+    """
+    numbers = {wordnet: number for number, wordnet in enumerate(imagenet_classes())}
+    texts = dict(line.split("\t", 1) for line in _imagenet_lines(LEMMAS))
+    named = [{_plain_name(name) for name in texts[wordnet].split(",")} for wordnet in imagenet_classes()]
+    times = Counter(name for names in named for name in names)
+    numbers |= {name: number for number, names in enumerate(named) for name in names if times[name] == 1}
+    return [numbers.get(_plain_name(folder)) for folder in folders]
+
+
+def _plain_name(name: str) -> str:
+    return " ".join(name.lower().replace("_", " ").split())
+
+
+def _imagenet_lines(name: str) -> list[str]:
+    spec = find_spec("timm")
+    assert spec is not None and spec.submodule_search_locations is not None
+    text = (Path(spec.submodule_search_locations[0]) / "data" / "_info" / name).read_text(encoding="utf-8")
+    return text.splitlines()

@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 import unicodedata
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -34,8 +34,6 @@ SYSTEM = frozenset(
 )  # fmt: skip
 """Folders that file servers, file systems and archives put beside pictures, in lower case."""
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval"})
-MOST_LINKS = 100
-"""Ways in which links may lead to one folder of pictures."""
 NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 UNSAID = "hidden files that are no pictures"
 
@@ -61,65 +59,65 @@ class Listing:
     Attributes:
         root: the folder.
         names: their paths in it, "/" between the parts, sorted.
-        links: the real path of each picture to which a link leads.
         left: what was left out, paths by the reason.
     """
 
     root: Path
     names: tuple[str, ...]
-    links: Mapping[str, str]
     left: Mapping[str, Sequence[str]]
 
     def below(self, name: str) -> Listing:
         """Return the pictures below a folder of the folder."""
         prefix = f"{name}/"
         inside = tuple(path.removeprefix(prefix) for path in self.names if path.startswith(prefix))
-        links = {path.removeprefix(prefix): real for path, real in self.links.items() if path.startswith(prefix)}
-        return Listing(self.root / name, inside, links, {})
+        return Listing(self.root / name, inside, {})
 
 
 def listing(root: Path) -> Listing:
-    """Return the pictures below a folder. Links are followed, but for those to a folder that they lie in.
+    """Return the pictures below a folder. Links are followed, but for those to folders that are among it already.
 
     A folder that is called as a picture is among them, as one that cannot be read.
 
     Raises:
-        UserError: a folder cannot be read, or links lead to the same one again and again.
+        UserError: a folder cannot be read, or a link makes a picture count twice.
     """
     names: list[str] = []
-    links: dict[str, str] = {}
+    linked: set[str] = set()
     left: defaultdict[str, list[str]] = defaultdict(list)
-    seen: Counter[str] = Counter()
-    todo: list[tuple[str, tuple[str, ...], bool]] = [("", (os.path.realpath(root),), False)]
-    while todo:
-        within, chain, linked = todo.pop()
-        seen[chain[-1]] += 1
-        if seen[chain[-1]] > MOST_LINKS:
-            raise UserError(
-                f"{chain[-1]} is linked more than {MOST_LINKS} times below {root}", next_step="remove links"
-            )
-        for entry in _entries(root / within):
-            path, kind, by_link = within + entry.name, _kind(entry), linked or entry.is_symlink()
-            real = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(chain[-1], entry.name)
-            if reason := _reason(entry.name, kind, real in chain):
+    seen: set[str] = set()
+    folders, links = [""], list[str]()
+    while folders or links:
+        within = folders.pop() if folders else links.pop(0)  # what lies there itself comes first
+        if (real := os.path.realpath(root / within)) in seen:
+            left["links to folders that are here already"].append(within.rstrip("/"))
+            continue
+        seen.add(real)
+        for entry in sorted(_entries(root / within), key=lambda entry: entry.name):
+            path, kind = within + entry.name, _kind(entry)
+            if reason := _reason(entry.name, kind):
                 left[reason].append(path)
             elif kind == "folder" and not _is_picture(entry.name):
-                todo.append((f"{path}/", (*chain, real), by_link))
+                (links if entry.is_symlink() else folders).append(f"{path}/")
             else:
                 names.append(path)
-                links |= {path: real} if by_link else {}
+                if entry.is_symlink():
+                    linked.add(path)
+    first: dict[str, str] = {}
+    for path in sorted(names, key=lambda path: path in linked) if linked else ():
+        if (other := first.setdefault(os.path.realpath(root / path), path)) != path:
+            raise UserError(f"{root}: {path} is a link to {other}", next_step="remove one, a picture counts once")
     left.pop(UNSAID, None)
-    return Listing(root, tuple(sorted(names)), links, {reason: sorted(paths) for reason, paths in sorted(left.items())})
+    return Listing(root, tuple(sorted(names)), {reason: sorted(paths) for reason, paths in sorted(left.items())})
 
 
-def _reason(name: str, kind: str, again: bool) -> str:
-    """Return why an entry of a folder is left out, or "": `again` if it is a folder that the entry lies in."""
+def _reason(name: str, kind: str) -> str:
+    """Return why an entry of a folder is left out, or ""."""
     if name.startswith("."):
         return "hidden" if kind == "folder" or _is_picture(name) else UNSAID
     if kind == "nothing":
         return "links to nothing"
     if kind == "folder" and not _is_picture(name):
-        return "a system's folders" if name.lower() in SYSTEM else "links to a folder that they lie in" if again else ""
+        return "a system's folders" if name.lower() in SYSTEM else ""
     return "files of another kind" if kind == "other" or not _is_picture(name) else ""
 
 
@@ -204,7 +202,7 @@ def classes_in(found: Listing, wanted: str) -> list[str]:
     Pictures in folders of a class folder are of the class. For `wanted` see `class_folders`.
 
     Raises:
-        UserError: as `class_folders`; a class has no pictures, or a picture is there twice by links.
+        UserError: as `class_folders`, or a class has no pictures.
     """
     root = found.root
     classes = class_folders(root, wanted)
@@ -216,22 +214,7 @@ def classes_in(found: Listing, wanted: str) -> list[str]:
             allowed=f"at least one in each class: {', '.join(sorted(suffixes()))}",
             next_step="remove it if it is no class",
         )  # fmt: skip
-    _check_links(found)
     return classes
-
-
-def _check_links(found: Listing) -> None:
-    """Raise UserError for a picture that is there twice by links."""
-    if not found.links:
-        return
-    top, first = os.path.realpath(found.root), dict[str, str]()
-    for name in found.names:
-        real = found.links.get(name) or os.path.join(top, name)
-        if first.setdefault(real, name) != name:
-            raise UserError(
-                f"{found.root}: the same picture is there twice, by a link", got=f"{first[real]} and {name}",
-                next_step="remove the link, or what it leads to",
-            )  # fmt: skip
 
 
 def strays_in(found: Listing, wanted: Callable[[str], object]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sparsebench.errors import UserError
-from sparsebench.sources import official
+from sparsebench.sources import known
 from sparsebench.sources.classes import FOLDER, in_a_class
 from sparsebench.sources.files import REFUSED, Bad, Contents, contents, fingerprint_of, listing_of
 from sparsebench.sources.known import DIGITS, KNOWN, PHOTOS, names_for
@@ -39,7 +39,7 @@ def locate_images(
     if spec == DIGITS:
         return spec, None
     if spec in names_for("foregrounds"):
-        official.check(spec, root, download=download)
+        known.check(spec, root, download=download)
         return spec, root
     if spec in names_for("task"):
         return _locate_labelled(root / KNOWN[spec].folder, spec, bad)
@@ -66,7 +66,7 @@ def locate_backgrounds(
         return spec, None
     if spec in names_for("backgrounds"):
         root = data_root or DATA_ROOT
-        official.check(spec, root, download=download)
+        known.check(spec, root, download=download)
         return spec, root
     path = Path(spec).expanduser()
     if path.suffix == ".npz" and path.is_file():

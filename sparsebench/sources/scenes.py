@@ -11,9 +11,9 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 
 from sparsebench.errors import UserError
-from sparsebench.sources import cache, official
+from sparsebench.sources import cache
 from sparsebench.sources.files import Locations, contents, fingerprint_of, read_square, square, squares_in
-from sparsebench.sources.known import FLOWERS102, KNOWN, PHOTOS
+from sparsebench.sources.known import FLOWERS102, KNOWN, PHOTOS, dataset
 
 FOLDER, ARRAY = "pictures", "array"
 
@@ -146,7 +146,7 @@ class Flowers(Pool):
             return read_square(Path(path), size, known.pictures.get(Path(path).relative_to(folder).as_posix(), ""))
 
         def squares(split: str) -> np.ndarray:
-            data = official.dataset(FLOWERS102, root, split, loader=read)
+            data = dataset(FLOWERS102, root, split, loader=read)
             name = f"{FLOWERS102}-{known.fingerprint}-{split}-{size}-first"
             row = lambda i: data[i][0].transpose(2, 0, 1)  # noqa: E731
             return cache.Pixels(name, (len(data), 3, size, size), row).array()

@@ -13,7 +13,8 @@ from functools import lru_cache
 import numpy as np
 
 from sparsebench.stats.intervals import Interval, percentiles
-from sparsebench.stats.paired import Contender, half_of
+from sparsebench.stats.paired import Contender, halves
+from sparsebench.stats.variance import add_up, clusters_of
 
 LOSS = 0.02
 """How far below dense an accuracy may be that counts as kept: two points."""
@@ -63,23 +64,29 @@ def area(points: Sequence[Contender], spent: Sequence[float], lowest: float) -> 
     return Contender(means, hits, dense.clusters)
 
 
-def kept_accuracy(height: Contender, dense: Contender, lone: bool = False) -> Interval:
-    """Return the mean over seeds of a curve's height over dense's accuracy, with its 95 % interval.
+def kept_accuracy(heights: Sequence[Contender], dense: Contender, lone: bool = False) -> list[Interval]:
+    """Return the means over seeds of curves' heights over dense's accuracy, with their 95 % intervals.
 
     What items add to a ratio is to first order (z - r d) / mean(d), r the ratio of the seed. A single seed has an
-    interval, over its items, where it is `lone`, as in `paired.half_of`.
+    interval, over its items, where it is `lone`, as in `paired.halves`.
     """
-    seeds = [s for s in sorted(height.means) if dense.means.get(s)]
-    if not seeds:
-        return float("nan"), None, None
-    ratios = {s: height.means[s] / dense.means[s] for s in seeds}
+    ratios = [_ratio(height, dense) for height in heights]
+    means = [float(np.mean(list(one.means.values()))) if one.means else float("nan") for one in ratios]
+    return [
+        (mean, None, None) if np.isnan(half) else (mean, max(0.0, mean - half), mean + half)
+        for mean, half in zip(means, halves(ratios, lone).tolist(), strict=True)
+    ]
+
+
+def _ratio(height: Contender, dense: Contender) -> Contender:
+    """Return a height over dense's accuracy, seed by seed, and what items add to it."""
+    ratios = {s: height.means[s] / dense.means[s] for s in sorted(height.means) if dense.means.get(s)}
     hits = {
         s: (name, (z - ratios[s] * dense.hits[s][1]) / dense.means[s])
         for s, (name, z) in height.hits.items()
         if s in ratios
     }
-    mean, half = float(np.mean(list(ratios.values()))), half_of(Contender(ratios, hits, height.clusters), lone)
-    return (mean, None, None) if np.isnan(half) else (mean, max(0.0, mean - half), mean + half)
+    return Contender(ratios, hits, height.clusters)
 
 
 def least_macs(points: Sequence[Contender], spent: Sequence[float], lone: bool = False) -> Interval:
@@ -134,15 +141,15 @@ def _resample(points: Sequence[Contender], seeds: Sequence[int], means: np.ndarr
     if not _known(points, seeds):
         return np.broadcast_to(means, (DRAWS, *means.shape))
     numbers = _clusters(dense, seeds)
-    every = np.unique(np.concatenate(numbers))
-    often, draws = _draws(len(every)), []
-    for seed, items in zip(seeds, numbers, strict=True):
-        place = np.searchsorted(every, items)
-        n = np.bincount(place, minlength=len(every))
-        scores = np.array([np.bincount(place, one.hits[seed][1], len(every)) for one in points])
-        with np.errstate(invalid="ignore", divide="ignore"):
-            draws.append((often @ scores.T) / (often @ n)[:, None])
-    return np.stack(draws, axis=1)
+    names = [clusters_of(items) for items in numbers]
+    every = np.unique(np.concatenate(names))
+    scores = np.zeros((len(seeds), len(points) + 1, len(every)))
+    for place, (seed, items, of_seed) in enumerate(zip(seeds, numbers, names, strict=True)):
+        hits = np.array([*(one.hits[seed][1] for one in points), np.ones(len(items))], dtype=float)
+        scores[place][:, np.searchsorted(every, of_seed)] = add_up(hits, items)[1]
+    drawn = (_draws(len(every)) @ scores.reshape(-1, len(every)).T).reshape(DRAWS, len(seeds), -1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(drawn[:, :, :-1] / drawn[:, :, -1:])
 
 
 def _known(points: Sequence[Contender], seeds: Sequence[int]) -> bool:

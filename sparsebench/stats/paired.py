@@ -19,6 +19,8 @@ from scipy.special import bdtr, ndtr, stdtr, stdtrit
 
 from sparsebench.stats.intervals import LEVEL, wilson
 from sparsebench.stats.variance import (
+    add_up,
+    clusters_of,
     half_width,
     item_parts,
     item_variance,
@@ -221,12 +223,7 @@ def compare(contenders: Sequence[Contender], apart: Collection[int] = ()) -> Pai
     """
     R = len(contenders)
     every = _Differences.unknown(R, R)
-    alike = defaultdict(list)
-    for index, one in enumerate(contenders):
-        tests = tuple(sorted((s, name) for s, (name, _) in one.hits.items()))
-        counted = all(hits.dtype == bool for _, hits in one.hits.values())
-        alike[tuple(sorted(one.means)), tests, one.clusters is None, counted].append(index)
-    blocks = [(np.array(indices), [contenders[i] for i in indices]) for indices in alike.values()]
+    blocks = _alike(contenders)
     for place, (rows, left) in enumerate(blocks):
         for columns, right in blocks[place:]:
             result = _differences(left, right)
@@ -240,6 +237,16 @@ def compare(contenders: Sequence[Contender], apart: Collection[int] = ()) -> Pai
     judged = _judge(every, accuracy, lone)
     rest = np.setdiff1d(np.arange(R), list(apart))
     return judged if len(rest) == R else judged.replaced(rest, _judge(every.among(rest), accuracy[rest], lone))
+
+
+def _alike(contenders: Sequence[Contender]) -> list[tuple[np.ndarray, list[Contender]]]:
+    """Return the contenders that have the same seeds and items, with their places."""
+    alike = defaultdict(list)
+    for index, one in enumerate(contenders):
+        tests = tuple(sorted((s, name) for s, (name, _) in one.hits.items()))
+        counted = all(hits.dtype == bool for _, hits in one.hits.values())
+        alike[tuple(sorted(one.means)), tests, one.clusters is None, counted].append(index)
+    return [(np.array(indices), [contenders[i] for i in indices]) for indices in alike.values()]
 
 
 def _nothing(one: Contender) -> Contender:
@@ -268,16 +275,17 @@ def _differences(left: Sequence[Contender], right: Sequence[Contender]) -> _Diff
 def _add_items(result: _Differences, left: Sequence[Contender], right: Sequence[Contender], seeds: list[int]) -> None:
     """Add what items explain of the differences of two blocks that were tested on the same."""
     S, numbers = len(seeds), _numbers(left[0] if right[0].clusters is None else right[0], seeds)
-    every = np.unique(np.concatenate(list({id(n): n for n in numbers}.values()))) if numbers else np.empty(0)
+    names = [clusters_of(n) for n in numbers]
+    every = np.unique(np.concatenate(names)) if names else np.empty(0)
     totals = [np.zeros((n, len(every))) for n in (len(left), len(right), 1)]
     squares, counts, result.apart, tested = *np.zeros((3, *result.mean.shape)), 0
     for place, seed in enumerate(seeds):
         parts = [_hits(left, seed), _hits(right, seed)]
         parts.append(np.ones_like(parts[0][:1]))
         if numbers:
-            names, parts = _group(parts, numbers[place])
+            parts, where = [add_up(part, numbers[place])[1] for part in parts], np.searchsorted(every, names[place])
             for total, part in zip(totals, parts, strict=True):
-                total[:, np.searchsorted(every, names)] += part
+                total[:, where] += part
         x, y, (sizes,) = parts
         square = squared_differences(x, y)
         squares += square
@@ -313,14 +321,6 @@ def _numbers(one: Contender, seeds: Sequence[int]) -> list[np.ndarray]:
     if len(seeds) > 1 and len({one.hits[s][0] for s in seeds}) == 1:
         return [np.arange(len(one.hits[seeds[0]][1]))] * len(seeds)
     return []
-
-
-def _group(parts: Sequence[np.ndarray], numbers: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return the (C,) different numbers of items, and (a, I) parts added up by them, (a, C)."""
-    order = np.argsort(numbers, kind="stable")
-    ordered = numbers[order]
-    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-    return ordered[starts], [np.add.reduceat(part[:, order], starts, axis=1, dtype=float) for part in parts]
 
 
 def _judge(result: _Differences, accuracy: np.ndarray, lone: bool) -> Pairs:
@@ -363,12 +363,15 @@ def _half_of_one(result: _Differences) -> np.ndarray:
     return half
 
 
-def half_of(one: Contender, lone: bool = False) -> float:
-    """Return half the width of the 95 % interval of a mean, from its own seeds and items.
+def halves(contenders: Sequence[Contender], lone: bool = False) -> np.ndarray:
+    """Return (R,) half the widths of the 95 % intervals of means, each from its own seeds and items.
 
     NaN of a single seed, unless it is a `lone` one, as all others have no more.
     """
-    return float(_half(_differences([one], [_nothing(one)]), lone)[0])
+    half = np.full(len(contenders), np.nan)
+    for rows, block in _alike(contenders):
+        half[rows] = _half(_differences(block, [_nothing(block[0])]), lone)
+    return half
 
 
 def _half(result: _Differences, lone: bool) -> np.ndarray:

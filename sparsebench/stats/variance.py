@@ -8,6 +8,8 @@ models and empirical Bayes methods for assessing differential expression in micr
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from scipy.special import digamma, polygamma, stdtrit
 
@@ -17,6 +19,34 @@ EQUAL = 1e-12
 """The share of two rows' squares below which their difference is rounding; one item of a million is more."""
 FEWEST = 4
 """Overdispersions below which there is nothing to pool; three strategies have three pairs."""
+
+
+def add_up(scores: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the (C,) different numbers of clusters of I items, rising, and (..., I) scores added up by them, (..., C).
+
+    The scores are numbers, single precision only for counts. All strategies of a seed were tested on the same items, so
+    what order those are in is found out once.
+    """
+    names, order, starts = _in_order(numbers.tobytes(), numbers.dtype.str)
+    scores = np.take(scores, order, axis=-1)
+    if len(starts) < len(order):
+        scores = np.add.reduceat(scores, starts, axis=-1)
+    return names, scores.astype(float)
+
+
+def clusters_of(numbers: np.ndarray) -> np.ndarray:
+    """Return the (C,) different numbers of clusters of I items, rising."""
+    return _in_order(numbers.tobytes(), numbers.dtype.str)[0]
+
+
+@lru_cache(maxsize=2048)
+def _in_order(content: bytes, kind: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the different ones of some numbers, rising, the order that sorts them, and where each begins there."""
+    numbers = np.frombuffer(content, kind)
+    order = np.argsort(numbers, kind="stable")
+    ordered = numbers[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    return ordered[starts], order, starts
 
 
 def squared_differences(left: np.ndarray, right: np.ndarray) -> np.ndarray:

@@ -125,9 +125,11 @@ class Data:
     """What a task draws for one repetition.
 
     Attributes:
-        classes, group_names: their names.
+        classes, group_names: their names. Of four groups CLASS on BACKGROUND, numbered 2 class + background, boards
+            have the gap.
         patterns: (d, M) for tasks whose tokens are patterns, else None.
         validation: samples to choose by, neither trained on nor tested on, or None.
+        among: the numbers of the classes that a test may answer with; None for all.
     """
 
     train: Split
@@ -136,6 +138,7 @@ class Data:
     group_names: tuple[str, ...] = ("all",)
     patterns: np.ndarray | None = None
     validation: Split | None = None
+    among: np.ndarray | None = None
 
     def held_back(self, share: float) -> Data:
         """Return the data with the last of the training samples, that share of them rounded, as the validation split.

@@ -131,7 +131,7 @@ class Folder(Task):
     inputs: ClassVar[Inputs] = "images"
     default_model: ClassVar[str] = "timm"
     trains: ClassVar[bool] = False
-    added: ClassVar[frozenset[str]] = frozenset({"classes", "head"})
+    added: ClassVar[frozenset[str]] = frozenset({"classes", "head", "among"})
 
     images: str = Field("", description="the pictures: given by --images folder:DIR")
     canvas: int = Field(0, ge=0, description="side of the image in pixels; 0 for the model's own")
@@ -151,6 +151,11 @@ class Folder(Task):
     )
     classes: str = Field(
         "", description="a file of the head's classes: a name a line, or JSON: a list, or an object of name to number"
+    )
+    among: Literal["head", "folders"] = Field(
+        "head",
+        description="which classes a test may answer with: all of the head, or those that have a folder, as ImageNet-A "
+        "and ImageNet-R are tested",
     )
     head: int = Field(0, ge=0, le=MOST_CLASSES, description="classes of the network's head; 0 for the weights' own")
 
@@ -226,7 +231,8 @@ class Folder(Task):
         labels = np.array([number_of[name.partition("/")[0]] for name in chosen], dtype=np.int64)
         # Of some pictures alone it is said which they are: another repetition may draw the same again.
         test = Split(images, labels, np.zeros_like(labels), foregrounds=shown if self.test else None)
-        return Data(Split(images[:0], labels[:0], labels[:0]), test, classes)
+        among = np.array(numbers) if self.among == "folders" else None
+        return Data(Split(images[:0], labels[:0], labels[:0]), test, classes, among=among)
 
     def _number(self, folders: Iterable[str], head: int | None, locations: Locations) -> Numbered:
         """Return the class of each folder in a head of so many classes, or as many as the cell says."""

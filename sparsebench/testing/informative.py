@@ -17,16 +17,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sparsebench.budget import Budget
 from sparsebench.deploy.apply import RANDOM, apply
-from sparsebench.deploy.export import first_cause
-from sparsebench.deploy.exportable import never_exported
-from sparsebench.plans import Plan
-from sparsebench.strategy import Strategy
+from sparsebench.deploy.export import first_cause, never_exported
+from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.plans import Plan
+from sparsebench.strategy.view import TokenView
 from sparsebench.testing.networks import Case, build, images_for, tiny
 from sparsebench.testing.trial import Choice, RuleError, Runner, actor_on, answer, fresh, on_each, tensors
 from sparsebench.training.fit import StandIn
-from sparsebench.view import TokenView
 
 REPEATS = 5
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-import numpy as np
 import torch
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
+from sparsebench.measure.cost import OneLayerCost, Step
+from sparsebench.models.actor import Pass
 from sparsebench.models.base import Network
 from sparsebench.models.deep import DeepViT
-from sparsebench.models.shipped import Shallow
+from sparsebench.models.shown import in_chunks, kept_only
+from sparsebench.strategy.tokens import gather
 from sparsebench.tasks.base import Recipe
-from sparsebench.tasks.theory import Theory
 
 B = 4
 
@@ -69,8 +70,8 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
     "36 patches": partial(tiny, img_size=48, depth=2),
 }
 PREFIXES = ("no class token", "class token", "distilled", "4 registers")
-SIZES = ("3 x 5 patches", "1 patch", "shallow")
-NAMES = (*ARCHITECTURES, "shallow")
+SIZES = ("3 x 5 patches", "1 patch", "one layer")
+NAMES = (*ARCHITECTURES, "one layer")
 LARGE = ("36 patches",)
 USUAL = tuple(name for name in NAMES if name not in (*SIZES[:2], *LARGE))
 """Those whose sizes surprise nobody, which most checks use."""
@@ -78,8 +79,8 @@ USUAL = tuple(name for name in NAMES if name not in (*SIZES[:2], *LARGE))
 
 def build(name: str) -> Case:
     """Return a new case."""
-    if name == "shallow":
-        return _shallow()
+    if name == "one layer":
+        return _one_layer()
     return images_for(name, ARCHITECTURES[name]())
 
 
@@ -101,13 +102,56 @@ def images_for(name: str, vit: Any, n: int = B, precision: str = "float32") -> C
     )
 
 
-def _shallow() -> Case:
-    task = Theory(tokens=20, d=16, relevant=0.4, confusion=0.1, test=2)
-    data = task.draw(B, 0, {})
-    network = Shallow(m=16).build(data, 0)
-    split = data.train
-    assert split.relevance is not None
-    inputs, labels, relevance = (
-        torch.from_numpy(np.ascontiguousarray(x)) for x in (split.inputs, split.labels, split.relevance)
-    )
-    return Case("shallow", network, inputs, labels, relevance, task.recipe())
+@dataclass(frozen=True)
+class _OneLayerCost(OneLayerCost):
+    def macs(self, steps: Sequence[Step]) -> float:
+        """Return the MACs of one sample: removed tokens are neither queries nor keys nor values."""
+        (step,) = steps
+        L, n, d = step.tokens_in, step.tokens_out, self.d
+        scoring = (2 * L * d * d + L * L * d if step.scoring else 0) + L * d * d * len(step.projected)
+        return scoring + 3 * n * d * d + 2 * n * n * d + n * d + step.own
+
+
+class _OneLayer(nn.Module):
+    """F(X) = mean over the tokens x of v^T relu(softmax(x W_Q (X W_K)^T) X W_V), a margin; only tokens that stay."""
+
+    grid = None
+    attention_source = "received"
+
+    def __init__(self, tokens: int, d: int, rng: torch.Generator):
+        super().__init__()
+        weights = (torch.randn(d, width, generator=rng) * d**-0.5 for width in (d, d, d, 1))
+        self.W_Q, self.W_K, self.W_V, self.v = map(nn.Parameter, weights)
+        self.cost = _OneLayerCost(tokens, d)
+
+    @property
+    def module(self) -> _OneLayer:
+        return self
+
+    def attention(self, X: Tensor) -> Tensor:
+        return torch.softmax(X @ self.W_Q @ (X @ self.W_K).mT, dim=2)
+
+    def forward(self, X: Tensor, acting: Pass | None = None) -> Tensor:
+        if acting is not None:
+            given: dict[str, Callable[[], Any]] = {
+                "tokens": lambda: X,
+                "queries": lambda: (X @ self.W_Q)[:, None],
+                "keys": lambda: (X @ self.W_K)[:, None],
+                "values": lambda: (X @ self.W_V)[:, None],
+                "attention_maps": lambda: self.attention(X)[:, None],
+                "attention": lambda: self.attention(X).mean(dim=1),
+                "received_attention": lambda: self.attention(X).mean(dim=1),
+                "pixels": lambda: None,
+                "outputs": lambda: in_chunks(lambda tokens, _: self(tokens), len(X)),
+            }
+            index = kept_only(acting, self.cost, X.shape[1], given, "a network of one layer reads plain tokens")
+            X = X if index is None else gather(X, index)
+        return (torch.relu(self.attention(X) @ (X @ self.W_V)) @ self.v).mean(dim=1)[:, 0]
+
+
+def _one_layer() -> Case:
+    """Return a network of one layer on tokens that have no places and no pixels."""
+    N, d, rng = 20, 16, torch.Generator().manual_seed(1)
+    inputs, relevance = torch.randn(B, N, d, generator=rng), (torch.rand(B, N, generator=rng) < 0.4).float()
+    recipe = Recipe("hinge", "sgd", 0.4, B, epochs=1, steps=1, fixed_selection=True)
+    return Case("one layer", _OneLayer(N, d, rng), inputs, torch.arange(B) % 2, relevance, recipe)

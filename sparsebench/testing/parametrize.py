@@ -11,8 +11,8 @@ from sparsebench.records.checks import Group
 
 if TYPE_CHECKING:
     from sparsebench.plugin.registry import Registry
-    from sparsebench.records.origin import Origin
-    from sparsebench.strategy import Strategy
+    from sparsebench.records.cell import Origin
+    from sparsebench.strategy.base import Strategy
 
     Named = str | Strategy | type[Strategy]
     Given = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -71,8 +71,8 @@ def resolve(named: Named, registry: Registry, given: Given | None = None) -> lis
     Raises:
         UserError: there is none, or it does not load.
     """
-    from sparsebench.records.origin import Origin
-    from sparsebench.spec import fill, parse
+    from sparsebench.records.cell import Origin
+    from sparsebench.strategy.spec import fill, parse
 
     if not isinstance(named, str):
         return [(named() if isinstance(named, type) else named, Origin(plugin=""))]

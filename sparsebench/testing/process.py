@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import sys
+import os
+import resource
+import socket
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,24 +12,23 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from sparsebench.contain.messages import dump
-from sparsebench.contain.process import Worker, how_it_left
-from sparsebench.engine.slots import slots
-from sparsebench.errors import UserError
+from sparsebench.collector import without_collector
+from sparsebench.errors import UserError, text_of
 from sparsebench.plugin.content import file_revision
+from sparsebench.records.cell import Origin
 from sparsebench.records.checks import GROUPS, Group, Outcome, Report, Status
-from sparsebench.records.origin import Origin
-from sparsebench.spec import parse
+from sparsebench.runner.devices import variables
+from sparsebench.runner.process import START, Line, Server, dump, how_it_left, kept_server, load
+from sparsebench.strategy.spec import parse
 from sparsebench.text import as_utf8
 from sparsebench.version import __version__
 
 LIMIT = 60.0
 """Seconds for one check."""
-START = 300.0
-"""Seconds for Python to start and to import torch, before anything of a strategy runs."""
 PATIENCE = 10.0
 """Seconds that the process may take to leave once it has closed the line of its answers."""
-COMMAND = [sys.executable, "-u", "-P", "-m", "sparsebench.testing.child"]
+MEMORY = 2 * 1024**3
+"""Bytes of address space that checks may take, besides what Python and torch have taken before."""
 Given = Mapping[str, Sequence[Mapping[str, Any]]]
 LOADS = Outcome(check="loads", group="required", says="The plugin loads and brings legal strategies.")
 
@@ -85,10 +86,10 @@ def check(
         UserError: there is no such strategy, file or parameter.
     """
     reports: list[Report] = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, kept_server(variables()) as server:
         while True:
             request = Request(target=target, given=given, number=len(reports), groups=groups)
-            child = _Child(request, limit, on_outcome, Path(folder) / "log")
+            child = _Child(request, limit, on_outcome, server, Path(folder) / "log")
             try:
                 all_done = child.listen()
             finally:
@@ -106,12 +107,17 @@ def of_loading(name: str, origin: Origin) -> Report:
 class _Child:
     """One process, and the reports that it gave."""
 
-    def __init__(self, request: Request, limit: float, on_outcome: Callable[[Outcome], None], log: Path):
+    def __init__(
+        self, request: Request, limit: float, on_outcome: Callable[[Outcome], None], server: Server, log: Path
+    ):
         self.request, self.limit, self.on_outcome = request, limit, on_outcome
         self.reports: list[Report] = []
         self.running: Outcome | None = None
         self.last = False
-        self.worker = Worker(COMMAND, slots("cpu", 1)[0].environment, log)
+        try:
+            self.worker = server.start("sparsebench.testing.process", {}, log)
+        except EOFError:
+            raise UserError("the checks did not start", got=log.read_text(encoding="utf-8")[-500:]) from None
 
     def listen(self) -> bool:
         """Take what the process says until it is done or has to be ended; return whether no strategy comes after."""
@@ -163,3 +169,43 @@ class _Child:
         how = f"it {how_it_left(self.worker.end(PATIENCE))}"
         words = self.worker.last_words().strip().splitlines()
         return f"{how}: {words[-1][:200]}" if words else how
+
+
+def main(end: socket.socket) -> None:
+    """Check what one line asks for, in a process of its own: load strategies, run the checks, say what they found."""
+    line = Line(end)
+
+    with without_collector():
+        from sparsebench.plugin.registry import Registry
+        from sparsebench.testing import informative, networks, run
+        from sparsebench.testing.parametrize import PluginError, resolve
+
+    for name in networks.NAMES:
+        networks.cached(name)
+    informative.deit_tiny()
+    _limit_memory()
+    line.say(Message())
+    request = load(Request, line.asked.readline())
+    last = True
+    try:
+        strategies = resolve(request.target, Registry(), request.given)
+        last = request.number + 1 >= len(strategies)
+        for strategy, origin in strategies[request.number : request.number + 1]:
+            line.say(Message(report=(report := run.blank(strategy, origin, request.groups)), last=last))
+            for outcome in run.outcomes(strategy, report, lambda name: line.say(Message(begins=name))):
+                line.say(Message(outcome=outcome))
+    except PluginError as error:
+        line.say(Message(report=of_loading(error.name, error.origin)))
+        line.say(Message(outcome=LOADS.after("failed", error.failure)))
+    except UserError as error:
+        line.say(Message(error=text_of(error)))
+    line.say(Message(done=True, last=last))
+    os._exit(0)  # threads that a strategy began are not waited for
+
+
+def _limit_memory() -> None:
+    """Let this process take so much more memory and no more, where the system says how much it has."""
+    status = Path("/proc/self/statm")
+    if status.exists():
+        taken = int(status.read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))

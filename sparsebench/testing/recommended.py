@@ -19,16 +19,16 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from sparsebench.budget import Budget
-from sparsebench.contract import place_of
 from sparsebench.errors import UnsupportedError
-from sparsebench.plans import Keep, Merge, Mix, Plan
-from sparsebench.strategy import Strategy
+from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.contract import place_of
+from sparsebench.strategy.plans import Keep, Merge, Mix, Plan
+from sparsebench.strategy.view import TokenView
 from sparsebench.testing.networks import Case, build, images_for, tiny
 from sparsebench.testing.trial import RuleError, Runner, Trial, act, actor_on, alike, fresh, on_each, same
 from sparsebench.training.evaluate import patches_in
 from sparsebench.training.fit import StandIn, modules_of
-from sparsebench.view import TokenView
 
 DEEP = ("class token", "no class token")
 FAKE = torch.device("cuda", 0)
@@ -180,7 +180,7 @@ def macs_fall_with_the_budget(strategy: Strategy) -> str:
         if spent[-1] >= dense:
             raise RuleError(f"at a keep rate of 0.1 it spends {spent[-1]:,.0f} MACs, the dense network {dense:,.0f}")
 
-    return on_each(do, ("class token", "no class token", "shallow"))
+    return on_each(do, ("class token", "no class token", "one layer"))
 
 
 UNDERSTATED = 0.02
@@ -239,7 +239,7 @@ def gradients_flow(strategy: Strategy) -> str:
             if now is None or not bool(now.any()) or not bool(now.isfinite().all()):
                 raise RuleError(f"the gradient of '{name}' is missing, zero or not finite")
 
-    return on_each(do, ("class token", "no class token", "shallow"))
+    return on_each(do, ("class token", "no class token", "one layer"))
 
 
 def stays_on_its_device(strategy: Strategy) -> str:

@@ -11,7 +11,7 @@ from sparsebench.plugin.content import file_revision
 from sparsebench.records import checks, store
 from sparsebench.records.checks import Report
 from sparsebench.records.record import Record
-from sparsebench.spec import parse
+from sparsebench.strategy.spec import parse
 from sparsebench.testing import process
 
 Given = dict[str, list[dict[str, Any]]]
@@ -83,7 +83,7 @@ def _params(records: Iterable[Record]) -> Given:
 
 def _installed_name(name: str, records: Iterable[Record]) -> str:
     """Return the name; UserError if its newest records are of a file, of which they do not know where it lies."""
-    origin = max(records, key=lambda record: store.moment(record.started)).origin
+    origin = max(records, key=lambda record: record.started).origin
     if origin.plugin.startswith("file:"):
         path = origin.plugin.removeprefix("file:")
         raise UserError(f"it comes from a file, {path}", next_step=f"give that too: sparsebench check {path} --results")

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 import timm
 import torch
 
-from sparsebench.contain.process_state import preserve
-from sparsebench.engine.worker import one_thread
 from sparsebench.errors import UnsupportedError, one_line, text_of, unknown
+from sparsebench.records.cell import Origin
 from sparsebench.records.checks import GROUPS, Group, Outcome, Report
-from sparsebench.records.origin import Origin
-from sparsebench.strategy import Strategy
+from sparsebench.runner.worker import one_thread
+from sparsebench.strategy.base import Strategy
 from sparsebench.testing import informative, recommended, required
-from sparsebench.testing.trial import RuleError
+from sparsebench.testing.trial import RuleError, put_back
 from sparsebench.version import __version__
 
 
@@ -40,7 +39,7 @@ class Check:
 
     def __call__(self, strategy: Strategy) -> str:
         """Run it as a cell is run: on one thread, without warnings; what it changes of the process is put back."""
-        with preserve(), one_thread(), warnings.catch_warnings():
+        with put_back(), one_thread(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return self.function(strategy) or ""
 

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from sparsebench.budget import Budget
-from sparsebench.contain import process_state
-from sparsebench.contract import place_of
+from sparsebench import seeds
 from sparsebench.errors import StrategyError, UnsupportedError, UserError
 from sparsebench.models.actor import Actor, Pass
-from sparsebench.plan_checks import check_plan, went_on
-from sparsebench.plans import Plan
-from sparsebench.strategy import Strategy
-from sparsebench.testing import audit
+from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.contract import place_of
+from sparsebench.strategy.plan_checks import check_plan, went_on
+from sparsebench.strategy.plans import Plan
+from sparsebench.strategy.view import FrozenNetwork, Images, TokenView
 from sparsebench.testing.networks import USUAL, Case, cached
 from sparsebench.training.fit import StandIn, fit
-from sparsebench.view import FrozenNetwork, Images, TokenView
 
 Choice: TypeAlias = Callable[[], Plan | None]
 S = TypeVar("S", bound=Strategy)
@@ -40,21 +39,47 @@ class RuleError(AssertionError):
         self.of = of
 
 
+MODES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "the number of threads": (torch.get_num_threads, torch.set_num_threads),
+}
+"""What every cell of a process has in common: how it is read, and how it is set."""
+
+
+def modes() -> dict[str, Any]:
+    """Return the modes of the process, by name."""
+    return {name: get() for name, (get, _) in MODES.items()}
+
+
+@contextmanager
+def put_back() -> Iterator[None]:
+    """Have modes and global random states afterwards as before."""
+    before = modes()
+    with seeds.global_states_kept():
+        try:
+            yield
+        finally:
+            for name, (_, put) in MODES.items():
+                put(before[name])
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return the names under which two of these differ."""
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+
+
 class _Watched(TokenView):
-    """A view that remembers what is read of it, what that was, and which private parts others than itself read."""
+    """A view that remembers what is read of it, and what that was."""
 
     def __init__(self, view: TokenView):
         self.__dict__.update(view.__dict__)
-        self.__dict__["read"], self.__dict__["private"] = set(), set()
+        self.__dict__["read"] = set()
         self.__dict__["shown"] = {"index": view.index.clone(), "sizes": view.sizes.clone()}
 
     def __getattribute__(self, name: str) -> Any:
-        attributes = super().__getattribute__("__dict__")
         if not name.startswith("_"):
-            attributes.get("read", set()).add(name)
-        elif name == "__dict__" or not name.endswith("__"):
-            asking = str(sys._getframe(1).f_globals.get("__name__"))
-            attributes.get("private", set()).update([f"view.{name}"] * (not asking.startswith("sparsebench.")))
+            super().__getattribute__("__dict__").get("read", set()).add(name)
         return super().__getattribute__(name)
 
     def _get(self, name: str) -> Any:
@@ -78,16 +103,12 @@ class Asked:
         read: the attributes of the view that it read.
         changed: those that it changed in place.
         modes: what it changed of the whole process.
-        back_doors: how it looked for what the view does not show.
-        changes: what it did to files and processes.
     """
 
     plan: Plan | None
     read: frozenset[str]
     changed: list[str]
     modes: list[str]
-    back_doors: list[str]
-    changes: list[str]
 
 
 class _Observed(StandIn):
@@ -98,23 +119,16 @@ class _Observed(StandIn):
         self.asked: list[Asked] = []
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
-        watched, before = _Watched(view), process_state.values()
-        with audit.watch() as events:
-            plan = answer(lambda: self.strategy.plan(watched, keep), self.strategy, view, keep)
-        changed = process_state.changes(before)
-        doors = [*audit.back_doors(self.strategy, events), *sorted(watched.__dict__["private"])]
-        done = audit.changes(self.strategy, events)
-        self.asked.append(
-            Asked(plan, frozenset(watched.__dict__["read"]), watched.changed_fields(), changed, doors, done)
-        )
+        watched, before = _Watched(view), modes()
+        plan = answer(lambda: self.strategy.plan(watched, keep), self.strategy, view, keep)
+        read, changed = frozenset(watched.__dict__["read"]), watched.changed_fields()
+        self.asked.append(Asked(plan, read, changed, differences(before, modes())))
         return plan
 
     def fit(self, images: Images, network: FrozenNetwork) -> Any:
-        before = process_state.values()
-        with audit.watch() as events:
-            learned = self.strategy.fit(images, network)
-        changed, doors = process_state.changes(before), audit.back_doors(self.strategy, events)
-        self.asked.append(Asked(None, frozenset(), [], changed, doors, audit.changes(self.strategy, events)))
+        before = modes()
+        learned = self.strategy.fit(images, network)
+        self.asked.append(Asked(None, frozenset(), [], differences(before, modes())))
         return learned
 
 

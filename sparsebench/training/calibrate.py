@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from sparsebench.budget import AMOUNTS, Budget
 from sparsebench.models.actor import Actor
 from sparsebench.models.base import Network
+from sparsebench.strategy.budget import AMOUNTS, Budget
 from sparsebench.training.evaluate import first_batch, halving
 from sparsebench.training.steps import Samples
 

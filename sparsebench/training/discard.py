@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsebench.models.actor import Actor
+from sparsebench.models.actor import Actor, Given, Pass
 from sparsebench.models.base import Network
-from sparsebench.models.replay import Replay
-from sparsebench.plan_checks import only_removes
-from sparsebench.strategy import Site
-from sparsebench.tokens import Padded
+from sparsebench.strategy.base import Site
+from sparsebench.strategy.plan_checks import only_removes
+from sparsebench.strategy.plans import Keep, Plan
+from sparsebench.strategy.tokens import Padded, sizes_after
 from sparsebench.training.evaluate import BATCH, halving, patches_in
 from sparsebench.training.steps import Samples
 
@@ -96,3 +97,34 @@ def _influences(
 def _without(stay: Tensor, token: Tensor) -> Tensor:
     """Return (R, M - 1), the (R, M) patches without the one token of each row."""
     return stay[stay != token[:, None]].reshape(len(stay), -1)
+
+
+class Replay(Pass):
+    """A pass in which given patches leave at given places: what was chosen before, or what a measurement takes away.
+
+    Args:
+        N: patches at the input.
+        script: (site, block, (B, M) patches that stay, in rising order) for each place, in the network's order.
+    """
+
+    requires = frozenset()
+    weighs_sizes = ragged = masked = learns = reads_out = False
+    whole = True
+    own_macs = 0.0
+
+    def __init__(self, N: int, script: Sequence[tuple[Site, int, Tensor]]):
+        self.script, self.asked = list(script), set()
+        stay = self.script[0][2]
+        self.index = torch.arange(N, device=stay.device).repeat(len(stay), 1)
+        self.sizes, self.decisions, self.steps = torch.ones_like(self.index, dtype=torch.float32), [], []
+
+    def acts_at(self, site: Site, block: int) -> bool:
+        """See `Pass.acts_at`: here the same number may stay."""
+        return bool(self.script) and self.script[0][:2] == (site, block)
+
+    def decide(self, block: int, given: Given) -> Plan:
+        """See `Pass.decide`: the plan is the next of the script."""
+        _, _, stay = self.script.pop(0)
+        plan = Keep(torch.searchsorted(self.index, stay))
+        self.index, self.sizes = stay, sizes_after(plan, self.sizes)
+        return plan

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsebench.measure.groups import group_accuracies
+from sparsebench.measure.scores import group_accuracies
 from sparsebench.models.actor import Actor
 from sparsebench.models.base import Network
 from sparsebench.tasks.base import Recipe

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sparsebench.errors import StrategyError
 from sparsebench.measure.cost import Step, mean_step
 from sparsebench.measure.scores import mean_loss
+from sparsebench.measure.selection import Quality
 from sparsebench.models.actor import Actor, Pass
 from sparsebench.models.base import Network
-from sparsebench.plans import Rest
+from sparsebench.strategy.plans import Rest
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.steps import Samples, losses, outputs_of, predictions
 
@@ -54,8 +56,10 @@ class Evaluation:
         predicted: (n,) class numbers.
         losses: (n,) of each sample, in single precision.
         kept: (n, N) which input patches were still there at the end.
-        scores: (n, N) of the strategy's first decision; constant where it made none; `kept` where it gave no scores.
-        choices: what was chosen in each block in which the strategy acted.
+        quality: how well the tokens that matter were found at the end, by the scores of the strategy's first decision:
+            constant where it made none, `kept` where it gave no scores. None where nobody asked.
+        quality_by_block: the same after each block in which the strategy acted.
+        choices: what was chosen in each of these blocks, where somebody asked.
         steps: realised token counts, block by block, mean over samples; empty where nothing acted.
         macs: (n,) of each sample, or empty.
         rank: (n,) how many classes come before the sample's own: 0 where it is the predicted one.
@@ -68,7 +72,8 @@ class Evaluation:
     predicted: np.ndarray
     losses: np.ndarray
     kept: np.ndarray
-    scores: np.ndarray
+    quality: Quality | None
+    quality_by_block: dict[int, Quality]
     choices: list[Choice]
     steps: list[Step]
     macs: np.ndarray
@@ -91,12 +96,34 @@ def first_batch(network: Network, samples: Samples) -> int:
     return max(1, min(BATCH, int(CPU_MACS / cost.macs(cost.dense()))))
 
 
-def evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: Recipe) -> Evaluation:
+def evaluate(
+    network: Network,
+    actor: Actor | None,
+    samples: Samples,
+    recipe: Recipe,
+    batch: int | None = None,
+    matter: np.ndarray | None = None,
+    *,
+    choices: bool = False,
+    on_done: Callable[[int], None] | None = None,
+) -> Evaluation:
     """Return the evaluation of all samples. A sample's result does not depend on the batch it comes in.
 
-    The batch is halved for as long as the device has no memory for it.
+    The device is waited for once, at the end; where tokens that matter are known, or choices are wanted, once a batch.
+
+    Args:
+        network: the network.
+        actor: what acts on it, if anything.
+        samples: n samples of N tokens.
+        recipe: of the task.
+        batch: how many come at a time, `first_batch` unless it is given; halved for as long as the device has no memory
+            for it.
+        matter: (n, N) which tokens matter, where it is to be measured how well they are found.
+        choices: whether what is chosen block by block is wanted itself.
+        on_done: called after each batch with how many samples are done.
     """
-    return halving(first_batch(network, samples), lambda batch: _evaluate(network, actor, samples, recipe, batch))
+    first, wanted = batch or first_batch(network, samples), _Wanted(matter, choices, on_done or (lambda done: None))
+    return halving(first, lambda size: _evaluate(network, actor, samples, recipe, size, wanted))
 
 
 def halving(batch: int, work: Callable[[int], T]) -> T:
@@ -115,17 +142,33 @@ def halving(batch: int, work: Callable[[int], T]) -> T:
         torch.cuda.empty_cache()
 
 
+class _Wanted(NamedTuple):
+    """What is to be known of choices, and of how far the test is; see `evaluate`."""
+
+    matter: np.ndarray | None
+    choices: bool
+    on_done: Callable[[int], None]
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is."""
+        return self.matter is not None or self.choices
+
+
 @torch.no_grad()
-def _evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: Recipe, batch: int) -> Evaluation:
+def _evaluate(
+    network: Network, actor: Actor | None, samples: Samples, recipe: Recipe, batch: int, wanted: _Wanted
+) -> Evaluation:
     network.module.eval()
-    predicted, loss, kept, scores, chosen, steps, macs, rank, sure, seconds = [], [], [], [], [], [], [], [], [], []
-    N = network.cost.tokens
-    for rows in samples.items.split(batch):
-        inputs = samples.take(rows)
-        start = _clock(rows.device)
+    predicted, loss, kept, seen, steps, macs, rank, sure, wrong, done = [], [], [], [], [], [], [], [], [], 0
+    N, times = network.cost.tokens, _Times(samples.labels.device)
+    for rows, inputs in samples.batches(batch):
+        times.note()
         acting = None if actor is None else samples.begin(actor, rows, visit=0, training=False)
         outputs = outputs_of(network, inputs, acting)
-        seconds.append((len(rows), _clock(rows.device) - start))
+        times.note(len(rows))
+        if samples.absent is not None:
+            outputs = outputs.masked_fill(samples.absent, -torch.inf)
         predicted.append(predictions(recipe, outputs))
         loss.append(losses(recipe, outputs, samples.labels[rows]).float())
         rank.append(ranks(recipe, outputs, samples.labels[rows]))
@@ -133,30 +176,75 @@ def _evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: R
             sure.append(outputs.float().softmax(dim=1).amax(dim=1))
         if acting is None:
             kept.append(torch.ones(len(rows), N, dtype=torch.bool, device=rows.device))
-            scores.append(kept[-1].float())
-            continue
-        acting.settle()
-        kept.append(patches_in(acting.index, N))
-        scores.append(kept[-1].float() if acting.scores is None else acting.scores.float())
-        steps.append([(len(rows), step) for step in acting.steps])
-        macs.append(np.broadcast_to(network.cost.macs(acting.steps), len(rows)))
-        chosen.append(list(_choices(acting, N)))
+            made = [_Chosen(-1, kept[-1], kept[-1].float(), scored=False, made=True)]
+        else:
+            if rows.device.type == "cpu":
+                acting.settle()  # to read is not to wait there
+            elif (doubt := acting.doubtful()) is not None:
+                wrong.append((rows, doubt))
+            kept.append(patches_in(acting.index, N))
+            scores = kept[-1].float() if acting.scores is None else acting.scores.float()
+            made = [_Chosen(-1, kept[-1], scores, scored=acting.scores is not None, made=True)]
+            made += _choices(acting, N) if wanted.any else ()
+            steps.append([(len(rows), step) for step in acting.steps])
+            macs.append(np.broadcast_to(network.cost.macs(acting.steps), len(rows)))
+        seen.append([_look(one, wanted, slice(done, done + len(rows))) for one in made])
+        done += len(rows)
+        wanted.on_done(done)
+    if wrong and bool((doubts := torch.stack([doubt for _, doubt in wrong])).any()):
+        _raise_illegal(network, actor, samples, wrong[int(doubts.int().argmax())][0])
+    end, *blocks = [parts for parts in zip(*seen, strict=True) if any(part.made for part in parts)]
     return Evaluation(
         torch.cat(predicted).cpu().numpy(),
         torch.cat(loss).cpu().numpy(),
         torch.cat(kept).cpu().numpy(),
-        torch.cat(scores).cpu().numpy(),
-        [_join(parts) for parts in zip(*chosen, strict=True) if any(part.made for part in parts)],
+        _join_quality(end),
+        {parts[0].block: quality for parts in blocks if (quality := _join_quality(parts)) is not None},
+        [_join([part.choice for part in parts if part.choice]) for parts in blocks if wanted.choices],
         [mean_step(block) for block in zip(*steps, strict=True)],
         np.concatenate(macs) if macs else np.empty(0),
         torch.cat(rank).cpu().numpy(),
         torch.cat(sure).cpu().numpy() if sure else None,
         batch,
-        [taken for n, taken in seconds[1:] if n == batch],
+        [taken for n, taken in times.seconds()[1:] if n == batch],
     )
 
 
-def _clock(device: torch.device) -> float:
+def _raise_illegal(network: Network, actor: Actor | None, samples: Samples, rows: Tensor) -> None:
+    """Raise StrategyError that says what was wrong with a plan for these rows, which is made again."""
+    assert actor is not None
+    acting = samples.begin(actor, rows, visit=0, training=False)
+    outputs_of(network, samples.take(rows), acting)
+    acting.settle()
+    raise StrategyError(f"'{actor.strategy.name}' returned an invalid plan, and then a valid one for the same input")
+
+
+class _Times:
+    """Times of a device, which are read when it has come to its end: it is not waited for meanwhile."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.noted: list[Any] = []
+        self.sizes: list[int] = []
+
+    def note(self, size: int | None = None) -> None:
+        """Note the time when all that was asked of the device so far is done; at the end of a batch with its size."""
+        if self.device.type == "cuda":
+            self.noted.append(torch.cuda.Event(enable_timing=True))
+            self.noted[-1].record(torch.cuda.current_stream(self.device))
+        else:
+            self.noted.append(time.perf_counter())
+        self.sizes += [] if size is None else [size]
+
+    def seconds(self) -> list[tuple[int, float]]:
+        """Return of each batch its size and its seconds; the device has done its work."""
+        pairs = zip(self.noted[::2], self.noted[1::2], strict=True)
+        events = self.device.type == "cuda"
+        taken = [start.elapsed_time(end) / 1000 if events else end - start for start, end in pairs]
+        return list(zip(self.sizes, taken, strict=True))
+
+
+def clock(device: torch.device) -> float:
     """Return the time in seconds when all that was asked of the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -189,13 +277,31 @@ def _spread(index: Tensor, values: Tensor, N: int) -> Tensor:
 
 
 class _Chosen(NamedTuple):
-    """A `Choice` for the (B, N) of one batch, and whether it was made: a strategy may let one pass."""
+    """What was chosen for the (B, N) of one batch in a block, -1 for the end; a strategy may let one pass unmade."""
 
     block: int
     kept: Tensor
     scores: Tensor
     scored: bool
     made: bool
+
+
+class _Seen(NamedTuple):
+    """What is wanted of a `_Chosen`."""
+
+    block: int
+    made: bool
+    quality: Quality | None
+    choice: Choice | None
+
+
+def _look(one: _Chosen, wanted: _Wanted, rows: slice) -> _Seen:
+    """Return what is wanted of what was chosen for some of the samples."""
+    if not wanted.any:
+        return _Seen(one.block, one.made, None, None)
+    kept, scores = one.kept.cpu().numpy(), one.scores.cpu().numpy()
+    quality = None if wanted.matter is None else Quality.of(kept, scores, wanted.matter[rows])
+    return _Seen(one.block, one.made, quality, Choice(one.block, kept, scores, one.scored) if wanted.choices else None)
 
 
 def _choices(acting: Pass, N: int) -> Iterator[_Chosen]:
@@ -215,8 +321,13 @@ def _choices(acting: Pass, N: int) -> Iterator[_Chosen]:
         yield _Chosen(block, kept, scores.masked_fill(~present, torch.nan), given is not None, decision is not None)
 
 
-def _join(parts: tuple[_Chosen, ...]) -> Choice:
-    kept, scores = (torch.cat(arrays).cpu().numpy() for arrays in ([p.kept for p in parts], [p.scores for p in parts]))
+def _join_quality(parts: Sequence[_Seen]) -> Quality | None:
+    known = [part.quality for part in parts if part.quality is not None]
+    return Quality.join(known) if known else None
+
+
+def _join(parts: Sequence[Choice]) -> Choice:
+    kept, scores = (np.concatenate(arrays) for arrays in ([p.kept for p in parts], [p.scores for p in parts]))
     return Choice(parts[0].block, kept, scores, all(part.scored for part in parts))
 
 
@@ -236,8 +347,8 @@ def seconds_per_batch(
     )
     seconds = []
     for repeat in range(repeats + 1):
-        start = _clock(rows.device)
+        start = clock(rows.device)
         moved.forward(network, actor, moved.items, visit=0, training=False)
         if repeat:
-            seconds.append(_clock(rows.device) - start)
+            seconds.append(clock(rows.device) - start)
     return len(rows), seconds

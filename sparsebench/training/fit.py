@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sparsebench.contract import line_of, place_of
 from sparsebench.errors import StrategyError, UnsupportedError, UserError, one_line
 from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.base import Network
-from sparsebench.plans import Mask, Plan, Shift
-from sparsebench.strategy import Strategy
+from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.contract import line_of, place_of
+from sparsebench.strategy.plans import Mask, Plan, Shift
+from sparsebench.strategy.view import Images, TokenView
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.steps import losses
-from sparsebench.view import Images, TokenView
 
 Look = Callable[[TokenView], Plan | None]
 WANTED = "return {block: {name: tensor}}, with the blocks that have a module and the names and shapes of its tensors"

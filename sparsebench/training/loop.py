@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -13,11 +14,8 @@ from torch import Tensor
 from sparsebench import seeds
 from sparsebench.errors import DivergedError
 from sparsebench.models.actor import Actor
-from sparsebench.models.base import Network
-from sparsebench.models.shallow import ShallowViT
-from sparsebench.models.two_layer import TwoLayerViT
+from sparsebench.models.base import Network, Trainer
 from sparsebench.tasks.base import Recipe
-from sparsebench.training import gram
 from sparsebench.training.early import EarlyStopping
 from sparsebench.training.steps import Autograd, Samples, Steps, Teacher
 
@@ -25,14 +23,11 @@ from sparsebench.training.steps import Autograd, Samples, Steps, Teacher
 def steps_for(
     network: Network, actor: Actor | None, samples: Samples, recipe: Recipe, teacher: Teacher | None = None
 ) -> Steps:
-    """Return the fastest steps there are for that network: in closed form or in a span, else by autograd."""
-    if isinstance(network, ShallowViT):
-        from sparsebench.training import closed_form  # compiles, which pictures need not wait for
-
-        if closed_form.applies(network, recipe):
-            return closed_form.ClosedForm(network, actor, samples, recipe)
-    if isinstance(network, TwoLayerViT) and gram.applies(network, samples, recipe):
-        return gram.InSpan(network, actor, samples, recipe)
+    """Return the steps of the network's own trainer, where it brings one for such a training, else autograd's."""
+    if hasattr(network, "trainer"):
+        steps = cast(Trainer, network).trainer(actor, samples, recipe)
+        if steps is not None:
+            return steps
     return Autograd(network, actor, samples, recipe, teacher)
 
 
@@ -127,6 +122,24 @@ class Course:
         out = {"steps": float(self.step), "epochs": float(self.epoch), "train_loss": self.mean}
         ends = self.recipe.stop_at_zero_loss or self.recipe.stop_below > 0
         return out | ({"fitted": float(self.fitted)} if ends else {})
+
+
+@dataclass(eq=False)
+class JointTraining:
+    """A training that may run in one program with others, see `TrainsTogether`.
+
+    Attributes:
+        actor: the strategy on the network, or None.
+        course: where it is; trained to the end it is `finished`.
+        failure: why it has no outcome, or None.
+    """
+
+    network: Network
+    actor: Actor | None
+    samples: Samples
+    recipe: Recipe
+    course: Course
+    failure: Exception | None = None
 
 
 class Training:

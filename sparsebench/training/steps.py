@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterator
 from functools import reduce
 from typing import Protocol
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from sparsebench.models.actor import LEARNED, Actor, Pass
 from sparsebench.models.base import Network
-from sparsebench.strategy import ModelOutputs
+from sparsebench.strategy.base import ModelOutputs
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.augment import Augmentation
 
@@ -93,6 +94,9 @@ class Samples:
         labels: (n,) class numbers.
         relevance: (n, N) share of each token that matters, or None where nobody knows it.
         augmentation: how the samples are changed in training, or None.
+
+    Attributes:
+        absent: (classes,) booleans, which classes a test does not answer with; None for none.
     """
 
     def __init__(
@@ -101,6 +105,7 @@ class Samples:
         self.inputs, self.labels, self.relevance = inputs, labels, relevance
         self.augmentation = augmentation
         self.items = torch.arange(len(labels), device=labels.device)
+        self.absent: Tensor | None = None
 
     def take(self, rows: Tensor) -> Tensor:
         """Return the inputs of those rows, on the device."""
@@ -108,6 +113,40 @@ class Samples:
             return self.inputs.to(rows.device)  # all of them need not be copied
         # Whole samples are copied, which is several times as fast as `inputs[rows]`.
         return self.inputs.index_select(0, rows.to(self.inputs.device)).to(rows.device)
+
+    def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the rows and the inputs of so many samples at a time, in order, on the device.
+
+        Of images in the memory of the host the next are on their way to the device while it works on some.
+        """
+        if self.inputs.device == self.items.device:
+            # Pixels, of which a network makes its own numbers, need not be copied; what may be written into is.
+            pixels = None if self.inputs.is_floating_point() else self.inputs.split(size)
+            for number, rows in enumerate(self.items.split(size)):
+                yield rows, self.take(rows) if pixels is None else pixels[number]
+            return
+        here, device = self.items.cpu().split(size), self.items.device
+        way, places, sent = torch.cuda.Stream(device), [], [torch.cuda.Event(), torch.cuda.Event()]
+        for _ in sent:  # pinned memory is copied from while the host goes on, and is costly to get
+            places.append(self.inputs.new_empty((size, *self.inputs.shape[1:]), pin_memory=True))
+
+        def send(number: int) -> Tensor:
+            place, event = places[number % 2][: len(here[number])], sent[number % 2]
+            event.synchronize()  # what was there before is on the device
+            torch.index_select(self.inputs, 0, here[number], out=place)
+            with torch.cuda.stream(way):
+                inputs = place.to(device, non_blocking=True)
+                event.record(way)
+            return inputs
+
+        coming = send(0) if here else None
+        for number, rows in enumerate(self.items.split(size)):
+            inputs, now = coming, torch.cuda.current_stream(device)
+            assert inputs is not None
+            now.wait_event(sent[number % 2])
+            coming = send(number + 1) if number + 1 < len(here) else None
+            inputs.record_stream(now)  # its memory is not used again before what reads it is done
+            yield rows, inputs
 
     def forward(
         self,
@@ -183,6 +222,13 @@ class Steps(Protocol):
 
     def store(self) -> None:
         """Put the weights into the network, if they are kept elsewhere while training."""
+
+
+class Tester(Steps, Protocol):
+    """Steps that know a shorter way to what a test comes to than the network's own."""
+
+    def test(self, actor: Actor | None, samples: Samples) -> tuple[float, float]:
+        """Return mean loss and accuracy of the network as it is now, with a strategy on it or None."""
 
 
 class Autograd:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 
 from sparsebench.errors import UnsupportedError
 from sparsebench.models.actor import Actor
 from sparsebench.models.base import Network, Watchable
-from sparsebench.models.shallow import ShallowViT
 from sparsebench.models.shown import SplitPass
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.evaluate import evaluate
-from sparsebench.training.steps import Samples, Steps
-
-if TYPE_CHECKING:
-    from sparsebench.training.closed_form import ClosedForm
+from sparsebench.training.steps import Samples, Steps, Tester
 
 
 class Watch:
@@ -46,11 +42,9 @@ class Watch:
     ):
         if not hasattr(network, "observe"):
             raise UnsupportedError(
-                "watch=... is for the models of the theory tasks and for vit:attention=positional: others show nothing "
-                "of themselves"
+                "watch=... is for networks that have `observe`, as vit:attention=positional has: others show nothing"
             )
         self.recipe, self.steps, self.network, self.train, self.test = recipe, steps, network, train, test
-        self.tester = _tester(network, test, recipe)
         self.first = {name: value.clone() for name, value in network.module.state_dict().items()}
         self.at: list[int] = []
         self.seen: dict[str, list[float]] = {}
@@ -79,11 +73,9 @@ class Watch:
 
     def _test(self) -> tuple[float, float]:
         """Return mean loss and accuracy over the test split."""
-        if self.tester is not None:
-            self.tester.load()
-            losses = self.tester.losses()
-            return float(losses.mean(dtype=float)), float((losses < 1).mean())
         samples, actor = self.test
+        if hasattr(self.steps, "test"):
+            return cast(Tester, self.steps).test(actor, samples)
         evaluation = evaluate(self.network, actor, samples, self.recipe)
         self.network.module.train()
         return evaluation.loss, float((evaluation.predicted == samples.labels.cpu().numpy()).mean())
@@ -92,16 +84,6 @@ class Watch:
         """Return the steps done at the first look at which loss and accuracy are a success, or None."""
         looks = zip(self.at, self.seen["test_loss"], self.seen["test_accuracy"], strict=True)
         return next((step for step, loss, accuracy in looks if success(loss, accuracy)), None)
-
-
-def _tester(network: Network, test: tuple[Samples, Actor | None], recipe: Recipe) -> ClosedForm | None:
-    """Return what gives the losses faster than the network itself, if anything does."""
-    if isinstance(network, ShallowViT):
-        from sparsebench.training.closed_form import ClosedForm, applies
-
-        if applies(network, recipe):
-            return ClosedForm(network, test[1], test[0], recipe, training=False)
-    return None
 
 
 def _look(samples: Samples, actor: Actor | None, training: bool = False) -> SplitPass:

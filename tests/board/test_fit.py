@@ -2,7 +2,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sparsebench.board.columns import Column
-from sparsebench.board.fit import Choice, fit
+from sparsebench.board.tables import Choice, Table, fit, render
 from sparsebench.cli import main
 from sparsebench.errors import UserError
 
@@ -41,9 +41,11 @@ def test_the_longest_texts_end_where_there_is_no_room() -> None:
 
 
 def test_a_choice_of_columns_is_in_its_own_order_and_checked() -> None:
-    assert [one.key for one in Choice(("last", "rank")).choose(COLUMNS)] == ["last", "rank"]
+    table = Table([ROW], COLUMNS)
+    header, *_ = render(table, "csv", Choice(("last", "rank"))).splitlines()
+    assert header == "last,last_low,last_high,rank"
     with pytest.raises(UserError, match="'none'; allowed: rank, strategy"):
-        Choice(("rank", "none")).check(COLUMNS)
+        render(table, "md", Choice(("rank", "none")))
 
 
 def call(*arguments: str) -> Result:
@@ -59,13 +61,3 @@ def lines_of(*arguments: str) -> list[str]:
 @pytest.mark.parametrize("arguments", [(), ("--by", "task"), ("--view", "pairs"), ("--view", "matched")], ids=str)
 def test_tables_fit_a_terminal_unless_all_is_asked_for(arguments: tuple[str, ...]) -> None:
     assert max(map(len, lines_of(*arguments))) <= 100 < max(map(len, lines_of(*arguments, "--wide")))
-
-
-def test_columns_are_chosen_and_unknown_ones_named() -> None:
-    assert lines_of("--columns", "strategy, kept_accuracy")[0].split() == ["strategy", "kept", "accuracy"]
-    assert call("--columns", "strategy", "--format", "csv").stdout.splitlines()[:3] == ["strategy", "tome", "dense"]
-    for arguments in (("--columns", "nothing"), ("--columns", "rank", "--format", "html"),
-                      ("--columns", "rank", "--format", "json")):  # fmt: skip
-        done = call(*arguments)
-        assert done.exit_code == 2 and "--columns" in done.stderr and "allowed: " in done.stderr
-        assert len(done.stderr.strip().splitlines()) == 1

@@ -2,28 +2,24 @@
 
 import csv
 import io
-import json
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from flats import build
 
-from sparsebench.board import budget_table, columns
-from sparsebench.board.board import BudgetBoard, Row
-from sparsebench.board.build import Leaderboard, build, judge
-from sparsebench.board.columns import keys_of
+from sparsebench.board import columns
+from sparsebench.board.columns import Row, keys_of
 from sparsebench.board.entries import DECLARED
-from sparsebench.board.fit import WIDTH, Choice
-from sparsebench.board.gather import board_of
+from sparsebench.board.judge import Leaderboard, judge
 from sparsebench.board.notes import notes_on
-from sparsebench.errors import UserError
+from sparsebench.board.over_budgets import BudgetBoard
+from sparsebench.board.report import best, report
+from sparsebench.board.tables import ALL, Choice, render
 from sparsebench.measure.metrics import MetricKind
-from sparsebench.page.files import files
-from sparsebench.records.table import bytes_of
-from sparsebench.stats.curves import area
-from sparsebench.stats.paired import Contender, compare
+from sparsebench.records.record import bytes_of
 
 KINDS = {"dense": "baseline", "random_inside": "baseline", "oracle": "oracle"}
 BUDGETS = (0.7, 0.5, 0.3)
@@ -54,6 +50,11 @@ def records(
     return found
 
 
+def text(judged: Leaderboard, form: str, choice: Choice = ALL, notes: Sequence[str] = ()) -> str:
+    """Return a leaderboard as a form has it; a chosen table stands alone."""
+    return render(report(judged, notes, whole=form != "latex" and not choice.names), form, choice)
+
+
 WORLD = [
     *records("dense", {1.0: 0.9}, how="-"),
     *records("good", dict.fromkeys(BUDGETS, 0.89)),
@@ -64,8 +65,8 @@ WORLD = [
 
 
 def over(judged: Leaderboard) -> BudgetBoard:
-    (found,) = judged.budgets
-    return found
+    assert judged.budgets is not None
+    return judged.budgets
 
 
 def row_of(board: BudgetBoard, strategy: str) -> Row:
@@ -76,7 +77,6 @@ def row_of(board: BudgetBoard, strategy: str) -> Row:
 def test_a_row_a_strategy_dense_first_and_oracles_last() -> None:
     board = over(judge(WORLD))
     assert [row["strategy"] for row in board.rows] == ["dense", "good", "random_inside", "steep", "oracle"]
-    assert [curve.strategy for curve in board.curves] == [row["strategy"] for row in board.rows]
     assert (board.budgets, board.middle) == (BUDGETS, 0.5)
     assert [row["rank"] for row in board.rows] == ["not ranked", "1", "2", "3", "not ranked"]
 
@@ -94,23 +94,6 @@ def test_a_real_difference_is_told_on_the_area_and_equals_are_not() -> None:
     assert "in the area 4 of 5 are expected to differ significantly, 3 seeds each, among the 6 pairs" in board.notes[2]
 
 
-def test_equal_curves_are_rarely_told_apart() -> None:
-    """Eight strategies that are equal in the mean, with noise of their own by seed and item, in 60 worlds."""
-    told = []
-    for world in range(60):
-        rng = np.random.default_rng(world)
-        hard = rng.random((3, 200))
-        heights = []
-        for _ in range(8):
-            own = hard + rng.normal(0, 0.1, (3, 200))
-            parts = [own + rng.normal(0, 0.1, (3, 200)) + rng.normal(0, 0.01, (3, 1)) < rate for rate in (0.5, 0.8)]
-            some = [Contender(dict(enumerate(p.mean(axis=1))), {s: (f"{s}", p[s]) for s in range(3)})
-                    for p in (*parts, hard < 0.9)]  # fmt: skip
-            heights.append(area(some, (0.3, 0.6), 0.3))
-        told.append(compare([one for one in heights if one is not None]).better().any())
-    assert np.mean(told) <= 0.1
-
-
 def test_the_columns_of_a_row_are_what_was_measured() -> None:
     board = over(judge(WORLD))
     good, steep, dense = (row_of(board, name) for name in ("good", "steep", "dense"))
@@ -121,7 +104,7 @@ def test_the_columns_of_a_row_are_what_was_measured() -> None:
     assert (steep["versus_random_inside"], good["versus_random_inside"]) == ("worse", "better")
     assert row_of(board, "random_inside")["versus_random_inside"] is None
     assert steep["speed_up"] == pytest.approx(2) and steep["how"] == "drop" and dense["how"] == "-"
-    assert dense["kept_accuracy"] == 1 and good["macs_at_2"] == "<= 0.300"
+    assert dense["kept_accuracy"] == 1 and (good["macs_at_2"], good["macs_at_2_at_most"]) == (pytest.approx(0.3), True)
 
 
 def test_the_kept_accuracy_is_the_area_by_what_was_really_spent() -> None:
@@ -140,16 +123,10 @@ def test_what_costs_more_than_dense_has_no_area_and_no_rank() -> None:
     assert row["accuracy_at_0.5_spent"] == 64
 
 
-def test_a_strategy_of_which_cells_failed_is_not_ranked() -> None:
-    broken = [r | {"status": "failed", "reason": "it broke"} for r in records("good", {0.2: 0.9})]
-    assert row_of(over(judge([*WORLD, *broken])), "good")["rank"] == "not ranked"
-
-
 def test_one_budget_or_no_dense_is_no_board_of_curves() -> None:
     single = [r for r in WORLD if r["macs_ratio_asked"] in (0.5, 1.0)]
-    assert judge(single).budgets == [] and judge([r for r in WORLD if r["strategy"] != "dense"]).budgets == []
-    known = {*keys_of(columns.COLUMNS)}
-    assert all(set(row) == known for row in build(single))
+    assert judge(single).budgets is judge([r for r in WORLD if r["strategy"] != "dense"]).budgets is None
+    assert keys_of(judge(single).columns) == keys_of(columns.COLUMNS)
 
 
 def test_other_budgets_of_a_strategy_are_a_row_of_their_own_and_the_rest_is_named() -> None:
@@ -160,28 +137,6 @@ def test_other_budgets_of_a_strategy_are_a_row_of_their_own_and_the_rest_is_name
     board = over(judge([*WORLD, *inside, *rates]))
     assert {"good", "good @0,1"} < {row["strategy"] for row in board.rows}
     assert "1 rows whose budgets are no shares of dense MACs" in board.notes[-1]
-
-
-def test_csv_and_json_keep_their_rows_and_columns() -> None:
-    judged = judge(WORLD)
-    header, *lines = csv.reader(io.StringIO(budget_table.text(judged.rows, judged.budgets, "csv")))
-    old = keys_of(columns.COLUMNS)
-    assert header[: len(old)] == old
-    assert header[len(old) :] == [
-        "how", "kept_accuracy", "kept_accuracy_low", "kept_accuracy_high", "macs_at_2", "macs_at_2_low",
-        "macs_at_2_high", "speed_up",
-    ]  # fmt: skip
-    assert len(lines) == 13 and len(json.loads(budget_table.text(judged.rows, judged.budgets, "json"))) == 13
-    kept = {row["kept_accuracy"] for row in judged.rows if row["strategy"] == "good"}
-    assert kept == {row_of(over(judged), "good")["kept_accuracy"]}
-
-
-def test_p_label_is_a_column_where_records_have_it() -> None:
-    sure = [r | {"p_label": 0.25 if r["strategy"] == "good" else 0.5} for r in WORLD]
-    judged = judge(sure)
-    assert row_of(over(judged), "good")["p_label"] == 0.25 and judged.rows[0]["p_label"] is not None
-    assert "p(label) @.5" in budget_table.text(judged.rows, judged.budgets, "md")
-    assert "p(label)" not in budget_table.text(*(lambda j: (j.rows, j.budgets))(judge(WORLD)), "md")
 
 
 def gaps_and_trials() -> list[Flat]:
@@ -202,7 +157,7 @@ def gaps_and_trials() -> list[Flat]:
 @pytest.mark.parametrize("form", ["table", "md"])
 def test_gaps_and_trials_are_tables_of_their_own(form: str) -> None:
     judged = judge([*WORLD, *gaps_and_trials()])
-    made = budget_table.text(judged.rows, judged.budgets, form, ["a note"])
+    made = text(judged, form, notes=["a note"])
     main, rest = made.split("Spurious correlations", 1)
     gaps, trials = rest.split("Sample complexity", 1)
     assert (
@@ -210,73 +165,31 @@ def test_gaps_and_trials_are_tables_of_their_own(form: str) -> None:
     )
     assert "worst group" in gaps and "N50" not in gaps and "accuracy" in gaps
     assert "N50 / dense" in trials and "a note" in trials
-    assert budget_table.text(judged.rows, judged.budgets, "latex").count(r"\begin{table*}") == 3
-    (good,) = (row for row in over(judged).tables[0].rows if row["strategy"] == "good")
+    assert text(judged, "latex").count(r"\begin{table*}") == 3
+    table = next(table for table in report(judged).tables if table.title.startswith("Spurious"))
+    (good,) = (row for row in table.rows if row["strategy"] == "good")
     own = [r["accuracy"] for r in gaps_and_trials() if (r["task"], r["strategy"]) == ("spurious", "good")]
-    assert good["accuracy"] == pytest.approx(np.mean(own))
-
-
-def test_what_was_spent_stands_beside_an_accuracy_where_it_misses_the_budget() -> None:
-    judged = judge(WORLD)
-    lines = budget_table.text(judged.rows, judged.budgets, "md").splitlines()
-    *_, line = (line for line in lines if line.startswith("|") and " steep " in line)
-    assert "(0.40)" in line and line.count("(") == 1
-
-
-@pytest.mark.parametrize("by", [None, "task"])
-def test_a_terminal_has_room_unless_all_is_asked_for(by: str | None) -> None:
-    long = [r | {"strategy": "a_name_of_some_length(parameter=0.123456, other_parameter=another_value)"}
-            for r in records("goodly", dict.fromkeys((0.9, 0.8, *BUDGETS), 0.89))]  # fmt: skip
-    judged = judge([*WORLD, *long, *gaps_and_trials()], by)
-
-    def widest(choice: Choice) -> int:
-        made = budget_table.text(judged.rows, judged.budgets, "table", (), choice)
-        tables = [part for part in made.split("\n\n") if "---" in part]
-        return max(len(line) for part in tables for line in part.splitlines())
-
-    assert widest(Choice(width=WIDTH)) <= WIDTH < widest(Choice())
-
-
-def test_columns_are_chosen_by_name() -> None:
-    judged = judge(WORLD)
-    made = budget_table.text(judged.rows, judged.budgets, "md", (), Choice(("strategy", "macs_at_2")))
-    assert [cell.strip() for cell in made.splitlines()[0].strip("|").split("|")] == ["strategy", "MACs at -2 %"]
-    with pytest.raises(UserError, match="kept_accuracy"):
-        budget_table.text(judged.rows, judged.budgets, "table", (), Choice(("strategy", "nothing")))
-    with pytest.raises(UserError, match="--columns"):
-        budget_table.text(judged.rows, judged.budgets, "json", (), Choice(("strategy",)))
-    with pytest.raises(UserError, match="--format"):
-        budget_table.text(judged.rows, judged.budgets, "yaml")
+    assert good["accuracy_with_gap"] == pytest.approx(np.mean(own))
 
 
 def test_tracks_are_never_in_one_ranking_and_are_told_apart_in_titles() -> None:
     frozen = [r | {"track": "frozen", "cell_id": f"f {r['cell_id']}"} for r in WORLD if r["strategy"] != "steep"]
     mixed = [*(r | {"track": "scratch"} for r in WORLD), *frozen]
     judged = judge(mixed)
-    assert over(judged).track == "scratch" and len(over(judged).rows) == 5  # the one with the most records
+    assert (
+        judged.rankings[0].setting.track == "scratch" and len(over(judged).rows) == 5
+    )  # the one with the most records
     assert over(judged).notes == over(judge(WORLD)).notes
     assert any("1 other setting (data, model, size or track) not shown" in note for note in notes_on(mixed))
     by_task = judge(mixed, "task")
-    assert {(one.task, one.track) for one in by_task.budgets} == {
+    assert {(one.task, one.setting.track) for one in by_task.rankings} == {
         ("composite(track=frozen)", "frozen"), ("composite(track=scratch)", "scratch"),
     }  # fmt: skip
     assert {row["track"] for row in by_task.rows} == {"frozen", "scratch"}
     assert [len(one.rows) for one in by_task.rankings] == [7, 10]  # of each track its own, without the oracle
-    assert all("track" not in row for row in [*build(WORLD, "task"), *build(WORLD)])
+    assert not any(column.key == "track" for by in (None, "task") for column in judge(WORLD, by).columns)
     only = judge(frozen)
-    assert {row["track"] for row in only.rows} == {"frozen"} and over(only).track == "frozen"
-
-
-def test_the_picture_and_the_page_open_with_the_curves(tmp_path: Path) -> None:
-    board = board_of([r | OWN for r in [*WORLD, *gaps_and_trials()]], tmp_path)
-    assert board.over_budgets is not None and board.over_budgets.rows == over(judge([*WORLD, *gaps_and_trials()])).rows
-    made = files(board)
-    assert made["leaderboard.png"].startswith(b"\x89PNG") and b'id="budgets"' in made["leaderboard.html"]
-    page = made["leaderboard.html"].decode()
-    assert page.index('id="budgets"') < page.index('id="board"')
-    assert b"kept accuracy" in made["leaderboard.md"]
-    single = [r | OWN for r in WORLD if r["macs_ratio_asked"] in (0.5, 1.0)]
-    assert b'id="budgets"' not in files(board_of(single, tmp_path))["leaderboard.html"]
+    assert {row["track"] for row in only.rows} == {"frozen"}
 
 
 def test_who_was_not_asked_for_the_lowest_budget_has_no_area() -> None:
@@ -301,29 +214,31 @@ def test_a_metric_that_a_task_declares_is_shown_at_the_middle_budget() -> None:
     rows = {row["strategy"]: row for row in over(judged).rows}
     at_middle = {row["strategy"]: row["doubt"] for row in judged.rows if row["budget"] in ("macs 0.5", "macs 1")}
     assert {name: row["doubt"] for name, row in rows.items()} == at_middle and rows["dense"]["doubt"] == 1.125
-    made = budget_table.text(judged.rows, judged.budgets, "md", columns=judged.columns)
+    made = text(judged, "md")
     assert "| doubt, mean @.5 |" in made.replace("  ", "") and "doubt, mean: how unsure it is, in nats." in made
-    header, *_ = csv.reader(io.StringIO(budget_table.text(judged.rows, judged.budgets, "csv", columns=judged.columns)))
+    header, *_ = csv.reader(io.StringIO(text(judged, "csv")))
     assert header[-1] == "doubt"
 
 
-def test_it_begins_with_what_was_measured_and_the_best_at_each_budget() -> None:
+def test_every_board_begins_with_what_was_measured_and_the_best_at_each_budget() -> None:
     """At .7 one strategy is best, below another; an oracle and baselines are none."""
-    board = over(judge(WORLD))
-    assert "composite, 6 classes, 600 images" in board.about and "3 of vit" in board.about and "scratch" in board.about
-    best = {row["budget"]: row for row in board.best}
-    assert list(best) == ["1", "0.7", "0.5", "0.3"] and best["1"]["best"] == "dense"
-    assert (best["0.7"]["best"], best["0.5"]["best"]) == ("steep", "good")
+    table = best(judge(WORLD).rankings[0])
+    assert all(part in table.above for part in ("composite, 6 classes, 600 images", "3 of model vit", "scratch"))
+    rows = {row["budget"]: row for row in table.rows}
+    assert list(rows) == ["1", "0.7", "0.5", "0.3"] and rows["1"]["best"] == "dense"
+    assert (rows["0.7"]["best"], rows["0.5"]["best"]) == ("steep", "good")
     accuracy = {(r["strategy"], r["macs_ratio_asked"]): [] for r in WORLD}  # type: ignore[var-annotated]
     for record in WORLD:
         accuracy[record["strategy"], record["macs_ratio_asked"]].append(record["accuracy"])
-    good, dense, random = (
-        100 * np.mean(accuracy[key]) for key in (("good", 0.5), ("dense", 1.0), ("random_inside", 0.5))
-    )
-    at = best["0.5"]
-    assert (at["accuracy"], at["random"], at["speed_up"]) == (f"{good:.1f}", f"{random:.1f}", "2.00x")
-    assert at["against_dense"].startswith(f"{good - dense:+.1f} [")
-    assert at["against_random"].startswith(f"{good - random:+.1f} [")
-    for form in ("table", "md"):
-        made = budget_table.text(judge(WORLD).rows, [board], form)
-        assert made.index("Data: composite") < made.index("best strategies") < made.index("All strategies")
+    good, dense, random = (np.mean(accuracy[key]) for key in (("good", 0.5), ("dense", 1.0), ("random_inside", 0.5)))
+    expected = {"accuracy": good, "random": random, "speed_up": 2.0, "accuracy_delta": good - dense,
+                "random_inside_delta": good - random}  # fmt: skip
+    assert {key: rows["0.5"][key] for key in expected} == pytest.approx(expected)
+    single = judge([r | {"macs_ratio_asked": None} for r in WORLD if r["macs_ratio_asked"] in (0.5, 1.0)])
+    assert [(row["budget"], row["best"]) for row in best(single.rankings[0]).rows] == [
+        ("1", "dense"),
+        ("macs 0.5", "good"),
+    ]
+    for judged in (judge(WORLD), single):
+        made = text(judged, "table")
+        assert made.index("task composite") < made.index("best strategies") < made.index("All strategies")

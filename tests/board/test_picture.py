@@ -12,30 +12,33 @@ from click.testing import CliRunner
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from PIL import Image
 
 from sparsebench import style
 from sparsebench.board import picture
+from sparsebench.board.over_budgets import BudgetBoard
 from sparsebench.cli import main
 from sparsebench.errors import UserError
 
 QUICK = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"
 BUDGETS = (0.8, 0.6, 0.4)
-FACTS = {"data": "Digits on photographs, ten classes.", "networks": "24 networks.", "track": "Tested as they are."}
+TITLE = "Digits on photographs, ten classes. 24 networks. Tested as they are."
 
 
-def board(lost: dict[str, Sequence[float]], spent: dict[str, float] | None = None) -> pd.DataFrame:
-    """Return a board of strategies that lose so many points at each budget, ranked in their order."""
+def board(lost: dict[str, Sequence[float]], spent: dict[str, float] | None = None, last: int = 0) -> BudgetBoard:
+    """Return a board of strategies that lose so many points at each budget, the first ones ranked together."""
     kinds = {"oracle": "oracle", "random": "baseline", "random_inside": "baseline"}
-    rows = [("dense", "baseline", 1.0, 1.0, 0.9, math.nan, math.nan)]
-    for place, (name, points) in enumerate(lost.items()):
-        rank = math.nan if name == "oracle" else place + 1.0
-        for budget, less in zip(BUDGETS, points, strict=False):
-            at = budget * (spent or {}).get(name, 1.0)
-            rows.append((name, kinds.get(name, "deployable"), budget, at, 0.9 - less / 100, rank, rank))
-    names = ["strategy", "kind", "budget", "macs_ratio", "accuracy", "rank_first", "rank_last"]
-    frame = pd.DataFrame(rows, columns=names)
-    return frame.assign(accuracy_low=frame["accuracy"] - 0.01, accuracy_high=frame["accuracy"] + 0.01)
+
+    def point(macs: float, less: float) -> dict[str, float]:
+        return {"macs_ratio": macs, "accuracy": 0.9 - less / 100, "accuracy_delta": -less / 100,
+                "accuracy_delta_low": -less / 100 - 0.001, "accuracy_delta_high": -less / 100 + 0.001}  # fmt: skip
+
+    lines, rows = {"dense": {1.0: point(1.0, 0.0)}}, [{"strategy": "dense", "kind": "baseline", "rank": "not ranked"}]
+    for place, (name, points) in enumerate(lost.items(), 1):
+        rank = "not ranked" if name == "oracle" else f"1-{last}" if place <= last else str(place)
+        rows.append({"strategy": name, "kind": kinds.get(name, "deployable"), "rank": rank})
+        times = (spent or {}).get(name, 1.0)
+        lines[name] = {b: point(b * times, less) for b, less in zip(BUDGETS, points, strict=False)}
+    return BudgetBoard(BUDGETS, 0.6, rows, lines, [])
 
 
 REFERENCES = {"random_inside": (2, 5, 10), "random": (5, 9, 20), "oracle": (-0.2, -0.4, -0.6)}
@@ -58,7 +61,7 @@ def lines(figure: Figure) -> dict[str, tuple[str, str]]:
 
 @pytest.mark.parametrize("width", list(style.COLUMNS))
 def test_labels_of_strategies_that_end_together_can_be_read(width: str) -> None:
-    figure = picture.curves(board(ALIKE | REFERENCES), FACTS, list(ALIKE), width)
+    figure = picture.curves(board(ALIKE | REFERENCES), TITLE, list(ALIKE), width)
     found = boxes(figure)
     labels = {name: found[name] for name in (*ALIKE, *REFERENCES)}
     for (one, a), (other, b) in combinations(labels.items(), 2):
@@ -74,37 +77,36 @@ def test_labels_of_strategies_that_end_together_can_be_read(width: str) -> None:
 
 def test_named_lines_differ_in_colour_or_dash() -> None:
     many = {f"s{i}": (0.1, 0.2, i / 10) for i in range(picture.MOST_NAMED)}
-    looks = lines(picture.curves(board(many | REFERENCES), FACTS, list(many)))
+    looks = lines(picture.curves(board(many | REFERENCES), TITLE, list(many)))
     assert set(looks) == {*many, *REFERENCES} and len(set(looks.values())) == len(looks)
     with pytest.raises(UserError, match="at most"):
-        picture.curves(board(many | {"more": (1, 1, 1)}), FACTS, [*many, "more"])
+        picture.curves(board(many | {"more": (1, 1, 1)}), TITLE, [*many, "more"])
 
 
 def test_the_best_at_small_budgets_and_of_the_best_ranks_are_named_and_others_are_grey() -> None:
     rest = {f"other_{i}": (0.5, 1, 3 + i / 10) for i in range(9)}
     lost = {"early": (0, 2, 9), "steady": (1, 1, 1), **rest, **REFERENCES, "worse": (9, 20, 40)}
-    frame = board(lost)
-    frame.loc[frame["rank_first"] < 5, "rank_first"] = 1.0
-    named = set(lines(picture.curves(frame, FACTS)))
+    frame = board(lost, last=4)
+    named = set(lines(picture.curves(frame, TITLE)))
     assert {"early", "steady", *REFERENCES} < named and "worse" not in named
     assert len(named) == picture.NAMED + len(REFERENCES)
-    grey = [line for line in picture.curves(frame, FACTS).axes[0].lines if to_hex(line.get_color()) == style.PALE]
+    grey = [line for line in picture.curves(frame, TITLE).axes[0].lines if to_hex(line.get_color()) == style.PALE]
     assert len(grey) == len(lost) - len(named)
 
 
 def test_what_costs_more_than_dense_is_in_no_axis() -> None:
     frame = board({"good": (0.1, 0.3, 1), "dear": (0, 0, 0), **REFERENCES}, {"dear": 64.0})
-    figure = picture.curves(frame, FACTS)
+    figure = picture.curves(frame, TITLE)
     first, last = figure.axes[0].get_xlim()
     assert first == 1 and 0.38 < last < 0.4 and not any("dear" in text for text in boxes(figure))
     with pytest.raises(UserError, match="more"):
-        picture.curves(frame, FACTS, ["dear"])
+        picture.curves(frame, TITLE, ["dear"])
 
 
 def test_the_axis_fits_what_is_named_and_not_the_worst() -> None:
-    figure = picture.curves(board({"good": (0.1, 0.3, 1), **REFERENCES, "collapsed": (50, 80, 80)}), FACTS)
+    figure = picture.curves(board({"good": (0.1, 0.3, 1), **REFERENCES, "collapsed": (50, 80, 80)}), TITLE)
     assert -30 < figure.axes[0].get_ylim()[0] < -20
-    low = picture.curves(board({"good": (0.1, 0.2, 0.3), "random_inside": (0.2, 0.5, 1), "random": (5, 20, 40)}), FACTS)
+    low = picture.curves(board({"good": (0.1, 0.2, 0.3), "random_inside": (0.2, 0.5, 1), "random": (5, 20, 40)}), TITLE)
     assert -2 < low.axes[0].get_ylim()[0] < -1
     assert any(text.startswith("random (") and "40" in text for text in boxes(low))
 
@@ -112,7 +114,7 @@ def test_the_axis_fits_what_is_named_and_not_the_worst() -> None:
 def test_names_of_strangers_are_drawn_as_they_are(tmp_path: Path) -> None:
     names = [r"$\frac{a}{", "two\nlines", "<script>alert(1)</script>", "\x1b[31mred", "名前", "x" * 300, "ok_{}"]
     frame = board({name: (0.1, 0.3, 1 + i) for i, name in enumerate(names)})
-    figure = picture.curves(frame, FACTS | {"data": "a $ and a $ and\nmore"}, names[: picture.MOST_NAMED])
+    figure = picture.curves(frame, "a $ and a $ and\nmore", names[: picture.MOST_NAMED])
     for form in style.FORMS:
         content = style.content(figure, form)
         if form == "svg":
@@ -138,16 +140,16 @@ VALUES = pd.DataFrame(
 
 @pytest.mark.parametrize("width", list(style.COLUMNS))
 def test_dots_are_of_what_was_measured_the_best_on_top(width: str) -> None:
-    figure = picture.dots(VALUES, FACTS, "training samples", width=width, falling=False, logarithmic=True)
+    figure = picture.dots(VALUES, TITLE, "training samples", width=width, falling=False, logarithmic=True)
     found = boxes(figure)
     rows = {text.get_text(): -text.get_window_extent().y0 for text in figure.axes[0].get_yticklabels()}
     assert sorted(rows, key=lambda name: rows[name]) == ["oracle", "fast", "dense", "slow", "never"]
     assert not {"unmeasured", "dear"} & set(found) and any("not reached" in text for text in found)
     assert all(box[2] <= figure.bbox.width and box[1] >= 0 for box in found.values())
-    only = boxes(picture.dots(VALUES, FACTS, "training samples", ["fast"], width))
+    only = boxes(picture.dots(VALUES, TITLE, "training samples", ["fast"], width))
     assert {"fast", "dense"} <= set(only) and "slow" not in only
     with pytest.raises(UserError, match="unmeasured"):
-        picture.dots(VALUES, FACTS, "training samples", ["unmeasured"], width)
+        picture.dots(VALUES, TITLE, "training samples", ["unmeasured"], width)
 
 
 def call(*words: object) -> tuple[int, str]:
@@ -162,14 +164,14 @@ def test_leaderboard_draws_a_picture_by_the_ending_of_the_file(tmp_path: Path) -
         assert code == 0 and "written" in said and (tmp_path / f"board.{form}").read_bytes().startswith(first)
     texts = (tmp_path / "board.svg").read_text(encoding="utf-8")
     assert "<!-- tome -->" in texts and "<!-- noise -->" in texts and "<!-- attn_topk -->" not in texts
-    assert "3 networks" in texts and "nan" not in texts.lower().replace("dominant-", "")
+    assert "depth 5" in texts and "nan" not in texts.lower().replace("dominant-", "")
 
 
 @pytest.mark.parametrize(("of", "says"), [("gap", "points less than dense"), ("samples", "training samples")])
 def test_gap_and_samples_have_pictures_of_their_own(tmp_path: Path, of: str, says: str) -> None:
     assert call(QUICK, "--picture", tmp_path / "one.svg", "--of", of, "--width", "one")[0] == 0
     texts = (tmp_path / "one.svg").read_text(encoding="utf-8")
-    assert f"<!-- {says} -->" in texts and "<!-- oracle -->" in texts and 'width="234pt"' in texts
+    assert says in texts and "<!-- oracle -->" in texts and 'width="234pt"' in texts
 
 
 @pytest.mark.parametrize(
@@ -186,24 +188,8 @@ def test_a_picture_that_cannot_be_drawn_is_the_users_mistake(words: list[str], n
     assert code == 2 and named in said and "Traceback" not in said and not Path("board.png").exists()
 
 
-def test_a_board_of_a_single_budget_has_dots(tmp_path: Path) -> None:
-    line = ["run", "--suite", "smoke", "--plugin", "attn_topk", "--out", str(tmp_path), "--jobs", "0"]
-    assert CliRunner().invoke(main, line).exit_code == 0
-    assert call(tmp_path, "--picture", tmp_path / "board.svg")[0] == 0
-    texts = (tmp_path / "board.svg").read_text(encoding="utf-8")
-    assert "<!-- accuracy, % -->" in texts and "<!-- dense -->" in texts
-    with Image.open(tmp_path / "leaderboard.png") as made:
-        assert made.size[0] == round(style.DPI * style.COLUMNS["two"])
-
-
 def test_a_board_without_results_says_so_in_place_of_an_empty_chart() -> None:
-    figure = picture.dots(VALUES[:0], FACTS, "accuracy, %")
+    figure = picture.dots(VALUES[:0], TITLE, "accuracy, %")
     assert any("No strategy has a result" in text for text in boxes(figure))
     assert not any(axis.axison for axis in figure.axes)
     assert style.content(figure).startswith(b"\x89PNG")
-
-
-def test_dots_of_what_nobody_reached_say_so() -> None:
-    never = VALUES.assign(value=math.inf, low=math.inf, high=math.inf)
-    figure = picture.dots(never, FACTS, "training samples", falling=False, logarithmic=True)
-    assert sum("not reached" in text.get_text() for text in figure.findobj(Text)) == 6

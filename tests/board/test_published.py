@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -6,11 +7,12 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
+from sparsebench.board import published
 from sparsebench.cli import main
 from sparsebench.errors import UserError
-from sparsebench.page import published
 from sparsebench.records import store, table
 
+ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"
 
 
@@ -18,9 +20,13 @@ def write_board(folder: Path) -> None:
     """Write two sealed files of records of one task, and what describes them."""
     rows = store.rows(PUBLISHED)
     rows = rows.filter((pc.field("task") == "composite") & (pc.field("macs_ratio_asked") == 0.5))
-    beside = {f"{name}/{file}": text for name in store.BESIDE for file, text in store.beside(PUBLISHED, name).items()}
+    beside = store.beside(PUBLISHED, *store.BESIDE)
     for name, part in (("first", rows[:12]), ("second", rows[12:24])):
         table.write(folder / "records" / f"{name}.parquet", part, beside)
+
+
+def differing(folder: Path) -> list[str]:
+    return [path.name for path in published.differing(published.made(folder))]
 
 
 @pytest.fixture
@@ -28,7 +34,7 @@ def board(tmp_path: Path) -> Path:
     """Return a published board, in a folder of several things."""
     write_board(tmp_path / "boards" / "one")
     (tmp_path / "boards" / "figures").mkdir()
-    published.update(tmp_path / "boards" / "one")
+    published.write(published.made(tmp_path / "boards" / "one"))
     return tmp_path / "boards" / "one"
 
 
@@ -38,7 +44,7 @@ def call(*words: object) -> tuple[int, str]:
 
 
 def test_a_board_that_is_what_its_records_give_passes_and_is_not_written_again(board: Path) -> None:
-    assert published.differing(board) == [] and published.update(board) == []
+    assert differing(board) == [] and published.write(published.made(board)) == []
     code, said = call(board.parent, "--check")
     assert code == 0 and "one: as it must be" in said
 
@@ -52,7 +58,7 @@ def test_a_file_that_was_changed_or_is_missing_is_named_and_mended(board: Path, 
     assert (board / name).read_bytes() != content  # it is looked at, not mended
     if name != published.NAME:
         (board / name).unlink()
-        assert published.differing(board) == [name]
+        assert differing(board) == [name]
     code, said = call(board.parent, "--update")
     assert code == 0 and f"written: {name}" in said and (board / name).read_bytes() == content
 
@@ -62,10 +68,10 @@ def test_another_picture_is_named_and_one_of_another_drawer_is_not(board: Path) 
     with Image.open(path) as drawn:
         picture = drawn.convert("RGB")
     picture.save(path, pnginfo=None, compress_level=1)  # other bytes, the same pixels
-    assert published.differing(board) == []
+    assert differing(board) == []
     for wrong in (picture.rotate(180), picture.resize((8, 8)), Image.new("RGB", picture.size)):
         wrong.save(path)
-        assert published.differing(board) == ["leaderboard.png"]
+        assert differing(board) == ["leaderboard.png"]
     path.write_bytes(Path("/etc/hostname").read_bytes())
     code, said = call(board.parent, "--check")
     assert code == 1 and "leaderboard.png" in said
@@ -77,14 +83,9 @@ def test_a_record_that_is_not_what_its_outcomes_come_to_is_named(board: Path) ->
     better = first.metrics | {"accuracy": first.metrics["accuracy"].model_copy(update={"value": 0.95})}
     records = [first.model_copy(update={"metrics": better}), *others]
     table.write(path, table.table_of((record, 0) for record in records), table.beside(path))
-    published.update(board)
+    published.write(published.made(board))
     code, said = call(board.parent, "--check")
     assert code == 1 and f"cell {first.cell_id}" in said and "accuracy is 0.95" in said
-
-
-def test_records_less_are_another_board(board: Path) -> None:
-    store.sealed(board)[0].unlink()
-    assert published.differing(board)
 
 
 def test_a_folder_without_boards_is_the_users_mistake(tmp_path: Path) -> None:
@@ -107,3 +108,56 @@ def test_bibtex_of_what_is_in_a_board(tmp_path: Path) -> None:
                  enumerate((about, about | {"name": "not in it", "bibtex": "@article{other}"}))}  # fmt: skip
     table.write(tmp_path / "records" / "one.parquet", rows, described)
     assert call(tmp_path, "--format", "bibtex") == (0, "@article{one}\n\n")
+
+
+PAGE = "above\n<!-- one board -->\nold\n<!-- end of one board -->\nbetween\n<!-- paper verdicts -->\n" + (
+    "<!-- end of paper verdicts -->\n<!-- other board -->\nof another folder\n<!-- end of other board -->\nbelow\n"
+)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Return a folder of a board, of verdicts, and of documents that show them."""
+    write_board(tmp_path / "boards" / "one")
+    published.write(published.made(tmp_path / "boards" / "one"))
+    (tmp_path / "boards" / "paper").mkdir()
+    (tmp_path / "boards" / "paper" / "verdicts.md").write_text("| claim |\n")
+    (tmp_path / "boards" / "paper" / "figure.png").write_bytes(b"new")
+    (tmp_path / "docs" / "results" / "paper").mkdir(parents=True)
+    (tmp_path / "docs" / "results" / "paper" / "figure.png").write_bytes(b"old")
+    (tmp_path / "docs" / "results" / "page.md").write_text(PAGE)
+    (tmp_path / "README.md").write_bytes(b"nothing of ours,\r\nnor any \xff\n")
+    return tmp_path
+
+
+def test_update_writes_what_is_between_the_marks_and_nothing_else(project: Path) -> None:
+    code, said = call(project / "boards", "--update")
+    page = project / "docs" / "results" / "page.md"
+    assert code == 0 and f"{page}: written" in said and "README.md" not in said
+    board = (project / "boards" / "one" / "leaderboard.md").read_text()
+    assert page.read_text() == PAGE.replace("old\n", board).replace("verdicts -->\n<", "verdicts -->\n| claim |\n<", 1)
+    assert (project / "docs" / "results" / "paper" / "figure.png").read_bytes() == b"new"
+    assert call(project / "boards", "--update")[1].count("written") == 0
+    assert call(project / "boards", "--check") == (0, f"{project}/boards/one: as it must be\n")
+
+
+@pytest.mark.parametrize("name", ["docs/results/page.md", "docs/results/paper/figure.png"])
+def test_check_names_the_document_in_which_one_figure_is_another(project: Path, name: str) -> None:
+    published.write(published.documents(project / "boards"))
+    content = (project / name).read_bytes()
+    at = content.index(b"0." if name.endswith(".md") else b"new")
+    (project / name).write_bytes(content[:at] + b"7" + content[at + 1 :])
+    code, said = call(project / "boards", "--check")
+    assert code == 1 and f"{project / name}: does not show what is in" in said and "--update" in said
+    assert (project / name).read_bytes() != content  # it is looked at, not mended
+    assert call(project / "boards", "--update")[0] == 0 and (project / name).read_bytes() == content
+
+
+def test_a_readme_has_what_a_board_tells_first(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "leaderboard" / "tuned", tmp_path / "boards" / "one")
+    (tmp_path / "README.md").write_text("above\n<!-- one board -->\nold\n<!-- end of one board -->\nbelow\n")
+    assert call(tmp_path / "boards", "--update")[0] == 0
+    text = (tmp_path / "README.md").read_text()
+    assert "best strategies" in text and "track tuned" in text.lower() and "old" not in text
+    assert "kept accuracy" not in text and text.startswith("above\n") and text.endswith("below\n")
+    assert call(tmp_path / "boards", "--check")[0] == 0

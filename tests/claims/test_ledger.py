@@ -14,9 +14,12 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparsebench.board.judge import judge
+from sparsebench.board.views import paper
 from sparsebench.claims import recount, rows, table
 from sparsebench.claims.recount import Recount
 from sparsebench.claims.rows import Claim
+from sparsebench.claims.table import with_published
 from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
@@ -222,3 +225,22 @@ def test_the_page_shows_the_ledger() -> None:
     made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)
     assert made.PAGE.read_text(encoding="utf-8") == made.page()
+
+
+def test_the_table_of_a_paper_has_the_published_number_of_the_same_settings_alone() -> None:
+    def records(labels: str, arch: str) -> list[dict[str, Any]]:
+        setting = json.dumps([{"params": {"labels": labels, "canvas": 224}}, {"params": {"arch": arch}}])
+        shared = {"status": "ok", "task": "folder", "model": "timm", "setting": setting, "n_train": 0, "repetition": 0,
+                  "kind": "deployable", "device": "cpu"}  # fmt: skip
+        rows = [("dense", "", 1.0, 0.8), ("tome", "13 a block", 0.588, 0.79), ("tome", "12 a block", 0.6, 0.79)]
+        return [{**shared, "cell_id": budget, "strategy": name, "budget": budget, "macs_ratio": macs, "accuracy": value}
+                for name, budget, macs, value in rows]  # fmt: skip
+
+    def published(labels: str, arch: str) -> dict[str, float | None]:
+        rankings = judge(records(labels, arch)).rankings
+        return {row["budget"]: row.get("published") for row in with_published(paper(rankings), rankings).data.rows}
+
+    found = published("imagenet", "vit_small_patch16_224")
+    assert found["13 a block"] == pytest.approx(0.793) and found["12 a block"] is None
+    assert not any(published("names", "vit_small_patch16_224").values())
+    assert not any(published("imagenet", "vit_tiny_patch16_224").values())

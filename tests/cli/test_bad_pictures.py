@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 import sparsebench
 from sparsebench import sources
 from sparsebench.cli import main
-from sparsebench.planning.files import decode
-from sparsebench.planning.planner import Plan, plan
-from sparsebench.planning.request import Files, Request
+from sparsebench.plan.locate import decode
+from sparsebench.plan.plan import Plan, plan
+from sparsebench.plan.request import Files, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.sources import cache
@@ -119,7 +119,7 @@ def test_left_out_they_are_other_data_and_every_board_says_how_many_there_are(
     bad, out = spoil(root), tmp_path / "out"
     first = run(root, weights, out, "--skip-bad")
     assert first.exit_code == 0, first.stderr
-    says = "9 of 14 pictures; 5 that cannot be read are left out: " + ", ".join(sorted(bad))
+    says = "left out: 5 of 14 pictures, which cannot be read: " + ", ".join(sorted(bad))
     assert says in first.stdout
     ids = set(store.read(out))
     assert {record.outcomes.n for record in store.read(out).values() if record.outcomes} == {9}
@@ -128,7 +128,7 @@ def test_left_out_they_are_other_data_and_every_board_says_how_many_there_are(
     board = CliRunner().invoke(main, ["leaderboard", str(tmp_path / "merged")])
     assert says in board.stdout
     for form in ("md", "html"):
-        assert "9 of 14 pictures" in (out / f"leaderboard.{form}").read_text()
+        assert "5 of 14 pictures" in (out / f"leaderboard.{form}").read_text()
 
     again = run(root, weights, out, "--skip-bad")
     assert "all 2 cells are in the store" in again.stderr and "look through" not in again.stderr
@@ -146,7 +146,7 @@ def test_a_submission_says_it_too(root: Path, weights: Path, tmp_path: Path) -> 
     done = CliRunner().invoke(main, ["submit", str(tmp_path / "out"), "--to", str(tmp_path / "to")])
     assert done.exit_code == 0, done.output
     (folder,) = (tmp_path / "to" / "attn_topk").iterdir()
-    assert "9 of 14 pictures" in CliRunner().invoke(main, ["leaderboard", str(folder)]).stdout
+    assert "5 of 14 pictures" in CliRunner().invoke(main, ["leaderboard", str(folder)]).stdout
     assert CliRunner().invoke(main, ["verify", str(folder)]).exit_code == 0
 
 
@@ -173,7 +173,8 @@ def test_a_dry_run_decodes_nothing_and_says_so(
     (root / NAMES[0] / "1.png").write_bytes(b"no picture")
     result = run(root, weights, tmp_path / "out", "--dry-run", *more)
     assert result.exit_code == 0, result.stderr
-    assert "14 pictures to decode first, 0.00 GB; nothing is decoded now" in result.stdout
+    assert f"14 pictures to decode first, 0.00 GB in {place}; nothing is decoded now" in result.stdout
+    assert "unknown" not in result.stdout  # hours and memory: a batch of the network was timed
     assert not place.exists() and not (tmp_path / "out").exists()
     if more:
         run(root, weights, tmp_path / "out", *more)
@@ -189,7 +190,7 @@ DRAW = """
 import json, sys
 from pathlib import Path
 from sparsebench.plugin.registry import Registry
-from sparsebench.spec import fill
+from sparsebench.strategy.spec import fill
 name, params, n_train, locations = json.loads(sys.argv[1])
 task = fill(Registry().task(name), params, name)
 data = task.draw(n_train, 0, {name: Path(place) for name, place in locations.items()})

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from measured import COMPOSITE, VIT
+from measured import COMPOSITE, TINY, VIT
 
 from sparsebench.cli import main
 
 FILE = Path(__file__).resolve().parents[1] / "plugins" / "returns.py"
-THEORY = ["--task", "theory:steps=40,test=20,tokens=20", "--n-train", "4", "--seeds", "1", "--suite", "quick-scratch"]
+SMALL = ["--suite", TINY, "--n-train", "4", "--seeds", "1"]
 SAYS = {
-    "listed": "scores must have shape (4, 20), got list; wanted is a tensor, (B, N) (returns.py:",
-    "flat": "scores must have shape (4, 20), got (4,); wanted is a tensor, (B, N) (returns.py:",
+    "listed": "scores must have shape (4, 16), got list; wanted is a tensor, (B, N) (returns.py:",
+    "flat": "scores must have shape (4, 16), got (4,); wanted is a tensor, (B, N) (returns.py:",
     "strange": "scores must be real numbers, got torch.complex",
     "misread": "unknown field of the view; got 'token'; allowed: ",
     "remembers": "'remembers' set self.last: it keeps nothing between calls; use view.memory in a pass (returns.py:",
@@ -42,12 +42,12 @@ def call(*arguments: object) -> Result:
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     out = tmp_path_factory.mktemp("failed")
-    return out, call("run", FILE, *THEORY, "--out", out, "--jobs", 0)
+    return out, call("run", FILE, *SMALL, "--out", out, "--jobs", 0)
 
 
 @pytest.mark.parametrize("name", SAYS)
 def test_what_is_wrong_is_said_at_once_with_file_and_line(failed: tuple[Path, Result], name: str) -> None:
-    (line,) = [line for line in failed[1].stderr.splitlines() if line.startswith(f"failed: {name} on theory: ")]
+    (line,) = [line for line in failed[1].stderr.splitlines() if line.startswith(f"failed: {name} on composite: ")]
     assert SAYS[name] in line
     source = FILE.read_text().splitlines()
     number = int(line.partition("(returns.py:")[2].partition(")")[0])
@@ -57,7 +57,7 @@ def test_what_is_wrong_is_said_at_once_with_file_and_line(failed: tuple[Path, Re
 
 def test_nothing_is_a_traceback_or_done(failed: tuple[Path, Result]) -> None:
     assert failed[1].exit_code == 1 and "Traceback" not in failed[1].output
-    assert "listed on theory done" not in failed[1].stderr
+    assert "listed on composite done" not in failed[1].stderr
     assert (
         "6 cells have no result (6 failed): the same command with --rerun failed tries them again" in failed[1].stderr
     )
@@ -77,7 +77,7 @@ def test_a_strategy_that_no_model_here_fits_is_told_what_it_lacks_and_not_to_try
 
 
 def test_the_same_command_again_names_what_runs_the_failed_again(failed: tuple[Path, Result]) -> None:
-    again = call("run", FILE, *THEORY, "--out", failed[0], "--jobs", 0)
+    again = call("run", FILE, *SMALL, "--out", failed[0], "--jobs", 0)
     assert "cells are in the store; 6 of them failed, --rerun failed tries them again" in again.stderr
 
 

@@ -3,9 +3,7 @@ import json
 import pytest
 from click.testing import CliRunner, Result
 
-from sparsebench.board.fit import WIDTH
 from sparsebench.cli import main
-from sparsebench.cli.listing import WHAT
 from sparsebench.plugin.registry import Registry
 
 
@@ -39,22 +37,9 @@ def test_each_bibtex_entry_is_printed_once_and_belongs_to_a_citation() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [["list", "tasks", "--bibtex"], ["list", "--json", "--bibtex"], ["show", "random", "--bibtex"],
-     ["show", "quick", "--bibtex"], ["show", "theory", "--bibtex"]],
+     ["show", "quick", "--bibtex"], ["show", "composite", "--bibtex"]],
     ids=" ".join,
 )  # fmt: skip
 def test_bibtex_of_what_has_none_is_refused(arguments: list[str]) -> None:
     done = call(*arguments)
     assert done.exit_code == 2 and done.stdout == "" and "bibtex" in done.stderr.lower()
-
-
-@pytest.mark.parametrize("what", WHAT)
-def test_lists_fit_a_terminal_unless_all_is_asked_for(what: str) -> None:
-    fitting, whole = (call("list", what, *more).stdout.splitlines() for more in ((), ("--wide",)))
-    assert max(map(len, fitting)) <= WIDTH < max(map(len, whole))
-    assert [line.split()[0] for line in fitting] == [line.split()[0] for line in whole][: len(fitting)]
-
-
-def test_a_list_that_is_too_wide_leaves_out_what_show_says() -> None:
-    heading, whole = (call("list", *more).stdout.splitlines()[0].split() for more in ((), ("--wide",)))
-    assert heading == ["name", "kind", "site", "trained", "exports", "what"]
-    assert whole == ["name", "kind", "site", "needs", "trained", "exports", "from", "what", "citation"]

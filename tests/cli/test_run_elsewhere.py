@@ -2,15 +2,18 @@
 
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from types import CodeType
 
 import pytest
 from click.testing import CliRunner, Result
+from measured import TINY
 
 from sparsebench.cli import main
 from sparsebench.records import store
 
-SMALL = ("--task", "theory:steps=40,test=20,tokens=20", "--n-train", "4", "--seeds", "1", "--suite", "quick-scratch")
+SMALL = ("--suite", TINY, "--n-train", "4", "--seeds", "1")
 
 
 def run(*words: object) -> Result:
@@ -18,7 +21,7 @@ def run(*words: object) -> Result:
 
 
 def test_shards_of_one_folder_make_the_whole_board(tmp_path: Path) -> None:
-    results = [run("--engine", "inline", "--out", tmp_path, "--shard", f"{index}/2") for index in range(2)]
+    results = [run("--jobs", "0", "--out", tmp_path, "--shard", f"{index}/2") for index in range(2)]
     assert [result.exit_code for result in results] == [0, 0]
     assert {record.label for record in store.read(tmp_path).values()} == {"dense", "random", "oracle", "anti_oracle"}
     board = (tmp_path / "leaderboard.md").read_text()
@@ -29,7 +32,7 @@ def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(tmp_path: Path) -
     result = run("--dry-run", "--out", tmp_path / "out", "--shard", "0/1")
     assert result.exit_code == 0 and "4 of 4 cells to run" in result.output
     rows = [line.split() for line in result.output.splitlines()]
-    assert ["theory", "anti_oracle", "1", "unknown", "unknown"] in rows
+    assert ["composite", "anti_oracle", "1", "unknown", "unknown"] in rows
     assert ["all", "4", "unknown", "unknown"] in rows
     assert not list(tmp_path.iterdir())
 
@@ -38,7 +41,7 @@ def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(tmp_path: Path) -
     ("words", "says"),
     [
         (("--device", "gpu"), "--device; got 'gpu'; allowed: auto, cpu, cuda"),
-        (("--engine", "dask"), "--engine dask; allowed: one of --address"),
+        (("--dask", "x", "--jobs", 2), "--dask: the cluster says how many workers it has"),
         (("--timeout", "-3"), "--timeout; got '-3'"),
     ],
 )
@@ -49,7 +52,7 @@ def test_a_dry_run_refuses_what_a_run_refuses(words: tuple[str, ...], says: str,
 
 
 def test_a_dry_run_reckons_from_what_the_folder_has(tmp_path: Path) -> None:
-    assert run("--engine", "inline", "--out", tmp_path).exit_code == 0
+    assert run("--jobs", "0", "--out", tmp_path).exit_code == 0
     files = sorted(tmp_path.rglob("*"))
     per_cell = sorted(record.seconds for record in store.read(tmp_path).values())
     result = run("--dry-run", "--rerun", "always", "--out", tmp_path)
@@ -63,15 +66,9 @@ def test_a_dry_run_reckons_from_what_the_folder_has(tmp_path: Path) -> None:
     ("words", "says"),
     [
         (("--shard", "2/2"), "--shard; got '2/2'; allowed: I/N"),
-        (("--engine", "dask"), "allowed: one of --address tcp://HOST:PORT and --cluster FILE.yaml"),
-        (("--engine", "dask", "--address", "x", "--cluster", "y"), "one of --address"),
-        (("--address", "tcp://127.0.0.1:9"), "--address needs --engine dask"),
-        (("--cluster", "slurm.yaml"), "--cluster needs --engine dask"),
-        (("--engine", "dask", "--address", "x", "--jobs", 2), "leave --jobs out"),
-        (("--engine", "dask", "--cluster", "x", "--jobs", 0), "got --jobs 0; leave --jobs out"),
-        (("--engine", "inline", "--jobs", 2), "got --jobs 2; leave --jobs out"),
-        (("--engine", "inline", "--timeout", 2), "--timeout needs a worker process"),
-        (("--engine", "dask", "--address", "x", "--device", "cuda:1"), "allowed: cpu or cuda with --engine dask"),
+        (("--dask", "x", "--jobs", 2), "leave --jobs out"),
+        (("--jobs", "0", "--timeout", 2), "--timeout needs a worker process"),
+        (("--dask", "x", "--device", "cuda:1"), "allowed: cpu or cuda with --dask"),
     ],
 )
 def test_what_does_not_go_together_leaves_with_2_and_one_line(
@@ -83,7 +80,25 @@ def test_what_does_not_go_together_leaves_with_2_and_one_line(
 
 def test_without_the_extra_one_line_says_what_to_install(tmp_path: Path) -> None:
     code = "import sys; sys.modules['distributed'] = None; from sparsebench.cli import run_cli; run_cli()"
-    words = ["run", *SMALL, "--engine", "dask", "--address", "tcp://127.0.0.1:9", "--out", str(tmp_path)]
+    words = ["run", *SMALL, "--dask", "tcp://127.0.0.1:9", "--out", str(tmp_path)]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr == "Error: Dask is not installed; pip install 'sparsebench[cluster]'\n"
+
+
+def test_a_run_loads_its_suite_reads_its_records_and_judges_them_once(tmp_path: Path) -> None:
+    from sparsebench.board import board
+    from sparsebench.board.judge import judge
+    from sparsebench.plan import suite
+    from sparsebench.records import store
+
+    calls: Counter[CodeType] = Counter()
+    sys.setprofile(lambda frame, event, _: calls.update([frame.f_code] if event == "call" else []))
+    try:
+        result = run("--jobs", "0", "--out", tmp_path)
+    finally:
+        sys.setprofile(None)
+    assert result.exit_code == 0, result.output
+    once = {"suite": suite.load, "the plan's records": store.heads, "the board's records": board.read}
+    assert {name: calls[function.__code__] for name, function in once.items()} == dict.fromkeys(once, 1)
+    assert calls[judge.__code__] == 2, "over all tasks, and task by task"

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from measured import TOKENS
 from PIL import Image
 
 from sparsebench.cli import main
@@ -45,7 +46,7 @@ def test_a_strategy_that_fails_does_not_keep_the_others_from_being_drawn(tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--task", "theory"], "this needs a task of pictures; got 'theory'"),
+        (["--plugin", TOKENS, "--task", "sets", "--n-train", "20"], "this needs a task of pictures; got 'sets'"),
         (["--task", "nowhere"], "unknown task"),
         (["--task", "composite:mask=any,half"], "one task with one model"),
         (["--file", "tokens.jpg"], "--file; got tokens.jpg; allowed: a name that ends with .png"),
@@ -68,7 +69,7 @@ def test_it_can_be_said_where_tokens_are_removed(tmp_path: Path) -> None:
 
 
 def test_it_has_the_engines_of_a_run(tmp_path: Path) -> None:
-    done = call(*SMALL[:-4], "--device", "cpu", "--engine", "inline", "--out", tmp_path)
+    done = call(*SMALL[:-4], "--device", "cpu", "--jobs", "0", "--out", tmp_path)
     assert done.exit_code == 0, done.output
     assert "on no worker processes" in done.output and (tmp_path / "tokens.png").exists()
     assert not (tmp_path / "suites").exists()  # it is no answer to the whole suite
@@ -77,6 +78,6 @@ def test_it_has_the_engines_of_a_run(tmp_path: Path) -> None:
 def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(tmp_path: Path) -> None:
     done = call("--plugin", "attn_topk", *SMALL, "--out", tmp_path / "out", "--dry-run")
     assert done.exit_code == 0 and done.stdout.startswith("5 of 5 cells to run\n"), done.output
-    wrong = call("--task", "theory", "--out", tmp_path / "out", "--dry-run")
+    wrong = call("--plugin", TOKENS, "--task", "sets", "--n-train", 20, "--out", tmp_path / "out", "--dry-run")
     assert wrong.exit_code == 2 and "this needs a task of pictures" in wrong.output
     assert not list(tmp_path.iterdir())

@@ -8,17 +8,18 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from measured import TINY
 from waiting import soon
 
 from sparsebench.cli import main
-from sparsebench.engine import run as runs
-from sparsebench.engine import underway
-from sparsebench.planning import planner
-from sparsebench.planning.expected import Expected
-from sparsebench.planning.request import Request
+from sparsebench.plan import plan as planner
+from sparsebench.plan.request import Request
+from sparsebench.plan.time_left import Expected
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import files, store
 from sparsebench.records.record import Failure, Record
+from sparsebench.runner import run as runs
+from sparsebench.runner import underway
 
 
 def status(out: Path) -> Result:
@@ -33,7 +34,7 @@ def row(result: Result, label: str) -> list[str]:
 
 @pytest.fixture
 def plan(tmp_path: Path) -> planner.Plan:
-    request = Request(tasks=("theory:steps=40,test=20,tokens=20",), n_train=(4, 8), seeds=1, suite="quick-scratch")
+    request = Request(suite=TINY, n_train=(4, 8), seeds=1)
     return planner.plan(request, planner.Files(), Registry(), tmp_path, "missing")
 
 
@@ -55,7 +56,7 @@ def test_a_run_under_way_says_what_it_is_at_and_what_is_left(tmp_path: Path, pla
 
     def look(record: Record) -> None:
         if not seen:
-            assert soon(lambda: sum(cells.n for one in underway.underway(tmp_path) for cells in one.left) == 7)
+            assert soon(lambda: sum(n for one in underway.underway(tmp_path) for n in one.left.values()) == 7)
             seen.append(status(tmp_path))
 
     runs.execute(plan, Registry(), tmp_path, "cpu", 0, look)
@@ -76,8 +77,8 @@ def test_what_is_run_is_counted_as_running(tmp_path: Path, plan: planner.Plan) -
 
 
 def test_a_run_that_was_killed_is_told_from_one_under_way(tmp_path: Path, plan: planner.Plan) -> None:
-    left = (underway.Cells(label="dense", n=5),)
-    file = underway.Underway(host="there", pid=7, workers=2, updated=time.time() - 300, left=left, running=left)
+    left, ago = {"dense": 5}, time.time() - 300
+    file = underway.Underway(host="there", pid=7, workers=2, updated=ago, since=ago, left=left, running=left)
     files.write_whole(tmp_path / "underway" / "there-7.json", file.model_dump_json().encode())
     (tmp_path / "underway" / "torn.json").write_text("{")
     result = status(tmp_path)
@@ -93,8 +94,8 @@ def test_what_a_run_left_that_was_killed_just_now_goes_with_the_next(
 ) -> None:
     killed = subprocess.Popen([sys.executable, "-c", ""])
     killed.wait()
-    here, left = socket.gethostname(), (underway.Cells(label="dense", n=5),)
-    file = underway.Underway(host=here, pid=killed.pid, workers=1, updated=time.time(), left=left, running=())
+    here, now = socket.gethostname(), time.time()
+    file = underway.Underway(host=here, pid=killed.pid, workers=1, updated=now, since=now, left={"dense": 5})
     if whole:
         runs.execute(plan, Registry(), tmp_path, "cpu", 0)
     path = tmp_path / "underway" / f"{here}-{killed.pid}.json"
@@ -111,20 +112,6 @@ def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
     assert result.exit_code == 2 and "no records in" in result.output
 
 
-def test_torch_is_not_loaded(tmp_path: Path, plan: planner.Plan) -> None:
-    writer = store.Writer(tmp_path)
-    writer.append(plan.jobs[0].record_of_failure("crashed", Failure(reason="as it came")))
-    writer.close()
-    code = f"""
-import sys
-from sparsebench.cli import main
-main(["status", {str(tmp_path)!r}], standalone_mode=False)
-print(sorted({{'torch', 'timm', 'numba', 'scipy'}} & set(sys.modules)))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
 @pytest.mark.parametrize("first", [4, 8])
 def test_the_time_left_does_not_hang_on_which_cells_were_run_first(
     tmp_path: Path, plan: planner.Plan, first: int
@@ -138,7 +125,7 @@ def test_the_time_left_does_not_hang_on_which_cells_were_run_first(
         writer.append(record.model_copy(update={"status": "ok"}))
     writer.close()
     left = [job for job in plan.jobs if job.cell.n_train != first][1:]
-    expected = Expected(store.read(tmp_path).values())  # type: ignore[arg-type]
+    expected = Expected(plan.jobs, store.heads(tmp_path).values())
     with underway.Beat(tmp_path, left, 2, expected):
         assert soon(lambda: bool(underway.underway(tmp_path)))
         result = status(tmp_path)
@@ -147,7 +134,7 @@ def test_the_time_left_does_not_hang_on_which_cells_were_run_first(
 
 
 def test_trainings_and_tests_of_trained_networks_are_counted_apart(tmp_path: Path) -> None:
-    left = tuple(underway.Cells(label="random", n=3, network=network) for network in (False, True))
-    run = underway.Underway(host="here", pid=7, workers=1, updated=time.time(), left=left, running=())
+    now = time.time()
+    run = underway.Underway(host="here", pid=7, workers=1, updated=now, since=now, left={"random": 6}, tests=3)
     files.write_whole(tmp_path / "underway" / "here-7.json", run.model_dump_json().encode())
     assert "6 cells without a record (3 trainings, 3 tests of trained networks)" in status(tmp_path).output

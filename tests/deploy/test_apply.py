@@ -16,14 +16,13 @@ from vits import Gated, any_tokens, close, vit
 
 import sparsebench
 from sparsebench import seeds
-from sparsebench.budget import Budget
 from sparsebench.errors import StrategyError, UserError
 from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
-from sparsebench.planning.contenders import draws_random
-from sparsebench.plans import Keep, Mask
 from sparsebench.plugin.registry import Registry
-from sparsebench.strategy import Published, Strategy
+from sparsebench.strategy.base import Published, Strategy
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.plans import Keep, Mask
 from sparsebench.training.evaluate import patches_in
 
 STRATEGIES = [
@@ -41,10 +40,6 @@ KINDS = [
 
 def pixels(n=3, side=32, seed=1):
     return torch.randn(n, 3, side, side, generator=torch.Generator().manual_seed(seed))
-
-
-def test_there_are_strategies_to_try():
-    assert len(STRATEGIES) >= 26 and {"tome", "evit", "pitome", "attn_topk", "tps"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -78,14 +73,6 @@ def test_outputs_are_those_of_the_benchmark(cls, kind):
         stay = patches_in(acting.index, 16)
         if stay.any(dim=1).all():  # else tokens are mixed, and none stands for a patch
             assert torch.equal(sparse.kept(), stay)
-
-
-@torch.no_grad()
-def test_published_macs_on_deit_s():
-    with torch.device("meta"):
-        deit = timm.create_model("deit_small_patch16_224")
-    assert sparsebench.apply(deit, "tome:per_block=13").macs / 1e9 == pytest.approx(2.7, abs=0.05)
-    assert sparsebench.apply(copy.deepcopy(deit), "evit:keep_rate=0.7").macs / 1e9 == pytest.approx(3.0, abs=0.05)
 
 
 def test_what_a_sparse_network_says_of_itself():
@@ -237,19 +224,6 @@ def test_copies_are_networks_of_their_own():
     assert torch.equal(again(x), outputs)
 
 
-@torch.no_grad()
-def test_a_replica_acts_on_its_own_modules():
-    """As `DataParallel` makes one for each device."""
-    sparse = sparsebench.apply(vit(), "dynamic_vit:keep_rate=0.5", learned="random")
-    x, other = pixels(), copy.deepcopy(sparse)
-    for weight in other.parameters():
-        weight.mul_(1.5)
-    replica = sparse._replicate_for_data_parallel()
-    replica._modules = dict(other._modules)
-    assert replica._network.module is not replica.model
-    assert torch.equal(replica(x), other(x)) and not torch.equal(replica(x), sparse(x))
-
-
 @pytest.mark.parametrize("name", ["tome", "evit", "pitome", "sinkhorn"])
 @torch.no_grad()
 def test_under_autocast_what_a_strategy_sees_is_in_full_precision(name):
@@ -302,19 +276,6 @@ def test_a_strategy_of_ones_own_in_place_of_the_words(tmp_path):
     assert last.kept(x).tolist() == [[False] * 8 + [True] * 8] * 3 and last.spec == f"{file}:keep_rate=0.5"
 
 
-@pytest.mark.filterwarnings("ignore:'perturbation")
-@pytest.mark.parametrize("name", NAMES)
-@torch.no_grad()
-def test_which_strategies_draw_is_known(name):
-    """A benchmark of trained weights repeats those alone."""
-    x, outputs = pixels(), []
-    for seed in (0, 1):
-        with sparsebench.apply(vit(), name, macs=0.6, seed=seed) as sparse:
-            outputs.append(sparse(x))
-    assert draws_random(Registry(shipped_only=True).strategy(name)) or torch.equal(*outputs)
-    assert not (name.startswith("random") and torch.equal(*outputs))
-
-
 def test_random_numbers_belong_to_the_seed_and_the_place():
     x = pixels()
     model = vit()
@@ -348,7 +309,7 @@ def test_the_words_make_the_same_again(words):
         (vit, "ats", {}, "the budget of 'ats' is missing; give one"),
         (vit, "a_vit:blocks=1+2", {"learned": "random"}, "the budget of 'a_vit' is missing; give one"),
         (vit, "tome:macs=.5,.7", {}, "one value a parameter; got macs=0.5,0.7"),
-        (vit, "tome:macs=.5", {"macs": 0.7}, "'macs' is said twice"),
+        (vit, "tome:macs=.5", {"macs": 0.7}, "'macs' is given twice"),
         (vit, "tome:macs=2", {}, r"fraction of MACs; got 2; allowed: \(0, 1\]"),
         (vit, "tome:macs=.5", {"colour": 3}, "unknown parameter of strategy 'tome'"),
         (vit, "tomme:macs=.5", {}, "unknown strategy; got 'tomme'.*did you mean 'tome'"),
@@ -451,9 +412,3 @@ def test_a_plan_that_breaks_the_contract_is_said_and_the_model_is_whole():
     with pytest.raises(StrategyError, match="names a token twice"):
         sparse(pixels())
     assert parts_of(model) == before
-
-
-def test_a_budget_that_is_out_of_reach_is_told():
-    with pytest.warns(UserWarning, match=r"'attn_topk:macs=0\.02' spends 0\.\d+ of the dense MACs .*, the nearest"):
-        sparse = sparsebench.apply(vit(), "attn_topk", macs=0.02)
-    assert sparse.macs_ratio > 0.07

@@ -8,7 +8,6 @@ import sparsebench
 from sparsebench.errors import UserError
 from sparsebench.models.deep import DeepViT
 from sparsebench.plugin.registry import Registry
-from sparsebench.speed.clock import measure
 
 STRATEGIES = [one.cls for one in Registry(shipped_only=True).strategies() if one.cls.kind != "oracle"]
 CHANNELS = pytest.mark.parametrize("channels", [1, 4])
@@ -72,22 +71,6 @@ def test_pixels_and_images_of_other_channels_are_refused(channels, given):
     with pytest.raises(UserError, match=said.format(8, "n")):
         images = pixels(given, 8)
         sparsebench.apply(model, "fisher_mask", macs=0.7, images=images, labels=torch.arange(8) % 5)
-
-
-@CHANNELS
-@torch.no_grad()
-def test_a_file_is_made_of_their_pixels(channels, tmp_path):
-    sparse, x = sparsebench.apply(vit(in_chans=channels), "tome:macs=0.7"), pixels(channels, n=1)
-    program = torch.export.load(sparse.export(tmp_path / "own.pt2")).module()
-    torch.testing.assert_close(program(x), sparse(x), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.slow
-@CHANNELS
-def test_times_are_taken_on_their_pixels(channels):
-    model = vit(in_chans=channels)
-    rows = list(measure(model, "own", ["tome:macs=0.7"], batches=[1], modes=["eager"], rounds=2))
-    assert [row.problem for row in rows if row.mode == "eager"] == ["", ""]
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from vits import close, vit
 
 import sparsebench
 from sparsebench.cli import main
-from sparsebench.deploy.exportable import exportable
+from sparsebench.deploy.export import exportable
 from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
 

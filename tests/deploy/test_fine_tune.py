@@ -13,7 +13,7 @@ from vits import vit
 
 import sparsebench
 from sparsebench.errors import UserError
-from sparsebench.strategy import ModelOutputs
+from sparsebench.strategy.base import ModelOutputs
 
 SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "fine_tune.py"
 

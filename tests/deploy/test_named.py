@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 import sparsebench
-from sparsebench.deploy.named import named_model
+from sparsebench.deploy.apply import named_model
 from sparsebench.errors import UserError
 from sparsebench.models.vits import Timm
 from sparsebench.tasks.images import Composite

@@ -81,6 +81,7 @@ def test_every_shipped_strategy_is_in_the_table() -> None:
     assert [name for name, module in entries.items() if "plugins" in module and f"`{name}`" not in text] == []
 
 
+@pytest.mark.theory
 def test_the_page_of_commands_is_what_they_say() -> None:
     names: dict = {"__name__": "reference", "__file__": str(ROOT / ".ci" / "cli_reference.py")}
     exec(Path(names["__file__"]).read_text(encoding="utf-8"), names)

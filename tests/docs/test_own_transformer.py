@@ -10,16 +10,16 @@ import torch
 from pages import code
 
 import sparsebench
-from sparsebench.budget import Budget
-from sparsebench.engine import run as runs
 from sparsebench.errors import UnsupportedError
 from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
 from sparsebench.models.small_vit import small_vit
-from sparsebench.planning.request import values_of
+from sparsebench.plan.request import values_of
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
+from sparsebench.runner import run as runs
+from sparsebench.strategy.budget import Budget
 from sparsebench.training.steps import outputs_of
 
 VIT = code("docs/write/model.md")[1]
@@ -121,6 +121,7 @@ def test_what_a_model_does_not_do_makes_a_strategy_unsupported_which_says_it(tmp
     assert all(reason in reason_of(records[name]) for name, reason in reasons.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "name", "reason"),
     [
@@ -135,6 +136,7 @@ def test_a_model_that_lacks_a_line_is_told_which(tmp_path: Path, line: str, name
     assert reason in reason_of(records[name.removesuffix(".py")])
 
 
+@pytest.mark.slow
 def test_a_transformer_that_weighs_no_keys_takes_no_strategy_that_hangs_on_it(tmp_path: Path) -> None:
     without = VIT.replace('acting.bias(), ""', 'None, ""')
     assert without != VIT
@@ -155,6 +157,7 @@ def test_a_transformer_that_weighs_no_keys_takes_no_strategy_that_hangs_on_it(tm
         assert acting.ragged
 
 
+@pytest.mark.slow
 def test_a_cell_that_fails_has_its_traceback_in_the_log(tmp_path: Path) -> None:
     wrong = VIT.replace("return x + self.mlp(self.norm2(x))", "assert len(x) == 0")
     assert wrong != VIT
@@ -165,6 +168,7 @@ def test_a_cell_that_fails_has_its_traceback_in_the_log(tmp_path: Path) -> None:
     assert "plain_vit.py" in log and "    assert len(x) == 0\n" in log
 
 
+@pytest.mark.slow
 def test_a_cost_model_that_plans_otherwise_than_its_network_runs_is_noted(tmp_path: Path) -> None:
     early = VIT.replace(", plain=False", "")
     assert early != VIT

@@ -11,7 +11,7 @@ from pages import FENCED, PAGES, ROOT, code, commands, text_of
 
 from sparsebench.cli import main
 
-PAPERS = ("theory", "overfitting", "spatial", "images", "sparse-tokens")
+PAPERS = ("theory", "overfitting", "spatial", "sparse-tokens", "images")
 
 
 def begins(words: str) -> list[str]:
@@ -27,6 +27,7 @@ HERE = [line for line in commands() if not line.why_not and line.code not in IN_
 FILES = {
     "mine.py": ("README.md", 0), "stripes.py": ("docs/write/task.md", 0), "measured.py": ("docs/write/task.md", 1),
     "deep_sets.py": ("docs/write/model.md", 0), "plain_vit.py": ("docs/write/model.md", 1),
+    "mean_token.py": ("docs/write/model.md", 2),
 }  # fmt: skip
 """The files of the pages, by the page and which of its blocks of Python they are."""
 
@@ -36,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder as a user has it: a run, boards, networks, and the files of the pages."""
     shutil.copytree(ROOT / "tests" / "golden" / "store", tmp_path / "sparsebench-out")
     (tmp_path / "leaderboard").symlink_to(ROOT / "leaderboard")
-    (tmp_path / "my-networks").symlink_to(ROOT / "sparsebench" / "networks")
+    (tmp_path / "my-networks").symlink_to(ROOT / "sparsebench" / "suites" / "networks")
     for name, (page, number) in FILES.items():
         assert code(page)[number].startswith(f"# {name}\n") or not number
         (tmp_path / name).write_text(code(page)[number], encoding="utf-8")
@@ -54,10 +55,11 @@ def test_what_does_not_run_says_what_it_lacks() -> None:
 
 def test_the_check_runs_commands_of_the_pages() -> None:
     assert [words for words in WORDS if not begins(words)] == []
-    assert f"for paper in {' '.join(PAPERS)};" in CHECK
+    assert f"for paper in {' '.join(PAPERS)}; do".replace("images", "${long:+images}") in CHECK
 
 
 @pytest.mark.slow
+@pytest.mark.theory
 @pytest.mark.parametrize("page", sorted({line.page for line in HERE}))
 def test_the_other_commands_of_a_page_run_one_after_the_other(page: str, folder: Path) -> None:
     """`run` only says what it would run."""

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparsebench.board.board import Row
+from sparsebench.board.columns import Row
+from sparsebench.board.judge import Flats, judge
 from sparsebench.records import store, table
-from sparsebench.records.record import Record
-from sparsebench.records.table import bytes_of
+from sparsebench.records.record import Record, bytes_of
 
 KINDS = {"dense": "baseline", "random": "baseline", "oracle": "oracle", "anti_oracle": "oracle"}
 Flat = dict[str, Any]
@@ -21,6 +21,11 @@ def flatten(record: Record) -> Flat:
     """Return a record as the flat row that boards are made of."""
     (row,) = table.rows_of(table.table_of([(record, 0)]))
     return row
+
+
+def build(records: Flats, by: str | None = None) -> list[Row]:
+    """Return the rows of the leaderboard of records."""
+    return judge(records, by).rows
 
 
 def rows_in(out: Path) -> list[Flat]:
@@ -41,8 +46,7 @@ def copy_without(out: Path, to: Path, cells: Sequence[str]) -> Path:
     """Write a folder to another one without the records of some cells, and return that."""
     rows = store.rows(out)
     kept = pc.invert(pc.is_in(rows["cell_id"], pa.array(cells, pa.string())))
-    beside = {f"{name}/{file}": text for name in store.BESIDE for file, text in store.beside(out, name).items()}
-    table.write(to / "records" / "some.parquet", rows.filter(kept), beside)
+    table.write(to / "records" / "some.parquet", rows.filter(kept), store.beside(out, *store.BESIDE))
     return to
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from sparsebench.plans import Keep, Merge, Mix
+from sparsebench.strategy.plans import Keep, Merge, Mix
 
 
 def merge(view, keep):

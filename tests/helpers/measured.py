@@ -1,9 +1,15 @@
 """What tests of records share: small cells, and what is read of a record."""
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from sparsebench.records.record import Record
 
+TINY = str(Path(__file__).with_name("tiny.toml"))
+"""A suite whose cells take a tenth of a second."""
+TOKENS = str(Path(__file__).resolve().parents[1] / "plugins" / "brings_tokens.py")
+"""A plugin file with a task and a model of tokens."""
 COMPOSITE = "composite:epochs=1,test=40,pretrain_epochs=0"
 VIT = "vit:dim=16,depth=3,heads=2"
 
@@ -19,3 +25,9 @@ def value(record: Record, metric: str) -> float:
 def reason(record: Record) -> str:
     assert record.failure is not None
     return record.failure.reason
+
+
+def what_was_measured(record: Record) -> dict[str, Any]:
+    """Return the record without what belongs to the run and not to the cell."""
+    metrics = {name: metric for name, metric in record.metrics.items() if name != "images_per_s"}
+    return record.model_dump(exclude={"started", "seconds", "memory", "samples"}) | {"metrics": metrics}

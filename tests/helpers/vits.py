@@ -7,9 +7,9 @@ from timm.layers import Attention
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 
-from sparsebench.budget import Budget
 from sparsebench.models.actor import Actor
-from sparsebench.plans import Keep, Merge
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.plans import Keep, Merge
 
 B, N = 3, 16
 BLOCKS = (1, 3)

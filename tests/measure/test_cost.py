@@ -1,7 +1,3 @@
-from dataclasses import replace
-from typing import Any
-
-import numpy as np
 import pytest
 import timm
 import torch
@@ -10,15 +6,14 @@ from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 from torch.utils.flop_counter import FlopCounterMode
 
-from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError
-from sparsebench.measure.cost import BlockCost, PositionalCost, ShallowCost, Step, TwoLayerCost, VitCost, scoring_of
+from sparsebench.measure.cost import BlockCost, Step, VitCost, scoring_of
 from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
-from sparsebench.models.shallow import FirstWeights, ShallowViT
 from sparsebench.models.timm_parts import vit_cost
-from sparsebench.plans import Keep
-from sparsebench.strategy import Traits
+from sparsebench.strategy.base import Traits
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.plans import Keep
 
 STAGES = (3, 6, 9)
 
@@ -181,47 +176,3 @@ def test_products_outside_blocks_embedding_and_head_are_counted_or_the_model_is_
         return
     steps = network.cost.dense()
     assert network.cost.macs(steps) == pytest.approx(counted(network, torch.rand(1, 3, side, side), None), rel=0.005)
-
-
-@pytest.mark.parametrize("variant", [{}, {"heads": 3}, {"skip": True}, {"heads": 2, "skip": True, "outputs": 2}])
-@pytest.mark.parametrize(("needs", "rate"), [((), 1.0), ((), 0.4), (("tokens",), 0.4), (("attention",), 0.4)])
-def test_the_closed_form_of_the_shallow_model_is_what_the_counter_counts(scripted, needs, rate, variant):
-    def decide(view, keep):
-        for field in needs:
-            getattr(view, field)
-        return first_tokens(view, keep)
-
-    L, m = 20, 32
-    network = ShallowViT(
-        np.random.default_rng(0), np.eye(8)[:, :4], L, m=m, first=FirstWeights(0.1, 0.2, 0.1), **variant
-    )
-    actor = Actor(scripted(decide, needs=needs), Budget(keep_rate=rate), network.cost, None, 0)
-    acting = actor.begin(torch.arange(1), 0, None, tokens=L, training=False)
-    # The read-out is a sum of products by element, which the counter does not see.
-    found = counted(network, torch.rand(1, L, 8), acting) + round(rate * L) * m * variant.get("outputs", 1)
-    assert network.cost.macs(acting.steps) == found
-    assert acting.steps == actor.planned
-
-
-@pytest.mark.parametrize(
-    ("needs", "scoring", "letters"),
-    [
-        ({"tokens"}, "", ""), ({"keys"}, "", "k"), ({"queries", "values"}, "", "qv"),
-        ({"keys", "attention"}, "received", ""), ({"values", "attention"}, "received", "v"),
-    ],
-)  # fmt: skip
-def test_what_is_projected_only_to_score_is_counted_once(needs: set[str], scoring: Any, letters: str) -> None:
-    """Queries and keys that the scoring attention makes are counted with it."""
-    L, d, m, d_h, d_v = 16, 10, 7, 5, 3
-    for cost, widths in (
-        (ShallowCost(L, d, d, d, m), {"q": d, "k": d, "v": d}),
-        (TwoLayerCost(L, d, d_h, d_v), {"q": d_h, "k": d_h, "v": d_v}),
-    ):
-        (step,) = cost.steps(Traits("input", needs), (0,), (8,))
-        assert (step.scoring, step.projected) == (scoring, letters)
-        bare = cost.macs([replace(step, projected="")])
-        assert cost.macs([step]) - bare == L * d * sum(widths[letter] for letter in letters)
-        (whole,) = cost.steps(Traits("input", needs), (0,), (L,))
-        assert (whole.scoring, whole.projected) == ("", "")
-    values = PositionalCost(L, d)
-    assert values.macs(values.steps(Traits("input", {"values"}), (0,), (8,))) == 8 * (d + 8) + L * d

@@ -6,13 +6,13 @@ import pytest
 
 from sparsebench.board import entries
 from sparsebench.board.columns import EVERY, keys_of
-from sparsebench.cells.results import Result
 from sparsebench.errors import UserError
 from sparsebench.measure import metrics
 from sparsebench.measure.metrics import METRICS, RESERVED, MetricKind, check, decided_by, kind_of, unit_of
 from sparsebench.measure.scores import Score
 from sparsebench.records import store
 from sparsebench.records.table import table_of
+from sparsebench.runner.results import Result
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "store"
@@ -73,8 +73,9 @@ def test_what_follows_from_a_record_is_what_the_table_says() -> None:
 
 def test_boards_read_what_the_table_says() -> None:
     assert set(entries.METRICS) == {
-        "accuracy", "success", "success_loss", "fitted", "macs_ratio", "macs_ratio_planned", "spurious_gap",
-        "worst_group_accuracy", "selection_auroc", "images_per_s", "p_label",
+        "accuracy", "success", "success_loss", "fitted", "macs", "macs_ratio", "macs_ratio_planned", "spurious_gap",
+        "worst_group_accuracy", "selection_auroc", "images_per_s", "p_label", "accuracy_top5", "parameters",
+        "timed_batch",
     }  # fmt: skip
     assert [kind.name for kind in METRICS if kind.over_seeds == "median"] == ["images_per_s"]
 

@@ -1,16 +1,17 @@
 import pytest
 import torch
 from sparsebench_plugins.random import Random
+from token_sets import SetCost
 
-from sparsebench import tokens
-from sparsebench.budget import Budget
 from sparsebench.errors import StrategyError, UnsupportedError
-from sparsebench.measure.cost import BlockCost, ShallowCost, Step, VitCost
+from sparsebench.measure.cost import BlockCost, Step, VitCost
 from sparsebench.models.actor import Actor
-from sparsebench.plans import Keep, Mask, Merge, Mix
+from sparsebench.strategy import tokens
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.plans import Keep, Mask, Merge, Mix
 
 B, N, KEEP = 2, 6, 3
-ONE = ShallowCost(tokens=N, d=4, m_a=4, m_b=4, m=8)
+ONE = SetCost(tokens=N, d=4, m=8)
 BLOCK = BlockCost(qkv=48, proj=16, mlp=128, width=4)
 FOUR = VitCost(tokens=8, prefix=1, class_rows=1, embed=12, head=8, blocks=(BLOCK,) * 4)
 TOKENS = torch.arange(B * N * 2.0).reshape(B, N, 2)

@@ -1,6 +1,9 @@
+from functools import partial
+
 import pytest
 import torch
 from timm.layers import Attention
+from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import Block
 from vits import (
     ARCHITECTURES,
@@ -20,8 +23,8 @@ from vits import (
 
 from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.models.deep import DeepViT
-from sparsebench.plans import Keep, Merge, Mix
-from sparsebench.strategy import SITES
+from sparsebench.strategy.base import SITES
+from sparsebench.strategy.plans import Keep, Merge, Mix
 
 architectures = pytest.mark.parametrize("make", ARCHITECTURES.values(), ids=ARCHITECTURES)
 sites = pytest.mark.parametrize("site", SITES)
@@ -180,18 +183,6 @@ def test_average_pooling_weighs_merged_tokens_by_their_patches(scripted, pool, p
 
 
 @sites
-@torch.no_grad()
-def test_the_order_in_which_tokens_are_kept_does_not_matter(scripted, site):
-    network = DeepViT(vit(class_token=False, global_pool="avg"))
-    pixels = images(network)
-    out = [
-        network(pixels, begin(network, scripted(decide, site=site)))
-        for decide in (any_tokens, lambda view, keep: Keep(any_tokens(view, keep).index.flip(1)))
-    ]
-    assert torch.equal(*out)
-
-
-@sites
 @pytest.mark.parametrize("needs", [(), ("tokens",)])
 @pytest.mark.parametrize("prefix", [{}, {"class_token": False, "global_pool": "avg"}], ids=str)
 @torch.no_grad()
@@ -311,28 +302,6 @@ def test_nothing_of_the_model_is_changed_whatever_the_strategy_does(scripted, si
     assert torch.equal(network(images(network)), bare)
 
 
-@sites
-def test_the_same_pass_again_gives_the_same_bits(scripted, site):
-    network = DeepViT(vit())
-    strategy = scripted(lambda view, keep: Keep.top(view.random(), keep), site=site, needs=())
-    first, again = (network(images(network), begin(network, strategy)) for _ in range(2))
-    assert torch.equal(first, again)
-
-
-@sites
-@torch.no_grad()
-def test_a_sample_is_judged_alike_alone_and_in_a_batch(scripted, site):
-    network = DeepViT(vit())
-    pixels = images(network)
-    strategy = scripted(lambda view, keep: Keep.top(view.random(), keep), site=site, needs=())
-    together = begin(network, strategy)
-    logits = network(pixels, together)
-    for i in range(B):
-        alone = together.actor.begin(torch.tensor([i]), 0, None, tokens=N, training=False)
-        close(network(pixels[i : i + 1], alone), logits[i : i + 1])
-        assert torch.equal(alone.index, together.index[i : i + 1])
-
-
 class Parallel(Block):
     """A block of the user's own: attention and MLP side by side."""
 
@@ -349,3 +318,94 @@ def test_a_block_with_a_forward_of_its_own_is_not_cut_open(scripted):
         network(pixels, acting)
     for site in ("input", "block"):
         close(network(pixels, begin(network, scripted(lambda v, k: None, site=site))), network(pixels), atol=1e-6)
+
+
+@sites
+@pytest.mark.parametrize("needs", [(), ("tokens",)])
+def test_every_weight_learns_through_the_tokens_that_stay(scripted, site, needs):
+    network = DeepViT(vit(init_values=0.5, qk_norm=True))
+    network.module.train()
+    acting = begin(network, scripted(any_tokens, site=site, needs=needs), training=True)
+    network(images(network), acting).square().sum().backward()
+    for name, weight in network.module.named_parameters():
+        assert weight.grad is not None and bool(weight.grad.abs().sum() > 0), name
+        assert bool(weight.grad.isfinite().all()), name
+
+
+def test_a_token_dropped_at_the_input_teaches_nothing(scripted):
+    network = DeepViT(vit())
+    acting = begin(network, scripted(lambda view, keep: Keep(torch.arange(keep).expand(B, keep))), training=True)
+    network(images(network), acting).square().sum().backward()
+    taught = network.module.pos_embed.grad[0].abs().sum(dim=1) > 0
+    assert taught.tolist() == [True] * 9 + [False] * 8
+
+
+TARGET = torch.cat([torch.arange(8) // 2, torch.arange(4, 12)])
+FIELDS = ("class_attention", "received_attention", "attention_maps")
+
+
+def network(**changes):
+    """Return a network to which the place of a patch makes no difference."""
+    model = vit(**changes)
+    with torch.no_grad():
+        model.pos_embed.zero_()
+    return DeepViT(model)
+
+
+def pairs():
+    """Return images of 4 x 4 patches of 8 pixels in which patches 2i and 2i + 1 are the same."""
+    halves = torch.rand(3, 3, 4, 8, 2, 1, 8, generator=torch.Generator().manual_seed(1))
+    return halves.expand(-1, -1, -1, -1, -1, 2, -1).reshape(3, 3, 32, 32)
+
+
+def merge_pairs(scripted, seen=None, *, proportional=True, fields=()):
+    """Return a strategy that merges half of the pairs in block 1, and looks at the fields in block 3."""
+
+    def decide(view, keep):
+        if view.block == 3:
+            seen.extend(getattr(view, field) for field in fields)
+            return None
+        return Merge(TARGET.expand(view.index.shape))
+
+    strategy = scripted(decide, site="attention", needs=("tokens", *fields))
+    type(strategy).proportional = proportional
+    return strategy
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"global_pool": "avg", "class_token": False},
+        {"reg_tokens": 2},
+        {"init_values": 0.5, "qk_norm": True},
+        {"cls": VisionTransformerDistilled},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("fused", [True, False])
+@torch.no_grad()
+def test_merging_copies_changes_no_logit_where_attention_weighs_sizes(scripted, changes, fused):
+    vit_ = network(**changes)
+    for block in vit_.module.blocks:
+        block.attn.fused_attn = fused
+    act = partial(begin, vit_, rate=0.75, blocks=(1,))
+    close(vit_(pairs(), act(merge_pairs(scripted))), vit_(pairs()), atol=1e-5)
+    plain = vit_(pairs(), act(merge_pairs(scripted, proportional=False)))
+    assert (plain - vit_(pairs())).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_the_attention_that_is_shown_weighs_sizes_too(scripted):
+    vit_, merged, whole = network(), [], []
+    vit_(pairs(), begin(vit_, merge_pairs(scripted, merged, fields=FIELDS), 0.75, blocks=(1, 3)))
+    look = scripted(
+        lambda view, keep: whole.extend(getattr(view, f) for f in FIELDS), site="attention", needs=("tokens", *FIELDS)
+    )
+    vit_(pairs(), begin(vit_, look, blocks=(3,)))
+    class_, received, maps = merged
+    together = torch.nn.functional.one_hot(TARGET).float()  # (16, 12)
+    close(class_, whole[0] @ together)
+    close(maps[:, :, 0, 1:], whole[2][:, :, 0, 1:] @ together)
+    close(maps[:, :, 1 + TARGET, 1:], whole[2][:, :, 1:, 1:] @ together)
+    close(received, maps.mean(dim=(1, 2))[:, 1:])

@@ -4,9 +4,8 @@ from vits import ARCHITECTURES, BLOCKS, any_tokens, begin, images, vit
 
 from sparsebench.models.deep import DeepViT
 from sparsebench.models.small_vit import PositionalDeepViT, small_vit
-from sparsebench.models.vits import Vit
-from sparsebench.plans import Keep
-from sparsebench.strategy import SITES
+from sparsebench.strategy.base import SITES
+from sparsebench.strategy.plans import Keep
 
 architectures = pytest.mark.parametrize("make", ARCHITECTURES.values(), ids=ARCHITECTURES)
 sites = pytest.mark.parametrize("site", SITES)
@@ -85,9 +84,3 @@ def test_positional_attention_is_made_in_bfloat16_too(scripted):
     network = PositionalDeepViT(small_vit(32, 5, attention="positional", **sizes), precision="bfloat16")
     logits = network(images(network), begin(network, scripted(any_tokens, site="attention", needs=())))
     assert logits.dtype == torch.float32 and network.module.training
-
-
-def test_the_precision_of_a_model_is_its_network_s(scripted):
-    assert Vit(precision="bfloat16").model_dump()["precision"] == "bfloat16"
-    with pytest.raises(ValueError, match="precision"):
-        Vit(precision="float16")

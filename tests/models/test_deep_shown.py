@@ -6,9 +6,9 @@ import torch
 from vits import ARCHITECTURES, B, Gated, N, any_tokens, begin, close, images, reference, tokens_at, vit
 
 from sparsebench.errors import UnsupportedError
-from sparsebench.layers import attention_fields as fields_of
+from sparsebench.models import attention_fields as fields_of
 from sparsebench.models.deep import DeepViT
-from sparsebench.strategy import SITES
+from sparsebench.strategy.base import SITES
 
 architectures = pytest.mark.parametrize("make", ARCHITECTURES.values(), ids=ARCHITECTURES)
 sites = pytest.mark.parametrize("site", SITES)

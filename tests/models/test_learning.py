@@ -8,13 +8,12 @@ import torch
 from torch import nn
 from vits import B, N, begin, close, images, vit
 
-from sparsebench.budget import Budget
-from sparsebench.errors import StrategyError, UnsupportedError
-from sparsebench.measure.cost import ShallowCost
+from sparsebench.errors import StrategyError
 from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
-from sparsebench.plans import Keep, Mask
-from sparsebench.strategy import Strategy
+from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.plans import Keep, Mask
 
 
 class Gate(Strategy):
@@ -143,14 +142,6 @@ def test_what_a_strategy_reads_out_is_what_the_head_reads(network):
 def test_where_it_did_not_act_the_head_reads_the_bare_network(network):
     with torch.no_grad():
         assert torch.equal(network(images(network), begin(network, ReadsFirst(), rate=1.0)), network(images(network)))
-
-
-@pytest.mark.parametrize("attribute", ["trained", "adaptive"])
-def test_theory_models_take_no_learned_and_no_adaptive_strategy(scripted, attribute):
-    strategy = scripted(lambda view, keep: None)
-    setattr(type(strategy), attribute, True)
-    with pytest.raises(UnsupportedError, match="learned, keeps another number"):
-        Actor(strategy, Budget(keep_rate=0.5), ShallowCost(10, 4, 4, 4, 8), None, 0)
 
 
 @pytest.mark.parametrize("blocks", [(4,), (-1,), (0, 50)])

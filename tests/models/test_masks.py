@@ -9,11 +9,11 @@ from timm.models.deit import VisionTransformerDistilled
 from vits import ARCHITECTURES, B, N, begin, close, images, vit
 
 from sparsebench.errors import StrategyError
-from sparsebench.layers.attention import masked_softmax
 from sparsebench.measure.cost import Traits
+from sparsebench.models.attention import masked_softmax
 from sparsebench.models.deep import DeepViT
-from sparsebench.plans import Keep, Mask, Merge, Mix, Shift
-from sparsebench.strategy import SITES
+from sparsebench.strategy.base import SITES
+from sparsebench.strategy.plans import Keep, Mask, Merge, Mix, Shift
 
 COUNTS = {1: (9, 3, 14), 3: (2, 3, 5)}
 """How many patches each of the three images keeps in the blocks 1 and 3."""

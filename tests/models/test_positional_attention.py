@@ -6,26 +6,21 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from sparsebench_plugins.attn_topk import AttnTopK
-from sparsebench_plugins.noise import Noise
-from sparsebench_plugins.oracle import Oracle
-from sparsebench_plugins.random import Random
-from sparsebench_plugins.random_inside import RandomInside
 from torch.utils.flop_counter import FlopCounterMode
 
-from sparsebench import engine
-from sparsebench.budget import Budget
+from sparsebench import runner
 from sparsebench.errors import UnsupportedError, UserError
-from sparsebench.measure.neighbours import neighbour_agreement
+from sparsebench.measure.selection import neighbour_agreement
 from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
 from sparsebench.models.small_vit import PositionalDeepViT, small_vit
 from sparsebench.models.vits import Timm, Vit
-from sparsebench.planning.expand import expand
-from sparsebench.planning.request import Request
-from sparsebench.plans import Keep, Merge, Mix
+from sparsebench.plan.expand import expand
+from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
-from sparsebench.strategy import SITES
+from sparsebench.strategy.base import SITES
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.plans import Keep, Merge, Mix
 from sparsebench.tasks.images import Plain
 
 B, N, DEPTH, HEADS = 3, 16, 4, 4
@@ -132,32 +127,6 @@ def test_removing_tokens_equals_positional_attention_written_out_for_those_that_
         np.testing.assert_allclose(out[i], reference(network.module, images()[i], site, kept), atol=2e-5)
 
 
-@torch.no_grad()
-def test_with_all_tokens_it_is_positional_attention_written_out():
-    network = PositionalDeepViT(build())
-    out = network(images())
-    for i in range(B):
-        np.testing.assert_allclose(out[i], reference(network.module, images()[i], "input", {}), atol=2e-5)
-
-
-SHIPPED = [Random(), RandomInside(), AttnTopK(), AttnTopK(attention="received"), Oracle(), Noise()]
-
-
-@pytest.mark.parametrize("strategy", SHIPPED, ids=lambda s: s.name)
-@torch.no_grad()
-def test_the_shipped_strategies_remove_what_they_remove_by_hand(strategy):
-    network = PositionalDeepViT(build())
-    relevance = torch.rand(B, N, generator=torch.Generator().manual_seed(3))
-    blocks = None if strategy.site == "input" else (1,)
-    acting = begin(network, strategy, relevance=relevance, blocks=blocks)
-    out = network(images(), acting)
-    assert acting.index.shape == (B, N // 2)
-    block = 0 if strategy.site == "input" else 1
-    for i in range(B):
-        kept = {block: acting.index[i].tolist()}
-        np.testing.assert_allclose(out[i], reference(network.module, images()[i], strategy.site, kept), atol=2e-5)
-
-
 @sites
 @pytest.mark.parametrize("needs", [(), ("tokens",)])
 @torch.no_grad()
@@ -166,19 +135,6 @@ def test_a_strategy_that_keeps_all_equals_no_strategy(scripted, site, needs):
     bare = network(images())
     for decide, rate in ((any_tokens, 1.0), (lambda view, keep: None, 0.5)):
         close(network(images(), begin(network, scripted(decide, site=site, needs=needs), rate)), bare, atol=1e-6)
-
-
-@torch.no_grad()
-def test_which_kernel_attends_makes_no_difference(scripted):
-    network = PositionalDeepViT(build())
-    found = []
-    for fused in (True, False):
-        for block in network.module.blocks:
-            block.attn.fused_attn = fused
-        strategy = scripted(any_tokens, site="attention", needs=())
-        found.append((network(images()), network(images(), begin(network, strategy))))
-    close(found[0][0], found[1][0])
-    close(found[0][1], found[1][1])
 
 
 def shown(scripted, network, pixels, fields, site="attention"):
@@ -193,22 +149,6 @@ def shown(scripted, network, pixels, fields, site="attention"):
     return seen
 
 
-@torch.no_grad()
-def test_attention_depends_on_positions_and_not_on_pixels(scripted):
-    fields = ("queries", "keys", "class_attention", "received_attention")
-    network = PositionalDeepViT(build())
-    for stage in shown(scripted, network, images(), (*fields, "values")):
-        *of_positions, values = stage
-        for value in of_positions:
-            assert torch.equal(value, value[:1].expand_as(value)) and value.std() > 1e-3
-        assert not torch.allclose(values[0], values[1], atol=1e-2)
-    other = shown(scripted, network, images(seed=2), fields)
-    content = shown(scripted, DeepViT(build("content")), images(), fields)
-    for mine, again, others in zip(shown(scripted, network, images(), fields), other, content, strict=True):
-        for a, b, c in zip(mine, again, others, strict=True):
-            assert torch.equal(a, b) and not torch.allclose(c[0], c[1], atol=1e-4)
-
-
 @sites
 @pytest.mark.parametrize("needs", [(), ("tokens",)])
 @torch.no_grad()
@@ -220,19 +160,6 @@ def test_tokens_in_another_order_keep_their_positions(scripted, site, needs):
 
     strategies = (scripted(decide, site=site, needs=needs) for decide in (any_tokens, ordered))
     close(*(network(images(), begin(network, strategy, blocks=(1,))) for strategy in strategies))
-
-
-@torch.no_grad()
-def test_removed_tokens_are_neither_keys_nor_values_nor_queries(scripted):
-    network = PositionalDeepViT(build())
-    first = scripted(lambda view, keep: Keep(torch.arange(keep).expand(B, keep)), site="input")
-    changed = images()
-    changed[:, :, 16:] = 0
-    a, b = (network(pixels, begin(network, first)) for pixels in (images(), changed))
-    assert torch.equal(a, b)
-    network.module.pos_embed[:, 1 + N // 2 :] = 100.0
-    assert torch.equal(network(images(), begin(network, first)), a)
-    assert not torch.allclose(network(images()), a)
 
 
 def fuse(view, keep):
@@ -302,26 +229,9 @@ def test_the_closed_form_is_what_the_counter_counts(scripted, site, needs, rate)
     assert network.cost == DeepViT(build("content")).cost
 
 
-@sites
-def test_every_weight_learns_through_the_tokens_that_stay(scripted, site):
-    network = PositionalDeepViT(build())
-    network(images(), begin(network, scripted(any_tokens, site=site, needs=()))).square().sum().backward()
-    for name, weight in network.module.named_parameters():
-        assert weight.grad is not None and bool(weight.grad.abs().sum() > 0), name
-
-
 DATA = Plain(test=16).draw(8, 0, {})
 FIRST_WEIGHTS = (-0.00195128855, 0.00867464673, 0.02029774524)
 """The first three of the position embedding, from when the model knew of content attention only."""
-
-
-def test_the_kind_of_attention_does_not_change_the_first_weights():
-    nets = [Vit(dim=16, heads=2, attention=kind).build(DATA, 0) for kind in ("content", "positional")]
-    content, positional = (network.module.state_dict() for network in nets)
-    assert list(content) == list(positional)
-    assert all(torch.equal(content[name], positional[name]) for name in content)
-    pixels = torch.from_numpy(DATA.test.inputs)
-    assert not torch.allclose(nets[0](pixels), nets[1](pixels), atol=1e-4)
 
 
 def test_content_attention_is_timms_own_model_with_the_weights_it_always_had():
@@ -346,22 +256,12 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
         jobs = expand(Request(plugins=(plugin,), tasks=(task,), n_train=(n_train,), seeds=1, model=model), Registry())
         name = plugin.partition(":")[0]
         jobs = [job for job in jobs if job.keep_weights or job.cell.strategy.name == name]
-        return list(engine.inline(jobs, Registry(), out, "cpu", {}))[-1]
+        return list(runner.inline(jobs, Registry(), out, "cpu", {}))[-1]
 
     return measure
 
 
 PLAIN = "plain:canvas=16,foreground=16,epochs=20,lr=0.006,batch=8,test=100"
-
-
-@pytest.mark.parametrize("plugin", ["dense", "random:keep_rate=0.7", "attn_topk:keep_rate=0.7"])
-def test_it_learns_the_digits_through_the_harness(measured, plugin):
-    record = measured(PLAIN, plugin)
-    assert record.status == "ok", record.failure
-    assert record.metrics["train_loss"].value < 0.85 * np.log(8)  # of chance; the last digits are the machine's
-    assert record.metrics["accuracy"].value > 0.3
-    dense = record.metrics["macs_dense"].value
-    assert (record.metrics["macs"].value < dense) == (plugin != "dense")
 
 
 def test_a_watched_cell_tells_of_neighbours_and_trains_alike(measured):
@@ -378,15 +278,6 @@ def test_a_watched_cell_tells_of_neighbours_and_trains_alike(measured):
     similarity = np.reshape(watched.samples["trained_similarity"], (16, 16))
     assert watched.metrics["neighbour_agreement"].value == neighbour_agreement(similarity, (4, 4))
     assert "watched_steps" not in plain.samples and "neighbour_agreement" not in plain.metrics
-
-
-def test_watching_content_attention_is_unsupported(tmp_path):
-    task = PLAIN.replace("epochs=20", "epochs=1") + ",watch=10"
-    (job,) = expand(
-        Request(plugins=("dense",), tasks=(task,), n_train=(16,), seeds=1, model="vit:dim=16,heads=2"), Registry()
-    )[:1]
-    (record,) = engine.inline([job], Registry(), tmp_path, "cpu", {})
-    assert record.status == "unsupported" and "vit:attention=positional" in record.failure.reason
 
 
 def test_permuted_patches_with_positions_permuted_alike_are_the_same_to_the_network():
@@ -422,15 +313,6 @@ def test_positions_as_alike_as_they_are_near_agree_entirely_in_the_right_order_a
     permuted = np.exp(-distances(grid, order))
     assert neighbour_agreement(permuted, grid, order) == 1.0
     assert neighbour_agreement(permuted, grid) < 0.7
-
-
-@grids
-def test_a_similarity_that_says_nothing_agrees_by_chance(grid):
-    n = grid[0] * grid[1]
-    rng = np.random.default_rng(1)
-    found = [neighbour_agreement(rng.standard_normal((n, n)), grid) for _ in range(400)]
-    chance = (distances(grid) == 1).sum(axis=1).mean() / (n - 1)
-    assert np.mean(found) == pytest.approx(chance, abs=4 * np.std(found) / 20)
 
 
 def test_each_neighbour_counts_by_how_many_its_patch_has():

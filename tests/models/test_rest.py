@@ -10,22 +10,17 @@ from vits import ARCHITECTURES, B, N, images, vit
 
 import sparsebench
 from sparsebench import Rest, Strategy, StrategyError, UnsupportedError, UserError
-from sparsebench.budget import Budget
-from sparsebench.contract import complaint
-from sparsebench.measure.cost import Step
 from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
-from sparsebench.plans import Keep
-from sparsebench.records.record import TokenStep
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.contract import complaint
+from sparsebench.strategy.plans import Keep
 from sparsebench.testing.networks import build
 from sparsebench.training.evaluate import evaluate
 from sparsebench.training.steps import Samples
 
 COUNTED = ("plain", "4 registers", "distilled", "average pool without class token", "PE", "SigLIP")
 EVERY = ARCHITECTURES | EVAS | SIGLIPS
-OLD_STEP = {
-    "tokens_in": 8.0, "tokens_out": 8.0, "early": False, "scoring": "", "projected": "", "own": 0.0, "spread": 0.0,
-}  # fmt: skip
 
 
 def some(view, keep):
@@ -229,13 +224,6 @@ def test_tokens_that_are_gone_cannot_rest_and_those_that_rest_cannot_be_dropped(
         network(images(network), begin(network, lies))
 
 
-def test_networks_of_one_layer_refuse_it():
-    shallow = build("shallow").network
-    strategy = rests(lambda view, keep: Rest(some(view, keep)))
-    with pytest.raises(UnsupportedError, match=r"^'rests' lets tokens rest for a block and return: this model has one"):
-        Actor(strategy, Budget(keep_rate=0.5), shallow.cost, shallow.grid, stream=1)
-
-
 def test_attention_before_the_first_block_is_refused():
     attends = rests(lambda view, keep: Rest.all_but_top(view.previous_attention, keep), ["previous_attention"])
     with pytest.raises(
@@ -260,25 +248,19 @@ def test_a_class_that_cannot_rest_is_refused(change):
 
 
 def test_what_was_chosen_is_noted_of_all_tokens_each_time():
-    """At each place of the budget all tokens have a score; at the end all are there."""
+    """At each place of the budget all tokens have a score."""
     case = build("class token")
     strategy = rests(lambda view, keep: Rest.all_but_top(view.tokens.sum(dim=2), keep))
     depth, tokens = case.network.cost.depth, case.network.cost.tokens
     budget = Budget(counts=(tokens // 2, tokens // 4), blocks=(0, depth - 1))
     actor = Actor(strategy, budget, case.network.cost, case.network.grid, stream=1)
-    done = evaluate(case.network, actor, Samples(case.inputs, case.labels, case.relevance), case.recipe)
-    assert [choice.block for choice in done.choices] == [0, depth - 1] and done.kept.all()
+    samples = Samples(case.inputs, case.labels, case.relevance)
+    done = evaluate(case.network, actor, samples, case.recipe, choices=True)
+    assert [choice.block for choice in done.choices] == [0, depth - 1]
     for choice, count in zip(done.choices, budget.counts, strict=True):
         assert (choice.kept.sum(axis=1) == count).all() and choice.scored
         lowest = choice.scores.argsort(axis=1)[:, : tokens - count]
         assert not choice.kept[[[row] for row in range(len(lowest))], lowest].any()
-
-
-def test_records_from_before_are_spelled_as_ever():
-    assert TokenStep(**OLD_STEP).model_dump(mode="json") == OLD_STEP
-    rested = TokenStep(**vars(Step(8.0, 8.0, rested=8.0)))
-    assert rested.model_dump(mode="json") == OLD_STEP | {"rested": 8.0}
-    assert TokenStep(**rested.model_dump()) == rested
 
 
 def test_what_acts_says_how_many_took_part_and_that_all_are_there():

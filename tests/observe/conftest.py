@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from sparsebench.budget import Budget
-from sparsebench.records.cell import Cell, Part
-from sparsebench.records.origin import Origin
+from sparsebench.records.cell import Cell, Origin, Part
 from sparsebench.records.record import Failure, Metric, Record
+from sparsebench.strategy.budget import Budget
 
 HOSTILE = {
     "slashes": "../../a/b\\c:d",
@@ -24,8 +23,8 @@ def record_of(
 ) -> Record:
     """Return a record of a watched training; whatever a plugin can name is called `strange`."""
     cell = Cell(
-        task=Part(name="theory", params={"name": "inner", "widths": [1, 2], "lr": 0.5, "nothing": None}),
-        model=Part(name="shallow"), strategy=Part(name="mine", params={"on": True, "word": strange}),
+        task=Part(name="composite", params={"name": "inner", "widths": [1, 2], "lr": 0.5, "nothing": None}),
+        model=Part(name="vit"), strategy=Part(name="mine", params={"on": True, "word": strange}),
         budget=Budget(macs=0.5), n_train=8, repetition=repetition,
     )  # fmt: skip
     good = status == "ok"

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from measured import TINY
 
-from sparsebench.contain import thread
-from sparsebench.contain.thread import Aside
 from sparsebench.errors import UserError
-from sparsebench.observe.observers import show_folder
+from sparsebench.observe import observer
+from sparsebench.observe.observer import ObserverThread
 from sparsebench.records import store
 from sparsebench.records.record import Record
+from sparsebench.runner.observers import show_folder
 
 HANGS = """
 import atexit
@@ -55,9 +56,7 @@ def sparsebench_observers():
 RUN = [
     "run",
     "--suite",
-    "quick-scratch",
-    "--task",
-    "theory:steps=10,test=10,tokens=20",
+    TINY,
     "--n-train",
     "4",
     "--seeds",
@@ -67,9 +66,9 @@ RUN = [
 ]
 IMPATIENT = """
 import sys
+from sparsebench.observe import observer
 from sparsebench.cli import run_cli
-from sparsebench.contain import thread
-thread.PATIENCE = 1.5
+observer.PATIENCE = 1.5
 run_cli()
 """
 
@@ -109,7 +108,7 @@ def test_a_run_ends_and_stores_all_records_whatever_hangs(file: Path, tmp_path: 
 def test_the_observer_that_hangs_is_named_and_the_others_go_on(
     file: Path, stored: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(thread, "PATIENCE", 0.3)
+    monkeypatch.setattr(observer, "PATIENCE", 0.3)
     with caplog.at_level(logging.WARNING):
         assert show_folder([f"{file}:at=record", f"{file}:at=good"], stored) == (3, ["observe:hangs"])
     seen = [line.split() for line in (stored / "good").read_text().splitlines()]
@@ -122,17 +121,17 @@ def test_the_observer_that_hangs_is_named_and_the_others_go_on(
 def test_one_that_does_not_open_stops_the_run_before_it_begins(
     file: Path, stored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(thread, "PATIENCE", 0.3)
+    monkeypatch.setattr(observer, "PATIENCE", 0.3)
     with pytest.raises(UserError, match=r"observer 'hangs' cannot be opened: TimeoutError: no answer in 0.3 s"):
         show_folder([f"{file}:at=open"], stored)
 
 
 def test_a_late_answer_is_not_taken_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: Any = Aside()
-    monkeypatch.setattr(thread, "PATIENCE", 0.1)
+    calls: Any = ObserverThread()
+    monkeypatch.setattr(observer, "PATIENCE", 0.1)
     with pytest.raises(TimeoutError):
         calls.call(lambda: time.sleep(0.3))
-    monkeypatch.setattr(thread, "PATIENCE", 5.0)
+    monkeypatch.setattr(observer, "PATIENCE", 5.0)
     assert calls.call(lambda: "mine") == "mine"
     with pytest.raises(ZeroDivisionError):
         calls.call(lambda: 1 / 0)

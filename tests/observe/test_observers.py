@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from measured import TINY
 
 import sparsebench
 from sparsebench.cli import main
 from sparsebench.errors import UserError
-from sparsebench.observe.observers import Observers, show_folder
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
+from sparsebench.runner.observers import Observers, show_folder
 
 Make = Callable[..., Record]
 OWN = """
@@ -48,7 +49,7 @@ def sparsebench_record_finished(record):
     with Path(__file__).with_name("bare_seen").open("a") as file:
         file.write(record.cell_id + "\\n")
 """
-RUN = ["--task", "theory:steps=10,test=10,tokens=20", "--n-train", "4", "--seeds", "1", "--device", "cpu"]
+RUN = ["--suite", TINY, "--n-train", "4", "--seeds", "1", "--device", "cpu"]
 
 
 def call(*arguments: Any) -> Result:
@@ -76,8 +77,6 @@ def test_a_run_tells_each_record_once_in_the_process_that_stores_it(own: Path, t
     out = tmp_path / "out"
     done = call(
         "run",
-        "--suite",
-        "quick-scratch",
         *RUN,
         "--jobs",
         jobs,
@@ -93,14 +92,13 @@ def test_a_run_tells_each_record_once_in_the_process_that_stores_it(own: Path, t
     assert done.exit_code == 0 and "an observer's own words" not in done.stdout, done.output
     seen = (out / "seen").read_text().split()
     assert sorted(seen) == sorted(store.read(out)) and len(seen) == 4
-    assert call("run", "--suite", "quick-scratch", *RUN, "--jobs", jobs, "--out", out, "--observe", own).exit_code == 0
+    assert call("run", *RUN, "--jobs", jobs, "--out", out, "--observe", own).exit_code == 0
     assert (out / "seen").read_text().split() == seen
 
 
 def test_an_observer_of_a_plugin_file_is_turned_on_by_its_name_only(own: Path, tmp_path: Path) -> None:
     request: dict[str, Any] = {
-        "suite": "quick-scratch",
-        "tasks": RUN[1],
+        "suite": TINY,
         "n_train": [4],
         "seeds": 1,
         "jobs": 0,
@@ -183,7 +181,7 @@ def test_bad_input_is_one_line_before_anything_is_run(
     )
     (tmp_path / "returns.py").write_text(OWN.replace("return see", "return None"))
     (tmp_path / "FILE").write_text("")
-    done = call("run", "--suite", "quick-scratch", *RUN, "--jobs", 0, "--out", "out", "--observe", text)
+    done = call("run", *RUN, "--jobs", 0, "--out", "out", "--observe", text)
     assert done.exit_code == 2 and says in done.stderr and done.stdout == "", done.output
     assert len(done.stderr.splitlines()) == 1 and not list(Path("out").rglob("*.jsonl"))
 
@@ -204,6 +202,6 @@ def test_an_observer_without_its_library_says_what_to_install(
 ) -> None:
     for module in modules:
         monkeypatch.setitem(sys.modules, module, None)  # which makes its import fail
-    done = call("run", "--suite", "quick-scratch", *RUN, "--out", tmp_path, "--observe", name)
+    done = call("run", *RUN, "--out", tmp_path, "--observe", name)
     says = f"Error: observer '{name}' is not installed; pip install 'sparsebench[{name}]'\n"
     assert (done.exit_code, done.stderr) == (2, says)

@@ -40,7 +40,7 @@ def session(found: EventAccumulator) -> tuple[dict[str, Any], int]:
 def test_metrics_series_and_hyper_parameters_are_read_back(make_record: Make, tmp_path: Path) -> None:
     record = make_record()
     TensorBoard().open(tmp_path)(record)
-    (run,) = (tmp_path / "tensorboard" / "theory-shallow").iterdir()
+    (run,) = (tmp_path / "tensorboard" / "composite-vit").iterdir()
     assert run.name.endswith(record.cell_id) and run.name.startswith("mine_mine_macs_0.5")
     found = read(tmp_path / "tensorboard")
     assert scalars(found) == {
@@ -49,7 +49,7 @@ def test_metrics_series_and_hyper_parameters_are_read_back(make_record: Make, tm
     given, ended = session(found)
     assert ended == Status.STATUS_SUCCESS
     assert given == {
-        "task": "theory", "task.name": "inner", "task.widths": "[1,2]", "task.lr": 0.5, "model": "shallow",
+        "task": "composite", "task.name": "inner", "task.widths": "[1,2]", "task.lr": 0.5, "model": "vit",
         "strategy": "mine", "strategy.on": True, "strategy.word": "mine", "budget.macs": 0.5, "n_train": 8.0,
         "budget.convention": record.cell.budget.convention, "where": "both", "repetition": 0.0, "label": "mine(mine)",
         "kind": "deployable", "status": "ok",
@@ -80,7 +80,7 @@ def test_hostile_names_stay_in_the_folder(make_record: Make, tmp_path: Path, str
     record = make_record(status, strange=strange)
     folder = tmp_path / "deep" / "log"
     TensorBoard(dir=str(folder)).open(tmp_path)(record)
-    (run,) = (folder / "theory-shallow").iterdir()
+    (run,) = (folder / "composite-vit").iterdir()
     assert run.name.endswith(record.cell_id) and len(os.fsencode(run.name)) < 200
     assert [path.name for path in tmp_path.iterdir()] == ["deep"]
     assert session(read(folder))[0]["strategy.word"] == strange

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparsebench.plugin import catalog
-from sparsebench.records.origin import Origin
+from sparsebench.records.cell import Origin
 
 MODULE = '''
 import sys

@@ -6,12 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from sparsebench.budget import Budget
 from sparsebench.errors import UserError
-from sparsebench.spec import Spec, fill, parse
-from sparsebench.strategy import Strategy
-from sparsebench.tasks.images import Spurious
-from sparsebench.tasks.theory import Theory
+from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.spec import Spec, fill, parse
+from sparsebench.tasks.images import Composite, Spurious
 
 
 class Tuned(Strategy):
@@ -126,10 +125,10 @@ def test_a_value_that_cannot_be_is_a_user_error_that_names_it(params):
         fill(Tuned, params, "strategy 'tuned'")
 
 
-@pytest.mark.parametrize("text", ["theory:lr=Infinity", "theory:noise=1e999", "theory:lr=NaN"])
+@pytest.mark.parametrize("text", ["composite:lr=Infinity", "composite:affine=1e999", "composite:lr=NaN"])
 def test_a_number_that_is_not_finite_is_a_user_error(text):
     with pytest.raises(UserError):
-        fill(Theory, parse(text).combinations()[0], "task 'theory'")
+        fill(Composite, parse(text).combinations()[0], "task 'composite'")
 
 
 def test_a_parameter_without_a_value_is_a_user_error():

@@ -3,19 +3,21 @@
 from typing import ClassVar
 
 import sparsebench
-from sparsebench.tasks.theory import Theory
+from sparsebench.tasks.images import Composite
 
 
-class SmallTheory(Theory):
-    """The theory task with few tokens."""
+class Small(Composite):
+    """The composite task with small pictures, trained from its first step."""
 
-    name: ClassVar[str] = "small_theory"
+    name: ClassVar[str] = "small"
 
-    tokens: int = 20
+    canvas: int = 16
+    foreground: int = 8
     test: int = 20
-    steps: int = 20
+    epochs: int = 1
+    pretrain_epochs: int = 0
 
 
 @sparsebench.hookimpl
 def sparsebench_tasks():
-    return [SmallTheory]
+    return [Small]

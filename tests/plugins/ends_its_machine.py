@@ -1,4 +1,4 @@
-"""A strategy that kills the process which has started its worker's keeper: on a cluster, the Dask worker."""
+"""A strategy that kills the process which has started its workers' server: on a cluster, the Dask worker."""
 
 import os
 import signal

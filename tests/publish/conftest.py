@@ -1,4 +1,4 @@
-"""A small run of a plugin file on tokens with groups and on pictures, and what it publishes."""
+"""A small run of a plugin file on pictures with groups and without, and what it publishes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ seeds = 2
 macs = 0.5
 
 [[task]]
-name = "theory"
-params = {steps = 2, test = 16, tokens = 20, spurious = 0.2, relevant = 0.4, criterion = "error"}
+name = "spurious"
+params = {epochs = 1, test = 16, canvas = 16, foreground = 8, pretrain_epochs = 0}
+model_params = {dim = 16, depth = 1, heads = 1}
 n_train = [8]
 
 [[task]]
@@ -54,7 +55,7 @@ def out(suite: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def sound(out: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return what the run publishes; do not write to it."""
-    return submit(out, tmp_path_factory.mktemp("submissions")).folder
+    return Path(submit(out, tmp_path_factory.mktemp("submissions")).folder)
 
 
 @pytest.fixture(scope="session")

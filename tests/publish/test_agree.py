@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from sparsebench.measure.scores import Items
-from sparsebench.publish.agree import Agreement, compare
-from sparsebench.publish.folder import read_records
-from sparsebench.records.record import Record, pack
+from sparsebench.publish.replay import Agreement, compare
+from sparsebench.publish.verify import read_records
+from sparsebench.records.record import Record, bytes_of
 
 ELSEWHERE = "0" * 16
 Pairs = list[tuple[Items, Items]]
@@ -18,18 +18,19 @@ Pairs = list[tuple[Items, Items]]
 @pytest.fixture(scope="module")
 def record(sound: Path) -> Record:
     """Return a record of a trained cell."""
-    return next(r for r in read_records(sound) if r.label == "norm" and r.cell.task.name == "theory")
+    return next(r for r in read_records(sound) if r.label == "norm" and r.cell.task.name == "spurious")
 
 
 def changed(record: Record, **metrics: float) -> Record:
-    known = {name: record.metrics[name].model_copy(update={"value": value}) for name, value in metrics.items()}
+    usual = record.metrics["accuracy"]
+    known = {name: record.metrics.get(name, usual).model_copy(update={"value": v}) for name, v in metrics.items()}
     return record.model_copy(update={"metrics": record.metrics | known})
 
 
 def made(record: Record, items: Items, repetition: int = 0, **metrics: float) -> Record:
     """Return the record with these outcomes."""
     arrays = {"predicted": items.predicted, "label": items.labels, "group": items.groups, "rank": items.ranks}
-    outcomes = {name: pack(values) for name, values in arrays.items()} | {"n": len(items.labels), "foreground": ""}
+    outcomes = {name: bytes_of(values) for name, values in arrays.items()} | {"n": len(items.labels), "foreground": b""}
     assert record.outcomes is not None
     update = {"outcomes": record.outcomes.model_copy(update=outcomes), "cell_id": f"{repetition:016x}"}
     return changed(record.model_copy(update=update), **{"test_loss": items.loss, **metrics})
@@ -71,9 +72,7 @@ def cells(better: int, number: int = 1, noise: int = 0) -> Pairs:
         (cells(0, 3), {"success": 1.0}, "in 3 cells the mean success is 1 there and 0 here"),
     ],
 )  # fmt: skip
-def test_cells_of_another_machine_are_not_better_than_here(
-    record: Record, pairs: Pairs, metrics: dict[str, float], said: str
-) -> None:
+def test_cells_of_another_machine(record: Record, pairs: Pairs, metrics: dict[str, float], said: str) -> None:
     agreement = elsewhere(record, pairs, **metrics)
     assert said in " ".join(agreement.wrong) and bool(agreement.wrong) == bool(said), agreement
     old, new = (np.concatenate([pair[k].correct for pair in pairs]) for k in (0, 1))
@@ -111,7 +110,7 @@ def test_untrained_weights_class_alike_wherever(record: Record) -> None:
 def test_the_same_machine_is_exactly_the_same_and_of_the_same_things(record: Record) -> None:
     assert record.outcomes is not None
     assert compare([(record, record)], ()) == Agreement([], 0, 0.0)
-    shown = record.outcomes.model_copy(update={"foreground": pack(np.arange(record.outcomes.n))})
+    shown = record.outcomes.model_copy(update={"foreground": bytes_of(np.arange(record.outcomes.n))})
     lost = {"status": "timeout", "outcomes": None, "metrics": {}}
     other = "other outcomes here, on the same machine"
     for there, here, said in (

@@ -1,6 +1,7 @@
 """Whether a submission is whole and consistent, which its files say alone: by verify, by merge, and on boards."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -8,20 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forge
 import pytest
 from click.testing import CliRunner, Result
-from forge import Change, changed, improve, kinds, put, rewritten, sealed
+from forge import Change, changed, improve, kinds, put, rewritten
 
 from sparsebench.cli import main
-from sparsebench.publish.folder import MANIFEST, RECORDS, manifest_of, read_records
-from sparsebench.publish.verify import submissions_in, verify, verify_each
-from sparsebench.records.manifests import Asked
-from sparsebench.records.record import Record, pack, unpack
+from sparsebench.publish.verify import MANIFEST, RECORDS, read_records, verify
+from sparsebench.records.record import Record, bytes_of, numbers_of
 
 Raw = dict[str, Any]
 FORGED = put(0.999, "metrics", "accuracy", "value")
 GHOST = {"value": 1.0, "unit": "fraction", "n": 4, "low": None, "high": None, "method": ""}
-GROUPS = ("-1 with spurious", "-1 without spurious", "+1 with spurious")
+GROUPS = ("3 on flower", "3 on china", "8 on flower")
 
 
 def call(*arguments: Any) -> Result:
@@ -32,9 +32,9 @@ def flip(name: str) -> Change:
     """Return what changes one test item."""
 
     def change(raw: Raw) -> None:
-        numbers = unpack(raw["outcomes"][name], raw["outcomes"]["n"]).copy()
+        numbers = numbers_of(raw["outcomes"][name], raw["outcomes"]["n"])
         numbers[0] ^= 1
-        raw["outcomes"][name] = pack(numbers)
+        raw["outcomes"][name] = bytes_of(numbers)
 
     return change
 
@@ -52,33 +52,33 @@ def of_plugin(raw: Raw) -> None:
 WRONG: list[tuple[str, str, Change, str]] = [
     *((task, "norm", put(value, "metrics", name, key), f"{name} is")
       for task, name, key, value in (
-          ("theory", "accuracy", "low", 0.5001), ("theory", "accuracy", "high", 0.9), ("theory", "accuracy", "n", 17),
-          ("theory", "accuracy", "unit", "loss"), ("theory", "worst_group_accuracy", "value", 0.99),
-          ("theory", "spurious_gap", "value", -0.25), ("theory", "average_train", "value", 0.123),
+          ("spurious", "accuracy", "low", 0.5001), ("spurious", "accuracy", "high", 0.9),
+          ("spurious", "accuracy", "n", 17),
+          ("spurious", "accuracy", "unit", "loss"), ("spurious", "worst_group_accuracy", "value", 0.99),
+          ("spurious", "spurious_gap", "value", -0.25), ("spurious", "average_train", "value", 0.123),
           ("composite", "macs_dense", "value", 1e9), ("composite", "accuracy_top5", "value", 0.999))),
-    ("theory", "norm", FORGED, "accuracy is 0.999"),
-    ("theory", "norm", put(0.5, "metrics", "success", "value"), "success is 0.5"),
-    ("theory", "norm", put(1.0, "metrics", "macs", "value"), "macs is 1.0"),
+    ("spurious", "norm", FORGED, "accuracy is 0.999"),
+    ("spurious", "norm", put(1.0, "metrics", "macs", "value"), "macs is 1.0"),
     ("composite", "norm", put(0.1, "metrics", "macs_ratio", "value"), "macs_ratio is 0.1"),
     ("composite", "norm", put(1.0, "trajectory", 1, "tokens_out"), "macs is"),
     ("composite", "norm", put([], "trajectory"), "0 blocks, and the model 2"),
     ("composite", "norm", put(1e200, "trajectory", 0, "tokens_in"), "macs is"),
-    *(("theory", "norm", left_out(name), f"{name} is missing")
-      for name in ("accuracy", "worst_group_accuracy", "macs", "success")),
-    ("theory", "norm", put(GHOST, "metrics", "accuracy: ghost"), "accuracy: "),
-    ("theory", "norm", left_out(*(f"accuracy: {name}" for name in GROUPS)), "group without a name"),
-    ("theory", "norm", put(None, "outcomes"), "it has no outcomes"),
-    *(("theory", "norm", flip(name), said) for name, said in (
+    *(("spurious", "norm", left_out(name), f"{name} is missing")
+      for name in ("accuracy", "worst_group_accuracy", "macs")),
+    ("spurious", "norm", put(GHOST, "metrics", "accuracy: ghost"), "accuracy: "),
+    ("spurious", "norm", left_out(*(f"accuracy: {name}" for name in GROUPS)), "group without a name"),
+    ("spurious", "norm", put(None, "outcomes"), "it has no outcomes"),
+    *(("spurious", "norm", flip(name), said) for name, said in (
         ("predicted", "rank and its predicted class disagree"), ("rank", "rank and its predicted class disagree"),
         ("label", "rank and its predicted class disagree"), ("group", "accuracy: "))),
-    ("theory", "random", lambda raw: (of_plugin(raw), FORGED(raw)), "accuracy is 0.999"),
-    ("theory", "norm", put("0" * 64, "origin", "revision"), "of another revision"),
-    ("theory", "norm", put("baseline", "kind"), "of another kind"),
-    ("theory", "norm", put("dense", "label"), "has strategy 'norm'"),
-    ("theory", "norm", put("<img src=x>", "cell", "strategy", "name"), "incomplete: it lacks 2 of the 4 settings"),
-    ("theory", "norm", put("0" * 16, "environment"), "has a machine without a name"),
-    ("theory", "norm", put(7, "cell", "repetition"), "is not of the suite"),
-    ("theory", "random", put("deployable", "kind"), "of another strategy than is submitted"),
+    ("spurious", "random", lambda raw: (of_plugin(raw), FORGED(raw)), "accuracy is 0.999"),
+    ("spurious", "norm", put("0" * 64, "origin", "revision"), "of another revision"),
+    ("spurious", "norm", put("baseline", "kind"), "of another kind"),
+    ("spurious", "norm", put("dense", "label"), "has strategy 'norm'"),
+    ("spurious", "norm", put("<img src=x>", "cell", "strategy", "name"), "incomplete: it lacks 2 of the 4 settings"),
+    ("spurious", "norm", put("0" * 16, "environment"), "has a machine without a name"),
+    ("spurious", "norm", put(7, "cell", "repetition"), "is not of the suite"),
+    ("spurious", "random", put("deployable", "kind"), "of another strategy than is submitted"),
 ]  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def renamed(raw: Raw) -> None:
     ids=["sound", "groups of other names", "changed in step", "a loss", "of no outcome"],
 )  # fmt: skip
 def test_what_follows_from_itself_or_from_nothing_is_reported(sound: Path, tmp_path: Path, change: Change) -> None:
-    verdict = verify(changed(sound, tmp_path, lambda raw: raw["cell"]["task"]["name"] == "theory" and change(raw)))
+    verdict = verify(changed(sound, tmp_path, lambda raw: raw["cell"]["task"]["name"] == "spurious" and change(raw)))
     assert (verdict.badge, verdict.wrong, verdict.why, verdict.records) == ("reported", False, [], 17)
     assert "nobody has run it again" in verdict.said
 
@@ -117,44 +117,32 @@ def test_costs_of_a_plugins_task_are_taken_as_they_stand(sound: Path, tmp_path: 
 
 def flipped(name: str) -> Callable[[Path], Any]:
     def change(folder: Path) -> None:
-        content = bytearray((folder / name).read_bytes())
-        content[len(content) // 2] ^= 1
-        (folder / name).write_bytes(content)
+        content = (folder / name).read_bytes()
+        half = len(content) // 2
+        (folder / name).write_bytes(content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :])
 
     return change
-
-
-def torn(folder: Path) -> None:
-    (folder / RECORDS).write_bytes((folder / RECORDS).read_bytes()[:-50])
-    sealed(folder)
 
 
 def with_records(change: Callable[[Record], list[Record]]) -> Callable[[Path], Any]:
     return lambda folder: rewritten(folder, [one for record in read_records(folder) for one in change(record)])
 
 
-def of_suite(folder: Path) -> None:
-    sealed(folder, suite=manifest_of(folder).suite.model_copy(update={"sha256": "0" * 16}))
-
-
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a changed byte": (flipped(RECORDS), f"'{RECORDS}' has another SHA-256 than {MANIFEST} says"),
-    "another plugin": (flipped("plugin/good.py"), f"'plugin/good.py' has another SHA-256 than {MANIFEST} says"),
-    "torn records": (torn, "is damaged"),
-    "no records": (lambda folder: (folder / RECORDS).unlink(), "is not there"),
-    "a file more": (lambda folder: (folder / "notes.txt").write_text("x"), f"'notes.txt' is not in {MANIFEST}"),
+    "another plugin": (flipped("plugin/good.py"), "'plugin/good.py' is not the file that was run"),
+    "no plugin": (lambda folder: (folder / "plugin" / "good.py").unlink(), "'plugin/good.py' is not the file"),
+    "torn records": (lambda folder: os.truncate(folder / RECORDS, 5000), "is damaged"),
+    "no records": (lambda folder: (folder / RECORDS).unlink(), "which suite"),
     "an empty manifest": (lambda folder: (folder / MANIFEST).write_text("{}"), f"{MANIFEST}: "),
     "no manifest": (lambda folder: (folder / MANIFEST).unlink(), f"there is no {MANIFEST}"),
     "a folder as manifest": (
         lambda folder: ((folder / MANIFEST).unlink(), (folder / MANIFEST).mkdir()), "it cannot be read"),
-    "records twice": (
-        with_records(lambda record: [record, record]), "is there twice"),
+    "records twice": (with_records(lambda record: [record, record]), "is there twice"),
     "fewer records": (
-        with_records(lambda record: [record][record.label == "norm" and record.cell.task.name == "theory" :]),
+        with_records(lambda record: [record][record.label == "norm" and record.cell.task.name == "spurious" :]),
         "incomplete: it lacks 2 of the 4 settings of suite tiny 3"),
-    "another suite": (of_suite, "its suite is not the one"),
-    "another strategy": (lambda folder: sealed(folder, strategy="other"), "what its strategy is"),
-    "another version": (lambda folder: sealed(folder, version="tiny-3-0"), "its version is not that of its suite"),
+    "another strategy": (lambda folder: forge.said(folder, strategy="other"), "what its strategy is"),
 }  # fmt: skip
 
 
@@ -171,23 +159,16 @@ def test_each_kind_of_forgery_has_no_better_badge_than_is_true(few: Path, tmp_pa
         assert (kind, verify(folder, placed=True).badge) == (kind, best)
 
 
-def test_suites_other_than_the_boards_are_named(sound: Path, out: Path, tmp_path: Path) -> None:
-    assert verify(sound, [Asked(name="tiny", version=4, settings=("a",))]).notes == [
-        "not of the board: it answers suite tiny 3 with 4 settings, and the board suite tiny 4 with 1"
-    ]
-    (same,) = verify_each([sound], out)
-    (unknown,) = verify_each([sound], tmp_path)
-    assert same.notes == [] and "the board does not say what" in unknown.notes[0]
-
-
-def test_submissions_are_found_below_a_folder_and_are_called_as_what_they_hold(sound: Path, tmp_path: Path) -> None:
+def test_submissions_are_found_below_a_folder(sound: Path, tmp_path: Path) -> None:
     root = tmp_path / "submissions"
     copy, other = (Path(shutil.copytree(sound, root / name / sound.name)) for name in ("norm", "attn_topk"))
     (root / "README.md").write_text("about")
     (root / "mine" / "c").mkdir(parents=True)
-    found = submissions_in(root)
-    assert found == [other, root / "mine" / "c", copy] and submissions_in(copy) == [copy]
-    assert [v.badge for v in verify_each(found)] == ["rejected", "rejected", "reported"]
+    found = json.loads(call("verify", root, "--json").stdout)
+    badges = {str(other): "rejected", str(root / "mine" / "c"): "rejected", str(copy): "reported"}
+    assert {one["folder"]: one["badge"] for one in found} == badges
+    for path in (copy, copy.parent):
+        assert [one["folder"] for one in json.loads(call("verify", path, "--json").stdout)] == [str(copy)]
     result = call("verify", root)
     assert result.exit_code == 1 and f"its folder is not called norm/{sound.name}" in result.stdout
 
@@ -195,22 +176,21 @@ def test_submissions_are_found_below_a_folder_and_are_called_as_what_they_hold(s
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["verify", "NONE"], "NONE is no folder"),
-        (["verify", "FILE"], "FILE is no folder"),
-        (["verify", "EMPTY"], "no submissions in EMPTY; they lie in <strategy>/<version>/"),
-        (["verify", "TWO", "--replay", "1"], "one submission is replayed at a time; got 2 of them; name one"),
-        (["submit", "NONE", "--to", "TO"], "no records in NONE; run `sparsebench run --out` with this folder first"),
+        ("verify NONE", "NONE is no folder"), ("verify FILE", "FILE is no folder"),
+        ("verify EMPTY", "no submissions in EMPTY; they lie in <strategy>/<version>/"),
+        ("verify TWO --replay 1", "one submission is replayed at a time; got 2 of them; name one"),
+        ("submit NONE --to TO", "no records in NONE; run `sparsebench run --out` with this folder first"),
     ],
-)
-def test_mistakes_are_one_line(tmp_path: Path, sound: Path, arguments: list[str], said: str) -> None:
+)  # fmt: skip
+def test_mistakes_are_one_line(
+    tmp_path: Path, sound: Path, arguments: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in "ab":
         shutil.copytree(sound, tmp_path / "TWO" / "norm" / name)
     (tmp_path / "EMPTY").mkdir()
     (tmp_path / "FILE").write_text("")
-    words = ("EMPTY", "FILE", "NONE", "TWO", "TO")
-    result = call(*(tmp_path / word if word in words else word for word in arguments))
-    for word in words[:3]:
-        said = said.replace(word, str(tmp_path / word))
+    monkeypatch.chdir(tmp_path)
+    result = call(*arguments.split())
     assert (result.exit_code, result.stderr) == (2, f"Error: {said}\n")
 
 
@@ -224,16 +204,14 @@ def test_verifying_imports_no_torch_and_no_plugin(sound: Path) -> None:
     assert done.returncode == 0 and json.loads(done.stdout)[0]["badge"] == "reported", done.stderr
 
 
-def test_boards_have_the_badge_and_merge_and_boards_name_what_contradicts_itself(
-    sound: Path, out: Path, tmp_path: Path
-) -> None:
+def test_boards_and_merges_name_what_contradicts_itself(sound: Path, out: Path, tmp_path: Path) -> None:
     def badges(folder: Path) -> dict[str, Any]:
         rows = json.loads(call("leaderboard", folder, "--format", "json").stdout)
         return {row["strategy"]: row.get("badge") for row in rows}
 
     assert badges(sound) == {"norm": "reported", "dense": "", "random": "", "oracle": ""}
     assert badges(out)["norm"] is None  # no submission, no column
-    assert "reported" in call("leaderboard", sound, "--format", "html").stdout.split("</noscript>")[0]
+    assert '"reported"' in call("leaderboard", sound, "--format", "html").stdout
     forged = changed(sound, tmp_path, lambda raw: (put("norm(\x1b[2J\r\n)", "label")(raw), FORGED(raw)))
     merged, found = tmp_path / "merged", call("verify", forged)
     assert found.exit_code == 1 and ": rejected: " in found.stdout and "accuracy is 0.999" in found.stdout

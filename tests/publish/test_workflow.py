@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from forge import changed, put
 
-from sparsebench.page import published
+from sparsebench.board import published
 from sparsebench.records import store, table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +37,7 @@ def template(out: Path, sound: Path, tmp_path_factory: pytest.TempPathFactory) -
     """Return a repository with a board and a submission, and its commit."""
     folder = tmp_path_factory.mktemp("base") / "repository"
     shutil.copytree(out / "records", folder / "leaderboard" / "tiny" / "records")
-    published.update(folder / "leaderboard" / "tiny")
+    published.write(published.made(folder / "leaderboard" / "tiny"))
     shutil.copytree(sound, folder / "leaderboard" / "submissions" / "norm" / "0")
     (folder / "README.md").write_text("A project.\n")
     git(folder, "init", "--quiet")
@@ -121,24 +121,18 @@ def test_a_pull_request_passes_or_is_told_why_not(
     assert not list(tmp_path.rglob("done"))
 
 
-def pinned(text: str) -> bool:
-    """Say whether a workflow's actions stay what they are and its checkouts keep no secret."""
+@pytest.mark.parametrize("name", ["submissions", "release"])
+def test_workflows_read_and_no_more_and_their_actions_stay_what_they_are(name: str) -> None:
+    text = (WORKFLOWS / f"{name}.yml").read_text("utf-8")
     actions = re.findall(r"uses: (\S+)", text)
     assert actions and all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action) for action in actions)
-    return text.count("persist-credentials: false") == text.count("actions/checkout@")
-
-
-def test_the_workflow_reads_and_no_more_and_its_actions_stay_what_they_are() -> None:
-    text = (WORKFLOWS / "submissions.yml").read_text("utf-8")
-    assert pinned(text) and re.findall(r"^permissions:\n  (.*)\n(\S)", text, re.MULTILINE) == [("contents: read", "c")]
-    assert "pull_request_target" not in text and "secrets" not in text.partition("\nname:")[2]
-    assert "push:\n    branches: [main]" in text
-    assert re.search(r"^/\.github/ @\S+", (ROOT / ".github" / "CODEOWNERS").read_text("utf-8"), re.MULTILINE)
-
-
-def test_of_a_release_only_the_job_that_runs_no_code_may_write() -> None:
-    text = (WORKFLOWS / "release.yml").read_text("utf-8")
-    assert pinned(text) and re.findall(r"^permissions:\n  (.*)\n(\S)", text, re.MULTILINE) == [("contents: read", "j")]
-    build, _, attach = text.partition("\n  attach:\n")
-    assert "write" not in build.partition("\nname:")[2] and attach.count("contents: write") == 1
-    assert "checkout" not in attach and "pip" not in attach and "secrets" not in text
+    assert text.count("persist-credentials: false") == text.count("actions/checkout@")
+    assert re.search(r"^permissions:\n  contents: read\n\S", text, re.MULTILINE)
+    if name == "release":  # only the job that runs no code may write
+        build, _, attach = text.partition("\n  attach:\n")
+        assert "write" not in build.partition("\nname:")[2] and attach.count("contents: write") == 1
+        assert "checkout" not in attach and "pip" not in attach and "secrets" not in text
+    else:
+        assert "pull_request_target" not in text and "secrets" not in text.partition("\nname:")[2]
+        assert "push:\n    branches: [main]" in text
+        assert re.search(r"^/\.github/ @\S+", (ROOT / ".github" / "CODEOWNERS").read_text("utf-8"), re.MULTILINE)

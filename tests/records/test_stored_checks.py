@@ -6,16 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from click.testing import CliRunner
-from flats import filled, rows_in
+from flats import filled
 
 import sparsebench
 from sparsebench.cli import main
 from sparsebench.records import checks
-from sparsebench.records.checks import CHANGED, SEVERAL, UNCHECKED, Badges, Outcome, Report
-from sparsebench.records.origin import Origin
+from sparsebench.records.cell import Origin
+from sparsebench.records.checks import CHANGED, SEVERAL, UNCHECKED, Outcome, Report, badge_of
 from sparsebench.records.record import Record
 
 CHECKED = {
@@ -24,13 +23,7 @@ CHECKED = {
 }  # fmt: skip
 
 
-def report(
-    strategy: str = "mine",
-    revision: str = "a",
-    version: str = sparsebench.__version__,
-    params: Any = None,
-    **found: Any,
-) -> Report:
+def report(strategy="mine", revision="a", version=sparsebench.__version__, params=None, **found):  # type: ignore
     """Return a report of checks that passed, if not said else."""
     outcomes = tuple(
         Outcome(check=name, group=group, says="So.", status=found.pop(name, "passed"), message='it wrote "ü\n"')  # type: ignore[arg-type]
@@ -54,50 +47,38 @@ def test_a_report_comes_back_and_a_newer_one_of_the_same_takes_its_place(tmp_pat
         assert len(checks.read(tmp_path)) == number and other in checks.read(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("found", "shown", "remark"),
-    [
-        ({}, "passes", ""),
-        ({"gradients_flow": "unsupported", "nothing_is_nan": "unsupported"}, "passes", ""),
-        ({"gradients_flow": "failed"}, "passes", "fails recommended gradients_flow"),
-        ({"time_of_a_choice": "failed"}, "passes", ""),
-        ({"gradients_flow": "expected"}, "passes, expected failures: 1", "fails, as it declares, gradients_flow"),
-        (
-            {"plans_are_legal": "failed", "nothing_is_nan": "timeout", "gradients_flow": "not run"},
-            "fails 2 of 3 required",
-            "fails required plans_are_legal, nothing_is_nan (timeout); 1 not run for that",
-        ),
-        (
-            {"plans_are_legal": "crashed", "acts_without_error": "expected", "time_of_a_choice": "failed"},
-            "fails 1 of 3 required, expected failures: 1",
-            "fails required plans_are_legal (crashed); fails, as it declares, acts_without_error",
-        ),
-    ],
-)
-def test_a_badge_says_how_many_required_checks_failed_and_its_remark_which(
-    found: dict[str, str], shown: str, remark: str
-) -> None:
-    assert Badges([report(**found)]).of("mine", "a") == (shown, remark)
+OTHER = (CHANGED, "another revision was checked")
+OLD = (CHANGED, f"checked by sparsebench 0.0.9, this is {sparsebench.__version__}")
+SQUARE = report(params={"power": 2.0})
 
 
 @pytest.mark.parametrize(
     ("reports", "label", "revision", "shown"),
     [
         ([], "mine", "a", (UNCHECKED, "")),
-        ([report()], "mine", "b", (CHANGED, "another revision was checked")),
-        ([report(params={"power": 2.0})], "mine", "a", (UNCHECKED, "")),
-        ([report(params={"power": 2.0})], "mine(power=2.0)", "a", ("passes", "")),
-        ([report(version="0.0.9")], "mine", "a",
-         (CHANGED, f"checked by sparsebench 0.0.9, this is {sparsebench.__version__}")),
+        ([report()], "mine", "a", ("passes", "")),
+        ([report()], "mine", "b", OTHER),
+        ([SQUARE], "mine", "a", (UNCHECKED, "")),
+        ([SQUARE], "mine(power=2.0)", "a", ("passes", "")),
+        ([report(version="0.0.9")], "mine", "a", OLD),
         ([report(version="0.0.9"), report()], "mine", "a", ("passes", "")),
         ([report(), report(version="0.0.9")], "mine", "a", ("passes", "")),
-        ([report(revision="")], "mine", "", (CHANGED, "another revision was checked")),  # of which nothing is known
+        ([report(revision="")], "mine", "", OTHER),  # of which nothing is known
+        *(([report(**found)], "mine", "a", (shown, remark)) for found, shown, remark in (
+            ({"gradients_flow": "unsupported", "nothing_is_nan": "unsupported"}, "passes", ""),
+            ({"gradients_flow": "failed"}, "passes", "fails recommended gradients_flow"),
+            ({"time_of_a_choice": "failed"}, "passes", ""),
+            ({"gradients_flow": "expected"}, "passes, expected failures: 1", "fails, as it declares, gradients_flow"),
+            ({"plans_are_legal": "failed", "nothing_is_nan": "timeout", "gradients_flow": "not run"},
+             "fails 2 of 3 required",
+             "fails required plans_are_legal, nothing_is_nan (timeout); 1 not run for that"),
+            ({"plans_are_legal": "crashed", "acts_without_error": "expected", "time_of_a_choice": "failed"},
+             "fails 1 of 3 required, expected failures: 1",
+             "fails required plans_are_legal (crashed); fails, as it declares, acts_without_error"))),
     ],
 )  # fmt: skip
-def test_a_report_counts_for_its_revision_its_parameters_and_its_version_only(
-    reports: list[Report], label: str, revision: str, shown: tuple[str, str]
-) -> None:
-    assert Badges(reports).of(label, revision) == shown
+def test_a_badge(reports: list[Report], label: str, revision: str, shown: tuple[str, str]) -> None:
+    assert badge_of(reports, label, revision) == shown
 
 
 @pytest.fixture
@@ -123,7 +104,7 @@ def board(tmp_path: Path, make_record: Callable[..., Record]) -> Callable[..., s
 @pytest.mark.parametrize(
     ("revisions", "of", "shown"), [("aa", "a", "passes"), ("ab", "a", SEVERAL), ("aa", "b", CHANGED)]
 )
-def test_a_strategy_has_the_badge_that_all_its_records_have(
+def test_boards_have_the_badge_of_all_records(
     board: Callable[..., str], by: tuple[str, ...], revisions: str, of: str, shown: str
 ) -> None:
     text = board("--format", "csv", *by, of=report(revision=of), revisions=revisions)
@@ -132,9 +113,7 @@ def test_a_strategy_has_the_badge_that_all_its_records_have(
 
 
 @pytest.mark.parametrize("form", ["table", "md", "csv", "json", "latex"])
-def test_every_format_has_the_column_where_there_is_a_report_and_those_for_people_the_remark(
-    board: Callable[..., str], form: str
-) -> None:
+def test_every_format_has_the_badge_and_those_for_people_the_remark(board: Callable[..., str], form: str) -> None:
     assert "check" not in board("--format", form) + board("--format", form, of=report("its"))
     text = board("--format", form, of=report(plans_are_legal="failed")).replace("\\_", "_")
     assert "fails 1 of 3 required" in text and UNCHECKED in text
@@ -144,10 +123,3 @@ def test_every_format_has_the_column_where_there_is_a_report_and_those_for_peopl
 def test_a_strategy_whose_cells_all_failed_has_its_remark_once(board: Callable[..., str]) -> None:
     text = board("--format", "md", of=report(acts_without_error="failed"), status="failed")
     assert text.count("mine: checks: fails required acts_without_error") == 1
-
-
-def test_the_column_comes_through_data_frames(board: Callable[..., str], tmp_path: Path) -> None:
-    board(of=report())
-    flat = list(Badges(checks.read(tmp_path)).mark(rows_in(tmp_path)))
-    table = sparsebench.leaderboard(pd.DataFrame(flat))
-    assert dict(zip(table["strategy"], table["checks"], strict=True)) == {"mine": "passes", "other": UNCHECKED}

@@ -1,4 +1,4 @@
-"""Writing and sealing: what was acknowledged is there, whoever is killed and whatever the disk does."""
+"""Writing and sealing, and what lies beside records: it is there, whoever is killed and whatever the disk does."""
 
 import errno
 import os
@@ -17,9 +17,12 @@ from typing import Any
 
 import pytest
 from flats import filled, rows_in
+from measured import TINY
 
+from sparsebench import api
 from sparsebench.errors import UserError
-from sparsebench.records import files, store
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import files, manifests, store
 from sparsebench.records.record import Record
 
 Make = Callable[..., Record]
@@ -71,27 +74,28 @@ def full_disk(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
 
 
-def raises(code: int) -> Callable[..., None]:
-    def fail(*arguments: Any) -> None:
-        raise OSError(code, os.strerror(code))
+def fails(file: int, *size: int) -> None:
+    raise OSError(errno.ENOSPC, "No space left")
 
-    return fail
+
+def fails_on_folders(file: int, real: Any = os.fsync) -> None:
+    """As network file systems may."""
+    if stat.S_ISDIR(os.fstat(file).st_mode):
+        raise OSError(errno.EINVAL, "Invalid argument")
+    real(file)
 
 
 @pytest.mark.parametrize(
     ("more", "replaced", "said"),
-    [
-        (500, {}, "the disk is full"),
-        (0, {}, "File too large"),
-        (10**6, {"fsync": raises(errno.ENOSPC)}, "No space left"),  # as network file systems say it
-        (500, {"ftruncate": raises(errno.EIO)}, "recorded before is safe"),
-    ],
+    [(500, {}, "the disk is full"), (0, {}, "File too large"), (10**6, {"fsync": fails}, "No space left"),
+     (500, {"ftruncate": fails}, "recorded before is safe")],
     ids=["a short write", "no write", "no sync", "not taken back"],
-)
+)  # fmt: skip
 def test_a_record_for_which_the_disk_has_no_room_is_taken_back_and_costs_no_other(
     tmp_path: Path, make_record: Make, monkeypatch: pytest.MonkeyPatch, more: int, replaced: Any, said: str
 ) -> None:
     writer = store.Writer(tmp_path)
+    monkeypatch.setattr(os, "fsync", fails_on_folders)
     writer.append(make_record())
     (path,) = store.segments(tmp_path)
     whole = path.read_bytes()
@@ -106,34 +110,13 @@ def test_a_record_for_which_the_disk_has_no_room_is_taken_back_and_costs_no_othe
     assert set(store.read(tmp_path)) == {make_record(repetition=k).cell_id for k in (0, 2)}
 
 
-@pytest.mark.parametrize(("code", "known"), [(errno.EINVAL, True), (errno.ENOTSUP, True), (errno.EIO, False)])
-def test_a_folder_that_cannot_be_synced_is_no_mistake_where_a_file_system_cannot(
-    tmp_path: Path, make_record: Make, monkeypatch: pytest.MonkeyPatch, code: int, known: bool
-) -> None:
-    real = os.fsync
-    monkeypatch.setattr(
-        os, "fsync", lambda file: raises(code)() if stat.S_ISDIR(os.fstat(file).st_mode) else real(file)
-    )
-    try:
-        store.Writer(tmp_path).append(make_record())
-    except UserError:
-        assert not known
-    else:
-        assert known and list(store.read(tmp_path)) == [make_record().cell_id]
-
-
 @pytest.mark.parametrize(
     "act",
-    [
-        pytest.param(lambda below, record: store.Writer(below).append(record), id="append"),
-        pytest.param(lambda below, record: files.write_whole(below / "x", b""), id="write_whole"),
-        pytest.param(lambda below, record: store.check_writable(below), id="check_writable"),
-        pytest.param(lambda below, record: store.check_writable(below.parents[1]), id="records is a file"),
-    ],
-)
-def test_a_folder_that_cannot_be_written_is_the_users_mistake(
-    tmp_path: Path, make_record: Make, act: Callable[..., None]
-) -> None:
+    [lambda below, record: store.Writer(below).append(record), lambda below, record: files.write_whole(below, b""),
+     lambda below, record: store.check_writable(below), lambda below, record: store.check_writable(below.parents[1])],
+    ids=["append", "write_whole", "check_writable", "records is a file"],
+)  # fmt: skip
+def test_a_folder_that_cannot_be_written(tmp_path: Path, make_record: Make, act: Callable[..., None]) -> None:
     (tmp_path / "records").write_bytes(b"")
     with pytest.raises(UserError, match=f"cannot write.*{tmp_path}"):
         act(tmp_path / "records" / "below", make_record())
@@ -187,9 +170,9 @@ def test_what_lies_beside_the_records_goes_with_them(tmp_path: Path, make_record
     files.write_whole(tmp_path / "environments" / "bad.json", b"\xff")
     store.seal(tmp_path)
     assert [path.name for path in (tmp_path / "environments").iterdir()] == ["bad.json"]
-    assert store.beside(tmp_path, "environments") == {"a.json": '{"python": "3"}'}
+    assert store.beside(tmp_path, "environments") == {"environments/a.json": '{"python": "3"}'}
     files.write_whole(tmp_path / "environments" / "a.json", b'{"python": "4"}')
-    assert store.beside(tmp_path, "environments") == {"a.json": '{"python": "4"}'}
+    assert store.beside(tmp_path, "environments") == {"environments/a.json": '{"python": "4"}'}
 
 
 def test_a_line_that_cannot_be_read_keeps_its_segment_and_a_torn_one_not(tmp_path: Path, make_record: Make) -> None:
@@ -225,3 +208,37 @@ def test_what_cannot_be_sealed_stays(tmp_path: Path, make_record: Make) -> None:
     with full_disk(100), pytest.raises(UserError, match="cannot write"):
         store.seal(tmp_path)
     assert len(store.read(tmp_path)) == len(store.segments(tmp_path)) == len(list(tmp_path.rglob("*.*"))) == 1
+
+
+SMALL: dict[str, Any] = {"suite": TINY, "n_train": (4,), "jobs": 0}
+
+
+def test_a_run_says_what_its_strategies_are_and_that_it_answers_no_whole_suite(tmp_path: Path) -> None:
+    out, less, merged = tmp_path / "out", tmp_path / "less", tmp_path / "merged"
+    api.run("attn_topk", seeds=2, out=out, **SMALL)
+    found = manifests.strategies(out)
+    for name in ("attn_topk", "dense", "random", "oracle"):
+        shipped = Registry().strategy(name)
+        one = found[name, shipped.origin.revision]
+        for each in ("kind", "site", "trained", "citation", "bibtex"):
+            assert getattr(one, each) == getattr(shipped.cls, each)
+    (asked,) = manifests.suites(out)
+    assert (asked.name, asked.version, len(asked.settings)) == (manifests.OWN, 1, 2)
+    store.merge([out], merged)
+    assert manifests.strategies(merged) == found and manifests.suites(merged) == [asked]
+    api.run("noise", seeds=2, out=out, **SMALL)
+    assert manifests.suites(out) == [asked], "whatever the strategies"
+    api.run("attn_topk", seeds=1, out=less, **SMALL)
+    (other,) = manifests.suites(less)
+    assert other.sha256 != asked.sha256 and set(other.settings) < set(asked.settings)
+
+
+def test_what_was_said_before_there_was_more_to_say_gives_way(tmp_path: Path) -> None:
+    old = {"name": "mine", "sha256": "0", "kind": "deployable", "site": "input", "trained": False, "adaptive": False,
+           "citation": "", "bibtex": ""}  # fmt: skip
+    for said in ({}, {"how": "merge"}):
+        store.keep(tmp_path / "strategies", old | said)
+        assert manifests.strategies(tmp_path)["mine", "0"].how == said.get("how", "")
+    for name, file in (("a", "w.pt"), ("a", "x/w.pt"), ("b", "x/w.pt"), ("c", "v.pt")):
+        store.keep(tmp_path / "files", {"name": name, "file": file})
+    assert manifests.file_names(tmp_path) == {"a": "x/w.pt (a)", "b": "x/w.pt (b)", "c": "v.pt"}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebench.reproduce.verdicts import Verdict, as_csv, as_json, interval, judge, markdown
+from sparsebench.paper import Verdict, as_csv, as_json, interval, judge, markdown
 
 INFINITY, NAN = float("inf"), float("nan")
 ONE = Verdict("1a", "N ~ alpha_*^-2 | alpha_*", 'says "so"', "1, 2", "", "partly", "rule\nin two lines")

@@ -6,8 +6,8 @@ from PIL import Image
 
 from sparsebench import sources
 from sparsebench.errors import UserError
-from sparsebench.planning.files import locate
-from sparsebench.planning.request import Files
+from sparsebench.plan.locate import locate
+from sparsebench.plan.request import Files
 from sparsebench.sources import classes, files, scenes
 
 

@@ -75,7 +75,7 @@ def test_kept_accuracy_is_the_area_over_dense_seed_by_seed() -> None:
     *some, dense = points()
     height = area([*some, dense], SPENT, 0.3)
     assert height is not None
-    mean, low, high = kept_accuracy(height, dense)
+    mean, low, high = kept_accuracy([height], dense)[0]
     ratios = [height.means[s] / dense.means[s] for s in range(3)]
     assert mean == pytest.approx(np.mean(ratios)) and low is not None and high is not None
     assert high - mean == pytest.approx(mean - low)
@@ -87,9 +87,9 @@ def test_kept_accuracy_is_the_area_over_dense_seed_by_seed() -> None:
     items = stats.t.ppf(0.975, 179) * math.sqrt(sum(errors)) / 3
     students = stats.t.ppf(0.975, 2) * np.std(ratios, ddof=1) / 3**0.5
     assert high - mean == pytest.approx(max(items, students), rel=1e-6)
-    assert kept_accuracy(dense, dense) == (1, 1, 1)
+    assert kept_accuracy([dense], dense) == [(1, 1, 1)]
     one = replace(height, means={0: height.means[0]})
-    assert kept_accuracy(one, dense) == (ratios[0], None, None)
+    assert kept_accuracy([one], dense) == [(ratios[0], None, None)]
 
 
 def test_the_least_macs_are_where_the_line_first_falls_below() -> None:

@@ -4,11 +4,11 @@ import math
 
 import torch
 
-from sparsebench.budget import Budget
 from sparsebench.models.actor import Actor
-from sparsebench.plans import Place
-from sparsebench.tokens import apply
-from sparsebench.view import TokenView
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.plans import Place
+from sparsebench.strategy.tokens import apply
+from sparsebench.strategy.view import TokenView
 
 
 def view(B=3, N=17, C=6, H=2, *, seed=0, sizes=None, prefix_count=1, block=1, depth=4, grid=None, **given):

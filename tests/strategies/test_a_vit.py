@@ -9,12 +9,12 @@ import torch
 from sparsebench_plugins.a_vit import AViT
 from tiny import B, N, act, images, vit
 
-from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.counts import solve
 from sparsebench.models.actor import Actor
-from sparsebench.spec import fill
-from sparsebench.strategy import LossInputs
+from sparsebench.strategy.base import LossInputs
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.spec import fill
 from sparsebench.testing.networks import build
 from sparsebench.training.calibrate import calibrate
 from sparsebench.training.steps import Autograd, Samples

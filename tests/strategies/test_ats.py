@@ -9,10 +9,10 @@ from merging import view
 from sparsebench_plugins.ats import ATS
 from tiny import B, N, act, images, vit
 
-from sparsebench.budget import FULL, Budget
 from sparsebench.measure.counts import stages
 from sparsebench.models.actor import Actor
-from sparsebench.tokens import Padded
+from sparsebench.strategy.budget import FULL, Budget
+from sparsebench.strategy.tokens import Padded
 from sparsebench.training.calibrate import calibrate
 from sparsebench.training.steps import Samples
 

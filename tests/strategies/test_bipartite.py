@@ -10,8 +10,8 @@ from sparsebench_plugins.mctf import MCTF
 from sparsebench_plugins.pitome import PiToMe
 from sparsebench_plugins.tofu import ToFu
 
-from sparsebench.plans import Keep
-from sparsebench.tokens import sizes_after
+from sparsebench.strategy.plans import Keep
+from sparsebench.strategy.tokens import sizes_after
 
 HALVES = [(17, 16), (17, 12), (17, 9), (16, 8), (16, 15), (3, 2), (2, 1)]
 

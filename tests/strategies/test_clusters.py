@@ -10,7 +10,7 @@ from sparsebench_plugins.downsample import Downsample
 from sparsebench_plugins.dpc_knn import DPCKNN
 from sparsebench_plugins.k_medoids import KMedoids
 
-from sparsebench.tokens import sizes_after
+from sparsebench.strategy.tokens import sizes_after
 
 COUNTS = [(17, 16), (17, 9), (17, 3), (16, 1)]
 

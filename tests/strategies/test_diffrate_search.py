@@ -10,8 +10,8 @@ from sparsebench_plugins.diffrate import DiffRate
 from sparsebench_plugins.diffrate_search import DiffRateSearch
 from tiny import B, images, vit
 
-from sparsebench.budget import FULL, Budget
 from sparsebench.models.actor import Actor
+from sparsebench.strategy.budget import FULL, Budget
 from sparsebench.training.calibrate import calibrate
 from sparsebench.training.steps import Samples
 

@@ -9,12 +9,12 @@ from merging import view as view_of
 from sparsebench_plugins.dynamic_vit import DynamicViT
 from tiny import B, N, act, images, vit
 
-from sparsebench.budget import Budget
-from sparsebench.disposal import dispose, squeeze
 from sparsebench.errors import UserError
 from sparsebench.models.actor import Actor
-from sparsebench.plans import Keep
-from sparsebench.strategy import LossInputs, ModelOutputs
+from sparsebench.strategy.base import LossInputs, ModelOutputs
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.disposal import dispose, squeeze
+from sparsebench.strategy.plans import Keep
 
 PLACE = place(N, 8, 8)
 

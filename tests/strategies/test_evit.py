@@ -9,10 +9,10 @@ from merging import view
 from sparsebench_plugins.evit import EViT
 from tiny import B, N, act, images, inside, vit
 
-from sparsebench.budget import Budget
 from sparsebench.models.actor import Actor
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.tokens import apply
 from sparsebench.testing.networks import build
-from sparsebench.tokens import apply
 from sparsebench.training.steps import Autograd, Samples
 
 

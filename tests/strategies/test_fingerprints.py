@@ -9,8 +9,8 @@ import pytest
 import torch
 from sparsebench_plugins.tome import ToMe
 
-from sparsebench import matching, selection
-from sparsebench.plans import Merge
+from sparsebench.strategy import selection
+from sparsebench.strategy.plans import Merge
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,10 +42,9 @@ def test_what_strategies_and_helpers_choose_is_what_the_file_says(kept, now):
 
 def test_every_shared_way_to_choose_has_a_fingerprint():
     shared = [
-        f"{module.__name__.removeprefix('sparsebench.')}.{name}"
-        for module in (matching, selection)
-        for name, value in inspect.getmembers(module, inspect.isfunction)
-        if value.__module__ == module.__name__ and not name.startswith("_")
+        f"selection.{name}"
+        for name, value in inspect.getmembers(selection, inspect.isfunction)
+        if value.__module__ == selection.__name__ and not name.startswith("_")
     ]
     assert shared and set(shared) <= FINGERPRINTS.HELPERS.keys()
 
@@ -61,7 +60,7 @@ def test_each_choice_of_a_row_is_made_with_a_margin(kept):
 
 def test_a_strategy_that_chooses_otherwise_is_named_until_its_revision_is_raised(kept, now, monkeypatch):
     def plan(self, view, keep):
-        target, leaves = matching.bipartite(view.keys, keep, view.prefix_count)
+        target, leaves = selection.bipartite(view.keys, keep, view.prefix_count)
         return Merge(target, weight=torch.where(leaves, 0.0, 1.0))  # what is merged adds nothing
 
     monkeypatch.setattr(ToMe, "plan", plan)
@@ -91,7 +90,7 @@ def test_a_tie_that_is_broken_otherwise_names_the_strategies_that_share_the_help
     before = torch.Tensor.argsort
     monkeypatch.setattr(torch.Tensor, "argsort", argsort)
     changed = copy.deepcopy(now)
-    changed["helpers"]["matching.bipartite"]["result"] = FINGERPRINTS.result_of("matching.bipartite")
+    changed["helpers"]["selection.bipartite"]["result"] = FINGERPRINTS.result_of("selection.bipartite")
     wrong = FINGERPRINTS.unraised(kept, changed)
-    assert wrong.keys() == {"matching.bipartite"}
-    assert all(name in wrong["matching.bipartite"] for name in ("ppt", "tofu", "tome", "vid_tldr"))
+    assert wrong.keys() == {"selection.bipartite"}
+    assert all(name in wrong["selection.bipartite"] for name in ("ppt", "tofu", "tome", "vid_tldr"))

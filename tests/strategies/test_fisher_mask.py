@@ -9,11 +9,11 @@ from sparsebench_plugins.fisher_mask import FisherMask
 from timm.models.deit import VisionTransformerDistilled
 from tiny import B, N, act, chosen, images, vit
 
-from sparsebench.budget import Budget
 from sparsebench.models.actor import Actor
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.view import Images
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.fit import fit
-from sparsebench.view import Images
 
 RECIPE = Recipe("cross-entropy", "adamw", 1e-3, B, epochs=1, steps=1, smoothing=0.1)
 LABELS = torch.tensor([0, 3, 1, 3])

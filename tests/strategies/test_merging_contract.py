@@ -15,10 +15,9 @@ from sparsebench_plugins.pitome import PiToMe
 from sparsebench_plugins.tofu import ToFu
 from sparsebench_plugins.tome import ToMe
 from tiny import images, vit
+from token_sets import OneLayer, Sets
 
 from sparsebench.errors import UnsupportedError
-from sparsebench.models.shipped import Shallow
-from sparsebench.tasks.theory import Theory
 
 MERGING = [ToMe, ToFu, PiToMe, MCTF, ATC, DPCKNN, DiffRate]
 every = pytest.mark.parametrize("make", [*MERGING, KMedoids, Downsample], ids=lambda cls: cls.name)
@@ -92,22 +91,22 @@ def test_gradients_flow_through_what_goes_on(make):
 
 
 @merging
-def test_on_the_shallow_model_merging_is_unsupported_with_the_reason(make):
-    data = Theory(tokens=20, relevant=0.4, confusion=0.1).draw(3, 0, {})
-    network = Shallow(m=8).build(data, 0)
-    with pytest.raises(UnsupportedError, match="a vector of its own: tokens can be kept or removed, not fused, merged"):
+def test_on_a_network_of_token_sets_merging_is_unsupported_with_the_reason(make):
+    data = Sets(tokens=20, relevant=0.4, confusion=0.1).draw(3, 0, {})
+    network = OneLayer(m=8).build(data, 0)
+    with pytest.raises(UnsupportedError, match="no sizes: tokens can be kept or removed, not fused, merged"):
         act(make(**({"merge_from": 0} if make is ToFu else {})), network, torch.from_numpy(data.train.inputs))
 
 
 @pytest.mark.parametrize("strategy", [KMedoids(), KMedoids(weights="equal"), ToFu()], ids=str)
-def test_what_only_removes_acts_on_the_shallow_model(strategy):
-    data = Theory(tokens=20, relevant=0.4, confusion=0.1).draw(3, 0, {})
-    network = Shallow(m=8).build(data, 0)
+def test_what_only_removes_acts_on_a_network_of_token_sets(strategy):
+    data = Sets(tokens=20, relevant=0.4, confusion=0.1).draw(3, 0, {})
+    network = OneLayer(m=8).build(data, 0)
     acting, out = act(strategy, network, torch.from_numpy(data.train.inputs), keep_rate=0.5)
     assert acting.index.shape == (3, 10) and out.shape == (3,)
 
 
 def test_a_grid_is_needed_to_downsample():
-    data = Theory(tokens=20, relevant=0.4, confusion=0.1).draw(3, 0, {})
+    data = Sets(tokens=20, relevant=0.4, confusion=0.1).draw(3, 0, {})
     with pytest.raises(UnsupportedError, match="have no places"):
-        act(Downsample(), Shallow(m=8).build(data, 0), torch.from_numpy(data.train.inputs))
+        act(Downsample(), OneLayer(m=8).build(data, 0), torch.from_numpy(data.train.inputs))

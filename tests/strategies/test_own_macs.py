@@ -24,19 +24,19 @@ from sparsebench_plugins.vid_tldr import VidTLDR
 from sparsebench_plugins.vis_pruner import VisPruner
 from sparsebench_plugins.vision_zip import VisionZip
 from sparsebench_plugins.zero_tprune import ZeroTPrune
+from sparsebench_theory.overfitting.network import TwoLayerViT
+from sparsebench_theory.shallow.network import FirstWeights, ShallowViT
 from tiny import SHIPPED, B, N, images, vit
 from torch.utils.flop_counter import FlopCounterMode
 
-from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.counts import solve
 from sparsebench.models.actor import Actor
-from sparsebench.models.shallow import FirstWeights, ShallowViT
-from sparsebench.models.two_layer import TwoLayerViT
-from sparsebench.plans import Mix
-from sparsebench.strategy import Strategy
+from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.plans import Mix
+from sparsebench.strategy.tokens import apply
 from sparsebench.testing.trial import StandIn
-from sparsebench.tokens import apply
 
 
 class Watched(StandIn):
@@ -89,6 +89,7 @@ def test_own_macs_are_what_the_counter_counts(strategy, rate, prefix):
     assert own == found and (own or strategy.name == "diffrate")  # which merges half of one token: none
 
 
+@pytest.mark.theory
 @pytest.mark.parametrize("strategy", [ToFu(merge_from=1.0), ZeroTPrune(iterations=(7, 3, 2))], ids=lambda s: s.name)
 def test_keys_of_theory_models_have_their_own_width(strategy):
     rng = np.random.default_rng(0)

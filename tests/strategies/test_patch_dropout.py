@@ -5,8 +5,8 @@ from sparsebench_plugins.patch_dropout import PatchDropout
 from sparsebench_plugins.random import Random
 from tiny import B, N, act, images, vit
 
-from sparsebench.budget import Budget
 from sparsebench.models.actor import Actor
+from sparsebench.strategy.budget import Budget
 
 
 def trained(network, visit=0, rate=0.5):

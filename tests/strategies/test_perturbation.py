@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 import torch
 from sparsebench_plugins.perturbation import Perturbation
+from sparsebench_theory.models import Positional, Shallow, TwoLayer
+from sparsebench_theory.overfitting.task import Overfitting
+from sparsebench_theory.shallow.task import Theory
+from sparsebench_theory.spatial.task import Spatial
 from timm.models.deit import VisionTransformerDistilled
 from tiny import B, N, images, vit
 
-from sparsebench.budget import Budget
 from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
-from sparsebench.models.shipped import Positional, Shallow, TwoLayer
 from sparsebench.models.small_vit import PositionalDeepViT, small_vit
-from sparsebench.plans import Keep
-from sparsebench.tasks.overfitting import Overfitting
-from sparsebench.tasks.spatial import Spatial
-from sparsebench.tasks.theory import Theory
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.plans import Keep
 
 SMALL = {"patch": 8, "dim": 32, "depth": 2, "heads": 2}
 DEEP = {
@@ -110,6 +110,7 @@ THEORY = {
 }
 
 
+@pytest.mark.theory
 @pytest.mark.parametrize(("model", "task"), THEORY.values(), ids=THEORY)
 @torch.no_grad()
 def test_it_acts_on_the_theory_models(model, task):

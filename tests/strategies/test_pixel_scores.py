@@ -9,10 +9,9 @@ from sparsebench_plugins.gradient_energy import GradientEnergy
 from sparsebench_plugins.noise import ROUNDING, Noise
 from sparsebench_plugins.patch_variance import PatchVariance
 from tiny import B, N, act, chosen, images, vit
+from token_sets import OneLayer, Sets
 
 from sparsebench.errors import UnsupportedError
-from sparsebench.models.shipped import Shallow
-from sparsebench.tasks.theory import Theory
 
 L = ((1, -2, 1), (-2, 4, -2), (1, -2, 1))
 
@@ -86,10 +85,10 @@ def test_noise_by_ratio_forgives_noise_on_strong_signals_and_sees_none_on_flat_p
 
 
 @pytest.mark.parametrize("strategy", [s for s, _ in CASES.values() if s != Noise()], ids=str)
-def test_what_needs_pixels_is_unsupported_on_the_theory_task(strategy):
-    data = Theory(tokens=20, relevant=0.4, confusion=0.1).draw(3, 0, {})
+def test_what_needs_pixels_is_unsupported_on_token_sets(strategy):
+    data = Sets(tokens=20, relevant=0.4, confusion=0.1).draw(3, 0, {})
     with pytest.raises(UnsupportedError, match=f"{strategy.name}: these tokens"):
-        act(strategy, Shallow(m=8).build(data, 0), torch.from_numpy(data.train.inputs))
+        act(strategy, OneLayer(m=8).build(data, 0), torch.from_numpy(data.train.inputs))
 
 
 @pytest.mark.parametrize(("strategy", "side"), [(Noise(), 2), (GradientEnergy(), 1)], ids=str)

@@ -6,10 +6,9 @@ import torch
 from sparsebench_plugins.radial import Radial
 from sparsebench_plugins.random import Random
 from tiny import B, N, act, chosen, images, vit
+from token_sets import OneLayer, Sets
 
 from sparsebench.errors import UnsupportedError, UserError
-from sparsebench.models.shipped import Shallow
-from sparsebench.tasks.theory import Theory
 
 BIG = {"img_size": 64, "depth": 1}  # 8 x 8 patches
 
@@ -61,9 +60,9 @@ def test_stratified_draws_the_same_alone_and_in_a_batch_and_again():
 
 @pytest.mark.parametrize("strategy", [Random(stratified=True), Radial()], ids=lambda s: s.name)
 def test_tokens_without_a_grid_are_unsupported(strategy):
-    data = Theory(tokens=20, relevant=0.4, confusion=0.1).draw(3, 0, {})
+    data = Sets(tokens=20, relevant=0.4, confusion=0.1).draw(3, 0, {})
     with pytest.raises(UnsupportedError, match=f"{strategy.name}: tokens without a grid"):
-        act(strategy, Shallow(m=8).build(data, 0), torch.from_numpy(data.train.inputs))
+        act(strategy, OneLayer(m=8).build(data, 0), torch.from_numpy(data.train.inputs))
 
 
 @pytest.mark.parametrize("p", [1, 2, "inf"])

@@ -14,13 +14,12 @@ from sparsebench_plugins.oracle import Oracle
 from sparsebench_plugins.random import Random
 from timm.models.deit import VisionTransformerDistilled
 from tiny import ENTRIES, ROOT, SHIPPED, B, N, act, images, vit
+from token_sets import OneLayer, Sets
 
-from sparsebench.contract import complaint
 from sparsebench.errors import UnsupportedError
-from sparsebench.models.shipped import Shallow
-from sparsebench.strategy import KINDS
+from sparsebench.strategy.base import KINDS
+from sparsebench.strategy.contract import complaint
 from sparsebench.tasks.images import Composite
-from sparsebench.tasks.theory import Theory
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -48,7 +47,7 @@ def test_kinds_are_as_published():
 
 def test_importing_them_imports_neither_torch_nor_timm():
     modules = ", ".join(f"sparsebench_plugins.{name}" for name in SHIPPED)
-    code = f"import sys, sparsebench.strategy, {modules}; sys.exit(list({{'torch', 'timm'}} & set(sys.modules)) or 0)"
+    code = f"import sys, sparsebench, {modules}; sys.exit(list({{'torch', 'timm'}} & set(sys.modules)) or 0)"
     path = f"import sys; sys.path[:0] = {[str(ROOT), str(ROOT / 'plugins')]!r}; "
     done = subprocess.run([sys.executable, "-c", path + code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -100,9 +99,9 @@ def test_a_draw_is_the_same_alone_and_in_a_batch(strategy):
         assert torch.equal(alone.index[0], together.index[i])
 
 
-def test_oracles_on_theory_tokens_keep_and_remove_the_majority_pattern():
-    data = Theory(tokens=20, relevant=0.4, confusion=0.1).draw(10, 0, {})
-    network = Shallow(m=8).build(data, 0)
+def test_oracles_on_token_sets_keep_and_remove_the_majority_pattern():
+    data = Sets(tokens=20, relevant=0.4, confusion=0.1).draw(10, 0, {})
+    network = OneLayer(m=8).build(data, 0)
     relevance = torch.from_numpy(data.train.relevance)
     for strategy, number in ((Oracle(), 8), (AntiOracle(), 0)):
         acting, _ = act(strategy, network, torch.from_numpy(data.train.inputs), relevance)
@@ -169,8 +168,8 @@ def test_noise_reads_bytes_and_shares_of_one_alike():
 
 
 def test_noise_drops_tokens_of_unusual_length_where_there_are_no_pixels():
-    data = Theory(tokens=10, d=6, relevant=0.4, confusion=0.1).draw(3, 0, {})
-    network = Shallow(m=8).build(data, 0)
+    data = Sets(tokens=10, d=6, relevant=0.4, confusion=0.1).draw(3, 0, {})
+    network = OneLayer(m=8).build(data, 0)
     tokens = torch.from_numpy(data.train.inputs).clone()
     tokens[0, [2, 5]] *= 3
     tokens[1, [0, 9]] *= 0.2
@@ -181,11 +180,11 @@ def test_noise_drops_tokens_of_unusual_length_where_there_are_no_pixels():
     assert removed == [[2, 5], [0, 9], [1, 8]]
 
 
-def test_noise_finds_most_noisy_tokens_of_the_theory_task():
-    data = Theory(tokens=50, noisy_share=0.3, noisy_std=0.35).draw(100, 0, {})
+def test_noise_finds_most_noisy_tokens_of_sets():
+    data = Sets(tokens=50, noisy_share=0.3, noisy_std=0.35).draw(100, 0, {})
     tokens = data.train.inputs
-    nearest = np.linalg.norm(tokens[:, :, None] - data.patterns.T, axis=3).min(axis=2)
-    acting, _ = act(Noise(), Shallow(m=8).build(data, 0), torch.from_numpy(tokens), rate=0.7)
+    nearest = np.linalg.norm(tokens[:, :, None] - np.eye(10)[:5], axis=3).min(axis=2)
+    acting, _ = act(Noise(), OneLayer(m=8).build(data, 0), torch.from_numpy(tokens), rate=0.7)
     removed = np.ones((100, 50), dtype=bool)
     np.put_along_axis(removed, acting.index.numpy(), False, axis=1)
     assert (nearest > 0.3).sum() == pytest.approx(1500, abs=10)
@@ -244,11 +243,11 @@ def test_class_attention_without_a_class_token_is_unsupported():
         act(AttnTopK(attention="class"), vit(class_token=False, global_pool="avg"), images(), blocks=(1,))
 
 
-def test_attn_topk_on_the_theory_model_keeps_what_receives_most():
-    data = Theory(tokens=20, relevant=0.4, confusion=0.1).draw(6, 0, {})
-    network, tokens = Shallow(m=8).build(data, 0), torch.from_numpy(data.train.inputs)
+def test_attn_topk_on_a_network_of_token_sets_keeps_what_receives_most():
+    data = Sets(tokens=20, relevant=0.4, confusion=0.1).draw(6, 0, {})
+    network, tokens = OneLayer(m=8).build(data, 0), torch.from_numpy(data.train.inputs)
     with torch.no_grad():
-        queries, keys = tokens @ network.W_Q[0].T, tokens @ network.W_K[0].T
+        queries, keys = tokens @ network.Q.T, tokens @ network.K.T
         received = torch.softmax(queries @ keys.mT, dim=2).mean(dim=1)
     acting, _ = act(AttnTopK(), network, tokens)
     assert torch.equal(acting.index, received.argsort(dim=1, descending=True)[:, :10].sort(dim=1).values)

@@ -15,10 +15,9 @@ from sparsebench_plugins.rep_shift import RepShift
 from sparsebench_plugins.tps import TPS
 from sparsebench_plugins.value_norm import ValueNorm
 from tiny import B, N, act, chosen, images, inside, vit
+from token_sets import OneLayer, Sets
 
 from sparsebench.errors import UnsupportedError
-from sparsebench.models.shipped import Shallow
-from sparsebench.tasks.theory import Theory
 
 CLASS = partial(vit, reg_tokens=2)
 CLASSLESS = partial(vit, class_token=False, global_pool="avg")
@@ -144,9 +143,9 @@ THEORY = [AttnValueNorm(), ColumnNorm(), FeatureNorm(), TPS(disposal="drop"), Va
 
 
 @pytest.mark.parametrize("strategy", THEORY, ids=lambda s: s.name)
-def test_they_act_on_the_theory_model_too(strategy):
-    data = Theory(tokens=20, relevant=0.4, confusion=0.1).draw(6, 0, {})
-    acting, _ = act(strategy, Shallow(m=8).build(data, 0), torch.from_numpy(data.train.inputs))
+def test_they_act_on_a_network_of_token_sets_too(strategy):
+    data = Sets(tokens=20, relevant=0.4, confusion=0.1).draw(6, 0, {})
+    acting, _ = act(strategy, OneLayer(m=8).build(data, 0), torch.from_numpy(data.train.inputs))
     assert acting.index.shape == (6, 10)
 
 
@@ -155,15 +154,15 @@ def test_they_act_on_the_theory_model_too(strategy):
     [(EViT(), "changes the number while training"), (TPS(), "not fused"), (RepShift(), "needs branch")],
     ids=str,
 )
-def test_what_cannot_act_on_the_theory_model_says_why(strategy, why):
-    data = Theory(tokens=20, relevant=0.4, confusion=0.1).draw(6, 0, {})
+def test_what_cannot_act_on_a_network_of_token_sets_says_why(strategy, why):
+    data = Sets(tokens=20, relevant=0.4, confusion=0.1).draw(6, 0, {})
     with pytest.raises(UnsupportedError, match=why):
-        act(strategy, Shallow(m=8).build(data, 0), torch.from_numpy(data.train.inputs))
+        act(strategy, OneLayer(m=8).build(data, 0), torch.from_numpy(data.train.inputs))
 
 
-def test_the_theory_models_column_norm_is_that_of_its_attention():
-    data = Theory(tokens=20, relevant=0.4, confusion=0.1).draw(6, 0, {})
-    network, tokens = Shallow(m=8).build(data, 0), torch.from_numpy(data.train.inputs)
+def test_the_column_norm_of_a_network_of_token_sets_is_that_of_its_attention():
+    data = Sets(tokens=20, relevant=0.4, confusion=0.1).draw(6, 0, {})
+    network, tokens = OneLayer(m=8).build(data, 0), torch.from_numpy(data.train.inputs)
     acting, _ = act(ColumnNorm(), network, tokens)
     with torch.no_grad():
         torch.testing.assert_close(acting.scores, network.attention(tokens)[:, 0].square().sum(dim=1).sqrt())

@@ -12,8 +12,8 @@ from sparsebench_plugins.token_learner import TokenLearner
 from tiny import B, N, images, vit
 from torch.utils.flop_counter import FlopCounterMode
 
-from sparsebench.budget import Budget
 from sparsebench.models.actor import Actor
+from sparsebench.strategy.budget import Budget
 
 STRATEGIES = [PatchMerger(), SiT(), TokenLearner(hidden=7), Sinkhorn(), Sinkhorn(epsilon=0.1, iterations=7)]
 each = pytest.mark.parametrize("strategy", STRATEGIES, ids=str)

@@ -8,14 +8,14 @@ import timm
 import torch
 from tiny import SHIPPED, B, N, act, images, vit
 
-from sparsebench.budget import FULL, Budget
-from sparsebench.disposal import DISPOSALS
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.cost import VitCost
 from sparsebench.measure.counts import schedule_of, solve, stages, traits_as_counted
 from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
 from sparsebench.models.timm_parts import vit_cost
+from sparsebench.strategy.budget import FULL, Budget
+from sparsebench.strategy.disposal import DISPOSALS
 from sparsebench.training.evaluate import patches_in
 
 SCHEDULES = ("stages", "every", "late")

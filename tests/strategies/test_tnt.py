@@ -9,9 +9,9 @@ from merging import place
 from sparsebench_plugins.tnt import TNT
 from tiny import B, N, act, chosen, images, vit
 
-from sparsebench.budget import Budget
 from sparsebench.measure.cost import Step
 from sparsebench.models.actor import Actor
+from sparsebench.strategy.budget import Budget
 from sparsebench.testing.networks import build
 from sparsebench.training.steps import Autograd, Samples
 

@@ -8,10 +8,10 @@ import torch
 from merging import cosine, mean, mean_keys, merged, view
 from sparsebench_plugins.tome import ToMe
 
-from sparsebench.budget import Budget
 from sparsebench.measure.counts import solve, stages
 from sparsebench.models.timm_parts import vit_cost
-from sparsebench.tokens import sizes_after
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.tokens import sizes_after
 
 
 def by_loops(seen, b, keep):

@@ -24,8 +24,8 @@ from sparsebench_plugins.tps import TPS
 from timm.models.deit import VisionTransformerDistilled
 from tiny import images, vit
 
-from sparsebench.budget import Budget
 from sparsebench.models.actor import Actor
+from sparsebench.strategy.budget import Budget
 
 NETWORKS = {
     "no class token": (0, {"class_token": False, "global_pool": "avg"}),

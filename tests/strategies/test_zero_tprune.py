@@ -8,9 +8,7 @@ import pytest
 import torch
 from sparsebench_plugins.zero_tprune import ZeroTPrune
 from tiny import B, N, act, chosen, images, inside, vit
-
-from sparsebench.models.shipped import Shallow
-from sparsebench.tasks.theory import Theory
+from token_sets import OneLayer, Sets
 
 ITERATIONS = (30, 5, 5, 1)  # of the four blocks
 
@@ -85,9 +83,9 @@ def test_a_doubled_token_goes_before_one_of_lower_rank():
     assert gone in (0, 1) and int(acting.scores[0].argmin()) not in (0, 1)
 
 
-def test_it_acts_on_the_theory_model():
-    data = Theory(tokens=20, relevant=0.4, confusion=0.1).draw(6, 0, {})
-    network, tokens = Shallow(m=8).build(data, 0), torch.from_numpy(data.train.inputs)
+def test_it_acts_on_a_network_of_token_sets():
+    data = Sets(tokens=20, relevant=0.4, confusion=0.1).draw(6, 0, {})
+    network, tokens = OneLayer(m=8).build(data, 0), torch.from_numpy(data.train.inputs)
     acting, _ = act(ZeroTPrune(), network, tokens)
     with torch.no_grad():
         A = network.attention(tokens).double().numpy()

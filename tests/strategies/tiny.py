@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from sparsebench.budget import Budget
 from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
+from sparsebench.strategy.budget import Budget
 
 B, N = 4, 16
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,8 @@ from PIL import Image
 from timm.data import ImageNetInfo, create_transform
 
 from sparsebench.errors import UserError
-from sparsebench.sources.imagenet import classes, numbers_of
+from sparsebench.sources.labels import imagenet_classes as classes
+from sparsebench.sources.labels import imagenet_numbers as numbers_of
 from sparsebench.tasks.folder import Folder, cropped, locate, read_cropped
 
 
@@ -221,3 +222,12 @@ def test_a_way_of_cutting_that_is_not_known_is_refused_unless_the_user_says_anot
     with pytest.raises(UserError, match=r"cannot cut pictures as the model wants them: .*border.*; give canvas"):
         Folder(images="folder-0").with_cut(border)
     assert Folder(images="folder-0", resize="short").with_cut(border).canvas == 32
+
+
+def test_a_test_may_answer_with_the_classes_of_the_folders_alone(folder):
+    root = folder((classes()[7], classes()[3]))
+    for among in ("head", "folders"):
+        task, locations = task_on(root, labels="imagenet", among=among)
+        data = task.draw(0, 0, locations)
+        assert (data.among is None) == (among == "head") and len(data.classes) == 1000
+    assert data.among.tolist() == [numbers_of((name,))[0] for name in sorted({classes()[7], classes()[3]})]

@@ -6,17 +6,17 @@ import torch
 from click.testing import CliRunner
 
 from sparsebench import sources
-from sparsebench.cells import prepare
 from sparsebench.cli import main
 from sparsebench.models.vits import Vit
-from sparsebench.planning import planner
-from sparsebench.planning.files import locate
-from sparsebench.planning.request import Request
+from sparsebench.plan import plan as planner
+from sparsebench.plan.locate import locate
+from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.tasks.base import Split
+from sparsebench.runner import prepare
 from sparsebench.tasks.groups import Waterbirds
 from sparsebench.training.discard import influences
+from sparsebench.training.steps import Samples
 
 MODEL = ["--model", "vit:dim=16,depth=2,heads=2,patch=4"]
 
@@ -131,28 +131,48 @@ def drawn(waterbirds):
     return Waterbirds(images=name, canvas=8).draw(28, 0, {name: place})
 
 
-@pytest.mark.parametrize(("free", "kept"), [(28 * 192 * 4, False), (28 * 192 * 4 - 4, True)])
-def test_images_that_fill_a_quarter_of_the_memory_stay_on_the_host(waterbirds, monkeypatch, free, kept):
-    data, given = drawn(waterbirds), []
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: given.append(device) or (free, 10**12))
-    assert prepare._room("cuda:0") == free / 4 and given == ["cuda:0"]
-    monkeypatch.setattr(prepare, "_room", lambda device: free / 4)
-    samples = prepare._on_device(data.train, (2, 2), "meta")
-    assert (samples.inputs.device.type == "cpu") == kept
-    assert samples.labels.device.type == samples.items.device.type == "meta" and samples.relevance is None
+def on_device(inputs, device, drawn_before=None):
+    return (drawn_before or prepare.Drawn()).on_device(inputs, device)
+
+
+def test_half_of_the_memory_that_a_device_has_free_is_for_the_images_of_a_split(monkeypatch):
+    given = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: given.append(device) or (1000, 10**12))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
+    assert prepare.room("cuda:0") == 600 and given == ["cuda:0"]
+    assert prepare.room("cpu") == 0
+
+
+@pytest.mark.parametrize(("room", "kind"), [(28 * 192 - 1, "cpu"), (28 * 192, "meta")])
+def test_images_for_which_a_device_has_no_room_stay_on_the_host(waterbirds, monkeypatch, room, kind):
+    monkeypatch.setattr(prepare, "room", lambda device: room)
+    assert on_device(drawn(waterbirds).train.inputs, "meta").device.type == kind
 
 
 def test_tokens_go_to_the_device_whatever_their_size(monkeypatch):
-    monkeypatch.setattr(prepare, "_room", lambda device: 0)
-    split = Split(np.zeros((3, 2, 4), np.float32), np.zeros(3, int), np.zeros(3, int), np.ones((3, 2), np.float32))
-    samples = prepare._on_device(split, None, "meta")
-    assert samples.inputs.device.type == samples.relevance.device.type == "meta"
+    monkeypatch.setattr(prepare, "room", lambda device: 0)
+    assert on_device(np.zeros((3, 2, 4), np.float32), "meta").device.type == "meta"
+
+
+def test_images_of_a_file_stay_on_the_device_from_cell_to_cell(waterbirds, monkeypatch):
+    monkeypatch.setattr(prepare, "room", lambda device: 10**9)
+    kept, data = prepare.Drawn(), drawn(waterbirds)
+    first = on_device(data.train.inputs, "meta", kept)
+    assert on_device(drawn(waterbirds).train.inputs, "meta", kept) is first
+    assert (
+        on_device(data.test.inputs, "meta", kept) is not first and on_device(data.train.inputs, "meta", kept) is first
+    )
+    part = on_device(data.train.inputs[3:], "meta", kept)
+    assert part.shape[0] == 25 and on_device(data.train.inputs, "meta", kept).shape[0] == 28
+    monkeypatch.setattr(prepare, "room", lambda device: 10**9 if not kept.images else 0)
+    assert on_device(np.zeros((4, 3, 8, 8), np.uint8), "meta", kept).device.type == "meta"  # for it others leave
+    assert on_device(data.train.inputs, "meta", kept) is not first
 
 
 def test_on_the_cpu_images_stay_in_their_file(waterbirds):
     data = drawn(waterbirds)
-    samples = prepare._on_device(data.train, (2, 2), "cpu")
-    assert samples.inputs.data_ptr() == data.train.inputs.ctypes.data
+    assert on_device(data.train.inputs, "cpu").data_ptr() == data.train.inputs.ctypes.data
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -161,14 +181,16 @@ def test_images_of_the_host_give_what_images_on_the_device_give(waterbirds, monk
     network = Vit(dim=16, depth=2, heads=2).build(data, 0)
     network.module.to("cuda")
     outputs, moved = [], []
+    labels = torch.from_numpy(data.train.labels).to("cuda:0")
     for room in (10**9, 0):
-        monkeypatch.setattr(prepare, "_room", lambda device, room=room: room)
-        samples = prepare._on_device(data.train, network.grid, "cuda:0")
+        monkeypatch.setattr(prepare, "room", lambda device, room=room: room)
+        samples = Samples(on_device(data.train.inputs, "cuda:0"), labels, None)
         for rows in (samples.items, samples.items[3:9]):
             outputs.append(samples.forward(network, None, rows, visit=0, training=False)[0])
+        outputs.append(torch.cat([network(inputs) for _, inputs in samples.batches(5)]))
         moved.append(influences(network, None, samples, 5).z)
     assert samples.inputs.device.type == "cpu"
-    assert torch.equal(outputs[0], outputs[2]) and torch.equal(outputs[1], outputs[3])
+    assert all(torch.equal(one, other) for one, other in zip(outputs[:3], outputs[3:], strict=True))
     np.testing.assert_array_equal(*moved)
 
 

@@ -10,11 +10,11 @@ from sparsebench_plugins.oracle import Oracle
 from sparsebench_plugins.random import Random
 
 from sparsebench import sources
-from sparsebench.budget import Budget
 from sparsebench.errors import UserError
 from sparsebench.measure.selection import auroc
 from sparsebench.models.actor import Actor
 from sparsebench.models.vits import Timm, Vit
+from sparsebench.strategy.budget import Budget
 from sparsebench.tasks.base import relevant
 from sparsebench.tasks.images import Composite, Plain, Spurious
 

@@ -143,18 +143,6 @@ def test_what_is_hidden_is_no_picture_and_no_class(folder):
     assert found.classes == ("cat", "dog") and len(found.train["cat"]) == 6
 
 
-def test_links_that_lead_to_a_folder_again_and_again_are_refused(folder):
-    deep = folder / "train" / "cat" / "0"
-    for level in range(15):
-        deep.mkdir()
-        (deep / "a").symlink_to(f"../{level + 1}")
-        (deep / "b").symlink_to(f"../{level + 1}")
-        deep = deep.parent / str(level + 1)
-    deep.mkdir()
-    with pytest.raises(UserError, match="is linked more than 100 times"):
-        located(folder)
-
-
 @pytest.mark.parametrize("missing", ["train", "test"])
 def test_a_missing_split_is_a_user_error_that_shows_the_layout(folder, missing):
     shutil.rmtree(folder / missing)
@@ -322,7 +310,6 @@ def test_linked_folders_are_followed_and_links_in_a_circle_are_not(folder, tmp_p
     assert [name for name in sources.names_in(folder) if "/dog/" in name] == [
         *(f"test/dog/{i}.png" for i in range(4)),
         *(f"train/dog/{i}.png" for i in range(6)),
-        *(f"train/dog/across/{i}.png" for i in range(6)),
     ]
     for link in folder.rglob("*"):
         if link.is_symlink():

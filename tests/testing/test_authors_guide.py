@@ -6,18 +6,19 @@ import sys
 
 import pytest
 import torch
+from measured import TINY, TOKENS
 from pages import PAGES, code, text_of
 from torch.utils.flop_counter import FlopCounterMode
 
 import sparsebench
-from sparsebench.records.origin import Origin
-from sparsebench.strategy import SITES, Strategy
+from sparsebench.records.cell import Origin
+from sparsebench.strategy.base import SITES, Strategy
+from sparsebench.strategy.view import NEEDS, TokenView
 from sparsebench.testing import run
-from sparsebench.view import NEEDS, TokenView
 
 GUIDE = "docs/write/strategy.md"
 CODE = code(GUIDE)
-TINY = {"tasks": "theory:steps=10,test=10,tokens=20", "n_train": [4], "seeds": 1, "jobs": 0, "device": "cpu"}
+SMALL = {"suite": TINY, "n_train": [4], "seeds": 1, "jobs": 0, "device": "cpu"}
 
 
 def strategy_in(code):
@@ -61,7 +62,7 @@ def test_the_page_names_every_field_site_and_declaration():
 
 def test_the_observer_of_the_page_writes_a_line_a_record(tmp_path):
     (tmp_path / "lines.py").write_text(code("docs/write/observer.md")[0])
-    sparsebench.run(observe=f"{tmp_path}/lines.py:file=log.txt", out=tmp_path / "out", **TINY)
+    sparsebench.run(observe=f"{tmp_path}/lines.py:file=log.txt", out=tmp_path / "out", **SMALL)
     records = sparsebench.load_records(tmp_path / "out")
     lines = sorted((tmp_path / "out" / "log.txt").read_text().splitlines())
     assert [line.split()[:3] for line in lines] == records[["cell_id", "strategy", "status"]].values.tolist()
@@ -70,7 +71,7 @@ def test_the_observer_of_the_page_writes_a_line_a_record(tmp_path):
 
 def test_the_task_of_the_page_knows_where_its_stripes_are(tmp_path):
     (tmp_path / "stripes.py").write_text(code("docs/write/task.md")[0])
-    tiny = TINY | {"tasks": "stripes:test=40,epochs=1", "n_train": [50], "macs": [0.5]}
+    tiny = SMALL | {"tasks": "stripes:test=40,epochs=1", "n_train": [50], "macs": [0.5]}
     sparsebench.run([f"{tmp_path}/stripes.py"], out=tmp_path / "out", **tiny)
     records = sparsebench.load_records(tmp_path / "out").set_index("strategy")
     assert set(records["status"]) == {"ok"}
@@ -92,7 +93,8 @@ def test_the_task_of_the_page_draws_stripes_in_its_boxes():
 
 def test_the_model_of_the_page_costs_what_it_says(tmp_path):
     (tmp_path / "deep_sets.py").write_text(code("docs/write/model.md")[0])
-    sparsebench.run([f"{tmp_path}/deep_sets.py"], model="deep_sets", out=tmp_path / "out", **(TINY | {"macs": [0.5]}))
+    asked = SMALL | {"macs": [0.5], "tasks": "sets:steps=10,test=10", "suite": "quick-scratch"}
+    sparsebench.run([f"{tmp_path}/deep_sets.py", TOKENS], model="deep_sets", out=tmp_path / "out", **asked)
     records = sparsebench.load_records(tmp_path / "out").set_index("strategy")
     assert set(records["status"]) == {"ok"}
     assert abs(records["macs_ratio"]["oracle"] - 0.5) < 0.03
@@ -104,6 +106,15 @@ def test_the_model_of_the_page_costs_what_it_says(tmp_path):
     assert counter.get_total_flops() == 2 * network.cost.macs(network.cost.dense())
 
 
+def test_the_trainer_of_the_page_takes_the_steps(tmp_path):
+    (tmp_path / "mean_token.py").write_text(code("docs/write/model.md")[2])
+    asked = {"tasks": "sets:steps=1,test=20", "n_train": [64], "seeds": 1, "jobs": 0, "device": "cpu"}
+    sparsebench.run([f"{tmp_path}/mean_token.py", TOKENS], model="mean_token", out=tmp_path / "out", **asked)
+    records = sparsebench.load_records(tmp_path / "out").set_index("strategy")
+    assert set(records["status"]) == {"ok"}
+    assert records["accuracy"]["dense"] == 1 and records["accuracy"]["oracle"] == 1
+
+
 @pytest.mark.slow
 def test_the_lines_of_python_on_runs_give_boards(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -113,9 +124,10 @@ def test_the_lines_of_python_on_runs_give_boards(tmp_path, monkeypatch):
 
 
 def test_all_code_of_the_pages_is_run():
-    """That of notebooks is run by test_notebooks.py, the others by test_own_model.py and test_own_transformer.py."""
+    """That of notebooks is run by test_notebooks.py, the others by the tests of their pages."""
     counts = {page: len(code(page)) for page in PAGES if code(page) and not page.startswith("docs/notebooks/")}
     assert counts == {
-        "README.md": 1, "docs/how-to/run.md": 1, "docs/write/model.md": 2, "docs/write/observer.md": 1,
-        GUIDE: 8, "docs/write/task.md": 2, "docs/how-to/own-model.md": 6,
+        "README.md": 1, "docs/how-to/run.md": 1, "docs/how-to/clusters.md": 1, "docs/write/model.md": 3,
+        "docs/write/observer.md": 1, GUIDE: 8, "docs/write/task.md": 2, "docs/write/paper.md": 1,
+        "docs/how-to/own-model.md": 6,
     }  # fmt: skip

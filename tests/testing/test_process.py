@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import processes_in
 
 from sparsebench.testing import Report, process
 
@@ -45,45 +44,11 @@ def test_what_a_strategy_does_to_its_process_is_named(sample, limit, check, stat
     assert not report.conforms
 
 
-@pytest.fixture(scope="module")
-def changes():
-    """Return the outcomes that are bad of strategies that change the process, by strategy."""
-    reports = process.check(str(SAMPLES / "changes_process.py"), groups=("required",))
-    return {r.strategy: [o for o in r.outcomes if o.status != "passed"] for r in reports}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("strategy", "what"),
-    [
-        ("precision", "torch's matmul precision"),
-        ("overflow", "NumPy's error handling"),
-        ("directory", "the working directory"),
-        ("variable", "the environment"),
-        ("anomalies", "torch's anomaly detection"),
-    ],
-)
-def test_what_a_strategy_changes_of_its_process_is_named(changes, strategy, what):
-    (outcome,) = changes[strategy]
-    assert (outcome.check, outcome.status) == ("modes_are_left_alone", "failed")
-    assert outcome.message == f"changed: {what} [class token]"
-
-
-@pytest.mark.slow
-def test_a_process_that_leaves_its_session_and_its_parent_is_named_and_ended(tmp_path, monkeypatch):
-    monkeypatch.setenv("CHECKED_FOR", str(tmp_path))
-    check, status, message, report = named("daemon")
-    assert (check, status) == ("machine_is_left_alone", "failed") and not report.conforms
-    assert message == "it left a process running [acts_without_error]"
-    assert processes_in(f"CHECKED_FOR={tmp_path}") == []
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("sample", ["closes", "scribbles"])
 def test_one_that_breaks_the_line_of_the_answers_is_named(sample):
-    check, status, message, report = named(sample)
+    check, status, _, report = named(sample)
     assert (check, status) == ("acts_without_error", "crashed") and not report.conforms
-    assert "answer" in message
 
 
 @pytest.mark.slow
@@ -152,14 +117,6 @@ def test_the_command_checks_several_one_after_the_other():
     assert done.returncode == 1, done.stderr
     found = [(one["strategy"], one["params"], one["conforms"]) for one in json.loads(done.stdout)]
     assert found == [("norm", {}, True), ("norm", {"largest": False}, True), ("raises", {}, False)]
-
-
-@pytest.mark.slow
-def test_what_is_printed_does_not_come_among_the_answers_and_fails_the_command():
-    done = command(SAMPLES / "prints.py", "--markdown")
-    assert done.returncode == 1
-    assert done.stdout.startswith("## prints\n\ndoes not conform (")
-    assert "| prints_nothing" in done.stdout and "it wrote" in done.stdout
 
 
 def test_a_target_that_is_none_is_one_line_and_another_exit_code():

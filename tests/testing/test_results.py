@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from measured import TINY
 
 from sparsebench import UserError
 from sparsebench.cli import main
 from sparsebench.records import checks
-from sparsebench.records.origin import Origin
+from sparsebench.records.cell import Origin
 from sparsebench.testing import Report, process, results
 
 SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
 SUITE = ["--suite", "quick-scratch"]
-THEORY = [*SUITE, "--task", "theory:steps=20,test=20,tokens=20", "--n-train", "4", "--seeds", "1", "--jobs", "0"]
+SMALL = ["--suite", TINY, "--n-train", "4", "--seeds", "1", "--jobs", "0"]
 
 
 def call(*arguments):
@@ -35,7 +36,7 @@ def folder(tmp_path):
     own = tmp_path / "own.py"
     own.write_text((SAMPLES / "good.py").read_text())
     out = tmp_path / "out"
-    made = call("run", *THEORY, "--plugin", f"{own}:largest=true,false", "--plugin", "noise", "--out", out)
+    made = call("run", *SMALL, "--plugin", f"{own}:largest=true,false", "--plugin", "noise", "--out", out)
     assert made.exit_code == 0, made.output
     return out
 
@@ -69,16 +70,16 @@ def test_a_whole_check_puts_badges_on_the_board(folder):
     line = [sys.executable, "-W", "error", "-m", "sparsebench", "check", own, "--results", folder]
     done = subprocess.run(line, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "prints_nothing" in done.stdout and done.stderr.endswith(
+    assert "same_seed_same_bits" in done.stdout and done.stderr.endswith(
         f"written: {folder}/leaderboard.md, .csv, .json, .png, .html\n"
     )
     found = badges_of(folder)
     assert found["norm"] == found["norm(largest=False)"] == "passes" and found["noise"] == "unchecked"
     before = {path.name: path.read_bytes() for path in folder.glob("leaderboard.*")}
-    assert call("run", *THEORY, "--plugin", f"{own}:largest=true,false", "--plugin", "noise", "--out", folder)
+    assert call("run", *SMALL, "--plugin", f"{own}:largest=true,false", "--plugin", "noise", "--out", folder)
     assert before == {path.name: path.read_bytes() for path in folder.glob("leaderboard.*")}
     own.write_text(own.read_text() + "\nCHANGED = True\n")
-    call("run", *THEORY, "--plugin", f"{own}:largest=true", "--out", folder)
+    call("run", *SMALL, "--plugin", f"{own}:largest=true", "--out", folder)
     assert badges_of(folder)["norm"] == "unchecked (changed since)"
     assert "another revision was checked" in (folder / "leaderboard.md").read_text()
 

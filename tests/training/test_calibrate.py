@@ -4,10 +4,10 @@ import pytest
 import torch
 from sparsebench_plugins.ats import ATS
 
-from sparsebench.budget import Budget
 from sparsebench.models.actor import Actor
 from sparsebench.models.vits import Vit
-from sparsebench.plans import Mask
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.plans import Mask
 from sparsebench.tasks.images import Composite
 from sparsebench.training import calibrate as module
 from sparsebench.training.calibrate import calibrate

@@ -8,10 +8,10 @@ from sparsebench_plugins.random import Random
 from sparsebench_plugins.random_inside import RandomInside
 from timm.layers import Attention
 
-from sparsebench.budget import Budget
 from sparsebench.models.actor import Actor
 from sparsebench.models.vits import Vit
-from sparsebench.plans import Keep, Merge
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.plans import Keep, Merge
 from sparsebench.tasks.images import Composite
 from sparsebench.training.discard import influences
 from sparsebench.training.evaluate import evaluate

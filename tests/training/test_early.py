@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 from sparsebench_plugins.random import Random
+from token_sets import SetCost
 from torch import nn
 
-from sparsebench.budget import Budget
-from sparsebench.measure.cost import TwoLayerCost
 from sparsebench.models.actor import Actor
 from sparsebench.models.vits import Vit
+from sparsebench.strategy.budget import Budget
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Spurious
 from sparsebench.training.early import EarlyStopping
@@ -23,7 +23,7 @@ RECIPE = Recipe("cross-entropy", "adamw", lr=0.1, batch=0, epochs=50, steps=10**
 class Scripted:
     """A network that is right on as many of 10 samples after each pass as it is told to be, whatever it learns."""
 
-    cost = TwoLayerCost(tokens=1, d=2, d_h=2, d_v=2)
+    cost = SetCost(tokens=1, d=2, m=2)
 
     def __init__(self, right):
         self.module, self.right, self.looks, self.acted = nn.Linear(2, 2), right, 0, []

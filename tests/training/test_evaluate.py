@@ -2,29 +2,29 @@ import numpy as np
 import pytest
 import torch
 from sparsebench_plugins.random import Random
+from token_sets import OneLayer, Sets
 
-from sparsebench.budget import Budget
-from sparsebench.errors import UnsupportedError
+from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.measure.cost import Step
+from sparsebench.measure.selection import auroc, precision_recall
 from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
-from sparsebench.models.shipped import Shallow
 from sparsebench.models.timm_models import named_vit
 from sparsebench.models.vits import Vit
-from sparsebench.plans import Keep, Merge
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.plans import Keep, Merge
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Composite
-from sparsebench.tasks.theory import Theory
 from sparsebench.training.evaluate import BATCH, CPU_MACS, TIMED_BATCH, evaluate, first_batch, ranks, seconds_per_batch
 from sparsebench.training.steps import Samples
 
 N = BATCH + 30  # two batches, of which one is short
-TASK = Theory(tokens=10, relevant=0.4, confusion=0.1, test=N)
+TASK = Sets(tokens=10, relevant=0.4, confusion=0.1, test=N)
 DATA = TASK.draw(4, 0, {})
-NETWORK = Shallow(m=16).build(DATA, 0)
+NETWORK = OneLayer(m=16).build(DATA, 0)
 
 
-def theory():
+def of_sets():
     return Samples(*(torch.from_numpy(x) for x in (DATA.test.inputs, DATA.test.labels, DATA.test.relevance)))
 
 
@@ -33,21 +33,23 @@ def actor_of(strategy, network=NETWORK, **budget):
 
 
 def test_without_a_strategy_all_tokens_are_kept_and_nothing_is_recorded():
-    found = evaluate(NETWORK, None, theory(), TASK.recipe())
-    assert found.kept.all() and found.kept.shape == found.scores.shape == (N, 10)
-    assert found.steps == [] and found.scores.std() == 0
+    told: list[int] = []
+    found = evaluate(NETWORK, None, of_sets(), TASK.recipe(), on_done=told.append)
+    assert told == [BATCH, N]
+    assert found.kept.all() and found.kept.shape == (N, 10)
+    assert found.steps == [] and found.quality is None
     with torch.no_grad():
-        margins = NETWORK(theory().inputs)
+        margins = NETWORK(of_sets().inputs)
     assert found.predicted.tolist() == (margins > 0).long().tolist()
-    hinge = torch.relu(1 - (2 * theory().labels - 1) * margins).double().mean()
+    hinge = torch.relu(1 - (2 * of_sets().labels - 1) * margins).double().mean()
     assert found.loss == pytest.approx(float(hinge), rel=1e-5)
 
 
 def test_what_is_kept_and_scored_is_that_of_each_sample_over_all_batches(scripted):
     by_first = scripted(lambda view, keep: Keep.top(view.tokens[..., 0], keep))
-    found = evaluate(NETWORK, actor_of(by_first), theory(), TASK.recipe())
-    first = theory().inputs[..., 0]
-    assert torch.equal(torch.from_numpy(found.scores), first)
+    found = evaluate(NETWORK, actor_of(by_first), of_sets(), TASK.recipe(), choices=True)
+    first = of_sets().inputs[..., 0]
+    assert torch.equal(torch.from_numpy(found.choices[0].scores), first)
     expected = torch.zeros(N, 10, dtype=torch.bool).scatter(1, first.argsort(descending=True)[:, :5], True)
     assert torch.equal(torch.from_numpy(found.kept), expected)
     assert found.steps == [Step(10, 5, early=True)]
@@ -55,13 +57,13 @@ def test_what_is_kept_and_scored_is_that_of_each_sample_over_all_batches(scripte
 
 def test_a_plan_without_scores_is_scored_by_what_it_kept(scripted):
     last = scripted(lambda view, keep: Keep(torch.arange(5, 10).expand(len(view.index), 5)))
-    found = evaluate(NETWORK, actor_of(last), theory(), TASK.recipe())
+    found = evaluate(NETWORK, actor_of(last), of_sets(), TASK.recipe(), choices=True)
     assert found.kept.tolist() == [[False] * 5 + [True] * 5] * N
-    assert (found.scores == found.kept).all()
+    assert (found.choices[0].scores == found.kept).all()
 
 
 def test_a_sample_is_judged_alike_whatever_comes_with_it():
-    samples, actor = theory(), actor_of(Random())
+    samples, actor = of_sets(), actor_of(Random())
     whole = evaluate(NETWORK, actor, samples, TASK.recipe())
     for i in (0, 7, BATCH - 1, BATCH, N - 1):
         with torch.no_grad():
@@ -101,7 +103,7 @@ def test_each_choice_is_told_block_by_block_with_the_scores_of_what_was_there(sc
         return Keep.top(seen[-1][1], keep)
 
     strategy = scripted(decide, site="block", needs=())
-    found = evaluate(network, actor_of(strategy, network, **STAGES), samples, recipe)
+    found = evaluate(network, actor_of(strategy, network, **STAGES), samples, recipe, choices=True)
     assert [choice.block for choice in found.choices] == [1, 2, 3]
     for choice, (index, scores), after in zip(found.choices, seen, [*(i for i, _ in seen[1:]), None], strict=True):
         there = {(b, int(k)): float(x) for b in range(8) for k, x in zip(index[b], scores[b], strict=True)}
@@ -109,7 +111,7 @@ def test_each_choice_is_told_block_by_block_with_the_scores_of_what_was_there(sc
             assert score == there[place] if place in there else np.isnan(score)
         if after is not None:
             assert [set(np.flatnonzero(row)) for row in choice.kept] == [set(row.tolist()) for row in after]
-    assert (found.choices[-1].kept == found.kept).all() and (found.choices[0].scores == found.scores).all()
+    assert (found.choices[-1].kept == found.kept).all()
 
 
 def test_a_block_that_a_strategy_lets_pass_is_no_choice_and_samples_it_leaves_alone_keep_all(scripted, images):
@@ -118,13 +120,14 @@ def test_a_block_that_a_strategy_lets_pass_is_no_choice_and_samples_it_leaves_al
     def decide(view, keep):
         return None if view.block != 2 else Keep.top(view.random(), keep)
 
-    found = evaluate(network, actor_of(scripted(decide, site="block", needs=()), network, **STAGES), samples, recipe)
+    actor = actor_of(scripted(decide, site="block", needs=()), network, **STAGES)
+    found = evaluate(network, actor, samples, recipe, choices=True)
     assert [choice.block for choice in found.choices] == [2]
     assert not np.isnan(found.choices[0].scores).any() and found.choices[0].kept.sum() == 8 * 4
     tensors = (samples.inputs, samples.labels, samples.relevance)
     two, calls = Samples(*(torch.cat([x] * (2 * BATCH // 8)) for x in tensors)), []
     last = scripted(lambda view, keep: calls.append(1) or (None if len(calls) == 1 else decide_last(view, keep)))
-    (choice,) = evaluate(network, actor_of(last, network), two, recipe).choices
+    (choice,) = evaluate(network, actor_of(last, network), two, recipe, choices=True).choices
     assert choice.kept[:BATCH].all() and (choice.scores[:BATCH] == 1).all()
     assert (choice.kept[BATCH:].sum(axis=1) == 8).all()
 
@@ -141,7 +144,7 @@ def test_a_fused_token_has_no_score_of_a_patch(scripted, images):
         return Keep(torch.arange(keep - 1).expand(len(fuse), -1), fuse=fuse, scores=fuse.cumsum(dim=1))
 
     fuse = scripted(decide, site="block", needs=())
-    first, second, _ = evaluate(network, actor_of(fuse, network, **STAGES), samples, recipe).choices
+    first, second, _ = evaluate(network, actor_of(fuse, network, **STAGES), samples, recipe, choices=True).choices
     assert first.kept.tolist() == [[True] * 7 + [False] * 9] * 8
     assert second.scores[0, :7].tolist() == [1, 2, 3, 4, 5, 6, 7] and np.isnan(second.scores[0, 7:]).all()
     assert second.kept.tolist() == [[True] * 3 + [False] * 13] * 8
@@ -167,7 +170,7 @@ def test_the_network_is_tested_as_it_is_and_left_without_gradients(scripted, ima
 
 
 def test_timing_gives_the_batch_and_as_many_times_as_asked_for():
-    n, seconds = seconds_per_batch(NETWORK, actor_of(Random()), theory(), repeats=3)
+    n, seconds = seconds_per_batch(NETWORK, actor_of(Random()), of_sets(), repeats=3)
     assert n == TIMED_BATCH and len(seconds) == 3 and min(seconds) > 0
 
 
@@ -184,7 +187,7 @@ def test_a_full_batch_is_timed_with_what_its_strategy_took_but_the_first_and_the
     strategy = scripted(
         lambda view, keep: passing(len(view.index), Keep(torch.arange(keep).expand(len(view.index), keep)))
     )
-    samples = theory()
+    samples = of_sets()
     samples.items = samples.items[:70]
     monkeypatch.setattr("sparsebench.training.evaluate.first_batch", lambda network, samples: 20)
     assert evaluate(NETWORK, actor_of(strategy), samples, TASK.recipe()).seconds == [20, 20]
@@ -195,7 +198,7 @@ def test_what_is_timed_is_not_how_the_samples_get_to_the_device(scripted, monkey
     monkeypatch.setattr(Samples, "take", lambda self, rows: came.append(take(self, rows)) or came[-1])
     strategy = scripted(lambda v, keep: seen.append(v.random()) or Keep.top(v.relevance, keep),
                         needs=("relevance",), kind="oracle")  # fmt: skip
-    samples = theory()
+    samples = of_sets()
     seconds_per_batch(NETWORK, actor_of(strategy), samples, 20, repeats=3)
     assert torch.equal(came[0], samples.inputs[:20]) and all(inputs is came[0] for inputs in came[1:])
     assert len(seen) == 4 and all(torch.equal(draw, seen[0]) for draw in seen)
@@ -205,12 +208,12 @@ def test_what_is_timed_is_not_how_the_samples_get_to_the_device(scripted, monkey
 
 def test_the_loss_weighs_samples_and_not_batches():
     recipe = Recipe("hinge", "sgd", lr=1, batch=1, epochs=1, steps=1)
-    samples = theory()
+    samples = of_sets()
     parts = []
     for rows in (samples.items[:BATCH], samples.items[BATCH:]):
         samples.items = rows
         parts.append(evaluate(NETWORK, None, samples, recipe).loss)
-    whole = evaluate(NETWORK, None, theory(), recipe).loss
+    whole = evaluate(NETWORK, None, of_sets(), recipe).loss
     assert whole == pytest.approx((BATCH * parts[0] + 30 * parts[1]) / N, rel=1e-9)
 
 
@@ -226,8 +229,8 @@ def test_the_rank_of_a_label_is_its_place_in_a_stable_sort():
 def test_the_batch_is_smaller_where_an_image_is_much_work(images):
     with torch.device("meta"):
         large = DeepViT(named_vit("vit_large_patch16_224", 224, 1000))
-    assert first_batch(images[0], theory()) == BATCH
-    assert first_batch(large, theory()) == CPU_MACS // 61.6e9 == 3
+    assert first_batch(images[0], of_sets()) == BATCH
+    assert first_batch(large, of_sets()) == CPU_MACS // 61.6e9 == 3
 
 
 def test_the_batch_is_halved_while_there_is_no_memory(scripted):
@@ -240,12 +243,37 @@ def test_the_batch_is_halved_while_there_is_no_memory(scripted):
         return Keep.top(view.tokens[..., 0], keep)
 
     modest = scripted(lambda view, keep: Keep.top(view.tokens[..., 0], keep))
-    found = evaluate(NETWORK, actor_of(scripted(hungry)), theory(), TASK.recipe())
-    whole = evaluate(NETWORK, actor_of(modest), theory(), TASK.recipe())
+    found = evaluate(NETWORK, actor_of(scripted(hungry)), of_sets(), TASK.recipe())
+    whole = evaluate(NETWORK, actor_of(modest), of_sets(), TASK.recipe())
     assert found.batch == 25 and whole.batch == BATCH and came[:4] == [200, 100, 50, 25]
     assert (found.predicted == whole.predicted).all() and (found.kept == whole.kept).all()
     with pytest.raises(torch.OutOfMemoryError):
-        evaluate(NETWORK, actor_of(scripted(starving)), theory(), TASK.recipe())
+        evaluate(NETWORK, actor_of(scripted(starving)), of_sets(), TASK.recipe())
+
+
+def test_an_illegal_plan_is_an_error_that_says_what_is_wrong_in_whatever_batch_it_is(scripted):
+    def decide(view, keep):
+        index = torch.arange(keep).repeat(len(view.index), 1)
+        index[torch.isin(view.tokens[:, 0, 0], bad), 1] = 0  # a token twice
+        return Keep(index)
+
+    samples, strategy = of_sets(), scripted(decide)
+    for number in (3, 70, N - 1):
+        bad = samples.inputs[number, 0, 0]
+        with pytest.raises(StrategyError, match="names a token twice"):
+            evaluate(NETWORK, actor_of(strategy), samples, TASK.recipe(), 30)
+
+
+def test_how_well_tokens_are_found_is_that_of_whole_splits_to_the_bit(scripted, images):
+    network, samples, recipe = images
+    strategy = scripted(lambda view, keep: Keep.top(view.random(), keep), site="block", needs=())
+    matter = samples.relevance.numpy() >= 0.5
+    found = evaluate(network, actor_of(strategy, network, **STAGES), samples, recipe, 3, matter, choices=True)
+    assert found.quality_by_block.keys() == {1, 2, 3} == {choice.block for choice in found.choices}
+    for choice in found.choices:
+        whole = (*precision_recall(choice.kept, matter), auroc(choice.scores, matter))
+        assert found.quality_by_block[choice.block].means == whole
+    assert found.quality.means == (*precision_recall(found.kept, matter), auroc(found.choices[0].scores, matter))
 
 
 def starving(view, keep):
@@ -253,10 +281,18 @@ def starving(view, keep):
 
 
 def test_samples_without_a_mask_of_relevance_are_evaluated_like_those_with_one(scripted):
-    known, unknown = theory(), theory()
+    known, unknown = of_sets(), of_sets()
     unknown.relevance = None
     found, again = (evaluate(NETWORK, actor_of(Random()), samples, TASK.recipe()) for samples in (known, unknown))
     assert (found.predicted == again.predicted).all() and (found.kept == again.kept).all()
     oracle = scripted(lambda view, keep: Keep.top(view.relevance, keep), needs=("relevance",), kind="oracle")
     with pytest.raises(UnsupportedError, match="the data of this cell has no relevance mask"):
         evaluate(NETWORK, actor_of(oracle), unknown, TASK.recipe())
+
+
+def test_classes_that_are_absent_are_no_answers(images):
+    network, samples, recipe = images
+    samples.absent = torch.arange(network.module.num_classes) != 3
+    found = evaluate(network, None, samples, recipe)
+    samples.absent = None
+    assert (found.predicted == 3).all() and (found.confidence == 1).all()

@@ -6,20 +6,19 @@ from typing import ClassVar
 
 import pytest
 import torch
+from token_sets import OneLayer, Sets
 from vits import B, N, images, vit
 
-from sparsebench.budget import Budget
-from sparsebench.contract import complaint
 from sparsebench.errors import StrategyError, UnsupportedError, UserError
 from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
-from sparsebench.models.shipped import Shallow
-from sparsebench.plans import Keep, Mask, Shift
-from sparsebench.strategy import Strategy
+from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.contract import complaint
+from sparsebench.strategy.plans import Keep, Mask, Shift
+from sparsebench.strategy.view import Images
 from sparsebench.tasks.base import Recipe
-from sparsebench.tasks.theory import Theory
 from sparsebench.training.fit import fit, load, state_digest
-from sparsebench.view import Images
 
 RECIPE = Recipe("cross-entropy", "adamw", 1e-3, B, epochs=1, steps=1)
 
@@ -245,7 +244,7 @@ def test_a_class_that_cannot_fit_is_refused(changes, says):
 
 
 def test_the_models_of_theories_take_none():
-    data = Theory(tokens=20, relevant=0.4, confusion=0.1).draw(2, 0, {})
-    network = Shallow(m=8).build(data, 0)
+    data = Sets(tokens=20, relevant=0.4, confusion=0.1).draw(2, 0, {})
+    network = OneLayer(m=8).build(data, 0)
     with pytest.raises(UnsupportedError, match="looks at training images before the test"):
         Actor(Fits(), Budget(keep_rate=0.5), network.cost, network.grid, stream=7)

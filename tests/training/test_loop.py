@@ -9,22 +9,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sparsebench_plugins.random import Random
+from sparsebench_theory.models import Shallow
+from sparsebench_theory.shallow.closed_form import ClosedForm
+from sparsebench_theory.shallow.task import Theory
 from torch import nn
 
-from sparsebench.budget import Budget
 from sparsebench.errors import DivergedError
 from sparsebench.models.actor import Actor
-from sparsebench.models.shipped import Shallow
 from sparsebench.models.vits import Vit
-from sparsebench.plans import Keep
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.plans import Keep
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Composite
-from sparsebench.tasks.theory import Theory
 from sparsebench.training import loop
-from sparsebench.training.closed_form import ClosedForm
 from sparsebench.training.loop import steps_for
 from sparsebench.training.steps import Autograd, Samples, losses, optimiser, predictions
 
+pytestmark = pytest.mark.theory
 TASK = Theory(tokens=20, relevant=0.4, confusion=0.1, batch=5, test=20)
 DATA = TASK.draw(20, 0, {})
 SGD = Recipe("hinge", "sgd", lr=0.0, batch=4, epochs=3, steps=10**9)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from sparsebench_plugins.dynamic_vit import DynamicViT
 
-from sparsebench.budget import Budget
 from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.vits import Vit
-from sparsebench.plans import Keep, Mask
-from sparsebench.strategy import Strategy
+from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.plans import Keep, Mask
 from sparsebench.tasks.images import Composite
 from sparsebench.training.loop import Course, Training
 from sparsebench.training.state import resume, state_of

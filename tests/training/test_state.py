@@ -1,16 +1,15 @@
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load, save
 from sparsebench_plugins.random import Random
 
-from sparsebench.budget import Budget
 from sparsebench.models.actor import Actor
-from sparsebench.models.shipped import Shallow
 from sparsebench.models.vits import Vit
+from sparsebench.strategy.budget import Budget
 from sparsebench.tasks.images import Spurious
-from sparsebench.tasks.theory import Theory
 from sparsebench.training.augment import Augmentation
 from sparsebench.training.early import EarlyStopping
 from sparsebench.training.loop import Course, Training, steps_for
@@ -124,9 +123,10 @@ def test_the_state_of_another_training_changes_nothing(other):
 
 
 def test_only_steps_by_autograd_are_resumed():
-    task = Theory(tokens=20, relevant=0.4, confusion=0.1, batch=5, test=20)
-    data = task.draw(20, 0, {})
-    network, recipe = Shallow(m=32).build(data, 0), task.recipe()
-    samples = Samples(*map(torch.from_numpy, (data.train.inputs, data.train.labels, data.train.relevance)))
-    closed = Training(steps_for(network, None, samples, recipe), Course(20, recipe, ("order",)))
-    assert not can_be_resumed(closed) and can_be_resumed(begun())
+    class Own:
+        def trainer(self, actor, samples, recipe):
+            return SimpleNamespace(step=None, store=None)
+
+    training = begun()
+    own = Training(steps_for(Own(), None, training.steps.samples, training.steps.recipe), training.course)
+    assert not can_be_resumed(own) and can_be_resumed(training)

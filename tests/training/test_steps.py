@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebench.budget import Budget
 from sparsebench.models.actor import Actor
 from sparsebench.models.vits import Vit
-from sparsebench.plans import Keep
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.plans import Keep
 from sparsebench.tasks.images import Composite
 from sparsebench.training.augment import Augmentation
 from sparsebench.training.loop import train

@@ -1,0 +1,246 @@
+"""What a run over a folder of pictures costs besides networks and decoding, and how busy it keeps a device.
+
+    python benchmarks/data_path.py [--pictures 10000] [--arch test_vit] [--simulate]
+
+Pictures are JPEG files of mixed sizes in class folders with WordNet ids, some of them grey or CMYK; weights are random.
+Strategies are tested on them at three budgets: in this process, where CPU seconds are counted by what they are for,
+then two of them by two workers, whose memory is looked at and whose system calls are counted where strace is there.
+
+With --simulate the network is a device beside the host, as a GPU is, of so many images a second: printed is the share
+of a test's time in which it is busy, with pixels on it and with pixels that the host copies for each batch from their
+file. Time is the host's CPU time, as if it had a core to itself, so that other work on the machine does not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+import sparsebench
+from sparsebench.records import store
+from sparsebench.records.files import CACHE
+from sparsebench.sources.labels import imagenet_classes as classes
+
+CLASSES = 100
+STRATEGIES = ("attn_topk", "noise", "random", "random_inside", "tome", "tofu", "evit", "pitome")
+BUDGETS = (0.7, 0.5, 0.3)
+
+
+def make(root: Path, n: int) -> None:
+    """Write n pictures: waves with noise, of 150 to 500 pixels a side, one in 20 grey and one in 40 CMYK."""
+    rng = np.random.default_rng(0)
+    for i in range(n):
+        path = root / "val" / classes()[(i % CLASSES) * 10] / f"{i:06}.JPEG"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        width, height = rng.integers(150, 501, 2)
+        small = Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8))
+        waves = np.asarray(small.resize((width, height), Image.Resampling.BICUBIC))
+        noisy = waves ^ rng.integers(0, 8, waves.shape, dtype=np.uint8)
+        mode = "L" if i % 20 == 0 else "CMYK" if i % 40 == 1 else "RGB"
+        Image.fromarray(noisy).convert(mode).save(path, quality=85)
+
+
+def weigh(path: Path, arch: str) -> None:
+    """Write random weights whose answers differ from picture to picture."""
+    import timm
+    import torch
+    from safetensors.torch import save_file
+
+    torch.manual_seed(0)
+    model = timm.create_model(arch, num_classes=1000)
+    with torch.no_grad():
+        model.head.weight.normal_()
+    save_file(model.state_dict(), path)
+
+
+class Account:
+    """CPU seconds of this process by what they are for: what is called within a counted call is counted there alone."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.within: list[str] = ["the rest"]
+        self.since = time.process_time()
+
+    def turn(self) -> None:
+        """Count the seconds until now."""
+        now = time.process_time()
+        self.seconds[self.within[-1]] += now - self.since
+        self.since = now
+
+    def watch(self, module: Any, name: str, what: str) -> None:
+        """Count the calls of a function of a module."""
+        function: Callable[..., Any] = getattr(module, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.turn()
+            self.within.append(what if self.within[-1] != "the check against labels" else self.within[-1])
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.turn()
+                self.within.pop()
+
+        setattr(module, name, counted)
+
+
+def arguments(root: Path, arch: str, weights: Path) -> list[str]:
+    """Return the words of the command."""
+    plugins = [word for name in STRATEGIES[-4:-2] for word in ("--plugin", name)]
+    return ["run", "--suite", "imagenet", "--model", f"timm:{arch}", "--weights", str(weights), "--images",
+            f"folder:{root}", "--macs", "0.5", *plugins]  # fmt: skip
+
+
+def count_seconds(root: Path, arch: str, weights: Path, out: Path) -> None:
+    """Run in this process and print what its CPU seconds were for."""
+    import timm  # noqa: F401  its import is no run's
+
+    from sparsebench.plan import locate as files
+    from sparsebench.records import store as records
+    from sparsebench.runner import prepare, results, run_cell
+    from sparsebench.runner import run as runs
+    from sparsebench.training import evaluate, leak_check
+
+    account = Account()
+    account.watch(evaluate, "outputs_of", "networks and strategies")
+    account.watch(files, "decode", "decoding")
+    account.watch(leak_check, "answers", "the check against labels")
+    account.watch(runs, "plan_of", "planning: listing and hashing among it")
+    account.watch(prepare, "_data", "drawing")
+    account.watch(run_cell, "prepare", "making networks")
+    account.watch(run_cell, "measure", "testing, but for the network")
+    account.watch(results, "seconds_per_batch", "timing a batch, where a test has fewer than seven")
+    account.watch(records, "seal", "sealing records")
+    words = {"model": f"timm:{arch}", "weights": weights, "images": f"folder:{root}", "macs": BUDGETS, "jobs": 0}
+    account.since = time.process_time()
+    sparsebench.run(STRATEGIES, suite="imagenet", out=out, **words)  # type: ignore[arg-type]
+    account.turn()
+    total = sum(account.seconds.values())
+    for what, seconds in sorted(account.seconds.items(), key=lambda pair: -pair[1]):
+        print(f"{what}: {seconds:.1f} CPU seconds, {seconds / total:.2%}")
+    apart = sum(account.seconds[what] for what in ("networks and strategies", "decoding"))
+    print(f"neither networks nor decoding: {1 - apart / total:.2%} of {total:.0f} CPU seconds")
+
+
+def sizes(out: Path) -> None:
+    """Print the bytes of the records."""
+    number = len(store.read(out))
+    sealed = sum(path.stat().st_size for path in out.rglob("*.parquet"))
+    print(f"{number} records, {sealed / number / 1000:.1f} kB each when they are sealed")
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that one has started, and these."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            for child in map(int, path.read_text().split()):
+                found += [child, *descendants(child)]
+        except OSError:
+            continue
+    return found
+
+
+def look_at_workers(root: Path, arch: str, weights: Path, out: Path) -> None:
+    """Run with two workers, and print the most that one held, and how often the folder was walked and read."""
+    from sparsebench.runner.process import held_bytes
+
+    program = [sys.executable, "-m", "sparsebench", *arguments(root, arch, weights), "--out", str(out), "--jobs", "2"]
+    trace = out.with_suffix(".calls")
+    if strace := shutil.which("strace"):
+        program = [strace, "-f", "-qq", "--seccomp-bpf", "-e", "trace=openat", "-o", str(trace), *program]
+    running = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    most = 0
+    while running.poll() is None:
+        most = max([most, *(held_bytes([pid]) for pid in descendants(running.pid))])
+        time.sleep(1)
+    assert running.returncode == 0, program
+    print(f"the most that one process held, without pages of files: {most / 1e9:.2f} GB")
+    if strace:
+        opened = [line.split('"')[1] for line in trace.read_text(errors="replace").splitlines() if f'"{root}' in line]
+        pictures = [path for path in opened if path.endswith(".JPEG")]
+        folders = len(opened) - len(pictures)
+        print(f"each picture opened {len(pictures) / len(set(pictures)):.2f} times, {folders} openings of folders")
+
+
+def simulate(rate: float, n: int) -> None:
+    """Print the share of a test's time in which a device of so many images a second is busy."""
+    import torch
+
+    from sparsebench.models.deep import DeepViT
+    from sparsebench.models.small_vit import small_vit
+    from sparsebench.tasks.folder import Folder
+    from sparsebench.training.evaluate import BATCH, evaluate
+    from sparsebench.training.steps import Samples
+
+    network = DeepViT(small_vit(224, 1000, dim=16, depth=1, heads=1, patch=16))
+
+    class Device:
+        """Works on one batch after the other; who asks goes on at once."""
+
+        cost, module = network.cost, network.module
+
+        def __init__(self, place: torch.Tensor | None) -> None:
+            self.start = self.free = time.process_time()
+            self.busy, self.place = 0.0, place
+
+        def __call__(self, inputs: torch.Tensor, acting: object = None) -> torch.Tensor:
+            if self.place is not None:
+                self.place[: len(inputs)].copy_(inputs)
+            self.busy += len(inputs) / rate
+            self.free = max(self.free, time.process_time()) + len(inputs) / rate
+            return torch.zeros(len(inputs), 1000)
+
+    with TemporaryDirectory() as folder:
+        shape = (n, 3, 224, 224)
+        mapped = np.lib.format.open_memmap(Path(folder) / "pixels.npy", mode="w+", dtype=np.uint8, shape=shape)
+        for first in range(0, n, 1000):
+            mapped[first : first + 1000] = 7
+        mapped.flush()
+        inputs, labels = torch.from_numpy(mapped), torch.arange(n) % 1000
+        staged = torch.zeros(BATCH, *shape[1:], dtype=torch.uint8)
+        for name, place in (("streamed", staged), ("resident", None)):
+            device = Device(place)
+            evaluate(device, None, Samples(inputs, labels, None), Folder(images="folder-0").recipe(), BATCH)
+            taken = max(device.free, time.process_time()) - device.start
+            host = time.process_time() - device.start
+            print(
+                f"{rate:,.0f} images/s, {name}: busy {device.busy / taken:.1%}, host {host / n * 1e6:.0f} µs a picture"
+            )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pictures", type=int, default=10_000)
+    parser.add_argument("--arch", default="test_vit")
+    parser.add_argument("--simulate", action="store_true")
+    given = parser.parse_args()
+    if given.simulate:
+        for rate in (2500.0, 10_000.0):
+            simulate(rate, given.pictures)
+        return
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with TemporaryDirectory() as place:
+        root, weights = Path(place) / "pictures", Path(place) / "weights.safetensors"
+        make(root, given.pictures)
+        weigh(weights, given.arch)
+        for name, measure in (("here", count_seconds), ("workers", look_at_workers)):
+            os.environ[CACHE] = str(Path(place) / f"cache-{name}")
+            measure(root, given.arch, weights, Path(place) / name)
+        sizes(Path(place) / "here")
+
+
+if __name__ == "__main__":
+    main()

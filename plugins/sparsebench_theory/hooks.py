@@ -1,0 +1,41 @@
+"""The hooks of a theory: each package of this one is a plugin with a task, a model, suites and papers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from importlib import import_module, resources
+from importlib.resources.abc import Traversable
+from typing import Any
+
+from sparsebench.hooks import hookimpl
+from sparsebench.models.base import Model
+from sparsebench.paper import Paper
+from sparsebench.tasks.base import Task
+
+
+def hooks_of(package: str, task: type[Task], model: type[Model], *papers: str) -> tuple[Callable[[], Any], ...]:
+    """Return the hooks of a package's tasks, models, suites and papers, in that order; see `sparsebench.hooks.Hooks`.
+
+    Args:
+        package: its name; the suites lie in its folder `suites`.
+        task, model: what it brings.
+        papers: its modules with a `PAPER`, which are imported when papers are asked for.
+    """
+
+    @hookimpl
+    def tasks() -> list[type[Task]]:
+        return [task]
+
+    @hookimpl
+    def models() -> list[type[Model]]:
+        return [model]
+
+    @hookimpl
+    def suites() -> Iterable[Traversable]:
+        return (resources.files(package) / "suites").iterdir()
+
+    @hookimpl
+    def papers_of() -> list[Paper]:
+        return [import_module(f"{package}.{name}").PAPER for name in papers]
+
+    return tasks, models, suites, papers_of

@@ -1,0 +1,309 @@
+"""Jiang et al., Unveil benign overfitting for Transformer in vision, NeurIPS 2024: its synthetic figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+
+from sparsebench.paper import COLOURS, Panel, Paper, Result, Trial, Verdict, interval, judge
+from sparsebench.plan.job import Job
+from sparsebench.stats.intervals import Interval
+from sparsebench_theory.claims import verdicts_of
+from sparsebench_theory.models import TwoLayer
+from sparsebench_theory.overfitting.boundary import Boundary, cells, is_fitted, loss_of
+from sparsebench_theory.overfitting.task import Overfitting
+from sparsebench_theory.panels import NOTHING, band, legend, points
+from sparsebench_theory.trials import group_by, mean, series_of
+
+PUBLISHED = 1000
+"""N SNR^2 of the curve that the paper draws through its map."""
+
+verdict = verdicts_of(__package__, PUBLISHED=PUBLISHED)
+HARMFUL, BENIGN = 600, 1400
+"""N SNR^2 up to which, and from which on, nearly all cells should lie on their side."""
+RATE = 20e9
+"""Floating-point operations a second of one core, what goes around them included."""
+
+
+def seconds(job: Job) -> float:
+    """Return how long a trial is expected to take on one core: drawing, testing, and tens of steps."""
+    task, model = Overfitting(**job.cell.task.params), TwoLayer(**job.cell.model.params)
+    looks = task.steps / task.watch if task.watch else 1
+    samples = task.test * looks + job.cell.n_train
+    return 4 * task.tokens * task.d * model.d_h * samples / RATE + task.tokens * task.d * task.test * 2e-8 + 0.03
+
+
+def figure_1(trials: Sequence[Trial]) -> Result:
+    """The test loss where the training loss is first low, over SNR and N."""
+    boundary = Boundary(trials)
+    losses = cells(trials)
+    rows = [
+        {"N": n, "SNR": snr, "N SNR^2": n * snr**2, "trials": len(group), "fitted": int(np.isfinite(group).sum()),
+         "test loss": mean([v for v in group if np.isfinite(v)])[0]}
+        for (n, snr), group in losses.items()
+    ]  # fmt: skip
+    threshold = trials[0].task.threshold
+    panels: list[Panel] = [
+        partial(_map, trials=trials, boundary=boundary, cut=None),
+        partial(_map, trials=trials, boundary=boundary, cut=threshold),
+        partial(_crossings, boundaries={"measured": boundary}),
+    ]
+    verdicts = [*_sides(trials, threshold), _slope(boundary), _constant(boundary)]
+    title = "Figure 1: test loss where the training loss falls below 0.01"
+    return Result(title, {"fig1": rows, "fig1-boundary": _crossing_rows(dense=boundary)}, panels, verdicts)
+
+
+def _sides(trials: Sequence[Trial], threshold: float) -> list[Verdict]:
+    """Return whether the trials on either side of the curve have the loss they should."""
+    verdicts = []
+    for name, here, low in (
+        (f"harmful: loss >= {threshold:g} where N SNR^2 <= {HARMFUL}", lambda c: c <= HARMFUL, False),
+        (f"benign: loss < {threshold:g} where N SNR^2 >= {BENIGN}", lambda c: c >= BENIGN, True),
+    ):
+        known = [loss_of(t) for t in trials if here(t.n * t.task.snr**2) and is_fitted(t)]
+        right = float(np.mean([(loss < threshold) == low for loss in known])) if known else float("nan")
+        shown = f"{right:.1%} of {len(known)} trials" if known else "no trial there fits its training data"
+        verdicts.append(verdict("side", shown, judge([right >= 0.8, right >= 0.95], [right < 0.8]), claim=name))
+    return verdicts
+
+
+def _slope(boundary: Boundary) -> Verdict:
+    slope, low, high = boundary.slope()
+    near = abs(slope + 2) <= 0.4
+    touches = low is not None and high is not None and low <= -1.6 and high >= -2.4
+    return verdict(
+        "slope", f"slope {interval(slope, low, high)}",
+        judge([near or touches, near], [not near and not touches and not np.isnan(slope)]),
+    )  # fmt: skip
+
+
+def _constant(boundary: Boundary) -> Verdict:
+    value, low, high = boundary.constant
+    below, beyond, every = boundary.ends
+    far = abs(np.log(value / PUBLISHED))
+    return verdict(
+        "constant",
+        f"{interval(value, low, high)}; of {every} crossings {below} at the smallest SNR or below, {beyond} beyond the "
+        "largest", judge([far <= np.log(2), 0.6 <= value / PUBLISHED <= 1.4], [far > np.log(2)]),
+        published=str(PUBLISHED),
+    )  # fmt: skip
+
+
+def _crossing_rows(**boundaries: Boundary) -> list[dict[str, Any]]:
+    return [
+        {"strategy": name, "repetition": repetition, "N": n, "SNR": snr, "N SNR^2": n * snr**2}
+        for name, boundary in boundaries.items()
+        for repetition, row in boundary.crossings.items()
+        for n, snr in row.items()
+    ]
+
+
+def _map(axis: Any, trials: Sequence[Trial], boundary: Boundary, cut: float | None) -> None:
+    """Draw the map with a row a run, as the paper does: losses, or with a cut which lie above it."""
+    snr, sizes = boundary.snr, sorted({t.n for t in trials})
+    runs = sorted({t.repetition for t in trials})
+    values = np.full((len(sizes) * len(runs), len(snr)), np.nan)
+    for t in trials:
+        values[sizes.index(t.n) * len(runs) + runs.index(t.repetition), np.searchsorted(snr, t.task.snr)] = loss_of(t)
+    if cut is not None:
+        values = np.where(np.isfinite(values), values >= cut, np.nan)
+    axis.set_facecolor(NOTHING)  # what never fitted
+    middles = (snr[1:] + snr[:-1]) / 2
+    first, last = (middles[0], middles[-1]) if len(middles) else (1.1 * snr[0], 0.9 * snr[0])
+    edges = np.concatenate([[2 * snr[0] - first], middles, [2 * snr[-1] - last]])
+    rows = np.arange(len(values) + 1) / len(runs)
+    drawn = axis.pcolormesh(edges, rows, values, cmap="viridis", vmin=0, rasterized=True)
+    axis.figure.colorbar(drawn, ax=axis)
+    axis.set_yticks(np.arange(len(sizes)) + 0.5, [str(n) for n in sizes])
+    fine = np.linspace(sizes[0], sizes[-1], 200)
+    place = np.interp(fine, sizes, np.arange(len(sizes)) + 0.5)
+    axis.plot(
+        np.clip((PUBLISHED / fine) ** 0.5, edges[0], edges[-1]), place, color=COLOURS[3], label="N SNR$^2$ = 1000"
+    )
+    name = "test loss" if cut is None else f"test loss >= {cut:g}"
+    axis.set(title=name, xlabel="SNR", ylabel="training samples N, a row a run", xlim=(edges[0], edges[-1]))
+    axis.legend(loc="upper right")
+
+
+def _crossings(axis: Any, boundaries: Mapping[str, Boundary]) -> None:
+    """Draw where each strategy's boundary is, N over SNR in logarithms."""
+    inside = {name: boundary for name, boundary in boundaries.items() if grouped_crossings(boundary)}
+    for (name, boundary), colour in zip(inside.items(), cycle(COLOURS)):
+        by_n = grouped_crossings(boundary)
+        triples = [_spread(snrs) for snrs in by_n.values()]
+        for n, (middle, low, high) in zip(by_n, triples, strict=True):
+            axis.plot([low, high], [n, n], color=colour, linewidth=1)
+            axis.plot(middle, n, "o", color=colour, markersize=4)
+        axis.plot([], [], "o", color=colour, label=name)
+    snr = next(iter(boundaries.values())).snr
+    axis.plot(snr, PUBLISHED / snr**2, "--", color=COLOURS[5], label="N SNR$^2$ = 1000")
+    sizes = sorted({n for b in boundaries.values() for row in b.crossings.values() for n in row})
+    axis.set(title="boundary: median and quartiles of runs", xlabel="SNR", ylabel="N", xscale="log", yscale="log")
+    axis.set_xticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"], minor=False)
+    axis.set_xticks([], minor=True)
+    axis.set_yticks(sizes, [str(n) for n in sizes])
+    axis.set_yticks([], minor=True)
+    if sizes:
+        axis.set_ylim(0.7 * sizes[0], 1.4 * sizes[-1])
+    legend(axis)
+
+
+def grouped_crossings(boundary: Boundary) -> dict[int, list[float]]:
+    """Return the finite crossings by N."""
+    out: dict[int, list[float]] = {}
+    for row in boundary.crossings.values():
+        for n, snr in row.items():
+            if np.isfinite(snr):
+                out.setdefault(n, []).append(snr)
+    return dict(sorted(out.items()))
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float, float]:
+    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
+    return float(middle), float(low), float(high)
+
+
+PANELS = (
+    ("loss", {"train_loss_then": "training", "test_loss": "test"}),
+    ("attention", {"attention_on_relevant": "signal", "attention_on_noise": "strong noise"}),
+    ("value, $y\\, x^T W_V w_O$", {"value_of_signal": "signal", "value_of_noise": "strong noise"}),
+    ("score of the signal as a query", {"score_of_signal": "signal", "score_of_noise": "strong noise"}),
+)
+
+
+def _dynamics(figure: str, trials: Sequence[Trial]) -> Result:
+    task = trials[0].task
+    kind = {"2": "harmful", "3": "benign"}[figure]
+    rows = []
+    for _, lines in PANELS:
+        for name in lines:
+            at, values = series_of(trials, name)
+            rows += [
+                {"quantity": name, "step": int(step), "mean": column.mean(), "std": column.std(ddof=len(column) > 1)}
+                for step, column in zip(at, values.T, strict=True)
+            ]
+    panels: list[Panel] = [partial(_draw, trials=trials, lines=lines, title=title) for title, lines in PANELS]
+    c = trials[0].n * task.snr**2
+    title = f"Figure {figure}: {kind} overfitting, N SNR$^2$ = {c:.3g} (bands: one standard deviation)"
+    return Result(title, {f"fig{figure}": rows}, panels, _directions(figure, trials))
+
+
+def _draw(axis: Any, trials: Sequence[Trial], lines: Mapping[str, str], title: str) -> None:
+    for (name, label), colour in zip(lines.items(), COLOURS, strict=False):
+        at, values = series_of(trials, name)
+        band(axis, at, values, label, colour)
+    axis.set(title=title, xlabel="steps")
+    legend(axis)
+
+
+def _change(trials: Sequence[Trial], name: str) -> Interval:
+    _, values = series_of(trials, name)
+    return mean(values[:, -1] - values[:, 0]) if values.size else mean([])
+
+
+def _ends(trials: Sequence[Trial], name: str) -> Interval:
+    _, values = series_of(trials, name)
+    return mean(values[:, -1]) if values.size else mean([])
+
+
+def _directions(figure: str, trials: Sequence[Trial]) -> list[Verdict]:
+    """Return the verdicts on the directions that the paper states."""
+    benign = figure == "3"
+    more, less = ("attention_on_relevant", "attention_on_noise")[:: 1 if benign else -1]
+    names = {"attention_on_relevant": "the signal", "attention_on_noise": "the strong noise"}
+    up, down = _change(trials, more), _change(trials, less)
+    _, signal = series_of(trials, "value_of_signal")
+    _, noise = series_of(trials, "value_of_noise")
+    lead = mean((signal - noise)[:, -1] * (1 if benign else -1)) if signal.size else mean([])
+    test, train = _ends(trials, "test_loss"), _ends(trials, "train_loss_then")
+    start = float(np.log(2))
+    stays = "falls below 0.2" if benign else "stays at log 2 or above"
+    tests = [test[0] < 0.2] if benign else [test[0] >= 0.95 * start]
+    return [
+        verdict(
+            "attention", f"{interval(*up)} and {interval(*down)}",
+            judge([(up[1] or 0) > 0, (down[2] or 0) < 0], [(up[2] or 0) < 0 or (down[1] or 0) > 0]), figure=figure,
+            more=names[more], less=names[less],
+        ),
+        verdict(
+            "value", f"{interval(*lead)} larger at the end", judge([(lead[1] or 0) > 0], [(lead[2] or 0) < 0]),
+            figure=figure, more=names[more],
+        ),
+        verdict(
+            "losses", f"training {interval(*train)}, test {interval(*test)}",
+            judge([train[0] < 0.05, *tests], [train[0] >= 0.05 and not all(tests)]), figure=figure, stays=stays,
+        ),
+    ]  # fmt: skip
+
+
+def figure_2(trials: Sequence[Trial]) -> Result:
+    """Harmful overfitting: a weak signal."""
+    return _dynamics("2", trials)
+
+
+def figure_3(trials: Sequence[Trial]) -> Result:
+    """Benign overfitting: a strong signal, otherwise as Figure 2. The paper's own setting is not known."""
+    return _dynamics("3", trials)
+
+
+def strategies(trials: Sequence[Trial]) -> Result:
+    """Where the boundary lies with each strategy."""
+    boundaries = {name: Boundary(group) for name, group in group_by(trials, _name_of).items()}
+    dense = boundaries.pop("dense", Boundary(()))
+    boundaries = {"dense": dense, **boundaries} if dense.trials else boundaries
+    rows, verdicts = [], []
+    for name, boundary in boundaries.items():
+        (shift, low, high), runs = boundary.shift(dense)
+        below, beyond, every = boundary.ends
+        constant = boundary.constant
+        rows.append({
+            "strategy": name, "N SNR^2": constant[0], "low": constant[1], "high": constant[2], "over dense": shift,
+            "over dense low": low, "over dense high": high, "runs": runs, "crossings": every, "below the map": below,
+            "beyond the map": beyond, "reached": bool(boundary.reached_sizes) or not dense.reached_sizes,
+            "trials": len(boundary.trials), "fitted": sum(map(is_fitted, boundary.trials)),
+        })  # fmt: skip
+        if name != "dense":
+            verdicts.append(_moves(rows[-1]))
+    panels: list[Panel] = [partial(_crossings, boundaries=boundaries), partial(_shifts, rows=rows)]
+    tables = {"strategies": rows, "strategies-boundary": _crossing_rows(**boundaries)}
+    return Result("Where benign overfitting begins as tokens are removed", tables, panels, verdicts)
+
+
+def _name_of(trial: Trial) -> str:
+    return trial.strategy if trial.strategy == "dense" else f"{trial.strategy} {trial.removed:.0%}"
+
+
+def _moves(row: Mapping[str, Any]) -> Verdict:
+    name, low, high = row["strategy"], row["over dense low"], row["over dense high"]
+    claim = "removing noise tokens" if name.startswith("oracle") else "removing tokens"
+    nowhere = row["crossings"] > 0 and not row["reached"]
+    return verdict(
+        "moves",
+        f"N SNR^2 over dense's: {interval(row['over dense'], low, high)} in {row['runs']} runs; of {row['crossings']} "
+        f"crossings {row['below the map']} below the map, {row['beyond the map']} beyond it; {row['fitted']} of "
+        f"{row['trials']} trials fitted their training data",
+        judge([(high or np.inf) < 1], [(low or 0) > 1 or nowhere]), claim=claim, name=name,
+    )  # fmt: skip
+
+
+def _shifts(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    names = [row["strategy"] for row in rows]
+    triples = [(row["over dense"], row["over dense low"], row["over dense high"]) for row in rows]
+    points(axis, np.arange(len(rows)), triples, "N SNR$^2$ of the boundary over dense's", COLOURS[0])
+    axis.axhline(1, color=COLOURS[5], linestyle="--", linewidth=1)
+    axis.set_xticks(range(len(names)), names, rotation=30, ha="right")
+    axis.set(yscale="log", title="shift of the boundary, 95 % intervals")
+    legend(axis)
+
+
+PAPER = Paper(
+    "overfitting",
+    "the synthetic figures of the benign-overfitting paper (Jiang et al., NeurIPS 2024)",
+    {"quick": "overfitting-quick", "full": "overfitting-full"},
+    {"1": figure_1, "2": figure_2, "3": figure_3, "strategies": strategies},
+    seconds,
+)

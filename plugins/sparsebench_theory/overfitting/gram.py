@@ -1,0 +1,153 @@
+"""Gradient descent on the two-layer Vision Transformer in the span of its training tokens.
+
+With w_O frozen, f depends on W_V through v = W_V w_O alone, and each gradient is a combination of tokens: with the
+P tokens of all samples as the rows of X, W_Q = W_Q(0) + X^T A, W_K = W_K(0) + X^T B and W_V = W_V(0) + X^T g w_O^T. So
+the queries Q = X W_Q, keys K = X W_K and values u = X v change by products with the Gram matrix G = X X^T, (P, P), in
+place of the weights, of d x d_h numbers each. For sample i with kept tokens l, s, attention S_ls and y in {-1, 1}
+
+    a_s = mean_l S_ls,  f = sum_s a_s u_s,  c = dLoss / df = -y / (1 + e^(yf)) / n
+    dv = X^T (c a),  dScore_ls = c / |S| S_ls (u_s - sum_t S_lt u_t),  dW_Q = X^T (dScore K),  dW_K = X^T (dScore^T Q)
+
+Several trials of as many tokens go through it together, over a leading axis T.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsebench.models.actor import Actor
+from sparsebench.strategy.tokens import gather
+from sparsebench.tasks.base import Recipe
+from sparsebench.training.steps import Samples, chooses_once
+from sparsebench_theory.overfitting.network import TwoLayerViT
+
+
+def applies(network: TwoLayerViT, samples: Samples, recipe: Recipe) -> bool:
+    """Say whether it covers the training, and is the shorter way: fewer tokens than twice their width."""
+    n, L, d = samples.inputs.shape
+    whole = recipe.batch == 0 and recipe.loss == "logistic" and recipe.optimizer == "sgd" and not recipe.rates
+    return whole and n * L < 2 * d
+
+
+@dataclass(eq=False)
+class Member:
+    """One training: a network, what removes its tokens, its samples."""
+
+    network: TwoLayerViT
+    actor: Actor | None
+    samples: Samples
+    recipe: Recipe
+
+    @property
+    def changing(self) -> bool:
+        """Whether the choice of tokens depends on the weights."""
+        return not chooses_once(self.actor, self.recipe)
+
+    def choose(self, visit: int, known: tuple[Tensor, Tensor] | None = None) -> Tensor | None:
+        """Return the (n, |S|) tokens that stay, or None for all; `known` are queries and keys."""
+        if self.actor is None:
+            return None
+        acting = self.samples.begin(self.actor, self.samples.items, visit=visit, training=True)
+        with torch.no_grad():
+            return self.network.choose(acting, self.samples.inputs, known)
+
+
+class Span:
+    """The state of T trainings of one shape: Q, K (T, n, L, d_h) and u (T, n, L).
+
+    Tokens that are never used are left out from the start; where the choice changes with the weights, all are here.
+    """
+
+    @torch.no_grad()
+    def __init__(self, members: Sequence[Member]):
+        self.members, self.lr = members, members[0].recipe.lr
+        W = [member.network for member in members]
+        tokens = []
+        for member in members:
+            X, index = member.samples.inputs, None if member.changing else member.choose(0)
+            tokens.append((X if index is None else gather(X, index)).to(member.network.W_Q.dtype))
+        self.X = torch.stack(tokens).flatten(1, 2)  # (T, P, d)
+        self.T, self.n, self.L = len(members), *tokens[0].shape[:2]
+        self.G = self.X @ self.X.mT
+        self.first = [[p.detach().clone() for p in (net.W_Q, net.W_K, net.W_V)] for net in W]
+        self.w_O = torch.stack([net.w_O for net in W])
+        Q, K = (torch.stack([x @ first[k] for x, first in zip(self.X, self.first, strict=True)]) for k in (0, 1))
+        u = torch.stack([x @ (first[2] @ w) for x, first, w in zip(self.X, self.first, self.w_O, strict=True)])
+        self.Q, self.K, self.u = Q, K, u
+        self.A, self.B, self.g = torch.zeros_like(Q), torch.zeros_like(K), torch.zeros_like(u)
+        self.y = torch.stack([2 * member.samples.labels - 1 for member in members]).to(Q.dtype)
+
+    @torch.no_grad()
+    def step(self, active: Tensor, index: Tensor | None) -> Tensor:
+        """Take one step of the active trainings, (k,); return their (k,) summed losses before it.
+
+        Args:
+            active: which.
+            index: (k, n, |S|) the tokens that stay now, where that changes.
+        """
+        whole = len(active) == self.T
+        Q, K, u, G, y = (x if whole else x[active] for x in (self.Q, self.K, self.u, self.G, self.y))
+        k = len(active)
+        q, key, v = Q.view(k, self.n, self.L, -1), K.view(k, self.n, self.L, -1), u.view(k, self.n, self.L)
+        if index is not None:
+            q, key = (x.gather(2, index[..., None].expand(*index.shape, x.shape[3])) for x in (q, key))
+            v = v.gather(2, index)
+        S = torch.softmax(q @ key.mT, dim=3)
+        a = S.mean(dim=2)
+        margin = y * (a * v).sum(dim=2)
+        c = (-y * torch.sigmoid(-margin) / self.n)[..., None]
+        mixed = (S @ v[..., None]).squeeze(3)
+        score = (c / v.shape[2])[..., None] * S * (v[:, :, None, :] - mixed[..., None])
+        moves = [self._whole(x, index) for x in (score @ key, score.mT @ q, c * a)]
+        lift = (self.w_O[active] ** 2).sum(dim=1)[:, None]
+        dQ, dK, dg = (x.flatten(1, 2) for x in moves)
+        for state, gradient in ((self.A, dQ), (self.B, dK), (self.g, dg)):
+            state[active] -= self.lr * gradient
+        self.Q[active], self.K[active] = Q - self.lr * (G @ dQ), K - self.lr * (G @ dK)
+        self.u[active] = u - self.lr * lift * (G @ dg[..., None]).squeeze(2)
+        return torch.nn.functional.softplus(-margin).sum(dim=1)
+
+    def _whole(self, x: Tensor, index: Tensor | None) -> Tensor:
+        """Return (k, n, L, ..), with 0 for tokens that do not stay."""
+        if index is None:
+            return x
+        out = x.new_zeros(*x.shape[:2], self.L, *x.shape[3:])
+        place = index if x.ndim == 3 else index[..., None].expand_as(x)
+        return out.scatter(2, place, x)
+
+    @torch.no_grad()
+    def store(self, t: int) -> None:
+        """Put the weights of one training into its network."""
+        network, (W_Q, W_K, W_V), X = self.members[t].network, self.first[t], self.X[t]
+        network.W_Q.copy_(W_Q + X.T @ self.A[t])
+        network.W_K.copy_(W_K + X.T @ self.B[t])
+        network.W_V.copy_(W_V + torch.outer(X.T @ self.g[t], self.w_O[t]))
+
+
+class InSpan:
+    """Steps of one training; see `Steps`."""
+
+    def __init__(self, network: TwoLayerViT, actor: Actor | None, samples: Samples, recipe: Recipe):
+        self.member = Member(network, actor, samples, recipe)
+        self.span = Span([self.member])
+        self.alone = torch.zeros(1, dtype=torch.int64, device=samples.labels.device)
+
+    def step(self, rows: np.ndarray, visit: int, done: float) -> Tensor:
+        """See `Steps.step`; `rows` are all samples, in whatever order."""
+        index = None
+        if self.member.changing:
+            if {"values", "outputs"} & self.member.actor.requires:  # type: ignore[union-attr]
+                self.store()
+            shape = self.span.n, self.span.L, -1
+            chosen = self.member.choose(visit, (self.span.Q.view(shape), self.span.K.view(shape)))
+            index = None if chosen is None else chosen[None]
+        return self.span.step(self.alone, index)[0]
+
+    def store(self) -> None:
+        """See `Steps.store`."""
+        self.span.store(0)

@@ -1,0 +1,71 @@
+"""What panels of several figures have in common: maps, bands, points with intervals, predictions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sparsebench import style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PUBLISHED = style.BLACK
+NOTHING = "#d6e8f5"
+"""Of a map's cells without a value, whose other cells are grey."""
+
+
+def heat_map(axis: Axes, title: str, x: np.ndarray, sizes: np.ndarray, rates: np.ndarray, label: str) -> None:
+    """Draw success rates (len(sizes), len(x)), white where all trials succeed and black where none does."""
+    axis.set_facecolor(NOTHING)  # what was not run
+    if rates.size:
+        axis.imshow(rates, cmap="gray", vmin=0, vmax=1, origin="lower", aspect="auto")
+    for (row, column), rate in np.ndenumerate(rates):
+        if np.isfinite(rate):
+            colour = "black" if rate > 0.5 else "white"
+            axis.text(column, row, f"{rate:.2g}", ha="center", va="center", fontsize=6, color=colour)
+    axis.set_xticks(range(len(x)), [f"{value:.4g}" for value in x], rotation=60)
+    axis.set_yticks(range(len(sizes)), [str(n) for n in sizes])
+    axis.set(title=title, xlabel=label, ylabel="training samples N")
+
+
+def band(axis: Axes, x: np.ndarray, values: np.ndarray, label: str, colour: str) -> None:
+    """Draw the mean of values (repetitions, len(x)), if there are any, with a band of one standard deviation."""
+    if not len(values):
+        return
+    mean = values.mean(axis=0)
+    axis.plot(x, mean, color=colour, label=label, marker="o", markersize=3)
+    if len(values) > 1:
+        spread = values.std(axis=0, ddof=1)
+        axis.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+
+
+def points(
+    axis: Axes, x: np.ndarray, triples: list[tuple[float, float | None, float | None]], label: str, colour: str
+) -> None:
+    """Draw values with their intervals; a triangle is one without an upper end, hollow if the value has none either.
+
+    A hollow one is at the lower end of its interval.
+    """
+    for place, (value, low, high) in zip(x, triples, strict=True):
+        if np.isfinite(value):
+            closed = high is None or np.isfinite(high)
+            ends = (value if low is None else low, value if high is None or not closed else high)
+            axis.plot([place, place], ends, color=colour, linewidth=1)
+            axis.plot(place, value, "o" if closed else "^", color=colour, markersize=4)
+        elif low is not None and np.isfinite(low):
+            axis.plot(place, low, "^", color=colour, markerfacecolor="none")
+    axis.plot([], [], "o", color=colour, label=label)
+
+
+def legend(axis: Axes, title: str | None = None) -> None:
+    """Name what is drawn, if anything is."""
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(frameon=False, title=title)
+
+
+def draw_dashed(axis: Axes, x: np.ndarray, y: np.ndarray, label: str, colour: str = style.GREY) -> None:
+    """Draw a prediction."""
+    order = np.argsort(x)
+    axis.plot(x[order], y[order], "--", color=colour, linewidth=1, label=label)

@@ -1,0 +1,162 @@
+"""Figures 2, 4 and 7 of Li et al. (ICLR 2023): steps until the test loss is low, and where the attention goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sparsebench.paper import COLOURS, Panel, Result, Trial, Verdict, interval, judge
+from sparsebench.stats.intervals import bootstrap_means
+from sparsebench_theory.claims import verdicts_of
+from sparsebench_theory.panels import PUBLISHED, band, draw_dashed, legend
+from sparsebench_theory.shallow import published
+from sparsebench_theory.shallow import theorems as theory
+from sparsebench_theory.shallow.samples import tau
+from sparsebench_theory.trials import ENOUGH, compete, group_by, mean, values_of
+
+Shares = tuple[float, float, float]
+LITTLE = 0.01
+"""A change of the attention by less than this is none."""
+
+verdict = verdicts_of(__package__, ENOUGH=ENOUGH, LITTLE=LITTLE)
+UNKNOWN = "as Figure 4; no values known"
+
+
+def figure_2(trials: Sequence[Trial]) -> Result:
+    """Steps until the test loss is below the threshold, against 1 / alpha_*, under each rule for alpha_#."""
+    panels: list[Panel] = []
+    rows, verdicts = [], []
+    for printed, group in group_by(trials, lambda t: t.task.irrelevant is not None).items():
+        name = "half of the tokens irrelevant" if printed else "a fixed alpha_#"
+        groups = group_by(group, lambda t: t.task.realised_shares())
+        rows += [_steps_row(name, shares, ts) for shares, ts in groups.items()]
+        steps = {shares: np.array(values_of(ts, "iterations")) for shares, ts in groups.items()}
+        panels.append(partial(_draw_steps, steps=steps, trial=group[0], title=name))
+        verdicts.append(_in_line(name, steps, len(group)))
+    return Result("Figure 2: steps needed against the share of relevant tokens", {"fig2": rows}, panels, verdicts)
+
+
+def _steps_row(name: str, shares: Shares, trials: Sequence[Trial]) -> dict[str, Any]:
+    reached = values_of(trials, "iterations")
+    steps, low, high = mean(reached)
+    return {
+        "setting": name, "alpha_*": shares[0], "alpha_#": shares[1], "trials": len(trials), "reached": len(reached),
+        "steps": steps, "low": low, "high": high,
+    }  # fmt: skip
+
+
+def _in_line(name: str, steps: Mapping[Shares, np.ndarray], trials: int) -> Verdict:
+    """Return the verdict on the steps of the trials that got there, for each alpha_*."""
+    a, confusing = np.array([s[0] for s in steps]), np.array([s[1] for s in steps])
+    means = np.array([mean(values)[0] for values in steps.values()])
+    resamples = np.array([bootstrap_means(values, stream) for stream, values in enumerate(steps.values())])
+    fits = compete({"1/alpha_*": 1 / a, "1/gap": 1 / (a - confusing)}, means, resamples, [*map(len, steps.values())])
+    reached = sum(map(len, steps.values()))
+    shown = f"{reached} of {trials} trials got below the threshold, at {np.isfinite(means).sum()} of {len(a)} alpha_*"
+    if not fits:
+        return verdict("steps", shown, "undecided", name=name)
+    inverse = next(fit for fit in fits if fit.name == "1/alpha_*")
+    word = judge([inverse.rises, inverse.rises and inverse.r2 >= 0.95], [inverse.flat and reached == trials])
+    return verdict(
+        "steps", f"R2 {inverse.r2:.3f}, {np.nanmax(means):.0f} to {np.nanmin(means):.0f} steps; best: "
+        f"{fits[0].name}; {shown}", word if inverse.points >= ENOUGH else "undecided",
+        "; ".join(fit.text for fit in fits), name=name,
+    )  # fmt: skip
+
+
+def _draw_steps(axis: Any, steps: Mapping[Shares, np.ndarray], trial: Trial, title: str) -> None:
+    reached = {shares[0]: values for shares, values in steps.items() if len(values)}
+    if reached:
+        a, means = np.array(list(reached)), np.array([values.mean() for values in reached.values()])
+        spread = [values.std(ddof=1) if len(values) > 1 else 0.0 for values in reached.values()]
+        label = "mean, one standard deviation"
+        axis.errorbar(1 / a, means, yerr=spread, fmt="o", color=COLOURS[0], capsize=3, label=label)
+        shape = theory.steps_needed(a, trial.task.recipe().lr, trial.task.patterns, trial.model.sigma, tau(trial))
+        if np.isfinite(shape).all():
+            draw_dashed(axis, 1 / a, shape * (means / shape).mean(), "Theorem 1, scaled")
+    threshold = trial.task.threshold
+    axis.set(title=title, xlabel="$1/\\alpha_*$", ylabel=f"steps until test loss < {threshold:g}")
+    legend(axis)
+
+
+def figure_4(trials: Sequence[Trial]) -> Result:
+    """Attention on relevant tokens while training, beside the published curve."""
+    curves = _curves(trials)
+    panels: list[Panel] = [partial(_draw_attention, curves=curves, trial=trials[0], published_too=True)]
+    verdicts = _rises("4", curves, "")
+    title = "Figure 4: attention on relevant tokens (bands: one standard deviation)"
+    return Result(title, {"fig4": _curve_rows(curves)}, panels, verdicts)
+
+
+def figure_7(trials: Sequence[Trial]) -> Result:
+    """Figure 4 with more patterns."""
+    panels: list[Panel] = []
+    rows, verdicts = [], []
+    for M, group in group_by(trials, lambda t: t.task.patterns).items():
+        curves = _curves(group)
+        panels.append(partial(_draw_attention, curves=curves, trial=group[0], published_too=False))
+        rows += _curve_rows(curves, M=M)
+        verdicts += _rises("7", curves, f" (M={M})")
+    title = "Figure 7: attention on relevant tokens, with M patterns (bands: one standard deviation)"
+    return Result(title, {"fig7": rows}, panels, verdicts)
+
+
+def _curves(trials: Sequence[Trial]) -> tuple[np.ndarray, np.ndarray]:
+    """Return steps (P,) up to 100, or as long as a trial trained, and attention (repetitions, P).
+
+    Once all training losses are zero nothing moves, and the last value holds.
+    """
+    good = [t for t in trials if not t.diverged]
+    every = trials[0].task.watch
+    last = max(100, *(int(t.curves["watched_steps"][-1]) for t in good)) if good else 100
+    at = np.arange(0, last + 1, every)
+    held = [np.interp(at, t.curves["watched_steps"], t.curves["watched_attention_on_relevant"]) for t in good]
+    return at, np.array(held).reshape(len(good), len(at))
+
+
+def _curve_rows(curves: tuple[np.ndarray, np.ndarray], **labels: Any) -> list[dict[str, Any]]:
+    at, values = curves
+    rows = []
+    for step, column in zip(at, values.T, strict=True):
+        share, low, high = mean(column)
+        rows.append(labels | {"step": int(step), "attention on relevant": share, "low": low, "high": high})
+    return rows
+
+
+def _rises(figure: str, curves: tuple[np.ndarray, np.ndarray], name: str) -> list[Verdict]:
+    _, values = curves
+    is_figure_4 = figure == "4"
+    start, end, change = mean(values[:, 0]), mean(values[:, -1]), mean(values[:, -1] - values[:, 0])
+    rises, still = (change[1] or 0) > 0, change[2] is not None and change[2] < LITTLE
+    steady = bool(len(values)) and bool((np.diff(values.mean(axis=0)) >= -1e-3).all())
+    parts = [steady, 0.54 <= start[0] <= 0.58, end[0] >= 0.8] if is_figure_4 else [steady]
+    also = ", begins at 0.54 to 0.58 and ends at 0.80 or more" if is_figure_4 else ""
+    low, high = (end[1] or 0.0, 1.0 if end[2] is None else end[2])
+    shown = f"{interval(*start)} to {interval(*end)}; change {interval(*change)}" if len(values) else "no trial trained"
+    return [
+        verdict(
+            "concentrates", shown, judge([rises, *(rises and part for part in parts)], [still]), figure=figure,
+            name=name, published="0.540 to 0.907" if is_figure_4 else UNKNOWN, also=also,
+        ),
+        verdict(
+            "tends_to_1", interval(*end), judge([low >= 0.9, low >= 0.95], [high < 0.9]), figure=figure, name=name,
+            published="0.907 after 100 steps" if is_figure_4 else UNKNOWN,
+        ),
+    ]  # fmt: skip
+
+
+def _draw_attention(axis: Any, curves: tuple[np.ndarray, np.ndarray], trial: Trial, published_too: bool) -> None:
+    at, values = curves
+    band(axis, at, values, "relevant tokens", COLOURS[0])
+    band(axis, at, 1 - values, "others", COLOURS[1])
+    if published_too:
+        shown = published.FIGURE_4
+        axis.plot(shown["steps"], shown["relevant"], "s:", color=PUBLISHED, markersize=3, label="published")
+    # The diagonal of (I + delta E)^T (I + delta E), with unit columns in E, is 1 + delta^2 on average.
+    mass = theory.attention_mass(trial.task.counts(), 1 + trial.model.delta**2)
+    axis.axhline(mass, color=COLOURS[5], linestyle="--", linewidth=1, label="before training, closed form")
+    axis.set(xlabel="steps", ylabel="share of the attention", ylim=(0, 1), title=f"M = {trial.task.patterns}")
+    legend(axis)

@@ -1,0 +1,349 @@
+"""Li et al. (ICLR 2023), Figure 6: a deep ViT on pictures with backgrounds, by the share of relevant tokens alpha_*."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from math import floor
+from typing import Any
+
+import numpy as np
+
+from sparsebench.paper import COLOURS, Panel, Paper, Result, Trial, Verdict, Word, interval, judge
+from sparsebench.plan.job import Job
+from sparsebench.stats.intervals import Interval
+from sparsebench_theory.claims import verdicts_of
+from sparsebench_theory.panels import PUBLISHED, heat_map, legend, points
+from sparsebench_theory.shallow import published
+from sparsebench_theory.shallow.samples import trend
+from sparsebench_theory.trials import (
+    ENOUGH,
+    Grid,
+    compete,
+    differences,
+    group_by,
+    mean,
+    resamples_of,
+    slopes,
+    values_of,
+)
+
+GAIN = 0.10
+"""The gain in accuracy that full removal should bring; the paper's are 0.122 and 0.147."""
+CLOSED = 0.05
+"""A spurious gap up to here is closed."""
+
+verdict = verdicts_of(__package__, CLOSED=CLOSED, ENOUGH=ENOUGH, GAIN=GAIN)
+MEASURED = ("accuracy", "spurious_gap", "worst_group_accuracy", "average_train", "a_tsi_dense", "a_tsi", "m_tsi_dense",
+            "m_tsi")  # fmt: skip
+"""What the table of Figure 6c has; token spuriosity with nothing acting on the trained network, and as it is tested."""
+RATE = 25e9
+"""MACs a second of one core in training."""
+
+ByAlpha = Mapping[float, Sequence[Trial]]
+
+
+def seconds(job: Job) -> float:
+    """Return how long a cell is expected to take on one core: passes there and back over the tokens that stay."""
+    task: dict[str, Any] = job.cell.task.params
+    model: dict[str, Any] = job.cell.model.params
+    dim, depth = model.get("dim", 192), model.get("depth", 12)
+    tokens = 1 + (task["canvas"] / task["patch"]) ** 2 * (job.cell.budget.keep_rate or 1)
+    macs = depth * (12 * tokens * dim**2 + 2 * tokens**2 * dim)
+    return float((3 * task["epochs"] * job.cell.n_train + 2 * task["test"] + 1000) * macs / RATE + 0.5)
+
+
+def alpha(trial: Trial) -> float:
+    """Return alpha_*: the patches of the foreground over those that stay. All images have as many."""
+    task = trial.task
+    kept = floor((1 - trial.removed) * (task.canvas / task.patch) ** 2 + 1e-6)
+    return round((task.foreground / task.patch) ** 2 / kept, 4)
+
+
+def _levels(trials: Sequence[Trial]) -> dict[float, list[Trial]]:
+    """Return the trials by alpha_*: those of dense, and of the oracle, which keeps the whole foreground."""
+    return group_by([t for t in trials if t.strategy in ("dense", "oracle")], alpha)
+
+
+def _at_random(trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trials in which as many tokens go at random as full removal takes."""
+    return [t for t in trials if t.strategy == "random"]
+
+
+def _subtitle(trials: Sequence[Trial]) -> str:
+    """Return what a title says of the data and the training."""
+    task = trials[0].task
+    repetitions = len({t.repetition for t in trials})
+    return f"{task.images}, {task.epochs} epochs, {repetitions} seeds"
+
+
+def figure_6a(trials: Sequence[Trial]) -> Result:
+    """Test accuracy against N and alpha_*."""
+    by_alpha = {a: group_by(group, lambda t: t.n) for a, group in _levels(trials).items()}
+    named = {f"alpha_* {a:.2f}": by_n for a, by_n in by_alpha.items()}
+    if control := group_by(_at_random(trials), lambda t: t.n):
+        named["as many at random"] = control
+    rows = [
+        {"tokens": name, "N": n, "trials": len(group), **_interval(values_of(group, "accuracy"), "accuracy")}
+        for name, by_n in named.items()
+        for n, group in by_n.items()
+    ]
+    by_n = {n: _levels(group) for n, group in group_by(trials, lambda t: t.n).items()}
+    panels: list[Panel] = [
+        partial(_curves, curves={name: _means(group, "accuracy") for name, group in named.items()},
+                x="training samples N", title="accuracy against N", log=True),
+        partial(_curves, curves={f"N = {n:g}": _means(group, "accuracy") for n, group in by_n.items()},
+                x="alpha_*", title="accuracy against alpha_*"),
+    ]  # fmt: skip
+    more = {
+        f"alpha_* {a:.2f}": differences(group[max(group)], group[min(group)], "accuracy")
+        for a, group in by_alpha.items()
+    }
+    less = {f"N {n:g}": differences(group[max(group)], group[min(group)], "accuracy") for n, group in by_n.items()}
+    verdicts = [
+        _each("6a", "accuracy rises with N at every alpha_*", "rises", more, "the largest N minus the smallest"),
+        _each("6a", "accuracy rises with alpha_* at every N", "rises", less, "the largest alpha_* minus the smallest"),
+    ]
+    title = f"Figure 6a: accuracy by samples and share of relevant tokens ({_subtitle(trials)}; 95 % intervals)"
+    return Result(title, {"fig6a": rows}, panels, verdicts)
+
+
+def _each(figure: str, claim: str, says: str, changes: Mapping[str, list[float]], what: str) -> Verdict:
+    """Judge a claim that a paired change is above 0 in each of several settings."""
+    means = {name: mean(values) for name, values in changes.items()}
+    said = "; ".join(f"{name}: {interval(*value)}" for name, value in means.items())
+    return verdict(
+        "each", said, judge([(low or 0) > 0 for _, low, _ in means.values()],
+        [high is not None and high <= 0 for _, _, high in means.values()]), figure=figure, claim=claim, published=says,
+        what=what,
+    )  # fmt: skip
+
+
+def _interval(values: Sequence[float], name: str) -> dict[str, float | None]:
+    value, low, high = mean(values)
+    return {name: value, f"{name}_low": low, f"{name}_high": high}
+
+
+def _means(groups: Mapping[float, Sequence[Trial]], metric: str) -> dict[float, Interval]:
+    return {x: mean(values_of(group, metric)) for x, group in groups.items()}
+
+
+def _curves(
+    axis: Any, curves: Mapping[str, Mapping[float, Interval]], x: str, title: str, log: bool = False,
+    top: float | None = None, beside: Mapping[str, Mapping[float, float]] | None = None,
+) -> None:  # fmt: skip
+    """Draw means with their intervals over x, and published values beside them."""
+    for (name, values), colour in zip(curves.items(), COLOURS, strict=False):
+        places = np.array(list(values), dtype=float)
+        axis.plot(places, [value for value, _, _ in values.values()], color=colour, linewidth=1)
+        points(axis, places, list(values.values()), name, colour)
+    for (name, known), style in zip((beside or {}).items(), ("--", ":"), strict=False):
+        axis.plot(list(known), list(known.values()), style, color=PUBLISHED, linewidth=1, label=name)
+    if log:
+        axis.set_xscale("log")
+        every = sorted({place for values in curves.values() for place in values})
+        axis.set_xticks(every, [f"{place:g}" for place in every])
+        axis.minorticks_off()
+    axis.set(title=title, xlabel=x.replace("alpha_*", "$\\alpha_*$"), ylim=(0, top))
+    legend(axis)
+
+
+def figure_6b(trials: Sequence[Trial]) -> Result:
+    """Samples needed for a test accuracy, against alpha_*^-2."""
+    grids = {a: Grid.of(group) for a, group in _levels(trials).items()}
+    a, n50 = np.array(list(grids)), [grid.n50 for grid in grids.values()]
+    level = trials[0].task.success_accuracy
+    success = [
+        {"alpha_*": one, "N": int(n), "trials": len(grid.wins), "successes": int(wins)}
+        for one, grid in grids.items()
+        for n, wins in zip(grid.sizes, grid.wins.sum(axis=0), strict=True)
+    ]
+    needed = [
+        {"alpha_*": one, "trials": len(grid.wins), "N50": grid.n50[0], "N50_low": grid.n50[1], "N50_high": grid.n50[2]}
+        for one, grid in grids.items()
+    ]
+    panels: list[Panel] = [partial(_map, grids=grids, level=level), partial(_draw_needed, x=a**-2, n50=n50)]
+    title = f"Figure 6b: samples needed for an accuracy of {level:g} ({_subtitle(trials)})"
+    return Result(title, {"fig6b": success, "fig6b-n50": needed}, panels, _complexity(grids, a, n50, level))
+
+
+def _map(axis: Any, grids: Mapping[float, Grid], level: float) -> None:
+    sizes = np.array(sorted({n for grid in grids.values() for n in grid.sizes}), dtype=int)
+    order = sorted(grids, reverse=True)
+    rates = np.full((len(sizes), len(order)), np.nan)
+    for column, one in enumerate(order):
+        rates[np.searchsorted(sizes, grids[one].sizes), column] = grids[one].rates
+    heat_map(
+        axis, f"share of trials with accuracy >= {level:g}", np.array(order) ** -2, sizes, rates, "$\\alpha_*^{-2}$"
+    )
+
+
+def _draw_needed(axis: Any, x: np.ndarray, n50: list[Interval]) -> None:
+    points(axis, x, n50, "N50, 95 % interval", COLOURS[0])
+    axis.set(title="samples needed", xlabel="$\\alpha_*^{-2}$", ylabel="N50", ylim=(0, None))
+    legend(axis)
+
+
+def _complexity(grids: Mapping[float, Grid], a: np.ndarray, n50: list[Interval], level: float) -> list[Verdict]:
+    """Return whether N50 falls as alpha_* rises, and whether it is a line in alpha_*^-2."""
+    values = np.array([value for value, _, _ in n50])
+    fits = compete({"alpha_*^-2": a**-2}, values, *resamples_of(grids.values()))
+    said = "; ".join(f"alpha_* {one:.2f}: {interval(*value)}" for one, value in zip(grids, n50, strict=True))
+    by_inverse = {float(one**-2): grids[one] for one in sorted(grids, reverse=True)}
+    claim = f"fewer samples are needed as alpha_* rises (accuracy {level:g}; the paper's level is 0.775)"
+    word: Word = "undecided"
+    if fits and fits[0].points >= ENOUGH:
+        flat = fits[0].flat and all(grid.within(*grid.ends) for grid in grids.values())
+        word = judge([fits[0].rises, fits[0].rises and fits[0].r2 >= 0.95], [flat])
+    return [
+        trend("6b", by_inverse, claim, "N_min falls with alpha_*"),
+        verdict("n_is_linear", f"N50 at {said}", word, fits[0].text if fits else ""),
+    ]  # fmt: skip
+
+
+def first_model(trial: Trial) -> str:
+    """Return what the initial model of a trial was trained on."""
+    task = trial.task
+    if task.pretrain_epochs == 0:
+        return "not pre-trained"
+    named = "the other classes" if _is_of_its_images(trial) else task.pretrain_images.partition("-")[0].upper()
+    return f"{task.pretrain_samples:,} images of {named}"
+
+
+def _is_of_its_images(trial: Trial) -> bool:
+    return trial.task.pretrain_images in ("", trial.task.images)
+
+
+def _quality(trial: Trial) -> tuple[int, int]:
+    """Return what orders the initial models: none, the other classes only, another data set; then how many images."""
+    task = trial.task
+    kind = 0 if task.pretrain_epochs == 0 else 1 if _is_of_its_images(trial) else 2
+    return kind, task.pretrain_samples
+
+
+def figure_6c(trials: Sequence[Trial]) -> Result:
+    """Accuracy and gap where the background goes with the label in training, against alpha_*, by initial model."""
+    by_start = {first_model(group[0]): group for group in group_by(trials, _quality).values()}
+    starts: dict[str, ByAlpha] = {start: _levels(group) for start, group in by_start.items()}
+    controls = {start: _at_random(group) for start, group in by_start.items()}
+    rows = [_row(start, a, group) for start, by_alpha in starts.items() for a, group in by_alpha.items()]
+    rows += [_row(start, None, group) for start, group in controls.items() if group]
+    x = published.FIGURE_6C["alpha_*"]
+    beside = {f"published, {name}": dict(zip(x, y, strict=True)) for name, y in published.FIGURE_6C["accuracy"].items()}
+    panels: list[Panel] = [
+        partial(_curves, curves={start: _means(group, metric) for start, group in starts.items()}, x="alpha_*",
+                title=title, top=1, beside=beside if metric == "accuracy" else None)
+        for metric, title in (("accuracy", "accuracy, test groups of equal size"), ("spurious_gap", "spurious gap"),
+                              ("worst_group_accuracy", "worst-group accuracy"))
+    ]  # fmt: skip
+    verdicts = [verdict for start, by_alpha in starts.items() for verdict in _claims(start, by_alpha)]
+    chance = {
+        start: differences(starts[start][max(starts[start])], group, "accuracy")
+        for start, group in controls.items()
+        if group
+    }
+    if chance:
+        claim = "it is the background that must go: removing as many tokens at random does less"
+        verdicts.append(_each("6c", claim, "not in the paper", chance, "oracle minus random, as many tokens"))
+    if len(starts) > 1:
+        weak, *_, strong = starts.values()
+        better = {f"alpha_* {a:.2f}": differences(strong[a], weak[a], "accuracy") for a in weak if a in strong}
+        claim = "the better initial model is more accurate at every alpha_*"
+        verdicts.append(_each("6c", claim, ".874 to .996 against .838 to .985", better, "better minus weaker"))
+    title = f"Figure 6c: a background that goes with the label ({_subtitle(trials)}; 95 % intervals)"
+    return Result(title, {"fig6c": rows}, panels, verdicts)
+
+
+def _row(start: str, a: float | None, group: Sequence[Trial]) -> dict[str, Any]:
+    """Return one line of the table: all metrics of one initial model at one alpha_*, and the published accuracies.
+
+    Without alpha_* it is what is removed at random.
+    """
+    row: dict[str, Any] = {"initial model": start, "alpha_*": "as many at random" if a is None else a}
+    row["trials"] = len(group)
+    for metric in MEASURED:
+        row |= _interval(values_of([t for t in group if metric in t.values], metric), metric)
+    near = int(np.abs(published.FIGURE_6C["alpha_*"] - (a or 0)).argmin())
+    here = a is not None and abs(published.FIGURE_6C["alpha_*"][near] - a) < 0.02
+    for name, values in published.FIGURE_6C["accuracy"].items():
+        row[f"published, {name}"] = float(values[near]) if here else None
+    return row
+
+
+def _claims(start: str, by_alpha: ByAlpha) -> list[Verdict]:
+    """Return what became of the claims for one initial model."""
+    levels = sorted(by_alpha)
+    least, most = by_alpha[levels[0]], by_alpha[levels[-1]]
+    gain, before, after = mean(differences(most, least, "accuracy")), _gap(least), _gap(most)
+    known = "; ".join(
+        f"{name}: {values[0]:.3f} to {values[-1]:.3f}" for name, values in published.FIGURE_6C["accuracy"].items()
+    )
+    low, high = _ends(gain)
+    was_open, ends = _ends(before)[0] > CLOSED, _ends(after)
+    return [
+        verdict(
+            "background",
+            f"{interval(*mean(values_of(least, 'accuracy')))} to {interval(*mean(values_of(most, 'accuracy')))}; "
+            f"change {interval(*gain)}", judge([low > 0, low > 0 and gain[0] >= GAIN], [high <= 0]), start=start,
+            known=known,
+        ),
+        _rises(start, by_alpha),
+        _partial(start, by_alpha),
+        verdict(
+            "gap_closed", f"gap {interval(*after)}, with all of it {interval(*before)}",
+            judge([was_open and after[0] <= CLOSED, was_open and ends[1] <= CLOSED], [ends[0] > CLOSED]), start=start,
+        ),
+    ]  # fmt: skip
+
+
+def _gap(trials: Sequence[Trial]) -> Interval:
+    return mean(values_of(trials, "spurious_gap"))
+
+
+def _ends(value: Interval) -> tuple[float, float]:
+    """Return the ends of an interval; infinite where there is none."""
+    return (-np.inf if value[1] is None else value[1], np.inf if value[2] is None else value[2])
+
+
+def _rises(start: str, by_alpha: ByAlpha) -> Verdict:
+    """Judge whether accuracy rises with alpha_*, by the slope of each repetition, and step by step."""
+    levels = sorted(by_alpha)
+    by_level = [{t.repetition: t.values["accuracy"] for t in by_alpha[a] if not t.diverged} for a in levels]
+    shared = sorted(set.intersection(*map(set, by_level)))
+    y = np.array([[level[r] for r in shared] for level in by_level], dtype=float)
+    slope = mean(slopes(np.array(levels), y)) if shared else mean([])
+    steps = {f"{b:.2f} - {a:.2f}": mean(differences(by_alpha[b], by_alpha[a], "accuracy")) for a, b in pairwise(levels)}
+    low, high = _ends(slope)
+    said = "; ".join(f"{step}: {interval(*change)}" for step, change in steps.items())
+    return verdict(
+        "rises_with_alpha", f"slope {interval(*slope)}; {said}",
+        judge([low > 0, low > 0 and all(change[0] > 0 for change in steps.values())], [high <= 0]), start=start,
+    )  # fmt: skip
+
+
+def _partial(start: str, by_alpha: ByAlpha) -> Verdict:
+    """Judge whether the gap shrinks while some of the background stays."""
+    first, *partly, last = sorted(by_alpha)
+    full = mean(differences(by_alpha[first], by_alpha[last], "spurious_gap"))
+    cuts = {a: mean(differences(by_alpha[first], by_alpha[a], "spurious_gap")) for a in partly}
+    share = {a: (a - first) / (last - first) * full[0] for a in partly}  # were it in proportion to alpha_*
+    said = "; ".join(f"{a:.2f}: {interval(*cut)}" for a, cut in cuts.items())
+    closes = _ends(full)[0] > 0
+    word: Word = judge(
+        [_ends(cut)[0] > 0 for cut in cuts.values()],
+        [closes and _ends(cut)[1] < share[a] / 2 for a, cut in cuts.items()],
+    )
+    return verdict("gap_shrinks", f"gap reduction at {said}; at 1: {interval(*full)}", word, start=start)  # fmt: skip
+
+
+FIGURES: dict[str, Callable[[Sequence[Trial]], Result]] = {"6a": figure_6a, "6b": figure_6b, "6c": figure_6c}
+
+PAPER = Paper(
+    "images",
+    "the image experiments of the shallow-ViT paper (Li et al., ICLR 2023, Figure 6)",
+    {"quick": "images-quick", "small": "images-small", "full": "images"},
+    FIGURES,
+    seconds,
+    pictures=True,
+)

@@ -1,0 +1,243 @@
+"""The shallow Vision Transformer of Li et al. (ICLR 2023), eq. (1), with tokens really removed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sparsebench.models.actor import Actor, Pass
+from sparsebench.models.shown import SplitPass, finite, in_chunks, kept_only
+from sparsebench.strategy.tokens import gather
+from sparsebench.tasks.base import Recipe
+from sparsebench.training.loop import JointTraining
+from sparsebench.training.steps import Samples, Steps
+from sparsebench_theory.models import PRUNED, Attention, Init, ShallowCost
+
+C0 = 0.01
+"""The paper's token noise, in terms of which it prints the initial weights."""
+
+
+@dataclass(frozen=True)
+class FirstWeights:
+    """The law of the first weights.
+
+    Attributes:
+        sigma: error of the value matrices, ||W_V mu_j - p_j||.
+        delta: error of the query and key matrices, ||W_Q mu_j - r_j||.
+        xi: standard deviation of W_O.
+        init: what the errors look like, see `of_head`.
+    """
+
+    sigma: float
+    delta: float
+    xi: float
+    init: Init = "assumption"
+
+    def of_head(self, rng: np.random.Generator, basis: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return W_Q = W_K and W_V of a head, for patterns that are the first columns of the (d, d) basis B.
+
+        With U a random rotation, E random unit columns, p_j = U e_j and q_j = r_j = e_j:
+        "assumption": (I + delta E_K) B^T and (U + sigma E_V) B^T, which meet Assumption 1;
+        "scale": (1 - delta) B^T and (1 - sigma) U B^T, the same errors as a loss of length;
+        "worst": as "assumption", but a discriminative pattern errs by sigma p_k, k the class of opposite signs;
+        "literal": delta^2 I / c0^2 and sigma^2 U / c0^2 as the paper prints them, which contradict Assumption 1.
+        """
+        d, sigma, delta = len(basis), self.sigma, self.delta
+        rotation = np.linalg.qr(rng.standard_normal((d, d)))[0]
+        if self.init == "scale":
+            return (1 - delta) * basis.T, (1 - sigma) * rotation @ basis.T
+        if self.init == "literal":
+            return delta**2 / C0**2 * np.eye(d), sigma**2 / C0**2 * rotation
+        error = _unit_columns(rng, d)
+        if self.init == "worst":
+            error[:, :classes] = rotation[:, classes - 1 :: -1]
+        return (np.eye(d) + delta * _unit_columns(rng, d)) @ basis.T, (rotation + sigma * error) @ basis.T
+
+
+class ShallowViT(nn.Module):
+    """F(X) = (1 / |S|) sum_(l in S) a_(l)^T ReLU(W_O W_V X softmax(X^T W_K^T W_Q x_l)), one scalar a sample.
+
+    Scores are not divided by sqrt(m_b). The output weights a_(l), one vector a position, are frozen at +-1/sqrt(m).
+    A token outside S is gone from the softmax keys, from the sum over l, and from 1 / |S|. The variants are those of
+    Appendix G: the H heads' W_V X softmax(..) are concatenated before W_O; a skip connection adds x_l to each; for
+    four classes there are two outputs, each with an a of its own.
+
+    Args:
+        rng: the source of the initial weights.
+        patterns: (d, M) the data's patterns mu_1..mu_M as columns.
+        tokens: L, tokens a sample.
+        m: neurons.
+        first: the law of the first weights.
+        attention: "frozen" leaves W_Q and W_K as they began (Proposition 1).
+        heads: H, each with its own W_Q, W_K and W_V, (d, d), initialised on its own.
+        skip: whether x_l is added to what each head gives for token l.
+        repacked: whether tokens that stay move up to the first positions; else each is read out at its own.
+        outputs: O, 1 for two classes or 2 for four.
+    """
+
+    grid = None
+    attention_source = "received"
+    shows: ClassVar = {"attention_on_relevant": "fraction"}
+    a: Tensor
+
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        patterns: np.ndarray,
+        tokens: int,
+        *,
+        m: int,
+        first: FirstWeights,
+        attention: Attention = "trained",
+        heads: int = 1,
+        skip: bool = False,
+        repacked: bool = False,
+        outputs: int = 1,
+    ):
+        super().__init__()
+        d = patterns.shape[0]
+        basis = complete(rng, patterns)
+        matrices = [first.of_head(rng, basis, 2 * outputs) for _ in range(heads)]
+        W_QK, W_V = (np.stack(heads_of) for heads_of in zip(*matrices, strict=True))
+        self.W_V = _parameter(W_V)
+        self.W_K, self.W_Q = (_parameter(W_QK).requires_grad_(attention == "trained") for _ in range(2))
+        self.W_O = _parameter(first.xi * rng.standard_normal((m, heads * d)))
+        signs = rng.choice([-1.0, 1.0], (outputs, tokens, m))
+        self.register_buffer("a", torch.tensor(signs / m**0.5, dtype=torch.float32))
+        self.heads, self.skip, self.repacked = heads, skip, repacked
+        self.cost = ShallowCost(tokens, d, d, d, m, heads, outputs)
+
+    @property
+    def module(self) -> ShallowViT:
+        """The torch module that holds the weights: itself."""
+        return self
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is eq. (1) as it stands: one head, no skip connection, one output."""
+        return self.heads == 1 and not self.skip and len(self.a) == 1
+
+    def forward(self, X: Tensor, acting: Pass | None = None) -> Tensor:
+        """Return F(X), (B,) or with two outputs (B, 2), for tokens X of shape (B, L, d)."""
+        index = None if acting is None else self.choose(acting, X)
+        places = None if index is None else self.places(index)
+        X = (X if index is None else gather(X, index)).to(self.W_O.dtype)
+        mixed = self.attention(X) @ self._by_head(X, self.W_V)
+        if self.skip:
+            mixed = mixed + X[:, None]
+        hidden = torch.relu(mixed.transpose(1, 2).flatten(2) @ self.W_O.T)
+        F = [(hidden * (a if places is None else a[places])).sum(dim=2).mean(dim=1) for a in self.a]
+        return F[0] if len(F) == 1 else torch.stack(F, dim=1)
+
+    def trainer(self, actor: Actor | None, samples: Samples, recipe: Recipe) -> Steps | None:
+        """Return the steps of its closed form, which covers eq. (1) as it stands; see `Trainer.trainer`."""
+        from sparsebench_theory.shallow import closed_form  # compiles
+
+        applies = closed_form.applies(self, recipe)
+        return closed_form.ClosedForm(self, actor, samples, recipe) if applies else None
+
+    @staticmethod
+    def train_together(trainings: Sequence[JointTraining]) -> None:
+        """See `TrainsTogether.train_together`."""
+        from sparsebench_theory.together import train_together
+
+        train_together(trainings)
+
+    def places(self, index: Tensor) -> Tensor:
+        """Return (B, M), at which positions the tokens that stay, (B, M) of those at the input, are read out."""
+        return torch.arange(index.shape[1], device=index.device).expand_as(index) if self.repacked else index
+
+    def attention(self, X: Tensor) -> Tensor:
+        """Return (B, H, L, L), row l the attention of token l over all tokens."""
+        return torch.softmax(self._by_head(X, self.W_Q) @ self._by_head(X, self.W_K).mT, dim=3)
+
+    def observe(self, train: SplitPass, test: SplitPass) -> dict[str, float]:
+        """Return the share of the attention in the test that lies on relevant tokens (Li et al. 2023, Fig. 4)."""
+        assert test.relevance is not None
+        return {
+            "attention_on_relevant": float(self.attention_on(test.relevance, test.inputs, test.acting).double().mean())
+        }
+
+    def trained_values(self, first: Mapping[str, Tensor], test: SplitPass) -> dict[str, tuple[float, ...]]:
+        """Return how the weights moved and which neurons matter (Li et al., arXiv 2406.17167).
+
+        The singular values of what training added to W_Q, W_K and W_V, heads below each other, largest first; and the
+        mean test hinge loss without the neurons whose rows of W_O are the shortest, or the longest, at each of the
+        shares PRUNED.
+        """
+        values = {
+            f"singular_{name}": torch.linalg.svdvals((getattr(self, name) - first[name]).flatten(0, 1).double())
+            for name in ("W_Q", "W_K", "W_V")
+        }
+        order = self.W_O.norm(dim=1).argsort(stable=True)
+        for what, ranked in (("short", order), ("long", order.flip(0))):
+            values[f"loss_without_{what}"] = torch.stack([
+                self._loss_without(ranked[: round(share * len(ranked))], test) for share in PRUNED
+            ])  # fmt: skip
+        return {name: tuple(value.tolist()) for name, value in values.items()}
+
+    def _loss_without(self, neurons: Tensor, test: SplitPass) -> Tensor:
+        """Return the mean hinge loss with those neurons silent."""
+        a = self.a.clone()
+        self.a[:, :, neurons] = 0
+        F = self(test.inputs)
+        self.a.copy_(a)
+        if F.ndim == 1:
+            return torch.relu(1 - (2 * test.labels - 1) * F).double().mean()
+        signs = 2 * torch.stack([test.labels // 2, test.labels % 2], dim=1) - 1
+        return torch.relu(1 - signs * F).sum(dim=1).double().mean()
+
+    def attention_on(self, mask: Tensor, X: Tensor, acting: Pass | None = None) -> Tensor:
+        """Return (B,), the share of attention that lies on the tokens of the (B, L) mask.
+
+        Mean over heads and attending tokens (Li et al. 2023, Fig. 4); where a strategy acts, over the tokens it keeps.
+        """
+        index = None if acting is None else self.choose(acting, X)
+        if index is not None:
+            X, mask = gather(X, index), mask.gather(1, index)
+        return (self.attention(X) * mask[:, None, None, :]).sum(dim=3).mean(dim=(1, 2))
+
+    def _by_head(self, X: Tensor, W: Tensor) -> Tensor:
+        """Return (B, H, L, d), the tokens (B, L, d) times each head's matrix in W (H, d, d)."""
+        return (X.to(W.dtype) @ W.flatten(0, 1).T).unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+    def choose(self, acting: Pass, X: Tensor) -> Tensor | None:
+        """Return the (B, M) positions in S, or None where all tokens stay."""
+
+        def received_attention() -> Tensor:
+            return finite(self.attention(X).mean(dim=(1, 2)))
+
+        given: dict[str, Callable[[], Any]] = {
+            "tokens": lambda: X,
+            "queries": lambda: finite(self._by_head(X, self.W_Q)),
+            "keys": lambda: finite(self._by_head(X, self.W_K)),
+            "values": lambda: finite(self._by_head(X, self.W_V)),
+            "attention_maps": lambda: finite(self.attention(X)),
+            "attention": received_attention,
+            "received_attention": received_attention,
+            "pixels": lambda: None,
+            "outputs": lambda: in_chunks(lambda tokens, _: finite(self(tokens)), len(X)),
+        }
+        because = "the shallow model reads each position out with a vector of its own"
+        return kept_only(acting, self.cost, X.shape[1], given, because)
+
+
+def complete(rng: np.random.Generator, columns: np.ndarray) -> np.ndarray:
+    """Return (d, d) orthonormal columns that begin with the (d, M) orthonormal ones given."""
+    d, M = columns.shape
+    q, r = np.linalg.qr(np.concatenate([columns, rng.standard_normal((d, d - M))], axis=1))
+    return q * np.sign(np.diag(r))
+
+
+def _unit_columns(rng: np.random.Generator, d: int) -> np.ndarray:
+    error = rng.standard_normal((d, d))
+    return error / np.linalg.norm(error, axis=0)
+
+
+def _parameter(value: np.ndarray) -> nn.Parameter:
+    return nn.Parameter(torch.tensor(value, dtype=torch.float32))

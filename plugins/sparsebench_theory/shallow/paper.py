@@ -1,0 +1,46 @@
+"""Li, Wang, Liu and Chen, A theoretical understanding of shallow Vision Transformers, ICLR 2023: its synthetic data."""
+
+from __future__ import annotations
+
+from sparsebench.paper import Paper
+from sparsebench.plan.job import Job
+from sparsebench_theory.shallow import dynamics, removal, samples, weights
+from sparsebench_theory.shallow.task import Theory
+
+RATE = 40e9
+"""Floating-point operations a second of one core in the closed form, see benchmarks/theory.py."""
+
+
+def seconds(job: Job) -> float:
+    """Return how long a trial is expected to take on one core.
+
+    Steps as Figure 2 measures them, three quarters of the samples with a loss, and what goes around them.
+    """
+    task = Theory(**job.cell.task.params)
+    relevant, confusing, _ = task.realised_shares()
+    steps = min(task.steps, 30 + 25 / (relevant - confusing))
+    per_sample = 6 * task.tokens * job.cell.model.params["m"] * task.d + 8 * task.tokens**2 * task.d  # type: ignore
+    looks = steps / task.watch * task.test * per_sample / 3 if task.watch else 0.0
+    return float(steps * min(task.batch, job.cell.n_train) * per_sample * 0.75 + looks) / RATE + 0.05
+
+
+PAPER = Paper(
+    "theory",
+    "the synthetic figures of the shallow-ViT paper (Li et al., ICLR 2023)",
+    {"quick": "theory-quick", "default": "theory-default", "full": "theory-full"},
+    {
+        "1a": samples.figure_1a,
+        "1b": samples.figure_1b,
+        "2": dynamics.figure_2,
+        "3": samples.figure_3,
+        "4": dynamics.figure_4,
+        "5": removal.figure_5,
+        "7": dynamics.figure_7,
+        "8": removal.figure_8,
+        "rank": weights.rank,
+        "neurons": weights.neurons,
+        "spurious": removal.spurious,
+        "strategies": samples.strategies,
+    },
+    seconds,
+)

@@ -1,0 +1,195 @@
+"""Removal of tokens, by share: Figures 5 and 8 of Li et al. (ICLR 2023), and one with a spurious pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sparsebench.paper import COLOURS, Panel, Result, Trial, Verdict, interval, judge
+from sparsebench.stats.intervals import Interval
+from sparsebench_theory.claims import verdicts_of
+from sparsebench_theory.panels import legend
+from sparsebench_theory.shallow import published
+from sparsebench_theory.trials import differences, group_by, mean, values_of
+
+LOSS = "test_loss"
+WORST = "worst_group_accuracy"
+NAMES = {LOSS: "test hinge loss", WORST: "worst-group accuracy", "accuracy": "accuracy", "spurious_gap": "spurious gap"}
+CALLED = {"random": "random", "oracle": "irrelevant", "noise": "noisy", "attn_topk": "little attended"}
+"""What the paper's curves, and ours, remove."""
+COLOUR = dict(zip(("little attended", "noisy", "irrelevant", "random"), COLOURS, strict=False))
+UNKNOWN = "as Figure 5; no values known"
+WHERE = {"both": "in training and test", "test": "in the test only", "train": "in training only"}
+
+FLAT = 0.25
+"""A change of the loss by less than this share of it is none."""
+
+verdict = verdicts_of(__package__, FLAT=FLAT)
+
+
+class Removal:
+    """A metric by what is removed and how much of it, each beside dense on the same repetition."""
+
+    def __init__(self, trials: Sequence[Trial], metric: str = LOSS):
+        self.metric = metric
+        self.dense = [t for t in trials if t.strategy == "dense"]
+        chosen = [t for t in trials if t.strategy != "dense"]
+        self.groups = {
+            CALLED.get(name, name): group_by(group, lambda t: t.removed)
+            for name, group in group_by(chosen, lambda t: t.strategy).items()
+        }
+
+    def values(self, what: str) -> dict[float, Interval]:
+        """Return the mean with its interval for each share removed, dense included; NaN if all diverged."""
+        groups = {0.0: self.dense, **self.groups[what]}
+        return {share: mean(values_of(group, self.metric)) for share, group in groups.items()}
+
+    def change(self, what: str, than: str | None = None) -> dict[float, Interval]:
+        """Return the paired change against dense, or against another removal of the same share."""
+        other = self.groups[than] if than is not None else dict.fromkeys(self.groups[what], self.dense)
+        return {
+            share: mean(differences(group, other.get(share, []), self.metric))
+            for share, group in self.groups[what].items()
+        }
+
+    def rows(self, **labels: Any) -> list[dict[str, Any]]:
+        """Return values and changes, a row a removal and share; trials are those with a value."""
+        rows = []
+        for what, groups in self.groups.items():
+            change = self.change(what) | {0.0: (mean(differences(self.dense, self.dense, self.metric))[0], None, None)}
+            for share, (value, low, high) in self.values(what).items():
+                n = len(values_of(groups.get(share, self.dense), self.metric))
+                rows.append(
+                    labels | {"metric": NAMES[self.metric], "removed": what, "share": share, "trials": n,
+                              "value": value, "low": low, "high": high, "change": change[share][0],
+                              "change_low": change[share][1], "change_high": change[share][2]}
+                )  # fmt: skip
+        return rows
+
+    def draw(self, axis: Any, title: str, top: float | None = None) -> None:
+        """Draw the curves with bands of 95 %."""
+        for what in self.groups:
+            values, colour = self.values(what), COLOUR.get(what, COLOURS[-1])
+            middle, low, high = (np.array([row[i] for row in values.values()], dtype=float) for i in range(3))
+            axis.plot(list(values), middle, "o-", color=colour, markersize=3, label=what)
+            axis.fill_between(list(values), low, high, color=colour, alpha=0.12, linewidth=0)
+        axis.set(title=title, xlabel="share of the tokens removed", ylabel=NAMES[self.metric], ylim=(0, top))
+        legend(axis)
+
+
+def figure_5(trials: Sequence[Trial]) -> Result:
+    """Removal in training and test, and in the test only, beside the published curves."""
+    panels: list[Panel] = [_draw_published]
+    rows, verdicts = [], []
+    dense = [t for t in trials if t.strategy == "dense"]
+    for where, group in group_by([t for t in trials if t.strategy != "dense"], lambda t: t.where).items():
+        removal = Removal([*dense, *group])
+        rows += removal.rows(where=where)
+        verdicts += _claims("5", removal, "" if where == "both" else f" ({WHERE[where]})")
+        panels.append(partial(removal.draw, title=f"measured, {WHERE[where]}"))
+    return Result("Figure 5: removing tokens (bands: 95 % intervals)", {"fig5": rows}, panels, verdicts)
+
+
+def figure_8(trials: Sequence[Trial]) -> Result:
+    """Figure 5 with more patterns."""
+    panels: list[Panel] = []
+    rows, verdicts = [], []
+    for M, group in group_by(trials, lambda t: t.task.patterns).items():
+        removal = Removal(group)
+        rows += removal.rows(M=M)
+        verdicts += _claims("8", removal, f" (M={M})")
+        panels.append(partial(removal.draw, title=f"M = {M}"))
+    return Result(
+        "Figure 8: removing tokens, with M patterns (bands: 95 % intervals)", {"fig8": rows}, panels, verdicts
+    )
+
+
+def spurious(trials: Sequence[Trial]) -> Result:
+    """Worst-group accuracy, accuracy and gap as tokens are removed, where a pattern goes with one class in training.
+
+    In the test half of both classes have the pattern, as in Figure 6c of Li et al. (ICLR 2023), which is of pictures.
+    """
+    removals = [Removal(trials, metric) for metric in (WORST, "accuracy", "spurious_gap")]
+    rows = [row for removal in removals for row in removal.rows()]
+    panels: list[Panel] = [partial(removal.draw, title=NAMES[removal.metric], top=1.02) for removal in removals]
+    rate = trials[0].task.spurious_rate
+    title = f"A spurious pattern: in {rate:.0%} of one class, {1 - rate:.0%} of the other (bands: 95 % intervals)"
+    verdicts = [_frees(removals[0])] if "irrelevant" in removals[0].groups else []
+    return Result(title, {"spurious": rows}, panels, verdicts)
+
+
+def _frees(removal: Removal) -> Verdict:
+    values, change = removal.values("irrelevant"), removal.change("irrelevant")
+    steady = bool((np.diff([value for value, _, _ in values.values()]) >= -1e-9).all())  # equal means may be rounded
+    ends = _ends(change)
+    gains = bool(ends) and ends[-1][0] > 0
+    return verdict(
+        "frees", f"worst group {_text_of(values)}; " f"change {_text_of(change)}",
+        judge([gains, gains and steady], [high < 0 for _, high in ends]),
+    )  # fmt: skip
+
+
+def _draw_published(axis: Any) -> None:
+    shown = published.FIGURE_5
+    for what in ("noisy", "irrelevant", "random"):
+        axis.plot(shown["removed"], shown[what], "s-", color=COLOUR[what], markersize=3, label=what)
+    axis.set(title="published (other shares of tokens)", xlabel="share of the tokens removed", ylim=(0, None))
+    axis.set_ylabel("test hinge loss")
+    legend(axis)
+
+
+def _claims(figure: str, removal: Removal, where: str) -> list[Verdict]:
+    """Return the verdict on each claim whose curves are there."""
+    better = "is better than removing random ones"
+    falls = [
+        ("irrelevant", None, "lowers the loss", "0.076 to 0.007"),
+        ("noisy", None, "lowers the loss", "0.077 to 0.045"),
+        ("irrelevant", "random", better, "at every share"),
+        ("noisy", "random", better, "at every share"),
+    ]
+    is_figure_5 = figure == "5"
+    verdicts = [
+        _falls(
+            figure,
+            f"removing {what} tokens {does}{where}",
+            says if is_figure_5 else UNKNOWN,
+            removal.change(what, than),
+        )
+        for what, than, does, says in falls
+        if what in removal.groups and (than is None or than in removal.groups)
+    ]
+    return verdicts + ([_flat(figure, removal, where)] if "random" in removal.groups else [])
+
+
+def _ends(change: Mapping[float, Interval]) -> list[tuple[float, float]]:
+    """Return the ends of each interval; of those that there are not, infinities, which say nothing."""
+    nothing = float("inf")
+    return [(-nothing if low is None else low, nothing if high is None else high) for _, low, high in change.values()]
+
+
+def _text_of(change: Mapping[float, Interval]) -> str:
+    return "; ".join(f"{share:.0%}: {interval(*triple)}" for share, triple in change.items())
+
+
+def _falls(figure: str, claim: str, says: str, change: Mapping[float, Interval]) -> Verdict:
+    ends = _ends(change)
+    word = judge([high < 0 for _, high in ends], [low > 0 for low, _ in ends])
+    return verdict("falls", _text_of(change), word, figure=figure, claim=claim, published=says)
+
+
+def _flat(figure: str, removal: Removal, where: str) -> Verdict:
+    change = removal.change("random")
+    edge = FLAT * removal.values("random")[0.0][0]
+    ends = _ends(change)
+    word = judge([-edge < low and high < edge for low, high in ends], [low > 0 or high < 0 for low, high in ends])
+    return verdict(
+        "flat",
+        _text_of(change),
+        word,
+        figure=figure,
+        where=where,
+        published="0.077 to 0.074" if figure == "5" else UNKNOWN,
+    )

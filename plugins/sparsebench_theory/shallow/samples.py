@@ -1,0 +1,319 @@
+"""Figures 1 and 3 of Li et al. (ICLR 2023): how many training samples are needed, and what with each strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+
+from sparsebench.paper import COLOURS, Panel, Result, Trial, Verdict, interval, judge
+from sparsebench.stats.intervals import percentiles
+from sparsebench_theory.claims import verdicts_of
+from sparsebench_theory.models import Shallow
+from sparsebench_theory.panels import draw_dashed, heat_map, legend, points
+from sparsebench_theory.shallow import published
+from sparsebench_theory.shallow import theorems as theory
+from sparsebench_theory.shallow.task import Theory
+from sparsebench_theory.trials import ENOUGH, Fit, Grid, compete, group_by, resamples_of, slopes, values_of
+
+HARD = 0.28
+"""Figure 3 speaks of alpha_* up to here."""
+
+verdict = verdicts_of(__package__, ENOUGH=ENOUGH, HARD=HARD)
+
+
+def tau(trial: Trial) -> float:
+    """Return the distance of a token from its pattern, about c0 sqrt(d)."""
+    return float(trial.task.noise * trial.task.d**0.5)
+
+
+class Sweep:
+    """Success grids over alpha_*, under one rule for alpha_#."""
+
+    def __init__(self, trials: Sequence[Trial]):
+        self.trials = trials
+        groups = group_by(trials, lambda t: t.task.realised_shares())
+        self.grids = {shares: Grid.of(group) for shares, group in groups.items()}
+        self.relevant = np.array([shares[0] for shares in groups])
+        self.gap = self.relevant - np.array([shares[1] for shares in groups])
+        self.n50 = [grid.n50 for grid in self.grids.values()]
+        self.values = np.array([value for value, _, _ in self.n50])
+
+    def fits(self) -> list[Fit]:
+        """Return how alpha_*^-2, alpha_*^-4 and gap^-2 explain N50."""
+        a, gap = self.relevant, self.gap
+        xs = {"alpha_*^-2": a**-2, "alpha_*^-4": a**-4, "gap^-2": gap**-2}
+        return compete(xs, self.values, *resamples_of(self.grids.values()))
+
+    def rows(self, **labels: Any) -> list[dict[str, Any]]:
+        """Return N50 and N95, a row a value of alpha_*."""
+        return [
+            labels
+            | {"alpha_*": a, "alpha_#": c, "alpha_nd": nd, "trials": len(grid.wins), "N50": grid.n50[0],
+               "N50_low": grid.n50[1], "N50_high": grid.n50[2], "N95": grid.n95}
+            for (a, c, nd), grid in self.grids.items()
+        ]  # fmt: skip
+
+    def map(self, axis: Any, title: str, power: int) -> None:
+        """Draw the success rates over alpha_*^-power."""
+        sizes = np.array(sorted({n for grid in self.grids.values() for n in grid.sizes}), dtype=int)
+        rates = np.full((len(sizes), len(self.grids)), np.nan)
+        order = np.argsort(-self.relevant)
+        for column, grid in enumerate([list(self.grids.values())[i] for i in order]):
+            rates[np.searchsorted(sizes, grid.sizes), column] = grid.rates
+        heat_map(axis, title, self.relevant[order] ** -power, sizes, rates, f"$\\alpha_*^{{-{power}}}$")
+
+
+def success_rows(sweep: Sweep, **labels: Any) -> list[dict[str, Any]]:
+    """Return the success rates, a row a cell of the map."""
+    return [
+        labels | {"alpha_*": a, "alpha_#": c, "N": int(n), "trials": len(grid.wins), "successes": int(wins)}
+        for (a, c, _), grid in sweep.grids.items()
+        for n, wins in zip(grid.sizes, grid.wins.sum(axis=0), strict=True)
+    ]
+
+
+def figure_1a(trials: Sequence[Trial]) -> Result:
+    """Success over alpha_* and N. As printed, half of the tokens are irrelevant; beside it a fixed alpha_#."""
+    names = {True: "half of the tokens irrelevant, as printed", False: "a fixed alpha_#"}
+    sweeps = {names[printed]: Sweep(group) for printed, group in group_by(trials, _as_printed).items()}
+    panels: list[Panel] = [_published_1a]
+    verdicts, success, needed = [], [], []
+    for name, sweep in sweeps.items():
+        panels += [
+            partial(sweep.map, title=f"measured, {name}", power=2),
+            partial(_draw_needed, sweep=sweep, title=name),
+        ]
+        success += success_rows(sweep, setting=name)
+        needed += sweep.rows(setting=name)
+        verdicts += _linear("1a", sweep, name, "alpha_*^-2", "linear; N95 grows by 38 a unit of alpha_*^-2")
+    tables = {"fig1a": success, "fig1a-n50": needed}
+    return Result("Figure 1a: samples needed against the share of relevant tokens", tables, panels, verdicts)
+
+
+def _as_printed(trial: Trial) -> bool:
+    return trial.task.irrelevant is not None
+
+
+def _published_1a(axis: Any) -> None:
+    shown = published.FIGURE_1A
+    heat_map(axis, "published", shown["alpha_*^-2"], shown["N"], shown["rates"], "$\\alpha_*^{-2}$")
+
+
+def _draw_needed(axis: Any, sweep: Sweep, title: str) -> None:
+    x = sweep.relevant**-2
+    points(axis, x, sweep.n50, "N50, 95 % interval", COLOURS[0])
+    known = np.isfinite(sweep.values)
+    if known.any():
+        group = sweep.trials[0]
+        predicted = theory.samples_needed(sweep.relevant, group.model.sigma, tau(group))
+        draw_dashed(axis, x, _through(predicted, sweep.values), "Theorem 1, scaled", COLOURS[5])
+        draw_dashed(axis, x, _through(sweep.gap**-2, sweep.values), "gap$^{-2}$, scaled", COLOURS[1])
+    axis.set(title=title, xlabel="$\\alpha_*^{-2}$", ylabel="N50", yscale="log")
+    legend(axis)
+
+
+def _through(shape: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return the shape, which is known up to a constant, with the constant that suits the values best."""
+    known = np.isfinite(values) & np.isfinite(shape)
+    return shape * np.exp(np.log(values[known] / shape[known]).mean()) if known.any() else shape * np.nan
+
+
+def _linear(figure: str, sweep: Sweep, name: str, form: str, says: str) -> list[Verdict]:
+    """Return whether N50 rises as alpha_* falls, and whether as the paper's power of it."""
+    fits, about = sweep.fits(), {"figure": figure, "name": name}
+    if not fits:
+        few = "fewer than three values of alpha_* with a finite N50"
+        first = verdict("grows", few, "undecided", published=says, **about)
+        return [first, verdict("linear", few, "undecided", form=form, **about)]
+    named, best = next(fit for fit in fits if fit.name == form), fits[0]
+    linear = named.r2 >= 0.95 and best.r2 - named.r2 <= 0.02
+    against = named.flat and all(grid.within(*grid.ends) for grid in sweep.grids.values())
+    word_2 = judge([named.rises, named.rises and linear], [against]) if named.points >= ENOUGH else "undecided"
+    least = sum(grid.n50[0] == grid.ends[0] for grid in sweep.grids.values())
+    reached = f"{named.points} of {len(sweep.values)} alpha_* reach N50" + f", {least} at the smallest N" * (least > 0)
+    return [
+        verdict(
+            "grows", f"N50 ~ ({form})^{interval(named.exponent, named.low, named.high)}; {reached}",
+            judge([named.rises], [against]), published=says, **about,
+        ),
+        verdict(
+            "linear", f"R2 {named.r2:.3f}; best: {best.name}; {reached}", word_2, "; ".join(fit.text for fit in fits),
+            form=form, **about,
+        ),
+    ]  # fmt: skip
+
+
+def figure_1b(trials: Sequence[Trial]) -> Result:
+    """N50 against sigma, for each kind of first weights, and against the noise of the tokens.
+
+    What is not swept is at its default.
+    """
+    of_sigma = group_by([t for t in trials if t.task.noise == Theory().noise], _init)
+    standard = [t for t in trials if t.model.sigma == Shallow().sigma and t.model.init == Shallow().init]
+    by_init: dict[str, dict[float, Grid]] = {
+        init: _grids(group, lambda t: t.model.sigma) for init, group in of_sigma.items()
+    }
+    by_noise: dict[str, dict[float, Grid]] = {Shallow().init: _grids(standard, lambda t: t.task.noise)}
+    rows = [row for init, grids in by_init.items() for row in _trend_rows(grids, "sigma", init)]
+    verdicts = [
+        trend("1b", grids, f"N grows with sigma (first weights: {init})", "N ~ (c - sigma)^-2")
+        for init, grids in by_init.items()
+    ]
+    panels: list[Panel] = [partial(_trends, curves=by_init, label="sigma")]
+    if any(len(grids) > 1 for grids in by_noise.values()):
+        rows += [row for init, grids in by_noise.items() for row in _trend_rows(grids, "c0", init)]
+        verdicts += [
+            trend("1b", grids, "N grows with the noise of the tokens, c0", "the same picture as sigma")
+            for grids in by_noise.values()
+        ]
+        panels.append(partial(_trends, curves=by_noise, label="token noise $c_0$"))
+    return Result("Figure 1b: samples needed against errors and noise", {"fig1b": rows}, panels, verdicts)
+
+
+def _init(trial: Trial) -> str:
+    return trial.model.init
+
+
+def _grids(trials: Sequence[Trial], key: Callable[[Trial], float]) -> dict[float, Grid]:
+    return {value: Grid.of(group) for value, group in group_by(trials, key).items()}
+
+
+def _trend_rows(grids: Mapping[float, Grid], swept: str, init: str) -> list[dict[str, Any]]:
+    return [
+        {"swept": swept, "init": init, "value": value, "trials": len(grid.wins), "N50": grid.n50[0],
+         "N50_low": grid.n50[1], "N50_high": grid.n50[2], "N95": grid.n95, "largest N": grid.ends[1]}
+        for value, grid in grids.items()
+    ]  # fmt: skip
+
+
+def trend(figure: str, grids: Mapping[float, Grid], claim: str, says: str) -> Verdict:
+    """Return whether N50 rises with x, by which the grids are; outside the N that all have, it counts as their end."""
+    group = {value: grid for value, grid in grids.items() if len(grid.wins)}
+    if len(group) < 2:
+        return verdict(
+            "trend", "fewer than two values with an N50", "undecided", figure=figure, claim=claim, published=says
+        )
+    x = np.array(list(group))
+    first, last = group[x[0]], group[x[-1]]
+    bottom, top = max(grid.ends[0] for grid in group.values()), min(grid.ends[1] for grid in group.values())
+    resamples, repetitions = resamples_of(group.values())
+    values = np.clip([grid.n50[0] for grid in group.values()], bottom, top)
+    low, high = percentiles(slopes(x, np.log(np.clip(resamples, bottom, top))), min(repetitions))
+    slope = float(slopes(x, np.log(values)[:, None])[0])
+    ends = f"N50 {interval(*first.n50)} at {x[0]:g}, {interval(*last.n50)} at {x[-1]:g}; N {bottom:g} to {top:g}"
+    flat = high * (x[-1] - x[0]) < np.log(2) and all(grid.within(bottom, top) for grid in group.values())
+    described = f"slope of log N50 {interval(slope, low, high)}; {ends}"
+    return verdict("trend", described, judge([low > 0], [flat]), figure=figure, claim=claim, published=says)
+
+
+def _trends(axis: Any, curves: Mapping[str, Mapping[float, Grid]], label: str) -> None:
+    for (name, grids), colour in zip(curves.items(), COLOURS, strict=False):
+        points(axis, np.array(list(grids)), [grid.n50 for grid in grids.values()], name, colour)
+    axis.set(xlabel=label, ylabel="N50, 95 % interval", yscale="log", title="measured (triangle: open above)")
+    legend(axis, title="first weights")
+
+
+def figure_3(trials: Sequence[Trial]) -> Result:
+    """N50 with frozen beside trained attention."""
+    sweeps = {name: Sweep([t for t in trials if t.model.attention == name]) for name in ("frozen", "trained")}
+    frozen, trained = sweeps["frozen"], sweeps["trained"]
+    shared = [shares for shares in frozen.grids if shares in trained.grids]
+    ratios = {shares[0]: _ratio(frozen.grids[shares], trained.grids[shares]) for shares in shared}
+    verdicts = [_saves(ratios), *_linear("3", frozen, "frozen attention", "alpha_*^-4", "N95 grows by 7.6 a unit")]
+    panels: list[Panel] = [
+        _published_3, partial(frozen.map, title="measured, frozen", power=4), partial(_both, sweeps=sweeps),
+    ]  # fmt: skip
+    success = [row for name, sweep in sweeps.items() for row in success_rows(sweep, attention=name)]
+    needed = [row for name, sweep in sweeps.items() for row in sweep.rows(attention=name)]
+    ratio_rows = [
+        {"alpha_*": a, "frozen / trained": r, "low": low, "high": high} for a, (r, low, high) in ratios.items()
+    ]
+    tables = {"fig3": success, "fig3-n50": needed, "fig3-ratio": ratio_rows}
+    return Result("Figure 3: samples needed without training the attention", tables, panels, verdicts)
+
+
+def _ratio(grid: Grid, other: Grid) -> tuple[float, float, float]:
+    """Return the ratio of two N50 with its interval over resampled repetitions, the same for both.
+
+    An N50 at the smallest N tried may be below it, so it counts as no larger than the other. A resample in which
+    neither is reached may have any ratio.
+    """
+
+    def ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        with np.errstate(invalid="ignore"):
+            return np.where(a <= grid.ends[0], np.minimum(a / b, 1), a / b)
+
+    (resamples, others), repetitions = resamples_of([grid, other])
+    ratios, value = ratio(resamples, others), float(ratio(np.array(grid.n50[0]), np.array(other.n50[0])))
+    unknown, n = np.isnan(ratios), min(repetitions)
+    if unknown.all():
+        return value, float("nan"), float("nan")
+    return value, percentiles(np.where(unknown, 0, ratios), n)[0], percentiles(np.where(unknown, np.inf, ratios), n)[1]
+
+
+def _saves(ratios: Mapping[float, tuple[float, float, float]]) -> Verdict:
+    hard = {a: ratio for a, ratio in ratios.items() if a <= HARD + 1e-9}
+    shown = "; ".join(f"alpha_* {a:g}: {interval(*ratio)}" for a, ratio in hard.items())
+    word = judge([low > 1 for _, low, _ in hard.values()], [high < 1 for *_, high in hard.values()])
+    return verdict("saves", f"N50 frozen / trained: {shown}", word)  # fmt: skip
+
+
+def _published_3(axis: Any) -> None:
+    shown = published.FIGURE_3
+    heat_map(axis, "published, frozen", shown["alpha_*^-4"], shown["N"], shown["rates"], "$\\alpha_*^{-4}$")
+
+
+def _both(axis: Any, sweeps: Mapping[str, Sweep]) -> None:
+    for (name, sweep), colour in zip(sweeps.items(), COLOURS, strict=False):
+        if not sweep.trials:
+            continue
+        points(axis, sweep.relevant**-2, sweep.n50, f"{name} attention, 95 % interval", colour)
+        group = sweep.trials[0]
+        needed = theory.samples_needed_frozen if name == "frozen" else theory.samples_needed
+        shape = needed(sweep.relevant, group.model.sigma, tau(group))
+        proof = "Proposition 1" if name == "frozen" else "Theorem 1"
+        draw_dashed(axis, sweep.relevant**-2, _through(shape, sweep.values), f"{proof}, scaled", colour)
+    axis.set(title="measured", xlabel="$\\alpha_*^{-2}$", ylabel="N50", yscale="log")
+    legend(axis)
+
+
+def strategies(trials: Sequence[Trial]) -> Result:
+    """N50 and steps with each strategy beside dense, which the paper does not have."""
+    groups = group_by(trials, lambda t: t.strategy)
+    grids = {name: Grid.of(group) for name, group in groups.items()}
+    rows = []
+    for name, grid in grids.items():
+        ratio = _ratio(grid, grids.get("dense", Grid({})))
+        largest = max(t.n for t in groups[name])
+        rows.append(
+            {"strategy": name, "removed": groups[name][0].removed, "trials": len(grid.wins), "N50": grid.n50[0],
+             "N50_low": grid.n50[1], "N50_high": grid.n50[2], "N50 / dense": ratio[0], "ratio_low": ratio[1],
+             "ratio_high": ratio[2], "largest N": largest,
+             "median steps there": _median_steps([t for t in groups[name] if t.n == largest])}
+        )  # fmt: skip
+    panels: list[Panel] = [partial(_rates, grids=grids), partial(_steps, groups=groups)]
+    title = "Samples and steps needed with each strategy (removes a fifth of the tokens, in training and test)"
+    return Result(title, {"strategies": rows}, panels, [])
+
+
+def _median_steps(trials: Sequence[Trial]) -> float:
+    steps = values_of(trials, "steps")
+    return float(np.median(steps)) if steps else float("nan")
+
+
+def _rates(axis: Any, grids: Mapping[str, Grid]) -> None:
+    for (name, grid), colour in zip(grids.items(), cycle(COLOURS), strict=False):
+        axis.plot(grid.sizes, grid.rates, "o-", color=colour, label=name, markersize=3)
+    axis.set(xscale="log", xlabel="training samples N", ylabel="success rate", title="trials that succeed")
+    legend(axis)
+
+
+def _steps(axis: Any, groups: Mapping[str, Sequence[Trial]]) -> None:
+    for (name, group), colour in zip(groups.items(), cycle(COLOURS), strict=False):
+        by_n = group_by(group, lambda t: t.n)
+        axis.plot(list(by_n), [_median_steps(ts) for ts in by_n.values()], "o-", color=colour, label=name, markersize=3)
+    axis.set(xscale="log", xlabel="training samples N", ylabel="steps", title="steps until the training loss is zero")

@@ -1,0 +1,278 @@
+"""Barnfield, Cui and Lu, High-dimensional analysis of single-layer attention [..], ICLR 2026 (arXiv 2509.25153).
+
+Compared are the orders of growth that the paper claims, not its exact test error. The closed form here is this
+project's own: the mean of L tokens is N(theta R / L xi, I / L) or N(0, I / L), so that with classes of the same size no
+linear classifier of it errs less than Phi(-theta R / (2 sqrt(L))).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from sparsebench.paper import COLOURS, Panel, Paper, Result, Trial, Verdict, interval, judge
+from sparsebench.plan.job import Job
+from sparsebench.stats.intervals import Interval, bootstrap_means
+from sparsebench_theory.claims import verdicts_of
+from sparsebench_theory.panels import draw_dashed, legend, points
+from sparsebench_theory.sparse_tokens.task import SparseTokens
+from sparsebench_theory.trials import ENOUGH, Fit, compete, crossing, differences, errors_of, group_by, mean, values_of
+
+KINDS = {"trained": "attention", "frozen": "mean token"}
+"""What the trained and the frozen query make of the tokens."""
+CLOSE = 0.2
+"""A share by which a strength, or its exponent, may differ from what it is compared with."""
+ALIGNED = 0.9
+"""A cosine from which on two directions are the same."""
+SAME = 0.03
+"""A difference of test errors by less than this is none."""
+STRENGTHS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16)
+"""Where the axis of strengths has numbers."""
+RATE = 1e9
+"""Numbers of the tokens that one core reads, and differentiates, a second."""
+
+verdict = verdicts_of(__package__, ALIGNED=ALIGNED, CLOSE=CLOSE, ENOUGH=ENOUGH, SAME=SAME)
+
+
+def seconds(job: Job) -> float:
+    """Return how long a trial is expected to take on one core: drawing, testing, and all steps."""
+    task = SparseTokens(**job.cell.task.params)
+    sample = task.tokens * task.d
+    return sample * (4 * task.steps * job.cell.n_train / RATE + (task.test + job.cell.n_train) * 2e-8) + 0.05
+
+
+def least_error(theta: float, relevant: int, tokens: int) -> float:
+    """Return Phi(-theta R / (2 sqrt(L))), the least error of a linear classifier of the mean token."""
+    return float(ndtr(-theta * relevant / (2 * math.sqrt(tokens))))
+
+
+def strength(trials: Sequence[Trial]) -> Result:
+    """The strength at which the test error falls to the task's level, over the number of tokens."""
+    task = trials[0].task
+    needed = {kind: _strengths([t for t in trials if t.model.attention == kind]) for kind in KINDS}
+    rows = []
+    for kind, by_tokens in needed.items():
+        for L, values in by_tokens.items():
+            value, low, high = _mean_inside(values)
+            rows.append({
+                "classifier": KINDS[kind], "L": L, "trials": len(values), "theta": value, "low": low, "high": high,
+                "closed form": _closed_form(task, L) if kind == "frozen" else float("nan"),
+            })  # fmt: skip
+    growth = {kind: _growth(by_tokens) for kind, by_tokens in needed.items()}
+    verdicts = [*_slower(growth["trained"], needed["trained"]), _as_root(growth["frozen"], needed["frozen"])]
+    verdicts.append(_as_closed_form(needed["frozen"], task))
+    title = f"Strength needed for a test error of {task.error:.0%}"
+    return Result(title, {"strength": rows}, [partial(_draw_needed, needed=needed, task=task)], verdicts)
+
+
+def _strengths(trials: Sequence[Trial]) -> dict[int, list[float]]:
+    """Return the strength needed by the number of tokens, one a repetition; NaN where it is outside those tried."""
+    needed: dict[int, list[float]] = {}
+    for (L, _), group in group_by(trials, lambda t: (t.task.tokens, t.repetition)).items():
+        errors = {t.task.theta: (errors_of([t]) or [math.nan])[0] for t in sorted(group, key=lambda t: t.task.theta)}
+        place = crossing(np.array(list(errors)), np.array(list(errors.values())), group[0].task.error)
+        needed.setdefault(L, []).append(place if min(errors) < place < np.inf else float("nan"))
+    return needed
+
+
+def _mean_inside(values: Sequence[float]) -> Interval:
+    """Return the mean strength if each repetition has one, else NaN: of others only the lucky ones would count."""
+    return mean(values) if np.isfinite(values).all() else mean([])
+
+
+def _closed_form(task: SparseTokens, tokens: int) -> float:
+    """Return the strength at which `least_error` is the task's level."""
+    return float(-2 * ndtri(task.error) * math.sqrt(tokens) / task.relevant)
+
+
+def _growth(needed: Mapping[int, Sequence[float]]) -> list[Fit]:
+    """Return how the strength grows, as a line in log L and in sqrt(L), with the exponent of each; none of few L."""
+    L = np.array(list(needed), dtype=float)
+    means = np.array([_mean_inside(values)[0] for values in needed.values()])
+    if np.isfinite(means).sum() < ENOUGH:
+        return []
+    resamples = np.array([bootstrap_means(np.array(values), stream) for stream, values in enumerate(needed.values())])
+    return compete({"log L": np.log(L), "sqrt(L)": np.sqrt(L)}, means, resamples, [*map(len, needed.values())])
+
+
+def _text_of(needed: Mapping[int, Sequence[float]]) -> str:
+    return "; ".join(f"L {L}: {interval(*_mean_inside(values))}" for L, values in needed.items())
+
+
+def _slower(fits: Sequence[Fit], needed: Mapping[int, Sequence[float]]) -> list[Verdict]:
+    """Return the verdicts on the growth of the strength that attention needs."""
+    words = [judge([], []), judge([], [])]
+    if fits:
+        by_name = {fit.name: fit for fit in fits}
+        root, log = by_name["sqrt(L)"], by_name["log L"]
+        words = [
+            judge([root.exponent < 1, root.high < 1], [root.low > 1]),
+            judge([log.rises, log.rises and log.r2 >= max(0.95, root.r2)], [log.flat]),
+        ]
+    shown, explained = f"theta {_text_of(needed)}", "; ".join(fit.text for fit in fits)
+    return [verdict(key, shown, word, explained) for key, word in zip(("slower", "as_log"), words, strict=True)]
+
+
+def _as_root(fits: Sequence[Fit], needed: Mapping[int, Sequence[float]]) -> Verdict:
+    """Return the verdict on the growth of the strength that the mean token needs."""
+    word = judge([], [])
+    if fits:
+        root = next(fit for fit in fits if fit.name == "sqrt(L)")
+        inside = abs(root.exponent - 1) <= CLOSE
+        outside = root.low > 1 + CLOSE or root.high < 1 - CLOSE
+        word = judge([inside, root.low >= 1 - CLOSE and root.high <= 1 + CLOSE], [outside])
+    return verdict("as_root", f"theta {_text_of(needed)}", word, "; ".join(fit.text for fit in fits))  # fmt: skip
+
+
+def _as_closed_form(needed: Mapping[int, Sequence[float]], task: SparseTokens) -> Verdict:
+    """Return the verdict on the strength that the mean token needs beside the closed form."""
+    inside = {L: np.array(values) for L, values in needed.items() if np.isfinite(values).all()}
+    ratios = {L: mean(values / _closed_form(task, L)) for L, values in inside.items()}
+    ends = [(low or 0, high or np.inf) for _, low, high in ratios.values()]
+    near = [low >= 1 - CLOSE and high <= 1 + CLOSE for low, high in ends]
+    return verdict(
+        "as_closed_form",
+        "over the closed form: " + "; ".join(f"L {L}: {interval(*ratio)}" for L, ratio in ratios.items()),
+        judge(near, [low > 1 + CLOSE or high < 1 - CLOSE for low, high in ends]),
+    )  # fmt: skip
+
+
+def _draw_needed(axis: Any, needed: Mapping[str, Mapping[int, Sequence[float]]], task: SparseTokens) -> None:
+    for (kind, by_tokens), colour in zip(needed.items(), COLOURS, strict=False):
+        points(axis, np.array(list(by_tokens)), [_mean_inside(v) for v in by_tokens.values()], KINDS[kind], colour)
+    L = np.array(sorted(needed["frozen"] or needed["trained"]))
+    draw_dashed(axis, L, np.array([_closed_form(task, tokens) for tokens in L]), "closed form of the mean token")
+    axis.set(xscale="log", yscale="log", xlabel="tokens L", ylabel="strength theta", title="95 % intervals")
+    for place, ticks in ((axis.xaxis, L), (axis.yaxis, STRENGTHS)):
+        place.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+        place.set_ticks([], minor=True)
+    legend(axis)
+
+
+def alignment(trials: Sequence[Trial]) -> Result:
+    """|cos(q, xi)| after the steps of the task, by training samples, beside that of random directions.
+
+    The steps are of plain gradient descent on all weights from 0, whatever the paper's two updates are.
+    """
+    task = trials[0].task
+    by_n = {n: mean(values_of(group, "alignment")) for n, group in group_by(trials, lambda t: t.n).items()}
+    chance = random_cosine(task.d)
+    rows = [
+        {"N": n, "alignment": value, "low": low, "high": high, "chance": chance}
+        for n, (value, low, high) in by_n.items()
+    ]
+    shown = "; ".join(f"N {n}: {interval(*triple)}" for n, triple in by_n.items())
+    _, low, high = by_n[max(by_n)]
+    verdicts = [
+        verdict(
+            "nearer", f"|cos| {shown}; chance {chance:.3g}",
+            judge([(low or 0) > chance for _, low, _ in by_n.values()],
+            [high is not None and high < chance for _, _, high in by_n.values()]), steps=task.steps,
+        ),
+        verdict(
+            "aligned", f"|cos| {interval(*by_n[max(by_n)])} at N {max(by_n)}",
+            judge([by_n[max(by_n)][0] >= ALIGNED, (low or 0) >= ALIGNED], [high is not None and high < ALIGNED]),
+            steps=task.steps,
+        ),
+    ]  # fmt: skip
+    title = f"Alignment of the query after {task.steps} steps (L {task.tokens}, d {task.d}, theta {task.theta:g})"
+    return Result(title, {"alignment": rows}, [partial(_draw_alignment, by_n=by_n, chance=chance)], verdicts)
+
+
+def random_cosine(d: int) -> float:
+    """Return the mean of |cos| between a random direction and another one in d dimensions."""
+    return math.exp(math.lgamma(d / 2) - math.lgamma((d + 1) / 2)) / math.sqrt(math.pi)
+
+
+def _draw_alignment(axis: Any, by_n: Mapping[float, Interval], chance: float) -> None:
+    points(axis, np.array(list(by_n)), list(by_n.values()), "measured", COLOURS[0])
+    axis.axhline(chance, color=COLOURS[5], linestyle="--", linewidth=1, label="random directions")
+    axis.set(xscale="log", ylim=(0, 1.05), xlabel="training samples N", ylabel="|cos(q, xi)|", title="95 % intervals")
+    legend(axis)
+
+
+def removal(trials: Sequence[Trial]) -> Result:
+    """Test error with L tokens cut to M, beside that of data of M tokens, for both classifiers.
+
+    Where class +1 keeps its relevant tokens, what is left is distributed as data of M tokens. That is the project's own
+    prediction.
+    """
+    rows, verdicts = [], []
+    for kind, name in KINDS.items():
+        dense = group_by([t for t in trials if t.strategy == "dense" and t.model.attention == kind],
+                         lambda t: t.task.tokens)  # fmt: skip
+        for M, group in dense.items():
+            rows.append(_removal_row(name, "dense", M, group, group))
+        cut = [t for t in trials if t.strategy != "dense" and t.model.attention == kind]
+        for (strategy, L), group in group_by(cut, lambda t: (t.strategy, t.task.tokens)).items():
+            beside = dense.get(left_of(group[0]), [])
+            rows.append(_removal_row(name, strategy, L, group, beside))
+            if strategy in ("oracle", "random"):
+                verdicts.append(_shifts(name, strategy, group, beside))
+    panels: list[Panel] = [partial(_draw_removal, rows=rows, classifier=name) for name in KINDS.values()]
+    title = f"Test error with tokens removed, beside data of as many tokens (theta {trials[0].task.theta:g})"
+    return Result(title, {"removal": rows}, panels, verdicts)
+
+
+def left_of(trial: Trial) -> int:
+    """Return M, how many tokens the strategy leaves."""
+    return round(trial.task.tokens * (1 - trial.removed))
+
+
+def _change(group: Sequence[Trial], beside: Sequence[Trial]) -> Interval:
+    """Return by how much the test error is larger, with its interval over repetitions."""
+    return mean([-gain for gain in differences(group, beside, "accuracy")])
+
+
+def _removal_row(
+    name: str, strategy: str, L: int, group: Sequence[Trial], beside: Sequence[Trial]
+) -> dict[str, Any]:  # fmt: skip
+    task, M = group[0].task, left_of(group[0])
+    value, low, high = mean(errors_of(group))
+    change = (0.0, None, None) if strategy == "dense" else _change(group, beside)
+    closed = least_error(task.theta, task.relevant, M) if name == KINDS["frozen"] else float("nan")
+    return {
+        "classifier": name, "strategy": strategy, "L": L, "M": M, "trials": len(group), "error": value, "low": low,
+        "high": high, "over dense at M": change[0], "over low": change[1], "over high": change[2],
+        "closed form at M": closed,
+    }  # fmt: skip
+
+
+def _shifts(name: str, strategy: str, group: Sequence[Trial], beside: Sequence[Trial]) -> Verdict:
+    """Return the verdict on whether removal to M tokens is as good as data of M tokens, or is not if it is random."""
+    L, M = group[0].task.tokens, left_of(group[0])
+    change = _change(group, beside)
+    low, high = (-np.inf if change[1] is None else change[1], np.inf if change[2] is None else change[2])
+    errors, dense = (mean(errors_of(part)) for part in (group, beside))
+    shown = f"error {interval(*errors)}, of {M} tokens {interval(*dense)}; difference {interval(*change)}"
+    about = {"L": L, "M": M, "name": name}
+    if strategy == "random":
+        return verdict("errs_more", shown, judge([low > 0], [high <= SAME]), **about)
+    word = judge([abs(change[0]) <= SAME, -SAME <= low <= 0 <= high <= SAME], [low > SAME or high < -SAME])
+    return verdict("as_good", shown, word, **about)
+
+
+def _draw_removal(axis: Any, rows: Sequence[Mapping[str, Any]], classifier: str) -> None:
+    shown = [row for row in rows if row["classifier"] == classifier]
+    names = [f"{row['strategy']} {row['L']}" + (f" to {row['M']}" if row["M"] < row["L"] else "") for row in shown]
+    points(axis, np.arange(len(shown)), [(r["error"], r["low"], r["high"]) for r in shown], "measured", COLOURS[0])
+    closed = np.array([row["closed form at M"] for row in shown])
+    if np.isfinite(closed).any():
+        axis.plot(np.arange(len(shown)), closed, "_", color=COLOURS[5], markersize=12, label="closed form of M tokens")
+        legend(axis)
+    axis.set_xticks(range(len(shown)), names, rotation=40, ha="right")
+    axis.set(title=f"{classifier}, 95 % intervals", ylabel="test error", ylim=(0, 0.6))
+
+
+PAPER = Paper(
+    "sparse-tokens",
+    "the claims of the sparse-token paper (Barnfield et al., ICLR 2026)",
+    {"quick": "sparse-tokens-quick", "default": "sparse-tokens-default"},
+    {"strength": strength, "alignment": alignment, "removal": removal},
+    seconds,
+)

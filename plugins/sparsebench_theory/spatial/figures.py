@@ -1,0 +1,292 @@
+"""Jelassi, Sander and Li, Vision Transformers provably learn spatial structure, NeurIPS 2022: its claims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sparsebench.paper import COLOURS, Panel, Paper, Result, Trial, Verdict, Word, interval, judge
+from sparsebench.plan.job import Job
+from sparsebench.stats.intervals import Interval
+from sparsebench_theory.claims import verdicts_of
+from sparsebench_theory.panels import band, legend, points
+from sparsebench_theory.spatial import positional
+from sparsebench_theory.spatial.positional import put_right
+from sparsebench_theory.spatial.task import Spatial
+from sparsebench_theory.trials import differences, errors_of, group_by, mean, series_of, values_of
+
+WATCHED = {
+    "association": "patch association",
+    "in_group_mass": "attention inside the set",
+    "alignment": "cosine of v and w*",
+    "test_error": "test error",
+}
+EASY = 0.05
+"""The test error that a transfer is asked for."""
+FEWER = 4
+"""How many times as many samples training from scratch should need."""
+
+verdict = verdicts_of(__package__, EASY=EASY, FEWER=FEWER)
+RATE = 2e9
+"""Multiplications a second of one core when they wait for the memory."""
+
+
+def seconds(job: Job) -> float:
+    """Return how long a trial is expected to take on one core: every step reads all samples a few times."""
+    if job.cell.task.name != Spatial.name:
+        return 4e-3 * job.cell.n_train * job.cell.task.params["epochs"]  # type: ignore[operator]
+    task = Spatial(**job.cell.task.params)
+    return task.steps * (4 * job.cell.n_train * task.tokens * task.d / RATE + 4e-4) + 0.1
+
+
+def association(trials: Sequence[Trial]) -> Result:
+    """How patch association, attention, read-out and error go while training, at two step sizes of the attention."""
+    runs = {_rates(rate): group for rate, group in group_by(trials, lambda t: t.task.lr_attention or t.task.lr).items()}
+    rows, verdicts = [], []
+    for name, group in runs.items():
+        for what in (*WATCHED, "in_group_lead"):
+            at, values = _curves(group, what)
+            rows += [
+                {"attention at": name, "quantity": what, "step": int(step), "mean": column.mean(), "min": column.min(),
+                 "max": column.max(), "trials": len(column)}
+                for step, column in zip(at, values.T, strict=True)
+            ]  # fmt: skip
+        verdicts += _outcome(group, f" (attention at {name})")
+    panels: list[Panel] = [partial(_draw_watched, runs=runs, what=what) for what in WATCHED]
+    title = "Patch association: patches that belong together attend to each other (bands: one standard deviation)"
+    return Result(title, {"association": rows}, panels, verdicts)
+
+
+def _rates(rate: float) -> str:
+    return f"step size {rate:g}"
+
+
+def _curves(trials: Sequence[Trial], what: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return steps and (trials, steps) of one of WATCHED."""
+    if what != "test_error":
+        return series_of(trials, what)
+    at, accuracy = series_of(trials, "test_accuracy")
+    return at, 1 - accuracy
+
+
+def _draw_watched(axis: Any, runs: Mapping[str, Sequence[Trial]], what: str) -> None:
+    for (name, group), colour in zip(runs.items(), COLOURS, strict=False):
+        band(axis, *_curves(group, what), name, colour)
+    axis.set(title=WATCHED[what], xlabel="steps", ylim=(0, None))
+    legend(axis, "attention at")
+
+
+def _outcome(trials: Sequence[Trial], name: str) -> list[Verdict]:
+    """Return what came out in the end: association, alignment, error, and where the attention grew."""
+    share, cosine = values_of(trials, "association"), values_of(trials, "alignment")
+    lead, error = values_of(trials, "in_group_lead"), errors_of(trials)
+    reached = f"{interval(*mean(share))}; 1 in {sum(s == 1 for s in share)} of {len(trials)} trials"
+    return [
+        verdict("association", reached, _all_or_most(share, len(trials)), name=name),
+        verdict(
+            "alignment", interval(*mean(cosine)),
+            judge([min(cosine, default=0) >= 0.95], [max(cosine, default=1) < 0.95]), name=name,
+        ),
+        verdict(
+            "learned", f"test error {interval(*mean(error))}",
+            judge([max(error, default=1) <= 0.01], [min(error, default=0) > 0.01]), name=name,
+        ),
+        verdict(
+            "inside", f"lead of the inside {interval(*mean(lead))}",
+            judge([(mean(lead)[1] or 0) > 0], [max(lead, default=1) <= 0]), name=name,
+        ),
+    ]  # fmt: skip
+
+
+def _all_or_most(share: Sequence[float], trials: int) -> Word:
+    """Judge patch association by trial; one that diverged has none, which stands against the claim, no more."""
+    least = min(share, default=0) if len(share) == trials else 0
+    return judge([least >= 0.9, least == 1], [max(share, default=1) < 0.9])
+
+
+def permutation(trials: Sequence[Trial]) -> Result:
+    """The scores learned on patches in plain order, in another order, and in that order put right again."""
+    rows, pairs = [], (list[float](), list[float]())
+    for t in trials:
+        if t.diverged:
+            continue
+        scores = _scores(t)
+        right = put_right(scores, t.task.order())
+        share = set_share(right, t.task.sets())
+        as_it_is = set_share(scores, t.task.sets())
+        pairs[t.task.permuted].append(share)
+        rows.append({"permuted": t.task.permuted, "repetition": t.repetition, "association": share,
+                     "association without putting right": as_it_is})  # fmt: skip
+    shown = {permuted: next((t for t in trials if t.task.permuted == permuted and not t.diverged), None)
+             for permuted in (False, True)}  # fmt: skip
+    panels: list[Panel] = []
+    if (plain := shown[False]) is not None:
+        panels.append(partial(_heat, scores=_scores(plain), task=plain.task, title="learned in plain order"))
+    if (moved := shown[True]) is not None:
+        right = put_right(_scores(moved), moved.task.order())
+        panels.append(partial(_heat, scores=_scores(moved), task=moved.task, title="learned in another order"))
+        panels.append(partial(_heat, scores=right, task=moved.task, title="the same, put right"))
+    panels = panels or [partial(_nothing, title="no trial trained")]
+    recovered = pairs[1]
+    verdicts = [verdict(
+        "recovered", f"association {interval(*mean(recovered))} after putting right",
+        _all_or_most(recovered, sum(t.task.permuted for t in trials)),
+    )]  # fmt: skip
+    return Result("Learned scores, positions sorted by their set", {"permutation": rows}, panels, verdicts)
+
+
+def _scores(trial: Trial) -> np.ndarray:
+    D = trial.task.tokens
+    return np.array(trial.curves["trained_scores"]).reshape(D, D)
+
+
+def set_share(scores: np.ndarray, sets: np.ndarray) -> float:
+    """Return patch association, the share of positions whose largest scores are those of their set, in plain numpy."""
+    scores = scores.copy()
+    np.fill_diagonal(scores, np.inf)
+    size = len(sets) // (sets.max() + 1)
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :size]
+    return float((sets[best] == sets[:, None]).all(axis=1).mean())
+
+
+def _heat(axis: Any, scores: np.ndarray, task: Spatial, title: str) -> None:
+    order = np.argsort(task.sets(), kind="stable")
+    shown = scores[np.ix_(order, order)].copy()
+    np.fill_diagonal(shown, np.nan)
+    drawn = axis.imshow(shown, cmap="viridis")
+    axis.figure.colorbar(drawn, ax=axis)
+    axis.set(title=title, xlabel="position", ylabel="position")
+
+
+def _nothing(axis: Any, title: str) -> None:
+    axis.set(title=title, xlabel="position", ylabel="position")
+
+
+MODES = ("learned attention", "shuffled attention", "initial attention", "all from scratch")
+
+
+def _mode(trial: Trial) -> str:
+    if trial.task.start == "pretrained":
+        return MODES[1] if trial.task.permuted else MODES[0]
+    return MODES[2] if trial.model.attention == "frozen" else MODES[3]
+
+
+def transfer(trials: Sequence[Trial]) -> Result:
+    """Test error on a new feature against samples, with the attention learned on another, and without."""
+    modes = {mode: [t for t in trials if _mode(t) == mode] for mode in MODES}
+    errors = {
+        mode: {n: errors_of(group) for n, group in group_by(ts, lambda t: t.n).items()} for mode, ts in modes.items()
+    }
+    rows = [
+        {"attention": mode, "N": n, "trials": len(values), "test error": mean(values)[0], "low": mean(values)[1],
+         "high": mean(values)[2]}
+        for mode, by_n in errors.items()
+        for n, values in by_n.items()
+    ]  # fmt: skip
+    panels: list[Panel] = [partial(_errors, errors=errors)]
+    title = "Transfer to a new feature in the same sets (95 % intervals)"
+    return Result(title, {"transfer": rows}, panels, _transfers(errors))
+
+
+def samples_for(errors: Mapping[float, list[float]]) -> float:
+    """Return the smallest N from which on the mean error is EASY or less; infinite if there is none."""
+    means = {n: mean(values)[0] for n, values in sorted(errors.items())}
+    enough = float("inf")
+    for n in reversed(means):
+        if not means[n] <= EASY:
+            break
+        enough = float(n)
+    return enough
+
+
+def _transfers(errors: Mapping[str, Mapping[float, list[float]]]) -> list[Verdict]:
+    needed = {mode: samples_for(by_n) for mode, by_n in errors.items()}
+    sizes = sorted({n for by_n in errors.values() for n in by_n})
+    learned, scratch = needed["learned attention"], needed["all from scratch"]
+    said = "; ".join(f"{mode} {interval(n, None, None)}" for mode, n in needed.items())
+    tried = f"samples for an error of {EASY:g}: {said}; N {sizes[0]} to {sizes[-1]}"
+    known = {mode: any(by_n.values()) for mode, by_n in errors.items()}  # what was not measured decides nothing
+    few, many = learned <= 16, known["learned attention"] and learned > 16
+    more = known["all from scratch"] and scratch > learned
+    fewer, no_more = few and more and scratch >= FEWER * learned, known["learned attention"] and scratch <= learned
+    never = all(known[mode] and np.isinf(needed[mode]) for mode in MODES[1:3])
+    return [
+        verdict("few", tried, judge([few], [many])),
+        verdict("more", tried, judge([more, fewer], [np.isfinite(scratch) and no_more])),
+        verdict("structure", tried, judge([never], [min(needed[mode] for mode in MODES[1:3]) <= learned < np.inf])),
+    ]  # fmt: skip
+
+
+def _errors(axis: Any, errors: Mapping[str, Mapping[float, list[float]]]) -> None:
+    for (mode, by_n), colour in zip(errors.items(), COLOURS, strict=False):
+        if not by_n:
+            continue
+        sizes, triples = np.array(list(by_n)), [mean(values) for values in by_n.values()]
+        points(axis, sizes, triples, mode, colour)
+        axis.plot(sizes, [value for value, _, _ in triples], color=colour, linewidth=1)
+    axis.axhline(EASY, color=COLOURS[5], linestyle="--", linewidth=1)
+    tried = [n for by_n in errors.values() for n in by_n]
+    axis.set(xscale="log", xlabel="training samples with the new feature", ylabel="test error", ylim=(0, None))
+    axis.set_xlim(0.8 * min(tried), 1.25 * max(tried))
+    legend(axis)
+
+
+METRICS = {"association": "patch association", "accuracy": "accuracy", "in_group_mass": "attention inside the set"}
+
+
+def strategies(trials: Sequence[Trial]) -> Result:
+    """Does removing tokens break association? And what does it do to accuracy?"""
+    dense = [t for t in trials if t.strategy == "dense"]
+    rows, verdicts = [], []
+    groups = group_by([t for t in trials if t.strategy != "dense"], lambda t: (t.where, t.strategy, t.removed))
+    for (where, name, removed), group in {("both", "dense", 0.0): dense, **groups}.items():
+        row: dict[str, Any] = {"where": where, "strategy": name, "removed": removed, "trials": len(group)}
+        for metric in METRICS:
+            value, low, high = mean(values_of(group, metric))
+            row |= {metric: value, f"{metric} low": low, f"{metric} high": high}
+        rows.append(row)
+        if name != "dense" and where == "both":
+            verdicts.append(_keeps(name, removed, group, mean(differences(group, dense, "association"))))
+    panels: list[Panel] = [partial(_bars, rows=rows, metric=metric) for metric in METRICS]
+    title = "Association and accuracy as tokens are removed (95 % intervals)"
+    return Result(title, {"strategies": rows}, panels, verdicts)
+
+
+def _keeps(name: str, removed: float, trials: Sequence[Trial], change: Interval) -> Verdict:
+    share = values_of(trials, "association")
+    return verdict(
+        "keeps", f"association {interval(*mean(share))}, change {interval(*change)}", _all_or_most(share, len(trials)),
+        removed=removed, name=name,
+    )  # fmt: skip
+
+
+def _bars(axis: Any, rows: Sequence[Mapping[str, Any]], metric: str) -> None:
+    where = {"both": "in training and test", "test": "in the test only"}
+    names = [row["strategy"] + (f" {row['removed']:.0%}" if row["removed"] else "") for row in rows]
+    shown = sorted(set(names), key=names.index)
+    for (place, label), colour, beside in zip(where.items(), COLOURS, (-0.1, 0.1), strict=False):
+        bars = [(names[i], row) for i, row in enumerate(rows) if row["where"] == place]
+        triples = [(row[metric], row[f"{metric} low"], row[f"{metric} high"]) for _, row in bars]
+        points(axis, np.array([shown.index(name) + beside for name, _ in bars]), triples, label, colour)
+    axis.set_xticks(range(len(shown)), shown, rotation=30)
+    axis.set(title=METRICS[metric], ylim=(0, 1.05))
+    legend(axis)
+
+
+PAPER = Paper(
+    "spatial",
+    "the figures of the spatial-structure paper (Jelassi et al., NeurIPS 2022)",
+    {"quick": "spatial-quick", "full": "spatial-full"},
+    {
+        "association": association,
+        "permutation": permutation,
+        "transfer": transfer,
+        "strategies": strategies,
+        "images": positional.images,
+    },
+    seconds,
+    pictures=True,
+)

@@ -1,0 +1,156 @@
+"""The Vision Transformer with positional attention of Jelassi, Sander and Li (NeurIPS 2022)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sparsebench.models.actor import Pass
+from sparsebench.models.shown import SplitPass, finite, in_chunks, kept_only
+from sparsebench.strategy.tokens import gather
+from sparsebench_theory.models import Attention, PositionalCost
+
+
+class PositionalViT(nn.Module):
+    """F(X) = sum_(m in S) act(scale * sum_(j in S) softmax_j(A_mj) <v, X_j>), act(x) = x^power + nu x.
+
+    A_ij stands for the product of two position encodings, so the attention does not depend on the sample. Its diagonal
+    stays at ln ln d, so that each position attends to itself ln d times as much as to another at first. A token
+    outside S is gone from both sums and from the softmax.
+
+    Args:
+        rng: the source of the initial weights.
+        tokens: D, positions.
+        feature: (d,) w*, only to say how near v comes to it.
+        power, nu: of the activation.
+        scale: of what a position gathers; the theory has D, the published code 1.
+        first: standard deviation of the initial A, off its diagonal, and v.
+        attention: "frozen" trains v alone.
+    """
+
+    grid = None
+    attention_source = "received"
+    shows: ClassVar = {
+        "association": "fraction",
+        "in_group_mass": "fraction",
+        "in_group_lead": "score",
+        "alignment": "cosine",
+    }
+    feature: Tensor
+    eye: Tensor
+
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        tokens: int,
+        feature: np.ndarray,
+        *,
+        power: int,
+        nu: float,
+        scale: float,
+        first: float,
+        attention: Attention,
+    ):
+        super().__init__()
+        d = len(feature)
+        self.A = nn.Parameter(torch.from_numpy(first * rng.standard_normal((tokens, tokens))).float())
+        self.A.requires_grad_(attention == "trained")
+        self.head = nn.Linear(d, 1, bias=False)
+        with torch.no_grad():
+            self.head.weight.copy_(torch.from_numpy(first * rng.standard_normal((1, d))))
+        self.register_buffer("feature", torch.from_numpy(np.ascontiguousarray(feature)), persistent=False)
+        self.register_buffer("eye", torch.eye(tokens, dtype=torch.bool), persistent=False)
+        self.power, self.nu, self.scale, self.diagonal = power, nu, scale, math.log(math.log(d))
+        self.cost = PositionalCost(tokens, d)
+
+    @property
+    def module(self) -> PositionalViT:
+        """The torch module that holds the weights: itself."""
+        return self
+
+    def forward(self, X: Tensor, acting: Pass | None = None) -> Tensor:
+        """Return F(X), (B,), for tokens X of shape (B, D, d)."""
+        index = None if acting is None else self.choose(acting, X)
+        shown = self.head(X if index is None else gather(X, index)).squeeze(2)
+        gathered = self.scale * (shown @ self.attention().T if index is None else self._among(index, shown))
+        return (gathered**self.power + self.nu * gathered).sum(dim=1)
+
+    def _among(self, index: Tensor, shown: Tensor) -> Tensor:
+        """Return (B, M), what each token of S gathers of the (B, M) values shown in S.
+
+        As two products with the (D, D) exponentials and 0 outside S, which is faster than a matrix a sample.
+        """
+        scores = self.scores()
+        weights = torch.exp(scores - scores.amax(dim=1, keepdim=True)).T
+        present = torch.zeros(len(index), len(scores), device=index.device).scatter(1, index, 1.0)
+        values = torch.zeros_like(present).scatter(1, index, shown)
+        return (values @ weights).gather(1, index) / (present @ weights).gather(1, index)
+
+    def scores(self) -> Tensor:
+        """Return (D, D), A with its diagonal."""
+        return self.A.masked_fill(self.eye, self.diagonal)
+
+    def attention(self) -> Tensor:
+        """Return (D, D), row m the attention of position m over all positions."""
+        return torch.softmax(self.scores(), dim=1)
+
+    def choose(self, acting: Pass, X: Tensor) -> Tensor | None:
+        """Return the (B, M) positions in S, or None where all tokens stay."""
+
+        def received_attention() -> Tensor:
+            return finite(self.attention().mean(dim=0)).expand(len(X), -1)
+
+        given: dict[str, Callable[[], Any]] = {
+            "tokens": lambda: X,
+            "values": lambda: finite(self.head(X))[:, None],
+            "attention": received_attention,
+            "received_attention": received_attention,
+            "pixels": lambda: None,
+            "outputs": lambda: in_chunks(lambda tokens, _: finite(self(tokens)), len(X)),
+        }
+        because = "the positional model has a score for each pair of positions"
+        return kept_only(acting, self.cost, X.shape[1], given, because)
+
+    def observe(self, train: SplitPass, test: SplitPass) -> dict[str, float]:
+        """Return patch association, in-group mass and lead, and the cosine of v and w*.
+
+        Which positions make a set is read off the relevance masks of the test; one that is never relevant there is
+        left out. Association is the share of positions whose largest scores, their own place counted in, are those of
+        their set; mass is the share of the attention that stays in the set; lead is how much larger A is inside,
+        diagonal left out, than outside, and 0 where a set is one position, or all.
+        """
+        assert test.relevance is not None
+        together = test.relevance.T @ test.relevance > 0
+        known = together.any(dim=1)
+        v = self.head.weight[0]
+        inside, outside = together & ~self.eye, ~together & known[:, None]
+        both = bool(inside.any()) and bool(outside.any())
+        return {
+            "association": float(association(self.scores(), together)),
+            "in_group_mass": float((self.attention() * together)[known].sum(dim=1).double().mean()),
+            "in_group_lead": float(self.A[inside].double().mean() - self.A[outside].double().mean()) if both else 0.0,
+            "alignment": float(torch.nn.functional.cosine_similarity(v, self.feature, dim=0)),
+        }
+
+    def trained_values(self, first: Mapping[str, Tensor], test: SplitPass) -> dict[str, tuple[float, ...]]:
+        """Return A with its diagonal, row by row."""
+        return {"scores": tuple(self.scores().flatten().tolist())}
+
+
+def association(scores: Tensor, together: Tensor) -> Tensor:
+    """Return the share of the rows of (D, D) scores whose C largest entries, the own place counted in, are their set.
+
+    `together` (D, D) says which positions are in one set of C; one in no set is left out. Equal scores are decided by
+    position.
+    """
+    diagonal = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+    order = scores.masked_fill(diagonal, torch.inf).sort(dim=1, descending=True, stable=True).indices
+    sizes = together.sum(dim=1, keepdim=True)
+    first = torch.arange(len(scores), device=scores.device) < sizes
+    right = (together.gather(1, order) & first).sum(dim=1, keepdim=True).eq(sizes)
+    return right[sizes > 0].double().mean()

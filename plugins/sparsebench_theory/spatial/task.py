@@ -1,0 +1,127 @@
+"""The data model of Jelassi, Sander and Li (NeurIPS 2022): patches in sets, one of which carries the label."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from sparsebench import seeds
+from sparsebench.errors import UserError
+from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
+from sparsebench_theory.patterns import balanced_classes, orthonormal
+
+PRETRAINED_ON = 2000
+"""Samples behind a pre-trained attention."""
+
+
+class Spatial(Task):
+    """Which patches belong together? All patches of one set show y w*; others show +w* or -w* now and then.
+
+    The D positions are parted at random into sets of `group`, the same in all samples of a `structure`. In a sample
+    one set carries the label y in {-1, 1}: X_j = y w* + xi_j. Each patch outside is delta_j w* + xi_j with delta_j = 1
+    or -1, each with probability q / 2, else 0. The noise is N(0, noise^2 I). A trial succeeds when the test error is
+    at most the threshold.
+
+    For transfer, `feature` 1 and up are new w*, orthogonal to that of 0, in the same sets; `start` begins with the
+    attention that was learned on feature 0.
+    """
+
+    name: ClassVar[str] = "spatial"
+    inputs: ClassVar[Inputs] = "tokens"
+    default_model: ClassVar[str] = "positional"
+
+    tokens: int = Field(36, gt=1, description="D, patches a sample")
+    group: int = Field(6, gt=0, description="C, patches of a set; divides tokens")
+    d: int = Field(64, gt=1, description="width of a patch")
+    rate: float | None = Field(None, ge=0, le=1, description="q, how often another patch shows w*; by default ln d / D")
+    noise: float | None = Field(None, ge=0, description="sigma; by default 1 / sqrt(d)")
+    projected: bool = Field(True, description="noise orthogonal to w*, as in the theory; the published code has all")
+    structure: int = Field(0, ge=0, description="which partition, features and permutation are drawn")
+    feature: int = Field(0, ge=0, description="which w*; 0 is that of pre-training")
+    permuted: bool = Field(False, description="patches in another order, one for all samples")
+    start: Literal["random", "pretrained"] = Field("random", description="the attention that training begins with")
+    test: int = Field(1000, gt=0, description="test samples")
+    threshold: float = Field(0.01, ge=0, lt=1, description="a trial succeeds when the test error is at most this")
+    lr: float = Field(0.02, gt=0, description="step size of gradient descent")
+    lr_attention: float | None = Field(None, gt=0, description="step size of the attention; by default lr")
+    steps: int = Field(1500, gt=0, description="T, steps on all samples")
+    watch: int = Field(0, ge=0, description="steps between looks at network and test set while training; 0 for none")
+
+    def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
+        """See `Task.class_counts`."""
+        return (2,)
+
+    def check(self) -> None:
+        """See `Task.check`."""
+        if self.tokens % self.group:
+            raise UserError(
+                "spatial: sets are of one size", got=f"tokens={self.tokens}, group={self.group}",
+                allowed="a group that divides tokens", next_step="change one of them",
+            )  # fmt: skip
+        if self.feature >= self.d:
+            raise UserError(
+                "spatial: features are orthogonal", got=f"feature={self.feature}", allowed=f"below d={self.d}"
+            )
+
+    def recipe(self) -> Recipe:
+        """See `Task.recipe`: gradient descent on all samples, attention and read-out at their own step sizes."""
+        rates = {} if self.lr_attention is None else {"A": self.lr_attention}
+        return Recipe(
+            "logistic", "sgd", self.lr, batch=0, epochs=self.steps, steps=self.steps, fixed_selection=True,
+            rates=rates, watch=self.watch,
+        )  # fmt: skip
+
+    def success(self, test_loss: float, accuracy: float) -> bool:
+        """See `Task.success`."""
+        return 1 - accuracy <= self.threshold
+
+    def initial(self) -> tuple[Task, int] | None:
+        """See `Task.initial`: the same structure with feature 0, in plain order."""
+        if self.start == "random":
+            return None
+        defaults = {"feature": 0, "permuted": False, "start": "random", "watch": 0}
+        return self.model_copy(update=defaults), PRETRAINED_ON
+
+    def sets(self) -> np.ndarray:
+        """Return (tokens,) which set each position is in, before any permutation."""
+        order = self._rng("sets").permutation(self.tokens)
+        out = np.empty(self.tokens, dtype=np.int64)
+        out[order] = np.arange(self.tokens) // self.group
+        return out
+
+    def order(self) -> np.ndarray:
+        """Return (tokens,) the position in plain order that each position shows."""
+        return self._rng("order").permutation(self.tokens) if self.permuted else np.arange(self.tokens)
+
+    def _rng(self, what: str) -> np.random.Generator:
+        return seeds.generator(self.name, self.tokens, self.group, self.d, self.structure, what)
+
+    def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
+        """See `Task.draw`. `Data.patterns` is w*; a smaller training set is the beginning of a larger one."""
+        self.check()
+        w = orthonormal(self._rng("features"), self.d, self.feature + 1)[:, self.feature].astype(np.float32)
+        train, test = (self._split(n, w, split, repetition) for split, n in (("train", n_train), ("test", self.test)))
+        return Data(train, test, ("-1", "+1"), patterns=w[:, None])
+
+    def _split(self, n: int, w: np.ndarray, split: str, repetition: int) -> Split:
+        law = self.tokens, self.group, self.d, self.rate, self.structure, self.feature, split, repetition
+
+        def rng(what: str) -> np.random.Generator:
+            return seeds.generator(self.name, *law, what)
+
+        labels = balanced_classes(rng("labels"), n, 2)
+        signal = self.sets() == rng("set").integers(self.tokens // self.group, size=n)[:, None]
+        q = math.log(self.d) / self.tokens if self.rate is None else self.rate
+        u = rng("delta").random((n, self.tokens), dtype=np.float32)
+        shown = np.where(signal, 2 * labels[:, None] - 1, (u < q / 2).astype(int) - (u > 1 - q / 2)).astype(np.float32)
+        inputs = rng("noise").standard_normal((n, self.tokens, self.d), dtype=np.float32)
+        if self.projected:
+            inputs -= (inputs @ w)[:, :, None] * w
+        inputs *= np.float32(self.d**-0.5 if self.noise is None else self.noise)
+        inputs += shown[:, :, None] * w
+        order = self.order()
+        zeros = np.zeros(n, dtype=np.int64)
+        return Split(inputs[:, order], labels, zeros, signal[:, order].astype(np.float32))

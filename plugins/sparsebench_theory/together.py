@@ -1,0 +1,315 @@
+"""Training many networks of the theory tasks in one program, for devices that need much work at a time.
+
+The equations are those of `shallow.kernels` and `overfitting.gram`, over a leading axis T of trials. On CUDA the order
+of a sum may depend on how many trials run together, so that a trial agrees with itself alone to about 1e-5, not to the
+bit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from sparsebench.errors import DivergedError
+from sparsebench.models.actor import Actor
+from sparsebench.strategy.tokens import gather
+from sparsebench.tasks.base import Recipe
+from sparsebench.training.loop import Batch, Course, JointTraining
+from sparsebench.training.steps import Samples, chooses_once
+from sparsebench_theory.overfitting import gram
+from sparsebench_theory.overfitting.network import TwoLayerViT
+from sparsebench_theory.shallow.network import ShallowViT
+
+log = logging.getLogger(__name__)
+
+AHEAD = 20
+"""Steps taken before the losses are looked at. A trial that is over by then has taken steps of exactly nothing."""
+LIVE = 8
+"""Arrays of the size of the hidden layer that are alive in a step, with some to spare."""
+
+
+@dataclass(eq=False)
+class Trial:
+    """One training: a network, what removes its tokens, its samples, and its course.
+
+    Attributes:
+        failure: why it has no outcome, or None: it diverged, or raised even alone.
+    """
+
+    network: ShallowViT | TwoLayerViT
+    actor: Actor | None
+    samples: Samples
+    recipe: Recipe
+    course: Course
+    failure: Exception | None = None
+    coming: Iterator[Batch] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.coming = self.course.batches()
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing more to do."""
+        return self.course.finished or self.failure is not None
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What trials that run together have in common."""
+        weights = [*self.network.parameters(), *self.network.buffers()]
+        kept = None if self.actor is None else self.actor.keep.get(0)
+        common = weights[0].dtype, weights[0].device, kept, self.network.W_Q.requires_grad, self.recipe.lr
+        # A step too many changes a two-layer network, so that those which run together have the same end.
+        dimensions = (self.samples.inputs.shape, self.recipe.steps, self.recipe.stop_below)
+        return (
+            type(self.network),
+            *(w.shape for w in weights),
+            *common,
+            *dimensions * isinstance(self.network, TwoLayerViT),
+        )
+
+    def tell(self, batches: Sequence[Batch], losses: Sequence[float]) -> None:
+        """Take note of the losses, until it is over."""
+        try:
+            for batch, loss in zip(batches, losses, strict=False):
+                if self.over:
+                    return
+                self.course.tell(batch, loss)
+        except DivergedError as error:
+            self.failure = error
+
+    def restart(self) -> None:
+        """Begin again; the network has not changed yet."""
+        self.failure = None
+        self.course = Course(self.course.n, self.recipe, self.course.order_seed)
+        self.coming = self.course.batches()
+
+
+def fits(network: object, actor: Actor | None, samples: Samples, recipe: Recipe) -> bool:
+    """Say whether a training can run together with others: its steps are known, its choice of tokens made once."""
+    if not chooses_once(actor, recipe):
+        return False
+    if isinstance(network, TwoLayerViT):
+        return gram.applies(network, samples, recipe)
+    plain = isinstance(network, ShallowViT) and network.plain
+    return plain and recipe.loss == "hinge" and recipe.optimizer == "sgd"
+
+
+def train_together(trainings: Sequence[JointTraining]) -> None:
+    """Train all that fit, as many at a time as the memory holds; see `TrainsTogether.train_together`.
+
+    One that raises, a strategy's error say, costs no other: what fails together is trained again in halves.
+    """
+    pairs = [
+        (Trial(cast(ShallowViT | TwoLayerViT, one.network), one.actor, one.samples, one.recipe, one.course), one)
+        for one in trainings
+        if fits(one.network, one.actor, one.samples, one.recipe)
+    ]
+    _train_all([trial for trial, _ in pairs])
+    for trial, training in pairs:
+        training.course, training.failure = trial.course, trial.failure
+
+
+def _train_all(trials: Sequence[Trial]) -> None:
+    groups: dict[tuple[object, ...], list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault(trial.shape, []).append(trial)
+    for group in groups.values():
+        size = most = _chunk(group)
+        while group:
+            chunk = group[:size]
+            try:
+                _train(chunk)
+            except Exception as error:
+                if len(chunk) > 1:
+                    size = (len(chunk) + 1) // 2
+                    if isinstance(error, torch.OutOfMemoryError):
+                        log.warning("out of memory: going on with %d trials at a time", size)
+                        most = size
+                    for trial in chunk:
+                        trial.restart()
+                    continue
+                chunk[0].failure = error
+            group, size = group[size:], most
+
+
+def _chunk(trials: Sequence[Trial]) -> int:
+    """Return how many of the trials fit the free memory; all of them where it is not known."""
+    W = trials[0].network.W_Q
+    if W.device.type != "cuda":
+        return len(trials)
+    free, _ = torch.cuda.mem_get_info(W.device)
+    return max(1, int(0.8 * free / (W.element_size() * max(map(_numbers, trials)))))
+
+
+def _numbers(trial: Trial) -> int:
+    """Return about how many numbers a trial needs at a time."""
+    network, samples = trial.network, trial.samples.inputs.numel()
+    if isinstance(network, TwoLayerViT):
+        tokens, (d, d_h) = samples // network.W_Q.shape[0], network.W_Q.shape
+        return LIVE * tokens * d_h + tokens**2 + 2 * samples + 2 * d * (2 * d_h + network.W_V.shape[1])
+    m, tokens = network.W_O.shape[0], network.a.shape[1]
+    return LIVE * trial.course.batch * tokens * m + 2 * samples + tokens * m
+
+
+def _train(trials: Sequence[Trial]) -> None:
+    """Train trials of one shape; their networks change when all are over."""
+    stack = _Spans(trials) if isinstance(trials[0].network, TwoLayerViT) else _Stack(trials)
+    active = [t for t, trial in enumerate(trials) if not trial.over]
+    while active:
+        coming = [list(islice(trials[t].coming, AHEAD)) for t in active]
+        losses = stack.steps(torch.tensor(active, device=trials[0].samples.labels.device), coming)
+        for t, batches, row in zip(active, coming, losses.tolist(), strict=True):
+            trials[t].tell(batches, row)
+        active = [t for t in active if not trials[t].over]
+    stack.store()
+
+
+class _Spans:
+    """T trials of the two-layer model, see `gram.Span`."""
+
+    def __init__(self, trials: Sequence[Trial]):
+        members = [gram.Member(_two_layer(t), t.actor, t.samples, t.recipe) for t in trials]
+        self.span, self.stop = gram.Span(members), trials[0].recipe.stop_below
+
+    def steps(self, active: Tensor, coming: Sequence[Sequence[Batch]]) -> Tensor:
+        """Take the coming steps of the active trials; return their summed losses, (active, steps).
+
+        A trial takes no more steps after the one that ends it.
+        """
+        losses = torch.zeros(len(active), max(map(len, coming)), device=active.device, dtype=self.span.Q.dtype)
+        going = torch.arange(len(active), device=active.device)
+        for step in range(losses.shape[1]):
+            losses[going, step] = self.span.step(active[going], None)
+            going = going[~(losses[going, step].double() / self.span.n < self.stop)]
+            if not len(going):
+                break
+        return losses
+
+    def store(self) -> None:
+        """Put the weights into the networks."""
+        for t in range(self.span.T):
+            self.span.store(t)
+
+
+def _two_layer(trial: Trial) -> TwoLayerViT:
+    assert isinstance(trial.network, TwoLayerViT)
+    return trial.network
+
+
+class _Stack:
+    """The weights and samples of T trials of the shallow model."""
+
+    def __init__(self, trials: Sequence[Trial]):
+        self.trials = trials
+        networks = [_shallow(trial) for trial in trials]
+        self.Q, self.K, self.V = (
+            torch.stack([getattr(net, name).detach()[0] for net in networks]) for name in ("W_Q", "W_K", "W_V")
+        )
+        self.O = torch.stack([net.W_O.detach() for net in networks])
+        self.frozen, self.lr = not networks[0].W_Q.requires_grad, trials[0].recipe.lr
+        chosen = [_choose(trial) for trial in trials]
+        self.X = pad_sequence([X for X, _ in chosen], batch_first=True)
+        self.places = None if chosen[0][1] is None else pad_sequence([p for _, p in chosen if p is not None], True)
+        self.a = torch.stack([net.a[0] for net in networks])
+        self.y = pad_sequence([2 * trial.samples.labels - 1 for trial in trials], batch_first=True).to(self.O.dtype)
+
+    def steps(self, active: Tensor, coming: Sequence[Sequence[Batch]]) -> Tensor:
+        """Take the coming steps of the active trials; return their summed losses, (active, steps)."""
+        rows, weights = _pad(coming, self.y.device, self.y.dtype)
+        X, y, a = self.X[active], self.y[active], self.a[active]
+        places = None if self.places is None else self.places[active]
+        W = [matrix[active] for matrix in (self.Q, self.K, self.V, self.O)]
+        trial = torch.arange(len(active), device=active.device)[:, None]
+        losses = []
+        for step in range(rows.shape[1]):
+            chosen, weight = rows[:, step], weights[:, step]
+            read = a[:, None] if places is None else a[trial[..., None], places[trial, chosen]]
+            loss, gradients = gradients_of(X[trial, chosen], y[trial, chosen], weight, read, *W, frozen=self.frozen)
+            losses.append(loss)
+            for matrix, gradient in zip(W, gradients, strict=True):
+                if gradient is not None:
+                    matrix.sub_(gradient, alpha=self.lr)
+        for matrix, new in zip((self.Q, self.K, self.V, self.O), W, strict=True):
+            matrix[active] = new
+        return torch.stack(losses, dim=1)
+
+    @torch.no_grad()
+    def store(self) -> None:
+        """Put the weights into the networks."""
+        for t, trial in enumerate(self.trials):
+            network = _shallow(trial)
+            for name, matrix in (("W_Q", self.Q), ("W_K", self.K), ("W_V", self.V)):
+                getattr(network, name)[0] = matrix[t]
+            network.W_O.copy_(self.O[t])
+
+
+def _shallow(trial: Trial) -> ShallowViT:
+    assert isinstance(trial.network, ShallowViT)
+    return trial.network
+
+
+def gradients_of(
+    X: Tensor, y: Tensor, weight: Tensor, a: Tensor, Q: Tensor, K: Tensor, V: Tensor, W_O: Tensor, *, frozen: bool
+) -> tuple[Tensor, tuple[Tensor | None, Tensor | None, Tensor, Tensor]]:
+    """Return the (T,) summed hinge losses and the gradients of W_Q, W_K, W_V and W_O.
+
+    Args:
+        X: (T, B, S, d) tokens.
+        y: (T, B) labels, -1 or 1.
+        weight: (T, B) what a sample counts: 1 / batch size, 0 for padding.
+        a: (T, 1 or B, S, m) read-out vectors.
+        Q, K, V: (T, d, d).
+        W_O: (T, m, d).
+        frozen: leave out W_Q and W_K.
+    """
+    T, B, S, d = X.shape
+    C = W_O @ V
+    score = (X @ (K.mT @ Q)[:, None]) @ X.mT
+    A = torch.softmax(score, dim=2)  # rows s are attended to, columns l attend
+    Z = A.mT @ X
+    h = (Z.reshape(T, B * S, d) @ C.mT).view(T, B, S, -1)
+    v = torch.where(h > 0, a, torch.zeros((), dtype=X.dtype, device=X.device))
+    F = (v * h).sum(dim=(2, 3)) / S
+    loss = torch.relu(1 - y * F)
+    c = torch.where(loss > 0, -y * weight / S, torch.zeros_like(y))[..., None, None]
+    flat = v.view(T, B * S, -1)
+    dC = flat.mT @ (c * Z).view(T, B * S, d)
+    dQ = dK = None
+    if not frozen:
+        G = c * (flat @ C).view(T, B, S, d)
+        dS = A * (X @ G.mT - (Z * G).sum(dim=3)[:, :, None])
+        kernel = (X.mT @ dS @ X).sum(dim=1)
+        dQ, dK = K @ kernel, Q @ kernel.mT
+    summed = torch.where(weight > 0, loss, torch.zeros_like(loss)).sum(dim=1)
+    return summed, (dQ, dK, W_O.mT @ dC, dC @ V.mT)
+
+
+def _choose(trial: Trial) -> tuple[Tensor, Tensor | None]:
+    """Return the (n, S, d) tokens of a trial that stay, and where they are read out, (n, S), None where all do."""
+    X, samples = trial.samples.inputs.to(_shallow(trial).W_O.dtype), trial.samples
+    if trial.actor is None:
+        return X, None
+    acting, network = samples.begin(trial.actor, samples.items, visit=0, training=True), _shallow(trial)
+    with torch.no_grad():
+        index = network.choose(acting, X)
+    return (X, None) if index is None else (gather(X, index), network.places(index))
+
+
+def _pad(coming: Sequence[Sequence[Batch]], device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the rows (T, steps, B) of each trial's batches, and what each counts; what is missing counts 0."""
+    steps = max(map(len, coming))
+    widest = max(len(batch.rows) for batches in coming for batch in batches)
+    rows = torch.zeros(len(coming), steps, widest, dtype=torch.int64)
+    weights = torch.zeros(len(coming), steps, widest, dtype=dtype)
+    for t, batches in enumerate(coming):
+        for step, batch in enumerate(batches):
+            rows[t, step, : len(batch.rows)] = torch.from_numpy(batch.rows)
+            weights[t, step, : len(batch.rows)] = 1 / len(batch.rows)
+    return rows.to(device), weights.to(device)

@@ -1,0 +1,241 @@
+"""Trials by condition: success grids, N50, and the fits that compete to explain them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+
+from sparsebench.paper import Trial, interval
+from sparsebench.stats.intervals import Interval, Successes, mean_interval, percentiles, sample_complexity
+
+K = TypeVar(
+    "K", str, float, bool, tuple[int, int], tuple[int, float], tuple[str, int], tuple[str, str, float],
+    tuple[float, float, float],
+)  # fmt: skip
+
+
+def group_by(trials: Iterable[Trial], key: Callable[[Trial], K]) -> dict[K, list[Trial]]:
+    """Return the trials by a key, in rising order of it."""
+    groups: dict[K, list[Trial]] = defaultdict(list)
+    for trial in trials:
+        groups[key(trial)].append(trial)
+    return dict(sorted(groups.items()))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Successes of one condition: a row a complete repetition, a column a number of samples."""
+
+    trials: Mapping[int, Mapping[int, float]]
+
+    @classmethod
+    def of(cls, trials: Iterable[Trial]) -> Grid:
+        """Collect the trials of one condition."""
+        grid: dict[int, dict[int, float]] = defaultdict(dict)
+        for trial in trials:
+            grid[trial.repetition][trial.n] = trial.success
+        return cls(grid)
+
+    @cached_property
+    def successes(self) -> Successes:
+        """Its complete repetitions."""
+        return Successes.of_nested(self.trials)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """The numbers of samples N, rising."""
+        return self.successes.sizes
+
+    @property
+    def wins(self) -> np.ndarray:
+        """(repetitions, sizes), 0 or 1."""
+        return self.successes.wins
+
+    @property
+    def rates(self) -> np.ndarray:
+        """(sizes,) success rates; NaN without a complete repetition."""
+        return self.wins.mean(axis=0) if len(self.wins) else np.full(len(self.sizes), np.nan)
+
+    @cached_property
+    def n50(self) -> Interval:
+        """Samples for half of the trials to succeed, with its interval; infinite where they never do.
+
+        NaN without a complete repetition.
+        """
+        return sample_complexity(self.successes)
+
+    @property
+    def n95(self) -> float:
+        """The smallest N from which on at least 95 % of the trials succeed; as `n50` where there is none."""
+        if not len(self.wins):
+            return float("nan")
+        below = np.flatnonzero(self.rates < 0.95)
+        first = 0 if below.size == 0 else int(below[-1]) + 1
+        return float(self.sizes[first]) if first < len(self.sizes) else float("inf")
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The smallest and the largest N; NaN without a complete repetition."""
+        return (float(self.sizes[0]), float(self.sizes[-1])) if len(self.wins) else (float("nan"), float("nan"))
+
+    def within(self, bottom: float, top: float) -> bool:
+        """Say whether the whole interval of N50 lies above one number of samples and not above another."""
+        _, low, high = self.n50
+        return low is not None and high is not None and bottom < low and high <= top
+
+
+def resamples_of(grids: Iterable[Grid]) -> tuple[np.ndarray, list[int]]:
+    """Return (P, RESAMPLES) N50 of P grids, and of how many repetitions each is; see `Successes.resamples`."""
+    successes = [grid.successes for grid in grids]
+    return np.array([one.resamples() for one in successes]), [len(one.seeds) for one in successes]
+
+
+ENOUGH = 4
+"""Points that say whether a line fits; through three, most curves look like one."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How well y is a line in x, and the exponent p of y ~ x^p with its interval.
+
+    Attributes:
+        points: how many values of x there are.
+        range: the largest x over the smallest.
+    """
+
+    name: str
+    r2: float
+    exponent: float
+    low: float
+    high: float
+    points: int
+    range: float
+
+    @property
+    def rises(self) -> bool:
+        """Whether the exponent's interval lies above 0."""
+        return self.low > 0
+
+    @property
+    def flat(self) -> bool:
+        """Whether it does not, and y less than doubles over the x there are, even at the interval's upper end."""
+        return not self.rises and self.high * np.log(self.range) < np.log(2)
+
+    @property
+    def text(self) -> str:
+        """One phrase for the table."""
+        return f"{self.name}: R2 {self.r2:.3f}, exponent {interval(self.exponent, self.low, self.high)}"
+
+
+def compete(
+    candidates: Mapping[str, np.ndarray], y: np.ndarray, resamples: np.ndarray, repetitions: Sequence[int]
+) -> list[Fit]:
+    """Return the fit of each candidate, best R2 first.
+
+    Args:
+        candidates: (P,) values of x by name.
+        y: (P,) measured values; those that are not finite are left out.
+        resamples: (P, R) the same, from resampled trials.
+        repetitions: (P,) of how many each was resampled; the fewest decide how wide intervals are.
+    """
+    finite = np.isfinite(y)
+    if finite.sum() < 3:
+        return []
+    n = min((count for count, known in zip(repetitions, finite, strict=True) if known and count > 1), default=0)
+    fits = []
+    for name, values in candidates.items():
+        x = values[finite]
+        exponent = float(exponents(np.log(x), y[finite, None])[0])
+        low, high = percentiles(exponents(np.log(x), resamples[finite]), n)
+        fits.append(Fit(name, line(x, y[finite])[2], exponent, low, high, len(x), float(x.max() / x.min())))
+    return sorted(fits, key=lambda fit: -fit.r2)
+
+
+def differences(first: Sequence[Trial], other: Sequence[Trial], metric: str) -> list[float]:
+    """Return the difference of a metric, mine minus the other's, repetition by repetition."""
+    ours, theirs = ({t.repetition: t.values[metric] for t in part if not t.diverged} for part in (first, other))
+    both = sorted(set(ours) & set(theirs))
+    return [a - b for a, b in ((ours[r], theirs[r]) for r in both) if a is not None and b is not None]
+
+
+def values_of(trials: Iterable[Trial], metric: str) -> list[float]:
+    """Return a metric of the trials that have it: those that did not diverge and had something to measure."""
+    values = (t.values[metric] for t in sorted(trials, key=lambda t: t.repetition) if not t.diverged)
+    return [value for value in values if value is not None]
+
+
+def errors_of(trials: Iterable[Trial]) -> list[float]:
+    """Return the share of the test that is wrong, of the trials that did not diverge."""
+    return [1 - accuracy for accuracy in values_of(trials, "accuracy")]
+
+
+def mean(values: Sequence[float] | np.ndarray) -> Interval:
+    """Return the mean with its interval; NaN of no values."""
+    return mean_interval(list(values)) if len(values) else (float("nan"), None, None)
+
+
+def series_of(trials: Iterable[Trial], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return steps (S,) and values (T, S) of what was watched, of the T trials that did not diverge.
+
+    They were all watched at the same steps.
+    """
+    good = [t for t in trials if not t.diverged]
+    if not good:
+        return np.arange(0), np.empty((0, 0))
+    return np.array(good[0].curves["watched_steps"]), np.array([t.curves[f"watched_{name}"] for t in good])
+
+
+def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
+    """Return slope, intercept and R2 of the least-squares line; R2 is 0 where y is constant."""
+    slope, intercept = np.polyfit(x, y, 1)
+    rest, spread = ((y - slope * x - intercept) ** 2).sum(), ((y - y.mean()) ** 2).sum()
+    varies = spread > 1e-12 * (y**2).sum()
+    return float(slope), float(intercept), float(1 - rest / spread) if varies else 0.0
+
+
+def exponents(log_x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return (R,) slopes of log y on log x over the finite ones of y (P, R); NaN where there are fewer than two."""
+    known = np.isfinite(y)
+    weights = known / np.maximum(known.sum(axis=0), 1)
+    log_y = np.log(np.where(known, y, 1.0))
+    dx = log_x[:, None] - (weights * log_x[:, None]).sum(axis=0)
+    dy = log_y - np.take_along_axis(log_y, known.argmax(axis=0)[None], axis=0)  # of a constant exactly 0, as no mean is
+    spread = (weights * dx**2).sum(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return _round(np.where(known.sum(axis=0) >= 2, (weights * dx * dy).sum(axis=0) / spread, np.nan))
+
+
+def slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return (R,) least-squares slopes of each column of y (P, R) on x (P,)."""
+    dx = x - x.mean()
+    return _round((dx[:, None] * (y - y[0])).sum(axis=0) / (dx**2).sum())  # of a constant exactly 0, as with no mean
+
+
+def _round(slopes: np.ndarray) -> np.ndarray:
+    """Return slopes without their last digits, which are not 0 even where all that rises falls again."""
+    return np.round(slopes, 9)
+
+
+def crossing(x: np.ndarray, y: np.ndarray, threshold: float) -> float:
+    """Return the x, rising in `x`, from which on y is below the threshold; interpolated in logarithms.
+
+    The smallest x if it always is, infinite if it is not even at the largest, and NaN if the y where that ends is
+    unknown.
+    """
+    above = np.flatnonzero(~(y < threshold))
+    if not len(above):
+        return float(x[0])
+    last = above[-1]
+    if np.isnan(y[last]):
+        return float("nan")
+    if last + 1 == len(x):
+        return float("inf")
+    with np.errstate(divide="ignore"):  # a y of 0 is as far below as can be
+        log_x, log_y = np.log(x[last : last + 2]), np.log(y[last : last + 2])
+    share = (log_y[0] - np.log(threshold)) / (log_y[0] - log_y[1])
+    return float(np.exp(log_x[0] + share * (log_x[1] - log_x[0])))

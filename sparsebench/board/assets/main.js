@@ -1,0 +1,193 @@
+"use strict";
+// What the reader chooses stands in the address, behind the #; all that is shown follows from it.
+
+(() => {
+  const { settings, ...given } = JSON.parse(document.getElementById("data").textContent);
+  const papers = new Map(Object.entries(given.papers));
+  const at = (id) => document.getElementById(id);
+  for (const setting of settings)
+    setting.rows = setting.rows.map((values) => Object.fromEntries(setting.keys.map((key, k) => [key, values[k]])));
+  const wide = () => matchMedia("(min-width: 40rem)").matches;
+  let table, timer;
+
+  function read() {
+    const given = new URLSearchParams(location.hash.slice(1));
+    const setting = settings[given.get("task")] ?? settings[0];
+    const known = new Set(setting.rows.map((row) => row.strategy));
+    const [sign, key] = /^(-?)(.*)$/.exec(given.get("sort") ?? "").slice(1);
+    const column = setting.columns.find((one) => one.key === key);
+    const first = setting.columns.find((one) => one.key === setting.sort);
+    return {
+      setting,
+      budget: setting.budgets.find((one) => String(one) === given.get("budget")) ?? setting.middle,
+      search: given.get("q") ?? "",
+      sort: column ? { key, falling: sign === "-" } : { key: first?.key, falling: first?.falling },
+      on: given.has("on") ? given.getAll("on").filter((name) => known.has(name)) : setting.named,
+      axis: given.get("x"),
+      every: given.has("every"),
+    };
+  }
+
+  /** Write some of what is chosen over what was; null takes it away. */
+  function write(changes) {
+    const given = new URLSearchParams(location.hash.slice(1));
+    for (const [key, value] of Object.entries(changes)) {
+      given.delete(key);
+      for (const one of [value].flat()) if (one !== null) given.append(key, one);
+    }
+    history.replaceState(null, "", `#${given}`);
+  }
+
+  function choices(select, options, chosen) {
+    const made = ([value, text]) => make("option", { value: String(value), selected: value === chosen }, text);
+    select.replaceChildren(...options.map(made));
+    select.closest("label").hidden = options.length < 2;
+  }
+
+  function showTable(all = false) {
+    const { setting, budget, search, sort, every } = read();
+    const columns = setting.columns.filter((column) => column.first || every);
+    const groups = select(setting, { budget, search, sort });
+    table = { setting, groups, columns, sort, papers, onSort };
+    const count = groups.reduce((sum, { rows }) => sum + rows.length, 0);
+    drawTable(at("table"), { ...table, all });
+    const ranked = groups.reduce((sum, { rows }) => sum + rows.filter(({ rank }) => rank != null).length, 0);
+    at("count").textContent = `${count.toLocaleString("en")} row${count === 1 ? "" : "s"}, ${ranked.toLocaleString("en")} ranked`;
+    at("more").hidden = all || count <= AT_ONCE;
+  }
+
+  function onSort(key) {
+    const { setting, sort } = read();
+    const falling = key === sort.key ? !sort.falling : setting.columns.find((one) => one.key === key).falling;
+    write({ sort: `${falling ? "-" : ""}${key}` });
+    showTable();
+  }
+
+  function toggle(name) {
+    const { on } = read();
+    const next = on.includes(name) ? on.filter((one) => one !== name) : [...on, name].slice(0, MOST);
+    write({ on: next.length ? next : "" });
+    showChart();
+  }
+
+  function showChart() {
+    const { setting, on, ...state } = read();
+    const axes = setting.budgets.length ? Object.keys(AXES).filter((key) => linesOf(setting, key).length) : [];
+    const axis = axes.includes(state.axis) ? state.axis : axes[0];
+    const accuracy = setting.columns.find(({ key }) => key === "accuracy");
+    at("chart").hidden = !axis && !accuracy;
+    at("chart-title").textContent = axis ? "Accuracy over cost" : "Accuracy";
+    at("choose").hidden = at("legend").hidden = !axis;
+    choices(
+      at("axis"),
+      Object.entries(AXES).filter(([key]) => axes.includes(key)),
+      axis,
+    );
+    if (!axis) return at("plot").replaceChildren(...(accuracy ? dots(setting, accuracy, wide()) : []));
+    const lines = linesOf(setting, axis);
+    const named = on.filter((name) => lines.some((line) => line.name === name)).slice(0, MOST);
+    drawLines(at("plot"), { lines, on: named, axis, say: (found) => tip(setting, found), toggle });
+    at("chosen").textContent = `Choose which strategies have names (${named.length} of ${lines.length})`;
+    const focused = document.activeElement?.dataset?.name;
+    const boxes = lines.map(({ name }) => {
+      const box = make("input", { type: "checkbox", checked: on.includes(name), "data-name": name });
+      box.addEventListener("change", () => toggle(name));
+      return make("label", {}, box, " ", clip_(name, 40));
+    });
+    at("names").replaceChildren(...boxes);
+    if (focused) [...at("names").querySelectorAll("input")].find((box) => box.dataset.name === focused)?.focus();
+    const left = new Set(setting.rows.map((row) => row.strategy).filter((name) => name !== "dense"));
+    for (const { name } of lines) left.delete(name);
+    const costs = setting.rows.filter((row) => row.macs_ratio >= 1).map((row) => row.strategy);
+    const [dear, unknown] = [
+      [...left].filter((name) => costs.includes(name)),
+      [...left].filter((name) => on.includes(name)),
+    ];
+    const say = (what, names) => (names.length ? `${what}: ${clip_(names.join(", "), 400)}. ` : "");
+    at("dear").textContent =
+      say("Not drawn, as they cost more than dense", dear) + say("Not measured on this axis", unknown);
+  }
+
+  function tip(setting, found) {
+    at("tip").hidden = !found;
+    if (!found) return;
+    const { row } = found.point;
+    const wanted = ["macs_ratio", "speed_up", "accuracy", "accuracy_delta", "random_inside_delta"];
+    const lines = setting.columns.filter(({ key }) => wanted.includes(key) && row[key] != null);
+    at("tip").replaceChildren(
+      make("strong", {}, clip_(row.strategy, 40)),
+      ...lines.map((column) => make("div", {}, `${column.heading}: ${format(row, column)}`)),
+    );
+    const { clientWidth } = at("plot");
+    const beside = found.left > clientWidth / 2 ? found.left - at("tip").offsetWidth - 14 : found.left + 14;
+    at("tip").style.left = `${Math.max(0, Math.min(beside, clientWidth - at("tip").offsetWidth))}px`;
+    at("tip").style.top = `${found.top + 14}px`;
+  }
+
+  /** Return the title of a setting, with the budget if all that has a value of a column is at the same. */
+  function titleOf({ title, rows }, { key }) {
+    const measured = rows.filter((row) => row[key] != null && row.strategy !== "dense");
+    const budgets = new Set(measured.map(({ budget }) => budget));
+    return budgets.size === 1 && measured[0].budget ? `${title}, budget ${measured[0].budget}` : title;
+  }
+
+  /** Show what was measured beside accuracy, of every task that has it. */
+  function showOthers() {
+    for (const place of document.querySelectorAll("[data-dots]")) {
+      place.hidden = true;
+      for (const setting of settings) {
+        const column = setting.columns.find(({ key }) => key === place.dataset.dots);
+        if (column) place.append(make("h3", {}, titleOf(setting, column)), ...dots(setting, column, wide()));
+        place.hidden &&= !column;
+      }
+    }
+  }
+
+  function show() {
+    const { setting, budget, search, every } = read();
+    const titles = settings.map((one, k) => [k, one.title]);
+    choices(at("task"), titles, settings.indexOf(setting));
+    const budgets = setting.budgets.map((one) => [one, String(one)]);
+    choices(at("budget"), budgets, budget);
+    if (at("search").value !== search) at("search").value = search;
+    at("every").checked = every;
+    at("every").closest("label").hidden = setting.columns.every((column) => column.first);
+    showChart(); // it asks for its width: the long table comes after it
+    showTable();
+  }
+
+  async function copy(form) {
+    try {
+      await navigator.clipboard.writeText(form === "BibTeX" ? at("bibtex").textContent : copied(form, table));
+      at("said").textContent = `Copied as ${form}.`;
+    } catch {
+      at("said").textContent = "The browser does not let this page copy.";
+    }
+  }
+
+  document.documentElement.classList.add("js");
+  const on = (id, event, change, then) => at(id).addEventListener(event, () => (write(change(at(id))), then()));
+  on("task", "change", ({ value }) => ({ task: value, budget: null, sort: null, on: null, x: null }), show);
+  on("budget", "change", ({ value }) => ({ budget: value }), showTable);
+  on("axis", "change", ({ value }) => ({ x: value }), showChart);
+  on("every", "change", ({ checked }) => ({ every: checked ? "" : null }), showTable);
+  on("search", "input", ({ value }) => ({ q: value || null }), showTable);
+  on(
+    "more",
+    "click",
+    () => ({}),
+    () => showTable(true),
+  );
+  for (const button of document.querySelectorAll("[data-copy]"))
+    button.addEventListener("click", () => copy(button.dataset.copy));
+  addEventListener("hashchange", show);
+  addEventListener("beforeprint", () => showTable(true));
+  addEventListener("resize", () => (clearTimeout(timer), (timer = setTimeout(showChart, 100))));
+  show();
+  requestAnimationFrame(() =>
+    setTimeout(() => {
+      showOthers(); // after the first screen
+      document.documentElement.dataset.ready = "yes";
+    }),
+  );
+})();

@@ -1,0 +1,140 @@
+"use strict";
+// The table: a row a strategy at one budget, sorted, filtered, and copied as text.
+
+const AT_ONCE = 60; // rows that are made before the reader asks for all
+const WIDEST = 60; // letters of a cell
+const ORACLES = "Oracles: they know which tokens matter and are not ranked";
+const APART = [
+  ["", (row) => row.kind !== "oracle" && !isDear(row)],
+  [ORACLES, (row) => row.kind === "oracle" && !isDear(row)],
+  ["Cost more than dense", isDear],
+];
+const natural = new Intl.Collator("en", { numeric: true, sensitivity: "base" });
+
+function make(name, attributes = {}, ...children) {
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === false || value == null) continue;
+    if (key in element && typeof value !== "string") element[key] = value;
+    else element.setAttribute(key, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+function clip_(text, most) {
+  const letters = Array.from(text);
+  return letters.length > most ? `${letters.slice(0, most - 1).join("")}\u2026` : text;
+}
+
+const NUMBERS = {
+  percent: (value) => (100 * value).toFixed(1),
+  points: (value) => signed(100 * value, 1),
+  samples: (value) => String(+value.toPrecision(3)),
+  ratio: (value) => String(+value.toPrecision(3)),
+  times: (value) => value.toFixed(2),
+  speed: (value) => String(Math.round(value)),
+  count: String,
+  p: (value) => String(+value.toPrecision(2)),
+};
+
+/** Return what people read of a row's value, with its interval. */
+function format(row, { key, unit, interval }) {
+  const number = NUMBERS[unit] ?? ((value) => value.toFixed(3));
+  const write = (value) => (typeof value === "number" ? number(value) : String(value));
+  const [value, low, high] = [row[key], row[`${key}_low`], row[`${key}_high`]];
+  if (value == null || value === "") return "-";
+  const alone = !interval || typeof value !== "number" || low == null;
+  return alone ? write(value) : `${write(value)} [${write(low)}, ${write(high)}]`;
+}
+
+/** Return the rows of a table, in groups of which each is sorted; what was not measured is last. */
+function select(setting, { budget, search, sort }) {
+  const words = search.toLowerCase().split(/\s+/).filter(Boolean);
+  const texts = setting.columns.filter(({ unit }) => unit === "text").map(({ key }) => key);
+  const has = (row) => {
+    row.text ??= String(texts.map((key) => row[key] ?? "")).toLowerCase();
+    return words.every((word) => row.text.includes(word));
+  };
+  const rows = setting.rows.filter((row) => (row.at == null || row.at === budget) && has(row));
+  const column = setting.columns.find(({ key }) => key === sort.key) ?? setting.columns[0];
+  const value = (row) => {
+    const one = row[column?.key];
+    if (one == null || one === "") return null;
+    if (column.unit === "text" || typeof one === "number") return one;
+    return Number.parseFloat(String(one).replace(/^\D+/, "")) || Infinity; // not reached, or a bound
+  };
+  const order = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b || 0 : natural.compare(a, b));
+  const compare = ([a], [b]) => (a === null) - (b === null) || (a === null ? 0 : order(a, b) * (sort.falling ? -1 : 1));
+  const sorted = rows.map((row) => [value(row), row]).sort(compare);
+  const groups = APART.map(([title, belongs]) => ({ title, rows: sorted.map(([, row]) => row).filter(belongs) }));
+  return groups.filter((group) => group.rows.length);
+}
+
+/** Draw a table; `all` makes all rows, else the first ones. */
+function drawTable(table, { setting, groups, columns, sort, papers, all, onSort }) {
+  const focused = document.activeElement?.dataset?.sort;
+  const headings = columns.map(({ key, heading, what, unit }) => {
+    const sorted = key === sort.key && (sort.falling ? "descending" : "ascending");
+    const button = make("button", { type: "button", "data-sort": key, title: what }, heading);
+    if (sorted) button.append(make("span", { "aria-hidden": "true" }, sort.falling ? " \u2193" : " \u2191"));
+    button.addEventListener("click", () => onSort(key));
+    return make("th", { scope: "col", class: classOf(key, unit), "aria-sort": sorted }, button);
+  });
+  let left = all ? Infinity : AT_ONCE;
+  const bodies = groups.map(({ title, rows }) => {
+    const body = make("tbody");
+    for (const row of rows.slice(0, left))
+      body.append(make("tr", { class: row.kind }, ...columns.map((column) => cell(row, column, papers))));
+    left -= body.children.length;
+    const divider = make("th", { colSpan: columns.length, scope: "rowgroup" }, make("span", {}, title));
+    if (title && body.children.length) body.prepend(make("tr", { class: "divider" }, divider));
+    return body;
+  });
+  const none = make("td", { colSpan: columns.length || 1 }, "No row is left by the filter.");
+  if (!groups.length) bodies.push(make("tbody", {}, make("tr", {}, none)));
+  const head = make("thead", {}, make("tr", {}, ...headings));
+  table.replaceChildren(make("caption", { class: "hidden" }, setting.title), head, ...bodies);
+  if (focused) table.querySelector(`[data-sort="${CSS.escape(focused)}"]`)?.focus();
+}
+
+function classOf(key, unit) {
+  return unit === "text" && key !== "rank" ? key : `number ${key}`;
+}
+
+function cell(row, column, papers) {
+  const text = format(row, column);
+  const short = clip_(text, WIDEST);
+  const title = short !== text && clip_(text, 500);
+  if (column.key !== "strategy")
+    return make("td", { class: classOf(column.key, column.unit), title }, ...parts(short, column));
+  const address = papers.get(text.split("(")[0]);
+  const name = address ? make("a", { href: address, rel: "noreferrer", title: "the paper" }, short) : short;
+  return make("th", { scope: "row", class: "strategy", title }, name);
+}
+
+/** Return a text with its interval in an element of its own. */
+function parts(text, { interval }) {
+  const [value, ends] = interval ? text.split(" [") : [text];
+  return ends ? [value, make("span", { class: "interval" }, ` [${ends}`)] : [value];
+}
+
+const COPIES = {
+  Markdown(head, body, sides) {
+    const clean = (cell) => cell.replace(/\s+/g, " ").replace(/[\\|]/g, "\\$&");
+    const line = (cells) => `| ${cells.map(clean).join(" | ")} |\n`;
+    return [line(head), `|${sides.map((right) => (right ? "---:" : ":---")).join("|")}|\n`, ...body.map(line)].join("");
+  },
+  CSV(head, body) {
+    const quoted = (cell) => (/[",\r\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell);
+    const safe = (cell) => quoted(/^[=@\t]/.test(cell) ? `'${cell}` : cell); // no formula of a spreadsheet
+    return [head, ...body].map((cells) => `${cells.map(safe).join(",")}\n`).join("");
+  },
+};
+
+/** Return what the table shows as text of another kind. */
+function copied(form, { groups, columns }) {
+  const body = groups.flatMap(({ rows }) => rows.map((row) => columns.map((column) => format(row, column))));
+  const sides = columns.map(({ key, unit }) => classOf(key, unit).startsWith("number"));
+  return COPIES[form]([...columns.map(({ heading }) => heading)], body, sides);
+}

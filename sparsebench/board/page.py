@@ -1,0 +1,163 @@
+"""A board as one HTML file: no network, no library, and a policy that forbids what it does not need."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from sparsebench.board import picture, report
+from sparsebench.board.board import Board
+from sparsebench.board.columns import BY_TASK, EVERY, NOT_RANKED, Column, Row, file_value, text_of
+from sparsebench.board.entries import DENSE, SettingName
+from sparsebench.board.judge import Ranking
+from sparsebench.board.over_budgets import BudgetBoard
+from sparsebench.board.tables import with_values
+
+SCRIPTS = ("assets/chart.js", "assets/table.js", "assets/main.js")
+"""In the order in which they run; each sees what those before it declare."""
+STYLE = "assets/page.css"
+CAPTIONS = {
+    "tokens": "Test pictures, and which of their patches each strategy keeps; removed patches are grey, patches that "
+    "matter to the label have a yellow outline.",
+    "agreement": "Which patches two strategies both keep, and which only one of them does.",
+}
+FIRST = ("rank", "strategy", "budget", "how", "macs_ratio", "sample_complexity", "sample_complexity_ratio",
+         "aligned_gap_reduction", "accuracy", "accuracy_delta", "random_inside_delta", "versus_random_inside",
+         "speed_up", "checks", "badge")  # fmt: skip
+"""Columns that a table begins with, before those of metrics that tasks declare; the others only a reader asks for."""
+KNOWN = {column.key for column in EVERY}
+SORTED = ("sample_complexity", "aligned_gap_reduction", "accuracy")
+"""The first of them that was measured decides the order of a table."""
+DIGITS, GIGA = 6, 1e9
+ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+
+
+def render(board: Board, docs: str = "") -> bytes:
+    """Return the page of a board as UTF-8; the same board gives the same bytes anywhere.
+
+    Every text of a board is shown as text, whatever is in it.
+
+    Args:
+        board: the board.
+        docs: where the site of the documentation lies, seen from the page; "" if the page links to none.
+    """
+    scripts = [_asset(name) for name in SCRIPTS]
+    environment = Environment(loader=PackageLoader("sparsebench.board", "assets"), autoescape=True,
+                              undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+                              keep_trailing_newline=True)  # fmt: skip
+    page = environment.get_template("page.html").render(
+        policy=_policy(scripts), style=_asset(STYLE), scripts=scripts, data=_embed(data_of(board)), board=board,
+        docs=docs, first=[_first(one) for one in _opening(board)], legend=report.LEGEND_OF_BEST,
+        pictures=[(CAPTIONS.get(name, name), base64.b64encode(png).decode()) for name, png in board.pictures.items()],
+    )  # fmt: skip
+    return page.encode("utf-8", "replace")  # a lone surrogate is in no UTF-8
+
+
+def data_of(board: Board) -> dict[str, Any]:
+    """Return all that the scripts know of a board: of each task and model columns, and a row a strategy and budget."""
+    judged = board.by_task if board.by_task.rows else board.judged
+    over = {one.setting.name: one.budgets for one in board.by_task.rankings if one.budgets is not None}
+    by_setting: dict[SettingName, list[Row]] = defaultdict(list)
+    for row in judged.rows:
+        by_setting[SettingName.of(row)].append(row)
+    # Those with charts come first.
+    names = [*over, *(name for name in by_setting if name not in over)] or [SettingName("", "", 0, "")]
+    return {
+        "settings": [_setting(name, judged.columns, by_setting[name], over.get(name)) for name in names],
+        "papers": dict(board.papers),
+    }
+
+
+def _setting(
+    name: SettingName, columns: Sequence[Column], rows: Sequence[Row], over: BudgetBoard | None
+) -> dict[str, Any]:
+    """Return what the page knows of one task and model."""
+    about: dict[str, Any] = {"budgets": [], "middle": None, "named": []}
+    titles, hidden = {"rank": "rank, by accuracy"}, {column.key for column in BY_TASK} | {"track"}
+    if over is not None:
+        rows, titles, hidden = list(_over_budgets(over)), {"rank": "rank, all budgets"}, hidden | {"budget"}
+        about = {"budgets": list(over.budgets), "middle": over.middle, "named": picture.named(over)}
+    columns = [one for one in (with_values(rows, columns) if rows else []) if one.key not in hidden]
+    columns.sort(key=lambda one: FIRST.index(one.key) if one.key in FIRST else len(FIRST) + (one.key in KNOWN))
+    keys = ["at", "gmacs", *(key for one in columns for key in one.keys)]
+    rows = [row | {"gmacs": row["macs"] / GIGA} if row.get("macs") else row for row in rows]
+    known = {column.key for column in columns}
+    return about | {
+        "title": ", ".join(filter(None, (name.title, name.track))),
+        "sort": next((key for key in SORTED if key in known), "strategy"),
+        "columns": [_column(one, titles.get(one.key, one.heading)) for one in columns],
+        "keys": keys, "rows": [[_value(row, key) for key in keys] for row in rows],
+    }  # fmt: skip
+
+
+def _over_budgets(over: BudgetBoard) -> Iterator[Row]:
+    """Yield a row for each strategy and budget, dense's first, with the rank of the strategy."""
+    for of_line in over.rows:
+        name, rank = of_line["strategy"], of_line["rank"]
+        for budget, row in over.lines[name].items():
+            yield row | {"strategy": name, "rank": rank, "at": None if name == DENSE else budget}
+
+
+def _column(column: Column, heading: str) -> dict[str, Any]:
+    """Return what the page knows of a column; `unit` decides how its numbers are written."""
+    unit = "percent" if column.percent else "points" if column.shown == "signed" else column.shown
+    words = {"percent": ", %", "points": ", points"}.get(unit, "")
+    return {
+        "key": column.key, "heading": f"{heading}{words}", "what": column.what, "unit": unit,
+        "interval": column.interval, "first": column.key not in KNOWN or column.key in FIRST,
+        "falling": column.shown != "text" and column.falling,
+    }  # fmt: skip
+
+
+def _value(row: Row, key: str) -> Any:
+    """Return a row's value as JSON has it, with as many digits as anybody sees."""
+    value = file_value(row, key)
+    return None if value == NOT_RANKED else float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def _opening(board: Board) -> list[Ranking]:
+    """Return those that the page begins with: what has several budgets, or else what the board is about."""
+    return [one for one in board.by_task.rankings if one.budgets is not None] or board.judged.rankings
+
+
+def _first(one: Ranking) -> dict[str, Any]:
+    """Return a table of the best strategies at each budget."""
+    table = report.best(one)
+    body = [[text_of(row, column) for column in table.shown] for row in table.rows]
+    return {
+        "title": one.setting.name.title, "about": table.above, "headings": [column.heading for column in table.shown],
+        "body": body, "notes": [] if one.budgets is None else one.budgets.notes,
+    }  # fmt: skip
+
+
+@cache
+def _asset(name: str) -> Markup:
+    return Markup(resources.files(__package__).joinpath(name).read_text("utf-8"))
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    """Return the Content-Security-Policy: nothing from outside, and inline only what is known by its hash."""
+    return "; ".join([
+        "default-src 'none'", f"script-src {' '.join(map(_hash, scripts))}", f"style-src {_hash(_asset(STYLE))}",
+        "img-src data:", "base-uri 'none'", "form-action 'none'",
+    ])  # fmt: skip
+
+
+@cache
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _embed(data: Mapping[str, Any]) -> Markup:
+    """Return JSON that no HTML parser mistakes for markup."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Markup(text.translate(ESCAPED))

@@ -1,0 +1,166 @@
+"""What a board tells, in which order: the data and the best strategies, then all of them, then what lies beside."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from sparsebench.board.columns import (
+    BADGE,
+    BEST,
+    BY_KEY,
+    CHECKS,
+    EVERY,
+    GAPS,
+    HOW,
+    KEPT,
+    MACS_AT_2,
+    NOT_REACHED,
+    P_LABEL,
+    SPEED_UP,
+    TRIALS,
+    Column,
+    Row,
+    accuracy_at,
+    short,
+    text_of,
+)
+from sparsebench.board.entries import DENSE, SettingName, about, key_of
+from sparsebench.board.judge import Leaderboard, Ranking
+from sparsebench.board.over_budgets import BudgetBoard
+from sparsebench.board.references import RANDOM
+from sparsebench.board.tables import Report, Table, with_values
+from sparsebench.text import few
+
+NAMED = 3
+"""Of the best strategies at a budget those that are named; of the others it is said how many there are."""
+CLEAR = {"task", "model", "strategy", "kind", "budget", "device", "n_seeds", "track", "accuracy_with_gap"}
+"""Columns whose headings say all."""
+LEGEND = (
+    "[ ]: 95 % intervals over seeds and items, not adjusted for multiple comparisons; differences and ratios are to "
+    "dense unless named. Oracles see the relevance mask and are not ranked."
+)
+LEGEND_OF_BEST = (
+    "Best strategies: the most accurate one, and all that are not significantly worse. Numbers are those of the first. "
+    "random_inside keeps the same number of tokens inside the network, drawn at random. Brackets are "
+    "95 % intervals. Speed-up: images/s over dense's on the same machine; - where it was not measured."
+)
+LEGEND_OF_BUDGETS = (
+    "A rank of 3-9: two strategies are significantly better, and all but nine are significantly worse. "
+    "Reduction: what becomes of tokens, drop, fuse, merge or mix; trained: it is learned; truth: an oracle. "
+    "Kept accuracy: mean height of accuracy by realised MACs, in straight lines from the lowest budget to dense at 1, "
+    "over dense's accuracy; ranks are by it. MACs at -2 %: smallest share of dense MACs at which that line, followed "
+    "down from 1, is at most 2 points below dense; not reached: it is below at the largest budget; <=: it never is. "
+    "@: accuracy at a budget, and in ( ) what was spent where that is more than 2 % off. [ ]: 95 % intervals of seeds "
+    "and items, each for itself. vs random_inside: all strategies judged together at that budget. Speed-up: images/s "
+    "over dense's. Oracles see the relevance mask and are not ranked, nor is dense."
+)
+NOT_REACHED_MEANS = (
+    "Not reached: less than half of the trials succeed even with the most training samples that were tried."
+)
+
+
+def report(judged: Leaderboard, notes: Sequence[str] = (), *, whole: bool = True) -> Report:
+    """Return what a leaderboard tells, with lines below.
+
+    Args:
+        judged: the leaderboard; files for programs have its rows, one a strategy and budget.
+        notes: the lines.
+        whole: whether it begins with what was measured and the best at each budget, not with the full table.
+    """
+    tables: list[Table] = []
+    several = {one.setting.name: one.budgets for one in judged.rankings if one.budgets is not None}
+    for one in judged.rankings:
+        name = one.setting.name
+        title = f"{name.task}, {name.model}, N {name.n_train}" if judged.by_task else ""
+        if whole and (name in several or not judged.by_task):
+            tables.append(best(one, title))
+        if name in several:
+            title = ", ".join(filter(None, ("All strategies" if whole else "", title)))
+            tables += _of_budgets(one, several[name], judged, title)
+    others = [row for row in judged.rows if not judged.by_task or SettingName.of(row) not in several]
+    if not several or (others and judged.by_task):
+        title = "Other tasks" if several else "All strategies" if tables else ""
+        tables.append(Table(others, judged.columns, title, legend=legend_of(others, judged.columns)))
+    return Report(tables, Table(judged.rows, judged.columns), notes)
+
+
+def best(one: Ranking, title: str = "") -> Table:
+    """Return what was measured, and for dense and each budget the strategies of which none is significantly better."""
+    beside = dict.fromkeys(("speed_up", *BY_KEY["accuracy_delta"].keys))
+    rows = [{**row, **beside, "budget": "1", "best": DENSE} for row in one.every if row["strategy"] == DENSE]
+    able = [i for i, row in enumerate(one.rows) if row["kind"] == "deployable"]
+    budgets = {one.rows[i]["budget"]: one.rows[i]["asked"] for i in able}
+    for share, budget in sorted({(-(asked or 0.0), "" if asked else label) for label, asked in budgets.items()}):
+        at = [i for i in able if _of_budget(one.rows[i], -share, budget)]
+        better = one.pairs.among(at).better()
+        first = sorted((i for k, i in enumerate(at) if not better[:, k].any()), key=lambda i: -one.rows[i]["accuracy"])
+        inside = [row for row in one.every if row["strategy"] == RANDOM and _of_budget(row, -share, budget)]
+        rows.append({
+            **one.rows[first[0]], "budget": budget or f"{-share:g}",
+            "best": few([one.rows[i]["strategy"] for i in first], NAMED),
+            "random": inside[0]["accuracy"] if inside else None,
+        })  # fmt: skip
+    return Table(rows, BEST, title, about(one.setting), legend=LEGEND_OF_BEST, main=False)
+
+
+def _of_budget(row: Row, share: float, label: str) -> bool:
+    """Say whether a row is of a share of dense MACs, or else of the budget with that label."""
+    return row["budget"] == label if label else row["asked"] is not None and math.isclose(row["asked"], share)
+
+
+def columns_of(board: BudgetBoard, declared: Sequence[Column] = ()) -> list[Column]:
+    """Return the columns of a board with a row a strategy in which some row has something, with those of tasks."""
+    at = f"@{short(board.middle)}"
+    every = (
+        BY_KEY["rank"]._replace(what="ranks by kept accuracy that the strategy may have"),
+        BY_KEY["strategy"],
+        HOW,
+        KEPT,
+        MACS_AT_2,
+        *map(accuracy_at, board.budgets),
+        BY_KEY["random_inside_delta"]._replace(heading=f"minus random_inside {at}"),
+        BY_KEY["versus_random_inside"],
+        BY_KEY["selection_auroc"]._replace(heading=f"AUROC {at}"),
+        SPEED_UP._replace(heading=f"speed-up {at}"),
+        P_LABEL._replace(heading=f"p(label) {at}"),
+        *(column._replace(heading=f"{column.heading} {at}") for column in declared),
+        CHECKS,
+        BADGE,
+    )
+    return with_values(board.rows, every)
+
+
+def legend_of(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    """Return what the columns of a table mean, and of which task they are where that is one."""
+    shown = with_values(rows, columns)
+    lines = [f"{one.heading}: {one.what}." for one in shown if one.key not in CLEAR]
+    for task in dict.fromkeys(one.task for one in shown if one.task):
+        of_task = ", ".join(one.heading for one in shown if one.task == task)
+        lines.append(f"Of task {task}, where it was run: {of_task}.")
+    return " ".join([*lines, LEGEND, *_not_reached(rows, columns)])
+
+
+def _not_reached(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
+    said = any(NOT_REACHED in text_of(row, column) for row in rows for column in columns)
+    return [NOT_REACHED_MEANS] if said else []
+
+
+def _of_budgets(one: Ranking, board: BudgetBoard, judged: Leaderboard, title: str) -> list[Table]:
+    """Return the table with a row a strategy, and those of gaps, with the accuracy there, and of trials beside it."""
+    known = {column.key for column in EVERY}
+    declared = [column for column in judged.columns if column.key not in known and column.task in ("", one.task)]
+    columns = columns_of(board, declared)
+    more = [f"{column.heading}: {column.what}." for column in with_values(board.rows, declared)]
+    more += [f"Checks: {CHECKS.what}."] if CHECKS in columns else []
+    tables = [Table(board.rows, columns, title, notes=board.notes, legend=" ".join([LEGEND_OF_BUDGETS, *more]))]
+    rows = sorted(one.every, key=lambda row: (row["kind"] == "oracle", row["strategy"] != DENSE, *key_of(row)))
+    for what, key, of in (
+        ("Spurious correlations", "accuracy_with_gap", GAPS),
+        ("Sample complexity", "sample_complexity", TRIALS),
+    ):
+        if part := [row for row in rows if row.get(key) is not None]:
+            task = next((column.task for column in judged.columns if column.key == of[2].key and column.task), one.task)
+            legend = " ".join(_not_reached(part, of))
+            tables.append(Table(part, of, f"{what}, task {task}", legend=legend, main=False))
+    return tables

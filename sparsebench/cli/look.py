@@ -1,0 +1,223 @@
+"""Commands that look into networks with strategies: show-tokens, compare and speed."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sparsebench.cli.options import PLACE, REQUEST, RUN, SETTING, Numbers, callbacks_of, options
+from sparsebench.cli.terminal import Guided
+from sparsebench.errors import UserError
+from sparsebench.plan.request import values_of
+from sparsebench.progress import Progress
+
+if TYPE_CHECKING:
+    from sparsebench.deploy.speed import Row
+
+
+@click.command("show-tokens", cls=Guided)
+@options(*REQUEST)
+@click.option("--task", default="composite", show_default=True, metavar="NAME[:PARAM=V...]", help="A task of pictures.")
+@click.option("--samples", type=click.IntRange(min=1), default=4, show_default=True, help="Test pictures to show.")
+@click.option(
+    "--file", type=click.Path(path_type=Path), help="The PNG, SVG or PDF to write.  [default: tokens.png in --out]"
+)
+@options(*PLACE)
+def show_tokens(
+    task: str,
+    samples: int,
+    file: Path | None,
+    out: Path,
+    dry_run: bool,
+    **values: Any,
+) -> None:
+    """Draw which patches of test pictures the strategies keep, block by block, and what the network then says.
+
+    Each strategy is trained first, once, as `sparsebench run` would in the first repetition with the largest number of
+    training samples; the same command again only draws. The pictures are the first of each class, or of each group
+    where the task has some. Exits with 0 if all is well, 1 if a strategy has no result, 2 if the command is wrong.
+    """
+    file = file or out / "tokens.png"
+    from sparsebench import style
+
+    form = style.form_of("--file", file)
+    from sparsebench.deploy.show_tokens import draw, plan_of, show
+    from sparsebench.deploy.trained import Trainer
+    from sparsebench.records.files import write_whole
+
+    request, files, how = values_of(values | {"tasks": task, "seeds": 1})
+    request = replace(request, single=True)
+    if dry_run:
+        from sparsebench.cli.run import forecast
+
+        forecast(plan_of(request, Trainer(replace(files, dry=True), how, out)))
+        return
+    with Progress(out) as progress:
+        trainer = Trainer(files, how, out, callbacks_of(progress))
+        pictures = show(request, trainer, samples)
+    write_whole(file, draw(pictures, form))
+    lost = [shown for shown in pictures.shown if shown.why]
+    for shown in lost:
+        click.echo(f"{shown.label} has no result: {shown.why}", err=True)
+    click.echo(f"written: {file}", err=True)
+    sys.exit(int(bool(lost)))
+
+
+@click.command(cls=Guided)
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@options(*SETTING, *RUN)
+@click.option("--task", default="composite", show_default=True, metavar="NAME[:PARAM=V...]", help="A task.")
+@click.option(
+    "--plugin",
+    "plugins",
+    multiple=True,
+    metavar="FILE.py",
+    help="A file that brings the task or the model. Repeatable.",
+)
+@click.option("--json", "as_json", is_flag=True, help="What was compared, and a list of rows, one a block.")
+@click.option("--markdown", is_flag=True, help="A table for a page or a pull request.")
+@click.option(
+    "--picture", type=click.Path(path_type=Path), metavar="FILE", help="Draw both on test pictures: a PNG, SVG or PDF."
+)
+@click.option("--samples", type=click.IntRange(min=1), default=4, show_default=True, help="Test pictures to draw.")
+@options(*PLACE)
+def compare(
+    a: str,
+    b: str,
+    task: str,
+    as_json: bool,
+    markdown: bool,
+    picture: Path | None,
+    samples: int,
+    out: Path,
+    dry_run: bool,
+    **values: Any,
+) -> None:
+    """Say where strategies A and B, NAME|FILE.py[:PARAM=V...], keep the same patches, block by block.
+
+    Both act on the same network: the one that `sparsebench run` trains without a strategy in the first repetition, with
+    the largest number of training samples. It is trained once; the same command again only compares. What is
+    compared is the whole test split, compared with two random selections of the same size.
+
+    A patch is kept if a token is named after it: of merged patches the first is, and a fused or mixed token is named
+    after none. Strategies that draw at random draw independently here. Exits with 0, or with 2 if the command is wrong
+    or a strategy fails.
+    """
+    from sparsebench import style
+
+    form = style.form_of("--picture", picture) if picture is not None else ""
+    from sparsebench.deploy import compare as comparing
+    from sparsebench.deploy.trained import Trainer
+    from sparsebench.records.files import write_whole
+
+    request, files, how = values_of(values | {"tasks": task, "seeds": 1})
+    request, drawn = replace(request, single=True), samples if picture else 0
+    if dry_run:
+        from sparsebench.cli.run import forecast
+
+        trainer = Trainer(replace(files, dry=True), how, out)
+        forecast(comparing.plan_of((a, b), request, trainer, drawn))
+        return
+    with Progress(out) as progress:
+        trainer = Trainer(files, how, out, callbacks_of(progress))
+        comparison = comparing.compare((a, b), request, trainer, drawn)
+    if picture is not None:
+        write_whole(picture, comparing.draw(comparison, form))
+        click.echo(f"written: {picture}", err=True)
+    click.echo(
+        comparing.as_json(comparison) if as_json else comparing.as_text(comparison, markdown=markdown),
+        nl=False,
+    )
+
+
+@click.command()
+@click.argument("models", metavar="MODEL[,MODEL...]")
+@click.argument("strategies", metavar="[NAME|FILE.py[:PARAM=V,V...]]...", nargs=-1)
+@click.option("--batch", "batches", type=Numbers(int), default="1,8,32", show_default=True, help="Batch sizes.")
+@click.option("--mode", "modes", type=click.Choice(["eager", "compiled"]), multiple=True, help="[both]")
+@click.option(
+    "--precision", "precisions", type=click.Choice(["float32", "bfloat16", "float16"]), multiple=True,
+    default=("float32",), show_default=True, help="Half precision is by autocast.",
+)  # fmt: skip
+@click.option("--rounds", type=click.IntRange(2), default=20, show_default=True, help="Times each network is called.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[cuda where there is one]")
+@click.option(
+    "--weights", type=click.Path(path_type=Path), metavar="FILE.safetensors", help="[random: speed needs none]"
+)
+@click.option("--weights-key", metavar="NAME", default="", help="The state dict to use if a checkpoint has several.")
+@click.option("--out", type=click.Path(path_type=Path), default="sparsebench-speed", show_default=True)
+def speed(
+    models: str, strategies: tuple[str, ...], out: Path, device: str | None, weights: Path | None, weights_key: str,
+    **how: Any,
+) -> None:  # fmt: skip
+    """Measure the speed of MODEL with strategies, as timm:NAME, on this machine.
+
+    Dense and sparse networks take turns. The dense network is measured twice in each mode: A/A says how far the two
+    are apart. The dense network is always compiled too: it is what a sparse one has to beat. Speed-ups are over the
+    eager dense network.
+
+    Folder --out, which must be new or empty, has speed.jsonl, timm.csv with the columns of timm's own tables, and
+    speed.png. `sparsebench leaderboard --view paper --speed FOLDER` puts its times into the table of a paper.
+    """
+    import torch
+
+    from sparsebench.deploy.apply import named_model
+    from sparsebench.deploy.speed import MODES, lines, measure
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is there and is not written over", next_step="give another --out")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("there is no GPU that torch can use", got="--device cuda", allowed="cpu")
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    names = models.split(",")
+    if weights is not None and len(names) > 1:
+        raise UserError("--weights are of one network", got=models, allowed="one MODEL")
+    networks = {
+        name.removeprefix("timm:").removeprefix("arch="): named_model(name, weights, weights_key, fetched=False)
+        for name in names
+    }
+    how["modes"] = how["modes"] or MODES
+    measured = measure(networks, strategies, device=device, **how)
+    rows: list[Row] = []
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "speed.jsonl").open("a", encoding="utf-8") as file:
+        for row in measured:
+            rows.append(row)
+            file.write(lines([row]))
+            file.flush()
+    _finish(rows, out)
+
+
+def _finish(rows: list[Row], out: Path) -> None:
+    """Write the files of all rows, and print them."""
+    from tabulate import tabulate
+
+    from sparsebench.deploy.speed import draw, timm_csv
+    from sparsebench.records.files import write_whole
+
+    write_whole(out / "timm.csv", timm_csv(rows).encode())
+    write_whole(out / "speed.png", draw(rows))
+    several = len({row.network for row in rows}) > 1
+    body = [{"network": row.network} | _cells(row) if several else _cells(row) for row in rows]
+    click.echo(tabulate(body, headers="keys", disable_numparse=True))
+    click.echo(f"written: {out}", err=True)
+
+
+def _cells(row: Row) -> dict[str, str]:
+    def text(value: float | None, scale: float = 1, form: str = ".2f") -> str:
+        return "" if value is None else format(value * scale, form)
+
+    return {
+        "strategy": row.strategy, "budget": row.budget, "mode": row.mode, "precision": row.precision,
+        "batch": str(row.batch), "ms": text(row.latency, 1000), "p95 ms": text(row.latency_p95, 1000),
+        "images/s": text(row.images_per_s, 1, ".1f"), "speed-up": text(row.speed_up),
+        "over compiled": text(row.speed_up_compiled), "MACs/dense": text(row.macs_ratio, 1, ".3f"),
+        "share": text(row.share), "choice ms": text(row.choice, 1000), "memory MB": text(row.memory, 1e-6, ".0f"),
+        "A/A": text(row.spread, 100, ".1f") + " %" * (row.spread is not None),
+        "marks": row.problem or ", ".join(row.marks),
+    }  # fmt: skip

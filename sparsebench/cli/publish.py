@@ -1,0 +1,281 @@
+"""Commands for records that others read: submit, verify, merge, export and observe."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+
+from sparsebench.cli.options import PICTURES, options
+from sparsebench.cli.terminal import Guided, folder_argument, named_or_last
+from sparsebench.errors import UserError
+from sparsebench.plan.request import Files
+from sparsebench.progress import Progress
+from sparsebench.publish import MANIFEST
+from sparsebench.text import cell, plain
+
+if TYPE_CHECKING:
+    from sparsebench.publish.verify import Verdict
+
+ALL = -1
+"""What stands for all cells."""
+
+
+class Cells(click.IntRange):
+    """A number of cells, or "all"."""
+
+    name = "cells"
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, `ALL` for "all"."""
+        return ALL if value == "all" else super().convert(value, param, ctx)
+
+
+@click.command(cls=Guided)
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--replay", type=Cells(), metavar="N", help="Run N cells of one submission again here, or all.")
+@click.option("--replay-seed", type=int, metavar="SEED", help="Seed of the draw, as an earlier replay printed it.")
+@click.option("--device", default="auto", show_default=True, help="To replay on: auto, cpu, cuda or cuda:i.")
+@click.option("--yes", is_flag=True, help="Replay without asking whether to run that code.")
+@click.option("--json", "as_json", is_flag=True, help="A list, one object a submission.")
+def verify(
+    path: Path, replay: int | None, replay_seed: int | None, device: str, yes: bool, as_json: bool,
+    **files: Any,
+) -> None:  # fmt: skip
+    """Give each submission below PATH its badge, from its files alone, and say what is wrong with it.
+
+    \b
+    reported   whole and consistent; nobody has run it again
+    replayed   and cells drawn by chance, run again here, agree with it
+    A submission without any is rejected.
+
+    Only --replay runs the strategy's code, from the submission or as it is installed, and needs the pictures, weights
+    and networks that the run was given.
+
+    Exits with 0 if nothing contradicts itself, 1 if something does, 2 if the command is wrong.
+    """
+    from sparsebench.publish.verify import verify as verified
+
+    folders, verdicts = _submissions(path), []
+    if replay and len(folders) > 1:
+        raise UserError("one submission is replayed at a time", got=f"{len(folders)} of them", next_step="name one")
+    for folder in folders:
+        verdict = verified(folder, placed=True)
+        if replay and verdict.badge == "reported":
+            _ask(folder, yes)
+            _replay(folder, verdict, replay, replay_seed, device, Files(**files))
+        verdicts.append(verdict)
+        if not as_json:
+            click.echo(_lines(verdict))
+    if as_json:
+        click.echo(json.dumps([asdict(verdict) for verdict in verdicts], indent=1))
+    sys.exit(int(any(verdict.wrong for verdict in verdicts)))
+
+
+def _submissions(path: Path) -> list[Path]:
+    """Return the submissions below a path, sorted: itself, or folders with a manifest, or else those two deep.
+
+    Raises:
+        UserError: there is no such folder, or no submission in it.
+    """
+    if not path.is_dir():
+        raise UserError(f"{path} is no folder")
+    if (path / MANIFEST).is_file():
+        return [path]
+    inner = [one for one in path.glob("*") if (one / MANIFEST).is_file()]
+    outer = [one for one in path.glob("*/*") if one.is_dir() and one.parent not in inner]
+    if not inner + outer:
+        raise UserError(f"no submissions in {path}", next_step="they lie in <strategy>/<version>/")
+    return sorted(inner + outer)
+
+
+def _ask(folder: Path, yes: bool) -> None:
+    """Say what is going to run, and go on only if that is wanted."""
+    from sparsebench.publish.verify import manifest_of, plugin_of
+    from sparsebench.runner.enclosure import has_sandbox, no_network
+
+    manifest = manifest_of(folder)
+    plugin = plugin_of(folder, manifest)
+    what = f"the file {plain(plugin)}" if plugin else f"the installed plugin of '{plain(manifest.strategy, 60)}'"
+    network = "without network" if no_network() else "WITH your network, as this system has no `unshare`"
+    how = f"{network}, with your files, as `bwrap` does not work here"
+    if has_sandbox():
+        how = "without network, in a sandbox that hides your home and writes nothing there"
+    line = f"this runs {what} as you, {how}"
+    if yes:
+        click.echo(line, err=True)
+    elif not sys.stdin.isatty():
+        raise UserError(line, next_step="give --yes if that is what you want")
+    else:
+        click.confirm(f"{line}; go on?", abort=True, err=True)
+
+
+def _replay(folder: Path, verdict: Verdict, number: int, seed: int | None, device: str, files: Files) -> None:
+    from sparsebench.publish.replay import replay
+
+    replay(folder, verdict, None if number == ALL else number, files, device, seed, Progress(folder).stopping)
+
+
+def _lines(verdict: Verdict) -> str:
+    lines = [f"{verdict.folder}: {verdict.badge}: {verdict.said}"]
+    if verdict.strategy:
+        of = f"suite {verdict.suite}" if verdict.suite else "cells of its own"
+        lines.append(f"{verdict.strategy} {verdict.version}, {of}, {verdict.records} records")
+    return "\n  ".join([*lines, *verdict.why, *verdict.notes])
+
+
+options("weights", "weights_key", "networks", *PICTURES)(verify)
+
+
+@click.command(cls=Guided)
+@folder_argument
+@click.option("--strategy", metavar="NAME", help="Whose records, if FOLDER has several deployable strategies.")
+@click.option(
+    "--to",
+    default="leaderboard/submissions",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Where submissions lie, in a clone of the repository.",
+)
+def submit(folder: Path, strategy: str | None, to: Path) -> None:
+    """Write the records of a run's FOLDER as a submission, TO/<strategy>/<version>, and say how to publish it.
+
+    It has the strategy's records and those of the baselines beside it, their outcomes, the strategy's file, the machine
+    and the suite. It names a suite only if it has all its cells. Nothing is sent: the git commands are
+    printed.
+    """
+    from sparsebench.publish.submit import git_steps
+    from sparsebench.publish.submit import submit as write_submission
+
+    made = write_submission(folder, to, strategy)
+    click.echo(f"written: {made.folder}, {made.records} records, {made.badge}: {made.said}", err=True)
+    click.echo(git_steps(made))
+
+
+SHOWN = 5
+"""Cells that are named."""
+
+
+@click.command(cls=Guided)
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="A folder that is not there yet.")
+def merge(folders: tuple[Path, ...], out: Path) -> None:
+    """Write the records of several runs' FOLDERS to one, sorted: the same records always give the same bytes.
+
+    If several folders have a cell, the newest success is used. Exits with 1 if a record contradicts itself, see verify.
+    """
+    from sparsebench.publish.verify import contradictions
+    from sparsebench.records import store
+
+    click.echo(f"written: {out}, {store.merge(folders, out)} records", err=True)
+    wrong = list(islice(contradictions(out), SHOWN))
+    for text in wrong:
+        click.echo(f"{out}: {text}", err=True)
+    sys.exit(int(bool(wrong)))
+
+
+@click.command(cls=Guided)
+@click.argument("what", metavar="[FOLDER|MODEL]", required=False)
+@click.option("--format", "form", type=click.Choice(["csv", "jsonl", "parquet"]), default="csv", show_default=True)
+@click.option("-o", "--out", metavar="FILE", type=click.Path(path_type=Path), help="[standard output]")
+@click.option("--plugin", metavar="NAME[:PARAM=V]", help="Write MODEL with this strategy, in place of records.")
+@click.option(
+    "--weights", metavar="FILE.safetensors", type=click.Path(path_type=Path), help="[those that timm fetches]"
+)
+@click.option("--weights-key", metavar="NAME", default="", help="The state dict to use if a checkpoint has several.")
+@click.option("--learned", metavar="FILE.safetensors", type=click.Path(path_type=Path), help="What it has learned.")
+@click.option("--batch", type=int, default=1, show_default=True, help="Pictures that the network takes at a time.")
+def export(what: str | None, form: str, out: Path | None, plugin: str | None, **network: Any) -> None:
+    """Write the records of a run's FOLDER for other programs, one row a record; or MODEL, as timm:NAME, made sparse.
+
+    docs/reference/records.md says which columns csv and parquet have; jsonl has the whole records.
+
+    With --plugin it is a network, whose file -o ends in .onnx, which needs pip install 'sparsebench[export]', or .pt2.
+    """
+    if plugin is not None:
+        if what is None:
+            raise UserError("MODEL is missing", next_step="name it, as in timm:deit_small_patch16_224")
+        _export_model(what, plugin, out, **network)
+        return
+    folder = named_or_last(what)
+    from sparsebench.records.files import whole_file
+
+    if out is None:
+        if form == "parquet":
+            raise UserError("parquet is not for standard output", next_step="give -o FILE")
+        _write_records(folder, form, sys.stdout.buffer)
+        return
+    if out.exists():
+        raise UserError(f"{out} is there and is not written over", next_step="give another -o")
+    with whole_file(out) as file:
+        _write_records(folder, form, file)
+
+
+def _write_records(folder: Path, form: str, file: BinaryIO) -> None:
+    """Write the records of a run's folder that count: csv has no outcomes and no JSON, and what checks found."""
+    import pyarrow.parquet as pq
+
+    from sparsebench.records import checks, store, table
+    from sparsebench.records.cell import canonical
+
+    rows = table.in_order(store.rows(folder)).sort_by("cell_id")
+    if form == "parquet":
+        pq.write_table(rows.replace_schema_metadata(), file)
+    elif form == "jsonl":
+        for record in map(table.record_of, table.rows_of(rows)):
+            file.write(canonical(record.model_dump(mode="json")).encode("ascii", "backslashreplace") + b"\n")
+    else:
+        text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
+        writer, reports = csv.writer(text, lineterminator="\n"), checks.read(folder)
+        for number, row in enumerate(table.rows_of(rows.drop_columns([table.CHECKSUM, *table.ITEM, *table.PARTS]))):
+            if reports:
+                badge = checks.badge_of(reports, row["strategy"], row["revision"])
+                row |= dict(zip((checks.CHECKS, checks.REMARK), badge, strict=True))
+            if not number:
+                writer.writerow(map(cell, row))
+            writer.writerow(map(cell, row.values()))
+        text.detach()
+
+
+def _export_model(
+    model: str,
+    plugin: str,
+    out: Path | None,
+    weights: Path | None,
+    weights_key: str,
+    learned: Path | None,
+    batch: int,
+) -> None:
+    """Write a sparse network and say what it is."""
+    from sparsebench.deploy.apply import apply, named_model
+
+    if out is None:
+        raise UserError("a network is not for standard output", next_step="give -o FILE.onnx or FILE.pt2")
+    with apply(named_model(model, weights, weights_key), plugin, learned=learned) as sparse:
+        sparse.export(out, batch)
+        click.echo(f"written: {out}, {sparse.spec}, {sparse.macs_ratio:.3f} of the MACs of {model}")
+
+
+@click.command(cls=Guided)
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("observers", nargs=-1, required=True, metavar="NAME|FILE.py[:PARAM=V]...")
+def observe(folder: Path, observers: tuple[str, ...]) -> None:
+    """Tell observers of all records that a run's FOLDER has, as `run --observe` does while they come.
+
+    Exits with 1 if an observer failed.
+    """
+    from sparsebench.runner.observers import show_folder
+
+    n, failed = show_folder(observers, folder)
+    click.echo(f"{n} records" + (f"; failed: {', '.join(failed)}" if failed else ""), err=True)
+    sys.exit(int(bool(failed)))

@@ -1,0 +1,397 @@
+"""Where two strategies keep the same tokens, on one network trained without any: as data, a table and a picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tabulate import tabulate
+
+from sparsebench import seeds, style
+from sparsebench.deploy.pictures import (
+    APART,
+    BELOW,
+    BETWEEN,
+    GONE,
+    LEFT,
+    MATTERS,
+    SIDE,
+    Ink,
+    Scene,
+    Sheet,
+    check_pictures,
+    rgb,
+    scene,
+    spread,
+    tint,
+    wrap,
+)
+from sparsebench.deploy.trained import Check, Trainer, nothing, trained_cell
+from sparsebench.errors import StrategyError, UserError
+from sparsebench.measure.selection import expected_iou, iou, precision_recall, rank_correlation
+from sparsebench.models.actor import Actor
+from sparsebench.plan import plan as planner
+from sparsebench.plan import suite as suites
+from sparsebench.plan.job import Job
+from sparsebench.plan.plan import Plan
+from sparsebench.plan.request import Request
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.cell import Cell, canonical
+from sparsebench.runner.fitting import fit_on, wants_images
+from sparsebench.runner.prepare import Context, Prepared, strategy_of
+from sparsebench.runner.run_cell import failure_of
+from sparsebench.runner.worker import one_thread
+from sparsebench.stats.intervals import mean_interval
+from sparsebench.strategy.base import Strategy
+from sparsebench.tasks.base import relevant
+from sparsebench.training.calibrate import calibrate
+from sparsebench.training.evaluate import Choice, evaluate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LEGEND = (
+    "IoU: patches that both keep over those that either keeps, mean over test samples. Chance: that of independent "
+    "random choices of as many. Rank correlation: Spearman's, of the scores that each gave last, over the patches that "
+    "were there for both; - where there is none. [ ]: 95 % intervals over test samples. A patch is kept if a token is "
+    "named after it: of merged patches the first is, a fused or mixed token is named after none."
+)
+Row = dict[str, Any]
+BOTTOM, PAIR = 0.5, 2 * SIDE + BETWEEN
+"""Inches: of the lower margin, and the width of a PAIR of pictures."""
+BOTH = 2
+INKS = {0: Ink(rgb(style.COLOURS[0]), 0.4), 1: Ink(rgb(style.COLOURS[3]), 0.4), BOTH: Ink(rgb(style.BLACK), 0)}
+"""Of patches that A keeps alone, that B does, and that both do: blue, vermilion and black, which the colour-blind tell
+apart from each other, from grey and from yellow."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two: the strategy's label and its budget's."""
+
+    label: str
+    budget: str
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How two strategies agree after one block, on n test samples of N patches.
+
+    Attributes:
+        block: which; at least one of them acted there.
+        kept: two (n, N) booleans, after which patches a token is named.
+        iou: (n,) of these, `expected` that of independent random choices; NaN where neither kept any.
+        correlation: (n,) rank correlation of the scores that each gave last, over the patches that were there for both;
+            NaN where there is none; None where a strategy that acted gave no scores.
+        recall: the share of the relevant patches that each kept, mean over samples; None where nobody knows them.
+    """
+
+    block: int
+    kept: tuple[np.ndarray, np.ndarray]
+    iou: np.ndarray
+    expected: np.ndarray
+    correlation: np.ndarray | None
+    recall: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two strategies on one network.
+
+    Attributes:
+        cell: of the network.
+        sides: A and B.
+        stages: after each block in which one of them acted; the last is the end.
+        scene: the test samples `rows` as pictures, or None where none were asked for.
+    """
+
+    cell: Cell
+    sides: tuple[Side, Side]
+    stages: list[Agreement]
+    rows: np.ndarray
+    scene: Scene | None
+
+
+def compare(plugins: tuple[str, str], request: Request, trainer: Trainer, pictures: int) -> Comparison:
+    """Return where two strategies keep the same patches of a task's test split.
+
+    The network is that of the request's first repetition with the most training samples, trained without a strategy.
+    Strategies that draw at random draw independently of each other.
+
+    Args:
+        plugins: A and B, each what names one strategy at one budget.
+        request: of one task and one repetition; its plugins are files that bring the task or the model.
+        trainer: trains the network if it is not there.
+        pictures: how many test pictures go into the scene at most; 0 for none.
+
+    Raises:
+        UserError: anything unknown, out of range, missing or unwritable; A and B are the same; or one of them, or the
+            training, fails.
+    """
+    registry = _registry(request)
+    jobs, strategies = _contenders(plugins, request, trainer, registry)
+    plan, context = trainer.train(_of_network(request), registry, _check(pictures, registry))
+    cell = _network(plan.jobs[-1], registry, context)
+    with one_thread():
+        choices = [_choices(job, strategy, cell, context.out) for job, strategy in zip(jobs, strategies, strict=True)]
+    stages = list(_stages(choices, cell))
+    if not stages:
+        raise UserError(
+            "neither strategy removes a token", got=f"budget {jobs[0].cell.budget.label}",
+            next_step="give a smaller --keep or --macs",
+        )  # fmt: skip
+    a, b = (Side(job.label, job.cell.budget.label) for job in jobs)
+    rows = spread(cell.data, pictures)
+    return Comparison(cell.cell, (a, b), stages, rows, scene(cell, rows) if pictures else None)
+
+
+def plan_of(plugins: tuple[str, str], request: Request, trainer: Trainer, pictures: int) -> Plan:
+    """Return what `compare` would train; nothing is written."""
+    registry = _registry(request)
+    _contenders(plugins, request, trainer, registry)
+    return trainer.plan(_of_network(request), registry, _check(pictures, registry))
+
+
+def _registry(request: Request) -> Registry:
+    """Return a registry that has loaded the request's plugin files."""
+    registry = Registry()
+    for text in request.plugins:
+        if not text.endswith(".py"):
+            raise UserError("--plugin", got=f"'{text}'", allowed="files that bring the task or the model")
+        registry.load_file(Path(text))
+    return registry
+
+
+def _of_network(request: Request) -> Request:
+    return replace(request, plugins=("dense",), alone=True)
+
+
+def _check(pictures: int, registry: Registry) -> Check:
+    return partial(check_pictures, registry=registry) if pictures else nothing
+
+
+def _contenders(
+    plugins: tuple[str, str], request: Request, trainer: Trainer, registry: Registry
+) -> tuple[list[Job], list[Strategy]]:
+    """Return the jobs of A and B, which must differ, and their strategies."""
+    jobs = [_contender(text, request, trainer, registry) for text in plugins]
+    if _key(jobs[0]) == _key(jobs[1]):
+        raise UserError("A and B are the same strategy at the same budget", got=" and ".join(map(repr, plugins)))
+    return jobs, [_acting(job, registry) for job in jobs]
+
+
+def _contender(text: str, request: Request, trainer: Trainer, registry: Registry) -> Job:
+    """Return a job of the one strategy, at one budget, that is named so."""
+    jobs, _ = planner.jobs_of(
+        suites.load(request.suite), replace(request, plugins=(text,), alone=True), trainer.files, registry
+    )
+    by_key = {_key(job): job for job in jobs if job.asked}
+    job, *more = by_key.values()
+    if more:
+        listed = ", ".join(f"{job.label} at {job.cell.budget.label}" for job in by_key.values())
+        raise UserError("two strategies are compared, each at one budget", got=f"'{text}', which is {listed}")
+    return job
+
+
+def _key(job: Job) -> str:
+    return canonical([job.cell.strategy.model_dump(mode="json"), job.cell.budget.model_dump(mode="json")])
+
+
+def _acting(job: Job, registry: Registry) -> Strategy:
+    """Return the job's strategy, which must load and remove tokens in the test."""
+    try:
+        strategy = strategy_of(job, registry)
+    except StrategyError as error:
+        raise UserError(f"strategy '{job.label}': {error}") from error
+    if not strategy.budgeted or strategy.trains_only:
+        does = "removes tokens in training only" if strategy.trains_only else "chooses no tokens"
+        raise UserError(f"strategy '{strategy.name}' {does}: there is nothing to compare")
+    if strategy.trained:
+        raise UserError(
+            f"strategy '{strategy.name}' learns with the network it acts on, and what is compared are choices on a "
+            "network that was trained without any", next_step="look at its choices with: sparsebench show-tokens",
+        )  # fmt: skip
+    return strategy
+
+
+def _network(job: Job, registry: Registry, context: Context) -> Prepared:
+    failure = store.read(context.out)[job.cell.id].failure
+    if failure is not None:
+        raise UserError(f"the network without a strategy has no result: {failure.reason}")
+    with one_thread():
+        return trained_cell(job, registry, context)
+
+
+def _choices(job: Job, strategy: Strategy, cell: Prepared, out: Path) -> list[Choice]:
+    """Return what a strategy chooses in the test."""
+    network, of = cell.network, cell.cell
+    stream = seeds.seed_of("compare", of.task.name, of.n_train, of.repetition, _key(job))
+    try:
+        actor = Actor(strategy, job.cell.budget, network.cost, network.grid, stream)
+        if wants_images(actor):
+            fit_on(cell, actor, job.origin.revision, out)
+        if strategy.adaptive and len(cell.train.labels):
+            calibrate(network, actor, cell.train)
+        return evaluate(network, actor, cell.test, cell.recipe, choices=True).choices
+    except (Exception, SystemExit) as error:  # a strategy is a stranger's code and may raise anything
+        raise UserError(f"strategy '{job.label}' has no result: {failure_of(error).reason}") from error
+
+
+def _stages(choices: Sequence[list[Choice]], cell: Prepared) -> Iterator[Agreement]:
+    """Yield the agreement after each block in which somebody acted, by what each chose last."""
+    n, N = len(cell.test.labels), cell.network.cost.tokens
+    shares = cell.test.relevance
+    matter = None if shares is None else relevant(shares.cpu().numpy(), cell.data.test.mask)
+    nothing = Choice(-1, np.ones((n, N), dtype=bool), np.full((n, N), np.nan), scored=True)
+    last = [nothing, nothing]
+    for block in sorted({choice.block for side in choices for choice in side}):
+        for side, made in enumerate(choices):
+            last[side] = next((choice for choice in made if choice.block == block), last[side])
+        a, b = last
+        yield Agreement(
+            block, (a.kept, b.kept), iou(a.kept, b.kept), expected_iou(a.kept, b.kept),
+            rank_correlation(a.scores, b.scores) if a.scored and b.scored else None,
+            None if matter is None else (precision_recall(a.kept, matter)[1], precision_recall(b.kept, matter)[1]),
+        )  # fmt: skip
+
+
+def rows(comparison: Comparison) -> list[Row]:
+    """Return a row a block in which one of them acted, the last of them the end.
+
+    Its keys: block, end; kept_a, kept_b (patches, mean); iou, iou_low, iou_high, iou_expected; rank_correlation, _low,
+    _high and _n (samples that have one); relevant_kept_a, relevant_kept_b (fractions). None for what there is not.
+    """
+    return [_row(stage, stage is comparison.stages[-1]) for stage in comparison.stages]
+
+
+def _row(stage: Agreement, end: bool) -> Row:
+    kept_a, kept_b = (float(kept.sum(axis=1).mean()) for kept in stage.kept)
+    correlation = np.empty(0) if stage.correlation is None else stage.correlation
+    recall = (None, None) if stage.recall is None else stage.recall
+    return {
+        "block": stage.block, "end": end, "kept_a": kept_a, "kept_b": kept_b, **_interval("iou", stage.iou),
+        "iou_expected": _interval("iou", stage.expected)["iou"], **_interval("rank_correlation", correlation),
+        "rank_correlation_n": int((~np.isnan(correlation)).sum()),
+        "relevant_kept_a": recall[0], "relevant_kept_b": recall[1],
+    }  # fmt: skip
+
+
+def _interval(name: str, values: np.ndarray) -> Row:
+    """Return the mean of what is not NaN, with its interval."""
+    known = values[~np.isnan(values)]
+    interval = mean_interval(known.tolist()) if len(known) else (None, None, None)
+    return dict(zip((name, f"{name}_low", f"{name}_high"), interval, strict=True))
+
+
+def as_json(comparison: Comparison) -> str:
+    """Return what was compared, and the rows."""
+    cell, (n, N) = comparison.cell, comparison.stages[0].kept[0].shape
+    a, b = (vars(side) for side in comparison.sides)
+    about: Row = {"task": cell.task.model_dump(mode="json"), "model": cell.model.model_dump(mode="json")}
+    about |= {"n_train": cell.n_train, "samples": n, "patches": N, "a": a, "b": b}
+    return json.dumps({**about, "rows": rows(comparison)}, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def as_text(comparison: Comparison, *, markdown: bool = False) -> str:
+    """Return it as a table for a terminal, or in Markdown, under what A and B are."""
+    cell, (n, N) = comparison.cell, comparison.stages[0].kept[0].shape
+    sample = "test sample" if n == 1 else "test samples"
+    lines = [f"{cell.task.name}, {cell.model.name}, {cell.n_train} training samples; {n} {sample} of {N} patches"]
+    lines += [f"{side}: {of.label}, {of.budget}" for side, of in zip("AB", comparison.sides, strict=True)]
+    body = [_cells(row, stage) for row, stage in zip(rows(comparison), comparison.stages, strict=True)]
+    table = tabulate(
+        body, headers="keys", tablefmt="pipe" if markdown else "simple", disable_numparse=True,
+        colalign=["right"] * len(body[0]),
+    )  # fmt: skip
+    return "\n\n".join(["  \n".join(lines) if markdown else "\n".join(lines), table, LEGEND]) + "\n"
+
+
+def _cells(row: Row, stage: Agreement) -> Row:
+    correlation = "no scores" if stage.correlation is None else _number(row, "rank_correlation")
+    cells = {
+        "after block": f"{row['block']}, the end" if row["end"] else str(row["block"]),
+        "A keeps": f"{row['kept_a']:.4g}", "B keeps": f"{row['kept_b']:.4g}",
+        "IoU": _number(row, "iou"), "chance": _number(row, "iou_expected"), "rank correlation": correlation,
+    }  # fmt: skip
+    if stage.recall is not None:
+        cells |= {f"relevant kept by {side}": f"{row[f'relevant_kept_{side.lower()}']:.3f}" for side in "AB"}
+    return cells
+
+
+def _number(row: Row, key: str) -> str:
+    if row[key] is None:
+        return "-"
+    low, high = row.get(f"{key}_low"), row.get(f"{key}_high")
+    return f"{row[key]:.3f}" + ("" if low is None else f" [{low:.3f}, {high:.3f}]")
+
+
+def draw(comparison: Comparison, form: str = "png") -> bytes:
+    """Return the picture as one of `style.FORMS`; the same comparison gives the same bytes."""
+    return style.content(figure(comparison), form)
+
+
+def figure(comparison: Comparison) -> Figure:
+    """Return the figure: a column for the pictures, then for each block what A and B keep, side by side."""
+    shown, stages = comparison.scene, comparison.stages
+    assert shown is not None
+    width, n = LEFT + SIDE + len(stages) * (APART + PAIR) + 0.2, len(shown.pictures)
+    names = [f"{side}: {of.label}, {of.budget}" for side, of in zip("AB", comparison.sides, strict=True)]
+    about = [line for name in names for line in wrap(name, width - 0.3, 8).splitlines()]
+    top = 0.85 + 0.15 * len(about)
+    sheet = Sheet(shown.title, width, top + n * (SIDE + BELOW) + BOTTOM)
+    for number, line in enumerate(about):
+        sheet.text(0.15, 0.43 + 0.15 * number, line, 8, ha="left")
+    sheet.first_column(shown, top)
+    for number, stage in enumerate(stages):
+        _stage(sheet, stage, comparison.rows, shown, LEFT + SIDE + APART + number * (PAIR + APART), top)
+    _legend(sheet)
+    return sheet.figure
+
+
+def _stage(sheet: Sheet, stage: Agreement, rows: np.ndarray, shown: Scene, left: float, top: float) -> None:
+    """Draw what A and B keep after one block, with their IoU below each pair."""
+    sheet.text(left + PAIR / 2, top - 0.22, f"after block {stage.block}", 8, va="bottom", weight="bold")
+    kept = [kept[rows] for kept in stage.kept]
+    for side, tokens in enumerate(kept):
+        x = left + side * (SIDE + BETWEEN)
+        sheet.text(x + SIDE / 2, top - 0.06, f"{'AB'[side]}: {_count(tokens)} of {tokens.shape[1]}", 7, va="bottom")
+        area = np.where(tokens, np.where(kept[1 - side], BOTH, side), -1)
+        for row, (picture, matters) in enumerate(zip(shown.pictures, shown.matters, strict=True)):
+            sheet.picture(x, top + row * (SIDE + BELOW), tint(picture, matters, area[row], shown.grid, INKS))
+    for row, agreed in enumerate(stage.iou[rows]):
+        says = "neither names a patch" if np.isnan(agreed) else f"IoU {agreed:.2f}"
+        sheet.text(left + PAIR / 2, top + row * (SIDE + BELOW) + SIDE + 0.03, says, 8, va="top")
+
+
+def _count(kept: np.ndarray) -> str:
+    """Return how many patches are kept, of one picture or as a range."""
+    few, many = kept.sum(axis=1).min(), kept.sum(axis=1).max()
+    return str(few) if few == many else f"{few}-{many}"
+
+
+def _legend(sheet: Sheet) -> None:
+    """Say at the bottom what the colours mean."""
+    from matplotlib.patches import Patch
+
+    names = {BOTH: "kept by both", 0: "kept by A only", 1: "kept by B only"}
+    handles = [
+        Patch(facecolor=_pale(INKS[number]), edgecolor=INKS[number].line, linewidth=1.5, label=name)
+        for number, name in names.items()
+    ]
+    handles.append(Patch(facecolor=Ink(GONE).line, label="removed"))
+    handles.append(
+        Patch(facecolor="none", edgecolor=Ink(MATTERS).line, linewidth=1.5, label="what matters to the label")
+    )
+    place = (0.15 / sheet.width, 0.08 / sheet.height)
+    sheet.figure.legend(handles=handles, loc="lower left", bbox_to_anchor=place, ncols=3, fontsize=7, frameon=False)
+
+
+def _pale(ink: Ink) -> tuple[float, float, float]:
+    """Return what white becomes inside an area."""
+    return Ink(255 * (1 - ink.strength) + ink.strength * ink.colour).line

@@ -1,0 +1,256 @@
+"""What strategies do to single test pictures: what became of their patches, choice by choice, as data and drawn."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsebench import style
+from sparsebench.deploy.pictures import (
+    APART,
+    BELOW,
+    BETWEEN,
+    LEFT,
+    POINT,
+    SIDE,
+    Ink,
+    Scene,
+    Sheet,
+    check_pictures,
+    rgb,
+    scene,
+    spread,
+    tint,
+    wrap,
+)
+from sparsebench.deploy.trained import Trainer, trained_cell
+from sparsebench.errors import UserError
+from sparsebench.models.actor import Pass
+from sparsebench.plan.job import Job
+from sparsebench.plan.plan import Plan
+from sparsebench.plan.request import Request
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.record import Record
+from sparsebench.runner.prepare import Context, Prepared
+from sparsebench.runner.run_cell import failure_of
+from sparsebench.runner.worker import one_thread
+from sparsebench.strategy.budget import FULL
+from sparsebench.strategy.plans import Keep, Merge
+from sparsebench.strategy.tokens import Resting, membership_after
+from sparsebench.training.steps import predictions
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TOP, BOTTOM = 1.05, 0.45
+"""Inches: of the margins."""
+LEGEND = "yellow outline: what matters to the label    grey: removed"
+SHARED = "    tinted and outlined together: patches that share a token"
+TOKENS = np.array([rgb(colour) for colour in (*style.COLOURS, style.BLACK, "#ffffff")])
+RIGHT, WRONG = style.COLOURS[0], style.COLOURS[3]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The tokens after one choice, of n pictures of N patches.
+
+    Attributes:
+        place: "input", "block 1", "before block 1".
+        count: tokens that went on.
+        token: (n, N) which of them each patch is in, -1 for none; None where patches are mixed.
+    """
+
+    place: str
+    count: int
+    token: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What one strategy did.
+
+    Attributes:
+        stages: each choice; none where all tokens stayed.
+        predicted: (n,) class numbers at the end; empty where it has no result.
+        why: why not.
+    """
+
+    label: str
+    budget: str
+    stages: list[Stage]
+    predicted: np.ndarray
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Pictures(Scene):
+    """Test pictures, and what each strategy did to them."""
+
+    shown: list[Shown]
+
+    def _repr_png_(self) -> bytes:
+        """Return the picture, as notebooks show it."""
+        return draw(self)
+
+
+def show(request: Request, trainer: Trainer, n: int) -> Pictures:
+    """Train what a request lacks for its pictures, and return what its strategies do to n of them; see `look`.
+
+    Args:
+        request: of one task and one repetition.
+        trainer: trains it.
+        n: the most pictures.
+
+    Raises:
+        UserError: anything unknown, out of range, missing or unwritable, or no strategy has a result.
+    """
+    registry = Registry()
+    plan, context = trainer.train(request, registry, partial(check_pictures, registry=registry))
+    return look(plan.jobs, store.read(trainer.out), registry, context, n)
+
+
+def plan_of(request: Request, trainer: Trainer) -> Plan:
+    """Return what `show` would train; nothing is written."""
+    registry = Registry()
+    return trainer.plan(request, registry, partial(check_pictures, registry=registry))
+
+
+def look(jobs: Sequence[Job], records: Mapping[str, Record], registry: Registry, context: Context, n: int) -> Pictures:
+    """Return what the trained cells do to n pictures of the test split, spread over its groups or else its classes.
+
+    Args:
+        jobs: from `training.narrow`; what only others start from is not shown.
+        records: at least theirs, by cell.
+        registry: where their strategies are.
+        context: where their weights are, and where to run them.
+        n: the most pictures.
+
+    Raises:
+        UserError: none of them has a result.
+    """
+    shown, seen = [], None
+    with one_thread():
+        for job in (job for job in jobs if job.asked):
+            failure = records[job.cell.id].failure
+            if failure is None:
+                try:
+                    prepared = trained_cell(job, registry, context)
+                    seen = seen or (prepared, spread(prepared.data, n))
+                    shown.append(_choices(job, prepared, seen[1]))
+                except (Exception, SystemExit) as error:  # a strategy is a stranger's code and may raise anything
+                    failure = failure_of(error)
+            if failure is not None:
+                shown.append(Shown(job.label, _budget(job), [], np.empty(0, int), failure.reason))
+    if seen is None:
+        raise UserError(f"no strategy has a result; {shown[0].label}: {shown[0].why}")
+    return Pictures(**vars(scene(*seen)), shown=shown)
+
+
+@torch.no_grad()
+def _choices(job: Job, cell: Prepared, rows: np.ndarray) -> Shown:
+    items = torch.from_numpy(rows).to(cell.test.items.device)
+    outputs, acting = cell.test.forward(cell.network, cell.in_test, items, visit=0, training=False)
+    stages = [] if acting is None else list(_stages(acting))
+    return Shown(job.label, _budget(job), stages, predictions(cell.recipe, outputs).cpu().numpy())
+
+
+def _budget(job: Job) -> str:
+    return "" if job.cell.budget == FULL else job.cell.budget.label
+
+
+def _stages(acting: Pass) -> Iterator[Stage]:
+    """Yield what became of the patches at each choice."""
+    place = {"input": "the input", "attention": "block {}", "block": "before block {}"}[acting.site]
+    every = torch.arange(acting.count, device=acting.index.device).expand(len(acting.index), -1)
+    token: Tensor | None = every
+    for decision in acting.decisions:
+        if isinstance(decision.plan, Resting):
+            if decision.block not in acting.actor.keep:  # as many take part as in the block of the budget before it
+                continue
+            token = membership_after(Keep(decision.plan.active), every, acting.count)
+        elif token is not None and isinstance(decision.plan, Keep | Merge):
+            token = membership_after(decision.plan, token, decision.before.shape[1])
+        else:
+            token = None
+        shown = None if token is None else token.cpu().numpy()
+        yield Stage(place.format(decision.block), decision.after.shape[1], shown)
+
+
+def paint(
+    picture: np.ndarray, matters: np.ndarray, token: np.ndarray | None = None, grid: tuple[int, int] = (1, 1)
+) -> np.ndarray:
+    """Return a picture in which patches that are in no token are greyed, and those that share one are tinted together.
+
+    Args:
+        picture, matters, grid: see `pictures.tint`.
+        token: (N,) which token each patch is in, -1 for none; None for all as they were.
+    """
+    counts = np.zeros(0) if token is None else np.bincount(token[token >= 0])
+    inks = {int(number): Ink(TOKENS[turn % len(TOKENS)]) for turn, number in enumerate(np.flatnonzero(counts > 1))}
+    return tint(picture, matters, token, grid, inks)
+
+
+def draw(pictures: Pictures, form: str = "png") -> bytes:
+    """Return the picture as one of `style.FORMS`; the same pictures give the same bytes."""
+    return style.content(figure(pictures), form)
+
+
+def figure(pictures: Pictures) -> Figure:
+    """Return the figure: a column for the pictures, then each strategy with its stages."""
+    wide = [_width(max(1, len(shown.stages))) for shown in pictures.shown]
+    n = len(pictures.pictures)
+    sheet = Sheet(pictures.title, LEFT + SIDE + sum(APART + width for width in wide) + 0.2, _top(n) + BOTTOM)
+    sheet.first_column(pictures, TOP)
+    left = LEFT + SIDE + APART
+    for shown, width in zip(pictures.shown, wide, strict=True):
+        budget = wrap(shown.budget, width, 7)
+        above = 0.2 + 0.13 * len(budget.splitlines())
+        sheet.text(left + width / 2, TOP - 0.2, budget, 7, va="bottom")
+        sheet.text(left + width / 2, TOP - above, wrap(shown.label, width, 8), 8, va="bottom", weight="bold")
+        if shown.why:
+            why = textwrap.shorten(f"no result: {shown.why}", 40 * n, placeholder=" ...")
+            sheet.text(left + width / 2, TOP, wrap(why, width, 7), 7, va="top", color=WRONG)
+        else:
+            _strategy(sheet, pictures, shown, left)
+        left += width + APART
+    legend = LEGEND + (SHARED if any(_shares(stage) for shown in pictures.shown for stage in shown.stages) else "")
+    sheet.text(0.15, _top(n) + 0.15, legend, 7, ha="left")
+    return sheet.figure
+
+
+def _strategy(sheet: Sheet, pictures: Pictures, shown: Shown, left: float) -> None:
+    """Draw one strategy's pictures, stage by stage, with what the network says in the end below the last."""
+    N = pictures.grid[0] * pictures.grid[1]
+    stages = [(f"{s.place}: {s.count} of {N}", s.token) for s in shown.stages] or [(f"all {N}", None)]
+    for number, (caption, token) in enumerate(stages):
+        x = left + number * (SIDE + BETWEEN)
+        mixed = bool(shown.stages) and token is None
+        sheet.text(x + SIDE / 2, TOP - 0.06, caption + (", mixed" if mixed else ""), 7, va="bottom")
+        for row, (picture, matters) in enumerate(zip(pictures.pictures, pictures.matters, strict=True)):
+            tokens = None if token is None else token[row]
+            sheet.picture(x, _top(row), paint(picture, matters, tokens, pictures.grid))
+    for row, (said, label) in enumerate(zip(shown.predicted, pictures.labels, strict=True)):
+        word, colour = ("right", RIGHT) if said == label else ("wrong", WRONG)
+        text = textwrap.shorten(f"{word}: {pictures.classes[said]}", int(SIDE / (POINT * 8)), placeholder="...")
+        sheet.text(x + SIDE / 2, _top(row) + SIDE + 0.03, text, 8, va="top", color=colour)
+
+
+def _shares(stage: Stage) -> bool:
+    """Say whether some token stands for several patches."""
+    return stage.token is not None and any(np.bincount(row[row >= 0]).max(initial=0) > 1 for row in stage.token)
+
+
+def _top(row: int) -> float:
+    return TOP + row * (SIDE + BELOW)
+
+
+def _width(stages: int) -> float:
+    return stages * SIDE + (stages - 1) * BETWEEN

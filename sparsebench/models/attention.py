@@ -1,0 +1,193 @@
+"""timm's attention taken apart, and its variant in which positions alone decide who attends to whom."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Attention, AttentionRope, apply_rot_embed_cat
+from timm.models.eva import EvaAttention
+from torch import Tensor, nn
+
+from sparsebench.errors import UnsupportedError
+from sparsebench.strategy import tokens
+
+if TYPE_CHECKING:
+    from sparsebench.models.actor import Pass
+
+ROTARY = (EvaAttention, AttentionRope)
+"""timm's kinds of attention that rotate queries and keys by the places of their tokens."""
+
+
+class Positions:
+    """The rows of a model's position embedding that belong to the tokens of the moment.
+
+    Args:
+        vit: the timm model; its `pos_embed` is (1, P + N, C), for P class tokens and N patches.
+
+    Attributes:
+        acting: the pass that is under way, which knows the tokens that are there; None for all of them.
+    """
+
+    def __init__(self, vit: Any):
+        self.vit = vit
+        self.acting: Pass | None = None
+
+    def rows(self) -> Tensor:
+        """Return (1, P + N, C) while all tokens are there, else (B, P + M, C), each sample's own.
+
+        Raises:
+            UnsupportedError: a token stands for several patches, and so has no position.
+        """
+        embedding, prefix = self.vit.pos_embed, self.vit.num_prefix_tokens
+        if self.acting is None or self.acting.index.shape[1] == embedding.shape[1] - prefix:
+            return embedding
+        index, sizes = self.acting.index, self.acting.sizes
+        if not self.acting.whole and bool(((index < 0) | (sizes != 1)).any()):
+            raise UnsupportedError(
+                "positional attention knows one position a token: tokens can be kept or removed, not fused, merged or "
+                "mixed; use attention=content"
+            )
+        return F.embedding(tokens.with_prefix(index, prefix), embedding[0])
+
+
+class PositionalAttention(Attention):
+    """softmax((P W_Q)(P W_K)^T / sqrt(d_h)) (X W_V) in each head: queries and keys know positions P, values tokens X.
+
+    Jelassi, Sander and Li, NeurIPS 2022. P is the model's learned position embedding, the same in each block and for
+    each image. The weights are timm's by name, shape and first value, biases included, which the paper has not. X are
+    the block's normed tokens; as in any timm model P was added to them before the first block.
+
+    One image costs the MACs of timm's attention, which is what is counted: each token there has its query and its key
+    made. Images that come together share these while all their tokens are there, which makes them faster.
+
+    Attributes:
+        positions: where P comes from; set once the model is there.
+    """
+
+    positions: Positions
+
+    def queries_keys(self) -> tuple[Tensor, Tensor]:
+        """Return queries and keys of the tokens of the moment, each (1 or B, H, T, C / H), see `Positions.rows`."""
+        P = self.positions.rows()
+        weight, bias = (None if w is None else w[: 2 * self.attn_dim] for w in (self.qkv.weight, self.qkv.bias))
+        both = F.linear(P, weight, bias).reshape(*P.shape[:2], 2, self.num_heads, self.head_dim)
+        q, k = both.permute(2, 0, 3, 1, 4).unbind(0)
+        return self.q_norm(q), self.k_norm(k)
+
+    def values(self, x: Tensor) -> Tensor:
+        """Return (B, H, T, C / H) of tokens (B, T, C)."""
+        weight, bias = (None if w is None else w[2 * self.attn_dim :] for w in (self.qkv.weight, self.qkv.bias))
+        return F.linear(x, weight, bias).unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2)
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """Return (B, T, C) for tokens (B, T, C); UnsupportedError for masks."""
+        if attn_mask is not None or is_causal:
+            raise UnsupportedError("positional attention takes no mask")
+        return attend(self, *qkv(self, x))
+
+
+def is_plain(attn: nn.Module) -> bool:
+    """Say whether the forward pass can be taken apart: timm's plain or rotary attention, or the positional one."""
+    return type(attn) in (Attention, PositionalAttention, *ROTARY) and getattr(attn, "gate", None) is None
+
+
+def qkv(attn: Any, x: Tensor, rope: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values, each (B, H, T, C / H), of plain attention on (B, T, C).
+
+    Queries and keys are rotated, as they are multiplied; `rope` has sines and cosines of the patch tokens, or is None.
+    """
+    B, T, _ = x.shape
+    if isinstance(attn, ROTARY):
+        return _rotary_qkv(attn, x, rope)
+    if isinstance(attn, PositionalAttention):
+        q, k = (part.expand(B, -1, -1, -1) for part in attn.queries_keys())
+        if q.shape[2] != T:
+            raise UnsupportedError(f"{T} tokens came where {q.shape[2]} positions are: act by way of PositionalDeepViT")
+        return q, k, attn.values(x)
+    q, k, v = attn.qkv(x).reshape(B, T, 3, attn.num_heads, attn.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+    return attn.q_norm(q), attn.k_norm(k), v
+
+
+def _rotary_qkv(attn: Any, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `qkv` does, step by step as timm does it."""
+    B, T, _ = x.shape
+    if attn.qkv is None:
+        parts = [part(x) for part in (attn.q_proj, attn.k_proj, attn.v_proj)]
+    else:
+        bias = attn.qkv.bias
+        if getattr(attn, "q_bias", None) is not None:
+            bias = torch.cat((attn.q_bias, attn.k_bias, attn.v_bias))
+        parts = list(F.linear(x, attn.qkv.weight, bias).chunk(3, dim=2))
+    q, k, v = (part.reshape(B, T, -1, attn.head_dim).transpose(1, 2) for part in parts)
+    q, k = attn.q_norm(q), attn.k_norm(k)
+    if rope is not None:
+        P, half = attn.num_prefix_tokens, attn.rotate_half
+        q, k = (
+            torch.cat([one[:, :, :P], apply_rot_embed_cat(one[:, :, P:], rope, half=half)], dim=2).type_as(v)
+            for one in (q, k)
+        )
+    if (groups := getattr(attn, "num_kv_groups", 1)) > 1:
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    return q, k, v
+
+
+def gather_heads(q: Tensor, rows: Tensor) -> Tensor:
+    """Return the rows (B, M) of (B, H, T, d) as (B, H, M, d), by way of the faster gather of whole tokens."""
+    B, H, T, d = q.shape
+    taken = tokens.gather(q.transpose(1, 2).reshape(B, T, H * d), rows)
+    return taken.reshape(B, -1, H, d).transpose(1, 2)
+
+
+def attend(
+    attn: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None = None,
+    weights: Tensor | None = None,
+    rows: Tensor | None = None,
+) -> Tensor:
+    """Return (B, Q, C), plain attention's output for its Q queries, with the kernel that the module would use.
+
+    Args:
+        attn: the attention.
+        q, k, v: (B, H, Q, C / H), and (B, H, T, C / H) of the T keys.
+        bias: (B, 1, 1, T) is added to what keys are weighed by, before the softmax, or None.
+        weights: (B, T) how much each key counts, see `masked_softmax`, or None.
+        rows: (B, Q) which of the keys' tokens the queries are of; None where they are the same.
+    """
+    bias = None if bias is None else bias.to(q.dtype)
+    if weights is None and attn.fused_attn:
+        drop = attn.attn_drop.p if attn.training else 0.0
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=drop)
+    else:
+        scores = q * attn.scale @ k.transpose(-2, -1)
+        scores = scores if bias is None else scores + bias
+        if weights is None:
+            A = torch.softmax(scores, dim=-1)
+        else:
+            diagonal = torch.eye(k.shape[2], device=k.device, dtype=torch.bool)
+            A = masked_softmax(scores, weights, diagonal if rows is None else diagonal[rows]).to(v.dtype)
+        x = attn.attn_drop(A) @ v
+    x = x.transpose(1, 2).flatten(2)
+    return attn.proj_drop(attn.proj(getattr(attn, "norm", nn.Identity())(x)))
+
+
+def masked_softmax(scores: Tensor, weights: Tensor, diagonal: Tensor, eps: float = 1e-6) -> Tensor:
+    """Return (B, H, Q, T) attention in which key j counts as D_j, and each token fully for itself, in float32 or more.
+
+    (e^(z_ij) G_ij + eps / T) / (sum_k e^(z_ik) G_ik + eps), G_ij = 1 for i = j and D_j otherwise, the largest z of a
+    row taken from all (DynamicViT, Rao et al. 2021, eq. 11). D = 0 has a gradient here, which log D as a bias has not.
+
+    Args:
+        scores: z, (B, H, Q, T).
+        weights: D, (B, T).
+        diagonal: (Q, T) or (B, Q, T) booleans, which key is the query's own.
+        eps: keeps a row without any key from 0 / 0.
+    """
+    z = scores if scores.dtype == torch.float64 else scores.float()
+    G = torch.where(diagonal, 1.0, weights[:, None, :].to(z.dtype))[:, None]
+    e = (z - z.amax(dim=-1, keepdim=True).detach()).exp() * G
+    return (e + eps / z.shape[-1]) / (e.sum(dim=-1, keepdim=True) + eps)

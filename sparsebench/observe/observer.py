@@ -1,0 +1,115 @@
+"""What an observer is, and the thread of its own in which it is called: one that hangs costs a bounded time."""
+
+from __future__ import annotations
+
+import os
+import queue
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict
+
+from sparsebench.errors import UserError
+
+if TYPE_CHECKING:
+    from sparsebench.records.record import Record
+
+See = Callable[["Record"], None]
+T = TypeVar("T")
+PATIENCE = 60.0
+"""Seconds that an observer may take for a record, to be opened, or to let the program end."""
+
+
+class Observer(BaseModel):
+    """Is told of each record that a run has stored. Subclass it, name it, and write `open`.
+
+    Fields of the class are its parameters, as those of a strategy are.
+
+    Attributes:
+        name: what users type after --observe.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
+
+    name: ClassVar[str]
+
+    def open(self, out: Path) -> See:
+        """Return the function that is called with each record, in the process that stores them.
+
+        A cell that is run again comes again, under the same `cell_id`. If the function raises, that is reported once,
+        and it is not called again.
+
+        Args:
+            out: the run's folder.
+
+        Raises:
+            UserError: it cannot be turned on; nothing was run yet.
+        """
+        raise NotImplementedError(f"observer '{self.name}' has no method `open`")
+
+
+def usable(folder: Path, name: str) -> Path:
+    """Return the folder, made if it was not there; UserError unless files can be made in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except (OSError, ValueError) as error:  # ValueError: a null character
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"observer '{name}' cannot write to {str(folder)[:200]!r}: {reason}") from error
+
+
+def not_installed(name: str) -> UserError:
+    """Return the error for a shipped observer without its library."""
+    return UserError(f"observer '{name}' is not installed", next_step=f"pip install 'sparsebench[{name}]'")
+
+
+class ObserverThread:
+    """A thread for the calls of one observer: what a library opens in a thread it may want to be used there only."""
+
+    def __init__(self) -> None:
+        self._asked: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+
+    def call(self, what: Callable[[], T]) -> T:
+        """Return what a call returns, or raise what it raises.
+
+        Raises:
+            TimeoutError: it takes longer than an observer may; later calls would wait for it.
+        """
+        if self._thread.ident is None:
+            self._thread.start()
+        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._asked.put((what, answer))
+        try:
+            value, error = answer.get(timeout=PATIENCE)
+        except queue.Empty:
+            raise TimeoutError(f"no answer in {PATIENCE:g} s") from None
+        if error is not None:
+            raise error
+        return cast(T, value)
+
+    def _work(self) -> None:
+        while True:
+            what, answer = self._asked.get()
+            try:
+                answer.put((what(), None))
+            except BaseException as error:  # raised again in the thread that asked
+                answer.put((None, error))
+
+
+def leave_in_time(code: int) -> None:
+    """Have this process end with a code if it does not do so by itself: threads or exit handlers may hang."""
+
+    def end() -> None:
+        threading.Event().wait(PATIENCE)
+        text = f"WARNING: something that an observer or a plugin left did not end in {PATIENCE:g} s and is cut off\n"
+        os.write(2, text.encode())
+        os._exit(code)
+
+    with suppress(RuntimeError):  # the system allows no thread
+        threading.Thread(target=end, daemon=True).start()

@@ -1,0 +1,208 @@
+"""Which strategies at which budgets a request comes to."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from sparsebench.errors import UserError
+from sparsebench.measure.cost import CostModel
+from sparsebench.measure.counts import check_fits, first_block, schedule_of, solve, stages
+from sparsebench.models.base import Model
+from sparsebench.plan.request import Request
+from sparsebench.plan.suite import Suite, SuiteTask
+from sparsebench.plugin.registry import Found, Registry
+from sparsebench.records.cell import Part
+from sparsebench.strategy.base import Strategy, Traits
+from sparsebench.strategy.budget import AMOUNTS, FULL, SHARED, Budget
+from sparsebench.strategy.spec import Spec, fill, parse
+from sparsebench.tasks.base import Task
+
+SHAPE_KEYS = ("schedule", "gamma", "convention", "blocks")
+BUDGET_KEYS = (*AMOUNTS, *SHAPE_KEYS)
+"""Parameters of a plugin's specification that are its budget's: how much, and how that is spread over the blocks."""
+
+
+def budgets_of(spec: Spec, others: list[Budget]) -> list[Budget]:
+    """Return the specification's own budgets, or else the others, in each of the shapes that it asks for."""
+    what = f"the budget of '{spec.name}'"
+    amounts: list[dict[str, Any]] = [{key: value} for key in AMOUNTS for value in spec.params.get(key, ())]
+    amounts = amounts or [budget.model_dump(exclude_unset=True) for budget in others]
+    swept = {key: spec.params[key] for key in SHAPE_KEYS if key in spec.params}
+    shapes = [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
+    return [fill(Budget, amount | shape, what) for amount in amounts for shape in shapes]
+
+
+def shared_amount(budget: Budget) -> Budget:
+    """Return the budget's amount, and its convention if it was asked for; what is left is each strategy's own."""
+    return Budget(**budget.model_dump(include={*SHARED, "convention"}, exclude_unset=True))
+
+
+def share_of_dense(budget: Budget, strategy: Strategy, cost: CostModel) -> float:
+    """Return the fraction of the dense MACs that a strategy is planned to spend, its own products among it."""
+    traits = strategy.traits()
+    steps = cost.steps(traits, stages(budget, traits, cost.depth), solve(budget, cost, traits))
+    return cost.macs(steps) / cost.macs(cost.dense())
+
+
+def known_cost(task: Task, model: Model) -> CostModel | None:
+    """Return the closed form of a network, or None where it is not known before that is built."""
+    try:
+        return model.cost(task, classes=2)
+    except UserError:
+        return None
+
+
+def fit_budget(
+    budget: Budget, strategy: Strategy, suite_blocks: tuple[int, ...] | None, cost: CostModel | None
+) -> Budget:
+    """Return the budget as the strategy spends it on a network: with its blocks and its convention.
+
+    The blocks are those asked for, or the suite's, which are for its own models, or none where it acts at the input.
+    Where tokens leave every block anyway the suite's are left out, so that a budget has one name on all tasks.
+
+    Raises:
+        UserError: the budget does not fit the strategy or the model.
+    """
+    if not strategy.budgeted:
+        return budget
+    inside, traits = strategy.site != "input", strategy.traits()
+    if not inside and (budget.schedule or budget.blocks or not any(getattr(budget, key) for key in SHARED)):
+        raise UserError(
+            f"strategy '{strategy.name}' acts at the input only, once", got=f"budget {budget.label}",
+            allowed="macs or keep_rate, without schedule or blocks",
+            next_step="or take one of the attention or block site",
+        )  # fmt: skip
+    changes: dict[str, Any] = {}
+    if budget.keep_rate is not None and "convention" not in budget.model_fields_set:
+        changes["convention"] = strategy.convention
+    deep = cost is not None and cost.depth > 1
+    staged = schedule_of(budget, traits) == "stages"
+    if "gamma" in budget.model_fields_set and schedule_of(budget, traits) != "late":
+        raise UserError(
+            f"gamma is for the late schedule, which '{strategy.name}' does not have here",
+            got=f"gamma={budget.gamma:g}",
+            next_step="add schedule=late, or leave gamma out",
+        )
+    suite_blocks = tuple(block for block in suite_blocks or () if block >= first_block(traits)) or None
+    if inside and budget.blocks is None and suite_blocks is not None:
+        fits = budget.counts is None or len(budget.counts) == len(suite_blocks)
+        if fits and (staged or (deep and suite_blocks != _default_blocks(budget, traits, cost))):
+            changes["blocks"] = suite_blocks
+    budget = budget.model_copy(update=changes)
+    if inside and deep:
+        assert cost is not None
+        check_fits(budget, traits, cost.tokens, cost.depth)
+        traits.own_macs(cost.place(0, cost.tokens, cost.tokens))  # says it of parameters that do not fit the network
+    return budget
+
+
+def _default_blocks(budget: Budget, traits: Traits, cost: CostModel | None) -> tuple[int, ...] | None:
+    """Return the blocks in which a strategy acts where nobody names any; None where counts do not fit them."""
+    assert cost is not None
+    return None if budget.counts is not None else stages(budget, traits, cost.depth)
+
+
+ALL = "all"
+"""In place of a strategy's name: every one that is installed; see `able` where nothing is trained."""
+Contender = tuple[Strategy, Found, Budget, Part]
+"""The part is made once: a hundred thousand cells share a few."""
+DRAWING = frozenset({"random", "random_inside", "oracle", "anti_oracle", "tnt", "perturbation", "dpc_knn", "k_medoids"})
+"""The shipped strategies whose tests depend on `view.random`; the hash of a file, which names its cells, lies on it."""
+
+
+def draws_random(found: Found) -> bool:
+    """Say whether a strategy may do another thing when a trained network is tested with it again."""
+    if found.cls.draws_random is not None:
+        return found.cls.draws_random
+    return found.cls.name in DRAWING if found.origin.is_shipped else True
+
+
+def contenders_of(
+    suite: Suite, entry: SuiteTask, plugins: list[Spec], request: Request, registry: Registry
+) -> Iterator[Contender]:
+    """Yield every strategy with its parameters and each of its budgets: the plugins asked for and the baselines.
+
+    A plugin that names budgets of its own is run at those; the baselines are run at every amount that occurs, spread
+    their own way. Tokens per block are no amount that strategies at the input share. A task with strategies of its own
+    has those in place of the baselines.
+
+    Raises:
+        UserError: a budget is named twice.
+    """
+    named_here = () if request.alone else entry.strategies
+    specs = plugins + [parse(text) for text in named_here or ()]
+    usual = usual_budgets(suite, entry, request)
+    budgets = [budgets_of(spec, usual) for spec in specs]
+    for each in (usual, *budgets):
+        _check_different(each)
+    amounts = (
+        shared_amount(budget) for each in budgets for budget in each if any(getattr(budget, key) for key in SHARED)
+    )
+    every = list(dict.fromkeys(amounts)) or usual
+    baselines = [(Spec(name), every) for name in suite.baselines] if named_here is None else []
+    for spec, each in [*zip(specs, budgets, strict=True), *baselines]:
+        registered = registry.strategy(spec.name)
+        for params in spec.combinations(without=BUDGET_KEYS):
+            what = f"strategy '{spec.name}'"
+            strategy = registered.cls() if registered.failure else fill(registered.cls, params, what, BUDGET_KEYS)
+            part = Part.of(strategy)
+            for budget in each if strategy.budgeted else [FULL]:
+                yield strategy, registered, budget, part
+
+
+def able(
+    contenders: Sequence[Contender], suite: Suite, request: Request, registry: Registry, cost: CostModel | None
+) -> tuple[Contender, ...]:
+    """Return what is tested where nothing is trained: without those that `ALL` alone names and that cannot act there.
+
+    They learn, or know the truth, or cost more than the dense network at each of their budgets.
+    """
+    others = [text for text in request.plugins if parse(text).name != ALL]
+    if len(others) == len(request.plugins):
+        return tuple(contenders)
+    named = {*suite.baselines, *(spec.name for text in others for spec in specs_of(text, registry))}
+
+    def can(strategy: Strategy, registered: Found, budget: Budget, part: Part) -> bool:
+        if part.name in named or registered.failure is not None:
+            return True
+        if strategy.trained or strategy.trains_only or strategy.fits() or strategy.kind == "oracle":
+            return False
+        return not strategy.budgeted or cost is None or share_of_dense(budget, strategy, cost) <= 1
+
+    names = {one[3].name for one in contenders if can(*one)}
+    return tuple(one for one in contenders if one[3].name in names)
+
+
+def usual_budgets(suite: Suite, entry: SuiteTask, request: Request) -> list[Budget]:
+    """Return the budgets of a strategy that names none: those of the request, else of the task, else of the suite."""
+    shared = [Budget(keep_rate=rate) for rate in request.keep] + [Budget(macs=share) for share in request.macs]
+    usual = shared or list(() if request.single else entry.budgets)
+    return usual or [Budget(**suite.budget.model_dump(exclude={"blocks"}, exclude_unset=True))]
+
+
+def _check_different(budgets: list[Budget]) -> None:
+    """Raise UserError if a budget is there twice: its cells would be the same."""
+    twice = [budget.label for budget, n in Counter(budgets).items() if n > 1]
+    if twice:
+        raise UserError(
+            "budgets", got=f"{', '.join(twice)} more than once", allowed="each once, in any order",
+            next_step="leave the second one out",
+        )  # fmt: skip
+
+
+def specs_of(text: str, registry: Registry) -> list[Spec]:
+    """Return the specifications of a plugin argument: one, one for each strategy of a file, or of `ALL` there are."""
+    spec = parse(text)
+    if "," in spec.name:
+        raise UserError(
+            "one strategy a word", got=f"'{text}'", next_step=f"sparsebench run {spec.name.replace(',', ' ')}"
+        )
+    if spec.name == ALL:
+        return [Spec(registered.cls.name, spec.params) for registered in registry.strategies()]
+    if not spec.name.endswith(".py"):
+        return [spec]
+    return [Spec(name, spec.params) for name in registry.load_file(Path(spec.name))]

@@ -1,0 +1,567 @@
+"""How a run's request becomes cells."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+from sparsebench.errors import UserError, unknown
+from sparsebench.models.base import Model
+from sparsebench.plan.contenders import (
+    Contender,
+    able,
+    contenders_of,
+    draws_random,
+    fit_budget,
+    known_cost,
+    specs_of,
+    usual_budgets,
+)
+from sparsebench.plan.job import Job
+from sparsebench.plan.request import ImageUse, PrecisionChoice, Request
+from sparsebench.plan.suite import Suite, SuiteTask, load, training_entry
+from sparsebench.plugin.registry import Found, Registry
+from sparsebench.records.cell import Cell, Part, Precision, Track, Where, digest
+from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.budget import AMOUNTS, FULL, Budget
+from sparsebench.strategy.spec import fill, label, parse
+from sparsebench.tasks.base import Locations, Task, check_items
+
+log = logging.getLogger(__name__)
+
+WEIGHTS_SEED = 0
+OVERHEAD = 1e9
+"""What a cell takes besides its images, in MACs of a core in that time."""
+ANY_NETWORK = 1e8
+"""The MACs of an image where they are not known before the network is built."""
+PICTURES = ("images", "backgrounds", "pretrain_images")
+"""Parameters of tasks that name pictures."""
+
+
+def image_uses(suite: Suite, request: Request, registry: Registry) -> tuple[ImageUse, ...]:
+    """Return for what the tasks of a request take its images: to train on, or only to test on."""
+    for text in request.plugins:
+        specs_of(text, registry)  # files may bring tasks
+    names = [parse(text).name for text in request.tasks] or [entry.name for entry in suite.task]
+    uses = {_image_use(cls) for cls in map(registry.task, names) if "images" in cls.model_fields}
+    return tuple(sorted(uses)) or ("images",)
+
+
+def _image_use(task: type[Task]) -> ImageUse:
+    return "images" if task.trains else "tested_images"
+
+
+def expand(
+    request: Request, registry: Registry, locations: dict[str, Path] | None = None, suite: Suite | None = None
+) -> list[Job]:
+    """Return the jobs of a request: initial models first, then repetition by repetition.
+
+    In that order the work left is always like the work done, and every strategy has a number after the first
+    repetition. What lies at the locations is looked at only to say what trained weights are made for, whether they
+    fit, and which class of their head is which; the files that tasks name are added to them. The suite is loaded unless
+    it is given.
+    """
+    locations = {} if locations is None else locations
+    if request.where not in get_args(Where):
+        raise UserError("where", got=f"'{request.where}'", allowed=get_args(Where))
+    if request.seeds is not None and request.seeds < 1:
+        raise UserError("--seeds", got=request.seeds, allowed="1 or more")
+    suite = load(request.suite) if suite is None else suite
+    settings = list(_settings(suite, request, registry, locations))
+    _check_pictures(suite, request, [setting.task for setting in settings])
+    _check_weights(list({repr((one.task, one.model)): one for one in settings}.values()), locations)
+    jobs, costs = dict[str, Job](), _Costs(registry)
+    for repetition in range(max(setting.seeds for setting in settings)):
+        for setting in settings:
+            if repetition >= setting.seeds:
+                continue
+            for contender in setting.contenders:
+                for n_train in setting.n_train:
+                    for job in _jobs(setting, contender, n_train, repetition, registry, costs):
+                        jobs[job.cell.id] = _both(jobs.get(job.cell.id, job), job)
+    return sorted(jobs.values(), key=lambda job: job.order)
+
+
+def _check_weights(settings: Collection[_Setting], locations: Locations) -> None:
+    """Say what becomes of trained weights for the tasks.
+
+    Raises:
+        UserError: weights do not fit, or are made for other data than others beside them, or there are too many items.
+    """
+    said: dict[str, None] = {}
+    for setting in settings:
+        setting.task.check_located(locations)
+        said[setting.model.check_weights(setting.task, locations)] = None
+        check_items(setting.task, getattr(setting.task, "test", 0))
+    for line in filter(None, said):
+        log.warning("%s", line)
+    made: defaultdict[str, set[str]] = defaultdict(set)
+    for task, model in ((setting.task, setting.model) for setting in settings):
+        if (name := getattr(model, "weights", "")) in locations:
+            side, channels = getattr(task, "canvas", "?"), getattr(model, "in_chans", "?")
+            made[name].add(f"{side} x {side} pixels of {channels} channels and {model.classes(locations)} classes")
+    for name, wanted in made.items():
+        if wanted != (usual := next(iter(made.values()))):
+            raise UserError(
+                "networks of one board take the same pictures and know the same classes",
+                got=f"{locations[next(iter(made))].name} for {min(usual)}, {locations[name].name} for {min(wanted)}",
+                next_step="give each a run of its own, or say one size for all with canvas=SIDE of the task",
+            )
+
+
+def _check_pictures(suite: Suite, request: Request, tasks: Iterable[Task]) -> None:
+    """Raise UserError if a task of a suite for a user's own pictures would take the shipped ones."""
+    for task in tasks if suite.own_pictures and request.images is None else ():
+        field = type(task).model_fields.get("images")
+        if field is not None and task.model_dump()["images"] == field.default:
+            raise UserError(
+                f"suite '{suite.name}' is for pictures of one's own", got=f"none for task '{task.name}'",
+                next_step="give --images folder:DIR, or a name that sparsebench data lists",
+            )  # fmt: skip
+
+
+def _both(one: Job, other: Job) -> Job:
+    """Return the job that is what two of the same cell are for."""
+    asked, keeps = one.asked or other.asked, one.keep_weights or other.keep_weights
+    same = (asked, keeps) == (one.asked, one.keep_weights)
+    return one if same else one.model_copy(update={"asked": asked, "keep_weights": keeps})
+
+
+def _jobs(
+    setting: _Setting, contender: Contender, n_train: int, repetition: int, registry: Registry, costs: _Costs
+) -> Iterator[Job]:
+    """Yield the job of one cell, after those of the cells it starts from, if there are any.
+
+    None of a repetition that could not differ from the first: of trained weights that are tested where nothing draws.
+    """
+    dense = registry.strategy("dense")
+
+    def job(cell: Cell, registered: Found, strategy: Strategy, network: str = "", **more: Any) -> Job:
+        after = network or (cell.init.id if cell.init else "")
+        return Job(
+            cell=cell, origin=registered.origin, kind=registered.cls.kind, label=_label(strategy),
+            failure=registered.failure, **code_of(cell, registry), after=after, network=network,
+            together=setting.model.together and not after, cost=costs.of(cell, tests=bool(network)), **more,
+        )  # fmt: skip
+
+    def first(of: Cell) -> Job:
+        return job(of, dense, dense.cls(), asked=False, keep_weights=True)
+
+    strategy, registered, budget, part = contender
+    init = _pretraining(setting.task, setting.model, registry, repetition)
+    if setting.training is not None:
+        init = _training(*setting.training, setting.model, registry, repetition)
+    cell = Cell(
+        task=setting.parts[0], model=setting.parts[1], strategy=part, budget=budget, n_train=n_train,
+        repetition=repetition, where=_where(setting, strategy), init=init, track=setting.track,
+        precision=setting.precision,
+    )  # fmt: skip
+    if repetition and cell.network and not (setting.task.draws_test() or draws_random(registered)):
+        return  # it could not come out otherwise
+    for before in cell.inits:
+        yield first(before)
+    training = init if setting.training else None
+    if training is None and strategy.distils and _can_learn(setting, cell):
+        teacher = cell.model_copy(update={"strategy": Part.of(dense.cls()), "budget": FULL, "where": "both"})
+        yield first(teacher)
+        cell = cell.model_copy(update={"init": teacher})
+    if training is None and not strategy.trained:
+        training = training_of(cell, setting.task, setting.model, registry)
+        if training is not None:
+            yield first(training)
+    tested = training if cell.where == "test" else None
+    keeps = setting.keep_weights and tested is None
+    yield job(cell, registered, strategy, network=tested.id if tested else "", keep_weights=keeps)
+
+
+class _Costs:
+    """About the MACs of the training and the test of cells without a strategy, each kind counted once."""
+
+    def __init__(self, registry: Registry):
+        self.registry, self.known = registry, dict[tuple[object, ...], float]()
+
+    def of(self, cell: Cell, tests: bool) -> float:
+        """Return what a cell costs; with `tests` it tests a network that another cell trains."""
+        trains = not tests and cell.track != "frozen" and cell.n_train > 0
+        key = cell.task.name, repr(cell.task.params), cell.model.name, repr(cell.model_params), cell.n_train, trains
+        if key not in self.known:
+            self.known[key] = self._count(cell, trains)
+        return self.known[key]
+
+    def _count(self, cell: Cell, trains: bool) -> float:
+        task = fill(self.registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
+        model = fill(self.registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
+        cost, images = known_cost(task, model), float(getattr(task, "test", 0))
+        if trains and task.trains:
+            recipe = task.recipe()
+            images += 3 * min(cell.n_train * recipe.epochs, (recipe.batch or cell.n_train) * recipe.steps)
+        return OVERHEAD + images * (ANY_NETWORK if cost is None else cost.macs(cost.dense()))
+
+
+def code_of(cell: Cell, registry: Registry) -> dict[str, tuple[str, ...]]:
+    """Return `Job.files` and `Job.strangers` of a cell, whose code it runs; none where its strategy failed to load."""
+    if registry.strategy(cell.strategy.name).failure is not None:
+        return {"files": (), "strangers": ()}
+    owners = registry.owners(cell.strategy.name, cell.task.name, cell.model.name)
+    strangers = {str(owner.file or owner.origin.plugin) for owner in owners if not owner.origin.is_shipped}
+    files = {str(owner.file) for owner in owners if owner.file is not None}
+    return {"files": tuple(sorted(files)), "strangers": tuple(sorted(strangers))}
+
+
+def training_of(cell: Cell, task: Task, model: Model, registry: Registry) -> Cell | None:
+    """Return the cell whose trained network a cell tests that acts in the test only; None if it is trained itself.
+
+    Networks of tokens are trained in less time than their weights take to be kept and read. A training that is watched,
+    or ends by a validation result, is tested with the strategy on its way, and so is each strategy's own.
+    """
+    if cell.where != "test" or cell.track != "scratch" or not task.trains or model.inputs != "images":
+        return None
+    recipe = task.recipe()
+    if recipe.watch or recipe.patience:
+        return None
+    dense = Part.of(registry.strategy("dense").cls())
+    return cell.model_copy(update={"strategy": dense, "budget": FULL, "where": "both"})
+
+
+def _pretraining(task: Task, model: Model, registry: Registry, repetition: int) -> Cell | None:
+    """Return the cell that is trained before those of a task, or None for random weights."""
+    if (start := task.initial()) is None:
+        return None
+    plain, samples = start
+    return Cell(
+        task=registry.part_of(plain), model=registry.part_of(model.first_model()),
+        strategy=Part.of(registry.strategy("dense").cls()), budget=FULL, n_train=samples,
+        repetition=repetition if getattr(task, "pretrain_each", False) else WEIGHTS_SEED,
+    )  # fmt: skip
+
+
+def _training(task: Task, n_train: int, model: Model, registry: Registry, repetition: int) -> Cell:
+    """Return the cell of the network that a frozen or tuned cell of that repetition begins with."""
+    return Cell(
+        task=registry.part_of(task), model=registry.part_of(model), strategy=Part.of(registry.strategy("dense").cls()),
+        budget=FULL, n_train=n_train, repetition=repetition, init=_pretraining(task, model, registry, repetition),
+    )  # fmt: skip
+
+
+def _can_learn(setting: _Setting, cell: Cell) -> bool:
+    """Say whether a strategy may be trained with the network; theory models, which read tokens, train none."""
+    return setting.task.trains and setting.model.inputs == "images" and cell.where != "test"
+
+
+def _where(setting: _Setting, strategy: Strategy) -> Where:
+    """Return where the strategy acts: as asked for, unless it leaves no choice."""
+    if setting.track == "frozen":
+        return "test"
+    if not strategy.budgeted:
+        return "both"
+    return "train" if strategy.trains_only else setting.where
+
+
+def _label(strategy: Strategy) -> str:
+    return label(strategy.name, strategy.model_dump(mode="json", exclude_defaults=True))
+
+
+class _Question(NamedTuple):
+    """What a suite asks of a strategy, or a cell answers; where a suite takes what users choose, that is left out."""
+
+    setting: str
+    where: Where
+    amount: str
+
+
+def _question(
+    task: Part, model: Part, n_train: int, repetition: int, track: Track, where: Where, budget: Budget,
+    precision: Precision = "float32",
+) -> _Question:  # fmt: skip
+    """Return what is asked; of a task that trains nothing, which is about a user's network and data, its name alone."""
+    params = {key: value for key, value in task.params.items() if key not in PICTURES}
+    about: list[Any] = [params, model.model_dump(mode="json")] if n_train else []
+    about += [precision] if about and precision != "float32" else []
+    amount = next(f"{key} {value}" for key in AMOUNTS if (value := getattr(budget, key)) is not None)
+    acts: Where = "test" if where == "test" and track == "scratch" else "both"
+    return _Question(digest([task.name, n_train, repetition, track, *about]), acts, amount)
+
+
+def _questions(suite: Suite, request: Request, registry: Registry) -> Iterator[tuple[_Question, str]]:
+    """Yield what a suite asks of every strategy, and the same in words."""
+    for entry in suite.task:
+        alone = suite.model_copy(update={"task": (entry,)})
+        task, seeds = Part(name=entry.name), entry.seeds or suite.seeds
+        each: Iterable[tuple[Part, Part, Where]] = [(task, task, entry.where)]
+        if registry.task(entry.name).trains:
+            each = ((*one.parts, one.where) for one in _settings(alone, request, registry, {}))
+        usual = usual_budgets(suite, entry, request)
+        for (task, model, where), n_train, number, budget in product(each, entry.n_train, range(seeds), usual):
+            words = f"{entry.name} with {n_train} samples, repetition {number}, {budget.label}"
+            yield _question(task, model, n_train, number, entry.track, where, budget), words
+
+
+def unanswered(suite: Suite, cells: Collection[Cell], registry: Registry, *, any_budget: bool) -> list[str]:
+    """Return what a suite asks of every strategy and some cells do not answer, in words.
+
+    Pictures are the user's, and so are networks and labels where nothing is trained. With `any_budget` the cells need
+    not have the suite's budgets.
+    """
+    answered = {
+        _question(
+            cell.task, cell.model, cell.n_train, cell.repetition, cell.track, cell.where, cell.budget, cell.precision
+        )
+        for cell in cells
+    }
+    settings = {one.setting for one in answered}
+    pictures: dict[str, Any] = {
+        key: name for cell in cells for key in PICTURES if (name := cell.task.params.get(key)) and cell.n_train
+    }
+    try:
+        asked = list(_questions(suite, Request(**pictures), registry))
+    except UserError as error:  # a task of the suite needs other pictures than any of the cells have
+        return [str(error)]
+    return [words for one, words in asked if ((one.setting not in settings) if any_budget else (one not in answered))]
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """A task with its model and strategies.
+
+    Attributes:
+        parts: the task and the model as all its cells have them.
+        training: the task and the n_train of the network that its cells begin with.
+    """
+
+    task: Task
+    model: Model
+    parts: tuple[Part, Part]
+    contenders: tuple[Contender, ...]
+    n_train: tuple[int, ...]
+    seeds: int
+    where: Where
+    track: Track = "scratch"
+    training: tuple[Task, int] | None = None
+    keep_weights: bool = False
+    precision: Precision = "float32"
+
+
+def _settings(suite: Suite, request: Request, registry: Registry, locations: dict[str, Path]) -> Iterator[_Setting]:
+    """Yield every task with its model and strategies: the suite's, or those of the request."""
+    if any(n < 1 for n in request.n_train):
+        raise UserError("--n-train", got=list(request.n_train), allowed="1 or more")
+    plugins = [spec for text in request.plugins for spec in specs_of(text, registry)]  # files may bring tasks
+    for entry, params in _entries(suite, request, registry):
+        contenders = tuple(contenders_of(suite, entry, plugins, request, registry))
+        trained = training_entry(entry) if entry.network else None
+        for varied in entry.task_params():
+            known = {} if trained is None else trained.params
+            _check_changed(entry, varied | params, registry)
+            task, places = _task(entry.name, known | varied | params, request, registry).located()
+            locations |= places
+            for one in _models(task, trained or entry, request, registry):
+                model = one.with_weights(locations)
+                fitted = task.with_cut(model.cut())
+                model.check(fitted)
+                if not task.trains:
+                    fitted = _with_classes(fitted, model, request, locations)
+                seeds, blocks = request.seeds or entry.seeds or suite.seeds, suite.budget.blocks
+                cost = known_cost(fitted, model)
+                placed: tuple[Contender, ...] = tuple(
+                    (strategy, registered, fit_budget(budget, strategy, None if request.model else blocks, cost), part)
+                    for strategy, registered, budget, part in contenders
+                )
+                if not task.trains:
+                    placed = able(placed, suite, request, registry, cost)
+                training = None
+                if trained is not None:
+                    first = _task(entry.name, trained.params, request, registry).with_cut(model.cut())
+                    training = first, trained.n_train[0]
+                yield _Setting(
+                    fitted, model, (registry.part_of(fitted), registry.part_of(model)), placed,
+                    _sizes(task, entry, request), seeds, _asked_where(task, entry, request), entry.track, training,
+                    suite.keep_weights, _precision(task, model, entry, request),
+                )  # fmt: skip
+
+
+def _with_classes(task: Task, model: Model, request: Request, locations: Locations) -> Task:
+    """Return the task with the classes of the model's head; of several files of weights an error names the one."""
+    try:
+        return task.with_classes(model.classes(locations), locations)
+    except UserError as error:
+        if len(request.weights) < 2:
+            raise
+        raise UserError(f"{locations[model.model_dump()['weights']].name}: {error}") from error
+
+
+def _check_changed(entry: SuiteTask, params: dict[str, Any], registry: Registry) -> None:
+    """Raise UserError if parameters that a trained network has decided are to be others in its test."""
+    if entry.track != "frozen":
+        return
+    decided = {"canvas", "patch", "permuted", *getattr(registry.task(entry.name), "training", ())} - {"spuriosity"}
+    if wrong := sorted(decided & params.keys()):
+        raise UserError(
+            f"task '{entry.name}' tests networks that are trained", got=f"{', '.join(wrong)}, which training decides",
+            next_step="say on how many images it is to be trained anew with --n-train",
+        )  # fmt: skip
+
+
+def _asked_where(task: Task, entry: SuiteTask, request: Request) -> Where:
+    """Return where strategies act: as asked for, else as the suite has it.
+
+    Raises:
+        UserError: it cannot be there.
+    """
+    where = entry.where if request.where == "both" else request.where
+    if where == "train" and not task.trains:
+        raise UserError(f"task '{task.name}' trains nothing", got="where: train", allowed=("both", "test"))
+    if request.where != "both" and entry.track != "scratch" and (request.where, entry.track) != ("test", "frozen"):
+        acts = "in the test only" if entry.track == "frozen" else "in training and test"
+        raise UserError(
+            f"strategies of track {entry.track} act {acts}", got=f"--where {request.where}",
+            next_step="leave --where out, or name another suite",
+        )  # fmt: skip
+    return where
+
+
+def _precision(task: Task, model: Model, entry: SuiteTask, request: Request) -> Precision:
+    """Return the precision of tests: as asked for, else as the suite has it.
+
+    Raises:
+        UserError: another than the model's own is asked for where a network is trained, or of one that has no other.
+    """
+    if request.precision not in get_args(PrecisionChoice):
+        raise UserError("--precision", got=f"'{request.precision}'", allowed=get_args(PrecisionChoice))
+    if not task.trains or entry.track == "frozen":
+        of_suite = entry.gpu_precision if request.on_gpu else "float32"
+        precision = of_suite if request.precision == "auto" else request.precision
+        if precision != "float32":
+            fill(type(model), model.model_dump() | {"precision": precision}, f"--precision: model '{model.name}'")
+        elif request.precision != "auto" and getattr(model, "precision", precision) != precision:
+            raise UserError(
+                f"model '{model.name}' is asked for in another precision than its test",
+                got=f"precision={model.model_dump()['precision']}, and --precision {precision}",
+                next_step="say one of them",
+            )
+        return precision
+    if request.precision in ("auto", "float32"):
+        return "float32"
+    raise UserError(
+        f"task '{task.name}' trains networks, and --precision is of tests of trained ones",
+        got=f"--precision {request.precision}",
+        next_step=f"train in it, too: --model {model.name}:precision={request.precision}, where it can",
+    )
+
+
+def _sizes(task: Task, entry: SuiteTask, request: Request) -> tuple[int, ...]:
+    """Return the numbers of training samples: 0 where nothing is trained, else as asked, else the suite's."""
+    if not task.trains:
+        if request.n_train:
+            raise UserError(f"task '{task.name}' trains nothing", got="--n-train", next_step="leave --n-train out")
+        return (0,)
+    sizes = request.n_train or entry.n_train
+    if min(sizes) < 1:
+        raise UserError(f"n_train of task '{task.name}'", got=list(sizes), allowed="1 or more")
+    return sizes
+
+
+def _entries(suite: Suite, request: Request, registry: Registry) -> Iterator[tuple[SuiteTask, dict[str, Any]]]:
+    """Yield the suite's entries that were asked for, with the parameters that were."""
+    figures = sorted({entry.figure for entry in suite.task} - {""})
+    if strange := sorted(set(request.figures) - set(figures)):
+        raise unknown(f"figure of suite '{suite.name}'", strange[0], figures)
+    of_suite = [entry for entry in suite.task if not request.figures or entry.figure in request.figures]
+    if request.n_train or request.model:
+        changed = [entry for entry in of_suite if entry.network and _is_trained(entry, request, registry)]
+        _refuse_trained(suite, changed, request)
+        of_suite = [entry for entry in of_suite if entry not in changed]
+    if not request.tasks:
+        yield from ((entry, {}) for entry in of_suite)
+    for spec in map(parse, request.tasks):
+        needs = registry.task(spec.name).trains
+        entries = [entry for entry in of_suite if entry.name == spec.name]
+        if not entries and needs and not request.n_train:
+            tested = any(entry.name == spec.name and entry.network for entry in suite.task)
+            raise UserError(
+                f"task '{spec.name}' of suite '{suite.name}' tests trained networks, and another model is to be trained"
+                if tested else f"task '{spec.name}' is not in suite '{suite.name}'",
+                next_step="say on how many images with --n-train",
+            )  # fmt: skip
+        for entry in entries or [SuiteTask(name=spec.name, n_train=request.n_train or (0,))]:
+            yield from ((entry, params) for params in spec.combinations())
+
+
+def _is_trained(entry: SuiteTask, request: Request, registry: Registry) -> bool:
+    """Say whether a request trains a task for which its suite has networks: it says how much, or another model."""
+    if request.n_train or request.model is None:
+        return bool(request.n_train)
+    return registry.model(request.model.partition(":")[0]).inputs == registry.task(entry.name).inputs
+
+
+def _refuse_trained(suite: Suite, entries: list[SuiteTask], request: Request) -> None:
+    """Raise UserError if a whole suite is asked to train what it has trained networks for.
+
+    A task that is named is trained as asked: it is none of the suite's then.
+    """
+    names = [entry.name for entry in entries]
+    if names and not request.tasks:
+        raise UserError(
+            f"suite '{suite.name}' tests trained networks on {', '.join(names)}",
+            got="--n-train" if request.n_train else "--model", next_step="name what is to be trained with --task",
+        )  # fmt: skip
+
+
+def _task(name: str, params: dict[str, Any], request: Request, registry: Registry) -> Task:
+    cls = registry.task(name)
+    for key in PICTURES:
+        given = getattr(request, _image_use(cls) if key == "images" else key)
+        if given is not None and key in cls.model_fields:
+            params = params | {key: given}
+    task = fill(cls, params, f"task '{name}'")
+    task.check()
+    return task
+
+
+def _models(task: Task, entry: SuiteTask, request: Request, registry: Registry) -> Iterator[Model]:
+    """Yield the model asked for if it takes the task's inputs, else the suite's or the task's own."""
+    starts = list(_starts(task, request))
+    if request.model is not None:
+        name = request.model.partition(":")[0]
+        cls = registry.model(name)
+        spec = parse(request.model, positional=cls.positional)
+        if cls.inputs == task.inputs:
+            (params, *more) = spec.combinations()
+            if more:
+                raise UserError("--model takes one value a parameter", got=request.model)
+            yield from (_model(cls, params | started) for started in starts)
+            return
+        if request.tasks:
+            raise UserError(f"model '{name}' takes {cls.inputs}, and task '{task.name}' gives {task.inputs}")
+    name = entry.model or task.default_model
+    for params in entry.all_model_params():
+        yield from (_model(registry.model(name), params | started) for started in starts)
+
+
+def _starts(task: Task, request: Request) -> Iterator[dict[str, Any]]:
+    """Yield the parameters of models that say what trained weights they begin with, one for each network."""
+    fetched: dict[str, Any] = {"pretrained": True} if request.pretrained and task.inputs == "images" else {}
+    if not request.weights or task.inputs != "images":
+        yield fetched
+        return
+    if len(request.weights) > 1 and task.trains:
+        raise UserError(
+            f"task '{task.name}' trains networks, all of which begin with the same weights",
+            got=f"{len(request.weights)} files of weights", allowed="one", next_step="give each a run of its own",
+        )  # fmt: skip
+    key = {"weights_key": request.weights_key} if request.weights_key else {}
+    yield from (fetched | {"weights": name} | key for name in request.weights)
+
+
+def _model(cls: type[Model], params: dict[str, Any]) -> Model:
+    for key in ("pretrained", "weights"):
+        if key in params and key not in cls.model_fields:
+            raise UserError(
+                f"--{key}: model '{cls.name}' has no trained weights",
+                next_step="name one that has, as --model timm:NAME",
+            )
+    return fill(cls, params, f"model '{cls.name}'")

@@ -1,0 +1,359 @@
+"""Where pictures, trained networks and files of weights lie that cells need, and the names that cells have for them.
+
+A folder of networks is the folder of a run that kept them: weights by the hash of their cell, and the records that say
+how each was trained and what its file's content is.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparsebench import sources
+from sparsebench.errors import UserError
+from sparsebench.plan.job import Job
+from sparsebench.plan.request import Files, ImageUse
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import files, store
+from sparsebench.records.record import Head
+from sparsebench.sources.known import OFFICIAL
+from sparsebench.strategy.spec import fill
+from sparsebench.tasks import folder
+from sparsebench.text import as_utf8, few, plain
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+LOCATED = {
+    "images": sources.locate_images,
+    "backgrounds": sources.locate_backgrounds,
+    "pretrain_images": sources.locate_images,
+}
+"""The parameters of tasks that name pictures, and what finds those."""
+
+
+def locate(files: Files, uses: Sequence[ImageUse] = ("images",)) -> tuple[dict[str, Any], dict[str, Path]]:
+    """Return the names for the cells by field of the request, and the places by name.
+
+    Files are read the first time only. A folder that is only tested on needs no part to train on, and that part
+    is not in its name: so the images of a request have two names if tasks of both kinds are in it.
+
+    Raises:
+        UserError: there are no such pictures or weights, or they are damaged.
+    """
+    specs: dict[str, str | None] = dict.fromkeys(uses, files.images)
+    specs |= {"backgrounds": files.backgrounds, "pretrain_images": files.pretrain_images}
+    places = {use: _once(files, use, spec) for use, spec in specs.items() if spec is not None}
+    if files.weights_key and not files.weights:
+        raise UserError("--weights-key is of a file of weights", next_step="give --weights, or leave it out")
+    if files.weights and not files.networks_located:
+        files.networks_located.update(locate_all(files.weights, files.weights_key or ""))
+    names: dict[str, Any] = {parameter: name for parameter, (name, _) in places.items()}
+    if files.weights:
+        names |= {"weights": tuple(files.networks_located), "weights_key": files.weights_key or ""}
+    return names, {name: place for name, place in places.values() if place is not None} | files.networks_located
+
+
+def _once(files: Files, use: str, spec: str) -> tuple[str, Path | None]:
+    """Return name and place of pictures, looked at the first time only."""
+    if use not in files.located:
+        bad = sources.Bad(skip=files.skip_bad, look=not files.dry)
+        if use == "tested_images":
+            files.located[use] = folder.locate(spec, bad)
+        else:
+            files.located[use] = LOCATED[use](spec, files.data_root, files.download and not files.dry, bad)
+    return files.located[use]
+
+
+def strays_of(files: Files) -> dict[str, str]:
+    """Return what is left out of the folders of pictures, in one line by the name of the pictures; warn of it."""
+    said = {}
+    for use, (name, place) in files.located.items():
+        if place is None:
+            continue
+        line = folder.strays_of(name, place) if use == "tested_images" else sources.strays_of(name, place)
+        if line:
+            log.warning("%s: left out: %s", plain(place, None), line)
+            said[name] = line
+    return said
+
+
+def places_of(files: Files, jobs: Sequence[Job], named: Mapping[str, Path]) -> dict[str, Path]:
+    """Return where all files of the jobs lie: those that the user named, and official sets that suites name.
+
+    Raises:
+        UserError: an official set is not there.
+    """
+    places = dict(named)
+    named_in = ((key, job.cell.task.params.get(key)) for job in jobs for key in LOCATED)
+    for parameter, name in sorted({(key, name) for key, name in named_in if isinstance(name, str)}):
+        if name in OFFICIAL and name not in places:
+            place = LOCATED[parameter](name, files.data_root, files.download and not files.dry)[1]
+            assert place is not None
+            places[name] = place
+    return places
+
+
+def pictures_of(jobs: Sequence[Job], registry: Registry, places: Mapping[str, Path]) -> list[sources.Pixels]:
+    """Return what jobs need of users' pictures and is not decoded yet.
+
+    Of a cell whose data cannot be drawn there is nothing: its record will say why not.
+    """
+    cells = {job.cell.draw: job.cell for job in jobs} if places else {}
+    wanted: dict[str, sources.Pixels] = {}
+    for cell in cells.values():
+        with suppress(UserError):
+            task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
+            wanted |= {one.name: one for one in task.pictures(cell.n_train, cell.repetition, places)}
+    return [one for one in wanted.values() if one.kept() is None]
+
+
+def decode(jobs: Sequence[Job], registry: Registry, places: Mapping[str, Path]) -> None:
+    """Decode what jobs need of users' pictures, so that no cell has to, nor has to look through folders again.
+
+    Raises:
+        BadPicturesError: all that cannot be read.
+        UserError: there is no room for what they become, or a picture is not what it was.
+    """
+    for name in places if jobs else ():
+        sources.keep_contents(name)
+    if wanted := pictures_of(jobs, registry, places):
+        sources.decode(wanted)
+
+
+def shipped_folder() -> Path:
+    """Return the folder of the networks that come with sparsebench."""
+    return Path(str(resources.files("sparsebench"))) / "suites" / "networks"
+
+
+@dataclass(frozen=True)
+class Networks:
+    """Where the trained weights of cells lie: in a run's own folder, in one that was given, or with sparsebench.
+
+    Attributes:
+        out: the run's folder; `known` what its store has of every cell.
+        given: another folder, or None.
+    """
+
+    out: Path
+    known: Mapping[str, Head]
+    given: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.given is not None and not (self.given / "weights").is_dir():
+            raise UserError(
+                f"--networks: {self.given} holds no trained networks", allowed="the folder of a run that kept them",
+                next_step="sparsebench run --suite networks --out DIR makes one",
+            )  # fmt: skip
+
+    def check(self, trainings: Collection[str]) -> None:
+        """Raise UserError if a folder was given that has none of these networks, such as those of another version."""
+        known = {} if self.given is None else self._other_networks[self.given]
+        if self.given is None or not trainings or known.keys() & trainings:
+            return
+        raise UserError(
+            f"--networks: {self.given} has none of the networks that the suite begins with",
+            got=f"{len(known)} of other trainings", allowed=f"{min(trainings)} and the like",
+            next_step="train them with this version and the same pictures, or leave --networks out",
+        )  # fmt: skip
+
+    def has(self, cell_id: str) -> bool:
+        """Say whether there are weights of a cell.
+
+        Raises:
+            UserError: they are in a folder that is not the run's own, and are not what their record says.
+        """
+        return _has_weights(self.out, cell_id, self.known) or self.elsewhere(cell_id) is not None
+
+    def elsewhere(self, cell_id: str) -> Path | None:
+        """Return the file of a cell's weights that is not in the run's own folder; see `has`."""
+        for kept, known in self._other_networks.items():
+            path = store.weights_path(kept, cell_id)
+            if cell_id not in known or not path.exists():
+                continue
+            if not _has_weights(kept, cell_id, known):
+                raise UserError(
+                    f"{path} is not the network that was trained: its content is another than its record says",
+                    got=f"SHA-256 {files.content_hash(path)[:12] or 'of nothing'}...",
+                    allowed=f"{known[cell_id].notes.get('weights', 'none')[:12]}...",
+                    next_step="fetch the folder anew, or reinstall sparsebench if it is its own",
+                )
+            return path
+        return None
+
+    def places(self, cells: Collection[str]) -> dict[str, Path]:
+        """Return by cell the files of weights that are not in the run's own folder."""
+        paths = {c: self.elsewhere(c) for c in sorted(cells) if not _has_weights(self.out, c, self.known)}
+        return {c: path for c, path in paths.items() if path is not None}
+
+    @cached_property
+    def _other_networks(self) -> dict[Path, Mapping[str, Head]]:
+        folders = [
+            folder for folder in (self.given, shipped_folder()) if folder is not None and (folder / "weights").is_dir()
+        ]
+        return {folder: store.heads(folder) for folder in folders}
+
+
+def _has_weights(out: Path, cell_id: str, known: Mapping[str, Head]) -> bool:
+    """Say whether the trained weights of a cell lie there as its record, among the known, says they were written."""
+    written = known[cell_id].notes.get("weights") if cell_id in known else None
+    return written is not None and written == files.content_hash(store.weights_path(out, cell_id))
+
+
+log = logging.getLogger(__name__)
+
+SUFFIX = ".safetensors"
+SUFFIXES = (SUFFIX, ".pth", ".pt", ".bin", ".ckpt", ".pth.tar")
+MOST_HEADER = 2**22
+"""Bytes that say which weights there are: some 40,000 of them, of which networks have a thousand."""
+CONVERT = (
+    "convert it once, where you trust it: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
+    f"'weights{SUFFIX}')"
+)
+
+
+def locate_all(given: Sequence[Path], key: str = "") -> dict[str, Path]:
+    """Return where the files of weights lie that a user means, by the names that cells have for them; see `files_of`.
+
+    Files with the same weights are one network. What is done to weights, and to files, is said in a line.
+
+    Args:
+        given: files, folders and patterns.
+        key: of the state dict in each file, see `weight_files.read_weights`.
+
+    Raises:
+        UserError: there are no such files, or one is damaged or holds no weights.
+    """
+    from sparsebench.models.weight_files import read_weights
+
+    located: dict[str, Path] = {}
+    by_numbers: dict[str, Path] = {}
+    said: defaultdict[str, list[Path]] = defaultdict(list)
+    files = files_of(given)
+    for path in files:
+        name, path = locate_file(path)
+        weights = read_weights(path, key)
+        first = located.get(name)
+        if first is None and len(files) > 1:
+            first = by_numbers.setdefault(_digest(weights.state), path)
+        if first not in (None, path):
+            said[f"holds the same weights as {first}: they are one network"].append(path)
+            continue
+        located[name] = path
+        if weights.others and not key:
+            others = ", ".join(weights.others)
+            said[f"'{weights.key}' is taken, and not {others}; --weights-key takes another"].append(path)
+        for kind in sorted({str(value.dtype) for value in weights.state.values() if value.is_floating_point()}):
+            if kind != "torch.float32":
+                said[f"{kind.removeprefix('torch.')} becomes float32"].append(path)
+    for line, paths in said.items():
+        log.warning("--weights %s: %s", few([str(path) for path in paths]), line)
+    return located
+
+
+def files_of(given: Sequence[Path]) -> list[Path]:
+    """Return files that are given, those of weights in a folder that is given, and those that a pattern matches.
+
+    What else a folder holds or a pattern matches is left out, and said.
+
+    Raises:
+        UserError: a folder cannot be read or holds no weights, or a pattern matches none.
+    """
+    found = []
+    for path in (one.expanduser() for one in given):
+        try:
+            folder = path.is_dir()
+            if not folder and (os.path.lexists(path) or not glob.has_magic(str(path))):
+                found.append(path)
+                continue
+            every = sorted(path.iterdir() if folder else map(Path, glob.glob(str(path), recursive=True)))
+            chosen = [one for one in every if one.name.lower().endswith(SUFFIXES) and one.is_file()]
+        except OSError as error:
+            raise UserError(f"--weights: {path} cannot be read: {error.strerror or error}") from error
+        left = [one.name for one in every if one not in chosen and not one.name.startswith(".")]
+        if not chosen:
+            raise UserError(
+                f"--weights: {path} {'holds' if folder else 'matches'} no file of weights",
+                got=few(left) or "nothing", allowed=", ".join(SUFFIXES),
+            )  # fmt: skip
+        if left:
+            log.warning("--weights %s: %d files are taken, and left out: %s", path, len(chosen), few(left))
+        found += chosen
+    return found
+
+
+def locate_file(path: Path) -> tuple[str, Path]:
+    """Return the name that a cell has for a file of weights, from its content, and where it lies.
+
+    Raises:
+        UserError: there is no such file, it is of another kind, or it is truncated or damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    from sparsebench.models.weight_files import content_name
+
+    path = path.expanduser()
+    if not path.name.lower().endswith(SUFFIXES):
+        raise UserError(
+            "--weights reads safetensors, and checkpoints of torch.save that hold weights alone",
+            got=str(path), allowed=", ".join(SUFFIXES), next_step=CONVERT,
+        )  # fmt: skip
+    try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise UserError(f"--weights: {path} is no plain file")
+        with path.open("rb") as file:
+            header = int.from_bytes(file.read(8), "little") if path.suffix.lower() == SUFFIX else 0
+            if MOST_HEADER < header < path.stat().st_size:
+                raise UserError(f"--weights: {path} lists too much", got=f"{header} bytes", allowed=f"{MOST_HEADER}")
+        name = content_name(path)
+        if path.suffix.lower() != SUFFIX:
+            return name, path
+        with safe_open(path, framework="numpy") as weights:
+            names = weights.keys()
+    except OSError as error:
+        raise UserError(f"--weights: {path} cannot be read: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise UserError(f"--weights: {path} is truncated or no safetensors file ({error})") from error
+    if not names:
+        raise UserError(f"--weights: {path} holds no weights")
+    return name, path
+
+
+def file_names(located: Mapping[str, Path]) -> dict[str, str]:
+    """Return by the names that cells have what people call located weights and folders of pictures: their own names.
+
+    Where two files are alike, all have as many of their folders' names before them as tell them apart.
+    """
+    parts = {name: path.absolute().parts for name, path in located.items() if name.startswith("weights-")}
+    length, most = 1, max(map(len, parts.values()), default=0)
+    while length < most and len({each[-length:] for each in parts.values()}) < len(parts):
+        length += 1
+    folders = {name: path.absolute() for name, path in located.items() if name.startswith("folder-")}
+    own = {name: path.parent if path.name in folder.SPLITS else path for name, path in folders.items()}
+    return {name: as_utf8("/".join(each[-length:])) for name, each in parts.items()} | {
+        name: as_utf8(path.name) for name, path in own.items()
+    }
+
+
+def _digest(state: Mapping[str, Tensor]) -> str:
+    """Return a hash of the weights themselves, whatever file they are in and by whatever names."""
+    import torch
+
+    digests = []
+    for value in state.values():
+        content = hashlib.sha256(f"{value.dtype} {tuple(value.shape)} ".encode())
+        content.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digests.append(content.digest())
+    return hashlib.sha256(b"".join(sorted(digests))).hexdigest()

@@ -1,0 +1,214 @@
+"""What a run is about to do: cells minus what the store has, in order, and the files that they need."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from sparsebench.errors import UserError
+from sparsebench.plan.expand import expand, image_uses
+from sparsebench.plan.job import Job
+from sparsebench.plan.locate import Networks, locate, places_of, strays_of
+from sparsebench.plan.request import Files, Request, Rerun
+from sparsebench.plan.suite import Suite, load
+from sparsebench.plan.time_left import Expected
+from sparsebench.plugin.content import CODE
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.cell import canonical
+from sparsebench.records.record import ANSWERS, Head
+from sparsebench.text import few, plain
+
+MOST_SHARDS = 10**6
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of several shares of the cells, by their ids alone: disjoint, and all of them together are all cells.
+
+    Attributes:
+        index: from 0.
+        number: of shares.
+    """
+
+    index: int
+    number: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Return the shard of a text such as 0/4.
+
+        Raises:
+            UserError: it is no such text, or there is no such share.
+        """
+        match = re.fullmatch(r"(\d+)/(\d+)", text.strip(), re.ASCII)
+        if match is None or not int(match[1]) < int(match[2]) <= MOST_SHARDS:
+            raise UserError("--shard", got=f"'{text}'", allowed="I/N with I from 0 to N - 1, as 0/4, 1/4, 2/4 and 3/4")
+        return cls(int(match[1]), int(match[2]))
+
+    def has(self, cell_id: str) -> bool:
+        """Say whether a cell is in it."""
+        return int.from_bytes(hashlib.sha256(cell_id.encode()).digest()) % self.number == self.index
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is about to do.
+
+    Attributes:
+        jobs: every cell of the request, or of its shard; `todo` those that have no answer yet, the longest first.
+        whole: every cell of the request and those that they begin with, except networks found in another folder and
+            what those began with.
+        known: what the store has of every cell.
+        suite: of the request; None as `request`.
+        expected: what the cells are expected to take.
+        request: None where the jobs are only some of what it asks for.
+        anew: whether trainings that were cut short start again from their beginning.
+        strays: what lies in folders of pictures and is left out, in one line by their names.
+        changed: why cells that have records are run again, in lines; see `changed`.
+    """
+
+    jobs: list[Job]
+    todo: list[Job]
+    locations: Mapping[str, Path]
+    whole: list[Job]
+    known: Mapping[str, Head]
+    expected: Expected
+    request: Request | None
+    suite: Suite | None = None
+    anew: bool = False
+    strays: Mapping[str, str] = field(default_factory=dict)
+    changed: tuple[str, ...] = ()
+
+    @property
+    def apart(self) -> str:
+        """How many of what is to do are trainings and how many tests, see `apart`."""
+        return apart(len(self.todo), sum(bool(job.network) for job in self.todo))
+
+
+def plan(
+    request: Request,
+    files: Files,
+    registry: Registry,
+    out: Path,
+    rerun: Rerun,
+    shard: Shard | None = None,
+    prior: Callable[[Job], float] | None = None,
+) -> Plan:
+    """Return the plan of a request, or of a shard of it. Nothing is written and no network is built.
+
+    `prior` says how many seconds a cell takes of whose kind the folder has no record.
+
+    A cell that others of a shard start from, directly or by way of another, is run by that shard too if the folder has
+    no weights of it.
+    """
+    if rerun not in get_args(Rerun):
+        raise UserError("rerun", got=f"'{rerun}'", allowed=get_args(Rerun))
+    known = store.heads(out)
+    networks = Networks(out, known, files.networks)
+    suite = load(request.suite)
+    whole, locations = jobs_of(suite, request, files, registry)
+    networks.check({job.cell.init.id for job in whole if job.cell.track != "scratch" and job.cell.init})
+    asked = {job.cell.id for job in whole if job.asked}
+    before = needed_by(asked, whole, lambda first: networks.elsewhere(first) is None)
+    whole = [job for job in whole if job.cell.id in asked | before]
+    jobs = whole if shard is None else [job for job in whole if shard.has(job.cell.id)]
+    again = {job.cell.id for job in jobs if rerun == "always" or _is_missing(job, known, rerun)}
+    needed = needed_by(again, whole, lambda first: not networks.has(first))
+    ids = {job.cell.id for job in jobs} | needed
+    todo = [job for job in whole if job.cell.id in again | needed]
+    expected = Expected(whole, known.values(), prior)
+    jobs = [job for job in whole if job.cell.id in ids]
+    places = places_of(files, todo, locations) | networks.places({job.after for job in todo} - {""})
+    ordered = expected.longest_first(todo)
+    why = changed(todo, known)
+    return Plan(
+        jobs, ordered, places, whole, known, expected, request, suite, rerun == "always", strays_of(files), why
+    )  # fmt: skip
+
+
+def needed_by(cells: Iterable[str], jobs: Sequence[Job], lacks: Callable[[str], bool]) -> set[str]:
+    """Return the cells that must be run before others can: those they start from, as far as they lack weights.
+
+    Args:
+        cells: the ids of the others.
+        jobs: of all these cells.
+        lacks: says whether there are no weights of a cell; it is asked once of each.
+    """
+    after, seen, needed = {job.cell.id: job.after for job in jobs}, {""}, set()
+    left = list(cells)
+    while left:
+        if (first := after.get(left.pop(), "")) not in seen:
+            seen.add(first)
+            if lacks(first):
+                needed.add(first)
+                left.append(first)
+    return needed
+
+
+def jobs_of(suite: Suite, request: Request, files: Files, registry: Registry) -> tuple[list[Job], dict[str, Path]]:
+    """Return every job of a request, and the places of the files that it names."""
+    names, locations = locate(files, image_uses(suite, request, registry))
+    return expand(replace(request, **names), registry, locations, suite), locations
+
+
+def _is_missing(job: Job, known: Mapping[str, Head], rerun: Rerun) -> bool:
+    """Say whether a cell has no answer: no record, one that was skipped, or one of another revision."""
+    record = known.get(job.cell.id)
+    if record is None or record.status == "skipped" or record.origin.identity != job.origin.identity:
+        return True
+    return rerun == "failed" and record.status not in ANSWERS
+
+
+def changed(todo: Iterable[Job], known: Mapping[str, Head]) -> tuple[str, ...]:
+    """Return which strategies, tasks and models have another revision than records of theirs, and of how many cells."""
+    before: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for setting in {head.setting for head in known.values()} if todo else ():
+        for kind, raw in zip(("task", "model"), json.loads(setting), strict=False):
+            before[kind, _unrevised(raw)].add(raw.get("revision", ""))
+    found: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for job in todo:
+        if (head := known.get(job.cell.id)) is not None:
+            if head.status != "skipped" and head.origin.identity != job.origin.identity:
+                why = _why(head.origin.identity, job.origin.identity)
+                found["strategy", why][job.cell.strategy.name] += 1
+            continue
+        for kind, part in (("task", job.cell.task), ("model", job.cell.model)):
+            if (earlier := before.get((kind, _unrevised(part.model_dump())))) and part.revision not in earlier:
+                found[kind, _why(max(earlier) or "1", part.revision or "1")][part.name] += 1
+    return tuple(
+        f"{n} {'cell runs' if n == 1 else 'cells run'} again: {_named(kind, sorted(names))} another revision ({why}) "
+        f"than {'its record' if n == 1 else 'their records'}"
+        for (kind, why), names in sorted(found.items())
+        for n in (names.total(),)
+    )
+
+
+def _named(kind: str, names: Sequence[str]) -> str:
+    several = {"strategy": "strategies"}.get(kind, f"{kind}s")
+    return f"{kind} '{plain(names[0])}' has" if len(names) == 1 else f"{several} {few(names, width=60)} have"
+
+
+def _unrevised(part: Mapping[str, Any]) -> str:
+    return canonical([part["name"], part["params"]])
+
+
+def _why(before: str, now: str) -> str:
+    """Return in what two revisions differ, of which records have the first."""
+    if re.search(r"\b[0-9a-f]{64}$", before):
+        return "an earlier sparsebench recorded the text of its file in place of one"
+    if now.startswith(CODE) and before.startswith(CODE):
+        return "its file changed"
+    return f"{plain(now)}, before {plain(before)}"
+
+
+def apart(cells: int, tests: int) -> str:
+    """Return how many of some cells are trainings, and how many tests of trained networks; "" without any of these."""
+    trainings = "1 training" if cells - tests == 1 else f"{cells - tests} trainings"
+    return f" ({trainings}, {tests} {'test' if tests == 1 else 'tests'} of trained networks)" if tests else ""

@@ -1,0 +1,216 @@
+"""What a user asks of a run: which cells, with which files, and how they are run.
+
+Options of commands and keywords of `sparsebench.run` are the fields here that have a help text. Imports nothing large.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+from sparsebench.errors import UserError, unknown
+from sparsebench.records.cell import Precision, Where
+
+Rerun = Literal["missing", "failed", "always"]
+PrecisionChoice = Literal["auto", Precision]
+"""A precision, or that which the suite has on the device."""
+ImageUse = Literal["images", "tested_images"]
+"""The field of a request with the images of tasks that train, and of those that do not."""
+T = TypeVar("T")
+
+
+def option(default: Any, about: str, **words: Any) -> Any:
+    """Return a field that users may set.
+
+    Args:
+        default: unless they do.
+        about: the help text.
+        words: `name` of the option where it is not the field's, `metavar`, and `least`, the smallest number allowed.
+    """
+    return field(default=default, metadata={"help": about, **words})
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which cells a run is asked for, on top of its suite; None and () leave the suite's own.
+
+    Attributes:
+        weights: names of located trained weights that models of images begin with, each a network of its own.
+        weights_key: which of several state dicts in their files.
+        images, backgrounds, pretrain_images: names of located image sets, for every image task that trains.
+        tested_images: the name of located images for tasks that train nothing.
+        figures: only what the suite has for these figures of a paper.
+        single: whether a task with several budgets has its suite's one: two strategies are to be looked at, not judged.
+        alone: whether the plugins are all, without the suite's baselines and its tasks' own strategies.
+        on_gpu: whether cells run on one, for which a suite may have another precision.
+    """
+
+    plugins: tuple[str, ...] = option(
+        (),
+        "A strategy, a file that brings some, or all there are; options set its budget: macs=0.5, keep_rate=0.7, "
+        "per_block=13, ratio=0.9 or counts=99+51,blocks=3+6 (see list --published). Repeatable.",
+        name="plugin",
+        metavar="NAME|FILE.py|all[:PARAM=V,V...]",
+    )
+    suite: str = option("quick", "A suite's name, or a .toml file.")
+    tasks: tuple[str, ...] = option((), "Only this task. Repeatable.", name="task", metavar="NAME[:PARAM=V...]")
+    model: str | None = option(
+        None, "The model for every task that it fits, e.g. vit:depth=5.", metavar="NAME[:PARAM=V...]"
+    )
+    pretrained: bool = option(False, "Start from timm's trained weights.")
+    weights: tuple[str, ...] = ()
+    weights_key: str = ""
+    images: str | None = None
+    backgrounds: str | None = None
+    pretrain_images: str | None = None
+    tested_images: str | None = None
+    seeds: int | None = option(None, "Repetitions of each cell, instead of the suite's; deterministic cells run once.")
+    keep: tuple[float, ...] = option((), "Keep rates at each stage; overrides the budget.")
+    macs: tuple[float, ...] = option((), "Shares of the dense MACs; overrides the budget.")
+    n_train: tuple[int, ...] = option((), "Numbers of training samples; override the suite's.")
+    where: Where = option("both", "Remove tokens in training, in the test, or in both.")
+    precision: PrecisionChoice = option(
+        "auto",
+        "Precision for tests of trained networks. auto: the suite's, usually float32. bfloat16 uses autocast.",
+    )
+    figures: tuple[str, ...] = ()
+    single: bool = False
+    alone: bool = False
+    on_gpu: bool = False
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where pictures and trained weights come from; None leaves the suite's.
+
+    Attributes:
+        dry: whether nothing is to be fetched or decoded.
+        located: name and place of what was looked at, by its use; see `locate`.
+        networks_located: the same of weights, places by their names.
+    """
+
+    images: str | None = option(None, "Pictures of the image tasks; see sparsebench data.", metavar="NAME|folder:DIR")
+    backgrounds: str | None = option(None, "Backgrounds of the image tasks.", metavar="NAME|DIR|FILE.npz")
+    pretrain_images: str | None = option(None, "Pictures of pre-training. [the task's own]", metavar="NAME|folder:DIR")
+    data_root: Path | None = option(None, "Folder of the official data sets. [./data]")
+    download: bool = option(False, "Fetch what torchvision can to --data-root if it is missing.")
+    skip_bad: bool = option(False, "Leave out pictures that cannot be read; the board says how many.")
+    weights: tuple[Path, ...] = option(
+        (),
+        "Begin with trained weights: a file, a folder of files, or a quoted pattern; each file is a network. "
+        "Repeatable.",
+        metavar="FILE|DIR|PATTERN",
+    )
+    weights_key: str | None = option(
+        None, "The state dict to use if a checkpoint has several, e.g. model_ema. [state_dict, else model]",
+        metavar="NAME",
+    )  # fmt: skip
+    networks: Path | None = option(
+        None,
+        "Folder of a run that trained the suite's networks. [those of --out, then sparsebench's own]",
+        metavar="DIR",
+    )
+    dry: bool = False
+    located: dict[str, tuple[str, Path | None]] = field(default_factory=dict, init=False, compare=False, repr=False)
+    networks_located: dict[str, Path] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class How:
+    """How cells are run, and which of them here and now; no record depends on it but by its device."""
+
+    device: str = option("auto", "auto, cpu, cuda or cuda:i.")
+    rerun: Rerun = option("missing", "Which existing results are run again.")
+    checkpoint: float = option(
+        60.0,
+        "Seconds between training checkpoints; 0 for none.",
+        metavar="SECONDS",
+        least=0,
+    )
+    timeout: float | str | None = option(
+        None, "End a cell that takes longer; 0 for never.  [default: 6h; none with --jobs 0]", metavar="SECONDS|10m|1h"
+    )
+    memory_limit: float | str | None = option(
+        None, "End a cell if its worker uses more memory. The libraries alone need 0.4 GiB.", metavar="BYTES|4GiB"
+    )
+    jobs: int | None = option(None, "Worker processes; 0 runs in this one. [one a core, or GPU]", least=0)
+    shard: str | None = option(None, "Run only shard I of N, counted from 0, for job arrays.", metavar="I/N")
+    batch: int | None = option(None, "Test batch size; halved until it fits the memory. [up to 200]", least=1)
+    exclusive: bool = option(False, "Run one cell at a time on each machine or GPU, for exact timing.")
+    dask: str | None = option(None, "Run cells on the workers of this Dask scheduler.", metavar="tcp://HOST:PORT")
+    observe: tuple[str, ...] = option(
+        (),
+        "Tell it each record: tensorboard[:dir=DIR], mlflow[:uri=URI], or one's own. Repeatable.",
+        metavar="NAME|FILE.py[:PARAM=V]",
+    )
+
+
+class Option(NamedTuple):
+    """A field that users may set: its name, type, default, and what `option` was given."""
+
+    name: str
+    type: Any
+    default: Any
+    words: Mapping[str, Any]
+
+    def value(self, given: Any) -> Any:
+        """Return what a user gave as the field has it."""
+        if given is None:
+            return 0.0 if self.type is float else self.default if get_origin(self.type) is tuple else None
+        if get_origin(self.type) is tuple:
+            many = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+            checked = (self._check_type(one, get_args(self.type)[:1]) for one in many)
+            return tuple(Path(one) if Path in get_args(self.type) else one for one in checked)
+        types = get_args(self.type) or (self.type,)
+        self._check_type(given, (str,) if get_origin(self.type) is Literal else types)
+        return Path(given) if Path in get_args(self.type) else given
+
+    def _check_type(self, given: Any, types: Sequence[Any]) -> Any:
+        """Return a value of one of the types, or raise UserError."""
+        kinds = tuple(one for each in types for one in KINDS.get(each, (each,)) if one is not type(None))
+        if not isinstance(given, kinds) or (isinstance(given, bool) and bool not in types):
+            raise UserError(
+                self.name, got=repr(given), allowed=" or ".join(WORDS[each] for each in types if each in WORDS)
+            )
+        return given
+
+
+KINDS: Mapping[Any, tuple[type, ...]] = {int: (Integral,), float: (Real,), Path: (str, os.PathLike)}
+WORDS: Mapping[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "True or False",
+    Path: "a path",
+}
+
+
+def _options(value: type) -> dict[str, Option]:
+    types = get_type_hints(value)
+    return {
+        one.name: Option(one.name, types[one.name], one.default, one.metadata) for one in fields(value) if one.metadata
+    }
+
+
+OPTIONS: Mapping[type, Mapping[str, Option]] = {value: _options(value) for value in (Request, Files, How)}
+"""The fields of each value that users may set; no two have the same name."""
+
+
+def values_of(keywords: Mapping[str, Any]) -> tuple[Request, Files, How]:
+    """Return the three values of what a user gave by the names of their fields.
+
+    Raises:
+        UserError: there is no such field for users.
+    """
+    names = {name for options in OPTIONS.values() for name in options}
+    if others := keywords.keys() - names:
+        raise unknown("argument", min(others), names)
+
+    def new(value: type[T]) -> T:
+        return value(**{name: one.value(keywords[name]) for name, one in OPTIONS[value].items() if name in keywords})
+
+    return new(Request), new(Files), new(How)

@@ -1,0 +1,197 @@
+"""How long cells take: what each costs is known before, and how fast that goes from the cells that are done."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from sparsebench.plan.job import Job
+from sparsebench.records.record import Head, Record
+from sparsebench.records.table import setting_text
+
+Kind = tuple[str, bool, int]
+"""Task and model of cells with all their parameters, whether they only test a network, and their training samples."""
+TESTED = "tested_weights"
+"""The note of a record whose cell trained nothing, as it tested a network that was trained for several."""
+LONGER = 0.25
+"""A cell under way still takes this share of the time since it last said how far it is, however long that was."""
+
+
+class Spent(NamedTuple):
+    """The seconds that cells took, what they cost, and the bytes of the largest."""
+
+    seconds: float = 0.0
+    cost: float = 0.0
+    memory: int = 0
+
+
+class Expected:
+    """The seconds that cells are expected to take: `Job.cost`, at the speed of the cells of their kind that are done.
+
+    Where none of a kind is done, those with other numbers of training samples count, and else all that are done.
+
+    Args:
+        jobs: of the cells, whose costs are known.
+        records: what was run so far; those whose cells are like none of the jobs do not count.
+        prior: says how many seconds a cell takes, where none of its kind is done.
+    """
+
+    def __init__(
+        self, jobs: Collection[Job], records: Iterable[Head] = (), prior: Callable[[Job], float] | None = None
+    ):
+        self._kinds = {
+            job.cell.id: (setting_text(job.cell), bool(job.network), 0 if job.network else job.cell.n_train)
+            for job in jobs
+        }
+        self._costs = {self.kind(job): job.cost for job in jobs}
+        self._spent: defaultdict[tuple[object, ...], Spent] = defaultdict(Spent)
+        self._said: defaultdict[tuple[object, ...], Spent] = defaultdict(Spent)
+        for job in jobs:
+            if prior is None:
+                break
+            for level in _levels(self.kind(job))[:2]:
+                seconds, cost, _ = self._said[level]
+                self._said[level] = Spent(seconds + prior(job), cost + job.cost)
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Head | Record) -> None:
+        """Take note of a record."""
+        tests = TESTED in record.notes
+        if isinstance(record, Record):
+            setting, n_train = setting_text(record.cell), record.cell.n_train
+        else:
+            setting, n_train = record.setting, record.n_train
+        kind = setting, tests, 0 if tests else n_train
+        if record.status == "ok" and record.seconds > 0 and kind in self._costs:
+            for level in _levels(kind):
+                seconds, cost, memory = self._spent[level]
+                memory = max(memory, record.memory)
+                self._spent[level] = Spent(seconds + record.seconds, cost + self._costs[kind], memory)
+
+    def say(self, job: Job, seconds: float) -> None:
+        """Take note that a cell under way says that it will take so long; it counts until one of its kind is done."""
+        for level in _levels(self.kind(job)):
+            self._said[level] = Spent(seconds, job.cost)
+
+    def kind(self, job: Job) -> Kind:
+        """Return what a cell has in common with others that take as long for what they cost."""
+        return self._kinds[job.cell.id]
+
+    def of_cost(self, kind: Kind, cost: float) -> float | None:
+        """Return the seconds that cells of a kind with that cost take on one worker; None before any cell is done."""
+        known = (spent[level] for level in _levels(kind) for spent in (self._spent, self._said) if level in spent)
+        spent = next(known, None)
+        return None if spent is None else cost * spent.seconds / spent.cost
+
+    def seconds(self, job: Job) -> float | None:
+        """Return the seconds that a cell takes on one worker; None before any cell is done."""
+        return self.of_cost(self.kind(job), job.cost)
+
+    def length(self, job: Job) -> float:
+        """Return what is longer for longer cells: their seconds, or before any cell is done what they cost."""
+        return self.seconds(job) or job.cost
+
+    def memory(self, job: Job) -> int | None:
+        """Return the bytes that a cell's worker needs; None if no cell of its kind is done."""
+        spent = self._spent.get(self.kind(job))
+        return None if spent is None else spent.memory or None
+
+    def longest_first(self, jobs: Sequence[Job]) -> list[Job]:
+        """Return the jobs that others start from, then one of each kind of which none is done, then the longest.
+
+        Jobs that cost the same stay in their order.
+        """
+        first: dict[Kind, str] = {}
+        for job in jobs:
+            first.setdefault(self.kind(job), "" if self.kind(job) in self._spent else job.cell.id)
+        alone = set(first.values())
+        return sorted(jobs, key=lambda job: (job.order, job.cell.id not in alone, -self.length(job)))
+
+
+def _levels(kind: Kind) -> tuple[tuple[object, ...], ...]:
+    """Return of what cells are taken for like those of a kind, the most like ones first."""
+    return kind, kind[:2], ()
+
+
+class Begun(NamedTuple):
+    """A cell under way: since when, when it last said how far it is, and the share of its training done by then."""
+
+    since: float
+    said: float
+    share: float = 0.0
+
+
+class Remaining:
+    """The cells of a run without a record.
+
+    They take as long as all of them on all workers, or as the longest row of cells of which each waits for the one
+    before it, whichever is more.
+
+    Args:
+        jobs: of these cells.
+        expected: what cells are expected to take; it learns from each record.
+    """
+
+    def __init__(self, jobs: Sequence[Job], expected: Expected):
+        self.expected, self.jobs = expected, {job.cell.id: job for job in jobs}
+        self.running: dict[str, Begun] = {}
+        self._waiting: Counter[tuple[Kind, float]] = Counter(map(self._like, jobs))
+        starts = {job.after for job in jobs}
+        rows = {job.cell.id if job.cell.id in starts else (job.after, *self._like(job)): job.cell.id for job in jobs}
+        self._rows = set(rows.values())  # of those for which none waits, one of those that take as long stands for all
+
+    def _like(self, job: Job) -> tuple[Kind, float]:
+        return self.expected.kind(job), job.cost
+
+    def begin(self, cell_id: str, now: float, share: float = 0.0) -> None:
+        """Take note of a cell that is begun, at a time in seconds, or of the share of its training that is done."""
+        if cell_id in self.jobs:
+            if cell_id not in self.running:
+                self._waiting[self._like(self.jobs[cell_id])] -= 1
+            before = self.running.get(cell_id, Begun(now, now))
+            since = before.since if share >= before.share else now  # it begins again where a worker died
+            self.running[cell_id] = Begun(since, now, min(1.0, max(0.0, share)))
+            if share > 0 and now > since:
+                self.expected.say(self.jobs[cell_id], (now - since) / share)
+
+    def done(self, record: Record) -> None:
+        """Take note of a record."""
+        self.drop(record.cell_id)
+        self.expected.add(record)
+
+    def drop(self, cell_id: str) -> None:
+        """Take note that a cell is no more to do."""
+        if (job := self.jobs.pop(cell_id, None)) is not None and self.running.pop(cell_id, None) is None:
+            self._waiting[self._like(job)] -= 1
+
+    def seconds(self, workers: int, now: float = 0.0) -> float | None:
+        """Return how long the cells take on so many workers from a time on; None before anything says how fast."""
+        waiting = [self.expected.of_cost(kind, cost * n) for (kind, cost), n in self._waiting.items() if n > 0]
+        under_way = {cell_id: self._left(cell_id, workers, now) for cell_id in self.running}
+        every = [*waiting, *under_way.values()]
+        if None in every:
+            return None
+        rows = (self._row(cell_id, under_way) for cell_id in self._rows | self.running.keys() if cell_id in self.jobs)
+        return max([sum(every) / max(1, workers), *rows])  # type: ignore[arg-type]
+
+    def share(self, workers: int, now: float = 0.0) -> float:
+        """Return how much of the cells under way is done, in cells."""
+        left = {cell_id: self._left(cell_id, workers, now) for cell_id in self.running}
+        gone = {cell_id: now - begun.since for cell_id, begun in self.running.items()}
+        return sum(gone[c] / (gone[c] + seconds) for c, seconds in left.items() if seconds)
+
+    def _left(self, cell_id: str, workers: int, now: float) -> float | None:
+        """Return the seconds left of a cell under way: what it says of itself counts more than what others took."""
+        since, said, share = self.running[cell_id]
+        together = min(1.0, max(1, workers) / len(self.running))  # cells that a worker trains in one program
+        whole = (said - since) / share if share and said > since else self.expected.seconds(self.jobs[cell_id])
+        return None if whole is None else max(whole - (now - since) * together, LONGER * (now - said) * together)
+
+    def _row(self, cell_id: str, under_way: dict[str, float | None]) -> float:
+        """Return what a cell and those that it waits for take."""
+        if (job := self.jobs.get(cell_id)) is None:
+            return 0.0
+        own = under_way[cell_id] if cell_id in under_way else self.expected.seconds(job)
+        return (own or 0.0) + self._row(job.after, under_way)

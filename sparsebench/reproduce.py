@@ -1,0 +1,152 @@
+"""The figures of a paper: run what is missing, then draw and judge from the records."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from sparsebench.errors import unknown
+from sparsebench.paper import Paper, Trial, Verdict, as_csv, as_json, markdown
+from sparsebench.plan.expand import expand
+from sparsebench.plan.locate import locate
+from sparsebench.plan.plan import Plan
+from sparsebench.plan.request import Files, How, Request
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.files import write_whole
+from sparsebench.records.record import Record
+from sparsebench.runner import run as runs
+
+USUAL = How()
+
+
+def request_of(paper: Paper, figures: Sequence[str], preset: str, files: Files) -> Request:
+    """Return what is asked for with some figures of a paper, or with all of them if none is named.
+
+    Raises:
+        UserError: an unknown figure or preset, or no such pictures.
+    """
+    if preset not in paper.presets:
+        raise unknown("preset", preset, paper.presets)
+    for figure in figures:
+        if figure not in paper.figures:
+            raise unknown("figure", figure, paper.figures)
+    return Request(suite=paper.suites[preset], figures=tuple(figures), **locate(files)[0])
+
+
+def plan_of(paper: Paper, figures: Sequence[str], preset: str, out: Path, how: How, files: Files) -> Plan:
+    """Return what `reproduce` would run; nothing is run and nothing written."""
+    return runs.plan_of(request_of(paper, figures, preset, files), files, how, Registry(), out, prior=paper.seconds)
+
+
+def reproduce(
+    paper: Paper,
+    figures: Sequence[str],
+    preset: str,
+    out: Path,
+    how: How = USUAL,
+    files: Files | None = None,
+    callbacks: runs.Callbacks = runs.SILENT,
+) -> tuple[list[Verdict], int]:
+    """Make a paper's figures in a folder; return the verdicts and how many trials have no answer.
+
+    Other figures of the preset whose trials are all in the folder are made again with them, so that the table of
+    verdicts holds all there is.
+
+    Args:
+        paper: whose.
+        figures: some of its figures; none means all.
+        preset: one of its presets.
+        out: the folder, with records and figures.
+        how: how the trials are run.
+        files: where pictures come from, in place of the suite's, for figures of images.
+        callbacks: who is told.
+
+    Raises:
+        UserError: an unknown figure or preset, no such pictures, or a folder that cannot be written.
+    """
+    files, registry = files or Files(), Registry()
+    request = request_of(paper, figures, preset, files)
+    plan = runs.run(request, files, how, registry, out, callbacks, prior=paper.seconds)
+    known = store.read(out)
+    records: dict[str, list[Record]] = {}
+    for figure in paper.figures:
+        jobs = expand(replace(request, figures=(figure,)), registry)
+        if all(job.cell.id in known for job in jobs):
+            records[figure] = [known[job.cell.id] for job in jobs if job.asked]
+    lost = sum(has_no_answer(known[job.cell.id]) for job in plan.jobs)
+    return publish(paper, records, out), lost
+
+
+def publish(paper: Paper, records: Mapping[str, Sequence[Record]], out: Path) -> list[Verdict]:
+    """Write each figure's pictures and data and the table of verdicts, and return the verdicts.
+
+    Args:
+        paper: says what is drawn.
+        records: those of each figure.
+        out: the folder; figNAME.png, .svg, .csv and verdicts.md, .csv, .json are written to it.
+    """
+    verdicts, notes = [], []
+    for name, part in records.items():
+        notes += _notes(name, part)
+        if not (trials := trials_of(part)):
+            continue
+        result = paper.figures[name](trials)
+        stem = f"fig{name}" if name[0].isdigit() else name
+        for form, content in result.pictures().items():
+            write_whole(out / f"{stem}.{form}", content)
+        for table, rows in result.tables.items():
+            write_whole(out / f"{table}.csv", as_csv(rows).encode())
+        verdicts += result.verdicts
+    write_whole(out / "verdicts.md", markdown(verdicts, notes).encode())
+    write_whole(out / "verdicts.json", as_json(verdicts, notes).encode())
+    write_whole(out / "verdicts.csv", as_csv([vars(verdict) for verdict in verdicts]).encode())
+    return verdicts
+
+
+def _notes(name: str, records: Sequence[Record]) -> list[str]:
+    """Return what a reader must know of the trials: how many, without an answer, diverged, or never fitted."""
+    lost = Counter(_why(record) for record in records if record.status != "ok")
+    lines = [f"figure {name}: {n} of {len(records)} trials {reason}" for reason, n in sorted(lost.items())]
+    if trials := trials_of(records):
+        times = Counter((t.task, t.model, t.strategy, t.removed, t.where, t.n) for t in trials).values()
+        least, most = min(times), max(times)
+        number = f"{least} to {most} trials" if least < most else f"{most} trial{'s' * (most > 1)}"
+        lines.insert(0, f"figure {name}: {number} of each setting")
+    unfitted = sum(r.metrics["fitted"].value == 0 for r in records if "fitted" in r.metrics)
+    if unfitted:
+        said = "trials reached the step limit before they fitted their training samples"
+        lines.append(f"figure {name}: {unfitted} of {len(records)} {said}")
+    return lines
+
+
+def _why(record: Record) -> str:
+    if not has_no_answer(record):
+        return "diverged: they have not succeeded, and have no loss"
+    return f"have no answer and are left out; {record.status}: {record.failure.reason if record.failure else ''}"
+
+
+def has_no_answer(record: Record) -> bool:
+    """Say whether a record is neither ok nor that of a training that diverged, which is an answer too."""
+    return record.status != "ok" and (record.failure is None or record.failure.kind != "DivergedError")
+
+
+def trials_of(records: Iterable[Record]) -> list[Trial]:
+    """Return the trials of the records that have an answer."""
+    registry = Registry()
+    return [_trial(record, registry) for record in records if not has_no_answer(record)]
+
+
+def _trial(record: Record, registry: Registry) -> Trial:
+    cell = record.cell
+    return Trial(
+        task=registry.task(cell.task.name)(**cell.task.params),
+        model=registry.model(cell.model.name)(**cell.model.params), strategy=record.label,
+        removed=round(1 - (cell.budget.keep_rate or 1.0), 6), where=cell.where, n=cell.n_train,
+        repetition=cell.repetition, values={name: metric.value for name, metric in record.metrics.items()},
+        curves=cast(Mapping[str, tuple[float, ...]], record.samples),  # what is watched has no holes
+        diverged=record.status != "ok",
+    )  # fmt: skip

@@ -1,0 +1,122 @@
+"""On which devices cells run: how many workers there are, and where each of them is."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sparsebench.errors import UserError
+from sparsebench.plan.plan import Plan
+from sparsebench.sources.cache import cores
+
+MOST_WORKERS = 16
+
+
+def workers_for(plan: Plan, device: str, asked: int | None, exclusive: bool = False) -> int:
+    """Return how many worker processes a run has: as asked, or one a core, or one a GPU; 0 is this process.
+
+    Raises:
+        UserError: with `exclusive`, more than the one of this machine, or than one a GPU.
+    """
+    if asked == 0:
+        return 0
+    alone = gpus() if device == "cuda" else 1
+    most = min(cores(), MOST_WORKERS) if device == "cpu" and not exclusive else alone
+    if exclusive and asked is not None and asked > alone:
+        one = "one cell at a time on each GPU" if device == "cuda" else "one cell at a time"
+        raise UserError(f"--exclusive runs {one}", got=f"--jobs {asked}", allowed=f"0 to {alone}")
+    return max(1, min(asked or most, len(plan.todo)))
+
+
+def resolve_device(device: str) -> str:
+    """Return "cpu", "cuda:i" for one GPU or "cuda" for several, for auto, cpu, cuda or cuda:i.
+
+    Raises:
+        UserError: another word, or a CUDA device that is not there.
+    """
+    if device == "cpu":
+        return device
+    kind, _, number = device.partition(":")
+    if device != "auto" and (kind != "cuda" or (number and not (number.isascii() and number.isdigit()))):
+        raise UserError("--device", got=f"'{device}'", allowed="auto, cpu, cuda, cuda:0, ...")
+    if device == "auto" and not _has_nvidia():
+        return "cpu"
+    available = gpus()
+    if device == "auto" and not available:
+        return "cpu"
+    if int(number or 0) >= available:
+        raise UserError(
+            f"--device {device}: torch sees {available} CUDA devices here", next_step="use --device cpu or auto"
+        )
+    return f"cuda:{number or 0}" if number or available == 1 else "cuda"
+
+
+def gpus() -> int:
+    """Return how many CUDA devices torch sees here."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _has_nvidia() -> bool:
+    """Say whether an NVIDIA driver is loaded, without the seconds that importing torch takes."""
+    return any(Path(p).exists() for p in ("/dev/nvidiactl", "/dev/dxg", "/proc/driver/nvidia")) or os.name == "nt"
+
+
+THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one worker after another runs.
+
+    Attributes:
+        number: from 0.
+        device: "cpu" or "cuda:0", as the worker sees it.
+        environment: variables of the worker besides those of the run.
+    """
+
+    number: int
+    device: str
+    environment: Mapping[str, str] = field(repr=False)
+
+
+def variables() -> dict[str, str]:
+    """Return the variables of a run's workers: those of this process, one thread, and where it finds modules."""
+    path = os.pathsep.join(map(os.path.abspath, sys.path))
+    named = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}  # in each test another
+    return named | THREADS | {"PYTHONPATH": path}
+
+
+def slots(device: str, workers: int, gpus: int = 0) -> list[Slot]:
+    """Return the places of a run's workers.
+
+    A worker on a GPU sees that one alone, so that what a strategy puts on "cuda" is where its cell is. Workers on
+    "cuda" are spread over all GPUs that this process sees.
+
+    Args:
+        device: "cpu", "cuda" or "cuda:i".
+        workers: how many.
+        gpus: the number of GPUs that torch sees here.
+    """
+    if device == "cpu":
+        return [Slot(i, device, {}) for i in range(workers)]
+    names = visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    _, _, number = device.partition(":")
+    chosen = [names[int(number)]] if number else names
+    return [Slot(i, "cuda:0", {"CUDA_VISIBLE_DEVICES": chosen[i % len(chosen)]}) for i in range(workers)]
+
+
+def first_of(device: str) -> str:
+    """Return the device of a process that has one only."""
+    return "cuda:0" if device == "cuda" else device
+
+
+def visible(gpus: int, listed: str | None) -> list[str]:
+    """Return what CUDA_VISIBLE_DEVICES calls each GPU: as it is listed already, number, UUID or MIG, or the number."""
+    if listed is None:
+        return [str(i) for i in range(gpus)]
+    return [name.strip() for name in listed.split(",")][:gpus]

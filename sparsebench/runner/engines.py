@@ -1,0 +1,505 @@
+"""Engines run cells and yield their records: in this process, or in worker processes of this machine."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from queue import SimpleQueue
+from types import FrameType
+from typing import Any, NamedTuple, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from sparsebench.errors import UserError
+from sparsebench.plan.job import Job
+from sparsebench.plugin.registry import Registry
+from sparsebench.records.record import Failure, Record, Status
+from sparsebench.runner.devices import Slot, first_of, slots, variables
+from sparsebench.runner.limits import CHECKPOINT, Limits, shown_size, shown_time, turn
+from sparsebench.runner.process import (
+    START,
+    Message,
+    Question,
+    Server,
+    Worker,
+    dump,
+    how_it_left,
+    kept_server,
+    was_killed,
+)
+from sparsebench.runner.queue import Code, Queue, Seconds, code_of, most_together, unknown
+from sparsebench.tasks.base import Locations
+
+ECHO = 0.3
+"""Seconds after an interrupt in which another is the same one: a program's starter may hand on its own."""
+
+
+class Stop:
+    """Once asked for, an engine starts no more cells, and ends when those under way have their records.
+
+    Args:
+        on_ask: called when it is asked for, in the middle of anything: in a signal handler.
+    """
+
+    def __init__(self, on_ask: Callable[[], None] | None = None):
+        self.asked = False
+        self._tell = [] if on_ask is None else [on_ask]
+
+    def tell(self, whom: Callable[[], None]) -> None:
+        """Have one more called when it is asked for."""
+        self._tell.append(whom)
+
+    def ask(self) -> None:
+        """Ask for it."""
+        self.asked = True
+        for tell in self._tell:
+            tell()
+
+    @contextmanager
+    def on_interrupt(self) -> Iterator[None]:
+        """For a while let the first SIGINT ask for it, and later ones do what they did before.
+
+        Only where SIGINT raises KeyboardInterrupt so far: in the main thread, and if nobody else handles it.
+        """
+        before = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
+            yield
+            return
+
+        first = 0.0
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            nonlocal first
+            if not self.asked:
+                first = time.monotonic()
+                self.ask()
+            elif time.monotonic() - first >= ECHO:
+                before(number, frame)
+
+        signal.signal(signal.SIGINT, handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+class OnBegin(Protocol):
+    """Called with the ids of cells that something begins for, or of one and the share of its training that is done.
+
+    Maybe in other threads.
+    """
+
+    def __call__(self, cells: Sequence[str], share: float = 0.0, /) -> None:
+        """Take note of it."""
+        ...
+
+
+def nobody(cells: Sequence[str], share: float = 0.0, /) -> None:
+    """Tell nobody which cells are begun."""
+
+
+class Setting(BaseModel):
+    """What all cells of a run have in common; workers are given it as JSON.
+
+    Attributes:
+        out: the run's folder.
+        device: "cpu", "cuda" or "cuda:i".
+        locations: where the image sets lie, and by their cells trained weights that are not in the run's folder.
+        checkpoint: seconds between checkpoints of a cell, 0 for none.
+        limits: what a cell may take.
+        batch: see `Context.batch`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+
+    out: Path
+    device: str
+    locations: dict[str, Path] = {}
+    checkpoint: float = CHECKPOINT
+    limits: Limits = Limits()
+    batch: int | None = None
+
+
+class Engine(Protocol):
+    """Runs cells, wherever that is."""
+
+    def records(self, queue: Queue, setting: Setting, on_begin: OnBegin) -> Iterator[Record]:
+        """Yield the record of each job as it comes; once the queue is closed, only of those that are under way.
+
+        Args:
+            queue: gives the jobs, and is to be told of each that has its record.
+            setting: what they have in common.
+            on_begin: called with the ids of cells that are begun.
+
+        Raises:
+            UserError: cells cannot be run.
+        """
+        ...
+
+
+class RemoteEngine(Engine, Protocol):
+    """Runs cells on other machines, which say themselves how many at a time."""
+
+    def slots(self) -> int:
+        """Return how many cells can run at once."""
+        ...
+
+
+class InProcess:
+    """The engine without worker processes.
+
+    Args:
+        registry: from which strategies come.
+    """
+
+    def __init__(self, registry: Registry):
+        self.registry = registry
+
+    def records(self, queue: Queue, setting: Setting, on_begin: OnBegin = nobody) -> Generator[Record, None, None]:
+        """Yield the record of each job, run one after the other in this process; see `Engine`."""
+        from sparsebench.runner.prepare import Context
+        from sparsebench.runner.run_cell import run_cells
+        from sparsebench.runner.worker import one_thread
+
+        device, exclusive = first_of(setting.device), setting.limits.exclusive
+        with one_thread():
+            context = Context(
+                setting.out, device, setting.locations, setting.checkpoint, exclusive=exclusive,
+                batch=setting.batch,
+                on_share=lambda cell_id, share: on_begin([cell_id], share),
+            )  # fmt: skip
+            while batch := queue.take("here"):
+                with turn(device) if exclusive else nullcontext():
+                    records = run_cells(batch, self.registry, context, lambda at: on_begin([job.cell.id for job in at]))
+                    for job, record in zip(batch, records, strict=True):
+                        yield record
+                        queue.done(job)
+
+
+def inline(
+    jobs: Sequence[Job],
+    registry: Registry,
+    out: Path,
+    device: str,
+    locations: Locations,
+    checkpoint: float = CHECKPOINT,
+    stop: Stop | None = None,
+    on_begin: OnBegin = nobody,
+    seconds: Seconds = unknown,
+    exclusive: bool = False,
+) -> Generator[Record, None, None]:
+    """Yield the record of each job, run in this process; see `InProcess`."""
+    limits = Limits(exclusive=exclusive)
+    setting = Setting(out=out, device=device, locations=dict(locations), checkpoint=checkpoint, limits=limits)
+    return InProcess(registry).records(_queue(jobs, device, seconds, stop), setting, on_begin)
+
+
+def _queue(jobs: Sequence[Job], device: str, seconds: Seconds, stop: Stop | None) -> Queue:
+    queue = Queue(jobs, most_together(device), seconds)
+    if stop is not None:
+        stop.tell(queue.close)
+    return queue
+
+
+log = logging.getLogger(__name__)
+
+LOOK = 0.25
+"""Seconds between looks at a worker that says nothing."""
+PATIENCE = 5.0
+"""Seconds that a worker may take to leave once it has closed its line."""
+TRIES = 3
+"""Workers in a row that may fail to start."""
+WAITING = 3
+"""Workers of a place on the CPU that wait at most, each for cells with other third-party code; on a GPU one does."""
+
+
+class Processes:
+    """The engine of worker processes, of one thread each.
+
+    A cell that goes over a limit, or whose worker dies, costs itself: its record says `timeout`, `oom` or `crashed`.
+    The next cell has a fresh worker then. Workers, and what they
+    have started, end with this process, however it ends.
+
+    Args:
+        workers: how many processes.
+        gpus: how many torch sees.
+    """
+
+    def __init__(self, workers: int, gpus: int = 0):
+        self.workers, self.gpus = workers, gpus
+
+    def records(self, queue: Queue, setting: Setting, on_begin: OnBegin = nobody) -> Generator[Record, None, None]:
+        """Yield the record of each job as it comes; see `Engine`.
+
+        Raises:
+            UserError: workers do not start.
+        """
+        with kept_server(variables()) as server:
+            yield from self._records(queue, setting, on_begin, server)
+
+    def _records(
+        self, queue: Queue, setting: Setting, on_begin: OnBegin, server: Server
+    ) -> Generator[Record, None, None]:
+        records: SimpleQueue[Record | BaseException | None] = SimpleQueue()
+        threads = [
+            _Thread(queue, records, Supervisor(setting, slot, server, log_of(setting.out, slot.number), on_begin))
+            for slot in slots(setting.device, self.workers, self.gpus)
+        ]
+        for serving in threads:
+            serving.thread.start()
+        try:
+            left = len(threads)
+            while left:
+                record = records.get()
+                if isinstance(record, BaseException):
+                    raise record
+                if record is None:
+                    left -= 1
+                else:
+                    yield record
+        finally:
+            queue.close()
+            for serving in threads:
+                serving.supervisor.kill()
+            for serving in threads:
+                serving.thread.join()
+
+
+def local(
+    jobs: Sequence[Job],
+    workers: int,
+    out: Path,
+    device: str,
+    locations: Locations,
+    checkpoint: float = CHECKPOINT,
+    limits: Limits | None = None,
+    stop: Stop | None = None,
+    gpus: int = 0,
+    on_begin: OnBegin = nobody,
+    seconds: Seconds = unknown,
+) -> Generator[Record, None, None]:
+    """Yield the record of each job as it comes, run by worker processes; see `Processes`."""
+    limits = limits or Limits()
+    setting = Setting(out=out, device=device, locations=dict(locations), checkpoint=checkpoint, limits=limits)
+    return Processes(workers, gpus).records(_queue(jobs, device, seconds, stop), setting, on_begin)
+
+
+def log_of(out: Path, worker: int | str) -> Path:
+    """Return where what a worker prints is added."""
+    return out / "logs" / f"worker-{worker}.log"
+
+
+class _End(NamedTuple):
+    """How it came to an end with a worker that did not answer.
+
+    Attributes:
+        killed: whether by a signal that the run did not send.
+    """
+
+    status: Status
+    reason: str
+    words: str = ""
+    killed: bool = False
+
+
+@dataclass
+class _Asked:
+    """A batch that a worker was given.
+
+    Attributes:
+        left: the jobs without a record, by cell.
+        at: ids of the cells that the worker is at.
+        started, clock: since when it is.
+    """
+
+    left: dict[str, Job]
+    at: tuple[str, ...] = ()
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    clock: float = field(default_factory=time.monotonic)
+
+    def begins(self, at: tuple[str, ...] = ()) -> None:
+        """Take note of what the worker is at from now on."""
+        self.at, self.started, self.clock = at, datetime.now(UTC), time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """How long the worker has been at it."""
+        return time.monotonic() - self.clock
+
+    def guilty(self) -> Job | None:
+        """Return the job that the worker was at, if it was at one."""
+        candidates = [self.left[id_] for id_ in self.at or self.left if id_ in self.left]
+        return candidates[0] if len(candidates) == 1 else None
+
+
+class Supervisor:
+    """Gives cells to one worker after another, and ends those that go over a limit or are unfit.
+
+    A strategy that does not come with sparsebench has workers of its own: what it changes of a process no other meets.
+
+    Args:
+        setting: what the cells have in common; the device is the slot's.
+        slot: where the workers run.
+        server: which starts them.
+        log: where what they print is added.
+        on_begin: called with the ids of cells that something begins for.
+    """
+
+    def __init__(self, setting: Setting, slot: Slot, server: Server, log: Path, on_begin: OnBegin = nobody):
+        self.server, self.log, self.limits, self.on_begin = server, log, setting.limits, on_begin
+        self.setting, self.slot = setting.model_copy(update={"device": slot.device}), slot
+        self.workers: OrderedDict[Code, Worker] = OrderedDict()  # the last one used last
+        self.most = WAITING if slot.device == "cpu" else 1
+        self.stopped = False
+        self.lock = threading.Lock()
+
+    def records(self, batch: list[Job]) -> Iterator[tuple[Job, Record]]:
+        """Yield the record of each job, unless it is killed.
+
+        If it does not go well with a worker, the cell that it was at has a record that says so, and what is left of
+        the batch is given to the next one. If it was at several, nobody knows whose fault it is: each is given alone.
+        If it was killed, whoever did so, the cell is first given once more, alone.
+        """
+        batches, again = [batch], set[str]()
+        while batches and not self.stopped:
+            asked = _Asked({job.cell.id: job for job in batches.pop()})
+            end = yield from self._ask(asked)
+            if end is not None and not self.stopped:
+                job = asked.guilty()
+                if job is None:
+                    batches += [[job] for job in reversed(asked.left.values())]
+                    continue
+                del asked.left[job.cell.id]
+                if end.killed and job.cell.id not in again:
+                    log.warning("%s of %s: %s; it is tried once more", job.cell.id, job.label, end.reason)
+                    again.add(job.cell.id)
+                    batches += [list(asked.left.values()), [job]] if asked.left else [[job]]
+                    continue
+                failure = Failure(reason=end.reason, kind=end.status, traceback=end.words)
+                yield job, job.record_of_failure(end.status, failure, asked.started.isoformat(), asked.seconds)
+            if asked.left:
+                batches.append(list(asked.left.values()))
+
+    def _ask(self, asked: _Asked) -> Generator[tuple[Job, Record], None, _End | None]:
+        """Yield the worker's records; return how it came to an end with it if not by answering."""
+        code = code_of(next(iter(asked.left.values())))
+        worker = self._start(code)
+        if worker is None:
+            return None
+        asked.begins()
+        worker.ask(dump(Question(jobs=tuple(asked.left.values()))).encode())
+        while asked.left:
+            heard = self._hear(worker, asked)
+            if isinstance(heard, _End):
+                self._end(code)
+                return heard
+            if heard is None:
+                continue
+            if heard.record is not None:
+                yield asked.left.pop(heard.record.cell_id), heard.record
+            if heard.share:
+                self.on_begin(heard.at, heard.share)
+                continue
+            asked.begins(heard.at)
+            self.on_begin(heard.at)
+            if heard.unfit:
+                self._end(code)
+                return None
+        return None
+
+    def _hear(self, worker: Worker, asked: _Asked) -> Message | _End | None:
+        """Return the worker's next message, or how it ends here, or None if there is nothing to say yet."""
+        try:
+            message = worker.answer(LOOK, Message)
+            if message is not None and message.record is not None and message.record.cell_id not in asked.left:
+                raise ValueError("it is about another cell")
+        except EOFError:
+            code = worker.end(PATIENCE)
+            return _End("crashed", f"the worker {how_it_left(code)}", worker.last_words(), was_killed(code))
+        except ValueError as error:
+            return _End("crashed", f"the worker's answer cannot be read: {error}", worker.last_words())
+        return self._over(worker, asked) if message is None else message
+
+    def _over(self, worker: Worker, asked: _Asked) -> _End | None:
+        """Return the end of a worker that is over a limit."""
+        if 0 < self.limits.timeout < asked.seconds:
+            reason = f"no result after {shown_time(asked.seconds)}, with --timeout {self.limits.timeout:g}"
+            return _End("timeout", reason, worker.last_words())
+        if self.limits.memory and (size := worker.held_over(self.limits.memory)):
+            limit = shown_size(self.limits.memory)
+            return _End("oom", f"its processes held {shown_size(size)}, over the --memory-limit of {limit}")
+        return None
+
+    def _start(self, code: Code) -> Worker | None:
+        """Return a worker that waits for cells with that code, or None if the run is stopped."""
+        with self.lock:
+            if code in self.workers and not self.stopped:
+                self.workers.move_to_end(code)
+                return self.workers[code]
+        while len(self.workers) >= self.most:
+            self._end(next(iter(self.workers)))
+        for _ in range(TRIES):
+            try:
+                worker = self.server.start("sparsebench.runner.worker", self.slot.environment, self.log)
+            except EOFError:
+                if self.stopped:
+                    return None
+                continue
+            with self.lock:
+                self.workers[code] = worker
+                if self.stopped:
+                    worker.cut()
+            worker.ask(dump(self.setting).encode())
+            with suppress(EOFError, ValueError):
+                if worker.answer(START, Message) is not None:
+                    return worker
+            self._end(code)
+            if self.stopped:
+                return None
+        raise UserError(f"{TRIES} workers in a row did not start; {self.log} says why")
+
+    def _end(self, code: Code) -> None:
+        worker = self.workers[code]
+        worker.end()
+        with self.lock:
+            del self.workers[code]
+
+    def end(self) -> None:
+        """End all workers."""
+        for code in list(self.workers):
+            self._end(code)
+
+    def kill(self) -> None:
+        """End the workers and all they started, at once, and start none."""
+        with self.lock:
+            self.stopped = True
+            for worker in self.workers.values():
+                worker.cut()
+
+
+class _Thread:
+    """The thread that has one supervisor work through the queue."""
+
+    def __init__(self, jobs: Queue, records: SimpleQueue[Any], supervisor: Supervisor):
+        self.jobs, self.records, self.supervisor = jobs, records, supervisor
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+
+    def _serve(self) -> None:
+        try:
+            while not self.supervisor.stopped and (batch := self.jobs.take(self)) is not None:
+                for job, record in self.supervisor.records(batch):
+                    self.records.put(record)
+                    self.jobs.done(job)
+            self.supervisor.end()
+            self.records.put(None)
+        except BaseException as error:  # handed to the consumer, which raises it
+            self.supervisor.end()
+            self.records.put(error)

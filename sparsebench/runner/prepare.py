@@ -1,0 +1,389 @@
+"""From a job to what its cell is made of: data, network, strategy, on the device."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load, save
+
+from sparsebench import seeds
+from sparsebench.errors import NotReadyError, StrategyError, UnsupportedError, UserError
+from sparsebench.models.actor import LEARNED, Actor
+from sparsebench.models.base import HEADS, Network, Start
+from sparsebench.plan.job import Job
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.cell import Cell
+from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.spec import fill
+from sparsebench.tasks.base import Data, Locations, Recipe, Split, Task, check_items
+from sparsebench.training.augment import Augmentation
+from sparsebench.training.fit import modules_of
+from sparsebench.training.steps import Samples, Teacher
+
+MOST = 2**26
+"""Bytes of data that are kept; the largest tests of the suites quick and embedded are a fifth of that."""
+SHARE = 0.5
+"""Of a device's free memory that the images of one split may take."""
+
+
+class Drawn:
+    """What a process drew last, for the next cell with the same data: every cell is given a copy of its own.
+
+    Drawing is up to a quarter of a short cell of tokens, and a twentieth of a test of a trained network on pictures.
+    What is mapped from a file is not kept: a copy would have to read all of it.
+    """
+
+    def __init__(self) -> None:
+        self.draw = ""
+        self.data: Data | None = None
+        self.images: dict[str, torch.Tensor] = {}
+
+    def of(self, task: Task, cell: Cell, locations: Locations) -> Data:
+        """Return the data of a cell; a task that draws from torch's own generator gives each cell the same, too."""
+        if self.data is not None and self.draw == cell.draw:
+            return copy.deepcopy(self.data)
+        self.data = None  # its memory, before there is more
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seeds.seed_of("draw", cell.draw))
+            data = task.draw(cell.n_train, cell.repetition, locations)
+        if _size(data) > MOST:
+            return data
+        self.draw, self.data = cell.draw, data
+        return copy.deepcopy(data)
+
+    def on_device(self, inputs: np.ndarray, device: str) -> torch.Tensor:
+        """Return the inputs of a split on a device; of images for which that has no room, in the memory of the host.
+
+        Images that are all that a file holds stay on the device for the next cell: what is in a file of pixels never
+        changes. On a CPU they are the file's pages.
+        """
+        file, tensor = _file_of(inputs), torch.from_numpy(np.ascontiguousarray(inputs))
+        if file in self.images:
+            return self.images[file]
+        if inputs.ndim == 4 and inputs.nbytes > room(device):
+            self.images.clear()
+            if inputs.nbytes > room(device):
+                return tensor
+        moved = tensor.to(device)
+        if file:
+            self.images[file] = moved
+        return moved
+
+
+def _file_of(inputs: np.ndarray) -> str:
+    """Return the file of which an array is all, or ""."""
+    if not isinstance(inputs, np.memmap) or inputs.filename is None:
+        return ""
+    whole = os.path.getsize(inputs.filename) == inputs.offset + inputs.nbytes
+    return str(inputs.filename) if whole and inputs.flags.c_contiguous else ""
+
+
+def room(device: str) -> float:
+    """Return how many bytes the images of a split may have to be kept on a device."""
+    if torch.device(device).type != "cuda":
+        return 0.0
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return SHARE * (torch.cuda.mem_get_info(device)[0] + unused)
+
+
+def _size(data: Data) -> float:
+    """Return the bytes of all arrays; infinity where one is mapped from a file."""
+    splits = [split for split in (data.train, data.test, data.validation) if split is not None]
+    held = [value for of in (data, *splits) for value in vars(of).values() if isinstance(value, np.ndarray)]
+    return math.inf if any(isinstance(array, np.memmap) for array in held) else sum(array.nbytes for array in held)
+
+
+TRAINING = "training"
+"""The name under which a file of weights says how they were trained."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a cell needs and its hash does not know: this machine.
+
+    Attributes:
+        out: the run's folder, for initial weights.
+        device: "cpu" or "cuda:i".
+        locations: where the image sets lie, and by their cells trained weights that are not in the run's folder.
+        checkpoint: seconds between checkpoints of a cell, 0 for none.
+        alone: whether nobody interrupts this process, so that a KeyboardInterrupt is a strategy's own.
+        exclusive: whether no other cell runs beside it, see `limits.turn`.
+        batch: how many test images are tried at a time; None for `evaluate.first_batch`.
+        drawn: what was drawn for the cell before.
+        trusted: which strategies, on which task and model, were seen not to depend on labels or masks.
+        on_share: called every second with the id of a cell and the share of its training that is done, unless that
+            may end sooner; of a cell that trains nothing, of its test.
+    """
+
+    out: Path
+    device: str
+    locations: Locations
+    checkpoint: float = 0.0
+    alone: bool = False
+    exclusive: bool = False
+    batch: int | None = None
+    drawn: Drawn = field(default_factory=Drawn, compare=False)
+    trusted: set[tuple[str, ...]] = field(default_factory=set, compare=False)
+    on_share: Callable[[str, float], None] = field(default=lambda cell_id, share: None, compare=False)
+
+    def weights(self, cell_id: str) -> Path:
+        """Return the file of a cell's trained weights."""
+        return self.locations.get(cell_id) or store.weights_path(self.out, cell_id)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A cell that is ready to be trained.
+
+    Attributes:
+        actor: the strategy on this network, or None for one that spends no budget.
+        train, test, validation: the splits on the device; there may be none to validate on.
+        initial: which trained weights it starts from, by content or by name, or "".
+        outcome: how the training came out of the network that it tests, see `Course.outcome`; None where it is
+            trained itself.
+        answers: whether the network begins with weights of which its output layer's too were trained.
+        teacher: the network as it begins, for a strategy that learns from it, or None; only where its output layer
+            too is trained when it begins, without which it says nothing.
+    """
+
+    cell: Cell
+    task: Task
+    data: Data
+    network: Network
+    actor: Actor | None
+    train: Samples
+    test: Samples
+    validation: Samples | None
+    initial: str
+    teacher: Teacher | None
+    outcome: dict[str, float] | None = None
+    tested: str = ""
+    answers: bool = False
+
+    @property
+    def recipe(self) -> Recipe:
+        """The task's recipe."""
+        return self.task.recipe()
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """The dimensions that name the order of the training samples; every strategy has the same."""
+        return "order", self.cell.task.name, self.cell.n_train, self.cell.repetition
+
+    @property
+    def in_training(self) -> Actor | None:
+        """What acts in training."""
+        return None if self.cell.where == "test" else self.actor
+
+    @property
+    def in_test(self) -> Actor | None:
+        """What acts in the test."""
+        return None if self.cell.where == "train" else self.actor
+
+
+def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
+    """Draw the data of a job's cell and build its network.
+
+    Raises:
+        StrategyError, UnsupportedError, UserError: it cannot be done.
+    """
+    cell, strategy = job.cell, strategy_of(job, registry)
+    task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
+    model = fill(registry.model(cell.model.name), cell.model_params, f"model '{cell.model.name}'")
+    registry.check_revision(task, cell.task)
+    registry.check_revision(model, cell.model)
+    data = _data(task, cell, context)
+    network = model.build(data, cell.repetition)
+    outcome, tested = None, ""
+    if job.network:
+        initial, outcome, tested = load_trained(network, context.weights(job.network))
+        start = Start(initial)
+    elif cell.init is None:
+        start = model.start(network, task, context.locations)
+    else:
+        same = cell.track == "tuned" or cell.init.task == cell.task
+        start = Start(_load_initial(network, context.weights(cell.init.id), head=same), head=same)
+    network.module.to(context.device)
+    augmentation = _augmentation(cell, task.recipe(), data.train, network, context.device)
+    train = _on_device(data.train, network.grid, context, augmentation)
+    test, held = _on_device(data.test, network.grid, context), data.validation
+    validation = None if held is None else _on_device(held, network.grid, context)
+    if data.among is not None:
+        test.absent = torch.ones(len(data.classes), dtype=torch.bool, device=context.device)
+        test.absent[torch.from_numpy(data.among).to(context.device)] = False
+    teacher = _teacher(network, strategy) if strategy.distils and start.head else None
+    actor = _actor(cell, strategy, network, task)
+    return Prepared(
+        cell, task, data, network, actor, train, test, validation, start.name, teacher, outcome, tested, start.head
+    )  # fmt: skip
+
+
+def _teacher(network: Network, strategy: Strategy) -> Teacher:
+    if not hasattr(network, "tell"):
+        raise UnsupportedError(
+            f"'{strategy.name}' needs the dense network's outputs, which this model does not provide: it must have "
+            "tell(inputs), ModelOutputs without gradients"
+        )
+    teacher: Any = copy.deepcopy(network)
+    teacher.module.eval().requires_grad_(False)
+    return cast(Teacher, teacher)
+
+
+def _data(task: Task, cell: Cell, context: Context) -> Data:
+    """Draw the data, with a validation split if the recipe asks for one and none is drawn."""
+    data, recipe = context.drawn.of(task, cell, context.locations), task.recipe()
+    check_items(task, len(data.test.labels))
+    if recipe.validation and data.validation is None:
+        data = data.held_back(recipe.validation)
+    if recipe.patience and data.validation is None:
+        raise UserError(
+            f"task '{task.name}': patience needs a validation split, and these images have none",
+            got=f"patience={recipe.patience}, validation=0",
+            next_step="hold some training images back, as in validation=0.1",
+        )
+    if recipe.patience and recipe.validate_by == "worst_group" and len(data.group_names) == 1:
+        raise UserError(f"task '{task.name}' has no groups", got="validate_by=worst_group", allowed="accuracy")
+    return data
+
+
+def strategy_of(job: Job, registry: Registry) -> Strategy:
+    """Return the job's strategy.
+
+    Raises:
+        StrategyError: it does not load, or it has another revision than the run began with.
+    """
+    if job.failure:
+        raise StrategyError(f"the plugin does not load: {job.failure}")
+    for path in job.files:
+        registry.load_file(Path(path))
+    registered = registry.strategy(job.cell.strategy.name)
+    if registered.failure:
+        raise StrategyError(f"the plugin does not load: {registered.failure}")
+    if registered.cls.kind != job.kind:
+        raise StrategyError(f"'{registered.cls.name}' is {registered.cls.kind} here, and {job.kind} in its job")
+    if registered.origin.identity != job.origin.identity:
+        raise StrategyError(f"'{registered.cls.name}' got another revision while the run was under way; run it again")
+    return fill(registered.cls, job.cell.strategy.params, f"strategy '{registered.cls.name}'")
+
+
+def weights_file(network: Network, initial: str, outcome: Mapping[str, float]) -> bytes:
+    """Return a file of a trained network's weights, which says what it began with and how its training came out."""
+    state = {name: value.cpu().contiguous() for name, value in network.module.state_dict().items()}
+    return save(state, {TRAINING: json.dumps({"initial": initial, "outcome": dict(outcome)}, sort_keys=True)})
+
+
+def load_trained(network: Network, path: Path) -> tuple[str, dict[str, float], str]:
+    """Put the weights of a file into the network; return what it began with, how its training came out, its SHA-256.
+
+    Raises:
+        NotReadyError: the file is missing or torn, or holds another network.
+        UserError: it says nothing of a training.
+    """
+    content = _put(network, path, (), "trained network")
+    with safe_open(path, "pt") as file:
+        metadata = (file.metadata() or {}).get(TRAINING)
+    if metadata is None:
+        raise UserError(
+            f"the trained weights of this cell say nothing of their training ({path.name})",
+            next_step="remove the file and run again: they are made anew",
+        )
+    training = json.loads(metadata)
+    return training["initial"], training["outcome"], hashlib.sha256(content).hexdigest()
+
+
+def _load_initial(network: Network, path: Path, *, head: bool) -> str:
+    """Put the weights of a file into the network; return the file's SHA-256.
+
+    Args:
+        network: the network.
+        path: the file.
+        head: whether output layers are among them, which those of another task are not (Li et al. 2023).
+
+    Raises:
+        NotReadyError: the file is missing, torn, or holds the weights of another network.
+    """
+    return hashlib.sha256(_put(network, path, () if head else HEADS, "first network")).hexdigest()
+
+
+def _put(network: Network, path: Path, fresh: tuple[str, ...], what: str) -> bytes:
+    """Put the weights of a file into the network, but for those whose names begin so; return its content.
+
+    `what` is what an error calls them.
+
+    Raises:
+        NotReadyError: the file is missing, torn, or holds the weights of another network.
+    """
+    again = "the same command makes it and goes on"
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        missing = f"the {what} of this cell is not there ({path.name}): the cell that makes it did not succeed"
+        raise NotReadyError(missing, next_step=again) from error
+    try:
+        state = {k: v for k, v in load(content).items() if not k.startswith(fresh)}
+    except SafetensorError as error:
+        raise NotReadyError(f"the {what} of this cell is torn ({path.name}: {error})", next_step=again) from error
+    shapes = {name: value.shape for name, value in network.module.state_dict().items() if not name.startswith(fresh)}
+    if shapes != {name: value.shape for name, value in state.items()}:
+        raise NotReadyError(f"the {what} of this cell is another network's ({path.name})", next_step=again)
+    network.module.load_state_dict(state, strict=False)
+    return content
+
+
+def _actor(cell: Cell, strategy: Strategy, network: Network, task: Task) -> Actor | None:
+    """Return what acts on the network, or None for a strategy that spends no budget.
+
+    What it learns becomes a part of the network: it is trained, moved, kept and loaded as the network's own weights.
+    """
+    if not strategy.budgeted:
+        return None
+    if strategy.trains_only and cell.where == "test":
+        raise UnsupportedError(f"'{strategy.name}' acts in training only: it belongs to the tracks tuned and scratch")
+    if strategy.trained and (cell.where == "test" or not task.trains):
+        raise UnsupportedError(
+            f"'{strategy.name}' must be trained with the network, and here it acts in the test only: it belongs to the "
+            "tracks tuned and scratch"
+        )
+    stream = seeds.seed_of("strategy", cell.task.name, cell.n_train, cell.repetition)
+    actor = Actor(strategy, cell.budget, network.cost, network.grid, stream)
+    if actor.learned:
+        device = next(network.module.parameters()).device
+        learned = modules_of(actor).to(device)
+        network.module.add_module(LEARNED, learned)
+    return actor
+
+
+def _augmentation(cell: Cell, recipe: Recipe, train: Split, network: Network, device: str) -> Augmentation | None:
+    """Return how the training images are flipped and shifted, the same for every strategy, or None if they are not."""
+    if not (recipe.flip or recipe.shift):
+        return None
+    assert network.grid is not None
+    stream = seeds.seed_of("augment", cell.task.name, cell.n_train, cell.repetition)
+    boxes = None if train.boxes is None else torch.from_numpy(np.ascontiguousarray(train.boxes)).to(device)
+    items = torch.arange(len(train.labels), device=device)
+    return Augmentation(items, stream, recipe.flip, recipe.shift, boxes, network.grid)
+
+
+def _on_device(
+    split: Split, grid: tuple[int, int] | None, context: Context, augmentation: Augmentation | None = None
+) -> Samples:
+    """Return the split as tensors; many images stay where they are, and go to the device batch by batch."""
+    relevance, device = split.relevance_on(grid), context.device
+    return Samples(
+        context.drawn.on_device(split.inputs, device),
+        torch.from_numpy(np.ascontiguousarray(split.labels)).to(device),
+        None if relevance is None else torch.from_numpy(np.ascontiguousarray(relevance)).to(device),
+        augmentation,
+    )

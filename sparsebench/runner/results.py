@@ -1,0 +1,281 @@
+"""From a trained cell to what its record says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+import torch
+
+from sparsebench.errors import DivergedError, UserError
+from sparsebench.measure.metrics import decided_by, unit_of
+from sparsebench.measure.scores import Items, Score, group_accuracies, scores, share
+from sparsebench.measure.selection import token_spuriosity
+from sparsebench.models.actor import Actor
+from sparsebench.models.base import Network, Watchable
+from sparsebench.records.record import Metric, Outcomes, TokenStep, bytes_of
+from sparsebench.runner.prepare import Prepared
+from sparsebench.tasks.base import Data, Split, Task, relevant
+from sparsebench.tasks.pictures import PictureTask
+from sparsebench.training import leak_check
+from sparsebench.training.calibrate import calibrate
+from sparsebench.training.discard import influences
+from sparsebench.training.evaluate import Evaluation, evaluate, first_batch, seconds_per_batch
+from sparsebench.training.steps import Samples
+from sparsebench.training.watch import Watch
+
+FEWEST_TIMED = 7
+"""Batches whose median time counts."""
+MISPLANNED = 0.02
+"""How far the MACs of the token counts that were planned may be from the planned ones before a record says so."""
+SELECTION = ("selection_precision", "selection_recall", "selection_auroc")
+
+
+class Result:
+    """What is filled in while a cell runs."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, Metric] = {}
+        self.trajectory: tuple[TokenStep, ...] = ()
+        self.samples: dict[str, tuple[float | None, ...]] = {}
+        self.outcomes: Outcomes | None = None
+        self.notes: dict[str, str] = {}
+
+    def add(self, name: str, value: float | None, n: int, unit: str = "") -> None:
+        """Add one metric; NaN becomes None. The unit is that of `metrics.METRICS` but for what others declare."""
+        value = None if value is None or np.isnan(value) else float(value)
+        self.metrics[name] = Metric(value=value, unit=unit or unit_of(name), n=n)
+
+    def add_score(self, score: Score) -> None:
+        """Add what is known from outcomes."""
+        name, *values = score
+        self.metrics[name] = Metric(**dict(zip(Score._fields[1:], values, strict=True)))
+
+
+def measure(
+    result: Result, cell: Prepared, trained: dict[str, float], drawn: Data | None = None, batch: int | None = None,
+    *, leaks: bool = True, on_done: Callable[[int], None] | None = None,
+) -> None:  # fmt: skip
+    """Add all that is measured on the trained network.
+
+    Args:
+        result: to which it is added.
+        cell: the cell.
+        trained: how its training came out.
+        drawn: the data that are kept for the next cell.
+        batch: how many test items are tried at a time; None for `first_batch`.
+        leaks: whether it is looked whether answers depend on labels or masks.
+        on_done: called during the test with how many items are done.
+
+    Raises:
+        DivergedError: its weights or its test loss are not finite.
+        StrategyError: what comes out depends on labels or masks, see `training.leak_check`.
+    """
+    network, actor, recipe = cell.network, cell.actor, cell.recipe
+    if not bool(torch.stack([p.isfinite().all() for p in network.module.parameters()]).all()):
+        raise DivergedError("training diverged: the weights after the last step are not finite")
+    _calibrate(result, cell)
+    first = batch or first_batch(network, cell.test)
+    evaluation = _test(cell, drawn, first, leaks, on_done)
+    if not np.isfinite(evaluation.loss):
+        raise DivergedError(f"training diverged: the test loss is {evaluation.loss}")
+    _add_training(result, trained, len(cell.train.labels))
+    _add_validation(result, cell)
+    _add_outcomes(result, cell.task, cell.data, evaluation)
+    _add_selection(result, evaluation, network.cost.depth)
+    if isinstance(cell.task, PictureTask) and cell.task.spuriosity and cell.test.relevance is not None:
+        _add_spuriosity(result, network, cell.in_test, cell.test, cell.test.relevance[: cell.task.spuriosity])
+    _add_cost(result, network, cell.in_test, evaluation)
+    result.add("parameters", sum(weight.numel() for weight in network.module.parameters()), 1)
+    if cell.task.inputs == "images":
+        _add_timing(result, network, cell.in_test, cell.test, evaluation)
+    if batch or first > evaluation.batch:
+        halved = f"; the device had no memory for {first}" if first > evaluation.batch else ""
+        result.notes["test_batch"] = f"{evaluation.batch}{halved}"
+    if 0 < (n := len(cell.train.labels)) < recipe.batch:
+        result.notes["batch"] = f"all {n} samples; the task's batch of {recipe.batch} is larger"
+    if cell.initial:
+        result.notes["initial_weights"] = cell.initial
+    if actor is not None and (scoring := network.cost.scoring(actor.requires)):
+        result.notes["attention"] = "received" if scoring == "received" else network.attention_source
+
+
+def _test(
+    cell: Prepared, drawn: Data | None, batch: int, leaks: bool, on_done: Callable[[int], None] | None
+) -> Evaluation:
+    """Return what came out of the test; see `measure`."""
+    network, actor, samples, recipe = cell.network, cell.in_test, cell.test, cell.recipe
+    shares, others = samples.relevance, None
+    if leaks:
+        others = leak_check.answers(network, actor, samples, recipe, [cell.data, drawn], batch)
+        batch = others.batch  # batches alike in size are rounded alike
+    matter = None if shares is None else relevant(shares.cpu().numpy(), cell.data.test.mask)
+    evaluation = evaluate(network, actor, samples, recipe, batch, matter, on_done=on_done)
+    if others is not None:
+        leak_check.check(others, evaluation)
+    return evaluation
+
+
+def _calibrate(result: Result, cell: Prepared) -> None:
+    """Let an adaptive strategy spend what was asked for, as far as training images can tell."""
+    actor = cell.in_test
+    if actor is None or not actor.strategy.adaptive:
+        return
+    if not len(cell.train.labels):
+        result.notes["calibration"] = "none: there are no training images"
+        return
+    if actor.budget.counts is not None:
+        result.notes["calibration"] = "none: the budget's counts are upper bounds"
+        return
+    fit = calibrate(cell.network, actor, cell.train)
+    result.notes["calibration"] = (
+        f"counts of {fit.budget.label}: {fit.ratio:.4f} of the dense MACs on {fit.images} training images"
+    )
+
+
+def add_watched(result: Result, watch: Watch, steps: int, task: Task) -> None:
+    """Add what was seen while training, to the last step."""
+    watch.look(steps)
+    n = len(watch.test[0].labels)
+    result.samples["watched_steps"] = tuple(map(float, watch.at))
+    result.samples |= {f"watched_{name}": tuple(values) for name, values in watch.seen.items()}
+    result.samples |= {f"trained_{name}": values for name, values in watch.trained_values().items()}
+    for name, unit in cast(Watchable, watch.network).shows.items():
+        result.add(name, watch.seen[name][-1], n, unit)
+    result.add("iterations", watch.iterations(task.success), n)
+
+
+def _add_training(result: Result, trained: dict[str, float], n: int) -> None:
+    for name, value in trained.items():
+        result.add(name, value, n)
+
+
+def _add_validation(result: Result, cell: Prepared) -> None:
+    """Add the validation accuracy of the weights that are tested."""
+    split = cell.data.validation
+    if split is None or cell.validation is None:
+        return
+    correct = evaluate(cell.network, cell.in_test, cell.validation, cell.recipe).predicted == split.labels
+    result.add_score(share("validation_accuracy", correct))
+    if len(cell.data.group_names) > 1:
+        worst = np.nanmin(group_accuracies(correct, split.groups, len(cell.data.group_names)))
+        result.add("validation_worst_group_accuracy", float(worst), len(correct))
+
+
+def _add_outcomes(result: Result, task: Task, data: Data, evaluation: Evaluation) -> None:
+    """Add accuracy, loss, success and group metrics, and each item's outcome."""
+    test, groups_ = data.test, data.group_names
+    items = Items(
+        evaluation.predicted, test.labels, test.groups, evaluation.rank, evaluation.losses, test.foregrounds,
+        evaluation.confidence, evaluation.kept,
+    )  # fmt: skip
+    sizes = np.bincount(data.train.groups, minlength=len(groups_))
+    for score in scores(items, len(data.classes), groups_, sizes.tolist()):
+        result.add_score(score)
+    if task.recipe().loss == "cross-entropy":
+        result.add_score(items.p_label)
+    for name, success in task.successes(items.loss, items.accuracy).items():
+        result.add(name, float(success), 1, "" if decided_by(name) else _declared_unit(task, name))
+    _add_declared(result, task, items, test)
+    result.outcomes = Outcomes(
+        n=len(test.labels), predicted=bytes_of(items.predicted), label=bytes_of(items.labels),
+        group=bytes_of(items.groups), rank=bytes_of(items.ranks), foreground=bytes_of(items.foregrounds),
+    )  # fmt: skip
+
+
+def _add_declared(result: Result, task: Task, items: Items, test: Split) -> None:
+    """Add the metrics that the task declares.
+
+    Raises:
+        UserError: it returns another, one that is there already, or an infinite value.
+    """
+    for name, value in task.measure(items, test).items():
+        unit = _declared_unit(task, name)
+        if name in result.metrics:
+            raise UserError(f"metric '{name}' of task '{task.name}' is measured already", next_step="rename it")
+        if np.isinf(value):
+            raise UserError(f"metric '{name}' of task '{task.name}'", got=value, allowed="a finite number, or NaN")
+        result.add(name, value, len(items.labels), unit)
+
+
+def _declared_unit(task: Task, name: str) -> str:
+    """Return the unit that a task declares of a metric."""
+    units = {kind.name: kind.unit for kind in task.metrics}
+    if name not in units:
+        raise UserError(
+            f"task '{task.name}' returns a metric that it does not declare", got=f"'{name}'",
+            allowed=sorted(units) or "none", next_step="add it to the task's `metrics`",
+        )  # fmt: skip
+    return units[name]
+
+
+def _add_selection(result: Result, evaluation: Evaluation, depth: int) -> None:
+    """Add how well the tokens that matter were found: at the end, and by block where there is more than one.
+
+    It is not measured where nobody knows which those are.
+    """
+    if evaluation.quality is None:
+        for name in SELECTION:
+            result.add(name, None, 0)
+        return
+    for name, value in zip(SELECTION, evaluation.quality.means, strict=True):
+        result.add(name, value, len(evaluation.predicted))
+    if depth == 1 or not evaluation.quality_by_block:
+        return
+    rows = [(float(block), *quality.means) for block, quality in evaluation.quality_by_block.items()]
+    names = ("blocks", "precision_by_block", "recall_by_block", "auroc_by_block")
+    for name, values in zip(names, zip(*rows, strict=True), strict=True):
+        result.samples[f"selection_{name}"] = tuple(None if np.isnan(value) else value for value in values)
+
+
+def _add_spuriosity(
+    result: Result, network: Network, actor: Actor | None, samples: Samples, relevance: torch.Tensor
+) -> None:
+    """Add the token spuriosity indices over those of the first images that are classified rightly.
+
+    With the strategy they are those that the network gets right as it is tested, with nothing acting (`_dense`) those
+    that it gets right so: the two may be others. There is no value where it gets none right.
+    """
+    n, inside, labels = len(relevance), relevance.cpu().numpy() > 0, samples.labels[: len(relevance)].cpu().numpy()
+    dense = influences(network, None, samples, n)
+    acted = dense if actor is None else influences(network, actor, samples, n)
+    if acted is None:
+        result.notes["spuriosity"] = "not measured: tokens are fused, merged, mixed or of a number of each image's own"
+    for end, outcome in (("", acted), ("_dense", dense)):
+        right = np.zeros(n, dtype=bool) if outcome is None else outcome.predicted == labels
+        indices = (None, None) if outcome is None else token_spuriosity(outcome.z[right], inside[right])
+        for name, value in zip(("a_tsi", "m_tsi"), indices, strict=True):
+            result.add(name + end, value, int(right.sum()))
+
+
+def _add_cost(result: Result, network: Network, actor: Actor | None, evaluation: Evaluation) -> None:
+    """Add the MACs of the realised trajectory, of the dense model, and of what was asked for in the test."""
+    cost, n = network.cost, len(evaluation.predicted)
+    full = cost.dense()
+    steps = evaluation.steps or full
+    result.trajectory = tuple(TokenStep(**vars(step)) for step in steps)
+    dense, macs = cost.macs(full), cost.macs(steps)
+    planned = dense if actor is None else cost.macs(actor.planned)
+    bounds = actor is not None and actor.strategy.adaptive and actor.budget.counts is not None
+    result.add("macs", macs, n)
+    result.add("macs_dense", dense, n)
+    result.add("macs_ratio", macs / dense, n)
+    if len(evaluation.macs) and np.ptp(evaluation.macs):
+        result.add("macs_p95", float(np.quantile(evaluation.macs, 0.95)), n)
+    result.add("macs_ratio_planned", None if bounds else planned / dense, n)
+    counts = [[(step.tokens_in, step.tokens_out) for step in one] for one in (steps, actor.planned if actor else full)]
+    if counts[0] == counts[1] and abs(macs / planned - 1) > MISPLANNED:
+        result.notes["cost_model"] = f"{macs / dense:.3f} of the dense MACs, planned as {planned / dense:.3f}"
+
+
+def _add_timing(
+    result: Result, network: Network, actor: Actor | None, samples: Samples, evaluation: Evaluation
+) -> None:
+    """Add how quick the test was; where it had too few batches to tell, one is timed on its own."""
+    batch, seconds = evaluation.batch, evaluation.seconds
+    if len(seconds) < FEWEST_TIMED:
+        batch, seconds = seconds_per_batch(network, actor, samples, batch)
+    result.samples["seconds_per_batch"] = tuple(round(s, 6) for s in seconds)
+    result.add("images_per_s", batch / float(np.median(seconds)), len(seconds))
+    result.add("timed_batch", batch, len(seconds))

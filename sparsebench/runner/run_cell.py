@@ -1,0 +1,403 @@
+"""From jobs to records: prepare each cell, train it, test it, measure."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from sparsebench import seeds
+from sparsebench.errors import (
+    DivergedError,
+    NotReadyError,
+    StrategyError,
+    UnsupportedError,
+    UserError,
+    one_line,
+    text_of,
+)
+from sparsebench.models.actor import Actor
+from sparsebench.models.base import TrainsTogether
+from sparsebench.plan.job import Job
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import files, store
+from sparsebench.records.cell import digest
+from sparsebench.records.record import Failure, Record, Status
+from sparsebench.runner import environment
+from sparsebench.runner.fitting import FIT, fit_cell
+from sparsebench.runner.limits import timing
+from sparsebench.runner.prepare import Context, Prepared, prepare, weights_file
+from sparsebench.runner.results import Result, add_watched, measure
+from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.contract import place_of
+from sparsebench.tasks.base import Recipe
+from sparsebench.training.early import EarlyStopping
+from sparsebench.training.loop import Course, JointTraining, Training, steps_for
+from sparsebench.training.state import can_be_resumed, resume, state_of
+from sparsebench.training.steps import Autograd
+from sparsebench.training.watch import Watch
+from sparsebench.version import __version__
+
+EVERY = 1.0
+"""Seconds between two reports."""
+OnStep = Callable[[int], None]
+
+
+class Share:
+    """Reports every second which share is done.
+
+    Args:
+        total: how much there is to do.
+        report: called with the share, in (0, 1].
+    """
+
+    def __init__(self, total: int, report: Callable[[float], None]):
+        self.total, self.report = total, report
+        self.due = time.monotonic() + EVERY
+
+    def __call__(self, done: int) -> None:
+        """Report, if it is time to."""
+        if done and time.monotonic() >= self.due:
+            self.report(done / self.total)
+            self.due = time.monotonic() + EVERY
+
+
+def certain(recipe: Recipe) -> bool:
+    """Say whether a training has as many steps as its recipe says, and does not end when something is reached."""
+    return not (recipe.stop_at_zero_loss or recipe.stop_below or recipe.patience)
+
+
+def each(*calls: OnStep | None) -> OnStep | None:
+    """Return what calls each of them that there is; None where there is none."""
+    present = [call for call in calls if call is not None]
+    if len(present) < 2:
+        return present[0] if present else None
+
+    def call(step: int) -> None:
+        for one in present:
+            one(step)
+
+    return call
+
+
+log = logging.getLogger(__name__)
+
+
+class Checkpoint:
+    """Called after each step, writes the state of a training every few seconds.
+
+    Args:
+        path: the file, which is there whole or not at all.
+        made_by: what its use depends on: a file that says otherwise is not used.
+        every: seconds between writings.
+        training: what it is of.
+
+    Attributes:
+        resumed: how often the training was gone on with.
+    """
+
+    def __init__(self, path: Path, made_by: Mapping[str, str], every: float, training: Training):
+        self.path, self.made_by, self.every, self.training = path, made_by, every, training
+        self.resumed = 0
+        self.warned = False
+        self.due = time.monotonic() + every
+
+    def resume(self) -> None:
+        """Go on from the file, if it is there and fits."""
+        try:
+            with safe_open(self.path, "pt") as file:
+                written = file.metadata() or {}
+                if other := [name for name, value in self.made_by.items() if written.get(name) != value]:
+                    raise ValueError(f"it was made with another {other[0]}")
+                names = file.keys()
+                state = {name: file.get_tensor(name).clone() for name in names}
+            resume(self.training, state)
+        except FileNotFoundError:
+            return
+        except (OSError, SafetensorError, ValueError) as error:
+            log.warning("%s is not used and its cell starts anew: %s", self.path.name, error)
+            return
+        self.resumed = int(written["resumed"]) + 1
+
+    def __call__(self, step: int) -> None:
+        """Write, if it is time to and training is not over."""
+        if time.monotonic() >= self.due and not self.training.course.finished:
+            self.write()
+            self.due = time.monotonic() + self.every
+
+    def write(self) -> None:
+        """Write the file; where that fails, say so once and let the training go on."""
+        state = {name: x.to("cpu", copy=True).contiguous() for name, x in state_of(self.training).items()}
+        try:
+            files.write_whole(self.path, save(state, {**self.made_by, "resumed": str(self.resumed)}))
+        except UserError as error:
+            if not self.warned:
+                log.warning("no checkpoint: %s", error)
+            self.warned = True
+
+
+def run_cell(job: Job, registry: Registry, context: Context) -> Record:
+    """Return the job's record, whatever happens: what a strategy does wrong is in the record, not raised."""
+    (record,) = run_cells([job], registry, context)
+    return record
+
+
+def run_cells(
+    jobs: Sequence[Job],
+    registry: Registry,
+    context: Context,
+    on_begin: Callable[[Sequence[Job]], None] = lambda jobs: None,
+) -> Iterator[Record]:
+    """Yield the record of each job. Several that can are trained in one program on CUDA; on the CPU one by one.
+
+    `on_begin` is called with the jobs that something begins for, which may not come to its end.
+    """
+    if context.device == "cpu" or len(jobs) == 1:
+        for job in jobs:
+            on_begin([job])
+            run = _Run(job, context)
+            run.attempt(partial(run.prepare, registry))
+            run.attempt(run.train)
+            run.attempt(run.measure)
+            yield run.record(share=1)
+        return
+    runs = [_Run(job, context) for job in jobs]
+    for run in runs:
+        on_begin([run.job])
+        run.attempt(partial(run.prepare, registry))
+    sharing = [run for run in runs if run.can_share()]
+    if sharing:
+        on_begin([run.job for run in sharing])
+        _train_together(sharing)
+    for run in runs:
+        on_begin([run.job])
+        if run.trained is None:
+            run.attempt(run.train)
+        run.attempt(run.measure)
+        yield run.record(share=len(runs))
+
+
+def _train_together(runs: Sequence[_Run]) -> None:
+    """Train what runs in one program; each has its outcome then, or has diverged, or must be trained alone."""
+    by_trainer: dict[Any, list[tuple[_Run, JointTraining]]] = {}
+    for run in runs:
+        training = run.joint()
+        by_trainer.setdefault(cast(TrainsTogether, training.network).train_together, []).append((run, training))
+    for train_together, pairs in by_trainer.items():
+        train_together([training for _, training in pairs])
+        for run, training in pairs:
+            if isinstance(training.failure, DivergedError):
+                run.fail(training.failure)
+            elif training.failure is None and training.course.finished:
+                run.trained = training.course.outcome()
+    context = runs[0].context
+    if context.alone and context.device != "cpu":
+        torch.cuda.synchronize(context.device)  # ends the worker if the device is lost; each cell is tried alone then
+
+
+KNOWN = (StrategyError, DivergedError, UnsupportedError, UserError)
+"""Errors whose text says all; others are shown with their type and kept with their traceback."""
+
+
+def failure_of(error: BaseException, strategy: Strategy | None = None) -> Failure:
+    """Return what a record says of an error; with the file and line where a strategy had its last word."""
+    kind = type(error).__name__
+    text = text_of(error) if isinstance(error, KNOWN) else one_line(error)
+    if strategy is not None and not isinstance(error, UnsupportedError | DivergedError):
+        text = f"{' '.join(text.split())[:450]}{place_of(error, strategy)}"
+    trace = "" if isinstance(error, KNOWN) else "".join(traceback.format_exception(error))[-4000:]
+    trace = trace.encode("utf-8", "backslashreplace").decode()
+    return Failure(reason=" ".join(text.split())[:500], kind=kind, traceback=trace)
+
+
+def _status(error: BaseException) -> Status:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return "oom"
+    if isinstance(error, NotReadyError):
+        return "skipped"
+    return "unsupported" if isinstance(error, UnsupportedError) else "failed"
+
+
+class _Run:
+    """One job on its way to a record, in stages that may fail."""
+
+    def __init__(self, job: Job, context: Context):
+        self.job, self.context = job, context
+        self.started, self.clock = datetime.now(UTC).isoformat(), time.perf_counter()
+        self.status: Status = "ok"
+        self.failure: Failure | None = None
+        self.result = Result()
+        self.cell: Prepared | None = None
+        self.trained: dict[str, float] | None = None
+
+    def attempt(self, stage: Callable[[], None]) -> None:
+        """Run a stage unless one before it failed."""
+        if self.failure is not None:
+            return
+        try:
+            _seed(seeds.seed_of("cell", self.job.cell.id), self.context.device)
+            stage()
+        except BaseException as error:  # a strategy is a stranger's code and may raise anything
+            if isinstance(error, KeyboardInterrupt) and not self.context.alone:
+                raise
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Note what went wrong; a process of its own, whose log is read for it, says where."""
+        acting = None if self.cell is None else self.cell.in_training or self.cell.in_test
+        strategy = None if acting is None else acting.strategy
+        self.status, self.failure = _status(error), failure_of(error, strategy)
+        if self.context.alone and self.status != "unsupported":
+            lines = [f"cell {self.job.cell.id}, {self.job.label}: {self.status}\n", *traceback.format_exception(error)]
+            with suppress(OSError):  # a strategy may have closed it
+                os.write(2, "".join(lines).encode("utf-8", "backslashreplace"))
+
+    def prepare(self, registry: Registry) -> None:
+        """Draw the data and build the network."""
+        self.cell = prepare(self.job, registry, self.context)
+
+    def can_share(self) -> bool:
+        """Say whether it can be trained in one program with others."""
+        cell = self.cell
+        able = self.failure is None and cell is not None and hasattr(cell.network, "train_together")
+        return able and cell is not None and not cell.recipe.watch
+
+    def joint(self) -> JointTraining:
+        """Return it as a training among others."""
+        cell = self.cell
+        assert cell is not None
+        course = Course(len(cell.train.labels), cell.recipe, cell.order)
+        return JointTraining(cell.network, cell.in_training, cell.train, cell.recipe, course)
+
+    def train(self) -> None:
+        """Train it alone, if its task trains at all."""
+        cell = self.cell
+        assert cell is not None
+        if cell.outcome is not None or not cell.task.trains:
+            self.trained = cell.outcome or {}
+            if cell.tested:
+                self.result.notes["tested_weights"] = cell.tested
+            return
+        self._fit(cell, cell.in_training)
+        if self.job.keep_weights:  # what a training before this one left must not be taken for its own
+            store.weights_path(self.context.out, self.job.cell.id).unlink(missing_ok=True)
+        steps = steps_for(cell.network, cell.in_training, cell.train, cell.recipe, cell.teacher)
+        watch = None
+        if cell.recipe.watch:
+            train_, test = (cell.train, cell.in_training), (cell.test, cell.in_test)
+            watch = Watch(cell.recipe, steps, cell.network, train_, test)
+        training = Training(steps, Course(len(cell.train.labels), cell.recipe, cell.order), _early(cell))
+        checkpoint = self._checkpoint(training)
+        if checkpoint is not None:
+            checkpoint.resume()
+        share = self._share(training.course.total) if certain(cell.recipe) else None
+        self.trained = training.run(on_step=each(watch or checkpoint, share))
+        if checkpoint is not None and checkpoint.resumed:
+            self.result.notes["resumed"] = str(checkpoint.resumed)
+        if isinstance(steps, Autograd) and steps.parts > cell.recipe.accumulate:
+            self.result.notes["memory"] = f"batches in {steps.parts} parts: the memory holds no larger ones"
+        if inactive := _inactive(cell):
+            self.result.notes["inactive"] = inactive
+        if watch is not None:
+            add_watched(self.result, watch, int(self.trained["steps"]), cell.task)
+
+    def _share(self, total: int) -> Share:
+        return Share(total, partial(self.context.on_share, self.job.cell.id))
+
+    def _fit(self, cell: Prepared, acting: Actor | None) -> None:
+        """Let the strategy that acts now look at training images, unless it did or does not want to."""
+        if acting is not None and FIT not in self.result.notes and (note := fit_cell(cell, self.job, self.context.out)):
+            self.result.notes[FIT] = note
+
+    def _checkpoint(self, training: Training) -> Checkpoint | None:
+        """Return the cell's checkpoint, or None: what was seen while training is in none."""
+        every, job, cell = self.context.checkpoint, self.job, self.cell
+        assert cell is not None
+        if not every or training.course.recipe.watch or not can_be_resumed(training):
+            return None
+        made_by = {
+            "cell": job.cell.id, "revision of the strategy": job.origin.revision, "start": cell.initial,
+            "torch": torch.__version__, "device": torch.device(self.context.device).type, "sparsebench": __version__,
+        }  # fmt: skip
+        return Checkpoint(store.checkpoint_path(self.context.out, job.cell.id), made_by, every, training)
+
+    def measure(self) -> None:
+        """Test it and fill the result; keep the weights if others start from them."""
+        assert self.cell is not None and self.trained is not None
+        self._fit(self.cell, self.cell.in_test)
+        context, cell = self.context, self.job.cell
+        who = self.job.label, self.job.origin.identity, cell.task.name, cell.model.name
+        tests_only = self.cell.outcome is not None or not self.cell.task.trains
+        on_done = self._share(len(self.cell.test.labels)) if tests_only else None
+        measure(
+            self.result, self.cell, self.trained, context.drawn.data, context.batch,
+            leaks=who not in context.trusted, on_done=on_done,
+        )  # fmt: skip
+        context.trusted.add(who)
+        if "images_per_s" in self.result.metrics:
+            self.result.notes["timed"] = timing(self.context.device, self.context.exclusive)
+        if self.job.keep_weights:
+            content = weights_file(self.cell.network, self.cell.initial, self.trained)
+            files.write_whole(store.weights_path(self.context.out, self.job.cell.id), content)
+            self.result.notes["weights"] = hashlib.sha256(content).hexdigest()
+
+    def record(self, share: int) -> Record:
+        """Return the record; `share` runs divide the time between them."""
+        self.cell = None  # its memory
+        seconds = (time.perf_counter() - self.clock) / share
+        if self.failure is not None:
+            return self.job.record_of_failure(self.status, self.failure, self.started, seconds)
+        job, result = self.job, self.result
+        return Record(
+            cell=job.cell, cell_id=job.cell.id, status=self.status, metrics=result.metrics,
+            trajectory=result.trajectory, samples=result.samples, outcomes=result.outcomes, notes=result.notes,
+            origin=job.origin, kind=job.kind, label=job.label,
+            environment=digest(environment.describe()), device=_device_name(self.context.device),
+            started=self.started, seconds=round(seconds, 3),
+        )  # fmt: skip
+
+
+def _early(cell: Prepared) -> EarlyStopping | None:
+    """Return what ends the cell's training early, if anything does."""
+    if not cell.recipe.patience:
+        return None
+    assert cell.validation is not None and cell.data.validation is not None
+    return EarlyStopping(cell.network, cell.in_test, cell.validation, cell.data.validation.groups, cell.recipe)
+
+
+def _inactive(cell: Prepared) -> str:
+    """Return which published terms of the strategy's loss had no part in the training, and why; "" if all had."""
+    actor = cell.in_training
+    if actor is None or not actor.acts:
+        return ""
+    weightless = actor.strategy.inactive(teacher=True)
+    untaught = [term for term in actor.strategy.inactive(cell.teacher is not None) if term not in weightless]
+    reasons = {"weight 0": weightless, "no teacher": untaught}
+    return "; ".join(f"{', '.join(terms)}: {why}" for why, terms in reasons.items() if terms)
+
+
+def _seed(seed: int, device: str) -> None:
+    """Seed torch's own generators, of the CPU and of CUDA if that is used.
+
+    torch.manual_seed does so for every kind of device, and notes it down for those that are not in use yet, each time
+    with a stack trace, in a list without end.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device != "cpu":
+        torch.cuda.manual_seed_all(seed)
+
+
+def _device_name(device: str) -> str:
+    return device if device == "cpu" else f"{device} {torch.cuda.get_device_name(device)}"

@@ -1,0 +1,252 @@
+"""What a run says of itself in its folder: to `sparsebench status` how far it is, to other runs what it has begun."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from sparsebench.errors import UserError
+from sparsebench.plan.job import Job
+from sparsebench.plan.time_left import Expected, Remaining
+from sparsebench.records import files, store
+from sparsebench.records.record import Head, Record
+
+EVERY = 1.0
+"""Seconds between two writings."""
+SILENT = 60.0
+"""Seconds after which a run that has written nothing is held for dead."""
+
+
+class Underway(BaseModel):
+    """The file.
+
+    Attributes:
+        updated: when it was written, in seconds since 1970; `since` when the longest cell at work was begun.
+        left, running: by strategy the number of cells without a record, those that are run included; of cells that run.
+        tests: how many of those left test a network that is trained once for several.
+        done: how much of the cells that run is done, in cells.
+        seconds: how long what is left takes; None while nothing says so.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str
+    pid: int
+    workers: int
+    updated: float
+    since: float
+    left: dict[str, int]
+    running: dict[str, int] = {}
+    tests: int = 0
+    done: float = 0.0
+    seconds: float | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it was written lately, and, on this machine, by a process that is still there."""
+        there = self.host != socket.gethostname() or _is_there(self.pid)
+        return there and time.time() - self.updated < SILENT
+
+
+class Beat:
+    """Keeps the file of a run up to date in a thread of its own, and removes it when the run is over.
+
+    Args:
+        out: the run's folder.
+        jobs: what the run is to do.
+        workers: its worker processes.
+        expected: what cells are expected to take; it learns from the run's records.
+        tell: called with what was written.
+    """
+
+    def __init__(
+        self, out: Path, jobs: Sequence[Job], workers: int, expected: Expected,
+        tell: Callable[[Underway], None] = lambda now: None,
+    ):  # fmt: skip
+        self.out, self.workers, self.tell = out, workers, tell
+        self.path = out / "underway" / f"{socket.gethostname()}-{os.getpid()}.json"
+        self.remaining = Remaining(jobs, expected)
+        self.lock, self.over = threading.Lock(), threading.Event()
+        self.thread = threading.Thread(target=self._write_on, daemon=True)
+
+    def begin(self, cell_ids: Sequence[str], share: float = 0.0, /) -> None:
+        """Take note of cells that something begins for, or of the share of its training that is done of one."""
+        with self.lock:
+            for cell_id in cell_ids:
+                self.remaining.begin(cell_id, time.time(), share)
+
+    def done(self, record: Record) -> None:
+        """Take note of a record."""
+        with self.lock:
+            self.remaining.done(record)
+
+    def drop(self, cell_id: str) -> None:
+        """Take note that another run has done a cell."""
+        with self.lock:
+            self.remaining.drop(cell_id)
+
+    def __enter__(self) -> Beat:
+        clear(self.out)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.over.set()
+        self.thread.join()
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
+            self.path.parent.rmdir()
+
+    def _write_on(self) -> None:
+        while True:
+            now = self._now()
+            with suppress(UserError):  # the run itself will say that the folder cannot be written
+                files.write_whole(self.path, now.model_dump_json().encode())
+            self.tell(now)
+            if self.over.wait(EVERY):
+                return
+
+    def _now(self) -> Underway:
+        now = time.time()
+        with self.lock:
+            jobs, running = self.remaining.jobs, self.remaining.running
+            return Underway(
+                host=socket.gethostname(), pid=os.getpid(), workers=self.workers, updated=now,
+                since=min((begun.since for begun in running.values()), default=now),
+                left=Counter(job.label for job in jobs.values()),
+                running=Counter(jobs[cell_id].label for cell_id in running),
+                tests=sum(bool(job.network) for job in jobs.values()),
+                done=self.remaining.share(self.workers, now), seconds=self.remaining.seconds(self.workers, now),
+            )  # fmt: skip
+
+
+class Claims:
+    """The cells that a run has begun, which other runs of its folder on this machine leave to it.
+
+    A cell is a byte of a file, locked by its run: the system lets go of locks with a process, however it ends. Where
+    the file cannot be written, or the file system has no locks, nothing is claimed.
+
+    Args:
+        out: the run's folder.
+        known: what the store had of every cell when the run was planned.
+        on_done: called with the id of a cell that another run has done since.
+    """
+
+    def __init__(self, out: Path, known: Mapping[str, Head], on_done: Callable[[str], None] = lambda cell_id: None):
+        self.out, self.known, self.on_done = out, known, on_done
+        self.path, self.done = out / "underway" / "cells", set[str]()
+        self.seen, self.new = dict[Path, int](), dict[str, Head]()
+        self.file: int | None = None
+        with suppress(OSError):
+            self.file = self._open()
+
+    def _open(self) -> int:
+        """Open the file; one that was removed by a run that ended meanwhile is not taken."""
+        while True:
+            self.path.parent.mkdir(exist_ok=True)
+            with suppress(FileNotFoundError), ExitStack() as opened:
+                file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+                opened.callback(os.close, file)
+                fcntl.lockf(file, fcntl.LOCK_SH, 1, HERE)
+                if os.fstat(file).st_ino == os.stat(self.path).st_ino:
+                    opened.pop_all()
+                    return file
+
+    def begin(self, cell_id: str) -> bool:
+        """Say whether no other run is at a cell; none is to begin it from now on."""
+        if self.file is None:
+            return True
+        try:
+            fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _place(cell_id))
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def release(self, cell_id: str) -> None:
+        """Let others have a cell."""
+        if self.file is not None:
+            fcntl.lockf(self.file, fcntl.LOCK_UN, 1, _place(cell_id))
+
+    def is_done(self, job: Job) -> bool:
+        """Say whether another run has stored an answer to a cell, of the same revision, since this one was planned."""
+        if (of_others := self._of_others()) != self.seen:
+            was = {cell: head.started for cell, head in self.known.items()}
+            now = store.heads(self.out).items()
+            self.seen, self.new = of_others, {cell: head for cell, head in now if head.started != was.get(cell)}
+        head = self.new.get(job.cell.id)
+        if head is None or head.status == "skipped" or head.origin.identity != job.origin.identity:
+            return False
+        self.done.add(job.cell.id)
+        self.on_done(job.cell.id)
+        return True
+
+    def _of_others(self) -> dict[Path, int]:
+        """Return the files of records that this process does not write, with their sizes."""
+        sizes = {}
+        for path in (*store.segments(self.out), *store.sealed(self.out)):
+            with suppress(FileNotFoundError):  # it was sealed meanwhile
+                if store.by_this_process() not in path.name:
+                    sizes[path] = path.stat().st_size
+        return sizes
+
+    def __enter__(self) -> Claims:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.file is None:
+            return
+        with suppress(OSError):
+            fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, HERE)  # no other run has the file
+            self.path.unlink()
+            self.path.parent.rmdir()
+        os.close(self.file)
+
+
+HERE = 1 << 60
+"""The byte of that file that every run has locked while it is open."""
+
+
+def _place(cell_id: str) -> int:
+    return int.from_bytes(hashlib.sha256(cell_id.encode()).digest()[:7])
+
+
+def underway(out: Path) -> list[Underway]:
+    """Return what the runs of a folder say of themselves; one that was killed is silent and not alive."""
+    return [state for _, state in _files(out / "underway")]
+
+
+def clear(out: Path) -> None:
+    """Remove what runs of a folder have left that were killed: who runs there now goes on with their cells."""
+    for path, run in _files(out / "underway"):
+        if not run.alive:
+            path.unlink(missing_ok=True)
+    with suppress(OSError):  # others are under way, or there is none
+        (out / "underway").rmdir()
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return pid > 0
+
+
+def _files(folder: Path) -> list[tuple[Path, Underway]]:
+    found = []
+    for path in files.files_in(folder, ".json"):
+        with suppress(OSError, ValueError):  # it is gone, or torn
+            found.append((path, Underway.model_validate_json(path.read_bytes())))
+    return found

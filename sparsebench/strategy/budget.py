@@ -1,0 +1,175 @@
+"""What a strategy may spend: budgets, as users and suites say them; `counts` makes token counts of them."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import Any
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from sparsebench.errors import UserError
+from sparsebench.strategy.base import Convention, Schedule
+
+AMOUNTS = ("macs", "keep_rate", "per_block", "ratio", "counts")
+SHARED = ("macs", "keep_rate")
+"""Amounts that every strategy can spend, wherever it acts."""
+SHARES = {
+    "macs": "fraction of MACs",
+    "keep_rate": "keep rate",
+    "ratio": "share of its tokens that a block keeps (ratio)",
+}
+LATER: dict[str, Any] = {"per_block": None, "ratio": None, "counts": None, "schedule": None, "gamma": 2.0}
+"""Parameters that budgets of older records do not have, with what they mean there."""
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_PLACES = re.compile(r" (@\d+(,\d+)*|in stages|every block|late [^\s,]+)")
+
+
+class Budget(BaseModel):
+    """What a strategy may spend, said in one of five ways, and how that is spread over the blocks.
+
+    Attributes:
+        macs: target fraction of the dense MACs, in (0, 1].
+        keep_rate: share of the tokens that stays, in (0, 1]. At every stage, or, where tokens leave every block, after
+            the last one.
+        per_block: tokens that leave each block, r of ToMe (Bolya et al. 2023): a number, or "FIRST..LAST" for one that
+            changes linearly from the first block to the last, rounded down.
+        ratio: share of its tokens that stays in each block, in (0, 1]; N - floor(N - ratio N) go on (Tran et al. 2024).
+        counts: tokens that go on after each of `blocks`, or after each block of the network, or of the part of it in
+            which the strategy acts.
+        convention: how a keep rate r becomes the count K_s of stage s: "power-floor" floor(r^s N)
+            (DynamicViT, Rao et al. 2021) or "compound-ceil" ceil(r K_(s-1)) (EViT, Liang et al. 2022).
+        schedule: "stages": in some blocks, the same share in each; "every": in every block, as many in each; "late": in
+            every block, in proportion to (l / L)^gamma in block l of L. None leaves the strategy's own.
+        gamma: of the late schedule.
+        blocks: where tokens leave, from 0, with any schedule; without it in every block, or, in stages, after each
+            quarter of the network; a strategy may begin later, see `Strategy.first`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    macs: float | None = None
+    keep_rate: float | None = None
+    per_block: int | str | None = None
+    ratio: float | None = None
+    counts: tuple[int, ...] | None = None
+    convention: Convention = "power-floor"
+    schedule: Schedule | None = None
+    gamma: float = Field(2.0, ge=0)
+    blocks: tuple[int, ...] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        given = {key: data[key] for key in AMOUNTS if data.get(key) is not None}
+        if len(given) != 1:
+            got = ", ".join(f"{key}={value}" for key, value in given.items()) or "none"
+            raise UserError("a budget is one amount", got=got, allowed="one of " + ", ".join(AMOUNTS))
+        ((key, value),) = given.items()
+        if key == "per_block":
+            _check_per_block(value)
+        if key not in SHARED:
+            _check_schedule(key, data)
+        if key in ("per_block", "counts"):
+            return data
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+            raise UserError(SHARES[key], got=value, allowed="(0, 1]")
+        return data | {key: float(value)}
+
+    @field_validator("counts")
+    @classmethod
+    def _check_counts(cls, counts: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if counts is not None and (not counts or min(counts) < 1 or any(a < b for a, b in pairwise(counts))):
+            raise UserError(
+                "token counts (counts)", got="+".join(map(str, counts)) or "none",
+                allowed="1 or more each, never more than before",
+            )  # fmt: skip
+        return counts
+
+    @field_validator("blocks")
+    @classmethod
+    def _check_blocks(cls, blocks: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if blocks is not None and (not blocks or min(blocks) < 0 or any(a >= b for a, b in pairwise(blocks))):
+            raise UserError(
+                "budget blocks", got="+".join(map(str, blocks)) or "none", allowed="rising numbers from 0, none twice"
+            )
+        return blocks
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Budget:
+        if self.counts is not None and self.blocks is not None and len(self.counts) != len(self.blocks):
+            raise UserError(
+                "counts and blocks of a budget", got=f"{len(self.counts)} counts for {len(self.blocks)} blocks",
+                allowed="one count a block",
+            )  # fmt: skip
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what came later and is not used, so that the hashes of cells from before it still hold."""
+        fields: dict[str, Any] = dump(self)
+        return {key: value for key, value in fields.items() if key not in LATER or value != LATER[key]}
+
+    @property
+    def label(self) -> str:
+        """What tables call it."""
+        where = "" if self.blocks is None else " @" + ",".join(map(str, self.blocks))
+        if self.schedule is not None:
+            where += {"stages": " in stages", "every": " every block", "late": f" late {self.gamma:g}"}[self.schedule]
+        if self.macs is not None:
+            rounded = "" if self.convention == "power-floor" else f" {self.convention}"
+            return f"macs {self.macs:g}" + rounded + where
+        if self.per_block is not None:
+            return f"{self.per_block} a block" + where
+        if self.ratio is not None:
+            return f"ratio {self.ratio:g} a block" + where
+        if self.counts is not None:
+            return "counts " + ",".join(map(str, self.counts)) + where
+        return f"keep {self.keep_rate:g} {self.convention}" + where
+
+
+_AMOUNTS = {"macs": r"macs ([^\s,]+)", "keep_rate": r"keep ([^\s,]+)", "ratio": r"ratio (\S+) a block",
+            "per_block": r"(\S+) a block", "counts": r"counts (\d+(?:,\d+)*)"}  # fmt: skip
+"""How a label begins, by the field that says how much."""
+
+
+def amount_of(label: str) -> str:
+    """Return what a budget's label says without where tokens leave; what remains says how much, the same everywhere."""
+    return _PLACES.sub("", label)
+
+
+def parts_of(label: str) -> dict[str, str]:
+    """Return the field that says how much in a budget's label, with its value; nothing of another text."""
+    return next(({name: match[1]} for name, form in _AMOUNTS.items() if (match := re.match(form, label))), {})
+
+
+def _check_per_block(value: Any) -> None:
+    """Raise UserError for tokens per block that are neither a number nor FIRST..LAST."""
+    ends = _RANGE.fullmatch(value) if isinstance(value, str) else None
+    number = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if not number and (ends is None or not any(int(end) for end in ends.groups())):
+        raise UserError("tokens that leave each block (per_block)", got=value, allowed="1 or more, or as in 26..0")
+
+
+def _check_schedule(key: str, data: dict[str, Any]) -> None:
+    """Raise UserError for a schedule beside an amount that says itself how many tokens leave each block."""
+    allowed = {"per_block": ("every", "stages"), "ratio": ("every",), "counts": ()}[key]
+    if (schedule := data.get("schedule")) is not None and schedule not in allowed:
+        raise UserError(
+            f"{key} says how many tokens leave each block, and schedule={schedule} says another thing",
+            allowed=f"schedule={' or '.join(allowed)}" if allowed else f"{key} without a schedule",
+            next_step="name the blocks with blocks=3+6+9, or leave the schedule out",
+        )  # fmt: skip
+
+
+FULL = Budget(macs=1.0)

@@ -1,0 +1,232 @@
+"""What a plan must be for the harness to carry it out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsebench.errors import StrategyError
+from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.plans import Keep, Mask, Merge, Mix, Plan, Rest, Shift
+
+ROUNDING = 1e-5
+"""What a hard 0 or 1 with the gradient of a soft one, hard + soft - soft, may be off."""
+
+
+def only_removes(plan: Plan) -> bool:
+    """Say whether what stays is as it was."""
+    return isinstance(plan, Keep) and plan.fuse is None
+
+
+def merges(plan: Plan) -> bool:
+    """Say whether tokens come to stand for several patches by it, group for group."""
+    return isinstance(plan, Merge) or (isinstance(plan, Mask) and plan.sizes is not None)
+
+
+def check_only_removes(plan: Plan, name: str) -> None:
+    """Raise StrategyError for a plan that does more, of a strategy at the attention site that reads no tokens."""
+    if not only_removes(plan):
+        raise StrategyError(
+            f"'{name}' fuses, merges or mixes tokens and does not read them: add tokens to `needs`, as what is only "
+            "removed leaves before the attention and costs less"
+        )
+
+
+def _tensors(
+    plan: Plan, B: int, N: int, keep: int, prefix: int | None
+) -> Iterator[tuple[str, object, tuple[int, ...]]]:
+    """Yield the name, the value and the right shape of what the plan holds."""
+    kind, a_token = type(plan).__name__, []
+    if plan.scores is not None:
+        yield "scores", plan.scores, (B, N)
+    if isinstance(plan, Keep | Rest):
+        fuses = isinstance(plan, Keep) and plan.fuse is not None
+        yield f"{kind}.index", plan.index, (B, N - keep if isinstance(plan, Rest) else keep - fuses)
+        a_token += ["fuse"] * fuses
+    elif isinstance(plan, Merge):
+        yield "Merge.target", plan.target, (B, N)
+        a_token += ["weight", "sizes"]
+    elif isinstance(plan, Mix):
+        yield "Mix.weight", plan.weight, (B, keep, N)
+    elif isinstance(plan, Mask):
+        yield "Mask.keep", plan.keep, (B, N)
+        a_token += ["sizes"]
+    else:
+        yield "Shift.by", plan.by, (B, N, _width(plan.by))
+        if plan.prefix is not None and prefix is not None:
+            yield "Shift.prefix", plan.prefix, (B, prefix, _width(plan.by))
+    for what in a_token:
+        if (value := getattr(plan, what)) is not None:
+            yield f"{kind}.{what}", value, (B, N)
+    if (values := getattr(plan, "values", None)) is not None:
+        yield f"{kind}.values", values, (B, N, _width(values))
+
+
+def _width(values: object) -> int:
+    return values.shape[-1] if isinstance(values, Tensor) and values.ndim else 0
+
+
+def check_plan(
+    plan: Plan, strategy: Strategy, index: Tensor, keep: int, *, training: bool, prefix: int | None = None
+) -> None:
+    """Raise StrategyError unless the plan turns the (B, N) tokens into `keep` of them, legally.
+
+    An adaptive strategy may let any number go on; and masks and shifts, in training, all of them. There are `prefix`
+    class and register tokens; None where that is not known.
+    """
+    check_form(plan, strategy, index, keep, training=training, prefix=prefix)
+    for wrong, say in _doubts(plan, index.shape[1], keep_of(plan, strategy, index, keep), prefix):
+        if bool(wrong):
+            raise StrategyError(f"'{strategy.name}': {say()}")
+
+
+def check_form(
+    plan: Plan, strategy: Strategy, index: Tensor, keep: int, *, training: bool, prefix: int | None = None
+) -> None:
+    """Raise StrategyError for what of an illegal plan is to be seen without reading its numbers; see `check_plan`."""
+    name = strategy.name
+    if not isinstance(plan, Keep | Merge | Mix | Mask | Shift | Rest):
+        kinds = "Keep, Merge, Mix, Mask, Shift, Rest or None"
+        raise StrategyError(f"'{name}' returned {type(plan).__name__}, not a plan ({kinds})")
+    if isinstance(plan, Rest) != strategy.rests:
+        wants = "return Rest or None" if strategy.rests else "add how = 'rest' and site = 'block' to the class"
+        raise StrategyError(f"'{name}' returned {type(plan).__name__}, and its how is {strategy.how!r}: {wants}")
+    B, N = index.shape
+    for part in _tensors(plan, B, N, keep_of(plan, strategy, index, keep), prefix):
+        _check_tensor(name, *part, index.device)
+    if isinstance(plan, Keep | Rest) and plan.index.dtype != torch.int64:
+        raise StrategyError(f"'{name}': {type(plan).__name__}.index must be int64, got {plan.index.dtype}")
+    if isinstance(plan, Merge) and plan.target.dtype != torch.int64:
+        raise StrategyError(f"'{name}': Merge.target must be int64, got {plan.target.dtype}")
+    if isinstance(plan, Mask):
+        _check_mask(plan, strategy, training)
+    elif isinstance(plan, Shift) and not training:
+        raise StrategyError(f"'{name}': Shift is for training only, see view.training")
+
+
+def unread(plan: Plan, N: int, keep: int, prefix: int | None) -> Tensor:
+    """Return a boolean that lies where the plan does: whether its numbers, which nothing reads here, are illegal.
+
+    `keep` of N tokens are to go on; the plan's form is legal, see `check_form`.
+    """
+    flags = [wrong for wrong, _ in _doubts(plan, N, keep, prefix)]
+    return torch.stack(flags).any() if flags else torch.zeros((), dtype=torch.bool)
+
+
+def in_range(plan: Plan, N: int, keep: int) -> Plan:
+    """Return the plan with positions and groups that there are, whatever it names: an illegal one is found out later.
+
+    On a GPU one past the end would end the process, in place of the cell.
+    """
+    if isinstance(plan, Keep | Rest):
+        return replace(plan, index=plan.index.clamp(0, N - 1))
+    return replace(plan, target=plan.target.clamp(-1, keep - 1)) if isinstance(plan, Merge) else plan
+
+
+def keep_of(plan: Plan, strategy: Strategy, index: Tensor, keep: int) -> int:
+    """Return how many of the (B, N) tokens are to go on: `keep`, or as many as an adaptive strategy says."""
+    if strategy.adaptive and (count := went_on(plan)) is not None:
+        return min(index.shape[1], max(1, count))
+    return keep
+
+
+def _doubts(plan: Plan, N: int, keep: int, prefix: int | None) -> Iterator[tuple[Tensor, Callable[[], str]]]:
+    """Yield what may be wrong with the numbers of a plan of legal form: a boolean, and what is said if it is true."""
+    for what, value, _ in _tensors(plan, len(_first(plan)), N, keep, prefix):
+        if isinstance(value, Tensor) and value.is_floating_point():
+            yield value.isnan().any(), partial("{} holds NaN".format, what)
+    if isinstance(plan, Keep | Rest) and plan.index.numel():
+        yield from _doubts_of_index(plan, N)
+    elif isinstance(plan, Merge):
+        yield from _doubts_of_groups(plan.target, keep)
+    elif isinstance(plan, Mask):
+        yield from _doubts_of_mask(plan)
+
+
+def _first(plan: Plan) -> Tensor:
+    """Return the tensor that every plan of its kind has."""
+    return next(value for value in vars(plan).values() if isinstance(value, Tensor))
+
+
+def _check_tensor(name: str, what: str, value: object, expected: tuple[int, ...], device: torch.device) -> None:
+    if not isinstance(value, Tensor) or tuple(value.shape) != expected:
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise StrategyError(f"'{name}': {what} must have shape {expected}, got {got}")
+    if value.device != device:
+        raise StrategyError(f"'{name}': {what} is on {value.device}, the tokens are on {device}")
+
+
+def went_on(plan: Plan) -> int | None:
+    """Return how many tokens a plan lets go on, legal or not; None where that is not to be seen."""
+    if isinstance(plan, Keep) and isinstance(plan.index, Tensor) and plan.index.ndim == 2:
+        return plan.index.shape[1] + (plan.fuse is not None)
+    if isinstance(plan, Mix) and isinstance(plan.weight, Tensor) and plan.weight.ndim == 3:
+        return plan.weight.shape[1]
+    if isinstance(plan, Merge) and isinstance(plan.target, Tensor) and plan.target.dtype == torch.int64:
+        return int(plan.target.max()) + 1 if plan.target.numel() else 0
+    return None
+
+
+def _check_mask(plan: Mask, strategy: Strategy, training: bool) -> None:
+    name, keep = strategy.name, plan.keep
+    if keep.dtype == torch.bool:
+        if plan.values is not None or plan.sizes is not None:
+            raise StrategyError(f"'{name}': a Mask of booleans has neither values nor sizes")
+        if not strategy.adaptive:
+            raise StrategyError(f"'{name}': only an adaptive strategy keeps a number of its own of each image")
+    elif not keep.is_floating_point():
+        raise StrategyError(f"'{name}': Mask.keep must be booleans, or real numbers in training, got {keep.dtype}")
+    elif not training:
+        raise StrategyError(f"'{name}': a Mask of real numbers is for training only, see view.training")
+
+
+def _doubts_of_mask(plan: Mask) -> Iterator[tuple[Tensor, Callable[[], str]]]:
+    keep = plan.keep
+    if keep.dtype == torch.bool:
+        yield ~keep.any(dim=1).all(), lambda: "Mask.keep leaves an image without a token"
+        return
+    yield ((keep < -ROUNDING) | (keep > 1 + ROUNDING)).any(), lambda: "Mask.keep must lie in [0, 1]"
+    if plan.sizes is not None:
+        yield ~(plan.sizes > 0).all(), lambda: "Mask.sizes must be positive"
+
+
+def _doubts_of_index(plan: Keep | Rest, N: int) -> Iterator[tuple[Tensor, Callable[[], str]]]:
+    what, ordered = "Rest" if isinstance(plan, Rest) else "Keep", plan.index.sort(dim=1).values
+    yield (
+        (ordered[:, 0] < 0).any() | (ordered[:, -1] >= N).any(),
+        lambda: f"{what}.index must lie in 0..{N - 1}, got {int(ordered.min())}..{int(ordered.max())}",
+    )
+    yield (ordered[:, 1:] == ordered[:, :-1]).any(), lambda: f"{what}.index names a token twice"
+
+
+def _doubts_of_groups(target: Tensor, keep: int) -> Iterator[tuple[Tensor, Callable[[], str]]]:
+    yield (
+        ((target < -1) | (target >= keep)).any(),
+        lambda: f"Merge.target must lie in 0..{keep - 1}, or be -1, got {int(target.min())}..{int(target.max())}",
+    )
+    members = torch.zeros(target.shape[0], keep + 1, device=target.device)
+    members = members.scatter(1, target.clamp(-1, keep - 1) + 1, 1.0)[:, 1:]
+    yield (members == 0).any(), lambda: f"Merge.target leaves one of its {keep} groups empty"
+
+
+def check_own_macs(macs: Any, strategy: Strategy) -> Any:
+    """Return the MACs that a strategy says a choice costs: one number, or one of each sample.
+
+    Raises:
+        StrategyError: one is negative, infinite or no number.
+    """
+    if isinstance(macs, int | float):
+        legal = 0 <= macs < math.inf
+    else:
+        numbers = np.asarray(macs, dtype=np.float64)
+        legal = bool(np.isfinite(numbers).all() and (numbers >= 0).all())
+    if not legal:
+        raise StrategyError(f"'{strategy.name}': own_macs must be numbers of 0 or more, got {macs}")
+    return macs

@@ -1,0 +1,212 @@
+"""Pure functions that apply a plan to (B, N, C) tensors. P class or register tokens come first and always stay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sparsebench.strategy.plans import Keep, Mask, Merge, Mix, Plan, Rest, Shift
+
+
+@dataclass(frozen=True, eq=False)
+class Padded(Keep):
+    """A `Keep` of which each image has a number of its own: position -1 fills up its row, after the others."""
+
+    @classmethod
+    def of(cls, mask: Mask) -> Padded:
+        """Return what a mask of booleans (B, N) keeps; the longest row has no padding."""
+        first = mask.keep.sort(dim=1, descending=True, stable=True).indices
+        count = mask.keep.sum(dim=1)
+        M = int(count.max())
+        stays = torch.arange(M, device=count.device) < count[:, None]
+        return cls(first[:, :M].where(stays, -1), scores=mask.scores)
+
+
+@dataclass(frozen=True, eq=False)
+class Grouped(Merge):
+    """A `Merge` whose number of groups is known, so that nobody has to read it from where it lies."""
+
+    groups: int = 0
+
+    @classmethod
+    def of(cls, plan: Merge, groups: int) -> Grouped:
+        """Return the plan, of that many groups."""
+        return cls(plan.target, plan.scores, plan.weight, plan.sizes, groups)
+
+
+def groups_of(plan: Merge) -> int:
+    """Return how many groups there are; it waits for the device where that is not known."""
+    return plan.groups if isinstance(plan, Grouped) else int(plan.target.max()) + 1
+
+
+@dataclass(frozen=True, eq=False)
+class Resting(Rest):
+    """A `Rest` that knows who takes part: positions `active` (B, M), rising."""
+
+    active: Tensor = field(kw_only=True)
+
+    @classmethod
+    def of(cls, plan: Rest, tokens: int) -> Resting:
+        """Return the plan, of that many tokens."""
+        index = plan.index
+        places = torch.arange(tokens, device=index.device).repeat(len(index), 1).scatter(1, index, tokens)
+        active = places.sort(dim=1).values[:, : tokens - index.shape[1]]  # ONNX sorts no booleans
+        return cls(index, plan.scores, active=active)
+
+
+def gather(tokens: Tensor, index: Tensor) -> Tensor:
+    """Return the rows index (B, M) of tokens (B, N, C) as (B, M, C).
+
+    An embedding look-up on the flattened rows: several times faster than `torch.gather` with an expanded index.
+    """
+    B, N, C = tokens.shape
+    rows = index + torch.arange(B, device=index.device)[:, None] * N
+    return F.embedding(rows, tokens.reshape(B * N, C))
+
+
+def with_prefix(index: Tensor, prefix: int) -> Tensor:
+    """Return (B, P + M) row numbers that keep the first P rows and shift the (B, M) index behind them."""
+    if prefix == 0:
+        return index
+    first = torch.arange(prefix, device=index.device).expand(index.shape[0], prefix)
+    return torch.cat([first, index + prefix], dim=1)
+
+
+def of_index(mask: Tensor, index: Tensor) -> Tensor:
+    """Return the mask's values for the tokens that are there; 0 for one that stands for no single patch."""
+    return mask.gather(1, index.clamp(min=0)) * (index >= 0)
+
+
+def put_back(tokens: Tensor, index: Tensor, new: Tensor) -> Tensor:
+    """Return the (B, N, C) tokens with the (B, M, C) new ones in the rows index (B, M)."""
+    return tokens.to(new.dtype).scatter(1, index[:, :, None].expand_as(new), new)
+
+
+def rows_of(plan: Keep, prefix: int) -> Tensor:
+    """Return (B, P + M) row numbers of what stays, the first P among it; padding is some row."""
+    return with_prefix(plan.index.clamp(min=0) if isinstance(plan, Padded) else plan.index, prefix)
+
+
+def apply(plan: Plan, tokens: Tensor, sizes: Tensor, prefix: int = 0) -> Tensor:
+    """Return the (B, P + M, C) tokens that the plan makes of (B, P + N, C) tokens with sizes (B, N).
+
+    >>> tokens, sizes = torch.tensor([[[2.0], [4.0], [9.0]]]), torch.ones(1, 3)
+    >>> apply(Merge.into(torch.tensor([[0, 0, 2]])), tokens, sizes).tolist()
+    [[[3.0], [9.0]]]
+    """
+    if isinstance(plan, Keep) and plan.fuse is None:
+        return gather(tokens, rows_of(plan, prefix))
+    if isinstance(plan, Rest) or (isinstance(plan, Mask) and plan.values is None):
+        return tokens
+    first, patches = tokens[:, :prefix], tokens[:, prefix:]
+    if isinstance(plan, Shift) and plan.prefix is not None:
+        first = first + plan.prefix.to(first.dtype)
+    return torch.cat([first, _new(plan, patches, sizes)], dim=1)
+
+
+def _new(plan: Plan, patches: Tensor, sizes: Tensor) -> Tensor:
+    """Return (B, M, C), what becomes of the (B, N, C) patch tokens."""
+    if isinstance(plan, Keep):
+        return torch.cat([gather(patches, plan.index), _fuse(plan, patches)], dim=1)
+    if isinstance(plan, Merge):
+        return _merge(plan, patches, sizes)
+    if isinstance(plan, Shift):
+        return patches + plan.by.to(patches.dtype)
+    if isinstance(plan, Mask):
+        return patches if plan.values is None else plan.values.to(patches.dtype)
+    assert isinstance(plan, Mix)
+    return plan.weight.to(patches.dtype) @ (patches if plan.values is None else plan.values.to(patches.dtype))
+
+
+def _fuse(plan: Keep, patches: Tensor) -> Tensor:
+    """Return (B, 1, C), the tokens not kept summed with their weights (EViT, eq. for the inattentive token)."""
+    assert plan.fuse is not None
+    weight = plan.fuse.scatter(1, plan.index, 0.0).to(patches.dtype)
+    return weight[:, None, :] @ patches
+
+
+def _merge(plan: Merge, patches: Tensor, sizes: Tensor) -> Tensor:
+    """Return (B, M, C), each group's members summed with their weights."""
+    if plan.weight is not None:
+        return _by_group(plan, patches, plan.weight)
+    return _by_group(plan, patches, sizes / _by_group(plan, sizes[..., None])[..., 0].gather(1, plan.target.clamp(0)))
+
+
+def _by_group(plan: Merge, values: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Return (B, M, C), the sum of each group's (B, N, C) values times their (B, N) weights; dropped ones are in none.
+
+    Bags of rows, which are summed in the same order on every run: a product with a (B, M, N) matrix costs 30 times as
+    much, and `scatter_add` on a GPU adds in any order.
+    """
+    (B, N), M = plan.target.shape, groups_of(plan)
+    if torch.compiler.is_exporting():  # other programs have no bags
+        member = (plan.target[:, None] == torch.arange(M, device=values.device)[:, None]).to(values.dtype)
+        return (member if weight is None else member * weight[:, None].to(values.dtype)) @ values
+    group = plan.target + torch.arange(B, device=values.device)[:, None] * M
+    group, order = torch.where(plan.target < 0, B * M, group).flatten().sort(stable=True)
+    first = torch.searchsorted(group, torch.arange(B * M + 1, device=values.device))  # the last bag is of the dropped
+    factor = values.new_ones(B * N) if weight is None else weight.flatten()[order].to(values.dtype)
+    bags = F.embedding_bag(order, values.reshape(B * N, -1), first, mode="sum", per_sample_weights=factor)
+    return bags[:-1].unflatten(0, (B, M))
+
+
+def sizes_after(plan: Plan, sizes: Tensor) -> Tensor:
+    """Return (B, M), how many patches each new token stands for."""
+    if isinstance(plan, Merge):
+        added = sizes if plan.sizes is None else plan.sizes.to(sizes.dtype)
+        return _by_group(plan, added[..., None])[..., 0]
+    if isinstance(plan, Mix):
+        return sizes.new_ones(plan.weight.shape[:2])
+    if isinstance(plan, Padded):
+        return sizes.gather(1, plan.index.clamp(min=0)) * (plan.index >= 0)
+    if isinstance(plan, Mask) and plan.sizes is not None:
+        return plan.sizes.to(sizes.dtype)
+    if isinstance(plan, Mask | Shift | Rest):
+        return sizes
+    kept = sizes.gather(1, plan.index)
+    if plan.fuse is None:
+        return kept
+    return torch.cat([kept, sizes.sum(1, keepdim=True) - kept.sum(1, keepdim=True)], dim=1)
+
+
+def index_after(plan: Plan, index: Tensor) -> Tensor:
+    """Return (B, M), the input patch that each new token is named after: itself, or its group's first member.
+
+    A fused or mixed token stands for no single patch and is named -1, as padding is.
+    """
+    if isinstance(plan, Mask | Shift | Rest):
+        return index
+    if isinstance(plan, Mix):
+        return index.new_full(plan.weight.shape[:2], -1)
+    if isinstance(plan, Padded):
+        return index.gather(1, plan.index.clamp(min=0)).where(plan.index >= 0, -1)
+    if isinstance(plan, Merge):
+        M, far = groups_of(plan), torch.iinfo(index.dtype).max
+        rows = torch.where(plan.target < 0, M, plan.target)
+        return index.new_full((index.shape[0], M + 1), far).scatter_reduce(1, rows, index, "amin")[:, :M]
+    kept = index.gather(1, plan.index)
+    if plan.fuse is None:
+        return kept
+    return torch.cat([kept, index.new_full((index.shape[0], 1), -1)], dim=1)
+
+
+def membership_after(plan: Keep | Merge, token: Tensor, count: int) -> Tensor:
+    """Return (B, N), which of the new tokens each input patch is in; -1 for none.
+
+    Args:
+        plan: what happens to the old tokens.
+        token: (B, N), which of the old tokens each is in; -1 for none.
+        count: number of the old tokens.
+    """
+    if isinstance(plan, Merge):
+        goes = plan.target
+    else:
+        B, M = plan.index.shape
+        goes = plan.index.new_full((B, count + 1), -1 if plan.fuse is None else M)
+        # Padding is written into a column that is cut off again.
+        goes = goes.scatter(1, plan.index % (count + 1), torch.arange(M, device=goes.device).expand(B, M))[:, :count]
+    nowhere = goes.new_full((len(goes), 1), -1)
+    return torch.cat([goes, nowhere], dim=1).gather(1, token % (count + 1))

@@ -1,0 +1,318 @@
+"""The page as readers have it: opened from a file in a real browser (see `opened`), or read as bytes."""
+
+import base64
+import csv
+import hashlib
+import io
+import itertools
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from page_boards import HOSTILE, board_of, over_budgets, row, single
+
+from sparsebench.board.board import Board
+from sparsebench.board.judge import Leaderboard
+from sparsebench.board.page import render
+
+Open = Callable[..., Any]
+NARROW: dict[str, Any] = {"viewport": {"width": 390, "height": 844}}
+DARK = {"color_scheme": "dark"}
+EMPTY = Board(Leaderboard([]), Leaderboard([]), ["mine on theory: 3 cells failed: it broke"])
+
+
+class Seen(HTMLParser):
+    """The elements of a page, and the texts of its scripts and styles."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {"script": [], "style": []}
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        self.tags.append((f"/{tag}", {}))
+
+    def handle_data(self, data: str) -> None:
+        tag, attributes = self.tags[-1] if self.tags else ("", {})
+        if tag in self.texts and attributes.get("type") != "application/json":
+            self.texts[tag].append(data)
+
+
+def strategies(page: Any) -> list[str]:
+    return page.locator("#table tbody th.strategy").all_inner_texts()
+
+
+def header(page: Any, key: str) -> Any:
+    return page.locator(f'#table thead [data-sort="{key}"]')
+
+
+def until(page: Any, holds: Callable[[], bool]) -> None:
+    """Wait until something holds; the page's policy forbids to wait inside it."""
+    for _ in range(500):
+        if holds():
+            return
+        page.wait_for_timeout(20)
+    raise AssertionError("it has not come to hold in ten seconds")
+
+
+def choose(page: Any, *names: str) -> None:
+    for name in names:
+        page.locator("#names").get_by_label(name, exact=True).click()
+
+
+def named(page: Any) -> list[str]:
+    """Return the strategies named in the chart that are no references."""
+    names = page.locator("#plot text.name").all_text_contents()
+    return [name for name in names if name not in ("oracle", "random_inside") and not name.startswith("random")]
+
+
+def overlapping(boxes: list[dict[str, float]]) -> bool:
+    boxes = sorted(boxes, key=lambda box: box["y"])
+    return any(one["y"] + 0.8 * one["height"] > other["y"] for one, other in itertools.pairwise(boxes))
+
+
+def test_the_first_screen_says_what_was_measured_and_what_is_best_at_each_budget(opened: Open) -> None:
+    page = opened(over_budgets(), viewport={"width": 1280, "height": 800})
+    best = page.locator("#best tbody tr")
+    assert best.count() == 4 and "mine_0" in best.last.inner_text() and "+42.0" in best.last.inner_text()
+    box = best.last.bounding_box()
+    assert page.get_by_text("task composite").is_visible() and box["y"] + box["height"] < 800
+
+
+def test_the_best_and_the_references_are_named_and_what_costs_more_than_dense_is_apart(opened: Open) -> None:
+    page = opened(over_budgets())
+    assert 5 <= len(named(page)) <= 8 and {"oracle", "random_inside"} < set(
+        page.locator("#plot text.name").all_text_contents()
+    )
+    assert page.locator("#plot path.other").count() == 30 - len(named(page))
+    assert "dear" in page.locator("#dear").inner_text() and page.locator("#names").get_by_label("dear").count() == 0
+    assert strategies(page)[-1] == "dear" and strategies(page)[-2] == "oracle"
+    assert page.locator("#table tr.divider").count() == 2
+
+
+@pytest.mark.parametrize("options", [{}, NARROW], ids=["wide", "narrow"])
+def test_no_two_lines_look_alike_and_no_label_lies_on_another(opened: Open, options: dict[str, Any]) -> None:
+    page = opened(over_budgets(), "#on=", **options)
+    page.locator("#chosen").click()
+    choose(page, *(f"mine_{k}" for k in range(26)))
+    assert len(named(page)) == 24  # as many as can be told apart
+    looks = [
+        (one.get_attribute("class"), one.get_attribute("stroke-dasharray"))
+        for one in page.locator("#plot path.line").all()
+    ]
+    assert len(set(looks)) == len(looks) == 24 + 3
+    boxes, picture = [one.bounding_box() for one in page.locator("#plot text.name").all()], page.locator("#plot svg")
+    edges = picture.bounding_box()
+    assert not overlapping(boxes) and all(edges["y"] <= one["y"] for one in boxes)
+    assert all(one["y"] + one["height"] <= edges["y"] + edges["height"] for one in boxes)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_choice_of_strategies_stands_in_the_address(opened: Open) -> None:
+    page = opened(over_budgets())
+    before = named(page)
+    page.locator("#chosen").click()
+    page.locator("#names").get_by_label("mine_20", exact=True).focus()
+    page.keyboard.press("Space")
+    assert set(named(page)) == {*before, "mine_20"}
+    assert page.evaluate("document.activeElement.dataset.name") == "mine_20"
+    assert set(named(opened(over_budgets(), "#" + page.url.split("#")[1]))) == {*before, "mine_20"}
+    choose(page, *before)
+    assert named(page) == ["mine_20"]
+
+
+def test_hover_shows_numbers_with_intervals_and_a_click_names_the_line(opened: Open) -> None:
+    page = opened(over_budgets("one", "two"), "#on=two")
+    mark = page.locator("#plot g path.mark").last.bounding_box()
+    page.mouse.move(mark["x"] + 3, mark["y"] + 3)
+    tip = page.locator("#tip").inner_text()
+    assert tip.startswith("two") and "[" in tip and "random_inside" in tip
+    page.mouse.click(mark["x"] + 3, mark["y"] + 3)
+    assert named(page) == []
+    page.mouse.click(mark["x"] + 3, mark["y"] + 3)
+    assert named(page) == ["two"]
+
+
+def test_the_axis_can_be_gmacs_or_speed_where_they_are_known(opened: Open) -> None:
+    page = opened(over_budgets("one", "two"))
+    for axis, most in (("macs_ratio", "1"), ("gmacs", "2")):
+        page.locator("#axis").select_option(axis)
+        assert set(named(page)) == {"one", "two"} and most in page.locator("#plot text").all_text_contents()
+    page.locator("#axis").select_option("speed_up")
+    assert named(page) == ["one"] and "two" in page.locator("#dear").inner_text()
+    assert not opened(single()).locator("#axis").is_visible()
+
+
+def test_the_table_is_sorted_by_accuracy_at_the_chosen_budget(opened: Open) -> None:
+    page = opened(over_budgets("one", "two"))
+    assert strategies(page) == ["dense", "one", "two", "random_inside", "random", "oracle", "dear"]
+    assert page.locator("#table [aria-sort=descending]").inner_text().startswith("accuracy")
+    cells = page.locator("#table tr:has(th:text-is('two')) td.accuracy")
+    before = cells.inner_text()
+    page.locator("#budget").select_option("0.3")
+    assert cells.count() == 1 and cells.inner_text() != before
+    again = opened(over_budgets("one", "two"), "#" + page.url.split("#")[1])
+    assert again.locator("#table").inner_text() == page.locator("#table").inner_text()
+
+
+def test_headings_sort_and_turn_around(opened: Open) -> None:
+    page = opened(single())
+    assert strategies(page) == ["dense", "mine", "random", "oracle", "dear"]
+    header(page, "accuracy").click()
+    assert strategies(page) == ["random", "mine", "dense", "oracle", "dear"]
+    assert header(page, "accuracy").locator("..").get_attribute("aria-sort") == "ascending"
+    header(page, "strategy").focus()
+    page.keyboard.press("Enter")
+    assert strategies(page)[:3] == ["dense", "mine", "random"]
+    assert page.evaluate("document.activeElement.dataset.sort") == "strategy"
+
+
+def test_not_reached_is_larger_than_any_number_and_nothing_is_last(opened: Open) -> None:
+    page = opened(single(), "#task=1")
+    assert strategies(page) == ["mine", "dense", "random", "noise"]
+    header(page, "sample_complexity").click()
+    assert strategies(page) == ["random", "dense", "mine", "noise"]
+    assert page.locator("[data-dots=sample_complexity] tbody th").all_inner_texts() == ["mine", "dense", "random"]
+    assert "Not measured: noise" in page.locator("[data-dots=sample_complexity]").inner_text()
+    assert not page.locator("[data-dots=aligned_gap_reduction]").is_visible()
+
+
+def test_the_filter_leaves_rows_with_all_its_words(opened: Open) -> None:
+    page = opened(single())
+    page.get_by_label("Filter").fill("RAND deployable")
+    assert strategies(page) == []
+    page.get_by_label("Filter").fill("RAND baseline")
+    assert strategies(page) == ["random"] and page.locator("#count").inner_text() == "1 row, 1 ranked"
+    page.get_by_label("Filter").fill("nowhere")
+    assert "No row" in page.locator("#table tbody").inner_text()
+
+
+def test_tasks_are_chosen_and_a_board_of_one_budget_has_dots(opened: Open) -> None:
+    page = opened(single())
+    assert page.locator("#plot .mark").count() == 4
+    page.get_by_label("Task").select_option(index=1)
+    assert "noise" in strategies(page) and not page.locator("#budget").is_visible()
+
+
+def test_what_the_table_shows_is_copied(opened: Open) -> None:
+    board = single()
+    board.by_task.rows[2]["strategy"] = 'a|b,"c"\nd'
+    page = opened(board, "#q=a%7Cb")
+
+    def copy(form: str) -> str:
+        page.get_by_role("button", name=form).click()
+        until(page, lambda: page.locator("#said").inner_text() == f"Copied as {form}.")
+        return page.evaluate("navigator.clipboard.readText()")
+
+    lines = copy("Markdown").splitlines()
+    assert len(lines) == 3 and 'a\\|b,"c" d' in lines[2] and "40.0 [39.0, 41.0]" in lines[2]
+    (found,) = csv.DictReader(io.StringIO(copy("CSV")))
+    assert found["strategy"] == 'a|b,"c"\nd' and found["accuracy, %"] == "40.0 [39.0, 41.0]"
+    page.get_by_text("BibTeX of the strategies").click()
+    page.get_by_role("button", name="Copy", exact=True).click()
+    until(page, lambda: page.locator("#said").inner_text() == "Copied as BibTeX.")
+    assert page.evaluate("navigator.clipboard.readText()") == board.bibtex[0]
+
+
+def test_of_a_long_table_the_first_rows_are_made_until_all_are_asked_for(opened: Open) -> None:
+    page = opened(board_of([row(f"s{k}", k / 1000) for k in range(1000)]))
+    assert strategies(page)[0] == "s999" and len(strategies(page)) < 1000
+    page.get_by_label("Filter").fill("s99")
+    assert len(strategies(page)) == 11
+    page.get_by_label("Filter").fill("")
+    page.get_by_role("button", name="Show all").click()
+    assert len(strategies(page)) == 1000 and strategies(page)[-1] == "s0"
+
+
+def test_everything_is_reached_with_the_keyboard_and_has_an_outline(opened: Open) -> None:
+    page = opened(over_budgets("one", "two"))
+    page.locator("#chosen").click()
+    reached: list[str] = []
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        reached.append(
+            page.evaluate("(e => e.id || e.dataset.name || e.dataset.sort || e.textContent)(document.activeElement)")
+        )
+        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline != "none" or page.evaluate("document.activeElement === document.body"), reached[-1]
+    assert {"budget", "search", "every", "two", "accuracy", "scroll", "CSV"} <= set(reached)
+
+
+@pytest.mark.parametrize(("make", "options"), [(over_budgets, {}), (over_budgets, DARK), (single, NARROW | DARK)])
+def test_axe_finds_nothing_serious(opened: Open, make: Callable[[], Board], options: dict[str, Any]) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe: pip install 'sparsebench[test]'")
+    page = opened(make(), "#every=", **options)
+    for summary in page.locator("summary:visible").all():
+        summary.click()
+    found = axe.Axe().run(page).response["violations"]
+    assert [(v["id"], [n["html"] for n in v["nodes"]]) for v in found if v["impact"] in ("serious", "critical")] == []
+
+
+@pytest.mark.parametrize("options", [{}, NARROW], ids=["wide", "narrow"])
+def test_hostile_texts_are_texts_and_leave_the_page_as_wide_as_it_is(opened: Open, options: dict[str, Any]) -> None:
+    rows = [row(name, 0.9 - k / 20, budget=name, checks=name) for k, name in enumerate(HOSTILE)]
+    about = {"notes": HOSTILE, "suites": HOSTILE, "bibtex": HOSTILE, "environments": {"a": {x: x for x in HOSTILE}}}
+    page = opened(board_of(rows, **about), **options)
+    assert [name[:5].strip() for name in strategies(page)] == [name[:5].strip() for name in HOSTILE]
+    assert page.locator("main script, main img[onerror], main a").count() == 0
+    curves = opened(over_budgets(*HOSTILE), **options)
+    curves.locator("#chosen").click()
+    assert curves.locator("#names input").count() == len(HOSTILE) + 3
+    for one in (page, curves):
+        assert one.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_board_without_rows_says_so(opened: Open) -> None:
+    page = opened(EMPTY)
+    assert "No row" in page.locator("#table").inner_text() and not page.locator("#chart").is_visible()
+    page.get_by_text("Technical notes").click()
+    assert page.get_by_text("it broke").is_visible()
+
+
+def test_without_scripts_the_first_screen_and_the_notes_are_there(chromium: Any, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_bytes(render(over_budgets()))
+    page = (context := chromium.new_context(java_script_enabled=False)).new_page()
+    page.goto((tmp_path / "page.html").as_uri())
+    assert page.locator("#best tbody tr").count() == 4 and not page.get_by_role("button").all()
+    context.close()
+
+
+def test_hostile_texts_add_no_element_and_the_data_end_where_they_end() -> None:
+    names = [*HOSTILE, "\ud800"]
+    plain, found = (
+        render(
+            board_of([row(name, 0.5, budget=name) for name in texts], notes=texts, papers={x: x for x in texts})
+        ).decode()
+        for texts in (["a"] * len(names), names)
+    )
+    assert [tag for tag, _ in Seen(found).tags] == [tag for tag, _ in Seen(plain).tags]
+    assert not any(name.startswith("on") for _, attributes in Seen(found).tags for name in attributes)
+    assert not set("<>&\u2028\u2029") & set(found.split('id="data">')[1].split("</script>")[0])
+
+
+def test_the_policy_allows_what_is_inlined_and_the_page_asks_nobody() -> None:
+    found = Seen(render(single()).decode())
+    policy = next(a["content"] or "" for _, a in found.tags if a.get("http-equiv") == "Content-Security-Policy")
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    for tag, texts in found.texts.items():
+        hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(t.encode()).digest()).decode()}'" for t in texts}
+        assert set(rules.pop(f"{tag}-src").split()) == hashes
+    assert rules == {"default-src": "'none'", "img-src": "data:", "base-uri": "'none'", "form-action": "'none'"}
+    asking = {"src", "href", "srcset", "action", "data", "poster", "background", "ping", "style"}
+    named = [attributes[name] or "" for _, attributes in found.tags for name in asking & set(attributes)]
+    assert named and all(url.startswith(("data:image/png;base64,", "#")) for url in named)
+    assert not re.search(
+        r"@import|\beval\(|fetch\(|XMLHttpRequest", "".join(found.texts["script"] + found.texts["style"])
+    )
+
+
+def test_with_an_address_of_the_documentation_the_page_links_to_it() -> None:
+    links = [a["href"] for tag, a in Seen(render(single(), "../..").decode()).tags if tag == "a"]
+    assert "../../understand/judging.html" in links

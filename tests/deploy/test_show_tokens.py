@@ -1,0 +1,195 @@
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from measured import TOKENS
+
+from sparsebench.deploy.pictures import check_pictures, matters, spread
+from sparsebench.deploy.show_tokens import look
+from sparsebench.deploy.trained import narrow
+from sparsebench.deploy.trained import trained_cell as prepared
+from sparsebench.errors import UserError
+from sparsebench.plan import plan as planner
+from sparsebench.plan.request import Request
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.record import numbers_of
+from sparsebench.runner import run as runs
+from sparsebench.runner.prepare import Context
+from sparsebench.tasks.base import Data, Split
+from sparsebench.tasks.images import Composite, Spurious
+from sparsebench.training.evaluate import evaluate
+
+TASK = "spurious:epochs=2,lr=0.003,test=40,pretrain_epochs=1,pretrain_samples=40"
+VIT = "vit:dim=16,depth=3,heads=2"
+
+
+def plan(out: Path, *plugins: str, rerun: Any = "missing", **options: Any) -> tuple[planner.Plan, Registry]:
+    registry = Registry()
+    options = {"tasks": (TASK,), "model": VIT, "n_train": (20, 40), "seeds": 1} | options
+    planned = planner.plan(
+        Request(plugins=plugins, **({"suite": "quick-scratch"} | options)), planner.Files(), registry, out, rerun
+    )
+    return narrow(planned, planner.Files(), out), registry
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, samples: Path) -> tuple[Path, planner.Plan, Registry]:
+    """Return the folder, not to be written to, of cells that are trained, with the plan before and the registry."""
+    out = tmp_path_factory.mktemp("trained")
+    planned, registry = plan(out, "attn_topk", str(samples / "raises.py"))
+    runs.execute(planned, registry, out, "cpu", 0)
+    return out, planned, registry
+
+
+def test_only_the_largest_number_of_samples_is_trained_and_all_weights_are_kept(trained: Any) -> None:
+    _, planned, _ = trained
+    start, *cells = planned.todo
+    assert start.cell.task.name == "plain" and {job.after for job in cells} == {start.cell.id}
+    assert [job.label for job in cells] == ["attn_topk", "raises", "dense", "random", "oracle", "anti_oracle"]
+    assert all(job.keep_weights and job.cell.n_train == 40 and job.cell.repetition == 0 for job in cells)
+
+
+def test_what_is_trained_is_not_trained_again_unless_its_weights_are_gone(trained: Any, tmp_path: Path) -> None:
+    out, planned, _ = trained
+    again, _ = plan(out, "attn_topk", planned.jobs[2].files[0])
+    assert again.todo == [] and [job.cell.id for job in again.jobs] == [job.cell.id for job in planned.jobs]
+    shutil.copytree(out / "records", tmp_path / "records")
+    lost, _ = plan(tmp_path, "attn_topk", planned.jobs[2].files[0])
+    labels = [job.label for job in lost.todo]
+    assert labels == ["dense", "attn_topk", "dense", "random", "oracle", "anti_oracle"]  # `raises` has an answer
+
+
+def test_what_is_shown_is_what_the_test_saw(trained: Any) -> None:
+    out, planned, registry = trained
+    context, records = Context(out, "cpu", {}), store.read(out)
+    seen = look(planned.jobs, records, registry, context, 8)
+    assert seen.grid == (8, 8) and seen.pictures.shape == (8, 32, 32, 3)
+    data = Spurious(test=40).draw(40, 0, {})
+    rows = spread(data, 8)
+    assert (seen.pictures == data.test.inputs[rows].transpose(0, 2, 3, 1)).all()
+    assert seen.names == [data.group_names[k] for k in data.test.groups[rows]] and len(set(seen.names)) == 4
+    assert [shown.label for shown in seen.shown] == [job.label for job in planned.jobs[1:]]
+    for job, shown in zip(planned.jobs[1:], seen.shown, strict=True):
+        record = records[job.cell.id]
+        if job.label == "raises":
+            assert "no idea which token matters" in shown.why and shown.stages == [] and len(shown.predicted) == 0
+            continue
+        assert record.outcomes is not None and not shown.why
+        assert shown.predicted.tolist() == numbers_of(record.outcomes.predicted, 40)[rows].tolist()
+        counts = sorted({step.tokens_out for step in record.trajectory} - {64}, reverse=True)
+        assert [stage.count for stage in shown.stages] == counts
+        cell = prepared(job, registry, context)
+        kept = evaluate(cell.network, cell.in_test, cell.test, cell.recipe).kept[rows]
+        assert not shown.stages or ((shown.stages[-1].token >= 0) == kept).all()
+    assert [stage.place for stage in seen.shown[0].stages] == ["block 1", "block 2"]
+    assert [stage.place for stage in seen.shown[-1].stages] == ["the input"]
+
+
+def test_where_nothing_has_a_result_there_is_nothing_to_draw(trained: Any) -> None:
+    out, planned, registry = trained
+    with pytest.raises(UserError, match=r"no strategy has a result; raises: .*no idea which token matters"):
+        look(planned.jobs[2:3], store.read(out), registry, Context(out, "cpu", {}), 4)
+
+
+def test_weights_that_cannot_be_read_cost_only_their_strategy(trained: Any, tmp_path: Path) -> None:
+    out, planned, registry = trained
+    jobs = [job for job in planned.jobs if job.label in ("random", "oracle")]
+    for job in jobs:
+        source, copy = (store.weights_path(folder, job.cell.id) for folder in (out, tmp_path))
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_bytes(source.read_bytes()[: None if job.label == "oracle" else 100])
+    seen = look(jobs, store.read(out), registry, Context(tmp_path, "cpu", {}), 4)
+    assert [bool(shown.why) for shown in seen.shown] == [True, False]
+
+
+def test_a_task_without_pictures_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"needs a task of pictures; got 'sets'; allowed: .*composite"):
+        check_pictures(*plan(tmp_path, TOKENS, tasks=("sets",), model=None))
+
+
+def test_several_settings_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="one task with one model; got 2 of them"):
+        plan(tmp_path, tasks=("composite:epochs=1,2",))
+
+
+def data_of(labels: list[int], groups: list[int], names: tuple[str, ...] = ("all",)) -> Data:
+    split = Split(np.zeros((len(labels), 3, 4, 4), np.uint8), np.array(labels), np.array(groups))
+    return Data(split, split, ("a", "b", "c"), names)
+
+
+def test_the_pictures_are_spread_over_classes_or_groups() -> None:
+    data = data_of([0, 0, 0, 2, 1, 2], [0] * 6)
+    assert [spread(data, n).tolist() for n in (1, 3, 4, 5, 9)] == [
+        [0], [0, 4, 3], [0, 1, 4, 3], [0, 1, 4, 3, 5], [0, 1, 2, 4, 3, 5]
+    ]  # fmt: skip
+    grouped = data_of([0, 0, 0, 2, 1, 2], [1, 1, 0, 0, 0, 1], ("x", "y"))
+    assert spread(grouped, 4).tolist() == [2, 3, 0, 1]
+
+
+def test_what_matters_is_the_box_and_of_permuted_patches_those_that_show_some_of_it() -> None:
+    for permuted in (False, True):
+        split = Composite(canvas=16, foreground=6, test=5, permuted=permuted).draw(5, 0, {}).test
+        assert split.boxes is not None
+        rows = np.array([3, 1])
+        found = matters(split, rows, split.relevance_on((4, 4))[rows] > 0, (4, 4))
+        assert found.shape == (2, 16, 16)
+        for mask, (top, left, height, width) in zip(found, split.boxes[rows], strict=True):
+            if not permuted:
+                assert mask[top : top + height, left : left + width].all() and mask.sum() == height * width
+        if permuted:
+            patches = found.reshape(2, 4, 4, 4, 4).swapaxes(2, 3).reshape(2, 16, 16)
+            assert (patches.all(axis=2) == (split.relevance_on((4, 4))[rows] > 0)).all()
+            assert (patches.all(axis=2) == patches.any(axis=2)).all()
+
+
+def test_weights_of_another_version_of_the_strategy_are_not_shown(samples: Path, tmp_path: Path) -> None:
+    file, out = tmp_path / "norm.py", tmp_path / "out"
+    text = (samples / "good.py").read_text()
+    file.write_text(text)
+    small: Any = {"tasks": ("composite:epochs=1,test=4,pretrain_epochs=0",), "n_train": (4,)}
+    runs.execute((shown := plan(out, str(file), **small))[0], shown[1], out, "cpu", 0)
+    file.write_text(text.replace("(1 if self.largest else -1)", "-(1 if self.largest else -1)"))
+    registry = Registry()
+    request = Request(suite="quick-scratch", plugins=(str(file),), model=VIT, seeds=1, **small)
+    again = planner.plan(request, planner.Files(), registry, out, "missing")
+    assert [job.label for job in again.todo] == ["norm"]
+    runs.execute(again, registry, out, "cpu", 0)
+    assert [job.label for job in plan(out, str(file), **small)[0].todo] == ["norm"]
+
+
+def test_torn_initial_weights_are_made_anew_for_what_starts_from_them(trained: Any, tmp_path: Path) -> None:
+    out, planned, _ = trained
+    shutil.copytree(out / "records", tmp_path / "records")
+    (tmp_path / "weights").mkdir()
+    start, lost = planned.jobs[0], planned.jobs[1]
+    for path in (out / "weights").iterdir():
+        if path != store.weights_path(out, lost.cell.id):
+            content = path.read_bytes()
+            torn = path == store.weights_path(out, start.cell.id)
+            (tmp_path / "weights" / path.name).write_bytes(content[: -1 if torn else None])
+    again, _ = plan(tmp_path, "attn_topk", planned.jobs[2].files[0])
+    assert [job.cell.id for job in again.todo] == [start.cell.id, lost.cell.id]
+
+
+def test_what_a_strategy_is_taught_by_is_shown_if_it_was_asked_for(tmp_path: Path) -> None:
+    options: Any = {"tasks": (TASK.replace("epochs=2", "epochs=1"),), "n_train": (20,)}
+    for alone in (True, False):
+        planned, registry = plan(tmp_path, "dynamic_vit", alone=alone, **options)
+        first, dense, *rest = planned.jobs
+        assert [dense.label, first.cell.task.name] == ["dense", "plain"] and dense.asked is not alone
+        assert all(job.keep_weights for job in planned.jobs) and [job.cell.id for job in planned.todo] == [
+            job.cell.id for job in (planned.jobs if alone else rest[1:])
+        ]
+        runs.execute(planned, registry, tmp_path, "cpu", 0)
+        seen = look(planned.jobs, store.read(tmp_path), registry, Context(tmp_path, "cpu", {}), 2)
+        assert [shown.label for shown in seen.shown] == [job.label for job in planned.jobs if job.asked]
+        assert not any(shown.why for shown in seen.shown) and len(seen.shown) == (1 if alone else 5)
+    store.weights_path(tmp_path, dense.cell.id).unlink()
+    store.weights_path(tmp_path, rest[0].cell.id).unlink()
+    todo = plan(tmp_path, "dynamic_vit", alone=True, **options)[0].todo
+    assert [job.label for job in todo] == ["dense", "dynamic_vit"] and todo[0].cell.id == dense.cell.id
+    todo = plan(tmp_path, "random", alone=True, **options)[0].todo
+    assert todo == [], "nobody starts from the dense network then"

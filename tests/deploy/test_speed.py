@@ -1,0 +1,119 @@
+"""Rows of speed: what is measured, marked and written."""
+
+import json
+import time
+from dataclasses import replace
+
+import pytest
+import timm
+import torch
+
+from sparsebench.deploy import speed
+from sparsebench.deploy.speed import Row
+from sparsebench.errors import UserError
+
+BASE = Row("m", "tome", "macs 0.5", "eager", "float32", 8, "cpu", 32, 1_000_000, 5e8, 0.5, 8)
+
+
+def _model():
+    return timm.models.VisionTransformer(img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=3)
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """No compiler: compiled networks fail at their first call."""
+
+    def broken(model, dynamic):
+        def call(_pixels):
+            raise RuntimeError("no C++ compiler")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", broken)
+
+
+def test_the_header_is_timms():
+    measured = replace(BASE, latency=0.004, images_per_s=2000.0)
+    header, line = speed.timm_csv([measured, replace(BASE, problem="no")]).splitlines()
+    assert header == (
+        "model,infer_img_size,infer_samples_per_sec,infer_step_time,infer_batch_size,param_count,infer_gmacs,infer_macts"
+    )
+    assert line == '"m+tome, macs 0.5+eager+float32",32,2000.0,4.0,8,1.0,0.5,'
+
+
+def test_rows_are_of_each_network_strategy_and_budget_under_the_names_of_records(eager):
+    words = ["attn_topk:keep_rate=0.5,0.7,attention=received", "tome:per_block=2"]
+    measured = list(speed.measure({"a": _model(), "b": _model()}, words, batches=[1, 3], modes=["eager"], rounds=2))
+    named = [(row.network, row.batch, row.label) for row in measured if row.mode == "eager"]
+    labels = [
+        "dense",
+        *(f"attn_topk(attention=received), keep {rate} power-floor" for rate in (0.5, 0.7)),
+        "tome, 2 a block",
+    ]
+    assert named == [(network, batch, name) for network in "ab" for batch in (1, 3) for name in labels]
+    for row in measured:
+        if row.mode == "eager":
+            assert row.images_per_s == pytest.approx(row.batch / row.latency)
+            assert (row.macs_ratio == 1) if row.strategy == "dense" else (0 < row.macs_ratio < 1)
+            assert row.memory is None and row.device == "cpu"
+
+
+def test_a_strategy_that_sleeps_has_a_choice_that_costs_as_much(monkeypatch, eager):
+    from sparsebench_plugins.attn_topk import AttnTopK
+
+    plan = AttnTopK.plan
+    monkeypatch.setattr(AttnTopK, "plan", lambda self, *args: (time.sleep(0.05), plan(self, *args))[1])
+    measured = list(speed.measure({"m": _model()}, ["attn_topk:keep_rate=0.5"], batches=[2], rounds=2))
+    (row,) = [row for row in measured if row.mode == "eager" and row.strategy != "dense"]
+    assert row.choice >= 0.05 and row.latency >= 0.05
+    assert row.macs_ratio < 1 and row.latency_p95 >= row.latency
+
+
+@pytest.mark.parametrize("words", ["dynamic_vit:keep_rate=0.5", "a_vit:beta=-75"])
+def test_what_is_learned_is_timed_without_having_learned_it(words, eager):
+    measured = list(speed.measure({"m": _model()}, [words], batches=[2], rounds=2))
+    (row,) = [row for row in measured if row.mode == "eager" and row.strategy != "dense"]
+    assert not row.problem and row.latency > 0
+
+
+def test_without_a_compiler_the_compiled_rows_say_so_and_the_dense_one_is_there(eager):
+    measured = list(speed.measure({"m": _model()}, [], batches=[1], modes=["eager"], rounds=2))
+    first, second = measured
+    assert (first.strategy, first.mode, first.problem) == ("dense", "eager", "") and first.spread is not None
+    assert (second.strategy, second.mode) == ("dense", "compiled")
+    assert second.problem == "cannot be compiled: RuntimeError: no C++ compiler" and second.latency is None
+    assert [json.loads(line)["batch"] for line in speed.lines(measured).splitlines()] == [1, 1]
+
+
+def test_a_batch_that_does_not_fit_says_so_and_the_others_go_on(monkeypatch, eager):
+    model = _model()
+    forward = model.forward
+
+    def small(pixels):
+        if len(pixels) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(pixels)
+
+    monkeypatch.setattr(model, "forward", small)
+    measured = list(speed.measure({"m": model}, [], batches=[2, 1], rounds=2))
+    dense = [row for row in measured if row.mode == "eager"]
+    assert [row.problem for row in dense] == ["does not fit the memory", ""]
+
+
+@pytest.mark.parametrize("wrong", [{"batches": [0]}, {"modes": ["fast"]}, {"precisions": ["int3"]}, {"rounds": 1}])
+def test_what_is_not_known_is_refused(wrong):
+    with pytest.raises(UserError):
+        list(speed.measure({"m": _model()}, [], **wrong))
+
+
+def test_the_command_writes_records_a_picture_and_timms_table(tmp_path, eager):
+    from click.testing import CliRunner
+
+    from sparsebench.cli import main
+
+    words = ["speed", "timm:deit_tiny_patch16_224", "--batch", "1,2", "--rounds", "2", "--device", "cpu"]
+    result = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "s")])
+    assert result.exit_code == 0 and "no C++ compiler" in result.output
+    assert {path.name for path in (tmp_path / "s").iterdir()} == {"speed.jsonl", "timm.csv", "speed.png"}
+    again = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "s")])
+    assert again.exit_code == 2 and "is not written over" in again.output

@@ -1,0 +1,33 @@
+"""The page on a paper of one's own: installed, it is listed and made."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from pages import blocks, code
+
+from sparsebench.cli import main
+
+PAGE = "docs/write/paper.md"
+
+
+def test_the_paper_of_the_page_is_listed_and_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = next(block.code for block in blocks(PAGE, "text") if block.code.startswith("name ="))
+    assert len((code(PAGE)[0] + suite).splitlines()) < 60
+    site = tmp_path / "site"
+    (info := site / "half-1.dist-info").mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: half\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[sparsebench]\nhalf_paper = half_paper\n")
+    (site / "half_paper.py").write_text(code(PAGE)[0], encoding="utf-8")
+    (site / "half.toml").write_text(suite, encoding="utf-8")
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.chdir(tmp_path)
+    assert "half" in CliRunner().invoke(main, ["reproduce", "--help"]).output
+    done = CliRunner().invoke(main, ["reproduce", "half", "--figure", "1", "--jobs", "0", "--out", "out"])
+    assert done.exit_code == 0, done.output
+    rows = list(csv.DictReader(Path("out/fig1.csv").read_text().splitlines()))
+    assert {row["strategy"] for row in rows} == {"dense", "random"} and Path("out/fig1.png").is_file()
+    (verdict,) = json.loads(Path("out/verdicts.json").read_text())["verdicts"]
+    assert verdict["figure"] == "1" and verdict["claim"] in done.output

@@ -1,0 +1,433 @@
+"""Files of trained weights as users have them, from the option to the records: each is a network of its own."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from click.testing import CliRunner
+from PIL import Image
+from safetensors.torch import save_file
+
+import sparsebench
+from sparsebench.cli import main
+from sparsebench.deploy.apply import named_model
+from sparsebench.errors import UserError
+from sparsebench.plan import plan as planner
+from sparsebench.plan.request import Request
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import manifests, store
+from sparsebench.records.record import Record, numbers_of
+from sparsebench.records.store import merge
+from sparsebench.runner import run as runs
+from sparsebench.tasks.folder import read_cropped
+
+ARCH, SIDE, CLASSES, EACH = "test_vit", 32, ("a", "b", "c"), 8
+WRAPPERS = ("", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.", "model.", "backbone.", "net.vit.")
+LUMA = (0.299, 0.587, 0.114)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    for name, i in itertools.product(CLASSES, range(EACH)):
+        (root / name).mkdir(exist_ok=True)
+        # Large flat areas: what small networks answer differs from picture to picture.
+        pixels = rng.integers(0, 256, (2, 2, 3), dtype=np.uint8).repeat(20, axis=0).repeat(20, axis=1)
+        Image.fromarray(pixels).save(root / name / f"{i}.png")
+    return root
+
+
+def network(seed: int = 0, **changes: Any) -> Any:
+    """Return a small timm model that answers differently to different pictures."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = timm.create_model(ARCH, **{"img_size": SIDE, "num_classes": len(CLASSES)} | changes).eval()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(torch.randn_like(weight) * 0.3)
+    return model
+
+
+def saved(path: Path, state: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".safetensors":
+        save_file(state, path)
+    else:
+        torch.save(state, path)
+    return path
+
+
+@torch.no_grad()
+def answers(model: Any, pictures: Path) -> list[int]:
+    """Return what the bare network answers: the class of each picture."""
+    paths = sorted(pictures.glob("*/*.png"))
+    side = model.patch_embed.img_size[0]
+    x = torch.from_numpy(np.stack([read_cropped(p, side, 0.95) for p in paths])).permute(0, 3, 1, 2) / 255
+    if model.in_chans == 1:
+        x = (x * torch.tensor(LUMA)[:, None, None]).sum(1, keepdim=True)
+    mean, std = (torch.tensor(model.pretrained_cfg[key])[:, None, None] for key in ("mean", "std"))
+    if model.in_chans == 1:
+        mean, std = mean.mean(), std.mean()
+    return model((x - mean) / std).argmax(1).tolist()  # type: ignore[no-any-return]
+
+
+def given(pictures: Path, *weights: Path, key: str | None = None) -> planner.Files:
+    return planner.Files(f"folder:{pictures}", weights=weights, weights_key=key)
+
+
+def planned(out: Path, files: planner.Files, task: str = "folder", **options: Any) -> planner.Plan:
+    request = Request(**{"suite": "folder", "tasks": (task,), "model": f"timm:{ARCH}", "plugins": ("dense",)} | options)
+    return planner.plan(request, files, Registry(), out, "missing")
+
+
+def executed(out: Path, files: planner.Files, task: str = "folder") -> dict[str, Record]:
+    """Return the records of the dense network by the names of its weights."""
+    runs.execute(planned(out, files, task), Registry(), out, "cpu", 0)
+    every = [record for record in store.read(out).values() if record.cell.strategy.name == "dense"]
+    return {str(record.cell.model.params["weights"]): record for record in every}
+
+
+def predicted(record: Record) -> list[int]:
+    assert record.status == "ok" and record.outcomes is not None, record.failure
+    return numbers_of(record.outcomes.predicted, record.outcomes.n).tolist()  # type: ignore[no-any-return]
+
+
+def file_names(out: Path) -> dict[str, str]:
+    """Return what files of weights are called."""
+    return {name: file for name, file in manifests.file_names(out).items() if name.startswith("weights-")}
+
+
+def shown(out: Path, files: planner.Files) -> dict[str, list[int]]:
+    """Return what networks answer by the names of their files."""
+    records = executed(out, files)
+    return {file: predicted(records[name]) for name, file in file_names(out).items()}
+
+
+def invoke(pictures: Path, *words: object) -> Any:
+    first = ["run", "--suite", "folder", "--model", f"timm:{ARCH}", "--images", f"folder:{pictures}", "--dry-run"]
+    return CliRunner().invoke(main, [*first, *map(str, words)])
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pth.tar"])
+def test_names_are_read_without_what_wrappers_put_before_them(pictures: Path, tmp_path: Path, suffix: str) -> None:
+    right = {}
+    for number, before in enumerate(WRAPPERS):
+        model, file = network(number), f"{number}{suffix}"
+        right[file] = answers(model, pictures)
+        saved(tmp_path / "nets" / file, {before + name: value for name, value in model.state_dict().items()})
+    assert len(set(map(tuple, right.values()))) > 4
+    assert shown(tmp_path / "out", given(pictures, tmp_path / "nets")) == right
+
+
+def test_names_of_compiled_blocks_are_read_too(pictures: Path, tmp_path: Path) -> None:
+    model = network()
+    state = {name.replace("blocks.0.", "blocks.0._orig_mod."): value for name, value in model.state_dict().items()}
+    files = given(pictures, saved(tmp_path / "own.pt", state))
+    assert shown(tmp_path / "out", files) == {"own.pt": answers(model, pictures)}
+
+
+def test_a_prefix_before_some_of_the_names_is_no_prefix(pictures: Path, tmp_path: Path) -> None:
+    state = {f"model.{name}": value for name, value in network().state_dict().items()}
+    for more in ({"other.weight": torch.zeros(2)}, {"norm.weight": torch.zeros(64)}):
+        done = invoke(pictures, "--weights", saved(tmp_path / "own.pth", state | more))
+        assert done.exit_code == 2 and "own.pth holds the weights of another architecture" in done.output
+
+
+def averaged(model: Any) -> dict[str, Any]:
+    return dict(torch.optim.swa_utils.AveragedModel(model).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("nest", "key"),
+    [
+        (lambda a, b: {"state_dict": a, "epoch": 3}, None),
+        (lambda a, b: {"model_state": a, "best": 0.7}, None),
+        (lambda a, b: {"anything": a, "epoch": 3}, None),
+        (lambda a, b: {"model": {"state_dict": a}}, None),
+        (lambda a, b: {"state_dict": a, "state_dict_ema": b}, None),
+        (lambda a, b: {"state_dict": b, "state_dict_ema": a}, "state_dict_ema"),
+        (lambda a, b: {"teacher": a, "student": b}, "teacher"),
+        (lambda a, b: {f"{key}.{name}": x for key, of in (("a", a), ("b", b)) for name, x in of.items()}, "a"),
+    ],
+)
+def test_weights_in_a_checkpoint_are_found_or_named_by_their_key(
+    pictures: Path, tmp_path: Path, nest: Any, key: str | None
+) -> None:
+    one, other = network(1), network(2)
+    files = given(pictures, saved(tmp_path / "own.pth", nest(one.state_dict(), other.state_dict())), key=key)
+    (record,) = executed(tmp_path / "out", files).values()
+    assert predicted(record) == answers(one, pictures) != answers(other, pictures)
+    assert record.cell.model.params.get("weights_key", "") == (key or "")
+
+
+def test_a_training_s_checkpoint_with_its_optimizer_and_average_is_read(
+    pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = network(1), network(2)
+    optimizer = torch.optim.AdamW(one.parameters())
+    one(torch.zeros(1, 3, SIDE, SIDE)).sum().backward()
+    optimizer.step()
+    content = {"model": one.state_dict(), "model_ema": averaged(other), "optimizer": optimizer.state_dict(), "epoch": 3}
+    path = saved(tmp_path / "own.pth", content)
+    (first,) = executed(tmp_path / "first", given(pictures, path)).values()
+    (line,) = caplog.messages
+    assert "own.pth: 'model' is taken, and not model_ema" in line and "--weights-key" in line
+    caplog.clear()
+    (second,) = executed(tmp_path / "second", given(pictures, path, key="model_ema")).values()
+    assert not caplog.messages
+    assert (predicted(first), predicted(second)) == (answers(one, pictures), answers(other, pictures))
+    assert first.cell_id != second.cell_id
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "own.pth holds several state dicts; got student, teacher; name one with --weights-key"),
+        (["--weights-key", "ema"], "own.pth holds no weights under 'ema'; got student, teacher"),
+    ],
+)
+def test_of_several_state_dicts_one_must_be_named(pictures: Path, tmp_path: Path, words: list[str], said: str) -> None:
+    state = network().state_dict()
+    done = invoke(pictures, "--weights", saved(tmp_path / "own.pth", {"student": state, "teacher": state}), *words)
+    assert done.exit_code == 2 and said in done.output and len(done.output.splitlines()) == 1
+
+
+def test_a_key_without_a_file_is_refused(pictures: Path) -> None:
+    done = invoke(pictures, "--weights-key", "model_ema")
+    assert done.exit_code == 2 and "--weights-key is of a file of weights; give --weights" in done.output
+
+
+def test_names_that_are_there_twice_are_refused(pictures: Path, tmp_path: Path) -> None:
+    state = network().state_dict()
+    done = invoke(pictures, "--weights", saved(tmp_path / "own.pth", state | {"module.norm.bias": torch.zeros(64)}))
+    assert done.exit_code == 2 and "own.pth holds norm.bias twice" in done.output
+
+
+def test_what_is_no_weights_in_a_checkpoint_is_named(pictures: Path, tmp_path: Path) -> None:
+    done = invoke(pictures, "--weights", saved(tmp_path / "own.pth", {"model": network().state_dict(), "at": Path()}))
+    assert done.exit_code == 2 and "own.pth is no checkpoint of weights alone; got pathlib" in done.output
+    assert "weights_only=False" not in done.output
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float64"])
+def test_another_precision_becomes_float32_and_a_line_says_it(
+    pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    model = network().to(getattr(torch, kind))
+    path = saved(tmp_path / "own.safetensors", model.state_dict())
+    (record,) = executed(tmp_path / "out", given(pictures, path)).values()
+    assert caplog.messages == [f"--weights {path}: {kind} becomes float32"]
+    assert predicted(record) == answers(model.float(), pictures)
+
+
+def test_pictures_have_the_size_that_the_weights_are_made_for(
+    pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = network(img_size=48)
+    (record,) = executed(tmp_path / "out", given(pictures, saved(tmp_path / "own.pth", model.state_dict()))).values()
+    assert record.cell.task.params["canvas"] == 48 and predicted(record) == answers(model, pictures)
+    assert not caplog.messages
+
+
+def test_another_size_is_taken_where_it_is_asked_for_and_a_line_says_it(
+    pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = network()
+    files = given(pictures, saved(tmp_path / "own.pth", model.state_dict()))
+    (record,) = executed(tmp_path / "out", files, "folder:canvas=64").values()
+    (line,) = caplog.messages
+    assert "own.pth is made for 32 x 32 pixels" in line and "64 x 64: its position embeddings are resampled" in line
+    model.set_input_size((64, 64))
+    assert predicted(record) == answers(model, pictures)
+
+
+def test_a_cell_that_trains_has_its_own_size_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = saved(tmp_path / "own.pth", network(img_size=48).state_dict())
+    plan = planned(
+        tmp_path / "out", planner.Files(weights=(path,)), "composite:pretrain_epochs=0", suite="quick", n_train=(10,)
+    )
+    assert {job.cell.task.params["canvas"] for job in plan.jobs} == {32}
+    assert [line for line in caplog.messages if "task 'composite' has 32 x 32" in line] == caplog.messages != []
+
+
+def test_position_embeddings_that_are_no_square_are_refused(pictures: Path, tmp_path: Path) -> None:
+    path = saved(tmp_path / "own.pth", network(img_size=(32, 64)).state_dict())
+    for words in ([], ["--task", "folder:canvas=32"]):
+        done = invoke(pictures, "--weights", path, *words)
+        assert done.exit_code == 2 and "own.pth has 8 position embeddings, which make no square" in done.output
+
+
+OBLONG = {"input_size": (3, 32, 64), "num_classes": 3, "mean": (0.5,) * 3, "std": (0.5,) * 3, "crop_pct": 0.95}
+
+
+@torch.no_grad()
+def test_an_architecture_s_own_oblong_is_exported_as_it_is(tmp_path: Path) -> None:
+    model = network(img_size=(32, 64))
+    config = {"architecture": ARCH, "num_classes": 3, "pretrained_cfg": OBLONG}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    again = named_model(f"timm:local-dir:{tmp_path}", saved(tmp_path / "own.pth", model.state_dict()))
+    x = torch.randn(2, 3, 32, 64)
+    assert torch.equal(again(x), model(x))
+
+
+def test_weights_for_oblong_pictures_are_tested_on_squares_only_where_that_is_asked_for(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for module in (timm.models._factory, sparsebench.models.timm_models):
+        monkeypatch.setattr(module, "load_model_config_from_hf", lambda name, **_: (OBLONG, ARCH, {}))
+    files = given(pictures, saved(tmp_path / "own.pth", network(img_size=(32, 64)).state_dict()))
+    with pytest.raises(UserError, match=r"made for 32 x 64 pixels.*--task folder:canvas=SIDE"):
+        planned(tmp_path / "out", files, model="timm:hf-hub:somebody/oblong")
+    planned(tmp_path / "out", files, "folder:canvas=32", model="timm:hf-hub:somebody/oblong")
+    assert "made for 32 x 64 pixels, and task 'folder' has 32 x 32" in caplog.text
+
+
+def test_a_network_of_one_channel_is_tested_on_grey_pictures(pictures: Path, tmp_path: Path) -> None:
+    model = network(in_chans=1)
+    path = saved(tmp_path / "own.pth", model.state_dict())
+    frame = sparsebench.run(
+        ("patch_variance", "gradient_energy", "noise"), suite="folder", model=f"timm:{ARCH}", weights=path,
+        images=f"folder:{pictures}", out=tmp_path / "out", jobs=0,
+    )  # fmt: skip
+    assert {"patch_variance", "gradient_energy", "noise"} <= set(frame["strategy"])
+    records = list(store.read(tmp_path / "out").values())
+    assert {record.status for record in records} == {"ok"}
+    (dense,) = (record for record in records if record.cell.strategy.name == "dense")
+    assert predicted(dense) == answers(model, pictures) and dense.cell.model.params["in_chans"] == 1
+
+
+def test_a_network_of_four_channels_takes_no_pictures(pictures: Path, tmp_path: Path) -> None:
+    done = invoke(pictures, "--weights", saved(tmp_path / "own.pth", network(in_chans=4).state_dict()))
+    assert done.exit_code == 2 and "got a network of 4 channels; allowed: 3, 1" in done.output
+
+
+def test_cells_of_usual_weights_are_called_as_before(pictures: Path, tmp_path: Path) -> None:
+    path = saved(tmp_path / "own.pth", network().state_dict())
+    for job in planned(tmp_path / "out", given(pictures, path)).jobs:
+        assert not {"weights_key", "in_chans"} & set(job.cell.model.params)
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Path:
+    """Return a folder with three networks, and what else lies beside checkpoints."""
+    for seed in (1, 2, 3):
+        saved(tmp_path / "nets" / f"net-{seed}.pth", network(seed).state_dict())
+    (tmp_path / "nets" / "args.yaml").write_text("lr: 1")
+    (tmp_path / "nets" / ".hidden").write_text("")
+    return tmp_path / "nets"
+
+
+@pytest.mark.parametrize("form", ["folder", "pattern", "each"])
+def test_each_file_of_weights_is_a_network_by_its_name(pictures: Path, tmp_path: Path, three: Path, form: str) -> None:
+    every = sorted(three.glob("*.pth"))
+    weights = {"folder": (three,), "pattern": (three / "net-*.pth",), "each": tuple(every)}[form]
+    done = invoke(pictures, *(word for path in weights for word in ("--weights", path)))
+    assert done.exit_code == 0 and "3 networks: net-1.pth, net-2.pth, net-3.pth" in done.output
+    right = {path.name: answers(network(seed), pictures) for seed, path in enumerate(every, 1)}
+    assert shown(tmp_path / "out", given(pictures, *weights)) == right
+
+
+def test_python_takes_several_paths_or_one_or_none(pictures: Path, tmp_path: Path, three: Path) -> None:
+    every = sorted(map(str, three.glob("*.pth")))
+    options: dict[str, Any] = {"suite": "folder", "model": f"timm:{ARCH}", "images": f"folder:{pictures}", "jobs": 0}
+    sparsebench.run((), weights=every[:2], out=tmp_path / "out", **options)
+    assert sorted(file_names(tmp_path / "out").values()) == ["net-1.pth", "net-2.pth"]
+    with pytest.raises(UserError, match="task 'folder' tests trained weights"):
+        sparsebench.run((), weights=None, out=tmp_path / "none", **options)
+    with pytest.raises(UserError, match="weights; got 3; allowed: a path"):
+        sparsebench.run((), weights=[3], out=tmp_path / "none", **options)  # type: ignore[list-item]
+
+
+def test_what_is_left_out_of_a_folder_is_said(
+    pictures: Path, three: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    planned(tmp_path / "out", given(pictures, three))
+    assert caplog.messages == [f"--weights {three}: 3 files are taken, and left out: args.yaml"]
+
+
+@pytest.mark.parametrize("form", ["pattern", "folder"])
+def test_a_folder_or_pattern_without_weights_is_refused(pictures: Path, three: Path, tmp_path: Path, form: str) -> None:
+    path = three / "args*" if form == "pattern" else tmp_path / "empty"
+    (tmp_path / "empty").mkdir()
+    done = invoke(pictures, "--weights", path)
+    said = {"pattern": "matches no file of weights; got args.yaml", "folder": "holds no file of weights; got nothing"}
+    assert done.exit_code == 2 and said[form] in done.output
+
+
+@pytest.mark.parametrize("again", ["the same bytes", "another format"])
+def test_the_same_weights_twice_are_one_network(
+    pictures: Path, three: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, again: str
+) -> None:
+    first = three / "net-1.pth"
+    state = torch.load(first, weights_only=True)
+    copy = three / "z.pth"
+    if again == "the same bytes":
+        copy.write_bytes(first.read_bytes())
+    else:
+        copy = saved(three / "z.safetensors", {f"module.{name}": value for name, value in state.items()})
+    plan = planned(tmp_path / "out", given(pictures, *sorted(three.glob("net*")), copy))
+    assert len({job.cell.model.params["weights"] for job in plan.jobs}) == 3
+    assert caplog.messages == [f"--weights {copy}: holds the same weights as {first}: they are one network"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"img_size": 48}, "net-1.pth for 32 x 32 pixels of 3 channels and 3 classes, z.pth for 48 x 48"),
+        ({"in_chans": 1}, "z.pth for 32 x 32 pixels of 1 channels"),
+        ({"num_classes": 5}, "z.pth: there are 3 class folders, and the head has 5 classes"),
+        ({"depth": 5}, "z.pth holds the weights of another architecture than test_vit: missing: blocks.5"),
+    ],
+)
+def test_networks_of_one_board_are_alike_or_a_file_is_named(
+    pictures: Path, three: Path, changes: dict[str, Any], said: str
+) -> None:
+    saved(three / "z.pth", network(**changes).state_dict())
+    done = invoke(pictures, "--weights", three)
+    assert done.exit_code == 2 and said in done.output and len(done.output.splitlines()) == 1
+
+
+def test_a_task_that_trains_begins_with_one_file(three: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"task 'composite' trains networks.*got 3 files of weights; allowed: one"):
+        planned(tmp_path / "out", planner.Files(weights=(three,)), "composite", suite="quick", n_train=(10,))
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders_and_by_their_content(pictures: Path, tmp_path: Path) -> None:
+    a, b, c = (saved(tmp_path / part / "best.pth", network(i).state_dict()) for i, part in enumerate("abc"))
+    executed(tmp_path / "two", given(pictures, a, b))
+    assert sorted(file_names(tmp_path / "two").values()) == ["a/best.pth", "b/best.pth"]
+    records = executed(tmp_path / "one", given(pictures, a)) | executed(tmp_path / "one", given(pictures, c))
+    names = file_names(tmp_path / "one")
+    assert names == {name: f"best.pth ({name})" for name in records}
+    merge([tmp_path / "two", tmp_path / "one"], tmp_path / "all")
+    merged = file_names(tmp_path / "all")
+    assert sorted(name.partition(" ")[0] for name in merged.values()) == ["a/best.pth", "b/best.pth", "best.pth"]
+
+
+def test_a_file_that_is_written_over_while_cells_run_is_not_taken_for_the_first(pictures: Path, tmp_path: Path) -> None:
+    path = saved(tmp_path / "last.pth", network(1).state_dict())
+    plan = planned(tmp_path / "out", given(pictures, path))
+    saved(path, network(2).state_dict())
+    runs.execute(plan, Registry(), tmp_path / "out", "cpu", 0)
+    (record, *_) = store.read(tmp_path / "out").values()
+    assert record.status == "failed" and record.failure is not None
+    assert "last.pth was changed while the run was under way" in record.failure.reason
+
+
+def test_an_export_takes_one_network_as_its_weights_say(tmp_path: Path, three: Path) -> None:
+    one, other = network(1, in_chans=4, img_size=48), network(2, in_chans=4, img_size=48)
+    content = {"model": one.state_dict(), "model_ema": averaged(other)}
+    path, x = saved(tmp_path / "own.pth", content), torch.randn(1, 4, 48, 48)
+    words = ["export", f"timm:{ARCH}", "--plugin", "tome:macs=1", "--weights", str(path), "--weights-key", "model_ema"]
+    done = CliRunner().invoke(main, [*words, "-o", str(tmp_path / "own.pt2")])
+    assert done.exit_code == 0, done.output
+    program = torch.export.load(tmp_path / "own.pt2").module()
+    torch.testing.assert_close(program(x), other(x), atol=1e-4, rtol=1e-4)
+    words[5] = str(three)
+    done = CliRunner().invoke(main, [*words[:6], "-o", str(tmp_path / "other.pt2")])
+    assert done.exit_code == 2 and "one file of weights makes the network; got 3 files" in done.output

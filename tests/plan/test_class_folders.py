@@ -1,0 +1,209 @@
+"""Class folders become the right classes of the head, or one line says why not: seen in the accuracy of a network
+that reads the class in the picture, and on the boards."""
+
+import json
+import logging
+import random
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from coded import ARCH, TASK, write_pictures, write_suite, write_weights
+
+import sparsebench
+from sparsebench.cli import main
+from sparsebench.errors import UserError
+from sparsebench.records import store
+from sparsebench.records.store import merge
+from sparsebench.sources.labels import LEMMAS, _imagenet_lines
+from sparsebench.sources.labels import imagenet_classes as classes
+
+SHAPES = ("disc", "square", "cross", "ring")
+"""Classes in a head's order, which is not that of their names."""
+
+
+def run(root: Path, weights: Path, out: Path, task: str = TASK) -> float:
+    """Return the accuracy of dense in a run."""
+    suite = write_suite(out.parent / "suite.toml")
+    board = sparsebench.run(
+        suite=str(suite), tasks=task, model=f"timm:{ARCH}", images=f"folder:{root}", weights=weights, jobs=0, out=out
+    )
+    return float(board["accuracy"].iloc[0])
+
+
+def command(root: Path, weights: Path, out: Path, task: str = TASK, *more: str) -> Result:
+    """Return what the command line does."""
+    suite = write_suite(out.parent / "suite.toml")
+    words = ("--suite", suite, "--task", task, "--model", f"timm:{ARCH}", "--images", f"folder:{root}", "--jobs", 0)
+    return CliRunner().invoke(main, ["run", *map(str, words), "--weights", str(weights), "--out", str(out), *more])
+
+
+@pytest.fixture(scope="module")
+def thousand(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_weights(tmp_path_factory.mktemp("weights") / "thousand.safetensors", range(1000))
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_weights(tmp_path_factory.mktemp("weights") / "four.safetensors", range(4))
+
+
+def lemmas() -> list[str]:
+    """Return the first name that timm has for each class of ImageNet-1k."""
+    texts = dict(line.split("\t", 1) for line in _imagenet_lines(LEMMAS))
+    return [texts[wordnet].split(",")[0] for wordnet in classes()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["numbers", "WordNet ids", "own names"])
+def test_a_thousand_classes_are_all_right(way: str, thousand: Path, tmp_path: Path) -> None:
+    names, task = {"numbers": list(map(str, range(1000))), "WordNet ids": list(classes())}.get(way), TASK
+    if names is None:
+        names = [f"Own Name {k}" for k in random.Random(0).sample(range(1000), 1000)]
+        (tmp_path / "classes.txt").write_text("\n".join(names))
+        task = f"{TASK},classes={tmp_path / 'classes.txt'}"
+    write_pictures(tmp_path / "pictures" / "val", {name: k for k, name in enumerate(names)})
+    assert run(tmp_path / "pictures", thousand, tmp_path / "out", task) == 1
+
+
+@pytest.mark.slow
+def test_a_thousand_classes_by_their_names_are_right_or_those_that_are_not_understood_are_named(
+    thousand: Path, tmp_path: Path
+) -> None:
+    names = lemmas()
+    write_pictures(tmp_path / "val", {name: k for k, name in enumerate(names)})
+    done = command(tmp_path, thousand, tmp_path / "out")
+    (line,) = done.stderr.splitlines()
+    assert done.exit_code == 2 and "11 of 998 class folders are named after no class" in line and "Cardigan" in line
+    unclear = {
+        "partridge",
+        "crayfish",
+        "crane",
+        "Cardigan",
+        "polecat",
+        "cardigan",
+        "gong",
+        "harp",
+        "maillot",
+        "missile",
+    }
+    for name in {*unclear, "tub"}:
+        for path in (tmp_path / "val" / name).iterdir():
+            path.unlink()
+        (tmp_path / "val" / name).rmdir()
+    both = zip(names, classes(), strict=True)
+    write_pictures(tmp_path / "val", {ident: k for k, (name, ident) in enumerate(both) if name in {*unclear, "tub"}})
+    assert run(tmp_path, thousand, tmp_path / "out") == 1
+
+
+def test_folders_by_number_are_the_classes_and_every_board_says_so(tmp_path: Path) -> None:
+    weights = write_weights(tmp_path / "twelve.safetensors", range(12))
+    write_pictures(tmp_path / "val", {str(k): k for k in range(12)}, each=2)
+    out = tmp_path / "out"
+    done = command(tmp_path, weights, out)
+    says = "class folders are numbered by their names, which are numbers of the head's classes (a head of 12 classes)"
+    assert done.exit_code == 0 and says in done.output and "warning" not in done.stderr
+    (record,) = store.read(out).values()
+    assert record.metrics["accuracy"].value == 1
+    assert (record.cell.task.params["labels"], record.cell.task.params["head"]) == ("numbers", 12)
+    for name in ("leaderboard.md", "leaderboard.html"):
+        assert says.replace("'", "&#39;") in (out / name).read_text().replace("'", "&#39;")
+    assert says.endswith(json.loads((out / "leaderboard.json").read_text())[0]["class_folders"])
+    assert says in command(tmp_path, weights, tmp_path / "dry", TASK, "--dry-run").output
+    merge([out], tmp_path / "merged")
+    assert says in CliRunner().invoke(main, ["leaderboard", str(tmp_path / "merged")]).output
+
+
+def test_some_folders_of_a_larger_head(thousand: Path, tmp_path: Path) -> None:
+    write_pictures(tmp_path / "numbers", {str(k): k for k in (17, 3, 940)})
+    write_pictures(tmp_path / "ids", {classes()[k]: k for k in (17, 3, 940)})
+    for kind in ("numbers", "ids"):
+        assert run(tmp_path / kind, thousand, tmp_path / f"out-{kind}") == 1
+    (tmp_path / "ids" / "misc").mkdir()
+    write_pictures(tmp_path / "ids", {"misc": 5})
+    with pytest.raises(UserError, match="got misc"):
+        run(tmp_path / "ids", thousand, tmp_path / "out")
+
+
+def test_another_order_than_the_head_s_is_a_warning_and_a_file_says_the_right_one(
+    four: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_pictures(tmp_path / "val", {name: k for k, name in enumerate(SHAPES)}, each=10)
+    done = command(tmp_path, four, tmp_path / "out")
+    says = (
+        "folder, timm: dense is right in 0 of 40 pictures, and chance would be 10: the class folders are probably in "
+    )
+    says += "another order than the head's classes; say it with --task folder:classes=FILE"
+    assert done.exit_code == 0 and f"warning: {says}" in done.stderr.splitlines()[-4:]
+    assert says in (tmp_path / "out" / "leaderboard.md").read_text()
+    with caplog.at_level(logging.WARNING):
+        run(tmp_path, four, tmp_path / "out")
+    assert says in caplog.text
+    (tmp_path / "classes.json").write_text(json.dumps({name: k for k, name in enumerate(SHAPES)}))
+    done = command(tmp_path, four, tmp_path / "right", f"{TASK},classes={tmp_path / 'classes.json'}")
+    (record,) = store.read(tmp_path / "right").values()
+    assert record.metrics["accuracy"].value == 1 and record.cell.task.params["labels"] == "file"
+    assert f"by the file {record.cell.task.params['classes']}" in done.output and "warning" not in done.stderr
+    assert str(tmp_path) not in record.model_dump_json()
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (("Zebra", "ant", "Bee", "cat"), "torchvision sorts class folder Bee before ant"),
+        (("class1", "class2", "class10", "class3"), "torchvision sorts class folder class10 before class2"),
+        (("1", "2", "3", "4"), "numbers up to 4, and the head has 4 classes, counted from 0"),
+        (("a", "b", "c"), "3 class folders, and the head has 4 classes"),
+    ],
+)
+def test_an_order_that_nothing_says_is_one_line_before_anything_runs(
+    names: tuple[str, ...], says: str, four: Path, tmp_path: Path
+) -> None:
+    write_pictures(tmp_path / "val", {name: k for k, name in enumerate(names)})
+    done = command(tmp_path, four, tmp_path / "out")
+    (line,) = done.stderr.splitlines()
+    assert done.exit_code == 2 and says in line and "classes=FILE" in line and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (",classes=nowhere.txt", "classes: nowhere.txt cannot be read"),
+        (",labels=names,classes=x.txt", "labels=names and classes=x.txt number class folders twice"),
+        (",labels=file", "labels=file: no file is given"),
+        (",labels=imagenet", "named after no class of ImageNet-1k"),
+        (",labels=numbers", "class folders that are no numbers"),
+        (",head=7", "head=7, and the weights' has 4"),
+    ],
+)
+def test_what_is_said_wrongly_is_one_line(more: str, says: str, four: Path, tmp_path: Path) -> None:
+    write_pictures(tmp_path / "val", {name: k for k, name in enumerate(SHAPES)})
+    done = command(tmp_path, four, tmp_path / "out", TASK + more)
+    (line,) = done.stderr.splitlines()
+    assert done.exit_code == 2 and says in line
+
+
+def test_what_was_left_out_is_said_by_the_run_and_by_the_board(four: Path, tmp_path: Path) -> None:
+    write_pictures(tmp_path / "val", {str(k): k for k in range(4)}, each=2)
+    write_pictures(tmp_path / "val", {"@eaDir": 0, "0/@eaDir": 1})
+    (tmp_path / "val" / "1" / "notes.txt").write_text("x")
+    out = tmp_path / "out"
+    done = command(tmp_path, four, out)
+    (record,) = store.read(out).values()
+    says = "left out: a system's folders: 2 (0/@eaDir, @eaDir); files of another kind: 1 (1/notes.txt)"
+    assert says in done.output and record.metrics["accuracy"].value == 1 and record.metrics["accuracy"].n == 8
+    merge([out], tmp_path / "merged")
+    for folder in (out, tmp_path / "merged"):
+        shown = CliRunner().invoke(main, ["leaderboard", str(folder)]).output
+        assert f"{record.cell.task.params['images']}: {says}" in shown
+        assert str(tmp_path) not in shown
+
+
+def test_a_guess_and_one_answer_to_everything_are_at_chance(tmp_path: Path) -> None:
+    weights = write_weights(tmp_path / "same.safetensors", [3] * 4)  # which answers 0 to everything
+    write_pictures(tmp_path / "val", {"0": 0}, each=1)
+    write_pictures(tmp_path / "val", {str(k): k for k in (1, 2, 3)}, each=30)
+    done = command(tmp_path, weights, tmp_path / "out")
+    (record,) = store.read(tmp_path / "out").values()
+    assert record.metrics["accuracy"].value is not None and record.metrics["accuracy"].value < 0.02
+    assert done.exit_code == 0 and "warning" not in done.stderr

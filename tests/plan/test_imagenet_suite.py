@@ -1,0 +1,76 @@
+"""The suite imagenet: which strategies at which budgets and in which precision it tests."""
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from sparsebench.plan import plan as planner
+from sparsebench.plan.request import Files, Request
+from sparsebench.plugin.registry import Registry
+from sparsebench.records.cell import Cell
+
+ARCH = "deit_tiny_patch16_224"
+BUDGETS = {0.85, 0.7, 0.6, 0.5, 0.4, 0.3}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """Return two pictures of two classes, and two checkpoints."""
+    root = tmp_path_factory.mktemp("imagenet")
+    for name in ("n01440764", "n01443537"):
+        (root / "pictures" / name).mkdir(parents=True)
+        Image.new("RGB", (40, 30), "red" if name.endswith("64") else "blue").save(root / "pictures" / name / "one.png")
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        save_file(timm.create_model(ARCH).state_dict(), root / f"{seed}.safetensors")
+    return Files(f"folder:{root / 'pictures'}", weights=(root / "0.safetensors", root / "1.safetensors"))
+
+
+def cells(files: Files, out: Path, *plugins: str, **options: Any) -> list[Cell]:
+    request = Request(suite="imagenet", model=f"timm:{ARCH}", plugins=plugins, **options)
+    return [job.cell for job in planner.plan(request, files, Registry(), out, "missing").jobs]
+
+
+def names(found: list[Cell]) -> set[str]:
+    return {cell.strategy.name for cell in found}
+
+
+def test_each_checkpoint_is_tested_with_the_baselines_at_each_budget(files: Files, tmp_path: Path) -> None:
+    budgets = defaultdict(list)
+    for cell in cells(files, tmp_path):
+        budgets[cell.strategy.name, cell.network].append(cell.budget.macs)
+    assert {name for name, _ in budgets} == {"dense", "random", "random_inside"} and len(budgets) == 6
+    assert {name: set(each) for (name, _), each in budgets.items()} == {
+        "dense": {1.0}, "random": BUDGETS, "random_inside": BUDGETS
+    }  # fmt: skip
+    assert all(len(each) == len(set(each)) for each in budgets.values())
+
+
+def test_all_are_those_that_need_no_training_and_cost_no_more_than_dense(files: Files, tmp_path: Path) -> None:
+    registry, found = Registry(), names(cells(files, tmp_path, "all"))
+    every = {one.cls.name: one.cls for one in registry.strategies()}
+    out = {"a_vit", "diffrate_search", "dynamic_vit", "patch_merger", "sinkhorn", "sit", "tnt", "token_learner",
+           "patch_dropout", "fisher_mask", "oracle", "anti_oracle", "perturbation"}  # fmt: skip
+    assert set(every) - found == out & set(every)
+    assert all(every[name].trained is False and not every[name].fits() for name in found)
+
+
+def test_what_is_named_beside_all_is_tested(files: Files, tmp_path: Path) -> None:
+    assert names(cells(files, tmp_path, "all", "perturbation")) - names(cells(files, tmp_path, "all")) == {
+        "perturbation"
+    }
+
+
+def test_it_is_in_bfloat16_on_a_gpu_unless_it_is_asked_for_otherwise(files: Files, tmp_path: Path) -> None:
+    def precisions(**options: Any) -> set[str]:
+        return {cell.precision for cell in cells(files, tmp_path, **options)}
+
+    assert precisions() == {"float32"} and precisions(on_gpu=True) == {"bfloat16"}
+    assert precisions(on_gpu=True, precision="float32") == {"float32"}
+    assert precisions(precision="bfloat16") == {"bfloat16"}

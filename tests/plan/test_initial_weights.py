@@ -1,0 +1,102 @@
+"""Cells that start from the trained weights of another one."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from measured import COMPOSITE, VIT, Measure, reason, value
+from safetensors.torch import load_file, save, save_file
+
+from sparsebench import runner
+from sparsebench.plan.job import Job
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.record import Record
+
+
+@pytest.fixture(scope="module")
+def pretrained(job_of: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Job, Record]:
+    """Return the folder with initial weights, the job that starts from them, and its record."""
+    out = tmp_path_factory.mktemp("pretrained")
+    task = "composite:epochs=1,test=40,pretrain_epochs=1,pretrain_samples=80"
+    first, job = job_of("random", task, n_train=40, model=VIT)
+    start, record = runner.inline([first, job], Registry(), out, "cpu", {})
+    assert start.status == record.status == "ok" and start.cell_id == first.cell.id
+    assert start.notes["weights"] == record.notes["initial_weights"]
+    return out, job, record
+
+
+def changed(pretrained: tuple[Path, Job, Record], tmp_path: Path, chosen: Callable[[str], bool]) -> Record:
+    """Return the record that comes out when the chosen initial weights are others."""
+    out, job, _ = pretrained
+    path = store.weights_path(tmp_path, job.after)
+    path.parent.mkdir(parents=True)
+    state = load_file(store.weights_path(out, job.after))
+    assert any(map(chosen, state))
+    save_file({name: w + 0.5 if chosen(name) else w for name, w in state.items()}, path)
+    (record,) = runner.inline([job], Registry(), tmp_path, "cpu", {})
+    return record
+
+
+def test_training_starts_from_the_initial_weights(pretrained: tuple[Path, Job, Record], tmp_path: Path) -> None:
+    # What adds the same number to each channel would be taken away by the next layer norm.
+    record = changed(pretrained, tmp_path, lambda name: name == "blocks.0.mlp.fc1.bias")
+    assert value(record, "train_loss") != value(pretrained[2], "train_loss")
+
+
+def test_the_output_layer_is_fresh(pretrained: tuple[Path, Job, Record], tmp_path: Path) -> None:
+    record = changed(pretrained, tmp_path, lambda name: name.startswith("head."))
+    for metric in ("train_loss", "test_loss", "accuracy"):
+        assert value(record, metric) == value(pretrained[2], metric)
+
+
+def test_a_start_from_initial_weights_is_not_a_start_at_random(
+    pretrained: tuple[Path, Job, Record], measured: Measure
+) -> None:
+    assert value(pretrained[2], "train_loss") != value(measured("random", COMPOSITE, 40, model=VIT), "train_loss")
+
+
+def test_a_cell_without_its_initial_weights_is_skipped(pretrained: tuple[Path, Job, Record], tmp_path: Path) -> None:
+    (record,) = runner.inline([pretrained[1]], Registry(), tmp_path, "cpu", {})
+    assert record.status == "skipped" and pretrained[1].after in reason(record)
+
+
+def in_place_of_weights(pretrained: tuple[Path, Job, Record], tmp_path: Path, content: bytes) -> Record:
+    """Return the record that comes out when the file of initial weights holds something else."""
+    path = store.weights_path(tmp_path, pretrained[1].after)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    (record,) = runner.inline([pretrained[1]], Registry(), tmp_path, "cpu", {})
+    assert record.failure is not None and record.failure.kind == "NotReadyError" and record.failure.traceback == ""
+    return record
+
+
+@pytest.mark.parametrize("left", [0, 5, 1000, -1])
+def test_a_cell_with_torn_initial_weights_is_skipped(
+    pretrained: tuple[Path, Job, Record], tmp_path: Path, left: int
+) -> None:
+    whole = store.weights_path(pretrained[0], pretrained[1].after).read_bytes()
+    record = in_place_of_weights(pretrained, tmp_path, whole[:left])
+    assert record.status == "skipped" and "is torn" in reason(record) and "the same command" in reason(record)
+
+
+@pytest.mark.parametrize("state", [{}, {"pos_embed": torch.zeros(1, 2, 3)}])
+def test_a_cell_with_initial_weights_of_another_network_is_skipped(
+    pretrained: tuple[Path, Job, Record], tmp_path: Path, state: dict[str, torch.Tensor]
+) -> None:
+    record = in_place_of_weights(pretrained, tmp_path, save(state))
+    assert record.status == "skipped" and "another network's" in reason(record)
+
+
+def test_records_name_the_weights_by_their_content(
+    pretrained: tuple[Path, Job, Record], measured: Measure, tmp_path: Path
+) -> None:
+    out, job, record = pretrained
+    content = store.weights_path(out, job.after).read_bytes()
+    assert record.notes["initial_weights"] == hashlib.sha256(content).hexdigest()
+    other = changed(pretrained, tmp_path, lambda name: name == "pos_embed")
+    assert other.notes["initial_weights"] != record.notes["initial_weights"]
+    assert not {"weights", "initial_weights"} & set(measured("random").notes)

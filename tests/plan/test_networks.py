@@ -1,0 +1,243 @@
+"""Tracks that begin with networks which another suite trained: frozen and tuned."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sparsebench.cli import main
+from sparsebench.errors import UserError
+from sparsebench.plan import plan as planner
+from sparsebench.plan.expand import expand
+from sparsebench.plan.locate import Networks
+from sparsebench.plan.request import Request
+from sparsebench.plan.suite import load, training_entry
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.record import Record
+
+NETWORKS = """
+name = "nets"
+version = 1
+title = "networks"
+baselines = ["dense"]
+seeds = 2
+keep_weights = true
+[budget]
+macs = 0.5
+[[task]]
+name = "composite"
+model = "vit"
+model_params = {dim = 16, depth = 3, heads = 2}
+params = {canvas = 16, foreground = 8, pretrain_epochs = 0, epochs = 1, test = 40}
+n_train = [80]
+"""
+TESTS = """
+name = "tests"
+version = 1
+title = "tests"
+baselines = ["dense"]
+seeds = 2
+[budget]
+macs = 0.5
+[[task]]
+name = "composite"
+track = "frozen"
+network = "NETWORKS"
+n_train = [24]
+budgets = [{macs = 1.0}, {macs = 0.5}]
+[[task]]
+name = "composite"
+track = "tuned"
+network = "NETWORKS"
+params = {lr = 1e-12, batch = 32}
+n_train = [40]
+"""
+PLUGINS = ("attn_topk", "dynamic_vit", "patch_dropout")
+
+
+@pytest.fixture(scope="module")
+def suites(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return the files of a suite that trains networks, and of one that tests and tunes them."""
+    folder = tmp_path_factory.mktemp("suites")
+    networks, tests = folder / "networks.toml", folder / "tests.toml"
+    networks.write_text(NETWORKS)
+    tests.write_text(TESTS.replace("NETWORKS", str(networks)))
+    return networks, tests
+
+
+def run(suite: Path, out: Path, *options: str):
+    words = ["run", "--suite", str(suite), "--out", str(out), "--device", "cpu", "--jobs", "0", *options]
+    return CliRunner().invoke(main, words)
+
+
+@pytest.fixture(scope="module")
+def trained(suites: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the networks."""
+    out = tmp_path_factory.mktemp("networks")
+    assert run(suites[0], out).exit_code == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def records(suites: tuple[Path, Path], trained: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
+    """Return the records of the suite that begins with them."""
+    out = tmp_path_factory.mktemp("tests")
+    plugins = [word for name in PLUGINS for word in ("--plugin", name)]
+    result = run(suites[1], out, "--networks", str(trained), *plugins)
+    assert result.exit_code == 0, result.output
+    assert not (out / "weights").exists()  # nothing was trained that others begin with
+    return list(store.read(out).values())
+
+
+def chosen(records: list[Record], track: str, label: str, macs: float, repetition: int = 0) -> Record:
+    (found,) = (
+        r for r in records if (r.cell.track, r.label, r.cell.budget.macs) == (track, label, macs)
+        and r.cell.repetition == repetition
+    )  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("repetition", [0, 1])
+def test_keeping_all_is_dense_to_the_bit_and_dense_is_the_network_that_was_trained(
+    records: list[Record], trained: Path, repetition: int
+) -> None:
+    dense = chosen(records, "frozen", "dense", 1.0, repetition)
+    whole = chosen(records, "frozen", "attn_topk", 1.0, repetition)
+    (first,) = (r for r in store.read(trained).values() if r.cell.repetition == repetition)
+    assert dense.outcomes == whole.outcomes == first.outcomes
+    assert dense.notes["tested_weights"] == first.notes["weights"] and dense.cell.init == first.cell
+    assert dense.metrics["train_loss"].value == first.metrics["train_loss"].value
+    assert chosen(records, "frozen", "attn_topk", 0.5, repetition).outcomes != dense.outcomes
+
+
+def test_what_must_be_trained_is_unsupported_in_the_frozen_track_which_names_its_own(records: list[Record]) -> None:
+    for name in ("dynamic_vit", "patch_dropout"):
+        record = chosen(records, "frozen", name, 0.5)
+        assert record.status == "unsupported" and record.failure is not None
+        assert "tracks tuned and scratch" in record.failure.reason
+        assert chosen(records, "tuned", name, 0.5).status == "ok"
+
+
+def test_tuning_begins_with_the_whole_network_and_trains_it(records: list[Record]) -> None:
+    tuned, frozen = chosen(records, "tuned", "dense", 1.0), chosen(records, "frozen", "dense", 1.0)
+    assert tuned.outcomes is not None and frozen.outcomes is not None
+    assert tuned.outcomes.predicted == frozen.outcomes.predicted  # the step size is as good as 0, its output layer too
+    assert tuned.notes["initial_weights"] == frozen.notes["tested_weights"]
+    assert tuned.metrics["steps"].value == 2
+
+
+def test_the_board_never_ranks_two_tracks_together(records: list[Record]) -> None:
+    from flats import flatten
+
+    from sparsebench.board.judge import judge
+
+    rankings = judge(map(flatten, records), by="task").rankings
+    assert len(rankings) == 2
+    assert sorted({row["strategy"] for row in one.rows} for one in rankings) == sorted(
+        [{"dense", "attn_topk"}, {"dense", "attn_topk", "dynamic_vit", "patch_dropout"}]
+    )
+
+
+def test_a_second_run_does_nothing_and_a_lacking_network_is_trained(
+    suites: tuple[Path, Path], trained: Path, tmp_path: Path
+) -> None:
+    request = Request(plugins=("attn_topk",), suite=str(suites[1]), seeds=3)
+    registry = Registry()
+    plan = planner.plan(request, planner.Files(networks=trained), registry, tmp_path, "missing")
+    trainings = [job for job in plan.todo if job.cell.track == "scratch"]
+    assert [job.cell.repetition for job in trainings] == [2] and trainings[0].keep_weights
+    assert not trainings[0].asked
+    alone = planner.plan(request, planner.Files(), registry, tmp_path, "missing")
+    assert [job.cell.repetition for job in alone.todo if job.cell.track == "scratch"] == [0, 1, 2]
+
+
+def test_networks_that_were_changed_or_are_not_there_are_one_line(
+    suites: tuple[Path, Path], trained: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(trained, copy)
+    path = next((copy / "weights").iterdir())
+    path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
+    for folder, says in ((copy, "is not the network that was trained"), (tmp_path, "holds no trained networks")):
+        result = run(suites[1], tmp_path / "out", "--networks", str(folder))
+        assert result.exit_code == 2 and says in result.output and "Traceback" not in result.output
+        assert not (tmp_path / "out" / "records").exists()
+
+
+def test_a_folder_of_other_networks_is_one_line(suites: tuple[Path, Path], trained: Path, tmp_path: Path) -> None:
+    result = run(Path("quick"), tmp_path / "out", "--task", "spurious", "--networks", str(trained))
+    assert result.exit_code == 2 and "has none of the networks" in result.output and "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('track = "frozen"\n', "", "goes with network"),
+        ('network = "NETWORKS"\n', "", "goes with network"),
+        ("budgets", 'model = "vit"\nbudgets', "leave model out"),
+        ('"frozen"', '"cold"', "track"),
+        ("{macs = 0.5}", "{macs = 1.5}", "1.5"),
+        ('name = "composite"\ntrack = "frozen"', 'name = "spurious"\ntrack = "frozen"', "task 'spurious'"),
+    ],
+)
+def test_a_suite_that_makes_no_sense_is_one_line(
+    suites: tuple[Path, Path], tmp_path: Path, old: str, new: str, says: str
+) -> None:
+    file = tmp_path / "wrong.toml"
+    file.write_text(TESTS.replace(old, new, 1).replace("NETWORKS", str(suites[0])))
+    result = run(file, tmp_path / "out")
+    assert result.exit_code == 2 and says in result.output and "Traceback" not in result.output, result.output
+
+
+def test_two_trainings_are_no_network(suites: tuple[Path, Path], tmp_path: Path) -> None:
+    file = tmp_path / "several.toml"
+    file.write_text(NETWORKS.replace("n_train = [80]", "n_train = [80, 90]"))
+    entry = load(str(suites[1])).task[0].model_copy(update={"network": str(file)})
+    with pytest.raises(UserError, match="one training"):
+        training_entry(entry)
+
+
+def test_a_suite_of_trained_networks_is_not_trained_as_a_whole_and_its_tasks_are_if_they_are_named(
+    suites: tuple[Path, Path],
+) -> None:
+    whole = Request(plugins=("attn_topk",), suite=str(suites[1]), n_train=(50,))
+    with pytest.raises(UserError, match="tests trained networks on composite"):
+        expand(whole, Registry())
+    one = Request(plugins=("attn_topk",), suite=str(suites[1]), tasks=("composite",), n_train=(50,))
+    assert {job.cell.track for job in expand(one, Registry())} == {"scratch"}
+    with pytest.raises(UserError, match="track frozen act in the test only"):
+        expand(Request(suite=str(suites[1]), where="train"), Registry())
+
+
+def test_cells_of_no_other_track_say_none(records: list[Record]) -> None:
+    cell = records[0].cell
+    assert cell.model_dump(mode="json")["track"] in ("frozen", "tuned")
+    assert "track" not in cell.model_copy(update={"track": "scratch"}).model_dump(mode="json")
+
+
+def test_the_networks_that_come_with_sparsebench_are_those_of_their_suite(tmp_path: Path) -> None:
+    networks = Networks(tmp_path, {})
+    jobs = expand(Request(suite="networks"), Registry())
+    found = [job.cell.task.name for job in jobs if networks.elsewhere(job.cell.id) is not None]
+    assert sorted(found) == ["composite"] * 24 + ["spurious"] * 6
+
+
+def test_what_a_training_decided_is_not_asked_of_its_test(suites: tuple[Path, Path]) -> None:
+    for parameter in ("epochs=3", "canvas=32"):
+        request = Request(suite=str(suites[1]), tasks=(f"composite:{parameter}",))
+        with pytest.raises(UserError, match="which training decides"):
+            expand(request, Registry())
+    assert expand(Request(suite=str(suites[1]), tasks=("composite:test=20",)), Registry())
+
+
+def test_networks_of_two_trainings_are_two_settings(records: list[Record]) -> None:
+    from sparsebench.records.table import row_of
+
+    one = chosen(records, "frozen", "dense", 1.0)
+    assert one.cell.init is not None
+    longer = one.cell.init.model_copy(update={"n_train": 160})
+    other = one.model_copy(update={"cell": one.cell.model_copy(update={"init": longer})})
+    again = chosen(records, "frozen", "dense", 1.0, repetition=1)
+    assert row_of(one)["setting"] == row_of(again)["setting"] != row_of(other)["setting"]

@@ -1,0 +1,71 @@
+"""Official sets that a suite names without a word of the user's."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sparsebench.deploy.trained import narrow
+from sparsebench.errors import UserError
+from sparsebench.plan import plan as planner
+from sparsebench.plan.locate import LOCATED, places_of
+from sparsebench.plan.request import Request
+from sparsebench.plugin.registry import Registry
+
+SUITE = """
+name = "own"
+version = 1
+title = "one official set"
+baselines = ["dense"]
+seeds = 1
+
+[budget]
+macs = 0.5
+
+[[task]]
+name = "composite"
+params = {images = "cifar10", pretrain_epochs = 0}
+n_train = [10]
+"""
+
+
+def plan(tmp_path: Path, files: planner.Files) -> planner.Plan:
+    (tmp_path / "own.toml").write_text(SUITE)
+    return planner.plan(Request(suite=str(tmp_path / "own.toml")), files, Registry(), tmp_path / "out", "missing")
+
+
+def test_it_is_looked_for_below_the_data_root_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cifar10 is missing in .*root .*--data-root DIR .* or --download"):
+        plan(tmp_path, planner.Files(data_root=tmp_path / "root"))
+
+
+def test_pictures_that_the_user_names_take_its_place(tmp_path: Path) -> None:
+    made = plan(tmp_path, planner.Files(images="digits"))
+    assert {job.cell.task.params["images"] for job in made.todo} == {"digits"} and made.locations == {}
+
+
+@pytest.mark.parametrize("parameter", ["images", "pretrain_images"])
+def test_each_kind_of_pictures_may_be_named(tmp_path: Path, parameter: str) -> None:
+    text = SUITE.replace('images = "cifar10", pretrain_epochs = 0', f'{parameter} = "cifar100"')
+    (tmp_path / "own.toml").write_text(text)
+    with pytest.raises(UserError, match="cifar100 is missing"):
+        planner.plan(
+            Request(suite=str(tmp_path / "own.toml")), planner.Files(), Registry(), tmp_path / "out", "missing"
+        )
+
+
+def test_a_parameter_of_that_name_may_be_a_list_in_another_s_task(tmp_path: Path) -> None:
+    (job, *_) = plan(tmp_path, planner.Files(images="digits")).jobs
+    task = job.cell.task.model_copy(update={"params": {"images": ["cifar10"]}})
+    other = job.model_copy(update={"cell": job.cell.model_copy(update={"task": task})})
+    assert places_of(planner.Files(), [other], {}) == {}
+
+
+def test_what_is_drawn_needs_its_pictures_though_nothing_is_to_be_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LOCATED, "images", lambda name, root, download: (name, root))
+    files = planner.Files(data_root=tmp_path)
+    done = replace(plan(tmp_path, files), todo=[], locations={})
+    shown = narrow(done, files, tmp_path / "out")
+    assert shown.todo == [] and shown.locations == {"cifar10": tmp_path}

@@ -1,0 +1,273 @@
+"""What runs again: the cells of what has another revision, and no others."""
+
+import importlib
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from click.testing import CliRunner
+from measured import TINY
+
+import sparsebench
+from sparsebench import Strategy, TokenView
+from sparsebench.cli import main
+from sparsebench.plugin.content import code_of, file_revision
+from sparsebench.records import store
+from sparsebench.records.cell import Part
+
+MINE = '''"""A plugin."""
+from typing import ClassVar
+
+import sparsebench
+from helper import POWER
+
+
+class Mine(sparsebench.Strategy):
+    """Keeps long tokens."""
+
+    name: ClassVar[str] = "mine"
+    revision: ClassVar[int] = 1
+
+    def scores(self, view):
+        """Return powers of norms."""
+        return view.tokens.norm(dim=-1) ** POWER + 0.25
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [Mine]
+'''
+TASK = '''
+from typing import ClassVar
+
+from sparsebench import hookimpl
+from sparsebench.tasks.images import Composite
+
+
+class Easy(Composite):
+    """The composite task, made easier."""
+
+    name: ClassVar[str] = "easy"
+    revision: ClassVar[int] = 1
+    scale: ClassVar[float] = 0.25
+
+
+@hookimpl
+def sparsebench_tasks():
+    return [Easy]
+'''
+SIZES = "epochs=1,test=4,pretrain_epochs=0,canvas=16,foreground=8"
+SMALL = {"suite": "quick-scratch", "n_train": 4, "seeds": 1, "jobs": 0}
+
+
+def run(out: Path, *names: str, task: str = "composite") -> str:
+    """Run cells, and return what the dry run of the same says before."""
+    words = [*names, "--task", f"{task}:{SIZES}", "--n-train", "4", "--seeds", "1", "--out", str(out)]
+    said = CliRunner().invoke(main, ["run", *words, "--suite", "quick-scratch", "--keep", "0.5", "--dry-run"])
+    assert said.exit_code == 0, said.output
+    sparsebench.run(list(names), tasks=f"{task}:{SIZES}", out=out, keep=0.5, **SMALL)
+    return said.stdout
+
+
+def changed(path: Path, old: str, new: str) -> None:
+    """Change a text of a file."""
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    modified = path.stat().st_mtime
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    os.utime(path, (modified + 10, modified + 10))  # Python knows compiled code by size and second
+    sys.modules.pop(path.stem, None)  # as in the next process
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "helper.py").write_text("POWER = 2.0\n")
+    return tmp_path / "mine.py"
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Return what installs a distribution `far` with one module; it returns that module's file."""
+
+    def make(text: str) -> Path:
+        info = tmp_path / "site" / "far-1.5.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: far\nVersion: 1.5\n")
+        (info / "entry_points.txt").write_text("[sparsebench]\nmine = far_module\n")
+        (info.parent / "far_module.py").write_text(text)
+        monkeypatch.delitem(sys.modules, "far_module", raising=False)
+        monkeypatch.syspath_prepend(info.parent)
+        importlib.invalidate_caches()
+        return info.parent / "far_module.py"
+
+    return make
+
+
+def test_of_a_file_the_code_decides_and_of_what_it_imports(mine: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(out, str(mine))
+    changed(mine, "        return view", "        # long ones\n\n        return (view")
+    changed(mine, "+ 0.25", "+ 0.25)")
+    changed(mine, "Return powers of norms.", "Return what is kept.")
+    (tmp_path / "helper.py").write_text('"""Numbers."""\nPOWER = 2.0  # a square\n')
+    assert run(out, str(mine)).startswith("0 of ")
+    total = len(store.read(out))
+    for path, old, new in ((mine, "0.25", "0.5"), (tmp_path / "helper.py", "2.0", "3.0")):
+        changed(path, old, new)
+        said = run(out, str(mine))
+        assert said.startswith(f"1 of {total} cells to run\n1 cell runs again: strategy 'mine'"), said
+        assert "its file changed" in said and run(out, str(mine)).startswith("0 of ")
+    assert len(store.read(out)) == total
+
+
+def test_an_installed_distribution_declares_its_revision(install: Callable[[str], Path], tmp_path: Path) -> None:
+    path, out = install(MINE.replace("from helper import POWER", "POWER = 2.0")), tmp_path / "out"
+    run(out, "mine")
+    changed(path, "0.25", "0.5")
+    assert run(out, "mine").startswith("0 of ")
+    changed(path, "[int] = 1", "[int] = 2")
+    said = run(out, "mine")
+    assert "\n1 cell runs again: strategy 'mine' has another revision (far 2, before far 1)" in said
+    (record,) = (one for one in store.read(out).values() if one.label == "mine")
+    assert (record.origin.distribution, record.origin.version, record.origin.revision) == ("far", "1.5", "2")
+
+
+POWER = 2.0
+
+
+def notebook(factor: float) -> type[Strategy]:
+    """Return a class whose scores have a factor."""
+    global POWER
+    POWER = factor
+    return Noted
+
+
+class Noted(Strategy):
+    """Keeps long tokens."""
+
+    name: ClassVar[str] = "noted"
+
+    def scores(self, view: TokenView) -> torch.Tensor:
+        return view.tokens.norm(dim=-1) ** POWER
+
+
+def test_a_class_of_a_notebook_is_told_by_its_code(tmp_path: Path) -> None:
+    seen = []
+    for factor in (2.0, 2.0, 3.0):
+        sparsebench.run(notebook(factor), tasks=f"composite:{SIZES}", out=tmp_path, keep=0.5, **SMALL)
+        (record,) = (one for one in store.read(tmp_path).values() if one.label == "noted")
+        assert record.origin.revision == file_revision(tmp_path / "plugins" / "noted.py")
+        seen.append((record.origin.revision, record.started))
+    assert seen[0] == seen[1] and seen[1][0] != seen[2][0]
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_the_revision_of_a_task_is_part_of_its_cells(
+    install: Callable[[str], Path], tmp_path: Path, installed: bool
+) -> None:
+    path = install(TASK) if installed else tmp_path / "easy.py"
+    path.write_text(TASK)
+    out, names = tmp_path / "out", ["random"] if installed else ["random", str(path)]
+    run(out, *names, task="easy")
+    ids = set(store.read(out))
+    run(out, *names)
+    revisions = {one.cell.task.name: one.cell.task.revision for one in store.read(out).values()}
+    assert revisions["composite"] == "" and (revisions["easy"] == "" if installed else "code-" in revisions["easy"])
+    changed(path, "made easier", "with less noise")
+    assert run(out, *names, task="easy").startswith("0 of ")
+    changed(path, *(("[int] = 1", "[int] = 2") if installed else ("0.25", "0.5")))
+    said = run(out, *names, task="easy")
+    assert f"\n{len(ids)} cells run again: task 'easy' has another revision" in said
+    assert run(out, *names).startswith("0 of ") and set(store.read(out)) > ids
+
+
+def test_records_of_earlier_versions_say_so(mine: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(out, str(mine))
+    lines = [json.dumps(record.model_dump(mode="json")) for record in store.read(out).values()]
+    for path in store.sealed(out):
+        path.unlink()
+    text = re.sub(r'"revision": "[^"]+"', f'"sha256": "{"ab" * 32}"', "\n".join([*lines, ""]))
+    text = re.sub(r'"schema_version": \d+', '"schema_version": 3', text)
+    (out / "records" / "old.jsonl").write_text(text)
+    total = len(store.read(out))
+    assert {one.origin.revision for one in store.read(out).values()} == {"ab" * 32}
+    said = run(out, str(mine))
+    assert said.startswith(f"{total} of {total} cells") and "an earlier sparsebench recorded the text" in said
+    assert run(out, str(mine)).startswith("0 of ")
+
+
+@pytest.mark.parametrize("revision", ["0", "True", "1.0", '"2"'])
+def test_a_revision_is_a_whole_number(mine: Path, tmp_path: Path, revision: str) -> None:
+    changed(mine, "[int] = 1", f"[object] = {revision}")
+    said = CliRunner().invoke(main, ["run", str(mine), "--suite", TINY, "--out", str(tmp_path / "out"), "--dry-run"])
+    assert said.exit_code == 1 and "mine.revision must be a whole number" in said.stderr
+
+
+SOURCE = '''# a comment
+"""A module."""
+from __future__ import annotations
+import math as m
+from . import a as b, c
+X: int | None = None
+def f(a, /, b: int = 0x10, *c, d, e=1e-3, **g) -> "t":
+    "Says."
+    if not (y := a @ b) or a is not ...:
+        return {**g, "é\\u2028": [*c, -1, 2j, b"\\0"], None: {1, True}}
+    else:
+        raise ValueError(f"{a!r:>{b}} and{y=}" "more" f"{b:}") from None
+    lambda z, *, w=(1,): z[1:, ::2] if w else (yield)
+@m.cache
+class C[T](Base, metaclass=M):
+    """Of it."""
+    async def g(self):
+        async with a as (b, c), d: pass
+        async for x in [i for j in k if j async for i in j]: del x, self.y
+        try: await x
+        except* (A, B) as e: global q
+        finally: assert x, "y"
+    match x:
+        case {"a": 1, **rest} | [1, *_] | Point(x=0, y=None) if a < b <= c: x += 1; y //= 2
+        case _: nonlocal_ = x if y else z
+'''.replace("C[T]", "C")
+
+
+GOLDEN = "219ac9ba769d6ba1e60f53082717ed4ebaecd58444975a54767fb71f3c33d86b"
+
+
+def test_the_hash_of_code_is_the_same_on_every_python_and_of_layout_nothing() -> None:
+    assert code_of(SOURCE.encode()) == GOLDEN
+    assert code_of(SOURCE.replace("# a comment", "").replace('    """Of it."""\n', "").encode()) == GOLDEN
+    assert code_of(b"x = 'a'  \n") == code_of(b'x = ("a")') != code_of(b"x = 'b'")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("x = 1", "x = 1.0"), ("x = 1", "x = True"), ("x = '1'", "x = b'1'"), ("x = y", "x = 'y'"),
+        ("x = a, b", "x = [a, b]"), ("x[1:]", "x[:1]"), ("x = f''", "x = ''"), ("{**a}", "{a: a}"),
+        ("def f(*, a=1, b): 0", "def f(*, a, b=1): 0"), ("f(a, *b)", "f(*b, a)"), ("a = b = c", "a = c"),
+        ("from a import b", "from .a import b"), ("if a:\n  b\nc", "if a:\n  b\n  c"), ("f'{a}b'", "f'{a!r}b'"),
+        ("x = None", "x: None"), ("def f(): return", "def f(): return None"),
+    ],
+)  # fmt: skip
+def test_other_code_has_another_hash(one: str, other: str) -> None:
+    assert code_of(one.encode()) != code_of(other.encode())
+
+
+def test_what_is_no_python_counts_by_its_bytes_and_long_numbers_are_known() -> None:
+    assert code_of(b"what is # this") != code_of(b"what is # that")
+    long = b"x = 0x" + b"f" * 9000  # which Python does not write in decimals
+    assert code_of(long) == code_of(long + b" # a comment") != code_of(long + b"f")
+
+
+def test_the_first_revision_is_in_no_hash_of_a_cell() -> None:
+    assert Part(name="a").model_dump() == {"name": "a", "params": {}}
+    assert Part(name="a", revision="2").model_dump(mode="json") == {"name": "a", "params": {}, "revision": "2"}

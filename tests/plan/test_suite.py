@@ -1,0 +1,501 @@
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from measured import TINY, TOKENS
+from sparsebench_theory.models import Shallow
+from sparsebench_theory.shallow.paper import PAPER
+from sparsebench_theory.shallow.task import Theory
+
+from sparsebench.errors import UserError
+from sparsebench.plan import suite as suites
+from sparsebench.plan.expand import expand, unanswered
+from sparsebench.plan.job import Job
+from sparsebench.plan.request import Request
+from sparsebench.plugin.registry import Registry
+from sparsebench.records.cell import Cell, Part
+from sparsebench.records.manifests import setting_of
+from sparsebench.strategy.budget import FULL, Budget
+
+BASELINES = {"dense", "random", "oracle", "anti_oracle"}
+SMALL = "composite:epochs=1,test=40,pretrain_epochs=0"
+
+TOML = """
+name = "own"
+version = 1
+title = "mine"
+baselines = ["dense", "random"]
+seeds = 2
+
+[budget]
+macs = 0.25
+blocks = [1, 2]
+
+[[task]]
+name = "composite"
+model = "vit"
+model_params = {dim = 16, depth = 3, heads = 2}
+params = {epochs = 1, test = 40, pretrain_epochs = 0}
+n_train = [40, 80]
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Any:
+    def write(text: str = TOML) -> str:
+        path = tmp_path / "own.toml"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def jobs_of(*plugins: str, tasks: tuple[str, ...] = ("composite",), **options: Any) -> list[Job]:
+    options = {"n_train": (8,), "seeds": 1, "suite": TINY} | options
+    return expand(Request(plugins=plugins, tasks=tasks, **options), Registry())
+
+
+def budgets_of(jobs: list[Job], strategy: str) -> list[Budget]:
+    return [job.cell.budget for job in jobs if job.cell.strategy.name == strategy]
+
+
+def strategies_of(jobs: list[Job]) -> set[str]:
+    return {job.cell.strategy.name for job in jobs}
+
+
+@pytest.mark.theory
+@pytest.mark.parametrize("name", sorted(set(suites.names()) - {"folder", "imagenet"}))
+def test_a_shipped_suite_loads_and_has_the_baselines_on(name: str) -> None:
+    suite = suites.load(name)
+    assert suite.name == name
+    jobs = expand(Request(suite=name, images="digits" if suite.own_pictures else None), Registry())
+    own = {text.partition(":")[0] for task in suite.task for text in task.strategies or ()}
+    assert strategies_of(jobs) == set(suite.baselines) | own
+    assert own or suite.keep_weights or set(suite.baselines) >= BASELINES or name == "smoke"
+    assert {job.cell.repetition for job in jobs} == set(range(max(task.seeds or suite.seeds for task in suite.task)))
+    assert {job.cell.task.name for job in jobs if job.asked} == {task.name for task in suite.task}
+
+
+@pytest.mark.theory
+def test_the_samples_suite_has_each_setting_at_its_own_budgets_with_any_plugin() -> None:
+    suite = suites.load("samples")
+    sizes = {job.cell.n_train for job in expand(Request(suite="samples", seeds=1), Registry())}
+    assert sizes == {2**k for k in range(1, 9)} and suite.seeds >= 20
+    jobs = expand(Request(suite="samples", plugins=("value_norm",), seeds=1, n_train=(8,)), Registry())
+    settings: dict[str, dict[str, set[str]]] = {}
+    for job in jobs:
+        params, m = Theory(**job.cell.task.params), Shallow(**job.cell.model.params)
+        assert (params.criterion, params.error, params.threshold, params.test) == ("error", 0.01, 1e-3, 1000)
+        counts = params.counts()
+        name = f"{params.tokens} {counts[0]} {counts[1]} {params.patterns} {params.noisy_share} {m.m} {m.repacked}"
+        settings.setdefault(name, {}).setdefault(job.label, set()).add(job.cell.budget.label.split(" power")[0])
+    several = {"keep 0.9", "keep 0.75", "keep 0.56", "macs 0.5"}
+    expected = {
+        "50 10 2 5 0.3 256 False": several, "50 10 2 5 0.3 256 True": {"keep 0.56", "macs 0.5"},
+        "100 12 4 5 0.0 256 False": {"keep 0.56"}, "50 6 2 5 0.0 256 False": {"keep 0.75"},
+        "50 10 2 5 0.0 256 False": {"keep 0.56"}, "50 10 2 10 0.0 256 False": {"macs 0.5"},
+        "50 10 2 5 0.0 1000 False": {"keep 0.56"},
+    }  # fmt: skip
+    for name, budgets in expected.items():
+        named = {"oracle"} if " 1000 " in name else BASELINES - {"dense"} | {"noise", "attn_topk"}
+        assert settings.pop(name) == dict.fromkeys(named | {"value_norm"}, budgets) | {"dense": {"macs 1"}}
+    assert not settings
+
+
+def test_keep_and_macs_take_the_place_of_a_tasks_budgets(own: Any) -> None:
+    text = TOML.replace("[40, 80]", "[40]\nbudgets = [{keep_rate = 0.5}, {macs = 0.75}]")
+    jobs = expand(Request(suite=own(text), seeds=1), Registry())
+    assert set(budgets_of(jobs, "random")) == {Budget(keep_rate=0.5), Budget(macs=0.75)}
+    jobs = expand(Request(plugins=("attn_topk",), suite=own(text), seeds=1), Registry())
+    assert set(budgets_of(jobs, "attn_topk")) == {
+        Budget(keep_rate=0.5, blocks=(1, 2)), Budget(macs=0.75, blocks=(1, 2)),
+    }  # fmt: skip
+    jobs = expand(Request(suite=own(text), seeds=1, keep=(0.25,)), Registry())
+    assert set(budgets_of(jobs, "random")) == {Budget(keep_rate=0.25)}
+
+
+@functools.cache
+def theory_cells(preset: str) -> tuple[Cell, ...]:
+    return tuple(job.cell for job in expand(Request(suite=f"theory-{preset}"), Registry()))
+
+
+@pytest.mark.theory
+@pytest.mark.parametrize("preset", PAPER.presets)
+def test_every_cell_of_a_theory_suite_can_be_drawn(preset: str) -> None:
+    tasks = {json.dumps(cell.task.params): cell.task.params for cell in theory_cells(preset)}
+    assert len(tasks) >= 15
+    for params in tasks.values():
+        task = Theory(**params)
+        data = task.draw(2, 0, {})
+        assert task.counts().sum() == task.tokens == data.train.inputs.shape[1]
+        assert data.test.relevance.sum(axis=1).tolist() == [task.counts()[0]] * task.test
+    for cell in theory_cells(preset):
+        assert cell.n_train >= 2 and cell.budget.keep_rate in {None, 0.8, 0.6, 0.4}
+    assert {Shallow(**cell.model.params).m for cell in theory_cells(preset)} == {256 if preset == "quick" else 1000}
+
+
+@pytest.mark.theory
+def test_figures_can_be_asked_for_alone() -> None:
+    jobs = expand(Request(suite="theory-quick", figures=("4", "8")), Registry())
+    wholes = [expand(Request(suite="theory-quick", figures=(figure,)), Registry()) for figure in ("4", "8")]
+    assert {job.cell.id for job in jobs} == {job.cell.id for whole in wholes for job in whole}
+    assert 0 < len(jobs) == sum(map(len, wholes)) < len(theory_cells("quick"))
+    with pytest.raises(UserError, match=r"figure of suite 'theory-quick'.*'6'.*1a, 1b, 2, 3"):
+        expand(Request(suite="theory-quick", figures=("6",)), Registry())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        pytest.param("seeds = 2", "seeds = 2\nseed = 2", "did you mean 'seeds'", id="key of a suite"),
+        pytest.param("n_train =", "ntrain = 1\nn_train =", "did you mean 'n_train'", id="key of a task"),
+        pytest.param("macs = 0.25", "macs = 0.25\nblock = 1", "did you mean 'per_block'", id="key of a budget"),
+        pytest.param(
+            "[40, 80]", "[40]\nbudgets = [{block = 1, macs = 0.5}]", "allowed: blocks, convention", id="of a task's"
+        ),
+        pytest.param("[40, 80]", "[40]\nbudgets = [{keep = 1}]", "one amount; got none", id="no budget of a task"),
+        pytest.param("macs = 0.25", "keep = 0.25", "one amount; got none", id="no budget"),
+        pytest.param("macs = 0.25", "macs = 1.25", "1.25; allowed: (0, 1]", id="budget out of range"),
+        pytest.param(
+            "macs = 0.25", "macs = 0.25\nkeep_rate = 0.5", "one amount; got macs=0.25, keep_rate=0.5", id="two budgets"
+        ),
+        pytest.param("seeds = 2", "seeds = 0", "seeds.*got 0", id="no seeds"),
+        pytest.param("seeds = 2", "seeds = 'two'", "seeds.*got two", id="seeds in words"),
+        pytest.param("[40, 80]", "[]", "n_train", id="no samples"),
+        pytest.param('title = "mine"', "", "title.*required", id="missing key"),
+        pytest.param("seeds = 2", "seeds = ", "no TOML", id="no TOML"),
+    ],
+)
+def test_a_suite_with_a_mistake_is_refused_with_its_place(own: Any, old: str, new: str, says: str) -> None:
+    assert old in TOML
+    with pytest.raises(UserError, match=says.replace("(0, 1]", r"\(0, 1\]")):
+        suites.load(own(TOML.replace(old, new)))
+
+
+@pytest.mark.parametrize("n_train", ["0", "-4"])
+def test_a_suite_with_no_training_samples_is_refused(own: Any, n_train: str) -> None:
+    with pytest.raises(UserError, match="n_train"):
+        expand(Request(suite=own(TOML.replace("[40, 80]", f"[{n_train}]"))), Registry())
+
+
+def test_a_suite_of_other_bytes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="no TOML"):
+        suites.load(str(tmp_path / "bytes.toml"))
+
+
+def test_an_unknown_suite_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="did you mean 'quick'"):
+        suites.load("quik")
+    with pytest.raises(UserError, match="does not exist"):
+        suites.load(str(tmp_path / "none.toml"))
+
+
+def test_all_is_every_strategy_that_is_installed_with_the_parameters_given() -> None:
+    registry = Registry()
+    jobs = expand(Request(plugins=("all:keep_rate=0.5",), suite=TINY, n_train=(4,), seeds=1), registry)
+    assert {job.cell.strategy.name for job in jobs} == {found.cls.name for found in registry.strategies()}
+    assert {job.cell.budget.keep_rate for job in jobs if job.label == "attn_topk"} == {0.5}
+
+
+def test_a_suite_of_ones_own_says_what_is_run(own: Any) -> None:
+    jobs = expand(Request(plugins=("attn_topk",), suite=own()), Registry())
+    assert strategies_of(jobs) == {"dense", "random", "attn_topk"}
+    assert {(job.cell.n_train, job.cell.repetition) for job in jobs} == {(n, k) for n in (40, 80) for k in (0, 1)}
+    assert {job.cell.model.params["depth"] for job in jobs} == {3}
+    assert {job.cell.task.params["test"] for job in jobs} == {40}
+    assert set(budgets_of(jobs, "attn_topk")) == {Budget(macs=0.25, blocks=(1, 2))}
+
+
+def test_strategies_at_the_input_have_no_blocks_in_their_cells(own: Any) -> None:
+    jobs = expand(Request(plugins=("noise",), suite=own()), Registry())
+    assert {job.cell.budget for job in jobs} == {FULL, Budget(macs=0.25)}
+
+
+def test_the_baselines_are_on_beside_any_plugin() -> None:
+    assert strategies_of(jobs_of("noise")) == BASELINES | {"noise"}
+
+
+def test_a_plugin_named_as_a_baseline_is_run_once() -> None:
+    ids = [job.cell.id for job in jobs_of("random")]
+    assert sorted(ids) == sorted({job.cell.id for job in jobs_of()})
+
+
+def test_budgets_are_swept_inline_and_the_baselines_are_run_at_each() -> None:
+    jobs = jobs_of("attn_topk:keep_rate=0.5,0.7", "noise:macs=0.3")
+    blocks = suites.load(TINY).budget.blocks
+    own = [Budget(keep_rate=0.5), Budget(keep_rate=0.7)]
+    assert budgets_of(jobs, "attn_topk") == [b.model_copy(update={"blocks": blocks}) for b in own]
+    assert budgets_of(jobs, "noise") == [Budget(macs=0.3)]
+    for name in ("random", "oracle", "anti_oracle"):
+        assert budgets_of(jobs, name) == [*own, Budget(macs=0.3)]
+
+
+def test_dense_is_run_once_whatever_the_budgets() -> None:
+    assert budgets_of(jobs_of("noise:macs=0.3,0.4,0.5"), "dense") == [FULL]
+    assert budgets_of(jobs_of("dense:macs=0.3"), "dense") == [FULL]
+
+
+def test_keep_and_macs_take_the_place_of_the_suites_budget() -> None:
+    jobs = jobs_of("noise", keep=(0.25, 0.75), macs=(0.6,))
+    expected = [Budget(keep_rate=0.25), Budget(keep_rate=0.75), Budget(macs=0.6)]
+    assert budgets_of(jobs, "noise") == budgets_of(jobs, "random") == expected
+
+
+def test_a_plugins_own_budgets_go_before_keep_and_macs() -> None:
+    assert budgets_of(jobs_of("noise:macs=0.3", keep=(0.25,)), "noise") == [Budget(macs=0.3)]
+
+
+def test_parameters_are_swept_over_and_named_in_the_label(samples: Path) -> None:
+    jobs = jobs_of(f"{samples / 'good.py'}:largest=true,false,keep_rate=0.5,0.25")
+    mine = [job for job in jobs if job.cell.strategy.name == "norm"]
+    assert {(job.cell.strategy.params["largest"], job.cell.budget.keep_rate) for job in mine} == {
+        (largest, rate) for largest in (True, False) for rate in (0.5, 0.25)
+    }
+    assert {job.label for job in mine} == {"norm", "norm(largest=False)"}
+
+
+@pytest.mark.parametrize(
+    ("plugin", "says"),
+    [
+        ("attn_topkk", "did you mean 'attn_topk'"),
+        ("attn_topk:attension=auto", "did you mean 'attention'"),
+        ("attn_topk:attention=some", "attention"),
+        ("attn_topk:keep_rate=0", "got 0; allowed"),
+        ("attn_topk:keep_rate=abc", "got abc; allowed"),
+        ("attn_topk:macs=1.5", "got 1.5; allowed"),
+        ("attn_topk:macs=NaN", "got nan; allowed"),
+    ],
+)
+def test_a_plugin_asked_for_wrongly_is_refused(plugin: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        jobs_of(plugin)
+
+
+def test_a_plugin_file_that_brings_nothing_is_refused(samples: Path) -> None:
+    with pytest.raises(UserError, match="brings no strategy"):
+        jobs_of(str(samples / "empty.py"))
+
+
+@pytest.mark.theory
+def test_initial_models_come_first_and_are_shared_by_tasks_with_equal_parameters() -> None:
+    jobs = expand(Request(plugins=("attn_topk",), suite="quick-scratch"), Registry())
+    first, *rest = jobs
+    assert first.keep_weights and first.cell.task.name == "plain" and first.cell.strategy.name == "dense"
+    assert not any(job.keep_weights for job in rest)
+    waiting = {job.cell.task.name for job in rest if job.after}
+    assert waiting == {"composite", "spurious"}
+    assert {job.after for job in rest} == {first.cell.id, ""}
+    assert all(job.cell.init == (first.cell if job.after else None) for job in rest)
+
+
+TAUGHT = "composite:epochs=1,test=40,pretrain_epochs=1,pretrain_samples=40"
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_taught_strategy_starts_from_the_dense_network_of_its_repetition(alone: bool) -> None:
+    (ordinary,) = (job for job in jobs_of(tasks=(TAUGHT,), n_train=(20,)) if job.label == "dense" and job.asked)
+    jobs = jobs_of("dynamic_vit", tasks=(TAUGHT,), n_train=(20, 40), seeds=2, alone=alone)
+    assert len({job.cell.id for job in jobs}) == len(jobs)
+    place = {job.cell.id: at for at, job in enumerate(jobs)}
+    taught = [job for job in jobs if job.label == "dynamic_vit"]
+    assert len(taught) == 4 and all(job.asked and not job.keep_weights for job in taught)
+    for job in taught:
+        dense = jobs[place[job.after]]
+        assert job.cell.init == dense.cell and dense.keep_weights and dense.asked is not alone
+        assert dense.cell.draw == job.cell.draw and dense.cell.model == job.cell.model
+        first = jobs[place[dense.after]]
+        assert first.cell.task.name == "plain" and first.keep_weights and not first.asked
+        assert place[first.cell.id] < place[dense.cell.id] < place[job.cell.id]
+        assert job.cell.inits == (first.cell, dense.cell)
+    assert ordinary.cell.id in place and jobs[place[ordinary.cell.id]].label == "dense"
+    assert {job.label for job in jobs if job.asked} == {"dynamic_vit", *(() if alone else BASELINES)}
+
+
+def test_the_dense_network_that_teaches_is_one_job_whoever_comes_first() -> None:
+    for plugins in (("dense", "dynamic_vit"), ("dynamic_vit", "dense"), ("dynamic_vit",)):
+        jobs = jobs_of(*plugins, tasks=(SMALL,), n_train=(20,), alone=plugins != ("dynamic_vit",))
+        (dense,) = (job for job in jobs if job.label == "dense")
+        assert dense.asked and dense.keep_weights and dense.cell.init is None and jobs[0] == dense
+
+
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [pytest.param("theory", {"suite": "quick-scratch"}, marks=pytest.mark.theory), (TAUGHT, {"where": "test"})],
+)
+def test_where_nothing_can_be_taught_no_dense_network_is_trained_for_it(task: str, options: dict[str, Any]) -> None:
+    jobs = jobs_of("dynamic_vit", tasks=(task,), alone=True, **options)
+    assert not [job for job in jobs if job.label == "dense" and job.cell.task.name != "plain"]
+
+
+def test_tasks_with_other_pictures_do_not_share_an_initial_model() -> None:
+    jobs = jobs_of(tasks=("composite:foreground=20", "spurious:foreground=24"), n_train=(40,), suite="quick-scratch")
+    assert len({job.cell.id for job in jobs if job.keep_weights}) == 2
+
+
+def test_a_task_without_pretraining_starts_at_random() -> None:
+    jobs = jobs_of(tasks=(SMALL,))
+    assert {job.cell.init for job in jobs} == {None} and {job.after for job in jobs} == {""}
+
+
+def test_a_task_is_run_with_the_parameters_given_and_swept_over() -> None:
+    jobs = jobs_of(tasks=("composite:lr=0.05,0.1,test=30",))
+    assert {job.cell.task.params["lr"] for job in jobs} == {0.05, 0.1}
+    assert {job.cell.task.params["test"] for job in jobs} == {30}
+    assert {job.cell.task.params["canvas"] for job in jobs} == {16}
+
+
+def test_parameters_of_a_task_are_on_top_of_those_of_the_suite(own: Any) -> None:
+    (params,) = (
+        job.cell.task.params
+        for job in expand(Request(suite=own(), tasks=("composite:test=20",), seeds=1, n_train=(40,)), Registry())
+        if job.cell.strategy.name == "dense"
+    )
+    assert params["test"] == 20 and params["epochs"] == 1 and params["pretrain_epochs"] == 0
+
+
+def test_seeds_and_n_train_take_the_place_of_the_suites() -> None:
+    jobs = jobs_of(seeds=3, n_train=(4, 16))
+    assert {(job.cell.repetition, job.cell.n_train) for job in jobs} == {(k, n) for k in range(3) for n in (4, 16)}
+
+
+def test_a_repetition_is_whole_before_the_next_begins() -> None:
+    repetitions = [job.cell.repetition for job in jobs_of("noise", seeds=3, n_train=(4, 8))]
+    assert repetitions == sorted(repetitions)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"seeds": 0}, "--seeds; got 0"),
+        ({"seeds": -1}, "--seeds; got -1"),
+        ({"n_train": (8, 0)}, "--n-train"),
+        ({"tasks": ("compsite",)}, "did you mean 'composite'"),
+        ({"tasks": ("composite:canva=20",)}, "did you mean 'canvas'"),
+        ({"tasks": ("composite:canvas=few",)}, "canvas"),
+        ({"tasks": ("composite:affine=Infinity",)}, "affine"),
+        ({"tasks": ("composite:lr=1e999",)}, "lr"),
+        ({"tasks": ("plain",), "n_train": ()}, "--n-train"),
+        ({"model": "vitt"}, "did you mean 'vit'"),
+        ({"tasks": ("sets",), "model": "vit", "plugins": TOKENS}, "takes images"),
+        ({"tasks": (SMALL,), "model": "one_layer", "plugins": TOKENS}, "takes tokens"),
+        ({"tasks": (SMALL,), "model": "vit:dim=15,heads=2"}, "heads must divide"),
+        ({"tasks": (SMALL,), "model": "vit:patch=5"}, "patch must divide"),
+        ({"tasks": (SMALL,), "model": "vit:dim=16,32"}, "one value"),
+        ({"tasks": (SMALL,), "model": "vit:width=16"}, "unknown parameter"),
+        ({"tasks": ("composite:foreground=40",)}, "larger than the canvas"),
+        ({"keep": (0.0,)}, "keep rate; got 0.0"),
+        ({"keep": (1.5,)}, "keep rate; got 1.5"),
+        ({"macs": (-1.0,)}, "fraction of MACs; got -1.0"),
+    ],
+)
+def test_a_request_with_a_mistake_is_refused(options: dict[str, Any], says: str) -> None:
+    plugins = options.pop("plugins", None)
+    with pytest.raises(UserError, match=says):
+        jobs_of(*([plugins] if plugins else []), **options)
+
+
+@pytest.mark.theory
+def test_without_tasks_a_model_goes_to_the_tasks_that_it_fits() -> None:
+    models = {
+        job.cell.task.name: job.cell.model
+        for job in jobs_of(tasks=(), model="vit:dim=16,heads=2", suite="quick-scratch")
+    }
+    assert models["theory"].name == "shallow"
+    assert models["composite"].params["dim"] == models["spurious"].params["dim"] == 16
+
+
+def test_where_is_in_every_cell_but_those_that_remove_nothing() -> None:
+    where = {job.cell.strategy.name: job.cell.where for job in jobs_of("noise", where="test")}
+    assert where == {"dense": "both"} | dict.fromkeys(("noise", "random", "oracle", "anti_oracle"), "test")
+
+
+def test_cells_do_not_depend_on_the_order_of_options_or_on_what_runs_beside() -> None:
+    def ids(*plugins: str, **options: Any) -> dict[str, set[str]]:
+        jobs = jobs_of(*plugins, seeds=2, **options)
+        return {name: {j.cell.id for j in jobs if j.cell.strategy.name == name} for name in strategies_of(jobs)}
+
+    alone = ids("attn_topk:keep_rate=0.5,attention=auto")
+    beside = ids(
+        "noise:keep_rate=0.5",
+        "attn_topk:attention=auto,keep_rate=0.5",
+        tasks=("composite", "composite:foreground=12"),
+        n_train=(16, 8),
+    )
+    for name, mine in alone.items():
+        assert mine <= beside[name]
+
+
+def test_a_parameter_at_its_default_makes_no_other_cell() -> None:
+    spelled = jobs_of(
+        "attn_topk:attention=auto", tasks=("composite:intensity=1",), model="vit:dim=16,patch=4,depth=1,heads=1"
+    )
+    assert [job.cell.id for job in spelled] == [
+        job.cell.id for job in jobs_of("attn_topk", model="vit:dim=16,depth=1,heads=1")
+    ]
+
+
+def test_another_model_than_the_suites_has_default_stages() -> None:
+    own, other = (
+        {job.cell.budget.blocks for job in jobs_of("attn_topk", model=model) if job.label == "attn_topk"}
+        for model in (None, "timm:vit_tiny_patch16_224")
+    )
+    assert own == {(0,)} and other == {None}
+
+
+def test_a_baseline_named_as_a_plugin_is_still_run_at_every_budget() -> None:
+    jobs = jobs_of("random:keep_rate=0.5", "noise:keep_rate=0.7")
+    assert {job.cell.budget.keep_rate for job in jobs if job.label == "random"} == {0.5, 0.7}
+
+
+def test_jobs_survive_json() -> None:
+    for job in jobs_of("attn_topk", tasks=("plain", "composite"), n_train=(40,), suite="quick-scratch"):
+        again = Job.model_validate_json(job.model_dump_json())
+        assert again == job and again.cell.id == job.cell.id
+        assert json.loads(job.model_dump_json())["cell"]["repetition"] == 0
+
+
+def labels_of(*plugins: str) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for job in expand(Request(plugins=plugins, tasks=("composite",), suite="quick-scratch"), Registry()):
+        if not job.keep_weights:
+            found.setdefault(job.label, set()).add(job.cell.budget.label)
+    return found
+
+
+def test_baselines_spend_what_a_plugin_spends_and_spread_it_their_own_way() -> None:
+    found = labels_of("attn_topk:macs=0.65,schedule=late")
+    assert found["attn_topk"] == {"macs 0.65 late 2"} and found["random"] == {"macs 0.65"}
+    found = labels_of("attn_topk:schedule=every,late", "tome:per_block=8")
+    assert found["attn_topk"] == {"macs 0.5 every block", "macs 0.5 late 2"} and found["tome"] == {"8 a block"}
+    assert found["random"] == found["oracle"] == {"macs 0.5"}
+    assert labels_of("tome:per_block=8")["random"] == {"macs 0.5"}
+
+
+@pytest.mark.parametrize("shape", ["schedule=late", "per_block=8"])
+def test_a_strategy_at_the_input_has_no_schedule(shape: str) -> None:
+    with pytest.raises(UserError, match=r"'random' acts at the input only, once; got budget .*; allowed: macs or keep"):
+        labels_of(f"random:{shape}")
+
+
+@pytest.mark.theory
+@pytest.mark.parametrize("name", [name for name in suites.names() if name not in ("folder", "imagenet")])
+def test_a_run_of_a_suite_has_what_it_asks_for_on_any_pictures(name: str) -> None:
+    registry, asked = Registry(), Request(suite=name, images="folder-0123")
+    cells = [job.cell for job in expand(asked, registry) if job.asked]
+    assert unanswered(suites.load(name), cells, registry, any_budget=True) == []
+    fewer = [cell for cell in cells if setting_of(cell) != setting_of(cells[-1])]
+    assert unanswered(suites.load(name), fewer, registry, any_budget=True)
+
+
+def test_the_suite_of_ones_own_weights_asks_for_no_network() -> None:
+    cell = Cell(
+        task=Part(name="folder", params={"images": "folder-0123"}), model=Part(name="timm", params={"name": "mine"}),
+        strategy=Part(name="noise"), budget=Budget(macs=0.7), n_train=0, repetition=0,
+    )  # fmt: skip
+    folder, registry = suites.load("folder"), Registry()
+    assert unanswered(folder, [cell], registry, any_budget=False) == []
+    other = cell.model_copy(update={"budget": Budget(macs=0.6)})
+    assert unanswered(folder, [other], registry, any_budget=False) == ["folder with 0 samples, repetition 0, macs 0.7"]

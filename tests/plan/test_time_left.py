@@ -1,0 +1,253 @@
+import heapq
+import random
+from pathlib import Path
+
+import pytest
+from measured import TINY
+
+from sparsebench.plan import plan as planner
+from sparsebench.plan.expand import expand
+from sparsebench.plan.job import Job
+from sparsebench.plan.request import Request
+from sparsebench.plan.time_left import Expected, Remaining
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.record import Failure, Record
+from sparsebench.runner.queue import Queue
+
+TASK = "composite:test={test}"
+PRETRAINED = "composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40"
+
+
+def jobs_of(test: str = "20", n_train: tuple[int, ...] = (4,), seeds: int = 2) -> list[Job]:
+    request = Request(suite=TINY, tasks=(TASK.format(test=test),), n_train=n_train, seeds=seeds)
+    return expand(request, Registry())
+
+
+def took(job: Job, seconds: float, memory: int = 0, status: str = "ok") -> Record:
+    record = job.record_of_failure("crashed", Failure(reason="none"), seconds=seconds)
+    notes = {"tested_weights": "f"} if job.network else {}
+    return record.model_copy(update={"status": status, "memory": memory, "notes": notes})
+
+
+def learned(jobs: list[Job], *records: Record) -> Expected:
+    expected = Expected(jobs)
+    for record in records:
+        expected.add(record)
+    return expected
+
+
+def known(jobs: list[Job], seconds: float = 10.0) -> Remaining:
+    return Remaining(jobs, learned(jobs, took(jobs[0], seconds)))
+
+
+def test_a_longer_training_costs_more_and_a_test_of_a_trained_network_costs_no_training() -> None:
+    few, many = jobs_of(n_train=(4, 8), seeds=1)[:2]
+    assert few.cell.n_train == 4 and many.cell.n_train == 8 and 0 < few.cost < many.cost
+    tests = [job for job in expand(Request(suite="quick", tasks=("composite",), seeds=1), Registry()) if job.asked]
+    macs_of_a_test = {job.cost for job in tests}
+    (training,) = {job.cost for job in expand(Request(suite="networks", tasks=("composite",), seeds=1), Registry())}
+    assert len(macs_of_a_test) == 1 and training > 50 * macs_of_a_test.pop()
+
+
+def test_cells_of_a_kind_take_as_long_for_what_they_cost_whatever_strategy_and_seed() -> None:
+    jobs = [job.model_copy(update={"cost": float(job.cell.n_train)}) for job in jobs_of("20", (4, 8, 16), 2)]
+    four, eight = ([job for job in jobs if job.cell.n_train == n] for n in (4, 8))
+    expected = learned(jobs, *(took(job, seconds) for job, seconds in zip(four, (1, 2, 3), strict=False)))
+    assert [expected.seconds(job) for job in jobs] == [pytest.approx(job.cost / 2) for job in jobs]
+    expected.add(took(eight[0], 2.0))
+    assert {expected.seconds(job) for job in four} == {2.0} and {expected.seconds(job) for job in eight} == {2.0}
+    assert expected.seconds(jobs[-1]) == pytest.approx(16 * 8 / 20), "by what all of the other sizes took"
+
+
+def test_of_a_kind_of_which_nothing_is_known_all_that_is_known_counts() -> None:
+    jobs = jobs_of("20,30", (4,), 1)
+    small, large = (next(job for job in jobs if job.cell.task.params["test"] == n) for n in (20, 30))
+    assert Expected(jobs).seconds(large) is None
+    assert learned(jobs, took(small, 2.0, status="timeout")).seconds(small) is None
+    assert learned(jobs, took(small, 2.0)).seconds(large) == pytest.approx(2.0 * large.cost / small.cost)
+    assert learned(jobs, took(small, 2.0), took(large, 9.0)).seconds(small) == pytest.approx(2.0)
+
+
+def test_the_prior_counts_where_nothing_is_known_of_the_kind() -> None:
+    jobs = jobs_of("20,30", (4,), 1)
+    small, large = (next(job for job in jobs if job.cell.task.params["test"] == n) for n in (20, 30))
+    expected = Expected(jobs, prior=lambda job: 7.0)
+    assert (expected.seconds(small), expected.seconds(large)) == (pytest.approx(7.0), pytest.approx(7.0))
+    expected.add(took(small, 2.0))
+    assert (expected.seconds(small), expected.seconds(large)) == (pytest.approx(2.0), pytest.approx(7.0))
+
+
+def test_tests_of_trained_networks_are_a_kind_of_their_own() -> None:
+    job = jobs_of(seeds=1)[0]
+    cell = job.cell.model_copy(update={"where": "test"})
+    test = job.model_copy(update={"cell": cell, "network": "f" * 16})
+    expected = learned([job, test], took(job, 60.0), took(test, 0.5))
+    assert [expected.seconds(one) for one in (job, test)] == [60.0, 0.5]
+
+
+def test_the_memory_is_the_most_of_like_cells() -> None:
+    (job,) = jobs_of(seeds=1)[:1]
+    assert learned([job], took(job, 1.0, 5), took(job, 1.0, 7)).memory(job) == 7
+    assert learned([job], took(job, 1.0)).memory(job) is None and Expected([job]).memory(job) is None
+
+
+def test_one_of_each_kind_comes_first_and_then_the_longest() -> None:
+    jobs = jobs_of("20,30", (4, 8))
+    kinds = [(job.cell.task.params["test"], job.cell.n_train, job.cost) for job in Expected(jobs).longest_first(jobs)]
+    assert {kind[:2] for kind in kinds[:4]} == {(20, 4), (20, 8), (30, 4), (30, 8)}
+    assert [kind[2] for kind in kinds[4:]] == sorted((kind[2] for kind in kinds[4:]), reverse=True)
+    known = learned(jobs, took(jobs[0], 1.0)).longest_first(jobs)
+    first = jobs[0].cell.task.params["test"], jobs[0].cell.n_train
+    assert first not in {(job.cell.task.params["test"], job.cell.n_train) for job in known[:3]}, "one of it is done"
+
+
+def test_what_others_start_from_stays_first() -> None:
+    jobs = expand(
+        Request(suite="quick-scratch", tasks=(PRETRAINED,), model="vit:dim=16,depth=2,heads=2", n_train=(20,), seeds=1),
+        Registry(),
+    )
+    records = [took(job, 1.0 if job.keep_weights else 100.0) for job in jobs]
+    ordered = learned(jobs, *records).longest_first(jobs)
+    assert ordered[0].keep_weights and len(ordered) == len(jobs) > 1
+
+
+@pytest.mark.parametrize("rerun", ["missing", "always"])
+def test_a_plan_has_the_longest_first_by_what_the_folder_has(tmp_path: Path, rerun: planner.Rerun) -> None:
+    request = Request(suite=TINY, tasks=(TASK.format(test="20,30"),), n_train=(4,), seeds=2)
+    first = expand(request, Registry())
+    writer = store.Writer(tmp_path)
+    for tokens, seconds in ((20, 5.0), (30, 1.0)):
+        job = next(job for job in first if job.cell.task.params["test"] == tokens)
+        writer.append(took(job, seconds))
+    writer.close()
+    todo = planner.plan(request, planner.Files(), Registry(), tmp_path, rerun).todo
+    sizes = [job.cell.task.params["test"] for job in todo]
+    assert sizes == sorted(sizes, key=lambda size: size != 20) and set(sizes) == {20, 30}
+
+
+def test_the_workers_share_what_is_left() -> None:
+    jobs = jobs_of()
+    assert len(jobs) == 8
+    seconds = [known(jobs).seconds(workers) for workers in (0, 1, 2, 8, 20)]
+    assert seconds == pytest.approx([80.0, 80.0, 40.0, 10.0, 10.0])
+
+
+def test_what_a_cell_under_way_has_done_is_not_left() -> None:
+    remaining = known(jobs_of()[:2])
+    remaining.begin(next(iter(remaining.jobs)), 100.0)
+    assert [remaining.seconds(1, now) for now in (100.0, 104.0)] == pytest.approx([20.0, 16.0])
+    assert remaining.seconds(2, 104.0) == pytest.approx(10.0), "the other takes as long, whoever helps"
+    assert remaining.share(2, 104.0) == pytest.approx(0.4)
+
+
+def test_a_cell_that_is_longer_at_work_than_expected_still_takes_a_share_of_its_time() -> None:
+    (job,) = jobs_of(seeds=1)[:1]
+    remaining = known([job])
+    remaining.begin(job.cell.id, 100.0)
+    left = [remaining.seconds(1, 100.0 + gone) for gone in (0, 6, 8, 10, 100, 1000)]
+    assert left == pytest.approx([10.0, 4.0, 2.0, 2.5, 25.0, 250.0])
+
+
+def test_cells_that_one_worker_trains_together_share_its_time() -> None:
+    jobs = jobs_of()
+    remaining = known(jobs)
+    for job in jobs:
+        remaining.begin(job.cell.id, 0.0)
+    assert remaining.seconds(1, 40.0) == pytest.approx(40.0)
+
+
+def test_a_training_that_says_how_far_it_is_is_known_and_so_are_those_like_it() -> None:
+    jobs = jobs_of(seeds=1)[:3]
+    remaining = Remaining(jobs, Expected(jobs))
+    remaining.begin(jobs[0].cell.id, 0.0)
+    remaining.begin("another run's", 0.0)
+    assert remaining.seconds(1, 5.0) is None and remaining.share(1, 5.0) == 0.0
+    remaining.begin(jobs[0].cell.id, 10.0, 0.2)
+    assert remaining.seconds(1, 20.0) == pytest.approx(30.0 + 2 * 50.0)
+    assert remaining.share(1, 20.0) == pytest.approx(20 / 50)
+    remaining.begin(jobs[0].cell.id, 30.0, 0.1)  # begun again
+    remaining.begin(jobs[0].cell.id, 40.0, 0.2)
+    assert remaining.seconds(3, 40.0) == pytest.approx(50.0)
+    remaining.done(took(jobs[0], 60.0))
+    assert remaining.seconds(1, 50.0) == pytest.approx(120.0) and remaining.share(1, 50.0) == 0.0
+
+
+def test_how_far_a_training_is_counts_more_than_what_others_took() -> None:
+    (job,) = jobs_of(seeds=1)[:1]
+    remaining = known([job], seconds=10.0)
+    remaining.begin(job.cell.id, 0.0)
+    remaining.begin(job.cell.id, 5.0, 0.05)
+    assert remaining.seconds(1, 5.0) == pytest.approx(95.0)
+
+
+def test_trainings_that_others_wait_for_come_one_after_the_other() -> None:
+    first, second, *others = (job for job in jobs_of("20", (4, 8), 2) if job.label in ("dense", "random"))
+    second = second.model_copy(update={"after": first.cell.id})
+    tests = [job.model_copy(update={"after": second.cell.id, "network": second.cell.id}) for job in others]
+    jobs = [first, second, *tests]
+    expected = learned(jobs, took(first, 100.0), took(tests[0], 1.0))
+    remaining, each = Remaining(jobs, expected), [expected.seconds(job) or 0.0 for job in jobs]
+    longest = each[0] + each[1] + max(each[2:])
+    assert remaining.seconds(1) == pytest.approx(sum(each)) and sum(each) > longest
+    assert remaining.seconds(16) == pytest.approx(longest)
+    remaining.begin(first.cell.id, 0.0)
+    assert remaining.seconds(16, 30.0) == pytest.approx(longest - 30)
+    remaining.done(took(first, each[0]))
+    assert remaining.seconds(16, 100.0) == pytest.approx(longest - each[0])
+
+
+@pytest.mark.parametrize("seconds", [None, 0.001, 3.0])
+def test_the_time_left_is_never_0_while_cells_are_left(seconds: float | None) -> None:
+    jobs = jobs_of("20,30", (4, 8), 1)
+    remaining = Remaining(jobs, learned(jobs, *([took(jobs[0], seconds)] if seconds else [])))
+    now = 0.0
+    for job in jobs:
+        remaining.begin(job.cell.id, now)
+        for gone in (0.0, 0.001, 3.0, 1000.0):
+            left = remaining.seconds(2, now + gone)
+            assert left is None or left > 0
+        now += 1000
+        remaining.done(took(job, 0.0 if seconds is None else seconds))
+    assert remaining.seconds(2) == 0.0
+
+
+def simulated(
+    jobs: list[Job], seconds: dict[str, float], workers: int
+) -> tuple[float, list[tuple[float, float | None]]]:
+    """Return when a run that begins at 0 is over, and when it estimated what; `seconds` is what each cell takes."""
+    expected = Expected(jobs)
+    jobs = expected.longest_first(jobs)
+    queue, remaining = Queue(jobs, 1, expected.seconds), Remaining(jobs, expected)
+    now, under_way, idle, estimates = 0.0, list[tuple[float, int, Job]](), set(range(workers)), []
+    while True:
+        for worker in sorted(idle):
+            for job in queue.take(worker, wait=False) or ():
+                idle.remove(worker)
+                remaining.begin(job.cell.id, now)
+                heapq.heappush(under_way, (now + seconds[job.cell.id], worker, job))
+        if not under_way:
+            return now, estimates
+        now, worker, job = heapq.heappop(under_way)
+        estimates.append((now, remaining.seconds(workers, now)))
+        remaining.done(took(job, seconds[job.cell.id]))
+        queue.done(job)
+        idle.add(worker)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_from_a_fifth_on_the_estimate_is_near_what_is_left_of_a_run_of_unequal_cells(workers: int, seed: int) -> None:
+    jobs, draw = jobs_of("20,30", (4, 16, 64), 5), random.Random(seed)
+    base = {20: 0.5, 30: 10.0}
+    seconds = {
+        job.cell.id: base[job.cell.task.params["test"]] * (0.3 + 0.02 * job.cell.n_train) * draw.uniform(0.6, 1.6)  # type: ignore[index]
+        for job in jobs
+    }
+    end, estimates = simulated(jobs, seconds, workers)
+    longest, later = max(seconds.values()), [(end - now, guess) for now, guess in estimates if now > 0.2 * end]
+    assert len(later) > 20
+    for left, guess in later:
+        assert guess is not None
+        # Near the end differences between like cells decide, of which nobody knows before.
+        assert abs(guess - left) < longest or left / 1.5 < guess < left * 1.5

@@ -1,0 +1,247 @@
+import hashlib
+import json
+from functools import partial
+
+import pytest
+import timm
+import torch
+from eva_vits import KINDS
+from safetensors.torch import save_file
+from timm.layers import resample_abs_pos_embed
+from vits import ARCHITECTURES, begin, close, images, vit
+
+from sparsebench.errors import UserError
+from sparsebench.models.deep import DeepViT
+from sparsebench.models.timm_models import load_weights, match_weights, named_vit
+from sparsebench.models.vits import Timm
+from sparsebench.plan import locate as weights
+from sparsebench.tasks.images import Composite
+
+architectures = pytest.mark.parametrize("make", ARCHITECTURES.values(), ids=ARCHITECTURES)
+HEADS = ("head.", "head_dist.")
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Return a function from weights by name, or a model, to the file that holds them."""
+
+    def save(what, name="own.safetensors"):
+        state = what if isinstance(what, dict) else what.state_dict()
+        save_file({key: value.contiguous() for key, value in state.items()}, tmp_path / name)
+        return tmp_path / name
+
+    return save
+
+
+def body(model):
+    return {key: value for key, value in model.state_dict().items() if not key.startswith(HEADS)}
+
+
+def other(make, **changes):
+    """Return a model of that architecture with other numbers."""
+    model = make(**changes)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.add_(1)
+    return model
+
+
+@architectures
+@torch.no_grad()
+def test_weights_of_a_file_are_the_model_s_and_keeping_all_equals_it(scripted, saved, make):
+    model, again = make(), other(make)
+    load_weights(again, saved(model), fresh_head=False)
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+    network = DeepViT(again)
+    pixels = images(network)
+    acting = begin(network, scripted(lambda view, keep: None, site="attention"))
+    close(network(pixels, acting), model((pixels - 0.5) / 0.5), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_in_a_file_becomes_the_model_s_precision(saved, dtype):
+    model, again = vit(), other(vit)
+    load_weights(again, saved({key: value.to(dtype) for key, value in model.state_dict().items()}), fresh_head=False)
+    for name, value in again.state_dict().items():
+        assert value.dtype == torch.float32 and torch.equal(value, model.state_dict()[name].to(dtype).float())
+
+
+@architectures
+def test_a_position_embedding_of_another_resolution_is_resampled_as_timm_does_it(saved, make):
+    model, larger = make(img_size=32), other(make, img_size=48)
+    load_weights(larger, saved(model), fresh_head=False)
+    expected = resample_abs_pos_embed(model.pos_embed, (6, 6), (4, 4), num_prefix_tokens=model.num_prefix_tokens)
+    assert torch.equal(larger.pos_embed, expected)
+    assert all(torch.equal(v, larger.state_dict()[k]) for k, v in model.state_dict().items() if k != "pos_embed")
+
+
+def test_a_file_is_read_as_timm_itself_reads_it(saved):
+    name = "deit_tiny_distilled_patch16_224"
+    path = saved(timm.create_model(name, num_classes=7))
+    cfg = {"file": str(path), "num_classes": 7}
+    by_timm = timm.create_model(name, img_size=96, num_classes=7, pretrained=True, pretrained_cfg_overlay=cfg)
+    ours = named_vit(name, 96, 7)
+    load_weights(ours, path, fresh_head=False)
+    assert all(torch.equal(value, ours.state_dict()[key]) for key, value in by_timm.state_dict().items())
+
+
+@pytest.mark.parametrize("make", [vit, ARCHITECTURES["distilled"]])
+def test_a_head_of_other_classes_is_fresh_where_the_cell_trains_and_refused_where_it_only_tests(saved, make):
+    model, again = make(num_classes=7), other(make)
+    path, head = saved(model), again.head.weight.clone()
+    with pytest.raises(UserError, match="a head of 7 classes, and the task, which trains nothing, has 5"):
+        load_weights(again, path, fresh_head=False)
+    load_weights(again, path, fresh_head=True)
+    assert torch.equal(again.head.weight, head)
+    assert all(torch.equal(value, body(model)[key]) for key, value in body(again).items())
+
+
+def test_a_file_without_a_head_is_for_training_only(saved):
+    model, again = vit(), other(vit)
+    path = saved(body(model))
+    with pytest.raises(UserError, match="has no head"):
+        load_weights(again, path, fresh_head=False)
+    load_weights(again, path, fresh_head=True)
+    assert torch.equal(again.pos_embed, model.pos_embed)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (partial(vit, depth=5), "unexpected: blocks.4.attn.proj.bias, .* and 9 more"),
+        (partial(vit, depth=3), "missing: blocks.3.norm1.weight"),
+        (partial(vit, embed_dim=16), r"of another shape: cls_token \(1, 1, 16\) in place of \(1, 1, 32\)"),
+        (partial(vit, patch_size=4), r"patch_embed.proj.weight \(32, 3, 4, 4\) in place of \(32, 3, 8, 8\)"),
+        (partial(vit, reg_tokens=4), "unexpected: reg_token"),
+        (ARCHITECTURES["distilled"], "unexpected: dist_token"),
+        (ARCHITECTURES["average pool without class token"], "missing: cls_token"),
+        (lambda: torch.nn.Linear(3, 4), "missing: cls_token, pos_embed, .*unexpected: bias, weight"),
+    ],
+    ids=["deeper", "shallower", "narrower", "other patches", "registers", "distilled", "no class token", "no ViT"],
+)
+def test_the_weights_of_another_architecture_are_refused_by_name(saved, make, says):
+    with pytest.raises(UserError, match=says) as refusal:
+        match_weights(vit(), saved(make()), fresh_head=True)
+    assert "own.safetensors holds the weights of another architecture" in str(refusal.value)
+
+
+def test_numbers_that_are_not_finite_are_refused(saved):
+    model = vit()
+    with torch.no_grad():
+        model.pos_embed[0, 0, 0] = torch.nan
+    with pytest.raises(UserError, match="not finite, in pos_embed"):
+        load_weights(vit(), saved(model), fresh_head=True)
+
+
+def test_whole_numbers_in_the_place_of_real_ones_are_refused(saved):
+    state = vit().state_dict()
+    state["blocks.0.attn.qkv.weight"] = state["blocks.0.attn.qkv.weight"].to(torch.int8)
+    with pytest.raises(UserError, match=r"numbers of type int8, in blocks\.0\.attn\.qkv"):
+        load_weights(vit(), saved(state), fresh_head=True)
+
+
+def test_a_position_embedding_of_another_form_is_refused_by_name(saved):
+    with pytest.raises(UserError, match=r"of another shape: pos_embed \(5,\)"):
+        match_weights(vit(), saved(vit().state_dict() | {"pos_embed": torch.zeros(5)}), fresh_head=True)
+
+
+def test_a_name_in_a_file_does_nothing_to_a_terminal(saved):
+    with pytest.raises(UserError) as refusal:
+        match_weights(vit(), saved(vit().state_dict() | {"\x1b[31mx\u202e": torch.zeros(5)}), fresh_head=True)
+    assert str(refusal.value).isprintable()
+
+
+def test_a_list_of_a_million_weights_is_not_read(tmp_path):
+    path = tmp_path / "many.safetensors"
+    one = {f"w{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(100_000)}
+    header = json.dumps(one).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"x")
+    with pytest.raises(UserError, match="lists too much"):
+        weights.locate_file(path)
+
+
+def test_a_file_is_named_by_its_content(saved):
+    model = vit()
+    path = saved(model)
+    name, place = weights.locate_file(path)
+    assert name == f"weights-{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}" and place == path
+    assert Timm(weights=name).weights == name
+    assert weights.locate_file(saved(model, "same.safetensors"))[0] == name != weights.locate_file(saved(other(vit)))[0]
+
+
+def truncated(path):
+    path.write_bytes(path.read_bytes()[:-100])
+    return path
+
+
+def cut_to(path, size):
+    path.write_bytes(path.read_bytes()[:size])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (truncated, "truncated"),
+        (partial(cut_to, size=5), "truncated"),
+        (partial(cut_to, size=0), "truncated"),
+        (lambda path: path.rename(path.with_name("w.npz")), r"weights alone; got .*w\.npz; .*weights_only=True"),
+        (lambda path: path.with_name("nowhere.safetensors"), "cannot be read: No such file"),
+        (lambda path: path.parent.rename(path.parent.with_suffix(".safetensors")), "cannot be read: Is a directory"),
+    ],
+    ids=["truncated", "no header", "empty", "npz", "nowhere", "folder"],
+)
+def test_a_file_that_is_none_is_refused(saved, spoil, says):
+    with pytest.raises(UserError, match=says):
+        weights.locate_file(spoil(saved(vit())))
+
+
+@pytest.mark.parametrize("wrap", [lambda state: state, lambda state: {"model": state, "epoch": 3}])
+def test_a_checkpoint_of_torch_save_is_read_as_weights_alone(tmp_path, wrap):
+    model, again = vit(), other(vit)
+    torch.save(wrap(model.state_dict()), tmp_path / "own.pth")
+    name, path = weights.locate_file(tmp_path / "own.pth")
+    assert name == f"weights-{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
+    assert load_weights(again, path, fresh_head=False)
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+class Program:
+    """What runs when an ordinary pickle of it is read."""
+
+    def __reduce__(self):
+        return pytest.fail, ("a program in a file of weights was run",)
+
+
+def test_a_program_in_a_checkpoint_is_not_run(tmp_path):
+    torch.save({"state_dict": vit().state_dict(), "more": Program()}, tmp_path / "own.pth")
+    with pytest.raises(UserError, match=r"own\.pth is no checkpoint of weights alone") as refusal:
+        match_weights(vit(), tmp_path / "own.pth", fresh_head=True)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("what", [b"", b"nothing of the kind", {"epoch": 3}, torch.zeros(2)])
+def test_a_checkpoint_without_weights_is_refused(tmp_path, what):
+    if isinstance(what, bytes):
+        (tmp_path / "own.pth").write_bytes(what)
+    else:
+        torch.save(what, tmp_path / "own.pth")
+    with pytest.raises(UserError, match=r"own\.pth is no checkpoint of weights alone"):
+        match_weights(vit(), tmp_path / "own.pth", fresh_head=True)
+
+
+@pytest.mark.parametrize("kind", ["DINOv3", "EVA-02", "PE", "SigLIP"])
+def test_weights_of_rotary_and_attention_pooled_models_are_read(saved, kind):
+    model, again = KINDS[kind](), other(KINDS[kind])
+    assert load_weights(again, saved(model), fresh_head=False)
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+def test_weights_that_do_not_fit_are_refused_before_anything_runs(saved):
+    name, path = weights.locate_file(saved(timm.create_model("deit_small_patch16_224")))
+    model, task = Timm(arch="deit_tiny_patch16_224", weights=name), Composite()
+    with pytest.raises(UserError, match="another architecture than deit_tiny_patch16_224"):
+        model.check_weights(task, {name: path})
+    with pytest.raises(UserError, match="not on this machine; give --weights"):
+        model.check_weights(task, {})
+    Timm(arch="deit_small_patch16_224", weights=name).check_weights(task, {name: path})

@@ -1,0 +1,240 @@
+import logging
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from measured import TINY
+from processes import processes_of
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from sparsebench import api, runner
+from sparsebench.errors import UserError
+from sparsebench.plan import plan as planner
+from sparsebench.plan.job import Job
+from sparsebench.plan.request import Request
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import files, store
+from sparsebench.records.record import Failure, Record
+from sparsebench.runner import run as runs
+from sparsebench.runner.queue import Queue
+from sparsebench.runner.run_cell import Checkpoint
+
+TASK = "composite:epochs=4,test=40,pretrain_epochs=0,flip=True,shift=2,validation=0.25,patience=3,batch=10"
+VIT = "vit:dim=16,depth=2,heads=2"
+OFTEN = 1e-9
+
+
+class Killed(KeyboardInterrupt):
+    """As good as a signal: no cell that is run in this process handles it."""
+
+
+@pytest.fixture
+def job(job_of: Any) -> Job:
+    (job,) = job_of("random", TASK, n_train=40, model=VIT)
+    return job
+
+
+def run(job: Job, out: Path, every: float = OFTEN) -> Record:
+    (record,) = runner.inline([job], Registry(), out, "cpu", {}, every)
+    return record
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch, job: Job) -> Callable[..., Path]:
+    """Return a function that runs the job, or another, until a checkpoint was written so many times, and its path."""
+
+    def kill(out: Path, times: int, job: Job = job) -> Path:
+        written = 0
+
+        def write(self: Checkpoint) -> None:
+            nonlocal written
+            whole(self)
+            written += 1
+            if written == times:
+                raise Killed
+
+        whole = Checkpoint.write
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(Checkpoint, "write", write)
+            run(job, out)
+        return store.checkpoint_path(out, job.cell.id)
+
+    return kill
+
+
+def measured(record: Record) -> dict[str, Any]:
+    """Return what must not depend on the way there."""
+    return {
+        "metrics": {name: metric for name, metric in record.metrics.items() if name != "images_per_s"},
+        "outcomes": record.outcomes, "trajectory": record.trajectory, "status": record.status,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(job_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Record:
+    (job,) = job_of("random", TASK, n_train=40, model=VIT)
+    return run(job, tmp_path_factory.mktemp("whole"), 0)
+
+
+@pytest.mark.parametrize("times", [1, 7])
+def test_a_cell_goes_on_from_its_checkpoint(
+    tmp_path: Path, job: Job, whole: Record, killed: Callable[..., Path], times: int
+) -> None:
+    path = killed(tmp_path, times)
+    assert path.exists()
+    record = run(job, tmp_path)
+    assert record.notes["resumed"] == "1" and "resumed" not in whole.notes
+    assert measured(record) == measured(whole)
+
+
+@pytest.mark.parametrize("what", ["revision of the strategy", "torch"])
+def test_a_checkpoint_made_by_something_else_is_not_used(
+    tmp_path: Path, job: Job, whole: Record, killed: Callable[..., Path], caplog: Any, what: str
+) -> None:
+    path = killed(tmp_path, 2)
+    with safe_open(path, "pt") as file:
+        said = file.metadata()
+    save_file(load_file(path), path, said | {what: "other"})
+    record = run(job, tmp_path, 60)
+    assert "resumed" not in record.notes and measured(record) == measured(whole)
+    assert f"it was made with another {what}" in caplog.text
+
+
+@pytest.mark.parametrize("left", [5, -1])
+def test_a_torn_checkpoint_is_not_used(
+    tmp_path: Path, job: Job, whole: Record, killed: Callable[..., Path], caplog: Any, left: int
+) -> None:
+    path = killed(tmp_path, 2)
+    path.write_bytes(path.read_bytes()[:left])
+    record = run(job, tmp_path, 60)
+    assert "resumed" not in record.notes and measured(record) == measured(whole)
+    assert "starts anew" in caplog.text
+
+
+@pytest.mark.parametrize("every", [0, 60])
+def test_none_is_written_when_none_is_due(tmp_path: Path, job: Job, every: float) -> None:
+    assert run(job, tmp_path, every).status == "ok"
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_cells_that_are_watched_have_none(tmp_path: Path, job_of: Any) -> None:
+    watched = job_of("random", "composite:epochs=1,test=20,pretrain_epochs=0,watch=2", n_train=20,
+                     model=VIT + ",attention=positional")  # fmt: skip
+    records = list(runner.inline(watched, Registry(), tmp_path, "cpu", {}, OFTEN))
+    assert {record.status for record in records} == {"ok"} and not (tmp_path / "checkpoints").exists()
+
+
+def test_a_disk_that_is_full_is_said_once_and_does_not_end_the_cell(
+    tmp_path: Path, job: Job, whole: Record, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "checkpoints").write_text("a file where the folder should be")
+    with caplog.at_level(logging.WARNING):
+        record = run(job, tmp_path)
+    assert measured(record) == measured(whole)
+    assert len([m for m in caplog.messages if "no checkpoint" in m]) == 1
+
+
+@pytest.mark.parametrize(
+    ("rerun", "recorded", "goes"),
+    [("missing", None, False), ("failed", None, False), ("always", None, True), ("missing", "ok", True),
+     ("missing", "failed", True), ("missing", "crashed", False), ("failed", "crashed", False), ("always", "ok", True)],
+)  # fmt: skip
+def test_a_run_removes_checkpoints_of_what_is_finished_or_starts_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rerun: Any, recorded: Any, goes: bool
+) -> None:
+    request, registry = Request(suite="quick-scratch", tasks=(TASK,), model=VIT, n_train=(40,), seeds=1), Registry()
+    job = planner.plan(request, planner.Files(), registry, tmp_path, "missing").todo[0]
+    path = store.checkpoint_path(tmp_path, job.cell.id)
+    other = path.with_name("other.safetensors")
+    for file in (path, path.with_name(f".{path.name}.123.part"), other):
+        files.write_whole(file, b"")
+    if recorded:
+        failure = None if recorded == "ok" else Failure(reason="it broke")
+        record = job.record_of_failure("failed", Failure(reason="it broke"))
+        store.Writer(tmp_path).append(record.model_copy(update={"status": recorded, "failure": failure}))
+    there = []
+
+    class Looks:
+        def records(self, queue: Queue, *_: Any) -> Iterator[Record]:
+            there.append(sorted(path.parent.iterdir()))
+            while jobs := queue.take():
+                for job in jobs:
+                    yield job.record_of_failure("failed", Failure(reason="it was looked at"))
+                    queue.done(job)
+
+    monkeypatch.setattr(runs, "engine_of", lambda *_: Looks())
+    runs.execute(planner.plan(request, planner.Files(), registry, tmp_path, rerun), registry, tmp_path, "cpu", 0)
+    assert there == [[other] if goes else sorted([path, path.with_name(f".{path.name}.123.part"), other])]
+
+
+def test_a_training_that_began_from_other_initial_weights_is_not_gone_on_with(
+    tmp_path: Path, job_of: Any, killed: Callable[..., Path], caplog: Any
+) -> None:
+    start, job = job_of("random", TASK.replace("pretrain_epochs=0", "pretrain_epochs=1,pretrain_samples=40"),
+                        n_train=40, model=VIT)  # fmt: skip
+    assert run(start, tmp_path).status == "ok"
+    killed(tmp_path, 2, job)
+    weights = store.weights_path(tmp_path, start.cell.id)
+    save_file({name: value + 0.5 for name, value in load_file(weights).items()}, weights)
+    other = run(job, tmp_path, 60)
+    assert "resumed" not in other.notes and "it was made with another start" in caplog.text
+    assert other.notes["initial_weights"] == files.content_hash(weights)
+    assert measured(other) == measured(run(job, tmp_path, 0))
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan")])
+def test_seconds_that_are_none_are_refused(tmp_path: Path, seconds: float) -> None:
+    with pytest.raises(UserError, match=r"--checkpoint.*0 for never"):
+        api.run(suite=TINY, n_train=[4], seeds=1, out=tmp_path, jobs=0, checkpoint=seconds)
+
+
+def test_no_seconds_are_never(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, collect = [], runs.collect
+    monkeypatch.setattr(
+        runs, "collect", lambda *arguments: given.append(arguments[2].checkpoint) or collect(*arguments)
+    )  # fmt: skip
+    api.run(suite=TINY, n_train=[4], seeds=1, out=tmp_path, jobs=0, checkpoint=None)
+    assert given == [0]
+
+
+LONG = "composite:epochs=12,test=20,pretrain_epochs=1,pretrain_samples=60,flip=True,validation=0.2,patience=11,batch=10"
+
+
+def begun(out: Path) -> bool:
+    """Say whether a cell of the comparison has a checkpoint: pre-training, which is the first, has a record by then."""
+    records = "".join(path.read_text() for path in out.glob("records/*.jsonl"))
+    return bool(records) and any(path.stem not in records for path in out.glob("checkpoints/*.safetensors"))
+
+
+@pytest.mark.slow
+def test_a_run_killed_in_the_middle_of_a_cell_goes_on_there(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sparsebench", "run", "--suite", "quick-scratch", "--task", LONG, "--model", VIT,
+               "--n-train", "100", "--seeds", "1", "--jobs", "1", "--checkpoint", "0.05",
+               "--out", str(tmp_path)]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 300
+        while not begun(tmp_path):
+            assert time.monotonic() < end and process.poll() is None
+            time.sleep(0.002)
+    finally:
+        process.kill()
+        process.wait()
+    while processes_of(tmp_path):
+        time.sleep(0.01)
+    assert list(tmp_path.glob("checkpoints/*.safetensors"))
+    request = Request(suite="quick-scratch", tasks=(LONG,), model=VIT, n_train=(100,), seeds=1)
+    plan = planner.plan(request, planner.Files(), Registry(), tmp_path, "missing")
+    new: list[Record] = []
+    runs.execute(plan, Registry(), tmp_path, "cpu", 0, new.append)
+    (resumed,) = (record for record in new if "resumed" in record.notes)
+    assert resumed.notes["resumed"] == "1" and list((tmp_path / "checkpoints").iterdir()) == []
+    (job,) = (job for job in plan.todo if job.cell.id == resumed.cell_id)
+    shutil.copytree(tmp_path / "weights", tmp_path / "undisturbed" / "weights")
+    assert measured(resumed) == measured(run(job, tmp_path / "undisturbed", 0))

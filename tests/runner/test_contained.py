@@ -1,0 +1,127 @@
+"""What a bad strategy does to its own cells, and does not do to others."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from measured import TINY
+from processes import processes_of
+
+from sparsebench import runner
+from sparsebench.plan.expand import expand
+from sparsebench.plan.job import Job
+from sparsebench.plan.request import Request
+from sparsebench.plugin.registry import Registry
+from sparsebench.records.record import Record
+from sparsebench.runner.prepare import Context
+from sparsebench.runner.run_cell import run_cell
+
+BAD = ("clings", "allocates", "forks", "closes", "scribbles")
+GOOD = ("dense", "random", "oracle", "anti_oracle")
+LEAVES = """
+import os, time
+from typing import ClassVar
+import sparsebench
+
+class Leaves(sparsebench.Strategy):
+    name: ClassVar[str] = "leaves"
+
+    def scores(self, view):
+        if not os.environ.get("IT_LEFT_ONE"):
+            os.environ["IT_LEFT_ONE"] = "1"
+            if os.fork() == 0:
+                time.sleep(600)
+                os._exit(0)
+        return view.tokens.sum(dim=-1)
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [Leaves]
+"""
+HANGS = "clings"
+SECONDS = 20.0
+"""What the cell that hangs may take: on a slow machine it has begun to hang by then."""
+LIMITS = runner.Limits(memory=int(1.25 * 2**30))
+
+
+@pytest.fixture(scope="module")
+def run(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Record], Path]:
+    """Return the records of bad strategies and of good ones after them, by strategy, and the folder."""
+    out = tmp_path_factory.mktemp("contained")
+    (out / "leaves.py").write_text(LEAVES)
+    plugins = (*(str(samples / f"{name}.py") for name in BAD), str(out / "leaves.py"))
+    request = Request(suite=TINY, plugins=plugins, n_train=(4,), seeds=1)
+    jobs = expand(request, Registry())
+    records, hangs = list[Record](), [job for job in jobs if job.label == HANGS]
+    brief = replace(LIMITS, timeout=SECONDS)
+    beside = threading.Thread(
+        target=lambda: records.extend(runner.local(hangs, 1, out / "hangs", "cpu", {}, limits=brief))
+    )
+    beside.start()
+    records += runner.local([job for job in jobs if job.label != HANGS], 1, out, "cpu", {}, limits=LIMITS)
+    beside.join()
+    assert len(records) == len(plugins) + len(GOOD)
+    return {record.label: record for record in records}, out
+
+
+def reason(record: Record) -> str:
+    assert record.failure is not None
+    return record.failure.reason
+
+
+@pytest.mark.slow
+def test_each_cell_has_one_record_and_the_good_ones_are_as_ever(run: tuple[dict[str, Record], Path]) -> None:
+    records, out = run
+    assert set(records) == {*BAD, "leaves", *GOOD}
+    jobs = expand(Request(suite=TINY, n_train=(4,), seeds=1), Registry())
+    own = {"started", "seconds", "memory"}
+    for record in runner.inline(jobs, Registry(), out / "alone", "cpu", {}):
+        assert records[record.label].model_dump(exclude=own) == record.model_dump(exclude=own)
+
+
+@pytest.mark.slow
+def test_a_cell_that_hangs_is_ended_and_says_where_it_was(run: tuple[dict[str, Record], Path]) -> None:
+    record = run[0]["clings"]
+    assert record.status == "timeout" and "--timeout 20" in reason(record)
+    assert record.seconds >= SECONDS
+    assert record.failure is not None and 'clings.py", line' in record.failure.traceback
+
+
+@pytest.mark.slow
+def test_a_cell_that_takes_too_much_memory_is_ended_and_says_how_much(run: tuple[dict[str, Record], Path]) -> None:
+    record = run[0]["allocates"]
+    assert record.status == "oom" and record.seconds > 0
+    assert "over the --memory-limit of 1.25 GiB" in reason(record)
+
+
+@pytest.mark.slow
+def test_a_copy_of_the_process_gives_no_answer(run: tuple[dict[str, Record], Path]) -> None:
+    assert run[0]["forks"].status == "ok"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["closes", "scribbles"])
+def test_who_breaks_the_line_of_the_answers_has_none(run: tuple[dict[str, Record], Path], name: str) -> None:
+    assert run[0][name].status == "crashed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_ctrl_c_raises_is_a_failure_if_only_a_strategy_can_have_raised_it(
+    job_of: Callable[..., list[Job]], samples: Path, tmp_path: Path, alone: bool
+) -> None:
+    (job,) = job_of(str(samples / "interrupts.py"), n_train=4)
+    context = Context(tmp_path, "cpu", {}, alone=alone)
+    if alone:
+        record = run_cell(job, Registry(), context)
+        assert record.status == "failed" and "KeyboardInterrupt" in reason(record)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            run_cell(job, Registry(), context)
+
+
+@pytest.mark.slow
+def test_no_process_is_left(run: tuple[dict[str, Record], Path]) -> None:
+    assert processes_of(run[1]) == []

@@ -1,0 +1,200 @@
+"""Cells on the workers of real Dask schedulers on this machine."""
+
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from measured import TINY, what_was_measured
+from processes import workers_of
+from sparsebench_dask import cluster as clusters
+from waiting import soon
+
+from sparsebench import runner
+from sparsebench.cli import main
+from sparsebench.errors import UserError
+from sparsebench.plan.expand import expand
+from sparsebench.plan.job import Job
+from sparsebench.plan.request import Request
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.record import Record
+from sparsebench.runner.queue import Queue
+
+distributed = pytest.importorskip("distributed")
+
+LONG = "composite:epochs=2000"
+QUIET = {"processes": True, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": 50, "host": "127.0.0.1"}
+
+
+def jobs_of(*plugins: str, task: str = "composite", **options: Any) -> list[Job]:
+    return expand(
+        Request(plugins=plugins, tasks=(task,), **{"n_train": (4, 8), "seeds": 1, "suite": TINY} | options),
+        Registry(),
+    )
+
+
+def records_of(
+    cluster: clusters.Cluster,
+    jobs: list[Job],
+    out: Path,
+    limits: runner.Limits | None = None,
+    stop: runner.Stop | None = None,
+    on_begin: Any = lambda cells: None,
+) -> Iterator[Record]:
+    setting = runner.Setting(out=out, device="cpu", limits=limits or runner.Limits())
+    queue = Queue(jobs, 1)
+    if stop is not None:
+        stop.tell(queue.close)
+    return cluster.records(queue, setting, on_begin)
+
+
+def by_cell(records: Iterator[Record]) -> dict[str, dict[str, Any]]:
+    return {record.cell_id: what_was_measured(record) for record in records}
+
+
+@pytest.fixture(scope="module")
+def dask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Start a scheduler and two workers, each a process with a nanny that starts it again."""
+    folder = tmp_path_factory.mktemp("dask")
+    with distributed.LocalCluster(n_workers=2, local_directory=str(folder), **QUIET) as started:
+        yield started
+
+
+@pytest.fixture
+def cluster(dask: Any) -> Iterator[clusters.Cluster]:
+    dask.sync(dask._correct_state)
+    with clusters.connect(dask.scheduler_address, "cpu") as connection:
+        connection.client.wait_for_workers(2, timeout=300)
+        yield connection
+
+
+@pytest.mark.slow
+def test_the_workers_give_what_this_process_gives(tmp_path: Path, samples: Path, cluster: clusters.Cluster) -> None:
+    jobs = jobs_of(str(samples / "good.py"), n_train=(4,))
+    here = by_cell(runner.inline(jobs, Registry(), tmp_path / "here", "cpu", {}))
+    begun: list[str] = []
+    there = by_cell(records_of(cluster, jobs, tmp_path / "there", on_begin=begun.extend))
+    assert there == here and {record["status"] for record in here.values()} == {"ok"}
+    assert set(begun) == here.keys()
+    assert [path.name for path in (tmp_path / "there" / "environments").iterdir()] == [
+        f"{next(iter(here.values()))['environment']}.json"
+    ]
+
+
+@pytest.mark.slow
+def test_a_strategy_that_ends_its_process_costs_its_cell_and_no_dask_worker(
+    tmp_path: Path, samples: Path, cluster: clusters.Cluster
+) -> None:
+    before = cluster.client.run(os.getpid)
+    found = list(records_of(cluster, jobs_of(str(samples / "segfaults.py"), n_train=(4,)), tmp_path))
+    status = {record.label: record.status for record in found}
+    assert status.pop("segfaults") == "crashed" and set(status.values()) == {"ok"}
+    assert cluster.client.run(os.getpid) == before
+
+
+@pytest.mark.slow
+def test_a_killed_worker_costs_no_record(tmp_path: Path, cluster: clusters.Cluster) -> None:
+    jobs = jobs_of(task=LONG, seeds=6)
+    pids = list(cluster.client.run(os.getpid).values())
+    found = []
+    for record in records_of(cluster, jobs, tmp_path):
+        found.append(record)
+        if len(found) == 10:
+            os.kill(pids[0], signal.SIGKILL)
+    assert sorted(record.cell_id for record in found) == sorted(job.cell.id for job in jobs)
+    assert {record.status for record in found} == {"ok"}
+
+
+@pytest.mark.slow
+def test_a_cell_with_which_workers_are_lost_is_tried_as_often_as_the_scheduler_allows(
+    tmp_path: Path, samples: Path, cluster: clusters.Cluster
+) -> None:
+    noted = tmp_path / "noted"
+    plugin = f"{samples / 'ends_its_machine.py'}:noted={noted}"
+    found = {record.label.partition("(")[0]: record for record in records_of(
+        cluster, jobs_of(plugin, n_train=(4,)), tmp_path / "out"
+    )}  # fmt: skip
+    bad = found.pop("ends_its_machine")
+    assert bad.status == "crashed" and bad.failure is not None and "were lost" in bad.failure.reason
+    assert {record.status for record in found.values()} == {"ok"}
+    assert noted.read_text().count("begun") == 4, "three losses are allowed"
+
+
+@pytest.mark.slow
+def test_what_the_workers_run_ends_when_nobody_waits_for_it(
+    tmp_path: Path, samples: Path, cluster: clusters.Cluster
+) -> None:
+    jobs = [job for job in jobs_of(str(samples / "sleeps.py"), n_train=(4,)) if job.label == "sleeps"]
+    begun = threading.Event()
+    running = records_of(cluster, jobs, tmp_path, on_begin=lambda ids: begun.set())
+
+    def wait() -> None:  # whether a client that is closed tells who waits for it is no matter here
+        with suppress(UserError):
+            next(running)
+
+    threading.Thread(target=wait, daemon=True).start()
+    assert begun.wait(300)
+    assert soon(lambda: workers_of(tmp_path))
+    cluster.client.close()
+    assert soon(lambda: not workers_of(tmp_path))
+
+
+@pytest.mark.slow
+def test_cells_that_start_from_others_find_their_weights(tmp_path: Path, cluster: clusters.Cluster) -> None:
+    task = "composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40"
+    jobs = expand(
+        Request(suite="quick-scratch", tasks=(task,), model="vit:dim=16,depth=2,heads=2", n_train=(20,), seeds=1),
+        Registry(),
+    )
+    assert {record.status for record in records_of(cluster, jobs[::-1], tmp_path)} == {"ok"}
+
+
+@pytest.mark.slow
+def test_the_first_interrupt_finishes_what_is_under_way(tmp_path: Path, cluster: clusters.Cluster) -> None:
+    stop, jobs, found = runner.Stop(), jobs_of(task=LONG, seeds=10), []
+    for record in records_of(cluster, jobs, tmp_path, stop=stop):
+        found.append(record)
+        assert len(cluster.client.futures) <= clusters.LEAST < len(jobs)
+        stop.ask()
+    assert 0 < len(found) <= clusters.LEAST + 1, "those that the scheduler had, and no others"
+    assert {record.status for record in found} == {"ok"}
+
+
+@pytest.mark.slow
+def test_the_command_makes_a_board_on_a_cluster(tmp_path: Path, dask: Any, samples: Path) -> None:
+    words = [
+        "run", "--suite", TINY, "--dask", dask.scheduler_address,
+        "--n-train", "4", "--seeds", "1", "--plugin", str(samples / "raises.py"), "--out", str(tmp_path),
+    ]  # fmt: skip
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 1, "one of the strategies fails"
+    assert "5 of 5 cells to run" in result.output and (tmp_path / "leaderboard.md").exists()
+    assert Counter(r.status for r in store.read(tmp_path).values()) == {"ok": 4, "failed": 1}
+
+
+def test_a_worker_of_another_version_is_refused_by_name(
+    tmp_path: Path, cluster: clusters.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clusters, "__version__", "99.0")
+    with pytest.raises(UserError, match=r"another sparsebench; got .* allowed: 99.0"):
+        list(records_of(cluster, jobs_of(), tmp_path))
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_goes_away_is_told_in_one_line(tmp_path: Path) -> None:
+    with (
+        distributed.LocalCluster(n_workers=1, local_directory=str(tmp_path / "dask"), **QUIET) as started,
+        clusters.connect(started.scheduler_address, "cpu") as connection,
+    ):
+        records = records_of(connection, jobs_of(seeds=20), tmp_path)
+        next(records)
+        started.close()
+        with pytest.raises(UserError, match="the scheduler is lost"):
+            list(records)

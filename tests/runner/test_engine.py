@@ -1,0 +1,257 @@
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from measured import TINY, what_was_measured
+from processes import workers_of
+from waiting import soon
+
+from sparsebench import runner
+from sparsebench.errors import UserError
+from sparsebench.plan.expand import expand
+from sparsebench.plan.job import Job
+from sparsebench.plan.request import Request
+from sparsebench.plugin.registry import Registry
+from sparsebench.records.cell import Cell, Origin, Part
+from sparsebench.records.record import Record
+from sparsebench.runner import engines
+from sparsebench.runner.queue import Queue
+from sparsebench.strategy.budget import FULL
+
+
+def a_job(repetition: int, after: str = "") -> Job:
+    cell = Cell(
+        task=Part(name="composite"), model=Part(name="vit"), strategy=Part(name="dense"), budget=FULL, n_train=4,
+        repetition=repetition,
+    )  # fmt: skip
+    return Job(cell=cell, origin=Origin(plugin="dense"), kind="baseline", label="dense", after=after)
+
+
+def jobs_of(*plugins: str, **options: Any) -> list[Job]:
+    options = {"n_train": (4, 8), "seeds": 1} | options
+    return expand(Request(plugins=plugins, **({"suite": TINY} | options)), Registry())
+
+
+def logs_of(out: Path) -> str:
+    return "".join(path.read_text() for path in (out / "logs").iterdir())
+
+
+def by_cell(records: Iterator[Record]) -> dict[str, dict[str, Any]]:
+    return {record.cell_id: what_was_measured(record) for record in records}
+
+
+def test_jobs_are_handed_out_in_order() -> None:
+    jobs = [a_job(k) for k in range(3)]
+    queue = Queue(jobs, 1)
+    assert [queue.take() for _ in range(4)] == [[jobs[0]], [jobs[1]], [jobs[2]], None]
+
+
+def test_neighbours_that_may_go_together_are_handed_out_together() -> None:
+    jobs = [a_job(k).model_copy(update={"together": k not in (2, 3)}) for k in range(8)]
+    queue = Queue(jobs, 3)
+    assert [queue.take() for _ in range(6)] == [jobs[:2], [jobs[2]], [jobs[3]], jobs[4:7], [jobs[7]], None]
+
+
+def test_a_job_that_waits_does_not_hold_up_others_with_its_data() -> None:
+    first, waiting = a_job(0), a_job(1, after=a_job(0).cell.id)
+    beside = waiting.model_copy(
+        update={"after": "", "cell": waiting.cell.model_copy(update={"strategy": Part(name="random")})}
+    )
+    assert waiting.cell.draw == beside.cell.draw != first.cell.draw
+    queue = Queue([first, waiting, beside], 1)
+    assert [queue.take("a"), queue.take("b", wait=False), queue.take("b", wait=False)] == [[first], [beside], None]
+    queue.done(first)
+    assert queue.take("a", wait=False) == [waiting]
+
+
+def test_a_job_waits_for_the_one_it_starts_from_and_lets_others_pass() -> None:
+    first, other = a_job(0), a_job(2)
+    waiting = a_job(1, after=first.cell.id)
+    queue = Queue([waiting, first, other], 1)
+    assert [queue.take(), queue.take()] == [[first], [other]]
+    taken: list[list[Job] | None] = []
+    thread = threading.Thread(target=lambda: taken.append(queue.take()), daemon=True)
+    thread.start()
+    queue.done(other)
+    thread.join(0.1)
+    assert thread.is_alive() and taken == []
+    queue.done(first)
+    thread.join(300)
+    assert taken == [[waiting]]
+
+
+def test_closing_the_queue_releases_those_who_wait() -> None:
+    first = a_job(0)
+    queue = Queue([first, a_job(1, after=first.cell.id)], 1)
+    queue.take()
+    taken: list[list[Job] | None] = []
+    thread = threading.Thread(target=lambda: taken.append(queue.take()), daemon=True)
+    thread.start()
+    queue.close()
+    thread.join(300)
+    assert taken == [None]
+
+
+@pytest.fixture(scope="module")
+def jobs() -> list[Job]:
+    return jobs_of("attn_topk", seeds=2)
+
+
+@pytest.fixture(scope="module")
+def alone(jobs: list[Job], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Return what is measured in this process, each job in a run of its own."""
+    out = tmp_path_factory.mktemp("alone")
+    return {
+        job.cell.id: what_was_measured(record)
+        for job in jobs
+        for record in runner.inline([job], Registry(), out, "cpu", {})
+    }
+
+
+def test_every_cell_of_the_comparison_has_a_result(alone: dict[str, dict[str, Any]], jobs: list[Job]) -> None:
+    assert len(alone) == len(jobs) == 20
+    assert {record["status"] for record in alone.values()} == {"ok"}
+
+
+def test_a_batch_of_cells_gives_what_each_gives_alone(
+    tmp_path: Path, jobs: list[Job], alone: dict[str, dict[str, Any]]
+) -> None:
+    assert by_cell(runner.inline(jobs[::-1], Registry(), tmp_path, "cpu", {})) == alone
+
+
+def test_two_worker_processes_give_what_this_process_gives(
+    tmp_path: Path, jobs: list[Job], alone: dict[str, dict[str, Any]]
+) -> None:
+    assert by_cell(runner.local(jobs, 2, tmp_path, "cpu", {})) == alone
+    assert "no more cells" not in logs_of(tmp_path)
+
+
+def test_the_threads_of_the_caller_do_not_matter(
+    jobs: list[Job], alone: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert by_cell(runner.inline(jobs[:4], Registry(), tmp_path, "cpu", {})).items() <= alone.items()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+def test_a_cell_that_starts_from_another_gives_the_same_in_workers(tmp_path: Path) -> None:
+    task = "composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40"
+    jobs = expand(
+        Request(suite="quick-scratch", tasks=(task,), model="vit:dim=16,depth=2,heads=2", n_train=(20,), seeds=1),
+        Registry(),
+    )
+    assert sum(bool(job.after) for job in jobs) == 4
+    here = by_cell(runner.inline(jobs, Registry(), tmp_path / "here", "cpu", {}))
+    there = by_cell(runner.local(jobs[::-1], 2, tmp_path / "there", "cpu", {}))
+    assert {record["status"] for record in here.values()} == {"ok"}
+    assert here == there
+
+
+@pytest.fixture(scope="module")
+def ended(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[Record]], Path]:
+    """Return the records, by strategy, of a run in which one strategy ends its process and one prints."""
+    out = tmp_path_factory.mktemp("ended")
+    plugins = [str(samples / f"{name}.py") for name in ("segfaults", "leaves", "prints")]
+    found: dict[str, list[Record]] = {}
+    for record in runner.local(jobs_of(*plugins, n_train=(4,)), 1, out, "cpu", {}):
+        found.setdefault(record.label, []).append(record)
+    return found, out
+
+
+@pytest.mark.slow
+def test_a_strategy_that_ends_its_process_costs_its_cell_and_no_other(
+    ended: tuple[dict[str, list[Record]], Path],
+) -> None:
+    status = {name: record.status for name, (record,) in ended[0].items()}
+    assert status["segfaults"] == "crashed"
+    assert {status[name] for name in ("dense", "random", "oracle", "anti_oracle", "prints")} == {"ok"}
+
+
+@pytest.mark.slow
+def test_one_worker_gives_what_this_process_gives_whatever_ran_before(
+    ended: tuple[dict[str, list[Record]], Path], alone: dict[str, dict[str, Any]]
+) -> None:
+    for name in ("dense", "random", "oracle", "anti_oracle"):
+        (record,) = ended[0][name]
+        assert what_was_measured(record) == alone[record.cell_id]
+
+
+@pytest.mark.slow
+def test_the_record_of_a_crash_names_the_signal(ended: tuple[dict[str, list[Record]], Path]) -> None:
+    (record,) = ended[0]["segfaults"]
+    assert record.failure is not None and "SIGSEGV" in record.failure.reason
+    assert record.metrics == {} and record.seconds > 0
+
+
+@pytest.mark.slow
+def test_a_strategy_that_leaves_the_process_is_recorded_as_such(ended: tuple[dict[str, list[Record]], Path]) -> None:
+    (record,) = ended[0]["leaves"]
+    assert record.status in ("failed", "crashed")
+    assert record.failure is not None and "3" in record.failure.reason and "SIG" not in record.failure.reason
+
+
+@pytest.mark.slow
+def test_what_a_strategy_prints_goes_to_the_log(ended: tuple[dict[str, list[Record]], Path]) -> None:
+    log = (ended[1] / "logs" / "worker-0.log").read_text()
+    assert "a line\nand another\n" in log and '{"not": "a record"}\n' in log
+
+
+@pytest.mark.slow
+def test_a_cell_that_ends_its_process_costs_no_cell_that_went_with_it(
+    ended: tuple[dict[str, list[Record]], Path], samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "most_together", lambda device: 100)
+    jobs = jobs_of(str(samples / "segfaults.py"), n_train=(4,))
+    assert len(jobs) == 5
+    together = {record.label: record for record in runner.local(jobs, 1, tmp_path, "cpu", {})}
+    assert together.pop("segfaults").status == "crashed"
+    for name, record in together.items():
+        assert what_was_measured(record) == what_was_measured(ended[0][name][0])
+
+
+@pytest.mark.slow
+def test_workers_are_gone_when_the_last_record_is_there(ended: tuple[dict[str, list[Record]], Path]) -> None:
+    assert workers_of(ended[1]) == []
+
+
+def test_leaving_a_run_in_the_middle_ends_its_workers(tmp_path: Path) -> None:
+    records = runner.local(jobs_of(seeds=50), 1, tmp_path, "cpu", {})
+    next(records)
+    assert workers_of(tmp_path)
+    records.close()
+    assert soon(lambda: not workers_of(tmp_path))
+
+
+def test_a_strategy_that_leaves_does_not_end_a_run_in_this_process(samples: Path, tmp_path: Path) -> None:
+    jobs = jobs_of(str(samples / "leaves.py"), n_train=(4,))
+    status = {r.label: r.status for r in runner.inline(jobs, Registry(), tmp_path, "cpu", {})}
+    assert status["leaves"] == "failed" and len(status) == 5
+
+
+@pytest.mark.slow
+def test_workers_know_the_tasks_that_plugin_files_bring(samples: Path, tmp_path: Path) -> None:
+    request = Request(
+        suite=TINY,
+        plugins=(str(samples / "brings_task.py"),),
+        tasks=("small",),
+        n_train=(4,),
+        seeds=1,
+    )
+    records = list(runner.local(expand(request, Registry()), 2, tmp_path, "cpu", {}))
+    assert [record.status for record in records] == ["ok"] * 4
+
+
+def test_workers_that_do_not_start_end_the_run_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(UserError, match=r"workers in a row did not start; .*worker-0.log"):
+        list(runner.local([a_job(0)], 1, tmp_path, "cpu", {}))

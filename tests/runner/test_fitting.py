@@ -1,0 +1,232 @@
+"""A strategy that looks at training images before the test: which they are, what is kept, noted and said."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sparsebench import runner
+from sparsebench.deploy.trained import trained_cell
+from sparsebench.models.actor import LEARNED
+from sparsebench.plan.job import Job
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.record import Record
+from sparsebench.runner import fitting
+from sparsebench.runner.prepare import Context, prepare
+
+TASK = "composite:epochs=1,test=20,pretrain_epochs=0,batch=10"
+VIT = "vit:dim=16,depth=3,heads=2"
+PLUGIN = """
+import torch, sparsebench
+
+class Mine(sparsebench.Strategy):
+    "Keeps the positions that were lightest on the images that it was shown."
+    name, fit_images, fit_labels = "{name}", {images}, {labels}
+
+    def module(self, place):
+        return torch.nn.ParameterDict({{"light": torch.zeros(place.patches), "seen": torch.zeros({images})}})
+
+    def fit(self, images, network):
+        seen = images.items.float()
+        {fit}
+        light = []
+        for part in images.split(3):
+            network(part, lambda view: light.append(view.tokens.mean(dim=2)))
+        return {{0: {{"light": torch.cat(light).mean(dim=0), "seen": seen}}}}
+
+    def scores(self, view):
+        return view.learned["light"].expand_as(view.sizes)
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [Mine]
+"""
+
+
+@pytest.fixture(scope="module")
+def jobs_of(job_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a function from a line of a strategy's fit to the jobs of its cell, which tests a trained network."""
+    folder = tmp_path_factory.mktemp("plugins")
+
+    def jobs(fit: str = "pass", name: str = "mine", images: int = 7, labels: bool = False, **more: Any) -> list[Job]:
+        path = folder / f"{name}.py"
+        path.write_text(PLUGIN.format(fit=fit, name=name, images=images, labels=labels))
+        given = {"n_train": 20, "model": VIT, "where": "test"} | more
+        return job_of(f"{path}:keep_rate=0.5", TASK, **given)  # type: ignore[no-any-return]
+
+    return jobs
+
+
+def run(jobs: list[Job], out: Path) -> Record:
+    return list(runner.inline(jobs, Registry(), out, "cpu", {}))[-1]
+
+
+def same(a: Record, b: Record) -> bool:
+    own = {"started", "seconds", "memory", "environment", "device"}
+    timed = {"images_per_s", "seconds_per_batch"}
+    left, right = (record.model_dump(exclude=own) for record in (a, b))
+    for one in (left, right):
+        one["metrics"] = {name: value for name, value in one["metrics"].items() if name not in timed}
+        one["samples"] = {name: value for name, value in one["samples"].items() if name not in timed}
+    return left == right
+
+
+def test_the_record_says_what_it_saw_and_it_is_kept(jobs_of: Any, tmp_path: Path) -> None:
+    jobs = jobs_of()
+    record = run(jobs, tmp_path)
+    assert record.status == "ok", record.failure
+    assert record.notes["fit"].startswith("7 training images, 7 shown to the network, learned ")
+    (path,) = (tmp_path / "fits").glob("*.safetensors")
+    items = load_file(path)["0.seen"].long().tolist()
+    assert len(set(items)) == 7 and items == sorted(items) and set(items) <= set(range(20))
+    assert record.metrics["macs_ratio"].value == record.metrics["macs_ratio_planned"].value
+    dense = load_file(store.weights_path(tmp_path, jobs[0].cell.id))
+    assert not any(name.startswith(f"{LEARNED}.") for name in dense)
+
+
+def test_what_is_known_is_not_looked_for_again_and_what_is_torn_is_made_anew(
+    jobs_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *starts, job = jobs_of()
+    first = run([*starts, job], tmp_path)
+    (path,) = (tmp_path / "fits").glob("*.safetensors")
+    written = path.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(fitting, "fit", lambda *given: 1 / 0)
+        again = run([job], tmp_path)
+        assert same(first, again)
+        path.write_bytes(written[:50])
+        assert run([job], tmp_path).status == "failed"
+    path.write_bytes(written[:50])
+    assert same(first, run([job], tmp_path)) and path.read_bytes() == written
+    save_file({"0.light": torch.zeros(3), "0.seen": torch.zeros(7)}, path, {"shown": "1"})
+    assert same(first, run([job], tmp_path)) and path.read_bytes() == written
+
+
+def test_other_budgets_take_it_and_other_sources_parameters_and_repetitions_do_not(
+    jobs_of: Any, tmp_path: Path
+) -> None:
+    *starts, job = jobs_of()
+    budget = job.cell.budget.model_copy(update={"keep_rate": 0.3})
+    other = job.model_copy(update={"cell": job.cell.model_copy(update={"budget": budget})})
+    notes = {run([*starts, job], tmp_path).notes["fit"], run([other], tmp_path).notes["fit"]}
+    assert len(notes) == 1 and len(list((tmp_path / "fits").iterdir())) == 1
+    for count, more in enumerate(({"repetition": 1}, {"images": 8}, {"fit": "seen = 2 * seen"}), 2):
+        assert run(jobs_of(**more), tmp_path).status == "ok"
+        assert len(list((tmp_path / "fits").iterdir())) == count
+
+
+def test_a_cell_does_not_depend_on_others_on_their_order_or_on_threads(jobs_of: Any, tmp_path: Path) -> None:
+    *starts, job = jobs_of()
+    other = jobs_of(name="other")[-1]
+    alone = run([*starts, job], tmp_path / "a")
+    after = run([*starts, other, job], tmp_path / "b")
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        threads = run([*starts, job], tmp_path / "c")
+    finally:
+        torch.set_num_threads(before)
+    assert alone.status == "ok" and same(alone, after) and same(alone, threads)
+
+
+def test_where_there_are_fewer_images_it_sees_them_all(jobs_of: Any, tmp_path: Path) -> None:
+    record = run(jobs_of("seen = torch.zeros(99)", images=99), tmp_path)
+    assert record.status == "ok" and record.notes["fit"].startswith("20 training images, 20 shown")
+
+
+@pytest.mark.parametrize(
+    ("fit", "labels", "says"),
+    [
+        ("raise ValueError('no idea')", False, "'bad': fit raised ValueError: no idea (bad.py:13); mend it"),
+        ("return {0: {'light': torch.ones(3)}}", False, "other tensors than its module has (bad.py:11); got 0.light"),
+        ("images.labels", False, "images.labels was read but not declared: add fit_labels = True"),
+        ("network._network.module.head.bias.data.zero_()", True, "fit changed the network's weights (bad.py:11)"),
+        ("images.relevance", True, "AttributeError: 'Images' object has no attribute 'relevance' (bad.py:13)"),
+    ],
+)
+def test_its_mistakes_cost_its_own_cell(jobs_of: Any, tmp_path: Path, fit: str, labels: bool, says: str) -> None:
+    *starts, bad = jobs_of(fit, name="bad", labels=labels)
+    good = jobs_of()[-1]
+    *_, record, other = runner.inline([*starts, bad, good], Registry(), tmp_path, "cpu", {})
+    assert (record.status, other.status) == ("failed", "ok") and record.failure is not None
+    assert says in record.failure.reason and record.failure.kind == "UserError" and not record.failure.traceback
+    assert len(list((tmp_path / "fits").iterdir())) == 1
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_the_images_are_training_images_of_the_cell_drawn_by_its_repetition(
+    jobs_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, labels: bool
+) -> None:
+    given = []
+
+    def look(*arguments: Any) -> Any:
+        given.append((arguments[2], arguments[5]))
+        return original(*arguments)
+
+    original = fitting.fit
+    monkeypatch.setattr(fitting, "fit", look)
+    rows = []
+    for repetition in (0, 1):
+        *starts, job = jobs_of(labels=labels, repetition=repetition)
+        assert run([*starts, job], tmp_path).status == "ok"
+        images, relevance = given.pop()
+        train = prepare(job, Registry(), Context(tmp_path, "cpu", {})).train
+        assert torch.equal(images.inputs, train.inputs[images.items]) and torch.equal(relevance, train.relevance)
+        assert images._labels is None if not labels else torch.equal(images.labels, train.labels[images.items])
+        rows.append(images.items.tolist())
+    assert rows[0] != rows[1]
+
+
+def test_labels_are_those_of_the_training_images(jobs_of: Any, tmp_path: Path) -> None:
+    *starts, job = jobs_of("seen = images.labels.float()", labels=True)
+    run([*starts, job], tmp_path)
+    cell = prepare(job, Registry(), Context(tmp_path, "cpu", {}))
+    (path,) = (tmp_path / "fits").glob("*.safetensors")
+    labels, rest = load_file(path)["0.seen"].long().tolist(), cell.train.labels.tolist()
+    assert all(label in rest for label in labels) and len(labels) == 7
+
+
+def test_with_the_training_it_learns_from_the_network_that_it_begins_with(jobs_of: Any, tmp_path: Path) -> None:
+    *starts, tested = jobs_of()
+    (dense,) = [one for one in starts if one.label == "dense"]
+    from_new = tested.model_copy(
+        update={"network": "", "after": "", "cell": tested.cell.model_copy(update={"where": "both"})}
+    )
+    record = run([from_new], tmp_path)
+    assert record.status == "unsupported" and record.failure is not None
+    assert "belongs to the tracks frozen and tuned" in record.failure.reason
+    cell = from_new.cell.model_copy(update={"init": dense.cell})
+    tuned = from_new.model_copy(update={"cell": cell, "after": dense.cell.id, "keep_weights": True})
+    records = list(runner.inline([*starts, tested, tuned], Registry(), tmp_path, "cpu", {}))
+    assert [one.status for one in records] == ["ok"] * len(records), records[-1].failure
+    first, second = load_file(store.weights_path(tmp_path, dense.cell.id)), store.weights_path(tmp_path, cell.id)
+    trained, (learned,) = load_file(second), (load_file(path) for path in (tmp_path / "fits").iterdir())
+    assert records[-1].notes["fit"] == records[-2].notes["fit"]  # by the same network, before it is trained on
+    assert all(torch.equal(trained[f"{LEARNED}.{name}"], value) for name, value in learned.items())
+    assert any(not torch.equal(trained[name], value) for name, value in first.items())
+
+
+def test_what_is_looked_at_has_learned_the_same(jobs_of: Any, tmp_path: Path) -> None:
+    *starts, job = jobs_of()
+    run([*starts, job], tmp_path)
+    (learned,) = (load_file(path) for path in (tmp_path / "fits").iterdir())
+    cell = trained_cell(job, Registry(), Context(tmp_path, "cpu", {}))
+    state = cell.network.module.state_dict()
+    assert all(torch.equal(state[f"{LEARNED}.{name}"], value) for name, value in learned.items())
+
+
+@pytest.mark.slow
+def test_a_fit_that_hangs_is_ended_by_the_cells_time_limit(jobs_of: Any, tmp_path: Path) -> None:
+    *starts, hangs = jobs_of("import time; time.sleep(600)", name="hangs")
+    good = jobs_of()[-1]
+    run(starts, tmp_path)
+    limits = runner.Limits(timeout=20.0)
+    records = runner.local([hangs, good], 1, tmp_path, "cpu", {}, limits=limits)
+    by_label = {record.label: record for record in records}
+    failure = by_label["hangs"].failure
+    assert by_label["hangs"].status == "timeout" and failure is not None and "--timeout 20" in failure.reason
+    assert 'hangs.py", line 13 in fit' in failure.traceback and by_label["mine"].status == "ok"

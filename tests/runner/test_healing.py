@@ -1,0 +1,158 @@
+"""What the same command heals: cells of killed workers, and those that have nothing to begin with."""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from measured import TINY
+from safetensors.torch import load_file, save_file
+
+from sparsebench import runner
+from sparsebench.plan import plan as planner
+from sparsebench.plan.expand import expand
+from sparsebench.plan.job import Job
+from sparsebench.plan.request import Request
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.record import Failure, Record
+from sparsebench.runner import run as runs
+from sparsebench.runner.observers import Observers
+from sparsebench.runner.queue import Queue
+
+ENDS = """
+import os, signal
+from pathlib import Path
+from typing import ClassVar
+import sparsebench
+
+class Ends(sparsebench.Strategy):
+    name: ClassVar[str] = "ends"
+
+    def scores(self, view):
+        with Path({tries!r}).open("a") as file:
+            file.write("tried\\n")
+        if len(Path({tries!r}).read_text().split()) <= {times}:
+            os.kill(os.getpid(), signal.{how})
+        return view.tokens.sum(dim=-1)
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [Ends]
+"""
+
+
+def run(out: Path, how: str, times: int) -> tuple[Record, int]:
+    """Return the record of a cell whose worker is ended so often, and how often it was tried."""
+    tries, path = out / "tries", out / "ends.py"
+    path.write_text(ENDS.format(tries=str(tries), how=how, times=times))
+    request = Request(suite=TINY, plugins=(str(path),), n_train=(4,), seeds=1)
+    jobs = [job for job in expand(request, Registry()) if job.label in ("ends", "oracle")]
+    records = {record.label: record for record in runner.local(jobs, 1, out, "cpu", {})}
+    assert records["oracle"].status == "ok"
+    ends = records["ends"]
+    return ends, len(tries.read_text().split()) if ends.status == "crashed" else times + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])
+def test_a_cell_whose_worker_is_killed_is_tried_once_more(
+    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        record, _ = run(tmp_path, how, times=1)
+    assert record.status == "ok" and record.failure is None
+    (said,) = caplog.messages
+    assert "ends" in said and how in said and "it is tried once more" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "tried"), [("SIGKILL", 2), ("SIGSEGV", 1)])
+def test_one_whose_worker_is_killed_again_or_ends_by_a_fault_has_crashed(tmp_path: Path, how: str, tried: int) -> None:
+    record, tries = run(tmp_path, how, times=9)
+    assert record.status == "crashed" and record.failure is not None and how in record.failure.reason
+    assert tries == tried
+
+
+COMPOSITE = {
+    "suite": "quick-scratch",
+    "tasks": ("composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40",),
+    "model": "vit:dim=16,depth=2,heads=2",
+    "n_train": (20,),
+    "seeds": 1,
+}
+
+
+def planned(out: Path) -> planner.Plan:
+    return planner.plan(Request(**COMPOSITE), planner.Files(), Registry(), out, "missing")  # type: ignore[arg-type]
+
+
+class Disturbed:
+    """An engine that does something to the records of cells that others begin with."""
+
+    def __init__(self, disturb: Callable[[Job, Record], Record]):
+        self.disturb = disturb
+
+    def records(self, queue: Queue, setting: runner.Setting, on_begin: Any) -> Iterator[Record]:
+        jobs = {job.cell.id: job for job in planned(setting.out).jobs}
+        for record in runner.InProcess(Registry()).records(queue, setting, on_begin):
+            job = jobs[record.cell_id]
+            yield self.disturb(job, record) if job.keep_weights else record
+
+
+def collect(out: Path, disturb: Callable[[Job, Record], Record] = lambda job, record: record) -> dict[str, Record]:
+    """Give the command; return what the store has then."""
+    setting = runner.Setting(out=out, device="cpu")
+    runs.collect(planned(out), Disturbed(disturb), setting, 1, runs.SILENT, Observers(Registry()))
+    return dict(store.read(out))
+
+
+def check_healing(out: Path, first: str, disturb: Callable[[Job, Record], Record]) -> None:
+    """Check that with a disturbance what begins with weights is skipped, and that the same command runs it."""
+    records = collect(out, disturb)
+    assert sorted(record.status for record in records.values()) == sorted([first, *["skipped"] * 4])
+    reasons = {record.failure.reason for record in records.values() if record.status == "skipped" and record.failure}
+    assert all("the same command" in reason for reason in reasons) and len(reasons) == 1
+    assert len(planned(out).todo) == 5
+    assert {record.status for record in collect(out).values()} == {"ok"}
+    assert planned(out).todo == []
+
+
+def test_cells_that_begin_with_what_crashed_are_skipped_and_the_same_command_runs_them(tmp_path: Path) -> None:
+    def crash(job: Job, record: Record) -> Record:
+        store.weights_path(tmp_path, job.cell.id).unlink()
+        return job.record_of_failure("crashed", Failure(reason="the worker was ended by SIGKILL", kind="crashed"))
+
+    check_healing(tmp_path, "crashed", crash)
+
+
+@pytest.mark.parametrize("flaw", ["torn", "changed"])
+def test_weights_that_are_damaged_meanwhile_are_noticed_and_made_again(tmp_path: Path, flaw: str) -> None:
+    def damage(job: Job, record: Record) -> Record:
+        path = store.weights_path(tmp_path, job.cell.id)
+        if flaw == "torn":
+            path.write_bytes(path.read_bytes()[:-4])
+        else:
+            save_file({name: value + 0.01 for name, value in load_file(path).items()}, path)
+        return record
+
+    check_healing(tmp_path, "ok", damage)
+
+
+@pytest.mark.slow
+def test_the_last_line_names_the_command_that_tries_again(tmp_path: Path) -> None:
+    path = tmp_path / "ends.py"
+    path.write_text(ENDS.format(tries=str(tmp_path / "tries"), how="SIGSEGV", times=1))
+    command = [
+        sys.executable, "-m", "sparsebench", "run", "--suite", TINY, "--n-train", "4",
+        "--seeds", "1", "--jobs", "1", "--plugin", str(path), "--out", str(tmp_path / "out"),
+    ]  # fmt: skip
+    first = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert first.returncode == 1
+    line = "1 cell has no result (1 crashed): the same command with --rerun failed tries it again"
+    assert first.stderr.splitlines()[-1] == line
+    again = subprocess.run([*command, "--rerun", "failed"], capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0 and "no result" not in again.stderr

@@ -1,0 +1,423 @@
+import json
+import logging
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from measured import TINY
+from PIL import Image
+from processes import processes_of
+from waiting import soon
+
+from sparsebench import api
+from sparsebench.errors import UserError
+from sparsebench.plan import plan as planner
+from sparsebench.plan.request import Request
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import files, store
+from sparsebench.records.record import Failure, Record
+from sparsebench.runner import devices
+from sparsebench.runner import run as runs
+
+# About a fifth of a second a cell.
+LONG = "composite:epochs=150"
+
+
+def cells_of(out: Path) -> list[str]:
+    """Return the cells of all records, sealed or not."""
+    return store.rows(out, counted=False)["cell_id"].to_pylist() if store.heads(out) else []
+
+
+def planned(
+    out: Path, *plugins: str, rerun: Any = "missing", images: planner.Files | None = None, **options: Any
+) -> planner.Plan:
+    options = {"n_train": (4, 8), "seeds": 1} | options
+    return planner.plan(
+        Request(plugins=plugins, **({"suite": TINY} | options)),
+        images or planner.Files(),
+        Registry(),
+        out,
+        rerun,
+    )
+
+
+def run(out: Path, *plugins: str, registry: Registry | None = None, **options: Any) -> list[Record]:
+    """Run in this process what is to do; return the new records."""
+    new: list[Record] = []
+    runs.execute(planned(out, *plugins, **options), registry or Registry(), out, "cpu", 0, new.append)
+    return new
+
+
+def labels(plan: planner.Plan) -> set[str]:
+    return {job.label for job in plan.todo}
+
+
+@pytest.fixture(scope="module")
+def done(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder, not to be written to, of a run with a good strategy, a failing and an unsupported one."""
+    out = tmp_path_factory.mktemp("done")
+    run(out, str(samples / "good.py"), str(samples / "raises.py"), str(samples / "unsupported.py"))
+    return out
+
+
+@pytest.fixture
+def again(samples: Path, done: Path) -> Callable[..., planner.Plan]:
+    """Return the plan of the same request."""
+
+    def plan(rerun: str = "missing", **options: Any) -> planner.Plan:
+        names = ("good", "raises", "unsupported")
+        return planned(done, *(str(samples / f"{name}.py") for name in names), rerun=rerun, **options)
+
+    return plan
+
+
+def test_what_was_computed_is_not_computed_again(again: Callable[..., planner.Plan], done: Path) -> None:
+    plan = again()
+    assert plan.todo == [] and len(plan.jobs) == 14
+    before = cells_of(done)
+    runs.execute(plan, Registry(), done, "cpu", 0)
+    assert cells_of(done) == before
+
+
+def test_only_what_is_new_is_to_do(again: Callable[..., planner.Plan]) -> None:
+    plan = again(seeds=2, n_train=(8, 16))
+    assert {(job.cell.repetition, job.cell.n_train) for job in plan.todo} == {(0, 16), (1, 8), (1, 16)}
+    assert len(plan.todo) == 21
+
+
+def test_failures_are_run_again_when_asked_for_and_what_is_unsupported_is_not(
+    again: Callable[..., planner.Plan],
+) -> None:
+    assert labels(again("failed")) == {"raises"}
+
+
+def test_everything_is_run_again_when_asked_for(again: Callable[..., planner.Plan]) -> None:
+    plan = again("always")
+    assert {job.cell.id for job in plan.todo} == {job.cell.id for job in plan.jobs}
+    assert len(plan.todo) == len(plan.jobs)
+
+
+def test_planning_writes_nothing(tmp_path: Path) -> None:
+    planned(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_edited_plugin_file_is_run_again(samples: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy(samples / "good.py", tmp_path / "mine.py"))
+    first = run(tmp_path / "out", str(path))
+    assert len(first) == 10
+    path.write_text(path.read_text().replace("norm(dim=-1)", "abs().sum(dim=-1)"))
+    assert labels(planned(tmp_path / "out", str(path))) == {"norm"}
+    second = run(tmp_path / "out", str(path))
+    assert [record.status for record in second] == ["ok", "ok"]
+    assert planned(tmp_path / "out", str(path)).todo == []
+    known = store.read(tmp_path / "out")
+    new = {record.cell_id: record for record in second}
+    assert all(known[cell_id] == record for cell_id, record in new.items())
+
+
+def test_a_moved_plugin_file_is_not_run_again(samples: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    path = shutil.copy(samples / "good.py", tmp_path / "mine.py")
+    moved = shutil.copy(samples / "good.py", tmp_path / "elsewhere" / "other.py")
+    run(tmp_path / "out", str(path))
+    assert planned(tmp_path / "out", str(moved)).todo == []
+
+
+def test_a_lost_initial_model_is_made_again_before_the_cells_that_need_it(tmp_path: Path) -> None:
+    task = "composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40"
+    options = {"tasks": (task,), "model": "vit:dim=16,depth=2,heads=2", "n_train": (20,)}
+    assert {record.status for record in run(tmp_path, **options)} == {"ok"}
+    more = planned(tmp_path, **options | {"seeds": 2})
+    assert len(more.todo) == 4 and not any(job.keep_weights for job in more.todo)
+    shutil.rmtree(tmp_path / "weights")
+    assert planned(tmp_path, **options).todo == []
+    more = planned(tmp_path, **options | {"seeds": 2})
+    assert [job.keep_weights for job in more.todo] == [True] + [False] * 4
+    assert {record.status for record in run(tmp_path, **options, seeds=2)} == {"ok"}
+
+
+def test_of_what_a_taught_strategy_starts_from_what_lacks_weights_is_made_again(tmp_path: Path) -> None:
+    task = "composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40"
+    options = {"tasks": (task,), "model": "vit:dim=16,depth=2,heads=2", "n_train": (20,)}
+    run(tmp_path, **options)
+    todo = planned(tmp_path, "dynamic_vit", **options).todo
+    assert [job.label for job in todo] == ["dense", "dynamic_vit"], "the dense network has a record and no weights"
+    records = run(tmp_path, "dynamic_vit", **options)
+    assert [(record.label, record.status) for record in records] == [("dense", "ok"), ("dynamic_vit", "ok")]
+    plan = planned(tmp_path, "dynamic_vit", **options)
+    assert plan.todo == []
+    first, dense, *_ = plan.jobs
+    assert records[1].notes["initial_weights"] == records[0].notes["weights"]
+    known = store.read(tmp_path)
+    shutil.rmtree(tmp_path / "records")
+    writer = store.Writer(tmp_path)
+    for job in (first, dense):
+        writer.append(known[job.cell.id])
+    writer.close()
+    assert [job.label for job in planned(tmp_path, "dynamic_vit", alone=True, **options).todo] == ["dynamic_vit"]
+    store.weights_path(tmp_path, first.cell.id).unlink()
+    assert [job.label for job in planned(tmp_path, "dynamic_vit", alone=True, **options).todo] == ["dynamic_vit"]
+    store.weights_path(tmp_path, dense.cell.id).unlink()
+    again = planned(tmp_path, "dynamic_vit", alone=True, **options).todo
+    assert [job.cell.id for job in again] == [first.cell.id, dense.cell.id, records[1].cell_id]
+
+
+@pytest.mark.parametrize("flaw", ["torn", "changed"])
+def test_initial_weights_that_are_not_as_they_were_written_are_made_again(tmp_path: Path, flaw: str) -> None:
+    task = "composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40"
+    options = {"tasks": (task,), "model": "vit:dim=16,depth=2,heads=2", "n_train": (20,)}
+    run(tmp_path, **options)
+    (path,) = (tmp_path / "weights").iterdir()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-4] if flaw == "torn" else whole[:-4] + b"\0\0\0\0")
+    assert planned(tmp_path, **options).todo == []
+    more = planned(tmp_path, **options | {"seeds": 2})
+    assert [job.keep_weights for job in more.todo] == [True] + [False] * 4
+    assert {record.status for record in run(tmp_path, **options, seeds=2)} == {"ok"}
+    assert path.read_bytes() == whole
+
+
+def test_records_are_stored_before_they_are_shown(tmp_path: Path) -> None:
+    stored: list[bool] = []
+    plan = planned(tmp_path)
+    show = lambda record: stored.append(record.cell_id in store.read(tmp_path))  # noqa: E731
+    runs.execute(plan, Registry(), tmp_path, "cpu", 0, show)
+    assert stored == [True] * 8
+
+
+def test_an_interrupted_run_keeps_what_was_done(tmp_path: Path) -> None:
+    def stop(record: Record) -> None:
+        raise KeyboardInterrupt
+
+    plan = planned(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        runs.execute(plan, Registry(), tmp_path, "cpu", 0, stop)
+    assert len(store.read(tmp_path)) == 1
+    assert len(planned(tmp_path).todo) == len(plan.todo) - 1
+
+
+@pytest.mark.slow
+def test_a_crashed_cell_keeps_its_checkpoint_to_go_on_from(samples: Path, tmp_path: Path) -> None:
+    plan = planned(tmp_path, str(samples / "segfaults.py"), n_train=(4,))
+    paths = {job.cell.id: store.checkpoint_path(tmp_path, job.cell.id) for job in plan.todo}
+    for path in paths.values():
+        files.write_whole(path, b"begun")
+    new: list[Record] = []
+    runs.execute(plan, Registry(), tmp_path, "cpu", 1, new.append)
+    crashed = {record.cell_id for record in new if record.status == "crashed"}
+    assert len(crashed) == 1 and {id_ for id_, path in paths.items() if path.exists()} == crashed
+
+
+@pytest.mark.parametrize(
+    ("status", "again", "kept"),
+    [("timeout", True, True), ("oom", True, True), ("crashed", True, True), ("failed", True, False),
+     ("unsupported", False, False)],
+)  # fmt: skip
+def test_what_was_cut_short_keeps_its_checkpoint_and_is_run_again_when_failures_are(
+    tmp_path: Path, status: Any, again: bool, kept: bool
+) -> None:
+    job, *_ = planned(tmp_path).jobs
+    writer = store.Writer(tmp_path)
+    for one in planned(tmp_path).jobs:
+        writer.append(one.record_of_failure(status if one == job else "unsupported", Failure(reason="it was ended")))
+    writer.close()
+    path = store.checkpoint_path(tmp_path, job.cell.id)
+    files.write_whole(path, b"begun")
+    runs.execute(planned(tmp_path), Registry(), tmp_path, "cpu", 0)
+    assert path.exists() == kept
+    assert planned(tmp_path, rerun="failed").todo == [job] * again
+
+
+def test_the_environment_lies_beside_the_records_that_name_it(done: Path) -> None:
+    ((name, text),) = store.beside(done, "environments").items()
+    named = {record.environment for record in store.read(done).values() if record.status == "ok"}
+    assert named == {Path(name).stem}
+    assert json.loads(text)["torch"] in torch.__version__
+
+
+def test_an_observer_that_raises_is_told_of_once_and_costs_no_record(
+    samples: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = Registry()
+    registry.load_file(samples / "observer.py")
+    with caplog.at_level(logging.WARNING):
+        new = run(tmp_path, registry=registry)
+    (seen,) = (module.SEEN for _, module in registry.manager.list_name_plugin() if hasattr(module, "SEEN"))
+    assert seen == new[:1] and len(new) == 8
+    assert len(store.read(tmp_path)) == 8
+    assert len(caplog.messages) == 1 and "an observer's own trouble" in caplog.messages[0]
+
+
+def test_pictures_are_named_by_their_content_and_not_by_their_place(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "elsewhere" / "second"
+    for split in ("train", "test"):
+        for name in ("cat", "dog"):
+            (first / split / name).mkdir(parents=True)
+            for k in range(5):
+                pixels = np.random.default_rng(k).integers(0, 255, (8, 8, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(first / split / name / f"{k}.png")
+    shutil.copytree(first, second)
+    options = {"tasks": ("composite:pretrain_epochs=0",), "n_train": (40,)}
+    plans = [
+        planned(tmp_path, images=planner.Files(f"folder:{root}", str(root / "train" / "cat")), **options)
+        for root in (first, second)
+    ]
+    assert [job.cell.id for job in plans[0].jobs] == [job.cell.id for job in plans[1].jobs]
+    assert not any(str(tmp_path) in job.cell.model_dump_json() for plan in plans for job in plan.jobs)
+    assert set(plans[1].locations.values()) == {second, second / "train" / "cat"}
+    (second / "train" / "cat" / "0.png").unlink()
+    other = planned(tmp_path, images=planner.Files(f"folder:{second}"), **options)
+    assert not {job.cell.id for job in other.jobs} & {job.cell.id for job in plans[0].jobs}
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        planner.Files("folder:nowhere"),
+        planner.Files("cats"),
+        planner.Files("folder:"),
+        planner.Files(backgrounds="nowhere"),
+        planner.Files("cifar10", data_root=Path("nowhere")),
+    ],
+)
+def test_pictures_that_are_not_there_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: planner.Files
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"nowhere|cats|folder"):
+        planned(tmp_path, images=images, tasks=("composite",))
+
+
+@pytest.mark.parametrize("device", ["foo", "", "cpu:0", "auto:0", "cuda:x", "cuda:-1", "cuda:0:1", "cuda:²"])
+def test_a_device_that_does_not_exist_is_refused(device: str) -> None:
+    with pytest.raises(UserError, match=r"--device.*allowed: auto, cpu, cuda"):
+        devices.resolve_device(device)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("device", ["cuda", "cuda:0"])
+def test_cuda_is_refused_where_there_is_none(device: str) -> None:
+    with pytest.raises(UserError, match=r"torch sees 0 CUDA devices.*--device cpu"):
+        devices.resolve_device(device)
+
+
+def test_a_device_is_found_or_taken_as_given() -> None:
+    assert devices.resolve_device("cpu") == "cpu"
+    assert devices.resolve_device("auto") == ("cuda:0" if torch.cuda.is_available() else "cpu")
+
+
+def test_there_are_as_many_workers_as_asked_for_and_no_more_than_cells(again: Callable[..., planner.Plan]) -> None:
+    plan = again("always")
+    assert devices.workers_for(plan, "cpu", 0) == 0
+    assert devices.workers_for(plan, "cpu", 3) == 3
+    assert devices.workers_for(plan, "cpu", 100) == len(plan.todo) == 14
+    assert 1 <= devices.workers_for(plan, "cpu", None) <= 14
+    assert devices.workers_for(plan, "cuda:0", None) == 1
+
+
+COMMAND = [
+    sys.executable,
+    "-m",
+    "sparsebench",
+    "run",
+    "--suite",
+    TINY,
+    "--task",
+    LONG,
+    "--n-train",
+    "4",
+    "--seeds",
+    "2",
+    "--jobs",
+    "1",
+]
+
+
+def finish(out: Path) -> tuple[str, int]:
+    """Give the same request in this process; return the leaderboard and how many cells were run."""
+    new: list[Record] = []
+    api.run("attn_topk", suite=TINY, tasks=LONG, n_train=[4], seeds=2, out=out, jobs=0, on_record=new.append)
+    return (out / "leaderboard.csv").read_text(), len(new)
+
+
+def stopped_by(number: int, out: Path, plugin: str, under_way: Callable[[], bool], times: int = 1) -> tuple[int, str]:
+    """Start a run and send it the signal when it is under way; return how it left and its standard error.
+
+    A signal that is to be sent again is sent when the run has said that it has the one before.
+    """
+    command = [*COMMAND, "--plugin", plugin, "--out", str(out)]
+    # A process started with SIGINT ignored would hand that on.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with (out / "said").open("wb") as said:
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    try:
+        assert soon(lambda: under_way() or process.poll() is not None)
+        process.send_signal(number)
+        for _ in range(times - 1):
+            assert soon(lambda: "stopping" in (out / "said").read_text())
+            time.sleep(0.5)
+            process.send_signal(number)
+        process.wait(timeout=55)  # less than one pass of `sleeps`
+    finally:
+        process.kill()
+        process.wait()
+    return process.returncode, (out / "said").read_text()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the leaderboard of a run that nobody stopped."""
+    board, cells = finish(tmp_path_factory.mktemp("undisturbed"))
+    assert cells == 10
+    return board
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_was_stopped_leaves_no_process_and_goes_on_where_it_was(
+    tmp_path: Path, undisturbed: str, number: int
+) -> None:
+    code, error = stopped_by(number, tmp_path, "attn_topk", lambda: len(cells_of(tmp_path)) >= 3)
+    assert soon(lambda: not processes_of(tmp_path))
+    if number == signal.SIGINT:
+        assert code == 130 and "Traceback" not in error
+        assert "Ctrl-C again stops now" in error and "the same command goes on from there" in error
+    else:
+        assert code == -signal.SIGKILL
+    kept = cells_of(tmp_path)
+    assert 3 <= len(kept) < 10
+    board, cells = finish(tmp_path)
+    assert board == undisturbed and cells == 10 - len(kept)
+    assert set(kept) < set(cells_of(tmp_path)) and len(cells_of(tmp_path)) == 10
+    assert len(set(cells_of(tmp_path))) == 10
+
+
+@pytest.mark.slow
+def test_nothing_outlives_a_run_even_if_it_hangs_and_hides(tmp_path: Path, samples: Path) -> None:
+    log = tmp_path / "logs" / "worker-0.log"
+    asleep = lambda: log.exists() and "asleep" in log.read_text()  # noqa: E731
+    code, _ = stopped_by(signal.SIGKILL, tmp_path, str(samples / "clings.py"), asleep)
+    assert code == -signal.SIGKILL
+    assert soon(lambda: not processes_of(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_does_not_wait_for_the_cell_under_way(tmp_path: Path, samples: Path) -> None:
+    log = tmp_path / "logs" / "worker-0.log"
+    asleep = lambda: log.exists() and "asleep" in log.read_text()  # noqa: E731
+    code, error = stopped_by(signal.SIGINT, tmp_path, str(samples / "sleeps.py"), asleep, times=2)
+    assert code == 130 and "the same command goes on from there" in error and "Traceback" not in error
+    assert not processes_of(tmp_path)
+    assert "sleeps" not in {record.label for record in store.read(tmp_path).values()}

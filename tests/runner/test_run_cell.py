@@ -1,0 +1,404 @@
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from measured import COMPOSITE, VIT, Measure, reason, value, what_was_measured
+
+from sparsebench import runner
+from sparsebench.measure.cost import Step
+from sparsebench.plugin.registry import Registry
+from sparsebench.records.record import Outcomes, Record, numbers_of
+from sparsebench.strategy.spec import fill
+
+THEORY = "theory:steps=40,test=20,tokens=20"
+SPURIOUS = "spurious:epochs=10,lr=0.003,test=40,pretrain_epochs=0"
+
+
+def opened(outcomes: Outcomes | None) -> tuple[np.ndarray, ...]:
+    assert outcomes is not None
+    return tuple(numbers_of(text, outcomes.n) for text in (outcomes.predicted, outcomes.label, outcomes.group))
+
+
+@pytest.fixture(scope="session")
+def image(measured: Measure) -> Measure:
+    """Return a function from a plugin to the record of its cell on the composite or the spurious task."""
+
+    def measure(plugin: str, task: str = COMPOSITE, **options: Any) -> Record:
+        return measured(plugin, task, 40, **({"model": VIT} | options))
+
+    return measure
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("import_error", "No module named 'a_module_that_is_nowhere'"),
+        ("wrong_hook", "did you mean 'sparsebench_strategies'"),
+        ("undeclared_oracle", "kind must be 'oracle'"),
+        ("wrong_shape", "scores must have shape (8, 16), got (8, 16, 16)"),
+        ("out_of_range", "must lie in 0..15, got 1000.."),
+        ("duplicates", "names a token twice"),
+        ("nan_scores", "scores holds NaN"),
+        ("no_plan", "returned Tensor, not a plan"),
+        ("undeclared_relevance", "view.relevance was read but not declared"),
+        ("raises", "ValueError: no idea which token matters"),
+        ("raises_contract", "no idea which token matters"),
+    ],
+)
+def test_what_a_strategy_does_wrong_is_in_its_record(samples: Path, measured: Measure, name: str, says: str) -> None:
+    record = measured(str(samples / f"{name}.py"))
+    assert record.status == "failed" and record.label == name
+    assert says in reason(record)
+    assert len(reason(record).splitlines()) == 1
+    assert record.metrics == {} and record.outcomes is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("past_the_end", "Keep.index must lie in 0..63, got 0.."),
+        ("twice", "Keep.index names a token twice"),
+        ("nan", "scores holds NaN"),
+        ("empty_group", "Merge.target leaves one of its 32 groups empty"),
+    ],
+)
+def test_an_illegal_plan_is_found_in_a_later_batch_too(samples: Path, image: Measure, wrong: str, says: str) -> None:
+    """The numbers of plans are read in the first batch of a shape only; of later ones at the end of the batch."""
+    record = image(
+        f"{samples / 'wrong_later.py'}:wrong={wrong},keep_rate=0.5", COMPOSITE.replace("test=40", "test=700")
+    )
+    assert record.status == "failed" and record.failure is not None
+    assert record.failure.kind == "StrategyError" and says in reason(record)
+
+
+def test_an_error_that_nobody_foresaw_keeps_its_traceback(samples: Path, measured: Measure) -> None:
+    record = measured(str(samples / "raises.py"))
+    assert record.failure is not None and record.failure.kind == "ValueError"
+    assert "raises.py" in record.failure.traceback and "in scores" in record.failure.traceback
+
+
+def test_a_strategy_that_cannot_act_here_is_unsupported_and_not_failed(samples: Path, measured: Measure) -> None:
+    record = measured(str(samples / "unsupported.py"))
+    assert record.status == "unsupported" and reason(record) == "only for round tokens"
+
+
+def test_a_model_of_fewer_blocks_than_the_suites_is_cut_where_it_can_be(image: Measure) -> None:
+    record = image("attn_topk:keep_rate=0.5", model="vit:dim=16,depth=2,heads=2")
+    assert [(s.tokens_in, s.tokens_out) for s in record.trajectory] == [(64, 32), (32, 16)]
+
+
+def test_validation_samples_are_counted_and_neither_trained_nor_tested_on(image: Measure) -> None:
+    record = image("random", SPURIOUS + ",validation=0.25")
+    assert record.metrics["train_loss"].n == 30 and record.metrics["accuracy"].n == 40
+    assert record.metrics["validation_accuracy"].n == record.metrics["validation_worst_group_accuracy"].n == 10
+    assert value(record, "validation_worst_group_accuracy") <= value(record, "validation_accuracy")
+    assert "kept_epoch" not in record.metrics
+    plain = image("random", SPURIOUS)
+    assert value(plain, "train_loss") != value(record, "train_loss") and "validation_accuracy" not in plain.metrics
+
+
+def test_early_stopping_names_the_pass_that_the_weights_are_from(image: Measure) -> None:
+    record = image("random", SPURIOUS + ",validation=0.25,patience=2,validate_by=worst_group")
+    kept = value(record, "kept_epoch")
+    assert value(record, "epochs") == min(10, kept + 2)
+
+
+def test_the_strategy_validates_as_it_tests(measured: Measure) -> None:
+    """The weights are the same; only whether tokens are removed after training is not."""
+    task = SPURIOUS.replace("test=40", "test=100,validation=0.5")
+    both, trained = (measured("random:keep_rate=0.2", task, 200, model=VIT, where=where) for where in ("both", "train"))
+    assert value(both, "train_loss") == value(trained, "train_loss")
+    assert value(both, "test_loss") != value(trained, "test_loss")
+    assert value(both, "validation_accuracy") != value(trained, "validation_accuracy")
+
+
+def test_the_worst_of_one_group_is_no_validation_result(image: Measure) -> None:
+    record = image("random", COMPOSITE + ",validation=0.25,patience=2,validate_by=worst_group")
+    assert record.status == "failed" and "has no groups; got validate_by=worst_group" in reason(record)
+
+
+@pytest.mark.theory
+def test_training_that_diverges_is_a_failure(measured: Measure) -> None:
+    record = measured("dense", THEORY.replace("steps=40", "steps=3,lr=1e30"))
+    assert record.status == "failed" and "diverged" in reason(record)
+
+
+@pytest.mark.theory
+def test_weights_that_are_no_numbers_after_the_last_step_are_a_failure(measured: Measure) -> None:
+    record = measured("dense", THEORY.replace("steps=40", "steps=1,lr=1e30"))
+    assert record.status == "failed" and "diverged" in reason(record)
+
+
+@pytest.mark.theory
+def test_a_theory_cell_has_its_metrics(measured: Measure) -> None:
+    record = measured("random", THEORY)
+    assert record.status == "ok"
+    assert set(record.metrics) >= {
+        "accuracy", "test_loss", "train_loss", "fitted", "steps", "epochs", "success", "selection_precision",
+        "selection_recall", "selection_auroc", "macs", "macs_dense", "macs_ratio", "macs_ratio_planned",
+    }  # fmt: skip
+    assert not {"spurious_gap", "worst_group_accuracy", "images_per_s"} & set(record.metrics)
+    assert record.metrics["accuracy"].n == 20 and record.metrics["macs"].unit == "MACs"
+    assert record.environment and record.device == "cpu" and record.seconds > 0
+
+
+def test_an_image_cell_is_timed(image: Measure) -> None:
+    record = image("random")
+    seconds = record.samples["seconds_per_batch"]
+    assert value(record, "images_per_s") == pytest.approx(40 / float(np.median(seconds)), rel=0.01)
+    assert value(record, "timed_batch") == 40
+    assert "success" not in record.metrics and "spurious_gap" not in record.metrics
+
+
+def test_a_test_of_many_batches_is_timed_by_these_alone(
+    job_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparsebench.training.evaluate.BATCH", 4)
+    monkeypatch.setattr("sparsebench.runner.results.seconds_per_batch", None)  # no other pass is made
+    (record,) = runner.inline(job_of("random", COMPOSITE, n_train=40, model=VIT), Registry(), tmp_path, "cpu", {})
+    seconds = record.samples["seconds_per_batch"]
+    assert len(seconds) == record.metrics["accuracy"].n // 4 - 1  # without the first
+    assert value(record, "images_per_s") == pytest.approx(4 / float(np.median(seconds)), rel=0.01)
+
+
+@pytest.mark.theory
+@pytest.mark.parametrize("plugin", ["dense", "random"])
+def test_a_trial_succeeds_by_its_test_loss(measured: Measure, plugin: str) -> None:
+    for n_train in (4, 64):
+        record = measured(plugin, "theory:test=50", n_train)
+        assert value(record, "success") == (value(record, "test_loss") < 1e-3)
+    assert value(measured("dense", "theory:test=50", 4), "success") == 0
+    assert value(measured("dense", "theory:test=50", 64), "success") == 1
+
+
+@pytest.mark.theory
+def test_a_trial_that_succeeds_by_its_test_error_says_what_the_papers_criterion_says(measured: Measure) -> None:
+    found = {n: measured("dense", "theory:test=200,criterion=error", n) for n in (4, 64)}
+    for record in found.values():
+        assert value(record, "success") == (value(record, "accuracy") >= 0.99)
+        assert value(record, "success_loss") == (value(record, "test_loss") < 1e-3)
+    assert [value(record, "success") for record in found.values()] == [0, 1]
+    assert "success_loss" not in measured("dense", "theory:test=50", 4).metrics
+
+
+@pytest.mark.parametrize("plugin", ["dense", "random"])
+def test_the_metrics_are_what_the_outcomes_say(image: Measure, plugin: str) -> None:
+    record = image(plugin, SPURIOUS)
+    predicted, label, group = opened(record.outcomes)
+    assert len(predicted) == 40 and len(set(predicted)) == 2 and np.bincount(group).tolist() == [10, 10, 10, 10]
+    assert set(label[group < 2]) == {0} and set(label[group >= 2]) == {1}
+    each = [float((predicted == label)[group == k].mean()) for k in range(4)]
+    named = {name: m.value for name, m in record.metrics.items() if name.startswith("accuracy: ")}
+    assert named == dict(zip((f"accuracy: {c} on {k}" for c in "38" for k in ("flower", "china")), each, strict=True))
+    assert value(record, "accuracy") == value(record, "average_test") == pytest.approx(np.mean(predicted == label))
+    assert value(record, "worst_group_accuracy") == min(each)
+    assert value(record, "spurious_gap") == value(record, "accuracy") - min(each)
+    # 20 training images of each class, 9 in 10 on the background that fits: groups of 18, 2, 2 and 18.
+    assert value(record, "average_train") == pytest.approx(np.average(each, weights=[18, 2, 2, 18]))
+
+
+def test_the_record_says_which_foreground_each_test_item_shows(image: Measure) -> None:
+    outcomes = image("dense", SPURIOUS).outcomes
+    assert outcomes is not None
+    drawn = Registry().task("spurious")(test=40, epochs=10, lr=0.003, pretrain_epochs=0).draw(40, 0, {}).test
+    assert drawn.foregrounds is not None
+    assert numbers_of(outcomes.foreground, outcomes.n).tolist() == drawn.foregrounds.tolist()
+
+
+def test_the_record_has_the_probability_of_the_label(image: Measure) -> None:
+    record = image("random")
+    assert record.outcomes is not None
+    assert math.exp(-value(record, "test_loss")) < value(record, "p_label") < 1  # by Jensen's inequality
+    assert (record.metrics["p_label"].unit, record.metrics["p_label"].n) == ("fraction", 40)
+
+
+GROUPS = [f"{c} on {k}" for c in "38" for k in ("flower", "china")]
+
+
+def test_the_record_has_the_size_of_each_group(image: Measure) -> None:
+    metrics = image("dense", SPURIOUS).metrics
+    assert [(metrics[f"train_samples: {name}"].value, metrics[f"train_samples: {name}"].unit) for name in GROUPS] == [
+        (18, "samples"), (2, "samples"), (2, "samples"), (18, "samples")
+    ]  # fmt: skip
+    assert [metrics[f"accuracy: {name}"].n for name in GROUPS] == [10, 10, 10, 10]
+
+
+def test_groups_that_training_or_test_lack_break_nothing(image: Measure) -> None:
+    record = image("dense", SPURIOUS.replace("test=40", "test=2,agreement=1"))
+    metrics = record.metrics
+    # 20 training images of each class, all on the background that fits; two test images, one of each class.
+    assert [metrics[f"train_samples: {name}"].value for name in GROUPS] == [20, 0, 0, 20]
+    there = [name for name in GROUPS if metrics[f"accuracy: {name}"].n]
+    assert len(there) == 2 and sum(metrics[f"accuracy: {name}"].n for name in GROUPS) == 2
+    assert all((metrics[f"accuracy: {name}"].value is None) == (name not in there) for name in GROUPS)
+    for average in ("average_test", "average_train"):
+        assert 0 <= value(record, average) <= 1
+
+
+def test_the_outcomes_of_a_cell_give_its_accuracy(measured: Measure) -> None:
+    record = measured("random")
+    predicted, label, group = opened(record.outcomes)
+    assert len(predicted) == 20 and not group.any()
+    assert float((predicted == label).mean()) == value(record, "accuracy")
+
+
+def test_the_oracle_selects_rightly_and_the_anti_oracle_wrongly(measured: Measure, image: Measure) -> None:
+    for measure in (measured, image):
+        assert value(measure("oracle"), "selection_auroc") == 1
+        assert value(measure("anti_oracle"), "selection_auroc") == 0
+        assert value(measure("dense"), "selection_auroc") == 0.5
+        assert value(measure("dense"), "selection_recall") == 1
+
+
+@pytest.mark.theory
+def test_recall_and_precision_follow_from_how_many_tokens_are_relevant(measured: Measure) -> None:
+    """Of 20 tokens 4 are, and all stay among 10."""
+    assert value(measured("oracle", THEORY), "selection_recall") == 1
+    assert value(measured("anti_oracle:keep_rate=0.5", THEORY), "selection_precision") == 0
+    assert value(measured("oracle:keep_rate=0.5", THEORY), "selection_precision") == pytest.approx(0.4)
+
+
+def theory_macs(tokens_in: float, tokens_out: float, scoring: str, d: int = 10, m: int = 256) -> float:
+    n, N = tokens_out, tokens_in
+    inside = 2 * n * d * d + n * n * d + n * d * d + n * n * d + n * d * m + n * m
+    return inside + (2 * N * d * d + N * N * d if scoring else 0)
+
+
+@pytest.mark.theory
+@pytest.mark.parametrize("plugin", ["dense", "random", "attn_topk", "attn_topk:keep_rate=0.25"])
+def test_the_macs_of_a_theory_cell_follow_from_its_trajectory(measured: Measure, plugin: str) -> None:
+    record = measured(plugin, THEORY)
+    (step,) = record.trajectory
+    dense = theory_macs(20, 20, "")
+    assert value(record, "macs_dense") == dense
+    assert value(record, "macs") == theory_macs(step.tokens_in, step.tokens_out, step.scoring)
+    assert value(record, "macs_ratio") == value(record, "macs") / dense
+    assert step.scoring == ("received" if plugin.startswith("attn") else "")
+    assert step.tokens_out == {"dense": 20, "attn_topk:keep_rate=0.25": 5}.get(plugin, step.tokens_out)
+
+
+@pytest.mark.parametrize("plugin", ["dense", "random", "attn_topk:keep_rate=0.5", "attn_topk:macs=0.7"])
+def test_the_macs_of_an_image_cell_follow_from_its_trajectory(image: Measure, plugin: str) -> None:
+    record = image(plugin)
+    registry = Registry()
+    task = fill(registry.task("composite"), record.cell.task.params, "task")
+    model = fill(registry.model("vit"), record.cell.model.params, "model")
+    cost = model.build(task.draw(40, 0, {}), 0).cost
+    macs = cost.macs([Step(**step.model_dump()) for step in record.trajectory])
+    dense = cost.macs([Step(64, 64)] * 3)
+    assert value(record, "macs_dense") == dense
+    assert value(record, "macs_ratio") == pytest.approx(macs / dense)
+    assert value(record, "macs_ratio_planned") == value(record, "macs_ratio")
+
+
+def test_the_trajectory_is_what_the_budget_asks_for(image: Measure) -> None:
+    steps = image("attn_topk:keep_rate=0.5").trajectory
+    assert [(s.tokens_in, s.tokens_out) for s in steps] == [(64, 64), (64, 32), (32, 16)]
+    assert [s.scoring for s in steps] == ["", "class", "class"]
+    steps = image("random:keep_rate=0.5").trajectory
+    assert [(s.tokens_in, s.tokens_out) for s in steps] == [(32, 32)] * 3
+
+
+def test_tokens_are_removed_where_the_cell_says(image: Measure) -> None:
+    dense = image("dense")
+    both, train, test = (image("random:keep_rate=0.25", where=where) for where in ("both", "train", "test"))
+    assert len({record.cell_id for record in (dense, both, train, test)}) == 4
+    losses = [value(record, "train_loss") for record in (dense, both, train, test)]
+    assert losses[0] == losses[3] and losses[1] == losses[2] and losses[0] != losses[1]
+    assert value(train, "macs_ratio") == 1 and train.trajectory == dense.trajectory
+    assert value(both, "macs_ratio") == value(test, "macs_ratio") < 0.5
+    assert value(train, "selection_recall") == 1 > value(test, "selection_recall")
+    tested = [value(record, "test_loss") for record in (dense, both, train, test)]
+    assert len(set(tested)) == 4
+
+
+def test_strategies_that_keep_everything_give_what_dense_gives(image: Measure) -> None:
+    """Data, initial weights and the order of the samples are then the same for every strategy."""
+    dense = image("dense")
+    for plugin in ("random", "oracle", "attn_topk"):
+        record = image(f"{plugin}:keep_rate=1")
+        assert record.outcomes == dense.outcomes
+        same = ("train_loss", "test_loss", "steps", "macs")
+        assert [value(record, m) for m in same] == [value(dense, m) for m in same]
+
+
+def test_every_strategy_is_tested_on_the_same_items(image: Measure) -> None:
+    seen = [opened(image(plugin, SPURIOUS).outcomes)[1:] for plugin in ("dense", "random", "oracle")]
+    assert all(np.array_equal(a, b) for other in seen[1:] for a, b in zip(seen[0], other, strict=True))
+
+
+def test_repetitions_differ(measured: Measure, image: Measure) -> None:
+    for measure in (measured, image):
+        losses = {value(measure("dense", repetition=k), "train_loss") for k in range(3)}
+        assert len(losses) == 3
+
+
+def test_the_same_cell_gives_the_same_twice(job_of: Any, tmp_path: Path) -> None:
+    jobs = job_of("random", n_train=8) * 2
+    first, again = runner.inline(jobs, Registry(), tmp_path, "cpu", {})
+    assert what_was_measured(first) == what_was_measured(again)
+
+
+def test_the_state_of_the_global_generators_does_not_matter(job_of: Any, tmp_path: Path) -> None:
+    (job,) = job_of("random", COMPOSITE, n_train=40, model=VIT)
+    losses = set()
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        (record,) = runner.inline([job], Registry(), tmp_path, "cpu", {})
+        losses.add(value(record, "train_loss"))
+    assert len(losses) == 1
+
+
+def test_the_record_says_which_attention_was_seen(image: Measure) -> None:
+    assert image("attn_topk").notes["attention"] == "class"
+    assert image("attn_topk:attention=received").notes["attention"] == "received"
+    assert "attention" not in image("random").notes
+
+
+def test_a_plugin_file_that_changed_since_the_run_began_is_not_run(samples: Path, job_of: Any, tmp_path: Path) -> None:
+    path = Path(shutil.copy(samples / "good.py", tmp_path / "mine.py"))
+    (job,) = job_of(str(path), n_train=8)
+    path.write_text(path.read_text().replace("norm(dim=-1)", "sum(dim=-1)"))
+    (record,) = runner.inline([job], Registry(), tmp_path, "cpu", {})
+    assert record.status == "failed" and "another revision" in reason(record)
+
+
+def test_pictures_that_are_not_on_this_machine_are_the_reason(job_of: Any, tmp_path: Path) -> None:
+    (job,) = job_of("random", COMPOSITE, n_train=40, model=VIT, images="folder-0123456789ab")
+    (record,) = runner.inline([job], Registry(), tmp_path, "cpu", {})
+    assert record.status == "failed" and "folder-0123456789ab" in reason(record)
+
+
+def test_a_cell_that_runs_out_of_memory_says_so(samples: Path, job_of: Any, tmp_path: Path) -> None:
+    path = tmp_path / "greedy.py"
+    text = (samples / "raises.py").read_text()
+    path.write_text(text.replace('"raises"', '"greedy"').replace("ValueError", "MemoryError"))
+    (job,) = job_of(str(path), n_train=8)
+    (record,) = runner.inline([job], Registry(), tmp_path, "cpu", {})
+    assert record.status == "oom"
+
+
+def test_a_step_that_does_not_fit_the_memory_is_taken_in_parts(samples: Path, job_of: Any, tmp_path: Path) -> None:
+    path, fits = tmp_path / "greedy.py", tmp_path / "fits.py"
+    text = (samples / "good.py").read_text()
+    line = "        return (1 if self.largest"
+    refuse = """        if view.training and len(view.tokens) > MOST:
+            import torch
+
+            raise torch.OutOfMemoryError("no memory left")
+"""
+    task, found = COMPOSITE + ",batch=20", []
+    for where, most in ((path, 6), (fits, 20), (tmp_path / "never.py", 0)):
+        where.write_text(text.replace(line, refuse.replace("MOST", str(most)) + line))
+        (job,) = job_of(str(where), task, n_train=40, model=VIT)
+        found += runner.inline([job], Registry(), tmp_path, "cpu", {})
+    parts, whole, never = found
+    assert parts.notes["memory"].startswith("batches in 4 parts") and "memory" not in whole.notes
+    assert value(parts, "train_loss") == pytest.approx(value(whole, "train_loss"), rel=1e-5)
+    assert value(parts, "test_loss") == pytest.approx(value(whole, "test_loss"), rel=1e-4)
+    assert never.status == "oom"

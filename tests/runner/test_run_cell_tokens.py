@@ -1,0 +1,142 @@
+"""What a record tells of single tokens."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sparsebench_plugins.random import Random
+
+from sparsebench.measure.selection import token_spuriosity
+from sparsebench.models.actor import Actor
+from sparsebench.models.vits import Vit
+from sparsebench.records import store
+from sparsebench.records.cell import canonical
+from sparsebench.records.record import Record
+from sparsebench.runner.results import Result, _add_spuriosity
+from sparsebench.strategy.budget import Budget
+from sparsebench.tasks.images import Composite
+from sparsebench.training.discard import influences
+from sparsebench.training.steps import Samples
+
+COMPOSITE = "composite:epochs=1,test=40,pretrain_epochs=0"
+VIT = "vit:dim=16,depth=3,heads=2"
+
+Measure = Callable[..., Record]
+
+
+@pytest.fixture(scope="session")
+def image(measured: Measure) -> Measure:
+    """Return a function from a plugin to the record of its cell on the composite task."""
+
+    def measure(plugin: str, task: str = COMPOSITE, **options: Any) -> Record:
+        return measured(plugin, task, 40, model=VIT, **options)
+
+    return measure
+
+
+BY_BLOCK = [f"selection_{name}" for name in ("blocks", "precision_by_block", "recall_by_block", "auroc_by_block")]
+
+
+def test_selection_is_told_block_by_block(image: Measure, measured: Measure) -> None:
+    record = image("attn_topk:keep_rate=0.5")
+    blocks, precision, recall, auroc = (record.samples[name] for name in BY_BLOCK)
+    assert blocks == (1, 2) and len(precision) == len(recall) == len(auroc) == 2
+    assert [precision[1], recall[1]] == [record.metrics[f"selection_{name}"].value for name in ("precision", "recall")]
+    assert auroc[0] == record.metrics["selection_auroc"].value and auroc[0] != auroc[1]
+    assert recall[0] > recall[1]  # what has left does not come back
+    assert not set(BY_BLOCK) & set(image("dense").samples)
+    assert not set(BY_BLOCK) & set(measured("random").samples)  # a network of one block has said it all
+
+
+INNER_ORACLE = """
+import sparsebench
+
+class Inner(sparsebench.Strategy):
+    name, kind, site, needs = "inner", "oracle", "block", frozenset({"relevance"})
+
+    def scores(self, view):
+        return view.relevance
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [Inner]
+"""
+
+
+def test_where_no_tokens_of_two_kinds_are_left_there_is_nothing_to_tell_apart(image: Measure, tmp_path: Path) -> None:
+    path = tmp_path / "inner.py"
+    path.write_text(INNER_ORACLE)
+    record = image(f"{path}:keep_rate=0.25")
+    assert [record.samples[name] for name in BY_BLOCK[1::2]] == [(1, 1), (1, None)]
+    assert record.samples[BY_BLOCK[2]][0] > record.samples[BY_BLOCK[2]][1] > 0
+    assert store.parse(canonical(record.model_dump(mode="json")).encode()) == record
+
+
+INDICES = ("a_tsi", "m_tsi", "a_tsi_dense", "m_tsi_dense")
+MEASURED = COMPOSITE + ",spuriosity=40"
+
+
+def test_the_spuriosity_of_tokens_is_measured_where_asked_for_and_changes_nothing_else(image: Measure) -> None:
+    for plugin in ("dense", "random", "attn_topk"):
+        plain, record = image(plugin), image(plugin, MEASURED)
+        assert record.status == "ok", record.failure
+        assert set(record.metrics) - set(plain.metrics) == set(INDICES)
+        assert record.outcomes == plain.outcomes and record.metrics["train_loss"] == plain.metrics["train_loss"]
+        assert all(record.metrics[name].unit == "ratio" for name in INDICES)
+        right = round(40 * (record.metrics["accuracy"].value or 0))
+        assert 0 < record.metrics["a_tsi"].n == record.metrics["m_tsi"].n == right < 40
+        after, before = ([record.metrics[name].value for name in names] for names in (INDICES[:2], INDICES[2:]))
+        assert all(value is not None and value > 0 for value in before + after)
+        assert (after == before) == (plugin == "dense")
+
+
+@pytest.mark.parametrize("wrong", [[], [1, 4], [0, 1, 2, 3, 4]])
+def test_only_images_that_are_classified_rightly_count(wrong: list[int]) -> None:
+    data = Composite(canvas=16, foreground=10, test=5).draw(4, 0, {})
+    network = Vit(dim=16, depth=2, heads=2, patch=4).build(data, 0)
+    actor = Actor(Random(), Budget(keep_rate=0.3), network.cost, network.grid, 3)
+    relevance = torch.from_numpy(data.test.relevance_on((4, 4)))
+    samples = Samples(torch.from_numpy(data.test.inputs), torch.zeros(5, dtype=torch.long), relevance)
+    right = np.array([i not in wrong for i in range(5)])
+    for acting, end in ((actor, ""), (None, "_dense")):
+        found, result = influences(network, acting, samples, 5), Result()
+        assert found is not None
+        samples.labels = torch.from_numpy(np.where(right, found.predicted, found.predicted + 1))
+        _add_spuriosity(result, network, actor, samples, relevance)
+        expected = token_spuriosity(found.z[right], relevance.numpy()[right] > 0)
+        for name, value in zip(("a_tsi", "m_tsi"), expected, strict=True):
+            metric = result.metrics[name + end]
+            assert metric.n == 5 - len(wrong) and metric.value == (None if np.isnan(value) else value)
+            assert (metric.value is None) == (len(wrong) == 5)
+
+
+def test_where_nothing_acts_in_the_test_both_spuriosities_are_one(image: Measure) -> None:
+    metrics = image("random", MEASURED, where="train").metrics
+    assert metrics["a_tsi"] == metrics["a_tsi_dense"] and metrics["m_tsi"] == metrics["m_tsi_dense"]
+
+
+def test_spuriosity_is_not_measured_where_tokens_are_merged(image: Measure, tmp_path: Path) -> None:
+    path = tmp_path / "pairs.py"
+    path.write_text(PAIRS)
+    record = image(f"{path}:keep_rate=0.5", MEASURED)
+    assert [record.metrics[name].value is None for name in INDICES] == [True, True, False, False]
+    assert "merged" in record.notes["spuriosity"]
+
+
+PAIRS = """
+import torch
+import sparsebench
+
+class Pairs(sparsebench.Strategy):
+    name = "pairs"
+
+    def plan(self, view, keep):
+        return sparsebench.Merge(torch.arange(view.index.shape[1]).expand(view.index.shape) // 2)
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [Pairs]
+"""

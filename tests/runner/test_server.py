@@ -1,0 +1,180 @@
+"""Workers are forked, end with all that they have started, and need no main guard."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from measured import TINY
+from processes import processes_in, processes_of, workers_of
+from waiting import soon
+
+from sparsebench import runner
+from sparsebench.plan.job import Job
+from sparsebench.runner.devices import variables
+from sparsebench.runner.process import Server, Worker
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+
+CLINGS = """
+import os, signal, sys, time
+
+def main(line):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)"], {"CLINGS_TO": {place!r}})
+        os._exit(0)
+    os.wait()
+    print("begun", flush=True)
+    {then}
+"""
+"""Starts a process that is in a session of its own and has lost its parent; then says so."""
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = Server(variables())
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def clinging(server: Server, tmp_path: Path) -> Callable[[str], Worker]:
+    """Return a maker of workers that have left a process behind, and go on as a line says."""
+
+    def start(name: str, then: str = "time.sleep(600)") -> Worker:
+        code = CLINGS.replace("{place!r}", repr(str(tmp_path))).replace("{then}", then)
+        (tmp_path / f"{name}.py").write_text(code)
+        worker = server.start(name, {}, tmp_path / f"{name}.log")
+        assert soon(lambda: "begun" in (tmp_path / f"{name}.log").read_text())
+        return worker
+
+    return start
+
+
+def left(tmp_path: Path) -> list[int]:
+    return processes_in(f"CLINGS_TO={tmp_path}")
+
+
+def test_a_worker_leaves_as_it_did_and_what_it_left_behind_is_ended(
+    clinging: Callable[..., Worker], tmp_path: Path
+) -> None:
+    ends = {"sys.exit(7)": 7, "os.kill(os.getpid(), 11)": -11, "os._exit(0)": 0, "signal.raise_signal(9)": -9}
+    for number, (then, code) in enumerate(ends.items()):
+        assert clinging(f"ends{number}", then).end(300) == code
+        assert left(tmp_path) == []
+    staying = clinging("stays")
+    assert soon(lambda: left(tmp_path))
+    assert staying.end() == 0 and left(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_workers_end_with_the_server_and_another_is_started(
+    server: Server, clinging: Callable[..., Worker], tmp_path: Path
+) -> None:
+    worker = clinging("stays")
+    assert server._process is not None
+    server._process.kill()
+    assert soon(lambda: not _lives(worker.pid))
+    assert worker.end(300) == -signal.SIGKILL
+    for pid in left(tmp_path):  # nobody was there to end it
+        os.kill(pid, signal.SIGKILL)
+    assert clinging("another", "sys.exit(3)").end(300) == 3
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+    except OSError:
+        return False
+
+
+WHERE = """
+import os
+from typing import ClassVar
+import sparsebench
+
+class Where(sparsebench.Strategy):
+    name: ClassVar[str] = "where"
+
+    def scores(self, view):
+        print("server", os.getppid(), "in", os.getcwd(), "with", os.environ.get("A_VARIABLE"))
+        return view.tokens.sum(dim=-1)
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [Where]
+"""
+
+
+def test_runs_of_a_process_share_a_server_while_their_variables_are_alike(
+    job_of: Callable[..., list[Job]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "where.py").write_text(WHERE)
+    (job,) = job_of(str(tmp_path / "where.py"), n_train=4)
+
+    def run(name: str) -> list[str]:
+        (record,) = runner.local([job], 1, tmp_path / name, "cpu", {})
+        assert record.status == "ok", record.failure
+        return (tmp_path / name / "logs" / "worker-0.log").read_text().splitlines()[0].split()
+
+    _, first, _, folder, _, _ = run("first")
+    assert folder == os.getcwd()
+    monkeypatch.chdir(tmp_path)
+    assert run("second") == ["server", first, "in", str(tmp_path.resolve()), "with", "None"]
+    monkeypatch.setenv("A_VARIABLE", "1")
+    _, other, *_, variable = run("third")
+    assert other != first and variable == "1" and not Path("/proc", first).exists()
+
+
+SCRIPT = """
+import os, sparsebench
+print("here", os.getpid(), flush=True)
+sparsebench.run(PLUGINS, suite=TINY, n_train=[4], seeds=1, jobs=2, out=OUT)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_without_a_main_guard_on_standard_input_runs_once_and_leaves_nothing(
+    samples: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    script = (
+        SCRIPT.replace("TINY", repr(TINY))
+        .replace("PLUGINS", repr([str(samples / "good.py")]))
+        .replace("OUT", repr(str(out)))
+    )
+    done = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("here") == 1 and processes_of(out) == []
+    assert "here" not in "".join(log.read_text() for log in (out / "logs").iterdir())
+
+
+@pytest.mark.slow
+def test_workers_end_with_the_run_that_is_killed(samples: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    line = [
+        sys.executable,
+        "-m",
+        "sparsebench",
+        "run",
+        "--suite",
+        TINY,
+        "--task",
+        "composite:epochs=50",
+        "--n-train",
+        "64",
+    ]
+    run = subprocess.Popen(
+        [*line, "--jobs", "2", "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    assert soon(lambda: len(workers_of(out)) >= 2)
+    run.kill()
+    run.wait()
+    assert soon(lambda: not processes_of(out))

@@ -1,0 +1,102 @@
+"""Two runs of one folder at the same time, and runs of a folder that may only be read."""
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner, Result
+from measured import TINY
+
+from sparsebench.cli import main
+from sparsebench.plan import plan as planner
+from sparsebench.plan.request import Request
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.record import Record
+from sparsebench.runner import run as runs
+
+RUN = [
+    "run",
+    "--suite",
+    TINY,
+    "--n-train",
+    "4,8",
+    "--seeds",
+    "3",
+    "--jobs",
+    "0",
+]
+TIMES = ["images_per_s", "pareto_speed"]
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
+
+
+def call(*arguments: Any) -> Result:
+    return CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+@pytest.mark.slow
+def test_both_end_with_the_board_that_one_alone_has(tmp_path: Path) -> None:
+    alone, both = tmp_path / "alone", tmp_path / "both"
+    line = [sys.executable, "-m", "sparsebench", *RUN, "--format", "csv", "--out", str(both)]
+    runs = [subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    expected = call(*RUN, "--format", "csv", "--out", alone)
+    ends = [run.communicate(timeout=300) for run in runs]
+    assert [expected.exit_code, *(run.returncode for run in runs)] == [0, 0, 0], ends
+    boards = [
+        pd.read_csv(io.StringIO(text)).drop(columns=TIMES) for text in (expected.stdout, *(end[0] for end in ends))
+    ]
+    assert boards[0].equals(boards[1]) and boards[0].equals(boards[2])
+    assert set(store.read(both)) == set(store.read(alone)) and not list(both.rglob("*.part"))
+    assert len(store.rows(both, counted=False)) == len(store.read(both)), "no cell is done twice"
+    assert not (both / "underway").exists()
+
+
+HOLDS = """
+import sys
+from pathlib import Path
+from sparsebench.runner.underway import Claims
+
+with Claims(Path(sys.argv[1]), {}) as claims:
+    print(claims.begin(sys.argv[2]), flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_cell_that_another_run_is_at_is_left_to_it_and_done_when_that_has_died(tmp_path: Path) -> None:
+    request = Request(suite=TINY, n_train=(4,), seeds=1)
+    plan = planner.plan(request, planner.Files(), Registry(), tmp_path, "missing")
+    (first, *others), new = [job.cell.id for job in plan.todo], list[str]()
+    words = [sys.executable, "-c", HOLDS, str(tmp_path), first]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "True\n"
+
+        def on_record(record: Record) -> None:
+            new.append(record.cell_id)
+            if len(new) == len(others):
+                other.kill()
+
+        runs.execute(plan, Registry(), tmp_path, "cpu", 0, on_record)
+    assert sorted(new[:-1]) == sorted(others) and new[-1] == first
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="mounts need root")
+def test_a_folder_that_may_only_be_read_gives_a_board_and_refuses_a_run(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "--bind", GOLDEN, disk], capture_output=True).returncode:
+        pytest.skip("file systems may not be mounted here")
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", disk], check=True)
+        board, refused = call("leaderboard", disk), call(*RUN, "--out", disk)
+    finally:
+        subprocess.run(["umount", disk], check=True)
+    assert board.exit_code == 0 and "dense" in board.stdout
+    assert refused.exit_code == 2
+    assert (
+        refused.stderr.splitlines()[-1] == f"Error: cannot write to {disk}: Read-only file system; give another --out"
+    )

@@ -1,0 +1,96 @@
+"""A run's folder, its records or its segment are removed or replaced while the run is under way."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from measured import TINY
+
+from sparsebench import runner
+from sparsebench.errors import UserError
+from sparsebench.plan import plan as planner
+from sparsebench.plan.expand import expand
+from sparsebench.plan.request import Request
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.record import Record
+from sparsebench.runner import run as runs
+
+REQUEST = Request(suite=TINY, n_train=(4,), seeds=1)
+
+
+def run(out: Path, workers: int, at_first: Callable[[], object]) -> list[Record]:
+    """Run four cells and do something after the first; return the records that were stored."""
+    new: list[Record] = []
+
+    def on_record(record: Record) -> None:
+        new.append(record)
+        if len(new) == 1:
+            at_first()
+
+    plan = planner.plan(REQUEST, planner.Files(), Registry(), out, "missing")
+    store.check_writable(out)
+    runs.execute(plan, Registry(), out, "cpu", workers, on_record)
+    return new
+
+
+@pytest.mark.parametrize(("what", "workers"), [("folder", 1), ("records", 0), ("segment", 0)])
+def test_a_run_whose_records_are_removed_ends_at_the_next_record(tmp_path: Path, what: str, workers: int) -> None:
+    out = tmp_path / "out"
+
+    def remove() -> None:
+        store.segments(out)[0].unlink() if what == "segment" else shutil.rmtree(
+            out if what == "folder" else out / "records"
+        )
+
+    with pytest.raises(UserError, match="it was removed while the run was under way"):
+        run(out, workers, remove)
+    assert not store.read(out)
+
+
+def test_a_folder_that_was_moved_with_a_link_to_it_is_the_same(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def move() -> None:
+        out.rename(tmp_path / "moved")
+        out.symlink_to(tmp_path / "moved")
+
+    new = run(out, 1, move)
+    assert store.read(out) == {record.cell_id: record for record in new} and len(new) == 4
+
+
+PRINTS = """
+from typing import ClassVar
+import sparsebench
+
+class Prints(sparsebench.Strategy):
+    name: ClassVar[str] = "prints"
+
+    def scores(self, view):
+        for number in range(50):
+            print("x" * 2**16)
+        print("the last line")
+        {then}
+        return view.tokens.sum(dim=-1)
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [Prints]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("then", "status"), [("pass", "ok"), ("import os; os.abort()", "crashed")])
+def test_what_a_cell_prints_takes_a_bounded_part_of_the_log(tmp_path: Path, then: str, status: str) -> None:
+    path = tmp_path / "prints.py"
+    path.write_text(PRINTS.format(then=then))
+    request = Request(suite=REQUEST.suite, plugins=(str(path),), tasks=REQUEST.tasks, n_train=(4,), seeds=1)
+    jobs = [job for job in expand(request, Registry()) if job.label == "prints"]
+    (record,) = runner.local(jobs, 1, tmp_path, "cpu", {})
+    assert record.status == status
+    (log,) = (tmp_path / "logs").iterdir()
+    text = log.read_text()
+    assert log.stat().st_size < 2**21 and "bytes are left out]" in text and "the last line" in text
+    if record.failure is not None:
+        assert "numba" in record.failure.traceback

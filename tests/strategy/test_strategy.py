@@ -1,0 +1,187 @@
+import re
+import subprocess
+import sys
+from typing import ClassVar
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from sparsebench.errors import StrategyError
+from sparsebench.plugin.registry import Registry
+from sparsebench.strategy.base import Strategy, how_of, how_of_label
+from sparsebench.strategy.contract import complaint
+from sparsebench.strategy.plans import Keep, Place
+from sparsebench.strategy.view import NEEDS, TokenView
+
+
+class Good(Strategy):
+    name: ClassVar[str] = "good"
+    power: float = 2.0
+
+    def scores(self, view):
+        return view.tokens.norm(dim=-1) ** self.power
+
+
+def a_view(**given):
+    ones = torch.ones(2, 3)
+    return TokenView(
+        given,
+        index=torch.arange(3).expand(2, 3),
+        sizes=ones,
+        weights=ones,
+        place=Place(4, 12, 3, 3, 8, 2, 4, 1, 3, 0.0),
+        training=False,
+        grid=(1, 3),
+        random=lambda draw, width: ones * draw,
+    )
+
+
+def test_top_keeps_the_largest_scores_best_first():
+    scores = torch.tensor([[0.1, 0.9, 0.5], [3.0, 1.0, 2.0]])
+    plan = Keep.top(scores, 2)
+    assert plan.index.tolist() == [[1, 2], [0, 2]]
+    assert plan.scores is scores and plan.fuse is None
+
+
+def test_equal_scores_keep_the_lowest_positions():
+    assert Keep.top(torch.zeros(2, 500), 7).index.tolist() == [list(range(7))] * 2
+    mixed = torch.tensor([[1.0, 2.0, 1.0, 2.0, 1.0] * 40])
+    assert Keep.top(mixed, 82).index[0].tolist() == [i for i in range(200) if i % 5 in (1, 3)] + [0, 2]
+
+
+def test_scores_alone_make_a_plan_that_keeps_the_best():
+    tokens = torch.tensor([[[1.0], [-3.0], [2.0]]]).repeat(2, 1, 1)
+    assert Good().plan(a_view(tokens=lambda: tokens), 2).index.tolist() == [[1, 2]] * 2
+
+
+def test_a_strategy_with_neither_scores_nor_plan_says_so_with_its_name():
+    class Empty(Strategy):
+        name: ClassVar[str] = "empty"
+
+    with pytest.raises(StrategyError, match="'empty' has neither"):
+        Empty().plan(a_view(), 1)
+
+
+def test_parameters_are_checked_frozen_and_survive_json():
+    strategy = Good(power=3)
+    assert Good.model_validate_json(strategy.model_dump_json()) == strategy != Good()
+    with pytest.raises(ValidationError, match="powr"):
+        Good(powr=3)
+    with pytest.raises(StrategyError, match=r"set self\.power"):
+        strategy.power = 1.0
+
+
+@pytest.mark.parametrize("field", sorted(NEEDS))
+def test_every_field_of_the_view_is_given_if_declared_and_refused_if_not(field):
+    value = torch.rand(2, 3)
+    assert getattr(a_view(**{field: lambda: value}), field) is value
+    with pytest.raises(StrategyError, match=rf"view\.{field} was read but not declared.*declared: nothing"):
+        getattr(a_view(), field)
+
+
+def test_a_field_is_computed_when_first_read_and_only_then():
+    calls = []
+    view = a_view(tokens=lambda: calls.append("tokens") or torch.ones(1), keys=lambda: calls.append("keys"))
+    assert calls == []
+    assert view.tokens is view.tokens
+    assert calls == ["tokens"]
+
+
+def test_a_field_that_is_none_is_computed_once_too():
+    calls = []
+    view = a_view(pixels=lambda: calls.append(1))
+    assert view.pixels is None and view.pixels is None
+    assert calls == [1]
+
+
+def test_the_view_tells_where_it_is_and_draws_one_stream_a_draw():
+    view = a_view()
+    assert (view.block, view.depth, view.training, view.grid) == (4, 12, False, (1, 3))
+    assert float(view.random().sum()) == 0 and float(view.random(2).sum()) == 12
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"name": "two words"}, "plain identifier"),
+        ({"name": None}, "plain identifier"),
+        ({"kind": "magic"}, r"kind must be one of.*'magic'"),
+        ({"site": "head"}, r"site must be one of.*'head'"),
+        ({"needs": frozenset({"labels"})}, r"unknown labels"),
+        ({"needs": frozenset({"relevance"})}, r"kind must be 'oracle'"),
+    ],
+)
+def test_a_class_that_breaks_the_contract_gets_a_complaint(wrong, said):
+    class Wrong(Good):
+        pass
+
+    for key, value in wrong.items():
+        setattr(Wrong, key, value)
+    assert re.search(said, complaint(Wrong))
+
+
+def test_a_class_that_decides_nothing_gets_a_complaint_with_the_method_that_may_be_meant():
+    class Empty(Strategy):
+        name: ClassVar[str] = "empty"
+
+    class Typed(Empty):
+        def score(self, view):
+            return view.tokens.sum(dim=2)
+
+    assert complaint(Empty) == "empty has neither scores(self, view) nor plan(self, view, keep); write one of them"
+    assert complaint(Typed).endswith("nor plan(self, view, keep); rename score")
+
+
+def test_a_class_without_a_name_and_a_thing_that_is_no_class_get_a_complaint():
+    class Nameless(Strategy):
+        pass
+
+    assert "plain identifier" in complaint(Nameless)
+    assert "is an instance of a strategy; return the class, Good" in complaint(Good())
+    assert "not a subclass" in complaint(int)
+    assert complaint(Good) is None
+
+
+def test_an_oracle_may_need_relevance():
+    class Seer(Good):
+        kind = "oracle"
+        needs = frozenset({"relevance"})
+
+    assert complaint(Seer) is None
+
+
+def test_writing_a_strategy_imports_no_torch(pytestconfig):
+    code = "import sys, sparsebench.strategy.base; sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=pytestconfig.rootpath, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_parameter_that_is_a_word_of_a_budget_gets_a_complaint():
+    class Clashes(Strategy):
+        name = "clashes"
+        ratio: float = 1.0
+
+    assert complaint(Clashes) == "clashes has parameters with names of budget options; rename them: ratio"
+
+
+def test_every_strategy_says_how_it_disposes_of_tokens_as_its_plans_do() -> None:
+    said = {found.cls.name: how_of(found.cls) for found in Registry().strategies()}
+    known = {
+        "dense": "-", "oracle": "truth", "anti_oracle": "truth", "attn_topk": "drop", "tps": "mix", "evit": "fuse",
+        "ats": "drop", "dynamic_vit": "trained", "patch_merger": "trained", "tofu": "drop+merge",
+    }  # fmt: skip
+    assert {name: said[name] for name in known} == known and all(said.values())
+
+
+@pytest.mark.parametrize(
+    ("how", "label", "shown"),
+    [
+        ("drop", "attn_topk", "drop"),
+        ("drop", "attn_topk(disposal=squeeze)", "mix"),
+        ("drop", "mine(a=1, disposal=merge, b=2)", "merge"),
+        ("trained", "dynamic_vit(disposal=squeeze)", "trained"),
+    ],
+)
+def test_a_disposal_among_the_parameters_says_how(how: str, label: str, shown: str) -> None:
+    assert how_of_label(how, label) == shown

@@ -1,0 +1,179 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsebench.strategy import tokens
+from sparsebench.strategy.plans import Keep, Merge, Mix
+
+KINDS = ("keep", "fuse", "merge", "weigh", "mix")
+PREFIXES = (0, 1, 2, 5)
+
+
+def make_plan(kind, rng, B, N, M):
+    order = torch.stack([torch.randperm(N, generator=rng) for _ in range(B)])
+    if kind == "keep":
+        return Keep(order[:, :M])
+    if kind == "fuse":
+        return Keep(order[:, : M - 1], fuse=torch.rand(B, N, generator=rng, dtype=torch.float64))
+    if kind == "merge":
+        target = torch.randint(0, M, (B, N), generator=rng)
+        return Merge(target.scatter(1, order[:, :M], torch.arange(M).expand(B, M)))
+    if kind == "weigh":
+        target = torch.randint(-1, M, (B, N), generator=rng)
+        weight, added = torch.rand(2, B, N, generator=rng, dtype=torch.float64)
+        return Merge(target.scatter(1, order[:, :M], torch.arange(M).expand(B, M)), weight=weight, sizes=added)
+    return Mix(torch.randn(B, M, N, generator=rng, dtype=torch.float64))
+
+
+def by_loops(plan, x, sizes, prefix):
+    """Return what the plan makes of (B, P + N, C), one token at a time."""
+    out = []
+    for b in range(x.shape[0]):
+        patches = x[b, prefix:]
+        N = len(patches)
+        rows = list(x[b, :prefix])
+        if isinstance(plan, Keep):
+            kept = plan.index[b].tolist()
+            rows += [patches[i] for i in kept]
+            if plan.fuse is not None:
+                rows.append(sum((plan.fuse[b, i] * patches[i] for i in range(N) if i not in kept), 0 * patches[0]))
+        elif isinstance(plan, Merge):
+            for group in range(int(plan.target[b].max()) + 1):
+                members = [i for i in range(N) if plan.target[b, i] == group]
+                mean = sizes[b] / sum(sizes[b, i] for i in members)
+                weight = mean if plan.weight is None else plan.weight[b]
+                rows.append(sum(weight[i] * patches[i] for i in members))
+        else:
+            rows += [sum(weights[i] * patches[i] for i in range(N)) for weights in plan.weight[b]]
+        out.append(torch.stack(rows))
+    return torch.stack(out)
+
+
+@st.composite
+def cases(draw, kinds=KINDS):
+    kind = draw(st.sampled_from(kinds))
+    B, N, C = draw(st.integers(1, 3)), draw(st.integers(1, 8)), draw(st.integers(1, 4))
+    M = draw(st.integers(1, N))
+    rng = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
+    sizes = torch.randint(1, 5, (B, N), generator=rng).double()
+    return make_plan(kind, rng, B, N, M), sizes, draw(st.sampled_from(PREFIXES)), C, rng
+
+
+@given(cases())
+@settings(max_examples=150, deadline=None)
+def test_a_plan_does_what_a_loop_over_its_tokens_does(case):
+    plan, sizes, prefix, C, rng = case
+    B, N = sizes.shape
+    x = torch.randn(B, prefix + N, C, generator=rng, dtype=torch.float64)
+    torch.testing.assert_close(tokens.apply(plan, x, sizes, prefix), by_loops(plan, x, sizes, prefix))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_prefix_tokens_stay_bit_for_bit_in_front_of_the_counted_ones(kind, prefix):
+    rng = torch.Generator().manual_seed(prefix)
+    plan = make_plan(kind, rng, 2, 7, 4)
+    x = torch.randn(2, prefix + 7, 3, generator=rng)
+    out = tokens.apply(plan, x, torch.ones(2, 7), prefix)
+    assert out.shape == (2, prefix + 4, 3)
+    assert torch.equal(out[:, :prefix], x[:, :prefix])
+
+
+@given(cases(kinds=("fuse", "merge")))
+@settings(max_examples=60, deadline=None)
+def test_sizes_after_fusing_or_merging_still_sum_to_what_came_in(case):
+    plan, sizes, *_ = case
+    after = tokens.sizes_after(plan, sizes)
+    assert torch.equal(after.sum(1), sizes.sum(1))
+    if isinstance(plan, Keep):
+        assert torch.equal(after[:, :-1], sizes.gather(1, plan.index))
+    else:
+        expected = [[sizes[b][plan.target[b] == g].sum() for g in range(after.shape[1])] for b in range(len(sizes))]
+        assert torch.equal(after, torch.tensor(expected, dtype=after.dtype))
+
+
+def test_sizes_after_keeping_are_those_of_the_kept_tokens_and_after_mixing_are_one():
+    sizes = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    assert tokens.sizes_after(Keep(torch.tensor([[3, 1]])), sizes).tolist() == [[4.0, 2.0]]
+    assert tokens.sizes_after(Mix(torch.rand(1, 3, 4)), sizes).tolist() == [[1.0, 1.0, 1.0]]
+
+
+def test_index_after_names_a_token_after_itself_its_first_member_or_nothing():
+    index = torch.tensor([[2, 5, 7, 9]])
+    assert tokens.index_after(Keep(torch.tensor([[3, 1]])), index).tolist() == [[9, 5]]
+    assert tokens.index_after(Keep(torch.tensor([[3, 1]]), fuse=torch.ones(1, 4)), index).tolist() == [[9, 5, -1]]
+    assert tokens.index_after(Merge(torch.tensor([[1, 0, 0, 1]])), index).tolist() == [[5, 2]]
+    assert tokens.index_after(Mix(torch.rand(1, 2, 4)), index).tolist() == [[-1, -1]]
+
+
+def test_a_group_weighs_its_members_by_the_patches_they_stand_for():
+    x = torch.tensor([[[1.0], [4.0], [10.0]]])
+    out = tokens.apply(Merge(torch.tensor([[0, 0, 1]])), x, torch.tensor([[2.0, 1.0, 5.0]]))
+    assert out.flatten().tolist() == [2.0, 10.0]
+
+
+def test_merging_as_told_drops_what_has_no_group_and_adds_up_the_given_sizes():
+    target, index = torch.tensor([[1, -1, 0, 1]]), torch.tensor([[2, 5, 7, 9]])
+    plan = Merge(target, sizes=torch.tensor([[1.0, 9.0, 2.0, 0.25]]))
+    assert tokens.sizes_after(plan, torch.ones(1, 4)).tolist() == [[2.0, 1.25]]
+    assert tokens.sizes_after(Merge(target), torch.tensor([[3.0, 1.0, 2.0, 4.0]])).tolist() == [[2.0, 7.0]]
+    assert tokens.index_after(plan, index).tolist() == [[7, 2]]
+    x = torch.tensor([[[1.0], [50.0], [4.0], [9.0]]])
+    assert tokens.apply(plan, x, torch.tensor([[3.0, 1.0, 2.0, 1.0]])).flatten().tolist() == [4.0, 3.0]
+
+
+def test_merging_into_hosts_leaves_those_that_are_their_own_in_their_order():
+    assert Merge.into(torch.tensor([[3, 1, 1, 3], [0, 0, 2, 3]])).target.tolist() == [[1, 0, 0, 1], [0, 0, 1, 2]]
+
+
+@pytest.mark.parametrize("kind", ["merge", "weigh"])
+def test_gradients_flow_through_merged_tokens_and_their_weights(kind):
+    rng = torch.Generator().manual_seed(0)
+    plan = make_plan(kind, rng, 2, 6, 3)
+    x = torch.randn(2, 6, 2, generator=rng, dtype=torch.float64, requires_grad=True)
+    weights = () if plan.weight is None else (plan.weight.requires_grad_(),)
+
+    def merged(x, *weight):
+        return tokens.apply(Merge(plan.target, weight=weight[0] if weight else None), x, torch.ones(2, 6).double())
+
+    assert torch.autograd.gradcheck(merged, (x, *weights))
+
+
+def test_the_fused_weight_of_a_kept_token_does_not_count():
+    x = torch.tensor([[[1.0], [2.0], [4.0]]])
+    out = tokens.apply(Keep(torch.tensor([[1]]), fuse=torch.tensor([[0.5, 100.0, 0.25]])), x, torch.ones(1, 3))
+    assert out.flatten().tolist() == [2.0, 1.5]
+
+
+def test_gather_takes_the_rows_of_each_sample_and_its_gradient_reaches_only_them():
+    x = torch.arange(12.0).reshape(2, 3, 2).requires_grad_()
+    out = tokens.gather(x, torch.tensor([[2, 0], [1, 1]]))
+    assert out.tolist() == [[[4, 5], [0, 1]], [[8, 9], [8, 9]]]
+    out.sum().backward()
+    assert x.grad[:, :, 0].tolist() == [[1, 0, 1], [0, 2, 0]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_numbers_keep_their_type(kind):
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 7, 4, generator=rng).bfloat16()
+    assert tokens.apply(make_plan(kind, rng, 2, 6, 3), x, torch.ones(2, 6), 1).dtype == torch.bfloat16
+
+
+@given(cases(("keep", "fuse", "merge", "weigh")), st.integers(0, 10**6))
+@settings(max_examples=150, deadline=None)
+def test_patches_are_followed_to_the_token_that_they_are_in(case, seed):
+    plan, sizes, _, _, _ = case
+    B, N = sizes.shape
+    token = torch.randint(-1, N, (B, 11), generator=torch.Generator().manual_seed(seed))
+    found = tokens.membership_after(plan, token, N)
+    for b, old in enumerate(token.tolist()):
+        for patch, place in enumerate(old):
+            if isinstance(plan, Merge):
+                goes = -1 if place < 0 else int(plan.target[b, place])
+            else:
+                kept = plan.index[b].tolist()
+                fused = -1 if plan.fuse is None or place < 0 else len(kept)
+                goes = kept.index(place) if place in kept else fused
+            assert int(found[b, patch]) == goes

@@ -1,0 +1,532 @@
+import copy
+import hashlib
+import importlib.util
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+
+import numba
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sparsebench_plugins.attn_topk import AttnTopK
+from sparsebench_plugins.noise import Noise
+from sparsebench_plugins.oracle import Oracle
+from sparsebench_plugins.random import Random
+from sparsebench_theory.models import Shallow
+from sparsebench_theory.shallow import closed_form, kernels
+from sparsebench_theory.shallow.closed_form import ClosedForm
+from sparsebench_theory.shallow.network import FirstWeights, ShallowViT
+from sparsebench_theory.shallow.task import Theory
+
+from sparsebench.errors import DivergedError
+from sparsebench.models.actor import Actor
+from sparsebench.plan.job import Job
+from sparsebench.plugin.registry import Registry
+from sparsebench.records.cell import Cell, Part
+from sparsebench.records.record import Record
+from sparsebench.records.store import weights_path
+from sparsebench.runner import inline, local
+from sparsebench.strategy.budget import FULL, Budget
+from sparsebench.strategy.plans import Keep
+from sparsebench.tasks.base import Recipe
+from sparsebench.training.loop import steps_for, train
+from sparsebench.training.steps import Autograd, Samples
+
+MATRICES = ("W_Q", "W_K", "W_V", "W_O")
+SGD = Recipe("hinge", "sgd", lr=0.5, batch=4, epochs=10**9, steps=12, fixed_selection=True)
+"""Its batch leaves a smaller one at the end of a pass over 10 samples."""
+
+
+def problem(d, tokens, m, n, *, hinge="some", seed=0, dtype=torch.float64, **variant):
+    """Return a network and n samples of which all, some (of a single one, none) or none have a loss."""
+    rng = np.random.default_rng((d, tokens, m, n, seed))
+    patterns = np.linalg.qr(rng.standard_normal((d, d)))[0][:, :3]
+    network = ShallowViT(rng, patterns, tokens, m=m, first=FirstWeights(0.3, 0.5, 0.5), **variant).to(dtype)
+    X = torch.from_numpy(rng.standard_normal((n, tokens, d))).to(dtype)
+    relevance = torch.from_numpy((rng.random((n, tokens)) < 0.4).astype(np.float32))
+    with torch.no_grad():
+        F = network(X)
+        margins = F.abs().clamp(min=1e-3).sort().values
+        network.W_O *= {"all": 0.5 / margins[-1], "some": 1.2 / margins[n // 2], "none": 1.2 / margins[0]}[hinge]
+    labels = (F > 0).long()
+    if hinge == "some" and n > 1:
+        labels[F.abs().argmin()] ^= 1
+    return network, Samples(X, labels, relevance)
+
+
+def actor_of(strategy, network, rate=0.5):
+    return Actor(strategy, Budget(keep_rate=rate), network.cost, None, 3)
+
+
+def both(network, strategy, samples, recipe=SGD):
+    """Return the closed form, and autograd on a network with the same weights."""
+    found = []
+    for kind in (ClosedForm, Autograd):
+        own = copy.deepcopy(network)
+        found.append(kind(own, strategy and actor_of(strategy, own), samples, recipe))
+    return found
+
+
+def weights(network):
+    return {name: getattr(network, name).detach().clone() for name in MATRICES}
+
+
+def assert_close(network, reference, start, limit):
+    """Compare what the steps changed, matrix by matrix, in the Frobenius norm, to the rounding of the weights."""
+    for name, first in start.items():
+        one, other = (getattr(net, name).detach() for net in (network, reference))
+        change = (other - first).norm()
+        assert (one - other).norm() <= limit * change + 2e-14 * first.norm(), name
+
+
+def compare_one_step(network, samples, rows, recipe=SGD, limit=1e-12):
+    start = weights(network)
+    exact, reference = both(network, None, samples, recipe)
+    loss, expected = exact.step(rows, 0, 0.0), float(reference.step(rows, 0, 0.0))
+    exact.store()
+    assert loss == pytest.approx(expected, rel=1e-12)
+    assert_close(exact.network, reference.network, start, limit)
+    return start, exact.network
+
+
+@pytest.mark.parametrize(
+    ("d", "tokens", "m", "n"),
+    [
+        (5, 7, 3, 1), (5, 16, 256, 2), (5, 33, 257, 5), (5, 65, 600, 3), (6, 1, 9, 2), (6, 4, 255, 1),
+        (6, 17, 512, 4), (6, 31, 513, 3), (6, 32, 700, 3), (10, 50, 300, 20), (10, 2, 1000, 2),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("hinge", ["all", "some"])
+def test_a_step_is_autograds(d, tokens, m, n, hinge):
+    network, samples = problem(d, tokens, m, n, hinge=hinge if n > 1 else "all")
+    start, after = compare_one_step(network, samples, np.random.default_rng(1).permutation(n))
+    moved = [name for name in MATRICES if not torch.equal(getattr(after, name), start[name])]
+    assert tokens == 1 or moved == [*MATRICES]
+
+
+@given(
+    st.sampled_from([5, 6]), st.integers(1, 40), st.integers(1, 600), st.integers(1, 8), st.booleans(),
+    st.sampled_from(["all", "some"]), st.integers(0, 2**32 - 1), st.data(),
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_a_step_is_autograds_whatever_the_shape_and_the_batch(d, tokens, m, n, frozen, hinge, seed, data):
+    variant = {"attention": "frozen" if frozen else "trained"}
+    network, samples = problem(d, tokens, m, n, hinge=hinge, seed=seed, **variant)
+    rows = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=n, unique=True))
+    # A change may be the small difference of large gradients, of which the norm of the change knows nothing.
+    compare_one_step(network, samples, np.array(rows), limit=1e-10)
+
+
+@pytest.mark.parametrize("d", [5, 10])
+def test_frozen_attention_stays_as_it_was_to_the_bit(d):
+    network, samples = problem(d, 21, 300, 6, attention="frozen")
+    start, after = compare_one_step(network, samples, np.arange(6))
+    assert [name for name in MATRICES if torch.equal(getattr(after, name), start[name])] == ["W_Q", "W_K"]
+    assert not any(getattr(after, name).requires_grad for name in ("W_Q", "W_K"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_samples_without_a_loss_change_nothing(dtype):
+    network, samples = problem(10, 19, 300, 10, hinge="none", dtype=dtype)
+    start = weights(network)
+    exact = ClosedForm(network, None, samples, SGD)
+    assert [exact.step(rows, 0, 0.0) for rows in (np.arange(10), np.array([3]))] == [0.0, 0.0]
+    assert (exact.losses() == 0).all()
+    exact.store()
+    assert all(torch.equal(getattr(network, name), start[name]) for name in MATRICES)
+
+
+def test_a_sample_without_a_loss_counts_in_the_mean_and_no_more():
+    network, samples = problem(6, 9, 40, 4)
+    costly = ClosedForm(network, None, samples, SGD).losses().nonzero()[0]
+    assert len(costly) in (1, 2, 3)
+    found = []
+    for rows, lr in ((costly, len(costly) / 4), ([1, 0, 3, 2], 1.0)):
+        own = copy.deepcopy(network)
+        exact = ClosedForm(own, None, samples, replace(SGD, lr=lr))
+        exact.step(np.array(rows), 0, 0.0)
+        exact.store()
+        found.append(own)
+    assert_close(*found, weights(network), 1e-12)
+
+
+def test_a_neuron_at_zero_does_not_move_and_a_token_of_zeros_is_a_token():
+    network, samples = problem(6, 9, 40, 4, hinge="all")
+    samples.inputs[:, 3] = 0
+    with torch.no_grad():
+        network.W_O[::3] = 0
+    _, after = compare_one_step(network, samples, np.arange(4))
+    still = (after.W_O == 0).all(dim=1)
+    assert still[::3].all() and int(still.sum()) == 14
+
+
+def test_the_network_has_the_old_weights_until_they_are_stored():
+    network, samples = problem(6, 9, 40, 4)
+    start = weights(network)
+    exact = ClosedForm(network, None, samples, SGD)
+    exact.step(np.arange(4), 0, 0.0)
+    assert all(torch.equal(getattr(network, name), start[name]) for name in MATRICES)
+    exact.store()
+    assert not any(torch.equal(getattr(network, name), start[name]) for name in MATRICES)
+
+
+def theory(m=256, n=40, dtype=torch.float32, model=None, **task):
+    task = Theory(test=20, **task)
+    data = task.draw(n, 0, {})
+    network = Shallow(m=m, **(model or {})).build(data, 0)
+    split = data.train
+    inputs, labels, relevance = (torch.from_numpy(x) for x in (split.inputs, split.labels, split.relevance))
+    return task.recipe(), network.to(dtype), Samples(inputs.to(dtype), labels, relevance)
+
+
+def run(engine, recipe, n, **changes):
+    done = train(engine, n, replace(recipe, **changes), ("order", 0))
+    engine.store()
+    return done
+
+
+def test_single_precision_stays_near_double_precision():
+    recipe, network, samples = theory()
+    wide, wide_samples = copy.deepcopy(network).double(), copy.deepcopy(samples)
+    wide_samples.inputs = samples.inputs.double()
+    for net, data in ((network, samples), (wide, wide_samples)):
+        run(ClosedForm(net, None, data, recipe), recipe, 40, steps=20)
+    for name in MATRICES:
+        exact = getattr(wide, name).detach()
+        assert (getattr(network, name).detach().double() - exact).norm() <= 1e-4 * exact.norm(), name
+    network, X = network.double(), wide_samples.inputs
+    with torch.no_grad():
+        active = [((net.attention(X) @ net._by_head(X, net.W_V))[:, 0] @ net.W_O.T > 0) for net in (network, wide)]
+    assert 0.1 < float(active[0].double().mean()) < 0.9
+    assert float((active[0] != active[1]).double().mean()) < 1e-3
+
+
+def test_single_precision_has_an_exponential_to_the_last_bits():
+    x = np.concatenate([np.linspace(-87, 0, 10**6), -np.geomspace(1e-38, 87, 10**4)]).astype(np.float32)
+    found = x.copy()
+    kernels._exp(found, np.zeros(x.size, np.int32), x.size)
+    assert np.max(np.abs(found / np.exp(x.astype(float)) - 1)) < 2e-7
+    rare = np.array([0, -88, -1e30, -np.inf, np.nan], np.float32)
+    kernels._exp(rare, np.zeros(5, np.int32), 5)
+    assert rare[0] == 1 and (rare[1:4] < 2e-38).all() and np.isnan(rare[4])
+
+
+def test_scores_of_hundreds_are_no_trouble():
+    network, samples = problem(10, 20, 64, 5, hinge="all", dtype=torch.float32)
+    with torch.no_grad():
+        network.W_Q *= 400
+        expected = copy.deepcopy(network).double()(samples.inputs.double())
+    found = ClosedForm(network, None, samples, SGD).losses()
+    signs = 2 * samples.labels.numpy() - 1
+    np.testing.assert_allclose(found, np.maximum(1 - signs * expected.numpy(), 0), atol=2e-3)
+
+
+def kept_by(strategy, network, samples, rate=0.5):
+    acting = actor_of(strategy, network, rate).begin(
+        samples.items, 0, samples.relevance, tokens=samples.relevance.shape[1], training=True
+    )
+    with torch.no_grad():
+        return network.choose(acting, samples.inputs)
+
+
+@pytest.mark.parametrize("strategy", [Random(), Oracle(), Noise(), AttnTopK(), None])
+@pytest.mark.parametrize(("d", "tokens", "m"), [(5, 11, 70), (10, 37, 300)])
+@pytest.mark.parametrize("fixed", [True, False])
+@pytest.mark.parametrize("repacked", [False, True])
+def test_steps_with_removed_tokens_are_autograds(strategy, d, tokens, m, fixed, repacked):
+    network, samples = problem(d, tokens, m, 10, repacked=repacked)
+    start, recipe = weights(network), replace(SGD, fixed_selection=fixed, lr=0.05)
+    exact, reference = both(network, strategy, samples, recipe)
+    told = [run(steps, recipe, 10) for steps in (exact, reference)]
+    assert told[0] == pytest.approx(told[1], rel=1e-9)
+    assert_close(exact.network, reference.network, start, 1e-10)
+
+
+def test_the_choice_by_attention_changes_while_training():
+    network, samples = problem(5, 11, 70, 10)
+    before = kept_by(AttnTopK(), network, samples)
+    run(ClosedForm(network, actor_of(AttnTopK(), network), samples, SGD), SGD, 10)
+    assert not torch.equal(kept_by(AttnTopK(), network, samples), before)
+
+
+def test_a_choice_by_the_data_is_made_once_for_all_samples(scripted):
+    seen = []
+
+    def decide(view, keep):
+        seen.append(len(view.tokens))
+        return Keep.top(view.tokens[..., 0], keep)
+
+    network, samples = problem(6, 9, 20, 10)
+    run(ClosedForm(network, actor_of(scripted(decide), network), samples, SGD), SGD, 10)
+    assert seen == [10]
+
+
+@pytest.mark.parametrize("need", ["queries", "keys", "values", "received_attention"])
+def test_a_choice_by_the_weights_is_made_in_each_step_from_the_current_ones(scripted, need):
+    seen = []
+
+    def decide(view, keep):
+        given = getattr(view, need)
+        seen.append(given.clone())
+        return Keep.top(given if given.ndim == 2 else given.sum(dim=(1, 3)), keep)
+
+    network, samples = problem(6, 9, 20, 10)
+    for steps in both(network, scripted(decide, site="attention", needs=(need,)), samples):
+        run(steps, SGD, 10)
+    assert len(seen) == 24
+    for one, other in zip(seen[:12], seen[12:], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+    assert not any(one.shape == other.shape and torch.equal(one, other) for one, other in pairwise(seen[:12]))
+
+
+def test_a_strategy_that_removes_nothing_changes_no_bit(scripted):
+    found = []
+    for strategy, rate in ((None, 1.0), (Random(), 1.0), (scripted(lambda view, keep: None), 0.5)):
+        network, samples = problem(6, 9, 20, 10)
+        actor = strategy and actor_of(strategy, network, rate)
+        run(ClosedForm(network, actor, samples, SGD), SGD, 10)
+        found.append(weights(network))
+    assert all(torch.equal(found[0][name], other[name]) for other in found for name in MATRICES)
+
+
+@pytest.mark.parametrize("strategy", [None, Random(), AttnTopK()])
+@pytest.mark.parametrize("shape", [(5, 7, 3, 4), (10, 34, 300, 5)])
+@pytest.mark.parametrize("repacked", [False, True])
+def test_losses_are_the_hinge_of_the_forward_pass(strategy, shape, repacked):
+    network, samples = problem(*shape, repacked=repacked)
+    start = weights(network)
+    exact, reference = both(network, strategy, samples)
+    with torch.no_grad():
+        F, _ = samples.forward(network, reference.actor, samples.items, visit=0, training=False)
+    expected = torch.relu(1 - (2 * samples.labels - 1) * F)
+    np.testing.assert_allclose(exact.losses(), expected.numpy(), rtol=1e-12, atol=1e-13)
+    exact.store()
+    assert all(torch.equal(getattr(exact.network, name), start[name]) for name in MATRICES)
+
+
+def test_losses_are_those_of_the_weights_loaded_last():
+    network, samples = problem(6, 9, 20, 4)
+    exact = ClosedForm(network, actor_of(AttnTopK(), network), samples, SGD)
+    before = exact.losses()
+    with torch.no_grad():
+        for name in MATRICES:
+            getattr(network, name).mul_(-1.5)
+    exact.load()
+    fresh = ClosedForm(copy.deepcopy(network), actor_of(AttnTopK(), network), samples, SGD)
+    assert np.array_equal(exact.losses(), fresh.losses()) and not np.allclose(exact.losses(), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("d", "m"), [(5, 300), (6, 256), (10, 5)])
+def test_weights_survive_the_way_there_and_back(d, m, dtype):
+    network, samples = problem(d, 9, m, 2, dtype=dtype)
+    exact = ClosedForm(network, None, samples, SGD)
+    with torch.no_grad():
+        for name in MATRICES:
+            getattr(network, name).normal_(generator=torch.Generator().manual_seed(1))[..., 0] = -0.0
+    given = {name: value.numpy().tobytes() for name, value in weights(network).items()}
+    exact.load()
+    with torch.no_grad():
+        for name in MATRICES:
+            getattr(network, name).fill_(math.nan)
+    exact.store()
+    assert {name: value.numpy().tobytes() for name, value in weights(network).items()} == given
+
+
+def test_what_is_padded_stays_zero():
+    network, samples = problem(5, 9, 300, 10)
+    exact = ClosedForm(network, None, samples, SGD)
+    run(exact, SGD, 10, steps=100)
+    own = exact.weights
+    for square in (own.Q, own.K, own.V):
+        assert square.shape == (6, 6) and square[:5, :5].all()
+        assert not square[5].any() and not square[:, 5].any()
+    O = own.O.reshape(2, 6, kernels.TILE)
+    assert O[0, :5].all() and not O[:, 5].any() and not O[1, :, 300 - kernels.TILE :].any()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_weights_that_are_no_numbers_never_have_no_loss(bad, name, dtype):
+    network, samples = problem(10, 9, 20, 4, dtype=dtype)
+    with torch.no_grad():
+        getattr(network, name).view(-1)[7] = bad
+    exact = ClosedForm(network, None, samples, SGD)
+    assert not math.isfinite(exact.step(np.arange(4), 0, 0.0))
+    with pytest.raises(DivergedError, match="the loss of pass 1 is"):
+        run(ClosedForm(network, None, samples, SGD), SGD, 4, stop_at_zero_loss=True)
+
+
+@pytest.mark.parametrize("label", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_an_infinite_output_is_divergence_and_not_a_large_margin(label, dtype):
+    network, samples = problem(10, 9, 1, 1, dtype=dtype)
+    samples.inputs.abs_()
+    samples.labels[:] = label
+    with torch.no_grad():
+        network.W_V[0] = torch.eye(10)
+        network.W_O[:] = torch.finfo(dtype).max / 2
+        network.a[:] = 1 if label else -1
+        assert not network(samples.inputs).isfinite().any()
+    with pytest.raises(DivergedError):
+        run(ClosedForm(network, None, samples, SGD), SGD, 1, stop_at_zero_loss=True)
+
+
+def job(repetition=0, plugin="dense", n_train=20, keep_weights=True, **task):
+    task = Theory(**{"tokens": 20, "steps": 60, "test": 20} | task)
+    found = Registry().strategy(plugin)
+    cell = Cell(
+        task=Part.of(task), model=Part.of(Shallow(m=64)), strategy=Part.of(found.cls()),
+        budget=FULL if plugin == "dense" else Budget(keep_rate=0.5), n_train=n_train, repetition=repetition,
+    )  # fmt: skip
+    return Job(cell=cell, origin=found.origin, kind=found.cls.kind, label=plugin, keep_weights=keep_weights)
+
+
+@pytest.mark.parametrize("lr", [1e8, 1e20, 1e38])
+@pytest.mark.parametrize("plugin", ["dense", "attn_topk"])
+def test_a_step_size_that_is_too_large_fails(tmp_path, lr, plugin):
+    (record,) = inline([job(lr=lr, keep_weights=False, plugin=plugin)], Registry(), tmp_path, "cpu", {})
+    assert record.status == "failed" and record.failure is not None
+    assert record.failure.kind == "DivergedError" and "training diverged" in record.failure.reason
+
+
+def what_was_measured(records, out):
+    """Return, by cell, the record without what belongs to the run, and the bytes of the weights."""
+    found = {}
+    for record in records:
+        assert isinstance(record, Record) and record.status == "ok", record.failure
+        found[record.cell_id] = (
+            record.model_dump(exclude={"started", "seconds", "memory"}), weights_path(out, record.cell_id).read_bytes()
+        )  # fmt: skip
+    return found
+
+
+@pytest.fixture(scope="module")
+def trials(tmp_path_factory):
+    """Return jobs, of which one is watched, and what was measured of them one after the other in this process."""
+    jobs = [job(k, plugin) for plugin in ("dense", "random", "attn_topk") for k in range(2)]
+    jobs[1], out = job(1, watch=7, tokens=33), tmp_path_factory.mktemp("together")
+    return jobs, what_was_measured(inline(jobs, Registry(), out, "cpu", {}), out)
+
+
+def test_a_trial_has_the_same_bits_whatever_was_trained_before_it(trials, tmp_path):
+    jobs, together = trials
+    assert what_was_measured(inline(jobs[::-1], Registry(), tmp_path, "cpu", {}), tmp_path) == together
+    alone = what_was_measured(inline(jobs[2:3], Registry(), tmp_path, "cpu", {}), tmp_path)
+    assert alone.items() <= together.items()
+    assert len({weights for _, weights in together.values()}) == 6
+
+
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_a_trial_has_the_same_bits_in_any_number_of_worker_processes(trials, tmp_path, workers):
+    jobs, together = trials
+    assert what_was_measured(local(jobs, workers, tmp_path, "cpu", {}), tmp_path) == together
+
+
+def fingerprint():
+    """Return a hash of the weights and the losses of a few short trainings."""
+    found = hashlib.sha256()
+    for strategy in (None, Random(), Oracle()):
+        recipe, network, samples = theory(m=300, n=30, tokens=33)
+        steps = ClosedForm(network, strategy and actor_of(strategy, network), samples, recipe)
+        done = run(steps, recipe, 30, steps=40)
+        found.update(repr(done).encode() + steps.losses().tobytes())
+        for value in weights(network).values():
+            found.update(value.numpy().tobytes())
+    return found.hexdigest()
+
+
+def test_the_bits_do_not_depend_on_torchs_threads():
+    threads, found = torch.get_num_threads(), set()
+    try:
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            found.add(fingerprint())
+    finally:
+        torch.set_num_threads(threads)
+    assert len(found) == 1
+
+
+def fingerprint_elsewhere(**environment):
+    """Return the fingerprint that a fresh process finds."""
+    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    command = [sys.executable, "-c", "import test_closed_form as t; print(t.fingerprint())"]
+    told = subprocess.run(
+        command, env=os.environ | environment | {"PYTHONPATH": path}, check=True, capture_output=True, text=True
+    )
+    return told.stdout.strip()
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_the_bits_are_those_of_a_fresh_process_with_any_number_of_threads(threads):
+    names = ("OMP", "MKL", "OPENBLAS", "NUMBA")
+    assert fingerprint_elsewhere(**{f"{name}_NUM_THREADS": threads for name in names}) == fingerprint()
+
+
+@pytest.mark.slow
+def test_the_bits_are_the_same_just_compiled_and_read_from_the_disk(tmp_path):
+    found = [fingerprint_elsewhere(NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2)]
+    assert any(tmp_path.rglob("*.nbc")) and found == [fingerprint()] * 2
+
+
+@pytest.mark.parametrize("strategy", [None, Random(), AttnTopK()])
+def test_stopping_at_zero_loss_changes_no_bit(strategy):
+    found = []
+    for stop in (True, False):
+        recipe, network, samples = theory(m=64, n=20, tokens=20, relevant=0.4)
+        steps = ClosedForm(network, strategy and actor_of(strategy, network), samples, recipe)
+        found.append((run(steps, recipe, 20, steps=500, stop_at_zero_loss=stop), weights(network)))
+    (stopped, one), (went_on, other) = found
+    assert stopped["steps"] < 500 == went_on["steps"] and stopped["train_loss"] == went_on["train_loss"] == 0
+    assert all(np.array_equal(one[name].numpy(), other[name].numpy()) for name in MATRICES)
+
+
+@pytest.mark.parametrize("variant", [{"heads": 2}, {"skip": True}, {"outputs": 2}])
+def test_variants_of_the_equation_are_left_to_autograd(variant):
+    network, samples = problem(5, 7, 3, 2)
+    assert isinstance(steps_for(network, None, samples, SGD), ClosedForm)
+    other = ShallowViT(np.random.default_rng(0), np.eye(5)[:, :4], 7, m=3, first=FirstWeights(0.1, 0.1, 0.1), **variant)
+    assert isinstance(steps_for(other, None, samples, SGD), Autograd)
+
+
+@pytest.mark.parametrize("change", [{"loss": "cross-entropy"}, {"optimizer": "adamw"}])
+def test_other_losses_and_optimisers_are_left_to_autograd(change):
+    network, samples = problem(5, 7, 3, 2)
+    assert isinstance(steps_for(network, None, samples, replace(SGD, **change)), Autograd)
+
+
+def nowhere_to_cache(njit):
+    """Return njit as it is where numba has no folder to keep machine code in."""
+
+    def without(*args, cache=False, **options):
+        if cache:
+            raise RuntimeError("cannot cache function 'step': no locator available for file 'kernels.py'")
+        return njit(*args, **options)
+
+    return without
+
+
+def test_functions_are_compiled_where_they_cannot_be_kept(monkeypatch):
+    monkeypatch.setattr(numba, "njit", nowhere_to_cache(numba.njit))
+    assert kernels.compile_kernel(lambda x: x + 1)(2.5) == 3.5
+
+
+@pytest.mark.slow
+def test_the_engine_runs_where_machine_code_cannot_be_kept(monkeypatch):
+    expected = fingerprint()
+    monkeypatch.setattr(numba, "njit", nowhere_to_cache(numba.njit))
+    spec = importlib.util.spec_from_file_location("kernels_anew", kernels.__file__)
+    assert spec is not None and spec.loader is not None
+    anew = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(anew)
+    monkeypatch.setattr(closed_form, "kernels", anew)
+    for name in ("Weights", "work_space"):
+        monkeypatch.setattr(closed_form, name, getattr(anew, name))
+    assert fingerprint() == expected

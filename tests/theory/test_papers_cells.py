@@ -1,0 +1,177 @@
+"""A small cell of each new task through the whole harness."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from sparsebench_theory.models import Positional, TwoLayer
+from sparsebench_theory.sparse_tokens.task import SparseTokens
+from sparsebench_theory.spatial.task import Spatial
+
+from sparsebench.plan.expand import expand
+from sparsebench.plan.job import Job
+from sparsebench.plan.request import Request
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.record import Record
+from sparsebench.runner import inline
+
+OVERFITTING = "overfitting:tokens=6,d=60,signal=8,test=20,lr=1,steps=200,watch=7"
+SPATIAL = "spatial:tokens=12,group=3,d=20,test=60,lr=0.5,lr_attention=20,steps=25,watch=10"
+SPARSE = "sparse_tokens:tokens=8,d=6,relevant=2,test=60,steps=9,watch=4"
+TRANSFER = "spatial:tokens=6,group=3,d=8,test=40,lr=0.5,lr_attention=50,steps=8,feature=1,start=pretrained"
+
+
+def jobs_of(task: str, model: str, plugin: str = "dense", n: int = 12, **options: Any) -> list[Job]:
+    request = Request(plugins=(plugin,), tasks=(task,), model=model, n_train=(n,), seeds=1, **options)
+    return [job for job in expand(request, Registry()) if job.cell.strategy.name == plugin.partition(":")[0]
+            or job.keep_weights]  # fmt: skip
+
+
+def run(jobs: list[Job], out: Path) -> list[Record]:
+    records = list(inline(jobs, Registry(), out, "cpu", {}))
+    assert [record.status for record in records] == ["ok"] * len(jobs), [record.failure for record in records]
+    writer = store.Writer(out)
+    for record in records:
+        writer.append(record)  # what is not JSON is refused
+    writer.close()
+    return records
+
+
+@pytest.mark.parametrize("plugin", ["dense", "oracle:keep_rate=0.5", "attn_topk:keep_rate=0.5"])
+def test_a_watched_trial_of_overfitting_is_recorded(tmp_path: Path, plugin: str) -> None:
+    (record,) = run(jobs_of(OVERFITTING, "two_layer:d_h=16,d_v=8,shrink=4", plugin), tmp_path)
+    shows = {"test_loss", "test_accuracy", *_shown("two_layer")}
+    assert set(record.samples) == {"watched_steps"} | {f"watched_{name}" for name in shows}
+    at, steps = record.samples["watched_steps"], record.metrics["steps"].value
+    assert steps is not None and at == (*range(0, math.ceil(steps), 7), steps)
+    assert all(len(values) == len(at) and np.isfinite(values).all() for values in record.samples.values())
+    for name in _shown("two_layer"):
+        assert record.metrics[name].value == record.samples[f"watched_{name}"][-1]
+    assert record.samples["watched_test_loss"][-1] == pytest.approx(record.metrics["test_loss"].value, rel=1e-4)
+    loss, fitted = record.metrics["train_loss"].value, record.metrics["fitted"].value
+    assert loss is not None and fitted == (loss < 0.01) == (steps < 200)
+    assert fitted == 1 or plugin.startswith("attn")  # which may remove the signal
+    assert record.samples["watched_train_loss_then"][0] == pytest.approx(math.log(2), rel=0.1)
+    test_loss, success = record.metrics["test_loss"].value, record.metrics["success"].value
+    assert test_loss is not None and success == (test_loss < 0.2)
+
+
+@pytest.mark.parametrize("plugin", ["dense", "oracle:keep_rate=0.5", "attn_topk:keep_rate=0.5"])
+def test_a_watched_trial_of_spatial_structure_is_recorded(tmp_path: Path, plugin: str) -> None:
+    (record,) = run(jobs_of(SPATIAL, "positional", plugin, n=40), tmp_path)
+    shows = {"test_loss", "test_accuracy", *_shown("positional")}
+    assert set(record.samples) == {"watched_steps", "trained_scores"} | {f"watched_{name}" for name in shows}
+    assert record.samples["watched_steps"] == (0, 10, 20, 25) and record.metrics["steps"].value == 25
+    for name in _shown("positional"):
+        assert record.metrics[name].value == record.samples[f"watched_{name}"][-1]
+        assert len(record.samples[f"watched_{name}"]) == 4
+    assert record.metrics["accuracy"].value == pytest.approx(record.samples["watched_test_accuracy"][-1])
+    scores = np.reshape(record.samples["trained_scores"], (12, 12))
+    np.testing.assert_allclose(np.diag(scores), math.log(math.log(20)), rtol=1e-6)
+    first = Positional().build(Spatial(tokens=12, group=3, d=20).draw(40, 0, {}), 0).A.detach().numpy()
+    moved = np.abs(scores - first)[~np.eye(12, dtype=bool)]
+    assert moved.max() > 1e-3 and (plugin == "attn_topk:keep_rate=0.5" or moved.min() > 0)
+    assert record.samples["watched_alignment"][-1] > record.samples["watched_alignment"][0] + 0.3
+    assert "fitted" not in record.metrics  # nothing ends it early
+
+
+@pytest.mark.parametrize(
+    "plugin",
+    [f"{name}:keep_rate=0.5" for name in ("random", "oracle", "attn_topk", "feature_norm", "noise")] + ["dense"],
+)
+def test_a_watched_trial_of_sparse_tokens_is_recorded(tmp_path: Path, plugin: str) -> None:
+    (record,) = run(jobs_of(SPARSE, "one_query", plugin, n=40), tmp_path)
+    shows = {"test_loss", "test_accuracy", "alignment"}
+    assert set(record.samples) == {"watched_steps"} | {f"watched_{name}" for name in shows}
+    assert record.samples["watched_steps"] == (0, 4, 8, 9)
+    first, *_, last = record.samples["watched_alignment"]
+    assert first == 0 < last <= 1 and record.metrics["alignment"].value == last
+    assert record.metrics["accuracy"].value == pytest.approx(record.samples["watched_test_accuracy"][-1])
+    accuracy, success = record.metrics["accuracy"].value, record.metrics["success"].value
+    assert accuracy is not None and success == (1 - accuracy < 0.1 + 1e-9)
+
+
+def test_the_oracle_keeps_the_tokens_of_the_signal(tmp_path: Path) -> None:
+    (record,) = run(jobs_of(SPARSE, "one_query", "oracle:keep_rate=0.25", n=40), tmp_path)
+    positive = SparseTokens(tokens=8, d=6, relevant=2, test=60).draw(2, 0, {}).test.labels.mean()
+    for name in ("selection_recall", "selection_precision"):
+        assert record.metrics[name].value == pytest.approx(positive)  # a sample of class -1 counts 0
+
+
+def _shown(model: str) -> set[str]:
+    data = {"two_layer": TwoLayer(d_h=2, d_v=2), "positional": Positional()}[model]
+    drawn = Spatial(tokens=4, group=2, d=4, test=2).draw(2, 0, {})
+    return set(data.build(drawn, 0).shows)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("group", [1, 12])
+def test_sets_of_one_position_or_of_all_can_be_watched(tmp_path: Path, group: int) -> None:
+    (record,) = run(jobs_of(SPATIAL.replace("group=3", f"group={group}"), "positional", n=10), tmp_path)
+    assert record.metrics["in_group_lead"].value == 0 and record.metrics["association"].value == 1
+
+
+def test_a_two_layer_model_reads_two_classes_only(tmp_path: Path) -> None:
+    four = "theory:tokens=20,classes=4,relevant=0.5,confusion=0.15,test=10,steps=3"
+    (record,) = inline(jobs_of(four, "two_layer:d_h=4,d_v=4"), Registry(), tmp_path, "cpu", {})
+    assert record.status == "failed" and record.failure is not None and "for two classes" in record.failure.reason
+
+
+# ---- transfer
+
+
+def test_pre_training_is_one_cell_with_trained_attention_whatever_the_cells_model() -> None:
+    for attention in ("frozen", "trained"):
+        first, *rest = jobs_of(TRANSFER + ",permuted=false,true", f"positional:attention={attention}", n=8)
+        assert first.keep_weights and first.cell.n_train == 2000 and first.cell.init is None
+        assert first.cell.model.params["attention"] == "trained"
+        own = {name: first.cell.task.params[name] for name in ("feature", "start", "permuted", "structure", "watch")}
+        assert own == {"feature": 0, "start": "random", "permuted": False, "structure": 0, "watch": 0}
+        assert {job.after for job in rest} == {first.cell.id} and len(rest) == 2
+        assert {job.cell.model.params["attention"] for job in rest} == {attention}
+        assert {job.cell.task.params["permuted"] for job in rest} == {False, True}
+
+
+def kept_weights(jobs: list[Job], tmp_path: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], Record]:
+    """Return the weights after pre-training and after the transfer, and its record."""
+    *_, record = run([jobs[0], *(job.model_copy(update={"keep_weights": True}) for job in jobs[1:])], tmp_path)
+    before, after = (load_file(store.weights_path(tmp_path, job.cell.id)) for job in jobs)
+    return before, after, record
+
+
+@pytest.mark.parametrize("permuted", ["false", "true"])
+def test_a_transfer_begins_with_the_attention_that_was_learned_and_a_fresh_read_out(
+    tmp_path: Path, permuted: str
+) -> None:
+    jobs = jobs_of(TRANSFER + f",permuted={permuted},watch=4", "positional:attention=frozen", n=8)
+    before, after, record = kept_weights(jobs, tmp_path)
+    task = Spatial(**jobs[1].cell.task.params)  # type: ignore[arg-type]
+    fresh = Positional().build(task.draw(8, 0, {}), 0).state_dict()
+    off = ~torch.eye(6, dtype=torch.bool)
+    assert (before["A"] - fresh["A"])[off].abs().max() > 1e-4  # it was trained
+    assert torch.equal(after["A"], before["A"])  # and was frozen then
+    scores = torch.tensor(record.samples["trained_scores"]).reshape(6, 6)
+    torch.testing.assert_close(scores[off], before["A"][off])
+    w = torch.from_numpy(task.draw(8, 0, {}).patterns[:, 0])
+    alignment = torch.nn.functional.cosine_similarity
+    first = float(alignment(fresh["head.weight"][0], w, dim=0))
+    assert record.samples["watched_alignment"][0] == pytest.approx(first, abs=1e-5)  # not the old one
+    assert float(alignment(before["head.weight"][0], w, dim=0)) != pytest.approx(first, abs=1e-3)
+    assert record.samples["watched_alignment"][-1] == pytest.approx(float(alignment(after["head.weight"][0], w, dim=0)))
+
+
+def test_attention_that_is_trained_on_goes_on_from_what_was_learned(tmp_path: Path) -> None:
+    jobs = jobs_of(TRANSFER + ",watch=4", "positional", n=8)
+    before, after, record = kept_weights(jobs, tmp_path)
+    assert not torch.equal(after["A"], before["A"])
+    sets = Spatial(**jobs[1].cell.task.params).sets()  # type: ignore[arg-type]
+    together, own = torch.from_numpy(sets[:, None] == sets), torch.eye(6, dtype=torch.bool)
+    for at, A in ((0, before["A"]), (-1, after["A"])):
+        lead = float(A[together & ~own].mean() - A[~together].mean())
+        assert record.samples["watched_in_group_lead"][at] == pytest.approx(lead, rel=1e-4)

@@ -1,0 +1,341 @@
+import csv
+import json
+import shutil
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sparsebench_theory.shallow import paper as theory
+from sparsebench_theory.shallow.paper import seconds
+
+from sparsebench.errors import UserError
+from sparsebench.paper import Paper, Verdict
+from sparsebench.plan.expand import expand
+from sparsebench.plan.job import Job
+from sparsebench.plan.plan import Plan
+from sparsebench.plan.request import How, Request
+from sparsebench.plan.time_left import Remaining
+from sparsebench.plugin.registry import Registry
+from sparsebench.publish.submit import submit
+from sparsebench.records import store
+from sparsebench.records.record import Failure, Metric, Record
+from sparsebench.reproduce import publish, reproduce
+from sparsebench.runner.run import Callbacks
+
+TINY = """
+name = "tiny"
+version = 1
+title = "seconds"
+baselines = ["dense"]
+seeds = 2
+
+[budget]
+keep_rate = 0.8
+
+[[task]]
+name = "theory"
+figure = "2"
+params = {steps = 60, test = 8, tokens = 20, confusion = 0.05, watch = 5}
+sweep = {relevant = [0.3, 0.4, 0.6]}
+model_params = {m = 16}
+n_train = [8]
+
+[[task]]
+name = "theory"
+figure = "4"
+params = {steps = 60, test = 8, tokens = 20, confusion = 0.05, relevant = 0.5, watch = 5}
+model_params = {m = 16}
+n_train = [8]
+
+[[task]]
+name = "theory"
+figure = "8"
+params = {steps = 60, test = 8, tokens = 20, confusion = 0.05, relevant = 0.5}
+model_params = {m = 16}
+n_train = [4]
+strategies = ["dense", "oracle:keep_rate=0.8", "STRATEGY:keep_rate=0.8"]
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Return a function that puts a suite of three figures that takes a second in the place of the presets'."""
+    path = tmp_path / "tiny.toml"
+    some = {name: theory.PAPER.figures[name] for name in ("2", "4", "8")}
+    monkeypatch.setattr(
+        theory, "PAPER", Paper("theory", "", dict.fromkeys(theory.PAPER.presets, str(path)), some, seconds)
+    )
+
+    def write(strategy: str = "noise") -> Path:
+        path.write_text(TINY.replace("STRATEGY", strategy))
+        return path
+
+    write()
+    return write
+
+
+def make(out: Path, *figures: str, rerun: Any = "missing") -> tuple[list[Verdict], int, list[Record]]:
+    """Return verdicts, trials without an answer, and what was run."""
+    ran: list[Record] = []
+    verdicts, lost = reproduce(
+        theory.PAPER, figures, "quick", out, How("cpu", rerun, jobs=0), callbacks=Callbacks(on_record=ran.append)
+    )
+    return verdicts, lost, ran
+
+
+def contents(folder: Path, pattern: str = "**/*") -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob(pattern) if path.is_file()}
+
+
+def notes_in(out: Path) -> list[str]:
+    return json.loads((out / "verdicts.json").read_text())["notes"]
+
+
+def judged_in(out: Path) -> list[str]:
+    """Return the figures that the table has verdicts on."""
+    with (out / "verdicts.csv").open(newline="") as file:
+        return sorted({row["figure"] for row in csv.DictReader(file)})
+
+
+# ---- from a request to figures
+
+
+def test_the_first_run_writes_everything_and_the_second_runs_nothing_and_writes_the_same(
+    tmp_path: Path, tiny: Any
+) -> None:
+    out = tmp_path / "out"
+    verdicts, lost, ran = make(out)
+    first = contents(out)
+    assert (len(ran), lost) == (6 + 2 + 6, 0) and {record.status for record in ran} == {"ok"}
+    assert {name for name in first if "/" not in name} == {
+        *(f"fig{n}.{form}" for n in (2, 4, 8) for form in ("png", "svg", "pdf", "csv")),
+        "verdicts.md", "verdicts.csv", "verdicts.json",
+    }  # fmt: skip
+    assert {verdict.figure for verdict in verdicts} == {"2", "4", "8"}
+    assert len(csv_rows(out / "fig2.csv")) == 3
+    assert {row["removed"] for row in csv_rows(out / "fig8.csv")} == {"irrelevant", "noisy"}
+    again = make(out)
+    assert again == (verdicts, 0, []) and contents(out) == first
+
+
+def csv_rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_figures_asked_for_one_after_the_other_gather_in_the_verdicts(tmp_path: Path, tiny: Any) -> None:
+    out = tmp_path / "out"
+    _, _, ran = make(out, "4")
+    assert len(ran) == 2 and judged_in(out) == ["4"] and not (out / "fig2.png").exists()
+    _, _, ran = make(out, "2")
+    assert len(ran) == 6 and judged_in(out) == ["2", "4"]
+    (out / "fig2.png").unlink()
+    verdicts, _, ran = make(out, "4")
+    assert not ran and {verdict.figure for verdict in verdicts} == {"2", "4"} and (out / "fig2.png").exists()
+    assert notes_in(out)[0].startswith("figure 2")
+
+
+def test_a_figure_of_which_a_trial_is_missing_is_not_drawn(tmp_path: Path, tiny: Any) -> None:
+    make(tmp_path / "whole", "2", "4")
+    writer = store.Writer(tmp_path / "part")
+    for record in list(store.read(tmp_path / "whole").values())[1:]:  # the first is one of Figure 2
+        writer.append(record)
+    writer.close()
+    _, _, ran = make(tmp_path / "part", "4")
+    assert not ran and judged_in(tmp_path / "part") == ["4"] and not (tmp_path / "part" / "fig2.csv").exists()
+
+
+def test_the_plan_is_told_with_the_time_it_takes_before_anything_runs(tmp_path: Path, tiny: Any) -> None:
+    told: list[Any] = []
+
+    def begin(plan: Plan, workers: int) -> None:
+        told.append((len(plan.todo), len(plan.jobs), workers, Remaining(plan.todo, plan.expected).seconds(1)))
+        told.extend(theory.PAPER.seconds(job) for job in plan.todo)
+
+    ran: Any = lambda _: told.append("ran")  # noqa: E731
+    for _ in range(2):
+        callbacks = Callbacks(on_plan=begin, on_record=ran)
+        reproduce(theory.PAPER, ("4",), "quick", tmp_path / "out", How("cpu", jobs=0), callbacks=callbacks)
+    (first, *_, again) = told
+    assert first[:3] == (2, 2, 0) and again == (0, 2, 0, 0.0) and told[3:-1] == ["ran", "ran"]
+    assert first[3] == pytest.approx(sum(told[1:3])) and first[3] > 0
+
+
+def test_once_trials_are_run_what_they_took_counts_and_not_the_prior(tmp_path: Path, tiny: Any) -> None:
+    expected: list[float | None] = []  # as each run begins, as what it runs counts too
+    begin = Callbacks(on_plan=lambda plan, workers: expected.extend(plan.expected.seconds(job) for job in plan.todo))
+    reproduce(theory.PAPER, ("4",), "quick", tmp_path, How("cpu", jobs=0), callbacks=begin)
+    took = statistics.mean(store.rows(tmp_path, counted=False)["seconds"].to_pylist())
+    reproduce(theory.PAPER, ("4",), "quick", tmp_path, How("cpu", jobs=0, rerun="always"), callbacks=begin)
+    assert expected[2:] == [pytest.approx(took)] * 2
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Install a strategy that raises, and return its name."""
+    source = Path(__file__).resolve().parents[1] / "plugins" / "raises.py"
+    site = tmp_path / "site"
+    (info := site / "raising-1.dist-info").mkdir(parents=True)
+    shutil.copy(source, site / "a_module_that_raises.py")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: raising\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[sparsebench]\nraises = a_module_that_raises\n")
+    monkeypatch.syspath_prepend(site)
+    yield "raises"
+    sys.modules.pop("a_module_that_raises", None)
+
+
+def test_trials_whose_strategy_fails_are_counted_and_noted_and_the_others_drawn(
+    tmp_path: Path, tiny: Any, installed: str
+) -> None:
+    tiny(installed)
+    out = tmp_path / "out"
+    verdicts, lost, ran = make(out, "8")
+    assert (lost, len(ran)) == (2, 6) and {verdict.figure for verdict in verdicts} == {"8"}
+    reason = "2 of 6 trials have no answer and are left out; failed: ValueError: no idea which token matters"
+    assert (
+        any(note.startswith(f"figure 8: {reason}") for note in notes_in(out))
+        and reason in (out / "verdicts.md").read_text()
+    )
+    assert {row["removed"] for row in csv_rows(out / "fig8.csv")} == {"irrelevant"}
+    assert make(out, "8") == (verdicts, 2, [])
+    _, lost, ran = make(out, "8", rerun="failed")
+    assert lost == 2 and [record.label for record in ran] == ["raises", "raises"]
+
+
+def test_a_strategy_can_be_submitted_from_what_a_paper_is_reproduced_with(tmp_path: Path, tiny: Any) -> None:
+    """One figure is not the whole suite."""
+    make(tmp_path / "out", "8")
+    made = submit(tmp_path / "out", tmp_path / "to")
+    assert (made.strategy, made.suite, made.wrong, made.records) == ("noise", "", False, 6)
+
+
+@pytest.mark.parametrize(
+    ("figures", "preset", "says"),
+    [
+        (("6",), "quick", "unknown figure.*'6'.*1a, 1b, 2, 3, 4, 5, 7, 8, neurons, rank"),
+        (("4", "strategy"), "quick", "unknown figure.*did you mean 'strategies'"),
+        ((), "quik", "unknown preset.*'quik'.*default, full, quick.*did you mean 'quick'"),
+    ],
+)
+def test_an_unknown_figure_or_preset_is_refused_before_anything_is_written(
+    tmp_path: Path, figures: tuple[str, ...], preset: str, says: str
+) -> None:
+    with pytest.raises(UserError, match=says):
+        reproduce(theory.PAPER, figures, preset, tmp_path / "out", How("cpu", jobs=0))
+    assert not (tmp_path / "out").exists()
+
+
+# ---- from records to files
+
+
+def records_of(figure: str, repetitions: int = 4, **metrics: float | None) -> list[Record]:
+    """Return records of the trials of a figure of the quick suite, all with these metrics."""
+    values = {"success": 1.0, "steps": 10.0, "iterations": 50.0, "test_loss": 0.1, "fitted": 1.0, "accuracy": 0.9,
+              "worst_group_accuracy": 0.7, "spurious_gap": 0.1} | metrics  # fmt: skip
+    return [
+        Record(
+            cell=job.cell, cell_id=job.cell.id, status="ok", origin=job.origin, kind=job.kind, label=job.label,
+            metrics={name: Metric(value=value, unit="", n=1) for name, value in values.items()},
+            samples={
+                "watched_steps": (0.0, 10.0),
+                "watched_attention_on_relevant": (0.55, 0.9 + 0.001 * job.cell.repetition),
+            },
+        )
+        for job in expand(Request(suite="theory-quick", figures=(figure,)), Registry())
+        if job.cell.repetition < repetitions
+    ]  # fmt: skip
+
+
+def failed(record: Record, reason: str, kind: str = "ValueError", status: Any = "failed") -> Record:
+    failure = Failure(reason=reason, kind=kind)
+    return record.model_copy(update={"status": status, "metrics": {}, "samples": {}, "failure": failure})
+
+
+def test_figures_and_verdicts_are_files(tmp_path: Path) -> None:
+    verdicts = publish(theory.PAPER, {"1a": records_of("1a"), "spurious": records_of("spurious")}, tmp_path)
+    assert sorted(contents(tmp_path)) == [
+        "fig1a-n50.csv", "fig1a.csv", "fig1a.pdf", "fig1a.png", "fig1a.svg",
+        "spurious.csv", "spurious.pdf", "spurious.png", "spurious.svg",
+        "verdicts.csv", "verdicts.json", "verdicts.md",
+    ]  # fmt: skip
+    assert [Verdict(**row) for row in csv_rows(tmp_path / "verdicts.csv")] == verdicts and len(verdicts) == 3
+    notes = [f"figure {name}: 4 trials of each setting" for name in ("1a", "spurious")]
+    written = {"verdicts": [asdict(verdict) for verdict in verdicts], "notes": notes}
+    assert json.loads((tmp_path / "verdicts.json").read_text()) == written
+    assert all(f"- {note}\n" in (tmp_path / "verdicts.md").read_text() for note in notes)
+    assert {(row["N"], row["successes"]) for row in csv_rows(tmp_path / "fig1a.csv")} == {
+        (str(n), "4") for n in (4, 8, 16, 32, 64)
+    }
+
+
+def test_the_same_records_make_the_same_bytes(tmp_path: Path) -> None:
+    for folder in ("one", "other"):
+        publish(theory.PAPER, {name: records_of(name) for name in ("2", "4")}, tmp_path / folder)
+    assert contents(tmp_path / "one") == contents(tmp_path / "other")
+    assert {"fig2.png", "fig2.svg", "fig4.png", "fig4.svg"} <= set(contents(tmp_path / "one"))
+
+
+def test_notes_say_how_many_trials_there_are_and_why_some_are_not(tmp_path: Path) -> None:
+    one, two, three, four = records_of("4")
+    publish(
+        theory.PAPER, {"4": [one, failed(two, "it broke"), failed(three, "too large", status="oom"), four]}, tmp_path
+    )
+    assert notes_in(tmp_path) == [
+        "figure 4: 2 trials of each setting",
+        "figure 4: 1 of 4 trials have no answer and are left out; failed: it broke",
+        "figure 4: 1 of 4 trials have no answer and are left out; oom: too large",
+    ]
+
+
+def test_notes_tell_trials_that_diverged_or_were_not_fitted(tmp_path: Path) -> None:
+    one, two, three, _ = records_of("4", fitted=0.0)
+    diverged = [failed(record, "the loss is NaN", "DivergedError") for record in (one, two)]
+    verdicts = publish(theory.PAPER, {"4": [*diverged, three, records_of("4")[3]]}, tmp_path)
+    assert notes_in(tmp_path) == [
+        "figure 4: 4 trials of each setting",
+        "figure 4: 2 of 4 trials diverged: they have not succeeded, and have no loss",
+        "figure 4: 1 of 4 trials reached the step limit before they fitted their training samples",
+    ]
+    assert len(verdicts) == 2
+
+
+def test_notes_say_that_some_settings_have_fewer_trials(tmp_path: Path) -> None:
+    some = records_of("2", repetitions=3)
+    publish(theory.PAPER, {"2": some[1:]}, tmp_path)
+    assert notes_in(tmp_path) == ["figure 2: 2 to 3 trials of each setting"]
+
+
+def test_a_figure_without_any_answer_is_a_note_and_no_picture(tmp_path: Path) -> None:
+    assert publish(theory.PAPER, {"4": [failed(record, "it broke") for record in records_of("4")]}, tmp_path) == []
+    assert sorted(contents(tmp_path)) == ["verdicts.csv", "verdicts.json", "verdicts.md"]
+    assert notes_in(tmp_path) == ["figure 4: 4 of 4 trials have no answer and are left out; failed: it broke"]
+
+
+# ---- how long it takes
+
+
+def job(n_train: int = 8, m: int = 64, **task: Any) -> Job:
+    spec = "theory:" + ",".join(f"{key}={value}" for key, value in task.items())
+    request = Request(tasks=(spec.rstrip(":"),), model=f"shallow:m={m}", n_train=(n_train,), seeds=1)
+    return next(job for job in expand(request, Registry()) if job.label == "dense")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"n_train": 16}, {"m": 256}, {"tokens": 100}, {"watch": 5}, {"confusion": 0.16}],
+    ids=lambda more: " ".join(more),
+)
+def test_a_larger_or_harder_trial_is_expected_to_take_longer(more: dict[str, Any]) -> None:
+    assert seconds(job(**more)) > seconds(job()) > 0
+
+
+def test_more_samples_than_a_batch_make_no_step_longer() -> None:
+    assert seconds(job(n_train=20)) == seconds(job(n_train=500)) > seconds(job(n_train=10))
+
+
+def test_fewer_steps_at_most_take_less_time() -> None:
+    assert seconds(job(steps=10)) < seconds(job()) == seconds(job(steps=5000))

@@ -1,0 +1,385 @@
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from sparsebench_theory.shallow.paper import PAPER
+
+from sparsebench.paper import Result, Trial
+
+INFINITY = float("inf")
+A = (0.5, 0.28, 0.2, 0.16, 0.14, 0.12, 0.1)
+SIGMAS = (0.02, 0.065, 0.11, 0.155, 0.2)
+YES, PARTLY, NO, OPEN = "reproduced", "partly", "not reproduced", "undecided"
+
+
+def words(result: Result, *claims: str) -> list[str]:
+    """Return the verdict on each claim: on the one that has this text in it."""
+    found = []
+    for claim in claims:
+        (verdict,) = (v for v in result.verdicts if claim in v.claim)
+        found.append(verdict.verdict)
+    return found
+
+
+def row(result: Result, table: str, **values: Any) -> dict[str, Any]:
+    """Return the one row of a table that has these values."""
+    (found,) = (row for row in result.tables[table] if values.items() <= row.items())
+    return found
+
+
+# ---- Figure 1a
+
+
+def sweep(grid_of: Any, law: Callable[[float], float], alphas: tuple[float, ...] = A, **options: Any) -> list[Trial]:
+    """Return trials that need law(alpha_*) samples, with alpha_# at 0.04."""
+    return [t for a in alphas for t in grid_of(law(a), task={"relevant": a, "confusion": 0.04}, **options)]
+
+
+@pytest.mark.parametrize(
+    ("law", "grows", "linear", "best"),
+    [
+        pytest.param(lambda a: 4 / a**2, YES, YES, "alpha_*^-2", id="as published"),
+        pytest.param(lambda a: 2 / (a - 0.04) ** 2, YES, PARTLY, "gap^-2", id="the gap squared"),
+        pytest.param(lambda a: 0.1 / a**4, YES, PARTLY, "alpha_*^-4", id="the fourth power"),
+        pytest.param(lambda a: 40, NO, NO, None, id="the same everywhere"),
+        pytest.param(lambda a: 100 * a, NO, NO, None, id="falls"),
+        pytest.param(lambda a: 1, OPEN, OPEN, None, id="never more than the smallest N"),
+        pytest.param(lambda a: 40 if a > 0.1 else 1e9, OPEN, OPEN, None, id="the same where it is reached"),
+        pytest.param(lambda a: 1e9, OPEN, OPEN, None, id="never reached"),
+    ],
+)  # fmt: skip
+def test_figure_1a_says_how_samples_grow(grid_of: Any, law: Any, grows: str, linear: str, best: str | None) -> None:
+    result = PAPER.figures["1a"](sweep(grid_of, law))
+    assert words(result, "N grows", "N is linear") == [grows, linear]
+    if best:
+        assert f"best: {best};" in result.verdicts[1].measured
+
+
+def test_figure_1a_calls_nothing_linear_on_three_points(grid_of: Any) -> None:
+    assert words(PAPER.figures["1a"](sweep(grid_of, lambda a: 4 / a**2, A[:3])), "N grows", "N is linear") == [
+        YES,
+        OPEN,
+    ]
+    assert words(PAPER.figures["1a"](sweep(grid_of, lambda a: 4 / a**2, A[:4])), "N grows", "N is linear") == [YES, YES]
+
+
+def test_figure_1a_leaves_what_never_succeeds_out_of_the_fit_and_says_so(grid_of: Any) -> None:
+    result = PAPER.figures["1a"](sweep(grid_of, lambda a: 4 / a**2 if a > 0.1 else 1e9))
+    assert words(result, "N is linear") == [YES]
+    assert "6 of 7 alpha_* reach N50" in result.verdicts[1].measured
+    assert row(result, "fig1a-n50", **{"alpha_*": 0.1})["N50"] == INFINITY
+
+
+def test_figure_1a_judges_each_rule_for_the_confusing_tokens_apart(grid_of: Any) -> None:
+    printed = [
+        t
+        for a in (0.5, 0.43, 0.38, 0.34, 0.3)
+        for t in grid_of(30, task={"relevant": a, "irrelevant": 0.5, "tokens": 100})
+    ]
+    result = PAPER.figures["1a"](sweep(grid_of, lambda a: 4 / a**2) + printed)
+    assert words(result, "N grows as alpha_* falls (a fixed", "N grows as alpha_* falls (half") == [YES, NO]
+    assert {r["setting"] for r in result.tables["fig1a"]} == {r["setting"] for r in result.tables["fig1a-n50"]}
+    assert len(result.panels) == 5
+
+
+def test_figure_1a_has_the_planted_numbers_in_its_tables(grid_of: Any) -> None:
+    result = PAPER.figures["1a"](sweep(grid_of, lambda a: 4 / a**2, sizes=(8, 16, 32, 64, 128, 256, 512)))
+    for a in A:
+        found = row(result, "fig1a-n50", **{"alpha_*": a})
+        assert (
+            found["N50"] == pytest.approx(4 / a**2, rel=0.5) and found["N50_low"] <= found["N50"] <= found["N50_high"]
+        )
+        assert (found["alpha_#"], found["trials"]) == (0.04, 8)
+    at = {n: row(result, "fig1a", N=n, **{"alpha_*": 0.1}) for n in (256, 512)}  # 400 samples are needed there
+    assert [(at[n]["trials"], at[n]["successes"]) for n in at] == [(8, 0), (8, 8)]
+    assert row(result, "fig1a-n50", **{"alpha_*": 0.1})["N95"] == 512
+
+
+# ---- Figure 1b
+
+
+@pytest.mark.parametrize(
+    ("law", "word"),
+    [
+        pytest.param(lambda s: 16 * np.exp(10 * s), YES, id="rises"),
+        pytest.param(lambda s: 40, NO, id="the same everywhere"),
+        pytest.param(lambda s: 100 * np.exp(-10 * s), NO, id="falls"),
+        pytest.param(lambda s: 16 * np.exp(10 * s) if s < 0.2 else 1e9, YES, id="rises out of the N tried"),
+        pytest.param(lambda s: 1e9, OPEN, id="never reached"),
+        pytest.param(lambda s: 1, OPEN, id="never more than the smallest N"),
+    ],
+)
+def test_figure_1b_says_whether_samples_grow_with_sigma(grid_of: Any, law: Any, word: str) -> None:
+    result = PAPER.figures["1b"]([t for s in SIGMAS for t in grid_of(law(s), model={"sigma": s})])
+    assert words(result, "sigma") == [word] and len(result.verdicts) == len(result.panels) == 1
+    for s in SIGMAS:
+        known = law(s) if law(s) < 1e6 else INFINITY
+        assert row(result, "fig1b", value=s)["N50"] == pytest.approx(max(known, 2), rel=0.15)
+
+
+def test_figure_1b_judges_each_kind_of_first_weights_and_the_noise_apart(grid_of: Any) -> None:
+    by_init = {"assumption": 100.0, "scale": 10.0, "worst": 0.1}
+    trials = [
+        t for init, factor in by_init.items() for s in SIGMAS[1:]
+        for t in grid_of(40 * factor**s, model={"init": init, "sigma": s})
+    ] + [t for c in (0.01, 0.05, 0.1) for t in grid_of(10 * np.exp(20 * c), task={"noise": c})]  # fmt: skip
+    result = PAPER.figures["1b"](trials)
+    assert words(result, "(first weights: assumption)", "(first weights: worst)", "noise") == [YES, NO, YES]
+    assert [r["value"] for r in result.tables["fig1b"] if r["swept"] == "c0"] == [0.01, 0.05, 0.1]
+    assert len([r for r in result.tables["fig1b"] if r["swept"] == "sigma" and r["init"] == "scale"]) == 4
+
+
+# ---- Figure 2
+
+
+def steps(make_trial: Any, law: Callable[[float], float | None], trials: int = 4) -> list[Trial]:
+    """Return trials that need law(alpha_*) steps, give or take some."""
+    return [
+        make_trial(200, r, task={"relevant": a, "confusion": 0.04}, iterations=some and some + r)
+        for a in (0.2, 0.24, 0.3, 0.36, 0.44, 0.6) for some in [law(a)] for r in range(trials)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("law", "word"),
+    [
+        pytest.param(lambda a: 40 / a, YES, id="as published"),
+        pytest.param(lambda a: 10 + 1e-3 / a**8, PARTLY, id="rises otherwise"),
+        pytest.param(lambda a: 80, NO, id="the same everywhere"),
+        pytest.param(lambda a: 200 * a, NO, id="falls"),
+        pytest.param(lambda a: 80 if a > 0.2 else None, OPEN, id="some never get there and nothing rises"),
+        pytest.param(lambda a: 40 / a if a > 0.25 else None, YES, id="four get there"),
+        pytest.param(lambda a: 40 / a if a > 0.35 else None, OPEN, id="three get there"),
+        pytest.param(lambda a: None, OPEN, id="none gets there"),
+    ],
+)
+def test_figure_2_says_how_steps_grow(make_trial: Any, law: Any, word: str) -> None:
+    assert words(PAPER.figures["2"](steps(make_trial, law)), "steps are linear") == [word]
+
+
+def test_figure_2_has_the_planted_numbers_and_counts_who_got_there(make_trial: Any) -> None:
+    trials = steps(make_trial, lambda a: 40 / a)
+    lost = [make_trial(200, 9, task={"relevant": 0.2, "confusion": 0.04}, iterations=None),
+            make_trial(200, 10, task={"relevant": 0.2, "confusion": 0.04}, diverged=True)]  # fmt: skip
+    result = PAPER.figures["2"](trials + lost)
+    found = row(result, "fig2", **{"alpha_*": 0.2})
+    assert (found["trials"], found["reached"], found["steps"]) == (6, 4, pytest.approx(201.5))
+    assert "24 of 26 trials" in result.verdicts[0].measured and words(result, "steps") == [YES]
+
+
+# ---- Figure 3
+
+
+@pytest.mark.parametrize(
+    ("frozen", "trained", "expected"),
+    [
+        pytest.param(lambda a: 0.5 / a**4, lambda a: 2 / a**2, [YES, YES, YES], id="as published"),
+        pytest.param(lambda a: 2 / a**2, lambda a: 0.5 / a**4, [NO, YES, PARTLY], id="frozen is better"),
+        pytest.param(lambda a: 40, lambda a: 40 if a > 0.2 else 10, [PARTLY, NO, NO], id="better at some"),
+        pytest.param(lambda a: 40, lambda a: 40, [OPEN, NO, NO], id="as good"),
+        pytest.param(lambda a: 1e9, lambda a: 40, [YES, OPEN, OPEN], id="frozen never gets there"),
+        pytest.param(lambda a: 1e9, lambda a: 1e9, [OPEN, OPEN, OPEN], id="none gets there"),
+    ],
+)
+def test_figure_3_says_whether_trained_attention_saves_samples(
+    grid_of: Any, frozen: Any, trained: Any, expected: list[str]
+) -> None:
+    trials = sweep(grid_of, frozen, A[:5], model={"attention": "frozen"}) + sweep(grid_of, trained, A[:5])
+    result = PAPER.figures["3"](trials)
+    assert words(result, "saves samples", "N grows", "N is linear in alpha_*^-4") == expected
+    for a in A[1:5]:
+        ratio = row(result, "fig3-ratio", **{"alpha_*": a})["frozen / trained"]
+        if frozen(a) < 1e6:
+            assert ratio == pytest.approx(frozen(a) / trained(a), rel=0.2)
+        else:
+            assert ratio == INFINITY or trained(a) > 1e6
+
+
+def test_figure_3_speaks_of_hard_problems_only(grid_of: Any) -> None:
+    trials = sweep(grid_of, lambda a: 8, (0.5,), model={"attention": "frozen"}) + sweep(grid_of, lambda a: 80, (0.5,))
+    assert words(PAPER.figures["3"](trials), "saves samples") == [OPEN]
+
+
+# ---- Figures 4 and 7
+
+
+def attention(make_trial: Any, *curve: float, trials: int = 5, **task: Any) -> list[Trial]:
+    """Return trials watched every 10 steps from 0 on, with this curve, give or take 0.002."""
+    return [
+        make_trial(
+            200, r, task={"relevant": 0.5, "confusion": 0.05, "watch": 10} | task,
+            curves={"watched_steps": tuple(range(0, 10 * len(curve), 10)),
+                    "watched_attention_on_relevant": tuple(v + 0.002 * (r / trials - 0.5) for v in curve)},
+        ) for r in range(trials)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("curve", "rises", "to_1"),
+    [
+        pytest.param((0.56, 0.8, 0.92), YES, PARTLY, id="as published"),
+        pytest.param((0.56, 0.8, 0.97), YES, YES, id="to one"),
+        pytest.param((0.56, 0.7, 0.85), YES, NO, id="not so far"),
+        pytest.param((0.56, 0.92, 0.85), PARTLY, NO, id="falls on the way"),
+        pytest.param((0.3, 0.8, 0.92), PARTLY, PARTLY, id="begins elsewhere"),
+        pytest.param((0.56, 0.6, 0.7), PARTLY, NO, id="ends low"),
+        pytest.param((0.56, 0.56, 0.56), NO, NO, id="stands still"),
+        pytest.param((0.56, 0.5, 0.4), NO, NO, id="falls"),
+    ],
+)
+def test_figure_4_says_whether_attention_concentrates(
+    make_trial: Any, curve: tuple[float, ...], rises: str, to_1: str
+) -> None:
+    result = PAPER.figures["4"](attention(make_trial, *curve))
+    assert words(result, "attention concentrates", "it tends to 1") == [rises, to_1]
+    for step, value in ((0, curve[0]), (10, curve[1]), (20, curve[2]), (100, curve[2])):  # it holds its last value
+        assert row(result, "fig4", step=step)["attention on relevant"] == pytest.approx(value, abs=1e-3)
+
+
+def test_figure_4_goes_on_as_long_as_any_trial_trained(make_trial: Any) -> None:
+    trials = attention(make_trial, *np.linspace(0.56, 0.9, 16)) + attention(make_trial, 0.56, 0.8, trials=1)
+    assert [r["step"] for r in PAPER.figures["4"](trials).tables["fig4"]] == list(range(0, 151, 10))
+    assert [r["step"] for r in PAPER.figures["4"](trials[-1:]).tables["fig4"]] == list(range(0, 101, 10))
+
+
+def test_figure_4_of_trials_that_all_diverged_says_so(make_trial: Any) -> None:
+    result = PAPER.figures["4"]([make_trial(200, r, task={"watch": 10}, diverged=True) for r in range(3)])
+    assert [verdict.measured for verdict in result.verdicts] == ["no trial trained", "no number"]
+    assert words(result, "attention concentrates", "it tends to 1") == [OPEN, OPEN]
+
+
+def test_figure_7_judges_each_number_of_patterns_apart(make_trial: Any) -> None:
+    trials = attention(make_trial, 0.3, 0.6, 0.97, d=20, patterns=10) + attention(
+        make_trial, 0.5, 0.4, d=20, patterns=20
+    )
+    result = PAPER.figures["7"](trials)
+    assert words(result, "concentrates on relevant tokens (M=10)", "concentrates on relevant tokens (M=20)") == [
+        YES,
+        NO,
+    ]
+    assert words(result, "tends to 1 (M=10)", "tends to 1 (M=20)") == [YES, NO]
+    assert row(result, "fig7", M=20, step=10)["attention on relevant"] == pytest.approx(0.4, abs=1e-3)
+
+
+# ---- Figures 5 and 8, and the spurious pattern
+
+FLAT, FALLS, RISES, LATE = (0.08,) * 3, (0.05, 0.04, 0.02), (0.12, 0.14, 0.16), (0.08, 0.08, 0.02)
+
+
+def removals(
+    make_trial: Any, dense: float, curves: dict[str, tuple[float, ...]], metric: str = "test_loss", where: str = "both",
+    **task: Any,
+) -> list[Trial]:  # fmt: skip
+    """Return trials of dense and of removals of 20, 40 and 60 %, four each that differ alike, give or take 0.0004."""
+    others = {"accuracy": 0.9, "worst_group_accuracy": 0.8, "spurious_gap": 0.1, "test_loss": 0.1}
+
+    def some(value: float, r: int, wobble: float = 0.0, **options: Any) -> Trial:
+        values = others | {metric: value + 0.01 * r + wobble}
+        return make_trial(32, r, task=task, **values, **options)
+
+    return [some(dense, r) for r in range(4)] + [
+        some(value, r, 2e-4 * (-1) ** (r + k), strategy=name, removed=round(0.2 * (k + 1), 6), where=where)
+        for name, curve in curves.items() for k, value in enumerate(curve) for r in range(4)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("irrelevant", "noisy", "random", "expected"),
+    [
+        pytest.param(FALLS, FALLS, FLAT, [YES, YES, YES, YES, YES], id="as published"),
+        pytest.param(RISES, RISES, FLAT, [NO, NO, NO, NO, YES], id="removal harms"),
+        pytest.param(LATE, FLAT, FLAT, [PARTLY, OPEN, PARTLY, OPEN, YES], id="late or not at all"),
+        pytest.param(FALLS, FALLS, RISES, [YES, YES, YES, YES, NO], id="random removal harms"),
+        pytest.param(FALLS, FALLS, FALLS, [YES, YES, OPEN, OPEN, NO], id="random removal is as good"),
+        pytest.param(FALLS, FALLS, (0.08, 0.09, 0.14), [YES, YES, YES, YES, PARTLY], id="random removal harms late"),
+    ],
+)
+def test_figure_5_says_what_removal_does(
+    make_trial: Any, irrelevant: Any, noisy: Any, random: Any, expected: list[str]
+) -> None:
+    result = PAPER.figures["5"](removals(make_trial, 0.08, {"oracle": irrelevant, "noise": noisy, "random": random}))
+    irrelevant_, noisy_ = "removing irrelevant tokens", "removing noisy tokens"
+    claims = [f"{irrelevant_} lowers", f"{noisy_} lowers", f"{irrelevant_} is better", f"{noisy_} is better"]
+    assert words(result, *claims, "removing random tokens leaves") == expected
+    for name, curve in (("irrelevant", irrelevant), ("noisy", noisy), ("random", random)):
+        for share, value in zip((0.2, 0.4, 0.6), curve, strict=True):
+            found = row(result, "fig5", removed=name, share=share)
+            assert found["value"] == pytest.approx(value + 0.015, abs=1e-6) and found["trials"] == 4
+            assert found["change"] == pytest.approx(value - 0.08, abs=1e-6)
+        assert row(result, "fig5", removed=name, share=0.0)["change"] == 0.0
+
+
+def test_figure_5_judges_each_place_of_removal_apart_against_the_same_dense(make_trial: Any) -> None:
+    trials = removals(make_trial, 0.08, {"oracle": FALLS, "attn_topk": RISES})
+    trials += [t for t in removals(make_trial, 0.08, {"oracle": RISES}, where="test") if t.strategy != "dense"]
+    result = PAPER.figures["5"](trials)
+    assert [(v.claim, v.verdict) for v in result.verdicts] == [
+        ("removing irrelevant tokens lowers the loss", YES),
+        ("removing irrelevant tokens lowers the loss (in the test only)", NO),
+    ]
+    assert row(result, "fig5", where="test", share=0.6)["change"] == pytest.approx(0.08, abs=1e-6)
+    assert row(result, "fig5", removed="little attended", share=0.2)["value"] == pytest.approx(0.135, abs=1e-6)
+
+
+def test_figure_8_judges_each_number_of_patterns_apart(make_trial: Any) -> None:
+    trials = removals(make_trial, 0.08, {"oracle": FALLS, "random": FLAT}, d=20, patterns=10)
+    trials += removals(make_trial, 0.3, {"oracle": RISES, "random": RISES}, d=20, patterns=20)
+    result = PAPER.figures["8"](trials)
+    assert words(result, "irrelevant tokens lowers the loss (M=10)", "leaves the loss as it is (M=10)") == [YES, YES]
+    assert words(result, "irrelevant tokens lowers the loss (M=20)", "leaves the loss as it is (M=20)") == [YES, NO]
+    assert row(result, "fig8", M=20, removed="random", share=0.0)["value"] == pytest.approx(0.315)
+
+
+@pytest.mark.parametrize(
+    ("worst", "word"),
+    [
+        pytest.param((0.7, 0.8, 0.9), YES, id="rises"),
+        pytest.param((0.6, 0.6, 0.9), YES, id="rises late"),
+        pytest.param((0.8, 0.7, 0.9), PARTLY, id="rises and falls on the way"),
+        pytest.param((0.5, 0.4, 0.3), NO, id="falls"),
+        pytest.param((0.8, 0.6, 0.5), NO, id="falls in the end"),
+        pytest.param((0.6, 0.6, 0.6), OPEN, id="does not change"),
+    ],
+)
+def test_the_spurious_figure_says_whether_removal_frees(make_trial: Any, worst: Any, word: str) -> None:
+    trials = removals(make_trial, 0.6, {"oracle": worst, "random": FLAT}, "worst_group_accuracy", spurious=0.3)
+    result = PAPER.figures["spurious"](trials)
+    assert words(result, "frees") == [word]
+    for share, value in zip((0.2, 0.4, 0.6), worst, strict=True):
+        found = row(result, "spurious", metric="worst-group accuracy", removed="irrelevant", share=share)
+        assert found["value"] == pytest.approx(value + 0.015) and found["change"] == pytest.approx(value - 0.6)
+    assert row(result, "spurious", metric="accuracy", removed="random", share=0.0)["value"] == pytest.approx(0.9)
+    assert row(result, "spurious", metric="spurious gap", removed="random", share=0.4)["change"] == 0.0
+
+
+def test_the_spurious_figure_takes_no_rounding_for_a_fall(make_trial: Any) -> None:
+    shares = {0.2: (0.1, 0.2, 0.3), 0.4: (0.3, 0.2, 0.1), 0.6: (0.5, 0.6, 0.7)}  # 0.1 + 0.2 + 0.3 > 0.3 + 0.2 + 0.1
+    assert np.mean(shares[0.2]) > np.mean(shares[0.4])
+    values = {0.0: (0.01, 0.02, 0.03)} | shares
+    trials = [
+        make_trial(
+            16, r, strategy="oracle" if share else "dense", removed=share, task={"spurious": 0.3}, accuracy=0.9,
+            worst_group_accuracy=value, spurious_gap=0.1,
+        ) for share, some in values.items() for r, value in enumerate(some)
+    ]  # fmt: skip
+    assert words(PAPER.figures["spurious"](trials), "frees") == [YES]
+
+
+# ---- strategies
+
+
+def test_each_strategy_has_its_samples_beside_dense_and_its_steps(grid_of: Any) -> None:
+    trials = [
+        t
+        for name, n50, taken in (("dense", 32, 50.0), ("oracle", 8, 20.0), ("anti_oracle", 1e9, None))
+        for t in grid_of(n50, strategy=name, removed=0.0 if name == "dense" else 0.2, steps=taken)
+    ]
+    result = PAPER.figures["strategies"](trials)
+    assert result.verdicts == []
+    oracle, dense = row(result, "strategies", strategy="oracle"), row(result, "strategies", strategy="dense")
+    assert oracle["N50 / dense"] == pytest.approx(0.25, rel=0.1) and oracle["ratio_high"] < 1
+    assert (oracle["median steps there"], oracle["removed"], oracle["trials"]) == (20, 0.2, 8)
+    assert (dense["N50 / dense"], dense["median steps there"]) == (1, 50)
+    never = row(result, "strategies", strategy="anti_oracle")
+    assert never["N50"] == never["N50 / dense"] == INFINITY and np.isnan(never["median steps there"])
