@@ -28,6 +28,7 @@ NEAR = 0.001
 """How far below dense an accuracy may be that counts as the same: a tenth of a point."""
 NAMED = 5
 """Strategies that are not in the table of a paper, and are named below it."""
+BY_BUDGET = [BY_KEY["strategy"], BY_KEY["budget"]]
 TOP_1 = next(column for column in PAPER if column.key == "accuracy")
 PAIRS = (
     Column("task", "task", "text", "name of the task"),
@@ -135,7 +136,7 @@ def shifts(rankings: Iterable[Ranking], names: Mapping[str, str]) -> Report:
     """Return a table a network: a row a strategy and budget, and for each set of pictures its accuracy and its rank.
 
     Sets are in falling order of the dense network's accuracy: the first is what the others are shifted from. Ranks are
-    those among the strategies of a budget.
+    those among the strategies of a budget, and a note has their correlation.
 
     Args:
         rankings: a ranking of each set.
@@ -151,7 +152,7 @@ def shifts(rankings: Iterable[Ranking], names: Mapping[str, str]) -> Report:
 
 def _shift(sets: list[Ranking], names: Mapping[str, str]) -> Table:
     sets = sorted(sets, key=lambda one: -next((r["accuracy"] for r in one.rows if r["strategy"] == DENSE), -1.0))
-    columns = [BY_KEY["strategy"], BY_KEY["budget"]]
+    columns = [*BY_BUDGET]
     rows: dict[tuple[str, str], Row] = defaultdict(dict)
     for number, one in enumerate(sets):
         images = one.setting.params[0].get("images", one.task)
@@ -172,7 +173,25 @@ def _shift(sets: list[Ranking], names: Mapping[str, str]) -> Table:
                 }  # fmt: skip
     whole = [dict.fromkeys(keys_of(columns)) | row for row in rows.values()]
     whole.sort(key=lambda row: (row["strategy"] != DENSE, row["budget"], -(row["accuracy_0"] or 0)))
-    return Table(whole, columns, above=sets[0].setting.model)
+    return Table(whole, columns, above=sets[0].setting.model, notes=_rank_correlations(whole, columns[2::2]))
+
+
+def _rank_correlations(rows: Sequence[Row], sets: Sequence[Column]) -> list[str]:
+    """Return in a line how much the order of the strategies on the first set is that on each of the others.
+
+    It is Kendall's tau of the accuracies of the strategies of a budget, as a mean over the budgets that have three or
+    more; nothing is said of fewer.
+    """
+    accuracies = pd.DataFrame([row for row in rows if row["strategy"] != DENSE], columns=keys_of(BY_BUDGET + sets))
+    budgets = [part for _, part in accuracies.groupby("budget") if len(part) >= 3]
+    first, *others = sets
+    taus = {
+        one.heading: np.mean([part[one.key].corr(part[first.key], method="kendall") for part in budgets])
+        for one in (others if budgets else ())
+    }
+    said = "; ".join(f"{name} {tau:.2f}" for name, tau in taus.items() if not math.isnan(tau))
+    over = f"mean over {len(budgets)} budgets" if len(budgets) > 1 else "one budget"
+    return [f"Rank correlation with {first.heading} (Kendall's tau of the accuracies, {over}): {said}"] if said else []
 
 
 def paper(rankings: Sequence[Ranking], speed: Path | None = None) -> Report:

@@ -65,7 +65,7 @@ def request_of(claim: Claim, weights: Path, images: Path, registry: Registry) ->
     task = f"folder:canvas={claim.canvas}" if claim.canvas else "folder"
     plugins = tuple(dict.fromkeys(("dense", claim.plugin)))
     request = Request(plugins, "folder", (task,), claim.model, alone=True)
-    return request, Files(f"folder:{images}", weights=(weights,))
+    return request, Files((f"folder:{images}",), weights=(weights,))
 
 
 def result_of(claim: Claim, records: pd.DataFrame) -> Measured:

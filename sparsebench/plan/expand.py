@@ -354,10 +354,13 @@ def _settings(suite: Suite, request: Request, registry: Registry, locations: dic
     for entry, params in _entries(suite, request, registry):
         contenders = tuple(contenders_of(suite, entry, plugins, request, registry))
         trained = training_entry(entry) if entry.network else None
-        for varied in entry.task_params():
+        cls = registry.task(entry.name)
+        tested = request.tested_images if "images" in cls.model_fields and not cls.trains else ()
+        sets: list[dict[str, Any]] = [{"images": name} for name in tested] or [{}]
+        for varied, images in product(entry.task_params(), sets):
             known = {} if trained is None else trained.params
             _check_changed(entry, varied | params, registry)
-            task, places = _task(entry.name, known | varied | params, request, registry).located()
+            task, places = _task(entry.name, known | varied | params | images, request, registry).located()
             locations |= places
             for one in _models(task, trained or entry, request, registry):
                 model = one.with_weights(locations)
@@ -514,8 +517,8 @@ def _refuse_trained(suite: Suite, entries: list[SuiteTask], request: Request) ->
 def _task(name: str, params: dict[str, Any], request: Request, registry: Registry) -> Task:
     cls = registry.task(name)
     for key in PICTURES:
-        given = getattr(request, _image_use(cls) if key == "images" else key)
-        if given is not None and key in cls.model_fields:
+        given = getattr(request, key)
+        if given is not None and key in cls.model_fields and (key != "images" or cls.trains):
             params = params | {key: given}
     task = fill(cls, params, f"task '{name}'")
     task.check()

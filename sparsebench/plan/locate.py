@@ -53,34 +53,41 @@ def locate(files: Files, uses: Sequence[ImageUse] = ("images",)) -> tuple[dict[s
     Raises:
         UserError: there are no such pictures or weights, or they are damaged.
     """
-    specs: dict[str, str | None] = dict.fromkeys(uses, files.images)
-    specs |= {"backgrounds": files.backgrounds, "pretrain_images": files.pretrain_images}
-    places = {use: _once(files, use, spec) for use, spec in specs.items() if spec is not None}
+    if len(files.images) > 1 and "images" in uses:
+        raise UserError(
+            "--images: tasks that train take one set of pictures", got=f"{len(files.images)} sets",
+            next_step="give each a run of its own, or name a task that only tests with --task",
+        )  # fmt: skip
+    specs: list[tuple[str, str | None]] = [(use, spec) for use in uses for spec in files.images]
+    specs += [("backgrounds", files.backgrounds), ("pretrain_images", files.pretrain_images)]
+    places = [(use, *_once(files, use, spec)) for use, spec in specs if spec is not None]
     if files.weights_key and not files.weights:
         raise UserError("--weights-key is of a file of weights", next_step="give --weights, or leave it out")
     if files.weights and not files.networks_located:
         files.networks_located.update(locate_all(files.weights, files.weights_key or ""))
-    names: dict[str, Any] = {parameter: name for parameter, (name, _) in places.items()}
+    names: dict[str, Any] = {use: name for use, name, _ in places}
+    if "tested_images" in names:
+        names["tested_images"] = tuple(dict.fromkeys(name for use, name, _ in places if use == "tested_images"))
     if files.weights:
         names |= {"weights": tuple(files.networks_located), "weights_key": files.weights_key or ""}
-    return names, {name: place for name, place in places.values() if place is not None} | files.networks_located
+    return names, {name: place for _, name, place in places if place is not None} | files.networks_located
 
 
 def _once(files: Files, use: str, spec: str) -> tuple[str, Path | None]:
     """Return name and place of pictures, looked at the first time only."""
-    if use not in files.located:
+    if (use, spec) not in files.located:
         bad = sources.Bad(skip=files.skip_bad, look=not files.dry)
         if use == "tested_images":
-            files.located[use] = folder.locate(spec, bad)
+            files.located[use, spec] = folder.locate(spec, bad)
         else:
-            files.located[use] = LOCATED[use](spec, files.data_root, files.download and not files.dry, bad)
-    return files.located[use]
+            files.located[use, spec] = LOCATED[use](spec, files.data_root, files.download and not files.dry, bad)
+    return files.located[use, spec]
 
 
 def strays_of(files: Files) -> dict[str, str]:
     """Return what is left out of the folders of pictures, in one line by the name of the pictures; warn of it."""
     said = {}
-    for use, (name, place) in files.located.items():
+    for (use, _), (name, place) in files.located.items():
         if place is None:
             continue
         line = folder.strays_of(name, place) if use == "tested_images" else sources.strays_of(name, place)

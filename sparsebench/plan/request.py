@@ -42,7 +42,7 @@ class Request:
         weights: names of located trained weights that models of images begin with, each a network of its own.
         weights_key: which of several state dicts in their files.
         images, backgrounds, pretrain_images: names of located image sets, for every image task that trains.
-        tested_images: the name of located images for tasks that train nothing.
+        tested_images: names of located images for tasks that train nothing, each a test of its own.
         figures: only what the suite has for these figures of a paper.
         single: whether a task with several budgets has its suite's one: two strategies are to be looked at, not judged.
         alone: whether the plugins are all, without the suite's baselines and its tasks' own strategies.
@@ -67,7 +67,7 @@ class Request:
     images: str | None = None
     backgrounds: str | None = None
     pretrain_images: str | None = None
-    tested_images: str | None = None
+    tested_images: tuple[str, ...] = ()
     seeds: int | None = option(None, "Repetitions of each cell, instead of the suite's; deterministic cells run once.")
     keep: tuple[float, ...] = option((), "Keep rates at each stage; overrides the budget.")
     macs: tuple[float, ...] = option((), "Shares of the dense MACs; overrides the budget.")
@@ -89,11 +89,15 @@ class Files:
 
     Attributes:
         dry: whether nothing is to be fetched or decoded.
-        located: name and place of what was looked at, by its use; see `locate`.
+        located: name and place of what was looked at, by its use and what the user gave; see `locate`.
         networks_located: the same of weights, places by their names.
     """
 
-    images: str | None = option(None, "Pictures of the image tasks; see sparsebench data.", metavar="NAME|folder:DIR")
+    images: tuple[str, ...] = option(
+        (),
+        "Pictures of the image tasks; see sparsebench data. Repeatable for tests of trained weights.",
+        metavar="NAME|folder:DIR",
+    )
     backgrounds: str | None = option(None, "Backgrounds of the image tasks.", metavar="NAME|DIR|FILE.npz")
     pretrain_images: str | None = option(None, "Pictures of pre-training. [the task's own]", metavar="NAME|folder:DIR")
     data_root: Path | None = option(None, "Folder of the official data sets. [./data]")
@@ -115,7 +119,9 @@ class Files:
         metavar="DIR",
     )
     dry: bool = False
-    located: dict[str, tuple[str, Path | None]] = field(default_factory=dict, init=False, compare=False, repr=False)
+    located: dict[tuple[str, str], tuple[str, Path | None]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
     networks_located: dict[str, Path] = field(default_factory=dict, init=False, compare=False, repr=False)
 
 

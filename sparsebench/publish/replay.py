@@ -153,7 +153,7 @@ def _readable(manifest: Manifest, plugin: Path | None, files: Files) -> list[Pat
     """Return the files that cells need: the plugin's, and those of the pictures and weights that were named."""
     entry = entries().get(manifest.plugin.plugin)
     code = Content.of_file(plugin).hashes if plugin else {path.parent for path in plugin_files(entry)} if entry else ()
-    named = (files.images, files.backgrounds, files.pretrain_images)
+    named = (*files.images, files.backgrounds, files.pretrain_images)
     paths = [Path(name.removeprefix("folder:")) for name in named if name]
     paths += [path for path in (files.data_root or Path("data"), files.networks) if path]
     paths += files_of(files.weights)

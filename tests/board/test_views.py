@@ -2,6 +2,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -238,3 +239,23 @@ def test_sets_of_pictures_have_a_column_each_and_ranks_within_a_budget() -> None
     assert [row[0] for row in found] == ["dense", "a", "b"] and found[0][2::2] == ("", "")
     assert [row[2::2] for row in found[1:]] == [("1", "2"), ("2", "1")]
     assert found[2][1::2] == pytest.approx((0.5, 0.25))
+    assert not table.notes, "two strategies have no order to speak of"
+
+
+def test_sets_of_pictures_say_how_alike_the_order_of_strategies_is() -> None:
+    def seen(images: str, values: Sequence[float]) -> list[Flat]:
+        setting = json.dumps([{"params": {"images": images}}, {"params": {"arch": "tiny"}}])
+        rows = (
+            seeded(name, [x, x + 0.01, x - 0.01], macs)
+            for macs in (0.5, 0.7)
+            for name, x in zip("abcd", values, strict=True)
+        )
+        rows = [row for part in (*rows, seeded("dense", [max(values) + 0.05] * 3, 1.0)) for row in part]
+        return [row | {"setting": setting, "cell_id": f"{images} {row['cell_id']}"} for row in rows]
+
+    usual, same, turned = (0.8, 0.7, 0.6, 0.5), (0.5, 0.4, 0.3, 0.2), (0.1, 0.2, 0.4, 0.3)
+    names = {"folder-1": "imagenet", "folder-2": "v2", "folder-3": "sketch"}
+    every = [*seen("folder-1", usual), *seen("folder-2", same), *seen("folder-3", turned)]
+    (table,) = views.shifts(judge(every, "task").rankings, names).tables
+    (line,) = table.notes
+    assert "imagenet" in line and "v2 1.00" in line and "sketch -0.67" in line

@@ -77,7 +77,7 @@ def answers(model: Any, pictures: Path) -> list[int]:
 
 
 def given(pictures: Path, *weights: Path, key: str | None = None) -> planner.Files:
-    return planner.Files(f"folder:{pictures}", weights=weights, weights_key=key)
+    return planner.Files((f"folder:{pictures}",), weights=weights, weights_key=key)
 
 
 def planned(out: Path, files: planner.Files, task: str = "folder", **options: Any) -> planner.Plan:

@@ -70,14 +70,14 @@ def executed(out: Path, files: planner.Files, **options: Any) -> dict[str, Recor
 @pytest.fixture(scope="module")
 def records(pictures: Path, weights: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
     out = tmp_path_factory.mktemp("records")
-    files = planner.Files(f"folder:{pictures}", weights=(weights,))
+    files = planner.Files((f"folder:{pictures}",), weights=(weights,))
     return executed(out, files, plugins=("attn_topk", "oracle"))
 
 
 def test_strategies_can_be_compared_on_it_though_nobody_knows_what_matters(
     pictures: Path, weights: Path, tmp_path: Path
 ) -> None:
-    files = planner.Files(f"folder:{pictures}", weights=(weights,))
+    files = planner.Files((f"folder:{pictures}",), weights=(weights,))
     request = Request(suite="folder", tasks=(TASK,), model=f"timm:{ARCH}", keep=(0.5,))
     trainer = Trainer(files, How("cpu", jobs=0), tmp_path)
     found = compare(("attn_topk", "random"), request, trainer, 2)
@@ -87,7 +87,7 @@ def test_strategies_can_be_compared_on_it_though_nobody_knows_what_matters(
 
 
 def test_tokens_cannot_be_removed_in_a_training_that_is_none(pictures: Path, weights: Path, tmp_path: Path) -> None:
-    files = planner.Files(f"folder:{pictures}", weights=(weights,))
+    files = planner.Files((f"folder:{pictures}",), weights=(weights,))
     with pytest.raises(UserError, match=r"task 'folder' trains nothing; got where: train; allowed: both, test"):
         planned(tmp_path, files, where="train")
     assert {job.cell.where for job in planned(tmp_path, files, where="test").jobs} == {"both", "test"}
@@ -188,13 +188,13 @@ def test_a_network_teaches_what_it_becomes_only_if_its_head_is_trained(tmp_path:
 
 
 def test_a_head_of_other_classes_is_refused_before_anything_runs(pictures: Path, weights: Path, tmp_path: Path) -> None:
-    files = planner.Files(f"folder:{pictures}", weights=(weights,))
+    files = planner.Files((f"folder:{pictures}",), weights=(weights,))
     with pytest.raises(UserError, match="3 class folders, and the head has 1000 classes"):
         planned(tmp_path, files, tasks=(f"{TASK},labels=folders",))
 
 
 def test_nothing_asks_for_training_samples(pictures: Path, weights: Path, tmp_path: Path) -> None:
-    files = planner.Files(f"folder:{pictures}", weights=(weights,))
+    files = planner.Files((f"folder:{pictures}",), weights=(weights,))
     for suite in ("folder", "quick"):
         assert {job.cell.n_train for job in planned(tmp_path, files, suite=suite).jobs} == {0}
     with pytest.raises(UserError, match=r"'folder' trains nothing; .*leave --n-train out"):
@@ -211,7 +211,7 @@ def test_nothing_asks_for_training_samples(pictures: Path, weights: Path, tmp_pa
 )
 def test_weights_must_come_from_somewhere(pictures: Path, tmp_path: Path, options: Any, says: str) -> None:
     with pytest.raises(UserError, match=says):
-        planned(tmp_path, planner.Files(f"folder:{pictures}"), **options)
+        planned(tmp_path, planner.Files((f"folder:{pictures}",)), **options)
 
 
 def command(*arguments: object, cache: Path) -> subprocess.CompletedProcess[str]:
@@ -255,7 +255,7 @@ def test_a_folder_has_one_name_whatever_else_is_asked_for(pictures: Path, weight
         for name in NAMES:
             (root / split / name).mkdir(parents=True)
             (root / split / name / "0.png").write_bytes((pictures / "val" / name / f"{i}.png").read_bytes())
-    files = planner.Files(f"folder:{root}", weights=(weights,))
+    files = planner.Files((f"folder:{root}",), weights=(weights,))
     composite = f"composite:canvas={CANVAS},pretrain_epochs=0,foreground=16"
     ids = []
     for tasks in ((TASK,), (TASK, composite), (composite,)):
@@ -272,7 +272,7 @@ def test_a_folder_has_one_name_whatever_else_is_asked_for(pictures: Path, weight
 def test_tokens_beside_a_folder_do_not_ask_for_a_part_to_train_on(
     pictures: Path, weights: Path, tmp_path: Path
 ) -> None:
-    files = planner.Files(f"folder:{pictures}", weights=(weights,))
+    files = planner.Files((f"folder:{pictures}",), weights=(weights,))
     plan = planned(tmp_path, files, tasks=(TASK, "theory"), suite="quick", model=None)
     assert {job.cell.task.name for job in plan.jobs} == {"folder", "theory"}
 
@@ -297,7 +297,7 @@ def test_pictures_are_cut_as_the_model_s_weights_want_it_and_the_cells_say_so(ar
 
 
 def test_the_cells_have_the_model_s_numbers(pictures: Path, weights: Path, tmp_path: Path) -> None:
-    plan = planned(tmp_path, planner.Files(f"folder:{pictures}", weights=(weights,)), tasks=("folder:crop=0.8",))
+    plan = planned(tmp_path, planner.Files((f"folder:{pictures}",), weights=(weights,)), tasks=("folder:crop=0.8",))
     for job in plan.jobs:
         found = job.cell.task.params
         assert (found["canvas"], found["crop"], found["resize"], found["filter"]) == (224, 0.8, "short", "bicubic")

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
 from sparsebench.plan.request import Files, Request
 from sparsebench.plugin.registry import Registry
@@ -29,7 +30,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     for seed in (0, 1):
         torch.manual_seed(seed)
         save_file(timm.create_model(ARCH).state_dict(), root / f"{seed}.safetensors")
-    return Files(f"folder:{root / 'pictures'}", weights=(root / "0.safetensors", root / "1.safetensors"))
+    return Files((f"folder:{root / 'pictures'}",), weights=(root / "0.safetensors", root / "1.safetensors"))
 
 
 def cells(files: Files, out: Path, *plugins: str, **options: Any) -> list[Cell]:
@@ -65,6 +66,25 @@ def test_what_is_named_beside_all_is_tested(files: Files, tmp_path: Path) -> Non
     assert names(cells(files, tmp_path, "all", "perturbation")) - names(cells(files, tmp_path, "all")) == {
         "perturbation"
     }
+
+
+def test_each_folder_of_pictures_is_a_test_of_its_own(files: Files, tmp_path: Path) -> None:
+    for name in ("n01440764", "n02007558"):
+        (tmp_path / "other" / name).mkdir(parents=True)
+        Image.new("RGB", (40, 30), "green").save(tmp_path / "other" / name / "one.png")
+    several = Files((*files.images, f"folder:{tmp_path / 'other'}", *files.images), weights=files.weights)
+    every = cells(several, tmp_path / "out", tasks=("folder:among=folders",))
+    sets = [cell.task.params["images"] for cell in every]
+    assert len(set(sets)) == 2 and {sets.count(name) for name in sets} == {2 * 13}, "a folder given twice is one"
+    assert {cell.task.params["among"] for cell in every} == {"folders"}
+    with pytest.raises(UserError, match="take one set of pictures; got 2 sets"):
+        planner.plan(
+            Request(suite="quick-scratch", model="vit:depth=2"),
+            Files(("cifar10", "digits")),
+            Registry(),
+            tmp_path / "out",
+            "missing",
+        )
 
 
 def test_it_is_in_bfloat16_on_a_gpu_unless_it_is_asked_for_otherwise(files: Files, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     with torch.no_grad():
         model.head.weight.normal_()  # else it gives the same class for everything
     save_file(model.state_dict(), root / "own.safetensors")
-    return Files(f"folder:{root}", weights=(root / "own.safetensors",))
+    return Files((f"folder:{root}",), weights=(root / "own.safetensors",))
 
 
 def run(files: Files, out: Path, how: How | None = None, **options: Any) -> dict[str, Record]:

@@ -268,25 +268,25 @@ def test_pictures_are_named_by_their_content_and_not_by_their_place(tmp_path: Pa
     shutil.copytree(first, second)
     options = {"tasks": ("composite:pretrain_epochs=0",), "n_train": (40,)}
     plans = [
-        planned(tmp_path, images=planner.Files(f"folder:{root}", str(root / "train" / "cat")), **options)
+        planned(tmp_path, images=planner.Files((f"folder:{root}",), str(root / "train" / "cat")), **options)
         for root in (first, second)
     ]
     assert [job.cell.id for job in plans[0].jobs] == [job.cell.id for job in plans[1].jobs]
     assert not any(str(tmp_path) in job.cell.model_dump_json() for plan in plans for job in plan.jobs)
     assert set(plans[1].locations.values()) == {second, second / "train" / "cat"}
     (second / "train" / "cat" / "0.png").unlink()
-    other = planned(tmp_path, images=planner.Files(f"folder:{second}"), **options)
+    other = planned(tmp_path, images=planner.Files((f"folder:{second}",)), **options)
     assert not {job.cell.id for job in other.jobs} & {job.cell.id for job in plans[0].jobs}
 
 
 @pytest.mark.parametrize(
     "images",
     [
-        planner.Files("folder:nowhere"),
-        planner.Files("cats"),
-        planner.Files("folder:"),
+        planner.Files(("folder:nowhere",)),
+        planner.Files(("cats",)),
+        planner.Files(("folder:",)),
         planner.Files(backgrounds="nowhere"),
-        planner.Files("cifar10", data_root=Path("nowhere")),
+        planner.Files(("cifar10",), data_root=Path("nowhere")),
     ],
 )
 def test_pictures_that_are_not_there_are_refused(

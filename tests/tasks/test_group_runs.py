@@ -197,7 +197,7 @@ def test_images_of_the_host_give_what_images_on_the_device_give(waterbirds, monk
 def test_a_plan_reads_the_images_once(waterbirds, monkeypatch, tmp_path):
     seen, real = [], sources.files.read_bytes
     monkeypatch.setattr(sources.files, "read_bytes", lambda path: seen.append(path) or real(path))
-    images = planner.Files(f"folder:{waterbirds.root}")
+    images = planner.Files((f"folder:{waterbirds.root}",))
     request = Request(
         tasks=("waterbirds:canvas=8",), n_train=(28,), model="vit:dim=16,heads=2", images=locate(images)[0]["images"]
     )
