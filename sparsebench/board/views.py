@@ -182,7 +182,7 @@ def _rank_correlations(rows: Sequence[Row], sets: Sequence[Column]) -> list[str]
     It is Kendall's tau of the accuracies of the strategies of a budget, as a mean over the budgets that have three or
     more; nothing is said of fewer.
     """
-    accuracies = pd.DataFrame([row for row in rows if row["strategy"] != DENSE], columns=keys_of(BY_BUDGET + sets))
+    accuracies = pd.DataFrame([row for row in rows if row["strategy"] != DENSE], columns=keys_of([*BY_BUDGET, *sets]))
     budgets = [part for _, part in accuracies.groupby("budget") if len(part) >= 3]
     first, *others = sets
     taus = {

@@ -43,9 +43,16 @@ from sparsebench.runner.results import Result, add_watched, measure
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.contract import place_of
 from sparsebench.tasks.base import Recipe
-from sparsebench.training.early import EarlyStopping
-from sparsebench.training.loop import Course, JointTraining, Training, steps_for
-from sparsebench.training.state import can_be_resumed, resume, state_of
+from sparsebench.training.loop import (
+    Course,
+    EarlyStopping,
+    JointTraining,
+    Training,
+    can_be_resumed,
+    resume,
+    state_of,
+    steps_for,
+)  # fmt: skip
 from sparsebench.training.steps import Autograd
 from sparsebench.training.watch import Watch
 from sparsebench.version import __version__

@@ -1,4 +1,4 @@
-"""The training loop, one for every task, model and way to take a step."""
+"""The training loop, one for every task, model and way to take a step: its batches, its early end, its checkpoints."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from torch import Tensor
 
 from sparsebench import seeds
 from sparsebench.errors import DivergedError
+from sparsebench.measure.scores import group_accuracies
 from sparsebench.models.actor import Actor
 from sparsebench.models.base import Network, Trainer
 from sparsebench.tasks.base import Recipe
-from sparsebench.training.early import EarlyStopping
-from sparsebench.training.steps import Autograd, Samples, Steps, Teacher
+from sparsebench.training.evaluate import evaluate
+from sparsebench.training.steps import Autograd, Samples, Steps, Teacher, under
 
 
 def steps_for(
@@ -124,6 +125,56 @@ class Course:
         return out | ({"fitted": float(self.fitted)} if ends else {})
 
 
+class EarlyStopping:
+    """Looks at the validation split after each pass, and keeps the weights of the best one.
+
+    Args:
+        network: what is trained.
+        actor: what acts on it in the test, or None.
+        samples: the validation split.
+        groups: (n,) its groups.
+        recipe: says what the result is, and after how many passes without a better one training ends.
+
+    Attributes:
+        best: the best result so far, -1 before the first; one that is as good is not better.
+        kept: the pass that it is from.
+    """
+
+    def __init__(self, network: Network, actor: Actor | None, samples: Samples, groups: np.ndarray, recipe: Recipe):
+        self.network, self.actor, self.samples, self.groups, self.recipe = network, actor, samples, groups, recipe
+        self.best, self.kept = -1.0, 0
+        self.weights: dict[str, Tensor] = {}
+
+    def over(self, epoch: int) -> bool:
+        """Look after that many passes; say whether training is to end."""
+        result = self._result()
+        if result > self.best:
+            self.best, self.kept = result, epoch
+            self.weights = {name: value.clone() for name, value in self.network.module.state_dict().items()}
+        return epoch - self.kept >= self.recipe.patience
+
+    def restore(self) -> None:
+        """Put the weights of the best pass into the network."""
+        self.network.module.load_state_dict(self.weights)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what its decisions depend on."""
+        weights = {f"weights.{name}": value for name, value in self.weights.items()}
+        return weights | {"best": torch.tensor(self.best, dtype=torch.float64), "kept": torch.tensor(self.kept)}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from that state."""
+        self.best, self.kept, self.weights = float(state["best"]), int(state["kept"]), under("weights.", state)
+
+    def _result(self) -> float:
+        evaluation = evaluate(self.network, self.actor, self.samples, self.recipe)
+        self.network.module.train()
+        correct = evaluation.predicted == self.samples.labels.cpu().numpy()
+        if self.recipe.validate_by == "accuracy":
+            return float(correct.mean())
+        return float(np.nanmin(group_accuracies(correct, self.groups, int(self.groups.max()) + 1)))
+
+
 @dataclass(eq=False)
 class JointTraining:
     """A training that may run in one program with others, see `TrainsTogether`.
@@ -194,3 +245,45 @@ def train(
 ) -> dict[str, float]:
     """Train to the end; see `Course` and `Training.run`."""
     return Training(steps, Course(n, recipe, order_seed)).run(on_step)
+
+
+def can_be_resumed(training: Training) -> bool:
+    """Say whether its state can be taken: steps by autograd."""
+    return isinstance(training.steps, Autograd)
+
+
+def state_of(training: Training) -> dict[str, Tensor]:
+    """Return all that the rest of a training depends on: what its parts hold, and torch's random state (dropout)."""
+    state = {f"{part}.{name}": value for part, holder in _parts(training).items()
+             for name, value in holder.state().items()}  # fmt: skip
+    state["random.cpu"] = torch.get_rng_state()
+    if _device(training).type == "cuda":
+        state["random.cuda"] = torch.cuda.get_rng_state(_device(training))
+    return state
+
+
+def resume(training: Training, state: dict[str, Tensor]) -> None:
+    """Make the training go on from that state.
+
+    Raises:
+        ValueError: it is the state of another training; nothing has changed then.
+    """
+    for name, value in state_of(training).items():
+        if name not in state or state[name].shape != value.shape:
+            raise ValueError(f"its '{name}' does not fit")
+    for part, holder in _parts(training).items():
+        holder.load(under(f"{part}.", state))
+    torch.set_rng_state(state["random.cpu"])
+    if _device(training).type == "cuda":
+        torch.cuda.set_rng_state(state["random.cuda"], _device(training))
+
+
+def _parts(training: Training) -> dict[str, Autograd | Course | EarlyStopping]:
+    parts: dict[str, Autograd | Course | EarlyStopping] = {
+        "steps": cast(Autograd, training.steps), "course": training.course
+    }  # fmt: skip
+    return parts if training.early is None else parts | {"early": training.early}
+
+
+def _device(training: Training) -> torch.device:
+    return cast(Autograd, training.steps).samples.labels.device

@@ -12,9 +12,8 @@ from sparsebench.models.vits import Vit
 from sparsebench.strategy.budget import Budget
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Spurious
-from sparsebench.training.early import EarlyStopping
 from sparsebench.training.evaluate import evaluate
-from sparsebench.training.loop import Course, Training
+from sparsebench.training.loop import Course, EarlyStopping, Training
 from sparsebench.training.steps import Autograd, Samples
 
 RECIPE = Recipe("cross-entropy", "adamw", lr=0.1, batch=0, epochs=50, steps=10**9, patience=2)

@@ -14,8 +14,7 @@ from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Keep, Mask
 from sparsebench.tasks.images import Composite
-from sparsebench.training.loop import Course, Training
-from sparsebench.training.state import resume, state_of
+from sparsebench.training.loop import Course, Training, resume, state_of
 from sparsebench.training.steps import Autograd, Samples, step_size
 
 TASK = Composite(canvas=16, foreground=10, test=2, epochs=4, batch=8, lr=0.01, weight_decay=0.3, pretrain_epochs=0)

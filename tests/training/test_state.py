@@ -11,9 +11,7 @@ from sparsebench.models.vits import Vit
 from sparsebench.strategy.budget import Budget
 from sparsebench.tasks.images import Spurious
 from sparsebench.training.augment import Augmentation
-from sparsebench.training.early import EarlyStopping
-from sparsebench.training.loop import Course, Training, steps_for
-from sparsebench.training.state import can_be_resumed, resume, state_of
+from sparsebench.training.loop import Course, EarlyStopping, Training, can_be_resumed, resume, state_of, steps_for
 from sparsebench.training.steps import Autograd, Samples
 
 TASK = Spurious(
