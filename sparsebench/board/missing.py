@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import repeat
 from typing import NamedTuple
 
-from sparsebench.board.entries import DENSE, PRETRAINING, Key, Setting, add_titles, asked_of, line_of
+from sparsebench.board.entries import DENSE, PRETRAINING, Key, Setting, asked_of, line_of
 
 
 class Cell(NamedTuple):
@@ -110,32 +110,3 @@ def _budgets(setting: Setting) -> tuple[tuple[float, ...], dict[object, set[floa
             run[line].add(asked_of(entry))
     counts = Counter(budget for asked in run.values() for budget in asked)
     return tuple(sorted((budget for budget, n in counts.items() if 2 * n >= len(run)), reverse=True)), run
-
-
-def notes(settings: Sequence[Setting]) -> list[str]:
-    """Return a line for the strategies of each setting of a board that lack the same."""
-    titles = [one.task for one in add_titles(settings)]
-    return [line for one, title in zip(settings, titles, strict=True) for line in _notes(one, title)]
-
-
-def _notes(setting: Setting, title: str) -> Iterator[str]:
-    missing = missing_of(setting)
-    if missing.dense:
-        failed = any(key[0] == DENSE for key in setting.others)
-        yield f"{title}: dense {'has no result' if failed else 'is missing'}, so nothing is ranked"
-    sizes = {cell.n_train for cell in missing.wanted}
-    unit = "trials" if len(sizes) > 1 else "tests" if setting.networks else "repetitions"
-    cells, budgets = defaultdict[str, set[Cell]](set), defaultdict[str, set[float]](set)
-    for (strategy, *_), lack in missing.lacks.items():
-        cells[strategy] |= lack.cells
-        budgets[strategy] |= lack.budgets
-    alike = defaultdict[str, list[str]](list)
-    for strategy, lacking in cells.items():
-        parts = [f"macs {budget:g}" for budget in sorted(budgets[strategy], reverse=True)]
-        parts += [f"{len(lacking)} of {len(missing.wanted)} {unit}"] if lacking else []
-        alike[", ".join(parts)].append(strategy)
-    for text, strategies in alike.items():
-        yield (
-            f"{', '.join(strategies)} on {title}: not ranked there, without {text}; "
-            "a run with the options of the others adds them"
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,9 +11,9 @@ import numpy as np
 import pandas as pd
 from scipy.special import bdtr
 
-from sparsebench.board import missing
 from sparsebench.board.entries import DENSE, NETWORK, PRETRAINING, Setting, add_titles, frame_of, settings_of
 from sparsebench.board.judge import Flats, Leaderboard, Ranking
+from sparsebench.board.missing import Cell, missing_of
 from sparsebench.records import manifests
 from sparsebench.records.checks import REMARK
 from sparsebench.records.record import numbers_of
@@ -20,6 +21,7 @@ from sparsebench.records.table import FOREGROUNDS, GROUPS, OUTCOMES
 from sparsebench.sources.labels import MOST_CLASSES, described
 from sparsebench.stats import paired
 from sparsebench.stats.paired import Contender
+from sparsebench.strategy import spec
 from sparsebench.text import few
 
 TOLERANCE = 0.02
@@ -46,7 +48,7 @@ def notes_on(
     rankings, every = ([], settings_of(frame)) if judged is None else (judged.rankings, judged.settings)
     settings = [one for one in every if one.task != PRETRAINING]
     files = {} if folder is None else manifests.file_names(folder)
-    more = [*left_out(frame, folder), *networks(settings, files), *missing.notes(settings), *other_settings(settings)]
+    more = [*left_out(frame, folder), *networks(settings, files), *not_ranked(settings, folder), *other_settings(settings)]
     more += [*below_chance(frame, folder), *class_orders(settings)]
     frame = frame.drop(columns=[*OUTCOMES[1:], GROUPS, FOREGROUNDS])  # large, and copied with each part of the rows
     if technical:
@@ -100,6 +102,47 @@ def _items(one: Contender) -> int:
     if one.clusters is not None:
         return max(len(np.unique(numbers)) for numbers in one.clusters.values())
     return max((len(hits) for _, hits in one.hits.values()), default=0)
+
+
+def not_ranked(settings: Sequence[Setting], folder: Path | None = None) -> list[str]:
+    """Return a line for the strategies of each setting of a board that lack the same, with the command that adds it.
+
+    The command is known where the run's folder answers one suite.
+    """
+    suites = {one.name for one in manifests.suites(folder)} - {manifests.OWN} if folder else set()
+    described = manifests.strategies(folder).values() if folder else ()
+    files = {one.name: one.file for one in described if one.file}
+    lines = []
+    for one, titled in zip(settings, add_titles(settings), strict=True):
+        missing = missing_of(one)
+        if missing.dense:
+            failed = any(key[0] == DENSE for key in one.others)
+            lines.append(f"{titled.task}: dense {'has no result' if failed else 'is missing'}, so nothing is ranked")
+        sizes = {cell.n_train for cell in missing.wanted}
+        unit = "trials" if len(sizes) > 1 else "tests" if one.networks else "repetitions"
+        cells, budgets = defaultdict[str, set[Cell]](set), defaultdict[str, set[float]](set)
+        for (strategy, *_), lack in missing.lacks.items():
+            cells[strategy] |= lack.cells
+            budgets[strategy] |= lack.budgets
+        alike = defaultdict[str, list[str]](list)
+        for strategy, lacking in cells.items():
+            parts = [f"macs {budget:g}" for budget in sorted(budgets[strategy], reverse=True)]
+            parts += [f"{len(lacking)} of {len(missing.wanted)} {unit}"] if lacking else []
+            alike[", ".join(parts)].append(strategy)
+        for text, strategies in alike.items():
+            command = "a run with the options of the others"
+            if len(suites) == 1:
+                words = (_word(strategy, files) for strategy in strategies)
+                command = f"`sparsebench run {shlex.join(words)} --suite {shlex.quote(*suites)} --out FOLDER`"
+                command += " with this folder and the run's other options"
+            lines.append(f"{', '.join(strategies)} on {titled.task}: not ranked there, without {text}; {command} adds it")
+    return lines
+
+
+def _word(strategy: str, files: Mapping[str, str]) -> str:
+    """Return what stands for the label of a strategy in a command; a plugin's file is known by its name."""
+    name, params = spec.parts_of(strategy)
+    return ":".join(filter(None, (files.get(name, name), ",".join(f"{key}={value}" for key, value in params.items()))))
 
 
 def other_settings(settings: Sequence[Setting]) -> Iterator[str]:

@@ -180,11 +180,11 @@ def _page(folder: Path) -> bytes:
 def _text(
     folder: Path, form: str, by: str | None, view: str, speed: Path | None, choice: Choice, technical: bool
 ) -> bytes:
-    from sparsebench.board import missing, views
+    from sparsebench.board import views
     from sparsebench.board.board import bibtex, read
     from sparsebench.board.entries import frame_of, settings_of
     from sparsebench.board.judge import judge
-    from sparsebench.board.notes import machines, notes_on
+    from sparsebench.board.notes import machines, not_ranked, notes_on
     from sparsebench.board.report import report
     from sparsebench.board.tables import render
     from sparsebench.records import manifests
@@ -206,7 +206,7 @@ def _text(
         return render(look(judged.rankings), form, choice).encode("utf-8", "replace")
     notes = notes_on(records, judged, folder, technical=technical or form != "table")
     if form in ("csv", "json"):  # which hold a table and nothing else
-        for line in (*missing.notes(settings_of(frame_of(records))), *machines(records, folder)):
+        for line in (*not_ranked(settings_of(frame_of(records)), folder), *machines(records, folder)):
             click.echo(line, err=True)
     made = report(judged, notes, whole=form != "latex" and not choice.names)
     return render(made, form, choice).encode("utf-8", "replace")

@@ -1,5 +1,6 @@
 """A strategy that lacks cells which the others have is shown and not ranked; others are as without."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ from flats import build, flat
 
 from sparsebench.board.judge import judge
 from sparsebench.board.notes import notes_on
+from sparsebench.records import manifests, store
 from sparsebench.records.record import bytes_of
 
 BUDGETS = (0.8, 0.5, 0.3)
@@ -133,6 +135,20 @@ def test_a_note_says_what_each_lacks() -> None:
         "good on composite: not ranked there, without macs 0.3",
         "poor on composite: not ranked there, without macs 0.5, 1 of 3 repetitions",
     ]
+
+
+def test_a_note_has_the_command_where_the_folder_answers_one_suite(tmp_path: Path) -> None:
+    names = {"fair": "fair(disposal=merge, layers=2)", "poor": "poor"}
+    records = [record | {"strategy": names.get(record["strategy"], record["strategy"])} for record in WORLD]
+    some = without(without(records, strategy=names["fair"], repetition=1), strategy="poor", repetition=1)
+    poor = {"revision": "0", "kind": "deployable", "site": "block", "trained": False, "adaptive": False,
+            "citation": "", "bibtex": "", "file": "poor.py", "source": {"poor.py": ""}}  # fmt: skip
+    store.keep(tmp_path / manifests.STRATEGIES, {"name": "poor"} | poor)
+    for name, known in ((manifests.OWN, False), ("quick", True), ("embedded", False)):
+        store.keep(tmp_path / manifests.SUITES, {"name": name, "version": 1, "settings": []})
+        (line,) = (line for line in notes_on(some, folder=tmp_path, technical=False) if "not ranked" in line)
+        command = "`sparsebench run fair:disposal=merge,layers=2 poor.py --suite quick --out FOLDER`"
+        assert (command in line) == known
 
 
 def test_trials_that_are_missing_are_counted() -> None:
