@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
 
 from sparsebench.stats.intervals import Interval
-from sparsebench.stats.paired import Contender
-from sparsebench.stats.variance import add_up, half_width, student_half
+from sparsebench.stats.paired import Contender, halves
 
 SIGNS = np.array([0.5, -0.5, -0.5, 0.5])
 """What the accuracy of each group counts in the gap: groups are numbered 2 class + background, which fit where they are
@@ -53,11 +53,10 @@ def _means(values: np.ndarray, group: np.ndarray, G: int) -> np.ndarray:
 
 
 def _interval(values: Mapping[int, np.ndarray], one: Contender, groups: Groups, lone: bool) -> Interval | None:
-    """Return the mean over S seeds of the gaps, with its 95 % interval; None where a group is empty.
+    """Return the mean over seeds of the gaps, with its 95 % interval; None where a group is empty.
 
-    What items explain of it is what clusters of them, drawn again, would: as if no two seeds shared any, and with the
-    clusters as they are. A gap is a sum of means, and an item's part in it, to first order, how far it is from its
-    group's mean, over the size of that group (Cochran 1977, section 6.6). An item of no known cluster is its own.
+    A gap is a sum of means. What an item adds to it is, to first order, how far it is from its group's mean, over the
+    size of that group (Cochran 1977, section 6.6).
 
     Args:
         values: (I,) of each seed.
@@ -65,36 +64,16 @@ def _interval(values: Mapping[int, np.ndarray], one: Contender, groups: Groups, 
         groups: of the items.
         lone: whether a single seed has an interval, over its items.
     """
-    S, gaps, totals = len(values), [], []
-    begins: dict[object, int] = {}
+    gaps, scores = {}, {}
     for s, value in values.items():
         means = _means(value, groups[s], len(SIGNS))
-        gaps.append(float((means * SIGNS).sum()))
-        begin = begins.setdefault(one.hits[s][0], sum(map(len, values.values())) * len(begins))
-        numbers = np.arange(len(value)) + begin if one.clusters is None else one.clusters[s]
-        known = groups[s] < len(SIGNS)
+        gaps[s] = float((means * SIGNS).sum())
+        known, score = groups[s] < len(SIGNS), np.zeros(len(value))
         group, n = groups[s][known], np.bincount(groups[s][known], minlength=len(SIGNS))
-        scores = SIGNS[group] * (value[known] - means[group]) / (n[group] * S)
-        totals.append(add_up(scores, numbers[known]))
-    if not gaps or np.isnan(gaps).any():
+        score[known] = SIGNS[group] * (value[known] - means[group]) / n[group] * len(value)
+        scores[s] = one.hits[s][0], score
+    mean = float(np.mean(list(gaps.values()))) if gaps else math.nan
+    if math.isnan(mean):
         return None
-    mean = float(np.mean(gaps))
-    if S < 2 and not lone:
-        return mean, None, None
-    every = np.unique(np.concatenate([names for names, _ in totals]))
-    summed = np.zeros(len(every))
-    for names, parts in totals:
-        summed[np.searchsorted(every, names)] += parts
-    apart, together, C = sum(_variance(parts) for _, parts in totals), _variance(summed), len(every)
-    if S < 2:
-        half = float(student_half(np.array(together), np.array(C - 1.0)))
-    else:
-        between = np.array(np.var(gaps, ddof=1) / S)
-        half = float(half_width(between, np.array(apart), np.array(together), np.array(S), np.array(C)))
-    return mean, mean - half, mean + half
-
-
-def _variance(totals: np.ndarray) -> float:
-    """Return the variance of the sum of C totals of clusters that are drawn again."""
-    C = len(totals)
-    return float((totals**2).sum() * C / (C - 1)) if C > 1 else float("nan")
+    (half,) = halves([Contender(gaps, scores, one.clusters)], lone).tolist()
+    return (mean, None, None) if math.isnan(half) else (mean, mean - half, mean + half)
