@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from sparsebench.stats.intervals import Interval
 
 NOT_REACHED, NOT_RANKED = "not reached", "not ranked"
+TOLERANCE = 0.02
+"""How far MACs that were spent may be from a budget, as a share of it, before the board says so."""
 Row = dict[str, Any]
 """The values of one line of a table by their columns' keys."""
 
@@ -64,7 +66,8 @@ BY_TASK = (
 )
 """The first columns of a board with a row a task and model."""
 COLUMNS = (
-    Column("rank", "rank", "text", "ranks by accuracy that it may have: those above are significantly better"),
+    Column("rank", "rank", "text",
+           "by accuracy; a rank of 3-9: two rows are significantly better, and all but nine are significantly worse"),
     Column("strategy", "strategy", "text", "name, with the parameters that are not its defaults"),
     Column("kind", "kind", "text", "baseline, deployable, or oracle: one that sees which tokens matter"),
     Column("trained", "trained", "text", "whether it has parameters that are trained with the network"),
@@ -83,8 +86,9 @@ COLUMNS = (
            "better, worse or not significant: all differences to random_inside judged together", False, "accuracy"),
     Column("pareto", "Pareto", "text",
            "no: a ranked row with no more MACs is significantly more accurate", False, "accuracy"),
-    Column("sample_complexity", "N50", "samples", "training samples for half of the trials to succeed", True, "trials",
-           falling=False),
+    Column("sample_complexity", "N50", "samples",
+           "training samples for half of the trials to succeed; not reached: the most that were tried are too few",
+           True, "trials", falling=False),
     Column("sample_complexity_ratio", "N50 / dense", "ratio", "N50 divided by that of dense", True, "trials",
            falling=False),
     Column("aligned_gap", "gap", "fraction",
@@ -122,11 +126,13 @@ HOW = Column("how", "reduction", "text",
              "drop, fuse, merge or mix: what becomes of tokens; trained: it learns that; truth: an oracle")  # fmt: skip
 KEPT = Column(
     "kept_accuracy", "kept accuracy", "fraction",
-    "mean accuracy from the lowest budget to all MACs, over dense's: the area under accuracy by realised MACs", True,
+    "mean height of accuracy by realised MACs, in straight lines from the lowest budget to dense at 1, over dense's "
+    "accuracy", True,
 )  # fmt: skip
 MACS_AT_2 = Column(
     "macs_at_2", "MACs at -2 %", "fraction",
-    "smallest share of dense MACs at which accuracy is at most 2 points below dense, between budgets by straight lines",
+    "smallest share of dense MACs at which that line, followed down from 1, is at most 2 points below dense; not "
+    "reached: it is below at the largest budget; <=: it never is",
     True, falling=False,
 )  # fmt: skip
 SPEED_UP = Column("speed_up", "speed-up", "times", "images/s over dense's of the same seed and machine, median")
@@ -186,7 +192,8 @@ def column_of(kind: MetricKind) -> Column:
 
 def accuracy_at(budget: float) -> Column:
     """Return the column of the accuracy at a budget of a board over several."""
-    return Column(f"accuracy_at_{budget:g}", f"@{short(budget)}", "spent", "accuracy at this budget")
+    what = f"accuracy at a budget, and in ( ) what was spent where that is more than {TOLERANCE:.0%} off"
+    return Column(f"accuracy_at_{budget:g}", f"@{short(budget)}", "spent", what)
 
 
 def short(budget: float) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import bdtr
 
+from sparsebench.board.columns import TOLERANCE
 from sparsebench.board.entries import DENSE, NETWORK, PRETRAINING, Setting, add_titles, frame_of, settings_of
 from sparsebench.board.judge import Flats, Leaderboard, Ranking
 from sparsebench.board.missing import Cell, missing_of
@@ -24,8 +25,6 @@ from sparsebench.stats.paired import Contender
 from sparsebench.strategy import spec
 from sparsebench.text import few
 
-TOLERANCE = 0.02
-"""How far realised MACs may be from those asked for, and from planned ones, before the board says so."""
 SURPRISING = 1e-3
 """How improbable so few right answers are by chance before the board says that classes are in another order."""
 SHOWN = 5
@@ -48,7 +47,12 @@ def notes_on(
     rankings, every = ([], settings_of(frame)) if judged is None else (judged.rankings, judged.settings)
     settings = [one for one in every if one.task != PRETRAINING]
     files = {} if folder is None else manifests.file_names(folder)
-    more = [*left_out(frame, folder), *networks(settings, files), *not_ranked(settings, folder), *other_settings(settings)]
+    more = [
+        *left_out(frame, folder),
+        *networks(settings, files),
+        *not_ranked(settings, folder),
+        *other_settings(settings),
+    ]
     more += [*below_chance(frame, folder), *class_orders(settings)]
     frame = frame.drop(columns=[*OUTCOMES[1:], GROUPS, FOREGROUNDS])  # large, and copied with each part of the rows
     if technical:
@@ -135,7 +139,9 @@ def not_ranked(settings: Sequence[Setting], folder: Path | None = None) -> list[
                 words = (_word(strategy, files) for strategy in strategies)
                 command = f"`sparsebench run {shlex.join(words)} --suite {shlex.quote(*suites)} --out FOLDER`"
                 command += " with this folder and the run's other options"
-            lines.append(f"{', '.join(strategies)} on {titled.task}: not ranked there, without {text}; {command} adds it")
+            lines.append(
+                f"{', '.join(strategies)} on {titled.task}: not ranked there, without {text}; {command} adds it"
+            )
     return lines
 
 

@@ -19,6 +19,7 @@ from sparsebench.board.columns import (
     NOT_RANKED,
     P_LABEL,
     SPEED_UP,
+    TOLERANCE,
     Row,
     accuracy_at,
     interval_row,
@@ -33,8 +34,6 @@ from sparsebench.board.references import compare_with_random
 from sparsebench.stats import curves, paired
 from sparsebench.stats.paired import Contender, Pairs
 
-MISSED = 0.02
-"""How far what was spent may be from a budget, as a share of it, before the table says so."""
 HALF = 0.5
 BESIDE_RANDOM = (*BY_KEY["random_inside_delta"].keys, "versus_random_inside")
 OF_STRATEGY = (HOW, KEPT, MACS_AT_2, CHECKS, BADGE)
@@ -179,7 +178,7 @@ def _row(name: str, at: Mapping[float, Row], budgets: Sequence[float], middle: f
     row |= {key: first.get(key) for key in (*keys_of(OF_STRATEGY), f"{MACS_AT_2.key}_at_most")}
     for budget in budgets:
         key, of = accuracy_at(budget).key, at.get(budget, {"accuracy": None, "macs_ratio": budget})
-        missed = abs(of["macs_ratio"] / budget - 1) > MISSED
+        missed = abs(of["macs_ratio"] / budget - 1) > TOLERANCE
         row |= {key: of["accuracy"], f"{key}_spent": of["macs_ratio"] if missed else None}
     return row
 

@@ -15,7 +15,7 @@ import pandas as pd
 
 from sparsebench import style
 from sparsebench.board.board import Board
-from sparsebench.board.columns import BY_KEY, rank_ends
+from sparsebench.board.columns import BY_KEY, TOLERANCE, rank_ends
 from sparsebench.board.entries import DENSE
 from sparsebench.board.over_budgets import BudgetBoard, points_of
 from sparsebench.errors import UserError, unknown
@@ -39,8 +39,6 @@ NAMED = 6
 """Strategies that are named unless they are chosen."""
 MOST_NAMED = 24
 """Strategies that colours and dashes tell apart."""
-MISSED = 1.02
-"""A strategy that spends more than so many times a budget does not count as one of that budget."""
 BELOW = 4
 """Random tokens at the input are beyond the axis where they lose more than so many times what all others do."""
 LINEAR = 2.0
@@ -173,7 +171,7 @@ def named(over: BudgetBoard) -> list[str]:
     found: list[str] = []
     for budget in sorted(over.budgets):
         at = {name: over.lines[name][budget] for name in lines if name in ranked and budget in over.lines[name]}
-        able = [name for name, row in at.items() if row["macs_ratio"] <= MISSED * budget]
+        able = [name for name, row in at.items() if row["macs_ratio"] <= (1 + TOLERANCE) * budget]
         found += sorted(able, key=lambda name: -at[name]["accuracy"])[:1]
     by_rank = sorted(ranked, key=lambda name: (*np.nan_to_num(lines[name].rank, nan=math.inf), list(lines).index(name)))
     best = list(dict.fromkeys([*found, *by_rank]))[:NAMED]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 
 from sparsebench.board.columns import (
@@ -15,7 +16,6 @@ from sparsebench.board.columns import (
     HOW,
     KEPT,
     MACS_AT_2,
-    NOT_REACHED,
     P_LABEL,
     SPEED_UP,
     TRIALS,
@@ -23,7 +23,6 @@ from sparsebench.board.columns import (
     Row,
     accuracy_at,
     short,
-    text_of,
 )
 from sparsebench.board.entries import DENSE, SettingName, about, key_of
 from sparsebench.board.judge import Leaderboard, Ranking
@@ -34,7 +33,10 @@ from sparsebench.text import few
 
 NAMED = 3
 """Of the best strategies at a budget those that are named; of the others it is said how many there are."""
-CLEAR = {"task", "model", "strategy", "kind", "budget", "device", "n_seeds", "track", "accuracy_with_gap"}
+CLEAR = {
+    "task", "model", "strategy", "kind", "budget", "other", "other_budget", "device", "n_seeds", "track",
+    "accuracy_with_gap",
+}  # fmt: skip
 """Columns whose headings say all."""
 LEGEND = (
     "[ ]: 95 % intervals over seeds and items, not adjusted for multiple comparisons; differences and ratios are to "
@@ -44,19 +46,6 @@ LEGEND_OF_BEST = (
     "Best strategies: the most accurate one, and all that are not significantly worse. Numbers are those of the first. "
     "random_inside keeps the same number of tokens inside the network, drawn at random. Brackets are "
     "95 % intervals. Speed-up: images/s over dense's on the same machine; - where it was not measured."
-)
-LEGEND_OF_BUDGETS = (
-    "A rank of 3-9: two strategies are significantly better, and all but nine are significantly worse. "
-    "Reduction: what becomes of tokens, drop, fuse, merge or mix; trained: it is learned; truth: an oracle. "
-    "Kept accuracy: mean height of accuracy by realised MACs, in straight lines from the lowest budget to dense at 1, "
-    "over dense's accuracy; ranks are by it. MACs at -2 %: smallest share of dense MACs at which that line, followed "
-    "down from 1, is at most 2 points below dense; not reached: it is below at the largest budget; <=: it never is. "
-    "@: accuracy at a budget, and in ( ) what was spent where that is more than 2 % off. [ ]: 95 % intervals of seeds "
-    "and items, each for itself. vs random_inside: all strategies judged together at that budget. Speed-up: images/s "
-    "over dense's. Oracles see the relevance mask and are not ranked, nor is dense."
-)
-NOT_REACHED_MEANS = (
-    "Not reached: less than half of the trials succeed even with the most training samples that were tried."
 )
 
 
@@ -81,7 +70,7 @@ def report(judged: Leaderboard, notes: Sequence[str] = (), *, whole: bool = True
     others = [row for row in judged.rows if not judged.by_task or SettingName.of(row) not in several]
     if not several or (others and judged.by_task):
         title = "Other tasks" if several else "All strategies" if tables else ""
-        tables.append(Table(others, judged.columns, title, legend=legend_of(others, judged.columns)))
+        tables.append(Table(others, judged.columns, title, legend=f"{legend_of(others, judged.columns)} {LEGEND}"))
     return Report(tables, Table(judged.rows, judged.columns), notes)
 
 
@@ -113,7 +102,10 @@ def columns_of(board: BudgetBoard, declared: Sequence[Column] = ()) -> list[Colu
     """Return the columns of a board with a row a strategy in which some row has something, with those of tasks."""
     at = f"@{short(board.middle)}"
     every = (
-        BY_KEY["rank"]._replace(what="ranks by kept accuracy that the strategy may have"),
+        BY_KEY["rank"]._replace(
+            what="by kept accuracy; a rank of 3-9: two strategies are significantly better, and all but nine are "
+            "significantly worse; dense has none"
+        ),
         BY_KEY["strategy"],
         HOW,
         KEPT,
@@ -133,27 +125,22 @@ def columns_of(board: BudgetBoard, declared: Sequence[Column] = ()) -> list[Colu
 
 def legend_of(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     """Return what the columns of a table mean, and of which task they are where that is one."""
-    shown = with_values(rows, columns)
-    lines = [f"{one.heading}: {one.what}." for one in shown if one.key not in CLEAR]
-    for task in dict.fromkeys(one.task for one in shown if one.task):
-        of_task = ", ".join(one.heading for one in shown if one.task == task)
-        lines.append(f"Of task {task}, where it was run: {of_task}.")
-    return " ".join([*lines, LEGEND, *_not_reached(rows, columns)])
-
-
-def _not_reached(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
-    said = any(NOT_REACHED in text_of(row, column) for row in rows for column in columns)
-    return [NOT_REACHED_MEANS] if said else []
+    meanings, tasks = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+    for one in with_values(rows, columns):
+        if one.key not in CLEAR:
+            meanings[one.what].append(one.heading)
+        if one.task:
+            tasks[one.task].append(one.heading)
+    lines = [f"{', '.join(headings)}: {what}." for what, headings in meanings.items()]
+    lines += [f"Of task {task}, where it was run: {', '.join(headings)}." for task, headings in tasks.items()]
+    return " ".join(lines)
 
 
 def _of_budgets(one: Ranking, board: BudgetBoard, judged: Leaderboard, title: str) -> list[Table]:
     """Return the table with a row a strategy, and those of gaps, with the accuracy there, and of trials beside it."""
     known = {column.key for column in EVERY}
-    declared = [column for column in judged.columns if column.key not in known and column.task in ("", one.task)]
-    columns = columns_of(board, declared)
-    more = [f"{column.heading}: {column.what}." for column in with_values(board.rows, declared)]
-    more += [f"Checks: {CHECKS.what}."] if CHECKS in columns else []
-    tables = [Table(board.rows, columns, title, notes=board.notes, legend=" ".join([LEGEND_OF_BUDGETS, *more]))]
+    columns = columns_of(board, [c for c in judged.columns if c.key not in known and c.task in ("", one.task)])
+    tables = [Table(board.rows, columns, title, notes=board.notes, legend=f"{legend_of(board.rows, columns)} {LEGEND}")]
     rows = sorted(one.every, key=lambda row: (row["kind"] == "oracle", row["strategy"] != DENSE, *key_of(row)))
     for what, key, of in (
         ("Spurious correlations", "accuracy_with_gap", GAPS),
@@ -161,6 +148,5 @@ def _of_budgets(one: Ranking, board: BudgetBoard, judged: Leaderboard, title: st
     ):
         if part := [row for row in rows if row.get(key) is not None]:
             task = next((column.task for column in judged.columns if column.key == of[2].key and column.task), one.task)
-            legend = " ".join(_not_reached(part, of))
-            tables.append(Table(part, of, f"{what}, task {task}", legend=legend, main=False))
+            tables.append(Table(part, of, f"{what}, task {task}", legend=legend_of(part, of), main=False))
     return tables

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -279,32 +279,29 @@ def fit(
     Intervals go first, from the right; then columns in `order`, which is FIRST_TO_GO, and others from the right but for
     STAY, unless given; then the ends of texts, of the longest first.
     """
-    left, width_of = list(columns), cache(lambda column: _widths(rows, [column])[0])
+    left, widths = list(columns), {column: _width(rows, column) for column in columns}
 
-    def too_wide() -> bool:
-        return sum(map(width_of, left)) + BETWEEN * (len(left) - 1) > width
+    def over() -> int:
+        return sum(widths[column] for column in left) + BETWEEN * (len(left) - 1) - width
 
-    for column in reversed(columns):
-        if too_wide() and column.interval:
-            left[left.index(column)] = column._replace(interval=False)
+    for place, column in reversed(list(enumerate(columns))):
+        if over() > 0 and column.interval:
+            left[place] = column._replace(interval=False)
+            widths[left[place]] = _width(rows, left[place])
     rest = [column.key for column in reversed(columns) if column.key not in (*STAY, *FIRST_TO_GO)]
     for key in (*FIRST_TO_GO, *rest) if order is None else order:
-        if too_wide():
+        if over() > 0:
             left = [column for column in left if column.key != key]
     clipped = list(rows)
-    for column in sorted(left, key=lambda column: -_widths(rows, [column])[0]):
-        if column.shown == "text" and (over := _width(clipped, left) - width) > 0:
-            room = max(ROOM, _widths(clipped, [column])[0] - over)
-            clipped = [row | {column.key: _clip(row[column.key], room)} for row in clipped]
+    for column in sorted(left, key=lambda column: -widths[column]):
+        if column.shown == "text" and over() > 0:
+            widths[column] = max(ROOM, widths[column] - over())
+            clipped = [row | {column.key: _clip(row[column.key], widths[column])} for row in clipped]
     return clipped, left
 
 
-def _widths(rows: Sequence[Row], columns: Sequence[Column]) -> list[int]:
-    return [max([len(column.heading) + BETWEEN, *(len(text_of(row, column)) for row in rows)]) for column in columns]
-
-
-def _width(rows: Sequence[Row], columns: Sequence[Column]) -> int:
-    return sum(_widths(rows, columns)) + BETWEEN * (len(columns) - 1)
+def _width(rows: Sequence[Row], column: Column) -> int:
+    return max([len(column.heading) + BETWEEN, *(len(text_of(row, column)) for row in rows)])
 
 
 def _clip(text: object, room: int) -> object:

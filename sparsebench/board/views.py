@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sparsebench.board.columns import BY_KEY, PAPER, SPEED_UP, Column, Row, keys_of, rank_text, text_of
+from sparsebench.board.columns import BY_KEY, PAPER, SPEED_UP, TOLERANCE, Column, Row, keys_of, rank_text, text_of
 from sparsebench.board.entries import DENSE, asked_of, besides_share, key_of
 from sparsebench.board.judge import Ranking
-from sparsebench.board.notes import TOLERANCE
 from sparsebench.board.over_budgets import speed_up
+from sparsebench.board.report import legend_of
 from sparsebench.board.tables import Report, Table
 from sparsebench.errors import UserError, one_line
 from sparsebench.records.table import OUTCOMES
@@ -36,10 +36,12 @@ PAIRS = (
     Column("budget", "budget", "text", "and its budget"),
     Column("other", "against", "text", "the other one"),
     Column("other_budget", "its budget", "text", "and its budget"),
-    Column("difference", "difference", "signed", "in accuracy, mean over the seeds that both have", True),
-    Column("p", "p", "p", "the larger of the next two, by Holm's method over all pairs of the task"),
-    Column("p_items", "p items", "p", "would these networks differ on other items?"),
-    Column("p_seeds", "p seeds", "p", "would networks from other seeds differ on other items?"),
+    Column("difference", "difference", "signed",
+           "in accuracy, mean over the seeds that both have, with its 95 % interval", True),
+    Column("p", "p", "p", "the larger of p items and p seeds, by Holm's method over all pairs of the task"),
+    Column("p_items", "p items", "p",
+           "would these networks differ on other items? McNemar's exact test, where no items go together"),
+    Column("p_seeds", "p seeds", "p", "would networks from other seeds differ on other items? Student's t"),
     Column("overdispersion", "overdispersion", "ratio",
            "variance over seeds as a multiple of what the items explain, as judged with the help of all rows"),
     Column("told", "differs significantly", "text", "yes where p is 0.05 or less"),
@@ -49,11 +51,6 @@ MATCHED = (
     Column("matched", "matched", "text", "what the rows have in common: their cost, or their accuracy"),
     Column("task", "task", "text", "name of the task"),
     *(BY_KEY[key] for key in ("rank", "strategy", "kind", "budget", "macs_ratio", "accuracy", "accuracy_delta")),
-)
-LEGEND_OF_PAIRS = (
-    "Differences with 95 % intervals of seeds and items, each for itself. p: the larger of p items (McNemar's exact "
-    "test, where no items go together) and p seeds (Student's t, of a variance that is what items explain times the "
-    "overdispersion), by Holm's method over all pairs."
 )
 LEGEND_OF_MATCHED = (
     f"At equal cost: rows whose realised MACs are within {TOLERANCE:.0%} of each other, ranked among themselves. At "
@@ -91,7 +88,7 @@ def pairs(rankings: Iterable[Ranking]) -> Table:
             rows.append(row)
     names = ("strategy", "budget", "other", "other_budget")
     rows.sort(key=lambda r: (r["task"], 2 if r["p"] is None else r["p"], -r["difference"], *(r[n] for n in names)))
-    return Table(rows, PAIRS, legend=LEGEND_OF_PAIRS)
+    return Table(rows, PAIRS, legend=legend_of(rows, PAIRS))
 
 
 def matched(rankings: Iterable[Ranking]) -> Table:

@@ -215,7 +215,7 @@ def test_a_metric_that_a_task_declares_is_shown_at_the_middle_budget() -> None:
     at_middle = {row["strategy"]: row["doubt"] for row in judged.rows if row["budget"] in ("macs 0.5", "macs 1")}
     assert {name: row["doubt"] for name, row in rows.items()} == at_middle and rows["dense"]["doubt"] == 1.125
     made = text(judged, "md")
-    assert "| doubt, mean @.5 |" in made.replace("  ", "") and "doubt, mean: how unsure it is, in nats." in made
+    assert "| doubt, mean @.5 |" in made.replace("  ", "") and "doubt, mean @.5: how unsure it is, in nats." in made
     header, *_ = csv.reader(io.StringIO(text(judged, "csv")))
     assert header[-1] == "doubt"
 
