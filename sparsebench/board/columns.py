@@ -21,7 +21,6 @@ Shown = Literal[
     "text", "fraction", "signed", "samples", "ratio", "speed", "count", "p", "spent", "percent", "points", "giga",
     "mega", "times",
 ]  # fmt: skip
-Part = Literal["", "accuracy", "trials", "gaps"]
 
 
 class Column(NamedTuple):
@@ -35,7 +34,8 @@ class Column(NamedTuple):
             have those.
         what: one sentence, with the unit.
         interval: whether KEY_low and KEY_high are its 95 % interval; None where there is none.
-        part: of a board over all tasks, each part of which is taken from one task; "" where it is of all.
+        part: of a board over all tasks, each part of which is taken from one task: "accuracy", "sample complexity",
+            "spurious gap", or the name of a metric that a task declares; "" where it is of all.
         tables: whether people are shown it; CSV and JSON have every column.
         task: which task it was taken from; "" where it is of all, or each row says its own.
         falling: whether large numbers are good, so that they come first where a reader sorts by it.
@@ -47,7 +47,7 @@ class Column(NamedTuple):
     shown: Shown
     what: str
     interval: bool = False
-    part: Part = ""
+    part: str = ""
     tables: bool = True
     task: str = ""
     falling: bool = True
@@ -88,20 +88,20 @@ COLUMNS = (
            "no: a ranked row with no more MACs is significantly more accurate", False, "accuracy"),
     Column("sample_complexity", "N50", "samples",
            "training samples for half of the trials to succeed; not reached: the most that were tried are too few",
-           True, "trials", falling=False),
-    Column("sample_complexity_ratio", "N50 / dense", "ratio", "N50 divided by that of dense", True, "trials",
+           True, "sample complexity", falling=False),
+    Column("sample_complexity_ratio", "N50 / dense", "ratio", "N50 divided by that of dense", True, "sample complexity",
            falling=False),
     Column("aligned_gap", "gap", "fraction",
-           "accuracy where the background fits the class minus that where it does not", True, "gaps", falling=False,
-           percent=True),
+           "accuracy where the background fits the class minus that where it does not", True, "spurious gap",
+           falling=False, percent=True),
     Column("aligned_gap_reduction", "gap reduction", "signed", "gap of dense minus its own, seed by seed", True,
-           "gaps"),
+           "spurious gap"),
     Column("worst_group_accuracy", "worst group", "fraction", "accuracy of the group that is worst over all seeds",
-           False, "gaps", percent=True),
+           False, "spurious gap", percent=True),
     Column("spurious_gap", "average - worst", "fraction", "average minus worst-group accuracy, seed by seed", False,
-           "gaps", falling=False, percent=True),
+           "spurious gap", falling=False, percent=True),
     Column("spurious_gap_reduction", "its reduction", "signed",
-           "average minus worst group of dense minus its own, seed by seed", True, "gaps", tables=False),
+           "average minus worst group of dense minus its own, seed by seed", True, "spurious gap", tables=False),
     Column("selection_auroc", "AUROC", "fraction", "how well scores separate relevant tokens from the others", False,
            "accuracy"),
     Column("images_per_s", "images/s", "speed", "median speed of the test on its device", False, "accuracy"),
@@ -119,7 +119,7 @@ BY_LOSS = Column(
     "samples",
     "N50 by the paper's criterion, the test loss, where the task's is the test error",
     True,
-    "trials",
+    "sample complexity",
     falling=False,
 )
 HOW = Column("how", "reduction", "text",
@@ -187,7 +187,7 @@ SHOWN: dict[str, Shown] = {"fraction": "fraction", "samples": "samples", "images
 def column_of(kind: MetricKind) -> Column:
     """Return the column of a metric that a task declares."""
     return Column(kind.name, kind.heading, SHOWN.get(kind.unit, "ratio"), f"{kind.what}, in {kind.unit}",
-                  falling=kind.more_is_better is not False)  # fmt: skip
+                  part=kind.name, falling=kind.more_is_better is not False)  # fmt: skip
 
 
 def accuracy_at(budget: float) -> Column:

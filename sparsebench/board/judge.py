@@ -20,7 +20,6 @@ from sparsebench.board.entries import (
     TRAINED,
     Entry,
     Setting,
-    about,
     add_titles,
     asked_of,
     frame_of,
@@ -75,14 +74,14 @@ class Leaderboard:
         rows: one a strategy and budget over all tasks, or also a task and model where it is `by_task`.
         columns: of the rows; in a board over all tasks with the task that each was taken from.
         rankings: of the main task of a board over all tasks, or of each.
-        about: in a board over all tasks, by part of its columns, what data, networks and track are.
+        parts: in a board over all tasks, by part of its columns, the setting that they are of.
         settings: of the records, whether they are on the board or not.
     """
 
     rows: list[Row]
     columns: Sequence[Column] = EVERY
     rankings: list[Ranking] = field(default_factory=list)
-    about: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, Setting] = field(default_factory=dict)
     by_task: bool = False
     settings: Sequence[Setting] = ()
 
@@ -90,22 +89,6 @@ class Leaderboard:
     def budgets(self) -> BudgetBoard | None:
         """The first board over budgets."""
         return next((one.budgets for one in self.rankings if one.budgets is not None), None)
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """Where the columns of a board are from: accuracy and cost, trials, gaps, and the metrics that tasks declare."""
-
-    main: Setting | None
-    trials: Setting | None
-    spurious: Setting | None
-    declared: Mapping[MetricKind, Setting | None]
-
-    @property
-    def named(self) -> dict[str, Setting]:
-        """By the parts of columns the settings that they are of."""
-        parts = {"accuracy": self.main, "trials": self.trials, "gaps": self.spurious}
-        return {part: setting for part, setting in parts.items() if setting is not None}
 
 
 def judge(records: Flats, by: str | None = None) -> Leaderboard:
@@ -124,85 +107,79 @@ def judge(records: Flats, by: str | None = None) -> Leaderboard:
     failed = frame.loc[~frame["status"].isin(("ok", "unsupported")), ["strategy", "budget"]]
     lossy = set(zip(failed["strategy"], failed["budget"], strict=True))
     settings, kinds = settings_of(frame), metrics_of(frame)
-    whole = _over_all(settings, kinds, frame.attrs.get(MAIN, ())) if by is None else None
-    each = [_Parts(one, one, one, _settings_with(kinds, [one])) for one in add_titles(settings)] if by else []
-    rows: list[Row] = []
-    rankings: list[Ranking] = []
-    for parts in [whole] if whole else each:
-        one, of_parts = parts.main, _rows(parts)
-        if by and one is not None:
-            of_parts = [{"task": one.task, "model": one.model, "n_train": one.largest} | row for row in of_parts]
-        if one is not None:
-            rankings.append(_rank(of_parts, one, lossy))
-        rows += of_parts if one is None else rankings[-1].every
-    texts = {part: about(one) for part, one in whole.named.items()} if whole else {}
-    return Leaderboard(rows, _columns(rows, kinds, whole), rankings, texts, by is not None, settings)
+    groups = [[one] for one in add_titles(settings)] if by else [_over_all(settings, frame.attrs.get(MAIN, ()))]
+    parts: dict[str, Setting] = {}
+    rankings = []
+    for group in filter(None, groups):
+        parts, one = _parts(group, kinds), group[0]
+        about = {"task": one.task, "model": one.model, "n_train": one.largest} if by else {}
+        rankings.append(_rank([about | row for row in _rows(parts, kinds)], one, lossy))
+    rows, parts = [row for one in rankings for row in one.every], {} if by else parts
+    shown = _columns(rows, kinds, parts)
+    return Leaderboard(rows, [*columns.BY_TASK, *shown] if by else shown, rankings, parts, by is not None, settings)
 
 
-def _over_all(settings: Sequence[Setting], kinds: Sequence[MetricKind], mains: Sequence[str]) -> _Parts:
-    """Return the parts of the board over all tasks: of each task its setting with the most records.
+def _over_all(settings: Sequence[Setting], mains: Sequence[str]) -> list[Setting]:
+    """Return of each task its setting with the most records.
 
-    First is the main task of a suite, else one without trials, with the most records; the gaps are of it, or of another
-    one with groups. Never the latest: the same cells must give the same board.
+    First is the main task of a suite, else one without trials, with the most records. Never the latest: the same cells
+    must give the same board.
     """
     ordered = sorted(settings, key=lambda one: (one.records, one.n_train, one.setting, one.track))
     tasks = {one.task: one for one in ordered}
     if len(tasks) > 1:
         tasks.pop(PRETRAINING, None)
-    places = sorted(tasks.values(), key=lambda one: (
+    return sorted(tasks.values(), key=lambda one: (
         mains.index(one.task) if one.task in mains else len(mains), one.has_trials, -one.records, one.task
     ))  # fmt: skip
-    main = next(iter(places), None)
-    trials = next((one for one in places if one.has_trials), None)
-    spurious = next((one for one in places if one.has("spurious_gap")), None)
-    return _Parts(main, trials, spurious, _settings_with(kinds, places))
 
 
-def _settings_with(kinds: Sequence[MetricKind], settings: Sequence[Setting]) -> dict[MetricKind, Setting | None]:
-    """Return for each metric that tasks declare the first setting that has it."""
-    return {kind: next((one for one in settings if one.has(kind.name)), None) for kind in kinds}
+def _parts(settings: Sequence[Setting], kinds: Sequence[MetricKind]) -> dict[str, Setting]:
+    """Return the setting that each part of the columns is of: the first that has it, and of accuracy the first."""
+    found = {"accuracy": settings[0]}
+    for one in reversed(settings):
+        found |= {"sample complexity": one} if one.has_trials else {}
+        found |= {"spurious gap": one} if one.has("spurious_gap") else {}
+        found |= {kind.name: one for kind in kinds if one.has(kind.name)}
+    return found
 
 
-def _columns(rows: Sequence[Row], kinds: Sequence[MetricKind], whole: _Parts | None) -> list[Column]:
+def _columns(rows: Sequence[Row], kinds: Sequence[MetricKind], parts: Mapping[str, Setting]) -> list[Column]:
     """Return the columns that boards always have, and those of which some row says something.
 
-    In a board over all tasks they say the task that each was taken from, if any was; else rows have columns for that.
+    In a board over all tasks they say the task that each was taken from, if any was.
     """
-    filled = {column.part for column in EVERY if any(row.get(column.key) not in (None, "") for row in rows)}
-    tasks = {part: one.task for part, one in whole.named.items() if part in filled} if whole else {}
-    every = [column._replace(task=tasks.get(column.part, "")) for column in EVERY if column not in columns.BY_TASK]
-    for kind in kinds:
-        one = whole.declared[kind] if whole else None
-        every.append(columns.column_of(kind)._replace(task=one.task if one else ""))
-    says = [any(row.get(one.key) not in (None, NOTHING.get(one.key)) for row in rows) for one in every]
-    shown = [one for one, said in zip(every, says, strict=True) if said or one.key in columns.BY_KEY]
-    return shown if whole else [*columns.BY_TASK, *shown]
+    every = [one for one in (*EVERY, *map(columns.column_of, kinds)) if one not in columns.BY_TASK]
+    says = {one for one in every if any(row.get(one.key) not in (None, NOTHING.get(one.key)) for row in rows)}
+    tasks = {one.part: parts[one.part].task for one in says if one.part in parts}
+    shown = [one for one in every if one in says or one.key in columns.BY_KEY]
+    return [one._replace(task=tasks.get(one.part, "")) for one in shown]
 
 
-def _rows(parts: _Parts) -> list[Row]:
+def _rows(parts: Mapping[str, Setting], kinds: Sequence[MetricKind]) -> list[Row]:
     """Return one row a strategy and budget: accuracy and cost from the main part, the other columns from theirs."""
-    main, trials, spurious = parts.main, parts.trials, parts.spurious
-    by_part = [{} if main is None else main.largest_entries]
-    by_part += [{} if one is None else one.entries for one in (trials, spurious)]
-    by_part += [{} if one is None else one.largest_entries for one in parts.declared.values()]
-    dense = [next((entry for key, entry in part.items() if key[0] == DENSE), None) for part in by_part]
+    main, spurious = parts["accuracy"], parts.get("spurious gap")
+    entries = {part: one.largest_entries for part, one in parts.items()}
+    entries |= {part: parts[part].entries for part in ("sample complexity", "spurious gap") if part in parts}
+    dense = {part: next((one for key, one in of.items() if key[0] == DENSE), None) for part, of in entries.items()}
     rows = []
-    for key in sorted({key for part in by_part for key in part}):
-        entries = [part.get(key) for part in by_part]
-        present = [entry for entry in entries if entry is not None]
+    for key in sorted({key for of in entries.values() for key in of}):
+        present = {part: of[key] for part, of in entries.items() if key in of}
         row: Row = dict.fromkeys(columns.keys_of([*columns.ALWAYS, *columns.OVER_BUDGETS]))
         row |= dict(zip(("strategy", "kind", "budget"), key, strict=True)) | {"rank": NOT_RANKED}
-        row |= _main_columns(entries[0]) | _trial_columns(entries[1], dense[1])
-        row |= _spurious_columns(entries[2], dense[2], spurious)
-        row["asked"] = None if math.isnan(asked := asked_of(present[0])) else asked
-        row["n_seeds"] = min(_seeds(entry) for entry in present)
+        if (entry := present.get("accuracy")) is not None:
+            row |= _main_columns(entry)
+        if (entry := present.get("sample complexity")) is not None:
+            row |= _trial_columns(entry, dense["sample complexity"])
+        if spurious is not None and (entry := present.get("spurious gap")) is not None:
+            row |= _spurious_columns(entry, dense["spurious gap"], spurious)
+        row["asked"] = None if math.isnan(asked := asked_of(next(iter(present.values())))) else asked
+        row["n_seeds"] = min(map(_seeds, present.values()))
         for name, otherwise in ((TRAINED, ""), (CHECKS, SEVERAL), (BADGE, "")):
-            words = {word for entry in present for word in entry.words(name)}
+            words = {word for entry in present.values() for word in entry.words(name)}
             row[name] = words.pop() if len(words) == 1 else otherwise  # of several versions
-        row[columns.TRACK.key] = TRACK if main is None else main.track
-        row[columns.CLASSES.key] = "" if main is None else described(main.params[0])
-        for kind, entry in zip(parts.declared, entries[3:], strict=True):
-            row[kind.name] = None if entry is None else entry.over_seeds(kind)
+        row[columns.TRACK.key], row[columns.CLASSES.key] = main.track, described(main.params[0])
+        row |= {kind.name: present[kind.name].over_seeds(kind) if kind.name in present else None for kind in kinds}
         rows.append(row)
     return rows
 
@@ -212,17 +189,15 @@ def _seeds(entry: Entry) -> int:
     return len(set(entry.seeds.tolist())) if entry.trials is None else len(entry.trials.seeds)
 
 
-def _main_columns(entry: Entry | None) -> Row:
-    if entry is None:
-        return {}
+def _main_columns(entry: Entry) -> Row:
     row: Row = {metric: entry.mean(metric) for metric in ("accuracy", "macs", "macs_ratio", "selection_auroc")}
     if speeds := list(entry.by_seed("images_per_s").values()):
         row["images_per_s"], row["device"] = float(np.median(speeds)), ", ".join(entry.devices)
     return row
 
 
-def _trial_columns(entry: Entry | None, dense: Entry | None) -> Row:
-    if entry is None or entry.trials is None:
+def _trial_columns(entry: Entry, dense: Entry | None) -> Row:
+    if entry.trials is None:
         return {}
     row = interval_row("sample_complexity", sample_complexity(entry.trials))
     if (by_loss := entry.successes("success_loss")) is not None:
@@ -232,9 +207,9 @@ def _trial_columns(entry: Entry | None, dense: Entry | None) -> Row:
     return row
 
 
-def _spurious_columns(entry: Entry | None, dense: Entry | None, setting: Setting | None) -> Row:
+def _spurious_columns(entry: Entry, dense: Entry | None, setting: Setting) -> Row:
     """Return the gaps' columns; that of aligned and conflicting groups where the task has them."""
-    if entry is None or setting is None or not (values := entry.by_seed("spurious_gap")):
+    if not (values := entry.by_seed("spurious_gap")):
         return {}
     worst = gaps.worst_group(entry.contender, entry.groups)
     row: Row = {

@@ -16,7 +16,7 @@ import pandas as pd
 from sparsebench import style
 from sparsebench.board.board import Board
 from sparsebench.board.columns import BY_KEY, TOLERANCE, rank_ends
-from sparsebench.board.entries import DENSE
+from sparsebench.board.entries import DENSE, about
 from sparsebench.board.over_budgets import BudgetBoard, points_of
 from sparsebench.errors import UserError, unknown
 from sparsebench.text import plain
@@ -85,21 +85,22 @@ def draw(board: Board, what: str = ACCURACY, strategies: Sequence[str] = (), wid
     """
     if what not in measured(board):
         raise UserError("nothing of this was measured", got=what, allowed=measured(board))
-    over, about = board.judged.budgets, board.judged.about.get(BY_KEY[COLUMN[what]].part, "")
+    over, setting = board.judged.budgets, board.judged.parts.get(BY_KEY[COLUMN[what]].part)
+    words = "" if setting is None else about(setting)
     if what == ACCURACY and over is not None and any(len(line.x) > 1 for line in _lines(over).values()):
-        return curves(over, about, strategies, width)
+        return curves(over, words, strategies, width)
     table = _values(board, COLUMN[what])
     if what == SAMPLES:
-        title = f"Training samples until half of the trials succeed (N50); fewer are better. {about}"
+        title = f"Training samples until half of the trials succeed (N50); fewer are better. {words}"
         return dots(table, title, "training samples", strategies, width, falling=False, logarithmic=True)
     table[["value", "low", "high"]] *= 100
     if what == GAP:
         title = (
             "By how much the spurious gap shrinks: how much better a network is where the background fits the class "
-            f"than where it does not. {about}"
+            f"than where it does not. {words}"
         )
         return dots(table, title, "points less than dense", strategies, width)
-    return dots(table, f"Test accuracy. {about}", "accuracy, %", strategies, width)
+    return dots(table, f"Test accuracy. {words}", "accuracy, %", strategies, width)
 
 
 def _values(board: Board, column: str) -> pd.DataFrame:
@@ -204,6 +205,8 @@ def dots(
     Raises:
         UserError: a strategy that is chosen has no value.
     """
+    from matplotlib.ticker import LogLocator, NullLocator
+
     values = values[values["value"].notna() & ~(values["macs_ratio"] > 1 + 1e-6)]
     if strategies:
         _check(strategies, set(values["strategy"]))
@@ -211,6 +214,8 @@ def dots(
     order = values.sort_values("value", ascending=not falling, kind="stable")
     value, low, high = (order[name].to_numpy(float) for name in ("value", "low", "high"))
     place, reached, dense = np.arange(len(order)), np.isfinite(value), (order["strategy"] == DENSE).to_numpy()
+    low, high = np.fmin(low, value), np.fmax(high, value)
+    high = np.where(np.isinf(high), 1.2 * max(high[np.isfinite(high)], default=1.0), high)
     with _sheet(width):
         note = "No strategy has a result." if order.empty else ""
         figure, axis = _new(width, max(0.16 * len(order) + 0.1, 0.5), title, note)
@@ -218,19 +223,21 @@ def dots(
             axis.set_axis_off()
         if logarithmic:
             axis.set_xscale("log")
+            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.xaxis.set_major_formatter("{x:g}")
+            axis.xaxis.set_minor_locator(NullLocator())
         of_kind = {name: (order["kind"] == name).to_numpy() & ~dense for name in KINDS}
         for words, color, marker, which in (
             *((*KINDS[name], which) for name, which in of_kind.items()), (DENSE, style.BLACK, "D", dense),
         ):  # fmt: skip
             if (drawn := which & reached).any():
-                ends = [end(end_of[drawn], value[drawn]) for end, end_of in ((np.fmin, low), (np.fmax, high))]
-                axis.hlines(place[drawn], *ends, color=color, linewidth=1)
+                axis.hlines(place[drawn], low[drawn], high[drawn], color=color, linewidth=1)
                 axis.plot(value[drawn], place[drawn], marker, color=color, label=words)
         for at in value[dense & reached]:
             axis.axvline(at, color=style.BLACK, linewidth=0.7, linestyle=(0, (4, 2)))
-        _span(axis, np.concatenate([value, low, high]), logarithmic)
         for row in place[~reached]:
-            axis.text(axis.get_xlim()[1], row, "not reached ", color=style.DARK, ha="right", va="center", fontsize=7)
+            axis.annotate("not reached ", (1, row), xycoords=("axes fraction", "data"), color=style.DARK, ha="right",
+                          va="center", fontsize=7, bbox={"color": "white", "pad": 0})  # fmt: skip
         axis.set_yticks(place, [plain(name, LETTERS[width]) for name in order["label"]])
         for row in np.flatnonzero(dense):
             axis.get_yticklabels()[row].set_fontweight("bold")
@@ -243,23 +250,6 @@ def dots(
             columns = len(handles) if width == "two" else 2
             figure.legend(loc="outside lower left", ncols=columns, handletextpad=0.1, columnspacing=1.2)
     return figure
-
-
-def _span(axis: Axes, values: np.ndarray, logarithmic: bool) -> None:
-    """Let the axis span finite values, with ticks that are plain numbers, and room for what is not reached."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    finite = values[np.isfinite(values) & ((values > 0) | (not logarithmic))]
-    first, last = (finite.min(), finite.max()) if len(finite) else (1.0, 2.0)
-    reached = not np.isinf(values).any()
-    if logarithmic:
-        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-        axis.xaxis.set_minor_locator(NullLocator())
-        axis.set_xlim(first / 1.3, last * (1.3 if reached else 4))
-        return
-    room = 0.04 * (last - first) or 0.05
-    axis.set_xlim(first - room, last + room * (1 if reached else 6))
 
 
 @contextmanager

@@ -49,7 +49,13 @@ def boxes(figure: Figure) -> dict[str, tuple[float, float, float, float]]:
     """Return where the texts of a figure that can be seen are, in pixels."""
     with style.sheet():
         figure.draw_without_rendering()
-    texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
+    beyond = {
+        tick.label1
+        for axes in figure.axes
+        for tick in axes.xaxis.get_major_ticks()
+        if not min(axes.get_xlim()) <= tick.get_loc() <= max(axes.get_xlim())
+    }
+    texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible() and text not in beyond]
     return {text.get_text(): text.get_window_extent().extents for text in texts}
 
 
