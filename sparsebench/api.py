@@ -56,7 +56,7 @@ def run(
         done = execute(*values_of({"plugins": _words_of(plugins, folder), **options}), folder, callbacks)
     for line in below_chance(done.records):
         log.warning("%s", line)
-    return frame(done.board.rows, done.board.columns)
+    return frame(done.board.rows, done.board.judged.columns)
 
 
 @contextmanager

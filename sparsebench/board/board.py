@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
 
-from sparsebench.board.columns import EVERY, Column, Row
+from sparsebench.board.columns import Row
 from sparsebench.board.entries import (
     BADGE,
     DECLARED,
@@ -67,11 +67,6 @@ class Board:
     def rows(self) -> list[Row]:
         """The rows over all tasks."""
         return self.judged.rows
-
-    @property
-    def columns(self) -> Sequence[Column]:
-        """Their columns."""
-        return self.judged.columns or EVERY
 
 
 def read(out: Path, metrics: Container[str] | None = METRICS) -> pd.DataFrame:

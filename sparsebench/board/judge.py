@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsebench.board import columns, gaps
+from sparsebench.board import columns
 from sparsebench.board.columns import EVERY, NOT_RANKED, Column, Row, interval_row, rank_text
 from sparsebench.board.entries import (
     BADGE,
@@ -34,7 +34,7 @@ from sparsebench.errors import UserError
 from sparsebench.measure.metrics import MetricKind
 from sparsebench.records.checks import CHECKS, SEVERAL, UNCHECKED
 from sparsebench.sources.labels import described
-from sparsebench.stats import paired
+from sparsebench.stats import gaps, paired
 from sparsebench.stats.intervals import mean_interval, n50_ratio, sample_complexity
 
 Flats = Iterable[Mapping[str, Any]]

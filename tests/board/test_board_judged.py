@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 from flats import WHOLE, Flat, build, drawn, flat, row_of, seeded, with_outcomes
-from scipy import stats
 
 from sparsebench.board.columns import Row
 from sparsebench.board.judge import judge
@@ -14,12 +13,6 @@ from sparsebench.board.notes import detectable, machines, notes_on
 from sparsebench.records import store
 from sparsebench.records.cell import digest
 from sparsebench.records.record import bytes_of
-
-
-def test_the_interval_of_the_difference_to_dense_is_students() -> None:
-    row, pairs = row_of(build(WHOLE), "mine"), [0.02, 0.01, 0.05]
-    low, high = stats.t.interval(0.95, 2, loc=np.mean(pairs), scale=stats.sem(pairs))
-    assert (row["accuracy_delta_low"], row["accuracy_delta_high"]) == pytest.approx((low, high))
 
 
 def test_the_pareto_front_has_what_nothing_beats_in_accuracy_and_cost() -> None:
@@ -131,14 +124,6 @@ def test_the_gap_is_that_of_groups_whose_background_fits_and_the_worst_group_tha
     assert unknown["aligned_gap"] is None and unknown["worst_group_accuracy"] == 0.5
     others = more | dict.fromkeys(names)  # groups that are no class on a background
     assert build(with_outcomes("mine", hits, groups, **others), "task")[0]["aligned_gap"] is None
-
-
-def test_the_accuracys_interval_is_not_narrower_than_its_items_allow() -> None:
-    even = np.zeros((3, 400), bool)
-    even[:, :120] = True
-    (row,) = build(with_outcomes("mine", even))
-    low, high = stats.binomtest(360, 1200).proportion_ci(method="wilson")
-    assert row["accuracy_low"] <= low and row["accuracy_high"] >= high
 
 
 def test_a_note_says_which_differences_would_be_found() -> None:

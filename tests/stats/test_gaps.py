@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sparsebench.board.gaps import aligned_gap, gap_reduction, worst_group
+from sparsebench.stats.gaps import aligned_gap, gap_reduction, worst_group
 from sparsebench.stats.intervals import Interval
 from sparsebench.stats.paired import Contender
-from sparsebench.stats.variance import half_width
 
 RNG = np.random.default_rng
 GROUPS = np.arange(80) % 4
@@ -66,14 +65,6 @@ def test_its_reduction_is_taken_seed_by_seed_and_item_by_item() -> None:
     assert gap_reduction(contender(mine), other, groups(4)) is None
 
 
-def test_seeds_that_share_items_do_not_make_more_of_them() -> None:
-    hits = np.repeat(RNG(2).random((1, 80)) < 0.6, 5, axis=0)
-    found = aligned_gap(contender(hits, shared=True), groups(5))
-    assert found is not None and found[2] is not None
-    expected = stats.t.ppf(0.975, 79) * gap_by_loops(hits[0].astype(float))[1] ** 0.5
-    assert found[2] - found[0] == pytest.approx(expected, rel=0.03)
-
-
 def test_the_gap_of_groups_that_are_alike_is_not_above_zero() -> None:
     gaps, worst = [], []
     for seed in range(200):
@@ -116,29 +107,6 @@ def clustered(hits: np.ndarray, numbers: np.ndarray) -> Contender:
     """Return a contender whose item i of seed s shows foreground numbers[s, i]."""
     plain = contender(hits)
     return Contender(plain.means, plain.hits, dict(enumerate(numbers)))
-
-
-def test_items_of_one_foreground_go_together() -> None:
-    hits, numbers = RNG(3).random((3, 80)) < 0.6, RNG(4).integers(0, 12, (3, 80))
-    parts: dict[int, float] = {}
-    alone = [0.0, 0.0, 0.0]
-    for s in range(3):
-        own: dict[int, float] = {}
-        for i in range(80):
-            mine = [float(hits[s, j]) for j in range(80) if GROUPS[j] == GROUPS[i]]
-            part = FITS[int(GROUPS[i])] / 2 * (float(hits[s, i]) - sum(mine) / len(mine)) / len(mine) / 3
-            for totals in (own, parts):
-                totals[int(numbers[s, i])] = totals.get(int(numbers[s, i]), 0.0) + part
-        alone[s] = sum(x**2 for x in own.values()) * len(own) / (len(own) - 1)
-    together = sum(x**2 for x in parts.values()) * len(parts) / (len(parts) - 1)
-    found = aligned_gap(clustered(hits, numbers), groups(3))
-    assert found is not None and found[2] is not None
-    gaps = [gap_by_loops(one)[0] for one in hits.astype(float)]
-    expected = half_width(*map(np.array, (np.var(gaps, ddof=1) / 3, sum(alone), together, 3, len(parts))))
-    assert found[2] - found[0] == pytest.approx(float(expected))
-    same = np.arange(240).reshape(3, 80)
-    one, other = (aligned_gap(each, groups(3)) for each in (clustered(hits, same), contender(hits)))
-    assert one == pytest.approx(other, abs=2e-3)  # each item its own
 
 
 def test_its_interval_covers_where_foregrounds_decide() -> None:
