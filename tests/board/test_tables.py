@@ -1,18 +1,28 @@
+"""Tables of boards: in each format, in a terminal's width, and as a DataFrame that can be computed with."""
+
 import csv
 import io
 import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+from click.testing import CliRunner
 
+import sparsebench
 from sparsebench.board import columns
-from sparsebench.board.columns import keys_of
+from sparsebench.board.columns import Column, keys_of
+from sparsebench.board.frame import frame
 from sparsebench.board.report import legend_of
-from sparsebench.board.tables import FORMATS, Report, Table
+from sparsebench.board.tables import FORMATS, Choice, Report, Table, fit
 from sparsebench.board.tables import render as write
+from sparsebench.cli import main
 from sparsebench.errors import UserError
+
+QUICK = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"
 
 COLUMNS, BY_TASK = keys_of(columns.COLUMNS), keys_of(columns.BY_TASK)
 
@@ -126,3 +136,86 @@ def test_oracles_stand_apart() -> None:
 def test_another_format_is_refused(form: str) -> None:
     with pytest.raises(UserError, match=r"--format; got .*; allowed: table, md, csv, json, latex"):
         render(ROWS, form)
+
+
+NARROW = [
+    Column("rank", "rank", "text", ""), Column("strategy", "strategy", "text", ""),
+    Column("device", "device", "text", ""), Column("accuracy", "accuracy", "fraction", "", True),
+    Column("last", "last", "fraction", "", True), Column("least", "least", "fraction", "", True),
+]  # fmt: skip
+LINE = {"rank": "1-2", "strategy": "mine", "device": "cpu"} | {
+    f"{key}{end}": 0.5 for key in ("accuracy", "last", "least") for end in ("", "_low", "_high")
+}
+
+
+WHOLE, BARE = 6 + 10 + 8 + 3 * 20 + 5 * 2, 6 + 10 + 8 + 10 + 6 + 7 + 5 * 2
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (WHOLE, "rank strategy device accuracy* last* least*"),
+        (WHOLE - 1, "rank strategy device accuracy* last* least"),
+        (WHOLE - 27, "rank strategy device accuracy* last least"),
+        (BARE, "rank strategy device accuracy last least"),
+        (BARE - 1, "rank strategy accuracy last least"),
+        (BARE - 11, "rank strategy accuracy last"),
+        (1, "rank strategy accuracy"),  # these stay
+    ],
+)
+def test_intervals_go_first_then_columns_in_their_order(width: int, shown: str) -> None:
+    """A star stands for an interval."""
+    assert " ".join(one.key + "*" * one.interval for one in fit([LINE], NARROW, width)[1]) == shown
+
+
+def test_the_longest_texts_end_where_there_is_no_room() -> None:
+    rows, columns = fit([LINE | {"strategy": "a" * 90}], NARROW, 60)
+    assert rows[0]["strategy"].endswith("a\u2026") and len(rows[0]["strategy"]) == 60 - 6 - 10 - 2 * 2
+    assert [one.key for one in columns] == ["rank", "strategy", "accuracy"]
+
+
+def test_a_choice_of_columns_is_in_its_own_order_and_checked() -> None:
+    table = Table([LINE], NARROW)
+    header, *_ = write(table, "csv", Choice(("last", "rank"))).splitlines()
+    assert header == "last,last_low,last_high,rank"
+    with pytest.raises(UserError, match="'none'; allowed: rank, strategy"):
+        write(table, "md", Choice(("rank", "none")))
+
+
+@pytest.mark.parametrize("arguments", [(), ("--by", "task"), ("--view", "pairs"), ("--view", "matched")], ids=str)
+def test_tables_fit_a_terminal_unless_all_is_asked_for(arguments: tuple[str, ...]) -> None:
+    def width(*more: str) -> int:
+        """Return that of the first table, without a title above it."""
+        said = CliRunner().invoke(main, ["leaderboard", str(QUICK), *arguments, *more]).stdout
+        return next(max(map(len, lines)) for part in said.split("\n\n") if len(lines := part.splitlines()) > 1)
+
+    assert width() <= 100 < width("--wide")
+
+
+LABELS = [
+    {"rank": "1-3", "strategy": "far(power=1.0, on=True)", "budget": "macs 0.5", "trained": "no", "pareto": "yes",
+     "sample_complexity": math.inf},
+    {"rank": "2", "strategy": "far", "budget": "keep 0.7 power-floor @0,1", "trained": "yes", "sample_complexity": 8},
+    {"rank": "not ranked", "strategy": "dense", "budget": "macs 1", "trained": "no", "sample_complexity": None},
+]  # fmt: skip
+
+
+def test_a_frame_has_infinity_where_nothing_is_reached_and_columns_of_parameters_budgets_and_ranks() -> None:
+    table = frame(LABELS, [one._replace(interval=False) for one in columns.COLUMNS if one.key in LABELS[0]])
+    numbers = table["sample_complexity"]
+    assert numbers.dtype == float and numbers[0] == math.inf and math.isnan(numbers[2])
+    assert table["sample_complexity_reached"].tolist() == [False, True, pd.NA]
+    assert table.sort_values("sample_complexity")["strategy"].iloc[0] == "far"
+    assert table["strategy.power"].dtype == float and table["strategy.power"][0] == 1.0
+    assert table["strategy.on"][0] is True
+    assert table["budget.macs"].dropna().tolist() == [0.5, 1.0] and table["budget.keep_rate"][1] == 0.7
+    assert table["rank_low"].dropna().tolist() == [1, 2] and table["rank_high"].dropna().tolist() == [3, 2]
+
+
+def test_every_column_of_a_published_board_says_what_it_is_and_no_number_is_text() -> None:
+    table = sparsebench.leaderboard(QUICK)
+    assert set(table.columns) == set(table.attrs) and all(table.attrs.values())
+    assert table["macs_at_2"].dtype == float and table.select_dtypes("number").shape[1] > 30
+    lowest = table[table["macs_at_2_at_most"]]
+    assert set(lowest["strategy"]) == {"oracle"} and lowest["macs_at_2"].round(3).unique().tolist() == [0.406]
+    assert not table.isin(["yes", "no", "not reached"]).any(axis=None)
