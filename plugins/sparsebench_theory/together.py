@@ -8,8 +8,7 @@ bit.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from itertools import islice
 from typing import cast
 
@@ -18,11 +17,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sparsebench.errors import DivergedError
-from sparsebench.models.actor import Actor
-from sparsebench.strategy.tokens import gather
-from sparsebench.tasks.base import Recipe
 from sparsebench.training.loop import Batch, Course, JointTraining
-from sparsebench.training.steps import Samples, chooses_once
+from sparsebench.training.steps import chooses_once
 from sparsebench_theory.overfitting import gram
 from sparsebench_theory.overfitting.network import TwoLayerViT
 from sparsebench_theory.shallow.network import ShallowViT
@@ -35,70 +31,14 @@ LIVE = 8
 """Arrays of the size of the hidden layer that are alive in a step, with some to spare."""
 
 
-@dataclass(eq=False)
-class Trial:
-    """One training: a network, what removes its tokens, its samples, and its course.
-
-    Attributes:
-        failure: why it has no outcome, or None: it diverged, or raised even alone.
-    """
-
-    network: ShallowViT | TwoLayerViT
-    actor: Actor | None
-    samples: Samples
-    recipe: Recipe
-    course: Course
-    failure: Exception | None = None
-    coming: Iterator[Batch] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.coming = self.course.batches()
-
-    @property
-    def over(self) -> bool:
-        """Whether there is nothing more to do."""
-        return self.course.finished or self.failure is not None
-
-    @property
-    def shape(self) -> tuple[object, ...]:
-        """What trials that run together have in common."""
-        weights = [*self.network.parameters(), *self.network.buffers()]
-        kept = None if self.actor is None else self.actor.keep.get(0)
-        common = weights[0].dtype, weights[0].device, kept, self.network.W_Q.requires_grad, self.recipe.lr
-        # A step too many changes a two-layer network, so that those which run together have the same end.
-        dimensions = (self.samples.inputs.shape, self.recipe.steps, self.recipe.stop_below)
-        return (
-            type(self.network),
-            *(w.shape for w in weights),
-            *common,
-            *dimensions * isinstance(self.network, TwoLayerViT),
-        )
-
-    def tell(self, batches: Sequence[Batch], losses: Sequence[float]) -> None:
-        """Take note of the losses, until it is over."""
-        try:
-            for batch, loss in zip(batches, losses, strict=False):
-                if self.over:
-                    return
-                self.course.tell(batch, loss)
-        except DivergedError as error:
-            self.failure = error
-
-    def restart(self) -> None:
-        """Begin again; the network has not changed yet."""
-        self.failure = None
-        self.course = Course(self.course.n, self.recipe, self.course.order_seed)
-        self.coming = self.course.batches()
-
-
-def fits(network: object, actor: Actor | None, samples: Samples, recipe: Recipe) -> bool:
+def fits(one: JointTraining) -> bool:
     """Say whether a training can run together with others: its steps are known, its choice of tokens made once."""
-    if not chooses_once(actor, recipe):
+    if not chooses_once(one.actor, one.recipe):
         return False
-    if isinstance(network, TwoLayerViT):
-        return gram.applies(network, samples, recipe)
-    plain = isinstance(network, ShallowViT) and network.plain
-    return plain and recipe.loss == "hinge" and recipe.optimizer == "sgd"
+    if isinstance(one.network, TwoLayerViT):
+        return gram.applies(one.network, one.samples, one.recipe)
+    plain = isinstance(one.network, ShallowViT) and one.network.plain
+    return plain and one.recipe.loss == "hinge" and one.recipe.optimizer == "sgd"
 
 
 def train_together(trainings: Sequence[JointTraining]) -> None:
@@ -106,22 +46,12 @@ def train_together(trainings: Sequence[JointTraining]) -> None:
 
     One that raises, a strategy's error say, costs no other: what fails together is trained again in halves.
     """
-    pairs = [
-        (Trial(cast(ShallowViT | TwoLayerViT, one.network), one.actor, one.samples, one.recipe, one.course), one)
-        for one in trainings
-        if fits(one.network, one.actor, one.samples, one.recipe)
-    ]
-    _train_all([trial for trial, _ in pairs])
-    for trial, training in pairs:
-        training.course, training.failure = trial.course, trial.failure
-
-
-def _train_all(trials: Sequence[Trial]) -> None:
-    groups: dict[tuple[object, ...], list[Trial]] = {}
-    for trial in trials:
-        groups.setdefault(trial.shape, []).append(trial)
+    groups: dict[tuple[object, ...], list[JointTraining]] = {}
+    for one in trainings:
+        if fits(one):
+            groups.setdefault(_shape(one), []).append(one)
     for group in groups.values():
-        size = most = _chunk(group)
+        size = most = _most_at_a_time(group)
         while group:
             chunk = group[:size]
             try:
@@ -132,93 +62,86 @@ def _train_all(trials: Sequence[Trial]) -> None:
                     if isinstance(error, torch.OutOfMemoryError):
                         log.warning("out of memory: going on with %d trials at a time", size)
                         most = size
-                    for trial in chunk:
-                        trial.restart()
+                    for one in chunk:  # the networks have not changed yet
+                        one.course, one.failure = Course(one.course.n, one.recipe, one.course.order_seed), None
                     continue
                 chunk[0].failure = error
             group, size = group[size:], most
 
 
-def _chunk(trials: Sequence[Trial]) -> int:
-    """Return how many of the trials fit the free memory; all of them where it is not known."""
-    W = trials[0].network.W_Q
+def _shape(one: JointTraining) -> tuple[object, ...]:
+    """Return what trainings that run together have in common."""
+    network = cast(ShallowViT | TwoLayerViT, one.network)
+    weights = [*network.parameters(), *network.buffers()]
+    kept = None if one.actor is None else one.actor.keep.get(0)
+    # A step too many changes a two-layer network, so that those which run together have the same end.
+    ends = (one.samples.inputs.shape, one.recipe.steps, one.recipe.stop_below) * isinstance(network, TwoLayerViT)
+    common = weights[0].dtype, weights[0].device, kept, network.W_Q.requires_grad, one.recipe.lr
+    return (type(network), *(w.shape for w in weights), *common, *ends)
+
+
+def _most_at_a_time(trainings: Sequence[JointTraining]) -> int:
+    """Return how many of the trainings fit the free memory; all of them where it is not known."""
+    W = cast(ShallowViT | TwoLayerViT, trainings[0].network).W_Q
     if W.device.type != "cuda":
-        return len(trials)
+        return len(trainings)
     free, _ = torch.cuda.mem_get_info(W.device)
-    return max(1, int(0.8 * free / (W.element_size() * max(map(_numbers, trials)))))
+    return max(1, int(0.8 * free / (W.element_size() * max(map(_numbers, trainings)))))
 
 
-def _numbers(trial: Trial) -> int:
-    """Return about how many numbers a trial needs at a time."""
-    network, samples = trial.network, trial.samples.inputs.numel()
+def _numbers(one: JointTraining) -> int:
+    """Return about how many numbers a training needs at a time."""
+    network, samples = one.network, one.samples.inputs.numel()
     if isinstance(network, TwoLayerViT):
         tokens, (d, d_h) = samples // network.W_Q.shape[0], network.W_Q.shape
         return LIVE * tokens * d_h + tokens**2 + 2 * samples + 2 * d * (2 * d_h + network.W_V.shape[1])
-    m, tokens = network.W_O.shape[0], network.a.shape[1]
-    return LIVE * trial.course.batch * tokens * m + 2 * samples + tokens * m
+    m, tokens = _shallow(one).W_O.shape[0], _shallow(one).a.shape[1]
+    return LIVE * one.course.batch * tokens * m + 2 * samples + tokens * m
 
 
-def _train(trials: Sequence[Trial]) -> None:
-    """Train trials of one shape; their networks change when all are over."""
-    stack = _Spans(trials) if isinstance(trials[0].network, TwoLayerViT) else _Stack(trials)
-    active = [t for t, trial in enumerate(trials) if not trial.over]
+def _train(trainings: Sequence[JointTraining]) -> None:
+    """Train trainings of one shape; their networks change when all are over."""
+    members = [
+        gram.Member(one.network, one.actor, one.samples, one.recipe)
+        for one in trainings
+        if isinstance(one.network, TwoLayerViT)
+    ]
+    stack = gram.Span(members) if members else _Stack(trainings)
+    active = [t for t, one in enumerate(trainings) if not one.course.finished]
     while active:
-        coming = [list(islice(trials[t].coming, AHEAD)) for t in active]
-        losses = stack.steps(torch.tensor(active, device=trials[0].samples.labels.device), coming)
+        coming = [list(islice(trainings[t].course.batches(), AHEAD)) for t in active]
+        losses = stack.steps(torch.tensor(active, device=trainings[0].samples.labels.device), coming)
         for t, batches, row in zip(active, coming, losses.tolist(), strict=True):
-            trials[t].tell(batches, row)
-        active = [t for t in active if not trials[t].over]
+            course = trainings[t].course
+            try:
+                for batch, loss in zip(batches, row, strict=False):
+                    if not course.finished:
+                        course.tell(batch, loss)
+            except DivergedError as error:
+                trainings[t].failure = error
+        active = [t for t in active if not trainings[t].course.finished and trainings[t].failure is None]
     stack.store()
 
 
-class _Spans:
-    """T trials of the two-layer model, see `gram.Span`."""
-
-    def __init__(self, trials: Sequence[Trial]):
-        members = [gram.Member(_two_layer(t), t.actor, t.samples, t.recipe) for t in trials]
-        self.span, self.stop = gram.Span(members), trials[0].recipe.stop_below
-
-    def steps(self, active: Tensor, coming: Sequence[Sequence[Batch]]) -> Tensor:
-        """Take the coming steps of the active trials; return their summed losses, (active, steps).
-
-        A trial takes no more steps after the one that ends it.
-        """
-        losses = torch.zeros(len(active), max(map(len, coming)), device=active.device, dtype=self.span.Q.dtype)
-        going = torch.arange(len(active), device=active.device)
-        for step in range(losses.shape[1]):
-            losses[going, step] = self.span.step(active[going], None)
-            going = going[~(losses[going, step].double() / self.span.n < self.stop)]
-            if not len(going):
-                break
-        return losses
-
-    def store(self) -> None:
-        """Put the weights into the networks."""
-        for t in range(self.span.T):
-            self.span.store(t)
-
-
-def _two_layer(trial: Trial) -> TwoLayerViT:
-    assert isinstance(trial.network, TwoLayerViT)
-    return trial.network
+def _shallow(one: JointTraining) -> ShallowViT:
+    return cast(ShallowViT, one.network)
 
 
 class _Stack:
-    """The weights and samples of T trials of the shallow model."""
+    """The weights and samples of T trainings of the shallow model."""
 
-    def __init__(self, trials: Sequence[Trial]):
-        self.trials = trials
-        networks = [_shallow(trial) for trial in trials]
+    def __init__(self, trainings: Sequence[JointTraining]):
+        self.networks = networks = [_shallow(one) for one in trainings]
         self.Q, self.K, self.V = (
             torch.stack([getattr(net, name).detach()[0] for net in networks]) for name in ("W_Q", "W_K", "W_V")
         )
         self.O = torch.stack([net.W_O.detach() for net in networks])
-        self.frozen, self.lr = not networks[0].W_Q.requires_grad, trials[0].recipe.lr
-        chosen = [_choose(trial) for trial in trials]
+        self.frozen, self.lr = not networks[0].W_Q.requires_grad, trainings[0].recipe.lr
+        chosen = [_choose(one) for one in trainings]
         self.X = pad_sequence([X for X, _ in chosen], batch_first=True)
         self.places = None if chosen[0][1] is None else pad_sequence([p for _, p in chosen if p is not None], True)
         self.a = torch.stack([net.a[0] for net in networks])
-        self.y = pad_sequence([2 * trial.samples.labels - 1 for trial in trials], batch_first=True).to(self.O.dtype)
+        self.y = pad_sequence([2 * one.samples.labels - 1 for one in trainings], batch_first=True).to(self.O.dtype)
 
     def steps(self, active: Tensor, coming: Sequence[Sequence[Batch]]) -> Tensor:
         """Take the coming steps of the active trials; return their summed losses, (active, steps)."""
@@ -243,16 +166,10 @@ class _Stack:
     @torch.no_grad()
     def store(self) -> None:
         """Put the weights into the networks."""
-        for t, trial in enumerate(self.trials):
-            network = _shallow(trial)
+        for t, network in enumerate(self.networks):
             for name, matrix in (("W_Q", self.Q), ("W_K", self.K), ("W_V", self.V)):
                 getattr(network, name)[0] = matrix[t]
             network.W_O.copy_(self.O[t])
-
-
-def _shallow(trial: Trial) -> ShallowViT:
-    assert isinstance(trial.network, ShallowViT)
-    return trial.network
 
 
 def gradients_of(
@@ -291,15 +208,13 @@ def gradients_of(
     return summed, (dQ, dK, W_O.mT @ dC, dC @ V.mT)
 
 
-def _choose(trial: Trial) -> tuple[Tensor, Tensor | None]:
-    """Return the (n, S, d) tokens of a trial that stay, and where they are read out, (n, S), None where all do."""
-    X, samples = trial.samples.inputs.to(_shallow(trial).W_O.dtype), trial.samples
-    if trial.actor is None:
-        return X, None
-    acting, network = samples.begin(trial.actor, samples.items, visit=0, training=True), _shallow(trial)
+def _choose(one: JointTraining) -> tuple[Tensor, Tensor | None]:
+    """Return the (n, S, d) tokens of a training that stay, and where they are read out, (n, S), None where all do."""
+    network, samples = _shallow(one), one.samples
+    acting = None if one.actor is None else samples.begin(one.actor, samples.items, visit=0, training=True)
     with torch.no_grad():
-        index = network.choose(acting, X)
-    return (X, None) if index is None else (gather(X, index), network.places(index))
+        X, index = network.keep(acting, samples.inputs)
+    return X, None if index is None else network.places(index)
 
 
 def _pad(coming: Sequence[Sequence[Batch]], device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

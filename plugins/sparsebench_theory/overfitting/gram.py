@@ -23,6 +23,7 @@ from torch import Tensor
 from sparsebench.models.actor import Actor
 from sparsebench.strategy.tokens import gather
 from sparsebench.tasks.base import Recipe
+from sparsebench.training.loop import Batch
 from sparsebench.training.steps import Samples, chooses_once
 from sparsebench_theory.overfitting.network import TwoLayerViT
 
@@ -54,7 +55,8 @@ class Member:
             return None
         acting = self.samples.begin(self.actor, self.samples.items, visit=visit, training=True)
         with torch.no_grad():
-            return self.network.choose(acting, self.samples.inputs, known)
+            X = self.samples.inputs.to(self.network.W_Q.dtype)
+            return self.network.choose(acting, X, self.network.fields(X, known))
 
 
 class Span:
@@ -65,7 +67,7 @@ class Span:
 
     @torch.no_grad()
     def __init__(self, members: Sequence[Member]):
-        self.members, self.lr = members, members[0].recipe.lr
+        self.members, self.lr, self.stop = members, members[0].recipe.lr, members[0].recipe.stop_below
         W = [member.network for member in members]
         tokens = []
         for member in members:
@@ -112,6 +114,20 @@ class Span:
         self.u[active] = u - self.lr * lift * (G @ dg[..., None]).squeeze(2)
         return torch.nn.functional.softplus(-margin).sum(dim=1)
 
+    def steps(self, active: Tensor, coming: Sequence[Sequence[Batch]]) -> Tensor:
+        """Take the coming steps of the active trainings; return their summed losses, (active, steps).
+
+        A training takes no more steps after the one that ends it.
+        """
+        losses = torch.zeros(len(active), max(map(len, coming)), device=active.device, dtype=self.Q.dtype)
+        going = torch.arange(len(active), device=active.device)
+        for step in range(losses.shape[1]):
+            losses[going, step] = self.step(active[going], None)
+            going = going[~(losses[going, step].double() / self.n < self.stop)]
+            if not len(going):
+                break
+        return losses
+
     def _whole(self, x: Tensor, index: Tensor | None) -> Tensor:
         """Return (k, n, L, ..), with 0 for tokens that do not stay."""
         if index is None:
@@ -121,12 +137,13 @@ class Span:
         return out.scatter(2, place, x)
 
     @torch.no_grad()
-    def store(self, t: int) -> None:
-        """Put the weights of one training into its network."""
-        network, (W_Q, W_K, W_V), X = self.members[t].network, self.first[t], self.X[t]
-        network.W_Q.copy_(W_Q + X.T @ self.A[t])
-        network.W_K.copy_(W_K + X.T @ self.B[t])
-        network.W_V.copy_(W_V + torch.outer(X.T @ self.g[t], self.w_O[t]))
+    def store(self) -> None:
+        """Put the weights into the networks."""
+        for t, member in enumerate(self.members):
+            network, (W_Q, W_K, W_V), X = member.network, self.first[t], self.X[t]
+            network.W_Q.copy_(W_Q + X.T @ self.A[t])
+            network.W_K.copy_(W_K + X.T @ self.B[t])
+            network.W_V.copy_(W_V + torch.outer(X.T @ self.g[t], self.w_O[t]))
 
 
 class InSpan:
@@ -150,4 +167,4 @@ class InSpan:
 
     def store(self) -> None:
         """See `Steps.store`."""
-        self.span.store(0)
+        self.span.store()

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sparsebench.models.actor import Actor, Pass
-from sparsebench.models.shown import SplitPass, finite, in_chunks, kept_only
-from sparsebench.strategy.tokens import gather
+from sparsebench.models.shown import SplitPass
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.loop import JointTraining
 from sparsebench.training.steps import Samples, Steps
 from sparsebench_theory.models import TwoLayerCost
+from sparsebench_theory.one_layer import Fields, OneLayer
 
 
-class TwoLayerViT(nn.Module):
+class TwoLayerViT(OneLayer):
     """f(X) = (1 / |S|) sum_(l in S) softmax(x_l^T W_Q W_K^T X^T) X W_V w_O, one scalar a sample.
 
     Scores are not divided by sqrt(d_h); w_O is frozen. A token outside S is gone from keys, values and the mean over l.
@@ -30,8 +30,7 @@ class TwoLayerViT(nn.Module):
         shrink: W_Q, W_K and W_V begin as U(+-1 / sqrt(d)) over this, and w_O as U(+-1 / sqrt(d_v)).
     """
 
-    grid = None
-    attention_source = "received"
+    because = "the two-layer model is a theory of plain tokens"
     shows: ClassVar = {
         "train_loss_then": "loss",
         "attention_on_relevant": "fraction",
@@ -54,15 +53,9 @@ class TwoLayerViT(nn.Module):
         self.register_buffer("w_O", uniform((d_v,), d_v**-0.5))
         self.cost = TwoLayerCost(tokens, d, d_h, d_v)
 
-    @property
-    def module(self) -> TwoLayerViT:
-        """The torch module that holds the weights: itself."""
-        return self
-
     def forward(self, X: Tensor, acting: Pass | None = None) -> Tensor:
         """Return f(X), (B,), for tokens X of shape (B, N, d)."""
-        index = None if acting is None else self.choose(acting, X)
-        X = (X if index is None else gather(X, index)).to(self.W_Q.dtype)
+        X, _ = self.keep(acting, X)
         attention = self.attention(X).mean(dim=1)
         return (attention * (X @ (self.W_V @ self.w_O))).sum(dim=1)
 
@@ -83,12 +76,8 @@ class TwoLayerViT(nn.Module):
         """Return (B, N, N), row l the attention of token l over all tokens."""
         return torch.softmax((X @ self.W_Q) @ (X @ self.W_K).mT, dim=2)
 
-    def choose(self, acting: Pass, X: Tensor, known: tuple[Tensor, Tensor] | None = None) -> Tensor | None:
-        """Return the (B, M) positions in S, or None where all tokens stay.
-
-        `known` are the queries and keys X W_Q and X W_K, (B, N, d_h), if they have been computed.
-        """
-        X = X.to(self.W_Q.dtype)
+    def fields(self, X: Tensor, known: tuple[Tensor, Tensor] | None = None) -> Fields:
+        """See `OneLayer.fields`; `known` are the queries and keys X W_Q and X W_K, (B, N, d_h), if they are."""
 
         def queries() -> Tensor:
             return X @ self.W_Q if known is None else known[0]
@@ -96,20 +85,12 @@ class TwoLayerViT(nn.Module):
         def keys() -> Tensor:
             return X @ self.W_K if known is None else known[1]
 
-        def received_attention() -> Tensor:
-            return finite(torch.softmax(queries() @ keys().mT, dim=2).mean(dim=1))
-
-        given: dict[str, Callable[[], Any]] = {
-            "tokens": lambda: X,
-            "queries": lambda: finite(queries())[:, None],
-            "keys": lambda: finite(keys())[:, None],
-            "values": lambda: finite(X @ self.W_V)[:, None],
-            "attention": received_attention,
-            "received_attention": received_attention,
-            "pixels": lambda: None,
-            "outputs": lambda: in_chunks(lambda tokens, _: finite(self(tokens)), len(X)),
+        return {
+            "queries": lambda: queries()[:, None],
+            "keys": lambda: keys()[:, None],
+            "values": lambda: (X @ self.W_V)[:, None],
+            "attention": lambda: torch.softmax(queries() @ keys().mT, dim=2).mean(dim=1),
         }
-        return kept_only(acting, self.cost, X.shape[1], given, "the two-layer model is a theory of plain tokens")
 
     def observe(self, train: SplitPass, test: SplitPass) -> dict[str, float]:
         """Return the dynamics of the paper's Figures 2 and 3, means over the training samples, all tokens there.
@@ -136,7 +117,3 @@ class TwoLayerViT(nn.Module):
             "score_of_noise": (query * keys[row, noise]).sum(dim=1),
         }
         return {name: float(values.double().mean()) for name, values in means.items()}
-
-    def trained_values(self, first: Mapping[str, Tensor], test: SplitPass) -> dict[str, tuple[float, ...]]:
-        """Return nothing: the dynamics say all."""
-        return {}

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from sparsebench.models.actor import Actor
-from sparsebench.strategy.tokens import gather
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.steps import Samples, chooses_once
 from sparsebench_theory.shallow import kernels
@@ -118,17 +117,15 @@ class ClosedForm:
 
     def _pack(self, items: Tensor, visit: int) -> tuple[np.ndarray, np.ndarray, int]:
         """Return the kept tokens of those samples (n, rows * D), their places (n, rows), and how many are real."""
-        X, index = self.samples.inputs[items], None
+        acting = None
         if self.actor is not None:
             if self.changing:
                 self.store()
             acting = self.samples.begin(self.actor, items, visit=visit, training=self.training)
-            with torch.no_grad():
-                index = self.network.choose(acting, X)
+        with torch.no_grad():
+            X, index = self.network.keep(acting, self.samples.inputs[items])
         if index is None:
             index = torch.arange(X.shape[1]).expand(len(X), -1)
-        else:
-            X = gather(X, index)
         n, S = index.shape
         rows = -(-S // 4) * 4
         tokens = np.zeros((n, rows, self.D), self.signs.dtype)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sparsebench.models.actor import Actor, Pass
-from sparsebench.models.shown import SplitPass, finite, in_chunks, kept_only
-from sparsebench.strategy.tokens import gather
+from sparsebench.models.shown import SplitPass
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.loop import JointTraining
 from sparsebench.training.steps import Samples, Steps
 from sparsebench_theory.models import PRUNED, Attention, Init, ShallowCost
+from sparsebench_theory.one_layer import Fields, OneLayer
 
 C0 = 0.01
 """The paper's token noise, in terms of which it prints the initial weights."""
@@ -59,7 +59,7 @@ class FirstWeights:
         return (np.eye(d) + delta * _unit_columns(rng, d)) @ basis.T, (rotation + sigma * error) @ basis.T
 
 
-class ShallowViT(nn.Module):
+class ShallowViT(OneLayer):
     """F(X) = (1 / |S|) sum_(l in S) a_(l)^T ReLU(W_O W_V X softmax(X^T W_K^T W_Q x_l)), one scalar a sample.
 
     Scores are not divided by sqrt(m_b). The output weights a_(l), one vector a position, are frozen at +-1/sqrt(m).
@@ -80,8 +80,7 @@ class ShallowViT(nn.Module):
         outputs: O, 1 for two classes or 2 for four.
     """
 
-    grid = None
-    attention_source = "received"
+    because = "the shallow model reads each position out with a vector of its own"
     shows: ClassVar = {"attention_on_relevant": "fraction"}
     a: Tensor
 
@@ -113,20 +112,14 @@ class ShallowViT(nn.Module):
         self.cost = ShallowCost(tokens, d, d, d, m, heads, outputs)
 
     @property
-    def module(self) -> ShallowViT:
-        """The torch module that holds the weights: itself."""
-        return self
-
-    @property
     def plain(self) -> bool:
         """Whether it is eq. (1) as it stands: one head, no skip connection, one output."""
         return self.heads == 1 and not self.skip and len(self.a) == 1
 
     def forward(self, X: Tensor, acting: Pass | None = None) -> Tensor:
         """Return F(X), (B,) or with two outputs (B, 2), for tokens X of shape (B, L, d)."""
-        index = None if acting is None else self.choose(acting, X)
+        X, index = self.keep(acting, X)
         places = None if index is None else self.places(index)
-        X = (X if index is None else gather(X, index)).to(self.W_O.dtype)
         mixed = self.attention(X) @ self._by_head(X, self.W_V)
         if self.skip:
             mixed = mixed + X[:, None]
@@ -197,34 +190,23 @@ class ShallowViT(nn.Module):
 
         Mean over heads and attending tokens (Li et al. 2023, Fig. 4); where a strategy acts, over the tokens it keeps.
         """
-        index = None if acting is None else self.choose(acting, X)
-        if index is not None:
-            X, mask = gather(X, index), mask.gather(1, index)
+        X, index = self.keep(acting, X)
+        mask = mask if index is None else mask.gather(1, index)
         return (self.attention(X) * mask[:, None, None, :]).sum(dim=3).mean(dim=(1, 2))
 
     def _by_head(self, X: Tensor, W: Tensor) -> Tensor:
         """Return (B, H, L, d), the tokens (B, L, d) times each head's matrix in W (H, d, d)."""
         return (X.to(W.dtype) @ W.flatten(0, 1).T).unflatten(2, (self.heads, -1)).transpose(1, 2)
 
-    def choose(self, acting: Pass, X: Tensor) -> Tensor | None:
-        """Return the (B, M) positions in S, or None where all tokens stay."""
-
-        def received_attention() -> Tensor:
-            return finite(self.attention(X).mean(dim=(1, 2)))
-
-        given: dict[str, Callable[[], Any]] = {
-            "tokens": lambda: X,
-            "queries": lambda: finite(self._by_head(X, self.W_Q)),
-            "keys": lambda: finite(self._by_head(X, self.W_K)),
-            "values": lambda: finite(self._by_head(X, self.W_V)),
-            "attention_maps": lambda: finite(self.attention(X)),
-            "attention": received_attention,
-            "received_attention": received_attention,
-            "pixels": lambda: None,
-            "outputs": lambda: in_chunks(lambda tokens, _: finite(self(tokens)), len(X)),
+    def fields(self, X: Tensor) -> Fields:
+        """See `OneLayer.fields`."""
+        return {
+            "queries": lambda: self._by_head(X, self.W_Q),
+            "keys": lambda: self._by_head(X, self.W_K),
+            "values": lambda: self._by_head(X, self.W_V),
+            "attention_maps": lambda: self.attention(X),
+            "attention": lambda: self.attention(X).mean(dim=(1, 2)),
         }
-        because = "the shallow model reads each position out with a vector of its own"
-        return kept_only(acting, self.cost, X.shape[1], given, because)
 
 
 def complete(rng: np.random.Generator, columns: np.ndarray) -> np.ndarray:

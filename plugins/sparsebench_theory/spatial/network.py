@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sparsebench.models.actor import Pass
-from sparsebench.models.shown import SplitPass, finite, in_chunks, kept_only
-from sparsebench.strategy.tokens import gather
+from sparsebench.models.shown import SplitPass
 from sparsebench_theory.models import Attention, PositionalCost
+from sparsebench_theory.one_layer import Fields, OneLayer
 
 
-class PositionalViT(nn.Module):
+class PositionalViT(OneLayer):
     """F(X) = sum_(m in S) act(scale * sum_(j in S) softmax_j(A_mj) <v, X_j>), act(x) = x^power + nu x.
 
     A_ij stands for the product of two position encodings, so the attention does not depend on the sample. Its diagonal
@@ -33,8 +33,7 @@ class PositionalViT(nn.Module):
         attention: "frozen" trains v alone.
     """
 
-    grid = None
-    attention_source = "received"
+    because = "the positional model has a score for each pair of positions"
     shows: ClassVar = {
         "association": "fraction",
         "in_group_mass": "fraction",
@@ -68,15 +67,10 @@ class PositionalViT(nn.Module):
         self.power, self.nu, self.scale, self.diagonal = power, nu, scale, math.log(math.log(d))
         self.cost = PositionalCost(tokens, d)
 
-    @property
-    def module(self) -> PositionalViT:
-        """The torch module that holds the weights: itself."""
-        return self
-
     def forward(self, X: Tensor, acting: Pass | None = None) -> Tensor:
         """Return F(X), (B,), for tokens X of shape (B, D, d)."""
-        index = None if acting is None else self.choose(acting, X)
-        shown = self.head(X if index is None else gather(X, index)).squeeze(2)
+        X, index = self.keep(acting, X)
+        shown = self.head(X).squeeze(2)
         gathered = self.scale * (shown @ self.attention().T if index is None else self._among(index, shown))
         return (gathered**self.power + self.nu * gathered).sum(dim=1)
 
@@ -99,22 +93,12 @@ class PositionalViT(nn.Module):
         """Return (D, D), row m the attention of position m over all positions."""
         return torch.softmax(self.scores(), dim=1)
 
-    def choose(self, acting: Pass, X: Tensor) -> Tensor | None:
-        """Return the (B, M) positions in S, or None where all tokens stay."""
-
-        def received_attention() -> Tensor:
-            return finite(self.attention().mean(dim=0)).expand(len(X), -1)
-
-        given: dict[str, Callable[[], Any]] = {
-            "tokens": lambda: X,
-            "values": lambda: finite(self.head(X))[:, None],
-            "attention": received_attention,
-            "received_attention": received_attention,
-            "pixels": lambda: None,
-            "outputs": lambda: in_chunks(lambda tokens, _: finite(self(tokens)), len(X)),
+    def fields(self, X: Tensor) -> Fields:
+        """See `OneLayer.fields`; no sample changes the attention."""
+        return {
+            "values": lambda: self.head(X)[:, None],
+            "attention": lambda: self.attention().mean(dim=0).expand(len(X), -1),
         }
-        because = "the positional model has a score for each pair of positions"
-        return kept_only(acting, self.cost, X.shape[1], given, because)
 
     def observe(self, train: SplitPass, test: SplitPass) -> dict[str, float]:
         """Return patch association, in-group mass and lead, and the cosine of v and w*.
