@@ -34,7 +34,7 @@ class OneLayer(nn.Module):
         return self
 
     def fields(self, X: Tensor) -> Fields:
-        """Return how to compute what a strategy may see beside the tokens; "attention" is what each receives, (B, N)."""
+        """Return how to compute what a strategy may see beside the tokens; "attention", (B, N), is received."""
         raise NotImplementedError
 
     def choose(self, acting: Pass, X: Tensor, fields: Fields | None = None) -> Tensor | None:

@@ -83,6 +83,16 @@ class Grid:
         """The smallest and the largest N; NaN without a complete repetition."""
         return (float(self.sizes[0]), float(self.sizes[-1])) if len(self.wins) else (float("nan"), float("nan"))
 
+    @property
+    def row(self) -> dict[str, float | None]:
+        """How many repetitions it has, and N50, as columns of a table."""
+        return {"trials": len(self.wins), **columns(self.n50, "N50", "N50_low", "N50_high")}
+
+    def success_rows(self) -> list[dict[str, int]]:
+        """Return the successes, a row a number of samples."""
+        won = zip(self.sizes, self.wins.sum(axis=0), strict=True)
+        return [{"N": int(n), "trials": len(self.wins), "successes": int(wins)} for n, wins in won]
+
     def within(self, bottom: float, top: float) -> bool:
         """Say whether the whole interval of N50 lies above one number of samples and not above another."""
         _, low, high = self.n50
@@ -177,6 +187,17 @@ def errors_of(trials: Iterable[Trial]) -> list[float]:
 def mean(values: Sequence[float] | np.ndarray) -> Interval:
     """Return the mean with its interval; NaN of no values."""
     return mean_interval(list(values)) if len(values) else (float("nan"), None, None)
+
+
+def ends(value: Interval) -> tuple[float, float]:
+    """Return the ends of an interval; infinite where there are none."""
+    _, low, high = value
+    return (-np.inf if low is None else low, np.inf if high is None else high)
+
+
+def columns(value: Interval, name: str, low: str = "low", high: str = "high") -> dict[str, float | None]:
+    """Return a value with its interval as columns of a table."""
+    return dict(zip((name, low, high), value, strict=True))
 
 
 def series_of(trials: Iterable[Trial], name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -113,8 +113,3 @@ def loss_of(trial: Trial) -> float:
 def is_fitted(trial: Trial) -> bool:
     """Say whether the training loss fell below what the task asks for."""
     return not trial.diverged and trial.values.get("fitted") == 1
-
-
-def cells(trials: Sequence[Trial]) -> Mapping[tuple[int, float], list[float]]:
-    """Return the test losses by N and SNR; those that never fitted are NaN."""
-    return {key: [loss_of(t) for t in group] for key, group in group_by(trials, lambda t: (t.n, t.task.snr)).items()}

@@ -14,10 +14,10 @@ from sparsebench.plan.job import Job
 from sparsebench.stats.intervals import Interval
 from sparsebench_theory.claims import verdicts_of
 from sparsebench_theory.models import TwoLayer
-from sparsebench_theory.overfitting.boundary import Boundary, cells, is_fitted, loss_of
+from sparsebench_theory.overfitting.boundary import Boundary, is_fitted, loss_of
 from sparsebench_theory.overfitting.task import Overfitting
 from sparsebench_theory.panels import NOTHING, band, legend, points
-from sparsebench_theory.trials import group_by, mean, series_of
+from sparsebench_theory.trials import columns, ends, group_by, mean, series_of
 
 PUBLISHED = 1000
 """N SNR^2 of the curve that the paper draws through its map."""
@@ -40,7 +40,7 @@ def seconds(job: Job) -> float:
 def figure_1(trials: Sequence[Trial]) -> Result:
     """The test loss where the training loss is first low, over SNR and N."""
     boundary = Boundary(trials)
-    losses = cells(trials)
+    losses = {key: [loss_of(t) for t in group] for key, group in group_by(trials, lambda t: (t.n, t.task.snr)).items()}
     rows = [
         {"N": n, "SNR": snr, "N SNR^2": n * snr**2, "trials": len(group), "fitted": int(np.isfinite(group).sum()),
          "test loss": mean([v for v in group if np.isfinite(v)])[0]}
@@ -75,10 +75,8 @@ def _slope(boundary: Boundary) -> Verdict:
     slope, low, high = boundary.slope()
     near = abs(slope + 2) <= 0.4
     touches = low is not None and high is not None and low <= -1.6 and high >= -2.4
-    return verdict(
-        "slope", f"slope {interval(slope, low, high)}",
-        judge([near or touches, near], [not near and not touches and not np.isnan(slope)]),
-    )  # fmt: skip
+    word = judge([near or touches, near], [not near and not touches and not np.isnan(slope)])
+    return verdict("slope", f"slope {interval(slope, low, high)}", word)
 
 
 def _constant(boundary: Boundary) -> Verdict:
@@ -131,11 +129,11 @@ def _map(axis: Any, trials: Sequence[Trial], boundary: Boundary, cut: float | No
 
 def _crossings(axis: Any, boundaries: Mapping[str, Boundary]) -> None:
     """Draw where each strategy's boundary is, N over SNR in logarithms."""
-    inside = {name: boundary for name, boundary in boundaries.items() if grouped_crossings(boundary)}
+    inside = {name: boundary for name, boundary in boundaries.items() if _grouped_crossings(boundary)}
     for (name, boundary), colour in zip(inside.items(), cycle(COLOURS)):
-        by_n = grouped_crossings(boundary)
-        triples = [_spread(snrs) for snrs in by_n.values()]
-        for n, (middle, low, high) in zip(by_n, triples, strict=True):
+        by_n = _grouped_crossings(boundary)
+        for n, snrs in by_n.items():
+            low, middle, high = np.quantile(snrs, (0.25, 0.5, 0.75))
             axis.plot([low, high], [n, n], color=colour, linewidth=1)
             axis.plot(middle, n, "o", color=colour, markersize=4)
         axis.plot([], [], "o", color=colour, label=name)
@@ -152,19 +150,11 @@ def _crossings(axis: Any, boundaries: Mapping[str, Boundary]) -> None:
     legend(axis)
 
 
-def grouped_crossings(boundary: Boundary) -> dict[int, list[float]]:
+def _grouped_crossings(boundary: Boundary) -> dict[int, list[float]]:
     """Return the finite crossings by N."""
-    out: dict[int, list[float]] = {}
-    for row in boundary.crossings.values():
-        for n, snr in row.items():
-            if np.isfinite(snr):
-                out.setdefault(n, []).append(snr)
-    return dict(sorted(out.items()))
-
-
-def _spread(values: Sequence[float]) -> tuple[float, float, float]:
-    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
-    return float(middle), float(low), float(high)
+    sizes = sorted({n for row in boundary.crossings.values() for n in row})
+    by_n = {n: [row[n] for row in boundary.crossings.values() if np.isfinite(row.get(n, np.inf))] for n in sizes}
+    return {n: snrs for n, snrs in by_n.items() if snrs}
 
 
 PANELS = (
@@ -200,14 +190,9 @@ def _draw(axis: Any, trials: Sequence[Trial], lines: Mapping[str, str], title: s
     legend(axis)
 
 
-def _change(trials: Sequence[Trial], name: str) -> Interval:
+def _change_and_end(trials: Sequence[Trial], name: str) -> tuple[Interval, Interval]:
     _, values = series_of(trials, name)
-    return mean(values[:, -1] - values[:, 0]) if values.size else mean([])
-
-
-def _ends(trials: Sequence[Trial], name: str) -> Interval:
-    _, values = series_of(trials, name)
-    return mean(values[:, -1]) if values.size else mean([])
+    return (mean(values[:, -1] - values[:, 0]), mean(values[:, -1])) if values.size else (mean([]), mean([]))
 
 
 def _directions(figure: str, trials: Sequence[Trial]) -> list[Verdict]:
@@ -215,22 +200,22 @@ def _directions(figure: str, trials: Sequence[Trial]) -> list[Verdict]:
     benign = figure == "3"
     more, less = ("attention_on_relevant", "attention_on_noise")[:: 1 if benign else -1]
     names = {"attention_on_relevant": "the signal", "attention_on_noise": "the strong noise"}
-    up, down = _change(trials, more), _change(trials, less)
+    (up, _), (down, _) = (_change_and_end(trials, name) for name in (more, less))
     _, signal = series_of(trials, "value_of_signal")
     _, noise = series_of(trials, "value_of_noise")
     lead = mean((signal - noise)[:, -1] * (1 if benign else -1)) if signal.size else mean([])
-    test, train = _ends(trials, "test_loss"), _ends(trials, "train_loss_then")
+    (_, test), (_, train) = (_change_and_end(trials, name) for name in ("test_loss", "train_loss_then"))
     start = float(np.log(2))
     stays = "falls below 0.2" if benign else "stays at log 2 or above"
     tests = [test[0] < 0.2] if benign else [test[0] >= 0.95 * start]
     return [
         verdict(
             "attention", f"{interval(*up)} and {interval(*down)}",
-            judge([(up[1] or 0) > 0, (down[2] or 0) < 0], [(up[2] or 0) < 0 or (down[1] or 0) > 0]), figure=figure,
+            judge([ends(up)[0] > 0, ends(down)[1] < 0], [ends(up)[1] < 0 or ends(down)[0] > 0]), figure=figure,
             more=names[more], less=names[less],
         ),
         verdict(
-            "value", f"{interval(*lead)} larger at the end", judge([(lead[1] or 0) > 0], [(lead[2] or 0) < 0]),
+            "value", f"{interval(*lead)} larger at the end", judge([ends(lead)[0] > 0], [ends(lead)[1] < 0]),
             figure=figure, more=names[more],
         ),
         verdict(
@@ -257,13 +242,13 @@ def strategies(trials: Sequence[Trial]) -> Result:
     boundaries = {"dense": dense, **boundaries} if dense.trials else boundaries
     rows, verdicts = [], []
     for name, boundary in boundaries.items():
-        (shift, low, high), runs = boundary.shift(dense)
+        shift, runs = boundary.shift(dense)
         below, beyond, every = boundary.ends
-        constant = boundary.constant
         rows.append({
-            "strategy": name, "N SNR^2": constant[0], "low": constant[1], "high": constant[2], "over dense": shift,
-            "over dense low": low, "over dense high": high, "runs": runs, "crossings": every, "below the map": below,
-            "beyond the map": beyond, "reached": bool(boundary.reached_sizes) or not dense.reached_sizes,
+            "strategy": name, **columns(boundary.constant, "N SNR^2"),
+            **columns(shift, "over dense", "over dense low", "over dense high"), "runs": runs, "crossings": every,
+            "below the map": below, "beyond the map": beyond,
+            "reached": bool(boundary.reached_sizes) or not dense.reached_sizes,
             "trials": len(boundary.trials), "fitted": sum(map(is_fitted, boundary.trials)),
         })  # fmt: skip
         if name != "dense":

@@ -15,7 +15,7 @@ from sparsebench_theory.panels import PUBLISHED, band, draw_dashed, legend
 from sparsebench_theory.shallow import published
 from sparsebench_theory.shallow import theorems as theory
 from sparsebench_theory.shallow.samples import tau
-from sparsebench_theory.trials import ENOUGH, compete, group_by, mean, values_of
+from sparsebench_theory.trials import ENOUGH, columns, compete, group_by, mean, values_of
 
 Shares = tuple[float, float, float]
 LITTLE = 0.01
@@ -32,20 +32,15 @@ def figure_2(trials: Sequence[Trial]) -> Result:
     for printed, group in group_by(trials, lambda t: t.task.irrelevant is not None).items():
         name = "half of the tokens irrelevant" if printed else "a fixed alpha_#"
         groups = group_by(group, lambda t: t.task.realised_shares())
-        rows += [_steps_row(name, shares, ts) for shares, ts in groups.items()]
         steps = {shares: np.array(values_of(ts, "iterations")) for shares, ts in groups.items()}
+        rows += [
+            {"setting": name, "alpha_*": shares[0], "alpha_#": shares[1], "trials": len(ts),
+             "reached": len(steps[shares]), **columns(mean(steps[shares]), "steps")}
+            for shares, ts in groups.items()
+        ]  # fmt: skip
         panels.append(partial(_draw_steps, steps=steps, trial=group[0], title=name))
         verdicts.append(_in_line(name, steps, len(group)))
     return Result("Figure 2: steps needed against the share of relevant tokens", {"fig2": rows}, panels, verdicts)
-
-
-def _steps_row(name: str, shares: Shares, trials: Sequence[Trial]) -> dict[str, Any]:
-    reached = values_of(trials, "iterations")
-    steps, low, high = mean(reached)
-    return {
-        "setting": name, "alpha_*": shares[0], "alpha_#": shares[1], "trials": len(trials), "reached": len(reached),
-        "steps": steps, "low": low, "high": high,
-    }  # fmt: skip
 
 
 def _in_line(name: str, steps: Mapping[Shares, np.ndarray], trials: int) -> Verdict:
@@ -119,11 +114,10 @@ def _curves(trials: Sequence[Trial]) -> tuple[np.ndarray, np.ndarray]:
 
 def _curve_rows(curves: tuple[np.ndarray, np.ndarray], **labels: Any) -> list[dict[str, Any]]:
     at, values = curves
-    rows = []
-    for step, column in zip(at, values.T, strict=True):
-        share, low, high = mean(column)
-        rows.append(labels | {"step": int(step), "attention on relevant": share, "low": low, "high": high})
-    return rows
+    return [
+        labels | {"step": int(step), **columns(mean(column), "attention on relevant")}
+        for step, column in zip(at, values.T, strict=True)
+    ]
 
 
 def _rises(figure: str, curves: tuple[np.ndarray, np.ndarray], name: str) -> list[Verdict]:

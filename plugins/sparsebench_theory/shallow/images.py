@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from math import floor
@@ -14,14 +14,16 @@ from sparsebench.paper import COLOURS, Panel, Paper, Result, Trial, Verdict, Wor
 from sparsebench.plan.job import Job
 from sparsebench.stats.intervals import Interval
 from sparsebench_theory.claims import verdicts_of
-from sparsebench_theory.panels import PUBLISHED, heat_map, legend, points
+from sparsebench_theory.panels import PUBLISHED, legend, points
 from sparsebench_theory.shallow import published
-from sparsebench_theory.shallow.samples import trend
+from sparsebench_theory.shallow.samples import draw_successes, trend
 from sparsebench_theory.trials import (
     ENOUGH,
     Grid,
+    columns,
     compete,
     differences,
+    ends,
     group_by,
     mean,
     resamples_of,
@@ -85,7 +87,7 @@ def figure_6a(trials: Sequence[Trial]) -> Result:
     if control := group_by(_at_random(trials), lambda t: t.n):
         named["as many at random"] = control
     rows = [
-        {"tokens": name, "N": n, "trials": len(group), **_interval(values_of(group, "accuracy"), "accuracy")}
+        {"tokens": name, "N": n, "trials": len(group), **_columns(group, "accuracy")}
         for name, by_n in named.items()
         for n, group in by_n.items()
     ]
@@ -120,9 +122,8 @@ def _each(figure: str, claim: str, says: str, changes: Mapping[str, list[float]]
     )  # fmt: skip
 
 
-def _interval(values: Sequence[float], name: str) -> dict[str, float | None]:
-    value, low, high = mean(values)
-    return {name: value, f"{name}_low": low, f"{name}_high": high}
+def _columns(trials: Sequence[Trial], metric: str) -> dict[str, float | None]:
+    return columns(mean(values_of(trials, metric)), metric, f"{metric}_low", f"{metric}_high")
 
 
 def _means(groups: Mapping[float, Sequence[Trial]], metric: str) -> dict[float, Interval]:
@@ -154,29 +155,14 @@ def figure_6b(trials: Sequence[Trial]) -> Result:
     grids = {a: Grid.of(group) for a, group in _levels(trials).items()}
     a, n50 = np.array(list(grids)), [grid.n50 for grid in grids.values()]
     level = trials[0].task.success_accuracy
-    success = [
-        {"alpha_*": one, "N": int(n), "trials": len(grid.wins), "successes": int(wins)}
-        for one, grid in grids.items()
-        for n, wins in zip(grid.sizes, grid.wins.sum(axis=0), strict=True)
+    success = [{"alpha_*": one, **row} for one, grid in grids.items() for row in grid.success_rows()]
+    needed = [{"alpha_*": one, **grid.row} for one, grid in grids.items()]
+    panels: list[Panel] = [
+        partial(draw_successes, title=f"share of trials with accuracy >= {level:g}", grids=grids, power=2),
+        partial(_draw_needed, x=a**-2, n50=n50),
     ]
-    needed = [
-        {"alpha_*": one, "trials": len(grid.wins), "N50": grid.n50[0], "N50_low": grid.n50[1], "N50_high": grid.n50[2]}
-        for one, grid in grids.items()
-    ]
-    panels: list[Panel] = [partial(_map, grids=grids, level=level), partial(_draw_needed, x=a**-2, n50=n50)]
     title = f"Figure 6b: samples needed for an accuracy of {level:g} ({_subtitle(trials)})"
     return Result(title, {"fig6b": success, "fig6b-n50": needed}, panels, _complexity(grids, a, n50, level))
-
-
-def _map(axis: Any, grids: Mapping[float, Grid], level: float) -> None:
-    sizes = np.array(sorted({n for grid in grids.values() for n in grid.sizes}), dtype=int)
-    order = sorted(grids, reverse=True)
-    rates = np.full((len(sizes), len(order)), np.nan)
-    for column, one in enumerate(order):
-        rates[np.searchsorted(sizes, grids[one].sizes), column] = grids[one].rates
-    heat_map(
-        axis, f"share of trials with accuracy >= {level:g}", np.array(order) ** -2, sizes, rates, "$\\alpha_*^{-2}$"
-    )
 
 
 def _draw_needed(axis: Any, x: np.ndarray, n50: list[Interval]) -> None:
@@ -263,7 +249,7 @@ def _row(start: str, a: float | None, group: Sequence[Trial]) -> dict[str, Any]:
     row: dict[str, Any] = {"initial model": start, "alpha_*": "as many at random" if a is None else a}
     row["trials"] = len(group)
     for metric in MEASURED:
-        row |= _interval(values_of([t for t in group if metric in t.values], metric), metric)
+        row |= _columns([t for t in group if metric in t.values], metric)
     near = int(np.abs(published.FIGURE_6C["alpha_*"] - (a or 0)).argmin())
     here = a is not None and abs(published.FIGURE_6C["alpha_*"][near] - a) < 0.02
     for name, values in published.FIGURE_6C["accuracy"].items():
@@ -279,8 +265,8 @@ def _claims(start: str, by_alpha: ByAlpha) -> list[Verdict]:
     known = "; ".join(
         f"{name}: {values[0]:.3f} to {values[-1]:.3f}" for name, values in published.FIGURE_6C["accuracy"].items()
     )
-    low, high = _ends(gain)
-    was_open, ends = _ends(before)[0] > CLOSED, _ends(after)
+    low, high = ends(gain)
+    was_open, (least_after, most_after) = ends(before)[0] > CLOSED, ends(after)
     return [
         verdict(
             "background",
@@ -292,18 +278,14 @@ def _claims(start: str, by_alpha: ByAlpha) -> list[Verdict]:
         _partial(start, by_alpha),
         verdict(
             "gap_closed", f"gap {interval(*after)}, with all of it {interval(*before)}",
-            judge([was_open and after[0] <= CLOSED, was_open and ends[1] <= CLOSED], [ends[0] > CLOSED]), start=start,
+            judge([was_open and after[0] <= CLOSED, was_open and most_after <= CLOSED], [least_after > CLOSED]),
+            start=start,
         ),
     ]  # fmt: skip
 
 
 def _gap(trials: Sequence[Trial]) -> Interval:
     return mean(values_of(trials, "spurious_gap"))
-
-
-def _ends(value: Interval) -> tuple[float, float]:
-    """Return the ends of an interval; infinite where there is none."""
-    return (-np.inf if value[1] is None else value[1], np.inf if value[2] is None else value[2])
 
 
 def _rises(start: str, by_alpha: ByAlpha) -> Verdict:
@@ -314,7 +296,7 @@ def _rises(start: str, by_alpha: ByAlpha) -> Verdict:
     y = np.array([[level[r] for r in shared] for level in by_level], dtype=float)
     slope = mean(slopes(np.array(levels), y)) if shared else mean([])
     steps = {f"{b:.2f} - {a:.2f}": mean(differences(by_alpha[b], by_alpha[a], "accuracy")) for a, b in pairwise(levels)}
-    low, high = _ends(slope)
+    low, high = ends(slope)
     said = "; ".join(f"{step}: {interval(*change)}" for step, change in steps.items())
     return verdict(
         "rises_with_alpha", f"slope {interval(*slope)}; {said}",
@@ -329,21 +311,19 @@ def _partial(start: str, by_alpha: ByAlpha) -> Verdict:
     cuts = {a: mean(differences(by_alpha[first], by_alpha[a], "spurious_gap")) for a in partly}
     share = {a: (a - first) / (last - first) * full[0] for a in partly}  # were it in proportion to alpha_*
     said = "; ".join(f"{a:.2f}: {interval(*cut)}" for a, cut in cuts.items())
-    closes = _ends(full)[0] > 0
+    closes = ends(full)[0] > 0
     word: Word = judge(
-        [_ends(cut)[0] > 0 for cut in cuts.values()],
-        [closes and _ends(cut)[1] < share[a] / 2 for a, cut in cuts.items()],
+        [ends(cut)[0] > 0 for cut in cuts.values()],
+        [closes and ends(cut)[1] < share[a] / 2 for a, cut in cuts.items()],
     )
     return verdict("gap_shrinks", f"gap reduction at {said}; at 1: {interval(*full)}", word, start=start)  # fmt: skip
 
-
-FIGURES: dict[str, Callable[[Sequence[Trial]], Result]] = {"6a": figure_6a, "6b": figure_6b, "6c": figure_6c}
 
 PAPER = Paper(
     "images",
     "the image experiments of the shallow-ViT paper (Li et al., ICLR 2023, Figure 6)",
     {"quick": "images-quick", "small": "images-small", "full": "images"},
-    FIGURES,
+    {"6a": figure_6a, "6b": figure_6b, "6c": figure_6c},
     seconds,
     pictures=True,
 )

@@ -13,7 +13,7 @@ from sparsebench.stats.intervals import Interval
 from sparsebench_theory.claims import verdicts_of
 from sparsebench_theory.panels import legend
 from sparsebench_theory.shallow import published
-from sparsebench_theory.trials import differences, group_by, mean, values_of
+from sparsebench_theory.trials import columns, differences, ends, group_by, mean, values_of
 
 LOSS = "test_loss"
 WORST = "worst_group_accuracy"
@@ -60,12 +60,12 @@ class Removal:
         rows = []
         for what, groups in self.groups.items():
             change = self.change(what) | {0.0: (mean(differences(self.dense, self.dense, self.metric))[0], None, None)}
-            for share, (value, low, high) in self.values(what).items():
+            for share, value in self.values(what).items():
                 n = len(values_of(groups.get(share, self.dense), self.metric))
                 rows.append(
                     labels | {"metric": NAMES[self.metric], "removed": what, "share": share, "trials": n,
-                              "value": value, "low": low, "high": high, "change": change[share][0],
-                              "change_low": change[share][1], "change_high": change[share][2]}
+                              **columns(value, "value"),
+                              **columns(change[share], "change", "change_low", "change_high")}
                 )  # fmt: skip
         return rows
 
@@ -124,11 +124,11 @@ def spurious(trials: Sequence[Trial]) -> Result:
 def _frees(removal: Removal) -> Verdict:
     values, change = removal.values("irrelevant"), removal.change("irrelevant")
     steady = bool((np.diff([value for value, _, _ in values.values()]) >= -1e-9).all())  # equal means may be rounded
-    ends = _ends(change)
-    gains = bool(ends) and ends[-1][0] > 0
+    changes = [ends(value) for value in change.values()]
+    gains = bool(changes) and changes[-1][0] > 0
     return verdict(
         "frees", f"worst group {_text_of(values)}; " f"change {_text_of(change)}",
-        judge([gains, gains and steady], [high < 0 for _, high in ends]),
+        judge([gains, gains and steady], [high < 0 for _, high in changes]),
     )  # fmt: skip
 
 
@@ -164,27 +164,22 @@ def _claims(figure: str, removal: Removal, where: str) -> list[Verdict]:
     return verdicts + ([_flat(figure, removal, where)] if "random" in removal.groups else [])
 
 
-def _ends(change: Mapping[float, Interval]) -> list[tuple[float, float]]:
-    """Return the ends of each interval; of those that there are not, infinities, which say nothing."""
-    nothing = float("inf")
-    return [(-nothing if low is None else low, nothing if high is None else high) for _, low, high in change.values()]
-
-
 def _text_of(change: Mapping[float, Interval]) -> str:
     return "; ".join(f"{share:.0%}: {interval(*triple)}" for share, triple in change.items())
 
 
 def _falls(figure: str, claim: str, says: str, change: Mapping[float, Interval]) -> Verdict:
-    ends = _ends(change)
-    word = judge([high < 0 for _, high in ends], [low > 0 for low, _ in ends])
+    changes = [ends(value) for value in change.values()]
+    word = judge([high < 0 for _, high in changes], [low > 0 for low, _ in changes])
     return verdict("falls", _text_of(change), word, figure=figure, claim=claim, published=says)
 
 
 def _flat(figure: str, removal: Removal, where: str) -> Verdict:
     change = removal.change("random")
     edge = FLAT * removal.values("random")[0.0][0]
-    ends = _ends(change)
-    word = judge([-edge < low and high < edge for low, high in ends], [low > 0 or high < 0 for low, high in ends])
+    changes = [ends(value) for value in change.values()]
+    same = [-edge < low and high < edge for low, high in changes]
+    word = judge(same, [low > 0 or high < 0 for low, high in changes])
     return verdict(
         "flat",
         _text_of(change),

@@ -17,7 +17,7 @@ from sparsebench_theory.panels import draw_dashed, heat_map, legend, points
 from sparsebench_theory.shallow import published
 from sparsebench_theory.shallow import theorems as theory
 from sparsebench_theory.shallow.task import Theory
-from sparsebench_theory.trials import ENOUGH, Fit, Grid, compete, group_by, resamples_of, slopes, values_of
+from sparsebench_theory.trials import ENOUGH, Fit, Grid, columns, compete, group_by, resamples_of, slopes, values_of
 
 HARD = 0.28
 """Figure 3 speaks of alpha_* up to here."""
@@ -51,56 +51,54 @@ class Sweep:
     def rows(self, **labels: Any) -> list[dict[str, Any]]:
         """Return N50 and N95, a row a value of alpha_*."""
         return [
-            labels
-            | {"alpha_*": a, "alpha_#": c, "alpha_nd": nd, "trials": len(grid.wins), "N50": grid.n50[0],
-               "N50_low": grid.n50[1], "N50_high": grid.n50[2], "N95": grid.n95}
+            labels | {"alpha_*": a, "alpha_#": c, "alpha_nd": nd, **grid.row, "N95": grid.n95}
             for (a, c, nd), grid in self.grids.items()
-        ]  # fmt: skip
+        ]
+
+    def success_rows(self, **labels: Any) -> list[dict[str, Any]]:
+        """Return the success rates, a row a cell of the map."""
+        return [
+            labels | {"alpha_*": a, "alpha_#": c, **row}
+            for (a, c, _), grid in self.grids.items()
+            for row in grid.success_rows()
+        ]
 
     def map(self, axis: Any, title: str, power: int) -> None:
         """Draw the success rates over alpha_*^-power."""
-        sizes = np.array(sorted({n for grid in self.grids.values() for n in grid.sizes}), dtype=int)
-        rates = np.full((len(sizes), len(self.grids)), np.nan)
-        order = np.argsort(-self.relevant)
-        for column, grid in enumerate([list(self.grids.values())[i] for i in order]):
-            rates[np.searchsorted(sizes, grid.sizes), column] = grid.rates
-        heat_map(axis, title, self.relevant[order] ** -power, sizes, rates, f"$\\alpha_*^{{-{power}}}$")
+        draw_successes(axis, title, dict(zip(self.relevant, self.grids.values(), strict=True)), power)
 
 
-def success_rows(sweep: Sweep, **labels: Any) -> list[dict[str, Any]]:
-    """Return the success rates, a row a cell of the map."""
-    return [
-        labels | {"alpha_*": a, "alpha_#": c, "N": int(n), "trials": len(grid.wins), "successes": int(wins)}
-        for (a, c, _), grid in sweep.grids.items()
-        for n, wins in zip(grid.sizes, grid.wins.sum(axis=0), strict=True)
-    ]
+def draw_successes(axis: Any, title: str, grids: Mapping[float, Grid], power: int) -> None:
+    """Draw the success rates of the grids of each alpha_* over alpha_*^-power and N."""
+    order = sorted(grids, reverse=True)
+    sizes = np.array(sorted({n for grid in grids.values() for n in grid.sizes}), dtype=int)
+    rates = np.full((len(sizes), len(order)), np.nan)
+    for column, a in enumerate(order):
+        rates[np.searchsorted(sizes, grids[a].sizes), column] = grids[a].rates
+    heat_map(axis, title, np.array(order) ** -power, sizes, rates, f"$\\alpha_*^{{-{power}}}$")
+
+
+def _draw_published(axis: Any, title: str, shown: Mapping[str, np.ndarray], power: int) -> None:
+    heat_map(axis, title, shown[f"alpha_*^-{power}"], shown["N"], shown["rates"], f"$\\alpha_*^{{-{power}}}$")
 
 
 def figure_1a(trials: Sequence[Trial]) -> Result:
     """Success over alpha_* and N. As printed, half of the tokens are irrelevant; beside it a fixed alpha_#."""
     names = {True: "half of the tokens irrelevant, as printed", False: "a fixed alpha_#"}
-    sweeps = {names[printed]: Sweep(group) for printed, group in group_by(trials, _as_printed).items()}
-    panels: list[Panel] = [_published_1a]
+    by_rule = group_by(trials, lambda t: t.task.irrelevant is not None)
+    sweeps = {names[printed]: Sweep(group) for printed, group in by_rule.items()}
+    panels: list[Panel] = [partial(_draw_published, title="published", shown=published.FIGURE_1A, power=2)]
     verdicts, success, needed = [], [], []
     for name, sweep in sweeps.items():
         panels += [
             partial(sweep.map, title=f"measured, {name}", power=2),
             partial(_draw_needed, sweep=sweep, title=name),
         ]
-        success += success_rows(sweep, setting=name)
+        success += sweep.success_rows(setting=name)
         needed += sweep.rows(setting=name)
         verdicts += _linear("1a", sweep, name, "alpha_*^-2", "linear; N95 grows by 38 a unit of alpha_*^-2")
     tables = {"fig1a": success, "fig1a-n50": needed}
     return Result("Figure 1a: samples needed against the share of relevant tokens", tables, panels, verdicts)
-
-
-def _as_printed(trial: Trial) -> bool:
-    return trial.task.irrelevant is not None
-
-
-def _published_1a(axis: Any) -> None:
-    shown = published.FIGURE_1A
-    heat_map(axis, "published", shown["alpha_*^-2"], shown["N"], shown["rates"], "$\\alpha_*^{-2}$")
 
 
 def _draw_needed(axis: Any, sweep: Sweep, title: str) -> None:
@@ -152,7 +150,7 @@ def figure_1b(trials: Sequence[Trial]) -> Result:
 
     What is not swept is at its default.
     """
-    of_sigma = group_by([t for t in trials if t.task.noise == Theory().noise], _init)
+    of_sigma = group_by([t for t in trials if t.task.noise == Theory().noise], lambda t: t.model.init)
     standard = [t for t in trials if t.model.sigma == Shallow().sigma and t.model.init == Shallow().init]
     by_init: dict[str, dict[float, Grid]] = {
         init: _grids(group, lambda t: t.model.sigma) for init, group in of_sigma.items()
@@ -174,20 +172,15 @@ def figure_1b(trials: Sequence[Trial]) -> Result:
     return Result("Figure 1b: samples needed against errors and noise", {"fig1b": rows}, panels, verdicts)
 
 
-def _init(trial: Trial) -> str:
-    return trial.model.init
-
-
 def _grids(trials: Sequence[Trial], key: Callable[[Trial], float]) -> dict[float, Grid]:
     return {value: Grid.of(group) for value, group in group_by(trials, key).items()}
 
 
 def _trend_rows(grids: Mapping[float, Grid], swept: str, init: str) -> list[dict[str, Any]]:
     return [
-        {"swept": swept, "init": init, "value": value, "trials": len(grid.wins), "N50": grid.n50[0],
-         "N50_low": grid.n50[1], "N50_high": grid.n50[2], "N95": grid.n95, "largest N": grid.ends[1]}
+        {"swept": swept, "init": init, "value": value, **grid.row, "N95": grid.n95, "largest N": grid.ends[1]}
         for value, grid in grids.items()
-    ]  # fmt: skip
+    ]
 
 
 def trend(figure: str, grids: Mapping[float, Grid], claim: str, says: str) -> Verdict:
@@ -225,13 +218,13 @@ def figure_3(trials: Sequence[Trial]) -> Result:
     ratios = {shares[0]: _ratio(frozen.grids[shares], trained.grids[shares]) for shares in shared}
     verdicts = [_saves(ratios), *_linear("3", frozen, "frozen attention", "alpha_*^-4", "N95 grows by 7.6 a unit")]
     panels: list[Panel] = [
-        _published_3, partial(frozen.map, title="measured, frozen", power=4), partial(_both, sweeps=sweeps),
-    ]  # fmt: skip
-    success = [row for name, sweep in sweeps.items() for row in success_rows(sweep, attention=name)]
-    needed = [row for name, sweep in sweeps.items() for row in sweep.rows(attention=name)]
-    ratio_rows = [
-        {"alpha_*": a, "frozen / trained": r, "low": low, "high": high} for a, (r, low, high) in ratios.items()
+        partial(_draw_published, title="published, frozen", shown=published.FIGURE_3, power=4),
+        partial(frozen.map, title="measured, frozen", power=4),
+        partial(_both, sweeps=sweeps),
     ]
+    success = [row for name, sweep in sweeps.items() for row in sweep.success_rows(attention=name)]
+    needed = [row for name, sweep in sweeps.items() for row in sweep.rows(attention=name)]
+    ratio_rows = [{"alpha_*": a, **columns(ratio, "frozen / trained")} for a, ratio in ratios.items()]
     tables = {"fig3": success, "fig3-n50": needed, "fig3-ratio": ratio_rows}
     return Result("Figure 3: samples needed without training the attention", tables, panels, verdicts)
 
@@ -262,11 +255,6 @@ def _saves(ratios: Mapping[float, tuple[float, float, float]]) -> Verdict:
     return verdict("saves", f"N50 frozen / trained: {shown}", word)  # fmt: skip
 
 
-def _published_3(axis: Any) -> None:
-    shown = published.FIGURE_3
-    heat_map(axis, "published, frozen", shown["alpha_*^-4"], shown["N"], shown["rates"], "$\\alpha_*^{-4}$")
-
-
 def _both(axis: Any, sweeps: Mapping[str, Sweep]) -> None:
     for (name, sweep), colour in zip(sweeps.items(), COLOURS, strict=False):
         if not sweep.trials:
@@ -290,9 +278,8 @@ def strategies(trials: Sequence[Trial]) -> Result:
         ratio = _ratio(grid, grids.get("dense", Grid({})))
         largest = max(t.n for t in groups[name])
         rows.append(
-            {"strategy": name, "removed": groups[name][0].removed, "trials": len(grid.wins), "N50": grid.n50[0],
-             "N50_low": grid.n50[1], "N50_high": grid.n50[2], "N50 / dense": ratio[0], "ratio_low": ratio[1],
-             "ratio_high": ratio[2], "largest N": largest,
+            {"strategy": name, "removed": groups[name][0].removed, **grid.row,
+             **columns(ratio, "N50 / dense", "ratio_low", "ratio_high"), "largest N": largest,
              "median steps there": _median_steps([t for t in groups[name] if t.n == largest])}
         )  # fmt: skip
     panels: list[Panel] = [partial(_rates, grids=grids), partial(_steps, groups=groups)]

@@ -12,7 +12,7 @@ from sparsebench.paper import COLOURS, Panel, Result, Trial, Verdict, interval, 
 from sparsebench_theory.claims import verdicts_of
 from sparsebench_theory.models import PRUNED
 from sparsebench_theory.panels import band, legend
-from sparsebench_theory.trials import group_by, mean
+from sparsebench_theory.trials import columns, ends, group_by, mean
 
 MATRICES = {"W_Q": "$W_Q$", "W_K": "$W_K$", "W_V": "$W_V$"}
 MOST, DROP = 0.9, 0.5
@@ -75,8 +75,8 @@ def neurons(trials: Sequence[Trial]) -> Result:
         }
         for what, values in losses.items():
             rows += [
-                {"M": M, "removed": f"{what}est", "share": share, "test loss": mean(column)[0], "low": mean(column)[1],
-                 "high": mean(column)[2], "trials": len(column)}
+                {"M": M, "removed": f"{what}est", "share": share, **columns(mean(column), "test loss"),
+                 "trials": len(column)}
                 for share, column in zip(PRUNED, values.T, strict=True)
             ]  # fmt: skip
         panels.append(partial(_draw_neurons, losses=losses, M=M))
@@ -91,15 +91,15 @@ def _matter(losses: dict[str, np.ndarray], M: int) -> list[Verdict]:
     change = mean(short[:, at] - short[:, 0])
     rises = mean((long[:, 5] - long[:, 0]).tolist())
     steady = len(long) > 0 and bool((np.diff(long.mean(axis=0)) >= -1e-3).all())
-    inside = change[1] is not None and change[2] is not None and change[1] >= -NONE and change[2] <= NONE
+    low, high = ends(change)
     return [
         verdict(
             "short_rows", f"change of the test loss {interval(*change)}",
-            judge([inside], [change[1] is not None and change[1] > NONE]), share=PRUNED[at], M=M,
+            judge([low >= -NONE and high <= NONE], [low > NONE]), share=PRUNED[at], M=M,
         ),
         verdict(
             "long_rows", f"change of the test loss without half: {interval(*rises)}",
-            judge([(rises[1] or 0) > 0, (rises[1] or 0) > 0 and steady], [rises[2] is not None and rises[2] <= 0]),
+            judge([ends(rises)[0] > 0, ends(rises)[0] > 0 and steady], [ends(rises)[1] <= 0]),
             M=M,
         ),
     ]  # fmt: skip

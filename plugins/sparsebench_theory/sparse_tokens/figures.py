@@ -21,7 +21,9 @@ from sparsebench.stats.intervals import Interval, bootstrap_means
 from sparsebench_theory.claims import verdicts_of
 from sparsebench_theory.panels import draw_dashed, legend, points
 from sparsebench_theory.sparse_tokens.task import SparseTokens
-from sparsebench_theory.trials import ENOUGH, Fit, compete, crossing, differences, errors_of, group_by, mean, values_of
+from sparsebench_theory.trials import (
+    ENOUGH, Fit, columns, compete, crossing, differences, ends, errors_of, group_by, mean, values_of,
+)  # fmt: skip
 
 KINDS = {"trained": "attention", "frozen": "mean token"}
 """What the trained and the frozen query make of the tokens."""
@@ -58,11 +60,9 @@ def strength(trials: Sequence[Trial]) -> Result:
     rows = []
     for kind, by_tokens in needed.items():
         for L, values in by_tokens.items():
-            value, low, high = _mean_inside(values)
-            rows.append({
-                "classifier": KINDS[kind], "L": L, "trials": len(values), "theta": value, "low": low, "high": high,
-                "closed form": _closed_form(task, L) if kind == "frozen" else float("nan"),
-            })  # fmt: skip
+            closed = _closed_form(task, L) if kind == "frozen" else float("nan")
+            theta = columns(_mean_inside(values), "theta")
+            rows.append({"classifier": KINDS[kind], "L": L, "trials": len(values), **theta, "closed form": closed})
     growth = {kind: _growth(by_tokens) for kind, by_tokens in needed.items()}
     verdicts = [*_slower(growth["trained"], needed["trained"]), _as_root(growth["frozen"], needed["frozen"])]
     verdicts.append(_as_closed_form(needed["frozen"], task))
@@ -133,12 +133,12 @@ def _as_closed_form(needed: Mapping[int, Sequence[float]], task: SparseTokens) -
     """Return the verdict on the strength that the mean token needs beside the closed form."""
     inside = {L: np.array(values) for L, values in needed.items() if np.isfinite(values).all()}
     ratios = {L: mean(values / _closed_form(task, L)) for L, values in inside.items()}
-    ends = [(low or 0, high or np.inf) for _, low, high in ratios.values()]
-    near = [low >= 1 - CLOSE and high <= 1 + CLOSE for low, high in ends]
+    around = [ends(ratio) for ratio in ratios.values()]
+    near = [low >= 1 - CLOSE and high <= 1 + CLOSE for low, high in around]
     return verdict(
         "as_closed_form",
         "over the closed form: " + "; ".join(f"L {L}: {interval(*ratio)}" for L, ratio in ratios.items()),
-        judge(near, [low > 1 + CLOSE or high < 1 - CLOSE for low, high in ends]),
+        judge(near, [low > 1 + CLOSE or high < 1 - CLOSE for low, high in around]),
     )  # fmt: skip
 
 
@@ -162,22 +162,18 @@ def alignment(trials: Sequence[Trial]) -> Result:
     task = trials[0].task
     by_n = {n: mean(values_of(group, "alignment")) for n, group in group_by(trials, lambda t: t.n).items()}
     chance = random_cosine(task.d)
-    rows = [
-        {"N": n, "alignment": value, "low": low, "high": high, "chance": chance}
-        for n, (value, low, high) in by_n.items()
-    ]
+    rows = [{"N": n, **columns(value, "alignment"), "chance": chance} for n, value in by_n.items()]
     shown = "; ".join(f"N {n}: {interval(*triple)}" for n, triple in by_n.items())
-    _, low, high = by_n[max(by_n)]
+    last = by_n[max(by_n)]
+    lows, highs = zip(*map(ends, by_n.values()), strict=True)
     verdicts = [
         verdict(
             "nearer", f"|cos| {shown}; chance {chance:.3g}",
-            judge([(low or 0) > chance for _, low, _ in by_n.values()],
-            [high is not None and high < chance for _, _, high in by_n.values()]), steps=task.steps,
+            judge([low > chance for low in lows], [high < chance for high in highs]), steps=task.steps,
         ),
         verdict(
-            "aligned", f"|cos| {interval(*by_n[max(by_n)])} at N {max(by_n)}",
-            judge([by_n[max(by_n)][0] >= ALIGNED, (low or 0) >= ALIGNED], [high is not None and high < ALIGNED]),
-            steps=task.steps,
+            "aligned", f"|cos| {interval(*last)} at N {max(by_n)}",
+            judge([last[0] >= ALIGNED, ends(last)[0] >= ALIGNED], [ends(last)[1] < ALIGNED]), steps=task.steps,
         ),
     ]  # fmt: skip
     title = f"Alignment of the query after {task.steps} steps (L {task.tokens}, d {task.d}, theta {task.theta:g})"
@@ -233,12 +229,11 @@ def _removal_row(
     name: str, strategy: str, L: int, group: Sequence[Trial], beside: Sequence[Trial]
 ) -> dict[str, Any]:  # fmt: skip
     task, M = group[0].task, left_of(group[0])
-    value, low, high = mean(errors_of(group))
     change = (0.0, None, None) if strategy == "dense" else _change(group, beside)
     closed = least_error(task.theta, task.relevant, M) if name == KINDS["frozen"] else float("nan")
     return {
-        "classifier": name, "strategy": strategy, "L": L, "M": M, "trials": len(group), "error": value, "low": low,
-        "high": high, "over dense at M": change[0], "over low": change[1], "over high": change[2],
+        "classifier": name, "strategy": strategy, "L": L, "M": M, "trials": len(group),
+        **columns(mean(errors_of(group)), "error"), **columns(change, "over dense at M", "over low", "over high"),
         "closed form at M": closed,
     }  # fmt: skip
 
@@ -247,7 +242,7 @@ def _shifts(name: str, strategy: str, group: Sequence[Trial], beside: Sequence[T
     """Return the verdict on whether removal to M tokens is as good as data of M tokens, or is not if it is random."""
     L, M = group[0].task.tokens, left_of(group[0])
     change = _change(group, beside)
-    low, high = (-np.inf if change[1] is None else change[1], np.inf if change[2] is None else change[2])
+    low, high = ends(change)
     errors, dense = (mean(errors_of(part)) for part in (group, beside))
     shown = f"error {interval(*errors)}, of {M} tokens {interval(*dense)}; difference {interval(*change)}"
     about = {"L": L, "M": M, "name": name}

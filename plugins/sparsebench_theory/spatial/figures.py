@@ -10,13 +10,12 @@ import numpy as np
 
 from sparsebench.paper import COLOURS, Panel, Paper, Result, Trial, Verdict, Word, interval, judge
 from sparsebench.plan.job import Job
-from sparsebench.stats.intervals import Interval
 from sparsebench_theory.claims import verdicts_of
 from sparsebench_theory.panels import band, legend, points
 from sparsebench_theory.spatial import positional
 from sparsebench_theory.spatial.positional import put_right
 from sparsebench_theory.spatial.task import Spatial
-from sparsebench_theory.trials import differences, errors_of, group_by, mean, series_of, values_of
+from sparsebench_theory.trials import columns, differences, ends, errors_of, group_by, mean, series_of, values_of
 
 WATCHED = {
     "association": "patch association",
@@ -44,7 +43,8 @@ def seconds(job: Job) -> float:
 
 def association(trials: Sequence[Trial]) -> Result:
     """How patch association, attention, read-out and error go while training, at two step sizes of the attention."""
-    runs = {_rates(rate): group for rate, group in group_by(trials, lambda t: t.task.lr_attention or t.task.lr).items()}
+    by_rate = group_by(trials, lambda t: t.task.lr_attention or t.task.lr)
+    runs = {f"step size {rate:g}": group for rate, group in by_rate.items()}
     rows, verdicts = [], []
     for name, group in runs.items():
         for what in (*WATCHED, "in_group_lead"):
@@ -58,10 +58,6 @@ def association(trials: Sequence[Trial]) -> Result:
     panels: list[Panel] = [partial(_draw_watched, runs=runs, what=what) for what in WATCHED]
     title = "Patch association: patches that belong together attend to each other (bands: one standard deviation)"
     return Result(title, {"association": rows}, panels, verdicts)
-
-
-def _rates(rate: float) -> str:
-    return f"step size {rate:g}"
 
 
 def _curves(trials: Sequence[Trial], what: str) -> tuple[np.ndarray, np.ndarray]:
@@ -96,7 +92,7 @@ def _outcome(trials: Sequence[Trial], name: str) -> list[Verdict]:
         ),
         verdict(
             "inside", f"lead of the inside {interval(*mean(lead))}",
-            judge([(mean(lead)[1] or 0) > 0], [max(lead, default=1) <= 0]), name=name,
+            judge([ends(mean(lead))[0] > 0], [max(lead, default=1) <= 0]), name=name,
         ),
     ]  # fmt: skip
 
@@ -120,16 +116,15 @@ def permutation(trials: Sequence[Trial]) -> Result:
         pairs[t.task.permuted].append(share)
         rows.append({"permuted": t.task.permuted, "repetition": t.repetition, "association": share,
                      "association without putting right": as_it_is})  # fmt: skip
-    shown = {permuted: next((t for t in trials if t.task.permuted == permuted and not t.diverged), None)
-             for permuted in (False, True)}  # fmt: skip
     panels: list[Panel] = []
-    if (plain := shown[False]) is not None:
-        panels.append(partial(_heat, scores=_scores(plain), task=plain.task, title="learned in plain order"))
-    if (moved := shown[True]) is not None:
-        right = put_right(_scores(moved), moved.task.order())
-        panels.append(partial(_heat, scores=_scores(moved), task=moved.task, title="learned in another order"))
-        panels.append(partial(_heat, scores=right, task=moved.task, title="the same, put right"))
-    panels = panels or [partial(_nothing, title="no trial trained")]
+    for permuted, title in ((False, "learned in plain order"), (True, "learned in another order")):
+        shown = next((t for t in trials if t.task.permuted == permuted and not t.diverged), None)
+        if shown is not None:
+            panels.append(partial(_heat, scores=_scores(shown), task=shown.task, title=title))
+        if shown is not None and permuted:
+            right = put_right(_scores(shown), shown.task.order())
+            panels.append(partial(_heat, scores=right, task=shown.task, title="the same, put right"))
+    panels = panels or [lambda axis: axis.set(title="no trial trained", xlabel="position", ylabel="position")]
     recovered = pairs[1]
     verdicts = [verdict(
         "recovered", f"association {interval(*mean(recovered))} after putting right",
@@ -161,10 +156,6 @@ def _heat(axis: Any, scores: np.ndarray, task: Spatial, title: str) -> None:
     axis.set(title=title, xlabel="position", ylabel="position")
 
 
-def _nothing(axis: Any, title: str) -> None:
-    axis.set(title=title, xlabel="position", ylabel="position")
-
-
 MODES = ("learned attention", "shuffled attention", "initial attention", "all from scratch")
 
 
@@ -181,11 +172,10 @@ def transfer(trials: Sequence[Trial]) -> Result:
         mode: {n: errors_of(group) for n, group in group_by(ts, lambda t: t.n).items()} for mode, ts in modes.items()
     }
     rows = [
-        {"attention": mode, "N": n, "trials": len(values), "test error": mean(values)[0], "low": mean(values)[1],
-         "high": mean(values)[2]}
+        {"attention": mode, "N": n, "trials": len(values), **columns(mean(values), "test error")}
         for mode, by_n in errors.items()
         for n, values in by_n.items()
-    ]  # fmt: skip
+    ]
     panels: list[Panel] = [partial(_errors, errors=errors)]
     title = "Transfer to a new feature in the same sets (95 % intervals)"
     return Result(title, {"transfer": rows}, panels, _transfers(errors))
@@ -245,22 +235,16 @@ def strategies(trials: Sequence[Trial]) -> Result:
     for (where, name, removed), group in {("both", "dense", 0.0): dense, **groups}.items():
         row: dict[str, Any] = {"where": where, "strategy": name, "removed": removed, "trials": len(group)}
         for metric in METRICS:
-            value, low, high = mean(values_of(group, metric))
-            row |= {metric: value, f"{metric} low": low, f"{metric} high": high}
+            row |= columns(mean(values_of(group, metric)), metric, f"{metric} low", f"{metric} high")
         rows.append(row)
         if name != "dense" and where == "both":
-            verdicts.append(_keeps(name, removed, group, mean(differences(group, dense, "association"))))
+            share, change = values_of(group, "association"), mean(differences(group, dense, "association"))
+            shown = f"association {interval(*mean(share))}, change {interval(*change)}"
+            word = _all_or_most(share, len(group))
+            verdicts.append(verdict("keeps", shown, word, removed=removed, name=name))
     panels: list[Panel] = [partial(_bars, rows=rows, metric=metric) for metric in METRICS]
     title = "Association and accuracy as tokens are removed (95 % intervals)"
     return Result(title, {"strategies": rows}, panels, verdicts)
-
-
-def _keeps(name: str, removed: float, trials: Sequence[Trial], change: Interval) -> Verdict:
-    share = values_of(trials, "association")
-    return verdict(
-        "keeps", f"association {interval(*mean(share))}, change {interval(*change)}", _all_or_most(share, len(trials)),
-        removed=removed, name=name,
-    )  # fmt: skip
 
 
 def _bars(axis: Any, rows: Sequence[Mapping[str, Any]], metric: str) -> None:

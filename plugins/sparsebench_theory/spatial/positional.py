@@ -11,7 +11,7 @@ import numpy as np
 from sparsebench.paper import COLOURS, Panel, Result, Trial, Verdict, interval, judge
 from sparsebench_theory.claims import verdicts_of
 from sparsebench_theory.panels import legend, points
-from sparsebench_theory.trials import differences, mean, values_of
+from sparsebench_theory.trials import columns, differences, ends, mean, values_of
 
 ACCEPTED = 0.05
 """The accuracy that positional attention may cost; the paper's gap on ImageNet is 0.03."""
@@ -38,8 +38,8 @@ def images(trials: Sequence[Trial]) -> Result:
     for (kind, permuted), group in groups.items():
         row: dict[str, Any] = {"attention": KINDS[kind], "order": ORDERS[permuted], "trials": len(group)}
         for metric in ("accuracy", "neighbour_agreement", "neighbour_agreement_shuffled"):
-            value, low, high = mean(values_of([t for t in group if metric in t.values], metric))
-            row |= {metric: value, f"{metric} low": low, f"{metric} high": high}
+            measured = mean(values_of([t for t in group if metric in t.values], metric))
+            row |= columns(measured, metric, f"{metric} low", f"{metric} high")
         rows.append(row)
     panels: list[Panel] = [partial(_accuracies, rows=rows), partial(_agreements, rows=rows)]
     for permuted, name in ORDERS.items():
@@ -61,7 +61,8 @@ def _claims(groups: Groups, permuted: bool) -> list[Verdict]:
         for t in group if not t.diverged
     ])  # fmt: skip
     share = mean(values_of(group, "neighbour_agreement"))
-    low, high = (-np.inf if gap[1] is None else gap[1], np.inf if gap[2] is None else gap[2])
+    low, high = ends(gap)
+    leads = ends(lead)[0] > 0
     return [
         verdict(
             "as_accurate", f"difference {interval(*gap)}",
@@ -69,7 +70,7 @@ def _claims(groups: Groups, permuted: bool) -> list[Verdict]:
         ),
         verdict(
             "neighbours", f"agreement {interval(*share)}, {interval(*lead)} above shuffled orders",
-            judge([(lead[1] or 0) > 0, (lead[1] or 0) > 0 and (share[1] or 0) >= 0.5], [(share[2] or 1) < 0.5]),
+            judge([leads, leads and ends(share)[0] >= 0.5], [ends(share)[1] < 0.5]),
             order=ORDERS[permuted],
         ),
     ]  # fmt: skip
