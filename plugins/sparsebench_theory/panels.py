@@ -1,12 +1,17 @@
-"""What panels of several figures have in common: maps, bands, points with intervals, predictions."""
+"""What figures of several papers have in common: verdicts, maps, bands, points with intervals, predictions."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import tomllib
+from collections.abc import Callable, Mapping
+from importlib import resources
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sparsebench import style
+from sparsebench.paper import COLOURS, Verdict, Word
+from sparsebench.stats.intervals import Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,6 +19,22 @@ if TYPE_CHECKING:
 PUBLISHED = style.BLACK
 NOTHING = "#d6e8f5"
 """Of a map's cells without a value, whose other cells are grey."""
+
+
+def verdicts_of(package: str, **constants: Any) -> Callable[..., Verdict]:
+    """Return the maker of verdicts on the claims of a package; constants are what its rules name.
+
+    Its claims.toml has what the paper claims: each claim, the published value, and the rule.
+    """
+    text = (resources.files(package) / "claims.toml").read_text(encoding="utf-8")
+    claims: dict[str, dict[str, str]] = tomllib.loads(text)
+
+    def verdict(key: str, measured: str, word: Word, fits: str = "", **names: Any) -> Verdict:
+        """Return the verdict on the claim of that key; names are what its texts leave open."""
+        said: dict[str, Any] = {field: text.format(**constants, **names) for field, text in claims[key].items()}
+        return Verdict(measured=measured, fits=fits, verdict=word, **said)
+
+    return verdict
 
 
 def heat_map(axis: Axes, title: str, x: np.ndarray, sizes: np.ndarray, rates: np.ndarray, label: str) -> None:
@@ -41,9 +62,7 @@ def band(axis: Axes, x: np.ndarray, values: np.ndarray, label: str, colour: str)
         axis.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
 
 
-def points(
-    axis: Axes, x: np.ndarray, triples: list[tuple[float, float | None, float | None]], label: str, colour: str
-) -> None:
+def points(axis: Axes, x: np.ndarray, triples: list[Interval], label: str, colour: str) -> None:
     """Draw values with their intervals; a triangle is one without an upper end, hollow if the value has none either.
 
     A hollow one is at the lower end of its interval.
@@ -57,6 +76,16 @@ def points(
         elif low is not None and np.isfinite(low):
             axis.plot(place, low, "^", color=colour, markerfacecolor="none")
     axis.plot([], [], "o", color=colour, label=label)
+
+
+def draw_categories(axis: Axes, series: Mapping[str, Mapping[str, Interval]]) -> None:
+    """Draw the values of each series by category, with their intervals, beside each other."""
+    names = list(dict.fromkeys(name for values in series.values() for name in values))
+    for number, ((label, values), colour) in enumerate(zip(series.items(), COLOURS, strict=False)):
+        places = np.array([names.index(name) for name in values]) + 0.2 * number
+        points(axis, places, list(values.values()), label, colour)
+    axis.set_xticks(range(len(names)), names, rotation=30, ha="right")
+    legend(axis)
 
 
 def legend(axis: Axes, title: str | None = None) -> None:

@@ -27,8 +27,6 @@ log = logging.getLogger(__name__)
 
 AHEAD = 20
 """Steps taken before the losses are looked at. A trial that is over by then has taken steps of exactly nothing."""
-LIVE = 8
-"""Arrays of the size of the hidden layer that are alive in a step, with some to spare."""
 
 
 def fits(one: JointTraining) -> bool:
@@ -51,7 +49,7 @@ def train_together(trainings: Sequence[JointTraining]) -> None:
         if fits(one):
             groups.setdefault(_shape(one), []).append(one)
     for group in groups.values():
-        size = most = _most_at_a_time(group)
+        size = most = len(group)
         while group:
             chunk = group[:size]
             try:
@@ -78,25 +76,6 @@ def _shape(one: JointTraining) -> tuple[object, ...]:
     ends = (one.samples.inputs.shape, one.recipe.steps, one.recipe.stop_below) * isinstance(network, TwoLayerViT)
     common = weights[0].dtype, weights[0].device, kept, network.W_Q.requires_grad, one.recipe.lr
     return (type(network), *(w.shape for w in weights), *common, *ends)
-
-
-def _most_at_a_time(trainings: Sequence[JointTraining]) -> int:
-    """Return how many of the trainings fit the free memory; all of them where it is not known."""
-    W = cast(ShallowViT | TwoLayerViT, trainings[0].network).W_Q
-    if W.device.type != "cuda":
-        return len(trainings)
-    free, _ = torch.cuda.mem_get_info(W.device)
-    return max(1, int(0.8 * free / (W.element_size() * max(map(_numbers, trainings)))))
-
-
-def _numbers(one: JointTraining) -> int:
-    """Return about how many numbers a training needs at a time."""
-    network, samples = one.network, one.samples.inputs.numel()
-    if isinstance(network, TwoLayerViT):
-        tokens, (d, d_h) = samples // network.W_Q.shape[0], network.W_Q.shape
-        return LIVE * tokens * d_h + tokens**2 + 2 * samples + 2 * d * (2 * d_h + network.W_V.shape[1])
-    m, tokens = _shallow(one).W_O.shape[0], _shallow(one).a.shape[1]
-    return LIVE * one.course.batch * tokens * m + 2 * samples + tokens * m
 
 
 def _train(trainings: Sequence[JointTraining]) -> None:

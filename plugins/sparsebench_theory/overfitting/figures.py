@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import cycle
 from typing import Any
 
@@ -12,12 +13,10 @@ import numpy as np
 from sparsebench.paper import COLOURS, Panel, Paper, Result, Trial, Verdict, interval, judge
 from sparsebench.plan.job import Job
 from sparsebench.stats.intervals import Interval
-from sparsebench_theory.claims import verdicts_of
 from sparsebench_theory.models import TwoLayer
-from sparsebench_theory.overfitting.boundary import Boundary, is_fitted, loss_of
 from sparsebench_theory.overfitting.task import Overfitting
-from sparsebench_theory.panels import NOTHING, band, legend, points
-from sparsebench_theory.trials import columns, ends, group_by, mean, series_of
+from sparsebench_theory.panels import NOTHING, band, draw_categories, legend, verdicts_of
+from sparsebench_theory.trials import columns, crossing, ends, group_by, line, mean, series_of
 
 PUBLISHED = 1000
 """N SNR^2 of the curve that the paper draws through its map."""
@@ -35,6 +34,105 @@ def seconds(job: Job) -> float:
     looks = task.steps / task.watch if task.watch else 1
     samples = task.test * looks + job.cell.n_train
     return 4 * task.tokens * task.d * model.d_h * samples / RATE + task.tokens * task.d * task.test * 2e-8 + 0.03
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """The boundary of one strategy.
+
+    Attributes:
+        trials: of all repetitions, N and signal strengths. One that diverged or never fitted has no loss.
+    """
+
+    trials: Sequence[Trial]
+
+    @cached_property
+    def snr(self) -> np.ndarray:
+        """The signal-to-noise ratios, rising."""
+        return np.array(sorted({t.task.snr for t in self.trials}))
+
+    @cached_property
+    def crossings(self) -> dict[int, dict[int, float]]:
+        """The SNR of the crossing by repetition and N, where there is a trial at each SNR and it is known."""
+        crossings: dict[int, dict[int, float]] = {}
+        for (repetition, n), group in group_by(self.trials, lambda t: (t.repetition, t.n)).items():
+            losses = {t.task.snr: loss_of(t) for t in group}
+            if len(losses) < len(self.snr):
+                continue
+            place = crossing(self.snr, np.array([losses[snr] for snr in self.snr]), group[0].task.threshold)
+            if not np.isnan(place):
+                crossings.setdefault(repetition, {})[n] = place
+        return crossings
+
+    @cached_property
+    def inside(self) -> set[int]:
+        """The N at which the boundary is inside the map in every run: above the smallest SNR, too."""
+        return {n for n in self.reached_sizes if all(row[n] > self.snr[0] for row in self.crossings.values())}
+
+    @cached_property
+    def reached_sizes(self) -> set[int]:
+        """The N at which every run has a boundary in the map or below it; of others only the lucky runs would count."""
+        sizes = {n for row in self.crossings.values() for n in row}
+        return {n for n in sizes if all(np.isfinite(row.get(n, np.inf)) for row in self.crossings.values())}
+
+    @property
+    def constant(self) -> Interval:
+        """c, the geometric mean over runs and the N inside, with its interval."""
+        if not self.inside:
+            return mean([])
+        logs = [float(np.mean([np.log(n * row[n] ** 2) for n in self.inside])) for row in self.crossings.values()]
+        return _exponential(mean(logs))
+
+    @property
+    def ends(self) -> tuple[int, int, int]:
+        """How many crossings are at the smallest SNR, or below it; beyond the largest; and there are."""
+        every = [snr for row in self.crossings.values() for snr in row.values()]
+        return sum(snr == self.snr[0] for snr in every), sum(not np.isfinite(snr) for snr in every), len(every)
+
+    def shift(self, other: Boundary) -> tuple[Interval, int]:
+        """Return c over the other's at the N that both reach, paired by run, with its interval; and how many runs.
+
+        Below 1, fewer samples or a weaker signal suffice for benign overfitting. A boundary below the map counts as
+        one at its smallest SNR, which makes the change smaller than it is.
+        """
+        sizes, runs = self.reached_sizes & other.reached_sizes, sorted(set(self.crossings) & set(other.crossings))
+        if not sizes:
+            return mean([]), 0
+        logs = [float(np.mean([2 * np.log(self.crossings[r][n] / other.crossings[r][n]) for n in sizes])) for r in runs]
+        return _exponential(mean(logs)), len(logs)
+
+    def slope(self) -> Interval:
+        """Return the slope of log N over log SNR along the boundary at the N inside, with its interval over runs.
+
+        Fitted as log SNR over log N, since N is what is known without error. Infinite, without an interval, if in any
+        run the SNR is the same at each N.
+        """
+        sizes = sorted(self.inside)
+        if len(sizes) < 3:
+            return mean([])
+        rows = [np.log([row[n] for n in sizes]) for row in self.crossings.values()]
+        rates = [line(np.log(sizes), row)[0] for row in rows]
+        return (float("-inf"), None, None) if min(map(abs, rates)) < 1e-9 else mean([1 / rate for rate in rates])
+
+
+def loss_of(trial: Trial) -> float:
+    """Return the test loss where the training loss was first low; NaN where it never was."""
+    if trial.diverged or not is_fitted(trial):
+        return float("nan")
+    loss = trial.values["test_loss"]
+    return float("nan") if loss is None else loss
+
+
+def is_fitted(trial: Trial) -> bool:
+    """Say whether the training loss fell below what the task asks for."""
+    return not trial.diverged and trial.values.get("fitted") == 1
+
+
+def _exponential(logs: Interval) -> Interval:
+    """Return an interval of logarithms as one of values."""
+    value, *ends_of_it = logs
+    low, high = (None if end is None else float(np.exp(end)) for end in ends_of_it)
+    return float(np.exp(value)), low, high
 
 
 def figure_1(trials: Sequence[Trial]) -> Result:
@@ -276,13 +374,10 @@ def _moves(row: Mapping[str, Any]) -> Verdict:
 
 
 def _shifts(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    names = [row["strategy"] for row in rows]
-    triples = [(row["over dense"], row["over dense low"], row["over dense high"]) for row in rows]
-    points(axis, np.arange(len(rows)), triples, "N SNR$^2$ of the boundary over dense's", COLOURS[0])
+    triples = {row["strategy"]: (row["over dense"], row["over dense low"], row["over dense high"]) for row in rows}
+    draw_categories(axis, {"N SNR$^2$ of the boundary over dense's": triples})
     axis.axhline(1, color=COLOURS[5], linestyle="--", linewidth=1)
-    axis.set_xticks(range(len(names)), names, rotation=30, ha="right")
     axis.set(yscale="log", title="shift of the boundary, 95 % intervals")
-    legend(axis)
 
 
 PAPER = Paper(

@@ -24,6 +24,7 @@ class Overfitting(Task):
 
     name: ClassVar[str] = "overfitting"
     inputs: ClassVar[Inputs] = "tokens"
+    classes: ClassVar[int] = 2
     default_model: ClassVar[str] = "two_layer"
 
     tokens: int = Field(16, gt=2, description="M, tokens a sample")
@@ -38,10 +39,6 @@ class Overfitting(Task):
     lr: float = Field(0.1, gt=0, description="step size of gradient descent")
     steps: int = Field(1000, gt=0, description="T, the most steps")
     watch: int = Field(0, ge=0, description="steps between looks at network and test set while training; 0 for none")
-
-    def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
-        """See `Task.class_counts`."""
-        return (2,)
 
     @property
     def snr(self) -> float:

@@ -13,8 +13,7 @@ import numpy as np
 from sparsebench.paper import COLOURS, Panel, Paper, Result, Trial, Verdict, Word, interval, judge
 from sparsebench.plan.job import Job
 from sparsebench.stats.intervals import Interval
-from sparsebench_theory.claims import verdicts_of
-from sparsebench_theory.panels import PUBLISHED, legend, points
+from sparsebench_theory.panels import PUBLISHED, legend, points, verdicts_of
 from sparsebench_theory.shallow import published
 from sparsebench_theory.shallow.samples import draw_successes, trend
 from sparsebench_theory.trials import (

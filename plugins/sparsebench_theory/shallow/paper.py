@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparsebench.paper import Paper
 from sparsebench.plan.job import Job
-from sparsebench_theory.shallow import dynamics, removal, samples, weights
+from sparsebench_theory.shallow import dynamics, removal, samples
 from sparsebench_theory.shallow.task import Theory
 
 RATE = 40e9
@@ -37,8 +37,8 @@ PAPER = Paper(
         "5": removal.figure_5,
         "7": dynamics.figure_7,
         "8": removal.figure_8,
-        "rank": weights.rank,
-        "neurons": weights.neurons,
+        "rank": dynamics.rank,
+        "neurons": dynamics.neurons,
         "spurious": removal.spurious,
         "strategies": samples.strategies,
     },

@@ -10,8 +10,7 @@ import numpy as np
 
 from sparsebench.paper import COLOURS, Panel, Result, Trial, Verdict, interval, judge
 from sparsebench.stats.intervals import Interval
-from sparsebench_theory.claims import verdicts_of
-from sparsebench_theory.panels import legend
+from sparsebench_theory.panels import legend, verdicts_of
 from sparsebench_theory.shallow import published
 from sparsebench_theory.trials import columns, differences, ends, group_by, mean, values_of
 

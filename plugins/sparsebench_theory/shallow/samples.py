@@ -11,9 +11,8 @@ import numpy as np
 
 from sparsebench.paper import COLOURS, Panel, Result, Trial, Verdict, interval, judge
 from sparsebench.stats.intervals import percentiles
-from sparsebench_theory.claims import verdicts_of
 from sparsebench_theory.models import Shallow
-from sparsebench_theory.panels import draw_dashed, heat_map, legend, points
+from sparsebench_theory.panels import draw_dashed, heat_map, legend, points, verdicts_of
 from sparsebench_theory.shallow import published
 from sparsebench_theory.shallow import theorems as theory
 from sparsebench_theory.shallow.task import Theory

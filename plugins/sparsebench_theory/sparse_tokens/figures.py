@@ -18,11 +18,20 @@ from scipy.special import ndtr, ndtri
 from sparsebench.paper import COLOURS, Panel, Paper, Result, Trial, Verdict, interval, judge
 from sparsebench.plan.job import Job
 from sparsebench.stats.intervals import Interval, bootstrap_means
-from sparsebench_theory.claims import verdicts_of
-from sparsebench_theory.panels import draw_dashed, legend, points
+from sparsebench_theory.panels import draw_categories, draw_dashed, legend, points, verdicts_of
 from sparsebench_theory.sparse_tokens.task import SparseTokens
 from sparsebench_theory.trials import (
-    ENOUGH, Fit, columns, compete, crossing, differences, ends, errors_of, group_by, mean, values_of,
+    ENOUGH,
+    Fit,
+    columns,
+    compete,
+    crossing,
+    differences,
+    ends,
+    errors_of,
+    group_by,
+    mean,
+    values_of,
 )  # fmt: skip
 
 KINDS = {"trained": "attention", "frozen": "mean token"}
@@ -253,14 +262,16 @@ def _shifts(name: str, strategy: str, group: Sequence[Trial], beside: Sequence[T
 
 
 def _draw_removal(axis: Any, rows: Sequence[Mapping[str, Any]], classifier: str) -> None:
-    shown = [row for row in rows if row["classifier"] == classifier]
-    names = [f"{row['strategy']} {row['L']}" + (f" to {row['M']}" if row["M"] < row["L"] else "") for row in shown]
-    points(axis, np.arange(len(shown)), [(r["error"], r["low"], r["high"]) for r in shown], "measured", COLOURS[0])
-    closed = np.array([row["closed form at M"] for row in shown])
+    shown = {
+        f"{row['strategy']} {row['L']}" + (f" to {row['M']}" if row["M"] < row["L"] else ""): row
+        for row in rows
+        if row["classifier"] == classifier
+    }
+    closed = np.array([row["closed form at M"] for row in shown.values()])
     if np.isfinite(closed).any():
         axis.plot(np.arange(len(shown)), closed, "_", color=COLOURS[5], markersize=12, label="closed form of M tokens")
-        legend(axis)
-    axis.set_xticks(range(len(shown)), names, rotation=40, ha="right")
+    errors = {name: (row["error"], row["low"], row["high"]) for name, row in shown.items()}
+    draw_categories(axis, {"measured": errors})
     axis.set(title=f"{classifier}, 95 % intervals", ylabel="test error", ylim=(0, 0.6))
 
 

@@ -28,6 +28,7 @@ class SparseTokens(Task):
 
     name: ClassVar[str] = "sparse_tokens"
     inputs: ClassVar[Inputs] = "tokens"
+    classes: ClassVar[int] = 2
     default_model: ClassVar[str] = "one_query"
 
     tokens: int = Field(64, gt=0, description="L, tokens a sample")
@@ -49,10 +50,6 @@ class SparseTokens(Task):
                 got=f"relevant={self.relevant}, tokens={self.tokens}", allowed=f"relevant of {self.tokens} or fewer",
                 next_step="lower relevant or raise tokens",
             )  # fmt: skip
-
-    def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
-        """See `Task.class_counts`."""
-        return (2,)
 
     def recipe(self) -> Recipe:
         """See `Task.recipe`: gradient descent on all samples."""

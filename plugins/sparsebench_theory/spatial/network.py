@@ -14,6 +14,7 @@ from sparsebench.models.actor import Pass
 from sparsebench.models.shown import SplitPass
 from sparsebench_theory.models import Attention, PositionalCost
 from sparsebench_theory.one_layer import Fields, OneLayer
+from sparsebench_theory.spatial.task import association
 
 
 class PositionalViT(OneLayer):
@@ -115,7 +116,7 @@ class PositionalViT(OneLayer):
         inside, outside = together & ~self.eye, ~together & known[:, None]
         both = bool(inside.any()) and bool(outside.any())
         return {
-            "association": float(association(self.scores(), together)),
+            "association": association(self.scores().cpu().numpy(), together.cpu().numpy()),
             "in_group_mass": float((self.attention() * together)[known].sum(dim=1).double().mean()),
             "in_group_lead": float(self.A[inside].double().mean() - self.A[outside].double().mean()) if both else 0.0,
             "alignment": float(torch.nn.functional.cosine_similarity(v, self.feature, dim=0)),
@@ -124,17 +125,3 @@ class PositionalViT(OneLayer):
     def trained_values(self, first: Mapping[str, Tensor], test: SplitPass) -> dict[str, tuple[float, ...]]:
         """Return A with its diagonal, row by row."""
         return {"scores": tuple(self.scores().flatten().tolist())}
-
-
-def association(scores: Tensor, together: Tensor) -> Tensor:
-    """Return the share of the rows of (D, D) scores whose C largest entries, the own place counted in, are their set.
-
-    `together` (D, D) says which positions are in one set of C; one in no set is left out. Equal scores are decided by
-    position.
-    """
-    diagonal = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
-    order = scores.masked_fill(diagonal, torch.inf).sort(dim=1, descending=True, stable=True).indices
-    sizes = together.sum(dim=1, keepdim=True)
-    first = torch.arange(len(scores), device=scores.device) < sizes
-    right = (together.gather(1, order) & first).sum(dim=1, keepdim=True).eq(sizes)
-    return right[sizes > 0].double().mean()

@@ -31,6 +31,7 @@ class Spatial(Task):
 
     name: ClassVar[str] = "spatial"
     inputs: ClassVar[Inputs] = "tokens"
+    classes: ClassVar[int] = 2
     default_model: ClassVar[str] = "positional"
 
     tokens: int = Field(36, gt=1, description="D, patches a sample")
@@ -49,10 +50,6 @@ class Spatial(Task):
     lr_attention: float | None = Field(None, gt=0, description="step size of the attention; by default lr")
     steps: int = Field(1500, gt=0, description="T, steps on all samples")
     watch: int = Field(0, ge=0, description="steps between looks at network and test set while training; 0 for none")
-
-    def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
-        """See `Task.class_counts`."""
-        return (2,)
 
     def check(self) -> None:
         """See `Task.check`."""
@@ -125,3 +122,17 @@ class Spatial(Task):
         order = self.order()
         zeros = np.zeros(n, dtype=np.int64)
         return Split(inputs[:, order], labels, zeros, signal[:, order].astype(np.float32))
+
+
+def association(scores: np.ndarray, together: np.ndarray) -> float:
+    """Return the share of the rows of (D, D) scores whose C largest entries, the own place counted in, are their set.
+
+    `together` (D, D) says which positions are in one set of C; one in no set is left out. Equal scores are decided by
+    position.
+    """
+    scores = scores.copy()
+    np.fill_diagonal(scores, np.inf)
+    order, sizes = np.argsort(-scores, axis=1, kind="stable"), together.sum(axis=1)
+    first = np.arange(len(scores)) < sizes[:, None]
+    right = (np.take_along_axis(together, order, axis=1) | ~first).all(axis=1)
+    return float(right[sizes > 0].mean())
