@@ -80,12 +80,7 @@ def _shape(one: JointTraining) -> tuple[object, ...]:
 
 def _train(trainings: Sequence[JointTraining]) -> None:
     """Train trainings of one shape; their networks change when all are over."""
-    members = [
-        gram.Member(one.network, one.actor, one.samples, one.recipe)
-        for one in trainings
-        if isinstance(one.network, TwoLayerViT)
-    ]
-    stack = gram.Span(members) if members else _Stack(trainings)
+    stack = gram.Span(trainings) if isinstance(trainings[0].network, TwoLayerViT) else _Stack(trainings)
     active = [t for t, one in enumerate(trainings) if not one.course.finished]
     while active:
         coming = [list(islice(trainings[t].course.batches(), AHEAD)) for t in active]
@@ -102,15 +97,11 @@ def _train(trainings: Sequence[JointTraining]) -> None:
     stack.store()
 
 
-def _shallow(one: JointTraining) -> ShallowViT:
-    return cast(ShallowViT, one.network)
-
-
 class _Stack:
     """The weights and samples of T trainings of the shallow model."""
 
     def __init__(self, trainings: Sequence[JointTraining]):
-        self.networks = networks = [_shallow(one) for one in trainings]
+        self.networks = networks = [cast(ShallowViT, one.network) for one in trainings]
         self.Q, self.K, self.V = (
             torch.stack([getattr(net, name).detach()[0] for net in networks]) for name in ("W_Q", "W_K", "W_V")
         )
@@ -189,7 +180,7 @@ def gradients_of(
 
 def _choose(one: JointTraining) -> tuple[Tensor, Tensor | None]:
     """Return the (n, S, d) tokens of a training that stay, and where they are read out, (n, S), None where all do."""
-    network, samples = _shallow(one), one.samples
+    network, samples = cast(ShallowViT, one.network), one.samples
     acting = None if one.actor is None else samples.begin(one.actor, samples.items, visit=0, training=True)
     with torch.no_grad():
         X, index = network.keep(acting, samples.inputs)

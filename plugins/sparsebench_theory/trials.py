@@ -107,6 +107,8 @@ def resamples_of(grids: Iterable[Grid]) -> tuple[np.ndarray, list[int]]:
 
 ENOUGH = 4
 """Points that say whether a line fits; through three, most curves look like one."""
+DIGITS = 9
+"""Of a slope; those after are not 0 even where all that rises falls again."""
 
 
 @dataclass(frozen=True)
@@ -228,18 +230,14 @@ def exponents(log_x: np.ndarray, y: np.ndarray) -> np.ndarray:
     dy = log_y - np.take_along_axis(log_y, known.argmax(axis=0)[None], axis=0)  # of a constant exactly 0, as no mean is
     spread = (weights * dx**2).sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return _round(np.where(known.sum(axis=0) >= 2, (weights * dx * dy).sum(axis=0) / spread, np.nan))
+        slopes = np.where(known.sum(axis=0) >= 2, (weights * dx * dy).sum(axis=0) / spread, np.nan)
+    return np.round(slopes, DIGITS)
 
 
 def slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return (R,) least-squares slopes of each column of y (P, R) on x (P,)."""
-    dx = x - x.mean()
-    return _round((dx[:, None] * (y - y[0])).sum(axis=0) / (dx**2).sum())  # of a constant exactly 0, as with no mean
-
-
-def _round(slopes: np.ndarray) -> np.ndarray:
-    """Return slopes without their last digits, which are not 0 even where all that rises falls again."""
-    return np.round(slopes, 9)
+    dx, dy = x - x.mean(), y - y[0]  # of a constant exactly 0, as with no mean
+    return np.round((dx[:, None] * dy).sum(axis=0) / (dx**2).sum(), DIGITS)
 
 
 def crossing(x: np.ndarray, y: np.ndarray, threshold: float) -> float:

@@ -150,13 +150,13 @@ def figure_1(trials: Sequence[Trial]) -> Result:
         partial(_map, trials=trials, boundary=boundary, cut=threshold),
         partial(_crossings, boundaries={"measured": boundary}),
     ]
-    verdicts = [*_sides(trials, threshold), _slope(boundary), _constant(boundary)]
+    verdicts = _sides_and_curve(trials, boundary, threshold)
     title = "Figure 1: test loss where the training loss falls below 0.01"
     return Result(title, {"fig1": rows, "fig1-boundary": _crossing_rows(dense=boundary)}, panels, verdicts)
 
 
-def _sides(trials: Sequence[Trial], threshold: float) -> list[Verdict]:
-    """Return whether the trials on either side of the curve have the loss they should."""
+def _sides_and_curve(trials: Sequence[Trial], boundary: Boundary, threshold: float) -> list[Verdict]:
+    """Return whether trials on either side of the curve have the loss they should, and whether the curve is there."""
     verdicts = []
     for name, here, low in (
         (f"harmful: loss >= {threshold:g} where N SNR^2 <= {HARMFUL}", lambda c: c <= HARMFUL, False),
@@ -166,27 +166,21 @@ def _sides(trials: Sequence[Trial], threshold: float) -> list[Verdict]:
         right = float(np.mean([(loss < threshold) == low for loss in known])) if known else float("nan")
         shown = f"{right:.1%} of {len(known)} trials" if known else "no trial there fits its training data"
         verdicts.append(verdict("side", shown, judge([right >= 0.8, right >= 0.95], [right < 0.8]), claim=name))
-    return verdicts
-
-
-def _slope(boundary: Boundary) -> Verdict:
     slope, low, high = boundary.slope()
     near = abs(slope + 2) <= 0.4
     touches = low is not None and high is not None and low <= -1.6 and high >= -2.4
     word = judge([near or touches, near], [not near and not touches and not np.isnan(slope)])
-    return verdict("slope", f"slope {interval(slope, low, high)}", word)
-
-
-def _constant(boundary: Boundary) -> Verdict:
+    verdicts.append(verdict("slope", f"slope {interval(slope, low, high)}", word))
     value, low, high = boundary.constant
     below, beyond, every = boundary.ends
     far = abs(np.log(value / PUBLISHED))
-    return verdict(
+    verdicts.append(verdict(
         "constant",
         f"{interval(value, low, high)}; of {every} crossings {below} at the smallest SNR or below, {beyond} beyond the "
         "largest", judge([far <= np.log(2), 0.6 <= value / PUBLISHED <= 1.4], [far > np.log(2)]),
         published=str(PUBLISHED),
-    )  # fmt: skip
+    ))  # fmt: skip
+    return verdicts
 
 
 def _crossing_rows(**boundaries: Boundary) -> list[dict[str, Any]]:
@@ -264,6 +258,10 @@ PANELS = (
 
 
 def _dynamics(figure: str, trials: Sequence[Trial]) -> Result:
+    """Figure 2, harmful overfitting of a weak signal, or 3, benign: a strong one, else the same.
+
+    The paper's own setting is not known.
+    """
     task = trials[0].task
     kind = {"2": "harmful", "3": "benign"}[figure]
     rows = []
@@ -323,19 +321,10 @@ def _directions(figure: str, trials: Sequence[Trial]) -> list[Verdict]:
     ]  # fmt: skip
 
 
-def figure_2(trials: Sequence[Trial]) -> Result:
-    """Harmful overfitting: a weak signal."""
-    return _dynamics("2", trials)
-
-
-def figure_3(trials: Sequence[Trial]) -> Result:
-    """Benign overfitting: a strong signal, otherwise as Figure 2. The paper's own setting is not known."""
-    return _dynamics("3", trials)
-
-
 def strategies(trials: Sequence[Trial]) -> Result:
     """Where the boundary lies with each strategy."""
-    boundaries = {name: Boundary(group) for name, group in group_by(trials, _name_of).items()}
+    groups = group_by(trials, lambda t: t.strategy + (f" {t.removed:.0%}" if t.strategy != "dense" else ""))
+    boundaries = {name: Boundary(group) for name, group in groups.items()}
     dense = boundaries.pop("dense", Boundary(()))
     boundaries = {"dense": dense, **boundaries} if dense.trials else boundaries
     rows, verdicts = [], []
@@ -354,10 +343,6 @@ def strategies(trials: Sequence[Trial]) -> Result:
     panels: list[Panel] = [partial(_crossings, boundaries=boundaries), partial(_shifts, rows=rows)]
     tables = {"strategies": rows, "strategies-boundary": _crossing_rows(**boundaries)}
     return Result("Where benign overfitting begins as tokens are removed", tables, panels, verdicts)
-
-
-def _name_of(trial: Trial) -> str:
-    return trial.strategy if trial.strategy == "dense" else f"{trial.strategy} {trial.removed:.0%}"
 
 
 def _moves(row: Mapping[str, Any]) -> Verdict:
@@ -384,6 +369,6 @@ PAPER = Paper(
     "overfitting",
     "the synthetic figures of the benign-overfitting paper (Jiang et al., NeurIPS 2024)",
     {"quick": "overfitting-quick", "full": "overfitting-full"},
-    {"1": figure_1, "2": figure_2, "3": figure_3, "strategies": strategies},
+    {"1": figure_1, "2": partial(_dynamics, "2"), "3": partial(_dynamics, "3"), "strategies": strategies},
     seconds,
 )

@@ -14,7 +14,7 @@ Several trials of as many tokens go through it together, over a leading axis T.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 from sparsebench.models.actor import Actor
 from sparsebench.strategy.tokens import gather
 from sparsebench.tasks.base import Recipe
-from sparsebench.training.loop import Batch
+from sparsebench.training.loop import Batch, Course, JointTraining
 from sparsebench.training.steps import Samples, chooses_once
 from sparsebench_theory.overfitting.network import TwoLayerViT
 
@@ -35,28 +35,14 @@ def applies(network: TwoLayerViT, samples: Samples, recipe: Recipe) -> bool:
     return whole and n * L < 2 * d
 
 
-@dataclass(eq=False)
-class Member:
-    """One training: a network, what removes its tokens, its samples."""
-
-    network: TwoLayerViT
-    actor: Actor | None
-    samples: Samples
-    recipe: Recipe
-
-    @property
-    def changing(self) -> bool:
-        """Whether the choice of tokens depends on the weights."""
-        return not chooses_once(self.actor, self.recipe)
-
-    def choose(self, visit: int, known: tuple[Tensor, Tensor] | None = None) -> Tensor | None:
-        """Return the (n, |S|) tokens that stay, or None for all; `known` are queries and keys."""
-        if self.actor is None:
-            return None
-        acting = self.samples.begin(self.actor, self.samples.items, visit=visit, training=True)
-        with torch.no_grad():
-            X = self.samples.inputs.to(self.network.W_Q.dtype)
-            return self.network.choose(acting, X, self.network.fields(X, known))
+def choose(one: JointTraining, visit: int, known: tuple[Tensor, Tensor] | None = None) -> Tensor | None:
+    """Return the (n, |S|) tokens of a training that stay, or None for all; `known` are queries and keys."""
+    if one.actor is None:
+        return None
+    network, X = cast(TwoLayerViT, one.network), one.samples.inputs
+    acting = one.samples.begin(one.actor, one.samples.items, visit=visit, training=True)
+    with torch.no_grad():
+        return network.choose(acting, X, network.fields(X.to(network.W_Q.dtype), known))
 
 
 class Span:
@@ -66,15 +52,16 @@ class Span:
     """
 
     @torch.no_grad()
-    def __init__(self, members: Sequence[Member]):
-        self.members, self.lr, self.stop = members, members[0].recipe.lr, members[0].recipe.stop_below
-        W = [member.network for member in members]
+    def __init__(self, trainings: Sequence[JointTraining]):
+        self.networks = W = [cast(TwoLayerViT, one.network) for one in trainings]
+        self.lr, self.stop = trainings[0].recipe.lr, trainings[0].recipe.stop_below
         tokens = []
-        for member in members:
-            X, index = member.samples.inputs, None if member.changing else member.choose(0)
-            tokens.append((X if index is None else gather(X, index)).to(member.network.W_Q.dtype))
+        for one in trainings:
+            X = one.samples.inputs
+            index = choose(one, 0) if chooses_once(one.actor, one.recipe) else None
+            tokens.append((X if index is None else gather(X, index)).to(W[0].W_Q.dtype))
         self.X = torch.stack(tokens).flatten(1, 2)  # (T, P, d)
-        self.T, self.n, self.L = len(members), *tokens[0].shape[:2]
+        self.T, self.n, self.L = len(trainings), *tokens[0].shape[:2]
         self.G = self.X @ self.X.mT
         self.first = [[p.detach().clone() for p in (net.W_Q, net.W_K, net.W_V)] for net in W]
         self.w_O = torch.stack([net.w_O for net in W])
@@ -82,7 +69,7 @@ class Span:
         u = torch.stack([x @ (first[2] @ w) for x, first, w in zip(self.X, self.first, self.w_O, strict=True)])
         self.Q, self.K, self.u = Q, K, u
         self.A, self.B, self.g = torch.zeros_like(Q), torch.zeros_like(K), torch.zeros_like(u)
-        self.y = torch.stack([2 * member.samples.labels - 1 for member in members]).to(Q.dtype)
+        self.y = torch.stack([2 * one.samples.labels - 1 for one in trainings]).to(Q.dtype)
 
     @torch.no_grad()
     def step(self, active: Tensor, index: Tensor | None) -> Tensor:
@@ -139,8 +126,8 @@ class Span:
     @torch.no_grad()
     def store(self) -> None:
         """Put the weights into the networks."""
-        for t, member in enumerate(self.members):
-            network, (W_Q, W_K, W_V), X = member.network, self.first[t], self.X[t]
+        for t, network in enumerate(self.networks):
+            (W_Q, W_K, W_V), X = self.first[t], self.X[t]
             network.W_Q.copy_(W_Q + X.T @ self.A[t])
             network.W_K.copy_(W_K + X.T @ self.B[t])
             network.W_V.copy_(W_V + torch.outer(X.T @ self.g[t], self.w_O[t]))
@@ -150,18 +137,18 @@ class InSpan:
     """Steps of one training; see `Steps`."""
 
     def __init__(self, network: TwoLayerViT, actor: Actor | None, samples: Samples, recipe: Recipe):
-        self.member = Member(network, actor, samples, recipe)
-        self.span = Span([self.member])
+        self.training = JointTraining(network, actor, samples, recipe, Course(len(samples.labels), recipe, ()))
+        self.changing, self.span = not chooses_once(actor, recipe), Span([self.training])
         self.alone = torch.zeros(1, dtype=torch.int64, device=samples.labels.device)
 
     def step(self, rows: np.ndarray, visit: int, done: float) -> Tensor:
         """See `Steps.step`; `rows` are all samples, in whatever order."""
         index = None
-        if self.member.changing:
-            if {"values", "outputs"} & self.member.actor.requires:  # type: ignore[union-attr]
+        if self.changing:
+            if {"values", "outputs"} & self.training.actor.requires:  # type: ignore[union-attr]
                 self.store()
             shape = self.span.n, self.span.L, -1
-            chosen = self.member.choose(visit, (self.span.Q.view(shape), self.span.K.view(shape)))
+            chosen = choose(self.training, visit, (self.span.Q.view(shape), self.span.K.view(shape)))
             index = None if chosen is None else chosen[None]
         return self.span.step(self.alone, index)[0]
 

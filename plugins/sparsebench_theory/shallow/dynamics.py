@@ -173,26 +173,17 @@ def rank(trials: Sequence[Trial]) -> Result:
         values = np.array([t.curves[f"trained_singular_{name}"] for t in good])
         values = values / values[:, :1] if len(values) else values
         rows += [
-            {
-                "matrix": name,
-                "number": i + 1,
-                "over the largest": column.mean(),
-                "std": column.std(ddof=len(column) > 1),
-            }
-            for i, column in enumerate(values.T)
+            {"matrix": name, "number": i + 1, "over the largest": v.mean(), "std": v.std(ddof=len(v) > 1)}
+            for i, v in enumerate(values.T)
         ]
         panels.append(partial(_draw_rank, values=values, title=f"update of {label}"))
         share = (values[:, :2] ** 2).sum(axis=1) / (values**2).sum(axis=1) if len(values) else np.array([])
         drop = mean(values[:, 2] / values[:, 1] if len(values) else [])
-        value, low, high = mean(share)
-        verdicts.append(
-            verdict(
-                "rank",
-                f"two hold {interval(value, low, high)} of its square; the third over the second {interval(*drop)}",
-                judge([(low or 0) >= MOST, (low or 0) >= MOST and (drop[2] or 1) <= DROP], [(high or 1) < MOST]),
-                name=name,
-            )
-        )  # fmt: skip
+        two = mean(share)
+        holds = ends(two)[0] >= MOST
+        shown = f"two hold {interval(*two)} of its square; the third over the second {interval(*drop)}"
+        word = judge([holds, holds and ends(drop)[1] <= DROP], [ends(two)[1] < MOST])
+        verdicts.append(verdict("rank", shown, word, name=name))
     title = "Singular values of the updates, over the largest (bands: one standard deviation)"
     return Result(title, {"rank": rows}, panels, verdicts)
 
@@ -221,29 +212,20 @@ def neurons(trials: Sequence[Trial]) -> Result:
                 for share, column in zip(PRUNED, values.T, strict=True)
             ]  # fmt: skip
         panels.append(partial(_draw_neurons, losses=losses, M=M))
-        verdicts += _matter(losses, M)
+        short, long = losses["short"], losses["long"]
+        at = int(np.searchsorted(PRUNED, 1 - 2 / M + 1e-9, side="right")) - 1
+        change, rise = mean(short[:, at] - short[:, 0]), mean(long[:, 5] - long[:, 0])
+        low, high = ends(change)
+        shown = f"change of the test loss {interval(*change)}"
+        word = judge([low >= -NONE and high <= NONE], [low > NONE])
+        verdicts.append(verdict("short_rows", shown, word, share=PRUNED[at], M=M))
+        low, high = ends(rise)
+        steady = len(long) > 0 and bool((np.diff(long.mean(axis=0)) >= -1e-3).all())
+        shown = f"change of the test loss without half: {interval(*rise)}"
+        word = judge([low > 0, low > 0 and steady], [high <= 0])
+        verdicts.append(verdict("long_rows", shown, word, M=M))
     title = "Test loss without some of the neurons (bands: one standard deviation)"
     return Result(title, {"neurons": rows}, panels, verdicts)
-
-
-def _matter(losses: dict[str, np.ndarray], M: int) -> list[Verdict]:
-    short, long = losses["short"], losses["long"]
-    at = int(np.searchsorted(PRUNED, 1 - 2 / M + 1e-9, side="right")) - 1
-    change = mean(short[:, at] - short[:, 0])
-    rises = mean((long[:, 5] - long[:, 0]).tolist())
-    steady = len(long) > 0 and bool((np.diff(long.mean(axis=0)) >= -1e-3).all())
-    low, high = ends(change)
-    return [
-        verdict(
-            "short_rows", f"change of the test loss {interval(*change)}",
-            judge([low >= -NONE and high <= NONE], [low > NONE]), share=PRUNED[at], M=M,
-        ),
-        verdict(
-            "long_rows", f"change of the test loss without half: {interval(*rises)}",
-            judge([ends(rises)[0] > 0, ends(rises)[0] > 0 and steady], [ends(rises)[1] <= 0]),
-            M=M,
-        ),
-    ]  # fmt: skip
 
 
 def _draw_neurons(axis: Any, losses: dict[str, np.ndarray], M: int) -> None:

@@ -187,24 +187,20 @@ def _complexity(grids: Mapping[float, Grid], a: np.ndarray, n50: list[Interval],
     ]  # fmt: skip
 
 
-def first_model(trial: Trial) -> str:
-    """Return what the initial model of a trial was trained on."""
-    task = trial.task
-    if task.pretrain_epochs == 0:
-        return "not pre-trained"
-    named = "the other classes" if _is_of_its_images(trial) else task.pretrain_images.partition("-")[0].upper()
-    return f"{task.pretrain_samples:,} images of {named}"
-
-
-def _is_of_its_images(trial: Trial) -> bool:
-    return trial.task.pretrain_images in ("", trial.task.images)
-
-
 def _quality(trial: Trial) -> tuple[int, int]:
     """Return what orders the initial models: none, the other classes only, another data set; then how many images."""
     task = trial.task
-    kind = 0 if task.pretrain_epochs == 0 else 1 if _is_of_its_images(trial) else 2
+    kind = 0 if task.pretrain_epochs == 0 else 1 if task.pretrain_images in ("", task.images) else 2
     return kind, task.pretrain_samples
+
+
+def first_model(trial: Trial) -> str:
+    """Return what the initial model of a trial was trained on."""
+    kind, samples = _quality(trial)
+    if kind == 0:
+        return "not pre-trained"
+    named = "the other classes" if kind == 1 else trial.task.pretrain_images.partition("-")[0].upper()
+    return f"{samples:,} images of {named}"
 
 
 def figure_6c(trials: Sequence[Trial]) -> Result:
@@ -260,7 +256,8 @@ def _claims(start: str, by_alpha: ByAlpha) -> list[Verdict]:
     """Return what became of the claims for one initial model."""
     levels = sorted(by_alpha)
     least, most = by_alpha[levels[0]], by_alpha[levels[-1]]
-    gain, before, after = mean(differences(most, least, "accuracy")), _gap(least), _gap(most)
+    gain = mean(differences(most, least, "accuracy"))
+    before, after = (mean(values_of(level, "spurious_gap")) for level in (least, most))
     known = "; ".join(
         f"{name}: {values[0]:.3f} to {values[-1]:.3f}" for name, values in published.FIGURE_6C["accuracy"].items()
     )
@@ -283,10 +280,6 @@ def _claims(start: str, by_alpha: ByAlpha) -> list[Verdict]:
     ]  # fmt: skip
 
 
-def _gap(trials: Sequence[Trial]) -> Interval:
-    return mean(values_of(trials, "spurious_gap"))
-
-
 def _rises(start: str, by_alpha: ByAlpha) -> Verdict:
     """Judge whether accuracy rises with alpha_*, by the slope of each repetition, and step by step."""
     levels = sorted(by_alpha)
@@ -297,10 +290,8 @@ def _rises(start: str, by_alpha: ByAlpha) -> Verdict:
     steps = {f"{b:.2f} - {a:.2f}": mean(differences(by_alpha[b], by_alpha[a], "accuracy")) for a, b in pairwise(levels)}
     low, high = ends(slope)
     said = "; ".join(f"{step}: {interval(*change)}" for step, change in steps.items())
-    return verdict(
-        "rises_with_alpha", f"slope {interval(*slope)}; {said}",
-        judge([low > 0, low > 0 and all(change[0] > 0 for change in steps.values())], [high <= 0]), start=start,
-    )  # fmt: skip
+    word = judge([low > 0, low > 0 and all(change[0] > 0 for change in steps.values())], [high <= 0])
+    return verdict("rises_with_alpha", f"slope {interval(*slope)}; {said}", word, start=start)
 
 
 def _partial(start: str, by_alpha: ByAlpha) -> Verdict:
@@ -310,12 +301,9 @@ def _partial(start: str, by_alpha: ByAlpha) -> Verdict:
     cuts = {a: mean(differences(by_alpha[first], by_alpha[a], "spurious_gap")) for a in partly}
     share = {a: (a - first) / (last - first) * full[0] for a in partly}  # were it in proportion to alpha_*
     said = "; ".join(f"{a:.2f}: {interval(*cut)}" for a, cut in cuts.items())
-    closes = ends(full)[0] > 0
-    word: Word = judge(
-        [ends(cut)[0] > 0 for cut in cuts.values()],
-        [closes and ends(cut)[1] < share[a] / 2 for a, cut in cuts.items()],
-    )
-    return verdict("gap_shrinks", f"gap reduction at {said}; at 1: {interval(*full)}", word, start=start)  # fmt: skip
+    less = [ends(full)[0] > 0 and ends(cut)[1] < share[a] / 2 for a, cut in cuts.items()]
+    word = judge([ends(cut)[0] > 0 for cut in cuts.values()], less)
+    return verdict("gap_shrinks", f"gap reduction at {said}; at 1: {interval(*full)}", word, start=start)
 
 
 PAPER = Paper(

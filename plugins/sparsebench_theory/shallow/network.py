@@ -150,11 +150,15 @@ class ShallowViT(OneLayer):
         return torch.softmax(self._by_head(X, self.W_Q) @ self._by_head(X, self.W_K).mT, dim=3)
 
     def observe(self, train: SplitPass, test: SplitPass) -> dict[str, float]:
-        """Return the share of the attention in the test that lies on relevant tokens (Li et al. 2023, Fig. 4)."""
+        """Return the share of the attention in the test that lies on relevant tokens (Li et al. 2023, Fig. 4).
+
+        Mean over samples, heads and attending tokens; where a strategy acts, over the tokens it keeps.
+        """
         assert test.relevance is not None
-        return {
-            "attention_on_relevant": float(self.attention_on(test.relevance, test.inputs, test.acting).double().mean())
-        }
+        X, index = self.keep(test.acting, test.inputs)
+        relevant = test.relevance if index is None else test.relevance.gather(1, index)
+        shares = (self.attention(X) * relevant[:, None, None, :]).sum(dim=3).mean(dim=(1, 2))
+        return {"attention_on_relevant": float(shares.double().mean())}
 
     def trained_values(self, first: Mapping[str, Tensor], test: SplitPass) -> dict[str, tuple[float, ...]]:
         """Return how the weights moved and which neurons matter (Li et al., arXiv 2406.17167).
@@ -184,15 +188,6 @@ class ShallowViT(OneLayer):
             return torch.relu(1 - (2 * test.labels - 1) * F).double().mean()
         signs = 2 * torch.stack([test.labels // 2, test.labels % 2], dim=1) - 1
         return torch.relu(1 - signs * F).sum(dim=1).double().mean()
-
-    def attention_on(self, mask: Tensor, X: Tensor, acting: Pass | None = None) -> Tensor:
-        """Return (B,), the share of attention that lies on the tokens of the (B, L) mask.
-
-        Mean over heads and attending tokens (Li et al. 2023, Fig. 4); where a strategy acts, over the tokens it keeps.
-        """
-        X, index = self.keep(acting, X)
-        mask = mask if index is None else mask.gather(1, index)
-        return (self.attention(X) * mask[:, None, None, :]).sum(dim=3).mean(dim=(1, 2))
 
     def _by_head(self, X: Tensor, W: Tensor) -> Tensor:
         """Return (B, H, L, d), the tokens (B, L, d) times each head's matrix in W (H, d, d)."""

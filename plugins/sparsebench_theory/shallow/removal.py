@@ -101,9 +101,8 @@ def figure_8(trials: Sequence[Trial]) -> Result:
         rows += removal.rows(M=M)
         verdicts += _claims("8", removal, f" (M={M})")
         panels.append(partial(removal.draw, title=f"M = {M}"))
-    return Result(
-        "Figure 8: removing tokens, with M patterns (bands: 95 % intervals)", {"fig8": rows}, panels, verdicts
-    )
+    title = "Figure 8: removing tokens, with M patterns (bands: 95 % intervals)"
+    return Result(title, {"fig8": rows}, panels, verdicts)
 
 
 def spurious(trials: Sequence[Trial]) -> Result:
@@ -116,19 +115,15 @@ def spurious(trials: Sequence[Trial]) -> Result:
     panels: list[Panel] = [partial(removal.draw, title=NAMES[removal.metric], top=1.02) for removal in removals]
     rate = trials[0].task.spurious_rate
     title = f"A spurious pattern: in {rate:.0%} of one class, {1 - rate:.0%} of the other (bands: 95 % intervals)"
-    verdicts = [_frees(removals[0])] if "irrelevant" in removals[0].groups else []
-    return Result(title, {"spurious": rows}, panels, verdicts)
-
-
-def _frees(removal: Removal) -> Verdict:
-    values, change = removal.values("irrelevant"), removal.change("irrelevant")
+    if "irrelevant" not in removals[0].groups:
+        return Result(title, {"spurious": rows}, panels, [])
+    values, change = removals[0].values("irrelevant"), removals[0].change("irrelevant")
     steady = bool((np.diff([value for value, _, _ in values.values()]) >= -1e-9).all())  # equal means may be rounded
     changes = [ends(value) for value in change.values()]
     gains = bool(changes) and changes[-1][0] > 0
-    return verdict(
-        "frees", f"worst group {_text_of(values)}; " f"change {_text_of(change)}",
-        judge([gains, gains and steady], [high < 0 for _, high in changes]),
-    )  # fmt: skip
+    shown = f"worst group {_text_of(values)}; change {_text_of(change)}"
+    word = judge([gains, gains and steady], [high < 0 for _, high in changes])
+    return Result(title, {"spurious": rows}, panels, [verdict("frees", shown, word)])
 
 
 def _draw_published(axis: Any) -> None:
@@ -149,41 +144,23 @@ def _claims(figure: str, removal: Removal, where: str) -> list[Verdict]:
         ("irrelevant", "random", better, "at every share"),
         ("noisy", "random", better, "at every share"),
     ]
-    is_figure_5 = figure == "5"
-    verdicts = [
-        _falls(
-            figure,
-            f"removing {what} tokens {does}{where}",
-            says if is_figure_5 else UNKNOWN,
-            removal.change(what, than),
-        )
-        for what, than, does, says in falls
-        if what in removal.groups and (than is None or than in removal.groups)
-    ]
-    return verdicts + ([_flat(figure, removal, where)] if "random" in removal.groups else [])
+    verdicts = []
+    for what, than, does, says in falls:
+        if what in removal.groups and (than is None or than in removal.groups):
+            change = removal.change(what, than)
+            changes = [ends(value) for value in change.values()]
+            word = judge([high < 0 for _, high in changes], [low > 0 for low, _ in changes])
+            claim, known = f"removing {what} tokens {does}{where}", says if figure == "5" else UNKNOWN
+            verdicts.append(verdict("falls", _text_of(change), word, figure=figure, claim=claim, published=known))
+    if "random" in removal.groups:
+        change, edge = removal.change("random"), FLAT * removal.values("random")[0.0][0]
+        changes = [ends(value) for value in change.values()]
+        same = [-edge < low and high < edge for low, high in changes]
+        word = judge(same, [low > 0 or high < 0 for low, high in changes])
+        known = "0.077 to 0.074" if figure == "5" else UNKNOWN
+        verdicts.append(verdict("flat", _text_of(change), word, figure=figure, where=where, published=known))
+    return verdicts
 
 
 def _text_of(change: Mapping[float, Interval]) -> str:
     return "; ".join(f"{share:.0%}: {interval(*triple)}" for share, triple in change.items())
-
-
-def _falls(figure: str, claim: str, says: str, change: Mapping[float, Interval]) -> Verdict:
-    changes = [ends(value) for value in change.values()]
-    word = judge([high < 0 for _, high in changes], [low > 0 for low, _ in changes])
-    return verdict("falls", _text_of(change), word, figure=figure, claim=claim, published=says)
-
-
-def _flat(figure: str, removal: Removal, where: str) -> Verdict:
-    change = removal.change("random")
-    edge = FLAT * removal.values("random")[0.0][0]
-    changes = [ends(value) for value in change.values()]
-    same = [-edge < low and high < edge for low, high in changes]
-    word = judge(same, [low > 0 or high < 0 for low, high in changes])
-    return verdict(
-        "flat",
-        _text_of(change),
-        word,
-        figure=figure,
-        where=where,
-        published="0.077 to 0.074" if figure == "5" else UNKNOWN,
-    )

@@ -215,7 +215,11 @@ def figure_3(trials: Sequence[Trial]) -> Result:
     frozen, trained = sweeps["frozen"], sweeps["trained"]
     shared = [shares for shares in frozen.grids if shares in trained.grids]
     ratios = {shares[0]: _ratio(frozen.grids[shares], trained.grids[shares]) for shares in shared}
-    verdicts = [_saves(ratios), *_linear("3", frozen, "frozen attention", "alpha_*^-4", "N95 grows by 7.6 a unit")]
+    hard = {a: ratio for a, ratio in ratios.items() if a <= HARD + 1e-9}
+    shown = "; ".join(f"alpha_* {a:g}: {interval(*ratio)}" for a, ratio in hard.items())
+    word = judge([low > 1 for _, low, _ in hard.values()], [high < 1 for *_, high in hard.values()])
+    saves = verdict("saves", f"N50 frozen / trained: {shown}", word)
+    verdicts = [saves, *_linear("3", frozen, "frozen attention", "alpha_*^-4", "N95 grows by 7.6 a unit")]
     panels: list[Panel] = [
         partial(_draw_published, title="published, frozen", shown=published.FIGURE_3, power=4),
         partial(frozen.map, title="measured, frozen", power=4),
@@ -245,13 +249,6 @@ def _ratio(grid: Grid, other: Grid) -> tuple[float, float, float]:
     if unknown.all():
         return value, float("nan"), float("nan")
     return value, percentiles(np.where(unknown, 0, ratios), n)[0], percentiles(np.where(unknown, np.inf, ratios), n)[1]
-
-
-def _saves(ratios: Mapping[float, tuple[float, float, float]]) -> Verdict:
-    hard = {a: ratio for a, ratio in ratios.items() if a <= HARD + 1e-9}
-    shown = "; ".join(f"alpha_* {a:g}: {interval(*ratio)}" for a, ratio in hard.items())
-    word = judge([low > 1 for _, low, _ in hard.values()], [high < 1 for *_, high in hard.values()])
-    return verdict("saves", f"N50 frozen / trained: {shown}", word)  # fmt: skip
 
 
 def _both(axis: Any, sweeps: Mapping[str, Sweep]) -> None:
@@ -287,8 +284,7 @@ def strategies(trials: Sequence[Trial]) -> Result:
 
 
 def _median_steps(trials: Sequence[Trial]) -> float:
-    steps = values_of(trials, "steps")
-    return float(np.median(steps)) if steps else float("nan")
+    return float(np.median(values_of(trials, "steps") or [np.nan]))
 
 
 def _rates(axis: Any, grids: Mapping[str, Grid]) -> None:

@@ -152,10 +152,6 @@ class Theory(Task):
                 share = self.confusion_ratio * self.relevant
             confusing = round(share * self.tokens)
         irrelevant = self.tokens - relevant - confusing
-        self._check_numbers(relevant, confusing, irrelevant)
-        return relevant, confusing, irrelevant
-
-    def _check_numbers(self, relevant: int, confusing: int, irrelevant: int) -> None:
         spurious = round(self.spurious * self.tokens)
         silent = self.patterns - self.classes
         for impossible, allowed, mend in (
@@ -180,6 +176,7 @@ class Theory(Task):
                     + f", {spurious} of them spurious" * (self.spurious > 0),
                     allowed=allowed, next_step=mend,
                 )  # fmt: skip
+        return relevant, confusing, irrelevant
 
     def _counts(self, present: int) -> np.ndarray:
         """Return (M + 1,) tokens of each pattern, the spurious one last, in a sample that has it (1) or not (0)."""

@@ -32,7 +32,7 @@ from sparsebench_theory.trials import (
     group_by,
     mean,
     values_of,
-)  # fmt: skip
+)
 
 KINDS = {"trained": "attention", "frozen": "mean token"}
 """What the trained and the frozen query make of the tokens."""
@@ -48,6 +48,9 @@ RATE = 1e9
 """Numbers of the tokens that one core reads, and differentiates, a second."""
 
 verdict = verdicts_of(__package__, ALIGNED=ALIGNED, CLOSE=CLOSE, ENOUGH=ENOUGH, SAME=SAME)
+
+
+ByTokens = Mapping[int, Sequence[float]]
 
 
 def seconds(job: Job) -> float:
@@ -73,8 +76,7 @@ def strength(trials: Sequence[Trial]) -> Result:
             theta = columns(_mean_inside(values), "theta")
             rows.append({"classifier": KINDS[kind], "L": L, "trials": len(values), **theta, "closed form": closed})
     growth = {kind: _growth(by_tokens) for kind, by_tokens in needed.items()}
-    verdicts = [*_slower(growth["trained"], needed["trained"]), _as_root(growth["frozen"], needed["frozen"])]
-    verdicts.append(_as_closed_form(needed["frozen"], task))
+    verdicts = [*_verdicts(growth, needed), _as_closed_form(needed["frozen"], task)]
     title = f"Strength needed for a test error of {task.error:.0%}"
     return Result(title, {"strength": rows}, [partial(_draw_needed, needed=needed, task=task)], verdicts)
 
@@ -99,7 +101,7 @@ def _closed_form(task: SparseTokens, tokens: int) -> float:
     return float(-2 * ndtri(task.error) * math.sqrt(tokens) / task.relevant)
 
 
-def _growth(needed: Mapping[int, Sequence[float]]) -> list[Fit]:
+def _growth(needed: ByTokens) -> list[Fit]:
     """Return how the strength grows, as a line in log L and in sqrt(L), with the exponent of each; none of few L."""
     L = np.array(list(needed), dtype=float)
     means = np.array([_mean_inside(values)[0] for values in needed.values()])
@@ -109,49 +111,37 @@ def _growth(needed: Mapping[int, Sequence[float]]) -> list[Fit]:
     return compete({"log L": np.log(L), "sqrt(L)": np.sqrt(L)}, means, resamples, [*map(len, needed.values())])
 
 
-def _text_of(needed: Mapping[int, Sequence[float]]) -> str:
-    return "; ".join(f"L {L}: {interval(*_mean_inside(values))}" for L, values in needed.items())
-
-
-def _slower(fits: Sequence[Fit], needed: Mapping[int, Sequence[float]]) -> list[Verdict]:
-    """Return the verdicts on the growth of the strength that attention needs."""
-    words = [judge([], []), judge([], [])]
-    if fits:
-        by_name = {fit.name: fit for fit in fits}
-        root, log = by_name["sqrt(L)"], by_name["log L"]
-        words = [
-            judge([root.exponent < 1, root.high < 1], [root.low > 1]),
-            judge([log.rises, log.rises and log.r2 >= max(0.95, root.r2)], [log.flat]),
-        ]
-    shown, explained = f"theta {_text_of(needed)}", "; ".join(fit.text for fit in fits)
-    return [verdict(key, shown, word, explained) for key, word in zip(("slower", "as_log"), words, strict=True)]
-
-
-def _as_root(fits: Sequence[Fit], needed: Mapping[int, Sequence[float]]) -> Verdict:
-    """Return the verdict on the growth of the strength that the mean token needs."""
-    word = judge([], [])
-    if fits:
-        root = next(fit for fit in fits if fit.name == "sqrt(L)")
+def _verdicts(growth: Mapping[str, Sequence[Fit]], needed: Mapping[str, ByTokens]) -> list[Verdict]:
+    """Return the verdicts on the growth of the strength that attention needs, and of that the mean token needs."""
+    words = {key: judge([], []) for key in ("slower", "as_log", "as_root")}
+    if fits := {fit.name: fit for fit in growth["trained"]}:
+        root, log = fits["sqrt(L)"], fits["log L"]
+        words["slower"] = judge([root.exponent < 1, root.high < 1], [root.low > 1])
+        words["as_log"] = judge([log.rises, log.rises and log.r2 >= max(0.95, root.r2)], [log.flat])
+    if fits := {fit.name: fit for fit in growth["frozen"]}:
+        root = fits["sqrt(L)"]
         inside = abs(root.exponent - 1) <= CLOSE
         outside = root.low > 1 + CLOSE or root.high < 1 - CLOSE
-        word = judge([inside, root.low >= 1 - CLOSE and root.high <= 1 + CLOSE], [outside])
-    return verdict("as_root", f"theta {_text_of(needed)}", word, "; ".join(fit.text for fit in fits))  # fmt: skip
+        words["as_root"] = judge([inside, root.low >= 1 - CLOSE and root.high <= 1 + CLOSE], [outside])
+    verdicts = []
+    for key, kind in (("slower", "trained"), ("as_log", "trained"), ("as_root", "frozen")):
+        shown = "; ".join(f"L {L}: {interval(*_mean_inside(values))}" for L, values in needed[kind].items())
+        verdicts.append(verdict(key, f"theta {shown}", words[key], "; ".join(fit.text for fit in growth[kind])))
+    return verdicts
 
 
-def _as_closed_form(needed: Mapping[int, Sequence[float]], task: SparseTokens) -> Verdict:
+def _as_closed_form(needed: ByTokens, task: SparseTokens) -> Verdict:
     """Return the verdict on the strength that the mean token needs beside the closed form."""
     inside = {L: np.array(values) for L, values in needed.items() if np.isfinite(values).all()}
     ratios = {L: mean(values / _closed_form(task, L)) for L, values in inside.items()}
     around = [ends(ratio) for ratio in ratios.values()]
     near = [low >= 1 - CLOSE and high <= 1 + CLOSE for low, high in around]
-    return verdict(
-        "as_closed_form",
-        "over the closed form: " + "; ".join(f"L {L}: {interval(*ratio)}" for L, ratio in ratios.items()),
-        judge(near, [low > 1 + CLOSE or high < 1 - CLOSE for low, high in around]),
-    )  # fmt: skip
+    shown = "over the closed form: " + "; ".join(f"L {L}: {interval(*ratio)}" for L, ratio in ratios.items())
+    word = judge(near, [low > 1 + CLOSE or high < 1 - CLOSE for low, high in around])
+    return verdict("as_closed_form", shown, word)
 
 
-def _draw_needed(axis: Any, needed: Mapping[str, Mapping[int, Sequence[float]]], task: SparseTokens) -> None:
+def _draw_needed(axis: Any, needed: Mapping[str, ByTokens], task: SparseTokens) -> None:
     for (kind, by_tokens), colour in zip(needed.items(), COLOURS, strict=False):
         points(axis, np.array(list(by_tokens)), [_mean_inside(v) for v in by_tokens.values()], KINDS[kind], colour)
     L = np.array(sorted(needed["frozen"] or needed["trained"]))
