@@ -158,12 +158,12 @@ def figure_1(trials: Sequence[Trial]) -> Result:
 def _sides_and_curve(trials: Sequence[Trial], boundary: Boundary, threshold: float) -> list[Verdict]:
     """Return whether trials on either side of the curve have the loss they should, and whether the curve is there."""
     verdicts = []
-    for name, here, low in (
+    for name, here, benign in (
         (f"harmful: loss >= {threshold:g} where N SNR^2 <= {HARMFUL}", lambda c: c <= HARMFUL, False),
         (f"benign: loss < {threshold:g} where N SNR^2 >= {BENIGN}", lambda c: c >= BENIGN, True),
     ):
         known = [loss_of(t) for t in trials if here(t.n * t.task.snr**2) and is_fitted(t)]
-        right = float(np.mean([(loss < threshold) == low for loss in known])) if known else float("nan")
+        right = float(np.mean([(loss < threshold) == benign for loss in known])) if known else float("nan")
         shown = f"{right:.1%} of {len(known)} trials" if known else "no trial there fits its training data"
         verdicts.append(verdict("side", shown, judge([right >= 0.8, right >= 0.95], [right < 0.8]), claim=name))
     slope, low, high = boundary.slope()

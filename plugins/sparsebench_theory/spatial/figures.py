@@ -124,7 +124,7 @@ def permutation(trials: Sequence[Trial]) -> Result:
         if shown is not None and permuted:
             right = put_right(_scores(shown), shown.task.order())
             panels.append(partial(_heat, scores=right, task=shown.task, title="the same, put right"))
-    panels = panels or [lambda axis: axis.set(title="no trial trained", xlabel="position", ylabel="position")]
+    panels = panels or [_nothing]
     recovered = pairs[1]
     verdicts = [verdict(
         "recovered", f"association {interval(*mean(recovered))} after putting right",
@@ -145,6 +145,10 @@ def _heat(axis: Any, scores: np.ndarray, task: Spatial, title: str) -> None:
     drawn = axis.imshow(shown, cmap="viridis")
     axis.figure.colorbar(drawn, ax=axis)
     axis.set(title=title, xlabel="position", ylabel="position")
+
+
+def _nothing(axis: Any) -> None:
+    axis.set(title="no trial trained", xlabel="position", ylabel="position")
 
 
 MODES = ("learned attention", "shuffled attention", "initial attention", "all from scratch")

@@ -82,7 +82,7 @@ class PositionalViT(OneLayer):
         """
         scores = self.scores()
         weights = torch.exp(scores - scores.amax(dim=1, keepdim=True)).T
-        present = torch.zeros(len(index), len(scores), device=index.device).scatter(1, index, 1.0)
+        present = shown.new_zeros(len(index), len(scores)).scatter(1, index, 1.0)
         values = torch.zeros_like(present).scatter(1, index, shown)
         return (values @ weights).gather(1, index) / (present @ weights).gather(1, index)
 
