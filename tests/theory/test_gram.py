@@ -1,6 +1,3 @@
-import copy
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -9,13 +6,12 @@ from sparsebench_plugins.oracle import Oracle
 from sparsebench_plugins.perturbation import Perturbation
 from sparsebench_plugins.random import Random
 from sparsebench_theory.models import TwoLayer
-from sparsebench_theory.overfitting.gram import InSpan, Member, Span
+from sparsebench_theory.overfitting.gram import InSpan
 from sparsebench_theory.overfitting.task import Overfitting
-from sparsebench_theory.together import Trial, fits, train_together
 
 from sparsebench.models.actor import Actor
 from sparsebench.strategy.budget import Budget
-from sparsebench.training.loop import Course, steps_for, train
+from sparsebench.training.loop import steps_for, train
 from sparsebench.training.steps import Autograd, Samples
 
 TASK = Overfitting(tokens=5, d=80, signal=12, test=10, steps=200)
@@ -67,68 +63,7 @@ def test_gradient_descent_ends_with_the_step_before_which_the_loss_was_low():
     assert losses[-1] == pytest.approx(outcome["train_loss"]) and min(losses[:-1]) >= 0.01
 
 
-def test_storing_twice_changes_nothing():
-    network, actor, samples = problem()
-    steps = InSpan(network, actor, samples, RECIPE)
-    for _ in range(3):
-        steps.step(np.arange(6), 0, 0.0)
-    steps.store()
-    once = copy.deepcopy(network.state_dict())
-    steps.store()
-    assert all(torch.equal(value, once[name]) for name, value in network.state_dict().items())
-
-
 def test_the_span_is_used_where_it_is_the_shorter_way():
     few, many = problem(n=6), problem(n=40)
     assert isinstance(steps_for(*few, RECIPE), InSpan)
     assert isinstance(steps_for(*many, RECIPE), Autograd)  # 200 tokens in 80 dimensions
-
-
-def trial(strategy, repetition, n=6):
-    network, actor, samples = problem(strategy, n, repetition)
-    return Trial(network, actor, samples, RECIPE, Course(n, RECIPE, ("order",)))
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES[:3], ids=ids[:3])
-def test_many_trials_in_one_program_are_each_as_alone(strategy):
-    together = [trial(strategy, repetition, n) for repetition in range(3) for n in (4, 6)]
-    assert all(fits(t.network, t.actor, t.samples, t.recipe) for t in together)
-    train_together(together)
-    assert len({t.course.step for t in together}) > 1  # they end at different steps
-    for one in together:
-        network, actor, samples = problem(strategy, one.course.n, together.index(one) // 2)
-        steps = InSpan(network, actor, samples, RECIPE)
-        alone = train(steps, one.course.n, RECIPE, ("order",))
-        steps.store()
-        assert one.course.outcome() == pytest.approx(alone)
-        mine, theirs = ([p.detach() for p in net.parameters()] for net in (one.network, network))
-        assert furthest(mine, theirs) < 1e-12
-
-
-def test_a_choice_that_changes_with_the_weights_is_trained_alone():
-    network, actor, samples = problem(AttnTopK())
-    assert not fits(network, actor, samples, RECIPE)
-
-
-def test_a_span_of_a_fixed_choice_holds_only_what_stays():
-    network, actor, samples = problem(Random())
-    assert Span([Member(network, actor, samples, RECIPE)]).L == 3
-    network, actor, samples = problem(AttnTopK())
-    assert Span([Member(network, actor, samples, RECIPE)]).L == 5
-
-
-def test_trials_that_end_by_other_rules_do_not_share_a_program():
-    """One that ends early leaves the others, and its own weights, as they are alone."""
-    rules = [RECIPE, replace(RECIPE, stop_below=0.1), replace(RECIPE, steps=7)]
-    together = []
-    for recipe in rules:
-        network, actor, samples = problem()
-        together.append(Trial(network, actor, samples, recipe, Course(6, recipe, ("order",))))
-    train_together(together)
-    for one in together:
-        network, actor, samples = problem()
-        steps = InSpan(network, actor, samples, one.recipe)
-        alone = train(steps, 6, one.recipe, ("order",))
-        steps.store()
-        assert one.course.outcome() == pytest.approx(alone)
-        assert furthest(*([p.detach() for p in net.parameters()] for net in (one.network, network))) < 1e-12
