@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import io
 import re
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from PIL import Image
 from sparsebench_theory.models import Shallow
 from sparsebench_theory.shallow.task import Theory
 
+from sparsebench import style
 from sparsebench.models.base import Model
 from sparsebench.paper import Result, Trial, as_csv, as_json
 from sparsebench.plan.expand import expand
@@ -46,6 +48,11 @@ def make_trial() -> Callable[..., Trial]:
     return _trial
 
 
+@functools.cache
+def _jobs(suite: str, figure: str) -> list[Job]:
+    return list(expand(Request(suite=suite, figures=(figure,)), Registry()))
+
+
 @pytest.fixture(scope="session")
 def planned() -> Callable[..., list[Trial]]:
     """Return a maker of the trials that a suite plans for a figure, without running them.
@@ -59,7 +66,7 @@ def planned() -> Callable[..., list[Trial]]:
     ) -> list[Trial]:  # fmt: skip
         registry = Registry()
         trials = []
-        for job in expand(Request(suite=suite, figures=(figure,)), registry):
+        for job in _jobs(suite, figure):
             cell = job.cell
             if job.keep_weights or not keep(cell.repetition):
                 continue
@@ -124,3 +131,9 @@ def grid_of() -> Callable[..., list[Trial]]:
         ]
 
     return make
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let figures have pictures of a few bytes, where only their files matter: to render them takes seconds."""
+    monkeypatch.setattr(Result, "pictures", lambda result: {form: result.title.encode() for form in style.FORMS})

@@ -115,10 +115,9 @@ def test_samples_needed_for_an_accuracy(trial: Any, sound: Any, accuracy: Any, e
     assert "accuracy 0.5; the paper's level is 0.775" in result.verdicts[0].claim
 
 
-def test_a_level_that_no_training_reaches_is_said_to_be_not_reached(trial: Any, drawn: Any) -> None:
+def test_a_level_that_no_training_reaches_is_said_to_be_not_reached(trial: Any) -> None:
     result = figure_6b(accuracies(trial, lambda a, n: 0.1))
     assert words(result) == [OPEN, OPEN] and "not reached" in result.verdicts[0].measured
-    drawn(result)
 
 
 GAPS = (0.4, 0.35, 0.3, 0.2, 0.02)
@@ -162,7 +161,7 @@ def test_accuracy_and_gap_by_share(trial: Any, sound: Any, options: dict[str, An
     sound(result)
 
 
-def test_each_level_stands_beside_the_published_values(trial: Any, drawn: Any) -> None:
+def test_each_level_stands_beside_the_published_values(trial: Any) -> None:
     result = figure_6c(spurious(trial))
     rows = {(row["initial model"], row["alpha_*"]): row for row in result.tables["fig6c"]}
     assert len(rows) == 10
@@ -172,7 +171,6 @@ def test_each_level_stands_beside_the_published_values(trial: Any, drawn: Any) -
             assert [row[f"published, {name}"] for row in mine] == list(values)
     assert rows["4,000 images of the other classes", 1.0]["spurious_gap"] == pytest.approx(0.016)
     assert all(row["accuracy_low"] < row["accuracy"] < row["accuracy_high"] for row in rows.values())
-    drawn(result)
 
 
 def test_noise_says_that_accuracy_rises_no_more_often_than_the_level(trial: Any) -> None:

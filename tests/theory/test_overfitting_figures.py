@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sparsebench_theory.models import TwoLayer
-from sparsebench_theory.overfitting.boundary import Boundary
-from sparsebench_theory.overfitting.figures import PAPER
+from sparsebench_theory.overfitting.figures import PAPER, Boundary
 from sparsebench_theory.overfitting.task import Overfitting
 from sparsebench_theory.trials import crossing
 
@@ -292,48 +291,5 @@ def test_each_strategy_is_judged_by_the_shift_of_its_boundary(map_of: Any, sound
     assert len(result.tables["strategies-boundary"]) == 5 * 9
 
 
-# ---- few trials, and pictures
-
-
-def low(job: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what a trial that went well has."""
-    c = job.cell.n_train * Overfitting(**job.cell.task.params).snr ** 2
-    values = {"fitted": 1.0, "test_loss": 0.2 * 1000 / c}
-    return values, {"watched_steps": STEPS, **{f"watched_{name}": (0.7, 0.2, 0.04) for name in NAMES}}
-
-
-def unfitted(job: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    return low(job)[0] | {"fitted": 0.0}, low(job)[1]
-
-
-FEW: dict[str, tuple[Callable[[Any], Any], Callable[[int], bool]]] = {
-    "one repetition": (low, lambda r: r == 0),
-    "never fitted": (unfitted, lambda r: True),
-    "one repetition, never fitted": (unfitted, lambda r: r == 0),
-    "all diverged": (lambda job: None, lambda r: True),
-    "some diverged": (lambda job: low(job) if job.cell.repetition else None, lambda r: True),
-    "every other N diverged": (lambda job: low(job) if job.cell.n_train % 8 else None, lambda r: True),
-}
-
-
-@pytest.mark.parametrize("few", FEW)
-@pytest.mark.parametrize("figure", PAPER.figures)
-def test_few_trials_break_nothing(planned: Any, sound: Any, figure: str, few: str) -> None:
-    fill, keep = FEW[few]
-    result = PAPER.figures[figure](planned("overfitting-quick", figure, fill, keep))
-    sound(result)
-    assert any(result.tables.values()) or (few == "all diverged" and figure in "23")
-    if few == "all diverged" or ("never fitted" in few and figure == "1"):
-        assert set(words(result)) <= {OPEN} if figure != "strategies" else {NO}
-
-
 def test_figure_1_of_one_signal_can_be_drawn(trial: Any, sound: Any) -> None:
     sound(PAPER.figures["1"]([trial(4, 0, 5.0, test_loss=0.4)]))
-
-
-@pytest.mark.parametrize(
-    ("figure", "fill"),
-    [*((figure, low) for figure in PAPER.figures), ("1", unfitted), ("2", lambda job: None), ("strategies", unfitted)],
-)
-def test_pictures_are_whole(planned: Any, drawn: Any, figure: str, fill: Any) -> None:
-    drawn(PAPER.figures[figure](planned("overfitting-quick", figure, fill)))

@@ -15,7 +15,6 @@ from sparsebench_theory.shallow.paper import seconds
 from sparsebench.errors import UserError
 from sparsebench.paper import Paper, Verdict
 from sparsebench.plan.expand import expand
-from sparsebench.plan.job import Job
 from sparsebench.plan.plan import Plan
 from sparsebench.plan.request import How, Request
 from sparsebench.plan.time_left import Remaining
@@ -62,7 +61,7 @@ strategies = ["dense", "oracle:keep_rate=0.8", "STRATEGY:keep_rate=0.8"]
 
 
 @pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None) -> Callable[..., Path]:
     """Return a function that puts a suite of three figures that takes a second in the place of the presets'."""
     path = tmp_path / "tiny.toml"
     some = {name: theory.PAPER.figures[name] for name in ("2", "4", "8")}
@@ -250,12 +249,7 @@ def records_of(figure: str, repetitions: int = 4, **metrics: float | None) -> li
     ]  # fmt: skip
 
 
-def failed(record: Record, reason: str, kind: str = "ValueError", status: Any = "failed") -> Record:
-    failure = Failure(reason=reason, kind=kind)
-    return record.model_copy(update={"status": status, "metrics": {}, "samples": {}, "failure": failure})
-
-
-def test_figures_and_verdicts_are_files(tmp_path: Path) -> None:
+def test_figures_and_verdicts_are_files(tmp_path: Path, no_pictures: None) -> None:
     verdicts = publish(theory.PAPER, {"1a": records_of("1a"), "spurious": records_of("spurious")}, tmp_path)
     assert sorted(contents(tmp_path)) == [
         "fig1a-n50.csv", "fig1a.csv", "fig1a.pdf", "fig1a.png", "fig1a.svg",
@@ -272,70 +266,68 @@ def test_figures_and_verdicts_are_files(tmp_path: Path) -> None:
     }
 
 
-def test_the_same_records_make_the_same_bytes(tmp_path: Path) -> None:
-    for folder in ("one", "other"):
-        publish(theory.PAPER, {name: records_of(name) for name in ("2", "4")}, tmp_path / folder)
-    assert contents(tmp_path / "one") == contents(tmp_path / "other")
-    assert {"fig2.png", "fig2.svg", "fig4.png", "fig4.svg"} <= set(contents(tmp_path / "one"))
+@pytest.mark.parametrize(
+    ("lost", "fitted", "says"),
+    [
+        ({1: ("ValueError", "failed"), 2: ("OutOfMemory", "oom")}, 1.0, [
+            "2 trials of each setting",
+            "1 of 4 trials have no answer and are left out; failed: it broke",
+            "1 of 4 trials have no answer and are left out; oom: it broke",
+        ]),
+        ({0: ("DivergedError", "failed"), 1: ("DivergedError", "failed")}, 0.0, [
+            "4 trials of each setting",
+            "2 of 4 trials diverged: they have not succeeded, and have no loss",
+            "2 of 4 trials reached the step limit before they fitted their training samples",
+        ]),
+        ({r: ("ValueError", "failed") for r in range(4)}, 1.0, [
+            "4 of 4 trials have no answer and are left out; failed: it broke",
+        ]),
+    ],
+    ids=["some without an answer", "some diverged, others not fitted", "none with an answer"],
+)  # fmt: skip
+def test_notes_say_how_many_trials_there_are_and_why_some_are_not(
+    tmp_path: Path, no_pictures: None, lost: dict[int, tuple[str, Any]], fitted: float, says: list[str]
+) -> None:
+    records = records_of("4", fitted=fitted)
+    for r, (kind, status) in lost.items():
+        failure = Failure(reason="it broke", kind=kind)
+        changes = {"status": status, "metrics": {}, "samples": {}, "failure": failure}
+        records[r] = records[r].model_copy(update=changes)
+    verdicts = publish(theory.PAPER, {"4": records}, tmp_path)
+    assert notes_in(tmp_path) == [f"figure 4: {line}" for line in says]
+    assert len(verdicts) == (0 if len(lost) == 4 else 2) and (tmp_path / "fig4.csv").exists() == bool(verdicts)
 
 
-def test_notes_say_how_many_trials_there_are_and_why_some_are_not(tmp_path: Path) -> None:
-    one, two, three, four = records_of("4")
-    publish(
-        theory.PAPER, {"4": [one, failed(two, "it broke"), failed(three, "too large", status="oom"), four]}, tmp_path
-    )
-    assert notes_in(tmp_path) == [
-        "figure 4: 2 trials of each setting",
-        "figure 4: 1 of 4 trials have no answer and are left out; failed: it broke",
-        "figure 4: 1 of 4 trials have no answer and are left out; oom: too large",
-    ]
-
-
-def test_notes_tell_trials_that_diverged_or_were_not_fitted(tmp_path: Path) -> None:
-    one, two, three, _ = records_of("4", fitted=0.0)
-    diverged = [failed(record, "the loss is NaN", "DivergedError") for record in (one, two)]
-    verdicts = publish(theory.PAPER, {"4": [*diverged, three, records_of("4")[3]]}, tmp_path)
-    assert notes_in(tmp_path) == [
-        "figure 4: 4 trials of each setting",
-        "figure 4: 2 of 4 trials diverged: they have not succeeded, and have no loss",
-        "figure 4: 1 of 4 trials reached the step limit before they fitted their training samples",
-    ]
-    assert len(verdicts) == 2
-
-
-def test_notes_say_that_some_settings_have_fewer_trials(tmp_path: Path) -> None:
-    some = records_of("2", repetitions=3)
-    publish(theory.PAPER, {"2": some[1:]}, tmp_path)
+def test_notes_say_that_some_settings_have_fewer_trials(tmp_path: Path, no_pictures: None) -> None:
+    publish(theory.PAPER, {"2": records_of("2", repetitions=3)[1:]}, tmp_path)
     assert notes_in(tmp_path) == ["figure 2: 2 to 3 trials of each setting"]
-
-
-def test_a_figure_without_any_answer_is_a_note_and_no_picture(tmp_path: Path) -> None:
-    assert publish(theory.PAPER, {"4": [failed(record, "it broke") for record in records_of("4")]}, tmp_path) == []
-    assert sorted(contents(tmp_path)) == ["verdicts.csv", "verdicts.json", "verdicts.md"]
-    assert notes_in(tmp_path) == ["figure 4: 4 of 4 trials have no answer and are left out; failed: it broke"]
 
 
 # ---- how long it takes
 
 
-def job(n_train: int = 8, m: int = 64, **task: Any) -> Job:
-    spec = "theory:" + ",".join(f"{key}={value}" for key, value in task.items())
-    request = Request(tasks=(spec.rstrip(":"),), model=f"shallow:m={m}", n_train=(n_train,), seeds=1)
-    return next(job for job in expand(request, Registry()) if job.label == "dense")
-
-
 @pytest.mark.parametrize(
-    "more",
-    [{"n_train": 16}, {"m": 256}, {"tokens": 100}, {"watch": 5}, {"confusion": 0.16}],
-    ids=lambda more: " ".join(more),
-)
-def test_a_larger_or_harder_trial_is_expected_to_take_longer(more: dict[str, Any]) -> None:
-    assert seconds(job(**more)) > seconds(job()) > 0
+    ("less", "more"),
+    [
+        ("", "n_train=16"), ("", "m=256"), ("", "tokens=100"), ("", "watch=5"), ("", "confusion=0.16"),
+        ("steps=10", ""), ("n_train=10", "n_train=20"),
+    ],
+)  # fmt: skip
+def test_a_larger_or_harder_trial_is_expected_to_take_longer(less: str, more: str) -> None:
+    assert 0 < expected(less) < expected(more)
 
 
-def test_more_samples_than_a_batch_make_no_step_longer() -> None:
-    assert seconds(job(n_train=20)) == seconds(job(n_train=500)) > seconds(job(n_train=10))
+@pytest.mark.parametrize(("one", "other"), [("n_train=20", "n_train=500"), ("", "steps=5000")])
+def test_more_samples_than_a_batch_and_more_steps_than_it_takes_make_nothing_longer(one: str, other: str) -> None:
+    assert expected(one) == expected(other)
 
 
-def test_fewer_steps_at_most_take_less_time() -> None:
-    assert seconds(job(steps=10)) < seconds(job()) == seconds(job(steps=5000))
+def expected(option: str) -> float:
+    """Return the seconds of a trial with that option of the task, the model or the request."""
+    name, _, value = option.partition("=")
+    task = "theory" if name in ("", "m", "n_train") else f"theory:{option}"
+    request = Request(
+        tasks=(task,), model=f"shallow:m={value if name == 'm' else 64}", seeds=1,
+        n_train=(int(value) if name == "n_train" else 8,),
+    )  # fmt: skip
+    return next(seconds(job) for job in expand(request, Registry()) if job.label == "dense")

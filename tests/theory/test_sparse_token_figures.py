@@ -211,36 +211,3 @@ def test_removal_is_judged_beside_data_of_as_many_tokens(
 def test_differences_that_are_uncertain_decide_nothing(trial: Any) -> None:
     trials = cut(trial, DENSE | {("oracle", 64): 0.18, ("random", 64): 0.15}, spread=0.05)
     assert words(PAPER.figures["removal"](trials)) == [OPEN, OPEN] * 2
-
-
-# ---- few trials, and pictures
-
-
-def well(job: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what a trial that went as the closed form says has."""
-    task = SparseTokens(**job.cell.task.params)
-    return {"accuracy": 1 - least_error(task.theta, task.relevant, task.tokens), "alignment": 0.97}, {}
-
-
-FEW: dict[str, tuple[Callable[[Any], Any], Callable[[int], bool]]] = {
-    "as planned": (well, lambda r: True),
-    "one repetition": (well, lambda r: r == 0),
-    "all diverged": (lambda job: None, lambda r: True),
-    "some diverged": (lambda job: well(job) if job.cell.repetition else None, lambda r: True),
-    "one length diverged": (lambda job: well(job) if job.cell.task.params["tokens"] != 16 else None, lambda r: True),
-}
-
-
-@pytest.mark.parametrize("few", FEW)
-@pytest.mark.parametrize("figure", PAPER.figures)
-def test_few_trials_break_nothing(planned: Any, sound: Any, figure: str, few: str) -> None:
-    fill, keep = FEW[few]
-    result = PAPER.figures[figure](planned("sparse-tokens-quick", figure, fill, keep))
-    sound(result)
-    if few == "all diverged":
-        assert set(words(result)) == {OPEN}
-
-
-@pytest.mark.parametrize("figure", PAPER.figures)
-def test_the_pictures_of_a_figure_are_whole(planned: Any, drawn: Any, figure: str) -> None:
-    drawn(PAPER.figures[figure](planned("sparse-tokens-quick", figure, well)))

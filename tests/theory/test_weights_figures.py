@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from sparsebench_theory.models import PRUNED
 from sparsebench_theory.shallow.paper import PAPER
@@ -143,38 +142,3 @@ def test_each_number_of_patterns_is_judged_apart(make_trial: Any, sound: Any) ->
     result = PAPER.figures["neurons"](pruned(make_trial, late, rises, 5) + pruned(make_trial, late, rises, 10))
     sound(result)
     assert words(result) == [YES, YES, NO, YES] and len(result.panels) == 2
-
-
-# ---- few trials, and pictures
-
-
-def kept(job: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what a trial that went well has."""
-    values = {"success": 1.0, "test_loss": 0.1}
-    curves = {f"trained_singular_{name}": TWO for name in MATRICES}
-    return values, curves | {
-        f"trained_loss_without_{what}": tuple(np.linspace(0.1, 1, 10)) for what in ("short", "long")
-    }
-
-
-FEW: dict[str, tuple[Callable[[Any], Any], Callable[[int], bool], bool]] = {
-    "one repetition": (kept, lambda r: r == 0, True),
-    "all diverged": (lambda job: None, lambda r: True, True),
-    "some diverged": (lambda job: kept(job) if job.cell.repetition else None, lambda r: True, False),
-}
-
-
-@pytest.mark.parametrize("few", FEW)
-@pytest.mark.parametrize("figure", ["rank", "neurons"])
-def test_few_trials_decide_nothing_and_break_nothing(planned: Any, sound: Any, figure: str, few: str) -> None:
-    fill, keep, nothing = FEW[few]
-    result = PAPER.figures[figure](planned("theory-quick", figure, fill, keep))
-    sound(result)
-    if nothing:
-        assert set(words(result)) <= {OPEN}
-
-
-@pytest.mark.parametrize("fill", [kept, lambda job: None], ids=["all there", "all diverged"])
-@pytest.mark.parametrize("figure", ["rank", "neurons"])
-def test_pictures_are_whole(planned: Any, drawn: Any, figure: str, fill: Any) -> None:
-    drawn(PAPER.figures[figure](planned("theory-quick", figure, fill)))
