@@ -4,10 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from sparsebench_theory.spatial.task import PRETRAINED_ON, Spatial
-
-from sparsebench.errors import UserError
 
 SMALL = Spatial(tokens=12, group=3, d=16, test=9)
 
@@ -112,34 +109,6 @@ def test_permuted_patches_are_the_plain_ones_in_another_order_one_for_all_sample
             np.testing.assert_array_equal(mine.relevance[:, place], theirs.relevance[:, order[place]])
 
 
-@given(
-    st.integers(1, 20), st.integers(0, 9), st.integers(0, 9), st.integers(0, 10**6), st.booleans(), st.integers(0, 3)
-)
-@settings(max_examples=40, deadline=None)
-def test_a_smaller_set_begins_the_larger_and_the_test_set_is_the_same(n, more, tests, repetition, permuted, feature):
-    task = changed(permuted=permuted, feature=feature)
-    small, large = task.draw(n, repetition, {}), changed(task, test=9 + tests).draw(n + more, repetition, {})
-    np.testing.assert_array_equal(small.patterns, large.patterns)
-    for field in ("inputs", "labels", "groups", "relevance"):
-        np.testing.assert_array_equal(getattr(small.train, field), getattr(large.train, field)[:n])
-        np.testing.assert_array_equal(getattr(small.test, field), getattr(large.test, field)[:9])
-
-
-def test_a_repetition_is_the_same_again_and_unlike_the_next_and_a_new_feature_has_new_samples():
-    first, again, other = (SMALL.draw(9, repetition, {}) for repetition in (0, 0, 1))
-    for part in ("train", "test"):
-        np.testing.assert_array_equal(getattr(first, part).inputs, getattr(again, part).inputs)
-        assert not np.isclose(getattr(first, part).inputs, getattr(other, part).inputs).all(axis=2).any()
-    assert not np.isclose(first.train.inputs, first.test.inputs).all(axis=2).any()
-    transferred = changed(feature=1).draw(9, 0, {})
-    assert not np.array_equal(transferred.train.relevance, first.train.relevance)
-
-
-def test_how_a_network_is_trained_does_not_change_the_data():
-    tuned = changed(lr=1, lr_attention=2, steps=3, threshold=0.5, watch=1, start="pretrained")
-    np.testing.assert_array_equal(SMALL.draw(6, 0, {}).train.inputs, tuned.draw(6, 0, {}).train.inputs)
-
-
 def test_training_begins_with_nothing_or_with_what_feature_0_taught_in_plain_order():
     assert changed(feature=2, permuted=True).initial() is None
     task = changed(feature=2, permuted=True, start="pretrained", structure=3, lr_attention=5, watch=10, steps=40)
@@ -147,48 +116,3 @@ def test_training_begins_with_nothing_or_with_what_feature_0_taught_in_plain_ord
     assert first == changed(task, feature=0, permuted=False, start="random", watch=0)
     assert samples == PRETRAINED_ON == 2000 and first.initial() is None
     np.testing.assert_array_equal(first.sets(), task.sets())
-
-
-def test_the_recipe_is_gradient_descent_at_two_step_sizes():
-    recipe = Spatial(lr=0.3, steps=77, watch=5).recipe()
-    assert (recipe.loss, recipe.optimizer, recipe.lr, recipe.batch) == ("logistic", "sgd", 0.3, 0)
-    assert (recipe.steps, recipe.epochs, recipe.stop_below, recipe.watch) == (77, 77, 0, 5)
-    assert recipe.fixed_selection and not recipe.stop_at_zero_loss and dict(recipe.rates) == {}
-    assert dict(Spatial(lr_attention=20).recipe().rates) == {"A": 20}
-
-
-@pytest.mark.parametrize(("accuracy", "succeeds"), [(1.0, True), (0.95, True), (0.94, False)])
-def test_a_trial_succeeds_by_its_error_whatever_its_loss(accuracy, succeeds):
-    assert all(Spatial(threshold=0.0501).success(loss, accuracy) is succeeds for loss in (0.0, 9.0))
-
-
-def test_a_trial_with_an_error_of_exactly_the_threshold_succeeds():
-    assert Spatial(threshold=0.5).success(1.0, 0.5) is True and Spatial(threshold=0).success(1.0, 1.0) is True
-
-
-@pytest.mark.parametrize(
-    ("parameters", "said"),
-    [
-        ({"tokens": 36, "group": 5}, "one size; got tokens=36, group=5; allowed: a group that divides tokens"),
-        ({"tokens": 4, "group": 8}, "one size"),
-        ({"feature": 16}, "orthogonal; got feature=16; allowed: below d=16"),
-    ],
-)
-def test_parameters_that_contradict_each_other_are_a_user_error(parameters, said):
-    for ask in (lambda task: task.check(), lambda task: task.draw(2, 0, {})):
-        with pytest.raises(UserError, match=said):
-            ask(changed(**parameters))
-    changed(feature=15).check()
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"tokens": 1}, {"group": 0}, {"d": 1}, {"rate": 1.1}, {"rate": -0.1}, {"noise": -1}, {"structure": -1},
-        {"feature": -1}, {"start": "learned"}, {"test": 0}, {"threshold": 1}, {"lr": 0}, {"lr_attention": 0},
-        {"steps": 0}, {"watch": -1},
-    ],
-)  # fmt: skip
-def test_a_parameter_out_of_range_is_refused(wrong):
-    with pytest.raises(ValidationError, match=next(iter(wrong))):
-        Spatial(**wrong)

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from sparsebench_theory.shallow.task import RULES, Theory
 
 from sparsebench.errors import UserError
@@ -93,14 +92,8 @@ def test_each_sample_has_those_counts_and_its_label_is_the_majority_of_two():
         assert (split.labels == (counts[:, 0] > counts[:, 1])).all()
         assert {tuple(row) for row in counts} == {(10, 2, 13, 13, 12), (2, 10, 13, 13, 12)}
         assert abs(int(split.labels.sum()) * 2 - n) <= 1
+        np.testing.assert_array_equal(split.relevance, which == 1 - split.labels[:, None])
     assert data.classes == ("-1", "+1")
-
-
-def test_relevance_is_on_the_tokens_of_the_majority():
-    data = Theory(tokens=50).draw(20, 0, {})
-    majority = np.where(data.train.labels == 1, 0, 1)
-    np.testing.assert_array_equal(data.train.relevance, pattern_of(data, data.train) == majority[:, None])
-    assert data.train.relevance_on(None) is data.train.relevance
 
 
 def test_patterns_are_orthonormal_and_tokens_are_patterns_with_the_noise_asked_for():
@@ -166,11 +159,6 @@ def test_a_pattern_is_a_set_of_vectors_at_half_the_diameter_and_each_is_drawn_as
     assert min(mixed) > 1
 
 
-def test_without_a_diameter_a_set_is_its_pattern():
-    data = Theory(tokens=50, noise=0, set_size=3).draw(5, 0, {})
-    np.testing.assert_allclose(data.train.inputs, data.patterns.T[pattern_of(data, data.train)], atol=1e-6)
-
-
 def test_the_spurious_pattern_goes_with_the_label_in_training_and_not_in_the_test():
     task = Theory(tokens=50, spurious=0.2, spurious_rate=0.8, test=2000)
     data = task.draw(2000, 0, {})
@@ -190,130 +178,3 @@ def test_the_spurious_pattern_goes_with_the_label_in_training_and_not_in_the_tes
                 assert (mine == discriminative + others).all()
         np.testing.assert_array_equal(split.relevance, which == 1 - split.labels[:, None])
     assert task.counts().tolist() == [10, 2, 13, 13, 12] and task.realised_shares() == (0.2, 0.04, 0.76)
-
-
-@pytest.mark.parametrize("rate", [0, 1])
-def test_a_spurious_rate_of_nought_or_one_is_certain(rate):
-    split = Theory(spurious=0.1, spurious_rate=rate).draw(50, 0, {}).train
-    assert set(split.groups) == ({0, 3} if rate else {1, 2})
-
-
-OPTIONS = [
-    {},
-    {"labels": "iid"},
-    {"positions": "fixed"},
-    {"noisy_share": 0.3},
-    {"set_size": 3, "set_diameter": 0.3},
-    {"spurious": 0.2},
-    {"classes": 4, "labels": "iid", "noisy_share": 0.5, "set_size": 2, "set_diameter": 1},
-    {"labels": "iid", "positions": "fixed", "noisy_share": 0.5, "set_size": 3, "set_diameter": 0.3, "spurious": 0.1},
-]
-
-
-@given(st.sampled_from(OPTIONS), st.integers(0, 10**6), st.integers(1, 30), st.integers(0, 20))
-@settings(max_examples=60, deadline=None)
-def test_a_smaller_set_begins_the_larger_and_the_test_set_is_the_same(options, repetition, n, more):
-    task = Theory(tokens=12, relevant=0.3, confusion=0.1, test=5, **options)
-    longer = task.model_copy(update={"test": 5 + more})
-    small, large = task.draw(n, repetition, {}), longer.draw(n + more, repetition, {})
-    for field in ("inputs", "labels", "groups", "relevance"):
-        np.testing.assert_array_equal(getattr(small.train, field), getattr(large.train, field)[:n])
-        np.testing.assert_array_equal(getattr(small.test, field), getattr(large.test, field)[:5])
-
-
-def test_a_repetition_is_the_same_again_and_unlike_the_next():
-    task = Theory(tokens=12, relevant=0.3, confusion=0.1)
-    first, again, other = (task.draw(6, repetition, {}) for repetition in (0, 0, 1))
-    for part in ("train", "test"):
-        np.testing.assert_array_equal(getattr(first, part).inputs, getattr(again, part).inputs)
-        assert not np.allclose(getattr(first, part).inputs, getattr(other, part).inputs)
-    assert not np.allclose(first.patterns, other.patterns)
-    assert not np.allclose(first.train.inputs, first.test.inputs[:6])
-
-
-def test_how_a_network_is_trained_does_not_change_the_data():
-    plain = Theory(tokens=12, relevant=0.3, confusion=0.1)
-    tuned = Theory(tokens=12, relevant=0.3, confusion=0.1, lr=0.1, batch=3, steps=7, threshold=0.5, test=9, watch=3)
-    np.testing.assert_array_equal(plain.draw(6, 0, {}).train.inputs, tuned.draw(6, 0, {}).train.inputs)
-    np.testing.assert_array_equal(plain.draw(6, 0, {}).test.inputs[:9], tuned.draw(6, 0, {}).test.inputs)
-
-
-@pytest.mark.parametrize(
-    ("parameters", "said"),
-    [
-        ({"relevant": 0.1, "confusion": 0.1}, "5 relevant, 5 confusing.*more relevant tokens than confusing ones"),
-        ({"relevant": 0.1, "confusion": 0.4}, "5 relevant, 20 confusing.*more relevant tokens than confusing ones"),
-        ({"relevant": 0.26, "irrelevant": 0.48}, "13 relevant, 13 confusing.*more relevant tokens than confusing ones"),
-        ({"relevant": 0.2, "confusion": 0.58, "classes": 4}, "10 relevant, 29 confusing.*more relevant tokens"),
-        ({"tokens": 10, "relevant": 0.04, "confusion": 0}, "0 relevant, 0 confusing"),
-        ({"relevant": 0.7, "confusion": 0.5}, "35 relevant, 25 confusing and -10 irrelevant.*sum to at most 1"),
-        ({"relevant": 0.4, "irrelevant": 0.7}, "20 relevant, -5 confusing and 35 irrelevant.*sum to at most 1"),
-        ({"relevant": 0.6, "confusion": 0.4}, "and 0 irrelevant tokens.*each of the 3 irrelevant patterns"),
-        ({"relevant": 0.92}, "and 2 irrelevant tokens.*each of the 3 irrelevant patterns"),
-        ({"patterns": 4, "classes": 4}, "more patterns than the 4 classes"),
-        ({"confusion": 0.1, "irrelevant": 0.5}, "more than once; got confusion and irrelevant; allowed: one of"),
-        ({"spurious": 0.005}, "a spurious share of a token or more"),
-        ({"spurious": 0.74}, "38 irrelevant tokens, 37 of them spurious.*beside it"),
-        ({"spurious": 0.1, "classes": 4}, "classes=4; allowed: classes=2"),
-        ({"d": 4}, "d must be at least their number"),
-        ({"d": 5, "spurious": 0.1}, "d must be at least their number; got d=5; allowed: d of 6"),
-        ({"set_size": 2, "set_diameter": 1.42}, "set_diameter < kappa"),
-        ({"set_diameter": 0.3}, "set_size of 2 or more"),
-    ],
-)
-def test_parameters_that_contradict_each_other_are_a_user_error(parameters, said):
-    for ask in (lambda task: task.check(), lambda task: task.draw(2, 0, {})):
-        with pytest.raises(UserError, match=said):
-            ask(Theory(**parameters))
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"relevant": 1}, {"relevant": 0}, {"confusion": -0.1}, {"irrelevant": 0}, {"confusion_ratio": -1},
-        {"patterns": 2}, {"classes": 3}, {"labels": "fair"}, {"positions": "sorted"}, {"set_size": 0},
-        {"set_diameter": -1}, {"spurious": 1}, {"spurious_rate": 1.1}, {"test": 0}, {"watch": -1},
-        {"criterion": "accuracy"}, {"error": -0.1}, {"error": 1},
-    ],
-)  # fmt: skip
-def test_a_parameter_out_of_range_is_refused(wrong):
-    with pytest.raises(ValidationError, match=next(iter(wrong))):
-        Theory(**wrong)
-
-
-def test_the_step_size_follows_the_number_of_tokens_unless_given():
-    assert [Theory(tokens=L).recipe().lr for L in (50, 100)] == [1, 2]
-    assert Theory(tokens=100, lr=0.3).recipe().lr == 0.3
-    recipe = Theory(batch=7, steps=9).recipe()
-    assert (recipe.loss, recipe.optimizer, recipe.batch, recipe.steps) == ("hinge", "sgd", 7, 9)
-    assert recipe.stop_at_zero_loss and recipe.fixed_selection
-
-
-def test_a_trial_succeeds_below_the_threshold_whatever_its_accuracy():
-    task = Theory(threshold=0.01)
-    assert task.success(0.0099, 0.5) is True
-    assert task.success(0.01, 1.0) is False
-    assert task.successes(0.0099, 0.5) == {"success": True}
-
-
-@pytest.mark.parametrize("test", [100, 200, 300, 700, 1000, 3000, 10**6])
-@pytest.mark.parametrize("percent", [0, 1, 2, 5, 7, 29])
-def test_by_the_error_a_trial_succeeds_with_so_many_wrong_test_samples_and_not_with_one_more(test, percent):
-    task, most = Theory(criterion="error", error=percent / 100), test * percent // 100
-    assert task.success(9.0, (test - most) / test) is True
-    assert task.success(0.0, (test - most - 1) / test) is False
-
-
-def test_beside_the_error_the_papers_criterion_is_told():
-    task = Theory(criterion="error", threshold=0.1)
-    assert task.successes(0.0999, 0.98) == {"success": False, "success_loss": True}
-    assert task.successes(0.1, 0.99) == {"success": True, "success_loss": False}
-
-
-def test_the_criterion_does_not_change_the_data():
-    plain = Theory(tokens=12, relevant=0.3, confusion=0.1, test=9)
-    other = plain.model_copy(update={"criterion": "error", "error": 0.05})
-    for one, same in zip(
-        *((data.train, data.test) for data in (plain.draw(6, 0, {}), other.draw(6, 0, {}))), strict=True
-    ):
-        np.testing.assert_array_equal(one.inputs, same.inputs)
