@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from sparsebench_theory.models import Positional, TwoLayer
+from sparsebench_theory.models import Positional
+from sparsebench_theory.overfitting.network import TwoLayerViT
 from sparsebench_theory.sparse_tokens.task import SparseTokens
+from sparsebench_theory.spatial.network import PositionalViT
 from sparsebench_theory.spatial.task import Spatial
 
 from sparsebench.plan.expand import expand
@@ -44,58 +46,46 @@ def run(jobs: list[Job], out: Path) -> list[Record]:
     return records
 
 
-@pytest.mark.parametrize("plugin", ["dense", "oracle:keep_rate=0.5", "attn_topk:keep_rate=0.5"])
-def test_a_watched_trial_of_overfitting_is_recorded(tmp_path: Path, plugin: str) -> None:
-    (record,) = run(jobs_of(OVERFITTING, "two_layer:d_h=16,d_v=8,shrink=4", plugin), tmp_path)
-    shows = {"test_loss", "test_accuracy", *_shown("two_layer")}
-    assert set(record.samples) == {"watched_steps"} | {f"watched_{name}" for name in shows}
-    at, steps = record.samples["watched_steps"], record.metrics["steps"].value
-    assert steps is not None and at == (*range(0, math.ceil(steps), 7), steps)
-    assert all(len(values) == len(at) and np.isfinite(values).all() for values in record.samples.values())
-    for name in _shown("two_layer"):
-        assert record.metrics[name].value == record.samples[f"watched_{name}"][-1]
-    assert record.samples["watched_test_loss"][-1] == pytest.approx(record.metrics["test_loss"].value, rel=1e-4)
-    loss, fitted = record.metrics["train_loss"].value, record.metrics["fitted"].value
-    assert loss is not None and fitted == (loss < 0.01) == (steps < 200)
-    assert fitted == 1 or plugin.startswith("attn")  # which may remove the signal
-    assert record.samples["watched_train_loss_then"][0] == pytest.approx(math.log(2), rel=0.1)
-    test_loss, success = record.metrics["test_loss"].value, record.metrics["success"].value
-    assert test_loss is not None and success == (test_loss < 0.2)
+WATCHED = {
+    "two_layer:d_h=16,d_v=8,shrink=4": (OVERFITTING, 12, set(TwoLayerViT.shows)),
+    "positional": (SPATIAL, 40, set(PositionalViT.shows)),
+    "one_query": (SPARSE, 40, {"alignment"}),
+}
 
 
 @pytest.mark.parametrize("plugin", ["dense", "oracle:keep_rate=0.5", "attn_topk:keep_rate=0.5"])
-def test_a_watched_trial_of_spatial_structure_is_recorded(tmp_path: Path, plugin: str) -> None:
-    (record,) = run(jobs_of(SPATIAL, "positional", plugin, n=40), tmp_path)
-    shows = {"test_loss", "test_accuracy", *_shown("positional")}
-    assert set(record.samples) == {"watched_steps", "trained_scores"} | {f"watched_{name}" for name in shows}
-    assert record.samples["watched_steps"] == (0, 10, 20, 25) and record.metrics["steps"].value == 25
-    for name in _shown("positional"):
-        assert record.metrics[name].value == record.samples[f"watched_{name}"][-1]
-        assert len(record.samples[f"watched_{name}"]) == 4
-    assert record.metrics["accuracy"].value == pytest.approx(record.samples["watched_test_accuracy"][-1])
-    scores = np.reshape(record.samples["trained_scores"], (12, 12))
-    np.testing.assert_allclose(np.diag(scores), math.log(math.log(20)), rtol=1e-6)
-    first = Positional().build(Spatial(tokens=12, group=3, d=20).draw(40, 0, {}), 0).A.detach().numpy()
-    moved = np.abs(scores - first)[~np.eye(12, dtype=bool)]
-    assert moved.max() > 1e-3 and (plugin == "attn_topk:keep_rate=0.5" or moved.min() > 0)
-    assert record.samples["watched_alignment"][-1] > record.samples["watched_alignment"][0] + 0.3
-    assert "fitted" not in record.metrics  # nothing ends it early
-
-
-@pytest.mark.parametrize(
-    "plugin",
-    [f"{name}:keep_rate=0.5" for name in ("random", "oracle", "attn_topk", "feature_norm", "noise")] + ["dense"],
-)
-def test_a_watched_trial_of_sparse_tokens_is_recorded(tmp_path: Path, plugin: str) -> None:
-    (record,) = run(jobs_of(SPARSE, "one_query", plugin, n=40), tmp_path)
-    shows = {"test_loss", "test_accuracy", "alignment"}
-    assert set(record.samples) == {"watched_steps"} | {f"watched_{name}" for name in shows}
-    assert record.samples["watched_steps"] == (0, 4, 8, 9)
-    first, *_, last = record.samples["watched_alignment"]
-    assert first == 0 < last <= 1 and record.metrics["alignment"].value == last
-    assert record.metrics["accuracy"].value == pytest.approx(record.samples["watched_test_accuracy"][-1])
-    accuracy, success = record.metrics["accuracy"].value, record.metrics["success"].value
-    assert accuracy is not None and success == (1 - accuracy < 0.1 + 1e-9)
+@pytest.mark.parametrize("model", WATCHED)
+def test_a_watched_trial_is_recorded(tmp_path: Path, model: str, plugin: str) -> None:
+    task, n, shows = WATCHED[model]
+    (record,) = run(jobs_of(task, model, plugin, n=n), tmp_path)
+    values, samples = {name: metric.value for name, metric in record.metrics.items()}, record.samples
+    named: set[str] = {"trained_scores"} if model == "positional" else set()
+    named |= {"watched_steps", *(f"watched_{name}" for name in ("test_loss", "test_accuracy", *shows))}
+    assert set(samples) == named
+    at, steps = samples["watched_steps"], values["steps"]
+    every = int(task.rpartition("watch=")[2])
+    assert steps is not None and at == (*range(0, math.ceil(steps), every), steps)
+    assert all(len(samples[f"watched_{name}"]) == len(at) for name in shows)
+    assert all(np.isfinite(some).all() for some in samples.values())
+    assert all(values[name] == samples[f"watched_{name}"][-1] for name in shows)
+    assert samples["watched_test_loss"][-1] == pytest.approx(values["test_loss"], rel=1e-4)
+    assert values["accuracy"] == pytest.approx(samples["watched_test_accuracy"][-1])
+    if model == "one_query":
+        assert samples["watched_alignment"][0] == 0 < values["alignment"] <= 1
+        assert values["success"] == (1 - values["accuracy"] < 0.1 + 1e-9)
+    elif model == "positional":
+        scores = np.reshape(samples["trained_scores"], (12, 12))
+        np.testing.assert_allclose(np.diag(scores), math.log(math.log(20)), rtol=1e-6)
+        first = Positional().build(Spatial(tokens=12, group=3, d=20).draw(40, 0, {}), 0).A.detach().numpy()
+        moved = np.abs(scores - first)[~np.eye(12, dtype=bool)]
+        assert moved.max() > 1e-3 and (plugin == "attn_topk:keep_rate=0.5" or moved.min() > 0)
+        assert samples["watched_alignment"][-1] > samples["watched_alignment"][0] + 0.3
+        assert "fitted" not in values  # nothing ends it early
+    else:
+        assert values["fitted"] == (values["train_loss"] < 0.01) == (steps < 200)
+        assert values["fitted"] == 1 or plugin.startswith("attn")  # which may remove the signal
+        assert samples["watched_train_loss_then"][0] == pytest.approx(math.log(2), rel=0.1)
+        assert values["success"] == (values["test_loss"] < 0.2)
 
 
 def test_the_oracle_keeps_the_tokens_of_the_signal(tmp_path: Path) -> None:
@@ -103,12 +93,6 @@ def test_the_oracle_keeps_the_tokens_of_the_signal(tmp_path: Path) -> None:
     positive = SparseTokens(tokens=8, d=6, relevant=2, test=60).draw(2, 0, {}).test.labels.mean()
     for name in ("selection_recall", "selection_precision"):
         assert record.metrics[name].value == pytest.approx(positive)  # a sample of class -1 counts 0
-
-
-def _shown(model: str) -> set[str]:
-    data = {"two_layer": TwoLayer(d_h=2, d_v=2), "positional": Positional()}[model]
-    drawn = Spatial(tokens=4, group=2, d=4, test=2).draw(2, 0, {})
-    return set(data.build(drawn, 0).shows)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("group", [1, 12])
