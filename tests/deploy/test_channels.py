@@ -17,11 +17,10 @@ def pixels(channels, n=3, seed=1):
     return torch.randn(n, channels, 32, 32, generator=torch.Generator().manual_seed(seed))
 
 
-@CHANNELS
 @pytest.mark.filterwarnings("ignore:.* spends")  # more than the dense network, or the nearest it can
 @pytest.mark.parametrize("cls", STRATEGIES, ids=lambda cls: cls.name)
 @torch.no_grad()
-def test_every_strategy_acts(cls, channels):
+def test_every_strategy_acts(cls, channels=4):
     model, x = vit(in_chans=channels), pixels(channels)
     given = {"macs": 0.7} if cls.budgeted else {}
     if cls.trained:

@@ -245,11 +245,6 @@ def test_a_row_has_means_and_intervals_over_the_samples_that_have_a_value() -> N
     assert (last["relevant_kept_a"], last["relevant_kept_b"]) == (0.25, 0.125)
 
 
-def cells(text: str) -> list[list[str]]:
-    """Return the cells of a Markdown table."""
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
-
-
 def test_json_holds_the_rows_and_what_was_compared() -> None:
     found = json.loads(as_json(comparison()))
     assert found["rows"] == json.loads(json.dumps(rows(comparison())))

@@ -32,8 +32,7 @@ def reads(call):
 
 
 @pytest.mark.filterwarnings("ignore:'perturbation")  # which spends more than the dense network
-@pytest.mark.parametrize("training", [False, True], ids=["test", "training"])
-@pytest.mark.parametrize("kind", ["plain", "average pool without class token"])
+@pytest.mark.parametrize(("kind", "training"), [("plain", False), ("average pool without class token", True)])
 @pytest.mark.parametrize("cls", FIXED, ids=lambda cls: cls.name)
 def test_only_the_first_pass_with_a_shape_reads_from_the_device(cls, kind, training):
     learned = "random" if cls.trained or cls.fits() else None

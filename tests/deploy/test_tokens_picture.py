@@ -6,7 +6,7 @@ from PIL import Image
 
 from sparsebench.deploy import compare
 from sparsebench.deploy.compare import BOTH, INKS, Agreement, Comparison, Side
-from sparsebench.deploy.pictures import GONE, MATTERS, Scene
+from sparsebench.deploy.pictures import GONE, Scene
 from sparsebench.deploy.show_tokens import Pictures, Shown, Stage, draw, paint
 from sparsebench.measure.selection import iou
 
@@ -53,17 +53,6 @@ def test_patches_that_share_a_token_are_tinted_and_outlined_in_its_colour() -> N
     for patch in (1, 9):
         moved = pixels(large, patch).astype(float) - 0.75 * pixels(plain, patch)
         assert np.abs(moved - 0.25 * np.array(first.copy().pop())).max() <= 1
-
-
-def test_what_matters_is_outlined() -> None:
-    small, box = picture(), NOTHING.copy()
-    box[3:9, 2:12] = True
-    large, plain = paint(small, box, np.full(16, -1), GRID), paint(small, NOTHING, np.full(16, -1), GRID)
-    top, bottom, left, right = (SCALE * x for x in (3, 9, 2, 12))
-    line = (large != plain).any(axis=2)
-    assert (large[line] == MATTERS).all()
-    assert line[top, left:right].all() and line[top:bottom, right - 1].all() and line[bottom - 1, left:right].all()
-    assert not line[:top].any() and not line[top + 5 : bottom - 5, left + 5 : right - 5].any()
 
 
 def stage(place: str, count: int) -> Stage:

@@ -61,12 +61,6 @@ def test_the_files_that_are_named_are_there(page: str) -> None:
     assert [name for name in names if not (ROOT / "sparsebench" / name).is_file()] == []
 
 
-def test_there_are_few_terms_and_each_has_one_meaning() -> None:
-    terms = re.findall(r"^\| ([\w ,-]+?) \| [^|]+ \|$", text_of("docs/inside/terms.md"), re.MULTILINE)
-    names = [name for term in terms[1:] for name in term.split(", ")]
-    assert 1 < len(terms[1:]) <= 30 and len(set(names)) == len(names)
-
-
 def test_every_column_of_the_board_is_described() -> None:
     from sparsebench.board.columns import EVERY
 

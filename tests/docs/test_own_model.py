@@ -1,8 +1,5 @@
 """The page on a model of one's own runs from top to bottom."""
 
-import inspect
-import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +7,11 @@ import numpy as np
 import pytest
 import timm
 import torch
-from pages import code, text_of
+from pages import code
 from PIL import Image
 from safetensors.torch import save_file
 
-from sparsebench.plugin.registry import Registry
-
 PAGE = "docs/how-to/own-model.md"
-
-
-def test_the_page_names_the_strategies_that_draw_at_random() -> None:
-    """Their result hangs on an image's place in its batch, which nobody else's does."""
-    text = text_of(PAGE)
-    (line,) = (part for part in text.split("\n- ") if part.startswith("A strategy that draws at random"))
-    draws = {
-        found.cls.name
-        for found in Registry(shipped_only=True).strategies()
-        if found.cls.kind != "oracle" and "view.random(" in inspect.getsource(sys.modules[found.cls.__module__])
-    }
-    assert set(re.findall(r"`(\w+)`", line)) == draws and "random" in draws
 
 
 @pytest.mark.slow

@@ -31,17 +31,6 @@ sites = pytest.mark.parametrize("site", SITES)
 
 
 @architectures
-@sites
-@torch.no_grad()
-def test_a_keep_rate_of_one_equals_the_bare_model(scripted, make, site):
-    model = make()
-    network = DeepViT(model)
-    pixels = images(network)
-    acting = begin(network, scripted(any_tokens, site=site, needs=()), rate=1.0)
-    close(network(pixels, acting), model((pixels - 0.5) / 0.5), atol=1e-6)
-
-
-@architectures
 @pytest.mark.parametrize(
     ("site", "needs"),
     [
@@ -330,14 +319,6 @@ def test_every_weight_learns_through_the_tokens_that_stay(scripted, site, needs)
     for name, weight in network.module.named_parameters():
         assert weight.grad is not None and bool(weight.grad.abs().sum() > 0), name
         assert bool(weight.grad.isfinite().all()), name
-
-
-def test_a_token_dropped_at_the_input_teaches_nothing(scripted):
-    network = DeepViT(vit())
-    acting = begin(network, scripted(lambda view, keep: Keep(torch.arange(keep).expand(B, keep))), training=True)
-    network(images(network), acting).square().sum().backward()
-    taught = network.module.pos_embed.grad[0].abs().sum(dim=1) > 0
-    assert taught.tolist() == [True] * 9 + [False] * 8
 
 
 TARGET = torch.cat([torch.arange(8) // 2, torch.arange(4, 12)])

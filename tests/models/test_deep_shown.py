@@ -1,17 +1,14 @@
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from vits import ARCHITECTURES, B, Gated, N, any_tokens, begin, close, images, reference, tokens_at, vit
+from vits import ARCHITECTURES, Gated, any_tokens, begin, close, images, reference, tokens_at, vit
 
 from sparsebench.errors import UnsupportedError
 from sparsebench.models import attention_fields as fields_of
 from sparsebench.models.deep import DeepViT
-from sparsebench.strategy.base import SITES
 
 architectures = pytest.mark.parametrize("make", ARCHITECTURES.values(), ids=ARCHITECTURES)
-sites = pytest.mark.parametrize("site", SITES)
 
 
 def full_attention(network, pixels, number):
@@ -49,6 +46,9 @@ def test_attention_and_its_parts_are_shown_as_a_full_product_gives_them(scripted
     full, *expected = full_attention(network, pixels, 1)
     close(received, full.mean(dim=(1, 2))[:, P:])
     close(attention, full[:, :, :rows].mean(dim=(1, 2))[:, P:] if rows else received)
+    assert network.attention_source == ("received", "class", "class+distillation")[rows]
+    if rows:
+        close(shown(scripted, network, pixels, ("class_attention",))[0], attention)
     for part, whole in zip(parts, expected, strict=True):
         close(part, whole[:, :, P:])
 
@@ -69,25 +69,6 @@ def test_attention_received_is_that_of_whole_maps_however_few_images_are_made_at
     torch.testing.assert_close(maps, expected.float(), atol=1e-7, rtol=1e-5)
     one, other = (torch.autograd.grad(x.square().sum(), (q, k)) for x in (received, expected.mean(dim=(1, 2))[:, P:]))
     torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-3)
-
-
-@torch.no_grad()
-def test_class_attention_is_the_class_row_and_not_the_registers(scripted):
-    network = DeepViT(vit(reg_tokens=4))
-    pixels = images(network)
-    (attention,) = shown(scripted, network, pixels, ("class_attention",))
-    close(attention, full_attention(network, pixels, 1)[0][:, :, 0, 5:].mean(dim=1))
-    assert network.attention_source == "class"
-
-
-@torch.no_grad()
-def test_a_distilled_model_shows_the_mean_of_its_two_rows(scripted):
-    network = DeepViT(ARCHITECTURES["distilled"]())
-    pixels = images(network)
-    (attention,) = shown(scripted, network, pixels, ("class_attention",))
-    full = full_attention(network, pixels, 1)[0]
-    close(attention, (full[:, :, 0, 2:] + full[:, :, 1, 2:]).mean(dim=1) / 2)
-    assert network.attention_source == "class+distillation"
 
 
 @pytest.mark.parametrize("prefix", [0, 4])
@@ -123,19 +104,3 @@ def test_gated_attention_shows_its_maps_and_is_dropped_after_it_ran(scripted):
     acting = begin(network, strategy)
     close(network(pixels, acting), reference(network, pixels, "attention", plans))
     assert not any(step.early for step in acting.steps)
-
-
-def test_relevance_follows_the_tokens_from_stage_to_stage(scripted):
-    mask = torch.from_numpy(np.random.default_rng(0).random((B, N)))
-    seen = []
-
-    def decide(view, keep):
-        seen.append((view.index, view.relevance))
-        return any_tokens(view, keep)
-
-    network = DeepViT(vit())
-    strategy = scripted(decide, site="attention", needs=("relevance",), kind="oracle")
-    network(images(network), begin(network, strategy, relevance=mask))
-    assert [index.shape[1] for index, _ in seen] == [16, 8]
-    for index, relevance in seen:
-        assert torch.equal(relevance, mask.gather(1, index))

@@ -25,12 +25,6 @@ def chosen(block, item):
     return order[: COUNTS[block][item]]
 
 
-def stays(view, items):
-    """Return (B, N) booleans, whether each token of the view is to stay."""
-    keep = [torch.isin(row, chosen(view.block, item)) for row, item in zip(view.index, items, strict=True)]
-    return torch.stack(keep)
-
-
 def adaptive(scripted, decide, site, needs=("tokens",), proportional=False):
     strategy = scripted(decide, site=site, needs=needs)
     type(strategy).adaptive, type(strategy).proportional = True, proportional
@@ -157,8 +151,6 @@ def test_the_macs_are_the_mean_of_those_of_each_image_alone(scripted, needs, sit
     assert network.cost.macs(acting.steps).tolist() == pytest.approx(each, rel=1e-12)
     steps = [mean_step([(B, step)]) for step in acting.steps]
     assert network.cost.macs(steps) == pytest.approx(np.mean(each), rel=1e-12)
-    parts = [[(2, step), (2, step)] for step in acting.steps[:0]]
-    assert parts == []
 
 
 def masked_softmax_by_hand(z, D, own, eps):
@@ -230,30 +222,18 @@ def test_masks_of_later_blocks_multiply(scripted):
     assert [float(w.unique()) for w in (*seen, acting.weights)] == [1.0, 0.5, 0.25]
 
 
-def test_a_shift_adds_to_the_patch_tokens_in_training(scripted):
-    network = DeepViT(vit(reg_tokens=2))
-    by = torch.randn(B, N, 32, generator=torch.Generator().manual_seed(3))
-    came = []
-    hook = network.module.blocks[1].norm1.register_forward_pre_hook(lambda _, args: came.append(args[0].detach()))
-    network(images(network))
-    acting = begin(network, scripted(lambda view, keep: Shift(by), site="block"), training=True)
-    network(images(network), acting)
-    hook.remove()
-    close(came[1][:, network.prefix :], came[0][:, network.prefix :] + by)
-    assert torch.equal(came[1][:, : network.prefix], came[0][:, : network.prefix])
-    assert acting.index.shape == (B, N) and bool((acting.sizes == 1).all())
-
-
-def test_a_shift_may_add_to_the_class_and_register_tokens_too(scripted):
+def test_a_shift_adds_to_patch_class_and_register_tokens_in_training(scripted):
     network, came = DeepViT(vit(reg_tokens=2)), []
     rng = torch.Generator().manual_seed(3)
     by, prefix = torch.randn(B, N, 32, generator=rng), torch.randn(B, 3, 32, generator=rng)
     hook = network.module.blocks[1].norm1.register_forward_pre_hook(lambda _, args: came.append(args[0].detach()))
     network(images(network))
     shift = scripted(lambda view, keep: Shift(by, prefix=prefix), site="block")
-    network(images(network), begin(network, shift, training=True))
+    acting = begin(network, shift, training=True)
+    network(images(network), acting)
     hook.remove()
     close(came[1], came[0] + torch.cat([prefix, by], dim=1))
+    assert acting.index.shape == (B, N) and bool((acting.sizes == 1).all())
 
 
 @pytest.mark.parametrize("shape", [(B, 2, 32), (B, 1, 32), (B, 3, 1), (1, 3, 32)])

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from fusing import FUSING
 from torch.utils.flop_counter import FlopCounterMode
+from vits import BLOCKS, B, N, any_tokens, begin, close
 
 from sparsebench import runner
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.selection import neighbour_agreement
-from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
 from sparsebench.models.small_vit import PositionalDeepViT, small_vit
 from sparsebench.models.vits import Timm, Vit
@@ -19,12 +20,11 @@ from sparsebench.plan.expand import expand
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.strategy.base import SITES
-from sparsebench.strategy.budget import Budget
-from sparsebench.strategy.plans import Keep, Merge, Mix
+from sparsebench.strategy.plans import Keep
 from sparsebench.tasks.images import Plain
 
-B, N, DEPTH, HEADS = 3, 16, 4, 4
-BLOCKS = (1, 3)
+DEPTH, HEADS = 4, 4
+PIXELS = torch.rand(B, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 sites = pytest.mark.parametrize("site", SITES)
 
 
@@ -38,25 +38,6 @@ def build(attention: str = "positional", **changes: int) -> torch.nn.Module:
             weight.add_(torch.randn(weight.shape, generator=rng) * 0.2)
         model.pos_embed.mul_(3)
     return model
-
-
-def images(n: int = B, seed: int = 1) -> torch.Tensor:
-    return torch.rand(n, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
-
-
-def begin(network, strategy, rate=0.5, *, n=B, relevance=None, blocks=BLOCKS):
-    actor = Actor(strategy, Budget(keep_rate=rate, blocks=blocks), network.cost, network.grid, stream=7)
-    return actor.begin(torch.arange(n), 0, relevance, tokens=N, training=False)
-
-
-def any_tokens(view, keep):
-    """Keep some tokens, others in each sample and block, in rising order."""
-    rng = torch.Generator().manual_seed(view.block)
-    return Keep(torch.rand(view.index.shape, generator=rng).argsort(dim=1)[:, :keep].sort(dim=1).values)
-
-
-def close(a, b, atol=1e-5):
-    torch.testing.assert_close(a, b, atol=atol, rtol=1e-5)
 
 
 def attended(state: dict[str, np.ndarray], number: int, x: np.ndarray, places: list[int]) -> np.ndarray:
@@ -120,11 +101,11 @@ def test_removing_tokens_equals_positional_attention_written_out_for_those_that_
         stages[view.block] = view.index.gather(1, plan.index)
         return plan
 
-    out = network(images(), begin(network, scripted(decide, site=site, needs=needs)))
+    out = network(PIXELS, begin(network, scripted(decide, site=site, needs=needs)))
     assert sorted(stages) == ([0] if site == "input" else list(BLOCKS))
     for i in range(B):
         kept = {block: index[i].tolist() for block, index in stages.items()}
-        np.testing.assert_allclose(out[i], reference(network.module, images()[i], site, kept), atol=2e-5)
+        np.testing.assert_allclose(out[i], reference(network.module, PIXELS[i], site, kept), atol=2e-5)
 
 
 @sites
@@ -132,21 +113,9 @@ def test_removing_tokens_equals_positional_attention_written_out_for_those_that_
 @torch.no_grad()
 def test_a_strategy_that_keeps_all_equals_no_strategy(scripted, site, needs):
     network = PositionalDeepViT(build())
-    bare = network(images())
+    bare = network(PIXELS)
     for decide, rate in ((any_tokens, 1.0), (lambda view, keep: None, 0.5)):
-        close(network(images(), begin(network, scripted(decide, site=site, needs=needs), rate)), bare, atol=1e-6)
-
-
-def shown(scripted, network, pixels, fields, site="attention"):
-    """Return what a strategy is shown of each field at each block where it acts."""
-    seen = []
-
-    def decide(view, keep):
-        seen.append([getattr(view, f) for f in fields])
-        return Keep(torch.arange(keep).expand(len(pixels), keep) * 2)
-
-    network(pixels, begin(network, scripted(decide, site=site, needs=fields), n=len(pixels)))
-    return seen
+        close(network(PIXELS, begin(network, scripted(decide, site=site, needs=needs), rate)), bare, atol=1e-6)
 
 
 @sites
@@ -159,40 +128,28 @@ def test_tokens_in_another_order_keep_their_positions(scripted, site, needs):
         return Keep(any_tokens(view, keep).index.flip(1), ordered=True)
 
     strategies = (scripted(decide, site=site, needs=needs) for decide in (any_tokens, ordered))
-    close(*(network(images(), begin(network, strategy, blocks=(1,))) for strategy in strategies))
-
-
-def fuse(view, keep):
-    return Keep(any_tokens(view, keep - 1).index, fuse=torch.rand(view.index.shape))
-
-
-def merge(view, keep):
-    return Merge((torch.arange(view.index.shape[1]) % keep).expand(view.index.shape))
-
-
-def mix(view, keep):
-    return Mix(torch.ones(B, keep, view.index.shape[1]) / view.index.shape[1])
+    close(*(network(PIXELS, begin(network, strategy, blocks=(1,))) for strategy in strategies))
 
 
 @sites
-@pytest.mark.parametrize("how", [fuse, merge, mix])
+@pytest.mark.parametrize("how", FUSING.values(), ids=FUSING)
 @torch.no_grad()
 def test_a_token_without_one_position_is_refused_and_the_model_left_as_it_was(scripted, how, site):
     network = PositionalDeepViT(build())
-    bare = network(images())
+    bare = network(PIXELS)
     with pytest.raises(UnsupportedError, match="kept or removed, not fused, merged or mixed"):
-        network(images(), begin(network, scripted(how, site=site)))
+        network(PIXELS, begin(network, scripted(how, site=site)))
     assert network.positions.acting is None
-    assert torch.equal(network(images()), bare)
+    assert torch.equal(network(PIXELS), bare)
 
 
 @torch.no_grad()
 def test_what_cannot_be_acted_on_rightly_says_so(scripted):
     model = build()
     with pytest.raises(UnsupportedError, match="act by way of PositionalDeepViT"):
-        DeepViT(model)(images(), begin(DeepViT(model), scripted(any_tokens)))
+        DeepViT(model)(PIXELS, begin(DeepViT(model), scripted(any_tokens)))
     with pytest.raises(UnsupportedError, match="takes no mask"):
-        model(images(), is_causal=True)
+        model(PIXELS, is_causal=True)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +176,7 @@ def test_the_closed_form_is_what_the_counter_counts(scripted, site, needs, rate)
     network = PositionalDeepViT(model)
     acting = begin(network, scripted(decide, site=site, needs=needs), rate, n=1)
     with FlopCounterMode(display=False) as counter:
-        network(images(1), acting)
+        network(PIXELS[:1], acting)
     found = counter.get_total_flops() / 2
     # A class row is had by a product and a sum, which the counter does not see.
     rows = sum(32 * (1 + step.tokens_in) for step in acting.steps if step.scoring == "class")
@@ -230,8 +187,6 @@ def test_the_closed_form_is_what_the_counter_counts(scripted, site, needs, rate)
 
 
 DATA = Plain(test=16).draw(8, 0, {})
-FIRST_WEIGHTS = (-0.00195128855, 0.00867464673, 0.02029774524)
-"""The first three of the position embedding, from when the model knew of content attention only."""
 
 
 def test_content_attention_is_timms_own_model_with_the_weights_it_always_had():
@@ -239,8 +194,9 @@ def test_content_attention_is_timms_own_model_with_the_weights_it_always_had():
     pixels = torch.from_numpy(DATA.test.inputs)
     assert type(network) is DeepViT and not hasattr(network, "observe")
     assert torch.equal(network(pixels), network.module((pixels.float() / 255 - 0.5) / 0.5))
+    # From when the model knew of content attention only.
     first = network.module.pos_embed.flatten()[:3].tolist()
-    assert first == pytest.approx(FIRST_WEIGHTS, rel=1e-6)
+    assert first == pytest.approx((-0.00195128855, 0.00867464673, 0.02029774524), rel=1e-6)
 
 
 Measured = Callable[..., Any]
@@ -251,7 +207,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     """Return a function from a task and a plugin to the record of its cell with positional attention."""
     out = tmp_path_factory.mktemp("cells")
 
-    def measure(task: str, plugin: str = "dense", n_train: int = 200) -> Any:
+    def measure(task: str, plugin: str = "dense", n_train: int = 40) -> Any:
         model = "vit:dim=32,depth=2,heads=2,patch=4,attention=positional"
         jobs = expand(Request(plugins=(plugin,), tasks=(task,), n_train=(n_train,), seeds=1, model=model), Registry())
         name = plugin.partition(":")[0]
@@ -266,11 +222,11 @@ PLAIN = "plain:canvas=16,foreground=16,epochs=20,lr=0.006,batch=8,test=100"
 
 def test_a_watched_cell_tells_of_neighbours_and_trains_alike(measured):
     task = PLAIN.replace("epochs=20", "epochs=2")
-    plain, watched = measured(task), measured(task + ",watch=20")
+    plain, watched = measured(task), measured(task + ",watch=4")
     assert watched.status == "ok", watched.failure
     assert watched.outcomes == plain.outcomes and watched.metrics["test_loss"] == plain.metrics["test_loss"]
     looks = len(watched.samples["watched_steps"])
-    assert watched.samples["watched_steps"] == (0, 20, 40, 50)
+    assert watched.samples["watched_steps"] == (0, 4, 8, 10)
     for name in ("neighbour_agreement", "neighbour_agreement_shuffled"):
         assert len(watched.samples[f"watched_{name}"]) == looks
         assert watched.metrics[name].value == watched.samples[f"watched_{name}"][-1]

@@ -57,8 +57,8 @@ def test_a_patch_that_cannot_be_halved_is_refused(sizes) -> None:
 def test_a_network_that_is_loaded_is_the_one_that_was_trained(tmp_path) -> None:
     """Running statistics are weights too: with others the test would come out otherwise."""
     sparsebench.run(
-        ["attn_topk"], tasks="composite:canvas=32,foreground=16,test=40,epochs=2,pretrain_epochs=0,batch=16",
-        model="vit:dim=32,depth=3,heads=2,patch=8,stem=conv", n_train=[64], seeds=1, out=tmp_path, where="test",
+        ["attn_topk"], tasks="composite:canvas=32,foreground=16,test=20,epochs=1,pretrain_epochs=0,batch=8",
+        model="vit:dim=32,depth=3,heads=2,patch=8,stem=conv", n_train=[16], seeds=1, out=tmp_path, where="test",
         macs=[1.0, 0.5], device="cpu", jobs=1,
     )  # fmt: skip
     records = {(r.label, r.cell.budget.macs): r for r in store.read(tmp_path).values()}

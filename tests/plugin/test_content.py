@@ -150,6 +150,7 @@ def test_a_file_imports_what_lies_beside_it_and_no_other_file_does(tmp_path: Pat
     assert again.strategy("far").cls.what == again.strategy("far").cls.late() == "ccc"
 
 
+@pytest.mark.slow
 def test_check_run_and_apply_take_what_lies_beside_a_file(tmp_path: Path) -> None:
     good = (SAMPLES / "good.py").read_text().replace("import sparsebench\n", "import helper\nimport sparsebench\n", 1)
     mine = good.replace("view.tokens.norm(dim=-1)", "helper.worth(view)")

@@ -1,15 +1,17 @@
+import importlib
 import json
 import logging
-import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
 from sparsebench.runner.observers import Observers
@@ -42,13 +44,35 @@ def plugin(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def ask(program: str, folder: Path | None = None, *, last: bool = False) -> Any:
-    """Return what the program leaves in `answer`, run in a Python of its own with the folder on its path."""
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Registry]]:
+    """Return what installs one-file modules with entry points, and gives a registry that sees them.
+
+    A module's name begins with stranger, so that it is forgotten afterwards.
+    """
+
+    def install(entries: dict[str, str], *, name: str = "stranger", last: bool = False, **modules: str) -> Registry:
+        info = tmp_path / "stranger-1.5.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\n" + f"Name: {name}\nVersion: 1.5\n" * bool(name))
+        lines = [f"{entry} = {module}" for entry, module in entries.items()]
+        (info / "entry_points.txt").write_text("\n".join(["[sparsebench]", *lines, ""]))
+        for module, text in modules.items():
+            (tmp_path / f"{module}.py").write_text(text)
+        monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)] if last else [str(tmp_path), *sys.path])
+        importlib.invalidate_caches()
+        return Registry()
+
+    yield install
+    for module in [module for module in sys.modules if module.startswith("stranger_")]:
+        del sys.modules[module]
+
+
+def ask(program: str) -> Any:
+    """Return what the program leaves in `answer`, run in a Python of its own."""
     code = f"""
 import json, sys
-from sparsebench.runner.observers import Observers
 from sparsebench.plugin.registry import Registry
-sys.path[{"len(sys.path)" if last else 0}:0] = {[str(folder)] if folder else []}
 r = Registry()
 {program}
 print(json.dumps(answer))
@@ -56,18 +80,6 @@ print(json.dumps(answer))
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-def distribution(site: Path, name: str, entries: dict[str, str], **modules: str) -> Path:
-    """Make an installed distribution with entry points and one-file modules; return its folder for the path."""
-    info = site / f"{name}-1.5.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\n")
-    lines = [f"{entry} = {module}" for entry, module in entries.items()]
-    (info / "entry_points.txt").write_text("\n".join(["[sparsebench]", *lines, ""]))
-    for module, text in modules.items():
-        (site / f"{module}.py").write_text(text)
-    return site
 
 
 def test_every_shipped_strategy_is_found(registry: Registry) -> None:
@@ -79,15 +91,17 @@ def test_every_shipped_strategy_is_found(registry: Registry) -> None:
         assert found.origin.identity == f"sparsebench {found.cls.revision}"
 
 
-def test_asking_for_one_strategy_imports_no_other_and_no_torch() -> None:
-    loaded = ask(
-        "r.strategy('noise'); answer = sorted(m for m in sys.modules if 'sparsebench_plugins.' in m or m == 'torch')"
-    )
-    assert loaded == ["sparsebench_plugins.noise"]
-
-
-def test_listing_imports_no_torch() -> None:
-    assert ask("r.strategies(), r.tasks(), r.models(); answer = 'torch' in sys.modules") is False
+def test_asking_for_one_strategy_imports_no_other_and_listing_imports_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text(GOOD)  # named as a module that others import
+    program = f"""
+r.strategy('noise')
+answer = [sorted(m for m in sys.modules if 'sparsebench_plugins.' in m)]
+r.load_file(__import__('pathlib').Path({str(tmp_path / "json.py")!r}))
+r.strategies(), r.tasks(), r.models()
+answer += ['torch' in sys.modules, sys.modules['json'].__file__]
+"""
+    loaded, torch, file = ask(program)
+    assert loaded == ["sparsebench_plugins.noise"] and not torch and not file.startswith(str(tmp_path))
 
 
 def test_tasks_and_models_are_found_by_name(registry: Registry) -> None:
@@ -124,13 +138,6 @@ def test_a_file_does_not_touch_the_path_or_public_modules(registry: Registry) ->
     assert sys.path == path
     assert all(name.startswith("sparsebench") for name in set(sys.modules) - modules)
     assert "good" not in sys.modules
-
-
-def test_a_file_named_as_a_module_that_others_import_does_no_harm(plugin: Callable[..., Path]) -> None:
-    loaded = ask(
-        f"r.load_file(__import__('pathlib').Path({str(plugin('json.py'))!r})); answer = sys.modules['json'].__file__"
-    )
-    assert not loaded.startswith(str(plugin("json.py").parent))
 
 
 def test_dataclasses_and_annotations_in_a_file_are_resolved(registry: Registry, plugin: Callable[..., Path]) -> None:
@@ -292,12 +299,6 @@ def test_a_task_or_model_whose_plugin_is_broken_is_named_with_the_reason(
         getattr(registry, what)(f"my_{what}")
 
 
-def test_an_installed_model_whose_plugin_is_broken_is_named_with_the_reason(tmp_path: Path) -> None:
-    site = distribution(tmp_path, "stranger", {"big": "stranger_big"}, stranger_big="1 / 0\n")
-    program = "from sparsebench.errors import UserError\ntry: r.model('big')\nexcept UserError as e: answer = str(e)"
-    assert "unknown model 'big', and big could not be loaded; got ZeroDivisionError" in ask(program, site)
-
-
 def test_a_task_with_the_name_of_another_is_refused(registry: Registry, plugin: Callable[..., Path]) -> None:
     more = """
 
@@ -317,65 +318,57 @@ def sparsebench_tasks():
     assert registry.task("composite").__module__.startswith("sparsebench.tasks.")
 
 
-def test_an_installed_plugin_is_found_by_its_entry_point(tmp_path: Path) -> None:
-    site = distribution(tmp_path, "stranger", {"norm": "stranger_norm"}, stranger_norm=GOOD)
-    found = ask("f = r.strategy('norm'); answer = [f.cls.name, f.origin.distribution, f.origin.version]", site)
-    assert found == ["norm", "stranger", "1.5"]
+Installed = Callable[..., Registry]
 
 
-def test_a_broken_installed_plugin_costs_only_itself(tmp_path: Path) -> None:
-    site = distribution(
-        tmp_path, "stranger", {"norm": "stranger_norm", "broken": "stranger_broken", "gone": "stranger_gone"},
-        stranger_norm=GOOD, stranger_broken="import sys\nsys.exit('no')\n",
+@pytest.mark.parametrize(("name", "version"), [("stranger", "1.5"), ("", "")])
+def test_an_installed_plugin_is_found_under_any_entry_point(installed: Installed, name: str, version: str) -> None:
+    """A distribution without a name is none the worse."""
+    found = installed({"bundle": "stranger_norm"}, name=name, stranger_norm=GOOD).strategy("norm")
+    assert (found.cls.name, found.origin.plugin, found.failure) == ("norm", "bundle", None)
+    assert (found.origin.distribution, found.origin.version) == (name, version)
+
+
+def test_a_broken_installed_plugin_costs_only_itself(installed: Installed) -> None:
+    registry = installed(
+        {"norm": "stranger_norm", "broken": "stranger_broken", "gone": "stranger_gone", "big": "stranger_big"},
+        stranger_norm=GOOD, stranger_broken="import sys\nsys.exit('no')\n", stranger_big="1 / 0\n",
     )  # fmt: skip
-    names, broken = ask("answer = [[f.cls.name for f in r.strategies()], r.broken]", site)
-    assert set(names) >= SHIPPED | {"norm"}
-    assert set(broken) == {"broken", "gone"} and "SystemExit" in broken["broken"]
-    failure = ask("answer = r.strategy('broken').failure", site)
-    assert "SystemExit: no" in failure
+    assert registry.strategy("random").failure is None and registry.broken == {}  # none of them was imported
+    assert {found.cls.name for found in registry.strategies()} >= SHIPPED | {"norm"}
+    assert set(registry.broken) == {"broken", "gone", "big"} and "SystemExit" in registry.broken["broken"]
+    assert "SystemExit: no" in str(registry.strategy("broken").failure)
+    with pytest.raises(UserError, match="unknown model 'big', and big could not be loaded; got ZeroDivisionError"):
+        registry.model("big")
 
 
 @pytest.mark.parametrize("value", ["a b", "", ":x", "a..b", "-"])
-def test_an_entry_point_that_names_no_module_costs_only_itself(tmp_path: Path, value: str) -> None:
-    site = distribution(tmp_path, "stranger", {"ghost": value, "norm": "stranger_norm"}, stranger_norm=GOOD)
-    names, broken = ask("answer = [[f.cls.name for f in r.strategies()], r.broken]", site)
-    assert set(names) >= SHIPPED | {"norm"}
-    assert set(broken) == {"ghost"} and "names no module" in broken["ghost"]
-    path = os.environ | {"PYTHONPATH": str(site), "SPARSEBENCH_CACHE": str(tmp_path / "cache")}
-    for words in (["list"], ["list", "--json"], ["run", "ghost", "--suite", "smoke", "--dry-run"], ["show", "ghost"]):
-        command = [sys.executable, "-m", "sparsebench", *words]
-        done = subprocess.run(command, env=path, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == {"list": 0, "run": 1, "show": 2}[words[0]], done.stderr
+def test_an_entry_point_that_names_no_module_costs_only_itself(
+    installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    registry = installed({"ghost": value, "norm": "stranger_norm"}, stranger_norm=GOOD)
+    assert {found.cls.name for found in registry.strategies()} >= SHIPPED | {"norm"}
+    assert set(registry.broken) == {"ghost"} and "names no module" in registry.broken["ghost"]
+    monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    for words, code in ((["list"], 0), (["run", "ghost", "--suite", "smoke", "--dry-run"], 1), (["show", "ghost"], 2)):
+        done = CliRunner().invoke(main, words)
+        assert done.exit_code == code, done.output
         assert "names no module" in done.stdout + done.stderr and "Traceback" not in done.stderr
         assert words[0] != "run" or "ghost" not in done.stdout
-
-
-def test_a_distribution_without_a_name_is_none_the_worse(tmp_path: Path) -> None:
-    site = distribution(tmp_path, "stranger", {"norm": "stranger_norm"}, stranger_norm=GOOD)
-    (site / "stranger-1.5.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\n")
-    found = ask("f = r.strategy('norm'); answer = [f.cls.name, f.origin.distribution, f.origin.version]", site)
-    assert found == ["norm", "", ""]
-
-
-def test_a_broken_plugin_is_not_imported_when_another_is_asked_for(tmp_path: Path) -> None:
-    site = distribution(tmp_path, "stranger", {"broken": "stranger_broken"}, stranger_broken="1 / 0\n")
-    assert ask("r.strategy('random'); answer = r.broken", site) == {}
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["first on the path", "last on the path"])
 @pytest.mark.parametrize("entry", ["random", "other"])
 def test_an_installed_plugin_cannot_take_the_place_of_a_shipped_strategy(
-    tmp_path: Path, entry: str, last: bool
+    installed: Installed, entry: str, last: bool
 ) -> None:
     text = GOOD.replace('"norm"', '"random"')
-    site = distribution(tmp_path, "a_stranger", {entry: "stranger_random"}, stranger_random=text)
-    program = "r.load_all(); f = r.strategy('random'); answer = [f.origin.distribution, f.cls.__module__, f.failure]"
-    assert ask(program, site, last=last) == ["sparsebench", "sparsebench_plugins.random", None]
-
-
-def test_a_strategy_under_another_entry_point_is_found(tmp_path: Path) -> None:
-    site = distribution(tmp_path, "stranger", {"bundle": "stranger_norm"}, stranger_norm=GOOD)
-    assert ask("answer = r.strategy('norm').origin.plugin", site) == "bundle"
+    registry = installed({entry: "stranger_random"}, name="a_stranger", last=last, stranger_random=text)
+    registry.load_all()
+    found = registry.strategy("random")
+    assert (found.origin.distribution, found.failure) == ("sparsebench", None)
+    assert found.cls.__module__ == "sparsebench_plugins.random"
 
 
 def test_observers_are_called_one_by_one_and_one_that_raises_is_turned_off_with_a_warning(

@@ -1,7 +1,5 @@
 """Brings a task and no strategy."""
 
-from typing import ClassVar
-
 import sparsebench
 from sparsebench.tasks.images import Composite
 
@@ -9,7 +7,7 @@ from sparsebench.tasks.images import Composite
 class Small(Composite):
     """The composite task with small pictures, trained from its first step."""
 
-    name: ClassVar[str] = "small"
+    name = "small"
 
     canvas: int = 16
     foreground: int = 8

@@ -4,13 +4,12 @@ import ctypes
 import os
 import signal
 import time
-from typing import ClassVar
 
 import sparsebench
 
 
 class Clings(sparsebench.Strategy):
-    name: ClassVar[str] = "clings"
+    name = "clings"
 
     def scores(self, view):
         if os.fork() == 0:

@@ -1,13 +1,12 @@
 """Puts other files where descriptors were."""
 
 import os
-from typing import ClassVar
 
 import sparsebench
 
 
 class Closes(sparsebench.Strategy):
-    name: ClassVar[str] = "closes"
+    name = "closes"
 
     def scores(self, view):
         file = os.open(os.devnull, os.O_RDWR)

@@ -3,7 +3,6 @@
 import functools
 import os
 import time
-from typing import ClassVar
 
 import sparsebench
 
@@ -20,7 +19,7 @@ def start():
 class Daemon(sparsebench.Strategy):
     """Keeps the largest sums."""
 
-    name: ClassVar[str] = "daemon"
+    name = "daemon"
 
     def scores(self, view):
         start()

@@ -1,12 +1,10 @@
 """Keeps the first token again and again."""
 
-from typing import ClassVar
-
 import sparsebench
 
 
 class Duplicates(sparsebench.Strategy):
-    name: ClassVar[str] = "duplicates"
+    name = "duplicates"
 
     def plan(self, view, keep):
         return sparsebench.Keep(view.index[:, :keep] * 0)

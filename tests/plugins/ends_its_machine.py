@@ -3,7 +3,6 @@
 import os
 import signal
 from pathlib import Path
-from typing import ClassVar
 
 import sparsebench
 
@@ -11,7 +10,7 @@ import sparsebench
 class EndsItsMachine(sparsebench.Strategy):
     """Notes in a file that it was begun, and kills."""
 
-    name: ClassVar[str] = "ends_its_machine"
+    name = "ends_its_machine"
     noted: str = ""
 
     def scores(self, view):

@@ -1,13 +1,12 @@
 """Ends the process without a word."""
 
 import os
-from typing import ClassVar
 
 import sparsebench
 
 
 class Exits(sparsebench.Strategy):
-    name: ClassVar[str] = "exits"
+    name = "exits"
 
     def scores(self, view):
         os._exit(0)

@@ -1,13 +1,12 @@
 """Goes on in two processes."""
 
 import os
-from typing import ClassVar
 
 import sparsebench
 
 
 class Forks(sparsebench.Strategy):
-    name: ClassVar[str] = "forks"
+    name = "forks"
 
     def scores(self, view):
         os.fork()

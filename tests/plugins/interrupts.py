@@ -1,12 +1,10 @@
 """Raises what Ctrl-C raises."""
 
-from typing import ClassVar
-
 import sparsebench
 
 
 class Interrupts(sparsebench.Strategy):
-    name: ClassVar[str] = "interrupts"
+    name = "interrupts"
 
     def scores(self, view):
         raise KeyboardInterrupt

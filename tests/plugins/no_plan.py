@@ -1,12 +1,10 @@
 """Returns positions where a plan is due."""
 
-from typing import ClassVar
-
 import sparsebench
 
 
 class NoPlan(sparsebench.Strategy):
-    name: ClassVar[str] = "no_plan"
+    name = "no_plan"
 
     def plan(self, view, keep):
         return view.index[:, :keep]

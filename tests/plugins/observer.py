@@ -1,14 +1,12 @@
 """Counts the records it is shown, and brings a strategy so that it can be named."""
 
-from typing import ClassVar
-
 import sparsebench
 
 SEEN = []
 
 
 class Observed(sparsebench.Strategy):
-    name: ClassVar[str] = "observed"
+    name = "observed"
 
     def scores(self, view):
         return view.tokens.sum(dim=-1)

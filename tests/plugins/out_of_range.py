@@ -1,12 +1,10 @@
 """Keeps tokens that are not there."""
 
-from typing import ClassVar
-
 import sparsebench
 
 
 class OutOfRange(sparsebench.Strategy):
-    name: ClassVar[str] = "out_of_range"
+    name = "out_of_range"
 
     def plan(self, view, keep):
         return sparsebench.Keep(view.index[:, :keep] + 1000)

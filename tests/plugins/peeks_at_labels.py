@@ -1,7 +1,6 @@
 """Walks all objects there are for the labels of the split, and keeps other tokens for other labels."""
 
 import gc
-from typing import ClassVar
 
 import torch
 
@@ -9,7 +8,7 @@ import sparsebench
 
 
 class PeeksAtLabels(sparsebench.Strategy):
-    name: ClassVar[str] = "peeks_at_labels"
+    name = "peeks_at_labels"
 
     def scores(self, view):
         scores = view.tokens.sum(dim=-1)

@@ -1,13 +1,12 @@
 """Writes to the standard output in each pass."""
 
 import os
-from typing import ClassVar
 
 import sparsebench
 
 
 class Prints(sparsebench.Strategy):
-    name: ClassVar[str] = "prints"
+    name = "prints"
 
     def scores(self, view):
         print("a line\nand another")  # noqa: T201

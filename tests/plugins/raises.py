@@ -1,12 +1,10 @@
 """Raises an error of two lines."""
 
-from typing import ClassVar
-
 import sparsebench
 
 
 class Raises(sparsebench.Strategy):
-    name: ClassVar[str] = "raises"
+    name = "raises"
 
     def scores(self, view):
         raise ValueError("no idea which token\nmatters")

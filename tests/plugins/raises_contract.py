@@ -1,12 +1,10 @@
 """Raises the error that sparsebench has for strategies, with two lines."""
 
-from typing import ClassVar
-
 import sparsebench
 
 
 class RaisesContract(sparsebench.Strategy):
-    name: ClassVar[str] = "raises_contract"
+    name = "raises_contract"
 
     def scores(self, view):
         raise sparsebench.StrategyError("no idea which token\nmatters")

@@ -2,13 +2,12 @@
 
 import os
 from contextlib import suppress
-from typing import ClassVar
 
 import sparsebench
 
 
 class Scribbles(sparsebench.Strategy):
-    name: ClassVar[str] = "scribbles"
+    name = "scribbles"
 
     def scores(self, view):
         for number in range(64):

@@ -1,13 +1,12 @@
 """Reads address 0, which ends the process."""
 
 import ctypes
-from typing import ClassVar
 
 import sparsebench
 
 
 class Segfaults(sparsebench.Strategy):
-    name: ClassVar[str] = "segfaults"
+    name = "segfaults"
 
     def scores(self, view):
         return ctypes.string_at(0)

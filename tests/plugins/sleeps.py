@@ -1,13 +1,12 @@
 """Takes a minute for each pass, and says so."""
 
 import time
-from typing import ClassVar
 
 import sparsebench
 
 
 class Sleeps(sparsebench.Strategy):
-    name: ClassVar[str] = "sleeps"
+    name = "sleeps"
 
     def scores(self, view):
         print("asleep", flush=True)  # noqa: T201

@@ -1,12 +1,10 @@
 """Takes the name of a strategy that is installed."""
 
-from typing import ClassVar
-
 import sparsebench
 
 
 class TakesRandom(sparsebench.Strategy):
-    name: ClassVar[str] = "random"
+    name = "random"
 
     def scores(self, view):
         return view.tokens.sum(dim=-1)

@@ -1,12 +1,10 @@
 """Reads the mask without having said so."""
 
-from typing import ClassVar
-
 import sparsebench
 
 
 class UndeclaredRelevance(sparsebench.Strategy):
-    name: ClassVar[str] = "undeclared_relevance"
+    name = "undeclared_relevance"
 
     def scores(self, view):
         return view.relevance

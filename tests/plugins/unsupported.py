@@ -1,12 +1,10 @@
 """Says that it cannot act here."""
 
-from typing import ClassVar
-
 import sparsebench
 
 
 class Unsupported(sparsebench.Strategy):
-    name: ClassVar[str] = "unsupported"
+    name = "unsupported"
 
     def scores(self, view):
         raise sparsebench.UnsupportedError("only for round tokens")

@@ -1,12 +1,10 @@
 """Misspells its hook."""
 
-from typing import ClassVar
-
 import sparsebench
 
 
 class WrongHook(sparsebench.Strategy):
-    name: ClassVar[str] = "wrong_hook"
+    name = "wrong_hook"
 
     def scores(self, view):
         return view.tokens.sum(dim=-1)

@@ -1,12 +1,10 @@
 """Scores every number of a token, and not every token."""
 
-from typing import ClassVar
-
 import sparsebench
 
 
 class WrongShape(sparsebench.Strategy):
-    name: ClassVar[str] = "wrong_shape"
+    name = "wrong_shape"
 
     def scores(self, view):
         return view.tokens

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sparsebench.errors import UserError
-from sparsebench.sources.labels import described, locate_file, number, read_file
 from sparsebench.sources.labels import imagenet_classes as classes
+from sparsebench.sources.labels import locate_file, number, read_file
 
 WORDNET = classes()
 
@@ -177,9 +177,3 @@ def test_a_file_of_other_classes_than_the_folders_or_the_head_is_refused(content
     path.write_text(content)
     with pytest.raises(UserError, match=says):
         number(["a", "b", "d"], "auto", head, read_file(path))
-
-
-def test_what_was_taken_is_said_in_words() -> None:
-    said = {labels: described({"labels": labels, "head": 7, "classes": "classes-0"}) for labels in ("names", "file")}
-    assert "order of their names" in said["names"] and "7 classes" in said["names"] and "classes-0" in said["file"]
-    assert described({"labels": "folders"}) == described({"labels": "names"}) and described({}) == ""

@@ -4,8 +4,6 @@ import math
 
 import torch
 
-from sparsebench.models.actor import Actor
-from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Place
 from sparsebench.strategy.tokens import apply
 from sparsebench.strategy.view import TokenView
@@ -59,12 +57,3 @@ def mean(rows, weights):
     """Return the weighted mean of lists."""
     total = sum(weights)
     return [sum(w * row[c] for w, row in zip(weights, rows, strict=True)) / total for c in range(len(rows[0]))]
-
-
-def act(strategy, network, inputs, items=None, **budget):
-    """Return the pass and the outputs of a strategy on a network."""
-    budget = Budget(**(budget or {"macs": 0.6}))
-    actor = Actor(strategy, budget, network.cost, network.grid, stream=5)
-    items = torch.arange(len(inputs)) if items is None else items
-    acting = actor.begin(items, 0, None, tokens=network.cost.tokens, training=False)
-    return acting, network(inputs, acting)

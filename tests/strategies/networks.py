@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from merging import cosine, mean
 
 
@@ -185,32 +184,6 @@ def diffrate(undropped):
     return act
 
 
-def dpc_knn(seen, tokens, K, k=5):
-    rows = [token.row for token in tokens]
-    d = [[math.dist(p, q) / len(p) ** 0.5 for q in rows] for p in rows]
-    rho = [math.exp(-sum(e * e for e in sorted(row)[:k]) / k) for row in d]
-    every = range(len(rows))
-    delta = [min([d[i][j] for j in every if rho[j] > rho[i]] or [max(d[i])]) for i in every]
-    centres = sorted(order_of([rho[i] * delta[i] for i in every])[:K])
-    join = [i if i in centres else min(centres, key=lambda c: d[i][c]) for i in every]
-    groups = [[tokens[i] for i in every if join[i] == centre] for centre in centres]
-    return [joined(group, [1.0] * len(group)) for group in groups]
-
-
-def atc(seen, tokens, K):
-    keys, clusters = seen.keys[seen.prefix :], [[i] for i in range(len(tokens))]
-    apart = [[1 - cosine(k, l) for l in keys] for k in keys]
-
-    def between(one, other):
-        return sum(apart[i][j] for i in one for j in other) / len(one) / len(other)
-
-    while len(clusters) > K:
-        pairs = [(p, q) for p in range(len(clusters)) for q in range(p)]
-        p, q = min(pairs, key=lambda pq: between(clusters[pq[0]], clusters[pq[1]]))
-        clusters[q] += clusters.pop(p)
-    return [joined([tokens[i] for i in cluster]) for cluster in sorted(map(sorted, clusters))]
-
-
 def squeezed(tokens, scores, K):
     """Each token without a place among the K best scores is added to the kept one of the largest cosine (TPS)."""
     kept = sorted(order_of(scores)[:K])
@@ -225,43 +198,6 @@ def squeezed(tokens, scores, K):
 
 def tps(seen, tokens, K):
     return squeezed(tokens, seen.of_class(), K)
-
-
-def pitome(seen, tokens, K):
-    keys, r = seen.keys[seen.prefix :], len(tokens) - K
-    margin, every = 0.75 * (1 - seen.block / seen.depth), range(len(tokens))
-    like = [[cosine(k, l) for l in keys] for k in keys]
-    energy = [sum(c - margin if c > margin else math.expm1(c - margin) for c in row) / len(row) for row in like]
-    ranked = order_of(energy)
-    ranked = ranked if 2 * seen.block < seen.depth else ranked[: 2 * r]
-    A, B = ranked[::2], ranked[1::2]
-    host = {i: max(B, key=like[i].__getitem__) for i in A}
-    goes = sorted(A, key=lambda i: -like[i][host[i]])[:r]
-    groups = [[i, *(a for a in goes if host[a] == i)] for i in every if i not in goes]
-    return [joined([tokens[i] for i in group]) for group in groups]
-
-
-def mctf(seen, tokens, K):
-    N, received, r = len(tokens), seen.received(), len(tokens) - K
-    rarely, small = [1 / a for a in received], [1 / token.size for token in tokens]
-    # Where a class token is first, the first patch has the second place of the sequence, which is in B.
-    A, B = ([i for i in range(N) if (i + seen.prefix) % 2 == side] for side in (0, 1))
-
-    def weight(i, j):
-        like = (cosine(tokens[i].row, tokens[j].row) + 1) / 2
-        rare = rarely[i] * rarely[j] / max(rarely) ** 2
-        return like * rare ** (1 / 20) * (small[i] * small[j] / max(small) ** 2) ** (1 / 40)
-
-    def step(sources, hosts, count):
-        best = {i: max(hosts, key=lambda j: weight(i, j)) for i in sources}
-        return {i: best[i] for i in sorted(sources, key=lambda i: -weight(i, best[i]))[:count]}
-
-    first = step(A, B, r // 2)
-    then = step(B, [i for i in A if i not in first], r - r // 2)
-    end = [then.get(first.get(i, i), first.get(i, i)) for i in range(N)]
-    groups = [[i for i in range(N) if end[i] == j] for j in range(N) if end[j] == j]
-    share = [received[i] * tokens[i].size for i in range(N)]
-    return [joined([tokens[i] for i in group], [share[i] for i in group]) for group in groups]
 
 
 def ats(patches):
@@ -302,50 +238,3 @@ def mixing(weights):
 def patch_merger(learned, x):
     values = learned["norm"](x)
     return (learned["queries"].weight @ values.T).softmax(dim=1), values
-
-
-@mixing
-def sit(learned, x):
-    return (learned.scale * learned(x)).softmax(dim=0).T, x
-
-
-@mixing
-def sinkhorn(learned, x):
-    unit = torch.stack([row / row.norm() for row in x])
-    T = (unit @ torch.stack([c / c.norm() for c in learned.weight]).T).exp()
-    N, K = T.shape
-    for _ in range(3):  # the share of each centre first, of each token last
-        T = torch.stack([T[:, j] / T[:, j].sum() / (K + N) for j in range(K)], dim=1)
-        T = torch.stack([T[i] / T[i].sum() / (K + N) for i in range(N)])
-    return (K + N) * T.T, unit
-
-
-def kept_probability(learned, rows):
-    """Return the log-probability of each token to be kept, all there (DynamicViT)."""
-    learned = copy.deepcopy(learned).double()
-    z = learned["own"](rows)
-    half = z.shape[1] // 2
-    both = torch.cat([z[:, :half], z[:, half:].mean(dim=0).expand(len(z), -1)], dim=1)
-    return F.log_softmax(learned["both"](both), dim=1)[:, 0].tolist()
-
-
-def dynamic_vit(counts, squeeze):
-    def of(learned) -> Rule:
-        def act(seen, tokens, K):
-            p = kept_probability(learned[seen.block], rows_of(tokens))
-            return squeezed(tokens, p, K) if squeeze else [tokens[i] for i in sorted(order_of(p)[:K])]
-
-        return at(counts, act)
-
-    return of
-
-
-def tnt(counts):
-    def of(learned) -> Rule:
-        def act(seen, tokens, K):
-            alpha = copy.deepcopy(learned[seen.block]).double()(rows_of(tokens))[:, 0].tolist()
-            return [tokens[i] for i in sorted(order_of(alpha)[:K])]
-
-        return at(counts, act)
-
-    return of

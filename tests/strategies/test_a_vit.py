@@ -12,12 +12,10 @@ from tiny import B, N, act, images, vit
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.counts import solve
 from sparsebench.models.actor import Actor
-from sparsebench.strategy.base import LossInputs
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.spec import fill
-from sparsebench.testing.networks import build
 from sparsebench.training.calibrate import calibrate
-from sparsebench.training.steps import Autograd, Samples
+from sparsebench.training.steps import Samples
 
 L = 4
 
@@ -130,19 +128,6 @@ def test_with_the_budgets_target_the_prior_is_centred_where_tokens_spend_it():
     assert torch.equal(losses[0], losses[1]) and not torch.allclose(losses[0], losses[2])
 
 
-def test_the_distribution_is_that_of_the_whole_batch():
-    """Scores that differ from image to image and are even in the mean are as near to the prior as even ones."""
-    uneven = torch.tensor([[0.8, 0.2], [0.2, 0.8]]).double()
-    cost = torch.zeros(2, 3)
-    losses = []
-    for h in (uneven, torch.full((2, 2), 0.5).double()):
-        memory = {"scores": {1: h[:, :1].expand(2, 3), 2: h[:, 1:].expand(2, 3)}, "cost": cost, "depth": 2}
-        lesson = LossInputs(None, None, memory, torch.ones(2, 2), {1: 1.0}, 1.0, sum)
-        losses.append(float(AViT(target=1.5, ponder=0.0, distribution=1.0).loss(lesson)))
-    p = math.exp(-1 / 8) / math.sqrt(2 * math.pi)
-    assert losses == pytest.approx([p * (math.log(p) - math.log(0.5))] * 2, abs=1e-12)
-
-
 def test_it_says_which_terms_are_inactive():
     assert AViT().inactive(teacher=False) == ()
     assert AViT(ponder=0, distribution=0).inactive(teacher=True) == ("ponder", "distribution")
@@ -152,20 +137,6 @@ def test_it_says_which_terms_are_inactive():
 def test_another_target_is_refused(target):
     with pytest.raises(UserError, match="strategy 'a_vit': target"):
         fill(AViT, {"target": target}, "strategy 'a_vit'")
-
-
-def test_a_halted_token_is_zero_before_each_later_block_and_still_has_scores():
-    network, came = vit(), []
-    for block in network.module.blocks:
-        block.norm1.register_forward_pre_hook(lambda _, args: came.append(args[0].detach()))
-    acting, _ = trained(network, AViT(scale=1.0, beta=-1.0), images())
-    scores = torch.stack(list(acting.memory["scores"].values()), dim=1)
-    assert bool((scores > 0).all())
-    halted = (acting.weights == 0).nonzero()
-    assert len(halted) > N
-    for b, j in halted.tolist():
-        zero = [not bool(x[b, j + 1].any()) for x in came]
-        assert zero[-1] and zero == sorted(zero) and not zero[0]
 
 
 def test_the_blocks_that_the_budget_names_are_the_layers():
@@ -197,38 +168,6 @@ def test_where_all_halt_after_the_first_layer_one_patch_goes_on_and_the_head_rea
     network.module.blocks = network.module.blocks[:1]
     with torch.no_grad():
         torch.testing.assert_close(logits, network.module((images() - 0.5) / 0.5), atol=1e-5, rtol=1e-5)
-
-
-def test_an_image_alone_halts_as_in_a_batch():
-    network, strategy = vit(), AViT(scale=1.0)
-    together, out = act(strategy, network, images())
-    assert together.ragged
-    for i in range(B):
-        alone, single = act(strategy, network, images()[i : i + 1], items=torch.tensor([i]))
-        assert set(alone.index[0].tolist()) - {-1} == set(together.index[i].tolist()) - {-1}
-        torch.testing.assert_close(single[0], out[i], atol=1e-5, rtol=1e-5)
-
-
-def after_training(**weights):
-    """Return the mean depth and remainder, and the mean layer of the scores, after steps with these weights."""
-    case = build("class token")
-    actor = Actor(AViT(scale=1.0, **weights), Budget(keep_rate=0.5), case.network.cost, case.network.grid, stream=5)
-    steps = Autograd(case.network, actor, Samples(case.inputs, case.labels, None), case.recipe)
-    for visit in range(15):
-        steps.step(np.arange(4), visit, 0.5)
-    _, acting = steps.samples.forward(case.network, actor, torch.arange(4), visit=0, training=True)
-    mean = [float(h.detach().mean()) for h in acting.memory["scores"].values()]
-    layer = sum(number * h for number, h in enumerate(mean, 1)) / sum(mean)
-    return float(acting.memory["cost"].detach().mean()), layer
-
-
-def test_tokens_halt_sooner_the_more_the_ponder_weighs():
-    assert after_training(ponder=3.0)[0] < after_training(ponder=0.0)[0] - 0.1
-
-
-def test_the_scores_are_where_the_prior_is():
-    weights = {"ponder": 0.0, "distribution": 10.0}
-    assert after_training(target=1.0, **weights)[1] < after_training(target=3.0, **weights)[1] - 0.1
 
 
 @pytest.mark.parametrize("changes", [{"class_token": False, "global_pool": "avg"}, {"global_pool": "avg"}])

@@ -1,4 +1,4 @@
-"""ToFu, PiToMe, MCTF and DiffRate against the loops of their equations."""
+"""ToMe, ToFu, PiToMe, MCTF and DiffRate against the loops of their equations."""
 
 import math
 
@@ -9,6 +9,7 @@ from sparsebench_plugins.diffrate import DiffRate
 from sparsebench_plugins.mctf import MCTF
 from sparsebench_plugins.pitome import PiToMe
 from sparsebench_plugins.tofu import ToFu
+from sparsebench_plugins.tome import ToMe
 
 from sparsebench.strategy.plans import Keep
 from sparsebench.strategy.tokens import sizes_after
@@ -49,6 +50,33 @@ def tome_groups(seen, b, r):
     ranked = sorted(A, key=lambda i: -cosine(keys[i], keys[best[i]]))
     left = sorted(ranked[r:]) if P else ranked[r:]
     return [[i] for i in left] + [[j] + [i for i in ranked[:r] if best[i] == j] for j in B]
+
+
+@pytest.mark.parametrize("P", [0, 1, 2, 5])
+@pytest.mark.parametrize(("N", "keep"), HALVES)
+def test_tome_merges_what_the_loops_do_in_their_order(N, keep, P):
+    seen = view(N=N, seed=N + keep, prefix_count=P)
+
+    def expected(b):
+        x, s = numbers(seen, b)
+        groups = tome_groups(seen, b, N - keep)
+        return [(mean([x[i] for i in g], [s[i] for i in g]), sum(s[i] for i in g)) for g in groups]
+
+    check(seen, ToMe().plan(seen, keep), expected)
+
+
+def test_equal_keys_merge_the_first_pairs():
+    for P, target in ((1, [2, 2, 3, 2, 4, 0, 5, 1]), (2, [2, 2, 2, 3, 0, 4, 1, 5]), (0, [2, 2, 2, 3, 0, 4, 1, 5])):
+        seen = view(1, 8, keys=torch.ones(1, 2, 8, 6), sizes=torch.ones(1, 8), prefix_count=P)
+        assert ToMe().plan(seen, 6).target.tolist() == [target]
+
+
+def test_without_prefix_tokens_the_most_similar_of_those_left_goes_first():
+    angles = torch.tensor([0.0, 0.01, 3.0, 2.0, 5.0, 4.6, 1.5, 1.4])  # A at 0, 2, 4, 6: 0.01, 1.0, 0.4, 0.1 away
+    keys = torch.stack([angles.cos(), angles.sin()], dim=1).expand(1, 1, 8, 2)
+    for P, target in ((0, [3, 3, 2, 4, 1, 5, 0, 6]), (2, [3, 3, 0, 4, 1, 5, 2, 6])):
+        seen = view(1, 8, keys=keys, sizes=torch.ones(1, 8), prefix_count=P)
+        assert ToMe().plan(seen, 7).target.tolist() == [target]
 
 
 @pytest.mark.parametrize("length", ["released", "paper"])

@@ -5,10 +5,10 @@ from functools import partial
 
 import pytest
 import torch
-from merging import act, cosine, place, view
+from merging import cosine, place, view
 from sparsebench_plugins.diffrate import DiffRate
 from sparsebench_plugins.diffrate_search import DiffRateSearch
-from tiny import B, images, vit
+from tiny import B, act, images, vit
 
 from sparsebench.models.actor import Actor
 from sparsebench.strategy.budget import FULL, Budget
@@ -139,7 +139,7 @@ def test_training_with_masks_gives_the_logits_of_the_test_without_the_tokens(mak
 @torch.no_grad()
 def test_it_begins_as_diffrate_with_the_same_counts():
     network = vit()
-    counts = {"keep_rate": 0.4}
+    counts = {"rate": 0.4}
     searched, out = act(DiffRateSearch(merged=1.0), network, images(), **counts)
     fixed, expected = act(DiffRate(merged=1.0), network, images(), **counts)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-4)

@@ -44,7 +44,7 @@ def by_hand(network, image, counts, prefix, rows):
     return model.forward_head(model.norm(torch.stack(x)[None]))[0], chosen
 
 
-@pytest.mark.parametrize("counts", [{1: 8, 2: 4, 3: 2}, {1: 11}, {2: 5}, {1: 15, 3: 1}], ids=str)
+@pytest.mark.parametrize("counts", [{1: 8, 2: 4, 3: 2}, {1: 11}], ids=str)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_who_takes_part_and_the_logits_are_those_of_loops(name, counts):
     prefix, rows, changes = NETWORKS[name]

@@ -12,11 +12,16 @@ from sparsebench_plugins.dynamic_vit import DynamicViT
 from sparsebench_plugins.farthest_point import FarthestPoint
 from sparsebench_plugins.k_medoids import KMedoids
 from sparsebench_plugins.mctf import MCTF
+from sparsebench_plugins.patch_merger import PatchMerger
 from sparsebench_plugins.perturbation import Perturbation
 from sparsebench_plugins.pitome import PiToMe
 from sparsebench_plugins.ppt import PPT
 from sparsebench_plugins.pru_merge import PruMerge
+from sparsebench_plugins.sinkhorn import Sinkhorn
+from sparsebench_plugins.sit import SiT
+from sparsebench_plugins.tnt import TNT
 from sparsebench_plugins.tofu import ToFu
+from sparsebench_plugins.token_learner import TokenLearner
 from sparsebench_plugins.tome import ToMe
 from sparsebench_plugins.tps import TPS
 from sparsebench_plugins.value_norm import ValueNorm
@@ -75,6 +80,8 @@ COUNTED = {
     "value_norm, merged": ValueNorm(disposal="merge"), "divprune": DivPrune(), "dpp": DPP(), "vid_tldr": VidTLDR(),
     "ppt": PPT(), "ppt that drops all": PPT(threshold=0.0), "perturbation": Perturbation(draws=2),
     "vision_zip": VisionZip(contextual=0.3), "vis_pruner": VisPruner(step=2), "pru_merge": PruMerge(),
+    "patch_merger": PatchMerger(), "sit": SiT(), "token_learner": TokenLearner(hidden=7),
+    "sinkhorn": Sinkhorn(epsilon=0.1, iterations=7), "tnt": TNT(),
 }  # fmt: skip
 
 
@@ -85,7 +92,7 @@ def test_own_macs_are_what_the_counter_counts(strategy, rate, prefix):
     network = vit(**prefix)
     for block in network.module.blocks:
         block.attn.fused_attn = False  # the counter does not see it on a CPU
-    own, found = act(strategy, network, images(), keep_rate=rate)
+    own, found = act(strategy, network, images(1), keep_rate=rate)
     assert own == found and (own or strategy.name == "diffrate")  # which merges half of one token: none
 
 

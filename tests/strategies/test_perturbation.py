@@ -20,7 +20,6 @@ from sparsebench.models.small_vit import PositionalDeepViT, small_vit
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Keep
 
-SMALL = {"patch": 8, "dim": 32, "depth": 2, "heads": 2}
 DEEP = {
     "class token": vit,
     "registers and a norm before": partial(vit, reg_tokens=4, pre_norm=True),
@@ -93,8 +92,8 @@ def sensitivities(answer, tokens, uniform, strategy):
 @torch.no_grad()
 def test_it_keeps_the_tokens_to_which_the_logits_are_most_sensitive(make):
     network, strategy = make(), Perturbation(draws=2, sigma=0.5)
-    acting, tokens, uniform = seen(strategy, network, images())
-    expected = sensitivities(deep_by_hand(network, images()), tokens, uniform, strategy)
+    acting, tokens, uniform = seen(strategy, network, images(2))
+    expected = sensitivities(deep_by_hand(network, images(2)), tokens, uniform, strategy)
     torch.testing.assert_close(acting.scores.double(), expected, rtol=2e-3, atol=1e-5)
     assert torch.equal(acting.index, expected.argsort(dim=1, descending=True)[:, : N // 2].sort(dim=1).values)
 
@@ -123,28 +122,6 @@ def test_it_acts_on_the_theory_models(model, task):
     assert float(expected.std(dim=1).min()) > 0 and network.cost.macs(acting.steps) > network.cost.macs(
         network.cost.dense()
     )
-
-
-def test_the_noise_is_gaussian():
-    drawn = []
-
-    class Watched(Perturbation):
-        def scores(self, view):
-            x, answer = view.tokens, view.outputs
-            view._seen["outputs"] = lambda tokens, rows: drawn.append(tokens - x) or answer(tokens, rows)
-            return super().scores(view)
-
-    with torch.no_grad():
-        network = vit(embed_dim=128)
-        network(images(8), begin(Watched(sigma=0.2, draws=2), network, 8))
-    changed = torch.stack([d for d in drawn if d.any()])  # (draws N, B, N, C)
-    assert changed.shape[0] == 2 * N and all(
-        ((row != 0).any(dim=2).nonzero()[:, 1] == j % N).all() for j, row in enumerate(changed)
-    )
-    noise = changed.abs().sum(dim=2) * changed.sum(dim=2).sign()
-    unit = (noise / noise.square().mean(dim=(0, 2), keepdim=True).sqrt()).flatten().double()
-    assert float(unit.mean().abs()) < 0.02 and float(unit.pow(4).mean()) == pytest.approx(3, abs=0.15)
-    assert float((unit.abs() < 1).double().mean()) == pytest.approx(0.6827, abs=0.01)
 
 
 def asked(decide, network, inputs, scripted, training=False):

@@ -9,7 +9,6 @@ from sparsebench_plugins.gradient_energy import GradientEnergy
 from sparsebench_plugins.noise import ROUNDING, Noise
 from sparsebench_plugins.patch_variance import PatchVariance
 from tiny import B, N, act, chosen, images, vit
-from token_sets import OneLayer, Sets
 
 from sparsebench.errors import UnsupportedError
 
@@ -82,13 +81,6 @@ def test_noise_by_ratio_forgives_noise_on_strong_signals_and_sees_none_on_flat_p
     by = {mode: act(Noise(by=mode), vit(), pixels)[0].scores[0] for mode in ("sigma", "ratio")}
     assert int(by["sigma"].argmin()) == 15 and int(by["ratio"].argmin()) == 0
     assert float(by["ratio"][1:15].abs().max()) < 1e-4
-
-
-@pytest.mark.parametrize("strategy", [s for s, _ in CASES.values() if s != Noise()], ids=str)
-def test_what_needs_pixels_is_unsupported_on_token_sets(strategy):
-    data = Sets(tokens=20, relevant=0.4, confusion=0.1).draw(3, 0, {})
-    with pytest.raises(UnsupportedError, match=f"{strategy.name}: these tokens"):
-        act(strategy, OneLayer(m=8).build(data, 0), torch.from_numpy(data.train.inputs))
 
 
 @pytest.mark.parametrize(("strategy", "side"), [(Noise(), 2), (GradientEnergy(), 1)], ids=str)

@@ -1,35 +1,26 @@
 """What strategies say of the methods that they are: words that can be typed, counts and MACs as published, names."""
 
 import json
-import re
 from dataclasses import replace
 from functools import cache
-from inspect import isfunction
 
-import click
 import pytest
 import timm
 import torch
 from click.testing import CliRunner
-from tiny import ENTRIES, SHIPPED
+from tiny import SHIPPED
 
 import sparsebench
 from sparsebench.cli import main
 from sparsebench.measure.cost import VitCost
 from sparsebench.measure.counts import solve, stages
 from sparsebench.models.timm_parts import vit_cost
-from sparsebench.plan.contenders import BUDGET_KEYS
 from sparsebench.plan.expand import expand
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
-from sparsebench.strategy.base import Strategy
-from sparsebench.strategy.budget import AMOUNTS
 from sparsebench.strategy.spec import fill
-from sparsebench.strategy.view import NEEDS
-from sparsebench.tasks.base import Task
 
 ALL = [setting for cls in SHIPPED.values() for setting in cls.published]
-DEIT = {"DeiT-S": "deit_small_patch16_224", "DeiT-Ti": "deit_tiny_patch16_224"}
 
 
 @cache
@@ -139,28 +130,6 @@ def test_a_published_setting_on_a_network_of_another_depth_is_a_clear_line(name)
         assert done.exit_code == 2 and "allowed" in done.stderr and done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_show_begins_with_the_published_words_and_says_what_differs(name):
-    cls, lines = SHIPPED[name], CliRunner().invoke(main, ["show", name]).stdout.splitlines()
-    published = [line for line in lines if line.startswith("published: ")]
-    assert lines[2 : 2 + len(published)] == published
-    assert published == [f"published: {s}" for s in cls.published] or published == [
-        "published: no setting is known here"
-    ]
-    (differs,) = [line for line in lines if line.startswith("differs from the published method: ")]
-    assert differs.partition(": ")[2] == (cls.differs or ("nothing known" if cls.citation else "none is published"))
-    shown = [line for line in lines if line.startswith("  disposal = ")]
-    takes = cls.allowed_disposals()
-    assert shown == [f"  disposal = {cls.model_fields['disposal'].default!r}  (Literal{[*takes]})"] * (len(takes) > 1)
-
-
-def test_show_says_what_a_disposal_does_and_that_fusing_is_not_evit():
-    said = CliRunner().invoke(main, ["show", "attn_topk"]).stdout
-    assert all(f"    {kind}: " in said for kind in ("drop", "fuse", "merge", "squeeze"))
-    assert "with disposal=fuse it is not EViT" in said
-    assert "disposal" not in CliRunner().invoke(main, ["show", "tome"]).stdout
-
-
 @cache
 def small() -> torch.nn.Module:
     return timm.create_model("deit_small_patch16_224")
@@ -177,14 +146,6 @@ def test_published_words_can_be_typed_in_apply_and_so_can_what_it_calls_them(set
         assert (again.spec, again._actor.budget) == (spec, budget)
 
 
-def test_published_words_can_be_typed_in_run():
-    plugins = [word for setting in ALL for word in ("--plugin", setting.words)]
-    given = ["--model", "timm:deit_small_patch16_224", "--task", "composite:canvas=224,patch=16", "--n-train", "8"]
-    done = CliRunner().invoke(main, ["run", *plugins, *given, "--seeds", "1", "--dry-run"])
-    assert done.exit_code == 0, done.output
-    assert all(setting.words.partition(":")[0] in done.stdout for setting in ALL)
-
-
 def test_the_list_of_published_settings_has_them_all():
     said = CliRunner().invoke(main, ["list", "--published"]).stdout
     assert ALL and all(setting.words in said for setting in ALL)
@@ -192,35 +153,3 @@ def test_the_list_of_published_settings_has_them_all():
     assert sorted(row["words"] for row in rows) == sorted(setting.words for setting in ALL)
     wrong = CliRunner().invoke(main, ["list", "tasks", "--published"])
     assert wrong.exit_code == 2 and "--published" in wrong.stderr
-
-
-def options_of(command: click.Command) -> set[str]:
-    subs = command.commands.values() if isinstance(command, click.Group) else ()
-    own = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
-    return own.union(*map(options_of, subs))
-
-
-OPTIONS = options_of(main) | {"--help", "--version"}
-BASE = set(Strategy.model_fields) | {*BUDGET_KEYS, "keep_rate", "macs"}
-
-
-def texts_of(cls: type[Strategy]) -> list[str]:
-    fields = [info.description or "" for info in cls.model_fields.values()]
-    methods = [value.__doc__ or "" for value in vars(cls).values() if isfunction(value)]
-    return [cls.__doc__ or "", cls.differs, *fields, *methods]
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_every_option_and_parameter_that_a_docstring_names_is_there(name):
-    cls = SHIPPED[name]
-    text = "\n".join(texts_of(cls))
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)) <= OPTIONS
-    for owner, key in re.findall(r"(?:\b([a-z_]+):)?\b([a-z_]+)=[\w.]", text):
-        assert key in BASE | set(SHIPPED.get(owner, cls).model_fields), key
-    known = BASE | set(cls.model_fields) | set(SHIPPED) | NEEDS | set(AMOUNTS) | {"stages", "every", "late"}
-    for word in re.findall(r"`([a-z][a-z_]+)`", text):
-        assert word in known or hasattr(Strategy, word) or hasattr(Task, word), word
-
-
-def test_what_this_file_knows_of_entry_points_is_what_is_installed():
-    assert set(ENTRIES) == set(SHIPPED)

@@ -44,18 +44,9 @@ def test_stratified_takes_as_large_a_share_of_every_cell(keep, cell):
 
 
 def test_stratified_keeps_every_token_equally_often_though_cells_at_the_border_are_smaller():
-    of_cell, kept = drawn(4000, 17, 2, rows=5, columns=7)
+    of_cell, kept = drawn(2000, 17, 2, rows=5, columns=7)
     assert of_cell.shape[1] == 12
     np.testing.assert_allclose(kept.mean(axis=0), 17 / 35, atol=0.05)
-
-
-def test_stratified_draws_the_same_alone_and_in_a_batch_and_again():
-    strategy, pixels = Random(stratified=True), images()
-    together, _ = act(strategy, vit(), pixels)
-    assert torch.equal(act(strategy, vit(), pixels)[0].index, together.index)
-    for i in range(B):
-        alone, _ = act(strategy, vit(), pixels[i : i + 1], items=torch.tensor([i]))
-        assert torch.equal(alone.index[0], together.index[i])
 
 
 @pytest.mark.parametrize("strategy", [Random(stratified=True), Radial()], ids=lambda s: s.name)
@@ -80,16 +71,6 @@ def test_radial_keeps_the_nearest_to_the_centre(p, rows, columns):
         acting, _ = act(Radial(p=p), network, pixels, rate=keep / (rows * columns), blocks=(1,))
         assert acting.index.tolist() == [chosen(scores, keep)] * 2
     np.testing.assert_allclose(acting.scores[0], scores, rtol=1e-6)
-
-
-def test_radial_shapes_are_a_square_and_a_diamond():
-    network = vit(**BIG)
-    square, diamond = (
-        act(Radial(p=p), network, torch.zeros(1, 3, 64, 64), rate=keep / 64)[0].index[0].tolist()
-        for p, keep in (("inf", 16), (1, 12))
-    )
-    assert square == [8 * r + c for r in range(2, 6) for c in range(2, 6)]
-    assert diamond == sorted(8 * r + c for r in range(8) for c in range(8) if abs(r - 3.5) + abs(c - 3.5) <= 2)
 
 
 def test_radial_counts_a_fused_token_as_the_farthest_and_never_mixes_them():

@@ -5,7 +5,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-import torch
 from sparsebench_plugins.attn_topk import AttnTopK
 from sparsebench_plugins.attn_value_norm import AttnValueNorm
 from sparsebench_plugins.column_norm import ColumnNorm
@@ -15,9 +14,6 @@ from sparsebench_plugins.rep_shift import RepShift
 from sparsebench_plugins.tps import TPS
 from sparsebench_plugins.value_norm import ValueNorm
 from tiny import B, N, act, chosen, images, inside, vit
-from token_sets import OneLayer, Sets
-
-from sparsebench.errors import UnsupportedError
 
 CLASS = partial(vit, reg_tokens=2)
 CLASSLESS = partial(vit, class_token=False, global_pool="avg")
@@ -102,24 +98,6 @@ def test_a_high_order_of_the_column_norm_is_the_largest_entry_and_no_power_vanis
     np.testing.assert_allclose(acting.scores, shown["A"][..., 1:].max(axis=2).mean(axis=1), rtol=5e-3)
 
 
-@pytest.mark.parametrize("renormalise", [False, True])
-def test_evit_fuses_what_it_does_not_keep_by_its_attention(renormalise):
-    network, after = vit(), []
-    handle = network.module.blocks[1].norm2.register_forward_pre_hook(lambda _, args: after.append(args[0]))
-    act(EViT(renormalise=renormalise), network, images(), blocks=(1,))
-    handle.remove()
-    shown = inside(network, images(), 1)
-    for b in range(B):
-        a = [class_attention(shown, b, j, 1) for j in range(N)]
-        stay = chosen(a, N // 2 - 1)
-        left = [j for j in range(N) if j not in stay]
-        fused = sum(a[j] * shown["tokens"][b, 1 + j] for j in left)
-        if renormalise:
-            fused = fused / sum(a[j] for j in left)
-        rows = [shown["tokens"][b, 0], *(shown["tokens"][b, 1 + j] for j in stay), fused]
-        np.testing.assert_allclose(after[0][b], np.stack(rows), rtol=2e-5, atol=2e-5)
-
-
 def test_tps_squeezes_what_it_does_not_keep_into_the_most_similar_kept_token():
     network, after = vit(), []
     handle = network.module.blocks[1].norm2.register_forward_pre_hook(lambda _, args: after.append(args[0]))
@@ -137,32 +115,3 @@ def test_tps_squeezes_what_it_does_not_keep_into_the_most_similar_kept_token():
             below[host] += math.exp(cosine[host])
         rows = np.stack([above[h] / below[h] for h in stay])
         np.testing.assert_allclose(after[0][b, 1:], rows, rtol=2e-5, atol=2e-5)
-
-
-THEORY = [AttnValueNorm(), ColumnNorm(), FeatureNorm(), TPS(disposal="drop"), ValueNorm()]
-
-
-@pytest.mark.parametrize("strategy", THEORY, ids=lambda s: s.name)
-def test_they_act_on_a_network_of_token_sets_too(strategy):
-    data = Sets(tokens=20, relevant=0.4, confusion=0.1).draw(6, 0, {})
-    acting, _ = act(strategy, OneLayer(m=8).build(data, 0), torch.from_numpy(data.train.inputs))
-    assert acting.index.shape == (6, 10)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "why"),
-    [(EViT(), "changes the number while training"), (TPS(), "not fused"), (RepShift(), "needs branch")],
-    ids=str,
-)
-def test_what_cannot_act_on_a_network_of_token_sets_says_why(strategy, why):
-    data = Sets(tokens=20, relevant=0.4, confusion=0.1).draw(6, 0, {})
-    with pytest.raises(UnsupportedError, match=why):
-        act(strategy, OneLayer(m=8).build(data, 0), torch.from_numpy(data.train.inputs))
-
-
-def test_the_column_norm_of_a_network_of_token_sets_is_that_of_its_attention():
-    data = Sets(tokens=20, relevant=0.4, confusion=0.1).draw(6, 0, {})
-    network, tokens = OneLayer(m=8).build(data, 0), torch.from_numpy(data.train.inputs)
-    acting, _ = act(ColumnNorm(), network, tokens)
-    with torch.no_grad():
-        torch.testing.assert_close(acting.scores, network.attention(tokens)[:, 0].square().sum(dim=1).sqrt())

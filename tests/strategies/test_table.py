@@ -1,12 +1,22 @@
 """Every strategy with every schedule and disposal it can have: it runs, keeps the counts, and costs what was asked."""
 
+import pickle
 from contextlib import ExitStack
 from itertools import product
 
 import pytest
 import timm
 import torch
+from sparsebench_plugins.atc import ATC
+from sparsebench_plugins.diffrate import DiffRate
+from sparsebench_plugins.dpc_knn import DPCKNN
+from sparsebench_plugins.k_medoids import KMedoids
+from sparsebench_plugins.mctf import MCTF
+from sparsebench_plugins.pitome import PiToMe
+from sparsebench_plugins.tofu import ToFu
+from sparsebench_plugins.tome import ToMe
 from tiny import SHIPPED, B, N, act, images, vit
+from token_sets import OneLayer, Sets
 
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.cost import VitCost
@@ -151,17 +161,51 @@ def test_gradients_flow_through_what_stays(network, name):
     network.module.zero_grad(set_to_none=True)
 
 
-@pytest.mark.parametrize(
-    ("rate", "counts", "gmacs"),
-    [
-        (0.9, (178, 162, 147), 4.022),
-        (0.7, (139, 99, 71), 3.029),
-        (0.5, (99, 51, 27), 2.309),
-        (0.25, (50, 14, 5), 1.725),
-    ],
-)
-def test_evit_has_its_published_counts_and_cost(deit_small, rate, counts, gmacs):
-    traits = SHIPPED["evit"]().traits()
-    assert solve(Budget(keep_rate=rate, convention="compound-ceil"), deit_small, traits) == counts
-    steps = deit_small.steps(traits, (3, 6, 9), counts)
-    assert deit_small.macs(steps) / 1e9 == pytest.approx(gmacs, abs=8e-4)
+SETS_REFUSE = {
+    **dict.fromkeys(("tome", "pitome", "mctf", "atc", "dpc_knn", "diffrate", "vid_tldr", "tps", "ppt", "pru_merge",
+                     "vision_zip"), "no sizes: tokens can be kept or removed, not fused, merged"),
+    **dict.fromkeys(("evit", "ats", "dynamic_vit", "a_vit", "tnt", "patch_merger", "token_learner", "sit", "sinkhorn",
+                     "diffrate_search"), "is learned, keeps another number of tokens of each sample"),
+    "idle_vit": "nothing after it", "downsample": "have no places", "radial": "without a grid",
+    "fisher_mask": "shows no gradients", "patch_variance": "not made of pixels", "gradient_energy": "two pixels a side",
+    "rep_shift": "needs branch",
+}  # fmt: skip
+"""Strategies that cannot act on one attention layer over a set of tokens, and why."""
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_on_a_network_of_token_sets_it_keeps_the_counts_or_says_why_not(name):
+    cls, data = SHIPPED[name], Sets(tokens=20, relevant=0.4, confusion=0.1).draw(6, 0, {})
+    network, tokens = OneLayer(m=8).build(data, 0), torch.from_numpy(data.train.inputs)
+    if name in SETS_REFUSE:
+        with pytest.raises(UnsupportedError, match=SETS_REFUSE[name]):
+            act(cls(), network, tokens)
+    else:
+        acting, _ = act(cls(), network, tokens, torch.from_numpy(data.train.relevance))
+        assert acting.index.shape == (6, 10 if name in SPENDING else 20)
+
+
+@pytest.mark.parametrize("make", [ToMe, PiToMe, MCTF, ATC, DPCKNN], ids=lambda cls: cls.name)
+@torch.no_grad()
+def test_sizes_add_up_to_all_patches_where_nothing_is_dropped(network, make):
+    acting, _ = act(make(), network, images(), rate=0.6)
+    assert acting.sizes.sum(dim=1).tolist() == [16.0] * 4 and acting.sizes.max() > 1
+
+
+@pytest.mark.parametrize("make", [ToMe, ToFu, PiToMe, MCTF, ATC, DiffRate], ids=lambda cls: cls.name)
+@torch.no_grad()
+def test_attention_weighs_sizes_where_it_is_asked_to(network, make):
+    out = []
+    for proportional in (True, False):
+        strategy = pickle.loads(pickle.dumps(make(proportional=proportional)))
+        acting, logits = act(strategy, network, images(), rate=0.6, blocks=(2, 3))
+        assert strategy.weighs_sizes == acting.weighs_sizes == proportional and acting.sizes.max() > 1
+        out.append(logits)
+    assert float((out[0] - out[1]).abs().max()) > 1e-3
+    assert make().proportional == (make not in (PiToMe, ToFu))
+
+
+def test_what_has_no_say_in_it_does_not_weigh_sizes():
+    assert not KMedoids().weighs_sizes and not DPCKNN().weighs_sizes
+    with pytest.raises(ValueError, match="proportional"):
+        KMedoids(proportional=True)

@@ -5,15 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from merging import place
 from sparsebench_plugins.tnt import TNT
 from tiny import B, N, act, chosen, images, vit
 
 from sparsebench.measure.cost import Step
 from sparsebench.models.actor import Actor
 from sparsebench.strategy.budget import Budget
-from sparsebench.testing.networks import build
-from sparsebench.training.steps import Autograd, Samples
 
 
 class Watched(TNT):
@@ -165,14 +162,6 @@ def test_it_learns_in_those_blocks_and_the_budgets_and_in_the_test_acts_in_the_b
     assert keeps == [acting.actor.keep.get(block, N) for block in union]
 
 
-def test_where_no_tokens_are_to_leave_there_is_no_noise_either():
-    network = vit()
-    actor = Actor(TNT(), Budget(keep_rate=1.0), network.cost, network.grid, stream=5)
-    acting = actor.begin(torch.arange(B), 0, None, tokens=N, training=True)
-    with torch.no_grad():
-        assert torch.equal(network(images(), acting), network(images())) and not acting.decisions
-
-
 def noises(visit, rows=slice(None), stream=5):
     network = vit()
     acting = start(Watched(), network, rows, visit, stream)
@@ -186,25 +175,3 @@ def test_noise_is_the_samples_own_and_new_at_each_visit():
     torch.testing.assert_close(noises(1, slice(2, 3))[0], together[2], atol=1e-6, rtol=1e-5)
     noise = noises(1, stream=6)
     assert not torch.allclose(noises(2), together, atol=1e-3) and not torch.allclose(noise, together, atol=1e-3)
-
-
-def head_gradients(noise):
-    case = build("class token")
-    actor = Actor(TNT(noise=noise), Budget(keep_rate=0.5), case.network.cost, case.network.grid, stream=5)
-    steps = Autograd(case.network, actor, Samples(case.inputs, case.labels, None), case.recipe)
-    steps._gradients(torch.arange(4), 0)
-    return [[float(p.grad.abs().max()) for p in (g[1].weight, g[0].weight)] for g in actor.learned.values()]
-
-
-def test_the_noise_is_all_that_relevance_is_learned_from_and_the_norm_learns_anyway():
-    assert min(map(min, head_gradients(0.02))) > 1e-9
-    relevance, norm = zip(*head_gradients(0.0), strict=True)
-    assert max(relevance) == 0 and min(norm) > 1e-9
-
-
-@pytest.mark.parametrize(("tokens", "keep", "b"), [(196, 118, 25), (196, 196, 0), (16, 1, 1), (16, 15, 1), (10, 3, 1)])
-def test_its_own_products_are_counted(tokens, keep, b):
-    chosen = keep + b
-    half = chosen // 2
-    pairs = half * (chosen - half) if b else 0
-    assert TNT().own_macs(place(tokens, keep, 384)) == 384 * (tokens + pairs)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from timm.models.vision_transformer import VisionTransformer
+import vits
 
 from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
@@ -20,17 +20,9 @@ ENTRIES = {name: module for name, module in EVERY.items() if module.startswith("
 SHIPPED = {name: importlib.import_module(module).sparsebench_strategies()[0] for name, module in ENTRIES.items()}
 
 
-def vit(cls=VisionTransformer, **changes):
-    """Return a network on 32 x 32 pixels with 4 x 4 patches and weights large enough to attend unevenly."""
-    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 4, "num_classes": 5}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = cls(**(sizes | changes)).eval()
-    rng = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn(weight.shape, generator=rng) * 0.2)
-    return DeepViT(model)
+def vit(*args, **changes):
+    """Return a network of `vits.vit`: 32 x 32 pixels, 4 x 4 patches, weights large enough to attend unevenly."""
+    return DeepViT(vits.vit(*args, **changes))
 
 
 @torch.no_grad()

@@ -113,19 +113,6 @@ def test_folders_named_after_imagenet_have_its_classes(folder, names):
     assert plain.known_classes(locations) == tuple(sorted(names))
 
 
-@pytest.mark.parametrize(
-    ("names", "labels", "says"),
-    [
-        (("tench", "airplane"), "imagenet", "named after no class.* got airplane"),
-        (("tench", "n01440764"), "auto", "of the same class; got n01440764, tench"),
-    ],
-)
-def test_folders_that_name_no_class_or_one_twice_are_refused(folder, names, labels, says):
-    task, locations = task_on(folder(names, each=1), labels=labels)
-    with pytest.raises(UserError, match=says):
-        task.known_classes(locations)
-
-
 def test_a_corrupt_picture_is_named(folder):
     root = folder()
     (root / "val" / "a" / "1.png").write_bytes(b"no picture")
@@ -200,21 +187,6 @@ def test_what_is_no_such_folder_is_refused(folder, tmp_path):
         Folder().check()
     with pytest.raises(UserError, match="not on this machine; give --images"):
         Folder(images="folder-0123456789ab").draw(0, 0, {})
-
-
-def test_planning_imports_no_torch(folder):
-    task, locations = task_on(folder(("tench", "n02981792"), each=1))
-    code = (
-        "import sys; from pathlib import Path; from sparsebench.tasks.folder import Folder; "
-        f"found = Folder(images={task.images!r}).known_classes({{{task.images!r}: Path(sys.argv[1])}}); "
-        "assert len(found) == 1000; sys.exit(list({'torch', 'timm'} & set(sys.modules)) or 0)"
-    )
-    subprocess.run([sys.executable, "-c", code, str(locations[task.images])], check=True)
-
-
-def test_nothing_is_trained():
-    recipe = Folder().recipe()
-    assert not Folder.trains and recipe.steps == recipe.epochs == 0
 
 
 def test_a_way_of_cutting_that_is_not_known_is_refused_unless_the_user_says_another():

@@ -1,5 +1,3 @@
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -114,16 +112,6 @@ def test_corrupt_pictures_are_named_with_their_rows_before_a_cell_is_run_or_are_
     assert done.exit_code == 0, done.stderr
     assert {record.status for record in records.values()} == {"ok", "unsupported"}
     assert records["dense"].outcomes.n == sum(split == 2 for split, _, _ in waterbirds.rows) - 1
-
-
-def test_the_same_images_need_no_second_look(run, waterbirds):
-    arguments = ["--images", f"folder:{waterbirds.root}", "--n-train", 28, "--jobs", 0]
-    first = run(*arguments)[1]
-    again = run(*arguments, "--rerun", "always")[1]
-    assert {k: r.metrics["accuracy"] for k, r in first.items() if r.status == "ok"} == {
-        k: r.metrics["accuracy"] for k, r in again.items() if r.status == "ok"
-    }
-    assert json.loads(first["dense"].model_dump_json())["cell"] == json.loads(again["dense"].model_dump_json())["cell"]
 
 
 def drawn(waterbirds):

@@ -69,14 +69,6 @@ def test_nobody_knows_which_patches_matter(waterbirds):
     assert draw(waterbirds).train.relevance_on((2, 2)) is None
 
 
-def test_the_middle_square_is_resized(waterbirds):
-    path = waterbirds.root / waterbirds.names[0]
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 50, 3), dtype=np.uint8)).save(path)
-    data = draw(waterbirds, patience=2)
-    split = (data.train, data.validation, data.test)[waterbirds.rows[0][0]]
-    np.testing.assert_array_equal(split.inputs[0].transpose(1, 2, 0), sources.read_square(path, 8))
-
-
 def test_images_are_mapped_from_a_file_and_not_read(waterbirds, monkeypatch):
     whole = draw(waterbirds, patience=2)
     monkeypatch.setattr(sources.cache, "LARGE", 0)
@@ -194,18 +186,6 @@ def test_a_corrupt_picture_is_named_with_its_row(waterbirds, content):
     says = rf"metadata\.csv, line 7: .*{path.name} cannot be read as a picture"
     with pytest.raises(UserError, match=says):
         draw(waterbirds, patience=2)
-
-
-@pytest.mark.parametrize("mode", ["L", "CMYK", "I;16", "P"])
-def test_pictures_of_every_kind_are_converted(waterbirds, mode):
-    train = next(i for i, row in enumerate(waterbirds.rows) if row[0] == 0)
-    path = waterbirds.root / waterbirds.names[train]
-    if mode == "I;16":
-        Image.fromarray(np.full((30, 30), 100 * 257, dtype=np.uint16)).save(path, format="PNG")
-    else:
-        Image.new("RGB", (30, 30), (100, 100, 100)).convert(mode).save(path, format="PNG" if mode == "P" else "JPEG")
-    data = draw(waterbirds)
-    assert np.abs(data.train.inputs[0].astype(int) - 100).max() <= 2
 
 
 def edit(made, old, new, count=-1):

@@ -89,11 +89,6 @@ def test_relevance_is_the_share_of_each_patch_that_the_box_covers(seed, grid, si
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_relevance_counts_patches_along_rows_first():
-    split = Split(np.zeros((1, 3, 8, 8), np.uint8), np.zeros(1), np.zeros(1), boxes=np.array([[0, 4, 4, 4]]))
-    assert split.relevance_on((2, 2)).tolist() == [[0, 1, 0, 0]]
-
-
 def test_composite_has_every_class_equally_often_and_the_foreground_of_its_label():
     data = Composite(**SMALL).draw(60, 0, {})
     pool = sources.foregrounds("digits", 10, {})
@@ -140,16 +135,6 @@ def test_all_foregrounds_are_used_before_any_comes_again():
     pool = sources.foregrounds("digits", 10, {})
     n = min(len(pool.train[name]) for name in ("3", "8"))
     assert len(set(foregrounds_of(Spurious(**SMALL).draw(2 * n, 0, {}).train))) == 2 * n
-
-
-def test_spurious_backgrounds_agree_in_nine_of_ten_training_images_and_in_half_of_the_test():
-    data = Spurious(**SMALL).draw(200, 0, {})
-    assert data.classes == ("3", "8")
-    assert data.group_names == ("3 on flower", "3 on china", "8 on flower", "8 on china")
-    assert np.bincount(data.train.groups).tolist() == [90, 10, 10, 90]
-    assert np.bincount(data.test.groups).tolist() == [10, 10, 10, 10]
-    for split in (data.train, data.test):
-        assert (split.groups // 2 == split.labels).all()
 
 
 def test_the_group_of_an_image_names_its_class_and_the_background_behind_it():
@@ -205,25 +190,9 @@ def test_a_repetition_is_the_same_again_and_unlike_the_next(cls):
     assert not np.array_equal(first.test.inputs, other.test.inputs)
 
 
-@pytest.mark.parametrize("cls", [Composite, Spurious])
-def test_how_a_network_is_trained_does_not_change_the_data(cls):
-    plain = cls(**SMALL).draw(30, 0, {})
-    tuned = cls(**SMALL, epochs=9, batch=3, lr=0.5, weight_decay=0, pretrain_epochs=0, pretrain_samples=7).draw(
-        30, 0, {}
-    )
-    assert same(plain.train, tuned.train) and same(plain.test, tuned.test)
-
-
 def test_the_test_set_is_the_same_for_every_number_of_training_images():
     few, many = (Composite(**SMALL).draw(n, 0, {}) for n in (20, 50))
     assert same(few.test, many.test)
-
-
-def test_the_recipe_is_the_tasks():
-    recipe = Composite(epochs=7, batch=5, lr=0.02, weight_decay=0.3).recipe()
-    assert (recipe.loss, recipe.optimizer, recipe.lr) == ("cross-entropy", "adamw", 0.02)
-    assert (recipe.batch, recipe.epochs, recipe.weight_decay) == (5, 7, 0.3)
-    assert recipe.steps >= 10**9 and not recipe.stop_at_zero_loss and not recipe.fixed_selection
 
 
 def test_a_foreground_larger_than_the_canvas_is_a_user_error():
@@ -263,12 +232,6 @@ def test_permuted_images_show_the_plain_ones_patches_in_one_order(cls):
         relevance = permuted.relevance_on((4, 4))
         np.testing.assert_array_equal(relevance, split.relevance_on((4, 4))[:, order])
         assert not np.array_equal(relevance, split.relevance_on((4, 4)))
-
-
-def test_relevant_permuted_patches_are_those_that_show_the_foreground():
-    data = Plain(**SMALL, permuted=True, patch=2).draw(30, 0, {})
-    lit = patches(data.train.inputs, 2).any(axis=(2, 3, 4))
-    assert lit.any() and (data.train.relevance_on((8, 8))[lit] > 0).all()
 
 
 def test_the_order_of_patches_is_one_for_each_size_of_canvas_and_patch():

@@ -4,7 +4,6 @@ from pydantic import ValidationError
 
 from sparsebench.errors import UserError
 from sparsebench.tasks.images import Composite, Plain, Spurious
-from sparsebench.tasks.pictures import PictureTask
 
 TRAINING = {"warmup": 0.2, "smoothing": 0.1, "flip": True, "shift": 3, "accumulate": 2, "validation": 0.2,
             "patience": 3, "validate_by": "worst_group"}  # fmt: skip
@@ -22,10 +21,6 @@ def test_how_a_network_is_trained_does_not_touch_what_is_drawn(cls):
 def test_the_recipe_is_as_asked():
     recipe = Composite(**TRAINING).recipe()
     assert {name: getattr(recipe, name) for name in TRAINING} == TRAINING
-
-
-def test_a_training_parameter_is_named_as_one():
-    assert set(PictureTask.model_fields) - {"test"} == PictureTask.training
 
 
 @pytest.mark.parametrize("moved", [{"permuted": True, "flip": True}, {"permuted": True, "shift": 2},

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from sparsebench_plugins.oracle import Oracle
-from sparsebench_plugins.random import Random
 
 from sparsebench import sources
 from sparsebench.errors import UserError
@@ -109,35 +108,19 @@ def test_the_groups_of_the_paper():
 
 
 @pytest.mark.parametrize("rate", LEVELS)
-@pytest.mark.parametrize("cls", [Oracle, Random])
-def test_images_of_every_group_keep_as_many_tokens_so_that_their_number_tells_no_label(cls, rate):
+def test_images_of_every_group_keep_as_many_tokens_so_that_their_number_tells_no_label(rate):
     task = Spurious(placement="grid", test=80, pretrain_epochs=0)
     data = task.draw(8, 0, {})
     network = Vit(dim=16, depth=2, heads=2).build(data, 0)
-    actor = Actor(cls(), Budget(keep_rate=rate), network.cost, network.grid, 0)
+    actor = Actor(Oracle(), Budget(keep_rate=rate), network.cost, network.grid, 0)
     shares = torch.from_numpy(data.test.relevance_on(network.grid))
     acting = actor.begin(torch.arange(80), 0, shares, tokens=64, training=False)
     network(torch.from_numpy(data.test.inputs), acting)
     kept = torch.zeros(80, 64).scatter(1, acting.index, 1.0)
     per_group = [set(kept[torch.from_numpy(data.test.groups == g)].sum(dim=1).tolist()) for g in range(4)]
     assert per_group == [{64 * rate}] * 4
-    if cls is Oracle:
-        assert torch.equal(kept * shares, shares)  # all of the foreground
-        assert float((kept * shares).sum() / kept.sum()) == pytest.approx(LEVELS[rate])
-
-
-def test_the_background_that_the_oracle_leaves_is_drawn_for_each_image():
-    task = Spurious(placement="grid", test=40, pretrain_epochs=0)
-    data = task.draw(8, 0, {})
-    network = Vit(dim=16, depth=2, heads=2).build(data, 0)
-    actor = Actor(Oracle(), Budget(keep_rate=0.625), network.cost, network.grid, 0)
-    shares = torch.from_numpy(data.test.relevance_on(network.grid))
-    acting = actor.begin(torch.arange(40), 0, shares, tokens=64, training=False)
-    network(torch.from_numpy(data.test.inputs), acting)
-    left = torch.zeros(40, 64).scatter(1, acting.index, 1.0) * (1 - shares)
-    at = data.test.boxes[:, :2].tolist()
-    same_place = [left[i] for i in range(40) if at[i] == at[0]]
-    assert len(same_place) > 1 and len({tuple(x.tolist()) for x in same_place}) > 1
+    assert torch.equal(kept * shares, shares)  # all of the foreground
+    assert float((kept * shares).sum() / kept.sum()) == pytest.approx(LEVELS[rate])
 
 
 @pytest.mark.parametrize(
@@ -196,10 +179,6 @@ def test_what_begins_from_other_weights_is_tested_on_the_same_pictures():
 def test_a_training_is_a_success_from_the_accuracy_asked_for_on():
     assert Composite().success(0.1, 1.0) is None
     assert [Composite(success_accuracy=0.775).success(9.0, a) for a in (0.774, 0.775, 0.9)] == [False, True, True]
-
-
-def test_the_pool_of_digits_has_the_sizes_asked_for():
-    assert sources.foregrounds("digits", 26, {}).train["0"].shape[1:] == (3, 26, 26)
 
 
 @pytest.mark.parametrize("cls", [Composite, Spurious])

@@ -129,20 +129,6 @@ def test_a_picture_of_too_many_pixels_is_an_error_before_it_is_decoded(tmp_path,
         sources.read_square(path, 8)
 
 
-def test_what_is_hidden_is_no_picture_and_no_class(folder):
-    name, _ = located(folder)
-    for split in ("train", "test"):
-        (folder / split / "cat" / "._0.png").write_bytes(b"a Mac's")
-        (folder / split / ".git" / "deep").mkdir(parents=True)
-        (folder / split / ".git" / "deep" / "x.png").write_bytes(b"x")
-    (folder / "train" / ".DS_Store").mkdir()
-    (folder / "train" / "cat" / ".thumbs").mkdir()
-    save(folder / "train" / "cat" / ".thumbs" / "x.png")
-    assert located(folder)[0] == name
-    found = sources.foregrounds(name, 8, located(folder)[1])
-    assert found.classes == ("cat", "dog") and len(found.train["cat"]) == 6
-
-
 @pytest.mark.parametrize("missing", ["train", "test"])
 def test_a_missing_split_is_a_user_error_that_shows_the_layout(folder, missing):
     shutil.rmtree(folder / missing)
@@ -174,13 +160,6 @@ def test_a_picture_with_other_pixels_makes_another_name_even_at_the_same_size(tm
     assert sources.contents(tmp_path / "a").fingerprint != sources.contents(tmp_path / "b").fingerprint
 
 
-def test_a_link_to_nothing_is_no_picture(tmp_path):
-    Image.new("L", (8, 8)).save(tmp_path / "one.png")
-    name = sources.contents(tmp_path).fingerprint
-    (tmp_path / "two.png").symlink_to(tmp_path / "nowhere.png")
-    assert sources.contents(tmp_path).fingerprint == name
-
-
 def test_the_name_of_a_folder_is_the_same_wherever_it_lies_and_changes_with_a_new_file(folder, tmp_path):
     name, _ = located(folder)
     copy = shutil.copytree(folder, tmp_path / "elsewhere" / "copy")
@@ -192,14 +171,6 @@ def test_the_name_of_a_folder_is_the_same_wherever_it_lies_and_changes_with_a_ne
     assert changed != name
     (copy / "train" / "cat" / "new.png").rename(copy / "train" / "cat" / "renamed.png")
     assert len({name, changed, located(copy)[0]}) == 3
-
-
-def test_two_folders_are_never_mixed_up(folder, tmp_path):
-    name, locations = located(folder)
-    first = sources.foregrounds(name, 8, locations)
-    save(folder / "train" / "cat" / "more.png")
-    name, locations = located(folder)
-    assert len(sources.foregrounds(name, 8, locations).train["cat"]) == len(first.train["cat"]) + 1
 
 
 @pytest.mark.parametrize("spec", ["mnist", "folder:", "folder", ""])
@@ -221,11 +192,6 @@ def test_missing_cifar10_is_a_user_error_that_says_how_to_get_it(tmp_path):
     with pytest.raises(UserError, match=r"cifar10 is missing in .*data_batch_1 is not there.*--download"):
         sources.locate_images("cifar10", tmp_path, False)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_built_in_sources_lie_nowhere():
-    assert sources.locate_images("digits", None, False) == ("digits", None)
-    assert sources.locate_backgrounds("photos") == ("photos", None)
 
 
 def test_digits_are_split_two_thirds_to_one_in_ten_classes_of_their_own_colours():

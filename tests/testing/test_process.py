@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from sparsebench.cli import main
 from sparsebench.testing import Report, process
 
 SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
@@ -120,5 +122,5 @@ def test_the_command_checks_several_one_after_the_other():
 
 
 def test_a_target_that_is_none_is_one_line_and_another_exit_code():
-    done = command("nowhere.py")
-    assert (done.returncode, done.stderr) == (2, "Error: plugin file nowhere.py does not exist\n")
+    done = CliRunner().invoke(main, ["check", "nowhere.py"])
+    assert (done.exit_code, done.stderr) == (2, "Error: plugin file nowhere.py does not exist\n")

@@ -16,7 +16,6 @@ from sparsebench.records.cell import Origin
 from sparsebench.testing import Report, process, results
 
 SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
-SUITE = ["--suite", "quick-scratch"]
 SMALL = ["--suite", TINY, "--n-train", "4", "--seeds", "1", "--jobs", "0"]
 
 

@@ -141,11 +141,6 @@ def test_images_that_keep_numbers_of_their_own_cannot_be_told_apart(network):
     assert influences(network, actor_of(ATS(), network, keep_rate=0.6), samples(), n) is None
 
 
-def test_a_strategy_that_keeps_everything_changes_nothing(network):
-    actor = actor_of(AttnTopK(), network, keep_rate=1.0)
-    np.testing.assert_array_equal(influences(network, actor, samples(), n).z, influences(network, None, samples(), n).z)
-
-
 def test_only_the_first_images_are_looked_at_and_each_alike_whatever_comes_with_it(network):
     actor = actor_of(Random(), network, keep_rate=0.5)
     every = influences(network, actor, samples(), 99).z

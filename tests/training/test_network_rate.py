@@ -74,15 +74,6 @@ def by_hand(steps, taken, rate):
     return {name: p.detach() for name, p in named.items()}
 
 
-def taken(strategy, count):
-    steps = begun(strategy)
-    start = weights(steps)
-    expected = by_hand(steps, count, lambda name, step: rate_of(strategy, name, step))
-    for step in range(count):
-        steps.step(np.arange(8) + 8 * (step % 3), 0, step / STEPS)
-    return start, weights(steps), expected
-
-
 def rate_of(strategy, name, step):
     size = step_size(RECIPE, step / STEPS, STEPS)
     return size if name.startswith("strategy.") else size * strategy.network_rate(step / STEPS)
@@ -90,25 +81,12 @@ def rate_of(strategy, name, step):
 
 @pytest.mark.parametrize("strategy", [Gate(), Slow()], ids=lambda s: s.name)
 def test_each_weight_has_its_step_size_to_the_bit(strategy):
-    _, found, expected = taken(strategy, STEPS)
+    steps = begun(strategy)
+    expected = by_hand(steps, STEPS, lambda name, step: rate_of(strategy, name, step))
+    for step in range(STEPS):
+        steps.step(np.arange(8) + 8 * (step % 3), 0, step / STEPS)
+    found = weights(steps)
     assert all(torch.equal(found[name], value) for name, value in expected.items())
-
-
-def test_a_frozen_network_stays_to_the_bit_while_what_is_learned_moves():
-    start, found, _ = taken(Slow(), 3)
-    moved = {name for name in start if not torch.equal(start[name], found[name])}
-    assert moved == {name for name in start if name.startswith("strategy.")} and len(moved) == 2 * 2
-    start, found, _ = taken(Slow(), 4)
-    assert all(not torch.equal(start[name], found[name]) for name in start)
-
-
-def test_where_a_network_was_frozen_its_moments_begin_when_it_moves():
-    steps = begun(Slow())
-    for step in range(4):
-        steps.step(np.arange(8), 0, step / STEPS)
-    ages = {float(steps.opt.state[p]["step"]) for group in steps.opt.param_groups for p in group["params"]}
-    own = {group["learned"]: float(steps.opt.state[group["params"][0]]["step"]) for group in steps.opt.param_groups}
-    assert ages == {1.0, 4.0} and own == {False: 1.0, True: 4.0}
 
 
 def test_dynamic_vit_freezes_a_sixth_and_then_has_a_hundredth():
@@ -133,7 +111,7 @@ def train(steps, k=None, state=None):
     return seen
 
 
-@pytest.mark.parametrize("k", [0, 1, 3, 4, 7])
+@pytest.mark.parametrize("k", [1, 4])
 @pytest.mark.parametrize("strategy", [Slow(), DynamicViT()], ids=lambda s: s.name)
 def test_a_resumed_training_ends_as_an_undisturbed_one_to_the_bit(strategy, k):
     whole, again = begun(strategy), begun(strategy)

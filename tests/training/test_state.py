@@ -66,7 +66,7 @@ def undisturbed(early):
 
 
 @pytest.mark.parametrize("early", [False, True])
-@pytest.mark.parametrize("k", [0, 1, 2, 3, 4, 6, 8, 9, 10, 14])
+@pytest.mark.parametrize("k", [0, 2, 3, 8, 14])
 def test_a_resumed_training_ends_as_an_undisturbed_one_to_the_bit(k, early):
     done, expected = undisturbed(early)
     if k >= done["steps"]:
