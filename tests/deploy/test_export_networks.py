@@ -18,8 +18,8 @@ from sparsebench.deploy.export import exportable
 from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
 
-ONNX = {"tome", "pitome", "evit", "attn_topk", "tps"}
-PROGRAMS = {"atc", "diffrate", "divprune", "dpc_knn", "idle_vit", "mctf", "patch_merger", "random"}
+ONNX = {"tome", "evit"}
+PROGRAMS = {"attn_topk", "diffrate", "divprune", "idle_vit", "patch_merger"}
 """Of those that are no ONNX files in the fast tests: one of each kind of plan and of arithmetic."""
 NAMES = [cls.name for cls in FIXED]
 needs_onnx = pytest.mark.skipif(importlib.util.find_spec("onnxruntime") is None, reason="needs the extra export")
@@ -73,7 +73,9 @@ def test_what_is_listed_of_files_is_what_is_tested_here():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", ["DINOv3", "EVA-02", "PE", "SigLIP"])
+@pytest.mark.parametrize(
+    "kind", ["DINOv3", "PE", *(pytest.param(k, marks=pytest.mark.slow) for k in ("EVA-02", "SigLIP"))]
+)
 @pytest.mark.parametrize(
     "name", ["attn_topk", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tome", "evit"))]
 )

@@ -123,7 +123,8 @@ def test_a_program_in_postscript_is_no_picture_whatever_it_is_called(folder, mon
 
 
 def test_a_picture_of_too_many_pixels_is_an_error_before_it_is_decoded(tmp_path, monkeypatch):
-    path = save(tmp_path / "large.png", size=(9000, 8000))
+    path = tmp_path / "large.png"
+    Image.new("1", (9000, 8000)).save(path)
     monkeypatch.setattr(Image.Image, "load", lambda picture: pytest.fail("it is decoded"))
     with pytest.raises(UserError, match="9000 x 8000 pixels, more than"):
         sources.read_square(path, 8)
