@@ -147,20 +147,6 @@ def test_samples_without_a_loss_change_nothing(d, dtype):
     assert all(torch.equal(getattr(network, name), start[name]) for name in MATRICES)
 
 
-def test_a_sample_without_a_loss_counts_in_the_mean_and_no_more():
-    network, samples = problem(6, 9, 40, 4)
-    costly = ClosedForm(network, None, samples, SGD).losses().nonzero()[0]
-    assert len(costly) in (1, 2, 3)
-    found = []
-    for rows, lr in ((costly, len(costly) / 4), ([1, 0, 3, 2], 1.0)):
-        own = copy.deepcopy(network)
-        exact = ClosedForm(own, None, samples, replace(SGD, lr=lr))
-        exact.step(np.array(rows), 0, 0.0)
-        exact.store()
-        found.append(own)
-    assert_close(*found, weights(network), 1e-12)
-
-
 def theory(m=256, n=40, dtype=torch.float32, model=None, **task):
     task = Theory(test=20, **task)
     data = task.draw(n, 0, {})

@@ -10,10 +10,10 @@ from sparsebench_theory.models import TwoLayer
 from sparsebench_theory.overfitting.figures import PAPER, Boundary
 from sparsebench_theory.overfitting.task import Overfitting
 from sparsebench_theory.trials import crossing
+from verdicts import NO, OPEN, PARTLY, YES, words
 
-from sparsebench.paper import Result, Trial
+from sparsebench.paper import Trial
 
-YES, PARTLY, NO, OPEN = "reproduced", "partly", "not reproduced", "undecided"
 INFINITY = float("inf")
 SNR = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 17.0, 20.0, 26.0, 32.0, 40.0)
 SIZES = (4, 8, 16)
@@ -50,10 +50,6 @@ def map_of(trial: Any) -> Callable[..., list[Trial]]:
 def at(c: float, spread: float = 1.05) -> Callable[[int, int], float]:
     """Return the law N SNR^2 = c, give or take some, by repetition."""
     return lambda n, r: math.sqrt(c * spread ** (r - 1) / n)
-
-
-def words(result: Result) -> list[str]:
-    return [v.verdict for v in result.verdicts]
 
 
 # ---- the boundary

@@ -81,15 +81,6 @@ def test_the_published_map_of_overfitting_is_whole() -> None:
     assert json.loads(model) == TwoLayer().model_dump(mode="json")
 
 
-@pytest.mark.parametrize("preset", overfitting.PAPER.presets)
-def test_weak_and_strong_signals_differ_in_the_signal_only(preset: str) -> None:
-    jobs = expand(Request(suite=f"overfitting-{preset}", figures=("2", "3")), Registry())
-    signals = {job.cell.task.params["signal"] for job in jobs}
-    assert signals == {1, 30}
-    rest = {json.dumps([job.cell.task.params | {"signal": 0}, job.cell.model.params, job.cell.n_train]) for job in jobs}
-    assert len(rest) == 1 and all(job.cell.task.params["watch"] for job in jobs)
-
-
 @pytest.mark.parametrize("preset", spatial.PAPER.presets)
 def test_transfer_has_each_attention_at_each_n_and_structure(preset: str) -> None:
     jobs = expand(Request(suite=f"spatial-{preset}", figures=("transfer",)), Registry())
@@ -106,28 +97,6 @@ def test_transfer_has_each_attention_at_each_n_and_structure(preset: str) -> Non
     }  # fmt: skip
     assert len(rest) == 4 * len(sizes) * len(structures) and min(sizes) <= 16 <= 4 * min(sizes) < max(sizes)
     assert {cell.task.params["feature"] for cell in rest} == {1}
-
-
-@pytest.mark.parametrize("preset", sparse_tokens.PAPER.presets)
-def test_sparse_tokens_are_cut_to_lengths_of_which_there_are_data(preset: str) -> None:
-    jobs = expand(Request(suite=f"sparse-tokens-{preset}", figures=("removal",)), Registry())
-    assert len({job.cell.task.params["theta"] for job in jobs}) == 1
-    dense = {job.cell.task.params["tokens"] for job in jobs if job.cell.strategy.name == "dense"}
-    cut = {(job.cell.task.params["tokens"], job.cell.budget.keep_rate) for job in jobs} - {(L, None) for L in dense}
-    assert {round(L * (keep or 1)) for L, keep in cut} <= dense and len(dense) >= 2
-    more = {"attn_topk", "feature_norm"} if preset == "default" else set()
-    assert {job.cell.strategy.name for job in jobs} == {"dense", "oracle", "random"} | more
-
-
-@pytest.mark.parametrize("preset", sparse_tokens.PAPER.presets)
-def test_every_strength_is_tried_at_every_length(preset: str) -> None:
-    jobs = expand(Request(suite=f"sparse-tokens-{preset}", figures=("strength",)), Registry())
-    params = [job.cell.task.params for job in jobs]
-    lengths, thetas = {p["tokens"] for p in params}, {p["theta"] for p in params}
-    found = {(p["tokens"], p["theta"], job.cell.model.params["attention"], job.cell.repetition)
-             for p, job in zip(params, jobs, strict=True)}  # fmt: skip
-    assert len(found) == len(jobs) == len(lengths) * len(thetas) * 2 * len({job.cell.repetition for job in jobs})
-    assert len(lengths) >= 4 and min(thetas) < 2 and max(thetas) > 2.563 * max(lengths) ** 0.5 / 4
 
 
 def test_a_model_of_the_theory_leaves_the_trained_networks_alone() -> None:

@@ -1,19 +1,25 @@
+"""The shallow network: first weights, what training leaves, and the quantities of the paper's theorems."""
+
+import copy
+import math
+
 import numpy as np
 import pytest
 import torch
-from sparsebench_theory.models import Shallow
+from hypothesis import given
+from hypothesis import strategies as st
+from sparsebench_theory.models import PRUNED, Shallow
+from sparsebench_theory.shallow import theorems as theory
 from sparsebench_theory.shallow.network import FirstWeights, ShallowViT, complete
 from sparsebench_theory.shallow.task import Theory
 
-from sparsebench.training.loop import steps_for, train
-from sparsebench.training.steps import Samples, losses, predictions
+from sparsebench.models.shown import SplitPass
+from sparsebench.training.loop import train
+from sparsebench.training.steps import Autograd, Samples, losses, predictions
 
 B, L, D, M = 3, 12, 8, 5
 BASIS = np.linalg.qr(np.random.default_rng(5).standard_normal((D, D)))[0]
 MU = BASIS[:, :M]
-
-
-VARIANTS = [{}, {"heads": 3}, {"skip": True}, {"outputs": 2}, {"heads": 2, "skip": True, "outputs": 2}]
 
 
 def network(sigma=0.1, delta=0.2, xi=0.5, init="assumption", *, m=16, seed=0, tokens=L, **variant):
@@ -135,19 +141,161 @@ def test_each_variant_learns(task, changes):
     assert torch.equal(before, net.W_Q.detach()) == (changes == {"attention": "frozen"})
 
 
-def test_in_double_precision_it_starts_from_the_same_weights_and_trains_on_the_same_samples():
-    task = Theory(tokens=20, relevant=0.4, confusion=0.1, test=10, steps=6)
-    data = task.draw(8, 0, {})
-    outputs = {}
-    for precision in ("float32", "float64"):
-        network = Shallow(m=16, precision=precision).build(data, 0)
-        samples = Samples(*(torch.from_numpy(x) for x in (data.train.inputs, data.train.labels, data.train.relevance)))
-        steps = steps_for(network, None, samples, task.recipe())
-        before = network.W_O.detach().clone()
-        train(steps, 8, task.recipe(), ("order",))
-        steps.store()
-        outputs[precision] = before, network(torch.from_numpy(data.test.inputs)).detach()
-    (one, F), (other, G) = outputs["float32"], outputs["float64"]
-    assert torch.equal(one.double(), other) and G.dtype == torch.float64
-    torch.testing.assert_close(F.double(), G, rtol=1e-3, atol=1e-5)
-    assert not torch.equal(F.double(), G)
+# ---- what training leaves
+
+PLAIN = Theory(tokens=12, d=6, relevant=0.4, confusion=0.1, batch=8, test=20, steps=30)
+FOUR_CLASSES = Theory(tokens=12, d=6, classes=4, relevant=0.4, confusion=0.15, batch=8, test=20, steps=30)
+CASES = [(PLAIN, {}), (PLAIN, {"heads": 2, "skip": True}), (FOUR_CLASSES, {})]
+cases = pytest.mark.parametrize(("task", "shape"), CASES, ids=["plain", "heads", "four classes"])
+NEURONS = 30
+
+
+def trained(task, shape):
+    """Return a trained network, its first weights, and its test."""
+    data = task.draw(24, 0, {})
+    net = Shallow(m=NEURONS, xi=0.3, **shape).build(data, 0)
+    first = copy.deepcopy(net.state_dict())
+    train_, test = (
+        Samples(*(torch.from_numpy(x) for x in (split.inputs, split.labels, split.relevance)))
+        for split in (data.train, data.test)
+    )
+    with torch.enable_grad():
+        train(Autograd(net, None, train_, task.recipe()), 24, task.recipe(), ("order",))
+    return net, first, SplitPass(test.inputs, test.labels, test.relevance, None), data
+
+
+@cases
+@torch.no_grad()
+def test_it_keeps_the_singular_values_of_what_training_added(task, shape):
+    net, first, test, _ = trained(task, shape)
+    trained_values = net.trained_values(first, test)
+    for name in ("W_Q", "W_K", "W_V"):
+        added = (getattr(net, name) - first[name]).numpy().astype(float)
+        expected = np.linalg.svd(np.concatenate(list(added), axis=0), compute_uv=False)
+        assert expected[0] > 1e-3 and len(expected) == 6
+        np.testing.assert_allclose(trained_values[f"singular_{name}"], expected, rtol=1e-5, atol=1e-7 * expected[0])
+
+
+@cases
+@torch.no_grad()
+def test_it_keeps_the_losses_of_networks_built_without_the_shortest_and_the_longest_rows(task, shape):
+    net, first, test, data = trained(task, shape)
+    trained_values = net.trained_values(first, test)
+    assert set(trained_values) == {f"singular_{name}" for name in ("W_Q", "W_K", "W_V")} | {
+        "loss_without_short", "loss_without_long",
+    }  # fmt: skip
+    norms = np.linalg.norm(net.W_O.numpy().astype(float), axis=1)
+    found = {}
+    for what, ranked in (("short", np.argsort(norms)), ("long", np.argsort(-norms))):
+        for share, loss in zip(PRUNED, trained_values[f"loss_without_{what}"], strict=True):
+            left = sorted(ranked[round(share * NEURONS) :])
+            outputs = len(net.a)
+            small = ShallowViT(
+                np.random.default_rng(0), data.patterns, 12, m=len(left), first=FirstWeights(0, 0, 1), outputs=outputs,
+                heads=net.heads, skip=net.skip,
+            )  # fmt: skip
+            for name in ("W_Q", "W_K", "W_V"):
+                getattr(small, name).copy_(getattr(net, name))
+            small.W_O.copy_(net.W_O[left])
+            small.a.copy_(net.a[:, :, left])
+            expected = float(losses(task.recipe(), small(test.inputs), test.labels).double().mean())
+            assert loss == pytest.approx(expected, rel=1e-5, abs=1e-6)
+            found[what, share] = loss
+    whole = float(losses(task.recipe(), net(test.inputs), test.labels).double().mean())
+    assert found["short", 0.0] == found["long", 0.0] == pytest.approx(whole)
+    assert len({round(value, 5) for value in found.values()}) > 12  # that is, removal matters here
+
+
+@cases
+@torch.no_grad()
+def test_looking_changes_no_weight(task, shape):
+    net, first, test, _ = trained(task, shape)
+    before = copy.deepcopy(net.state_dict())
+    trained_values = net.trained_values(first, test)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert net.trained_values(first, test) == trained_values
+
+
+@torch.no_grad()
+def test_frozen_attention_has_no_update():
+    net, first, test, _ = trained(PLAIN, {"attention": "frozen"})
+    trained_values = net.trained_values(first, test)
+    assert (
+        trained_values["singular_W_Q"] == trained_values["singular_W_K"] == (0.0,) * 6
+        and trained_values["singular_W_V"][0] > 0
+    )
+
+
+# ---- theorems
+
+FIGURE_4 = np.array([0.5, 0.05, 0.15, 0.15, 0.15])
+
+
+@pytest.mark.parametrize("kap", [0.0, 0.5, 0.64, 1.0])
+@pytest.mark.parametrize("shares", [{"relevant": 0.5, "confusion": 0.05}, {"irrelevant": 0.5, "relevant": 0.3}])
+@torch.no_grad()
+def test_the_first_attention_mass_is_that_of_a_network_on_noiseless_tokens(kap, shares):
+    task = Theory(tokens=40, noise=0, **shares)
+    data = task.draw(6, 0, {})
+    rng = np.random.default_rng(0)
+    net = ShallowViT(rng, data.patterns, 40, m=4, first=FirstWeights(0.1, 1 - kap**0.5, 0.01, "scale"))
+    relevant = torch.from_numpy(data.train.relevance)[:, None, None]
+    measured = (net.attention(torch.from_numpy(data.train.inputs)) * relevant).sum(dim=3).mean()
+    assert theory.attention_mass(task.counts(), kap) == pytest.approx(float(measured), abs=1e-5)
+    if kap == 0:
+        assert float(measured) == pytest.approx(task.realised_shares()[0], abs=1e-5)
+
+
+def test_the_attention_mass_of_any_pattern_may_be_asked_for_and_all_sum_to_one():
+    assert sum(theory.attention_mass(FIGURE_4, 0.7, k) for k in range(5)) == pytest.approx(1)
+    assert theory.attention_mass(FIGURE_4, 0.7, 1) == theory.attention_mass(FIGURE_4[[1, 0, 2, 3, 4]], 0.7)
+
+
+def test_attention_tends_to_one_with_smaller_steps():
+    assert theory.attention_limit(0.1) == pytest.approx(0.9)
+    np.testing.assert_allclose(theory.attention_limit(np.array([0.5, 0.1]), C=2), [0.75, 0.99])
+
+
+def test_the_formulas_of_the_theorems():
+    sigma, tau, delta = 0.1, 0.05, 0.2
+    assert theory.neurons_needed(math.e**2, 5, 0.1) == pytest.approx(5000)
+    assert theory.relevant_needed(0.04, sigma, tau, delta) == pytest.approx(0.04 / (0.5 * math.exp(-0.25) * 0.85))
+    assert theory.relevant_needed(0.04, sigma, tau, delta, eps_S=0.25) == pytest.approx(0.16 / (math.exp(-0.25) * 0.85))
+    assert theory.batch_needed(0.5, sigma, tau, delta) == pytest.approx((0.5 - math.exp(-0.25) * 0.15) ** -2)
+    assert theory.samples_needed(0.5, sigma, tau) == pytest.approx(0.35**-2)
+    assert theory.samples_needed(0.5, sigma, tau, zeta=0.9, c1=2, c2=0.5) == pytest.approx(0.225**-2)
+    assert theory.samples_needed_frozen(0.5, sigma, tau) == pytest.approx((0.5 * 0.35) ** -2)
+    assert theory.steps_needed(0.5, 2, 5, sigma, tau, 0.1) == pytest.approx(1 / (0.9 - 0.75 / math.pi))
+    assert theory.lucky_bound(1000, 5, sigma, tau, 0.1) == pytest.approx(200 * (0.9 - 0.75 / math.pi))
+
+
+@given(st.floats(0.3, 0.9), st.floats(1.01, 1.5))
+def test_without_errors_the_bounds_grow_with_the_powers_that_the_paper_names(alpha, factor):
+    def growth(bound, *others):
+        return float(bound(alpha / factor, *others) / bound(alpha, *others))
+
+    assert growth(theory.samples_needed, 0, 0) == pytest.approx(factor**2)
+    assert growth(theory.batch_needed, 0, 0, 0.2) == pytest.approx(factor**2)
+    assert growth(theory.samples_needed_frozen, 0, 0) == pytest.approx(factor**4)
+    assert growth(theory.steps_needed, 1, 5, 0.1, 0.05) == pytest.approx(factor)
+
+
+def test_where_a_condition_fails_there_is_no_bound():
+    alphas = np.array([0.1, 0.15, 0.5])
+    for bound in (
+        theory.samples_needed(alphas, 0.1, 0.05),
+        theory.samples_needed_frozen(alphas, 0.1, 0.05),
+        theory.batch_needed(alphas, 0.1, 0.05, -0.05),
+    ):
+        assert bound[0] == np.inf and np.isfinite(bound[2])
+    assert theory.relevant_needed(0.1, 0.7, 0.4, 0) == np.inf
+    assert theory.steps_needed(0.5, 1, 20, 0.1, 0.1) == np.inf
+    assert theory.lucky_bound(1000, 20, 0.1, 0.1) == 0
+
+
+def test_lucky_neurons_are_those_within_the_angle():
+    angles = np.array([0, 0.1, 0.149, 0.151, 1, math.pi / 2, math.pi, -0.1])
+    W_O = np.stack([np.cos(angles), np.sin(angles)], axis=1) * np.arange(1, 9)[:, None]
+    expected = [True, True, True, False, False, False, False, True]
+    assert theory.lucky_neurons(W_O, np.array([3.0, 0.0]), 0.1, 0.05).tolist() == expected
+    assert theory.lucky_neurons(W_O, np.array([0.0, 1.0]), 0.1, 0.05).tolist() == [False] * 5 + [True] + [False] * 2

@@ -10,10 +10,10 @@ from scipy.stats import norm
 from sparsebench_theory.models import OneQuery
 from sparsebench_theory.sparse_tokens.figures import PAPER, least_error, random_cosine
 from sparsebench_theory.sparse_tokens.task import SparseTokens
+from verdicts import NO, OPEN, PARTLY, YES, words
 
-from sparsebench.paper import Result, Trial
+from sparsebench.paper import Trial
 
-YES, PARTLY, NO, OPEN = "reproduced", "partly", "not reproduced", "undecided"
 LENGTHS = (16, 32, 64, 128, 256)
 THETAS = tuple(2 ** (k / 4) for k in range(-2, 22))
 ROOT = 2 * norm.ppf(0.9) / 4
@@ -29,10 +29,6 @@ def trial(make_trial: Any) -> Callable[..., Trial]:
         )
 
     return make
-
-
-def words(result: Result) -> list[str]:
-    return [v.verdict for v in result.verdicts]
 
 
 # ---- strength

@@ -9,10 +9,10 @@ import pytest
 from sparsebench_theory.models import Positional
 from sparsebench_theory.spatial.figures import MODES, PAPER, put_right, samples_for
 from sparsebench_theory.spatial.task import Spatial
+from verdicts import NO, OPEN, PARTLY, YES, words
 
-from sparsebench.paper import Result, Trial
+from sparsebench.paper import Trial
 
-YES, PARTLY, NO, OPEN = "reproduced", "partly", "not reproduced", "undecided"
 FIGURES = ("association", "permutation", "transfer", "strategies")
 SMALL = {"tokens": 12, "group": 3, "d": 16}
 
@@ -23,10 +23,6 @@ def trial(make_trial: Any) -> Callable[..., Trial]:
         return make_trial(n, r, task=SMALL | (task or {}), kinds=(Spatial, Positional), **options)  # type: ignore
 
     return make
-
-
-def words(result: Result) -> list[str]:
-    return [v.verdict for v in result.verdicts]
 
 
 # ---- association

@@ -36,22 +36,6 @@ def test_the_counts_are_the_rounded_shares_and_the_rest_is_spread_evenly():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("rule", "counts"),
-    [
-        ({}, [14, 2, 12, 11, 11]),
-        ({"confusion": 0.1}, [14, 5, 11, 10, 10]),
-        ({"irrelevant": 0.5}, [14, 11, 9, 8, 8]),
-        ({"confusion_ratio": 0.5}, [14, 7, 10, 10, 9]),
-        ({"confusion_ratio": 0}, [14, 0, 12, 12, 12]),
-    ],
-)
-def test_the_share_of_confusing_tokens_is_given_by_one_of_three_rules(rule, counts):
-    task = Theory(tokens=50, relevant=0.29 if "irrelevant" in rule else 0.28, **rule)
-    assert task.counts().tolist() == counts
-    assert task.realised_shares() == (counts[0] / 50, counts[1] / 50, sum(counts[2:]) / 50)
-
-
 def test_the_same_counts_are_the_same_data_whatever_rule_gave_them():
     same = [{}, {"confusion": 0.04}, {"irrelevant": 0.76}, {"confusion_ratio": 0.2}, {"relevant": 0.201}]
     drawn = [Theory(**rule).draw(3, 0, {}).train.inputs for rule in same]

@@ -3,17 +3,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sparsebench_theory.models import PRUNED
 from sparsebench_theory.shallow.paper import PAPER
+from verdicts import NO, OPEN, PARTLY, YES, words
 
 from sparsebench.paper import Result, Trial
 
 INFINITY = float("inf")
 A = (0.5, 0.28, 0.2, 0.16, 0.14, 0.12, 0.1)
 SIGMAS = (0.02, 0.065, 0.11, 0.155, 0.2)
-YES, PARTLY, NO, OPEN = "reproduced", "partly", "not reproduced", "undecided"
 
 
-def words(result: Result, *claims: str) -> list[str]:
+def word_on(result: Result, *claims: str) -> list[str]:
     """Return the verdict on each claim: on the one that has this text in it."""
     found = []
     for claim in claims:
@@ -51,22 +52,14 @@ def sweep(grid_of: Any, law: Callable[[float], float], alphas: tuple[float, ...]
 )  # fmt: skip
 def test_figure_1a_says_how_samples_grow(grid_of: Any, law: Any, grows: str, linear: str, best: str | None) -> None:
     result = PAPER.figures["1a"](sweep(grid_of, law))
-    assert words(result, "N grows", "N is linear") == [grows, linear]
+    assert word_on(result, "N grows", "N is linear") == [grows, linear]
     if best:
         assert f"best: {best};" in result.verdicts[1].measured
 
 
-def test_figure_1a_calls_nothing_linear_on_three_points(grid_of: Any) -> None:
-    assert words(PAPER.figures["1a"](sweep(grid_of, lambda a: 4 / a**2, A[:3])), "N grows", "N is linear") == [
-        YES,
-        OPEN,
-    ]
-    assert words(PAPER.figures["1a"](sweep(grid_of, lambda a: 4 / a**2, A[:4])), "N grows", "N is linear") == [YES, YES]
-
-
 def test_figure_1a_leaves_what_never_succeeds_out_of_the_fit_and_says_so(grid_of: Any) -> None:
     result = PAPER.figures["1a"](sweep(grid_of, lambda a: 4 / a**2 if a > 0.1 else 1e9))
-    assert words(result, "N is linear") == [YES]
+    assert word_on(result, "N is linear") == [YES]
     assert "6 of 7 alpha_* reach N50" in result.verdicts[1].measured
     assert row(result, "fig1a-n50", **{"alpha_*": 0.1})["N50"] == INFINITY
 
@@ -78,7 +71,7 @@ def test_figure_1a_judges_each_rule_for_the_confusing_tokens_apart(grid_of: Any)
         for t in grid_of(30, task={"relevant": a, "irrelevant": 0.5, "tokens": 100})
     ]
     result = PAPER.figures["1a"](sweep(grid_of, lambda a: 4 / a**2) + printed)
-    assert words(result, "N grows as alpha_* falls (a fixed", "N grows as alpha_* falls (half") == [YES, NO]
+    assert word_on(result, "N grows as alpha_* falls (a fixed", "N grows as alpha_* falls (half") == [YES, NO]
     assert {r["setting"] for r in result.tables["fig1a"]} == {r["setting"] for r in result.tables["fig1a-n50"]}
     assert len(result.panels) == 5
 
@@ -112,7 +105,7 @@ def test_figure_1a_has_the_planted_numbers_in_its_tables(grid_of: Any) -> None:
 )
 def test_figure_1b_says_whether_samples_grow_with_sigma(grid_of: Any, law: Any, word: str) -> None:
     result = PAPER.figures["1b"]([t for s in SIGMAS for t in grid_of(law(s), model={"sigma": s})])
-    assert words(result, "sigma") == [word] and len(result.verdicts) == len(result.panels) == 1
+    assert word_on(result, "sigma") == [word] and len(result.verdicts) == len(result.panels) == 1
     for s in SIGMAS:
         known = law(s) if law(s) < 1e6 else INFINITY
         assert row(result, "fig1b", value=s)["N50"] == pytest.approx(max(known, 2), rel=0.15)
@@ -125,7 +118,7 @@ def test_figure_1b_judges_each_kind_of_first_weights_and_the_noise_apart(grid_of
         for t in grid_of(40 * factor**s, model={"init": init, "sigma": s})
     ] + [t for c in (0.01, 0.05, 0.1) for t in grid_of(10 * np.exp(20 * c), task={"noise": c})]  # fmt: skip
     result = PAPER.figures["1b"](trials)
-    assert words(result, "(first weights: assumption)", "(first weights: worst)", "noise") == [YES, NO, YES]
+    assert word_on(result, "(first weights: assumption)", "(first weights: worst)", "noise") == [YES, NO, YES]
     assert [r["value"] for r in result.tables["fig1b"] if r["swept"] == "c0"] == [0.01, 0.05, 0.1]
     assert len([r for r in result.tables["fig1b"] if r["swept"] == "sigma" and r["init"] == "scale"]) == 4
 
@@ -155,7 +148,7 @@ def steps(make_trial: Any, law: Callable[[float], float | None], trials: int = 4
     ],
 )
 def test_figure_2_says_how_steps_grow(make_trial: Any, law: Any, word: str) -> None:
-    assert words(PAPER.figures["2"](steps(make_trial, law)), "steps are linear") == [word]
+    assert word_on(PAPER.figures["2"](steps(make_trial, law)), "steps are linear") == [word]
 
 
 def test_figure_2_has_the_planted_numbers_and_counts_who_got_there(make_trial: Any) -> None:
@@ -165,7 +158,7 @@ def test_figure_2_has_the_planted_numbers_and_counts_who_got_there(make_trial: A
     result = PAPER.figures["2"](trials + lost)
     found = row(result, "fig2", **{"alpha_*": 0.2})
     assert (found["trials"], found["reached"], found["steps"]) == (6, 4, pytest.approx(201.5))
-    assert "24 of 26 trials" in result.verdicts[0].measured and words(result, "steps") == [YES]
+    assert "24 of 26 trials" in result.verdicts[0].measured and word_on(result, "steps") == [YES]
 
 
 # ---- Figure 3
@@ -187,7 +180,7 @@ def test_figure_3_says_whether_trained_attention_saves_samples(
 ) -> None:
     trials = sweep(grid_of, frozen, A[:5], model={"attention": "frozen"}) + sweep(grid_of, trained, A[:5])
     result = PAPER.figures["3"](trials)
-    assert words(result, "saves samples", "N grows", "N is linear in alpha_*^-4") == expected
+    assert word_on(result, "saves samples", "N grows", "N is linear in alpha_*^-4") == expected
     for a in A[1:5]:
         ratio = row(result, "fig3-ratio", **{"alpha_*": a})["frozen / trained"]
         if frozen(a) < 1e6:
@@ -198,7 +191,7 @@ def test_figure_3_says_whether_trained_attention_saves_samples(
 
 def test_figure_3_speaks_of_hard_problems_only(grid_of: Any) -> None:
     trials = sweep(grid_of, lambda a: 8, (0.5,), model={"attention": "frozen"}) + sweep(grid_of, lambda a: 80, (0.5,))
-    assert words(PAPER.figures["3"](trials), "saves samples") == [OPEN]
+    assert word_on(PAPER.figures["3"](trials), "saves samples") == [OPEN]
 
 
 # ---- Figures 4 and 7
@@ -232,7 +225,7 @@ def test_figure_4_says_whether_attention_concentrates(
     make_trial: Any, curve: tuple[float, ...], rises: str, to_1: str
 ) -> None:
     result = PAPER.figures["4"](attention(make_trial, *curve))
-    assert words(result, "attention concentrates", "it tends to 1") == [rises, to_1]
+    assert word_on(result, "attention concentrates", "it tends to 1") == [rises, to_1]
     for step, value in ((0, curve[0]), (10, curve[1]), (20, curve[2]), (100, curve[2])):  # it holds its last value
         assert row(result, "fig4", step=step)["attention on relevant"] == pytest.approx(value, abs=1e-3)
 
@@ -243,22 +236,16 @@ def test_figure_4_goes_on_as_long_as_any_trial_trained(make_trial: Any) -> None:
     assert [r["step"] for r in PAPER.figures["4"](trials[-1:]).tables["fig4"]] == list(range(0, 101, 10))
 
 
-def test_figure_4_of_trials_that_all_diverged_says_so(make_trial: Any) -> None:
-    result = PAPER.figures["4"]([make_trial(200, r, task={"watch": 10}, diverged=True) for r in range(3)])
-    assert [verdict.measured for verdict in result.verdicts] == ["no trial trained", "no number"]
-    assert words(result, "attention concentrates", "it tends to 1") == [OPEN, OPEN]
-
-
 def test_figure_7_judges_each_number_of_patterns_apart(make_trial: Any) -> None:
     trials = attention(make_trial, 0.3, 0.6, 0.97, d=20, patterns=10) + attention(
         make_trial, 0.5, 0.4, d=20, patterns=20
     )
     result = PAPER.figures["7"](trials)
-    assert words(result, "concentrates on relevant tokens (M=10)", "concentrates on relevant tokens (M=20)") == [
+    assert word_on(result, "concentrates on relevant tokens (M=10)", "concentrates on relevant tokens (M=20)") == [
         YES,
         NO,
     ]
-    assert words(result, "tends to 1 (M=10)", "tends to 1 (M=20)") == [YES, NO]
+    assert word_on(result, "tends to 1 (M=10)", "tends to 1 (M=20)") == [YES, NO]
     assert row(result, "fig7", M=20, step=10)["attention on relevant"] == pytest.approx(0.4, abs=1e-3)
 
 
@@ -301,7 +288,7 @@ def test_figure_5_says_what_removal_does(
     result = PAPER.figures["5"](removals(make_trial, 0.08, {"oracle": irrelevant, "noise": noisy, "random": random}))
     irrelevant_, noisy_ = "removing irrelevant tokens", "removing noisy tokens"
     claims = [f"{irrelevant_} lowers", f"{noisy_} lowers", f"{irrelevant_} is better", f"{noisy_} is better"]
-    assert words(result, *claims, "removing random tokens leaves") == expected
+    assert word_on(result, *claims, "removing random tokens leaves") == expected
     for name, curve in (("irrelevant", irrelevant), ("noisy", noisy), ("random", random)):
         for share, value in zip((0.2, 0.4, 0.6), curve, strict=True):
             found = row(result, "fig5", removed=name, share=share)
@@ -326,8 +313,8 @@ def test_figure_8_judges_each_number_of_patterns_apart(make_trial: Any) -> None:
     trials = removals(make_trial, 0.08, {"oracle": FALLS, "random": FLAT}, d=20, patterns=10)
     trials += removals(make_trial, 0.3, {"oracle": RISES, "random": RISES}, d=20, patterns=20)
     result = PAPER.figures["8"](trials)
-    assert words(result, "irrelevant tokens lowers the loss (M=10)", "leaves the loss as it is (M=10)") == [YES, YES]
-    assert words(result, "irrelevant tokens lowers the loss (M=20)", "leaves the loss as it is (M=20)") == [YES, NO]
+    assert word_on(result, "irrelevant tokens lowers the loss (M=10)", "leaves the loss as it is (M=10)") == [YES, YES]
+    assert word_on(result, "irrelevant tokens lowers the loss (M=20)", "leaves the loss as it is (M=20)") == [YES, NO]
     assert row(result, "fig8", M=20, removed="random", share=0.0)["value"] == pytest.approx(0.315)
 
 
@@ -345,7 +332,7 @@ def test_figure_8_judges_each_number_of_patterns_apart(make_trial: Any) -> None:
 def test_the_spurious_figure_says_whether_removal_frees(make_trial: Any, worst: Any, word: str) -> None:
     trials = removals(make_trial, 0.6, {"oracle": worst, "random": FLAT}, "worst_group_accuracy", spurious=0.3)
     result = PAPER.figures["spurious"](trials)
-    assert words(result, "frees") == [word]
+    assert word_on(result, "frees") == [word]
     for share, value in zip((0.2, 0.4, 0.6), worst, strict=True):
         found = row(result, "spurious", metric="worst-group accuracy", removed="irrelevant", share=share)
         assert found["value"] == pytest.approx(value + 0.015) and found["change"] == pytest.approx(value - 0.6)
@@ -363,7 +350,7 @@ def test_the_spurious_figure_takes_no_rounding_for_a_fall(make_trial: Any) -> No
             worst_group_accuracy=value, spurious_gap=0.1,
         ) for share, some in values.items() for r, value in enumerate(some)
     ]  # fmt: skip
-    assert words(PAPER.figures["spurious"](trials), "frees") == [YES]
+    assert word_on(PAPER.figures["spurious"](trials), "frees") == [YES]
 
 
 # ---- strategies
@@ -383,3 +370,135 @@ def test_each_strategy_has_its_samples_beside_dense_and_its_steps(grid_of: Any) 
     assert (dense["N50 / dense"], dense["median steps there"]) == (1, 50)
     never = row(result, "strategies", strategy="anti_oracle")
     assert never["N50"] == never["N50 / dense"] == INFINITY and np.isnan(never["median steps there"])
+
+
+# ---- weights
+
+MATRICES = ("W_Q", "W_K", "W_V")
+TWO, NEARLY, NONE = (3.0, 2.0, 0.2, 0.1), (5.0, 1.0, 0.75, 0.5), (2.0, 1.9, 1.8, 1.7)
+"""The two largest hold 0.996, 0.970 and 0.556 of the square; the third over the second is 0.1, 0.75 and 0.95."""
+
+
+def ranks(make_trial: Any, *values: tuple[float, ...], trials: int = 4, scale: float = 5.0) -> list[Trial]:
+    """Return trials whose updates of W_Q, W_K, W_V have these singular values, times a factor of each trial's own."""
+    return [
+        make_trial(200, r, curves={
+            f"trained_singular_{name}": tuple(scale**r * v * (1 + 0.01 * r * (i == 1)) for i, v in enumerate(some))
+            for name, some in zip(MATRICES, values, strict=True)
+        }) for r in range(trials)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ((TWO, TWO, TWO), [YES, YES, YES]),
+        ((TWO, NEARLY, NONE), [YES, PARTLY, NO]),
+        ((NONE, TWO, NEARLY), [NO, YES, PARTLY]),
+    ],
+)
+def test_each_matrix_is_judged_by_what_two_directions_hold(
+    make_trial: Any, sound: Any, values: Any, expected: list[str]
+) -> None:
+    result = PAPER.figures["rank"](ranks(make_trial, *values))
+    sound(result)
+    assert [v.claim.split()[3] for v in result.verdicts] == list(MATRICES)
+    assert words(result) == expected
+    for name, some in zip(MATRICES, values, strict=True):
+        rows = [row for row in result.tables["rank"] if row["matrix"] == name]
+        assert [row["number"] for row in rows] == [1, 2, 3, 4]
+        means = [row["over the largest"] for row in rows]
+        assert means == pytest.approx([v * (1.015 if i == 1 else 1) / some[0] for i, v in enumerate(some)])
+        assert rows[0]["std"] == 0 < rows[1]["std"]
+    share = 1 - (0.2**2 + 0.1**2) / (3**2 + 2**2 + 0.2**2 + 0.1**2)
+    if values[0] == TWO:
+        assert f"two hold {share:.3g}" in result.verdicts[0].measured
+
+
+def test_a_share_that_differs_between_trials_is_not_certain(make_trial: Any) -> None:
+    other = make_trial(200, 1, curves={f"trained_singular_{name}": NONE for name in MATRICES})
+    assert words(PAPER.figures["rank"]([*ranks(make_trial, TWO, TWO, TWO, trials=1), other])) == [OPEN] * 3
+
+
+# ---- neurons
+
+
+def pruned(
+    make_trial: Any, short: Callable[[float], float], long: Callable[[float], float], M: int = 5, trials: int = 4,
+    wobble: float = 1e-4,
+) -> list[Trial]:  # fmt: skip
+    """Return trials whose losses without the shortest and the longest rows are these, by share, and the trial's own."""
+    return [
+        make_trial(200, r, task={"patterns": M, "d": 20}, curves={
+            f"trained_loss_without_{what}": tuple(0.1 * r + law(share) + wobble * r * (share > 0) for share in PRUNED)
+            for what, law in (("short", short), ("long", long))
+        }) for r in range(trials)
+    ]  # fmt: skip
+
+
+def flat(share: float) -> float:
+    return 0.1
+
+
+def rises(share: float) -> float:
+    return 0.1 + share
+
+
+def late(share: float) -> float:
+    return 0.1 + 0.3 * (share > 0.65)
+
+
+def jumps(share: float) -> float:
+    return 0.1 + share * (1 - 1.2 * (share > 0.75))
+
+
+@pytest.mark.parametrize(
+    ("short", "long", "M", "expected"),
+    [
+        pytest.param(flat, rises, 5, [YES, YES], id="as published"),
+        pytest.param(late, rises, 5, [YES, YES], id="short rows matter beyond the share"),
+        pytest.param(late, rises, 10, [NO, YES], id="short rows matter within the larger share"),
+        pytest.param(rises, jumps, 5, [NO, PARTLY], id="the loss falls again"),
+        pytest.param(flat, flat, 5, [YES, OPEN], id="nothing matters, with some rise"),
+        pytest.param(flat, lambda share: 0.1 + 0.3 * (0.05 < share < 0.45), 5, [YES, OPEN], id="only few matter"),
+        pytest.param(flat, lambda share: 0.5 - 0.5 * share, 5, [YES, NO], id="the loss falls"),
+        pytest.param(lambda share: 0.1 + 0.04 * (share > 0), rises, 5, [YES, YES], id="a small change is none"),
+        pytest.param(lambda share: 0.5 - 0.3 * share, rises, 5, [OPEN, YES], id="short rows do harm"),
+    ],
+)
+def test_neurons_are_judged_by_what_goes_without_them(
+    make_trial: Any, sound: Any, short: Any, long: Any, M: int, expected: list[str]
+) -> None:
+    trials = pruned(make_trial, short, long, M)
+    if long is flat:  # as often up as down
+        trials = [
+            make_trial(200, r, task={"patterns": M, "d": 20}, curves={
+                "trained_loss_without_short": (0.1,) * 10,
+                "trained_loss_without_long": (0.1,) + (0.1 + 0.01 * sign,) * 9,
+            }) for r, sign in enumerate((1, -1, 1, -1))
+        ]  # fmt: skip
+    result = PAPER.figures["neurons"](trials)
+    sound(result)
+    assert words(result) == expected
+    assert f"the {1 - 2 / M:.0%} of neurons with the shortest" in result.verdicts[0].claim
+    assert f"(M={M})" in result.verdicts[1].claim
+    rows = {(row["removed"], row["share"]): row for row in result.tables["neurons"]}
+    assert len(rows) == 20 and {row["M"] for row in rows.values()} == {M}
+    if long is rises:
+        assert rows["longest", 0.5]["test loss"] == pytest.approx(0.6 + 0.15, abs=1e-3)
+        assert rows["shortest", 0.9]["test loss"] == pytest.approx(short(0.9) + 0.15, abs=1e-3)
+
+
+def test_a_change_of_exactly_nought_is_no_rise(make_trial: Any) -> None:
+    assert words(PAPER.figures["neurons"](pruned(make_trial, flat, flat, wobble=0.0))) == [YES, NO]
+
+
+@pytest.mark.parametrize(("M", "share"), [(3, "30%"), (4, "50%"), (5, "60%"), (10, "80%"), (15, "80%"), (20, "90%")])
+def test_the_share_is_that_of_the_patterns_rounded_down(make_trial: Any, M: int, share: str) -> None:
+    assert f"the {share} of neurons" in PAPER.figures["neurons"](pruned(make_trial, flat, rises, M)).verdicts[0].claim
+
+
+def test_each_number_of_patterns_is_judged_apart(make_trial: Any, sound: Any) -> None:
+    result = PAPER.figures["neurons"](pruned(make_trial, late, rises, 5) + pruned(make_trial, late, rises, 10))
+    sound(result)
+    assert words(result) == [YES, YES, NO, YES] and len(result.panels) == 2

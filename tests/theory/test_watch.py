@@ -1,6 +1,5 @@
 import copy
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ from sparsebench_plugins.attn_topk import AttnTopK
 from sparsebench_plugins.oracle import Oracle
 from sparsebench_plugins.random import Random
 from sparsebench_theory.models import Shallow
+from sparsebench_theory.shallow.network import ShallowViT
 from sparsebench_theory.shallow.task import Theory
 
 from sparsebench.models.actor import Actor
@@ -136,18 +136,15 @@ def test_iterations_are_the_first_look_below_the_threshold(losses, expected):
     assert watch.iterations(TASK.success) == expected
 
 
-def record_of(tmp_path: Path, plugin="dense", model="shallow", files=(), n_train=20, **task):
+def record_of(tmp_path, plugin="dense", n_train=20, **task):
     registry = Registry()
-    for file in files:
-        registry.load_file(Path(file))
     found = registry.strategy(plugin)
-    of_model = registry.part_of(registry.model(model)()) if files else Part(name=model, params={"m": 64})
     cell = Cell(
-        task=Part.of(TASK.model_copy(update=task)), model=of_model,
+        task=Part.of(TASK.model_copy(update=task)), model=Part(name="shallow", params={"m": 64}),
         strategy=Part.of(found.cls()), budget=FULL if plugin == "dense" else Budget(keep_rate=0.5), n_train=n_train,
         repetition=0,
     )  # fmt: skip
-    job = Job(cell=cell, origin=found.origin, kind=found.cls.kind, label=plugin, files=files)
+    job = Job(cell=cell, origin=found.origin, kind=found.cls.kind, label=plugin)
     (record,) = inline([job], registry, tmp_path, "cpu", {})
     return record
 
@@ -182,38 +179,10 @@ def test_a_record_says_when_the_test_loss_fell_below_the_threshold_and_the_looks
     assert record.metrics["success"].value == 1
 
 
-STRANGER = """
-import sparsebench
-from sparsebench.models.base import Model
-from sparsebench_theory.models import Shallow
-
-class Network:
-    grid, attention_source = None, "received"
-
-    def __init__(self, inner):
-        self.module, self.cost, self.inner = inner, inner.cost, inner
-
-    def __call__(self, inputs, acting=None):
-        return self.inner(inputs, acting)
-
-class Stranger(Model):
-    name, inputs = "stranger", "tokens"
-
-    def build(self, data, repetition):
-        return Network(Shallow(m=16).build(data, repetition))
-
-@sparsebench.hookimpl
-def sparsebench_models():
-    return [Stranger]
-"""
-
-
-def test_only_a_model_that_shows_itself_can_be_watched(tmp_path):
-    plugin = tmp_path / "stranger.py"
-    plugin.write_text(STRANGER)
-    options = {"model": "stranger", "files": (str(plugin),)}
-    assert record_of(tmp_path, watch=0, **options).status == "ok"
-    record = record_of(tmp_path, **options)
+def test_only_a_model_that_shows_itself_can_be_watched(tmp_path, monkeypatch):
+    monkeypatch.delattr(ShallowViT, "observe")
+    assert record_of(tmp_path, watch=0).status == "ok"
+    record = record_of(tmp_path)
     assert record.status == "unsupported" and record.failure is not None
     assert "watch=... is for networks that have `observe`" in record.failure.reason
 
