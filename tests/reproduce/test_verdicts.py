@@ -1,14 +1,16 @@
 import csv
 import io
 import json
+import re
 from dataclasses import asdict
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.axes import Axes
 
-from sparsebench.paper import Verdict, as_csv, as_json, interval, judge, markdown
+from sparsebench.paper import COLOURS, Result, Verdict, as_csv, as_json, interval, judge, markdown
 
 INFINITY, NAN = float("inf"), float("nan")
 ONE = Verdict("1a", "N ~ alpha_*^-2 | alpha_*", 'says "so"', "1, 2", "", "partly", "rule\nin two lines")
@@ -102,3 +104,15 @@ def test_csv_refuses_rows_with_other_columns() -> None:
 def test_json_gives_back_what_went_in() -> None:
     again = json.loads(as_json([ONE], ["a note"]))
     assert [Verdict(**one) for one in again["verdicts"]] == [ONE] and again["notes"] == ["a note"]
+
+
+def test_series_differ_in_dashes_and_a_long_title_is_broken_into_lines() -> None:
+    def panel(axis: Axes) -> None:
+        for height, colour in enumerate(COLOURS[:2]):
+            axis.plot([0, 1], [height, height], color=colour, label=f"series {height}")
+        axis.legend()
+
+    made = Result("a title of $\\alpha$ and so on " * 9, {}, [panel], []).pictures()["svg"]
+    assert b"stroke-dasharray" in made
+    lines = [text for text in re.findall(rb"<!-- (.*?) -->", made, re.DOTALL) if b"alpha" in text]
+    assert len(lines) > 2 and b"".join(lines).count(b"$") == 18

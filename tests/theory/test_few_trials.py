@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
 from sparsebench_theory.overfitting import figures as overfitting
-from sparsebench_theory.panels import heat_map, legend
+from sparsebench_theory.panels import heat_map
 from sparsebench_theory.shallow import images
 from sparsebench_theory.shallow import paper as theory
 from sparsebench_theory.sparse_tokens import figures as sparse_tokens
 from sparsebench_theory.spatial import figures as spatial
 
-from sparsebench.paper import COLOURS, Paper, Result
+from sparsebench.paper import Paper, Result
 from sparsebench.plan.job import Job
 
 PAPERS = {one.name: one for one in (theory.PAPER, overfitting.PAPER, spatial.PAPER, sparse_tokens.PAPER, images.PAPER)}
@@ -102,15 +101,3 @@ def test_a_heat_map_shows_the_rates_that_there_are_and_has_the_same_bytes_again(
     assert Result("rates", {}, [panel], []).pictures() == made
     shown = re.findall(rb"<!-- (.*?) -->", made["svg"])
     assert {b"0.25", b"0.75", b"1", b"4", b"9", b"8", b"16"} <= set(shown) and b"nan" not in shown
-
-
-def test_series_differ_in_dashes_and_a_long_title_is_broken_into_lines() -> None:
-    def panel(axis: Axes) -> None:
-        for height, colour in enumerate(COLOURS[:2]):
-            axis.plot([0, 1], [height, height], color=colour, label=f"series {height}")
-        legend(axis)
-
-    made = Result("a title of $\\alpha$ and so on " * 9, {}, [panel], []).pictures()["svg"]
-    assert b"stroke-dasharray" in made
-    lines = [text for text in re.findall(rb"<!-- (.*?) -->", made, re.DOTALL) if b"alpha" in text]
-    assert len(lines) > 2 and b"".join(lines).count(b"$") == 18

@@ -11,15 +11,7 @@ from sparsebench_plugins.attn_topk import AttnTopK
 from sparsebench_plugins.feature_norm import FeatureNorm
 from sparsebench_plugins.oracle import Oracle
 from sparsebench_plugins.random import Random
-from sparsebench_theory.models import (
-    OneQuery,
-    Positional,
-    PositionalCost,
-    Shallow,
-    ShallowCost,
-    TwoLayer,
-    TwoLayerCost,
-)
+from sparsebench_theory.models import OneQuery, Positional, PositionalCost, Shallow, ShallowCost, TwoLayer, TwoLayerCost
 from sparsebench_theory.overfitting.task import Overfitting
 from sparsebench_theory.shallow.network import FirstWeights, ShallowViT
 from sparsebench_theory.shallow.task import Theory

@@ -1,7 +1,6 @@
 import csv
 import json
 import shutil
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -173,15 +172,6 @@ def test_the_plan_is_told_with_the_time_it_takes_before_anything_runs(tmp_path: 
     (first, *_, again) = told
     assert first[:3] == (2, 2, 0) and again == (0, 2, 0, 0.0) and told[3:-1] == ["ran", "ran"]
     assert first[3] == pytest.approx(sum(told[1:3])) and first[3] > 0
-
-
-def test_once_trials_are_run_what_they_took_counts_and_not_the_prior(tmp_path: Path, tiny: Any) -> None:
-    expected: list[float | None] = []  # as each run begins, as what it runs counts too
-    begin = Callbacks(on_plan=lambda plan, workers: expected.extend(plan.expected.seconds(job) for job in plan.todo))
-    reproduce(theory.PAPER, ("4",), "quick", tmp_path, How("cpu", jobs=0), callbacks=begin)
-    took = statistics.mean(store.rows(tmp_path, counted=False)["seconds"].to_pylist())
-    reproduce(theory.PAPER, ("4",), "quick", tmp_path, How("cpu", jobs=0, rerun="always"), callbacks=begin)
-    assert expected[2:] == [pytest.approx(took)] * 2
 
 
 @pytest.fixture

@@ -181,12 +181,7 @@ DENSE = {("dense", 16): 0.12, ("dense", 64): 0.24}
 
 @pytest.mark.parametrize(
     ("oracle", "random", "expected"),
-    [
-        (0.12, 0.38, [YES, YES]),
-        (0.13, 0.12, [PARTLY, NO]),
-        (0.24, 0.14, [NO, YES]),
-        (0.06, 0.05, [NO, NO]),
-    ],
+    [(0.12, 0.38, [YES, YES]), (0.13, 0.12, [PARTLY, NO]), (0.24, 0.14, [NO, YES]), (0.06, 0.05, [NO, NO])],
 )
 def test_removal_is_judged_beside_data_of_as_many_tokens(
     trial: Any, sound: Any, oracle: float, random: float, expected: list[str]

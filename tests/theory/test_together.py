@@ -1,4 +1,4 @@
-"""Many trainings in one program: each ends as it does alone."""
+"""Many trainings in one program, each of which ends as it does alone; and steps in the span of the tokens."""
 
 import copy
 from dataclasses import replace
@@ -8,16 +8,18 @@ import pytest
 import torch
 from sparsebench_plugins.attn_topk import AttnTopK
 from sparsebench_plugins.oracle import Oracle
+from sparsebench_plugins.perturbation import Perturbation
 from sparsebench_plugins.random import Random
 from sparsebench_theory import together
 from sparsebench_theory.models import Shallow, TwoLayer
+from sparsebench_theory.overfitting.gram import InSpan
 from sparsebench_theory.overfitting.task import Overfitting
 from sparsebench_theory.shallow.task import Theory
 
 from sparsebench.models.actor import Actor
 from sparsebench.strategy.budget import Budget
 from sparsebench.training.loop import Course, JointTraining, steps_for, train
-from sparsebench.training.steps import Samples
+from sparsebench.training.steps import Autograd, Samples
 
 SHALLOW = Theory(tokens=20, d=6, relevant=0.4, confusion=0.1, test=20, batch=6, steps=80, lr=0.5)
 TWO_LAYERS = Overfitting(tokens=5, d=80, signal=12, test=10, steps=200)
@@ -173,3 +175,39 @@ def test_on_cuda_a_training_agrees_with_the_cpu():
     together.train_together(group)
     for one, network in zip(group, expected, strict=True):
         assert difference(one.network.to("cpu"), network) < 1e-4
+
+
+# ---- in the span of the tokens
+
+
+def trained(kind, strategy, dtype=torch.float64):
+    """Return the network and outcome of one training with steps of that kind."""
+    one = training(6, strategy=strategy, task=TWO_LAYERS, dtype=dtype)
+    steps = kind(one.network, one.actor, one.samples, one.recipe)
+    outcome = train(steps, 6, one.recipe, ("order",))
+    steps.store()
+    return one.network.double(), outcome
+
+
+@pytest.mark.parametrize("strategy", [None, Random(), Oracle(), AttnTopK(), Perturbation()])
+def test_the_span_takes_the_steps_of_automatic_differentiation(strategy):
+    (mine, outcome), (theirs, expected) = trained(InSpan, strategy), trained(Autograd, strategy)
+    assert outcome["steps"] == expected["steps"] and outcome["train_loss"] == pytest.approx(expected["train_loss"])
+    assert difference(training(6, task=TWO_LAYERS).network, theirs) > 0.05
+    assert difference(mine, theirs) < 1e-12
+    assert difference(trained(InSpan, strategy, torch.float32)[0], mine) < 1e-4
+
+
+def test_gradient_descent_ends_with_the_step_before_which_the_loss_was_low():
+    _, outcome = trained(InSpan, None)
+    assert outcome["steps"] < 200 and outcome["train_loss"] < 0.01
+    one = training(6, task=TWO_LAYERS)
+    steps = InSpan(one.network, None, one.samples, one.recipe)
+    losses = [float(steps.step(np.arange(6), 0, 0.0)) / 6 for _ in range(int(outcome["steps"]))]
+    assert losses[-1] == pytest.approx(outcome["train_loss"]) and min(losses[:-1]) >= 0.01
+
+
+@pytest.mark.parametrize(("n", "kind"), [(6, InSpan), (40, Autograd)])  # 40 samples are 200 tokens in 80 dimensions
+def test_the_span_is_used_where_it_is_the_shorter_way(n, kind):
+    one = training(n, task=TWO_LAYERS)
+    assert isinstance(steps_for(one.network, None, one.samples, one.recipe), kind)
