@@ -29,7 +29,7 @@ from typing import Any
 
 from sparsebench.records import store, table
 from sparsebench.records.record import Record
-from sparsebench.runner.server import descendants
+from sparsebench.runner.process import descendants
 
 SUITE = """
 name = "chaos"
@@ -160,7 +160,7 @@ def _is_worker(pid: int) -> bool:
         commands = [Path(f"/proc/{one}/cmdline").read_bytes() for one in (str(pid), parent)]
     except OSError:
         return False
-    return all(b"sparsebench.runner.server" in command for command in commands)
+    return all(b"sparsebench.runner.process" in command for command in commands)
 
 
 def _lines(out: Path) -> int:

@@ -27,7 +27,6 @@ from pathlib import Path
 from sparsebench_dask.cluster import Cluster, connect
 from timing import ratio, table, turns
 
-from sparsebench import runner
 from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import expand
 from sparsebench.plan.job import Job
@@ -35,9 +34,10 @@ from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
+from sparsebench.runner.engines import Processes, Setting
 from sparsebench.runner.observers import Observers
+from sparsebench.runner.process import descendants
 from sparsebench.runner.queue import Queue
-from sparsebench.runner.server import descendants
 
 TRIVIAL = "theory:steps=1,test=1,tokens=5"
 BUSY = "theory:steps={steps},test=20,tokens=20,lr=1e-9"
@@ -64,7 +64,9 @@ def overhead(number: int) -> str:
 
             request = Request(tasks=(TRIVIAL,), n_train=(4,), seeds=number // 4)
             plan = planner.plan(request, planner.Files(), Registry(), Path(folder), "missing")
-            runs.execute(plan, Registry(), Path(folder), "cpu", workers, note)
+            engine, registry = runs.engine_of(plan, Registry(), "cpu", workers), Registry()
+            setting, callbacks = Setting(out=Path(folder), device="cpu"), runs.Callbacks(on_record=note)
+            runs.collect(plan, engine, setting, workers, callbacks, Observers(registry))
         pairs = list(zip(marks[WARM:-1], marks[WARM + 1 :], strict=True))
         here = statistics.median(then[2] - before[2] for before, then in pairs)
         there = (marks[-2][3] - marks[WARM][3]) / (len(pairs) - 1)
@@ -104,7 +106,7 @@ def cpu_seconds_of_workers() -> float:
     ticks = 0
     for pid in descendants(os.getpid()):
         try:
-            if b"sparsebench.runner.server" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"sparsebench.runner.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 ticks += sum(
                     map(int, Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[11:13])
                 )
@@ -143,13 +145,14 @@ def second_worker(number: int, steps: int) -> str:
 def local(jobs: Sequence[Job], workers: int) -> Iterator[Record]:
     """Yield records of worker processes here."""
     with tempfile.TemporaryDirectory() as folder:
-        yield from runner.local(jobs, workers, Path(folder), "cpu", {})
+        setting = Setting(out=Path(folder), device="cpu")
+        yield from Processes(workers).records(Queue(jobs, 1), setting)
 
 
 def dask(jobs: Sequence[Job], workers: int) -> Iterator[Record]:
     """Yield records of Dask workers here."""
     with tempfile.TemporaryDirectory() as folder, on_loopback(workers, folder) as cluster:
-        yield from cluster.records(Queue(jobs, 1), runner.Setting(out=Path(folder) / "out", device="cpu"))
+        yield from cluster.records(Queue(jobs, 1), Setting(out=Path(folder) / "out", device="cpu"))
 
 
 def on_loopback(workers: int, folder: str) -> partial[Cluster]:
@@ -221,7 +224,7 @@ def lost_worker(number: int, steps: int) -> str:
     jobs, begun = jobs_of(BUSY.format(steps=steps), number), Counter[str]()
     with tempfile.TemporaryDirectory() as folder, on_loopback(2, folder) as cluster:
         pids, found = list(cluster.client.run(os.getpid).values()), list[Record]()
-        setting = runner.Setting(out=Path(folder) / "out", device="cpu")
+        setting = Setting(out=Path(folder) / "out", device="cpu")
         for record in cluster.records(Queue(jobs, 1), setting, begun.update):
             found.append(record)
             if len(found) == number // 2:
@@ -261,7 +264,7 @@ def drive(number: int, address: str) -> None:
             if seen in at:
                 marks.append(resident())
 
-        setting, callbacks = runner.Setting(out=Path(folder), device="cpu"), runs.Callbacks(on_record=note)
+        setting, callbacks = Setting(out=Path(folder), device="cpu"), runs.Callbacks(on_record=note)
         runs.collect(plan, cluster, setting, 2, callbacks, Observers(Registry()))
     print(time.monotonic() - start, *marks)
 

@@ -1,5 +1,7 @@
 import os
 
+from running import inline
+
 # A core for each of the tests that run side by side: else libraries start as many threads in each as there are cores.
 os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
 
@@ -17,7 +19,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from measured import TINY
 
-from sparsebench import runner
 from sparsebench.plan.expand import expand
 from sparsebench.plan.job import Job
 from sparsebench.plan.plan import needed_by
@@ -207,6 +208,6 @@ def measured(job_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     @functools.cache
     def measure(plugin: str, task: str = "", n_train: int = 8, **options: Any) -> Record:
         jobs = job_of(plugin, task, n_train=n_train, **options)
-        return list(runner.inline(jobs, Registry(), out, "cpu", {}))[-1]
+        return list(inline(jobs, Registry(), out))[-1]
 
     return measure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ Kind = tuple[str, bool, int]
 TESTED = "tested_weights"
 """The note of a record whose cell trained nothing, as it tested a network that was trained for several."""
 LONGER = 0.25
-"""A cell under way still takes this share of the time since it last said how far it is, however long that was."""
+"""A cell under way that says nothing still takes this share of the time since it was begun, however long that was."""
 
 
 class Spent(NamedTuple):
@@ -79,15 +79,12 @@ class Expected:
         """Return what a cell has in common with others that take as long for what they cost."""
         return self._kinds[job.cell.id]
 
-    def of_cost(self, kind: Kind, cost: float) -> float | None:
-        """Return the seconds that cells of a kind with that cost take on one worker; None before any cell is done."""
-        known = (spent[level] for level in _levels(kind) for spent in (self._spent, self._said) if level in spent)
-        spent = next(known, None)
-        return None if spent is None else cost * spent.seconds / spent.cost
-
     def seconds(self, job: Job) -> float | None:
         """Return the seconds that a cell takes on one worker; None before any cell is done."""
-        return self.of_cost(self.kind(job), job.cost)
+        levels = _levels(self.kind(job))
+        known = (spent[level] for level in levels for spent in (self._spent, self._said) if level in spent)
+        spent = next(known, None)
+        return None if spent is None else job.cost * spent.seconds / spent.cost
 
     def length(self, job: Job) -> float:
         """Return what is longer for longer cells: their seconds, or before any cell is done what they cost."""
@@ -115,14 +112,6 @@ def _levels(kind: Kind) -> tuple[tuple[object, ...], ...]:
     return kind, kind[:2], ()
 
 
-class Begun(NamedTuple):
-    """A cell under way: since when, when it last said how far it is, and the share of its training done by then."""
-
-    since: float
-    said: float
-    share: float = 0.0
-
-
 class Remaining:
     """The cells of a run without a record.
 
@@ -132,29 +121,25 @@ class Remaining:
     Args:
         jobs: of these cells.
         expected: what cells are expected to take; it learns from each record.
+
+    Attributes:
+        running: since when cells are under way, and which share of each is done.
     """
 
     def __init__(self, jobs: Sequence[Job], expected: Expected):
         self.expected, self.jobs = expected, {job.cell.id: job for job in jobs}
-        self.running: dict[str, Begun] = {}
-        self._waiting: Counter[tuple[Kind, float]] = Counter(map(self._like, jobs))
-        starts = {job.after for job in jobs}
-        rows = {job.cell.id if job.cell.id in starts else (job.after, *self._like(job)): job.cell.id for job in jobs}
-        self._rows = set(rows.values())  # of those for which none waits, one of those that take as long stands for all
-
-    def _like(self, job: Job) -> tuple[Kind, float]:
-        return self.expected.kind(job), job.cost
+        self.running: dict[str, tuple[float, float]] = {}
+        self._dearest = {job.after: job.cell.id for job in sorted(jobs, key=lambda job: job.cost)}
 
     def begin(self, cell_id: str, now: float, share: float = 0.0) -> None:
-        """Take note of a cell that is begun, at a time in seconds, or of the share of its training that is done."""
-        if cell_id in self.jobs:
-            if cell_id not in self.running:
-                self._waiting[self._like(self.jobs[cell_id])] -= 1
-            before = self.running.get(cell_id, Begun(now, now))
-            since = before.since if share >= before.share else now  # it begins again where a worker died
-            self.running[cell_id] = Begun(since, now, min(1.0, max(0.0, share)))
-            if share > 0 and now > since:
-                self.expected.say(self.jobs[cell_id], (now - since) / share)
+        """Take note of a cell that is begun, at a time in seconds, or of the share of it that is done."""
+        if (job := self.jobs.get(cell_id)) is None:
+            return
+        since, before = self.running.get(cell_id, (now, 0.0))
+        since = since if share >= before else now  # it begins again where a worker died
+        self.running[cell_id] = since, share
+        if share > 0 and now > since:
+            self.expected.say(job, (now - since) / share)
 
     def done(self, record: Record) -> None:
         """Take note of a record."""
@@ -163,35 +148,35 @@ class Remaining:
 
     def drop(self, cell_id: str) -> None:
         """Take note that a cell is no more to do."""
-        if (job := self.jobs.pop(cell_id, None)) is not None and self.running.pop(cell_id, None) is None:
-            self._waiting[self._like(job)] -= 1
+        self.jobs.pop(cell_id, None)
+        self.running.pop(cell_id, None)
 
     def seconds(self, workers: int, now: float = 0.0) -> float | None:
         """Return how long the cells take on so many workers from a time on; None before anything says how fast."""
-        waiting = [self.expected.of_cost(kind, cost * n) for (kind, cost), n in self._waiting.items() if n > 0]
-        under_way = {cell_id: self._left(cell_id, workers, now) for cell_id in self.running}
-        every = [*waiting, *under_way.values()]
-        if None in every:
+        one_of = {(self.expected.kind(job), job.cost): job for job in self.jobs.values()}
+        alike = {like: self.expected.seconds(job) for like, job in one_of.items()}
+        left = {cell_id: alike[self.expected.kind(job), job.cost] for cell_id, job in self.jobs.items()}
+        left |= {cell_id: self._left(cell_id, workers, now) for cell_id in self.running}
+        if None in left.values():
             return None
-        rows = (self._row(cell_id, under_way) for cell_id in self._rows | self.running.keys() if cell_id in self.jobs)
-        return max([sum(every) / max(1, workers), *rows])  # type: ignore[arg-type]
+
+        def row(cell_id: str) -> float:
+            return (left[cell_id] or 0.0) + row(self.jobs[cell_id].after) if cell_id in left else 0.0
+
+        rows = map(row, (*self._dearest.values(), *self.running))
+        return max([sum(filter(None, left.values())) / max(1, workers), *rows])
 
     def share(self, workers: int, now: float = 0.0) -> float:
         """Return how much of the cells under way is done, in cells."""
         left = {cell_id: self._left(cell_id, workers, now) for cell_id in self.running}
-        gone = {cell_id: now - begun.since for cell_id, begun in self.running.items()}
+        gone = {cell_id: now - since for cell_id, (since, _) in self.running.items()}
         return sum(gone[c] / (gone[c] + seconds) for c, seconds in left.items() if seconds)
 
     def _left(self, cell_id: str, workers: int, now: float) -> float | None:
         """Return the seconds left of a cell under way: what it says of itself counts more than what others took."""
-        since, said, share = self.running[cell_id]
+        since, share = self.running[cell_id]
+        gone, expected = now - since, self.expected.seconds(self.jobs[cell_id])
         together = min(1.0, max(1, workers) / len(self.running))  # cells that a worker trains in one program
-        whole = (said - since) / share if share and said > since else self.expected.seconds(self.jobs[cell_id])
-        return None if whole is None else max(whole - (now - since) * together, LONGER * (now - said) * together)
-
-    def _row(self, cell_id: str, under_way: dict[str, float | None]) -> float:
-        """Return what a cell and those that it waits for take."""
-        if (job := self.jobs.get(cell_id)) is None:
-            return 0.0
-        own = under_way[cell_id] if cell_id in under_way else self.expected.seconds(job)
-        return (own or 0.0) + self._row(job.after, under_way)
+        if share:
+            return together * gone * (1 - share) / share
+        return None if expected is None else max(expected - together * gone, together * LONGER * gone)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
+import re
 import signal
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -20,10 +23,10 @@ from pydantic import BaseModel, ConfigDict
 
 from sparsebench.errors import UserError
 from sparsebench.plan.job import Job
+from sparsebench.plan.request import How
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Failure, Record, Status
-from sparsebench.runner.devices import Slot, first_of, slots, variables
-from sparsebench.runner.limits import CHECKPOINT, Limits, shown_size, shown_time, turn
+from sparsebench.runner.devices import Slot, check_locks, first_of, slots, turn, variables
 from sparsebench.runner.process import (
     START,
     Message,
@@ -35,8 +38,7 @@ from sparsebench.runner.process import (
     kept_server,
     was_killed,
 )
-from sparsebench.runner.queue import Code, Queue, Seconds, code_of, most_together, unknown
-from sparsebench.tasks.base import Locations
+from sparsebench.runner.queue import Code, Queue, code_of
 
 ECHO = 0.3
 """Seconds after an interrupt in which another is the same one: a program's starter may hand on its own."""
@@ -91,6 +93,79 @@ class Stop:
             signal.signal(signal.SIGINT, before)
 
 
+TIMEOUT = 6 * 3600.0
+"""Seconds that a cell may take unless told otherwise: many times what any cell of the suites here does, and a strategy
+that hangs costs a worker's night rather than the run."""
+
+CHECKPOINT: float = How.checkpoint
+"""Seconds between checkpoints of a cell."""
+
+GIB = 2**30
+LEAST_MEMORY = GIB // 2
+"""Bytes; a worker that has loaded the libraries has most of it."""
+
+_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_BYTES = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": GIB,
+          "tib": 2**40, "k": 2**10, "m": 2**20, "g": GIB, "t": 2**40}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a cell may take before it is killed; 0 is without limit.
+
+    Attributes:
+        timeout: seconds.
+        memory: bytes, of a worker and all that it has started, the libraries included.
+        exclusive: whether it has its machine, or its GPU, for itself; see `turn`.
+    """
+
+    timeout: float = TIMEOUT
+    memory: int = 0
+    exclusive: bool = False
+
+    @classmethod
+    def parse(
+        cls, timeout: float | str | None, memory: float | str | None, workers: int, exclusive: bool = False
+    ) -> Limits:
+        """Return the limits that a user asks for; None leaves the default.
+
+        Raises:
+            UserError: no such limit, or there is no worker process, which alone can be killed; files cannot be locked.
+        """
+        if exclusive:
+            check_locks()
+        for option, asked in (("--timeout", timeout), ("--memory-limit", memory)):
+            if asked is not None and not workers:
+                raise UserError(
+                    f"{option} needs a worker process: only that can be killed", next_step="give --jobs 1 or more"
+                )
+        seconds = TIMEOUT if timeout is None else _number("--timeout", timeout, _SECONDS, "30, 10m, 1.5h, 0 for none")
+        size = _number("--memory-limit", memory or 0, _BYTES, "4GiB, 800MB, 0 for none")
+        if 0 < size < LEAST_MEMORY:
+            raise UserError("--memory-limit", got=str(memory), allowed=f"{shown_size(LEAST_MEMORY)} or more, or 0")
+        if size and sys.platform != "linux":
+            raise UserError("--memory-limit: only Linux says what processes take", next_step="leave it out")
+        return cls(seconds, int(size), exclusive)
+
+
+def _number(option: str, asked: float | str, units: dict[str, int], allowed: str) -> float:
+    """Return a number with its unit as a number of seconds or bytes."""
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)", str(asked).strip().lower(), re.ASCII)
+    if match is None or match[2] not in units or not math.isfinite(number := float(match[1]) * units[match[2]]):
+        raise UserError(option, got=f"'{asked}'", allowed=allowed)
+    return number
+
+
+def shown_size(size: float) -> str:
+    """Return a number of bytes for people."""
+    return f"{size / GIB:.2f} GiB"
+
+
+def shown_time(seconds: float) -> str:
+    """Return a number of seconds for people."""
+    return f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:.3g} min"
+
+
 class OnBegin(Protocol):
     """Called with the ids of cells that something begins for, or of one and the share of its training that is done.
 
@@ -131,7 +206,7 @@ class Setting(BaseModel):
 class Engine(Protocol):
     """Runs cells, wherever that is."""
 
-    def records(self, queue: Queue, setting: Setting, on_begin: OnBegin) -> Iterator[Record]:
+    def records(self, queue: Queue, setting: Setting, on_begin: OnBegin) -> Generator[Record, None, None]:
         """Yield the record of each job as it comes; once the queue is closed, only of those that are under way.
 
         Args:
@@ -182,31 +257,6 @@ class InProcess:
                     for job, record in zip(batch, records, strict=True):
                         yield record
                         queue.done(job)
-
-
-def inline(
-    jobs: Sequence[Job],
-    registry: Registry,
-    out: Path,
-    device: str,
-    locations: Locations,
-    checkpoint: float = CHECKPOINT,
-    stop: Stop | None = None,
-    on_begin: OnBegin = nobody,
-    seconds: Seconds = unknown,
-    exclusive: bool = False,
-) -> Generator[Record, None, None]:
-    """Yield the record of each job, run in this process; see `InProcess`."""
-    limits = Limits(exclusive=exclusive)
-    setting = Setting(out=out, device=device, locations=dict(locations), checkpoint=checkpoint, limits=limits)
-    return InProcess(registry).records(_queue(jobs, device, seconds, stop), setting, on_begin)
-
-
-def _queue(jobs: Sequence[Job], device: str, seconds: Seconds, stop: Stop | None) -> Queue:
-    queue = Queue(jobs, most_together(device), seconds)
-    if stop is not None:
-        stop.tell(queue.close)
-    return queue
 
 
 log = logging.getLogger(__name__)
@@ -271,25 +321,6 @@ class Processes:
                 serving.supervisor.kill()
             for serving in threads:
                 serving.thread.join()
-
-
-def local(
-    jobs: Sequence[Job],
-    workers: int,
-    out: Path,
-    device: str,
-    locations: Locations,
-    checkpoint: float = CHECKPOINT,
-    limits: Limits | None = None,
-    stop: Stop | None = None,
-    gpus: int = 0,
-    on_begin: OnBegin = nobody,
-    seconds: Seconds = unknown,
-) -> Generator[Record, None, None]:
-    """Yield the record of each job as it comes, run by worker processes; see `Processes`."""
-    limits = limits or Limits()
-    setting = Setting(out=out, device=device, locations=dict(locations), checkpoint=checkpoint, limits=limits)
-    return Processes(workers, gpus).records(_queue(jobs, device, seconds, stop), setting, on_begin)
 
 
 def log_of(out: Path, worker: int | str) -> Path:

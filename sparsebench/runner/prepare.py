@@ -119,7 +119,7 @@ class Context:
         locations: where the image sets lie, and by their cells trained weights that are not in the run's folder.
         checkpoint: seconds between checkpoints of a cell, 0 for none.
         alone: whether nobody interrupts this process, so that a KeyboardInterrupt is a strategy's own.
-        exclusive: whether no other cell runs beside it, see `limits.turn`.
+        exclusive: whether no other cell runs beside it, see `devices.turn`.
         batch: how many test images are tried at a time; None for `evaluate.first_batch`.
         drawn: what was drawn for the cell before.
         trusted: which strategies, on which task and model, were seen not to depend on labels or masks.

@@ -1,9 +1,23 @@
-"""Worker processes, as who started them sees them: started, asked, heard and ended; and the memory they hold."""
+"""Worker processes: the process that forks them, and how a run starts, asks, hears and ends them.
+
+A fork that computes costs milliseconds where a fresh Python takes seconds to import torch, so the code of each
+third-party strategy can have a process of its own. The server has imported what workers need. It only imports: it runs
+no tensor operation, starts no thread and touches no device before it forks. Nothing imports `__main__`, so a run may be
+a script without a main guard, a notebook or standard input.
+
+The server takes requests on a socket, each with three descriptors: the worker's line to the run, a socket for its exit
+code, and its log. A worker is ended, with all that it has started, when it is over, when the run closes the socket of
+the code, or when the process ends that started the server, whose runs share it. On Linux whatever loses its parent
+becomes the server's child, so nothing that a strategy forks outlives it. Elsewhere there is no safe fork: there a
+server becomes the one worker that it is asked for.
+"""
 
 from __future__ import annotations
 
 import atexit
-import contextlib
+import ctypes
+import gc
+import importlib
 import json
 import os
 import select
@@ -14,15 +28,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict
 
 from sparsebench.errors import UserError
 from sparsebench.plan.job import Job
 from sparsebench.records.record import Record
-from sparsebench.runner import enclosure, server
+from sparsebench.runner import enclosure
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -80,18 +95,168 @@ class Line:
         self.line.sendall(message.model_dump_json().encode() + b"\n")
 
 
+FORKS = sys.platform == "linux"
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PRELOADED = ("sparsebench.runner.worker", "sparsebench.runner.run_cell", "sparsebench.plugin.registry",
+             "sparsebench.tasks.shipped", "sparsebench.models.vits", "timm", "torchvision")  # fmt: skip
+PATIENCE = 10.0
+"""Seconds to wait for processes that were killed: one that the kernel holds may take for ever."""
+STARTER = 1.0
+"""Seconds between two looks whether who started the server is still there."""
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the numbers of the living processes below a process; on Linux only."""
+    pids, parents = [], [pid]
+    while parents:
+        children = _children(parents.pop())
+        parents += children
+        pids += [child for child in children if _read(f"/proc/{child}/stat").rpartition(b")")[2].split()[:1] != [b"Z"]]
+    return pids
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+    return [int(child) for thread in threads for child in _read(f"/proc/{pid}/task/{thread}/children").split()]
+
+
+def _read(path: str) -> bytes:
+    with suppress(OSError), open(path, "rb") as file:
+        return file.read()
+    return b""
+
+
+def _prctl(option: int, value: int) -> None:
+    if FORKS:
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def serve(requests: socket.socket) -> None:
+    """Start workers as they are asked for until the other end is closed; then end them all."""
+    starter, workers = os.getppid(), dict[int, tuple[int, socket.socket]]()
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    while True:
+        waiting: list[Any] = [requests, *workers, *(status for _, status in workers.values())]
+        ready = select.select(waiting, [], [], STARTER)[0]
+        for handle, (pid, status) in list(workers.items()):
+            if handle in ready or status in ready:
+                del workers[handle]
+                _end(pid, status, {pid for pid, _ in workers.values()})
+                os.close(handle)
+        if os.getppid() != starter or (requests in ready and not _start(requests, workers)):
+            break
+    for handle in list(workers):
+        _end(*workers.pop(handle), {pid for pid, _ in workers.values()})
+
+
+def _start(requests: socket.socket, workers: dict[int, tuple[int, socket.socket]]) -> bool:
+    """Fork a worker, and say its number; return whether one was asked for."""
+    request, descriptors, _, _ = socket.recv_fds(requests, 2**16, 3)
+    if not request:
+        return False
+    line, status, log = descriptors
+    _print_to(log)  # a fork that fails says so there
+    server, pid = os.getpid(), os.fork()
+    if pid == 0:
+        os.setsid()
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != server:
+            os._exit(1)
+        for other in (requests.detach(), status, *workers, *(one.detach() for _, one in workers.values())):
+            os.close(other)
+        _become(request, line, log)
+    _print_to(0)  # which is the null device
+    os.close(line)
+    os.close(log)
+    workers[os.pidfd_open(pid)] = pid, socket.socket(fileno=status)
+    requests.sendall(f"{pid}\n".encode())
+    return True
+
+
+def _print_to(descriptor: int) -> None:
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+
+
+def _become(request: bytes, line: int, log: int) -> None:
+    """Be a worker, whose line leads elsewhere than what strategies print and read."""
+    asked = json.loads(request)
+    os.environ.update(asked["environment"])
+    _print_to(log)
+    os.close(log)
+    code = 1
+    try:
+        os.chdir(asked["folder"])
+        importlib.import_module(asked["module"]).main(socket.socket(fileno=line))
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:  # nobody is there to raise it to
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _end(pid: int, status: socket.socket, others: set[int]) -> None:
+    """End a worker, unless it is over, with all that it has started; say how it left.
+
+    What has left its session and lost its parent is a child of this process by then, as what others have left may be: a
+    process that a strategy means to go on beside it has no promise.
+    """
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    _kill(pid)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    end = time.monotonic() + PATIENCE
+    while (left := set(_children(os.getpid())) - others) and time.monotonic() < end:
+        for stray in left:
+            for one in (*descendants(stray), stray):
+                _kill(one)
+            with suppress(ChildProcessError):
+                os.waitpid(stray, os.WNOHANG)
+        time.sleep(0.002)
+    with suppress(OSError):
+        status.sendall(f"{code}\n".encode())
+    status.close()
+
+
+def main(descriptor: int) -> None:
+    """Import what workers need, and serve."""
+    requests = socket.socket(fileno=descriptor)
+    requests.set_inheritable(False)
+    from sparsebench.collector import without_collector
+    from sparsebench.runner import environment
+
+    with without_collector():
+        for name in PRELOADED:
+            importlib.import_module(name)
+        environment.describe()  # files are read, and nothing is computed
+    if not FORKS:
+        request, (line, _, log), _, _ = socket.recv_fds(requests, 2**16, 3)
+        requests.sendall(f"{os.getpid()}\n".encode())
+        _become(request, line, log)
+    gc.collect()
+    gc.freeze()  # pages that workers share stay shared
+    serve(requests)
+
+
 START = 300.0
 """Seconds that a server may take to load, on a file system that is slow."""
-LOOK = 0.25
-"""Seconds between two looks at how much a worker has printed."""
-MOST_PRINTED = 2**20
-"""Bytes that a log keeps of what a worker prints from one thing that it is given to the next."""
-LONGEST_LINE = 2**26
-"""Bytes of the longest message: a strategy that finds the descriptor may write to it without end."""
 
 
 class Server:
-    """The process from which workers are forked, see `server`; it is started when the first is, and anew if it is gone.
+    """The process from which workers are forked; it is started when the first is, and anew if it is gone.
 
     Args:
         environment: its variables, and those of its workers.
@@ -122,7 +287,7 @@ class Server:
         """
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(log, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+            file = os.open(log, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         except OSError as error:
             raise _not_started(log, error) from error
         line, its_line = socket.socketpair()
@@ -153,13 +318,13 @@ class Server:
 
     def _load(self, log: int) -> socket.socket:
         """Start the process unless there is one that can start workers; return where it is asked for them."""
-        if server.FORKS and self._requests and self._process is not None and self._process.poll() is None:
+        if FORKS and self._requests and self._process is not None and self._process.poll() is None:
             return self._requests
         self._end()
         requests, its = socket.socketpair()
         self._requests = requests
         requests.settimeout(START)
-        code = f"from sparsebench.runner.server import main; main({its.fileno()})"
+        code = f"from sparsebench.runner.process import main; main({its.fileno()})"
         with its:
             self._process = subprocess.Popen(
                 [*self.python, "-u", "-P", "-c", code], stdin=subprocess.DEVNULL, stdout=log,
@@ -176,9 +341,9 @@ class Server:
         if self._requests is not None:
             self._requests.close()
             self._requests = None
-        if self._process is not None and server.FORKS:
+        if self._process is not None and FORKS:
             try:
-                self._process.wait(server.PATIENCE)
+                self._process.wait(PATIENCE)
             except subprocess.TimeoutExpired:  # it was stopped, say; its workers end with it
                 self._process.kill()
                 self._process.wait()
@@ -188,7 +353,7 @@ _kept: Server | None = None
 _keeping = threading.Lock()
 
 
-@contextlib.contextmanager
+@contextmanager
 def kept_server(environment: Mapping[str, str]) -> Iterator[Server]:
     """Lend the server of this process: what it has imported serves all runs that would start one like it.
 
@@ -231,9 +396,8 @@ class Worker:
 
     def ask(self, line: bytes) -> None:
         """Give it a line to work on. If it is gone, `answer` will say so."""
-        self._shorten_log()
         self._heard = self._size()
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._line.sendall(line + b"\n")
 
     def answer(self, seconds: float, kind: type[M]) -> M | None:
@@ -244,24 +408,16 @@ class Worker:
             ValueError: what came is no message.
         """
         end = time.monotonic() + seconds
-        length = self._read.find(b"\n")
-        while length < 0:
-            self._shorten_log()
-            if not select.select([self._line], [], [], max(0.0, min(LOOK, end - time.monotonic())))[0]:
-                if time.monotonic() >= end:
-                    return None
-                continue
+        while (length := self._read.find(b"\n")) < 0:
+            if not select.select([self._line], [], [], max(0.0, end - time.monotonic()))[0]:
+                return None
             try:
                 read = self._line.recv(2**16)
             except ConnectionError:
                 read = b""
             if not read:
                 raise EOFError
-            before = len(self._read)
             self._read += read
-            length = self._read.find(b"\n", before)
-            if len(self._read) > LONGEST_LINE:
-                raise ValueError("a line without end")
         line = bytes(self._read[:length])
         del self._read[: length + 1]
         try:
@@ -275,18 +431,10 @@ class Worker:
 
     def held_over(self, limit: int) -> int:
         """Return what it holds of the memory, with all that it has started, if that is more than a limit, else 0."""
-        return held_over([self.pid, *server.descendants(self.pid)], limit)
+        return held_over([self.pid, *descendants(self.pid)], limit)
 
     def _size(self) -> int:
         return os.fstat(self._file).st_size
-
-    def _shorten_log(self) -> None:
-        """Leave only the end of what it printed since, if that is too much."""
-        printed = self._size() - self._heard
-        if printed > MOST_PRINTED:
-            end = os.pread(self._file, MOST_PRINTED // 2, self._size() - MOST_PRINTED // 2)
-            os.ftruncate(self._file, self._heard)
-            os.write(self._file, b"[%d bytes are left out]\n" % (printed - len(end)) + end)
 
     def end(self, patience: float = 0.0) -> int:
         """End it, with all that it has started, unless it ends by itself in time; return how it left."""
@@ -294,11 +442,10 @@ class Worker:
             code = self._code(patience) if patience else None
             if code is None:
                 self.cut()
-                self._code(server.PATIENCE + 5)
+                self._code(PATIENCE + 5)
             self._left = 0 if code is None else code
             self._line.close()
             self._status.close()
-            self._shorten_log()
         return self._left
 
     def _code(self, seconds: float) -> int | None:
@@ -316,10 +463,10 @@ class Worker:
 
     def cut(self) -> None:
         """Have it ended with all that it has started, and do not wait."""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._status.shutdown(socket.SHUT_WR)
-        if not server.FORKS:
-            with contextlib.suppress(OSError):
+        if not FORKS:
+            with suppress(OSError):
                 os.killpg(self.pid, signal.SIGKILL)
 
 
@@ -369,7 +516,7 @@ def held_over(pids: Sequence[int], limit: float) -> int:
 
 def forget_peak() -> None:
     """Begin to look anew for the most that this process holds."""
-    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="utf-8") as file:
+    with suppress(OSError), open("/proc/self/clear_refs", "w", encoding="utf-8") as file:
         file.write("5")
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sparsebench.hooks import PROJECT
 from sparsebench.plan.job import Job
-from sparsebench.runner.underway import Claims
+from sparsebench.runner.underway import CellLocks
 
 LOOK = 0.25
 """Seconds between two looks at cells that other runs are at."""
@@ -69,10 +69,10 @@ class Queue:
         jobs: in the order in which they are begun.
         most: how many are handed out at once, see `batches`.
         seconds: what each is expected to take.
-        claims: which of them other runs are at: those are waited for last, and left out once they are done.
+        locks: which of them other runs are at: those are waited for last, and left out once they are done.
     """
 
-    def __init__(self, jobs: Sequence[Job], most: int, seconds: Seconds = unknown, claims: Claims | None = None):
+    def __init__(self, jobs: Sequence[Job], most: int, seconds: Seconds = unknown, locks: CellLocks | None = None):
         def length(job: Job) -> tuple[object, float | None]:
             return job.order, seconds(job)
 
@@ -81,7 +81,7 @@ class Queue:
         self.equals = [_by_place(equals) for _, equals in parts]
         self.open = {job.cell.id for job in jobs}
         self.at: dict[object, _Place] = {}
-        self.claims, self.elsewhere, self.closed = claims, list[Job](), False
+        self.locks, self.elsewhere, self.closed = locks, list[Job](), False
         self.changed = threading.Condition()
 
     def take(self, who: object = None, wait: bool = True) -> list[Job] | None:
@@ -94,7 +94,7 @@ class Queue:
         with self.changed:
             while (self.equals or self.elsewhere) and not self.closed:
                 if batch := self._next(who) or self._left_by_others():
-                    if own := self._claimed(batch):
+                    if own := self._own(batch):
                         return own
                 elif wait:
                     self.changed.wait(LOOK if self.elsewhere else None)
@@ -102,16 +102,16 @@ class Queue:
                     return None
             return None
 
-    def _claimed(self, batch: list[Job]) -> list[Job]:
+    def _own(self, batch: list[Job]) -> list[Job]:
         """Return the jobs of a batch that no other run is at or has done."""
-        if self.claims is None:
+        if self.locks is None:
             return batch
         own = []
         for job in batch:
-            if not self.claims.begin(job.cell.id):
+            if not self.locks.begin(job.cell.id):
                 self.elsewhere.append(job)
-            elif self.claims.is_done(job):
-                self.claims.release(job.cell.id)
+            elif self.locks.is_done(job):
+                self.locks.release(job.cell.id)
                 self.done(job)
             else:
                 own.append(job)
@@ -120,7 +120,7 @@ class Queue:
     def _left_by_others(self) -> list[Job]:
         """Take out one of the jobs that another run was at and is no more."""
         for job in self.elsewhere:
-            if self.claims is not None and self.claims.begin(job.cell.id):
+            if self.locks is not None and self.locks.begin(job.cell.id):
                 self.elsewhere.remove(job)
                 return [job]
         return []

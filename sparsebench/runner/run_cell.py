@@ -36,8 +36,8 @@ from sparsebench.records import files, store
 from sparsebench.records.cell import digest
 from sparsebench.records.record import Failure, Record, Status
 from sparsebench.runner import environment
+from sparsebench.runner.devices import timing
 from sparsebench.runner.fitting import FIT, fit_cell
-from sparsebench.runner.limits import timing
 from sparsebench.runner.prepare import Context, Prepared, prepare, weights_file
 from sparsebench.runner.results import Result, add_watched, measure
 from sparsebench.strategy.base import Strategy

@@ -122,7 +122,7 @@ class Beat:
             jobs, running = self.remaining.jobs, self.remaining.running
             return Underway(
                 host=socket.gethostname(), pid=os.getpid(), workers=self.workers, updated=now,
-                since=min((begun.since for begun in running.values()), default=now),
+                since=min((since for since, _ in running.values()), default=now),
                 left=Counter(job.label for job in jobs.values()),
                 running=Counter(jobs[cell_id].label for cell_id in running),
                 tests=sum(bool(job.network) for job in jobs.values()),
@@ -130,11 +130,11 @@ class Beat:
             )  # fmt: skip
 
 
-class Claims:
+class CellLocks:
     """The cells that a run has begun, which other runs of its folder on this machine leave to it.
 
     A cell is a byte of a file, locked by its run: the system lets go of locks with a process, however it ends. Where
-    the file cannot be written, or the file system has no locks, nothing is claimed.
+    the file cannot be written, or the file system has no locks, every run begins every cell.
 
     Args:
         out: the run's folder.
@@ -145,7 +145,8 @@ class Claims:
     def __init__(self, out: Path, known: Mapping[str, Head], on_done: Callable[[str], None] = lambda cell_id: None):
         self.out, self.known, self.on_done = out, known, on_done
         self.path, self.done = out / "underway" / "cells", set[str]()
-        self.seen, self.new = dict[Path, int](), dict[str, Head]()
+        self.new = dict[str, Head | Record]()
+        self.sealed, self.read = list[Path](), dict[Path, int]()
         self.file: int | None = None
         with suppress(OSError):
             self.file = self._open()
@@ -179,10 +180,7 @@ class Claims:
 
     def is_done(self, job: Job) -> bool:
         """Say whether another run has stored an answer to a cell, of the same revision, since this one was planned."""
-        if (of_others := self._of_others()) != self.seen:
-            was = {cell: head.started for cell, head in self.known.items()}
-            now = store.heads(self.out).items()
-            self.seen, self.new = of_others, {cell: head for cell, head in now if head.started != was.get(cell)}
+        self._read_on()
         head = self.new.get(job.cell.id)
         if head is None or head.status == "skipped" or head.origin.identity != job.origin.identity:
             return False
@@ -190,16 +188,26 @@ class Claims:
         self.on_done(job.cell.id)
         return True
 
-    def _of_others(self) -> dict[Path, int]:
-        """Return the files of records that this process does not write, with their sizes."""
-        sizes = {}
-        for path in (*store.segments(self.out), *store.sealed(self.out)):
-            with suppress(FileNotFoundError):  # it was sealed meanwhile
-                if store.by_this_process() not in path.name:
-                    sizes[path] = path.stat().st_size
-        return sizes
+    def _read_on(self) -> None:
+        """Read what other runs have stored since: their new lines, or all heads once one has sealed its records."""
+        others = [path for path in store.segments(self.out) if store.by_this_process() not in path.name]
+        if (sealed := store.sealed(self.out)) != self.sealed:
+            self.sealed = sealed
+            for path in others:
+                with suppress(FileNotFoundError):  # it was sealed meanwhile
+                    self.read[path] = path.stat().st_size
+            was = {cell: head.started for cell, head in self.known.items()}
+            self.new |= {cell: head for cell, head in store.heads(self.out).items() if head.started != was.get(cell)}
+        for path in others:
+            with suppress(FileNotFoundError), path.open("rb") as file:
+                file.seek(self.read.get(path, 0))
+                for line in (line for line in file if line.endswith(b"\n")):
+                    self.read[path] = self.read.get(path, 0) + len(line)
+                    with suppress(ValueError):
+                        record = store.parse(line)
+                        self.new[record.cell_id] = record
 
-    def __enter__(self) -> Claims:
+    def __enter__(self) -> CellLocks:
         return self
 
     def __exit__(self, *error: object) -> None:

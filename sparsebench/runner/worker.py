@@ -14,8 +14,8 @@ from typing import Any
 from sparsebench.plan.job import Job
 from sparsebench.plugin.registry import Registry
 from sparsebench.runner import environment
+from sparsebench.runner.devices import turn
 from sparsebench.runner.engines import Setting
-from sparsebench.runner.limits import turn
 from sparsebench.runner.process import Line, Message, Question, forget_peak, load, peak
 
 LONGEST = 1e8

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from measured import TINY
+from running import execute
 from waiting import soon
 
 from sparsebench.cli import main
@@ -18,7 +19,6 @@ from sparsebench.plan.time_left import Expected
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import files, store
 from sparsebench.records.record import Failure, Record
-from sparsebench.runner import run as runs
 from sparsebench.runner import underway
 
 
@@ -59,7 +59,7 @@ def test_a_run_under_way_says_what_it_is_at_and_what_is_left(tmp_path: Path, pla
             assert soon(lambda: sum(n for one in underway.underway(tmp_path) for n in one.left.values()) == 7)
             seen.append(status(tmp_path))
 
-    runs.execute(plan, Registry(), tmp_path, "cpu", 0, look)
+    execute(plan, Registry(), tmp_path, 0, look)
     first = plan.jobs[0].label
     assert row(seen[0], first) == ["1", "0", "0", "1"]
     assert re.search(rf"process {os.getpid()}\): 7 cells without a record, (about \d+:|unknown)", seen[0].output)
@@ -97,13 +97,13 @@ def test_what_a_run_left_that_was_killed_just_now_goes_with_the_next(
     here, now = socket.gethostname(), time.time()
     file = underway.Underway(host=here, pid=killed.pid, workers=1, updated=now, since=now, left={"dense": 5})
     if whole:
-        runs.execute(plan, Registry(), tmp_path, "cpu", 0)
+        execute(plan, Registry(), tmp_path)
     path = tmp_path / "underway" / f"{here}-{killed.pid}.json"
     files.write_whole(path, file.model_dump_json().encode())
     assert not whole or "was stopped with 5 cells left" in status(tmp_path).output
     again = planner.plan(plan.request, planner.Files(), Registry(), tmp_path, "missing")  # type: ignore[arg-type]
     assert bool(again.todo) != whole
-    runs.execute(again, Registry(), tmp_path, "cpu", 0)
+    execute(again, Registry(), tmp_path)
     assert "no run is under way" in status(tmp_path).output and not path.parent.exists()
 
 

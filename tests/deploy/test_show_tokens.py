@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from measured import TOKENS
+from running import execute
 
 from sparsebench.deploy.pictures import check_pictures, matters, spread
 from sparsebench.deploy.show_tokens import look
@@ -16,7 +17,6 @@ from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import numbers_of
-from sparsebench.runner import run as runs
 from sparsebench.runner.prepare import Context
 from sparsebench.tasks.base import Data, Split
 from sparsebench.tasks.images import Composite, Spurious
@@ -40,7 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, samples: Path) -> tuple[Pa
     """Return the folder, not to be written to, of cells that are trained, with the plan before and the registry."""
     out = tmp_path_factory.mktemp("trained")
     planned, registry = plan(out, "attn_topk", str(samples / "raises.py"))
-    runs.execute(planned, registry, out, "cpu", 0)
+    execute(planned, registry, out)
     return out, planned, registry
 
 
@@ -150,13 +150,13 @@ def test_weights_of_another_version_of_the_strategy_are_not_shown(samples: Path,
     text = (samples / "good.py").read_text()
     file.write_text(text)
     small: Any = {"tasks": ("composite:epochs=1,test=4,pretrain_epochs=0",), "n_train": (4,)}
-    runs.execute((shown := plan(out, str(file), **small))[0], shown[1], out, "cpu", 0)
+    execute((shown := plan(out, str(file), **small))[0], shown[1], out, "cpu", 0)
     file.write_text(text.replace("(1 if self.largest else -1)", "-(1 if self.largest else -1)"))
     registry = Registry()
     request = Request(suite="quick-scratch", plugins=(str(file),), model=VIT, seeds=1, **small)
     again = planner.plan(request, planner.Files(), registry, out, "missing")
     assert [job.label for job in again.todo] == ["norm"]
-    runs.execute(again, registry, out, "cpu", 0)
+    execute(again, registry, out)
     assert [job.label for job in plan(out, str(file), **small)[0].todo] == ["norm"]
 
 
@@ -183,7 +183,7 @@ def test_what_a_strategy_is_taught_by_is_shown_if_it_was_asked_for(tmp_path: Pat
         assert all(job.keep_weights for job in planned.jobs) and [job.cell.id for job in planned.todo] == [
             job.cell.id for job in (planned.jobs if alone else rest[1:])
         ]
-        runs.execute(planned, registry, tmp_path, "cpu", 0)
+        execute(planned, registry, tmp_path)
         seen = look(planned.jobs, store.read(tmp_path), registry, Context(tmp_path, "cpu", {}), 2)
         assert [shown.label for shown in seen.shown] == [job.label for job in planned.jobs if job.asked]
         assert not any(shown.why for shown in seen.shown) and len(seen.shown) == (1 if alone else 5)

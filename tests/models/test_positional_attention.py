@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fusing import FUSING
+from running import inline
 from torch.utils.flop_counter import FlopCounterMode
 from vits import BLOCKS, B, N, any_tokens, begin, close
 
-from sparsebench import runner
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.selection import neighbour_agreement
 from sparsebench.models.deep import DeepViT
@@ -212,7 +212,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
         jobs = expand(Request(plugins=(plugin,), tasks=(task,), n_train=(n_train,), seeds=1, model=model), Registry())
         name = plugin.partition(":")[0]
         jobs = [job for job in jobs if job.keep_weights or job.cell.strategy.name == name]
-        return list(runner.inline(jobs, Registry(), out, "cpu", {}))[-1]
+        return list(inline(jobs, Registry(), out))[-1]
 
     return measure
 

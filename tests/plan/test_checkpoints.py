@@ -11,6 +11,7 @@ import timm
 import torch
 from click.testing import CliRunner
 from PIL import Image
+from running import execute
 from safetensors.torch import save_file
 
 import sparsebench
@@ -23,7 +24,6 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
 from sparsebench.records.record import Record, numbers_of
 from sparsebench.records.store import merge
-from sparsebench.runner import run as runs
 from sparsebench.tasks.folder import read_cropped
 
 ARCH, SIDE, CLASSES, EACH = "test_vit", 32, ("a", "b", "c"), 8
@@ -87,7 +87,7 @@ def planned(out: Path, files: planner.Files, task: str = "folder", **options: An
 
 def executed(out: Path, files: planner.Files, task: str = "folder") -> dict[str, Record]:
     """Return the records of the dense network by the names of its weights."""
-    runs.execute(planned(out, files, task), Registry(), out, "cpu", 0)
+    execute(planned(out, files, task), Registry(), out)
     every = [record for record in store.read(out).values() if record.cell.strategy.name == "dense"]
     return {str(record.cell.model.params["weights"]): record for record in every}
 
@@ -413,7 +413,7 @@ def test_a_file_that_is_written_over_while_cells_run_is_not_taken_for_the_first(
     path = saved(tmp_path / "last.pth", network(1).state_dict())
     plan = planned(tmp_path / "out", given(pictures, path))
     saved(path, network(2).state_dict())
-    runs.execute(plan, Registry(), tmp_path / "out", "cpu", 0)
+    execute(plan, Registry(), tmp_path / "out")
     (record, *_) = store.read(tmp_path / "out").values()
     assert record.status == "failed" and record.failure is not None
     assert "last.pth was changed while the run was under way" in record.failure.reason

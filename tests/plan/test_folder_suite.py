@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from running import execute
 from safetensors.torch import load_file, save_file
 
 from sparsebench.deploy.compare import compare
@@ -23,7 +24,6 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
 from sparsebench.records.table import row_of
-from sparsebench.runner import run as runs
 from sparsebench.runner.prepare import Context, prepare
 from sparsebench.tasks.folder import Folder, read_cropped
 
@@ -63,7 +63,7 @@ def planned(out: Path, files: planner.Files, **options: Any) -> planner.Plan:
 
 def executed(out: Path, files: planner.Files, **options: Any) -> dict[str, Record]:
     """Return the records of a run, by strategy."""
-    runs.execute(planned(out, files, **options), Registry(), out, "cpu", 0)
+    execute(planned(out, files, **options), Registry(), out)
     return {record.cell.strategy.name: record for record in store.read(out).values()}
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from measured import COMPOSITE, VIT, Measure, reason, value
+from running import inline
 from safetensors.torch import load_file, save, save_file
 
-from sparsebench import runner
 from sparsebench.plan.job import Job
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
@@ -23,7 +23,7 @@ def pretrained(job_of: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     out = tmp_path_factory.mktemp("pretrained")
     task = "composite:epochs=1,test=40,pretrain_epochs=1,pretrain_samples=80"
     first, job = job_of("random", task, n_train=40, model=VIT)
-    start, record = runner.inline([first, job], Registry(), out, "cpu", {})
+    start, record = inline([first, job], Registry(), out)
     assert start.status == record.status == "ok" and start.cell_id == first.cell.id
     assert start.notes["weights"] == record.notes["initial_weights"]
     return out, job, record
@@ -37,7 +37,7 @@ def changed(pretrained: tuple[Path, Job, Record], tmp_path: Path, chosen: Callab
     state = load_file(store.weights_path(out, job.after))
     assert any(map(chosen, state))
     save_file({name: w + 0.5 if chosen(name) else w for name, w in state.items()}, path)
-    (record,) = runner.inline([job], Registry(), tmp_path, "cpu", {})
+    (record,) = inline([job], Registry(), tmp_path)
     return record
 
 
@@ -60,7 +60,7 @@ def test_a_start_from_initial_weights_is_not_a_start_at_random(
 
 
 def test_a_cell_without_its_initial_weights_is_skipped(pretrained: tuple[Path, Job, Record], tmp_path: Path) -> None:
-    (record,) = runner.inline([pretrained[1]], Registry(), tmp_path, "cpu", {})
+    (record,) = inline([pretrained[1]], Registry(), tmp_path)
     assert record.status == "skipped" and pretrained[1].after in reason(record)
 
 
@@ -69,7 +69,7 @@ def in_place_of_weights(pretrained: tuple[Path, Job, Record], tmp_path: Path, co
     path = store.weights_path(tmp_path, pretrained[1].after)
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
-    (record,) = runner.inline([pretrained[1]], Registry(), tmp_path, "cpu", {})
+    (record,) = inline([pretrained[1]], Registry(), tmp_path)
     assert record.failure is not None and record.failure.kind == "NotReadyError" and record.failure.traceback == ""
     return record
 

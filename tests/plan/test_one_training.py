@@ -6,9 +6,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 from measured import VIT, reason
+from running import inline
 from safetensors.torch import load_file, save_file
 
-from sparsebench import runner
 from sparsebench.cli import main
 from sparsebench.deploy.trained import trained_cell
 from sparsebench.plan.expand import expand
@@ -42,7 +42,7 @@ def jobs_of(where: str = "test", **options) -> list[Job]:
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Job], dict[str, Record]]:
     """Return the folder, the jobs and the records, by label, of three strategies on one network."""
     out, jobs = tmp_path_factory.mktemp("one"), jobs_of()
-    return out, jobs, {record.label: record for record in runner.inline(jobs, Registry(), out, "cpu", {})}
+    return out, jobs, {record.label: record for record in inline(jobs, Registry(), out)}
 
 
 def same(one: Record, other: Record) -> bool:
@@ -69,7 +69,7 @@ def test_a_record_is_that_of_a_network_of_its_own_to_the_bit(run, tmp_path: Path
     _, jobs, records = run
     first, job = jobs[0], next(job for job in jobs if job.label == name)
     own = job.model_copy(update={"network": "", "after": first.cell.id})
-    *_, record = runner.inline([first, own], Registry(), tmp_path, "cpu", {})
+    *_, record = inline([first, own], Registry(), tmp_path)
     assert record.cell_id == records[name].cell_id and same(record, records[name])
 
 
@@ -105,7 +105,7 @@ def test_weights_that_say_nothing_of_their_training_are_a_clear_failure(run, tmp
     path = store.weights_path(tmp_path, job.network)
     path.parent.mkdir(parents=True)
     save_file(load_file(store.weights_path(out, job.network)), path)
-    (record,) = runner.inline([job], Registry(), tmp_path, "cpu", {})
+    (record,) = inline([job], Registry(), tmp_path)
     assert record.status == "failed" and "say nothing of their training" in reason(record)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from measured import TINY
+from running import inline
 
 import sparsebench
 from sparsebench.cli.run import run as command
@@ -13,7 +14,6 @@ from sparsebench.errors import UserError
 from sparsebench.plan.expand import expand
 from sparsebench.plan.request import OPTIONS, Files, How, Request, values_of
 from sparsebench.plugin.registry import Registry
-from sparsebench.runner import inline
 from sparsebench.runner.prepare import Prepared
 
 NAMES = [name for options in OPTIONS.values() for name in options]
@@ -58,5 +58,5 @@ def test_data_with_more_items_than_a_record_holds_cost_no_training(
     (job,) = job_of("dense", n_train=4)
     monkeypatch.setattr("sparsebench.tasks.base.MOST_ITEMS", 19)
     monkeypatch.setattr(Prepared, "order", property(lambda _: pytest.fail("it was trained")))
-    (record,) = inline([job], Registry(), tmp_path, "cpu", {})
+    (record,) = inline([job], Registry(), tmp_path)
     assert record.failure is not None and "test items; got 20; allowed: at most 19" in record.failure.reason

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from measured import TINY, what_was_measured
+from running import execute
 
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
@@ -13,7 +14,6 @@ from sparsebench.plan.plan import Shard
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.runner import run as runs
 
 SMALL = Request(suite=TINY, n_train=(4, 8), seeds=2)
 STARTED = Request(
@@ -27,7 +27,7 @@ def plan(request: Request, out: Path, shard: Shard | None = None) -> planner.Pla
 
 
 def run(request: Request, out: Path, shard: Shard | None = None) -> None:
-    runs.execute(plan(request, out, shard), Registry(), out, "cpu", 0)
+    execute(plan(request, out, shard), Registry(), out)
 
 
 def by_cell(out: Path) -> dict[str, dict[str, Any]]:

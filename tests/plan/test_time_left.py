@@ -164,8 +164,8 @@ def test_a_training_that_says_how_far_it_is_is_known_and_so_are_those_like_it() 
     remaining.begin("another run's", 0.0)
     assert remaining.seconds(1, 5.0) is None and remaining.share(1, 5.0) == 0.0
     remaining.begin(jobs[0].cell.id, 10.0, 0.2)
-    assert remaining.seconds(1, 20.0) == pytest.approx(30.0 + 2 * 50.0)
-    assert remaining.share(1, 20.0) == pytest.approx(20 / 50)
+    assert remaining.seconds(1, 10.0) == pytest.approx(40.0 + 2 * 50.0)
+    assert remaining.share(1, 10.0) == pytest.approx(10 / 50)
     remaining.begin(jobs[0].cell.id, 30.0, 0.1)  # begun again
     remaining.begin(jobs[0].cell.id, 40.0, 0.2)
     assert remaining.seconds(3, 40.0) == pytest.approx(50.0)

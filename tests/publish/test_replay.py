@@ -10,6 +10,7 @@ import torch
 from click.testing import CliRunner, Result
 from coded import write_pictures
 from forge import JUDGE, PEEKS, PLUGIN, changed, improve, judged, moved, put, said, sourced
+from running import inline
 from safetensors.torch import save_file
 
 from sparsebench import api
@@ -20,7 +21,6 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.publish.replay import replay
 from sparsebench.publish.submit import submit
 from sparsebench.publish.verify import Verdict, manifest_of, read_records, verify
-from sparsebench.runner import inline
 
 
 def replayed(folder: Path, number: int | None = None, seed: int | None = None) -> Verdict:
@@ -107,7 +107,7 @@ def test_an_installed_strategy_must_be_here(few: Path, tmp_path: Path, origin: d
 
 def test_a_strategy_of_another_kind_than_its_record_says_is_not_run(job_of: Any, tmp_path: Path) -> None:
     (job,) = job_of(str(PLUGIN), n_train=4)
-    (record,) = inline([job.model_copy(update={"kind": "oracle"})], Registry(), tmp_path, "cpu", {})
+    (record,) = inline([job.model_copy(update={"kind": "oracle"})], Registry(), tmp_path)
     assert record.failure is not None and record.failure.reason == "'norm' is deployable here, and oracle in its job"
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from measured import TINY
 from processes import processes_of
+from running import execute, inline
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from sparsebench import api, runner
+from sparsebench import api
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
 from sparsebench.plan.job import Job
@@ -41,7 +42,7 @@ def job(job_of: Any) -> Job:
 
 
 def run(job: Job, out: Path, every: float = OFTEN) -> Record:
-    (record,) = runner.inline([job], Registry(), out, "cpu", {}, every)
+    (record,) = inline([job], Registry(), out, every)
     return record
 
 
@@ -126,7 +127,7 @@ def test_none_is_written_when_none_is_due(tmp_path: Path, job: Job, every: float
 def test_cells_that_are_watched_have_none(tmp_path: Path, job_of: Any) -> None:
     watched = job_of("random", "composite:epochs=1,test=20,pretrain_epochs=0,watch=2", n_train=20,
                      model=VIT + ",attention=positional")  # fmt: skip
-    records = list(runner.inline(watched, Registry(), tmp_path, "cpu", {}, OFTEN))
+    records = list(inline(watched, Registry(), tmp_path, OFTEN))
     assert {record.status for record in records} == {"ok"} and not (tmp_path / "checkpoints").exists()
 
 
@@ -169,7 +170,7 @@ def test_a_run_removes_checkpoints_of_what_is_finished_or_starts_anew(
                     queue.done(job)
 
     monkeypatch.setattr(runs, "engine_of", lambda *_: Looks())
-    runs.execute(planner.plan(request, planner.Files(), registry, tmp_path, rerun), registry, tmp_path, "cpu", 0)
+    execute(planner.plan(request, planner.Files(), registry, tmp_path, rerun), registry, tmp_path)
     assert there == [[other] if goes else sorted([path, path.with_name(f".{path.name}.123.part"), other])]
 
 
@@ -232,7 +233,7 @@ def test_a_run_killed_in_the_middle_of_a_cell_goes_on_there(tmp_path: Path) -> N
     request = Request(suite="quick-scratch", tasks=(LONG,), model=VIT, n_train=(100,), seeds=1)
     plan = planner.plan(request, planner.Files(), Registry(), tmp_path, "missing")
     new: list[Record] = []
-    runs.execute(plan, Registry(), tmp_path, "cpu", 0, new.append)
+    execute(plan, Registry(), tmp_path, 0, new.append)
     (resumed,) = (record for record in new if "resumed" in record.notes)
     assert resumed.notes["resumed"] == "1" and list((tmp_path / "checkpoints").iterdir()) == []
     (job,) = (job for job in plan.todo if job.cell.id == resumed.cell_id)

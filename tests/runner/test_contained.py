@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from measured import TINY
 from processes import processes_of
+from running import inline, local
 
-from sparsebench import runner
 from sparsebench.plan.expand import expand
 from sparsebench.plan.job import Job
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
+from sparsebench.runner.engines import Limits
 from sparsebench.runner.prepare import Context
 from sparsebench.runner.run_cell import run_cell
 
@@ -43,7 +44,7 @@ def sparsebench_strategies():
 HANGS = "clings"
 SECONDS = 20.0
 """What the cell that hangs may take: on a slow machine it has begun to hang by then."""
-LIMITS = runner.Limits(memory=int(1.25 * 2**30))
+LIMITS = Limits(memory=int(1.25 * 2**30))
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +57,9 @@ def run(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[s
     jobs = expand(request, Registry())
     records, hangs = list[Record](), [job for job in jobs if job.label == HANGS]
     brief = replace(LIMITS, timeout=SECONDS)
-    beside = threading.Thread(
-        target=lambda: records.extend(runner.local(hangs, 1, out / "hangs", "cpu", {}, limits=brief))
-    )
+    beside = threading.Thread(target=lambda: records.extend(local(hangs, 1, out / "hangs", limits=brief)))
     beside.start()
-    records += runner.local([job for job in jobs if job.label != HANGS], 1, out, "cpu", {}, limits=LIMITS)
+    records += local([job for job in jobs if job.label != HANGS], 1, out, limits=LIMITS)
     beside.join()
     assert len(records) == len(plugins) + len(GOOD)
     return {record.label: record for record in records}, out
@@ -77,7 +76,7 @@ def test_each_cell_has_one_record_and_the_good_ones_are_as_ever(run: tuple[dict[
     assert set(records) == {*BAD, "leaves", *GOOD}
     jobs = expand(Request(suite=TINY, n_train=(4,), seeds=1), Registry())
     own = {"started", "seconds", "memory"}
-    for record in runner.inline(jobs, Registry(), out / "alone", "cpu", {}):
+    for record in inline(jobs, Registry(), out / "alone"):
         assert records[record.label].model_dump(exclude=own) == record.model_dump(exclude=own)
 
 

@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 from measured import TINY, what_was_measured
 from processes import workers_of
+from running import inline
 from sparsebench_dask import cluster as clusters
 from waiting import soon
 
-from sparsebench import runner
 from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.plan.expand import expand
@@ -25,6 +25,7 @@ from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
+from sparsebench.runner.engines import Limits, Setting, Stop
 from sparsebench.runner.queue import Queue
 
 distributed = pytest.importorskip("distributed")
@@ -44,11 +45,11 @@ def records_of(
     cluster: clusters.Cluster,
     jobs: list[Job],
     out: Path,
-    limits: runner.Limits | None = None,
-    stop: runner.Stop | None = None,
+    limits: Limits | None = None,
+    stop: Stop | None = None,
     on_begin: Any = lambda cells: None,
 ) -> Iterator[Record]:
-    setting = runner.Setting(out=out, device="cpu", limits=limits or runner.Limits())
+    setting = Setting(out=out, device="cpu", limits=limits or Limits())
     queue = Queue(jobs, 1)
     if stop is not None:
         stop.tell(queue.close)
@@ -78,7 +79,7 @@ def cluster(dask: Any) -> Iterator[clusters.Cluster]:
 @pytest.mark.slow
 def test_the_workers_give_what_this_process_gives(tmp_path: Path, samples: Path, cluster: clusters.Cluster) -> None:
     jobs = jobs_of(str(samples / "good.py"), n_train=(4,))
-    here = by_cell(runner.inline(jobs, Registry(), tmp_path / "here", "cpu", {}))
+    here = by_cell(inline(jobs, Registry(), tmp_path / "here"))
     begun: list[str] = []
     there = by_cell(records_of(cluster, jobs, tmp_path / "there", on_begin=begun.extend))
     assert there == here and {record["status"] for record in here.values()} == {"ok"}
@@ -158,7 +159,7 @@ def test_cells_that_start_from_others_find_their_weights(tmp_path: Path, cluster
 
 @pytest.mark.slow
 def test_the_first_interrupt_finishes_what_is_under_way(tmp_path: Path, cluster: clusters.Cluster) -> None:
-    stop, jobs, found = runner.Stop(), jobs_of(task=LONG, seeds=10), []
+    stop, jobs, found = Stop(), jobs_of(task=LONG, seeds=10), []
     for record in records_of(cluster, jobs, tmp_path, stop=stop):
         found.append(record)
         assert len(cluster.client.futures) <= clusters.LEAST < len(jobs)

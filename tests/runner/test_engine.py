@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from measured import TINY, what_was_measured
 from processes import workers_of
+from running import inline, local
 from waiting import soon
 
-from sparsebench import runner
 from sparsebench.errors import UserError
 from sparsebench.plan.expand import expand
 from sparsebench.plan.job import Job
@@ -104,11 +104,7 @@ def jobs() -> list[Job]:
 def alone(jobs: list[Job], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Return what is measured in this process, each job in a run of its own."""
     out = tmp_path_factory.mktemp("alone")
-    return {
-        job.cell.id: what_was_measured(record)
-        for job in jobs
-        for record in runner.inline([job], Registry(), out, "cpu", {})
-    }
+    return {job.cell.id: what_was_measured(record) for job in jobs for record in inline([job], Registry(), out)}
 
 
 def test_every_cell_of_the_comparison_has_a_result(alone: dict[str, dict[str, Any]], jobs: list[Job]) -> None:
@@ -119,13 +115,13 @@ def test_every_cell_of_the_comparison_has_a_result(alone: dict[str, dict[str, An
 def test_a_batch_of_cells_gives_what_each_gives_alone(
     tmp_path: Path, jobs: list[Job], alone: dict[str, dict[str, Any]]
 ) -> None:
-    assert by_cell(runner.inline(jobs[::-1], Registry(), tmp_path, "cpu", {})) == alone
+    assert by_cell(inline(jobs[::-1], Registry(), tmp_path)) == alone
 
 
 def test_two_worker_processes_give_what_this_process_gives(
     tmp_path: Path, jobs: list[Job], alone: dict[str, dict[str, Any]]
 ) -> None:
-    assert by_cell(runner.local(jobs, 2, tmp_path, "cpu", {})) == alone
+    assert by_cell(local(jobs, 2, tmp_path)) == alone
     assert "no more cells" not in logs_of(tmp_path)
 
 
@@ -137,7 +133,7 @@ def test_the_threads_of_the_caller_do_not_matter(
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        assert by_cell(runner.inline(jobs[:4], Registry(), tmp_path, "cpu", {})).items() <= alone.items()
+        assert by_cell(inline(jobs[:4], Registry(), tmp_path)).items() <= alone.items()
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -151,8 +147,8 @@ def test_a_cell_that_starts_from_another_gives_the_same_in_workers(tmp_path: Pat
         Registry(),
     )
     assert sum(bool(job.after) for job in jobs) == 4
-    here = by_cell(runner.inline(jobs, Registry(), tmp_path / "here", "cpu", {}))
-    there = by_cell(runner.local(jobs[::-1], 2, tmp_path / "there", "cpu", {}))
+    here = by_cell(inline(jobs, Registry(), tmp_path / "here"))
+    there = by_cell(local(jobs[::-1], 2, tmp_path / "there"))
     assert {record["status"] for record in here.values()} == {"ok"}
     assert here == there
 
@@ -163,7 +159,7 @@ def ended(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict
     out = tmp_path_factory.mktemp("ended")
     plugins = [str(samples / f"{name}.py") for name in ("segfaults", "leaves", "prints")]
     found: dict[str, list[Record]] = {}
-    for record in runner.local(jobs_of(*plugins, n_train=(4,)), 1, out, "cpu", {}):
+    for record in local(jobs_of(*plugins, n_train=(4,)), 1, out):
         found.setdefault(record.label, []).append(record)
     return found, out
 
@@ -213,7 +209,7 @@ def test_a_cell_that_ends_its_process_costs_no_cell_that_went_with_it(
     monkeypatch.setattr(engines, "most_together", lambda device: 100)
     jobs = jobs_of(str(samples / "segfaults.py"), n_train=(4,))
     assert len(jobs) == 5
-    together = {record.label: record for record in runner.local(jobs, 1, tmp_path, "cpu", {})}
+    together = {record.label: record for record in local(jobs, 1, tmp_path)}
     assert together.pop("segfaults").status == "crashed"
     for name, record in together.items():
         assert what_was_measured(record) == what_was_measured(ended[0][name][0])
@@ -225,7 +221,7 @@ def test_workers_are_gone_when_the_last_record_is_there(ended: tuple[dict[str, l
 
 
 def test_leaving_a_run_in_the_middle_ends_its_workers(tmp_path: Path) -> None:
-    records = runner.local(jobs_of(seeds=50), 1, tmp_path, "cpu", {})
+    records = local(jobs_of(seeds=50), 1, tmp_path)
     next(records)
     assert workers_of(tmp_path)
     records.close()
@@ -234,7 +230,7 @@ def test_leaving_a_run_in_the_middle_ends_its_workers(tmp_path: Path) -> None:
 
 def test_a_strategy_that_leaves_does_not_end_a_run_in_this_process(samples: Path, tmp_path: Path) -> None:
     jobs = jobs_of(str(samples / "leaves.py"), n_train=(4,))
-    status = {r.label: r.status for r in runner.inline(jobs, Registry(), tmp_path, "cpu", {})}
+    status = {r.label: r.status for r in inline(jobs, Registry(), tmp_path)}
     assert status["leaves"] == "failed" and len(status) == 5
 
 
@@ -247,11 +243,11 @@ def test_workers_know_the_tasks_that_plugin_files_bring(samples: Path, tmp_path:
         n_train=(4,),
         seeds=1,
     )
-    records = list(runner.local(expand(request, Registry()), 2, tmp_path, "cpu", {}))
+    records = list(local(expand(request, Registry()), 2, tmp_path))
     assert [record.status for record in records] == ["ok"] * 4
 
 
 def test_workers_that_do_not_start_end_the_run_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(UserError, match=r"workers in a row did not start; .*worker-0.log"):
-        list(runner.local([a_job(0)], 1, tmp_path, "cpu", {}))
+        list(local([a_job(0)], 1, tmp_path))

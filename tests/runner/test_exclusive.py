@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from running import inline, local
 
-from sparsebench import runner
 from sparsebench.cli import main
 from sparsebench.plan.expand import expand
 from sparsebench.plan.job import Job
@@ -21,7 +21,8 @@ from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
-from sparsebench.runner.limits import ALONE, BESIDE, turn
+from sparsebench.runner.devices import ALONE, BESIDE, turn
+from sparsebench.runner.engines import Limits
 
 TIMED = "composite:epochs=1,test=20,pretrain_epochs=0"
 SMALL = "vit:dim=16,depth=2,heads=2"
@@ -75,9 +76,9 @@ def test_two_runs_on_one_machine_take_turns(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_workers_of_one_run_take_turns_and_measure_the_same(tmp_path: Path) -> None:
-    jobs, limits = jobs_of(), runner.Limits(exclusive=True)
-    beside = list(runner.inline(jobs, Registry(), tmp_path / "beside", "cpu", {}))
-    alone = list(runner.local(jobs, 2, tmp_path / "alone", "cpu", {}, limits=limits))
+    jobs, limits = jobs_of(), Limits(exclusive=True)
+    beside = list(inline(jobs, Registry(), tmp_path / "beside"))
+    alone = list(local(jobs, 2, tmp_path / "alone", limits=limits))
     assert min(gaps(alone)) > -0.002
     assert {record.notes["timed"] for record in alone} == {ALONE[True]}
     assert {record.notes["timed"] for record in beside} == {BESIDE}
@@ -91,12 +92,10 @@ def test_workers_of_one_run_take_turns_and_measure_the_same(tmp_path: Path) -> N
 @pytest.mark.parametrize(("waits", "timeout"), [(5.0, 600.0), (35.0, 30.0)])
 def test_waiting_is_none_of_a_cells_seconds(tmp_path: Path, waits: float, timeout: float) -> None:
     jobs = jobs_of("composite:epochs=1,test=10,pretrain_epochs=0")
-    limits = runner.Limits(timeout=timeout, exclusive=True)
+    limits = Limits(timeout=timeout, exclusive=True)
     records: list[Record] = []
     with turn("cpu"):
-        thread = threading.Thread(
-            target=lambda: records.extend(runner.local(jobs, 1, tmp_path, "cpu", {}, limits=limits))
-        )
+        thread = threading.Thread(target=lambda: records.extend(local(jobs, 1, tmp_path, limits=limits)))
         thread.start()
         log = tmp_path / "logs" / "worker-0.log"
         while not log.exists():
@@ -112,9 +111,7 @@ def test_waiting_is_none_of_a_cells_seconds(tmp_path: Path, waits: float, timeou
 
 def test_this_process_waits_for_its_turn_too(tmp_path: Path) -> None:
     jobs, records = jobs_of("composite:epochs=1,test=10,pretrain_epochs=0"), list[Record]()
-    thread = threading.Thread(
-        target=lambda: records.extend(runner.inline(jobs, Registry(), tmp_path, "cpu", {}, exclusive=True))
-    )
+    thread = threading.Thread(target=lambda: records.extend(inline(jobs, Registry(), tmp_path, exclusive=True)))
     with turn("cpu"):
         thread.start()
         thread.join(1.0)

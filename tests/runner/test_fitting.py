@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from running import inline, local
 from safetensors.torch import load_file, save_file
 
-from sparsebench import runner
 from sparsebench.deploy.trained import trained_cell
 from sparsebench.models.actor import LEARNED
 from sparsebench.plan.job import Job
@@ -15,6 +15,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
 from sparsebench.runner import fitting
+from sparsebench.runner.engines import Limits
 from sparsebench.runner.prepare import Context, prepare
 
 TASK = "composite:epochs=1,test=20,pretrain_epochs=0,batch=10"
@@ -61,7 +62,7 @@ def jobs_of(job_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def run(jobs: list[Job], out: Path) -> Record:
-    return list(runner.inline(jobs, Registry(), out, "cpu", {}))[-1]
+    return list(inline(jobs, Registry(), out))[-1]
 
 
 def same(a: Record, b: Record) -> bool:
@@ -151,7 +152,7 @@ def test_where_there_are_fewer_images_it_sees_them_all(jobs_of: Any, tmp_path: P
 def test_its_mistakes_cost_its_own_cell(jobs_of: Any, tmp_path: Path, fit: str, labels: bool, says: str) -> None:
     *starts, bad = jobs_of(fit, name="bad", labels=labels)
     good = jobs_of()[-1]
-    *_, record, other = runner.inline([*starts, bad, good], Registry(), tmp_path, "cpu", {})
+    *_, record, other = inline([*starts, bad, good], Registry(), tmp_path)
     assert (record.status, other.status) == ("failed", "ok") and record.failure is not None
     assert says in record.failure.reason and record.failure.kind == "UserError" and not record.failure.traceback
     assert len(list((tmp_path / "fits").iterdir())) == 1
@@ -201,7 +202,7 @@ def test_with_the_training_it_learns_from_the_network_that_it_begins_with(jobs_o
     assert "belongs to the tracks frozen and tuned" in record.failure.reason
     cell = from_new.cell.model_copy(update={"init": dense.cell})
     tuned = from_new.model_copy(update={"cell": cell, "after": dense.cell.id, "keep_weights": True})
-    records = list(runner.inline([*starts, tested, tuned], Registry(), tmp_path, "cpu", {}))
+    records = list(inline([*starts, tested, tuned], Registry(), tmp_path))
     assert [one.status for one in records] == ["ok"] * len(records), records[-1].failure
     first, second = load_file(store.weights_path(tmp_path, dense.cell.id)), store.weights_path(tmp_path, cell.id)
     trained, (learned,) = load_file(second), (load_file(path) for path in (tmp_path / "fits").iterdir())
@@ -224,8 +225,8 @@ def test_a_fit_that_hangs_is_ended_by_the_cells_time_limit(jobs_of: Any, tmp_pat
     *starts, hangs = jobs_of("import time; time.sleep(600)", name="hangs")
     good = jobs_of()[-1]
     run(starts, tmp_path)
-    limits = runner.Limits(timeout=20.0)
-    records = runner.local([hangs, good], 1, tmp_path, "cpu", {}, limits=limits)
+    limits = Limits(timeout=20.0)
+    records = local([hangs, good], 1, tmp_path, limits=limits)
     by_label = {record.label: record for record in records}
     failure = by_label["hangs"].failure
     assert by_label["hangs"].status == "timeout" and failure is not None and "--timeout 20" in failure.reason

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from measured import TINY
+from running import inline, local
 from test_engine import by_cell
 
-from sparsebench import runner
 from sparsebench.plan.expand import expand
 from sparsebench.plan.job import Job
 from sparsebench.plan.request import Request
@@ -71,7 +71,7 @@ def jobs() -> list[Job]:
 def alone(jobs: Sequence[Job], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Return what is measured of each job in a run of its own, for which all is drawn."""
     out = tmp_path_factory.mktemp("alone")
-    return {k: v for job in jobs for k, v in by_cell(runner.inline([job], Registry(), out, "cpu", {})).items()}
+    return {k: v for job in jobs for k, v in by_cell(inline([job], Registry(), out)).items()}
 
 
 def test_all_strategies_of_a_task_size_and_repetition_have_one_draw() -> None:
@@ -113,9 +113,9 @@ def test_records_are_those_of_cells_that_draw_for_themselves(
     tmp_path: Path, jobs: list[Job], alone: dict[str, dict[str, Any]], workers: int
 ) -> None:
     if workers:
-        assert by_cell(runner.local(jobs, workers, tmp_path, "cpu", {})) == alone
+        assert by_cell(local(jobs, workers, tmp_path)) == alone
     else:
-        assert by_cell(runner.inline(jobs, Registry(), tmp_path, "cpu", {})) == alone
+        assert by_cell(inline(jobs, Registry(), tmp_path)) == alone
 
 
 def test_what_a_strategy_does_to_its_data_stays_with_it(tmp_path: Path) -> None:
@@ -123,9 +123,9 @@ def test_what_a_strategy_does_to_its_data_stays_with_it(tmp_path: Path) -> None:
     file.write_text(SPOILS)
     jobs = jobs_of(plugins=(str(file),), seeds=1, n_train=(4,))
     assert jobs[0].label == "spoils"
-    together = by_cell(runner.inline(jobs, Registry(), tmp_path / "together", "cpu", {}))
+    together = by_cell(inline(jobs, Registry(), tmp_path / "together"))
     for job in jobs:
-        assert by_cell(runner.inline([job], Registry(), tmp_path / "alone", "cpu", {})).items() <= together.items()
+        assert by_cell(inline([job], Registry(), tmp_path / "alone")).items() <= together.items()
 
 
 class Counted(Composite):

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 from measured import COMPOSITE, TINY
+from running import local
 
-from sparsebench import runner, seeds
+from sparsebench import seeds
 from sparsebench.plan.expand import expand
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
@@ -80,7 +81,7 @@ def records_of(kinds: dict[str, tuple[str, str]], samples: Path, out: Path) -> d
         patch.setattr(torch.nn.GELU, "forward", torch.nn.GELU.forward)
         patch.setattr(seeds, "seed_of", seeds.seed_of)
         jobs = sorted(expand(request, Registry()), key=lambda job: job.label in HONEST)
-    return {record.label: record for record in runner.local(jobs, 1, out, "cpu", {})}
+    return {record.label: record for record in local(jobs, 1, out)}
 
 
 def check(kinds: dict[str, tuple[str, str]], samples: Path, out: Path) -> None:

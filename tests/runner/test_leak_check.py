@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from measured import what_was_measured
+from running import inline
 
-from sparsebench import runner
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.training import evaluate, leak_check, steps
@@ -77,7 +77,7 @@ def record_of(job_of: Any, tmp_path: Path, source: str, **options: Any) -> Recor
     path.write_text(source)
     jobs = job_of(str(path), n_train=4, **options)
     gc.collect()  # samples of cells before are not to be found
-    return list(runner.inline(jobs, Registry(), tmp_path / "out", "cpu", {}))[-1]
+    return list(inline(jobs, Registry(), tmp_path / "out"))[-1]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -108,7 +108,7 @@ def test_oracles_and_honest_strategies_are_as_ever(
     job_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plugin: str
 ) -> None:
     def run() -> dict[str, Any]:
-        (record,) = runner.inline(job_of(plugin, n_train=4), Registry(), tmp_path, "cpu", {})
+        (record,) = inline(job_of(plugin, n_train=4), Registry(), tmp_path)
         assert record.status == "ok"
         return what_was_measured(record)
 
@@ -128,7 +128,7 @@ def test_a_run_looks_once_at_each_strategy_and_again_at_one_that_cheated(
     def run(plugin: str) -> list[str]:
         jobs = [job_of(plugin, n_train=4, repetition=repetition)[-1] for repetition in (0, 1)]
         asked.clear()
-        return [record.status for record in runner.inline(jobs, Registry(), tmp_path / "out", "cpu", {})]
+        return [record.status for record in inline(jobs, Registry(), tmp_path / "out")]
 
     assert run("attn_topk") == ["ok", "ok"] and asked == ["attn_topk"]
     (tmp_path / "leak.py").write_text(PLUGIN.replace("{how}", WAYS["frames"]))

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from measured import TINY, what_was_measured
 
-from sparsebench import runner
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
 from sparsebench.plan.request import Request
@@ -15,6 +14,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
+from sparsebench.runner.engines import Engine, InProcess, Processes, Setting
 from sparsebench.runner.observers import Observers
 from sparsebench.runner.prepare import Context
 from sparsebench.runner.queue import Queue
@@ -31,7 +31,7 @@ class Sequential:
     def records(
         self,
         queue: Queue,
-        setting: runner.Setting,
+        setting: Setting,
         on_begin: Callable[[Sequence[str]], None],
     ) -> Iterator[Record]:
         context = Context(setting.out, setting.device, setting.locations, setting.checkpoint)
@@ -48,8 +48,8 @@ def planned(out: Path) -> planner.Plan:
     return planner.plan(request, planner.Files(), Registry(), out, "missing")
 
 
-def collect(out: Path, made: runner.Engine, **callbacks: Any) -> None:
-    setting = runner.Setting(out=out, device="cpu")
+def collect(out: Path, made: Engine, **callbacks: Any) -> None:
+    setting = Setting(out=out, device="cpu")
     runs.collect(planned(out), made, setting, 1, runs.Callbacks(**callbacks), Observers(Registry()))
 
 
@@ -63,7 +63,7 @@ PICTURES = "composite:pretrain_epochs=0,epochs=6,test=4"
 def test_any_engine_can_run_cells(tmp_path: Path) -> None:
     new: list[Record] = []
     collect(tmp_path / "own", Sequential(), on_record=new.append)
-    collect(tmp_path / "here", runner.InProcess(Registry()))
+    collect(tmp_path / "here", InProcess(Registry()))
     assert len(new) == 4 and measured(tmp_path / "own") == measured(tmp_path / "here")
     assert planned(tmp_path / "own").todo == []
 
@@ -119,8 +119,8 @@ def test_an_engine_says_which_share_of_a_training_is_done(workers: int, tmp_path
     def on_begin(cells: Sequence[str], share: float = 0.0, /) -> None:
         said.append((cells, share))
 
-    made = runner.Processes(1) if workers else runner.InProcess(registry)
-    setting = runner.Setting(out=tmp_path / "out", device="cpu")
+    made = Processes(1) if workers else InProcess(registry)
+    setting = Setting(out=tmp_path / "out", device="cpu")
     (record,) = made.records(Queue(jobs, 1), setting, on_begin)
     assert record.status == "ok", record.failure
     shares = [share for cells, share in said if list(cells) == [record.cell_id]]

@@ -15,6 +15,7 @@ import torch
 from measured import TINY
 from PIL import Image
 from processes import processes_of
+from running import execute
 from waiting import soon
 
 from sparsebench import api
@@ -25,7 +26,6 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import files, store
 from sparsebench.records.record import Failure, Record
 from sparsebench.runner import devices
-from sparsebench.runner import run as runs
 
 # About a fifth of a second a cell.
 LONG = "composite:epochs=150"
@@ -52,7 +52,7 @@ def planned(
 def run(out: Path, *plugins: str, registry: Registry | None = None, **options: Any) -> list[Record]:
     """Run in this process what is to do; return the new records."""
     new: list[Record] = []
-    runs.execute(planned(out, *plugins, **options), registry or Registry(), out, "cpu", 0, new.append)
+    execute(planned(out, *plugins, **options), registry or Registry(), out, 0, new.append)
     return new
 
 
@@ -83,7 +83,7 @@ def test_what_was_computed_is_not_computed_again(again: Callable[..., planner.Pl
     plan = again()
     assert plan.todo == [] and len(plan.jobs) == 14
     before = cells_of(done)
-    runs.execute(plan, Registry(), done, "cpu", 0)
+    execute(plan, Registry(), done)
     assert cells_of(done) == before
 
 
@@ -190,7 +190,7 @@ def test_records_are_stored_before_they_are_shown(tmp_path: Path) -> None:
     stored: list[bool] = []
     plan = planned(tmp_path)
     show = lambda record: stored.append(record.cell_id in store.read(tmp_path))  # noqa: E731
-    runs.execute(plan, Registry(), tmp_path, "cpu", 0, show)
+    execute(plan, Registry(), tmp_path, 0, show)
     assert stored == [True] * 8
 
 
@@ -200,7 +200,7 @@ def test_an_interrupted_run_keeps_what_was_done(tmp_path: Path) -> None:
 
     plan = planned(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        runs.execute(plan, Registry(), tmp_path, "cpu", 0, stop)
+        execute(plan, Registry(), tmp_path, 0, stop)
     assert len(store.read(tmp_path)) == 1
     assert len(planned(tmp_path).todo) == len(plan.todo) - 1
 
@@ -212,7 +212,7 @@ def test_a_crashed_cell_keeps_its_checkpoint_to_go_on_from(samples: Path, tmp_pa
     for path in paths.values():
         files.write_whole(path, b"begun")
     new: list[Record] = []
-    runs.execute(plan, Registry(), tmp_path, "cpu", 1, new.append)
+    execute(plan, Registry(), tmp_path, 1, new.append)
     crashed = {record.cell_id for record in new if record.status == "crashed"}
     assert len(crashed) == 1 and {id_ for id_, path in paths.items() if path.exists()} == crashed
 
@@ -232,7 +232,7 @@ def test_what_was_cut_short_keeps_its_checkpoint_and_is_run_again_when_failures_
     writer.close()
     path = store.checkpoint_path(tmp_path, job.cell.id)
     files.write_whole(path, b"begun")
-    runs.execute(planned(tmp_path), Registry(), tmp_path, "cpu", 0)
+    execute(planned(tmp_path), Registry(), tmp_path)
     assert path.exists() == kept
     assert planned(tmp_path, rerun="failed").todo == [job] * again
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from measured import COMPOSITE, VIT, Measure, reason, value, what_was_measured
+from running import inline
 
-from sparsebench import runner
 from sparsebench.measure.cost import Step
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Outcomes, Record, numbers_of
@@ -159,7 +159,7 @@ def test_a_test_of_many_batches_is_timed_by_these_alone(
 ) -> None:
     monkeypatch.setattr("sparsebench.training.evaluate.BATCH", 4)
     monkeypatch.setattr("sparsebench.runner.results.seconds_per_batch", None)  # no other pass is made
-    (record,) = runner.inline(job_of("random", COMPOSITE, n_train=40, model=VIT), Registry(), tmp_path, "cpu", {})
+    (record,) = inline(job_of("random", COMPOSITE, n_train=40, model=VIT), Registry(), tmp_path)
     seconds = record.samples["seconds_per_batch"]
     assert len(seconds) == record.metrics["accuracy"].n // 4 - 1  # without the first
     assert value(record, "images_per_s") == pytest.approx(4 / float(np.median(seconds)), rel=0.01)
@@ -339,7 +339,7 @@ def test_repetitions_differ(measured: Measure, image: Measure) -> None:
 
 def test_the_same_cell_gives_the_same_twice(job_of: Any, tmp_path: Path) -> None:
     jobs = job_of("random", n_train=8) * 2
-    first, again = runner.inline(jobs, Registry(), tmp_path, "cpu", {})
+    first, again = inline(jobs, Registry(), tmp_path)
     assert what_was_measured(first) == what_was_measured(again)
 
 
@@ -349,7 +349,7 @@ def test_the_state_of_the_global_generators_does_not_matter(job_of: Any, tmp_pat
     for seed in (1, 2):
         torch.manual_seed(seed)
         np.random.seed(seed)
-        (record,) = runner.inline([job], Registry(), tmp_path, "cpu", {})
+        (record,) = inline([job], Registry(), tmp_path)
         losses.add(value(record, "train_loss"))
     assert len(losses) == 1
 
@@ -364,13 +364,13 @@ def test_a_plugin_file_that_changed_since_the_run_began_is_not_run(samples: Path
     path = Path(shutil.copy(samples / "good.py", tmp_path / "mine.py"))
     (job,) = job_of(str(path), n_train=8)
     path.write_text(path.read_text().replace("norm(dim=-1)", "sum(dim=-1)"))
-    (record,) = runner.inline([job], Registry(), tmp_path, "cpu", {})
+    (record,) = inline([job], Registry(), tmp_path)
     assert record.status == "failed" and "another revision" in reason(record)
 
 
 def test_pictures_that_are_not_on_this_machine_are_the_reason(job_of: Any, tmp_path: Path) -> None:
     (job,) = job_of("random", COMPOSITE, n_train=40, model=VIT, images="folder-0123456789ab")
-    (record,) = runner.inline([job], Registry(), tmp_path, "cpu", {})
+    (record,) = inline([job], Registry(), tmp_path)
     assert record.status == "failed" and "folder-0123456789ab" in reason(record)
 
 
@@ -379,7 +379,7 @@ def test_a_cell_that_runs_out_of_memory_says_so(samples: Path, job_of: Any, tmp_
     text = (samples / "raises.py").read_text()
     path.write_text(text.replace('"raises"', '"greedy"').replace("ValueError", "MemoryError"))
     (job,) = job_of(str(path), n_train=8)
-    (record,) = runner.inline([job], Registry(), tmp_path, "cpu", {})
+    (record,) = inline([job], Registry(), tmp_path)
     assert record.status == "oom"
 
 
@@ -396,7 +396,7 @@ def test_a_step_that_does_not_fit_the_memory_is_taken_in_parts(samples: Path, jo
     for where, most in ((path, 6), (fits, 20), (tmp_path / "never.py", 0)):
         where.write_text(text.replace(line, refuse.replace("MOST", str(most)) + line))
         (job,) = job_of(str(where), task, n_train=40, model=VIT)
-        found += runner.inline([job], Registry(), tmp_path, "cpu", {})
+        found += inline([job], Registry(), tmp_path)
     parts, whole, never = found
     assert parts.notes["memory"].startswith("batches in 4 parts") and "memory" not in whole.notes
     assert value(parts, "train_loss") == pytest.approx(value(whole, "train_loss"), rel=1e-5)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from running import inline
 from safetensors.torch import load_file
 
-from sparsebench import runner
 from sparsebench.models.actor import LEARNED
 from sparsebench.plan.job import Job
 from sparsebench.plugin.registry import Registry
@@ -26,7 +26,7 @@ Measure = Callable[..., Record]
 
 def run(jobs: list[Job], out: Path, every: float = 0) -> Record:
     for job in jobs:  # one by one, as a run does that keeps what is written
-        (record,) = runner.inline([job], Registry(), out, "cpu", {}, every)
+        (record,) = inline([job], Registry(), out, every)
         assert record.status == "ok", record.failure
     return record
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from measured import TINY
 from processes import processes_in, processes_of, workers_of
+from running import local
 from waiting import soon
 
-from sparsebench import runner
 from sparsebench.plan.job import Job
 from sparsebench.runner.devices import variables
 from sparsebench.runner.process import Server, Worker
@@ -120,7 +120,7 @@ def test_runs_of_a_process_share_a_server_while_their_variables_are_alike(
     (job,) = job_of(str(tmp_path / "where.py"), n_train=4)
 
     def run(name: str) -> list[str]:
-        (record,) = runner.local([job], 1, tmp_path / name, "cpu", {})
+        (record,) = local([job], 1, tmp_path / name)
         assert record.status == "ok", record.failure
         return (tmp_path / name / "logs" / "worker-0.log").read_text().splitlines()[0].split()
 

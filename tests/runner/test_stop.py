@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 from measured import TINY
+from running import execute
 
-from sparsebench import runner
 from sparsebench.plan import plan as planner
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
-from sparsebench.runner import run as runs
+from sparsebench.runner.engines import Stop
 
 
 def plan(out: Path) -> planner.Plan:
@@ -29,7 +29,7 @@ def default_handler() -> Iterator[None]:
 
 def test_the_first_interrupt_asks_and_the_second_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
-    stop = runner.Stop(lambda: heard.append("asked"))
+    stop = Stop(lambda: heard.append("asked"))
     with pytest.raises(KeyboardInterrupt), stop.on_interrupt():
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # at the same moment: the same one
@@ -42,7 +42,7 @@ def test_the_first_interrupt_asks_and_the_second_interrupts(monkeypatch: pytest.
 def test_a_handler_of_the_callers_own_is_left_alone() -> None:
     heard: list[int] = []
     signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
-    stop = runner.Stop()
+    stop = Stop()
     with stop.on_interrupt():
         signal.raise_signal(signal.SIGINT)
     assert heard == [signal.SIGINT] and not stop.asked
@@ -52,7 +52,7 @@ def test_in_another_thread_interrupts_are_left_alone() -> None:
     seen: list[bool] = []
 
     def enter() -> None:
-        with runner.Stop().on_interrupt():
+        with Stop().on_interrupt():
             seen.append(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
 
     thread = threading.Thread(target=enter)
@@ -72,7 +72,7 @@ def test_after_the_first_ctrl_c_the_cells_under_way_are_done_and_no_others(tmp_p
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        runs.execute(plan(tmp_path), Registry(), tmp_path, "cpu", workers, once, on_stop=lambda: asked.append(len(new)))
+        execute(plan(tmp_path), Registry(), tmp_path, workers, once, on_stop=lambda: asked.append(len(new)))
     assert asked == [1] and 1 <= len(new) < 80  # more than one where a slow machine hears of it late
     assert len(store.read(tmp_path)) == len(new) and {record.status for record in new} == {"ok"}
     assert len(plan(tmp_path).todo) == 80 - len(new)

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 from measured import TINY
+from running import execute
 
 from sparsebench.cli import main
 from sparsebench.plan import plan as planner
@@ -18,7 +19,6 @@ from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
-from sparsebench.runner import run as runs
 
 RUN = [
     "run",
@@ -59,10 +59,10 @@ def test_both_end_with_the_board_that_one_alone_has(tmp_path: Path) -> None:
 HOLDS = """
 import sys
 from pathlib import Path
-from sparsebench.runner.underway import Claims
+from sparsebench.runner.underway import CellLocks
 
-with Claims(Path(sys.argv[1]), {}) as claims:
-    print(claims.begin(sys.argv[2]), flush=True)
+with CellLocks(Path(sys.argv[1]), {}) as locks:
+    print(locks.begin(sys.argv[2]), flush=True)
     sys.stdin.read()
 """
 
@@ -80,7 +80,7 @@ def test_a_cell_that_another_run_is_at_is_left_to_it_and_done_when_that_has_died
             if len(new) == len(others):
                 other.kill()
 
-        runs.execute(plan, Registry(), tmp_path, "cpu", 0, on_record)
+        execute(plan, Registry(), tmp_path, 0, on_record)
     assert sorted(new[:-1]) == sorted(others) and new[-1] == first
 
 

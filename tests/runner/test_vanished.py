@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from measured import TINY
+from running import execute, local
 
-from sparsebench import runner
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import expand
@@ -15,7 +15,6 @@ from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
-from sparsebench.runner import run as runs
 
 REQUEST = Request(suite=TINY, n_train=(4,), seeds=1)
 
@@ -31,7 +30,7 @@ def run(out: Path, workers: int, at_first: Callable[[], object]) -> list[Record]
 
     plan = planner.plan(REQUEST, planner.Files(), Registry(), out, "missing")
     store.check_writable(out)
-    runs.execute(plan, Registry(), out, "cpu", workers, on_record)
+    execute(plan, Registry(), out, workers, on_record)
     return new
 
 
@@ -87,7 +86,7 @@ def test_what_a_cell_prints_takes_a_bounded_part_of_the_log(tmp_path: Path, then
     path.write_text(PRINTS.format(then=then))
     request = Request(suite=REQUEST.suite, plugins=(str(path),), tasks=REQUEST.tasks, n_train=(4,), seeds=1)
     jobs = [job for job in expand(request, Registry()) if job.label == "prints"]
-    (record,) = runner.local(jobs, 1, tmp_path, "cpu", {})
+    (record,) = local(jobs, 1, tmp_path)
     assert record.status == status
     (log,) = (tmp_path / "logs").iterdir()
     text = log.read_text()

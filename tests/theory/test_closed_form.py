@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from running import inline, local
 from sparsebench_plugins.attn_topk import AttnTopK
 from sparsebench_plugins.noise import Noise
 from sparsebench_plugins.oracle import Oracle
@@ -31,7 +32,6 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records.cell import Cell, Part
 from sparsebench.records.record import Record
 from sparsebench.records.store import weights_path
-from sparsebench.runner import inline, local
 from sparsebench.strategy.budget import FULL, Budget
 from sparsebench.strategy.plans import Keep
 from sparsebench.tasks.base import Recipe
@@ -295,7 +295,7 @@ def job(repetition=0, plugin="dense", n_train=20, keep_weights=True, **task):
 @pytest.mark.parametrize("lr", [1e8, 1e20, 1e38])
 @pytest.mark.parametrize("plugin", ["dense", "attn_topk"])
 def test_a_step_size_that_is_too_large_fails(tmp_path, lr, plugin):
-    (record,) = inline([job(lr=lr, keep_weights=False, plugin=plugin)], Registry(), tmp_path, "cpu", {})
+    (record,) = inline([job(lr=lr, keep_weights=False, plugin=plugin)], Registry(), tmp_path)
     assert record.status == "failed" and record.failure is not None
     assert record.failure.kind == "DivergedError" and "training diverged" in record.failure.reason
 
@@ -316,13 +316,13 @@ def trials(tmp_path_factory):
     """Return jobs, of which one is watched, and what was measured of them one after the other in this process."""
     jobs = [job(k, plugin) for plugin in ("dense", "random", "attn_topk") for k in range(2)]
     jobs[1], out = job(1, watch=7, tokens=33), tmp_path_factory.mktemp("together")
-    return jobs, what_was_measured(inline(jobs, Registry(), out, "cpu", {}), out)
+    return jobs, what_was_measured(inline(jobs, Registry(), out), out)
 
 
 def test_a_trial_has_the_same_bits_whatever_was_trained_before_it(trials, tmp_path):
     jobs, together = trials
-    assert what_was_measured(inline(jobs[::-1], Registry(), tmp_path, "cpu", {}), tmp_path) == together
-    alone = what_was_measured(inline(jobs[2:3], Registry(), tmp_path, "cpu", {}), tmp_path)
+    assert what_was_measured(inline(jobs[::-1], Registry(), tmp_path), tmp_path) == together
+    alone = what_was_measured(inline(jobs[2:3], Registry(), tmp_path), tmp_path)
     assert alone.items() <= together.items()
     assert len({weights for _, weights in together.values()}) == 6
 
@@ -330,7 +330,7 @@ def test_a_trial_has_the_same_bits_whatever_was_trained_before_it(trials, tmp_pa
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_trial_has_the_same_bits_in_any_number_of_worker_processes(trials, tmp_path, workers):
     jobs, together = trials
-    assert what_was_measured(local(jobs, workers, tmp_path, "cpu", {}), tmp_path) == together
+    assert what_was_measured(local(jobs, workers, tmp_path), tmp_path) == together
 
 
 def fingerprint():

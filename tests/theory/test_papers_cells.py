@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from running import inline
 from safetensors.torch import load_file
 from sparsebench_theory.models import Positional, TwoLayer
 from sparsebench_theory.overfitting import figures as overfitting
@@ -31,7 +32,6 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.cell import Cell
 from sparsebench.records.record import Record
-from sparsebench.runner import inline
 
 OVERFITTING = "overfitting:tokens=6,d=60,signal=8,test=20,lr=1,steps=200,watch=7"
 SPATIAL = "spatial:tokens=12,group=3,d=20,test=60,lr=0.5,lr_attention=20,steps=25,watch=10"
@@ -46,7 +46,7 @@ def jobs_of(task: str, model: str, plugin: str = "dense", n: int = 12, **options
 
 
 def run(jobs: list[Job], out: Path) -> list[Record]:
-    records = list(inline(jobs, Registry(), out, "cpu", {}))
+    records = list(inline(jobs, Registry(), out))
     assert [record.status for record in records] == ["ok"] * len(jobs), [record.failure for record in records]
     writer = store.Writer(out)
     for record in records:
@@ -112,7 +112,7 @@ def test_sets_of_one_position_or_of_all_can_be_watched(tmp_path: Path, group: in
 
 def test_a_two_layer_model_reads_two_classes_only(tmp_path: Path) -> None:
     four = "theory:tokens=20,classes=4,relevant=0.5,confusion=0.15,test=10,steps=3"
-    (record,) = inline(jobs_of(four, "two_layer:d_h=4,d_v=4"), Registry(), tmp_path, "cpu", {})
+    (record,) = inline(jobs_of(four, "two_layer:d_h=4,d_v=4"), Registry(), tmp_path)
     assert record.status == "failed" and record.failure is not None and "for two classes" in record.failure.reason
 
 

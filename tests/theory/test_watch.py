@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from running import inline
 from sparsebench_plugins.attn_topk import AttnTopK
 from sparsebench_plugins.oracle import Oracle
 from sparsebench_plugins.random import Random
@@ -15,7 +16,6 @@ from sparsebench.models.actor import Actor
 from sparsebench.plan.job import Job
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.cell import Cell, Part
-from sparsebench.runner import inline
 from sparsebench.strategy.budget import FULL, Budget
 from sparsebench.training.evaluate import evaluate
 from sparsebench.training.loop import steps_for, train
@@ -145,7 +145,7 @@ def record_of(tmp_path, plugin="dense", n_train=20, **task):
         repetition=0,
     )  # fmt: skip
     job = Job(cell=cell, origin=found.origin, kind=found.cls.kind, label=plugin)
-    (record,) = inline([job], registry, tmp_path, "cpu", {})
+    (record,) = inline([job], registry, tmp_path)
     return record
 
 

@@ -1,0 +1,44 @@
+"""Cells run without a plan, or a plan without a request: in this process, or in workers of it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from sparsebench.plan.job import Job
+from sparsebench.plan.plan import Plan
+from sparsebench.plugin.registry import Registry
+from sparsebench.records.record import Record
+from sparsebench.runner import run as runs
+from sparsebench.runner.engines import CHECKPOINT, InProcess, Limits, Processes, Setting
+from sparsebench.runner.observers import Observers
+from sparsebench.runner.queue import Queue
+
+SILENT = runs.SILENT
+
+
+def inline(
+    jobs: Sequence[Job], registry: Registry, out: Path, checkpoint: float = CHECKPOINT, exclusive: bool = False
+) -> Iterator[Record]:
+    """Yield the record of each job, run in this process."""
+    setting = Setting(out=out, device="cpu", checkpoint=checkpoint, limits=Limits(exclusive=exclusive))
+    return InProcess(registry).records(Queue(jobs, 1), setting)
+
+
+def local(jobs: Sequence[Job], workers: int, out: Path, limits: Limits | None = None) -> Iterator[Record]:
+    """Yield the record of each job as it comes, run by worker processes."""
+    setting = Setting(out=out, device="cpu", limits=limits or Limits())
+    return Processes(workers).records(Queue(jobs, 1), setting)
+
+
+def execute(
+    plan: Plan,
+    registry: Registry,
+    out: Path,
+    workers: int = 0,
+    on_record: Callable[[Record], None] = SILENT.on_record,
+    on_stop: Callable[[], None] = SILENT.on_stop,
+) -> None:
+    """Run what is to do of a plan."""
+    setting = Setting(out=out, device="cpu", locations=dict(plan.locations))
+    engine = runs.engine_of(plan, registry, "cpu", workers)
+    callbacks = runs.Callbacks(on_record=on_record, on_stop=on_stop)
+    runs.collect(plan, engine, setting, workers, callbacks, Observers(registry))
