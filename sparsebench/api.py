@@ -67,12 +67,11 @@ def _callbacks(
     from sparsebench.progress import Progress, in_a_notebook
     from sparsebench.runner.run import Callbacks
 
-    calls = [] if on_record is None else [on_record]
     if not (in_a_notebook() if progress is None else progress):
-        yield Callbacks(on_record=_each(calls))
+        yield Callbacks() if on_record is None else Callbacks(on_record=on_record)
         return
     with Progress(out, exits=False) as bar:
-        yield Callbacks(bar.begin, _each([bar.step, *calls]), bar.beat, bar.stopping, bar.pictures)
+        yield bar.callbacks(on_record)
 
 
 def _folder_of(out: Any) -> Path:
@@ -102,14 +101,6 @@ def _words_of(plugins: Plugins, out: Path) -> tuple[str, ...]:
                 "plugins", got=one, allowed="names, files, and classes or instances of sparsebench.Strategy"
             )
     return tuple(names)
-
-
-def _each(calls: Sequence[Callable[[Record], None]]) -> Callable[[Record], None]:
-    def call(record: Record) -> None:
-        for one in calls:
-            one(record)
-
-    return call
 
 
 def show_tokens(

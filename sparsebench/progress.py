@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import click
 if TYPE_CHECKING:
     from sparsebench.plan.plan import Plan
     from sparsebench.records.record import Record
+    from sparsebench.runner.run import Callbacks
     from sparsebench.runner.underway import Underway
 
 OFTEN = 0.2
@@ -45,6 +46,17 @@ class Progress:
         self.left = self.last = ""
         self.failures: set[tuple[str, str]] = set()
         self.began = self.said = time.monotonic()
+
+    def callbacks(self, on_record: Callable[[Record], None] | None = None) -> Callbacks:
+        """Return what tells this bar of a run, and perhaps somebody else of each record."""
+        from sparsebench.runner.run import Callbacks
+
+        def step(record: Record) -> None:
+            self.step(record)
+            if on_record is not None:
+                on_record(record)
+
+        return Callbacks(self.begin, step, self.beat, self.stopping, self.pictures)
 
     def pictures(self, what: str, done: int, total: int) -> None:
         """Show how far pictures are that are looked at before the first cell, in a bar of their own.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparsebench.board.tables import FORMATS, Choice
-from sparsebench.cli.options import callbacks_of, options
+from sparsebench.cli.options import options
 from sparsebench.cli.terminal import table
 from sparsebench.errors import UserError
 from sparsebench.plan.request import values_of
@@ -97,7 +97,7 @@ def _measure(claim: Claim, weights: Path | None, images: Path | None, out: Path,
         raise UserError("--check needs the network and the pictures", next_step="give --weights FILE and --images DIR")
     request, files = request_of(claim, weights, images, Registry())
     with Progress(out) as progress:
-        records = execute(request, files, values_of(how)[2], out, callbacks_of(progress)).records
+        records = execute(request, files, values_of(how)[2], out, progress.callbacks()).records
     result = result_of(claim, records)
     click.echo(str(result))
     return int(not result.holds)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsebench.cli.options import PLACE, REQUEST, RUN, SETTING, Numbers, callbacks_of, options
+from sparsebench.cli.options import PLACE, REQUEST, RUN, SETTING, Numbers, options
 from sparsebench.cli.terminal import Guided
 from sparsebench.errors import UserError
 from sparsebench.plan.request import values_of
@@ -57,7 +57,7 @@ def show_tokens(
         forecast(plan_of(request, Trainer(replace(files, dry=True), how, out)))
         return
     with Progress(out) as progress:
-        trainer = Trainer(files, how, out, callbacks_of(progress))
+        trainer = Trainer(files, how, out, progress.callbacks())
         pictures = show(request, trainer, samples)
     write_whole(file, draw(pictures, form))
     lost = [shown for shown in pictures.shown if shown.why]
@@ -124,7 +124,7 @@ def compare(
         forecast(comparing.plan_of((a, b), request, trainer, drawn))
         return
     with Progress(out) as progress:
-        trainer = Trainer(files, how, out, callbacks_of(progress))
+        trainer = Trainer(files, how, out, progress.callbacks())
         comparison = comparing.compare((a, b), request, trainer, drawn)
     if picture is not None:
         write_whole(picture, comparing.draw(comparison, form))

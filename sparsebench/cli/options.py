@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
 
 from sparsebench.api import OUT
 from sparsebench.cli.terminal import NAMES, complete
 from sparsebench.plan.request import OPTIONS, Option
-from sparsebench.progress import Progress
-
-if TYPE_CHECKING:
-    from sparsebench.runner.run import Callbacks
 
 C = TypeVar("C", bound=Callable[..., Any])
 PICTURES = ("images", "backgrounds", "pretrain_images", "data_root", "download", "skip_bad")
@@ -85,10 +81,3 @@ def options(*names: str) -> Callable[[C], C]:
         return command
 
     return decorate
-
-
-def callbacks_of(progress: Progress) -> Callbacks:
-    """Return what tells a bar of a run."""
-    from sparsebench.runner.run import Callbacks
-
-    return Callbacks(progress.begin, progress.step, progress.beat, progress.stopping, progress.pictures)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsebench.cli.options import PICTURES, PLACE, callbacks_of, options
+from sparsebench.cli.options import PICTURES, PLACE, options
 from sparsebench.plan.request import values_of
 from sparsebench.progress import Progress
 
@@ -84,7 +84,7 @@ def _make(paper: Paper, figures: tuple[str, ...], preset: str, out: Path | None,
         forecast(plan_of(paper, figures, preset, folder, how, replace(files, dry=True)))
         return
     with Progress(folder) as progress:
-        verdicts, lost = make(paper, figures, preset, folder, how, files, callbacks_of(progress))
+        verdicts, lost = make(paper, figures, preset, folder, how, files, progress.callbacks())
     figure, claim = (max((len(getattr(v, name)) for v in verdicts), default=0) for name in ("figure", "claim"))
     for verdict in verdicts:
         click.echo(f"{verdict.figure:<{figure}}  {verdict.claim:<{claim}}  {verdict.verdict}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparsebench.board.tables import FORMATS, Choice
-from sparsebench.cli.options import PLACE, REQUEST, callbacks_of, options
+from sparsebench.cli.options import PLACE, REQUEST, options
 from sparsebench.cli.terminal import Guided, complete, folder_argument, notes, table, write
 from sparsebench.plan.request import values_of
 from sparsebench.progress import Progress, clock, remedy, time_of
@@ -71,7 +71,7 @@ def run(
         forecast(plan_of(request, replace(files, dry=True), how, Registry(), out), how.device)
         return
     with Progress(out) as progress:
-        board, finished = execute(request, files, how, out, callbacks_of(progress))
+        board, finished = execute(request, files, how, out, progress.callbacks())
     judged = board.judged
     whole = notes or form != "table"
     lines = board.notes if whole else notes_on(finished, judged, out, technical=False)

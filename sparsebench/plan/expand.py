@@ -145,7 +145,7 @@ def _jobs(
         after = network or (cell.init.id if cell.init else "")
         return Job(
             cell=cell, origin=registered.origin, kind=registered.cls.kind, label=_label(strategy),
-            failure=registered.failure, **code_of(cell, registry), after=after, network=network,
+            failure=registered.failure, **plugins_of(cell, registry), after=after, network=network,
             together=setting.model.together and not after, cost=costs.of(cell, tests=bool(network)), **more,
         )  # fmt: skip
 
@@ -203,7 +203,7 @@ class _Costs:
         return OVERHEAD + images * (ANY_NETWORK if cost is None else cost.macs(cost.dense()))
 
 
-def code_of(cell: Cell, registry: Registry) -> dict[str, tuple[str, ...]]:
+def plugins_of(cell: Cell, registry: Registry) -> dict[str, tuple[str, ...]]:
     """Return `Job.files` and `Job.strangers` of a cell, whose code it runs; none where its strategy failed to load."""
     if registry.strategy(cell.strategy.name).failure is not None:
         return {"files": (), "strangers": ()}

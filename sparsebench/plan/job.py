@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+from sparsebench.hooks import PROJECT
 from sparsebench.records.cell import Cell, Origin
 from sparsebench.records.record import Failure, Record, Status
 from sparsebench.strategy.base import Kind
@@ -43,6 +44,12 @@ class Job(BaseModel):
     keep_weights: bool = False
     together: bool = False
     cost: float = 1.0
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """The third-party code that it runs: of a strategy that does not come with sparsebench, it and no other."""
+        shipped = not self.files and self.origin.distribution == PROJECT
+        return self.strangers if shipped or not self.strangers else (*self.strangers, self.cell.strategy.name)
 
     @property
     def weights(self) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 from sparsebench import seeds
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
-from sparsebench.plan.expand import code_of, training_of
+from sparsebench.plan.expand import plugins_of, training_of
 from sparsebench.plan.job import Job
 from sparsebench.plan.locate import LOCATED, Networks, files_of, locate, places_of
 from sparsebench.plan.plan import Plan
@@ -244,7 +244,7 @@ def _first(cell: Cell, registry: Registry) -> Job:
     registered = registry.strategy(cell.strategy.name)
     return Job(
         cell=cell, origin=registered.origin, kind=registered.cls.kind, label=cell.strategy.name,
-        failure=registered.failure, after=cell.init.id if cell.init else "", **code_of(cell, registry),
+        failure=registered.failure, after=cell.init.id if cell.init else "", **plugins_of(cell, registry),
     )  # fmt: skip
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-import stat
 import sys
 import tempfile
 import time
@@ -132,18 +132,6 @@ ALONE = {True: "alone on its machine", False: "alone on its GPU"}
 BESIDE = "perhaps beside other cells"
 
 
-def check_locks() -> None:
-    """Raise UserError where files cannot be locked, or the machine's is none."""
-    try:
-        import fcntl  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            "--exclusive locks files, which this system cannot", got=os.name, allowed="Linux, macOS",
-            next_step="give --jobs 1, and start nothing else",
-        ) from error  # fmt: skip
-    os.close(_open(_path("machine")))
-
-
 def timing(device: str, exclusive: bool) -> str:
     """Return what a record says of how it was timed."""
     return ALONE[device == "cpu"] if exclusive else BESIDE
@@ -160,8 +148,6 @@ def turn(device: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[No
         device: "cpu" or "cuda:i".
         on_wait: called now and then meanwhile.
     """
-    import fcntl
-
     if device == "cpu":
         with _lock("machine", fcntl.LOCK_EX, on_wait):
             yield
@@ -175,9 +161,7 @@ def turn(device: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[No
 
 @contextmanager
 def _lock(name: str, kind: int, on_wait: Callable[[], None]) -> Iterator[None]:
-    import fcntl
-
-    file = _open(_path(name))
+    file = _open(name)
     try:
         while True:
             try:
@@ -192,30 +176,17 @@ def _lock(name: str, kind: int, on_wait: Callable[[], None]) -> Iterator[None]:
         os.close(file)
 
 
-def _path(name: str) -> Path:
-    return Path(tempfile.gettempdir()) / f"sparsebench-{name}.lock"
-
-
-def _open(path: Path) -> int:
-    """Return a descriptor of the file, made for all users if it was not there.
-
-    Raises:
-        UserError: something else has its name, which anybody may give to anything.
-    """
-    how = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+def _open(name: str) -> int:
+    """Return a descriptor of the file of a lock, made for all users if it was not there."""
+    path = Path(tempfile.gettempdir()) / f"sparsebench-{name}.lock"
     try:
         try:
-            file = os.open(path, how)  # with O_CREAT Linux refuses the files of others in /tmp
+            return os.open(path, os.O_RDONLY)  # with O_CREAT Linux refuses the files of others in /tmp
         except FileNotFoundError:
-            file = os.open(path, how | os.O_CREAT, 0o644)
+            file = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
             os.fchmod(file, 0o644)
+            return file
     except OSError as error:
-        raise _unfit(path, error.strerror or str(error)) from error
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        os.close(file)
-        raise _unfit(path, "no regular file")
-    return file
-
-
-def _unfit(path: Path, why: str) -> UserError:
-    return UserError(f"--exclusive cannot lock {path}", got=why, next_step="remove it, or set TMPDIR")
+        raise UserError(
+            f"--exclusive cannot lock {path}", got=error.strerror, next_step="remove it, or set TMPDIR"
+        ) from error

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
@@ -26,7 +26,7 @@ from sparsebench.plan.job import Job
 from sparsebench.plan.request import How
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Failure, Record, Status
-from sparsebench.runner.devices import Slot, check_locks, first_of, slots, turn, variables
+from sparsebench.runner.devices import Slot, first_of, slots, turn, variables
 from sparsebench.runner.process import (
     START,
     Message,
@@ -38,7 +38,7 @@ from sparsebench.runner.process import (
     kept_server,
     was_killed,
 )
-from sparsebench.runner.queue import Code, Queue, code_of
+from sparsebench.runner.queue import Queue
 
 ECHO = 0.3
 """Seconds after an interrupt in which another is the same one: a program's starter may hand on its own."""
@@ -130,10 +130,8 @@ class Limits:
         """Return the limits that a user asks for; None leaves the default.
 
         Raises:
-            UserError: no such limit, or there is no worker process, which alone can be killed; files cannot be locked.
+            UserError: no such limit, or there is no worker process, which alone can be killed.
         """
-        if exclusive:
-            check_locks()
         for option, asked in (("--timeout", timeout), ("--memory-limit", memory)):
             if asked is not None and not workers:
                 raise UserError(
@@ -299,12 +297,14 @@ class Processes:
         self, queue: Queue, setting: Setting, on_begin: OnBegin, server: Server
     ) -> Generator[Record, None, None]:
         records: SimpleQueue[Record | BaseException | None] = SimpleQueue()
-        threads = [
-            _Thread(queue, records, Supervisor(setting, slot, server, log_of(setting.out, slot.number), on_begin))
+        supervisors = [
+            Supervisor(setting, slot, server, log_of(setting.out, slot.number), on_begin)
             for slot in slots(setting.device, self.workers, self.gpus)
         ]
-        for serving in threads:
-            serving.thread.start()
+
+        threads = [threading.Thread(target=_serve, args=(one, queue, records), daemon=True) for one in supervisors]
+        for thread in threads:
+            thread.start()
         try:
             left = len(threads)
             while left:
@@ -317,10 +317,24 @@ class Processes:
                     yield record
         finally:
             queue.close()
-            for serving in threads:
-                serving.supervisor.kill()
-            for serving in threads:
-                serving.thread.join()
+            for supervisor in supervisors:
+                supervisor.kill()
+            for thread in threads:
+                thread.join()
+
+
+def _serve(supervisor: Supervisor, queue: Queue, records: SimpleQueue[Record | BaseException | None]) -> None:
+    """Have a supervisor work through the queue; at the end hand on what went wrong, or None."""
+    error = None
+    try:
+        while not supervisor.stopped and (batch := queue.take(supervisor)) is not None:
+            for job, record in supervisor.records(batch):
+                records.put(record)
+                queue.done(job)
+    except BaseException as raised:  # the thread that waits for records raises it
+        error = raised
+    supervisor.end()
+    records.put(error)
 
 
 def log_of(out: Path, worker: int | str) -> Path:
@@ -387,7 +401,7 @@ class Supervisor:
     def __init__(self, setting: Setting, slot: Slot, server: Server, log: Path, on_begin: OnBegin = nobody):
         self.server, self.log, self.limits, self.on_begin = server, log, setting.limits, on_begin
         self.setting, self.slot = setting.model_copy(update={"device": slot.device}), slot
-        self.workers: OrderedDict[Code, Worker] = OrderedDict()  # the last one used last
+        self.workers: OrderedDict[tuple[str, ...], Worker] = OrderedDict()  # the last one used last
         self.most = WAITING if slot.device == "cpu" else 1
         self.stopped = False
         self.lock = threading.Lock()
@@ -421,7 +435,7 @@ class Supervisor:
 
     def _ask(self, asked: _Asked) -> Generator[tuple[Job, Record], None, _End | None]:
         """Yield the worker's records; return how it came to an end with it if not by answering."""
-        code = code_of(next(iter(asked.left.values())))
+        code = next(iter(asked.left.values())).code
         worker = self._start(code)
         if worker is None:
             return None
@@ -469,7 +483,7 @@ class Supervisor:
             return _End("oom", f"its processes held {shown_size(size)}, over the --memory-limit of {limit}")
         return None
 
-    def _start(self, code: Code) -> Worker | None:
+    def _start(self, code: tuple[str, ...]) -> Worker | None:
         """Return a worker that waits for cells with that code, or None if the run is stopped."""
         with self.lock:
             if code in self.workers and not self.stopped:
@@ -497,7 +511,7 @@ class Supervisor:
                 return None
         raise UserError(f"{TRIES} workers in a row did not start; {self.log} says why")
 
-    def _end(self, code: Code) -> None:
+    def _end(self, code: tuple[str, ...]) -> None:
         worker = self.workers[code]
         worker.end()
         with self.lock:
@@ -514,23 +528,3 @@ class Supervisor:
             self.stopped = True
             for worker in self.workers.values():
                 worker.cut()
-
-
-class _Thread:
-    """The thread that has one supervisor work through the queue."""
-
-    def __init__(self, jobs: Queue, records: SimpleQueue[Any], supervisor: Supervisor):
-        self.jobs, self.records, self.supervisor = jobs, records, supervisor
-        self.thread = threading.Thread(target=self._serve, daemon=True)
-
-    def _serve(self) -> None:
-        try:
-            while not self.supervisor.stopped and (batch := self.jobs.take(self)) is not None:
-                for job, record in self.supervisor.records(batch):
-                    self.records.put(record)
-                    self.jobs.done(job)
-            self.supervisor.end()
-            self.records.put(None)
-        except BaseException as error:  # handed to the consumer, which raises it
-            self.supervisor.end()
-            self.records.put(error)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from sparsebench.hooks import PROJECT
 from sparsebench.plan.job import Job
 from sparsebench.runner.underway import CellLocks
 
@@ -35,19 +34,9 @@ def batches(jobs: Sequence[Job], most: int) -> Iterator[list[Job]]:
         yield batch
 
 
-Code = tuple[str, ...]
-"""The third-party code that a worker has loaded."""
-
-
-def code_of(job: Job) -> Code:
-    """Return which third-party code a job runs: of a strategy that does not come with sparsebench, it and no other."""
-    shipped = not job.files and job.origin.distribution == PROJECT
-    return job.strangers if shipped or not job.strangers else (*job.strangers, job.cell.strategy.name)
-
-
 def _alike(one: Job, other: Job) -> bool:
     """Say whether two jobs may be given to a worker at once: never third-party code beside other."""
-    return one.together and other.together and code_of(one) == code_of(other)
+    return one.together and other.together and one.code == other.code
 
 
 Seconds = Callable[[Job], float | None]
@@ -171,20 +160,20 @@ def _neighbours(jobs: list[Job]) -> list[Job]:
     """
     first: dict[object, int] = {}
     for job in jobs:
-        first.setdefault(code_of(job), len(first))
+        first.setdefault(job.code, len(first))
         first.setdefault(job.cell.draw, len(first))
-    return sorted(jobs, key=lambda job: (bool(job.strangers), first[code_of(job)], first[job.cell.draw]))
+    return sorted(jobs, key=lambda job: (bool(job.strangers), first[job.code], first[job.cell.draw]))
 
 
 class _Place(NamedTuple):
     """What a worker has that was given a job: third-party code, and data."""
 
-    code: Code
+    code: tuple[str, ...]
     draw: str
 
 
 def _place(job: Job) -> _Place:
-    return _Place(code_of(job), job.cell.draw)
+    return _Place(job.code, job.cell.draw)
 
 
 def _best(ready: Iterator[tuple[_Place, int]], current: _Place, others: set[_Place]) -> tuple[_Place, int] | None:

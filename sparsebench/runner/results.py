@@ -20,8 +20,8 @@ from sparsebench.tasks.base import Data, Split, Task, relevant
 from sparsebench.tasks.pictures import PictureTask
 from sparsebench.training import leak_check
 from sparsebench.training.calibrate import calibrate
-from sparsebench.training.discard import influences
 from sparsebench.training.evaluate import Evaluation, evaluate, first_batch, seconds_per_batch
+from sparsebench.training.influence import influences
 from sparsebench.training.steps import Samples
 from sparsebench.training.watch import Watch
 

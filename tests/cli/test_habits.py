@@ -113,26 +113,6 @@ def test_a_strategy_may_be_named_by_an_option_of_that_name(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("run attn_topl --dry-run", "did you mean 'attn_topk'"),
-        ("run far.py --dry-run", "far.py does not exist"),
-        ("run attn_topk:keep=0.5 --dry-run", "did you mean 'keep_rate'"),
-        ("run --plugin attn_topk,noise --dry-run", "sparsebench run attn_topk noise"),
-        ("run attn_topk --keep 70 --dry-run", "allowed: (0, 1]"),
-        ("run attn_topk --suite real --dry-run", "--images folder:DIR"),
-        ("run attn_topk --task compsite --dry-run", "did you mean 'composite'"),
-        ("run attn_topk --timeout soon", "allowed: 30, 10m"),
-        ("leaderboard nothere --update", "sparsebench run STRATEGY --out DIR"),
-        ("lst", "Did you mean 'list'"),
-    ],
-)
-def test_a_mistake_is_answered_in_a_line_that_helps(words: str, says: str) -> None:
-    done = call(*words.split())
-    assert done.exit_code == 2 and says in done.stderr and len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
     ("words", "example"),
     [
         (["verify"], "sparsebench verify leaderboard/submissions"),

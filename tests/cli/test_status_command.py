@@ -15,7 +15,6 @@ from waiting import soon
 from sparsebench.cli import main
 from sparsebench.plan import plan as planner
 from sparsebench.plan.request import Request
-from sparsebench.plan.time_left import Expected
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import files, store
 from sparsebench.records.record import Failure, Record
@@ -110,27 +109,6 @@ def test_what_a_run_left_that_was_killed_just_now_goes_with_the_next(
 def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
     result = status(tmp_path / "nowhere")
     assert result.exit_code == 2 and "no records in" in result.output
-
-
-@pytest.mark.parametrize("first", [4, 8])
-def test_the_time_left_does_not_hang_on_which_cells_were_run_first(
-    tmp_path: Path, plan: planner.Plan, first: int
-) -> None:
-    took = {4: 60.0, 8: 600.0}
-    writer = store.Writer(tmp_path)
-    of_each = [next(job for job in plan.jobs if job.cell.n_train == n) for n in took]
-    done = [job for job in plan.jobs if job.cell.n_train == first] + of_each
-    for job in {job.cell.id: job for job in done}.values():
-        record = job.record_of_failure("crashed", Failure(reason="none"), seconds=took[job.cell.n_train])
-        writer.append(record.model_copy(update={"status": "ok"}))
-    writer.close()
-    left = [job for job in plan.jobs if job.cell.n_train != first][1:]
-    expected = Expected(plan.jobs, store.heads(tmp_path).values())
-    with underway.Beat(tmp_path, left, 2, expected):
-        assert soon(lambda: bool(underway.underway(tmp_path)))
-        result = status(tmp_path)
-    minutes = int(len(left) * took[12 - first] / 2 / 60)
-    assert f"{len(left)} cells without a record, about {minutes}:" in result.output
 
 
 def test_trainings_and_tests_of_trained_networks_are_counted_apart(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Cells run without a plan, or a plan without a request: in this process, or in workers of it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 from sparsebench.plan.job import Job
@@ -23,10 +23,12 @@ def inline(
     return InProcess(registry).records(Queue(jobs, 1), setting)
 
 
-def local(jobs: Sequence[Job], workers: int, out: Path, limits: Limits | None = None) -> Iterator[Record]:
-    """Yield the record of each job as it comes, run by worker processes."""
+def local(
+    jobs: Sequence[Job], workers: int, out: Path, limits: Limits | None = None, most: int = 1
+) -> Generator[Record, None, None]:
+    """Yield the record of each job as it comes, run by worker processes that are given so many at once."""
     setting = Setting(out=out, device="cpu", limits=limits or Limits())
-    return Processes(workers).records(Queue(jobs, 1), setting)
+    return Processes(workers).records(Queue(jobs, most), setting)
 
 
 def execute(

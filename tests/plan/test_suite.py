@@ -16,7 +16,6 @@ from sparsebench.plan.job import Job
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.cell import Cell, Part
-from sparsebench.records.manifests import setting_of
 from sparsebench.strategy.budget import FULL, Budget
 
 BASELINES = {"dense", "random", "oracle", "anti_oracle"}
@@ -67,15 +66,22 @@ def strategies_of(jobs: list[Job]) -> set[str]:
 
 @pytest.mark.theory
 @pytest.mark.parametrize("name", sorted(set(suites.names()) - {"folder", "imagenet"}))
-def test_a_shipped_suite_loads_and_has_the_baselines_on(name: str) -> None:
-    suite = suites.load(name)
+def test_a_shipped_suite_has_the_baselines_on_and_its_cells_answer_all_that_it_asks(name: str) -> None:
+    suite, registry = suites.load(name), Registry()
     assert suite.name == name
-    jobs = expand(Request(suite=name, images="digits" if suite.own_pictures else None), Registry())
+    jobs = expand(Request(suite=name, images="folder-0123"), registry)
     own = {text.partition(":")[0] for task in suite.task for text in task.strategies or ()}
     assert strategies_of(jobs) == set(suite.baselines) | own
     assert own or suite.keep_weights or set(suite.baselines) >= BASELINES or name == "smoke"
     assert {job.cell.repetition for job in jobs} == set(range(max(task.seeds or suite.seeds for task in suite.task)))
-    assert {job.cell.task.name for job in jobs if job.asked} == {task.name for task in suite.task}
+    cells = [job.cell for job in jobs if job.asked]
+    assert {cell.task.name for cell in cells} == {task.name for task in suite.task}
+    assert unanswered(suite, cells, registry, any_budget=True) == []
+    last = cells[-1]
+    fewer = [
+        one for one in cells if (one.task, one.n_train, one.repetition) != (last.task, last.n_train, last.repetition)
+    ]
+    assert unanswered(suite, fewer, registry, any_budget=True)
 
 
 @pytest.mark.theory
@@ -186,13 +192,6 @@ def test_a_suite_of_other_bytes_is_refused(tmp_path: Path) -> None:
         suites.load(str(tmp_path / "bytes.toml"))
 
 
-def test_an_unknown_suite_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="did you mean 'quick'"):
-        suites.load("quik")
-    with pytest.raises(UserError, match="does not exist"):
-        suites.load(str(tmp_path / "none.toml"))
-
-
 def test_all_is_every_strategy_that_is_installed_with_the_parameters_given() -> None:
     registry = Registry()
     jobs = expand(Request(plugins=("all:keep_rate=0.5",), suite=TINY, n_train=(4,), seeds=1), registry)
@@ -216,11 +215,6 @@ def test_strategies_at_the_input_have_no_blocks_in_their_cells(own: Any) -> None
 
 def test_the_baselines_are_on_beside_any_plugin() -> None:
     assert strategies_of(jobs_of("noise")) == BASELINES | {"noise"}
-
-
-def test_a_plugin_named_as_a_baseline_is_run_once() -> None:
-    ids = [job.cell.id for job in jobs_of("random")]
-    assert sorted(ids) == sorted({job.cell.id for job in jobs_of()})
 
 
 def test_budgets_are_swept_inline_and_the_baselines_are_run_at_each() -> None:
@@ -255,28 +249,6 @@ def test_parameters_are_swept_over_and_named_in_the_label(samples: Path) -> None
         (largest, rate) for largest in (True, False) for rate in (0.5, 0.25)
     }
     assert {job.label for job in mine} == {"norm", "norm(largest=False)"}
-
-
-@pytest.mark.parametrize(
-    ("plugin", "says"),
-    [
-        ("attn_topkk", "did you mean 'attn_topk'"),
-        ("attn_topk:attension=auto", "did you mean 'attention'"),
-        ("attn_topk:attention=some", "attention"),
-        ("attn_topk:keep_rate=0", "got 0; allowed"),
-        ("attn_topk:keep_rate=abc", "got abc; allowed"),
-        ("attn_topk:macs=1.5", "got 1.5; allowed"),
-        ("attn_topk:macs=NaN", "got nan; allowed"),
-    ],
-)
-def test_a_plugin_asked_for_wrongly_is_refused(plugin: str, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        jobs_of(plugin)
-
-
-def test_a_plugin_file_that_brings_nothing_is_refused(samples: Path) -> None:
-    with pytest.raises(UserError, match="brings no strategy"):
-        jobs_of(str(samples / "empty.py"))
 
 
 @pytest.mark.theory
@@ -369,26 +341,15 @@ def test_a_repetition_is_whole_before_the_next_begins() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"seeds": 0}, "--seeds; got 0"),
-        ({"seeds": -1}, "--seeds; got -1"),
-        ({"n_train": (8, 0)}, "--n-train"),
-        ({"tasks": ("compsite",)}, "did you mean 'composite'"),
-        ({"tasks": ("composite:canva=20",)}, "did you mean 'canvas'"),
-        ({"tasks": ("composite:canvas=few",)}, "canvas"),
         ({"tasks": ("composite:affine=Infinity",)}, "affine"),
         ({"tasks": ("composite:lr=1e999",)}, "lr"),
         ({"tasks": ("plain",), "n_train": ()}, "--n-train"),
-        ({"model": "vitt"}, "did you mean 'vit'"),
         ({"tasks": ("sets",), "model": "vit", "plugins": TOKENS}, "takes images"),
-        ({"tasks": (SMALL,), "model": "one_layer", "plugins": TOKENS}, "takes tokens"),
         ({"tasks": (SMALL,), "model": "vit:dim=15,heads=2"}, "heads must divide"),
         ({"tasks": (SMALL,), "model": "vit:patch=5"}, "patch must divide"),
         ({"tasks": (SMALL,), "model": "vit:dim=16,32"}, "one value"),
         ({"tasks": (SMALL,), "model": "vit:width=16"}, "unknown parameter"),
         ({"tasks": ("composite:foreground=40",)}, "larger than the canvas"),
-        ({"keep": (0.0,)}, "keep rate; got 0.0"),
-        ({"keep": (1.5,)}, "keep rate; got 1.5"),
-        ({"macs": (-1.0,)}, "fraction of MACs; got -1.0"),
     ],
 )
 def test_a_request_with_a_mistake_is_refused(options: dict[str, Any], says: str) -> None:
@@ -478,16 +439,6 @@ def test_baselines_spend_what_a_plugin_spends_and_spread_it_their_own_way() -> N
 def test_a_strategy_at_the_input_has_no_schedule(shape: str) -> None:
     with pytest.raises(UserError, match=r"'random' acts at the input only, once; got budget .*; allowed: macs or keep"):
         labels_of(f"random:{shape}")
-
-
-@pytest.mark.theory
-@pytest.mark.parametrize("name", [name for name in suites.names() if name not in ("folder", "imagenet")])
-def test_a_run_of_a_suite_has_what_it_asks_for_on_any_pictures(name: str) -> None:
-    registry, asked = Registry(), Request(suite=name, images="folder-0123")
-    cells = [job.cell for job in expand(asked, registry) if job.asked]
-    assert unanswered(suites.load(name), cells, registry, any_budget=True) == []
-    fewer = [cell for cell in cells if setting_of(cell) != setting_of(cells[-1])]
-    assert unanswered(suites.load(name), fewer, registry, any_budget=True)
 
 
 def test_the_suite_of_ones_own_weights_asks_for_no_network() -> None:

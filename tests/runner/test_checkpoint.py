@@ -195,15 +195,6 @@ def test_seconds_that_are_none_are_refused(tmp_path: Path, seconds: float) -> No
         api.run(suite=TINY, n_train=[4], seeds=1, out=tmp_path, jobs=0, checkpoint=seconds)
 
 
-def test_no_seconds_are_never(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given, collect = [], runs.collect
-    monkeypatch.setattr(
-        runs, "collect", lambda *arguments: given.append(arguments[2].checkpoint) or collect(*arguments)
-    )  # fmt: skip
-    api.run(suite=TINY, n_train=[4], seeds=1, out=tmp_path, jobs=0, checkpoint=None)
-    assert given == [0]
-
-
 LONG = "composite:epochs=12,test=20,pretrain_epochs=1,pretrain_samples=60,flip=True,validation=0.2,patience=11,batch=10"
 
 

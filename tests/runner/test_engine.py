@@ -17,7 +17,6 @@ from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.cell import Cell, Origin, Part
 from sparsebench.records.record import Record
-from sparsebench.runner import engines
 from sparsebench.runner.queue import Queue
 from sparsebench.strategy.budget import FULL
 
@@ -166,58 +165,31 @@ def ended(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict
 
 @pytest.mark.slow
 def test_a_strategy_that_ends_its_process_costs_its_cell_and_no_other(
-    ended: tuple[dict[str, list[Record]], Path],
-) -> None:
-    status = {name: record.status for name, (record,) in ended[0].items()}
-    assert status["segfaults"] == "crashed"
-    assert {status[name] for name in ("dense", "random", "oracle", "anti_oracle", "prints")} == {"ok"}
-
-
-@pytest.mark.slow
-def test_one_worker_gives_what_this_process_gives_whatever_ran_before(
     ended: tuple[dict[str, list[Record]], Path], alone: dict[str, dict[str, Any]]
 ) -> None:
+    records = {name: record for name, (record,) in ended[0].items()}
+    crashed, left = records["segfaults"], records["leaves"]
+    assert crashed.status == "crashed" and crashed.metrics == {} and crashed.seconds > 0
+    assert crashed.failure is not None and "SIGSEGV" in crashed.failure.reason
+    assert left.status in ("failed", "crashed")
+    assert left.failure is not None and "3" in left.failure.reason and "SIG" not in left.failure.reason
     for name in ("dense", "random", "oracle", "anti_oracle"):
-        (record,) = ended[0][name]
-        assert what_was_measured(record) == alone[record.cell_id]
-
-
-@pytest.mark.slow
-def test_the_record_of_a_crash_names_the_signal(ended: tuple[dict[str, list[Record]], Path]) -> None:
-    (record,) = ended[0]["segfaults"]
-    assert record.failure is not None and "SIGSEGV" in record.failure.reason
-    assert record.metrics == {} and record.seconds > 0
-
-
-@pytest.mark.slow
-def test_a_strategy_that_leaves_the_process_is_recorded_as_such(ended: tuple[dict[str, list[Record]], Path]) -> None:
-    (record,) = ended[0]["leaves"]
-    assert record.status in ("failed", "crashed")
-    assert record.failure is not None and "3" in record.failure.reason and "SIG" not in record.failure.reason
-
-
-@pytest.mark.slow
-def test_what_a_strategy_prints_goes_to_the_log(ended: tuple[dict[str, list[Record]], Path]) -> None:
+        assert what_was_measured(records[name]) == alone[records[name].cell_id]
     log = (ended[1] / "logs" / "worker-0.log").read_text()
-    assert "a line\nand another\n" in log and '{"not": "a record"}\n' in log
+    assert records["prints"].status == "ok" and "a line\nand another\n" in log and '{"not": "a record"}\n' in log
+    assert workers_of(ended[1]) == []
 
 
 @pytest.mark.slow
 def test_a_cell_that_ends_its_process_costs_no_cell_that_went_with_it(
-    ended: tuple[dict[str, list[Record]], Path], samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ended: tuple[dict[str, list[Record]], Path], samples: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(engines, "most_together", lambda device: 100)
     jobs = jobs_of(str(samples / "segfaults.py"), n_train=(4,))
     assert len(jobs) == 5
-    together = {record.label: record for record in local(jobs, 1, tmp_path)}
+    together = {record.label: record for record in local(jobs, 1, tmp_path, most=100)}
     assert together.pop("segfaults").status == "crashed"
     for name, record in together.items():
         assert what_was_measured(record) == what_was_measured(ended[0][name][0])
-
-
-@pytest.mark.slow
-def test_workers_are_gone_when_the_last_record_is_there(ended: tuple[dict[str, list[Record]], Path]) -> None:
-    assert workers_of(ended[1]) == []
 
 
 def test_leaving_a_run_in_the_middle_ends_its_workers(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """With --exclusive no cell runs beside another, whoever runs it."""
 
-import os
 import subprocess
 import sys
 import threading
@@ -126,13 +125,3 @@ def test_several_workers_at_a_time_are_refused(tmp_path: Path) -> None:
     )
     assert done.exit_code == 2
     assert "--exclusive runs one cell at a time; got --jobs 2; allowed: 0 to 1" in done.stderr
-
-
-@pytest.mark.parametrize("what", ["pipe", "link", "folder"])
-def test_what_has_the_name_of_the_lock_and_is_none_is_one_line(tmp_path: Path, what: str) -> None:
-    lock, elsewhere = tmp_path / "sparsebench-machine.lock", tmp_path / "elsewhere"
-    {"pipe": lambda: os.mkfifo(lock), "link": lambda: lock.symlink_to(elsewhere), "folder": lock.mkdir}[what]()
-    out = str(tmp_path / "x")
-    done = CliRunner().invoke(main, ["run", "--suite", "quick-scratch", *OPTIONS, "--out", out, "--exclusive"])
-    assert done.exit_code == 2 and "--exclusive cannot lock" in done.stderr and "set TMPDIR" in done.stderr
-    assert not elsewhere.exists()

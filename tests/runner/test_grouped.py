@@ -1,7 +1,7 @@
 """Cells with the same data run where these were drawn, and nothing else of them is another's."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from measured import TINY
-from running import inline, local
+from running import inline
 from test_engine import by_cell
 
 from sparsebench.plan.expand import expand
@@ -67,13 +67,6 @@ def jobs() -> list[Job]:
     return jobs_of("composite", LARGER)
 
 
-@pytest.fixture(scope="module")
-def alone(jobs: Sequence[Job], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Return what is measured of each job in a run of its own, for which all is drawn."""
-    out = tmp_path_factory.mktemp("alone")
-    return {k: v for job in jobs for k, v in by_cell(inline([job], Registry(), out)).items()}
-
-
 def test_all_strategies_of_a_task_size_and_repetition_have_one_draw() -> None:
     jobs = jobs_of(seeds=2)
     by_strategy = {label: [j.cell.draw for j in jobs if j.label == label] for label in ("dense", "random", "oracle")}
@@ -105,17 +98,6 @@ def test_no_longer_job_comes_later_for_it(takers: tuple[str, ...]) -> None:
     queue = Queue(ordered, 1, lambda job: took[job.cell.id])
     handed = [took[job.cell.id] for job in taken(queue, *takers)]
     assert handed == sorted(handed, reverse=True) and len(handed) == len(jobs)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
-def test_records_are_those_of_cells_that_draw_for_themselves(
-    tmp_path: Path, jobs: list[Job], alone: dict[str, dict[str, Any]], workers: int
-) -> None:
-    if workers:
-        assert by_cell(local(jobs, workers, tmp_path)) == alone
-    else:
-        assert by_cell(inline(jobs, Registry(), tmp_path)) == alone
 
 
 def test_what_a_strategy_does_to_its_data_stays_with_it(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """What the same command heals: cells of killed workers, and those that have nothing to begin with."""
 
 import logging
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -136,19 +134,3 @@ def test_weights_that_are_torn_meanwhile_are_noticed_and_made_again(tmp_path: Pa
         return record
 
     check_healing(tmp_path, "ok", tear)
-
-
-@pytest.mark.slow
-def test_the_last_line_names_the_command_that_tries_again(tmp_path: Path) -> None:
-    path = tmp_path / "ends.py"
-    path.write_text(ENDS.format(tries=str(tmp_path / "tries"), how="SIGSEGV", times=1))
-    command = [
-        sys.executable, "-m", "sparsebench", "run", "--suite", TINY, "--n-train", "4",
-        "--seeds", "1", "--jobs", "1", "--plugin", str(path), "--out", str(tmp_path / "out"),
-    ]  # fmt: skip
-    first = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert first.returncode == 1
-    line = "1 cell has no result (1 crashed): the same command with --rerun failed tries it again"
-    assert first.stderr.splitlines()[-1] == line
-    again = subprocess.run([*command, "--rerun", "failed"], capture_output=True, text=True, timeout=300)
-    assert again.returncode == 0 and "no result" not in again.stderr

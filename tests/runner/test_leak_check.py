@@ -14,7 +14,7 @@ from sparsebench.records.record import Record
 from sparsebench.training import evaluate, leak_check, steps
 
 PLUGIN = """
-import gc, logging, operator, sys, traceback
+import gc, sys
 from typing import ClassVar
 import torch, sparsebench
 
@@ -32,12 +32,6 @@ def samples_in(frames):
             rows = frame.f_locals.get("rows")
             return samples.relevance if rows is None else samples.relevance[rows]
 
-def raised():
-    try:
-        raise ValueError
-    except ValueError as error:
-        return error.__traceback__
-
 class Leak(sparsebench.Strategy):
     name: ClassVar[str] = "leak"
 
@@ -54,20 +48,11 @@ def sparsebench_strategies():
 """
 WAYS = {
     "frames": "found = samples_in(up(sys._getframe()))",
-    "walk_stack": "found = samples_in(frame for frame, _ in traceback.walk_stack(None))",
-    "logging": "found = samples_in(up(logging.currentframe()))",
-    "tb_frame": "found = samples_in(up(raised().tb_frame))",
-    "attrgetter": "found = samples_in(up(operator.attrgetter('tb_frame')(raised())))",
-    "large": "found = samples_in(up(sys._getframe())) if view.index.shape[1] > 12 else None",
     "objects": (
         "rows = view.index.shape; "
         "every = [x for x in gc.get_objects() if type(x).__name__ == 'Samples' and x.relevance is not None]; "
         "same = [x.relevance for x in every if x.relevance.shape == rows]; "
         "found = same[-1] if same else None"
-    ),
-    "profile": (
-        "sys.setprofile(lambda frame, event, arg: SEEN.append(samples_in([frame]))); (lambda: 0)(); "
-        "sys.setprofile(None); found = samples_in(up(sys._getframe()))"
     ),
 }
 

@@ -18,7 +18,7 @@ from sparsebench.records.record import Record
 from sparsebench.runner.results import Result, _add_spuriosity
 from sparsebench.strategy.budget import Budget
 from sparsebench.tasks.images import Composite
-from sparsebench.training.discard import influences
+from sparsebench.training.influence import influences
 from sparsebench.training.steps import Samples
 
 COMPOSITE = "composite:epochs=1,test=40,pretrain_epochs=0"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from measured import TINY
-from processes import processes_in, processes_of, workers_of
+from processes import processes_in, processes_of
 from running import local
 from waiting import soon
 
@@ -154,27 +154,3 @@ def test_a_script_without_a_main_guard_on_standard_input_runs_once_and_leaves_no
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("here") == 1 and processes_of(out) == []
     assert "here" not in "".join(log.read_text() for log in (out / "logs").iterdir())
-
-
-@pytest.mark.slow
-def test_workers_end_with_the_run_that_is_killed(samples: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    line = [
-        sys.executable,
-        "-m",
-        "sparsebench",
-        "run",
-        "--suite",
-        TINY,
-        "--task",
-        "composite:epochs=50",
-        "--n-train",
-        "64",
-    ]
-    run = subprocess.Popen(
-        [*line, "--jobs", "2", "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    assert soon(lambda: len(workers_of(out)) >= 2)
-    run.kill()
-    run.wait()
-    assert soon(lambda: not processes_of(out))

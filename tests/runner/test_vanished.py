@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 from measured import TINY
-from running import execute, local
+from running import execute
 
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
-from sparsebench.plan.expand import expand
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
@@ -57,39 +56,3 @@ def test_a_folder_that_was_moved_with_a_link_to_it_is_the_same(tmp_path: Path) -
 
     new = run(out, 1, move)
     assert store.read(out) == {record.cell_id: record for record in new} and len(new) == 4
-
-
-PRINTS = """
-from typing import ClassVar
-import sparsebench
-
-class Prints(sparsebench.Strategy):
-    name: ClassVar[str] = "prints"
-
-    def scores(self, view):
-        for number in range(50):
-            print("x" * 2**16)
-        print("the last line")
-        {then}
-        return view.tokens.sum(dim=-1)
-
-@sparsebench.hookimpl
-def sparsebench_strategies():
-    return [Prints]
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("then", "status"), [("pass", "ok"), ("import os; os.abort()", "crashed")])
-def test_what_a_cell_prints_takes_a_bounded_part_of_the_log(tmp_path: Path, then: str, status: str) -> None:
-    path = tmp_path / "prints.py"
-    path.write_text(PRINTS.format(then=then))
-    request = Request(suite=REQUEST.suite, plugins=(str(path),), tasks=REQUEST.tasks, n_train=(4,), seeds=1)
-    jobs = [job for job in expand(request, Registry()) if job.label == "prints"]
-    (record,) = local(jobs, 1, tmp_path)
-    assert record.status == status
-    (log,) = (tmp_path / "logs").iterdir()
-    text = log.read_text()
-    assert log.stat().st_size < 2**21 and "bytes are left out]" in text and "the last line" in text
-    if record.failure is not None:
-        assert "numba" in record.failure.traceback

@@ -13,7 +13,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.runner import prepare
 from sparsebench.tasks.groups import Waterbirds
-from sparsebench.training.discard import influences
+from sparsebench.training.influence import influences
 from sparsebench.training.steps import Samples
 
 MODEL = ["--model", "vit:dim=16,depth=2,heads=2,patch=4"]

@@ -13,8 +13,8 @@ from sparsebench.models.vits import Vit
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Keep, Merge
 from sparsebench.tasks.images import Composite
-from sparsebench.training.discard import influences
 from sparsebench.training.evaluate import evaluate
+from sparsebench.training.influence import influences
 from sparsebench.training.steps import Samples
 
 n, N = 5, 16
