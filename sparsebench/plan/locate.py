@@ -223,8 +223,6 @@ log = logging.getLogger(__name__)
 
 SUFFIX = ".safetensors"
 SUFFIXES = (SUFFIX, ".pth", ".pt", ".bin", ".ckpt", ".pth.tar")
-MOST_HEADER = 2**22
-"""Bytes that say which weights there are: some 40,000 of them, of which networks have a thousand."""
 CONVERT = (
     "convert it once, where you trust it: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
     f"'weights{SUFFIX}')"
@@ -320,10 +318,6 @@ def locate_file(path: Path) -> tuple[str, Path]:
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise UserError(f"--weights: {path} is no plain file")
-        with path.open("rb") as file:
-            header = int.from_bytes(file.read(8), "little") if path.suffix.lower() == SUFFIX else 0
-            if MOST_HEADER < header < path.stat().st_size:
-                raise UserError(f"--weights: {path} lists too much", got=f"{header} bytes", allowed=f"{MOST_HEADER}")
         name = content_name(path)
         if path.suffix.lower() != SUFFIX:
             return name, path

@@ -51,18 +51,13 @@ class Stop:
         on_ask: called when it is asked for, in the middle of anything: in a signal handler.
     """
 
-    def __init__(self, on_ask: Callable[[], None] | None = None):
-        self.asked = False
-        self._tell = [] if on_ask is None else [on_ask]
-
-    def tell(self, whom: Callable[[], None]) -> None:
-        """Have one more called when it is asked for."""
-        self._tell.append(whom)
+    def __init__(self, *on_ask: Callable[[], None]):
+        self.asked, self.on_ask = False, on_ask
 
     def ask(self) -> None:
         """Ask for it."""
         self.asked = True
-        for tell in self._tell:
+        for tell in self.on_ask:
             tell()
 
     @contextmanager

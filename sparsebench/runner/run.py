@@ -184,11 +184,10 @@ def collect(
         return
     writer = store.Writer(out)
     store.keep(out / manifests.ENVIRONMENTS, environment.describe())
-    stop = Stop(callbacks.on_stop)
     beat = underway.Beat(out, plan.todo, workers, plan.expected, callbacks.on_beat)
     locks = underway.CellLocks(out, plan.known, beat.drop)
     queue = Queue(plan.todo, most_together(setting.device), plan.expected.length, locks)
-    stop.tell(queue.close)
+    stop = Stop(callbacks.on_stop, queue.close)
     records = engine.records(queue, setting, beat.begin)
     try:
         with locks, stop.on_interrupt(), beat, closing(records):

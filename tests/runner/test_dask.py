@@ -25,7 +25,7 @@ from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
-from sparsebench.runner.engines import Limits, Setting, Stop
+from sparsebench.runner.engines import Limits, Setting
 from sparsebench.runner.queue import Queue
 
 distributed = pytest.importorskip("distributed")
@@ -46,14 +46,10 @@ def records_of(
     jobs: list[Job],
     out: Path,
     limits: Limits | None = None,
-    stop: Stop | None = None,
     on_begin: Any = lambda cells: None,
 ) -> Iterator[Record]:
     setting = Setting(out=out, device="cpu", limits=limits or Limits())
-    queue = Queue(jobs, 1)
-    if stop is not None:
-        stop.tell(queue.close)
-    return cluster.records(queue, setting, on_begin)
+    return cluster.records(Queue(jobs, 1), setting, on_begin)
 
 
 def by_cell(records: Iterator[Record]) -> dict[str, dict[str, Any]]:
@@ -159,11 +155,12 @@ def test_cells_that_start_from_others_find_their_weights(tmp_path: Path, cluster
 
 @pytest.mark.slow
 def test_the_first_interrupt_finishes_what_is_under_way(tmp_path: Path, cluster: clusters.Cluster) -> None:
-    stop, jobs, found = Stop(), jobs_of(task=LONG, seeds=10), []
-    for record in records_of(cluster, jobs, tmp_path, stop=stop):
+    jobs, found = jobs_of(task=LONG, seeds=10), []
+    queue = Queue(jobs, 1)
+    for record in cluster.records(queue, Setting(out=tmp_path, device="cpu"), lambda cells: None):
         found.append(record)
         assert len(cluster.client.futures) <= clusters.LEAST < len(jobs)
-        stop.ask()
+        queue.close()
     assert 0 < len(found) <= clusters.LEAST + 1, "those that the scheduler had, and no others"
     assert {record.status for record in found} == {"ok"}
 
