@@ -79,15 +79,6 @@ def test_an_engine_that_loses_cells_is_noticed_and_what_is_recorded_kept(tmp_pat
     assert len(store.read(tmp_path)) == 4
 
 
-def test_an_engine_that_is_asked_to_stop_has_lost_nothing(tmp_path: Path) -> None:
-    def interrupt(record: Record) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        collect(tmp_path, Sequential(), on_record=interrupt)
-    assert len(store.read(tmp_path)) == 1
-
-
 SLOW = '''
 import time
 from typing import ClassVar
