@@ -150,7 +150,7 @@ def test_weights_of_another_version_of_the_strategy_are_not_shown(samples: Path,
     text = (samples / "good.py").read_text()
     file.write_text(text)
     small: Any = {"tasks": ("composite:epochs=1,test=4,pretrain_epochs=0",), "n_train": (4,)}
-    execute((shown := plan(out, str(file), **small))[0], shown[1], out, "cpu", 0)
+    execute((shown := plan(out, str(file), **small))[0], shown[1], out)
     file.write_text(text.replace("(1 if self.largest else -1)", "-(1 if self.largest else -1)"))
     registry = Registry()
     request = Request(suite="quick-scratch", plugins=(str(file),), model=VIT, seeds=1, **small)
