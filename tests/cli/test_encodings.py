@@ -54,7 +54,13 @@ def test_a_suite_and_a_folder_may_have_any_letters(tmp_path: Path) -> None:
     assert done.returncode == 0 and b"random" in done.stdout
 
 
-@pytest.mark.parametrize("letters", ["bäume", os.fsdecode(b"b\xe4ume")], ids=["UTF-8", "other bytes"])
+@pytest.mark.parametrize(
+    "letters",
+    [
+        pytest.param("bäume", id="UTF-8", marks=pytest.mark.slow),
+        pytest.param(os.fsdecode(b"b\xe4ume"), id="other bytes"),
+    ],
+)
 def test_pictures_and_plugins_of_any_name_are_the_same_cells_as_in_other_shells(tmp_path: Path, letters: str) -> None:
     rng = np.random.default_rng(0)
     for number in range(8):
