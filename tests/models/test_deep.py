@@ -77,17 +77,6 @@ def test_dropping_tokens_equals_the_bare_modules_on_the_gathered_tokens(scripted
     close(out, reference(network, pixels, site, plans))
 
 
-@architectures
-@torch.no_grad()
-def test_choosing_early_equals_choosing_after_the_attention(scripted, make):
-    network = DeepViT(make())
-    pixels = images(network)
-    passes = [begin(network, scripted(any_tokens, site="attention", needs=needs)) for needs in ((), ("tokens",))]
-    early, mid = (network(pixels, acting) for acting in passes)
-    close(early, mid)
-    assert [[step.early for step in acting.steps] for acting in passes] == [[False, True] * 2, [False] * 4]
-
-
 @pytest.mark.parametrize("fused_attn", [True, False])
 @torch.no_grad()
 def test_both_attention_kernels_drop_alike(scripted, fused_attn):

@@ -140,16 +140,6 @@ def test_it_costs_what_the_counter_counts(kind, needs):
     assert acting.steps == acting.actor.planned
 
 
-@pytest.mark.parametrize("target", [0.8, 0.65, 0.5])
-def test_a_share_of_the_macs_is_what_is_spent(target):
-    network = DeepViT(vit(img_size=96, depth=8))
-    acting = begin(network, rests(lambda view, keep: Rest(some(view, keep))), n=1, macs=target, keep_rate=None)
-    with torch.no_grad():
-        network(images(network, 1), acting)
-    share = network.cost.macs(acting.steps) / network.cost.macs(network.cost.dense())
-    assert share == pytest.approx(target, rel=0.02)
-
-
 def test_the_attention_of_the_block_before_is_that_of_those_that_took_part_there():
     """Each other token has what it had before; block 0 is the bare model's."""
     network, views = DeepViT(vit()), []
@@ -169,14 +159,6 @@ def test_the_attention_of_the_block_before_is_that_of_those_that_took_part_there
     dense = begin(network, rests(lambda view, keep: None), blocks=(1,))
     network(images(network), dense)
     assert dense.previous is None
-
-
-def test_training_goes_through_those_that_rest_and_those_that_do_not():
-    network = DeepViT(vit().train())
-    network(
-        images(network), begin(network, rests(lambda view, keep: Rest(some(view, keep))), training=True)
-    ).sum().backward()
-    assert all(weight.grad is not None and weight.grad.any() for weight in network.module.parameters())
 
 
 @pytest.mark.parametrize(

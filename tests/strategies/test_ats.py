@@ -55,14 +55,6 @@ def test_the_points_take_the_tokens_whose_sum_is_nearest(M, ascending, points):
         assert 1 <= int(plan.keep[b].sum()) <= M
 
 
-def test_the_released_points_begin_at_the_second_token_and_end_at_the_last():
-    assert ATS().points == "released"
-    attention = torch.tensor([[0.1, 0.2, 0.3, 0.4]])
-    for M, kept in ((1, [1]), (2, [1, 3]), (3, [1, 2, 3]), (4, [1, 2, 3])):
-        plan = ATS().plan(view(1, 4, attention=attention, values=torch.ones(1, 2, 4, 3)), M)
-        assert plan.keep[0].nonzero()[:, 0].tolist() == kept
-
-
 @pytest.mark.parametrize("points", ["released", "paper"])
 @pytest.mark.parametrize("ascending", [True, False])
 @pytest.mark.parametrize("M", [1, 3, 5])

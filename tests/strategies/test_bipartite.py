@@ -71,14 +71,6 @@ def test_equal_keys_merge_the_first_pairs():
         assert ToMe().plan(seen, 6).target.tolist() == [target]
 
 
-def test_without_prefix_tokens_the_most_similar_of_those_left_goes_first():
-    angles = torch.tensor([0.0, 0.01, 3.0, 2.0, 5.0, 4.6, 1.5, 1.4])  # A at 0, 2, 4, 6: 0.01, 1.0, 0.4, 0.1 away
-    keys = torch.stack([angles.cos(), angles.sin()], dim=1).expand(1, 1, 8, 2)
-    for P, target in ((0, [3, 3, 2, 4, 1, 5, 0, 6]), (2, [3, 3, 0, 4, 1, 5, 2, 6])):
-        seen = view(1, 8, keys=keys, sizes=torch.ones(1, 8), prefix_count=P)
-        assert ToMe().plan(seen, 7).target.tolist() == [target]
-
-
 @pytest.mark.parametrize("length", ["released", "paper"])
 @pytest.mark.parametrize("P", [0, 1, 2])
 @pytest.mark.parametrize(("N", "keep"), HALVES)
@@ -94,13 +86,6 @@ def test_tofu_merges_plainly_times_the_length_of_the_longest(N, keep, P, length)
         return rows
 
     check(seen, ToFu(length=length).plan(seen, keep), expected)
-
-
-def test_tofu_divides_by_the_length_of_the_member_of_b_or_by_that_of_the_mean():
-    # The mean is (2, 2), the longest is 5, the member of B is 1 and the mean 2 sqrt(2) long.
-    seen = view(tokens=torch.tensor([[[3.0, 4.0], [1.0, 0.0]]]), keys=torch.ones(1, 1, 2, 2), block=3, prefix_count=0)
-    assert merged(ToFu().plan(seen, 1), seen)[0, 0].tolist() == [10.0, 10.0]
-    assert merged(ToFu(length="paper").plan(seen, 1), seen)[0, 0].tolist() == pytest.approx([12.5**0.5] * 2)
 
 
 @pytest.mark.parametrize("P", [0, 1, 2])
@@ -159,12 +144,6 @@ def test_pitome_merges_what_has_most_energy(N, keep, changes, block, depth, marg
     check(seen, PiToMe(**changes).plan(seen, keep), expected)
 
 
-def test_pitome_protects_what_stands_alone():
-    keys = torch.tensor([[1.0, 0.0]] * 5 + [[0.0, 1.0], [-1.0, 0.0], [1.0, 0.01]]).expand(1, 1, 8, 2)
-    target = PiToMe().plan(view(1, 8, keys=keys, block=2), 5).target[0].tolist()
-    assert target.count(target[5]) == target.count(target[6]) == 1
-
-
 def weight_of(taus, x, s, a, i, j):
     top_i, top_s = 1 / min(a), 1 / min(s)
     alike = ((cosine(x[i], x[j]) + 1) / 2) ** (1 / taus[0])
@@ -193,13 +172,6 @@ def test_mctf_merges_one_way_and_then_the_other(N, keep, taus, P):
 
     names = ("tau_similarity", "tau_information", "tau_size")
     check(seen, MCTF(**dict(zip(names, taus, strict=True))).plan(seen, keep), expected)
-
-
-@pytest.mark.parametrize(("P", "target"), [(1, [2, 0, 1, 2]), (2, [0, 1, 2, 0]), (0, [0, 1, 2, 0])])
-def test_mctf_takes_a_single_token_from_b(P, target):
-    tokens = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [1.0, 0.1]]])
-    seen = view(tokens=tokens, sizes=torch.ones(1, 4), received_attention=torch.ones(1, 4), prefix_count=P)
-    assert MCTF().plan(seen, 3).target.tolist() == [target]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 1.0])

@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 from merging import cosine, mean, merged, view
-from sparsebench_plugins.attn_topk import AttnTopK
 from sparsebench_plugins.divprune import DivPrune
 from sparsebench_plugins.dpp import DPP
 from sparsebench_plugins.farthest_point import FarthestPoint
@@ -65,17 +64,6 @@ def test_dpp_takes_the_token_that_gains_most_volume(N, keep, ridge):
             volumes = {i: torch.linalg.slogdet(kernel[one][:, one]).logabsdet.item() for i, one in sets.items()}
             chosen.append(max(volumes, key=volumes.__getitem__))
         assert index[b].tolist() == chosen
-
-
-@pytest.mark.parametrize("strategy", DIVERSE, ids=lambda one: one.name)
-def test_one_token_of_each_cluster_stays_where_attention_keeps_one_cluster(strategy):
-    rng = torch.Generator().manual_seed(0)
-    centres = torch.linalg.qr(torch.randn(8, 8, generator=rng)).Q[:4] * 10
-    cluster = torch.arange(16) % 4
-    tokens = (centres[cluster] + 0.05 * torch.randn(16, 8, generator=rng))[None]
-    seen = view(tokens=tokens, attention=(cluster == 2).float()[None] + 0.1)
-    assert sorted(cluster[strategy.plan(seen, 4).index[0]].tolist()) == [0, 1, 2, 3]
-    assert set(cluster[AttnTopK().plan(seen, 4).index[0]].tolist()) == {2}
 
 
 @pytest.mark.parametrize("strategy", DIVERSE, ids=lambda one: one.name)

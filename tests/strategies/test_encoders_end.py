@@ -95,21 +95,3 @@ def test_visionzip_drops_the_others_where_none_is_merged():
     assert (plan.target >= 0).sum(dim=1).tolist() == [4, 4]
     top = seen.attention[0].argsort(descending=True)[:4].sort().values
     torch.testing.assert_close(merged(plan, seen)[0], seen.tokens[0, top])
-
-
-def test_vispruner_keeps_one_of_each_kind_where_attention_sees_one_kind_alone():
-    kinds = torch.eye(4).repeat_interleave(4, dim=0)  # 16 tokens of four kinds, four alike
-    attention = torch.where(torch.arange(16) < 4, 1.0, 0.1) + torch.arange(16) * 1e-3
-    seen = view(1, 16, tokens=kinds[None], attention=attention[None])
-    kept = VisPruner(important=0.25, step=1).plan(seen, 8).index[0]
-    assert set((kept // 4).tolist()) == {0, 1, 2, 3}
-    assert set((VisPruner(important=1.0).plan(seen, 4).index[0] // 4).tolist()) == {0}
-
-
-def test_prumerge_takes_in_what_has_alike_keys():
-    keys = torch.eye(4).repeat_interleave(4, dim=0)[None, None]
-    attention = torch.tensor([3.0, 1, 1, 1, *[0.5] * 12])[None]
-    seen = view(1, 16, keys=keys, attention=attention, tokens=torch.arange(16.0)[None, :, None])
-    plan = PruMerge(share=3 / 16).plan(seen, 1)
-    torch.testing.assert_close(plan.weight[0, 0, :4], torch.tensor([3.0, 1, 1, 1]) / 6)
-    assert plan.weight[0, 0, 4:].abs().sum() == 0

@@ -61,12 +61,6 @@ def test_who_takes_part_and_the_logits_are_those_of_loops(name, counts):
     assert name != "class token" or counts != {1: 11} or came_back > 0  # else it would be a strategy that drops
 
 
-def test_the_stages_of_a_keep_rate_are_those_of_strategies_that_drop():
-    acting, _ = act(IdleViT(), vit(depth=12), images())
-    assert [step.tokens_out for step in acting.steps] == [16] * 3 + [8] * 3 + [4] * 3 + [2] * 3
-    assert [step.scoring for step in acting.steps] == [""] * 2 + ["class"] * 9 + [""]
-
-
 def test_rotary_networks_choose_by_what_they_attend_to():
     network = DeepViT(EVAS["DINOv3"]())
     acting, out = act(IdleViT(), network, images())

@@ -57,32 +57,6 @@ def test_scores_are_the_equations_and_the_largest_stay(strategy, score):
     assert acting.index.tolist() == [chosen(row, 8) for row in expected]
 
 
-@pytest.mark.parametrize("strategy", [PatchVariance(), GradientEnergy()], ids=lambda s: s.name)
-def test_flat_patches_go_first(strategy):
-    pixels = torch.full((1, 3, 32, 32), 0.3)
-    pixels[0, :, :16, 16:] = torch.rand(3, 16, 16)
-    acting, _ = act(strategy, vit(), pixels, rate=4 / 16)
-    assert acting.index.tolist() == [[2, 3, 6, 7]]
-
-
-def test_the_gradient_finds_texture_where_the_variance_finds_a_slope():
-    pixels = torch.full((1, 3, 32, 32), 0.5)
-    pixels[0, :, :8, :8] = torch.linspace(0, 1, 8)
-    pixels[0, :, 24:, 24:] += 0.25 * (-1.0) ** torch.arange(8)
-    kept = [act(s, vit(), pixels, rate=1 / 16)[0].index.tolist() for s in (PatchVariance(), GradientEnergy())]
-    assert kept == [[[0]], [[15]]]
-
-
-def test_noise_by_ratio_forgives_noise_on_strong_signals_and_sees_none_on_flat_patches():
-    rng = torch.Generator().manual_seed(0)
-    pixels = torch.full((1, 3, 32, 32), 0.3)
-    pixels[0, :, :8, :8] += 0.05 * torch.randn(3, 8, 8, generator=rng)
-    pixels[0, :, 24:, 24:] = torch.linspace(0, 1, 8) + 0.08 * torch.randn(3, 8, 8, generator=rng)
-    by = {mode: act(Noise(by=mode), vit(), pixels)[0].scores[0] for mode in ("sigma", "ratio")}
-    assert int(by["sigma"].argmin()) == 15 and int(by["ratio"].argmin()) == 0
-    assert float(by["ratio"][1:15].abs().max()) < 1e-4
-
-
 @pytest.mark.parametrize(("strategy", "side"), [(Noise(), 2), (GradientEnergy(), 1)], ids=str)
 def test_patches_too_small_to_tell_are_unsupported(strategy, side):
     network = vit(img_size=4 * side, patch_size=side)

@@ -3,9 +3,8 @@
 import networks as hand
 import pytest
 import torch
-from merging import merged, view
+from merging import view
 from sparsebench_plugins.ppt import PPT
-from sparsebench_plugins.tome import ToMe
 from tiny import B, N, act, images, vit
 
 COUNTS = {0: 13, 1: 9, 2: 6, 3: 4}
@@ -63,21 +62,6 @@ def known(spread):
     attention = torch.ones(2, 16)
     attention[0, 5] += spread
     return view(2, 16, values=torch.ones(2, 2, 16, 3), attention=attention)
-
-
-@pytest.mark.parametrize("spread", [0.0, 2.0, 6.0])
-def test_each_image_drops_or_merges_by_its_own_variance(spread):
-    seen = known(spread)
-    scores = (seen.attention / seen.attention.sum(dim=1, keepdim=True)).double()
-    variance = float((scores[0] - 1 / 16).square().mean()) * 256
-    plan = PPT(threshold=0.5).plan(seen, 9)
-    assert (variance > 0.5) == (spread == 6.0)
-    assert ((plan.target[0] == -1).sum() == 7) == (spread == 6.0) and not (plan.target[1] == -1).any()
-    tome = ToMe().plan(seen, 9)
-    assert torch.equal(plan.target[1], tome.target[1])
-    assert torch.equal(merged(plan, seen)[1], merged(tome, seen)[1])
-    if spread == 6.0:  # the highest score, and of equals the first
-        assert plan.target[0].tolist() == [*range(9), *[-1] * 7]
 
 
 def test_the_variance_is_measured_by_the_patches_at_the_input():

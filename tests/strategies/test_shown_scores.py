@@ -96,22 +96,3 @@ def test_a_high_order_of_the_column_norm_is_the_largest_entry_and_no_power_vanis
     shown = inside(vit(), images(), 1)
     acting, _ = act(ColumnNorm(n=1000), vit(), images(), blocks=(1,))
     np.testing.assert_allclose(acting.scores, shown["A"][..., 1:].max(axis=2).mean(axis=1), rtol=5e-3)
-
-
-def test_tps_squeezes_what_it_does_not_keep_into_the_most_similar_kept_token():
-    network, after = vit(), []
-    handle = network.module.blocks[1].norm2.register_forward_pre_hook(lambda _, args: after.append(args[0]))
-    act(TPS(), network, images(), blocks=(1,))
-    handle.remove()
-    shown = inside(network, images(), 1)
-    for b in range(B):
-        x = shown["tokens"][b, 1:]
-        stay = chosen([class_attention(shown, b, j, 1) for j in range(N)], N // 2)
-        above, below = {h: math.e * x[h] for h in stay}, dict.fromkeys(stay, math.e)
-        for q in (j for j in range(N) if j not in stay):
-            cosine = {h: float(x[h] @ x[q] / np.linalg.norm(x[h]) / np.linalg.norm(x[q])) for h in stay}
-            host = max(cosine, key=lambda h: cosine[h])
-            above[host] = above[host] + math.exp(cosine[host]) * x[q]
-            below[host] += math.exp(cosine[host])
-        rows = np.stack([above[h] / below[h] for h in stay])
-        np.testing.assert_allclose(after[0][b, 1:], rows, rtol=2e-5, atol=2e-5)

@@ -77,23 +77,6 @@ def test_relevance_and_what_stays_are_those_of_plain_loops(redundant, rate):
             assert sorted(plan.index[i].tolist()) == kept_by_hand(x[i], alpha, drawn[i], keep, b)
 
 
-def test_of_two_alike_the_one_in_the_first_half_leaves():
-    rng = torch.Generator().manual_seed(3)
-    for drawn_first in (0, 1):
-        drawn = torch.tensor([[0.1, 0.2, 0.8, 0.9]])
-        x = torch.randn(1, 4, 32, generator=rng)
-        x[0, 3] = 2 * x[0, drawn_first]
-        kept = TNT()._without_redundant(x, torch.arange(4)[None], drawn, 1)
-        assert sorted(kept[0].tolist()) == sorted({0, 1, 2, 3} - {drawn_first})
-
-
-@pytest.mark.parametrize("rate", [1 / N, 0.3, 1 - 1 / N])
-def test_as_many_stay_as_the_budget_says(rate):
-    for redundant in (0.0, 0.5, 1.0):
-        acting, _ = act(TNT(redundant=redundant), vit(), images(), rate=rate)
-        assert [step.tokens_out for step in acting.steps] == [step.tokens_out for step in acting.actor.planned]
-
-
 def in_training(network, **parameters):
     """Return a pass in training, in which modules have norms of their own, and the (B, P + N, C) of each block."""
     acting, came = start(Watched(**parameters), network), {}

@@ -1,14 +1,11 @@
 """Zero-TPrune against plain loops in float64."""
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
-import torch
 from sparsebench_plugins.zero_tprune import ZeroTPrune
 from tiny import B, N, act, chosen, images, inside, vit
-from token_sets import OneLayer, Sets
 
 ITERATIONS = (30, 5, 5, 1)  # of the four blocks
 
@@ -70,24 +67,3 @@ def test_the_bounds_of_the_variance_leave_some_heads_and_not_others():
     shown = inside(vit(), images(), 1)
     assert {ranks(shown["A"][b], 5, 0.1, 0.4)[1] for b in range(B)} & {1, 2, 3}
     assert all(ranks(shown["A"][b], 5, 0.01 / 17**2, 0.7 / 17**2)[1] == 0 for b in range(B)), "they are not of s itself"
-
-
-def test_a_doubled_token_goes_before_one_of_lower_rank():
-    pixels = images(1)
-    pixels[0, :, :8, 8:16] = pixels[0, :, :8, :8]
-    network = partial(vit, no_embed_class=True)()
-    with torch.no_grad():
-        network.module.pos_embed.zero_()
-    acting, _ = act(ZeroTPrune(similar=1.0), network, pixels, rate=15 / 16, blocks=(0,))
-    (gone,) = set(range(N)) - set(acting.index[0].tolist())
-    assert gone in (0, 1) and int(acting.scores[0].argmin()) not in (0, 1)
-
-
-def test_it_acts_on_a_network_of_token_sets():
-    data = Sets(tokens=20, relevant=0.4, confusion=0.1).draw(6, 0, {})
-    network, tokens = OneLayer(m=8).build(data, 0), torch.from_numpy(data.train.inputs)
-    acting, _ = act(ZeroTPrune(), network, tokens)
-    with torch.no_grad():
-        A = network.attention(tokens).double().numpy()
-    for b in range(6):
-        np.testing.assert_allclose(acting.scores[b], ranks(A[b], 30, 0.01, 0.7)[0], rtol=1e-5)

@@ -65,10 +65,6 @@ def test_celeba_has_other_attributes(celeba):
         CelebA(images="celeba-0", target="Male").check()
 
 
-def test_nobody_knows_which_patches_matter(waterbirds):
-    assert draw(waterbirds).train.relevance_on((2, 2)) is None
-
-
 def test_images_are_mapped_from_a_file_and_not_read(waterbirds, monkeypatch):
     whole = draw(waterbirds, patience=2)
     monkeypatch.setattr(sources.cache, "LARGE", 0)

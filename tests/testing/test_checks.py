@@ -241,8 +241,6 @@ def test_a_broken_rule_is_named_by_its_check(name):
             "fits_on_images",
             "fit raised ZeroDivisionError: division by zero (test_ch",
         ),
-        (lambda images, network: {0: {"a": torch.zeros(2)}}, "fits_on_images", "a in another shape"),
-        (lambda images, network: {0: {"a": images.labels[:1] * 1.0}}, "fits_on_images", "add fit_labels = True"),
         (lambda images, network: {0: {"a": torch.zeros(1)}}, "", ""),
         (lambda images, network: torch.set_num_threads(2) or GOOD, "modes_are_left_alone", "the number of threads"),
         (lambda images, network: np.random.rand() and GOOD, "random_state_is_left_alone", "numpy"),
