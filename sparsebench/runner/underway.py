@@ -146,7 +146,8 @@ class CellLocks:
         self.out, self.known, self.on_done = out, known, on_done
         self.path, self.done = out / "underway" / "cells", set[str]()
         self.new = dict[str, Head | Record]()
-        self.sealed, self.read = list[Path](), dict[Path, int]()
+        self.sealed: list[Path] | None = None
+        self.read = dict[Path, int]()
         self.file: int | None = None
         with suppress(OSError):
             self.file = self._open()
@@ -189,9 +190,10 @@ class CellLocks:
         return True
 
     def _read_on(self) -> None:
-        """Read what other runs have stored since: their new lines, or all heads once one has sealed its records."""
+        """Read what others have stored since: all heads at first and once a run has sealed its records, else lines."""
         others = [path for path in store.segments(self.out) if store.by_this_process() not in path.name]
-        if (sealed := store.sealed(self.out)) != self.sealed:
+        sealed = store.sealed(self.out)
+        if sealed != self.sealed and (sealed or others):
             self.sealed = sealed
             for path in others:
                 with suppress(FileNotFoundError):  # it was sealed meanwhile

@@ -18,7 +18,7 @@ from sparsebench.plan import plan as planner
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.records.record import Record
+from sparsebench.records.record import Failure, Record
 
 RUN = [
     "run",
@@ -82,6 +82,19 @@ def test_a_cell_that_another_run_is_at_is_left_to_it_and_done_when_that_has_died
 
         execute(plan, Registry(), tmp_path, 0, on_record)
     assert sorted(new[:-1]) == sorted(others) and new[-1] == first
+
+
+def test_what_a_killed_run_has_not_sealed_runs_again_where_that_is_asked_for(tmp_path: Path) -> None:
+    request, new = Request(suite=TINY, n_train=(4,), seeds=1), list[Record]()
+    writer = store.Writer(tmp_path)
+    for job in planner.plan(request, planner.Files(), Registry(), tmp_path, "missing").todo:
+        writer.append(job.record_of_failure("failed", Failure(reason="it broke"), "2026-01-01T00:00:00+00:00"))
+    writer.close()
+    (segment,) = store.segments(tmp_path)
+    segment.rename(segment.with_name("20260101T000000-other-7-0.jsonl"))
+    plan = planner.plan(request, planner.Files(), Registry(), tmp_path, "failed")
+    execute(plan, Registry(), tmp_path, 0, new.append)
+    assert len(plan.todo) == 4 and [record.status for record in new] == ["ok"] * 4
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="mounts need root")
