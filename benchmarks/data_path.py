@@ -29,8 +29,8 @@ import numpy as np
 from PIL import Image
 
 import sparsebench
+from sparsebench.files import CACHE
 from sparsebench.records import store
-from sparsebench.records.files import CACHE
 from sparsebench.sources.labels import imagenet_classes as classes
 
 CLASSES = 100

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from PIL import Image
 
-from sparsebench.records.files import CACHE
+from sparsebench.files import CACHE
 from sparsebench.sources import BadPicturesError, Pixels, cache, contents, decode
 from sparsebench.tasks.folder import cropped
 

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from sparsebench import api
+from sparsebench.files import content_hash
 from sparsebench.measure.cost import Step
 from sparsebench.measure.scores import scores
 from sparsebench.models.vits import Vit
@@ -34,7 +35,6 @@ from sparsebench.publish.submit import submit
 from sparsebench.publish.verify import items_of
 from sparsebench.records import manifests, store, table
 from sparsebench.records.cell import Cell, canonical
-from sparsebench.records.files import content_hash
 from sparsebench.records.record import Record, bytes_of, numbers_of
 from sparsebench.tasks.images import Spurious
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
+from sparsebench.files import CACHE
 from sparsebench.models.deep import DeepViT
-from sparsebench.records.files import CACHE
 from sparsebench.sources import locate_backgrounds, locate_images
 from sparsebench.tasks.base import Locations
 from sparsebench.tasks.images import Composite

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from sparsebench.errors import unknown
+from sparsebench.files import write_whole
 from sparsebench.paper import Paper, Trial, Verdict, as_csv, as_json, markdown
 from sparsebench.plan.expand import expand
 from sparsebench.plan.locate import locate
@@ -16,7 +17,6 @@ from sparsebench.plan.plan import Plan
 from sparsebench.plan.request import Files, How, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.records.files import write_whole
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
 

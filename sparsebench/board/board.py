@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from sparsebench import files
 from sparsebench.board.columns import Row
 from sparsebench.board.entries import (
     BADGE,
@@ -25,7 +26,7 @@ from sparsebench.board.entries import (
 from sparsebench.board.judge import Flats, Leaderboard, judge
 from sparsebench.board.notes import notes_on
 from sparsebench.publish import MANIFEST
-from sparsebench.records import checks, files, manifests, store, table
+from sparsebench.records import checks, manifests, store, table
 from sparsebench.records.checks import CHECKS, REMARK
 from sparsebench.strategy.base import how_of_label
 from sparsebench.text import plain

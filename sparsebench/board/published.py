@@ -21,7 +21,7 @@ from sparsebench.board.board import Board, gather
 from sparsebench.board.report import best, report
 from sparsebench.board.tables import render
 from sparsebench.errors import UserError
-from sparsebench.records.files import content_or_none, write_whole
+from sparsebench.files import content_or_none, write_whole
 
 REDUCED, ALIKE = 8, 0.95
 """Pictures are made so many times smaller to be compared; they show the same from this correlation of greys on."""

@@ -73,7 +73,7 @@ def claims(
     if output is None:
         click.echo(text, nl=False)
         return
-    from sparsebench.records.files import write_whole
+    from sparsebench.files import write_whole
 
     write_whole(output, text.encode())
     click.echo(f"written: {output}", err=True)

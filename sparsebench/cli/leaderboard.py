@@ -95,7 +95,7 @@ def leaderboard(
     html is one page with all of it, charts included, that any browser opens without a network; bibtex what the
     strategies in it cite. --check exits with 1 if files differ, or a record contradicts itself.
     """
-    from sparsebench.records.files import write_whole
+    from sparsebench.files import write_whole
 
     chosen = {"--of": of, "--strategies": strategies, "--width": columns_of_paper}
     if picture is None and (given := [name for name, value in chosen.items() if value is not None]):
@@ -125,7 +125,7 @@ def _draw(folder: Path, file: Path, what: str, strategies: str, width: str) -> N
     from sparsebench import style
     from sparsebench.board.board import gather
     from sparsebench.board.picture import draw
-    from sparsebench.records.files import write_whole
+    from sparsebench.files import write_whole
 
     form = style.form_of("--picture", file)
     names = [name for part in strategies.split(",") if (name := part.strip())]

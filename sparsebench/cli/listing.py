@@ -277,7 +277,7 @@ def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> Non
     `--images`, `--backgrounds` and `--task` of sparsebench run take their names; `run --download` fetches some.
     """
     from sparsebench.errors import UserError
-    from sparsebench.records.files import cache_folder
+    from sparsebench.files import cache_folder
     from sparsebench.sources import cache
 
     if clear_cache:

@@ -47,7 +47,7 @@ def show_tokens(
     form = style.form_of("--file", file)
     from sparsebench.deploy.show_tokens import draw, plan_of, show
     from sparsebench.deploy.trained import Trainer
-    from sparsebench.records.files import write_whole
+    from sparsebench.files import write_whole
 
     request, files, how = values_of(values | {"tasks": task, "seeds": 1})
     request = replace(request, single=True)
@@ -113,7 +113,7 @@ def compare(
     form = style.form_of("--picture", picture) if picture is not None else ""
     from sparsebench.deploy import compare as comparing
     from sparsebench.deploy.trained import Trainer
-    from sparsebench.records.files import write_whole
+    from sparsebench.files import write_whole
 
     request, files, how = values_of(values | {"tasks": task, "seeds": 1})
     request, drawn = replace(request, single=True), samples if picture else 0
@@ -198,7 +198,7 @@ def _finish(rows: list[Row], out: Path) -> None:
     from tabulate import tabulate
 
     from sparsebench.deploy.speed import draw, timm_csv
-    from sparsebench.records.files import write_whole
+    from sparsebench.files import write_whole
 
     write_whole(out / "timm.csv", timm_csv(rows).encode())
     write_whole(out / "speed.png", draw(rows))

@@ -208,7 +208,7 @@ def export(what: str | None, form: str, out: Path | None, plugin: str | None, **
         _export_model(what, plugin, out, **network)
         return
     folder = named_or_last(what)
-    from sparsebench.records.files import whole_file
+    from sparsebench.files import whole_file
 
     if out is None:
         if form == "parquet":

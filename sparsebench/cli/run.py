@@ -104,10 +104,10 @@ def forecast(plan: Plan, device: str = "auto") -> None:
     """
     from tabulate import tabulate
 
+    from sparsebench.files import cache_folder
     from sparsebench.plan.locate import pictures_of
     from sparsebench.plan.plan import apart
     from sparsebench.plugin.registry import Registry
-    from sparsebench.records.files import cache_folder
     from sparsebench.sources.labels import described
 
     todo, registry = [job for job in plan.todo if job.failure is None], Registry()

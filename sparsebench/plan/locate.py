@@ -19,12 +19,12 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparsebench import sources
+from sparsebench import files, sources
 from sparsebench.errors import UserError
 from sparsebench.plan.job import Job
 from sparsebench.plan.request import Files, ImageUse
 from sparsebench.plugin.registry import Registry
-from sparsebench.records import files, store
+from sparsebench.records import store
 from sparsebench.records.record import Head
 from sparsebench.sources.known import OFFICIAL
 from sparsebench.strategy.spec import fill

@@ -1,6 +1,6 @@
 """What plugins say of themselves, kept from one list to the next: to load them takes time, those of others seconds.
 
-The files lie in the user's cache folder, see `records.files.cache_folder`, and may be removed at any time. One has the
+The files lie in the user's cache folder, see `files.cache_folder`, and may be removed at any time. One has the
 lists and a digest of what is installed, so that it is of no use when that changes; one has what checks found of
 exports, by the versions of strategies.
 """
@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from sparsebench.errors import UserError
+from sparsebench.files import cache_folder, content_hash, write_whole
 from sparsebench.plugin.installed import distribution, entries, files_of, module_of
 from sparsebench.records.cell import Origin, digest
-from sparsebench.records.files import cache_folder, content_hash, write_whole
 from sparsebench.version import __version__
 
 MOST = 2**22

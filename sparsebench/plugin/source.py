@@ -125,7 +125,7 @@ def _names_in(text: str) -> list[str]:
 
 def write(strategy: Strategy | type[Strategy], out: Path) -> str:
     """Write the plugin file of a class or an instance into a run's folder; return how users name it."""
-    from sparsebench.records.files import write_whole
+    from sparsebench.files import write_whole
 
     cls = strategy if isinstance(strategy, type) else type(strategy)
     if cls.__module__.startswith("sparsebench_plugins."):

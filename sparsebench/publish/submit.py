@@ -9,10 +9,11 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
+from sparsebench import files
 from sparsebench.errors import UserError, unknown
 from sparsebench.publish import MANIFEST
 from sparsebench.publish.verify import PLUGIN, RECORDS, Manifest, Verdict, unanswered_of, verify, version_of
-from sparsebench.records import files, manifests, store, table
+from sparsebench.records import manifests, store, table
 from sparsebench.records.cell import Value, canonical, digest
 from sparsebench.records.manifests import Asked, Given, setting_of
 from sparsebench.records.record import Record

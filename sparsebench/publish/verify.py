@@ -25,6 +25,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from sparsebench.errors import UserError, first_of
+from sparsebench.files import content_hash
 from sparsebench.measure.cost import CostModel, Step
 from sparsebench.measure.metrics import decided_by
 from sparsebench.measure.scores import TOP_5_FROM, Items, Score, scores
@@ -35,7 +36,6 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.publish import MANIFEST
 from sparsebench.records import manifests, store, table
 from sparsebench.records.cell import Cell, Origin, Part, Value, canonical
-from sparsebench.records.files import content_hash
 from sparsebench.records.manifests import Asked, Described, setting_of
 from sparsebench.records.record import Metric, Record, numbers_of
 from sparsebench.strategy.budget import FULL

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from sparsebench.records import files
+from sparsebench import files
 from sparsebench.records.cell import Origin, Value, canonical, digest
 from sparsebench.strategy.spec import label
 from sparsebench.text import plain

@@ -13,9 +13,10 @@ from typing import Any
 
 from pydantic import AliasChoices, Field
 
+from sparsebench import files
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import MetricKind, check
-from sparsebench.records import files, store
+from sparsebench.records import store
 from sparsebench.records.cell import Cell, Value, digest
 from sparsebench.strategy.base import Kind, Site
 from sparsebench.text import plain

@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from sparsebench import files
 from sparsebench.collector import without_collector
 from sparsebench.errors import UserError, first_of
-from sparsebench.records import files, table
+from sparsebench.records import table
 from sparsebench.records.cell import canonical, digest
 from sparsebench.records.record import Head, LaterError, Record
 from sparsebench.records.table import ALL, Columns

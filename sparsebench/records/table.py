@@ -14,9 +14,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparsebench import files
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import kind_of
-from sparsebench.records import files
 from sparsebench.records.cell import NETWORK, Cell, Origin, canonical
 from sparsebench.records.record import SCHEMA, Head, Record
 from sparsebench.text import plain

@@ -10,11 +10,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import safe_open, save
 
-from sparsebench import seeds
+from sparsebench import files, seeds
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.models.actor import Actor
 from sparsebench.plan.job import Job
-from sparsebench.records import files
 from sparsebench.records.cell import digest
 from sparsebench.runner.prepare import Prepared
 from sparsebench.strategy.view import Images

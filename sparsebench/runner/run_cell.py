@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from sparsebench import seeds
+from sparsebench import files, seeds
 from sparsebench.errors import (
     DivergedError,
     NotReadyError,
@@ -32,7 +32,7 @@ from sparsebench.models.actor import Actor
 from sparsebench.models.base import TrainsTogether
 from sparsebench.plan.job import Job
 from sparsebench.plugin.registry import Registry
-from sparsebench.records import files, store
+from sparsebench.records import store
 from sparsebench.records.cell import digest
 from sparsebench.records.record import Failure, Record, Status
 from sparsebench.runner import environment

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from sparsebench import files
 from sparsebench.errors import UserError
 from sparsebench.plan.job import Job
 from sparsebench.plan.time_left import Expected, Remaining
-from sparsebench.records import files, store
+from sparsebench.records import store
 from sparsebench.records.record import Head, Record
 
 EVERY = 1.0

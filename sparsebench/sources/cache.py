@@ -28,7 +28,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from sparsebench.errors import UserError
-from sparsebench.records.files import CACHE, cache_folder, write_whole
+from sparsebench.files import CACHE, cache_folder, write_whole
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

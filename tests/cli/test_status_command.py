@@ -12,11 +12,12 @@ from measured import TINY
 from running import execute
 from waiting import soon
 
+from sparsebench import files
 from sparsebench.cli import main
 from sparsebench.plan import plan as planner
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
-from sparsebench.records import files, store
+from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
 from sparsebench.runner import underway
 

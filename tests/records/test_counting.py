@@ -12,9 +12,9 @@ import pytest
 from flats import filled, rows_in
 from measured import TINY
 
-from sparsebench import api
+from sparsebench import api, files
 from sparsebench.errors import UserError
-from sparsebench.records import files, store
+from sparsebench.records import store
 from sparsebench.records.record import Record
 from sparsebench.records.store import merge
 

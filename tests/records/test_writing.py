@@ -19,10 +19,10 @@ import pytest
 from flats import filled, rows_in
 from measured import TINY
 
-from sparsebench import api
+from sparsebench import api, files
 from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
-from sparsebench.records import files, manifests, store
+from sparsebench.records import manifests, store
 from sparsebench.records.record import Record
 
 Make = Callable[..., Record]

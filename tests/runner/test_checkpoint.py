@@ -14,13 +14,13 @@ from running import execute, inline
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from sparsebench import api
+from sparsebench import api, files
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
 from sparsebench.plan.job import Job
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
-from sparsebench.records import files, store
+from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
 from sparsebench.runner import run as runs
 from sparsebench.runner.queue import Queue

@@ -18,12 +18,12 @@ from processes import processes_of
 from running import execute
 from waiting import soon
 
-from sparsebench import api
+from sparsebench import api, files
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
-from sparsebench.records import files, store
+from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
 from sparsebench.runner import devices
 

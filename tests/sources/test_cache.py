@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from waiting import soon
 
+from sparsebench import files
 from sparsebench.errors import UserError
-from sparsebench.records import files
 from sparsebench.sources import BadPicturesError, Pixels, cache, decode, telling
 
 SHAPE = (5, 3, 4, 4)
