@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import ClassVar, Literal, Protocol
 
 import numpy as np
+from pydantic import ConfigDict, with_config
 
 from sparsebench.strategy.base import Traits
 from sparsebench.strategy.plans import Place
@@ -21,6 +22,7 @@ from sparsebench.strategy.view import RESULTS
 Scoring = Literal["", "class", "received", "mean"]
 
 
+@with_config(ConfigDict(extra="forbid", allow_inf_nan=False, revalidate_instances="always"))  # as records hold it
 @dataclass(frozen=True)
 class Step:
     """One block's token counts for one image, class and register tokens not included.

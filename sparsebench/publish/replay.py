@@ -11,10 +11,11 @@ from __future__ import annotations
 import re
 import secrets
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain, zip_longest
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 
@@ -92,7 +93,7 @@ def replay(
         _check_source(manifest, registry)
     seed = secrets.randbits(48) if seed is None else seed
     every = [record for record in read_records(folder) if record.status == "ok"]
-    records, count = _draw(every, manifest.strategy, number, seed)
+    records = _draw(every, manifest.strategy, number, seed)
     cells = [record.cell for record in records]
     _check_files(cells, _located(cells, registry, files))
     with enclose(_readable(manifest, plugin, files)):
@@ -101,19 +102,19 @@ def replay(
             return
         again = _run(records, manifest, registry, plugin, files, device, on_stop)
     adaptive = {name for (name, _), one in manifests.strategies(folder).items() if one.adaptive}
-    agreement = compare([(record, again[record.cell_id]) for record in records], adaptive)
-    of_strategy = sum(record.cell.strategy.name == manifest.strategy for record in records)
+    wrong, elsewhere, points = compare([(record, again[record.cell_id]) for record in records], adaptive)
+    own, its = (sum(one.cell.strategy.name == manifest.strategy for one in some) for some in (records, every))
     verdict.notes.append(
-        f"replayed {len(records)} of {len(every)} cells, {of_strategy} of its {count} own, "
+        f"replayed {len(records)} of {len(every)} cells, {own} of its {its} own, "
         f"with --replay-seed {seed}: " + ", ".join(record.cell_id for record in records)
     )
-    if agreement.elsewhere:
+    if elsewhere:
         verdict.notes.append(
-            f"{agreement.elsewhere} of them are said to come from another machine, or not from a CPU; "
-            f"accuracies agree within {agreement.points:.2f} points"
+            f"{elsewhere} of them are said to come from another machine, or not from a CPU; "
+            f"accuracies agree within {points:.2f} points"
         )
-    if agreement.wrong:
-        verdict.contradicted(agreement.wrong)
+    if wrong:
+        verdict.contradicted(wrong)
     else:
         verdict.badge = "replayed"
 
@@ -160,22 +161,22 @@ def _readable(manifest: Manifest, plugin: Path | None, files: Files) -> list[Pat
     return [path.absolute() for path in (*paths, *code)]
 
 
-def _draw(records: Sequence[Record], strategy: str, number: int | None, seed: int) -> tuple[list[Record], int]:
-    """Return so many of the records, or all for None, and how many the strategy's own are.
+def _draw(records: Sequence[Record], strategy: str, number: int | None, seed: int) -> list[Record]:
+    """Return so many of the records, or all for None: in turn one of the strategy's own and another, as there are some.
 
-    At least half are of the strategy's own cells, as far as there are so many, and both halves go round the tasks. The
-    draw hangs on the cells and on a seed that the submission cannot know: no other content of the records moves it.
+    Both go round the tasks. The draw hangs on the cells and on a seed that the submission cannot know: no other content
+    of the records moves it.
     """
-    places: Counter[tuple[bool, str]] = Counter()
-    rounds: tuple[list[tuple[int, Record]], ...] = ([], [])
-    for record in sorted(records, key=lambda one: (seeds.seed_of("replay", str(seed), one.cell_id), one.cell_id)):
-        own = record.cell.strategy.name == strategy
-        rounds[own].append((places[own, record.cell.task.name], record))
-        places[own, record.cell.task.name] += 1
-    others, own_ = ([record for _, record in sorted(each, key=lambda pair: pair[0])] for each in rounds)
-    most = len(records) if number is None else min(number, len(records))
-    half = min(most // 2, len(others))
-    return [*own_[: most - half], *others[: max(half, most - len(own_))]], len(own_)
+    shuffled = sorted(records, key=lambda one: (seeds.seed_of("replay", str(seed), one.cell_id), one.cell_id))
+    turns: list[tuple[int, bool, Record]] = []
+    for beside in (False, True):
+        rounds: defaultdict[str, list[Record]] = defaultdict(list)
+        for record in shuffled:
+            if (record.cell.strategy.name != strategy) == beside:
+                rounds[record.cell.task.name].append(record)
+        in_rounds = filter(None, chain.from_iterable(zip_longest(*rounds.values())))
+        turns += [(turn, beside, record) for turn, record in enumerate(in_rounds)]
+    return [record for *_, record in sorted(turns, key=lambda turn: turn[:2])][:number]
 
 
 def _run(
@@ -248,25 +249,14 @@ def _first(cell: Cell, registry: Registry) -> Job:
     )  # fmt: skip
 
 
-class Agreement(NamedTuple):
-    """How cells agree.
-
-    Attributes:
-        wrong: where they do not.
-        elsewhere: of how many cells it was claimed that they ran on another machine, or not on a CPU.
-        points: by how much the accuracies of such cells agree, in percentage points, the worst of all tasks.
-    """
-
-    wrong: list[str]
-    elsewhere: int
-    points: float
-
-
 Pair = tuple[Record, Record]
 
 
-def compare(pairs: Sequence[Pair], adaptive: Collection[str]) -> Agreement:
+def compare(pairs: Sequence[Pair], adaptive: Collection[str]) -> tuple[list[str], int, float]:
     """Return how records agree with those of the same cells that were made here.
+
+    That is where they do not; how many are said to come from another machine, or not from a CPU; and by how much the
+    accuracies of these agree, in percentage points, the worst of all tasks.
 
     Args:
         pairs: as reported, and as made here.
@@ -285,7 +275,7 @@ def compare(pairs: Sequence[Pair], adaptive: Collection[str]) -> Agreement:
         old, new = (np.concatenate([items_of(pair[k]).correct for pair in group]) for k in (0, 1))
         points = max(points, 100 * abs(float(old.mean() - new.mean())))
         wrong += [f"{plain(label, 60)} on {plain(task, 40)}: {text}" for text in _better(group, old, new)]
-    return Agreement(wrong, sum(map(len, tasks.values())), points)
+    return wrong, sum(map(len, tasks.values())), points
 
 
 def _odd(before: Record, after: Record, same: bool, slack: float) -> str:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from operator import not_
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import AliasChoices, Field
+from pydantic import AfterValidator, AliasChoices, Field
 
-from sparsebench import files
-from sparsebench.errors import UserError
 from sparsebench.measure.metrics import MetricKind, check
 from sparsebench.records import store
 from sparsebench.records.cell import Cell, Value, digest
@@ -131,13 +130,13 @@ def environments(out: Path, wanted: Iterable[str]) -> dict[str, dict[str, str]]:
 
 def metrics(out: Path) -> tuple[MetricKind, ...]:
     """Return what a run's folder says of the metrics that its tasks declare, by name."""
-    kinds = {}
-    for file, said in store.values(out, METRICS, dict[str, Any]).items():
-        try:
-            fields: dict[str, Any] = {key: plain(x) if isinstance(x, str) else x for key, x in said.items()}
-            kind = MetricKind(**fields)
-            check([kind])
-            kinds[kind.name] = kind
-        except (TypeError, UserError) as error:
-            files.leave_out(Path(file), error)
+    kinds = {kind.name: kind for kind in store.values(out, METRICS, Declared).values()}
     return tuple(kinds[name] for name in sorted(kinds))
+
+
+def _declared(kind: MetricKind) -> MetricKind:
+    check([kind])
+    return replace(kind, **{field: plain(getattr(kind, field)) for field in ("unit", "what", "title")})
+
+
+Declared: Any = Annotated[MetricKind, AfterValidator(_declared)]

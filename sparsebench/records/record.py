@@ -6,13 +6,13 @@ import base64
 import zlib
 from collections.abc import Mapping
 from functools import lru_cache
-from operator import not_
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import ConfigDict, Field, ValidationInfo, field_serializer, field_validator
 
 from sparsebench.errors import UserError
+from sparsebench.measure.cost import Step
 from sparsebench.records.cell import Cell, Origin, Value, Whole
 from sparsebench.strategy.base import Kind
 
@@ -27,8 +27,8 @@ Real = Annotated[float, Field(ge=-1e75, le=1e75)]
 """A number whose fourth power is one too, as of variances of squares."""
 
 
-class LaterError(UserError):
-    """A record was written by a later sparsebench."""
+class VersionError(UserError):
+    """A record is of a version that is not read."""
 
 
 class Metric(Value):
@@ -46,19 +46,6 @@ class Metric(Value):
     low: Real | None = None
     high: Real | None = None
     method: str = ""
-
-
-class TokenStep(Value):
-    """Patch tokens that entered a block's attention and its MLP, mean over the test samples; see `cost.Step`."""
-
-    tokens_in: float
-    tokens_out: float
-    early: bool
-    scoring: str
-    projected: str = ""
-    own: float = 0.0
-    spread: float = 0.0
-    rested: float = Field(0.0, exclude_if=not_)
 
 
 class Failure(Value):
@@ -149,7 +136,7 @@ class Record(Value):
     Attributes:
         notes: facts that are no numbers, such as which attention a strategy was given.
         started: UTC, in ISO 8601. Of two records of a cell the one that came later says so here, whatever the clocks.
-        trajectory: realised token counts, block by block.
+        trajectory: realised token counts, block by block, mean over the test samples.
         samples: series of numbers by name: raw timings in seconds a batch, what was watched while training, selection
             quality by block; None where there is nothing to measure.
         environment: hash of the machine and library description beside the records.
@@ -163,7 +150,7 @@ class Record(Value):
     cell_id: str
     status: Status
     metrics: dict[str, Metric] = Field(default_factory=dict)
-    trajectory: tuple[TokenStep, ...] = ()
+    trajectory: tuple[Step, ...] = ()
     samples: dict[str, tuple[float | None, ...]] = Field(default_factory=dict)
     outcomes: Outcomes | None = None
     notes: dict[str, str] = Field(default_factory=dict)
@@ -180,10 +167,7 @@ class Record(Value):
     @field_validator("schema_version")
     @classmethod
     def _check_version(cls, version: int) -> int:
-        if version > SCHEMA:
-            raise LaterError(
-                f"a record of version {version}", allowed=f"at most {SCHEMA}", next_step="upgrade sparsebench"
-            )
-        if version < OLDEST:
-            raise ValueError(f"{version}, and records of version {OLDEST} to {SCHEMA} are read")
+        if not OLDEST <= version <= SCHEMA:
+            step = "upgrade sparsebench" if version > SCHEMA else "read it with the sparsebench that wrote it"
+            raise VersionError(f"a record of version {version}", allowed=f"{OLDEST} to {SCHEMA}", next_step=step)
         return SCHEMA

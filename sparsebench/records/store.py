@@ -32,7 +32,7 @@ from sparsebench.collector import without_collector
 from sparsebench.errors import UserError, first_of
 from sparsebench.records import table
 from sparsebench.records.cell import canonical, digest
-from sparsebench.records.record import Head, LaterError, Record
+from sparsebench.records.record import Head, Record, VersionError
 from sparsebench.records.table import ALL, Columns
 from sparsebench.text import plain
 
@@ -78,25 +78,20 @@ class Writer:
     def __init__(self, out: Path):
         self.folder = out / "records"
         self._file: int | None = None
-        self._size = 0
 
     def append(self, record: Record) -> None:
         """Write one record; when this returns, the record is on the disk."""
         line = (canonical(record.model_dump(mode="json")) + "\n").encode()
         try:
             if self._file is None:
-                self._file, self._size = self._open(), 0
+                self._file = self._open()
             if not os.fstat(self._file).st_nlink:
                 raise OSError("it was removed while the run was under way, with what had been recorded there")
             if os.write(self._file, line) != len(line):
                 raise OSError("the disk is full")
             os.fsync(self._file)  # network file systems may say only here that the disk is full
-            self._size += len(line)
         except OSError as error:
-            # If the line cannot be taken back it stays the last of its segment: what comes next goes to another one.
-            with suppress(OSError):
-                os.ftruncate(self._file or -1, self._size)
-            self.close()
+            self.close()  # what was written of the line stays the last of its segment: the next goes to another one
             raise UserError(
                 f"cannot write records to {self.folder}: {error.strerror or error}",
                 next_step="what was recorded before is safe; mend it and give the same command again",
@@ -158,8 +153,8 @@ def rows(out: Path, columns: Columns = ALL, *, counted: bool = True, needed: boo
     its file.
 
     Raises:
-        UserError: the folder holds no records, which are `needed`, some by a later sparsebench, or a sealed file that
-            is damaged.
+        UserError: the folder holds no records, which are `needed`, some of a version that is not read, or a sealed file
+            that is damaged.
     """
     parts = [table.table_of([])]
     for path in segments(out):
@@ -191,7 +186,7 @@ def _segment(path: Path, columns: Columns = ALL) -> tuple[list[pa.Table], bool]:
     Lines that cannot be read are left out with a warning. A torn last line makes it no less whole: its run was stopped.
 
     Raises:
-        UserError: a record was written by a later sparsebench.
+        UserError: a record is of a version that is not read.
         OSError: the segment cannot be read.
     """
     parts: list[pa.Table] = []
@@ -214,19 +209,19 @@ def _records(path: Path, lines: Iterable[bytes], odd: list[str]) -> Iterator[tup
                 yield parse(line), zlib.crc32(line)
             else:
                 log.warning(f"{plain(path.name)}: line {number} is torn (a run was stopped while writing it)")
-        except LaterError as error:
+        except VersionError as error:
             raise UserError(f"{path} line {number}: {error}") from error
         except ValueError as error:
             odd.append(f"line {number} is left out: {error}")
 
 
 def parse(line: bytes) -> Record:
-    """Return the record of one line; ValueError, in one line, if it is none, LaterError if its version is later."""
+    """Return the record of one line; ValueError, in one line, if it is none, VersionError if it is of another."""
     try:
         record = Record.model_validate_json(line)
         if record.cell.id != record.cell_id:
             raise ValueError(f"its cell has hash {record.cell.id}, not {record.cell_id}")
-    except LaterError:
+    except VersionError:
         raise
     except ValidationError as error:
         raise ValueError(first_of(error)) from error
@@ -330,7 +325,7 @@ def merge(stores: Sequence[Path], out: Path) -> int:
     after the other, in any order, and the folder reads as all of them would. Weights and checkpoints are left out.
 
     Raises:
-        UserError: a store has no records, or some by a later sparsebench; `out` is there, or cannot be written.
+        UserError: a store has no records, or some of another version; `out` is there, or cannot be written.
     """
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise UserError(f"{out} is there and is not written over", next_step="give another -o")

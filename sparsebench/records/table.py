@@ -40,19 +40,27 @@ CLAIM = ("cell_id", "distribution", "revision", "status", "started", CHECKSUM)
 """Columns that decide which of several records of a cell counts, see `store.counting`."""
 HEAD = (*CLAIM, "notes", "plugin", "version", "setting", "n_train", "seconds", "memory")
 """Columns that a `Head` is made of."""
-TEXTS = (
-    "cell_id", "status", "reason", "task", "model", "strategy", "kind", "budget", "track", "network", "setting",
-    "device", "started", "plugin", "distribution", "version", "revision", "environment", "inactive", "cost_model",
-)  # fmt: skip
-COUNTS = ("n_train", "repetition", ITEMS)
-REALS = ("macs_ratio_asked", "seconds")
 SAME = ("cell_id", "status", "kind", "device", "started", "seconds", "environment", "memory")
-ORIGIN = ("plugin", "distribution", "version", "revision")
+ORIGIN = tuple(Origin.model_fields)
 """Columns that are fields of a record, and of its origin."""
 ITEM = {LABELS: "label", GROUPS: "group", FOREGROUNDS: "foreground", PREDICTIONS: "predicted", RANKS: "rank"}
 """Columns of bytes, by the fields of `Outcomes` that they are."""
 PARTS = ("cell", "init", "metrics", "trajectory", "samples", "notes", "failure")
 """Columns of JSON: the rest of a record, see `row_of`. The metrics' values and intervals are columns of their own."""
+KINDS = {
+    **dict.fromkeys((
+        "cell_id", "status", "reason", "task", "model", "strategy", "kind", "budget", "track", "network", "setting",
+        "device", "started", "plugin", "distribution", "version", "revision", "environment", "inactive", "cost_model",
+    ), "string"),
+    **dict.fromkeys(("n_train", "repetition", ITEMS), "int64"),
+    **dict.fromkeys(("macs_ratio_asked", "seconds"), "float64"),
+    **dict.fromkeys(("memory", CHECKSUM), "int64"),
+    **dict.fromkeys(ITEM, "binary"),
+    **dict.fromkeys(PARTS, "string"),
+}  # fmt: skip
+"""The columns that every table has, and their types; the others are numbers, of metrics and the ends of intervals."""
+FIXED = frozenset({*KINDS, "checks", "checks_remark"})
+"""Columns that are no metric's."""
 DIFFERENT = ("cell_id", "started", "samples", PREDICTIONS, RANKS)
 """Columns whose values are for the most part all different; of the others each value is stored once."""
 ORDER = ("setting", "track", "n_train", "repetition", "network", "init", "strategy", "budget", "cell_id", "revision",
@@ -65,8 +73,6 @@ LEVEL = 12
 """Of zstd; higher ones take much longer for a few percent."""
 LONG = 1000
 """Characters of a text in a row, but for a setting, which is JSON."""
-FIXED = frozenset({*TEXTS, *COUNTS, *REALS, "memory", CHECKSUM, *ITEM, *PARTS, "checks", "checks_remark"})
-"""Columns that are no metric's."""
 WHERE = {"both": "", "train": ", in training only", "test": ", in the test only"}
 """What a budget's text says of where it holds; in the frozen track it is the test everywhere."""
 
@@ -141,18 +147,12 @@ def _fields() -> tuple[pa.Field, ...]:
     """Return the columns that every table has."""
     import pyarrow as pa
 
-    kinds = {
-        **dict.fromkeys(TEXTS, pa.string()),
-        **dict.fromkeys(COUNTS, pa.int64()),
-        **dict.fromkeys(REALS, pa.float64()),
-        "memory": pa.int64(),
-        CHECKSUM: pa.int64(),
-        **dict.fromkeys(ITEM, pa.binary()),
-        **dict.fromkeys(PARTS, pa.string()),
-    }
-    shared = {name: pa.dictionary(pa.int32(), kind) for name, kind in kinds.items()
-              if kind in (pa.string(), pa.binary()) and name not in DIFFERENT}  # fmt: skip
-    return tuple(pa.field(name, kind) for name, kind in (kinds | shared).items())
+    fields = []
+    for name, kind in KINDS.items():
+        shared = kind in ("string", "binary") and name not in DIFFERENT
+        plain_type = pa.type_for_alias(kind)
+        fields.append(pa.field(name, pa.dictionary(pa.int32(), plain_type) if shared else plain_type))
+    return tuple(fields)
 
 
 def is_metric(name: str) -> bool:
@@ -263,11 +263,6 @@ def _check(path: Path, schema: pa.Schema) -> None:
 
 def beside(path: Path) -> dict[str, str]:
     """Return what a sealed file says that lay beside its records, by file name."""
-    return _beside(path, path.stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=256)
-def _beside(path: Path, changed: int) -> dict[str, str]:
     with _open(path) as file:
         said: dict[str, str] = json.loads(file.schema_arrow.metadata[ABOUT])["beside"]
     return said

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 
 from sparsebench.errors import DivergedError, UserError
+from sparsebench.measure.cost import Step
 from sparsebench.measure.metrics import decided_by, unit_of
 from sparsebench.measure.scores import Items, Score, group_accuracies, scores, share
 from sparsebench.measure.selection import token_spuriosity
 from sparsebench.models.actor import Actor
 from sparsebench.models.base import Network, Watchable
-from sparsebench.records.record import Metric, Outcomes, TokenStep, bytes_of
+from sparsebench.records.record import Metric, Outcomes, bytes_of
 from sparsebench.runner.prepare import Prepared
 from sparsebench.tasks.base import Data, Split, Task, relevant
 from sparsebench.tasks.pictures import PictureTask
@@ -37,7 +38,7 @@ class Result:
 
     def __init__(self) -> None:
         self.metrics: dict[str, Metric] = {}
-        self.trajectory: tuple[TokenStep, ...] = ()
+        self.trajectory: tuple[Step, ...] = ()
         self.samples: dict[str, tuple[float | None, ...]] = {}
         self.outcomes: Outcomes | None = None
         self.notes: dict[str, str] = {}
@@ -254,7 +255,7 @@ def _add_cost(result: Result, network: Network, actor: Actor | None, evaluation:
     cost, n = network.cost, len(evaluation.predicted)
     full = cost.dense()
     steps = evaluation.steps or full
-    result.trajectory = tuple(TokenStep(**vars(step)) for step in steps)
+    result.trajectory = tuple(steps)
     dense, macs = cost.macs(full), cost.macs(steps)
     planned = dense if actor is None else cost.macs(actor.planned)
     bounds = actor is not None and actor.strategy.adaptive and actor.budget.counts is not None

@@ -11,9 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sparsebench.errors import UserError
+from sparsebench.measure.cost import Step
 from sparsebench.records import store, table
 from sparsebench.records.cell import Cell, Part, canonical
-from sparsebench.records.record import Failure, Metric, Outcomes, Record, TokenStep, bytes_of, numbers_of
+from sparsebench.records.record import Failure, Metric, Outcomes, Record, bytes_of, numbers_of
 from sparsebench.strategy.budget import Budget
 from sparsebench.tasks.images import Composite
 
@@ -88,8 +89,8 @@ METRIC = st.builds(
     method=st.sampled_from(["", "Wilson 95 %"]),
 )  # fmt: skip
 STEP = st.builds(
-    TokenStep, tokens_in=st.floats(0, 1e9), tokens_out=st.floats(0, 1e9), early=st.booleans(), scoring=st.text(),
-    own=st.floats(0, 1), rested=st.sampled_from([0.0, 0.5]),
+    Step, tokens_in=st.floats(0, 1e9), tokens_out=st.floats(0, 1e9), early=st.booleans(),
+    scoring=st.sampled_from(["", "class", "received"]), own=st.floats(0, 1), rested=st.sampled_from([0.0, 0.5]),
 )  # fmt: skip
 CHANGES = st.fixed_dictionaries({
     "notes": st.dictionaries(st.text(max_size=5), st.text(), max_size=3),
