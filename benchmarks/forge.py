@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from sparsebench import api
+from sparsebench.files import content_hash
 from sparsebench.measure.cost import Step
 from sparsebench.measure.scores import scores
 from sparsebench.models.vits import Vit
@@ -67,8 +68,8 @@ def honest(place: Path, seeds: int = 2) -> Path:
 
 
 def said(folder: Path, **about: Any) -> Path:
-    """Say other things in a manifest."""
-    made = folders.manifest_of(folder).model_copy(update=about)
+    """Say other things in a manifest, and of its records what they are."""
+    made = folders.manifest_of(folder).model_copy(update=about | {"records": content_hash(folder / folders.RECORDS)})
     (folder / MANIFEST).write_text(canonical(made.model_dump(mode="json")) + "\n", "utf-8")
     return folder
 
@@ -77,7 +78,7 @@ def rewritten(folder: Path, records: Iterable[Record]) -> Path:
     """Write other records into a submission."""
     path = folder / folders.RECORDS
     table.write(path, table.table_of((record, 0) for record in records), table.beside(path))
-    return folder
+    return said(folder)
 
 
 def changed(sound: Path, to: Path, change: Change, strategy: str | None = NAME) -> Path:

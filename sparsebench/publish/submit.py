@@ -70,7 +70,8 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
         table.write(part / RECORDS, table.table_of((one, 0) for one in chosen.values()), beside)
         for path, text in about.source.items():
             files.write_whole(part / PLUGIN / path, text.encode())
-        manifest = Manifest(strategy=name, plugin=origin, file=about.file)
+        records_hash = files.content_hash(part / RECORDS)
+        manifest = Manifest(strategy=name, plugin=origin, file=about.file, records=records_hash)
         files.write_whole(part / MANIFEST, (canonical(manifest.model_dump(mode="json")) + "\n").encode())
         verdict = verify(part)
         if verdict.wrong:

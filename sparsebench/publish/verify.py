@@ -25,6 +25,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from sparsebench.errors import UserError, first_of
+from sparsebench.files import content_hash
 from sparsebench.measure.cost import CostModel
 from sparsebench.measure.metrics import decided_by
 from sparsebench.measure.scores import TOP_5_FROM, Items, Score, scores
@@ -65,12 +66,14 @@ class Manifest(Value):
         strategy: whose records are published; what else there is are baselines and oracles that ran beside it.
         plugin: where the strategy came from.
         file: the plugin file, by its name below `plugin`; "" of a strategy that is installed or shipped.
+        records: SHA-256 of the file of the records.
     """
 
-    schema_version: Literal[4] = 4
+    schema_version: Literal[3] = 3
     strategy: str
     plugin: Origin
     file: str = ""
+    records: str
 
 
 def manifest_of(folder: Path) -> Manifest:
@@ -170,6 +173,8 @@ def _wrong(folder: Path, verdict: Verdict, placed: bool) -> Iterator[str]:
     if len(suites) != 1 or described is None:
         raise UserError("it does not say which suite it answers, or what its strategy is, or not of that revision")
     (suite,) = suites
+    if content_hash(folder / RECORDS) != manifest.records:
+        yield f"'{RECORDS}' has another SHA-256 than {MANIFEST} says"
     version = version_of(suite, manifest.plugin)
     verdict.version = plain(version)
     verdict.suite = "" if suite.name == manifests.OWN else plain(f"{suite.name} {suite.version}")

@@ -129,7 +129,7 @@ def with_records(change: Callable[[Record], list[Record]]) -> Callable[[Path], A
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "a changed byte": (flipped(RECORDS), "is damaged"),
+    "a changed byte": (flipped(RECORDS), f"'{RECORDS}' has another SHA-256 than {MANIFEST} says"),
     "another plugin": (flipped("plugin/good.py"), "'plugin/good.py' is not the file that was run"),
     "no plugin": (lambda folder: (folder / "plugin" / "good.py").unlink(), "'plugin/good.py' is not the file"),
     "torn records": (lambda folder: os.truncate(folder / RECORDS, 5000), "is damaged"),
