@@ -2,6 +2,7 @@
 
 python benchmarks/chaos.py --kills 200            # tens of minutes: a killed run loads the libraries anew
 python benchmarks/chaos.py --kills 12 --cells 96  # the short form that the tests run
+python benchmarks/chaos.py --sealing --kills 50   # a minute: processes that seal, and nothing else
 python benchmarks/chaos.py --workers --kills 50 --cells 56  # workers alone, and only the same command again
 
 The run, its server and its workers are killed, by SIGKILL and SIGTERM, while they load, work, write records and
@@ -17,6 +18,7 @@ import csv
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,6 +56,7 @@ model_params = {{dim = 16, depth = 2, heads = 2}}
 params = {{epochs = 2, test = 20, pretrain_epochs = 1, pretrain_samples = 40, batch = 10}}
 n_train = [40]
 """
+REAL = Path(__file__).resolve().parents[1] / "leaderboard" / "quick"
 PAUSES = (0.05, 0.5, 5.0, 20.0)
 """The longest seconds between two kills, drawn each time: a run takes some to load the libraries."""
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
@@ -220,16 +223,62 @@ def chaos(folder: Path, cells: int, kills: int, seed: int) -> tuple[Counter[str]
     return killed, wrong, rounds
 
 
+def end_sealing(folder: Path, kills: int, seed: int) -> tuple[Counter[str], list[str]]:
+    """Kill processes that seal three segments, and then seal; return how many files each had made, and what is wrong.
+
+    The moments are drawn from the time that sealing takes when nobody disturbs it.
+    """
+    code = "import sys; from pathlib import Path; from sparsebench.records import store; import pyarrow.parquet; "
+    code += "print(flush=True); store.seal(Path(sys.argv[1]))"
+    records = list(store.read(REAL).values())
+    for part in range(3):
+        writer = store.Writer(folder / "lines")
+        for record in records[part::3]:
+            writer.append(record)
+        writer.close()
+
+    def begun(out: Path) -> subprocess.Popen[bytes]:
+        shutil.copytree(folder / "lines", out)
+        sealing = subprocess.Popen([sys.executable, "-c", code, str(out)], stdout=subprocess.PIPE)
+        assert sealing.stdout
+        sealing.stdout.readline()
+        return sealing
+
+    start = time.monotonic()
+    with begun(folder / "undisturbed") as sealing:
+        sealing.wait()
+    takes, rng = time.monotonic() - start, random.Random(seed)
+    made, wrong = Counter[str](), list[str]()
+    for number in range(kills):
+        out = folder / str(number)
+        with begun(out) as sealing:
+            time.sleep(rng.random() * takes)
+            sealing.kill()
+        made[f"{len(store.sealed(out))} files"] += 1
+        wrong += ["lost before it is sealed"] * (store.read(out).keys() != store.read(folder / "lines").keys())
+        store.seal(out)
+        wrong += differences(out, folder / "undisturbed")
+        wrong += ["twice"] * (len(store.rows(out, counted=False)) != len(records))
+    return made, wrong
+
+
 def main() -> None:
     """Print what was killed, and what came of it."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--cells", type=int, default=304)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--sealing", action="store_true", help="kill processes that seal, and nothing else")
     parser.add_argument("--workers", action="store_true", help="kill workers alone, and give the same command again")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
+        if given.sealing:
+            made, wrong = end_sealing(Path(folder), given.kills, given.seed)
+            what = ", ".join(f"{number} had made {files}" for files, number in sorted(made.items()))
+            print(f"{made.total()} killed while they sealed three segments, of which {what}:")
+            print(", ".join(wrong) or "nothing is lost, doubled or torn, and all is sealed")
+            sys.exit(bool(wrong))
         if given.workers:
             number, wrong, rounds, times = heal(Path(folder), given.cells, given.kills, given.seed)
             cells = len(store.read(Path(folder) / "undisturbed"))

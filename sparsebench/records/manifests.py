@@ -136,7 +136,7 @@ def metrics(out: Path) -> tuple[MetricKind, ...]:
 
 def _declared(kind: MetricKind) -> MetricKind:
     check([kind])
-    return replace(kind, **{field: plain(getattr(kind, field)) for field in ("unit", "what", "title")})
+    return replace(kind, unit=plain(kind.unit), what=plain(kind.what), title=plain(kind.title))
 
 
 Declared: Any = Annotated[MetricKind, AfterValidator(_declared)]

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import random
 import resource
 import shutil
 import signal
@@ -179,26 +178,6 @@ def test_a_line_that_cannot_be_read_keeps_its_segment_and_a_torn_one_not(tmp_pat
         path.write_bytes(path.read_bytes() + end)
         store.seal(tmp_path / name)
         assert bool(store.segments(tmp_path / name)) == (name == "odd") and len(store.read(tmp_path / name)) == 1
-
-
-@pytest.mark.slow
-def test_whoever_is_killed_while_sealing_nothing_is_lost_or_doubled(tmp_path: Path, make_record: Make) -> None:
-    records = [make_record(repetition=number) for number in range(300)]
-    rng, expected = random.Random(0), {record.cell_id for record in records}
-    code = "import sys; from pathlib import Path; from sparsebench.records import store; import pyarrow.parquet; "
-    code += "print(flush=True); store.seal(Path(sys.argv[1]))"
-    for trial in range(20):
-        out = tmp_path / str(trial)
-        for part in range(3):
-            filled(out, *records[part * 100 : part * 100 + 100])
-        with subprocess.Popen([sys.executable, "-c", code, str(out)], stdout=subprocess.PIPE) as sealing:
-            assert sealing.stdout
-            sealing.stdout.readline()
-            time.sleep(rng.random() * 0.15)
-            sealing.send_signal(signal.SIGKILL)
-        assert set(store.read(out)) == expected
-        store.seal(out)
-        assert not store.segments(out) and set(store.read(out)) == expected and len(rows_in(out)) == 300
 
 
 def test_what_cannot_be_sealed_stays(tmp_path: Path, make_record: Make) -> None:

@@ -16,6 +16,12 @@ def test_a_sweep_whose_processes_are_killed_ends_with_the_records_of_an_undistur
 
 
 @pytest.mark.slow
+def test_whoever_is_killed_while_sealing_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
+    made, wrong = chaos.end_sealing(tmp_path, kills=20, seed=0)
+    assert made.total() == 20 and not wrong
+
+
+@pytest.mark.slow
 def test_the_same_command_heals_killed_workers_to_the_undisturbed_board(tmp_path: Path) -> None:
     killed, wrong, sweeps, times = chaos.heal(tmp_path, cells=8, kills=3, seed=1)
     assert killed == 3 and not wrong and sweeps <= times
