@@ -102,7 +102,7 @@ class Grid:
 def resamples_of(grids: Iterable[Grid]) -> tuple[np.ndarray, list[int]]:
     """Return (P, RESAMPLES) N50 of P grids, and of how many repetitions each is; see `Successes.resamples`."""
     successes = [grid.successes for grid in grids]
-    return np.array([one.resamples() for one in successes]), [len(one.seeds) for one in successes]
+    return np.array([one.resamples for one in successes]), [len(one.seeds) for one in successes]
 
 
 ENOUGH = 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -106,10 +106,13 @@ class Successes:
 
     def among(self, seeds: np.ndarray) -> Successes:
         """Return the grid of some of its repetitions, sorted."""
+        if len(seeds) == len(self.seeds):
+            return self  # with its resamples
         return Successes(self.sizes, seeds, self.wins[np.searchsorted(self.seeds, seeds)])
 
+    @cached_property
     def resamples(self) -> np.ndarray:
-        """Return (RESAMPLES,) N50 of repetitions drawn again, NaN from fewer than two; see `bootstrap_means`."""
+        """(RESAMPLES,) N50 of repetitions drawn again, NaN from fewer than two; see `bootstrap_means`."""
         if len(self.seeds) < 2:
             return np.full(RESAMPLES, np.nan)
         return half_success(self.sizes, bootstrap_means(self.wins))  # sums of zeros and ones are exact
@@ -127,7 +130,7 @@ def sample_complexity(grid: Successes) -> Interval:
     """
     if len(grid.seeds) < 2:
         return grid.n50, None, None
-    return grid.n50, *percentiles(grid.resamples(), len(grid.seeds))
+    return grid.n50, *percentiles(grid.resamples, len(grid.seeds))
 
 
 def n50_ratio(grid: Successes, other: Successes) -> Interval:
@@ -143,7 +146,7 @@ def n50_ratio(grid: Successes, other: Successes) -> Interval:
     value = float(_ratio(np.array([grid.n50]), np.array([other.n50]))[0])
     if len(shared) < 2:
         return value, None, None
-    return value, *percentiles(_ratio(grid.resamples(), other.resamples()), len(shared))
+    return value, *percentiles(_ratio(grid.resamples, other.resamples), len(shared))
 
 
 def _ratio(n50: np.ndarray, other: np.ndarray) -> np.ndarray:
