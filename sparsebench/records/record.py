@@ -135,7 +135,7 @@ class Record(Value):
 
     Attributes:
         notes: facts that are no numbers, such as which attention a strategy was given.
-        started: UTC, in ISO 8601. Of two records of a cell the one that came later says so here, whatever the clocks.
+        started: UTC, in ISO 8601. Of two records of a cell the later one is the newer.
         trajectory: realised token counts, block by block, mean over the test samples.
         samples: series of numbers by name: raw timings in seconds a batch, what was watched while training, selection
             quality by block; None where there is nothing to measure.

@@ -5,14 +5,12 @@ import json
 import random
 import shutil
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from flats import filled, rows_in
-from measured import TINY
 
-from sparsebench import api, files
+from sparsebench import files
 from sparsebench.errors import UserError
 from sparsebench.records import store
 from sparsebench.records.record import Record
@@ -54,19 +52,6 @@ def test_records_of_one_moment_count_by_what_they_say(tmp_path: Path, make_recor
         (winner,) = store.read(filled(tmp_path / str(k), *order)).values()
         winners.add(winner.metrics["accuracy"].value)
     assert len(winners) == 1
-
-
-def test_a_record_that_is_made_later_counts_though_the_clock_was_set_back(tmp_path: Path) -> None:
-    claimed = (datetime.now(UTC) + timedelta(hours=3)).isoformat()
-    asked = {"suite": TINY, "n_train": (4,), "jobs": 0, "seeds": 1, "out": tmp_path}
-    api.run("noise", **asked)
-    odd = {one.cell_id: one.model_copy(update={"started": claimed}) for one in store.read(tmp_path).values()}
-    for path in store.sealed(tmp_path):
-        path.unlink()
-    filled(tmp_path, *odd.values())
-    api.run("noise", rerun="always", **asked)
-    made = store.read(tmp_path)
-    assert made.keys() == odd.keys() and not [one for one in made.values() if one.started == claimed]
 
 
 def test_records_of_all_ages_give_the_rows_that_they_gave() -> None:
