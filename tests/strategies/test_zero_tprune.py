@@ -49,8 +49,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("keep", [3, 8, 13])
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("keep", [3, 13])
+@pytest.mark.parametrize("block", [0, 1, 3])
 @pytest.mark.parametrize("params", CASES.values(), ids=CASES)
 def test_it_keeps_what_the_equations_keep(params, block, keep):
     strategy, network = ZeroTPrune(**params), vit(reg_tokens=1)

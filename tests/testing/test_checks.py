@@ -27,8 +27,8 @@ STRATEGIES = [
 ]  # fmt: skip
 
 
-FEW = ["attn_topk", "tome", "oracle", "downsample", "patch_dropout"]
-"""One that scores, one that merges, one that knows, one that mixes, one of training alone."""
+FEW = ["tome", "oracle", "downsample", "patch_dropout"]
+"""One that merges, one that knows, one that mixes, one of training alone; one that scores is below."""
 
 
 def report_of(strategy):
