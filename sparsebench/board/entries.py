@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -172,15 +172,10 @@ class Entry:
             values = np.bincount(place, values) / n
         return dict(zip(seeds.tolist(), values.tolist(), strict=True))
 
-    def over_seeds(self, kind: MetricKind) -> float | None:
-        """Return a metric over all seeds, None where it was not measured."""
-        values = list(self.by_seed(kind.name).values())
-        return float(np.median(values) if kind.over_seeds == "median" else np.mean(values)) if values else None
-
-    def mean(self, metric: str) -> float | None:
-        """Return the mean of a metric over seeds, None where it was not measured."""
+    def over_seeds(self, metric: str, how: str = "mean") -> float | None:
+        """Return the mean, or median, of a metric over seeds, None where it was not measured."""
         values = list(self.by_seed(metric).values())
-        return float(np.mean(values)) if values else None
+        return float(np.median(values) if how == "median" else np.mean(values)) if values else None
 
     @cached_property
     def trials(self) -> Successes | None:
@@ -191,11 +186,6 @@ class Entry:
         """Return the successes as another metric has them, or None where none does."""
         values = self.column(metric)
         return None if np.isnan(values).all() else Successes.of(self.repetitions, self.sizes, values)
-
-    @property
-    def devices(self) -> list[str]:
-        """The devices that it ran on."""
-        return sorted(self.words("device"))
 
     @property
     def machines(self) -> frozenset[tuple[str, str]]:
@@ -271,26 +261,6 @@ def _join(parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
-class SettingName(NamedTuple):
-    """What a reader knows a setting by; n_train is its largest number of training samples."""
-
-    task: str
-    model: str
-    n_train: int
-    track: str
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> SettingName:
-        """Return that of a row of a board by task."""
-        return cls(row.get("task", ""), row.get("model", ""), row.get("n_train", 0), row.get("track") or TRACK)
-
-    @property
-    def title(self) -> str:
-        """The same in words; training samples where networks are trained for what is tested."""
-        samples = f"{self.n_train} training samples" if self.n_train and self.track != "frozen" else ""
-        return ", ".join(filter(None, (self.task, self.model, samples)))
-
-
 @dataclass(frozen=True)
 class Setting:
     """The records of one task with all its parameters, one model, and one size unless sizes are compared.
@@ -332,9 +302,10 @@ class Setting:
         return int(max(entry.sizes.max() for entry in self.entries.values()))
 
     @property
-    def name(self) -> SettingName:
-        """What a reader knows it by."""
-        return SettingName(self.task, self.model, self.largest, self.track)
+    def title(self) -> str:
+        """What a reader knows it by; training samples where networks are trained for what is tested."""
+        samples = f"{self.largest} training samples" if self.largest and self.track != "frozen" else ""
+        return ", ".join(filter(None, (self.task, self.model, samples, self.track)))
 
     @cached_property
     def largest_entries(self) -> dict[Key, Entry]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,15 +21,16 @@ from sparsebench.board.entries import (
     TRACK,
     TRAINED,
     Entry,
+    Key,
     Setting,
     add_titles,
     asked_of,
     frame_of,
     key_of,
+    line_of,
     metrics_of,
     settings_of,
 )
-from sparsebench.board.missing import missing_of
 from sparsebench.board.over_budgets import BudgetBoard, over_budgets
 from sparsebench.board.references import compare_with_dense, compare_with_random
 from sparsebench.errors import UserError
@@ -41,6 +44,46 @@ Flats = Iterable[Mapping[str, Any]]
 """Flat records, a mapping each, or a table of pandas."""
 NOTHING = {CHECKS: UNCHECKED, BADGE: "", columns.TRACK.key: TRACK, columns.CLASSES.key: ""}
 """What values say nothing, besides None: a column that is in no table always is left out where it has no others."""
+
+
+class Cell(NamedTuple):
+    """One cell of a strategy at a budget; `draw` numbers those on a network that is tested as it is, else it is 0."""
+
+    n_train: int
+    seed: int
+    draw: int = 0
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What is missing in a setting.
+
+    Attributes:
+        dense: whether dense is, by which all others are measured: then nothing is ranked.
+        wanted: the cells that most strategies have.
+        budgets: falling shares of dense MACs that most strategies were run at, where some were run at several.
+        lacks: by strategy, kind and budget, of those that lack something: the cells of most others that have no record,
+            and the shares of dense MACs of most others at which it was not run.
+        apart: these, and the other points of their curves: a strategy is ranked at all of its budgets or at none.
+    """
+
+    dense: bool
+    wanted: frozenset[Cell]
+    budgets: tuple[float, ...]
+    lacks: Mapping[Key, tuple[frozenset[Cell], frozenset[float]]]
+    apart: frozenset[Key]
+
+    def unranked(self, setting: Setting, failed: Collection[tuple[str, str]]) -> set[Key]:
+        """Return the entries that are not ranked: those that stand apart, and those of which cells failed.
+
+        Args:
+            setting: whose missing cells these are.
+            failed: strategies and budgets of which cells failed.
+        """
+        if self.dense:
+            return set(setting.entries)
+        broken = {strategy for strategy, _ in failed} if self.budgets else set()
+        return set(self.apart) | {key for key in setting.entries if key[0] in broken or (key[0], key[2]) in failed}
 
 
 @dataclass(frozen=True)
@@ -179,7 +222,10 @@ def _rows(parts: Mapping[str, Setting], kinds: Sequence[MetricKind]) -> list[Row
             words = {word for entry in present.values() for word in entry.words(name)}
             row[name] = words.pop() if len(words) == 1 else otherwise  # of several versions
         row[columns.TRACK.key], row[columns.CLASSES.key] = main.track, described(main.params[0])
-        row |= {kind.name: present[kind.name].over_seeds(kind) if kind.name in present else None for kind in kinds}
+        row |= {
+            kind.name: present[kind.name].over_seeds(kind.name, kind.over_seeds) if kind.name in present else None
+            for kind in kinds
+        }
         rows.append(row)
     return rows
 
@@ -190,9 +236,9 @@ def _seeds(entry: Entry) -> int:
 
 
 def _main_columns(entry: Entry) -> Row:
-    row: Row = {metric: entry.mean(metric) for metric in ("accuracy", "macs", "macs_ratio", "selection_auroc")}
-    if speeds := list(entry.by_seed("images_per_s").values()):
-        row["images_per_s"], row["device"] = float(np.median(speeds)), ", ".join(entry.devices)
+    row: Row = {metric: entry.over_seeds(metric) for metric in ("accuracy", "macs", "macs_ratio", "selection_auroc")}
+    if (speed := entry.over_seeds("images_per_s", "median")) is not None:
+        row["images_per_s"], row["device"] = speed, ", ".join(sorted(entry.words("device")))
     return row
 
 
@@ -213,9 +259,9 @@ def _spurious_columns(entry: Entry, dense: Entry | None, setting: Setting) -> Ro
         return {}
     worst = gaps.worst_group(entry.contender, entry.groups)
     row: Row = {
-        "accuracy_with_gap": entry.at(setting.largest).mean("accuracy"),
+        "accuracy_with_gap": entry.at(setting.largest).over_seeds("accuracy"),
         "spurious_gap": float(np.mean(list(values.values()))),
-        "worst_group_accuracy": entry.mean("worst_group_accuracy") if worst is None else worst,
+        "worst_group_accuracy": entry.over_seeds("worst_group_accuracy") if worst is None else worst,
     }
     others = {} if dense is None else dense.by_seed("spurious_gap")
     if pairs := [others[seed] - values[seed] for seed in sorted(set(values) & set(others))]:
@@ -250,7 +296,7 @@ def _rank(rows: Sequence[Row], main: Setting, lossy: Collection[tuple[str, str]]
         row["rank"] = rank_text(first, last)
     _mark_fronts(ranked, pairs.better(), [main.largest_entries[key_of(row)].machines for row in ranked])
     rows = sorted(rows, key=_order)
-    return Ranking(main, ranked, pairs, rows, over_budgets(main, rows, missing, unranked))
+    return Ranking(main, ranked, pairs, rows, over_budgets(main, rows, missing.budgets, missing.apart, unranked))
 
 
 def _order(row: Row) -> tuple[Any, ...]:
@@ -267,3 +313,52 @@ def _mark_fronts(ranked: Sequence[Row], better: np.ndarray, machines: Sequence[o
         for row, cost_of, worse in zip(ranked, costs.tolist(), beaten.tolist(), strict=True):
             if not math.isnan(cost_of):
                 row[column] = "no" if worse else "yes"
+
+
+def missing_of(setting: Setting) -> Missing:
+    """Return what strategies lack that at least half of those of a setting have: a seed, a network, a draw, a budget.
+
+    A cell that failed is not missing, nor is one that is unsupported.
+    """
+    dense = setting.task != PRETRAINING and not any(key[0] == DENSE for key in setting.entries)
+    every = {key: _cells(setting, key) for key in setting.entries}
+    # What draws nothing is tested once on a network, unless each repetition tests it on other pictures.
+    parts = any(len(tests) > 1 for entry in setting.entries.values() if entry.draws for tests in entry.tests.values())
+    drawing = {key for key, cells in every.items() if parts or any(cell[2] for cell in cells)}
+    counts = Counter(cell for cells in every.values() for cell in cells)
+    wanted = frozenset(Cell(*cell) for cell, n in counts.items() if 2 * n >= len(drawing if cell[2] else every))
+    budgets, run = _budgets(setting)
+    lacks = {}
+    for key, entry in setting.entries.items():
+        cells = frozenset(cell for cell in wanted - every[key] if key in drawing or not cell.draw)
+        has = run.get(line_of(key, entry), set(budgets))
+        if cells or set(budgets) - has:
+            lacks[key] = cells, frozenset(budgets) - has
+    lines = {line_of(key, setting.entries[key]) for key in lacks if budgets} - {None}
+    apart = frozenset(key for key, entry in setting.entries.items() if key in lacks or line_of(key, entry) in lines)
+    return Missing(dense, wanted, budgets, lacks, apart)
+
+
+def _cells(setting: Setting, key: Key) -> set[tuple[int, int, int]]:
+    """Return the cells of an entry that have a record, whatever came of it, as plain tuples: there may be a million."""
+    cells = set[tuple[int, int, int]]()
+    for entry in (setting.entries[key], setting.others.get(key)):
+        if entry is not None:
+            draws = entry.repetitions.tolist() if setting.networks else repeat(0, entry.size)
+            cells.update(zip(entry.sizes.tolist(), entry.seeds.tolist(), draws, strict=True))
+    return cells
+
+
+def _budgets(setting: Setting) -> tuple[tuple[float, ...], dict[object, set[float]]]:
+    """Return the falling budgets of most curves, nothing where none has several; and those that each was run at."""
+    run: dict[object, set[float]] = defaultdict(set)
+    for key, entry in setting.largest_entries.items():
+        if (line := line_of(key, entry)) is not None:
+            run[line].add(asked_of(entry))
+    if not any(len(asked) > 1 for asked in run.values()):
+        return (), {}
+    for key, entry in setting.others.items():
+        if (line := line_of(key, entry)) in run:
+            run[line].add(asked_of(entry))
+    counts = Counter(budget for asked in run.values() for budget in asked)
+    return tuple(sorted((budget for budget, n in counts.items() if 2 * n >= len(run)), reverse=True)), run

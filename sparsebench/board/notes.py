@@ -13,8 +13,7 @@ from scipy.special import bdtr
 
 from sparsebench.board.columns import TOLERANCE
 from sparsebench.board.entries import DENSE, NETWORK, PRETRAINING, Setting, add_titles, frame_of, settings_of
-from sparsebench.board.judge import Flats, Leaderboard, Ranking
-from sparsebench.board.missing import Cell, missing_of
+from sparsebench.board.judge import Cell, Flats, Leaderboard, Ranking, missing_of
 from sparsebench.records import manifests
 from sparsebench.records.checks import REMARK
 from sparsebench.records.record import numbers_of
@@ -125,13 +124,13 @@ def not_ranked(settings: Sequence[Setting], folder: Path | None = None) -> list[
         sizes = {cell.n_train for cell in missing.wanted}
         unit = "trials" if len(sizes) > 1 else "tests" if one.networks else "repetitions"
         cells, budgets = defaultdict[str, set[Cell]](set), defaultdict[str, set[float]](set)
-        for (strategy, *_), lack in missing.lacks.items():
-            cells[strategy] |= lack.cells
-            budgets[strategy] |= lack.budgets
+        for (strategy, *_), (lacking, shares) in missing.lacks.items():
+            cells[strategy] |= lacking
+            budgets[strategy] |= shares
         alike = defaultdict[str, list[str]](list)
-        for strategy, lacking in cells.items():
+        for strategy, some in cells.items():
             parts = [f"macs {budget:g}" for budget in sorted(budgets[strategy], reverse=True)]
-            parts += [f"{len(lacking)} of {len(missing.wanted)} {unit}"] if lacking else []
+            parts += [f"{len(some)} of {len(missing.wanted)} {unit}"] if some else []
             alike[", ".join(parts)].append(strategy)
         for text, strategies in alike.items():
             command = "a run with the options of the others"

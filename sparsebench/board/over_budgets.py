@@ -29,7 +29,6 @@ from sparsebench.board.columns import (
     text_of,
 )
 from sparsebench.board.entries import DENSE, SEED, Entry, Key, Setting, asked_of, key_of, line_of
-from sparsebench.board.missing import Missing
 from sparsebench.board.references import compare_with_random
 from sparsebench.stats import curves, paired
 from sparsebench.stats.paired import Contender, Pairs
@@ -60,7 +59,9 @@ class BudgetBoard:
     notes: list[str]
 
 
-def over_budgets(main: Setting, rows: Sequence[Row], missing: Missing, unranked: Collection[Key]) -> BudgetBoard | None:
+def over_budgets(
+    main: Setting, rows: Sequence[Row], common: Sequence[float], apart: Collection[Key], unranked: Collection[Key]
+) -> BudgetBoard | None:
     """Return the board of curves of some rows, and give the rows their columns of it.
 
     None where no strategy has two budgets that are shares of dense MACs, or dense was not measured.
@@ -68,7 +69,8 @@ def over_budgets(main: Setting, rows: Sequence[Row], missing: Missing, unranked:
     Args:
         main: what the rows are of.
         rows: those of a board with a row a strategy and budget, in order.
-        missing: what strategies lack.
+        common: falling shares of dense MACs that most strategies were run at; none where none has several.
+        apart: those that lack something, which say nothing of how much others vary.
         unranked: those that are not ranked, as they lack cells or some failed.
     """
     tested = main.largest_entries
@@ -78,13 +80,13 @@ def over_budgets(main: Setting, rows: Sequence[Row], missing: Missing, unranked:
     if dense is None or not any(len(at) > 1 for at in lines.values()):
         return None
     budgets = tuple(sorted({asked for at in lines.values() for asked in at}, reverse=True))
-    common = missing.budgets or budgets
+    common = common or budgets
     middle = min(common, key=lambda budget: (abs(budget - HALF), budget))
     _add_costs(tested, able, dense)
     heights = _add_curves(main, lines, dense, common[-1])
     table = {name: _row(name, at, budgets, middle) for name, at in {DENSE: {1.0: dense}, **lines}.items()}
     whole = {name for name, at in lines.items() if not any(key_of(row) in unranked for row in at.values())}
-    lack = {name for name, at in lines.items() if any(key_of(row) in missing.apart for row in at.values())}
+    lack = {name for name, at in lines.items() if any(key_of(row) in apart for row in at.values())}
     area = _rank(table, heights, whole, lack)
     at_middle = _beside_random(tested, table, lines, middle, whole, lack)
     notes = [
@@ -130,7 +132,7 @@ def _add_costs(tested: Entries, rows: Sequence[Row], dense: Row) -> None:
         words = entry.words(HOW.key)
         row[HOW.key] = words.pop() if len(words) == 1 else ""
         row[SPEED_UP.key] = speed_up(entry, tested[key_of(dense)])
-        row[P_LABEL.key] = entry.mean(P_LABEL.key)
+        row[P_LABEL.key] = entry.over_seeds(P_LABEL.key)
 
 
 def speed_up(entry: Entry, dense: Entry) -> float | None:

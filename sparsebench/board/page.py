@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -17,7 +16,7 @@ from markupsafe import Markup
 from sparsebench.board import picture, report
 from sparsebench.board.board import Board
 from sparsebench.board.columns import BY_TASK, EVERY, NOT_RANKED, Column, Row, file_value, text_of
-from sparsebench.board.entries import DENSE, SettingName
+from sparsebench.board.entries import DENSE
 from sparsebench.board.judge import Ranking
 from sparsebench.board.over_budgets import BudgetBoard
 from sparsebench.board.tables import with_values
@@ -64,22 +63,13 @@ def render(board: Board, docs: str = "") -> bytes:
 
 def data_of(board: Board) -> dict[str, Any]:
     """Return all that the scripts know of a board: of each task and model columns, and a row a strategy and budget."""
-    judged = board.by_task if board.by_task.rows else board.judged
-    over = {one.setting.name: one.budgets for one in board.by_task.rankings if one.budgets is not None}
-    by_setting: dict[SettingName, list[Row]] = defaultdict(list)
-    for row in judged.rows:
-        by_setting[SettingName.of(row)].append(row)
     # Those with charts come first.
-    names = [*over, *(name for name in by_setting if name not in over)] or [SettingName("", "", 0, "")]
-    return {
-        "settings": [_setting(name, judged.columns, by_setting[name], over.get(name)) for name in names],
-        "papers": dict(board.papers),
-    }
+    rankings = sorted(board.by_task.rankings, key=lambda one: one.budgets is None)
+    settings = [_setting(one.setting.title, board.by_task.columns, one.every, one.budgets) for one in rankings]
+    return {"settings": settings or [_setting("", [], [], None)], "papers": dict(board.papers)}
 
 
-def _setting(
-    name: SettingName, columns: Sequence[Column], rows: Sequence[Row], over: BudgetBoard | None
-) -> dict[str, Any]:
+def _setting(title: str, columns: Sequence[Column], rows: Sequence[Row], over: BudgetBoard | None) -> dict[str, Any]:
     """Return what the page knows of one task and model."""
     about: dict[str, Any] = {"budgets": [], "middle": None, "named": []}
     titles, hidden = {"rank": "rank, by accuracy"}, {column.key for column in BY_TASK} | {"track"}
@@ -92,7 +82,7 @@ def _setting(
     rows = [row | {"gmacs": row["macs"] / GIGA} if row.get("macs") else row for row in rows]
     known = {column.key for column in columns}
     return about | {
-        "title": ", ".join(filter(None, (name.title, name.track))),
+        "title": title,
         "sort": next((key for key in SORTED if key in known), "strategy"),
         "columns": [_column(one, titles.get(one.key, one.heading)) for one in columns],
         "keys": keys, "rows": [[_value(row, key) for key in keys] for row in rows],
@@ -134,7 +124,7 @@ def _first(one: Ranking) -> dict[str, Any]:
     table = report.best(one)
     body = [[text_of(row, column) for column in table.shown] for row in table.rows]
     return {
-        "title": one.setting.name.title, "about": table.above, "headings": [column.heading for column in table.shown],
+        "title": one.setting.title, "about": table.above, "headings": [column.heading for column in table.shown],
         "body": body, "notes": [] if one.budgets is None else one.budgets.notes,
     }  # fmt: skip
 

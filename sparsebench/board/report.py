@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -24,7 +23,7 @@ from sparsebench.board.columns import (
     accuracy_at,
     short,
 )
-from sparsebench.board.entries import DENSE, SettingName, about, key_of
+from sparsebench.board.entries import DENSE, about, key_of
 from sparsebench.board.judge import Leaderboard, Ranking
 from sparsebench.board.over_budgets import BudgetBoard
 from sparsebench.board.references import RANDOM
@@ -58,17 +57,16 @@ def report(judged: Leaderboard, notes: Sequence[str] = (), *, whole: bool = True
         whole: whether it begins with what was measured and the best at each budget, not with the full table.
     """
     tables: list[Table] = []
-    several = {one.setting.name: one.budgets for one in judged.rankings if one.budgets is not None}
     for one in judged.rankings:
-        name = one.setting.name
-        title = f"{name.task}, {name.model}, N {name.n_train}" if judged.by_task else ""
-        if whole and (name in several or not judged.by_task):
+        title = f"{one.task}, {one.setting.model}, N {one.setting.largest}" if judged.by_task else ""
+        if whole and (one.budgets is not None or not judged.by_task):
             tables.append(best(one, title))
-        if name in several:
+        if one.budgets is not None:
             title = ", ".join(filter(None, ("All strategies" if whole else "", title)))
-            tables += _of_budgets(one, several[name], judged, title)
-    others = [row for row in judged.rows if not judged.by_task or SettingName.of(row) not in several]
-    if not several or (others and judged.by_task):
+            tables += _of_budgets(one, one.budgets, judged, title)
+    several = any(one.budgets is not None for one in judged.rankings)
+    others = [row for one in judged.rankings if one.budgets is None for row in one.every]
+    if others or not several:
         title = "Other tasks" if several else "All strategies" if tables else ""
         tables.append(Table(others, judged.columns, title, legend=f"{legend_of(others, judged.columns)} {LEGEND}"))
     return Report(tables, Table(judged.rows, judged.columns), notes)
@@ -78,24 +76,24 @@ def best(one: Ranking, title: str = "") -> Table:
     """Return what was measured, and for dense and each budget the strategies of which none is significantly better."""
     beside = dict.fromkeys(("speed_up", *BY_KEY["accuracy_delta"].keys))
     rows = [{**row, **beside, "budget": "1", "best": DENSE} for row in one.every if row["strategy"] == DENSE]
-    able = [i for i, row in enumerate(one.rows) if row["kind"] == "deployable"]
-    budgets = {one.rows[i]["budget"]: one.rows[i]["asked"] for i in able}
-    for share, budget in sorted({(-(asked or 0.0), "" if asked else label) for label, asked in budgets.items()}):
-        at = [i for i in able if _of_budget(one.rows[i], -share, budget)]
+    random = {_budget_of(row): row["accuracy"] for row in reversed(one.every) if row["strategy"] == RANDOM}
+    budgets = defaultdict[tuple[float, str], list[int]](list)
+    for i, row in enumerate(one.rows):
+        if row["kind"] == "deployable":
+            budgets[_budget_of(row)].append(i)
+    for (share, label), at in sorted(budgets.items()):
         better = one.pairs.among(at).better()
         first = sorted((i for k, i in enumerate(at) if not better[:, k].any()), key=lambda i: -one.rows[i]["accuracy"])
-        inside = [row for row in one.every if row["strategy"] == RANDOM and _of_budget(row, -share, budget)]
         rows.append({
-            **one.rows[first[0]], "budget": budget or f"{-share:g}",
+            **one.rows[first[0]], "budget": label or f"{-share:g}", "random": random.get((share, label)),
             "best": few([one.rows[i]["strategy"] for i in first], NAMED),
-            "random": inside[0]["accuracy"] if inside else None,
         })  # fmt: skip
     return Table(rows, BEST, title, about(one.setting), legend=LEGEND_OF_BEST, main=False)
 
 
-def _of_budget(row: Row, share: float, label: str) -> bool:
-    """Say whether a row is of a share of dense MACs, or else of the budget with that label."""
-    return row["budget"] == label if label else row["asked"] is not None and math.isclose(row["asked"], share)
+def _budget_of(row: Row) -> tuple[float, str]:
+    """Return the share of dense MACs that a row was asked for, negative, or else the label of its budget."""
+    return (0.0, row["budget"]) if row["asked"] is None else (-row["asked"], "")
 
 
 def columns_of(board: BudgetBoard, declared: Sequence[Column] = ()) -> list[Column]:

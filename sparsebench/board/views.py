@@ -255,7 +255,7 @@ def _rows_of_paper(one: Ranking) -> list[Row]:
             "task": one.setting.task, "model": one.setting.model, "n_train": one.setting.largest,
             **(dict.fromkeys(BY_KEY["accuracy_delta"].keys) if is_dense else {}),
             "method": ", ".join(filter(None, (row["strategy"], beside))),
-            **{metric: entry.mean(metric) for metric in ("parameters", "accuracy_top5")},
+            **{metric: entry.over_seeds(metric) for metric in ("parameters", "accuracy_top5")},
             SPEED_UP.key: None if dense is None else speed_up(entry, dense),
         }  # fmt: skip
         groups[DENSE if is_dense else asked if share else named].append(new)

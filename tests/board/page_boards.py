@@ -1,6 +1,8 @@
 """Boards to make pages of."""
 
 import math
+from itertools import groupby
+from types import SimpleNamespace
 from typing import Any
 
 from flats import flat
@@ -39,8 +41,13 @@ def row(strategy: str, accuracy: float | None, macs: float = 0.5, **more: Any) -
 
 def board_of(rows: list[Row], **more: Any) -> Board:
     """Return a board of rows by task, with something of all that stands beside them."""
-    judged = Leaderboard(rows, EVERY)
-    return Board(judged, judged, **BESIDE | more)
+    groups = [list(group) for _, group in groupby(rows, key=lambda one: (one["task"], one["model"], one["n_train"]))]
+    titles = [f"{group[0]['task']}, {group[0]['model']}" for group in groups]
+    rankings: Any = [
+        SimpleNamespace(setting=SimpleNamespace(title=title), every=group, budgets=None)
+        for title, group in zip(titles, groups, strict=True)
+    ]
+    return Board(Leaderboard(rows, EVERY), Leaderboard(rows, EVERY, rankings), **BESIDE | more)
 
 
 BESIDE: dict[str, Any] = {

@@ -203,7 +203,7 @@ def test_tasks_are_chosen_and_a_board_of_one_budget_has_dots(opened: Open) -> No
 
 def test_what_the_table_shows_is_copied(opened: Open) -> None:
     board = single()
-    board.by_task.rows[2]["strategy"] = 'a|b,"c"\nd'
+    board.by_task.rankings[0].every[2]["strategy"] = 'a|b,"c"\nd'
     page = opened(board, "#q=a%7Cb")
 
     def copy(form: str) -> str:
