@@ -35,6 +35,11 @@ REFERENCES = {
     "random": "random: random tokens at the input",
 }
 """Strategies that others are held against, and what the notes say of them."""
+LOOKS = {
+    "oracle": style.Series(style.BLACK, (0, (5, 1.5, 1, 1.5)), ""),
+    "random_inside": style.Series(style.DARK, (0, (1, 1)), ""),
+    "random": style.Series(style.DARK, (0, (1, 2.2)), ""),
+}
 NAMED = 6
 """Strategies that are named unless they are chosen."""
 MOST_NAMED = 24
@@ -146,9 +151,15 @@ def curves(over: BudgetBoard, title: str, strategies: Sequence[str] = (), width:
         for name, line in lines.items():
             if name not in chosen and name not in references:
                 axis.plot([1, *line.x], [0, *line.y], color=style.PALE, linewidth=0.7, zorder=1)
-        ends = [_reference(axis, lines[name]) for name in references]
-        ends += [_series(axis, lines[name], place) for place, name in enumerate(chosen)]
-        shown = [lines[name] for name in (*chosen, *references)]
+        looks = {name: LOOKS[name] for name in references}
+        looks |= {name: style.series(place) for place, name in enumerate(chosen)}
+        shown = [lines[name] for name in looks]
+        for line, how in zip(shown, looks.values(), strict=True):
+            ends, order = ([1, *line.x], [0, *line.y]), 3 if how.marker else 2
+            axis.plot(*ends, color=how.color, linestyle=how.linestyle, zorder=order, label=line.name)
+            if how.marker:
+                axis.plot(line.x, line.y, how.marker, color=how.color, mec="white", mew=0.4, zorder=4)
+                axis.vlines(line.x, line.low, line.high, color=how.color, linewidth=0.8, alpha=0.7, zorder=2)
         last = min(line.x[-1] for line in shown)
         axis.set_xlim(1, last - 0.01 * (1 - last))
         ticks = np.arange(1, last - 0.01, -0.1 if width == "two" else -0.2).round(1)
@@ -157,7 +168,7 @@ def curves(over: BudgetBoard, title: str, strategies: Sequence[str] = (), width:
         axis.set_xlabel("MACs spent, share of dense")
         axis.set_ylabel("accuracy against dense, points")
         axis.grid(axis="y")
-        _label(figure, axis, ends, bottom, LETTERS[width])
+        _label(figure, axis, shown, list(looks.values()), bottom, LETTERS[width])
     return figure
 
 
@@ -304,31 +315,6 @@ def _chosen(strategies: Sequence[str], over: BudgetBoard, lines: Mapping[str, _L
     return found
 
 
-class _End(NamedTuple):
-    """Where a line ends, and how it is drawn."""
-
-    name: str
-    color: str
-    marker: str
-    x: float
-    y: float
-
-
-def _series(axis: Axes, line: _Line, place: int) -> _End:
-    how = style.series(place)
-    axis.plot([1, *line.x], [0, *line.y], color=how.color, linestyle=how.linestyle, zorder=3, label=line.name)
-    axis.plot(line.x, line.y, how.marker, color=how.color, markeredgecolor="white", markeredgewidth=0.4, zorder=4)
-    axis.vlines(line.x, line.low, line.high, color=how.color, linewidth=0.8, alpha=0.7, zorder=2)
-    return _End(line.name, how.color, how.marker, line.x[-1], line.y[-1])
-
-
-def _reference(axis: Axes, line: _Line) -> _End:
-    dotted = {"random_inside": (0, (1, 1)), "random": (0, (1, 2.2))}
-    color, dashes = (style.DARK, dotted[line.name]) if line.name in dotted else (style.BLACK, (0, (5, 1.5, 1, 1.5)))
-    axis.plot([1, *line.x], [0, *line.y], color=color, linestyle=dashes, zorder=2, label=line.name)
-    return _End(line.name, color, "", line.x[-1], line.y[-1])
-
-
 def _fit(axis: Axes, shown: Sequence[_Line]) -> float:
     """Let the axis of losses span what is shown, with ticks that keep a distance; return the lowest points on it."""
     lowest = {line.name: float(min(line.low.min(), -0.5)) for line in shown}
@@ -348,18 +334,20 @@ def _fit(axis: Axes, shown: Sequence[_Line]) -> float:
     return bottom
 
 
-def _label(figure: Figure, axis: Axes, ends: Sequence[_End], bottom: float, letters: int) -> None:
+def _label(
+    figure: Figure, axis: Axes, lines: Sequence[_Line], looks: Sequence[style.Series], bottom: float, letters: int
+) -> None:
     """Put a name at the end of each line, moved up or down so that none lies on another, and join both."""
     labels: list[Annotation] = []
-    for end in ends:
-        beyond = f" (−{-end.y:.0f})" if end.y < bottom else ""
-        labels.append(axis.annotate(plain(end.name, letters) + beyond, (1, 0.5), (20, 0), "axes fraction",
+    for line in lines:
+        beyond = f" (−{-line.y[-1]:.0f})" if line.y[-1] < bottom else ""
+        labels.append(axis.annotate(plain(line.name, letters) + beyond, (1, 0.5), (20, 0), "axes fraction",
                                     "offset points", va="center", annotation_clip=False))  # fmt: skip
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     box, dpi = axis.get_window_extent(), figure.dpi
     apart = max(label.get_window_extent().height for label in labels) * 1.02
-    at = axis.transData.transform([(end.x, end.y) for end in ends])
+    at = axis.transData.transform([(line.x[-1], line.y[-1]) for line in lines])
     wanted = np.clip(at[:, 1], box.y0, box.y1)
     order = np.argsort(-wanted, kind="stable")
     placed = _apart(wanted[order], apart)
@@ -367,13 +355,13 @@ def _label(figure: Figure, axis: Axes, ends: Sequence[_End], bottom: float, lett
     placed += max(0.0, box.y0 - 0.1 * dpi - placed[-1])
     back = axis.transData.inverted().transform
     for height, place in zip(placed, order, strict=True):
-        end, x = ends[place], box.x1 + np.array([0.03, 0.15, 0.2]) * dpi
+        how, x = looks[place], box.x1 + np.array([0.03, 0.15, 0.2]) * dpi
         labels[place].xy = (1, (height - box.y0) / box.height)
-        if end.y < bottom:
+        if lines[place].y[-1] < bottom:
             continue
         joint = back([(at[place, 0], wanted[place]), (x[0], wanted[place]), (x[1], height), (x[2], height)])
-        axis.plot(*joint.T, color=end.color, linewidth=0.7, clip_on=False, zorder=2)
-        axis.plot(*joint[-1:].T, end.marker or "none", color=end.color, clip_on=False)
+        axis.plot(*joint.T, color=how.color, linewidth=0.7, clip_on=False, zorder=2)
+        axis.plot(*joint[-1:].T, how.marker or "none", color=how.color, clip_on=False)
 
 
 def _apart(wanted: np.ndarray, apart: float) -> np.ndarray:
