@@ -110,7 +110,6 @@ COLUMNS = (
            "no: a ranked row that is no slower on this device is significantly more accurate", False, "accuracy"),
     Column("n_seeds", "seeds", "count", "repetitions"),
 )  # fmt: skip
-BY_KEY = {column.key: column for column in COLUMNS}
 CHECKS = Column("checks", "checks", "text", "what `sparsebench check` found of this source, in this version")
 BADGE = Column("badge", "badge", "text", "of a submission: reported, or rejected, by its files alone")
 BY_LOSS = Column(
@@ -139,19 +138,19 @@ SPEED_UP = Column("speed_up", "speed-up", "times", "images/s over dense's of the
 P_LABEL = Column("p_label", "p(label)", "fraction", "mean probability of the right class in the test")
 TRACK = Column("track", "track", "text", "scratch, frozen or tuned: what strategies are tested on")
 CLASSES = Column("class_folders", "class folders", "text", "how class folders were numbered", tables=False)
-OVER_BUDGETS = (HOW, KEPT, MACS_AT_2, SPEED_UP, P_LABEL)
-"""Columns of a board of curves."""
 _AFTER = [column.key for column in COLUMNS].index("sample_complexity_ratio") + 1
-ALWAYS = (*COLUMNS[:_AFTER], BY_LOSS, *COLUMNS[_AFTER:])
-EVERY = (*BY_TASK, *ALWAYS, CHECKS, BADGE, *OVER_BUDGETS, TRACK, CLASSES)
-_EVERY = {column.key: column for column in EVERY}
+EVERY = (
+    *BY_TASK, *COLUMNS[:_AFTER], BY_LOSS, *COLUMNS[_AFTER:], CHECKS, BADGE, HOW, KEPT, MACS_AT_2, SPEED_UP, P_LABEL,
+    TRACK, CLASSES,
+)  # fmt: skip
+BY_KEY = {column.key: column for column in EVERY}
 GAPS = (
-    *(_EVERY[key] for key in ("strategy", "budget", "aligned_gap", "aligned_gap_reduction", "worst_group_accuracy")),
-    _EVERY["spurious_gap"],
+    *(BY_KEY[key] for key in ("strategy", "budget", "aligned_gap", "aligned_gap_reduction", "worst_group_accuracy")),
+    BY_KEY["spurious_gap"],
     Column("accuracy_with_gap", "accuracy", "fraction", "test accuracy in this task"),
 )
 TRIALS = tuple(
-    _EVERY[key] for key in ("strategy", "budget", "sample_complexity", "sample_complexity_ratio", BY_LOSS.key)
+    BY_KEY[key] for key in ("strategy", "budget", "sample_complexity", "sample_complexity_ratio", BY_LOSS.key)
 )
 """Columns of tables of their own under a board of curves."""
 BEST = (

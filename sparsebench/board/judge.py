@@ -156,7 +156,7 @@ def judge(records: Flats, by: str | None = None) -> Leaderboard:
     for group in filter(None, groups):
         parts, one = _parts(group, kinds), group[0]
         about = {"task": one.task, "model": one.model, "n_train": one.largest} if by else {}
-        rankings.append(_rank([about | row for row in _rows(parts, kinds)], one, lossy))
+        rankings.append(_rank([row | about for row in _rows(parts, kinds)], one, lossy))
     rows, parts = [row for one in rankings for row in one.every], {} if by else parts
     shown = _columns(rows, kinds, parts)
     return Leaderboard(rows, [*columns.BY_TASK, *shown] if by else shown, rankings, parts, by is not None, settings)
@@ -195,7 +195,7 @@ def _columns(rows: Sequence[Row], kinds: Sequence[MetricKind], parts: Mapping[st
     every = [one for one in (*EVERY, *map(columns.column_of, kinds)) if one not in columns.BY_TASK]
     says = {one for one in every if any(row.get(one.key) not in (None, NOTHING.get(one.key)) for row in rows)}
     tasks = {one.part: parts[one.part].task for one in says if one.part in parts}
-    shown = [one for one in every if one in says or one.key in columns.BY_KEY]
+    shown = [one for one in every if one in says or one in columns.COLUMNS]
     return [one._replace(task=tasks.get(one.part, "")) for one in shown]
 
 
@@ -208,7 +208,7 @@ def _rows(parts: Mapping[str, Setting], kinds: Sequence[MetricKind]) -> list[Row
     rows = []
     for key in sorted({key for of in entries.values() for key in of}):
         present = {part: of[key] for part, of in entries.items() if key in of}
-        row: Row = dict.fromkeys(columns.keys_of([*columns.ALWAYS, *columns.OVER_BUDGETS]))
+        row: Row = dict.fromkeys(columns.keys_of(EVERY))
         row |= dict(zip(("strategy", "kind", "budget"), key, strict=True)) | {"rank": NOT_RANKED}
         if (entry := present.get("accuracy")) is not None:
             row |= _main_columns(entry)
