@@ -271,11 +271,15 @@ def beside(path: Path) -> dict[str, str]:
 # Rows as records
 
 
-def head_of(row: Row) -> Head:
-    """Return the head of a row, which has the columns HEAD."""
-    notes = {} if row["notes"] is None else json.loads(row["notes"])
-    about = (row[name] for name in ("setting", "n_train", "seconds", "memory"))
-    return Head(row["cell_id"], row["status"], notes, _origin(row), row["started"], *about)
+def heads_of(table: pa.Table) -> Iterator[Head]:
+    """Yield the heads of the rows of a table, which has the columns HEAD; equal notes and origins share one object."""
+    notes_of = lru_cache(maxsize=None)(lambda text: {} if text is None else json.loads(text))
+    origin_of = lru_cache(maxsize=None)(lambda *values: _origin(dict(zip(ORIGIN, values, strict=True))))
+    for batch in table.to_batches(max_chunksize=BATCH):
+        columns: dict[str, Iterable[Any]] = {name: _values(batch[name]) for name in HEAD}
+        columns["notes"] = map(notes_of, columns["notes"])
+        columns["origin"] = map(origin_of, *(columns[name] for name in ORIGIN))
+        yield from map(Head, *(columns[name] for name in Head._fields))
 
 
 def _origin(row: Row) -> Origin:
