@@ -1,10 +1,6 @@
-from __future__ import annotations
-
 import functools
 import io
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -14,24 +10,29 @@ from sparsebench_theory.models import Shallow
 from sparsebench_theory.shallow.task import Theory
 
 from sparsebench import style
-from sparsebench.models.base import Model
 from sparsebench.paper import Result, Trial, as_csv, as_json
 from sparsebench.plan.expand import expand
-from sparsebench.plan.job import Job
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
-from sparsebench.tasks.base import Task
 
 SIZES = tuple(sorted({round(2 ** (k / 8)) for k in range(8, 90)}))
 """Fine enough for N50 to be within a few percent of the size at which trials begin to succeed."""
 
 
 def _trial(
-    n: int = 8, repetition: int = 0, *, strategy: str = "dense", removed: float = 0.0, where: str = "both",
-    diverged: bool = False, task: dict[str, Any] | None = None, model: dict[str, Any] | None = None,
-    curves: dict[str, tuple[float, ...]] | None = None, kinds: tuple[type[Task], type[Model]] = (Theory, Shallow),
-    **values: float | None,
-) -> Trial:  # fmt: skip
+    n=8,
+    repetition=0,
+    *,
+    strategy="dense",
+    removed=0.0,
+    where="both",
+    diverged=False,
+    task=None,
+    model=None,
+    curves=None,
+    kinds=(Theory, Shallow),
+    **values,
+):
     return Trial(
         task=kinds[0](**(task or {})), model=kinds[1](**(model or {})), strategy=strategy, removed=removed, where=where,
         n=n, repetition=repetition, values={} if diverged else {"success": 1.0, "steps": 10.0} | values,
@@ -40,7 +41,7 @@ def _trial(
 
 
 @pytest.fixture(scope="session")
-def make_trial() -> Callable[..., Trial]:
+def make_trial():
     """Return a maker of trials: what is no parameter of the task or the model is a metric.
 
     `kinds` are the classes of task and model, those of the shallow-ViT paper unless given.
@@ -49,21 +50,18 @@ def make_trial() -> Callable[..., Trial]:
 
 
 @functools.cache
-def _jobs(suite: str, figure: str) -> list[Job]:
+def _jobs(suite, figure):
     return list(expand(Request(suite=suite, figures=(figure,)), Registry()))
 
 
 @pytest.fixture(scope="session")
-def planned() -> Callable[..., list[Trial]]:
+def planned():
     """Return a maker of the trials that a suite plans for a figure, without running them.
 
     `fill` gives metrics and curves of a job, or None if its training diverged; `keep` says which repetitions there are.
     """
 
-    def make(
-        suite: str, figure: str, fill: Callable[[Job], tuple[dict[str, Any], dict[str, Any]] | None],
-        keep: Callable[[int], bool] = lambda repetition: True,
-    ) -> list[Trial]:  # fmt: skip
+    def make(suite, figure, fill, keep=lambda repetition: True):
         registry = Registry()
         trials = []
         for job in _jobs(suite, figure):
@@ -84,10 +82,10 @@ def planned() -> Callable[..., list[Trial]]:
 
 
 @pytest.fixture(scope="session")
-def sound() -> Callable[[Result], None]:
+def sound():
     """Return a check that a figure can be drawn and written, and that neither shows a NaN."""
 
-    def check(result: Result) -> None:
+    def check(result):
         texts = [as_json(result.verdicts, []), *map(as_csv, result.tables.values())]
         assert not any(re.search(r"nan\b", text, re.IGNORECASE) for text in texts)
         assert {v.verdict for v in result.verdicts} <= {"reproduced", "partly", "not reproduced", "undecided"}
@@ -99,10 +97,10 @@ def sound() -> Callable[[Result], None]:
 
 
 @pytest.fixture(scope="session")
-def drawn() -> Callable[[Result], None]:
+def drawn():
     """Return a check that the pictures of a figure are whole."""
 
-    def check(result: Result) -> None:
+    def check(result):
         made = result.pictures()
         assert set(made) == {"png", "svg", "pdf"} and ElementTree.fromstring(made["svg"]).tag.endswith("svg")
         with Image.open(io.BytesIO(made["png"])) as picture:
@@ -114,15 +112,13 @@ def drawn() -> Callable[[Result], None]:
 
 
 @pytest.fixture(scope="session")
-def grid_of() -> Callable[..., list[Trial]]:
+def grid_of():
     """Return a maker of the trials of one condition that succeed from about `n50` samples on.
 
     Repetitions differ by up to `spread`, a factor, about it.
     """
 
-    def make(
-        n50: float, *, repetitions: int = 8, spread: float = 1.15, sizes: Sequence[int] = SIZES, **options: Any
-    ) -> list[Trial]:
+    def make(n50, *, repetitions=8, spread=1.15, sizes=SIZES, **options):
         steps = [2 * r / (repetitions - 1) - 1 for r in range(repetitions)] if repetitions > 1 else [0.0]
         return [
             _trial(n, r, success=float(n >= n50 * spread**step), **options)
@@ -134,6 +130,6 @@ def grid_of() -> Callable[..., list[Trial]]:
 
 
 @pytest.fixture
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_pictures(monkeypatch):
     """Let figures have pictures of a few bytes, where only their files matter: to render them takes seconds."""
     monkeypatch.setattr(Result, "pictures", lambda result: {form: result.title.encode() for form in style.FORMS})

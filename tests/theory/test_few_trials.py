@@ -1,9 +1,7 @@
 """Every figure of every paper, of trials that are few, or diverged; and a picture of each kind."""
 
 import re
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +12,7 @@ from sparsebench_theory.shallow import paper as theory
 from sparsebench_theory.sparse_tokens import figures as sparse_tokens
 from sparsebench_theory.spatial import figures as spatial
 
-from sparsebench.paper import Paper, Result
-from sparsebench.plan.job import Job
+from sparsebench.paper import Result
 
 PAPERS = {one.name: one for one in (theory.PAPER, overfitting.PAPER, spatial.PAPER, sparse_tokens.PAPER, images.PAPER)}
 VALUES = {
@@ -29,10 +26,10 @@ WATCHED = (
 )  # fmt: skip
 
 
-def well(job: Job) -> tuple[dict[str, float | None], dict[str, tuple[float, ...]]]:
+def well(job):
     """Return metrics and curves of a trial that went well, whatever its task is."""
     cell, r = job.cell, job.cell.repetition
-    params: dict[str, Any] = cell.task.params
+    params = cell.task.params
     values = VALUES | {"success": float(cell.n_train >= 16), "iterations": 50.0 + r}
     if cell.task.name == "overfitting":
         values["test_loss"] = 200 / cell.n_train / overfitting.Overfitting(**params).snr ** 2
@@ -49,11 +46,11 @@ def well(job: Job) -> tuple[dict[str, float | None], dict[str, tuple[float, ...]
     return values, curves
 
 
-def unfitted(job: Job) -> tuple[dict[str, float | None], dict[str, tuple[float, ...]]]:
+def unfitted(job):
     return well(job)[0] | {"fitted": 0.0}, well(job)[1]
 
 
-FEW: dict[str, tuple[Callable[[Any], Any], Callable[[int], bool]]] = {
+FEW = {
     "as planned": (well, lambda r: True),
     "one repetition": (well, lambda r: r == 0),
     "one repetition that diverged": (lambda job: None, lambda r: r == 0),
@@ -68,10 +65,8 @@ FEW: dict[str, tuple[Callable[[Any], Any], Callable[[int], bool]]] = {
 
 @pytest.mark.parametrize("few", FEW)
 @pytest.mark.parametrize(("paper", "figure"), [(paper, figure) for paper in PAPERS for figure in PAPERS[paper].figures])
-def test_few_trials_break_nothing_and_decide_nothing(
-    planned: Any, sound: Any, paper: str, figure: str, few: str
-) -> None:
-    made: Paper = PAPERS[paper]
+def test_few_trials_break_nothing_and_decide_nothing(planned, sound, paper, figure, few):
+    made = PAPERS[paper]
     result = made.figures[figure](planned(made.suites["quick"], figure, *FEW[few]))
     sound(result)
     words = {v.verdict for v in result.verdicts}
@@ -89,12 +84,12 @@ def test_few_trials_break_nothing_and_decide_nothing(
         ("sparse-tokens", "strength", "as planned"),
     ],
 )  # fmt: skip
-def test_pictures_are_whole(planned: Any, drawn: Any, paper: str, figure: str, few: str) -> None:
+def test_pictures_are_whole(planned, drawn, paper, figure, few):
     made = PAPERS[paper]
     drawn(made.figures[figure](planned(made.suites["quick"], figure, *FEW[few])))
 
 
-def test_a_heat_map_shows_the_rates_that_there_are_and_has_the_same_bytes_again() -> None:
+def test_a_heat_map_shows_the_rates_that_there_are_and_has_the_same_bytes_again():
     rates = np.array([[0.25, np.nan], [1.0, 0.75]])
     panel = partial(heat_map, title="rates", x=np.array([4.0, 9.0]), sizes=np.array([8, 16]), rates=rates, label="x")
     made = Result("rates", {}, [panel], []).pictures()

@@ -1,8 +1,3 @@
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 from sparsebench_theory.shallow import published
@@ -10,7 +5,6 @@ from sparsebench_theory.shallow.images import PAPER, alpha, figure_6a, figure_6b
 from verdicts import NO, OPEN, PARTLY, YES, words
 
 from sparsebench.models.vits import Vit
-from sparsebench.paper import Trial
 from sparsebench.tasks.images import Composite, Spurious
 
 REMOVED = (0.0, 0.15625, 0.28125, 0.375, 0.4375)
@@ -19,8 +13,8 @@ GRID = {"placement": "grid"}
 
 
 @pytest.fixture(scope="session")
-def trial(make_trial: Any) -> Callable[..., Trial]:
-    def make(n: int, r: int, removed: float, task: dict[str, Any] | None = None, **values: Any) -> Trial:
+def trial(make_trial):
+    def make(n, r, removed, task=None, **values):
         kind = Composite if "success" in values else Spurious
         strategy = "oracle" if removed else "dense"
         return make_trial(
@@ -30,13 +24,13 @@ def trial(make_trial: Any) -> Callable[..., Trial]:
     return make
 
 
-def test_alpha_is_the_foreground_over_what_stays(trial: Any) -> None:
+def test_alpha_is_the_foreground_over_what_stays(trial):
     assert [alpha(trial(10, 0, removed)) for removed in REMOVED] == list(ALPHAS)
 
 
 @pytest.mark.parametrize("preset", PAPER.presets)
 @pytest.mark.parametrize("figure", PAPER.figures)
-def test_the_suites_have_the_levels_of_the_paper(planned: Any, preset: str, figure: str) -> None:
+def test_the_suites_have_the_levels_of_the_paper(planned, preset, figure):
     trials = planned(PAPER.suites[preset], figure, lambda job: ({}, {}))
     assert sorted({alpha(t) for t in trials if t.strategy != "random"}) == list(ALPHAS)
     assert {t.removed for t in trials if t.strategy == "random"} == {0.4375}
@@ -54,13 +48,7 @@ SIZES = (100, 200, 400, 800)
 FINE = tuple(round(100 * 2 ** (k / 8)) for k in range(25))
 
 
-def accuracies(
-    trial: Any,
-    accuracy: Callable[[float, int], float],
-    repetitions: int = 3,
-    level: float = 0.5,
-    sizes: tuple[int, ...] = SIZES,
-) -> list[Trial]:
+def accuracies(trial, accuracy, repetitions=3, level=0.5, sizes=SIZES):
     """Return trials of Figures 6a and 6b; a repetition differs a little from another."""
     return [
         trial(n, r, removed, {"success_accuracy": level}, accuracy=accuracy(a, n) + 0.001 * r,
@@ -78,7 +66,7 @@ def accuracies(
         (lambda a, n: 0.3 - 0.1 * a + 0.001 * np.log2(n), [YES, NO]),
     ],
 )
-def test_accuracy_by_samples_and_share(trial: Any, sound: Any, accuracy: Any, expected: list[str]) -> None:
+def test_accuracy_by_samples_and_share(trial, sound, accuracy, expected):
     result = figure_6a(accuracies(trial, accuracy))
     assert words(result) == expected
     sound(result)
@@ -87,7 +75,7 @@ def test_accuracy_by_samples_and_share(trial: Any, sound: Any, accuracy: Any, ex
     assert rows["alpha_* 0.90", 200]["accuracy"] == pytest.approx(accuracy(0.9, 200) + 0.001)
 
 
-def needs(constant: float, power: float) -> Callable[[float, int], float]:
+def needs(constant, power):
     """Return an accuracy that reaches 0.5 at constant * alpha_*^-power samples."""
     return lambda a, n: 0.5 + 0.2 * np.log2(n / (constant * a**-power))
 
@@ -102,7 +90,7 @@ def needs(constant: float, power: float) -> Callable[[float, int], float]:
         (lambda a, n: 0.9 if a > 0.7 else 0.1, [YES, OPEN]),  # from a share on always, before it never
     ],
 )
-def test_samples_needed_for_an_accuracy(trial: Any, sound: Any, accuracy: Any, expected: list[str]) -> None:
+def test_samples_needed_for_an_accuracy(trial, sound, accuracy, expected):
     result = figure_6b(accuracies(trial, accuracy, repetitions=6, sizes=FINE))
     assert words(result) == expected
     sound(result)
@@ -111,7 +99,7 @@ def test_samples_needed_for_an_accuracy(trial: Any, sound: Any, accuracy: Any, e
     assert "accuracy 0.5; the paper's level is 0.775" in result.verdicts[0].claim
 
 
-def test_a_level_that_no_training_reaches_is_said_to_be_not_reached(trial: Any) -> None:
+def test_a_level_that_no_training_reaches_is_said_to_be_not_reached(trial):
     result = figure_6b(accuracies(trial, lambda a, n: 0.1))
     assert words(result) == [OPEN, OPEN] and "not reached" in result.verdicts[0].measured
 
@@ -119,13 +107,7 @@ def test_a_level_that_no_training_reaches_is_said_to_be_not_reached(trial: Any) 
 GAPS = (0.4, 0.35, 0.3, 0.2, 0.02)
 
 
-def spurious(
-    trial: Any,
-    accuracy: Any = (0.65, 0.7, 0.75, 0.78, 0.85),
-    gap: Any = GAPS,
-    better: float = 0.05,
-    repetitions: int = 3,
-) -> list[Trial]:
+def spurious(trial, accuracy=(0.65, 0.7, 0.75, 0.78, 0.85), gap=GAPS, better=0.05, repetitions=3):
     """Return trials of Figure 6c from two initial models, one of which is more accurate by `better`."""
     return [
         trial(2000, r, removed, {"pretrain_samples": samples}, accuracy=a + more + 0.001 * r * (i + 1),
@@ -150,14 +132,14 @@ def spurious(
         ({"repetitions": 1}, [OPEN, OPEN, OPEN, OPEN]),
     ],
 )
-def test_accuracy_and_gap_by_share(trial: Any, sound: Any, options: dict[str, Any], expected: list[str]) -> None:
+def test_accuracy_and_gap_by_share(trial, sound, options, expected):
     result = figure_6c(spurious(trial, **options))
     assert words(result)[:4] == expected == words(result)[4:8]
     assert "40,000" in result.verdicts[4].claim and "4,000" in result.verdicts[0].claim
     sound(result)
 
 
-def test_each_level_stands_beside_the_published_values(trial: Any) -> None:
+def test_each_level_stands_beside_the_published_values(trial):
     result = figure_6c(spurious(trial))
     rows = {(row["initial model"], row["alpha_*"]): row for row in result.tables["fig6c"]}
     assert len(rows) == 10
@@ -170,23 +152,21 @@ def test_each_level_stands_beside_the_published_values(trial: Any) -> None:
 
 
 @pytest.mark.parametrize(("better", "word"), [(0.05, YES), (0.0, OPEN), (-0.05, NO)])
-def test_the_better_initial_model_at_every_level(trial: Any, better: float, word: str) -> None:
+def test_the_better_initial_model_at_every_level(trial, better, word):
     trials = spurious(trial, better=better)
     last = figure_6c(trials).verdicts[-1]
     assert last.claim.startswith("the better initial model") and last.verdict == (word if better else NO)
 
 
-def test_one_initial_model_alone_is_compared_with_none(trial: Any, sound: Any) -> None:
+def test_one_initial_model_alone_is_compared_with_none(trial, sound):
     result = figure_6c([t for t in spurious(trial) if t.task.pretrain_samples == 40000])
     assert len(result.verdicts) == 4
     sound(result)
 
 
 @pytest.mark.parametrize(("lead", "word"), [(0.1, YES), (-0.1, NO)])
-def test_as_many_tokens_at_random_are_a_control_and_no_level(
-    trial: Any, sound: Any, make_trial: Any, lead: float, word: str
-) -> None:
-    def control(n: int, r: int, start: int, **values: float) -> Trial:
+def test_as_many_tokens_at_random_are_a_control_and_no_level(trial, sound, make_trial, lead, word):
+    def control(n, r, start, **values):
         task = GRID | {"pretrain_samples": start}
         kind = Composite if "success" in values else Spurious
         return make_trial(n, r, strategy="random", removed=0.4375, task=task, kinds=(kind, Vit), **values)
@@ -208,13 +188,13 @@ def test_as_many_tokens_at_random_are_a_control_and_no_level(
     assert figure_6b(some + more).verdicts == figure_6b(some).verdicts
 
 
-def test_a_diverged_training_is_left_out_of_the_means(trial: Any, sound: Any) -> None:
+def test_a_diverged_training_is_left_out_of_the_means(trial, sound):
     lost = trial(2000, 9, REMOVED[2], {"pretrain_samples": 40000}, diverged=True)
     sound(figure_6c([*spurious(trial), lost]))
 
 
-def test_initial_models_have_names(trial: Any) -> None:
-    def named(**task: Any) -> str:
+def test_initial_models_have_names(trial):
+    def named(**task):
         return first_model(trial(10, 0, 0.0, task))
 
     assert named(pretrain_images="cifar100", pretrain_samples=50000) == "50,000 images of CIFAR100"

@@ -1,8 +1,4 @@
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,33 +8,28 @@ from sparsebench_theory.overfitting.task import Overfitting
 from sparsebench_theory.trials import crossing
 from verdicts import NO, OPEN, PARTLY, YES, words
 
-from sparsebench.paper import Trial
-
 INFINITY = float("inf")
 SNR = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 17.0, 20.0, 26.0, 32.0, 40.0)
 SIZES = (4, 8, 16)
 
 
 @pytest.fixture(scope="session")
-def trial(make_trial: Any) -> Callable[..., Trial]:
+def trial(make_trial):
     """Return a maker of trials whose signal-to-noise ratio is the length of the signal."""
 
-    def make(n: int, r: int, snr: float = 10.0, task: dict[str, Any] | None = None, **options: Any) -> Trial:
+    def make(n, r, snr=10.0, task=None, **options):
         task = {"signal": snr, "d": 25, "noise": 0.2} | (task or {})
         values = {} if options.get("diverged") else {"fitted": 1.0}
-        return make_trial(n, r, task=task, kinds=(Overfitting, TwoLayer), **values | options)  # type: ignore
+        return make_trial(n, r, task=task, kinds=(Overfitting, TwoLayer), **values | options)
 
     return make
 
 
 @pytest.fixture(scope="session")
-def map_of(trial: Any) -> Callable[..., list[Trial]]:
+def map_of(trial):
     """Return a maker of a map whose loss is 0.2 at the SNR that `law` gives for N and repetition, and falls in SNR."""
 
-    def make(
-        law: Callable[[int, int], float], *, repetitions: int = 3, sizes: Sequence[int] = SIZES,
-        snr: Sequence[float] = SNR, **options: Any,
-    ) -> list[Trial]:  # fmt: skip
+    def make(law, *, repetitions=3, sizes=SIZES, snr=SNR, **options):
         return [
             trial(n, r, s, test_loss=0.2 * (law(n, r) / s) ** 2, **options)
             for r in range(repetitions) for n in sizes for s in snr
@@ -47,7 +38,7 @@ def map_of(trial: Any) -> Callable[..., list[Trial]]:
     return make
 
 
-def at(c: float, spread: float = 1.05) -> Callable[[int, int], float]:
+def at(c, spread=1.05):
     """Return the law N SNR^2 = c, give or take some, by repetition."""
     return lambda n, r: math.sqrt(c * spread ** (r - 1) / n)
 
@@ -73,11 +64,11 @@ def at(c: float, spread: float = 1.05) -> Callable[[int, int], float]:
         ([0.8, 0.0, 0.0, 0.0], 1.0),
     ],
 )
-def test_the_crossing_is_where_the_loss_is_low_for_good(losses: list[float], expected: float) -> None:
+def test_the_crossing_is_where_the_loss_is_low_for_good(losses, expected):
     assert crossing(np.array([1.0, 2.0, 4.0, 8.0]), np.array(losses), 0.2) == pytest.approx(expected, nan_ok=True)
 
 
-def test_a_boundary_has_its_constant_and_its_slope(map_of: Any) -> None:
+def test_a_boundary_has_its_constant_and_its_slope(map_of):
     boundary = Boundary(map_of(at(1000, 1.0)))
     assert boundary.snr.tolist() == list(SNR)
     for row in boundary.crossings.values():
@@ -96,7 +87,7 @@ def test_a_boundary_has_its_constant_and_its_slope(map_of: Any) -> None:
     )
 
 
-def test_only_crossings_inside_the_map_count(map_of: Any) -> None:
+def test_only_crossings_inside_the_map_count(map_of):
     boundary = Boundary(map_of(lambda n, r: {4: 1e3, 8: 11.0, 16: 0.1}[n]))
     assert boundary.crossings[0] == {4: INFINITY, 8: pytest.approx(11), 16: 1.0}
     assert boundary.ends == (3, 3, 9)
@@ -104,8 +95,8 @@ def test_only_crossings_inside_the_map_count(map_of: Any) -> None:
     assert math.isnan(boundary.slope()[0])  # a line needs three
 
 
-def test_an_n_that_some_run_does_not_cross_counts_in_none(map_of: Any) -> None:
-    def law(n: int, r: int) -> float:
+def test_an_n_that_some_run_does_not_cross_counts_in_none(map_of):
+    def law(n, r):
         c = {4: 2000.0, 8: 1000.0, 16: 1000.0}[n]
         return 1e3 if (n, r) == (4, 2) else math.sqrt(c / n)
 
@@ -115,19 +106,19 @@ def test_an_n_that_some_run_does_not_cross_counts_in_none(map_of: Any) -> None:
     assert dense.shift(boundary)[0][0] == pytest.approx(0.5)
 
 
-def test_below_the_map_a_shift_counts_to_its_edge(map_of: Any) -> None:
+def test_below_the_map_a_shift_counts_to_its_edge(map_of):
     below, dense = Boundary(map_of(lambda n, r: 0.1)), Boundary(map_of(lambda n, r: 5.0))
     assert below.shift(dense)[0][0] == pytest.approx(1 / 25) and math.isnan(below.constant[0])
 
 
-def test_a_row_without_a_trial_at_each_ratio_has_no_crossing(map_of: Any) -> None:
+def test_a_row_without_a_trial_at_each_ratio_has_no_crossing(map_of):
     trials = map_of(at(1000))
     lost = next(i for i, t in enumerate(trials) if (t.repetition, t.n, t.task.signal) == (1, 8, 12.0))
     boundary = Boundary(trials[:lost] + trials[lost + 1 :])
     assert {r: sorted(row) for r, row in boundary.crossings.items()} == {0: [4, 8, 16], 1: [4, 16], 2: [4, 8, 16]}
 
 
-def test_the_shift_is_paired_by_repetition_and_n(map_of: Any) -> None:
+def test_the_shift_is_paired_by_repetition_and_n(map_of):
     dense, other = Boundary(map_of(at(1000, 2.0))), Boundary(map_of(at(250, 2.0)))
     (shift, low, high), runs = other.shift(dense)
     assert (shift, low, high, runs) == (pytest.approx(0.25), pytest.approx(0.25), pytest.approx(0.25), 3)
@@ -160,14 +151,14 @@ def test_the_shift_is_paired_by_repetition_and_n(map_of: Any) -> None:
         pytest.param(lambda n, r: 11.0, [PARTLY, PARTLY, NO, YES], id="the same at each N"),
     ],
 )
-def test_figure_1_says_where_the_boundary_is(map_of: Any, sound: Any, law: Any, expected: list[str]) -> None:
+def test_figure_1_says_where_the_boundary_is(map_of, sound, law, expected):
     result = PAPER.figures["1"](map_of(law))
     assert [v.claim.split()[0] for v in result.verdicts[:2]] == ["harmful:", "benign:"]
     sound(result)
     assert words(result) == expected
 
 
-def test_figure_1_has_the_planted_numbers_in_its_tables(map_of: Any, trial: Any) -> None:
+def test_figure_1_has_the_planted_numbers_in_its_tables(map_of, trial):
     trials = [t for t in map_of(at(1000, 1.0)) if (t.repetition, t.n, t.task.signal) != (0, 4, 6.0)]
     trials += [trial(4, 0, 6.0, fitted=0.0, test_loss=9.0)]  # never fitted
     result = PAPER.figures["1"](trials)
@@ -180,7 +171,7 @@ def test_figure_1_has_the_planted_numbers_in_its_tables(map_of: Any, trial: Any)
     assert f"100.0% of {3 * cells - 1} trials" in result.verdicts[0].measured
 
 
-def test_figure_1_counts_the_trials_on_either_side(trial: Any) -> None:
+def test_figure_1_counts_the_trials_on_either_side(trial):
     """Of 20 trials a side, as many as said are right."""
     for right, word in ((20, YES), (19, YES), (18, PARTLY), (16, PARTLY), (15, NO)):
         trials = [trial(4, r, 5.0, test_loss=0.5 if r < right else 0.1) for r in range(20)]
@@ -210,9 +201,7 @@ STILL = {"attention_on_relevant": (0.3,) * 3, "attention_on_noise": (0.4,) * 3, 
 GROW = {"attention_on_noise": (0.2, 0.3, 0.4), "attention_on_relevant": (0.2, 0.3, 0.4)}
 
 
-def watched(
-    trial: Any, curves: dict[str, tuple[float, ...]], repetitions: int = 4, wobble: float = 1e-3
-) -> list[Trial]:
+def watched(trial, curves, repetitions=4, wobble=1e-3):
     rest = dict.fromkeys(NAMES, (0.5, 0.4, 0.3)) | curves
     return [
         trial(10, r, task={"fitted": 0.0, "watch": 10}, curves={
@@ -238,9 +227,7 @@ def watched(
         pytest.param("2", HARMFUL | {"test_loss": (0.7, 0.6, 0.665)}, [YES, YES, YES], id="the test loss is log 2"),
     ],
 )
-def test_figures_2_and_3_say_which_way_things_go(
-    trial: Any, sound: Any, figure: str, curves: Any, expected: list[str]
-) -> None:
+def test_figures_2_and_3_say_which_way_things_go(trial, sound, figure, curves, expected):
     result = PAPER.figures[figure](watched(trial, curves))
     sound(result)
     assert words(result) == expected
@@ -251,11 +238,11 @@ def test_figures_2_and_3_say_which_way_things_go(
 
 
 @pytest.mark.parametrize("figure", ["2", "3"])
-def test_what_stands_still_decides_nothing(trial: Any, figure: str) -> None:
+def test_what_stands_still_decides_nothing(trial, figure):
     assert words(PAPER.figures[figure](watched(trial, BENIGN | STILL, wobble=0.0)))[:2] == [OPEN, OPEN]
 
 
-def test_one_repetition_has_losses_and_no_directions(trial: Any, sound: Any) -> None:
+def test_one_repetition_has_losses_and_no_directions(trial, sound):
     for figure, curves in (("2", HARMFUL), ("3", BENIGN)):
         result = PAPER.figures[figure](watched(trial, curves, repetitions=1))
         sound(result)
@@ -265,7 +252,7 @@ def test_one_repetition_has_losses_and_no_directions(trial: Any, sound: Any) -> 
 # ---- strategies
 
 
-def test_each_strategy_is_judged_by_the_shift_of_its_boundary(map_of: Any, sound: Any) -> None:
+def test_each_strategy_is_judged_by_the_shift_of_its_boundary(map_of, sound):
     options = {"removed": 0.5}
     trials = map_of(at(1000)) + map_of(lambda n, r: at(600)(n, r) * 1.01**r, strategy="oracle", **options)
     trials += map_of(lambda n, r: at(2000)(n, r) * 1.01**r, strategy="noise", **options)
@@ -287,5 +274,5 @@ def test_each_strategy_is_judged_by_the_shift_of_its_boundary(map_of: Any, sound
     assert len(result.tables["strategies-boundary"]) == 5 * 9
 
 
-def test_figure_1_of_one_signal_can_be_drawn(trial: Any, sound: Any) -> None:
+def test_figure_1_of_one_signal_can_be_drawn(trial, sound):
     sound(PAPER.figures["1"]([trial(4, 0, 5.0, test_loss=0.4)]))

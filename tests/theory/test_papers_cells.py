@@ -1,12 +1,8 @@
 """A small cell of each task through the whole harness, and what the suites of papers have."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,15 +19,11 @@ from sparsebench_theory.spatial import figures as spatial
 from sparsebench_theory.spatial.network import PositionalViT
 from sparsebench_theory.spatial.task import Spatial
 
-from sparsebench.paper import Paper
 from sparsebench.plan import suite as suites
 from sparsebench.plan.expand import expand
-from sparsebench.plan.job import Job
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.records.cell import Cell
-from sparsebench.records.record import Record
 
 OVERFITTING = "overfitting:tokens=6,d=60,signal=8,test=20,lr=1,steps=200,watch=7"
 SPATIAL = "spatial:tokens=12,group=3,d=20,test=60,lr=0.5,lr_attention=20,steps=25,watch=10"
@@ -39,13 +31,13 @@ SPARSE = "sparse_tokens:tokens=8,d=6,relevant=2,test=60,steps=9,watch=4"
 TRANSFER = "spatial:tokens=6,group=3,d=8,test=40,lr=0.5,lr_attention=50,steps=8,feature=1,start=pretrained"
 
 
-def jobs_of(task: str, model: str, plugin: str = "dense", n: int = 12, **options: Any) -> list[Job]:
+def jobs_of(task, model, plugin="dense", n=12, **options):
     request = Request(plugins=(plugin,), tasks=(task,), model=model, n_train=(n,), seeds=1, **options)
     return [job for job in expand(request, Registry()) if job.cell.strategy.name == plugin.partition(":")[0]
             or job.keep_weights]  # fmt: skip
 
 
-def run(jobs: list[Job], out: Path) -> list[Record]:
+def run(jobs, out):
     records = list(inline(jobs, Registry(), out))
     assert [record.status for record in records] == ["ok"] * len(jobs), [record.failure for record in records]
     writer = store.Writer(out)
@@ -64,11 +56,11 @@ WATCHED = {
 
 @pytest.mark.parametrize("plugin", ["dense", "oracle:keep_rate=0.5", "attn_topk:keep_rate=0.5"])
 @pytest.mark.parametrize("model", WATCHED)
-def test_a_watched_trial_is_recorded(tmp_path: Path, model: str, plugin: str) -> None:
+def test_a_watched_trial_is_recorded(tmp_path, model, plugin):
     task, n, shows = WATCHED[model]
     (record,) = run(jobs_of(task, model, plugin, n=n), tmp_path)
     values, samples = {name: metric.value for name, metric in record.metrics.items()}, record.samples
-    named: set[str] = {"trained_scores"} if model == "positional" else set()
+    named = {"trained_scores"} if model == "positional" else set()
     named |= {"watched_steps", *(f"watched_{name}" for name in ("test_loss", "test_accuracy", *shows))}
     assert set(samples) == named
     at, steps = samples["watched_steps"], values["steps"]
@@ -97,7 +89,7 @@ def test_a_watched_trial_is_recorded(tmp_path: Path, model: str, plugin: str) ->
         assert values["success"] == (values["test_loss"] < 0.2)
 
 
-def test_the_oracle_keeps_the_tokens_of_the_signal(tmp_path: Path) -> None:
+def test_the_oracle_keeps_the_tokens_of_the_signal(tmp_path):
     (record,) = run(jobs_of(SPARSE, "one_query", "oracle:keep_rate=0.25", n=40), tmp_path)
     positive = SparseTokens(tokens=8, d=6, relevant=2, test=60).draw(2, 0, {}).test.labels.mean()
     for name in ("selection_recall", "selection_precision"):
@@ -105,12 +97,12 @@ def test_the_oracle_keeps_the_tokens_of_the_signal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("group", [1, 12])
-def test_sets_of_one_position_or_of_all_can_be_watched(tmp_path: Path, group: int) -> None:
+def test_sets_of_one_position_or_of_all_can_be_watched(tmp_path, group):
     (record,) = run(jobs_of(SPATIAL.replace("group=3", f"group={group}"), "positional", n=10), tmp_path)
     assert record.metrics["in_group_lead"].value == 0 and record.metrics["association"].value == 1
 
 
-def test_a_two_layer_model_reads_two_classes_only(tmp_path: Path) -> None:
+def test_a_two_layer_model_reads_two_classes_only(tmp_path):
     four = "theory:tokens=20,classes=4,relevant=0.5,confusion=0.15,test=10,steps=3"
     (record,) = inline(jobs_of(four, "two_layer:d_h=4,d_v=4"), Registry(), tmp_path)
     assert record.status == "failed" and record.failure is not None and "for two classes" in record.failure.reason
@@ -119,7 +111,7 @@ def test_a_two_layer_model_reads_two_classes_only(tmp_path: Path) -> None:
 # ---- transfer
 
 
-def test_pre_training_is_one_cell_with_trained_attention_whatever_the_cells_model() -> None:
+def test_pre_training_is_one_cell_with_trained_attention_whatever_the_cells_model():
     for attention in ("frozen", "trained"):
         first, *rest = jobs_of(TRANSFER + ",permuted=false,true", f"positional:attention={attention}", n=8)
         assert first.keep_weights and first.cell.n_train == 2000 and first.cell.init is None
@@ -131,7 +123,7 @@ def test_pre_training_is_one_cell_with_trained_attention_whatever_the_cells_mode
         assert {job.cell.task.params["permuted"] for job in rest} == {False, True}
 
 
-def kept_weights(jobs: list[Job], tmp_path: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], Record]:
+def kept_weights(jobs, tmp_path):
     """Return the weights after pre-training and after the transfer, and its record."""
     *_, record = run([jobs[0], *(job.model_copy(update={"keep_weights": True}) for job in jobs[1:])], tmp_path)
     before, after = (load_file(store.weights_path(tmp_path, job.cell.id)) for job in jobs)
@@ -139,12 +131,10 @@ def kept_weights(jobs: list[Job], tmp_path: Path) -> tuple[dict[str, torch.Tenso
 
 
 @pytest.mark.parametrize("permuted", ["false", "true"])
-def test_a_transfer_begins_with_the_attention_that_was_learned_and_a_fresh_read_out(
-    tmp_path: Path, permuted: str
-) -> None:
+def test_a_transfer_begins_with_the_attention_that_was_learned_and_a_fresh_read_out(tmp_path, permuted):
     jobs = jobs_of(TRANSFER + f",permuted={permuted},watch=4", "positional:attention=frozen", n=8)
     before, after, record = kept_weights(jobs, tmp_path)
-    task = Spatial(**jobs[1].cell.task.params)  # type: ignore[arg-type]
+    task = Spatial(**jobs[1].cell.task.params)
     fresh = Positional().build(task.draw(8, 0, {}), 0).state_dict()
     off = ~torch.eye(6, dtype=torch.bool)
     assert (before["A"] - fresh["A"])[off].abs().max() > 1e-4  # it was trained
@@ -159,11 +149,11 @@ def test_a_transfer_begins_with_the_attention_that_was_learned_and_a_fresh_read_
     assert record.samples["watched_alignment"][-1] == pytest.approx(float(alignment(after["head.weight"][0], w, dim=0)))
 
 
-def test_attention_that_is_trained_on_goes_on_from_what_was_learned(tmp_path: Path) -> None:
+def test_attention_that_is_trained_on_goes_on_from_what_was_learned(tmp_path):
     jobs = jobs_of(TRANSFER + ",watch=4", "positional", n=8)
     before, after, record = kept_weights(jobs, tmp_path)
     assert not torch.equal(after["A"], before["A"])
-    sets = Spatial(**jobs[1].cell.task.params).sets()  # type: ignore[arg-type]
+    sets = Spatial(**jobs[1].cell.task.params).sets()
     together, own = torch.from_numpy(sets[:, None] == sets), torch.eye(6, dtype=torch.bool)
     for at, A in ((0, before["A"]), (-1, after["A"])):
         lead = float(A[together & ~own].mean() - A[~together].mean())
@@ -174,7 +164,7 @@ def test_attention_that_is_trained_on_goes_on_from_what_was_learned(tmp_path: Pa
 
 
 @functools.cache
-def cells_of(suite: str) -> tuple[Cell, ...]:
+def cells_of(suite):
     return tuple(job.cell for job in expand(Request(suite=suite), Registry()))
 
 
@@ -184,13 +174,13 @@ papers = pytest.mark.parametrize(("paper", "preset"), PAPERS, ids=[paper.suites[
 
 
 @papers
-def test_a_suite_of_a_paper_has_every_figure(paper: Paper, preset: str) -> None:
+def test_a_suite_of_a_paper_has_every_figure(paper, preset):
     assert paper.presets[0] == "quick" and len(paper.presets) == 2
     assert {entry.figure for entry in suites.load(paper.suites[preset]).task} == set(paper.figures)
 
 
 @papers
-def test_every_cell_of_a_suite_of_a_paper_can_be_drawn_and_built(paper: Paper, preset: str) -> None:
+def test_every_cell_of_a_suite_of_a_paper_can_be_drawn_and_built(paper, preset):
     registry, drawn, built = Registry(), {}, set()
     for cell in cells_of(paper.suites[preset]):
         assert cell.n_train >= 2
@@ -218,7 +208,7 @@ def test_every_cell_of_a_suite_of_a_paper_can_be_drawn_and_built(paper: Paper, p
 
 
 @pytest.mark.parametrize("paper", EVERY, ids=lambda paper: paper.name)
-def test_a_paper_says_how_long_its_cells_take_and_the_larger_preset_has_more(paper: Paper) -> None:
+def test_a_paper_says_how_long_its_cells_take_and_the_larger_preset_has_more(paper):
     seconds = [
         sum(paper.seconds(job) for job in expand(Request(suite=paper.suites[some]), Registry()))
         for some in paper.presets
@@ -227,7 +217,7 @@ def test_a_paper_says_how_long_its_cells_take_and_the_larger_preset_has_more(pap
     assert len(cells_of(paper.suites["quick"])) < len(cells_of(paper.suites[paper.presets[1]]))
 
 
-def test_the_published_map_of_overfitting_is_whole() -> None:
+def test_the_published_map_of_overfitting_is_whole():
     cells = [job.cell for job in expand(Request(suite="overfitting-full", figures=("1",)), Registry())]
     found = {(cell.n_train, cell.task.params["signal"], cell.repetition) for cell in cells}
     assert found == {(n, float(s), r) for n in range(2, 21, 2) for s in range(1, 101) for r in range(10)}
@@ -239,7 +229,7 @@ def test_the_published_map_of_overfitting_is_whole() -> None:
 
 
 @pytest.mark.parametrize("preset", spatial.PAPER.presets)
-def test_transfer_has_each_attention_at_each_n_and_structure(preset: str) -> None:
+def test_transfer_has_each_attention_at_each_n_and_structure(preset):
     jobs = expand(Request(suite=f"spatial-{preset}", figures=("transfer",)), Registry())
     first = [job.cell for job in jobs if job.keep_weights]
     rest = [job.cell for job in jobs if not job.keep_weights]
@@ -256,7 +246,7 @@ def test_transfer_has_each_attention_at_each_n_and_structure(preset: str) -> Non
     assert {cell.task.params["feature"] for cell in rest} == {1}
 
 
-def test_a_model_of_the_theory_leaves_the_trained_networks_alone() -> None:
+def test_a_model_of_the_theory_leaves_the_trained_networks_alone():
     jobs = expand(Request(suite="quick", model="shallow:m=8", seeds=1), Registry())
     found = {(job.cell.task.name, job.cell.track, job.cell.model.params.get("m")) for job in jobs if job.asked}
     assert found == {("theory", "scratch", 8), ("composite", "frozen", None), ("spurious", "frozen", None)}

@@ -3,14 +3,12 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from sparsebench_theory.overfitting import figures as overfitting
 from sparsebench_theory.shallow import images
 from sparsebench_theory.shallow import paper as theory
@@ -23,7 +21,6 @@ from sparsebench.cli import reproduce as command
 from sparsebench.errors import UserError
 from sparsebench.paper import Paper, Verdict
 from sparsebench.plan.expand import expand
-from sparsebench.plan.plan import Plan
 from sparsebench.plan.request import How, Request
 from sparsebench.plan.time_left import Remaining
 from sparsebench.plugin.registry import Registry
@@ -71,7 +68,7 @@ strategies = ["dense", "oracle:keep_rate=0.8", "STRATEGY:keep_rate=0.8"]
 
 
 @pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def tiny(tmp_path, monkeypatch):
     """Return a function that puts a suite of three figures that takes a second in the place of the presets'."""
     path = tmp_path / "tiny.toml"
     some = {name: theory.PAPER.figures[name] for name in ("2", "4", "8")}
@@ -79,7 +76,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]
         theory, "PAPER", Paper("theory", "", dict.fromkeys(theory.PAPER.presets, str(path)), some, seconds)
     )
 
-    def write(strategy: str = "noise") -> Path:
+    def write(strategy="noise"):
         path.write_text(TINY.replace("STRATEGY", strategy))
         return path
 
@@ -87,24 +84,24 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]
     return write
 
 
-def make(out: Path, *figures: str, rerun: Any = "missing") -> tuple[list[Verdict], int, list[Record]]:
+def make(out, *figures, rerun="missing"):
     """Return verdicts, trials without an answer, and what was run."""
-    ran: list[Record] = []
+    ran = []
     verdicts, lost = reproduce(
         theory.PAPER, figures, "quick", out, How("cpu", rerun, jobs=0), callbacks=Callbacks(on_record=ran.append)
     )
     return verdicts, lost, ran
 
 
-def contents(folder: Path, pattern: str = "**/*") -> dict[str, bytes]:
+def contents(folder, pattern="**/*"):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob(pattern) if path.is_file()}
 
 
-def notes_in(out: Path) -> list[str]:
+def notes_in(out):
     return json.loads((out / "verdicts.json").read_text())["notes"]
 
 
-def judged_in(out: Path) -> list[str]:
+def judged_in(out):
     """Return the figures that the table has verdicts on."""
     with (out / "verdicts.csv").open(newline="") as file:
         return sorted({row["figure"] for row in csv.DictReader(file)})
@@ -113,9 +110,7 @@ def judged_in(out: Path) -> list[str]:
 # ---- from a request to figures
 
 
-def test_the_first_run_writes_everything_and_the_second_runs_nothing_and_writes_the_same(
-    tmp_path: Path, tiny: Any
-) -> None:
+def test_the_first_run_writes_everything_and_the_second_runs_nothing_and_writes_the_same(tmp_path, tiny):
     out = tmp_path / "out"
     verdicts, lost, ran = make(out)
     first = contents(out)
@@ -131,12 +126,12 @@ def test_the_first_run_writes_everything_and_the_second_runs_nothing_and_writes_
     assert again == (verdicts, 0, []) and contents(out) == first
 
 
-def csv_rows(path: Path) -> list[dict[str, str]]:
+def csv_rows(path):
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def test_figures_asked_for_one_after_the_other_gather_in_the_verdicts(tmp_path: Path, tiny: Any) -> None:
+def test_figures_asked_for_one_after_the_other_gather_in_the_verdicts(tmp_path, tiny):
     out = tmp_path / "out"
     _, _, ran = make(out, "4")
     assert len(ran) == 2 and judged_in(out) == ["4"] and not (out / "fig2.png").exists()
@@ -148,7 +143,7 @@ def test_figures_asked_for_one_after_the_other_gather_in_the_verdicts(tmp_path: 
     assert notes_in(out)[0].startswith("figure 2")
 
 
-def test_a_figure_of_which_a_trial_is_missing_is_not_drawn(tmp_path: Path, tiny: Any) -> None:
+def test_a_figure_of_which_a_trial_is_missing_is_not_drawn(tmp_path, tiny):
     make(tmp_path / "whole", "2", "4")
     writer = store.Writer(tmp_path / "part")
     for record in list(store.read(tmp_path / "whole").values())[1:]:  # the first is one of Figure 2
@@ -158,16 +153,15 @@ def test_a_figure_of_which_a_trial_is_missing_is_not_drawn(tmp_path: Path, tiny:
     assert not ran and judged_in(tmp_path / "part") == ["4"] and not (tmp_path / "part" / "fig2.csv").exists()
 
 
-def test_the_plan_is_told_with_the_time_it_takes_before_anything_runs(tmp_path: Path, tiny: Any) -> None:
-    told: list[Any] = []
+def test_the_plan_is_told_with_the_time_it_takes_before_anything_runs(tmp_path, tiny):
+    told = []
 
-    def begin(plan: Plan, workers: int) -> None:
+    def begin(plan, workers):
         told.append((len(plan.todo), len(plan.jobs), workers, Remaining(plan.todo, plan.expected).seconds(1)))
         told.extend(theory.PAPER.seconds(job) for job in plan.todo)
 
-    ran: Any = lambda _: told.append("ran")  # noqa: E731
     for _ in range(2):
-        callbacks = Callbacks(on_plan=begin, on_record=ran)
+        callbacks = Callbacks(on_plan=begin, on_record=lambda _: told.append("ran"))
         reproduce(theory.PAPER, ("4",), "quick", tmp_path / "out", How("cpu", jobs=0), callbacks=callbacks)
     (first, *_, again) = told
     assert first[:3] == (2, 2, 0) and again == (0, 2, 0, 0.0) and told[3:-1] == ["ran", "ran"]
@@ -175,7 +169,7 @@ def test_the_plan_is_told_with_the_time_it_takes_before_anything_runs(tmp_path: 
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def installed(tmp_path, monkeypatch):
     """Install a strategy that raises, and return its name."""
     source = Path(__file__).resolve().parents[1] / "plugins" / "raises.py"
     site = tmp_path / "site"
@@ -188,9 +182,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     sys.modules.pop("a_module_that_raises", None)
 
 
-def test_trials_whose_strategy_fails_are_counted_and_noted_and_the_others_drawn(
-    tmp_path: Path, tiny: Any, installed: str
-) -> None:
+def test_trials_whose_strategy_fails_are_counted_and_noted_and_the_others_drawn(tmp_path, tiny, installed):
     tiny(installed)
     out = tmp_path / "out"
     verdicts, lost, ran = make(out, "8")
@@ -206,7 +198,7 @@ def test_trials_whose_strategy_fails_are_counted_and_noted_and_the_others_drawn(
     assert lost == 2 and [record.label for record in ran] == ["raises", "raises"]
 
 
-def test_a_strategy_can_be_submitted_from_what_a_paper_is_reproduced_with(tmp_path: Path, tiny: Any) -> None:
+def test_a_strategy_can_be_submitted_from_what_a_paper_is_reproduced_with(tmp_path, tiny):
     """One figure is not the whole suite."""
     make(tmp_path / "out", "8")
     made = submit(tmp_path / "out", tmp_path / "to")
@@ -221,9 +213,7 @@ def test_a_strategy_can_be_submitted_from_what_a_paper_is_reproduced_with(tmp_pa
         ((), "quik", "unknown preset.*'quik'.*default, full, quick.*did you mean 'quick'"),
     ],
 )
-def test_an_unknown_figure_or_preset_is_refused_before_anything_is_written(
-    tmp_path: Path, figures: tuple[str, ...], preset: str, says: str
-) -> None:
+def test_an_unknown_figure_or_preset_is_refused_before_anything_is_written(tmp_path, figures, preset, says):
     with pytest.raises(UserError, match=says):
         reproduce(theory.PAPER, figures, preset, tmp_path / "out", How("cpu", jobs=0))
     assert not (tmp_path / "out").exists()
@@ -232,7 +222,7 @@ def test_an_unknown_figure_or_preset_is_refused_before_anything_is_written(
 # ---- from records to files
 
 
-def records_of(figure: str, repetitions: int = 4, **metrics: float | None) -> list[Record]:
+def records_of(figure, repetitions=4, **metrics):
     """Return records of the trials of a figure of the quick suite, all with these metrics."""
     values = {"success": 1.0, "steps": 10.0, "iterations": 50.0, "test_loss": 0.1, "fitted": 1.0, "accuracy": 0.9,
               "worst_group_accuracy": 0.7, "spurious_gap": 0.1} | metrics  # fmt: skip
@@ -252,12 +242,12 @@ def records_of(figure: str, repetitions: int = 4, **metrics: float | None) -> li
     ]  # fmt: skip
 
 
-def failed(record: Record, kind: str = "ValueError", status: Any = "failed") -> Record:
+def failed(record, kind="ValueError", status="failed"):
     failure = Failure(reason="it broke", kind=kind)
     return record.model_copy(update={"status": status, "metrics": {}, "samples": {}, "failure": failure})
 
 
-def test_figures_and_verdicts_are_files(tmp_path: Path) -> None:
+def test_figures_and_verdicts_are_files(tmp_path):
     verdicts = publish(theory.PAPER, {"1a": records_of("1a"), "spurious": records_of("spurious")}, tmp_path)
     assert sorted(contents(tmp_path)) == [
         "fig1a-n50.csv", "fig1a.csv", "fig1a.pdf", "fig1a.png", "fig1a.svg",
@@ -293,9 +283,7 @@ def test_figures_and_verdicts_are_files(tmp_path: Path) -> None:
     ],
     ids=["some without an answer", "some diverged, others not fitted", "none with an answer"],
 )  # fmt: skip
-def test_notes_say_how_many_trials_there_are_and_why_some_are_not(
-    tmp_path: Path, lost: dict[int, tuple[str, Any]], fitted: float, says: list[str]
-) -> None:
+def test_notes_say_how_many_trials_there_are_and_why_some_are_not(tmp_path, lost, fitted, says):
     records = records_of("4", fitted=fitted)
     for r, (kind, status) in lost.items():
         records[r] = failed(records[r], kind, status)
@@ -304,7 +292,7 @@ def test_notes_say_how_many_trials_there_are_and_why_some_are_not(
     assert len(verdicts) == (0 if len(lost) == 4 else 2) and (tmp_path / "fig4.csv").exists() == bool(verdicts)
 
 
-def test_notes_say_that_some_settings_have_fewer_trials(tmp_path: Path) -> None:
+def test_notes_say_that_some_settings_have_fewer_trials(tmp_path):
     publish(theory.PAPER, {"2": records_of("2", repetitions=3)[1:]}, tmp_path)
     assert notes_in(tmp_path) == ["figure 2: 2 to 3 trials of each setting"]
 
@@ -319,16 +307,16 @@ def test_notes_say_that_some_settings_have_fewer_trials(tmp_path: Path) -> None:
         ("steps=10", ""), ("n_train=10", "n_train=20"),
     ],
 )  # fmt: skip
-def test_a_larger_or_harder_trial_is_expected_to_take_longer(less: str, more: str) -> None:
+def test_a_larger_or_harder_trial_is_expected_to_take_longer(less, more):
     assert 0 < expected(less) < expected(more)
 
 
 @pytest.mark.parametrize(("one", "other"), [("n_train=20", "n_train=500"), ("", "steps=5000")])
-def test_more_samples_than_a_batch_and_more_steps_than_it_takes_make_nothing_longer(one: str, other: str) -> None:
+def test_more_samples_than_a_batch_and_more_steps_than_it_takes_make_nothing_longer(one, other):
     assert expected(one) == expected(other)
 
 
-def expected(option: str) -> float:
+def expected(option):
     """Return the seconds of a trial with that option of the task, the model or the request."""
     name, _, value = option.partition("=")
     task = "theory" if name in ("", "m", "n_train") else f"theory:{option}"
@@ -344,12 +332,12 @@ def expected(option: str) -> float:
 FIGURE = ["--preset", "quick", "--figure", "4", "--device", "cpu", "--jobs", "0"]
 
 
-def call(*arguments: Any) -> Result:
+def call(*arguments):
     """Return what the command does, called in this process."""
     return CliRunner().invoke(main, ["reproduce", "theory", *map(str, arguments)])
 
 
-def fill(out: Path, *lost: int) -> Path:
+def fill(out, *lost):
     """Write the records of Figure 4 to a folder, as if it had been run; some repetitions have no answer."""
     writer = store.Writer(out)
     for record in records_of("4"):
@@ -358,7 +346,7 @@ def fill(out: Path, *lost: int) -> Path:
     return out
 
 
-def refused(result: Result, *says: str) -> None:
+def refused(result, *says):
     """Assert that it left with 2 and one line on standard error that says these things."""
     assert (result.exit_code, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
@@ -371,20 +359,20 @@ PAPERS = {one.name: one for one in (theory.PAPER, overfitting.PAPER, spatial.PAP
 
 
 @pytest.mark.parametrize("paper", PAPERS.values(), ids=lambda paper: paper.name)
-def test_the_choices_are_the_figures_and_presets_there_are(paper: Paper) -> None:
+def test_the_choices_are_the_figures_and_presets_there_are(paper):
     made = command.reproduce.get_command(click.Context(command.reproduce), paper.name)
     assert made is not None
     choices = {p.name: tuple(p.type.choices) for p in made.params if isinstance(p.type, click.Choice)}
     assert choices["figures"] == tuple(paper.figures) and choices["preset"] == paper.presets
 
 
-def test_without_a_paper_the_papers_are_listed() -> None:
+def test_without_a_paper_the_papers_are_listed():
     result = CliRunner().invoke(main, ["reproduce"])
     assert result.exit_code == 2 and "Traceback" not in result.output
     assert all(f"  {paper} " in result.output for paper in PAPERS)
 
 
-def test_help_of_each_paper_names_its_figures_and_imports_nothing_large(tmp_path: Path) -> None:
+def test_help_of_each_paper_names_its_figures_and_imports_nothing_large(tmp_path):
     code = """
 import sys
 from sparsebench.cli import main
@@ -405,7 +393,7 @@ print(sorted({'torch', 'timm', 'torchvision', 'numba', 'matplotlib'} & set(sys.m
 
 
 @pytest.mark.parametrize(("paper", "figure"), [("overfitting", "4"), ("spatial", "1"), ("sparse-tokens", "1")])
-def test_a_figure_that_a_paper_does_not_have_is_refused(paper: str, figure: str) -> None:
+def test_a_figure_that_a_paper_does_not_have_is_refused(paper, figure):
     result = CliRunner().invoke(main, ["reproduce", paper, "--figure", figure])
     refused(result, f"'{figure}'", *(f"'{known}'" for known in PAPERS[paper].figures))
 
@@ -424,20 +412,18 @@ def test_a_figure_that_a_paper_does_not_have_is_refused(paper: str, figure: str)
     ],
     ids=lambda x: " ".join(x)[-40:],
 )
-def test_a_wrong_option_leaves_with_2_and_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: list[str]
-) -> None:
+def test_a_wrong_option_leaves_with_2_and_one_line(tmp_path, monkeypatch, arguments, says):
     monkeypatch.chdir(tmp_path)
     refused(call("--out", "out", *arguments), *says)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_cannot_be_written_leaves_with_2_before_anything_runs(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_leaves_with_2_before_anything_runs(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     refused(call(*FIGURE, "--out", tmp_path / "file" / "out"), "cannot write to", "--out")
 
 
-def test_what_is_complete_is_drawn_again_and_its_verdicts_printed(tmp_path: Path) -> None:
+def test_what_is_complete_is_drawn_again_and_its_verdicts_printed(tmp_path):
     records = store.read(fill(tmp_path))
     result = call(*FIGURE, "--out", tmp_path)
     assert result.exit_code == 0, result.output
@@ -450,9 +436,7 @@ def test_what_is_complete_is_drawn_again_and_its_verdicts_printed(tmp_path: Path
 
 
 @pytest.mark.parametrize("lost", [(1, 3), (0, 1, 2, 3)])
-def test_trials_without_an_answer_leave_1_and_where_to_read_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: tuple[int, ...]
-) -> None:
+def test_trials_without_an_answer_leave_1_and_where_to_read_why(tmp_path, monkeypatch, lost):
     monkeypatch.chdir(tmp_path)
     out = fill(tmp_path / "sparsebench-theory-quick", *lost)  # the folder's name unless it is given
     result = call(*FIGURE)
@@ -463,7 +447,7 @@ def test_trials_without_an_answer_leave_1_and_where_to_read_why(
     assert says in (out / "verdicts.md").read_text()
 
 
-def test_drawing_again_imports_no_torch(tmp_path: Path) -> None:
+def test_drawing_again_imports_no_torch(tmp_path):
     code = f"""
 import sys
 from sparsebench.cli import main
@@ -478,7 +462,7 @@ print(sorted({{'torch', 'timm', 'torchvision', 'numba'}} & set(sys.modules)))
     assert done.stdout.splitlines()[-1] == "[]" and (tmp_path / "fig4.png").exists()
 
 
-def test_it_can_be_said_how_often_a_training_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_can_be_said_how_often_a_training_is_saved(tmp_path, monkeypatch):
     given, out = [], fill(tmp_path)
     monkeypatch.setattr(runs, "collect", lambda *arguments: given.append(arguments[2].checkpoint))
     for extra in ([], ["--checkpoint", "7"], ["--checkpoint", "0"]):
@@ -486,7 +470,7 @@ def test_it_can_be_said_how_often_a_training_is_saved(tmp_path: Path, monkeypatc
     assert given == [60, 7, 0]
 
 
-def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(tmp_path):
     result = call(*FIGURE, "--dry-run", "--shard", "0/1", "--out", tmp_path / "out")
     assert result.exit_code == 0 and result.stdout.startswith("4 of 4 cells to run\n"), result.output
     refused(call(*FIGURE, "--dry-run", "--shard", "1/1", "--out", tmp_path / "out"), "--shard", "'1/1'")
@@ -494,7 +478,7 @@ def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
-def test_a_paper_whose_name_has_two_words_is_made(tmp_path: Path) -> None:
+def test_a_paper_whose_name_has_two_words_is_made(tmp_path):
     line = ["reproduce", "sparse-tokens", "--preset", "quick", "--dry-run", "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(main, line)
     assert result.exit_code == 0 and "cells to run" in result.stdout, result.output

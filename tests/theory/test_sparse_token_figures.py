@@ -1,8 +1,4 @@
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +8,6 @@ from sparsebench_theory.sparse_tokens.figures import PAPER, least_error, random_
 from sparsebench_theory.sparse_tokens.task import SparseTokens
 from verdicts import NO, OPEN, PARTLY, YES, words
 
-from sparsebench.paper import Trial
-
 LENGTHS = (16, 32, 64, 128, 256)
 THETAS = tuple(2 ** (k / 4) for k in range(-2, 22))
 ROOT = 2 * norm.ppf(0.9) / 4
@@ -21,12 +15,10 @@ ROOT = 2 * norm.ppf(0.9) / 4
 
 
 @pytest.fixture(scope="session")
-def trial(make_trial: Any) -> Callable[..., Trial]:
-    def make(L: int, r: int, attention: str = "trained", n: int = 512, **options: Any) -> Trial:
+def trial(make_trial):
+    def make(L, r, attention="trained", n=512, **options):
         task = {"tokens": L} | options.pop("task", {})
-        return make_trial(  # type: ignore[no-any-return]
-            n, r, task=task, model={"attention": attention}, kinds=(SparseTokens, OneQuery), **options
-        )
+        return make_trial(n, r, task=task, model={"attention": attention}, kinds=(SparseTokens, OneQuery), **options)
 
     return make
 
@@ -34,13 +26,7 @@ def trial(make_trial: Any) -> Callable[..., Trial]:
 # ---- strength
 
 
-def strengths(
-    trial: Any,
-    attention: Callable[[int, int], float],
-    pooled: Callable[[int, int], float],
-    lengths: Sequence[int] = LENGTHS,
-    repetitions: int = 5,
-) -> list[Trial]:
+def strengths(trial, attention, pooled, lengths=LENGTHS, repetitions=5):
     """Return trials whose error is 0.1 at the strength that each law gives for L and repetition, and falls in theta."""
     return [
         trial(L, r, kind, task={"theta": theta}, accuracy=1 - 0.1 * law(L, r) / theta)
@@ -49,11 +35,11 @@ def strengths(
     ]  # fmt: skip
 
 
-def log(L: int, r: int) -> float:
+def log(L, r):
     return 0.4 * math.log(L) * 1.01**r
 
 
-def root(L: int, r: int) -> float:
+def root(L, r):
     return ROOT * math.sqrt(L) * 1.01 ** (r - 2)
 
 
@@ -75,15 +61,13 @@ def root(L: int, r: int) -> float:
         pytest.param(lambda L, r: 0.01, lambda L, r: 0.01, [OPEN] * 4, id="always below"),
     ],
 )
-def test_the_growth_of_the_strength_is_judged(
-    trial: Any, sound: Any, attention: Any, pooled: Any, expected: list[str]
-) -> None:
+def test_the_growth_of_the_strength_is_judged(trial, sound, attention, pooled, expected):
     result = PAPER.figures["strength"](strengths(trial, attention, pooled))
     sound(result)
     assert words(result) == expected
 
 
-def test_the_strengths_are_the_planted_ones(trial: Any) -> None:
+def test_the_strengths_are_the_planted_ones(trial):
     result = PAPER.figures["strength"](strengths(trial, log, root))
     rows = {(row["classifier"], row["L"]): row for row in result.tables["strength"]}
     assert set(rows) == {(name, L) for name in ("attention", "mean token") for L in LENGTHS}
@@ -94,8 +78,8 @@ def test_the_strengths_are_the_planted_ones(trial: Any) -> None:
     assert "sqrt(L): R2 1.000, exponent 1 " in result.verdicts[2].fits
 
 
-def test_a_length_that_some_repetition_does_not_cross_counts_in_none(trial: Any) -> None:
-    def law(L: int, r: int) -> float:
+def test_a_length_that_some_repetition_does_not_cross_counts_in_none(trial):
+    def law(L, r):
         return 1e9 if (L, r) == (64, 1) else log(L, r)
 
     trials = strengths(trial, law, root)
@@ -108,14 +92,14 @@ def test_a_length_that_some_repetition_does_not_cross_counts_in_none(trial: Any)
 
 
 @pytest.mark.parametrize(("theta", "R", "L"), [(2.0, 4, 64), (5.0, 1, 16), (0.0, 3, 9)])
-def test_the_closed_form_is_the_error_of_the_best_cut_along_the_signal(theta: float, R: int, L: int) -> None:
+def test_the_closed_form_is_the_error_of_the_best_cut_along_the_signal(theta, R, L):
     """The mean token along xi is N(theta R / L, 1 / L) or N(0, 1 / L); any other cut errs more."""
     cuts = np.linspace(-1, 3, 400_001)
     errors = (norm.sf(cuts, 0, L**-0.5) + norm.cdf(cuts, theta * R / L, L**-0.5)) / 2
     assert least_error(theta, R, L) == pytest.approx(errors.min(), abs=1e-9)
 
 
-def test_the_closed_form_is_the_error_on_data_of_the_task() -> None:
+def test_the_closed_form_is_the_error_on_data_of_the_task():
     task = SparseTokens(tokens=32, d=3, theta=3.0, test=20_000)
     data = task.draw(1, 0, {})
     along = data.test.inputs.mean(axis=1) @ data.patterns[:, 0]
@@ -126,7 +110,7 @@ def test_the_closed_form_is_the_error_on_data_of_the_task() -> None:
 # ---- alignment
 
 
-def aligned(trial: Any, by_n: dict[int, tuple[float, ...]]) -> list[Trial]:
+def aligned(trial, by_n):
     return [
         trial(64, r, n=n, task={"d": 64, "steps": 2}, alignment=value)
         for n, values in by_n.items() for r, value in enumerate(values)
@@ -145,9 +129,7 @@ def aligned(trial: Any, by_n: dict[int, tuple[float, ...]]) -> list[Trial]:
         ({64: (0.5,), 256: (0.95,)}, [OPEN, PARTLY]),
     ],
 )
-def test_alignment_is_judged_against_chance_and_against_1(
-    trial: Any, sound: Any, by_n: dict[int, tuple[float, ...]], expected: list[str]
-) -> None:
+def test_alignment_is_judged_against_chance_and_against_1(trial, sound, by_n, expected):
     result = PAPER.figures["alignment"](aligned(trial, by_n))
     sound(result)
     assert words(result) == expected
@@ -156,7 +138,7 @@ def test_alignment_is_judged_against_chance_and_against_1(
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 64])
-def test_chance_is_the_mean_cosine_of_random_directions(d: int) -> None:
+def test_chance_is_the_mean_cosine_of_random_directions(d):
     drawn = np.random.default_rng(0).standard_normal((200_000, d))
     cosines = np.abs(drawn[:, 0]) / np.linalg.norm(drawn, axis=1)
     assert random_cosine(d) == pytest.approx(cosines.mean(), rel=0.01)
@@ -165,9 +147,7 @@ def test_chance_is_the_mean_cosine_of_random_directions(d: int) -> None:
 # ---- removal
 
 
-def cut(
-    trial: Any, errors: dict[tuple[str, int], float], spread: float = 0.002, repetitions: int = 5
-) -> list[Trial]:  # fmt: skip
+def cut(trial, errors, spread=0.002, repetitions=5):
     """Return trials of both classifiers by strategy and L, of which all but dense leave a quarter."""
     return [
         trial(L, r, kind, strategy=strategy, removed=0.0 if strategy == "dense" else 0.75, task={"theta": 2.0},
@@ -183,9 +163,7 @@ DENSE = {("dense", 16): 0.12, ("dense", 64): 0.24}
     ("oracle", "random", "expected"),
     [(0.12, 0.38, [YES, YES]), (0.13, 0.12, [PARTLY, NO]), (0.24, 0.14, [NO, YES]), (0.06, 0.05, [NO, NO])],
 )
-def test_removal_is_judged_beside_data_of_as_many_tokens(
-    trial: Any, sound: Any, oracle: float, random: float, expected: list[str]
-) -> None:
+def test_removal_is_judged_beside_data_of_as_many_tokens(trial, sound, oracle, random, expected):
     trials = cut(trial, DENSE | {("oracle", 64): oracle, ("random", 64): random, ("attn_topk", 64): 0.3})
     result = PAPER.figures["removal"](trials)
     sound(result)
@@ -199,6 +177,6 @@ def test_removal_is_judged_beside_data_of_as_many_tokens(
     assert rows["mean token", "dense", 64]["closed form at M"] == pytest.approx(norm.cdf(-0.5))
 
 
-def test_differences_that_are_uncertain_decide_nothing(trial: Any) -> None:
+def test_differences_that_are_uncertain_decide_nothing(trial):
     trials = cut(trial, DENSE | {("oracle", 64): 0.18, ("random", 64): 0.15}, spread=0.05)
     assert words(PAPER.figures["removal"](trials)) == [OPEN, OPEN] * 2

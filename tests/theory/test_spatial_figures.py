@@ -1,8 +1,4 @@
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,16 +7,14 @@ from sparsebench_theory.spatial.figures import MODES, PAPER, put_right, samples_
 from sparsebench_theory.spatial.task import Spatial
 from verdicts import NO, OPEN, PARTLY, YES, words
 
-from sparsebench.paper import Trial
-
 FIGURES = ("association", "permutation", "transfer", "strategies")
 SMALL = {"tokens": 12, "group": 3, "d": 16}
 
 
 @pytest.fixture(scope="session")
-def trial(make_trial: Any) -> Callable[..., Trial]:
-    def make(n: int = 100, r: int = 0, task: dict[str, Any] | None = None, **options: Any) -> Trial:
-        return make_trial(n, r, task=SMALL | (task or {}), kinds=(Spatial, Positional), **options)  # type: ignore
+def trial(make_trial):
+    def make(n=100, r=0, task=None, **options):
+        return make_trial(n, r, task=SMALL | (task or {}), kinds=(Spatial, Positional), **options)
 
     return make
 
@@ -31,9 +25,7 @@ WATCHED = ("association", "in_group_mass", "in_group_lead", "alignment", "test_a
 GOOD = {"association": 1.0, "alignment": 0.97, "accuracy": 0.995, "in_group_lead": 0.2}
 
 
-def trained(
-    trial: Any, *values: Mapping[str, float], wobble: float = 1e-4, task: dict[str, Any] | None = None
-) -> list[Trial]:
+def trained(trial, *values, wobble=1e-4, task=None):
     """Return a trial of each of these final values, watched three times on a straight way there from nought."""
     return [
         trial(100, r, task={"watch": 10} | (task or {}), in_group_mass=0.4, **GOOD | dict(some), curves={
@@ -61,9 +53,7 @@ def trained(
         pytest.param([{"in_group_lead": -0.1}] * 3, [YES, YES, YES, NO], id="scores grow across"),
     ],
 )
-def test_association_is_judged_by_what_came_out_in_each_trial(
-    trial: Any, sound: Any, values: Any, expected: list[str]
-) -> None:
+def test_association_is_judged_by_what_came_out_in_each_trial(trial, sound, values, expected):
     result = PAPER.figures["association"](trained(trial, *values))
     sound(result)
     assert words(result) == expected
@@ -76,7 +66,7 @@ def test_association_is_judged_by_what_came_out_in_each_trial(
     assert f"1 in {sum(s == 1 for s in shares)} of 3 trials" in result.verdicts[0].measured
 
 
-def test_association_is_judged_at_each_step_size_apart(trial: Any, sound: Any) -> None:
+def test_association_is_judged_at_each_step_size_apart(trial, sound):
     slow = trained(trial, *[{"association": 0.2}] * 3, task={"lr": 0.02})
     result = PAPER.figures["association"](slow + trained(trial, {}, {}, {}, task={"lr_attention": 20}))
     sound(result)
@@ -88,17 +78,17 @@ def test_association_is_judged_at_each_step_size_apart(trial: Any, sound: Any) -
 # ---- permutation
 
 
-def test_scores_are_put_right() -> None:
-    plain, order = np.random.default_rng(0).standard_normal((12, 12)), Spatial(**SMALL, permuted=True).order()  # type: ignore
+def test_scores_are_put_right():
+    plain, order = np.random.default_rng(0).standard_normal((12, 12)), Spatial(**SMALL, permuted=True).order()
     learned = np.array([[plain[order[i], order[j]] for j in range(12)] for i in range(12)])
     np.testing.assert_array_equal(put_right(learned, order), plain)
 
 
-def with_scores(trial: Any, *strengths: tuple[bool, float], wrong: int = 0) -> list[Trial]:
+def with_scores(trial, *strengths, wrong=0):
     """Return trials, permuted or not, whose scores show their sets; of `wrong` positions they do not."""
     found = []
     for r, (permuted, strength) in enumerate(strengths):
-        task = Spatial(**SMALL, permuted=permuted)  # type: ignore[arg-type]
+        task = Spatial(**SMALL, permuted=permuted)
         sets = task.sets()[task.order()]
         scores = strength * (sets[:, None] == sets) + np.random.default_rng(r).random((12, 12))
         scores[:wrong] *= -1
@@ -117,9 +107,7 @@ def with_scores(trial: Any, *strengths: tuple[bool, float], wrong: int = 0) -> l
         (((False, 2.0),), 0, OPEN),
     ],
 )
-def test_association_is_recovered_where_the_patches_are_in_another_order(
-    trial: Any, sound: Any, strengths: Any, wrong: int, word: str
-) -> None:
+def test_association_is_recovered_where_the_patches_are_in_another_order(trial, sound, strengths, wrong, word):
     result = PAPER.figures["permutation"](with_scores(trial, *strengths, wrong=wrong))
     sound(result)
     assert words(result) == [word] and len(result.panels) == 1 + 2 * any(permuted for permuted, _ in strengths)
@@ -133,7 +121,7 @@ def test_association_is_recovered_where_the_patches_are_in_another_order(
 # ---- transfer
 
 N = (8, 16, 32, 64, 256)
-KINDS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+KINDS = (
     ({"start": "pretrained"}, {"attention": "frozen"}),
     ({"start": "pretrained", "permuted": True}, {"attention": "frozen"}),
     ({}, {"attention": "frozen"}),
@@ -142,7 +130,7 @@ KINDS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
 """What makes each of MODES."""
 
 
-def transfers(trial: Any, *needed: float | None, sizes: Sequence[int] = N, trials: int = 3) -> list[Trial]:
+def transfers(trial, *needed, sizes=N, trials=3):
     """Return trials of each mode that have an error of 1 % from so many samples on; of None there are none."""
     return [
         trial(n, r, task=task | {"feature": 1, "structure": r}, model=model,
@@ -172,9 +160,7 @@ NEVER = math.inf
         pytest.param((8, None, NEVER, 256), [YES, YES, OPEN], id="no shuffled attention"),
     ],
 )
-def test_transfer_is_judged_by_the_samples_needed(
-    trial: Any, sound: Any, needed: tuple[float | None, ...], expected: list[str]
-) -> None:
+def test_transfer_is_judged_by_the_samples_needed(trial, sound, needed, expected):
     result = PAPER.figures["transfer"](transfers(trial, *needed))
     sound(result)
     assert words(result) == expected
@@ -200,21 +186,21 @@ def test_transfer_is_judged_by_the_samples_needed(
         ({}, NEVER),
     ],
 )
-def test_samples_needed_are_those_from_which_on_the_error_is_small(errors: Any, needed: float) -> None:
+def test_samples_needed_are_those_from_which_on_the_error_is_small(errors, needed):
     assert samples_for(errors) == needed
 
 
 # ---- strategies
 
 
-def kept(trial: Any, strategy: str, removed: float, *shares: float, where: str = "both") -> list[Trial]:
+def kept(trial, strategy, removed, *shares, where="both"):
     return [
         trial(100, r, strategy=strategy, removed=removed, where=where, association=share, accuracy=0.9 - removed / 10,
               in_group_mass=0.4) for r, share in enumerate(shares)
     ]  # fmt: skip
 
 
-def test_strategies_are_judged_by_the_association_that_is_learned_with_them(trial: Any, sound: Any) -> None:
+def test_strategies_are_judged_by_the_association_that_is_learned_with_them(trial, sound):
     trials = kept(trial, "dense", 0.0, 1.0, 1.0, 1.0) + kept(trial, "random", 0.25, 1.0, 1.0, 1.0)
     trials += kept(trial, "random", 0.5, 0.95, 1.0, 0.9) + kept(trial, "oracle", 0.5, 0.1, 0.2, 0.3)
     trials += kept(trial, "attn_topk", 0.5, 0.1, 1.0, 1.0) + kept(trial, "oracle", 0.5, 1.0, 1.0, 1.0, where="test")

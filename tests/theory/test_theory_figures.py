@@ -1,20 +1,15 @@
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 from sparsebench_theory.models import PRUNED
 from sparsebench_theory.shallow.paper import PAPER
 from verdicts import NO, OPEN, PARTLY, YES, words
 
-from sparsebench.paper import Result, Trial
-
 INFINITY = float("inf")
 A = (0.5, 0.28, 0.2, 0.16, 0.14, 0.12, 0.1)
 SIGMAS = (0.02, 0.065, 0.11, 0.155, 0.2)
 
 
-def word_on(result: Result, *claims: str) -> list[str]:
+def word_on(result, *claims):
     """Return the verdict on each claim: on the one that has this text in it."""
     found = []
     for claim in claims:
@@ -23,7 +18,7 @@ def word_on(result: Result, *claims: str) -> list[str]:
     return found
 
 
-def row(result: Result, table: str, **values: Any) -> dict[str, Any]:
+def row(result, table, **values):
     """Return the one row of a table that has these values."""
     (found,) = (row for row in result.tables[table] if values.items() <= row.items())
     return found
@@ -32,7 +27,7 @@ def row(result: Result, table: str, **values: Any) -> dict[str, Any]:
 # ---- Figure 1a
 
 
-def sweep(grid_of: Any, law: Callable[[float], float], alphas: tuple[float, ...] = A, **options: Any) -> list[Trial]:
+def sweep(grid_of, law, alphas=A, **options):
     """Return trials that need law(alpha_*) samples, with alpha_# at 0.04."""
     return [t for a in alphas for t in grid_of(law(a), task={"relevant": a, "confusion": 0.04}, **options)]
 
@@ -50,21 +45,21 @@ def sweep(grid_of: Any, law: Callable[[float], float], alphas: tuple[float, ...]
         pytest.param(lambda a: 1e9, OPEN, OPEN, None, id="never reached"),
     ],
 )  # fmt: skip
-def test_figure_1a_says_how_samples_grow(grid_of: Any, law: Any, grows: str, linear: str, best: str | None) -> None:
+def test_figure_1a_says_how_samples_grow(grid_of, law, grows, linear, best):
     result = PAPER.figures["1a"](sweep(grid_of, law))
     assert word_on(result, "N grows", "N is linear") == [grows, linear]
     if best:
         assert f"best: {best};" in result.verdicts[1].measured
 
 
-def test_figure_1a_leaves_what_never_succeeds_out_of_the_fit_and_says_so(grid_of: Any) -> None:
+def test_figure_1a_leaves_what_never_succeeds_out_of_the_fit_and_says_so(grid_of):
     result = PAPER.figures["1a"](sweep(grid_of, lambda a: 4 / a**2 if a > 0.1 else 1e9))
     assert word_on(result, "N is linear") == [YES]
     assert "6 of 7 alpha_* reach N50" in result.verdicts[1].measured
     assert row(result, "fig1a-n50", **{"alpha_*": 0.1})["N50"] == INFINITY
 
 
-def test_figure_1a_judges_each_rule_for_the_confusing_tokens_apart(grid_of: Any) -> None:
+def test_figure_1a_judges_each_rule_for_the_confusing_tokens_apart(grid_of):
     printed = [
         t
         for a in (0.5, 0.43, 0.38, 0.34, 0.3)
@@ -76,7 +71,7 @@ def test_figure_1a_judges_each_rule_for_the_confusing_tokens_apart(grid_of: Any)
     assert len(result.panels) == 5
 
 
-def test_figure_1a_has_the_planted_numbers_in_its_tables(grid_of: Any) -> None:
+def test_figure_1a_has_the_planted_numbers_in_its_tables(grid_of):
     result = PAPER.figures["1a"](sweep(grid_of, lambda a: 4 / a**2, sizes=(8, 16, 32, 64, 128, 256, 512)))
     for a in A:
         found = row(result, "fig1a-n50", **{"alpha_*": a})
@@ -103,7 +98,7 @@ def test_figure_1a_has_the_planted_numbers_in_its_tables(grid_of: Any) -> None:
         pytest.param(lambda s: 1, OPEN, id="never more than the smallest N"),
     ],
 )
-def test_figure_1b_says_whether_samples_grow_with_sigma(grid_of: Any, law: Any, word: str) -> None:
+def test_figure_1b_says_whether_samples_grow_with_sigma(grid_of, law, word):
     result = PAPER.figures["1b"]([t for s in SIGMAS for t in grid_of(law(s), model={"sigma": s})])
     assert word_on(result, "sigma") == [word] and len(result.verdicts) == len(result.panels) == 1
     for s in SIGMAS:
@@ -111,7 +106,7 @@ def test_figure_1b_says_whether_samples_grow_with_sigma(grid_of: Any, law: Any, 
         assert row(result, "fig1b", value=s)["N50"] == pytest.approx(max(known, 2), rel=0.15)
 
 
-def test_figure_1b_judges_each_kind_of_first_weights_and_the_noise_apart(grid_of: Any) -> None:
+def test_figure_1b_judges_each_kind_of_first_weights_and_the_noise_apart(grid_of):
     by_init = {"assumption": 100.0, "scale": 10.0, "worst": 0.1}
     trials = [
         t for init, factor in by_init.items() for s in SIGMAS[1:]
@@ -126,7 +121,7 @@ def test_figure_1b_judges_each_kind_of_first_weights_and_the_noise_apart(grid_of
 # ---- Figure 2
 
 
-def steps(make_trial: Any, law: Callable[[float], float | None], trials: int = 4) -> list[Trial]:
+def steps(make_trial, law, trials=4):
     """Return trials that need law(alpha_*) steps, give or take some."""
     return [
         make_trial(200, r, task={"relevant": a, "confusion": 0.04}, iterations=some and some + r)
@@ -147,11 +142,11 @@ def steps(make_trial: Any, law: Callable[[float], float | None], trials: int = 4
         pytest.param(lambda a: None, OPEN, id="none gets there"),
     ],
 )
-def test_figure_2_says_how_steps_grow(make_trial: Any, law: Any, word: str) -> None:
+def test_figure_2_says_how_steps_grow(make_trial, law, word):
     assert word_on(PAPER.figures["2"](steps(make_trial, law)), "steps are linear") == [word]
 
 
-def test_figure_2_has_the_planted_numbers_and_counts_who_got_there(make_trial: Any) -> None:
+def test_figure_2_has_the_planted_numbers_and_counts_who_got_there(make_trial):
     trials = steps(make_trial, lambda a: 40 / a)
     lost = [make_trial(200, 9, task={"relevant": 0.2, "confusion": 0.04}, iterations=None),
             make_trial(200, 10, task={"relevant": 0.2, "confusion": 0.04}, diverged=True)]  # fmt: skip
@@ -175,9 +170,7 @@ def test_figure_2_has_the_planted_numbers_and_counts_who_got_there(make_trial: A
         pytest.param(lambda a: 1e9, lambda a: 1e9, [OPEN, OPEN, OPEN], id="none gets there"),
     ],
 )
-def test_figure_3_says_whether_trained_attention_saves_samples(
-    grid_of: Any, frozen: Any, trained: Any, expected: list[str]
-) -> None:
+def test_figure_3_says_whether_trained_attention_saves_samples(grid_of, frozen, trained, expected):
     trials = sweep(grid_of, frozen, A[:5], model={"attention": "frozen"}) + sweep(grid_of, trained, A[:5])
     result = PAPER.figures["3"](trials)
     assert word_on(result, "saves samples", "N grows", "N is linear in alpha_*^-4") == expected
@@ -189,7 +182,7 @@ def test_figure_3_says_whether_trained_attention_saves_samples(
             assert ratio == INFINITY or trained(a) > 1e6
 
 
-def test_figure_3_speaks_of_hard_problems_only(grid_of: Any) -> None:
+def test_figure_3_speaks_of_hard_problems_only(grid_of):
     trials = sweep(grid_of, lambda a: 8, (0.5,), model={"attention": "frozen"}) + sweep(grid_of, lambda a: 80, (0.5,))
     assert word_on(PAPER.figures["3"](trials), "saves samples") == [OPEN]
 
@@ -197,7 +190,7 @@ def test_figure_3_speaks_of_hard_problems_only(grid_of: Any) -> None:
 # ---- Figures 4 and 7
 
 
-def attention(make_trial: Any, *curve: float, trials: int = 5, **task: Any) -> list[Trial]:
+def attention(make_trial, *curve, trials=5, **task):
     """Return trials watched every 10 steps from 0 on, with this curve, give or take 0.002."""
     return [
         make_trial(
@@ -221,22 +214,20 @@ def attention(make_trial: Any, *curve: float, trials: int = 5, **task: Any) -> l
         pytest.param((0.56, 0.5, 0.4), NO, NO, id="falls"),
     ],
 )
-def test_figure_4_says_whether_attention_concentrates(
-    make_trial: Any, curve: tuple[float, ...], rises: str, to_1: str
-) -> None:
+def test_figure_4_says_whether_attention_concentrates(make_trial, curve, rises, to_1):
     result = PAPER.figures["4"](attention(make_trial, *curve))
     assert word_on(result, "attention concentrates", "it tends to 1") == [rises, to_1]
     for step, value in ((0, curve[0]), (10, curve[1]), (20, curve[2]), (100, curve[2])):  # it holds its last value
         assert row(result, "fig4", step=step)["attention on relevant"] == pytest.approx(value, abs=1e-3)
 
 
-def test_figure_4_goes_on_as_long_as_any_trial_trained(make_trial: Any) -> None:
+def test_figure_4_goes_on_as_long_as_any_trial_trained(make_trial):
     trials = attention(make_trial, *np.linspace(0.56, 0.9, 16)) + attention(make_trial, 0.56, 0.8, trials=1)
     assert [r["step"] for r in PAPER.figures["4"](trials).tables["fig4"]] == list(range(0, 151, 10))
     assert [r["step"] for r in PAPER.figures["4"](trials[-1:]).tables["fig4"]] == list(range(0, 101, 10))
 
 
-def test_figure_7_judges_each_number_of_patterns_apart(make_trial: Any) -> None:
+def test_figure_7_judges_each_number_of_patterns_apart(make_trial):
     trials = attention(make_trial, 0.3, 0.6, 0.97, d=20, patterns=10) + attention(
         make_trial, 0.5, 0.4, d=20, patterns=20
     )
@@ -254,14 +245,11 @@ def test_figure_7_judges_each_number_of_patterns_apart(make_trial: Any) -> None:
 FLAT, FALLS, RISES, LATE = (0.08,) * 3, (0.05, 0.04, 0.02), (0.12, 0.14, 0.16), (0.08, 0.08, 0.02)
 
 
-def removals(
-    make_trial: Any, dense: float, curves: dict[str, tuple[float, ...]], metric: str = "test_loss", where: str = "both",
-    **task: Any,
-) -> list[Trial]:  # fmt: skip
+def removals(make_trial, dense, curves, metric="test_loss", where="both", **task):
     """Return trials of dense and of removals of 20, 40 and 60 %, four each that differ alike, give or take 0.0004."""
     others = {"accuracy": 0.9, "worst_group_accuracy": 0.8, "spurious_gap": 0.1, "test_loss": 0.1}
 
-    def some(value: float, r: int, wobble: float = 0.0, **options: Any) -> Trial:
+    def some(value, r, wobble=0.0, **options):
         values = others | {metric: value + 0.01 * r + wobble}
         return make_trial(32, r, task=task, **values, **options)
 
@@ -282,9 +270,7 @@ def removals(
         pytest.param(FALLS, FALLS, (0.08, 0.09, 0.14), [YES, YES, YES, YES, PARTLY], id="random removal harms late"),
     ],
 )
-def test_figure_5_says_what_removal_does(
-    make_trial: Any, irrelevant: Any, noisy: Any, random: Any, expected: list[str]
-) -> None:
+def test_figure_5_says_what_removal_does(make_trial, irrelevant, noisy, random, expected):
     result = PAPER.figures["5"](removals(make_trial, 0.08, {"oracle": irrelevant, "noise": noisy, "random": random}))
     irrelevant_, noisy_ = "removing irrelevant tokens", "removing noisy tokens"
     claims = [f"{irrelevant_} lowers", f"{noisy_} lowers", f"{irrelevant_} is better", f"{noisy_} is better"]
@@ -297,7 +283,7 @@ def test_figure_5_says_what_removal_does(
         assert row(result, "fig5", removed=name, share=0.0)["change"] == 0.0
 
 
-def test_figure_5_judges_each_place_of_removal_apart_against_the_same_dense(make_trial: Any) -> None:
+def test_figure_5_judges_each_place_of_removal_apart_against_the_same_dense(make_trial):
     trials = removals(make_trial, 0.08, {"oracle": FALLS, "attn_topk": RISES})
     trials += [t for t in removals(make_trial, 0.08, {"oracle": RISES}, where="test") if t.strategy != "dense"]
     result = PAPER.figures["5"](trials)
@@ -309,7 +295,7 @@ def test_figure_5_judges_each_place_of_removal_apart_against_the_same_dense(make
     assert row(result, "fig5", removed="little attended", share=0.2)["value"] == pytest.approx(0.135, abs=1e-6)
 
 
-def test_figure_8_judges_each_number_of_patterns_apart(make_trial: Any) -> None:
+def test_figure_8_judges_each_number_of_patterns_apart(make_trial):
     trials = removals(make_trial, 0.08, {"oracle": FALLS, "random": FLAT}, d=20, patterns=10)
     trials += removals(make_trial, 0.3, {"oracle": RISES, "random": RISES}, d=20, patterns=20)
     result = PAPER.figures["8"](trials)
@@ -329,7 +315,7 @@ def test_figure_8_judges_each_number_of_patterns_apart(make_trial: Any) -> None:
         pytest.param((0.6, 0.6, 0.6), OPEN, id="does not change"),
     ],
 )
-def test_the_spurious_figure_says_whether_removal_frees(make_trial: Any, worst: Any, word: str) -> None:
+def test_the_spurious_figure_says_whether_removal_frees(make_trial, worst, word):
     trials = removals(make_trial, 0.6, {"oracle": worst, "random": FLAT}, "worst_group_accuracy", spurious=0.3)
     result = PAPER.figures["spurious"](trials)
     assert word_on(result, "frees") == [word]
@@ -340,7 +326,7 @@ def test_the_spurious_figure_says_whether_removal_frees(make_trial: Any, worst: 
     assert row(result, "spurious", metric="spurious gap", removed="random", share=0.4)["change"] == 0.0
 
 
-def test_the_spurious_figure_takes_no_rounding_for_a_fall(make_trial: Any) -> None:
+def test_the_spurious_figure_takes_no_rounding_for_a_fall(make_trial):
     shares = {0.2: (0.1, 0.2, 0.3), 0.4: (0.3, 0.2, 0.1), 0.6: (0.5, 0.6, 0.7)}  # 0.1 + 0.2 + 0.3 > 0.3 + 0.2 + 0.1
     assert np.mean(shares[0.2]) > np.mean(shares[0.4])
     values = {0.0: (0.01, 0.02, 0.03)} | shares
@@ -356,7 +342,7 @@ def test_the_spurious_figure_takes_no_rounding_for_a_fall(make_trial: Any) -> No
 # ---- strategies
 
 
-def test_each_strategy_has_its_samples_beside_dense_and_its_steps(grid_of: Any) -> None:
+def test_each_strategy_has_its_samples_beside_dense_and_its_steps(grid_of):
     trials = [
         t
         for name, n50, taken in (("dense", 32, 50.0), ("oracle", 8, 20.0), ("anti_oracle", 1e9, None))
@@ -379,7 +365,7 @@ TWO, NEARLY, NONE = (3.0, 2.0, 0.2, 0.1), (5.0, 1.0, 0.75, 0.5), (2.0, 1.9, 1.8,
 """The two largest hold 0.996, 0.970 and 0.556 of the square; the third over the second is 0.1, 0.75 and 0.95."""
 
 
-def ranks(make_trial: Any, *values: tuple[float, ...], trials: int = 4, scale: float = 5.0) -> list[Trial]:
+def ranks(make_trial, *values, trials=4, scale=5.0):
     """Return trials whose updates of W_Q, W_K, W_V have these singular values, times a factor of each trial's own."""
     return [
         make_trial(200, r, curves={
@@ -397,9 +383,7 @@ def ranks(make_trial: Any, *values: tuple[float, ...], trials: int = 4, scale: f
         ((NONE, TWO, NEARLY), [NO, YES, PARTLY]),
     ],
 )
-def test_each_matrix_is_judged_by_what_two_directions_hold(
-    make_trial: Any, sound: Any, values: Any, expected: list[str]
-) -> None:
+def test_each_matrix_is_judged_by_what_two_directions_hold(make_trial, sound, values, expected):
     result = PAPER.figures["rank"](ranks(make_trial, *values))
     sound(result)
     assert [v.claim.split()[3] for v in result.verdicts] == list(MATRICES)
@@ -415,7 +399,7 @@ def test_each_matrix_is_judged_by_what_two_directions_hold(
         assert f"two hold {share:.3g}" in result.verdicts[0].measured
 
 
-def test_a_share_that_differs_between_trials_is_not_certain(make_trial: Any) -> None:
+def test_a_share_that_differs_between_trials_is_not_certain(make_trial):
     other = make_trial(200, 1, curves={f"trained_singular_{name}": NONE for name in MATRICES})
     assert words(PAPER.figures["rank"]([*ranks(make_trial, TWO, TWO, TWO, trials=1), other])) == [OPEN] * 3
 
@@ -423,10 +407,7 @@ def test_a_share_that_differs_between_trials_is_not_certain(make_trial: Any) -> 
 # ---- neurons
 
 
-def pruned(
-    make_trial: Any, short: Callable[[float], float], long: Callable[[float], float], M: int = 5, trials: int = 4,
-    wobble: float = 1e-4,
-) -> list[Trial]:  # fmt: skip
+def pruned(make_trial, short, long, M=5, trials=4, wobble=1e-4):
     """Return trials whose losses without the shortest and the longest rows are these, by share, and the trial's own."""
     return [
         make_trial(200, r, task={"patterns": M, "d": 20}, curves={
@@ -436,19 +417,19 @@ def pruned(
     ]  # fmt: skip
 
 
-def flat(share: float) -> float:
+def flat(share):
     return 0.1
 
 
-def rises(share: float) -> float:
+def rises(share):
     return 0.1 + share
 
 
-def late(share: float) -> float:
+def late(share):
     return 0.1 + 0.3 * (share > 0.65)
 
 
-def jumps(share: float) -> float:
+def jumps(share):
     return 0.1 + share * (1 - 1.2 * (share > 0.75))
 
 
@@ -466,9 +447,7 @@ def jumps(share: float) -> float:
         pytest.param(lambda share: 0.5 - 0.3 * share, rises, 5, [OPEN, YES], id="short rows do harm"),
     ],
 )
-def test_neurons_are_judged_by_what_goes_without_them(
-    make_trial: Any, sound: Any, short: Any, long: Any, M: int, expected: list[str]
-) -> None:
+def test_neurons_are_judged_by_what_goes_without_them(make_trial, sound, short, long, M, expected):
     trials = pruned(make_trial, short, long, M)
     if long is flat:  # as often up as down
         trials = [
@@ -489,16 +468,16 @@ def test_neurons_are_judged_by_what_goes_without_them(
         assert rows["shortest", 0.9]["test loss"] == pytest.approx(short(0.9) + 0.15, abs=1e-3)
 
 
-def test_a_change_of_exactly_nought_is_no_rise(make_trial: Any) -> None:
+def test_a_change_of_exactly_nought_is_no_rise(make_trial):
     assert words(PAPER.figures["neurons"](pruned(make_trial, flat, flat, wobble=0.0))) == [YES, NO]
 
 
 @pytest.mark.parametrize(("M", "share"), [(3, "30%"), (4, "50%"), (5, "60%"), (10, "80%"), (15, "80%"), (20, "90%")])
-def test_the_share_is_that_of_the_patterns_rounded_down(make_trial: Any, M: int, share: str) -> None:
+def test_the_share_is_that_of_the_patterns_rounded_down(make_trial, M, share):
     assert f"the {share} of neurons" in PAPER.figures["neurons"](pruned(make_trial, flat, rises, M)).verdicts[0].claim
 
 
-def test_each_number_of_patterns_is_judged_apart(make_trial: Any, sound: Any) -> None:
+def test_each_number_of_patterns_is_judged_apart(make_trial, sound):
     result = PAPER.figures["neurons"](pruned(make_trial, late, rises, 5) + pruned(make_trial, late, rises, 10))
     sound(result)
     assert words(result) == [YES, YES, NO, YES] and len(result.panels) == 2

@@ -1,7 +1,6 @@
 """The tasks of the theories: what tokens hold and what is relevant, and what all tasks have in common."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -415,7 +414,7 @@ def test_class_1_has_its_probability(positive):
 # ---- what all have in common
 
 THEORY = {"tokens": 12, "relevant": 0.3, "confusion": 0.1, "test": 9}
-TASKS: list[Task] = [
+TASKS = [
     Theory(**THEORY), Theory(**THEORY, labels="iid"), Theory(**THEORY, positions="fixed"),
     Theory(**THEORY, noisy_share=0.3), Theory(**THEORY, set_size=3, set_diameter=0.3), Theory(**THEORY, spurious=0.2),
     Theory(**THEORY, classes=4, labels="iid", noisy_share=0.5, set_size=2, set_diameter=1),
@@ -429,9 +428,7 @@ FIELDS = ("inputs", "labels", "groups", "relevance")
 
 @given(st.sampled_from(TASKS), st.integers(0, 10**6), st.integers(2, 30), st.integers(0, 20))
 @settings(max_examples=100, deadline=None)
-def test_a_smaller_set_begins_the_larger_and_the_test_set_is_the_same(
-    task: Task, repetition: int, n: int, more: int
-) -> None:
+def test_a_smaller_set_begins_the_larger_and_the_test_set_is_the_same(task, repetition, n, more):
     longer = task.model_copy(update={"test": 9 + more})
     small, large = task.draw(n, repetition, {}), longer.draw(n + more, repetition, {})
     for field in FIELDS:
@@ -440,7 +437,7 @@ def test_a_smaller_set_begins_the_larger_and_the_test_set_is_the_same(
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-def test_a_repetition_is_the_same_again_and_unlike_the_next(task: Task) -> None:
+def test_a_repetition_is_the_same_again_and_unlike_the_next(task):
     first, again, other = (task.draw(9, repetition, {}) for repetition in (0, 0, 1))
     for part in ("train", "test"):
         mine, same, next_ = (getattr(data, part) for data in (first, again, other))
@@ -461,7 +458,7 @@ def test_a_repetition_is_the_same_again_and_unlike_the_next(task: Task) -> None:
     ],
     ids=lambda part: part.name if isinstance(part, Task) else "",
 )
-def test_how_a_network_is_trained_and_judged_does_not_change_the_data(task: Task, changes: dict[str, Any]) -> None:
+def test_how_a_network_is_trained_and_judged_does_not_change_the_data(task, changes):
     plain, tuned = task.draw(6, 0, {}), task.model_copy(update=changes).draw(6, 0, {})
     np.testing.assert_array_equal(plain.train.inputs, tuned.train.inputs)
     np.testing.assert_array_equal(plain.test.inputs, tuned.test.inputs[:9])
@@ -487,7 +484,7 @@ DESCENT = {"loss": "logistic", "optimizer": "sgd", "batch": 0, "fixed_selection"
     ],
     ids=lambda part: part.name if isinstance(part, Task) else "",
 )  # fmt: skip
-def test_the_recipe_is_that_of_the_paper(task: Task, expected: dict[str, Any]) -> None:
+def test_the_recipe_is_that_of_the_paper(task, expected):
     assert {name: getattr(task.recipe(), name) for name in expected} == expected
 
 
@@ -506,11 +503,11 @@ def test_the_recipe_is_that_of_the_paper(task: Task, expected: dict[str, Any]) -
           for loss, more in ((9.0, 0), (0.0, 1))),
     ],
 )  # fmt: skip
-def test_a_trial_succeeds_by_its_loss_or_its_error(task: Task, loss: float, accuracy: float, succeeds: bool) -> None:
+def test_a_trial_succeeds_by_its_loss_or_its_error(task, loss, accuracy, succeeds):
     assert task.success(loss, accuracy) is succeeds
 
 
-def test_beside_the_error_the_papers_criterion_is_told() -> None:
+def test_beside_the_error_the_papers_criterion_is_told():
     task = Theory(criterion="error", threshold=0.1)
     assert task.successes(0.0999, 0.98) == {"success": False, "success_loss": True}
     assert task.successes(0.1, 0.99) == {"success": True, "success_loss": False}
@@ -546,15 +543,13 @@ def test_beside_the_error_the_papers_criterion_is_told() -> None:
         (SparseTokens, {"tokens": 3}, "got relevant=4, tokens=3; allowed: relevant of 3 or fewer"),
     ],
 )  # fmt: skip
-def test_parameters_that_contradict_each_other_are_a_user_error(
-    kind: type[Task], parameters: dict[str, Any], said: str
-) -> None:
+def test_parameters_that_contradict_each_other_are_a_user_error(kind, parameters, said):
     for ask in (lambda task: task.check(), lambda task: task.draw(2, 0, {})):
         with pytest.raises(UserError, match=said):
             ask(kind(**parameters))
 
 
-def test_a_set_of_one_class_is_a_user_error() -> None:
+def test_a_set_of_one_class_is_a_user_error():
     with pytest.raises(UserError, match=r"both classes.*got N=1; allowed: 2 or more"):
         Overfitting().draw(1, 0, {})
     assert set(Overfitting(d=3).draw(2, 0, {}).train.labels) == {0, 1}
@@ -576,6 +571,6 @@ def test_a_set_of_one_class_is_a_user_error() -> None:
                         "test": (0,), "error": (1,), "lr": (0,), "steps": (0,), "watch": (-1,)}),
     ) for name, values in cases.items() for value in values],
 )  # fmt: skip
-def test_a_parameter_out_of_range_is_refused(kind: type[Task], wrong: dict[str, Any]) -> None:
+def test_a_parameter_out_of_range_is_refused(kind, wrong):
     with pytest.raises(ValidationError, match=next(iter(wrong))):
         kind(**wrong)

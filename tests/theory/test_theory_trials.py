@@ -1,6 +1,5 @@
 import csv
 import io
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,15 +24,7 @@ SIX = [6] * len(X)
 """Repetitions of each value."""
 
 
-def record_of(
-    status: Any = "ok",
-    *,
-    kind: str = "",
-    budget: Budget = FULL,
-    n_train: int = 12,
-    repetition: int = 3,
-    **metrics: float | None,
-) -> Record:
+def record_of(status="ok", *, kind="", budget=FULL, n_train=12, repetition=3, **metrics):
     cell = Cell(
         task=Part.of(Theory(relevant=0.3)), model=Part.of(Shallow(m=16)), strategy=Part(name="noise"), budget=budget,
         n_train=n_train, repetition=repetition, where="test",
@@ -49,7 +40,7 @@ def record_of(
 # ---- from records
 
 
-def test_a_record_becomes_a_trial_with_its_parameters_and_metrics() -> None:
+def test_a_record_becomes_a_trial_with_its_parameters_and_metrics():
     (trial,) = trials_of([record_of(budget=Budget(keep_rate=0.8), success=1.0, iterations=None)])
     assert trial == Trial(
         task=Theory(relevant=0.3), model=Shallow(m=16), strategy="noise(seed=1)", removed=0.2, where="test", n=12,
@@ -61,7 +52,7 @@ def test_a_record_becomes_a_trial_with_its_parameters_and_metrics() -> None:
     assert trials_of([record_of(success=1.0)])[0].removed == 0.0  # dense removes nothing
 
 
-def test_a_training_that_diverged_is_a_trial_without_success_and_any_other_failure_is_none() -> None:
+def test_a_training_that_diverged_is_a_trial_without_success_and_any_other_failure_is_none():
     diverged = record_of("failed", kind="DivergedError")
     others = [
         *(record_of(status) for status in ("failed", "crashed", "oom", "skipped", "timeout")),
@@ -76,7 +67,7 @@ def test_a_training_that_diverged_is_a_trial_without_success_and_any_other_failu
 # ---- grids
 
 
-def grid(*successes: str, sizes: tuple[int, ...] = (4, 8, 16, 32)) -> Grid:
+def grid(*successes, sizes=(4, 8, 16, 32)):
     """Return a grid from a string of 0 and 1 a repetition; a blank is a trial that is not there."""
     return Grid({r: {n: float(c) for n, c in zip(sizes, row, strict=True) if c != " "} for r, row in
                  enumerate(successes)})  # fmt: skip
@@ -103,7 +94,7 @@ def grid(*successes: str, sizes: tuple[int, ...] = (4, 8, 16, 32)) -> Grid:
         pytest.param(["11 1", "1 11", " 111"], NAN, NAN, id="no complete repetition"),
     ],
 )
-def test_n50_and_n95_of_a_grid(successes: list[str], n50: float, n95: float) -> None:
+def test_n50_and_n95_of_a_grid(successes, n50, n95):
     some = grid(*successes)
     assert some.n50[0] == pytest.approx(n50, nan_ok=True)
     assert some.n95 == pytest.approx(n95, nan_ok=True)
@@ -112,13 +103,13 @@ def test_n50_and_n95_of_a_grid(successes: list[str], n50: float, n95: float) -> 
     assert len(some.wins) > 0 or np.isnan([*some.rates, *some.ends]).all()
 
 
-def test_a_grid_is_of_its_trials_whatever_their_order_and_one_that_diverged_is_a_failure(make_trial: Any) -> None:
+def test_a_grid_is_of_its_trials_whatever_their_order_and_one_that_diverged_is_a_failure(make_trial):
     places = [(n, r) for r in range(3) for n in (4, 8, 16)]
     trials = [make_trial(n, r, success=float(n > 4 * r), diverged=(n, r) == (16, 1)) for n, r in places]
     assert Grid.of(trials[::-1]).wins.tolist() == Grid.of(trials).wins.tolist() == [[1, 1, 1], [0, 1, 0], [0, 0, 1]]
 
 
-def test_resampled_n50_come_from_whole_repetitions() -> None:
+def test_resampled_n50_come_from_whole_repetitions():
     rows = "0111", "0011", "0001", "0000"
     (values, doubled), (n, _) = resamples_of([grid(*rows), grid(*rows, sizes=(8, 16, 32, 64))])
     assert values.shape == (RESAMPLES,) and n == 4
@@ -129,7 +120,7 @@ def test_resampled_n50_come_from_whole_repetitions() -> None:
 
 
 @pytest.mark.parametrize("n", [2, 5, 10])
-def test_the_interval_of_n50_is_that_of_the_board(n: int) -> None:
+def test_the_interval_of_n50_is_that_of_the_board(n):
     thresholds = np.random.default_rng(n).integers(5, 130, n)
     records = [
         record_of(n_train=size, repetition=seed, success=float(size >= threshold))
@@ -147,7 +138,7 @@ def test_the_interval_of_n50_is_that_of_the_board(n: int) -> None:
     [(["0011", "0011"], True), (["0111", "0001"], True), (["1111", "1111"], False), (["0011", "1111"], False),
      (["0011", "0000"], False), (["0000", "0000"], False)],
 )  # fmt: skip
-def test_an_interval_that_reaches_the_end_of_the_sizes_is_not_within_them(successes: list[str], inside: bool) -> None:
+def test_an_interval_that_reaches_the_end_of_the_sizes_is_not_within_them(successes, inside):
     assert grid(*successes).within(*grid(*successes).ends) is inside
 
 
@@ -155,25 +146,25 @@ def test_an_interval_that_reaches_the_end_of_the_sizes_is_not_within_them(succes
 
 
 @given(st.floats(-5, 5), st.floats(-100, 100))
-def test_a_line_is_recovered(slope: float, intercept: float) -> None:
+def test_a_line_is_recovered(slope, intercept):
     found = line(X, slope * X + intercept)
     assert found[:2] == pytest.approx((slope, intercept), abs=1e-6)
     if abs(slope) > 1e-2:
         assert found[2] == pytest.approx(1)
 
 
-def test_a_constant_is_no_line_that_explains_anything() -> None:
+def test_a_constant_is_no_line_that_explains_anything():
     for value in (0.1, 7.0, 1 / 3):
         assert line(X, np.full(5, value) * (1 + 1e-16))[2] == 0.0
 
 
-def test_r2_is_the_share_of_the_variance_that_a_line_explains() -> None:
+def test_r2_is_the_share_of_the_variance_that_a_line_explains():
     y = np.array([1.0, 4.0, 2.0, 6.0, 3.0])
     assert line(X, y)[2] == pytest.approx(np.corrcoef(X, y)[0, 1] ** 2)
 
 
 @given(st.floats(-3, 3), st.floats(0.1, 100))
-def test_the_exponent_of_a_power_law_is_recovered(power: float, factor: float) -> None:
+def test_the_exponent_of_a_power_law_is_recovered(power, factor):
     y = factor * X**power
     (fit,) = compete({"x": X}, y, np.repeat(y[:, None], 7, axis=1), SIX)
     assert (fit.exponent, fit.low, fit.high) == pytest.approx((power, power, power), abs=1e-9)
@@ -182,7 +173,7 @@ def test_the_exponent_of_a_power_law_is_recovered(power: float, factor: float) -
     assert [one.name for one in others] == ["x", "other"] and others[0].r2 == pytest.approx(1) and others[1].r2 < 0.999
 
 
-def test_what_is_not_reached_is_left_out_of_values_and_of_resamples() -> None:
+def test_what_is_not_reached_is_left_out_of_values_and_of_resamples():
     y = np.array([2.0, INFINITY, 5.0, 8.0, NAN])
     (fit,) = compete({"x": X}, y, np.repeat(y[:, None], 3, axis=1), SIX)
     assert (fit.exponent, fit.r2, fit.points, fit.range) == pytest.approx((1, 1, 3, 4))
@@ -193,10 +184,10 @@ def test_what_is_not_reached_is_left_out_of_values_and_of_resamples() -> None:
     assert (fit.low, fit.high) == pytest.approx((1, 1))
 
 
-def test_the_fewest_repetitions_of_what_is_fitted_decide_how_wide_an_exponents_interval_is() -> None:
+def test_the_fewest_repetitions_of_what_is_fitted_decide_how_wide_an_exponents_interval_is():
     y, resamples = X.copy(), X[:, None] ** np.linspace(0.5, 1.5, 1001)
 
-    def ends(*repetitions: int) -> tuple[float, float]:
+    def ends(*repetitions):
         (fit,) = compete({"x": X}, y, resamples, repetitions)
         return fit.low, fit.high
 
@@ -208,11 +199,11 @@ def test_the_fewest_repetitions_of_what_is_fitted_decide_how_wide_an_exponents_i
 
 
 @pytest.mark.parametrize("y", [[], [2.0, 3.0, *[INFINITY] * 3], [NAN] * 5, [INFINITY] * 5])
-def test_fewer_than_three_points_give_no_fit(y: list[float]) -> None:
+def test_fewer_than_three_points_give_no_fit(y):
     assert compete({"x": X[: len(y)]}, np.array(y), np.ones((len(y), 3)), SIX[: len(y)]) == []
 
 
-def test_without_intervals_a_fit_says_neither_that_it_rises_nor_that_it_is_flat() -> None:
+def test_without_intervals_a_fit_says_neither_that_it_rises_nor_that_it_is_flat():
     (fit,) = compete({"x": X}, X, np.full((5, 3), NAN), [1] * 5)
     assert not fit.rises and not fit.flat and fit.text == "x: R2 1.000, exponent 1"
 
@@ -221,14 +212,14 @@ def test_without_intervals_a_fit_says_neither_that_it_rises_nor_that_it_is_flat(
     ("ends", "rises", "flat"),
     [((0.2, 0.3), True, False), ((-0.2, 0.3), False, True), ((-0.2, 0.4), False, False), ((-0.4, -0.2), False, True)],
 )
-def test_flat_is_less_than_a_doubling_over_the_range(ends: tuple[float, float], rises: bool, flat: bool) -> None:
+def test_flat_is_less_than_a_doubling_over_the_range(ends, rises, flat):
     resamples = X[:, None] ** np.array(ends)  # from x = 2 to 13 a power of 0.37 doubles
     (fit,) = compete({"x": X}, X ** np.mean(ends), resamples, SIX)
     assert (fit.rises, fit.flat) == (rises, flat)
 
 
 @pytest.mark.parametrize("points", range(3, 11))
-def test_a_constant_neither_rises_nor_falls_by_rounding(points: int) -> None:
+def test_a_constant_neither_rises_nor_falls_by_rounding(points):
     x = np.linspace(0.1, 0.5, points)
     for value in np.exp(np.linspace(0.7, 5, 50)):
         y = np.full((points, 4), value)
@@ -240,7 +231,7 @@ def test_a_constant_neither_rises_nor_falls_by_rounding(points: int) -> None:
 # ---- pairs and means
 
 
-def test_differences_pair_by_repetition_what_has_a_value_in_both(make_trial: Any) -> None:
+def test_differences_pair_by_repetition_what_has_a_value_in_both(make_trial):
     mine = [make_trial(repetition=2, test_loss=2.5), make_trial(repetition=0, test_loss=0.5),
             make_trial(repetition=1, diverged=True), make_trial(repetition=3, test_loss=None),
             make_trial(repetition=4, test_loss=9.0)]  # fmt: skip
@@ -250,7 +241,7 @@ def test_differences_pair_by_repetition_what_has_a_value_in_both(make_trial: Any
     assert differences(mine, [], "test_loss") == []
 
 
-def test_the_mean_of_no_values_is_no_number_and_warns_of_nothing() -> None:
+def test_the_mean_of_no_values_is_no_number_and_warns_of_nothing():
     value, low, high = mean([])
     assert np.isnan(value) and low is high is None
     assert mean(np.array([2.0])) == (2.0, None, None)
