@@ -253,6 +253,8 @@ def main(descriptor: int) -> None:
 
 START = 300.0
 """Seconds that a server may take to load, on a file system that is slow."""
+LONGEST_LINE = 2**26
+"""Bytes of the longest message: a strategy that finds the descriptor may write to it without end."""
 
 
 class Server:
@@ -408,7 +410,8 @@ class Worker:
             ValueError: what came is no message.
         """
         end = time.monotonic() + seconds
-        while (length := self._read.find(b"\n")) < 0:
+        length = self._read.find(b"\n")
+        while length < 0:
             if not select.select([self._line], [], [], max(0.0, end - time.monotonic()))[0]:
                 return None
             try:
@@ -417,7 +420,11 @@ class Worker:
                 read = b""
             if not read:
                 raise EOFError
+            before = len(self._read)
             self._read += read
+            length = self._read.find(b"\n", before)
+            if len(self._read) > LONGEST_LINE:
+                raise ValueError("a line without end")
         line = bytes(self._read[:length])
         del self._read[: length + 1]
         try:
