@@ -47,8 +47,17 @@ def image_uses(suite: Suite, request: Request, registry: Registry) -> tuple[Imag
     """Return for what the tasks of a request take its images: to train on, or only to test on."""
     for text in request.plugins:
         specs_of(text, registry)  # files may bring tasks
-    names = [parse(text).name for text in request.tasks] or [entry.name for entry in suite.task]
-    uses = {_image_use(cls) for cls in map(registry.task, names) if "images" in cls.model_fields}
+    names = [parse(text).name for text in request.tasks]
+    try:
+        tasks = [registry.task(name) for name in names or [entry.name for entry in suite.task]]
+    except UserError as error:
+        if names:
+            raise
+        raise UserError(
+            f"suite '{suite.name}' needs a task that no installed plugin has: {error}",
+            next_step="install the plugin, or name tasks that are there with --task",
+        ) from error
+    uses = {_image_use(cls) for cls in tasks if "images" in cls.model_fields}
     return tuple(sorted(uses)) or ("images",)
 
 
