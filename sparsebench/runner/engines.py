@@ -40,6 +40,16 @@ from sparsebench.runner.process import (
 )
 from sparsebench.runner.queue import Queue
 
+log = logging.getLogger(__name__)
+
+LOOK = 0.25
+"""Seconds between looks at a worker that says nothing."""
+PATIENCE = 5.0
+"""Seconds that a worker may take to leave once it has closed its line."""
+TRIES = 3
+"""Workers in a row that may fail to start."""
+WAITING = 3
+"""Workers of a place on the CPU that wait at most, each for cells with other third-party code; on a GPU one does."""
 ECHO = 0.3
 """Seconds after an interrupt in which another is the same one: a program's starter may hand on its own."""
 
@@ -91,10 +101,8 @@ class Stop:
 TIMEOUT = 6 * 3600.0
 """Seconds that a cell may take unless told otherwise: many times what any cell of the suites here does, and a strategy
 that hangs costs a worker's night rather than the run."""
-
 CHECKPOINT: float = How.checkpoint
 """Seconds between checkpoints of a cell."""
-
 GIB = 2**30
 LEAST_MEMORY = GIB // 2
 """Bytes; a worker that has loaded the libraries has most of it."""
@@ -252,24 +260,11 @@ class InProcess:
                         queue.done(job)
 
 
-log = logging.getLogger(__name__)
-
-LOOK = 0.25
-"""Seconds between looks at a worker that says nothing."""
-PATIENCE = 5.0
-"""Seconds that a worker may take to leave once it has closed its line."""
-TRIES = 3
-"""Workers in a row that may fail to start."""
-WAITING = 3
-"""Workers of a place on the CPU that wait at most, each for cells with other third-party code; on a GPU one does."""
-
-
 class Processes:
     """The engine of worker processes, of one thread each.
 
-    A cell that goes over a limit, or whose worker dies, costs itself: its record says `timeout`, `oom` or `crashed`.
-    The next cell has a fresh worker then. Workers, and what they
-    have started, end with this process, however it ends.
+    A cell that goes over a limit, or whose worker dies, has a record that says `timeout`, `oom` or `crashed`. The next
+    cell has a fresh worker then. Workers, and what they have started, end with this process, however it ends.
 
     Args:
         workers: how many processes.

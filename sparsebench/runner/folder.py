@@ -58,8 +58,8 @@ def keep(plan: Plan, out: Path, registry: Registry) -> None:
 
 def _keep_strategies(out: Path, registry: Registry, jobs: Iterable[Job]) -> None:
     """Write what the strategies of jobs are, unless it is there; of those that could not be loaded nothing."""
-    sources = {(job.cell.strategy.name, job.origin.revision) for job in jobs if job.failure is None}
-    for name, revision in sorted(sources):
+    revisions = {(job.cell.strategy.name, job.origin.revision) for job in jobs if job.failure is None}
+    for name, revision in sorted(revisions):
         with suppress(UserError):  # in a file that the workers load
             found = registry.strategy(name)
             cls, (file, source) = found.cls, texts_of(found.file, revision) if found.file else ("", {})
