@@ -215,7 +215,7 @@ def elsewhere(job_plan: Plan, task: str) -> tuple[list[int], int]:
 def test_cells_take_the_decoded_pictures_and_do_not_look_at_the_folder(
     root: Path, weights: Path, tmp_path: Path
 ) -> None:
-    files = Files(f"folder:{root}", weights=(weights,))
+    files = Files((f"folder:{root}",), weights=(weights,))
     of = planned(files, tmp_path / "out", suite="folder", tasks=("folder:canvas=32",), model=f"timm:{ARCH}")
     places = {name: path for name, path in of.locations.items() if name.startswith("folder-")}
     decode(of.todo, Registry(), of.locations)
@@ -232,7 +232,7 @@ def test_nor_do_cells_that_are_trained_on_foregrounds_and_backgrounds(root: Path
         for path in sorted(root.rglob("*.png")):
             (tmp_path / "classes" / split / path.parent.name).mkdir(parents=True, exist_ok=True)
             (tmp_path / "classes" / split / path.parent.name / path.name).write_bytes(path.read_bytes())
-    files = Files(f"folder:{tmp_path / 'classes'}", backgrounds=str(root))
+    files = Files((f"folder:{tmp_path / 'classes'}",), backgrounds=str(root))
     of = planned(files, tmp_path / "out", suite="quick", tasks=("composite:pretrain_epochs=0,test=10",), n_train=(12,))
     decode(of.todo, Registry(), of.locations)
     assert len({path.name for path in set(of.locations.values())}) == 2

@@ -40,7 +40,7 @@ def test_it_is_looked_for_below_the_data_root_before_anything_runs(tmp_path: Pat
 
 
 def test_pictures_that_the_user_names_take_its_place(tmp_path: Path) -> None:
-    made = plan(tmp_path, planner.Files(images="digits"))
+    made = plan(tmp_path, planner.Files(images=("digits",)))
     assert {job.cell.task.params["images"] for job in made.todo} == {"digits"} and made.locations == {}
 
 
@@ -55,7 +55,7 @@ def test_each_kind_of_pictures_may_be_named(tmp_path: Path, parameter: str) -> N
 
 
 def test_a_parameter_of_that_name_may_be_a_list_in_another_s_task(tmp_path: Path) -> None:
-    (job, *_) = plan(tmp_path, planner.Files(images="digits")).jobs
+    (job, *_) = plan(tmp_path, planner.Files(images=("digits",))).jobs
     task = job.cell.task.model_copy(update={"params": {"images": ["cifar10"]}})
     other = job.model_copy(update={"cell": job.cell.model_copy(update={"task": task})})
     assert places_of(planner.Files(), [other], {}) == {}

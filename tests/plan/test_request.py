@@ -32,7 +32,7 @@ def test_python_may_say_things_in_other_types() -> None:
         "data_root": None, "images": "digits", "checkpoint": None, "observe": "tensorboard",
     })  # fmt: skip
     assert request == Request(plugins=("random",), tasks=("plain",), keep=(0.5,), n_train=(0, 1, 2))
-    assert files == Files("digits", weights=(Path("a.safetensors"),))
+    assert files == Files(("digits",), weights=(Path("a.safetensors"),))
     assert how == How(checkpoint=0.0, observe=("tensorboard",))
 
 

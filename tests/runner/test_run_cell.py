@@ -276,7 +276,7 @@ def test_the_macs_of_an_image_cell_follow_from_its_trajectory(image: Measure, pl
     task = fill(registry.task("composite"), record.cell.task.params, "task")
     model = fill(registry.model("vit"), record.cell.model.params, "model")
     cost = model.build(task.draw(40, 0, {}), 0).cost
-    macs = cost.macs([Step(**step.model_dump()) for step in record.trajectory])
+    macs = cost.macs(list(record.trajectory))
     dense = cost.macs([Step(64, 64)] * 3)
     assert value(record, "macs_dense") == dense
     assert value(record, "macs_ratio") == pytest.approx(macs / dense)

@@ -121,7 +121,7 @@ def test_without_a_cache_the_pictures_are_the_same(folder, monkeypatch):
 def test_files_are_read_once_however_often_they_are_located(folder, monkeypatch):
     seen, real = [], files.read_bytes
     monkeypatch.setattr(files, "read_bytes", lambda path: seen.append(path) or real(path))
-    images = Files(f"folder:{folder}")
+    images = Files((f"folder:{folder}",))
     names, places = locate(images)
     assert locate(images) == (names, places) and sorted(seen) == sorted(set(seen)) and len(seen) == 12
     assert places == {names["images"]: folder}
