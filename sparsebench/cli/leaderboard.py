@@ -92,7 +92,7 @@ def leaderboard(
 ) -> None:
     """Show the leaderboard of a run's FOLDER, made from its records alone.
 
-    html is one page with all of it, charts included, that any browser opens without a network; bibtex what the
+    html is one page with all of it, charts included, that any browser opens offline; bibtex what the
     strategies in it cite. --check exits with 1 if files differ, or a record contradicts itself.
     """
     from sparsebench.files import write_whole
