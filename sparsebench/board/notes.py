@@ -155,7 +155,10 @@ def other_settings(settings: Sequence[Setting]) -> Iterator[str]:
     for task, n in sorted(Counter(one.task for one in settings).items()):
         if n > 1:
             s = "s" if n > 2 else ""
-            yield f"{task}: {n - 1} other setting{s} (data, model, size or track) not shown; see them with --by task"
+            pictures = {one.params[0].get("images") for one in settings if one.task == task}
+            beside = ", and sets of pictures side by side with --view shifts" * (len(pictures) > 1)
+            others = f"{n - 1} other setting{s} (data, model, size or track) not shown; see them with --by task"
+            yield f"{task}: {others}{beside}"
 
 
 def class_orders(settings: Sequence[Setting]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -161,6 +162,15 @@ def test_gaps_and_trials_are_tables_of_their_own(form: str) -> None:
     (good,) = (row for row in table.rows if row["strategy"] == "good")
     own = [r["accuracy"] for r in gaps_and_trials() if (r["task"], r["strategy"]) == ("spurious", "good")]
     assert good["accuracy_with_gap"] == pytest.approx(np.mean(own))
+
+
+def test_a_board_of_several_sets_of_pictures_says_how_to_see_them_together() -> None:
+    def seen(images: str) -> list[Flat]:
+        setting = json.dumps([{"params": {"images": images}}, {"params": {}}])
+        return [r | {"setting": setting, "cell_id": f"{images} {r['cell_id']}"} for r in WORLD]
+
+    assert not any("--view shifts" in note for note in notes_on(seen("folder-1")))
+    assert any("--view shifts" in note for note in notes_on([*seen("folder-1"), *seen("folder-2")]))
 
 
 def test_tracks_are_never_in_one_ranking_and_are_told_apart_in_titles() -> None:
