@@ -61,18 +61,13 @@ def test_a_wrong_command_is_one_line_and_writes_nothing(arguments: list[str], sa
     assert not (tmp_path / "out").exists()
 
 
-def test_it_can_be_said_where_tokens_are_removed(tmp_path: Path) -> None:
+def test_it_has_the_engines_of_a_run_and_it_can_be_said_where_tokens_are_removed(tmp_path: Path) -> None:
     done = call(*SMALL, "--keep", "0.5", "--where", "test", "--out", tmp_path)
-    assert done.exit_code == 0, done.output
-    found = {record.label: record.cell.where for record in store.read(tmp_path).values()}
-    assert found == {"dense": "both", "random": "test", "oracle": "test", "anti_oracle": "test"}
-
-
-def test_it_has_the_engines_of_a_run(tmp_path: Path) -> None:
-    done = call(*SMALL[:-4], "--device", "cpu", "--jobs", "0", "--out", tmp_path)
     assert done.exit_code == 0, done.output
     assert "on no worker processes" in done.output and (tmp_path / "tokens.png").exists()
     assert not (tmp_path / "suites").exists()  # it is no answer to the whole suite
+    found = {record.label: record.cell.where for record in store.read(tmp_path).values()}
+    assert found == {"dense": "both", "random": "test", "oracle": "test", "anti_oracle": "test"}
 
 
 def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(tmp_path: Path) -> None:
