@@ -87,9 +87,8 @@ def planned(out: Path, files: planner.Files, task: str = "folder", **options: An
 
 def executed(out: Path, files: planner.Files, task: str = "folder") -> dict[str, Record]:
     """Return the records of the dense network by the names of its weights."""
-    execute(planned(out, files, task), Registry(), out)
-    every = [record for record in store.read(out).values() if record.cell.strategy.name == "dense"]
-    return {str(record.cell.model.params["weights"]): record for record in every}
+    execute(planned(out, files, task, alone=True), Registry(), out)
+    return {str(record.cell.model.params["weights"]): record for record in store.read(out).values()}
 
 
 def predicted(record: Record) -> list[int]:
@@ -116,11 +115,11 @@ def invoke(pictures: Path, *words: object) -> Any:
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pth.tar"])
 def test_names_are_read_without_what_wrappers_put_before_them(pictures: Path, tmp_path: Path, suffix: str) -> None:
     right = {}
-    for number, before in enumerate(WRAPPERS):
+    for number, before in enumerate(WRAPPERS if suffix == ".pth" else WRAPPERS[-2:]):
         model, file = network(number), f"{number}{suffix}"
         right[file] = answers(model, pictures)
         saved(tmp_path / "nets" / file, {before + name: value for name, value in model.state_dict().items()})
-    assert len(set(map(tuple, right.values()))) > 4
+    assert len(set(map(tuple, right.values()))) > len(right) // 2
     assert shown(tmp_path / "out", given(pictures, tmp_path / "nets")) == right
 
 
