@@ -33,25 +33,10 @@ baselines = ["dense", "random"]
 seeds = 1
 budget = {macs = 0.5}
 [[task]]
-name = "composite"
-model_params = {dim = 16, depth = 1, heads = 1}
-params = {canvas = 16, foreground = 8, pretrain_epochs = 0, epochs = 1, test = 16}
-n_train = [8]
+name = "folder"
+model = "timm"
+n_train = [0]
 """
-
-
-def test_a_suite_and_a_folder_may_have_any_letters(tmp_path: Path) -> None:
-    (tmp_path / "süß.toml").write_text(SUITE, encoding="utf-8")
-    dry = call("run", "--suite", "süß.toml", "--dry-run", folder=tmp_path)
-    assert dry.returncode == 0 and b"composite" in dry.stdout
-    done = call("run", "--suite", "süß.toml", "--out", "läuft", "--device", "cpu", "--jobs", "1", folder=tmp_path)
-    assert done.returncode == 0, done.stderr.decode()
-    assert "läuft/leaderboard.md".encode() in done.stderr + done.stdout
-    assert {record.status for record in store.read(tmp_path / "läuft").values()} == {"ok"}
-    html = (tmp_path / "läuft" / "leaderboard.html").read_text(encoding="utf-8")
-    assert "Suite bäume, version 1" in html
-    done = call("leaderboard", "läuft", folder=tmp_path)
-    assert done.returncode == 0 and b"random" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -61,7 +46,7 @@ def test_a_suite_and_a_folder_may_have_any_letters(tmp_path: Path) -> None:
         pytest.param(os.fsdecode(b"b\xe4ume"), id="other bytes"),
     ],
 )
-def test_pictures_and_plugins_of_any_name_are_the_same_cells_as_in_other_shells(tmp_path: Path, letters: str) -> None:
+def test_names_of_any_letters_are_the_same_cells_as_in_other_shells(tmp_path: Path, letters: str) -> None:
     rng = np.random.default_rng(0)
     for number in range(8):
         path = tmp_path / letters / "val" / ("a", "ä")[number % 2] / f"ü{number}.png"
@@ -70,17 +55,22 @@ def test_pictures_and_plugins_of_any_name_are_the_same_cells_as_in_other_shells(
     torch.manual_seed(0)
     save_file(timm.create_model("test_vit", num_classes=2).state_dict(), tmp_path / "mine.safetensors")
     (tmp_path / "gü.py").write_bytes(PLUGIN.read_bytes())
-    asked = ["--suite", "folder", "--model", "timm:test_vit", "--weights", "mine.safetensors", "--device", "cpu"]
-    named = ["--images", f"folder:{letters}", "--out", f"{letters}/out", "--jobs", "1"]
+    (tmp_path / "süß.toml").write_text(SUITE, encoding="utf-8")
+    out = tmp_path / letters / "läuft"
+    asked = ["--suite", "süß.toml", "--model", "timm:test_vit", "--weights", "mine.safetensors", "--device", "cpu"]
+    named = ["--images", f"folder:{letters}", "--out", f"{letters}/läuft", "--jobs", "1"]
     done = call("run", "gü.py", *asked, *named, folder=tmp_path)
     assert done.returncode == 0, done.stderr.decode("latin-1")
-    records = store.read(tmp_path / letters / "out").values()
+    assert "läuft/leaderboard.md".encode() in done.stderr + done.stdout
+    assert "Suite bäume, version 1" in (out / "leaderboard.html").read_text(encoding="utf-8")
+    shown = call("leaderboard", f"{letters}/läuft", folder=tmp_path)
+    assert shown.returncode == 0 and b"random" in shown.stdout
+    records = store.read(out).values()
     assert {record.status for record in records} == {"ok"}
     assert {record.origin.plugin for record in records if record.label == "norm"} == {"file:gü.py"}
     again: list[object] = []
     api.run(
-        str(tmp_path / "gü.py"), suite="folder", model="timm:test_vit", weights=tmp_path / "mine.safetensors",
-        images=f"folder:{tmp_path / letters}", out=tmp_path / letters / "out", jobs=0, device="cpu",
-        on_record=again.append,
+        str(tmp_path / "gü.py"), suite=str(tmp_path / "süß.toml"), model="timm:test_vit", jobs=0, device="cpu", out=out,
+        weights=tmp_path / "mine.safetensors", images=f"folder:{tmp_path / letters}", on_record=again.append,
     )  # fmt: skip
     assert again == []
