@@ -85,8 +85,9 @@ COUNTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("prefix", [{}, {"reg_tokens": 3}], ids=["class token", "registers"])
-@pytest.mark.parametrize("rate", [15 / 16, 0.6])
+@pytest.mark.parametrize(
+    ("rate", "prefix"), [(15 / 16, {}), (0.6, {"reg_tokens": 3})], ids=["15 of 16, class token", "0.6, registers"]
+)
 @pytest.mark.parametrize("strategy", COUNTED.values(), ids=COUNTED)
 def test_own_macs_are_what_the_counter_counts(strategy, rate, prefix):
     network = vit(**prefix)
