@@ -57,8 +57,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess
 def test_what_runs_nothing_imports_no_torch(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     lines = (
         "--help", "run --help", "--version", "list", "list tasks", "list models", "list suites", "list observers",
-        "show mlflow", "observe --help", "show attn_topk", "show composite", "leaderboard OUT", "status OUT", "data",
-        "leaderboard OUT --by task", "leaderboard OUT --format html", "list --bibtex", "show noise --bibtex",
+        "show mlflow", "observe --help", "show attn_topk", "show composite", "status OUT", "data",
+        "leaderboard OUT --by task", "list --bibtex", "show noise --bibtex",
         "check --help", "new --help", "show-tokens --help", "compare --help", "reproduce --help",
     )  # fmt: skip
     given = [[str(finished[0]) if word == "OUT" else word for word in line.split()] for line in lines]

@@ -1,6 +1,5 @@
 """sparsebench run: shards, engines, and what a run would do."""
 
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -66,11 +65,10 @@ def test_a_dry_run_reckons_from_what_the_folder_has(tmp_path: Path) -> None:
     assert "0 of 4 cells to run" in run("--dry-run", "--out", tmp_path).output
 
 
-def test_without_the_extra_one_line_says_what_to_install(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['distributed'] = None; from sparsebench.cli import run_cli; run_cli()"
-    words = ["run", *SMALL, "--dask", "tcp://127.0.0.1:9", "--out", str(tmp_path)]
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
-    assert done.returncode == 2
+def test_without_the_extra_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    done = run("--dask", "tcp://127.0.0.1:9", "--out", tmp_path)
+    assert done.exit_code == 2
     assert done.stderr == "Error: Dask is not installed; pip install 'sparsebench[cluster]'\n"
 
 

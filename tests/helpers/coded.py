@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-ARCH, CANVAS, BITS, BLOCK = "deit_tiny_patch16_224", 32, 10, 4
+ARCH, CANVAS, BITS, BLOCK = "test_vit", 32, 10, 4
 TASK = f"folder:canvas={CANVAS},crop=1"
 """At which pictures are taken as they are."""
 GREY = 15

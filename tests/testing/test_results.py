@@ -1,6 +1,7 @@
 """`sparsebench check --results`: what is checked of a results folder, what is stored, what its board then says."""
 
 import csv
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,15 +30,22 @@ def badges_of(folder):
         return {row["strategy"]: row.get("checks") for row in csv.DictReader(file)}
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """Return the folder of a run of a file of one's own, with two values of its parameter, and of an installed one."""
-    own = tmp_path / "own.py"
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Return where a file of one's own was run, with two values of its parameter, and an installed one."""
+    root = tmp_path_factory.mktemp("made")
+    own = root / "own.py"
     own.write_text((SAMPLES / "good.py").read_text())
-    out = tmp_path / "out"
-    made = call("run", *SMALL, "--plugin", f"{own}:largest=true,false", "--plugin", "noise", "--out", out)
-    assert made.exit_code == 0, made.output
-    return out
+    done = call("run", *SMALL, "--plugin", f"{own}:largest=true,false", "--plugin", "noise", "--out", root / "out")
+    assert done.exit_code == 0, done.output
+    return root
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    """Return the folder of that run, beside the file of one's own; a test may change both."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "out"
 
 
 @pytest.fixture
