@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from measured import TINY
@@ -343,10 +344,11 @@ COMMAND = [
 
 
 def finish(out: Path) -> tuple[str, int]:
-    """Give the same request in this process; return the leaderboard and how many cells were run."""
+    """Give the same request in this process; return the leaderboard without speeds, and how many cells were run."""
     new: list[Record] = []
     api.run("attn_topk", suite=TINY, tasks=LONG, n_train=[4], seeds=2, out=out, jobs=0, on_record=new.append)
-    return (out / "leaderboard.csv").read_text(), len(new)
+    board = pd.read_csv(out / "leaderboard.csv").drop(columns=["images_per_s", "pareto_speed"])
+    return board.to_csv(), len(new)
 
 
 def stopped_by(number: int, out: Path, plugin: str, under_way: Callable[[], bool], times: int = 1) -> tuple[int, str]:
