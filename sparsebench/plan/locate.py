@@ -19,8 +19,9 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparsebench import files, sources
+from sparsebench import sources
 from sparsebench.errors import UserError
+from sparsebench.files import content_hash
 from sparsebench.plan.job import Job
 from sparsebench.plan.request import Files, ImageUse
 from sparsebench.plugin.registry import Registry
@@ -193,7 +194,7 @@ class Networks:
             if not _has_weights(kept, cell_id, known):
                 raise UserError(
                     f"{path} is not the network that was trained: its content is another than its record says",
-                    got=f"SHA-256 {files.content_hash(path)[:12] or 'of nothing'}...",
+                    got=f"SHA-256 {content_hash(path)[:12] or 'of nothing'}...",
                     allowed=f"{known[cell_id].notes.get('weights', 'none')[:12]}...",
                     next_step="fetch the folder anew, or reinstall sparsebench if it is its own",
                 )
@@ -216,7 +217,7 @@ class Networks:
 def _has_weights(out: Path, cell_id: str, known: Mapping[str, Head]) -> bool:
     """Say whether the trained weights of a cell lie there as its record, among the known, says they were written."""
     written = known[cell_id].notes.get("weights") if cell_id in known else None
-    return written is not None and written == files.content_hash(store.weights_path(out, cell_id))
+    return written is not None and written == content_hash(store.weights_path(out, cell_id))
 
 
 log = logging.getLogger(__name__)
