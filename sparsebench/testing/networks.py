@@ -109,19 +109,19 @@ class _OneLayerCost(OneLayerCost):
         (step,) = steps
         L, n, d = step.tokens_in, step.tokens_out, self.d
         scoring = (2 * L * d * d + L * L * d if step.scoring else 0) + L * d * d * len(step.projected)
-        return scoring + 3 * n * d * d + 2 * n * n * d + n * d + step.own
+        return scoring + 4 * n * d * d + 2 * n * n * d + n * d + step.own
 
 
 class _OneLayer(nn.Module):
-    """F(X) = mean over the tokens x of v^T relu(softmax(x W_Q (X W_K)^T) X W_V), a margin; only tokens that stay."""
+    """F(X) = mean over the tokens x that stay of v^T relu(softmax(x W_Q (X W_K)^T) X W_V W_O), a margin."""
 
     grid = None
     attention_source = "received"
 
     def __init__(self, tokens: int, d: int, rng: torch.Generator):
         super().__init__()
-        weights = (torch.randn(d, width, generator=rng) * d**-0.5 for width in (d, d, d, 1))
-        self.W_Q, self.W_K, self.W_V, self.v = map(nn.Parameter, weights)
+        weights = (torch.randn(d, width, generator=rng) * d**-0.5 for width in (d, d, d, d, 1))
+        self.W_Q, self.W_K, self.W_V, self.W_O, self.v = map(nn.Parameter, weights)
         self.cost = _OneLayerCost(tokens, d)
 
     @property
@@ -146,7 +146,7 @@ class _OneLayer(nn.Module):
             }
             index = kept_only(acting, self.cost, X.shape[1], given, "a network of one layer reads plain tokens")
             X = X if index is None else gather(X, index)
-        return (torch.relu(self.attention(X) @ (X @ self.W_V)) @ self.v).mean(dim=1)[:, 0]
+        return (torch.relu(self.attention(X) @ (X @ self.W_V) @ self.W_O) @ self.v).mean(dim=1)[:, 0]
 
 
 def _one_layer() -> Case:
