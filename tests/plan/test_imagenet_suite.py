@@ -83,7 +83,7 @@ def test_each_folder_of_pictures_is_a_test_of_its_own(files: Files, tmp_path: Pa
     assert {cell.task.params["among"] for cell in every} == {"folders"}
     with pytest.raises(UserError, match="take one set of pictures; got 2 sets"):
         planner.plan(
-            Request(suite="quick-scratch", model="vit:depth=2"),
+            Request(suite="quick-scratch", tasks=("composite",), model="vit:depth=2"),
             Files(("cifar10", "digits")),
             Registry(),
             tmp_path / "out",
