@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+from pydantic import ValidationError
 
 from sparsebench.text import few, plain
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
 
 
 class UserError(Exception):
@@ -47,10 +46,13 @@ def unknown(what: str, got: str, allowed: Iterable[str], *, meant: str | None = 
     return UserError(f"unknown {what}", got=f"'{got}'", allowed=few(allowed, 20) or "none is there", next_step=hint)
 
 
-def first_of(error: ValidationError) -> str:
-    """Return the first thing that pydantic finds wrong: where, and what."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    return plain(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", 300)
+def reason_of(error: BaseException) -> str:
+    """Return why a file or a value cannot be read, in one line: of what pydantic finds wrong the first thing."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        text = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return plain(" ".join(text.split()), 300)
 
 
 def text_of(error: BaseException) -> str:

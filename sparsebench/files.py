@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from sparsebench.errors import UserError
+from sparsebench.errors import UserError, reason_of
 from sparsebench.text import plain
 
 log = logging.getLogger(__name__)
@@ -47,8 +47,7 @@ def files_in(folder: Path, end: str) -> list[Path]:
 
 def leave_out(path: Path, error: Exception) -> None:
     """Warn of a file that cannot be read."""
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-    log.warning("%s is left out: %s", plain(path.name), plain(" ".join(str(reason).split()), 300))
+    log.warning("%s is left out: %s", plain(path.name), reason_of(error))
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 from pydantic import ValidationError
 
-from sparsebench.errors import UserError, first_of
+from sparsebench.errors import UserError, reason_of
 from sparsebench.files import content_hash
 from sparsebench.measure.cost import CostModel
 from sparsebench.measure.metrics import decided_by
@@ -83,7 +83,7 @@ def manifest_of(folder: Path) -> Manifest:
     except FileNotFoundError as error:
         raise UserError(f"there is no {MANIFEST}") from error
     except ValidationError as error:
-        raise UserError(f"{MANIFEST}: {first_of(error)}") from error
+        raise UserError(f"{MANIFEST}: {reason_of(error)}") from error
 
 
 def plugin_of(folder: Path, manifest: Manifest) -> Path | None:

@@ -25,11 +25,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from sparsebench import files
 from sparsebench.collector import without_collector
-from sparsebench.errors import UserError, first_of
+from sparsebench.errors import UserError, reason_of
 from sparsebench.records import table
 from sparsebench.records.cell import canonical, digest
 from sparsebench.records.record import Head, Record, VersionError
@@ -156,15 +156,18 @@ def rows(out: Path, columns: Columns = ALL, *, counted: bool = True, needed: boo
         UserError: the folder holds no records, which are `needed`, some of a version that is not read, or a sealed file
             that is damaged.
     """
-    parts = [table.table_of([])]
+    def wanted(name: str) -> bool:
+        return name in table.CLAIM or columns(name)
+
+    parts: list[pa.Table] = []
     for path in segments(out):
         try:
-            parts += _segment(path, columns)[0]
+            parts += _segment(path, wanted)[0]
         except OSError as error:
             if path.exists():  # else it was sealed meanwhile
                 files.leave_out(path, error)
-    parts += [table.read(path, lambda name: name in table.CLAIM or columns(name)) for path in sealed(out)]
-    whole = table.join(parts[1:] or parts)
+    parts += [table.read(path, wanted) for path in sealed(out)]
+    whole = table.join(parts or [table.table_of([])])
     if needed and not len(whole):
         raise UserError(f"no records in {out}", next_step="run `sparsebench run --out` with this folder first")
     return counting(whole) if counted else whole
@@ -191,28 +194,27 @@ def _segment(path: Path, columns: Columns = ALL) -> tuple[list[pa.Table], bool]:
     """
     parts: list[pa.Table] = []
     odd: list[str] = []
+
+    def records(lines: Iterable[bytes]) -> Iterator[tuple[Record, int]]:
+        for number, line in enumerate(lines, 1):
+            try:
+                if line.endswith(b"\n"):
+                    yield parse(line), zlib.crc32(line)
+                else:
+                    log.warning(f"{plain(path.name)}: line {number} is torn (a run was stopped while writing it)")
+            except VersionError as error:
+                raise UserError(f"{path} line {number}: {error}") from error
+            except ValueError as error:
+                odd.append(f"line {number} is left out: {error}")
+
     with path.open("rb") as file:
-        lines = _records(path, file, odd)
-        while len(part := table.table_of(islice(lines, table.BATCH))):
-            parts.append(part.select([name for name in part.column_names if name in table.CLAIM or columns(name)]))
+        read = records(file)
+        while len(part := table.table_of(islice(read, table.BATCH))):
+            parts.append(part.select(list(filter(columns, part.column_names))))
     if odd:
         more = f" (and {len(odd) - 1} more lines)" if len(odd) > 1 else ""
         log.warning(f"{plain(path.name)} {odd[0]}{more}")
     return parts, not odd
-
-
-def _records(path: Path, lines: Iterable[bytes], odd: list[str]) -> Iterator[tuple[Record, int]]:
-    """Yield the records of a segment's lines with their CRC-32; `odd` is told of what cannot be read."""
-    for number, line in enumerate(lines, 1):
-        try:
-            if line.endswith(b"\n"):
-                yield parse(line), zlib.crc32(line)
-            else:
-                log.warning(f"{plain(path.name)}: line {number} is torn (a run was stopped while writing it)")
-        except VersionError as error:
-            raise UserError(f"{path} line {number}: {error}") from error
-        except ValueError as error:
-            odd.append(f"line {number} is left out: {error}")
 
 
 def parse(line: bytes) -> Record:
@@ -223,10 +225,8 @@ def parse(line: bytes) -> Record:
             raise ValueError(f"its cell has hash {record.cell.id}, not {record.cell_id}")
     except VersionError:
         raise
-    except ValidationError as error:
-        raise ValueError(first_of(error)) from error
     except (ValueError, UserError) as error:
-        raise ValueError(plain(" ".join(str(error).split()), 300)) from error
+        raise ValueError(reason_of(error)) from error
     return record
 
 
@@ -265,25 +265,24 @@ def seal(out: Path) -> None:
             parts, whole = _segment(path)
             if not whole:
                 continue
-            loose = _loose(out, *BESIDE) if parts else {}
+            loose = _loose(out, BESIDE) if parts else {}
             if parts:
-                texts = {f"{one.parent.name}/{one.name}": text for one, text in loose.items()}
-                table.write(path.with_suffix(".parquet"), table.join(parts), texts)
+                table.write(path.with_suffix(".parquet"), table.join(parts), loose)
             path.unlink()
             _sync_folder(path.parent)
-            for one in loose:
-                one.unlink(missing_ok=True)
+            for name in loose:
+                (out / name).unlink(missing_ok=True)
     for folder in BESIDE:
         with suppress(OSError):  # it is not there, or not empty
             (out / folder).rmdir()
 
 
-def _loose(out: Path, *folders: str) -> dict[Path, str]:
-    """Return the files of some of the folders `BESIDE` with what they say; what is no text is left out."""
+def _loose(out: Path, folders: Iterable[str]) -> dict[str, str]:
+    """Return by file name what lies in some of the folders `BESIDE`; what is no text is left out."""
     texts = {}
     for path in (path for folder in folders for path in files.files_in(out / folder, ".json")):
         try:
-            texts[path] = path.read_text(encoding="utf-8")
+            texts[f"{path.parent.name}/{path.name}"] = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             files.leave_out(path, error)
     return texts
@@ -295,7 +294,7 @@ def beside(out: Path, *folders: str) -> dict[str, str]:
     Of several texts under one name what is in the folder counts, else the greatest.
     """
     texts = dict(sorted(item for path in sealed(out) for item in table.beside(path).items()))
-    texts |= {f"{path.parent.name}/{path.name}": text for path, text in _loose(out, *folders).items()}
+    texts |= _loose(out, folders)
     return {name: text for name, text in sorted(texts.items()) if name.split("/")[0] in folders}
 
 
@@ -306,8 +305,7 @@ def values(out: Path, folder: str, kind: type[T]) -> dict[str, T]:
         try:
             found[name.removeprefix(f"{folder}/")] = read(text)
         except (ValueError, UserError) as error:
-            why = ValueError(first_of(error)) if isinstance(error, ValidationError) else error
-            files.leave_out(Path(name), why)
+            files.leave_out(Path(name), error)
     return found
 
 

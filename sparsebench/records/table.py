@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsebench import files
-from sparsebench.errors import UserError
+from sparsebench.errors import UserError, reason_of
 from sparsebench.measure.metrics import kind_of
 from sparsebench.records.cell import NETWORK, Cell, Origin, canonical
 from sparsebench.records.record import SCHEMA, Head, Record
@@ -62,7 +62,9 @@ KINDS = {
 FIXED = frozenset({*KINDS, "checks", "checks_remark"})
 """Columns that are no metric's."""
 DIFFERENT = ("cell_id", "started", "samples", PREDICTIONS, RANKS)
-"""Columns whose values are for the most part all different; of the others each value is stored once."""
+"""Columns whose values are for the most part all different."""
+SHARED = tuple(name for name, kind in KINDS.items() if kind in ("string", "binary") and name not in DIFFERENT)
+"""Columns of which each value is stored once."""
 ORDER = ("setting", "track", "n_train", "repetition", "network", "init", "strategy", "budget", "cell_id", "revision",
          CHECKSUM)  # fmt: skip
 """What rows of a file are sorted by: predictions of one network on the same items are alike, and stand together."""
@@ -139,20 +141,15 @@ def table_of(stored: Iterable[tuple[Record, int]]) -> pa.Table:
 
     rows = [row_of(record, checksum) for record, checksum in stored]
     own = sorted({name for row in rows for name in row if is_metric(name)})
-    return pa.Table.from_pylist(rows, pa.schema([*_fields(), *((name, pa.float64()) for name in own)]))
+    return pa.Table.from_pylist(rows, pa.schema(_types() | dict.fromkeys(own, pa.float64())))
 
 
-@lru_cache(maxsize=1)
-def _fields() -> tuple[pa.Field, ...]:
-    """Return the columns that every table has."""
+def _types() -> dict[str, pa.DataType]:
+    """Return the types of the columns that every table has."""
     import pyarrow as pa
 
-    fields = []
-    for name, kind in KINDS.items():
-        shared = kind in ("string", "binary") and name not in DIFFERENT
-        plain_type = pa.type_for_alias(kind)
-        fields.append(pa.field(name, pa.dictionary(pa.int32(), plain_type) if shared else plain_type))
-    return tuple(fields)
+    types = {name: pa.type_for_alias(kind) for name, kind in KINDS.items()}
+    return types | {name: pa.dictionary(pa.int32(), types[name]) for name in SHARED}
 
 
 def is_metric(name: str) -> bool:
@@ -175,19 +172,16 @@ def in_order(table: pa.Table) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    def plain_column(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
-        return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
-
-    def encoded(column: pa.Array) -> pa.Array:
-        return plain_column(column).dictionary_encode() if pa.types.is_dictionary(column.type) else column
-
-    keys = {name: plain_column(table[name]) for name in ORDER}
+    keys = {name: table[name].cast(KINDS[name]) for name in ORDER}
     keys["init"] = keys["init"].fill_null("")  # those come first
     order = pc.sort_indices(pa.table(keys), [(name, "ascending") for name in ORDER])
     own = sorted(n for n in table.column_names if is_metric(n) and table[n].null_count < len(table))
-    table = table.select([*(field.name for field in _fields()), *own]).take(order)
-    batches = [pa.record_batch([*map(encoded, batch.columns)], batch.schema.names)
-               for batch in table.to_batches(max_chunksize=BATCH)]  # fmt: skip
+    table = table.select([*KINDS, *own]).take(order)
+    batches = []
+    for batch in table.to_batches(max_chunksize=BATCH):
+        columns = {name: batch[name] for name in batch.schema.names}
+        columns |= {name: columns[name].cast(KINDS[name]).dictionary_encode() for name in SHARED}
+        batches.append(pa.record_batch(columns))
     return pa.Table.from_batches(batches, table.schema).unify_dictionaries().combine_chunks()
 
 
@@ -211,7 +205,7 @@ def write(path: Path, table: pa.Table, beside: Mapping[str, str]) -> None:
     with files.whole_file(path) as file:
         pq.write_table(
             table, file, compression="zstd", compression_level=LEVEL, row_group_size=BATCH, write_statistics=False,
-            use_dictionary=[field.name for field in _fields() if field.name not in DIFFERENT],
+            use_dictionary=[name for name in KINDS if name not in DIFFERENT],
             dictionary_pagesize_limit=2**30, data_page_size=2**24, write_page_checksum=True,
         )  # fmt: skip
 
@@ -223,7 +217,7 @@ def read(path: Path, columns: Columns = ALL) -> pa.Table:
         UserError: it is torn, or none, or a later sparsebench wrote it.
     """
     with _open(path) as file:
-        return file.read([field.name for field in file.schema_arrow if columns(field.name)])
+        return file.read(list(filter(columns, file.schema_arrow.names)))
 
 
 @contextmanager
@@ -234,31 +228,25 @@ def _open(path: Path) -> Iterator[pq.ParquetFile]:
 
     try:
         with path.open("rb") as stream, pq.ParquetFile(stream, page_checksum_verification=True) as file:
-            _check(path, file.schema_arrow)
+            about = json.loads((file.schema_arrow.metadata or {})[ABOUT])
+            version, here = (about["format"], about["schema_version"]), (FORMAT, SCHEMA)
+            if version != here:
+                step = "upgrade sparsebench" if version > here else "read it with the sparsebench that wrote it"
+                got, allowed = (f"{one[0]}.{one[1]}" for one in (version, here))
+                raise UserError(f"{path} has records of version {got}", allowed=allowed, next_step=step)
+            fixed, there = _types(), dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=True))
+            for name in fixed | there:
+                if there.get(name) != (wanted := fixed.get(name, pa.float64())):
+                    what = f"{path}: the type of column '{plain(name, 60)}'"
+                    raise UserError(what, got=str(there.get(name)), allowed=str(wanted))
             yield file
     except UserError:
         raise
     except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(
-            f"{path} is no sealed file of records, or is damaged: {plain(' '.join(str(error).split()), 200)}",
+            f"{path} is no sealed file of records, or is damaged: {reason_of(error)}",
             next_step="fetch it anew, or take it out of the folder: its cells then count as not run",
         ) from error
-
-
-def _check(path: Path, schema: pa.Schema) -> None:
-    """Raise UserError unless a file's columns are those of this version."""
-    about = json.loads((schema.metadata or {})[ABOUT])
-    version, here = (about["format"], about["schema_version"]), (FORMAT, SCHEMA)
-    if version != here:
-        raise UserError(
-            f"{path} has records of version {version[0]}.{version[1]}", allowed=f"{here[0]}.{here[1]}",
-            next_step="upgrade sparsebench" if version > here else "read it with the sparsebench that wrote it",
-        )  # fmt: skip
-    fixed = {field.name: field.type for field in _fields()}
-    kinds = {name: None for name in fixed} | {field.name: field.type for field in schema}
-    for name, kind in kinds.items():
-        if kind != (wanted := fixed.get(name, "double")):
-            raise UserError(f"{path}: the type of column '{plain(name, 60)}'", got=str(kind), allowed=str(wanted))
 
 
 def beside(path: Path) -> dict[str, str]:
