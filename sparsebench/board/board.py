@@ -26,9 +26,11 @@ from sparsebench.board.entries import (
 from sparsebench.board.judge import Flats, Leaderboard, judge
 from sparsebench.board.notes import notes_on
 from sparsebench.publish import MANIFEST
-from sparsebench.records import checks, manifests, store, table
-from sparsebench.records.checks import CHECKS, REMARK
+from sparsebench.records import manifests, store, table
+from sparsebench.records.cell import canonical
 from sparsebench.strategy.base import how_of_label
+from sparsebench.testing import reports
+from sparsebench.testing.reports import CHECKS, REMARK
 from sparsebench.text import plain
 
 OWN_PICTURE, PNG = "leaderboard", b"\x89PNG\r\n\x1a\n"
@@ -75,7 +77,7 @@ def read(out: Path, metrics: Container[str] | None = METRICS) -> pd.DataFrame:
 
     It has the plain columns of `table`, those of outcomes, and the metrics: `metrics` or all, and those that tasks
     declare, of which the table's attributes say what they are, with what suites say of their board. Predictions are
-    read as they are looked at.
+    read as they are looked at. Pictures and weights have the names that users have for them.
 
     Raises:
         UserError: as `store.rows`.
@@ -93,7 +95,7 @@ def read(out: Path, metrics: Container[str] | None = METRICS) -> pd.DataFrame:
     rows = store.rows(out, wanted).drop_columns([table.CHECKSUM]).sort_by("cell_id")
     kept = {pa.string(), pa.binary()}
     records = rows.to_pandas(types_mapper=lambda kind: pd.ArrowDtype(kind) if kind in kept else None)
-    records = describe(records, out)
+    records = describe(_with_names(records, manifests.file_names(out)), out)
     records.attrs[DECLARED] = kinds
     suites = sorted(manifests.suites(out), key=lambda suite: len(suite.settings), reverse=True)
     records.attrs[MAIN] = tuple(dict.fromkeys(suite.main_task for suite in suites if suite.main_task))
@@ -102,16 +104,27 @@ def read(out: Path, metrics: Container[str] | None = METRICS) -> pd.DataFrame:
     return records
 
 
+def _with_names(records: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
+    """Return records with what users call their folders of pictures and files of weights, in place of hashes."""
+    settings, networks = (records[name].astype("category") for name in ("setting", "network"))
+    in_json = {canonical(name): canonical(file) for name, file in names.items()}
+    pattern = re.compile("|".join(map(re.escape, in_json)) or "(?!)")
+    return records.assign(
+        setting=settings.cat.rename_categories(lambda text: pattern.sub(lambda found: in_json[found[0]], text)),
+        network=networks.cat.rename_categories(lambda text: " ".join(names.get(one, one) for one in text.split(" "))),
+    )
+
+
 def describe(records: pd.DataFrame, out: Path) -> pd.DataFrame:
     """Return records with what a run's folder says of their strategies: badge, remarks, whether trained, and how."""
-    reports, known = checks.read(out), manifests.strategies(out)
+    every, known = reports.read(out), manifests.strategies(out)
     grouped = records.groupby(["strategy", "revision"], observed=True, sort=False)
     said, (submitted, badge) = [], _badge_of(out)
     for label, revision in grouped.groups:
         name = label.partition("(")[0]
         about = known.get((name, revision))
         trained = "" if about is None else "yes" if about.trained else "no"
-        checked = checks.badge_of(reports, label, revision)
+        checked = reports.badge_of(every, label, revision)
         how = "" if about is None else how_of_label(about.how, label)
         said.append((*checked, trained, badge if name == submitted else "", plain(how)))
     number = grouped.ngroup()

@@ -18,12 +18,12 @@ from sparsebench.measure.metrics import GROUP as OF_GROUPS
 from sparsebench.measure.metrics import METRICS as KINDS
 from sparsebench.measure.metrics import MetricKind
 from sparsebench.records.cell import canonical
-from sparsebench.records.checks import CHECKS, UNCHECKED
 from sparsebench.records.record import numbers_of
 from sparsebench.records.table import FOREGROUNDS, GROUPS, OUTCOMES, PREDICTIONS
 from sparsebench.stats.intervals import Successes
 from sparsebench.stats.paired import Contender
 from sparsebench.strategy.spec import label
+from sparsebench.testing.reports import CHECKS, UNCHECKED
 from sparsebench.text import plain
 
 DENSE = "dense"

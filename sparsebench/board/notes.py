@@ -15,13 +15,14 @@ from sparsebench.board.columns import TOLERANCE
 from sparsebench.board.entries import DENSE, NETWORK, PRETRAINING, Setting, add_titles, frame_of, settings_of
 from sparsebench.board.judge import Cell, Flats, Leaderboard, Ranking, missing_of
 from sparsebench.records import manifests
-from sparsebench.records.checks import REMARK
+from sparsebench.records.cell import canonical
 from sparsebench.records.record import numbers_of
 from sparsebench.records.table import FOREGROUNDS, GROUPS, OUTCOMES
 from sparsebench.sources.labels import MOST_CLASSES, described
 from sparsebench.stats import paired
 from sparsebench.stats.paired import Contender
 from sparsebench.strategy import spec
+from sparsebench.testing.reports import REMARK
 from sparsebench.text import few
 
 SURPRISING = 1e-3
@@ -45,14 +46,8 @@ def notes_on(
     frame = frame_of(records)
     rankings, every = ([], settings_of(frame)) if judged is None else (judged.rankings, judged.settings)
     settings = [one for one in every if one.task != PRETRAINING]
-    files = {} if folder is None else manifests.file_names(folder)
-    more = [
-        *left_out(frame, folder),
-        *networks(settings, files),
-        *not_ranked(settings, folder),
-        *other_settings(settings),
-    ]
-    more += [*below_chance(frame, folder), *class_orders(settings)]
+    more = [*left_out(frame, folder), *networks(settings), *not_ranked(settings, folder), *other_settings(settings)]
+    more += [*below_chance(frame), *class_orders(settings)]
     frame = frame.drop(columns=[*OUTCOMES[1:], GROUPS, FOREGROUNDS])  # large, and copied with each part of the rows
     if technical:
         more += [*detectable(rankings), *cautions(frame), *inactive(frame)]
@@ -63,25 +58,20 @@ def left_out(frame: pd.DataFrame, folder: Path | None) -> Iterator[str]:
     """Yield what was left out of the folders of pictures that were used, and the pictures that cannot be read."""
     if folder is None:
         return
-    used = " ".join(frame["setting"].astype(str).unique())
+    used, names = " ".join(frame["setting"].astype(str).unique()), manifests.file_names(folder)
     for name, line in manifests.left_out(folder):
-        if f'"{name}"' in used:
-            yield f"{name}: left out: {line}"
+        if canonical(called := names.get(name, name)) in used:
+            yield f"{called}: left out: {line}"
 
 
-def networks(settings: Sequence[Setting], files: Mapping[str, str]) -> Iterator[str]:
-    """Yield of each setting that is of one network, or of some that are tested as they are, which, and on how much.
-
-    Args:
-        settings: of a board.
-        files: what users call the files of networks.
-    """
+def networks(settings: Sequence[Setting]) -> Iterator[str]:
+    """Yield of each setting that is of one network, or of some that are tested as they are, which, and on how much."""
     for one, titled in zip(settings, add_titles(settings), strict=True):
         if one.has_trials or not (one.lone or one.networks):
             continue
         tested = list(one.largest_entries.values())
         items = max((_items(entry.contender) for entry in tested), default=0)
-        names = ", ".join(sorted(file_of(network, files) for network in one.networks.values()))
+        names = ", ".join(sorted(one.networks.values()))
         n = len(one.networks) or 1
         what = f"{n} network{'s' if n > 1 else ''}{f' ({names})' if names else ''}, {items} test items"
         of = "the items, and say nothing of other networks" if one.lone else "networks and items"
@@ -92,12 +82,6 @@ def networks(settings: Sequence[Setting], files: Mapping[str, str]) -> Iterator[
         elif one.networks and draws > 1:
             mean = f"; what draws at random was tested {draws} times, and counts with its mean"
         yield f"{titled.task}: {what}: intervals and tests are over {of}{mean}"
-
-
-def file_of(network: str, files: Mapping[str, str]) -> str:
-    """Return what people call a network that is tested as it is: the file of its weights, and which of these."""
-    name, _, key = network.partition(" ")
-    return f"{files.get(name, name)} {key}".strip()
 
 
 def _items(one: Contender) -> int:
@@ -167,7 +151,7 @@ def class_orders(settings: Sequence[Setting]) -> list[str]:
     return [f"{task}: class folders are numbered {words}" for task, words in sorted(said)]
 
 
-def below_chance(records: Flats, folder: Path | None = None) -> list[str]:
+def below_chance(records: Flats) -> list[str]:
     """Return a line for each setting with class folders in which dense is right less often than chance.
 
     Chance is what its answers come to on labels that have nothing to do with them, so that a network that gives one
@@ -176,12 +160,11 @@ def below_chance(records: Flats, folder: Path | None = None) -> list[str]:
     frame, lines = frame_of(records), set()
     numbered = [text for text in frame["setting"].unique() if '"labels":' in str(text)]
     frame = frame[frame["setting"].isin(numbered)]
-    files = {} if folder is None or frame.empty else manifests.file_names(folder)
     for one in add_titles(settings_of(frame)):
         for key, entry in one.entries.items() if described(one.params[0]) else ():
             outcomes = zip(*map(entry.column, (*OUTCOMES, NETWORK)), strict=True) if key[0] == DENSE else ()
             for n, labels, predictions, network in {each for each in outcomes if each[0] and each[2]}:
-                whose = f" with {file_of(network, files)}" if len(one.networks) > 1 else ""
+                whose = f" with {network}" if len(one.networks) > 1 else ""
                 answers, truth = numbers_of(predictions, n), numbers_of(labels, n)
                 shares = np.bincount(answers, minlength=MOST_CLASSES) * np.bincount(truth, minlength=MOST_CLASSES)
                 chance, right = float(shares.sum()) / n**2, int((answers == truth).sum())

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,7 +129,7 @@ def _at_equal_accuracy(one: Ranking) -> list[Row]:
     return sorted(rows, key=lambda row: (row["macs_ratio"] or math.inf, row["strategy"]))
 
 
-def shifts(rankings: Iterable[Ranking], names: Mapping[str, str]) -> Report:
+def shifts(rankings: Iterable[Ranking]) -> Report:
     """Return a table a network: a row a strategy and budget, and for each set of pictures its accuracy and its rank.
 
     Sets are in falling order of the dense network's accuracy: the first is what the others are shifted from. Ranks are
@@ -137,23 +137,21 @@ def shifts(rankings: Iterable[Ranking], names: Mapping[str, str]) -> Report:
 
     Args:
         rankings: a ranking of each set.
-        names: what users call the sets, by what cells call them.
     """
     networks: dict[tuple[str, str], list[Ranking]] = defaultdict(list)
     for one in rankings:
         rest = {key: value for key, value in one.setting.params[0].items() if key not in ("images", "among", "head")}
         networks[one.setting.model, json.dumps(rest, sort_keys=True)].append(one)
-    tables = [_shift(sets, names) for sets in networks.values()]
+    tables = [_shift(sets) for sets in networks.values()]
     return Report(tables, Table([row for table in tables for row in table.rows], tables[0].columns if tables else ()))
 
 
-def _shift(sets: list[Ranking], names: Mapping[str, str]) -> Table:
+def _shift(sets: list[Ranking]) -> Table:
     sets = sorted(sets, key=lambda one: -next((r["accuracy"] for r in one.rows if r["strategy"] == DENSE), -1.0))
     columns = [*BY_BUDGET]
     rows: dict[tuple[str, str], Row] = defaultdict(dict)
     for number, one in enumerate(sets):
-        images = one.setting.params[0].get("images", one.task)
-        name, at, rank = names.get(images, images), f"accuracy_{number}", f"rank_{number}"
+        name, at, rank = one.setting.params[0].get("images", one.task), f"accuracy_{number}", f"rank_{number}"
         columns += [
             Column(at, name, "fraction", f"accuracy on {name}"),
             Column(rank, "rank", "text", f"ranks that it may have on {name}, among the strategies of the budget"),

@@ -187,15 +187,13 @@ def _text(
     from sparsebench.board.notes import machines, not_ranked, notes_on
     from sparsebench.board.report import report
     from sparsebench.board.tables import render
-    from sparsebench.records import manifests
 
     records = read(folder)
     if form == BIBTEX:
         return "\n\n".join([*bibtex(folder, records), ""]).encode()
     judged = judge(records, "task" if view == "shifts" else by)
     if view == "shifts":
-        made = views.shifts(judged.rankings, manifests.file_names(folder))
-        return render(made, form, choice).encode("utf-8", "replace")
+        return render(views.shifts(judged.rankings), form, choice).encode("utf-8", "replace")
     if view == "paper":
         from sparsebench.claims.table import with_published
 

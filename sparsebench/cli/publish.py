@@ -225,8 +225,9 @@ def _write_records(folder: Path, form: str, file: BinaryIO) -> None:
     """Write the records of a run's folder that count: csv has no outcomes and no JSON, and what checks found."""
     import pyarrow.parquet as pq
 
-    from sparsebench.records import checks, store, table
+    from sparsebench.records import store, table
     from sparsebench.records.cell import canonical
+    from sparsebench.testing import reports
 
     rows = table.in_order(store.rows(folder)).sort_by("cell_id")
     if form == "parquet":
@@ -236,11 +237,11 @@ def _write_records(folder: Path, form: str, file: BinaryIO) -> None:
             file.write(canonical(record.model_dump(mode="json")).encode("ascii", "backslashreplace") + b"\n")
     else:
         text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
-        writer, reports = csv.writer(text, lineterminator="\n"), checks.read(folder)
+        writer, checked = csv.writer(text, lineterminator="\n"), reports.read(folder)
         for number, row in enumerate(table.rows_of(rows.drop_columns([table.CHECKSUM, *table.ITEM, *table.PARTS]))):
-            if reports:
-                badge = checks.badge_of(reports, row["strategy"], row["revision"])
-                row |= dict(zip((checks.CHECKS, checks.REMARK), badge, strict=True))
+            if checked:
+                badge = reports.badge_of(checked, row["strategy"], row["revision"])
+                row |= dict(zip((reports.CHECKS, reports.REMARK), badge, strict=True))
             if not number:
                 writer.writerow(map(cell, row))
             writer.writerow(map(cell, row.values()))

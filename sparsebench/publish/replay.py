@@ -12,7 +12,7 @@ import re
 import secrets
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import cast
@@ -35,7 +35,6 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.publish.verify import Manifest, Verdict, called, items_of, manifest_of, plugin_of, read_records
 from sparsebench.records import manifests, store
 from sparsebench.records.cell import Cell, canonical
-from sparsebench.records.checks import HARMLESS
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
 from sparsebench.runner.enclosure import enclose
@@ -44,6 +43,7 @@ from sparsebench.stats.paired import mcnemar
 from sparsebench.strategy.base import Kind
 from sparsebench.strategy.spec import fill
 from sparsebench.testing import process
+from sparsebench.testing.reports import HARMLESS
 from sparsebench.text import plain
 
 _BY_CONTENT = re.compile(r"-[0-9a-f]{12}$")
@@ -94,13 +94,12 @@ def replay(
     seed = secrets.randbits(48) if seed is None else seed
     every = [record for record in read_records(folder) if record.status == "ok"]
     records = _draw(every, manifest.strategy, number, seed)
-    cells = [record.cell for record in records]
-    _check_files(cells, _located(cells, registry, files))
+    places = _located([record.cell for record in records], registry, files)
     with enclose(_readable(manifest, plugin, files)):
         if broken := _unfair(manifest, records, plugin):
             verdict.contradicted(broken)
             return
-        again = _run(records, manifest, registry, plugin, files, device, on_stop)
+        again = _run(records, manifest, registry, plugin, files, places, device, on_stop)
     adaptive = {name for (name, _), one in manifests.strategies(folder).items() if one.adaptive}
     wrong, elsewhere, points = compare([(record, again[record.cell_id]) for record in records], adaptive)
     own, its = (sum(one.cell.strategy.name == manifest.strategy for one in some) for some in (records, every))
@@ -137,10 +136,8 @@ def _check_source(manifest: Manifest, registry: Registry) -> None:
 def _unfair(manifest: Manifest, records: Sequence[Record], plugin: Path | None) -> list[str]:
     """Return which required checks the strategy fails, with the parameters of the cells that are run again."""
     name = manifest.strategy
-    params = {
-        canonical(r.cell.strategy.params): r.cell.strategy.params for r in records if r.cell.strategy.name == name
-    }
-    given = {name: [params[key] for key in sorted(params)]}
+    own = [record.cell.strategy.params for record in records if record.cell.strategy.name == name]
+    given = {name: list({canonical(params): params for params in own}.values())}
     reports = process.check(str(plugin) if plugin else name, given=given, groups=("required",))
     return [
         f"{plain(report.label, 60)} does not conform: check {plain(one.check, 60)} {one.status}: {plain(one.message)}"
@@ -167,34 +164,33 @@ def _draw(records: Sequence[Record], strategy: str, number: int | None, seed: in
     Both go round the tasks. The draw hangs on the cells and on a seed that the submission cannot know: no other content
     of the records moves it.
     """
-    shuffled = sorted(records, key=lambda one: (seeds.seed_of("replay", str(seed), one.cell_id), one.cell_id))
-    turns: list[tuple[int, bool, Record]] = []
-    for beside in (False, True):
-        rounds: defaultdict[str, list[Record]] = defaultdict(list)
-        for record in shuffled:
-            if (record.cell.strategy.name != strategy) == beside:
-                rounds[record.cell.task.name].append(record)
-        in_rounds = filter(None, chain.from_iterable(zip_longest(*rounds.values())))
-        turns += [(turn, beside, record) for turn, record in enumerate(in_rounds)]
-    return [record for *_, record in sorted(turns, key=lambda turn: turn[:2])][:number]
+
+    def in_turn(groups: Iterable[Iterable[Record]]) -> Iterator[Record]:
+        return filter(None, chain.from_iterable(zip_longest(*groups)))
+
+    own, others = defaultdict[str, list[Record]](list), defaultdict[str, list[Record]](list)
+    for record in sorted(records, key=lambda one: seeds.seed_of("replay", str(seed), one.cell_id)):
+        by_task = own if record.cell.strategy.name == strategy else others
+        by_task[record.cell.task.name].append(record)
+    return list(in_turn([in_turn(own.values()), in_turn(others.values())]))[:number]
 
 
 def _run(
-    records: Sequence[Record], manifest: Manifest, registry: Registry, plugin: Path | None, files: Files, device: str,
-    on_stop: Callable[[], None],
+    records: Sequence[Record], manifest: Manifest, registry: Registry, plugin: Path | None, files: Files,
+    places: Mapping[str, Path], device: str, on_stop: Callable[[], None],
 ) -> dict[str, Record]:  # fmt: skip
     """Return the records of cells that are run again, by their ids, with those that they start from."""
     how = How(device, jobs=1, checkpoint=0.0)
     jobs: dict[str, Job] = {}
     for record in records:
-        job, cell = _job(record, manifest, registry, plugin), record.cell
-        training = record.cell.init
-        if record.cell.track != "frozen":
+        job, cell = _job(record.cell, record, manifest, registry, plugin), record.cell
+        training = cell.init
+        if cell.track != "frozen":
             task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
             model = fill(registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
             training = training_of(cell, task, model, registry)
         for init in (*cell.inits, *([training] if training else [])):
-            jobs[init.id] = _first(init, registry).model_copy(update={"keep_weights": True})
+            jobs[init.id] = _job(init, record, manifest, registry, plugin).model_copy(update={"keep_weights": True})
         if training is not None:
             job = job.model_copy(update={"after": training.id, "network": training.id})
         jobs.setdefault(record.cell_id, job)
@@ -203,21 +199,20 @@ def _run(
         asked = {record.cell_id for record in records}
         needed = planner.needed_by(asked, list(jobs.values()), lambda first: not networks.has(first))
         ordered = sorted((job for cell_id, job in jobs.items() if cell_id in asked | needed), key=lambda job: job.order)
-        places = places_of(files, ordered, _located([job.cell for job in ordered], registry, files))
-        places |= networks.places({job.after for job in ordered} - {""})
-        plan = Plan(ordered, ordered, places, ordered, known={}, expected=Expected(ordered), request=None)
+        located = places_of(files, ordered, places) | networks.places({job.after for job in ordered} - {""})
+        plan = Plan(ordered, ordered, located, ordered, known={}, expected=Expected(ordered), request=None)
         runs.carry_out(plan, how, registry, Path(out), Callbacks(on_stop=on_stop))
         return dict(store.read(Path(out)))
 
 
 def _located(cells: Sequence[Cell], registry: Registry, files: Files) -> dict[str, Path]:
-    """Return where the files lie that were named for the cells, by their names in cells."""
+    """Return where the files lie that were named for the cells, by their names in cells.
+
+    Raises:
+        UserError: pictures or weights are not here that cells name by what is in them.
+    """
     uses: set[ImageUse] = {"images" if registry.task(cell.task.name).trains else "tested_images" for cell in cells}
-    return locate(files, sorted(uses))[1]
-
-
-def _check_files(cells: Sequence[Cell], places: Mapping[str, Path]) -> None:
-    """Raise UserError if pictures or weights are not here that cells name by what is in them."""
+    places = locate(files, sorted(uses))[1]
     for cell in cells:
         named = {key: cell.task.params.get(key) for key in LOCATED} | {"weights": cell.model.params.get("weights")}
         for key, name in named.items():
@@ -227,25 +222,26 @@ def _check_files(cells: Sequence[Cell], places: Mapping[str, Path]) -> None:
                     f"cell {cell.id} was run with {plain(name, 60)}", got=", ".join(given) or "none that is named so",
                     next_step=f"give what it was run with by --{key.replace('_', '-')}",
                 )  # fmt: skip
+    return places
 
 
-def _job(record: Record, manifest: Manifest, registry: Registry, plugin: Path | None) -> Job:
-    """Return the job of a record's cell; of the strategy's own without its code, which the worker checks it against."""
-    cell, strategy = record.cell, manifest.strategy
-    if cell.strategy.name != strategy or (plugin is None and strategy in registry.entries):
-        return _first(cell, registry)
-    source = manifest.plugin
+def _job(cell: Cell, record: Record, manifest: Manifest, registry: Registry, plugin: Path | None) -> Job:
+    """Return the job of a record's cell, or of one that it starts from.
+
+    The published strategy's has none of its code unless it came with sparsebench: the worker loads it, and checks that
+    it is what the record says.
+    """
+    name, after = cell.strategy.name, cell.init.id if cell.init else ""
+    if name == manifest.strategy and (plugin is not None or name not in registry.entries):
+        source = manifest.plugin
+        return Job(
+            cell=cell, origin=source, kind=cast(Kind, record.kind), label=name, after=after,
+            files=() if plugin is None else (str(plugin.resolve()),), strangers=(f"{source.plugin} {source.revision}",),
+        )  # fmt: skip
+    registered = registry.strategy(name)
     return Job(
-        cell=cell, origin=source, kind=cast(Kind, record.kind), label=strategy, after=cell.init.id if cell.init else "",
-        files=() if plugin is None else (str(plugin.resolve()),), strangers=(f"{source.plugin} {source.revision}",),
-    )  # fmt: skip
-
-
-def _first(cell: Cell, registry: Registry) -> Job:
-    registered = registry.strategy(cell.strategy.name)
-    return Job(
-        cell=cell, origin=registered.origin, kind=registered.cls.kind, label=cell.strategy.name,
-        failure=registered.failure, after=cell.init.id if cell.init else "", **plugins_of(cell, registry),
+        cell=cell, origin=registered.origin, kind=registered.cls.kind, label=name, failure=registered.failure,
+        after=after, **plugins_of(cell, registry),
     )  # fmt: skip
 
 

@@ -34,8 +34,7 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
         UserError: the folder has no such strategy, or several; the records are not all of one source; they lack
             settings of the suite; what would be published contradicts itself; or it is there already.
     """
-    rows = store.rows(out)
-    records = {record.cell_id: record for record in map(table.record_of, table.rows_of(rows))}
+    records = store.read(out, needed=True)
     name = _strategy(records.values(), strategy)
     own = [record for record in records.values() if record.cell.strategy.name == name]
     origin, described = max((one.origin for one in own), key=repr), manifests.strategies(out)
@@ -78,8 +77,6 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
             raise UserError(f"{out} is not whole or not consistent: {'; '.join(verdict.why)}", next_step=AGAIN)
         verdict.folder = str(folder)
         os.replace(part, folder)
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return verdict

@@ -35,7 +35,7 @@ from sparsebench.plugin.content import file_revision
 from sparsebench.plugin.registry import Registry
 from sparsebench.publish import MANIFEST
 from sparsebench.records import manifests, store, table
-from sparsebench.records.cell import Cell, Origin, Part, Value, canonical
+from sparsebench.records.cell import Cell, Origin, Part, Value, canonical, digest
 from sparsebench.records.manifests import Asked, Described, setting_of
 from sparsebench.records.record import Metric, Record, numbers_of
 from sparsebench.strategy.budget import FULL
@@ -93,7 +93,8 @@ def plugin_of(folder: Path, manifest: Manifest) -> Path | None:
 
 def version_of(suite: Asked, plugin: Origin) -> str:
     """Return the name of one version of a strategy that answers one version of a suite, or has cells of its own."""
-    return f"{suite.name}-{suite.sha256[:12] if suite.name == manifests.OWN else suite.version}-{plugin.revision}"
+    version = suite.version if suite.name != manifests.OWN else digest(suite.model_dump(mode="json"))[:12]
+    return f"{suite.name}-{version}-{plugin.revision}"
 
 
 def read_records(folder: Path) -> Iterator[Record]:
@@ -162,7 +163,7 @@ def unanswered_of(suite: Asked, cells: Sequence[Cell]) -> list[str]:
     if suite.name not in names() or (known := load(suite.name)).version != suite.version:
         return []
     unbudgeted = all(cell.budget == FULL for cell in cells)
-    return unanswered(known, cells, Registry(shipped_only=True), any_budget=unbudgeted)
+    return unanswered(known, cells, _shipped(), any_budget=unbudgeted)
 
 
 def _wrong(folder: Path, verdict: Verdict, placed: bool) -> Iterator[str]:
@@ -191,6 +192,7 @@ def _wrong_records(
     """Yield what is wrong with the records of a submission; the verdict then says how many there are."""
     machines = {Path(name).stem for name in store.beside(folder, manifests.ENVIRONMENTS)} | {""}
     asked, seen, starts, needed = set(suite.settings), set[str](), set[str](), set[str]()
+    title = f"suite {verdict.suite}" if verdict.suite else "cells of its own"
     cells: list[Cell] = []
     for record in read_records(folder):
         verdict.records += 1
@@ -208,9 +210,9 @@ def _wrong_records(
     if strange := sorted(starts - needed):
         yield f"cell {strange[0]} is not of the suite, and no cell starts from it"
     if left := asked - set(map(setting_of, cells)):
-        yield f"incomplete: it lacks {len(left)} of the {len(asked)} settings of {_title(suite)}"
+        yield f"incomplete: it lacks {len(left)} of the {len(asked)} settings of {title}"
     elif lacks := unanswered_of(suite, cells):
-        yield f"incomplete: of {_title(suite)} it lacks {few(lacks, 1)}"
+        yield f"incomplete: of {title} it lacks {few(lacks, 1)}"
 
 
 def _other_strategy(record: Record, manifest: Manifest, described: Described) -> str:
@@ -222,10 +224,6 @@ def _other_strategy(record: Record, manifest: Manifest, described: Described) ->
         return "is of another strategy than is submitted"
     labelled = record.label == name or record.label.startswith(f"{name}(")
     return "" if name.isidentifier() and labelled else f"has strategy '{plain(name, 60)}'"
-
-
-def _title(suite: Asked) -> str:
-    return "cells of its own" if suite.name == manifests.OWN else f"suite {plain(suite.name, 60)} {suite.version}"
 
 
 def contradictions(folder: Path) -> Iterator[str]:

@@ -64,11 +64,6 @@ class Asked(Value):
     main_task: str = Field("", exclude_if=not_)
     sample_complexity: str = Field("", exclude_if=not_)
 
-    @property
-    def sha256(self) -> str:
-        """The hash that two runs share if they asked for the same."""
-        return digest(self.model_dump(mode="json"))
-
 
 class Given(Value):
     """A file or a folder of a user's.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -75,7 +74,12 @@ class Outcomes(Value):
     @field_validator("predicted", "label", "group", "rank", "foreground", mode="before")
     @classmethod
     def _unpack(cls, content: Any, info: ValidationInfo) -> Any:
-        content = _unpacked(content) if isinstance(content, str) else content
+        if isinstance(content, str):
+            try:
+                numbers = zlib.decompressobj().decompress(base64.b64decode(content, validate=True), 2 * MOST_ITEMS + 2)
+            except zlib.error as error:
+                raise ValueError(f"packed outcomes are corrupt ({error})") from error
+            content = bytes_of(np.frombuffer(numbers, "<u2"))
         n, may_lack = info.data.get("n", 0), info.field_name not in ("predicted", "label")
         if isinstance(content, bytes) and len(content) not in (n, 2 * n) and (content or not may_lack):
             raise ValueError(f"{len(content)} bytes for {n} test items")
@@ -83,21 +87,8 @@ class Outcomes(Value):
 
     @field_serializer("predicted", "label", "group", "rank", "foreground", when_used="json")
     def _pack(self, content: bytes) -> str:
-        return _packed(content, self.n) if content else ""
-
-
-@lru_cache(maxsize=256)  # many records have the same labels, groups and foregrounds
-def _packed(content: bytes, n: int) -> str:
-    return base64.b64encode(zlib.compress(numbers_of(content, n).astype("<u2").tobytes())).decode()
-
-
-@lru_cache(maxsize=256)
-def _unpacked(text: str) -> bytes:
-    try:
-        content = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), 2 * MOST_ITEMS + 2)
-    except zlib.error as error:
-        raise ValueError(f"packed outcomes are corrupt ({error})") from error
-    return bytes_of(np.frombuffer(content, "<u2"))
+        numbers = numbers_of(content, self.n).astype("<u2").tobytes()
+        return base64.b64encode(zlib.compress(numbers)).decode() if content else ""
 
 
 def numbers_of(content: bytes, n: int) -> np.ndarray:

@@ -131,10 +131,10 @@ def _sync_folder(path: Path) -> None:
     os.close(folder)
 
 
-def read(out: Path) -> dict[str, Record]:
-    """Return the records of a run's folder that count, by cell; see `rows`. Of one that is not there none."""
+def read(out: Path, *, needed: bool = False) -> dict[str, Record]:
+    """Return the records of a run's folder that count, by cell; see `rows`."""
     with without_collector():
-        every = map(table.record_of, table.rows_of(rows(out, needed=False)))
+        every = map(table.record_of, table.rows_of(rows(out, needed=needed)))
         return {record.cell_id: record for record in every}
 
 
@@ -156,6 +156,7 @@ def rows(out: Path, columns: Columns = ALL, *, counted: bool = True, needed: boo
         UserError: the folder holds no records, which are `needed`, some of a version that is not read, or a sealed file
             that is damaged.
     """
+
     def wanted(name: str) -> bool:
         return name in table.CLAIM or columns(name)
 

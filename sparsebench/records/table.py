@@ -262,16 +262,16 @@ def beside(path: Path) -> dict[str, str]:
 def heads_of(table: pa.Table) -> Iterator[Head]:
     """Yield the heads of the rows of a table, which has the columns HEAD; equal notes and origins share one object."""
     notes_of = lru_cache(maxsize=None)(lambda text: {} if text is None else json.loads(text))
-    origin_of = lru_cache(maxsize=None)(lambda *values: _origin(dict(zip(ORIGIN, values, strict=True))))
     for batch in table.to_batches(max_chunksize=BATCH):
         columns: dict[str, Iterable[Any]] = {name: _values(batch[name]) for name in HEAD}
         columns["notes"] = map(notes_of, columns["notes"])
-        columns["origin"] = map(origin_of, *(columns[name] for name in ORIGIN))
+        columns["origin"] = map(_origin, *(columns[name] for name in ORIGIN))
         yield from map(Head, *(columns[name] for name in Head._fields))
 
 
-def _origin(row: Row) -> Origin:
-    return Origin.model_construct(**{name: row[name] for name in ORIGIN})
+@lru_cache(maxsize=1000)
+def _origin(*values: Any) -> Origin:
+    return Origin.model_construct(**dict(zip(ORIGIN, values, strict=True)))
 
 
 _init = lru_cache(maxsize=1000)(Cell.model_validate_json)
@@ -291,7 +291,8 @@ def record_of(row: Row) -> Record:
     }  # fmt: skip
     outcomes = {"n": row[ITEMS]} | {field: row[name] for name, field in ITEM.items()} if row[ITEMS] else None
     return Record.model_validate(said | {name: row[name] for name in SAME} | {
-        "cell": cell, "label": row["strategy"], "metrics": metrics, "outcomes": outcomes, "origin": _origin(row),
+        "cell": cell, "label": row["strategy"], "metrics": metrics, "outcomes": outcomes,
+        "origin": _origin(*(row[name] for name in ORIGIN)),
     })  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsebench.errors import UnsupportedError, UserError
-from sparsebench.records.checks import Group
+from sparsebench.testing.reports import Group
 
 if TYPE_CHECKING:
     from sparsebench.plugin.registry import Registry

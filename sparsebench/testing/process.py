@@ -16,10 +16,10 @@ from sparsebench.collector import without_collector
 from sparsebench.errors import UserError, text_of
 from sparsebench.plugin.content import file_revision
 from sparsebench.records.cell import Origin
-from sparsebench.records.checks import GROUPS, Group, Outcome, Report, Status
 from sparsebench.runner.devices import variables
 from sparsebench.runner.process import START, Line, Server, dump, how_it_left, kept_server, load
 from sparsebench.strategy.spec import parse
+from sparsebench.testing.reports import GROUPS, Group, Outcome, Report, Status
 from sparsebench.text import as_utf8
 from sparsebench.version import __version__
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from sparsebench.errors import UserError
 from sparsebench.plugin.content import file_revision
-from sparsebench.records import checks, store
-from sparsebench.records.checks import Report
+from sparsebench.records import store
 from sparsebench.records.record import Record
 from sparsebench.strategy.spec import parse
-from sparsebench.testing import process
+from sparsebench.testing import process, reports
+from sparsebench.testing.reports import Report
 
 Given = dict[str, list[dict[str, Any]]]
 
@@ -30,14 +30,12 @@ def check(out: Path, target: str | None, limit: float, on_report: Callable[[Repo
     Raises:
         UserError: there is no such target, the folder holds no records, or cannot be written.
     """
-    records = store.read(out)
-    if not records:
-        raise UserError(f"no records in {out}", next_step="run `sparsebench run --out` with this folder first")
+    records = store.read(out, needed=True)
     store.check_writable(out)
 
-    def keep(reports: Iterable[Report]) -> None:
-        for report in reports:
-            checks.write(report, out)
+    def keep(found: Iterable[Report]) -> None:
+        for report in found:
+            reports.write(report, out)
             on_report(report)
 
     if target is not None:

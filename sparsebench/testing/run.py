@@ -12,10 +12,10 @@ import torch
 
 from sparsebench.errors import UnsupportedError, one_line, text_of, unknown
 from sparsebench.records.cell import Origin
-from sparsebench.records.checks import GROUPS, Group, Outcome, Report
 from sparsebench.runner.worker import one_thread
 from sparsebench.strategy.base import Strategy
 from sparsebench.testing import informative, recommended, required
+from sparsebench.testing.reports import GROUPS, Group, Outcome, Report
 from sparsebench.testing.trial import RuleError, put_back
 from sparsebench.version import __version__
 

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -52,10 +53,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(files: Path, out: Path, network: str, plugins: tuple[str, ...] = ("attn_topk",), **options: Any) -> None:
-    given = {"macs": [0.8, 0.6], "seeds": 3, "tasks": f"folder:canvas={SIDE}"} | options
+    given = {"macs": [0.8, 0.6], "seeds": 3, "tasks": f"folder:canvas={SIDE}"}
+    given |= {"images": f"folder:{files / 'pictures'}"} | options
     sparsebench.run(
-        list(plugins), suite="folder", model=f"timm:{ARCH}", images=f"folder:{files / 'pictures'}",
-        weights=files / f"{network}.safetensors", out=out, jobs=0, **given,
+        list(plugins), suite="folder", model=f"timm:{ARCH}", weights=files / f"{network}.safetensors", out=out, jobs=0,
+        **given,
     )  # fmt: skip
 
 
@@ -148,6 +150,22 @@ def test_networks_are_compared_network_by_network_and_called_by_their_files(of_t
     (line,) = [line for line in gather(of_three).notes if re.match(r"folder: \d network", line)]
     names = "one.safetensors, three.safetensors, two.safetensors"
     assert line.startswith(f"folder: 3 networks ({names}), 24 test items: intervals and tests are over networks and")
+
+
+def test_sets_of_pictures_are_called_by_their_folders(files: Path, tmp_path: Path) -> None:
+    """Cells name a set by its content, which tells people nothing."""
+    other = Path(shutil.copytree(files / "pictures", tmp_path / "sketch"))
+    next(other.glob("*/0.png")).unlink()
+    (other / "n01440764" / "readme.txt").write_text("")
+    images = [f"folder:{files / 'pictures'}", f"folder:{other}"]
+    run(files, tmp_path / "out", "one", images=images, macs=[0.6], seeds=1)
+    every = Counter(str(record.cell.task.params["images"])[:7] for record in records(tmp_path / "out"))
+    assert set(every) == {"folder-"}
+    for words in ((), ("--by", "task"), ("--view", "shifts")):
+        shown = CliRunner().invoke(main, ["leaderboard", str(tmp_path / "out"), "--format", "md", *words]).output
+        assert not re.search(r"folder-[0-9a-f]{12}", shown), shown
+        assert words == () or ("sketch" in shown and "pictures" in shown)
+    assert "sketch: left out: files" in " ".join(gather(tmp_path / "out").notes)
 
 
 def test_what_lacks_a_network_or_a_draw_is_not_ranked_and_a_note_says_so(of_three: Path, tmp_path: Path) -> None:

@@ -230,8 +230,7 @@ def test_sets_of_pictures_have_a_column_each_and_ranks_within_a_budget() -> None
         return [row | more | {"cell_id": f"{images} {row['cell_id']}"} for part in rows for row in part]
 
     usual, hard = {"dense": 0.8, "a": 0.75, "b": 0.5}, {"dense": 0.3, "a": 0.1, "b": 0.25}
-    judged = judge([*seen("folder-1", hard), *seen("folder-2", usual)], "task").rankings
-    (table,) = views.shifts(judged, {"folder-1": "sketch", "folder-2": "imagenet"}).tables
+    (table,) = views.shifts(judge([*seen("sketch", hard), *seen("imagenet", usual)], "task").rankings).tables
     assert [column.heading for column in table.columns[2:]] == ["imagenet", "rank", "sketch", "rank"]
     found = [
         (row["strategy"], row["accuracy_0"], row["rank_0"], row["accuracy_1"], row["rank_1"]) for row in table.rows
@@ -254,8 +253,7 @@ def test_sets_of_pictures_say_how_alike_the_order_of_strategies_is() -> None:
         return [row | {"setting": setting, "cell_id": f"{images} {row['cell_id']}"} for row in rows]
 
     usual, same, turned = (0.8, 0.7, 0.6, 0.5), (0.5, 0.4, 0.3, 0.2), (0.1, 0.2, 0.4, 0.3)
-    names = {"folder-1": "imagenet", "folder-2": "v2", "folder-3": "sketch"}
-    every = [*seen("folder-1", usual), *seen("folder-2", same), *seen("folder-3", turned)]
-    (table,) = views.shifts(judge(every, "task").rankings, names).tables
+    every = [*seen("imagenet", usual), *seen("v2", same), *seen("sketch", turned)]
+    (table,) = views.shifts(judge(every, "task").rankings).tables
     (line,) = table.notes
     assert "imagenet" in line and "v2 1.00" in line and "sketch -0.67" in line

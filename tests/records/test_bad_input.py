@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 
 from sparsebench.cli import main
 from sparsebench.errors import UserError
-from sparsebench.records import checks, manifests, store, table
+from sparsebench.records import manifests, store, table
 from sparsebench.records.cell import canonical, digest
 from sparsebench.records.record import OLDEST, SCHEMA, Outcomes, Record, VersionError, bytes_of
+from sparsebench.testing import reports
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
 Make = Callable[..., Record]
@@ -213,7 +214,7 @@ def test_a_changed_line_is_read_or_refused_in_one_line(make_record: Make, data: 
 
 
 READERS: dict[str, Callable[[Path], Any]] = {
-    "environments": lambda out: manifests.environments(out, ["bad"]), "checks": checks.read,
+    "environments": lambda out: manifests.environments(out, ["bad"]), "checks": reports.read,
     "strategies": manifests.strategies, "suites": manifests.suites, "metrics": manifests.metrics,
     "files": manifests.file_names,
 }  # fmt: skip

@@ -12,9 +12,8 @@ from measured import TINY
 
 from sparsebench import UserError
 from sparsebench.cli import main
-from sparsebench.records import checks
 from sparsebench.records.cell import Origin
-from sparsebench.testing import Report, process, results
+from sparsebench.testing import Report, process, reports, results
 
 SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
 SMALL = ["--suite", TINY, "--n-train", "4", "--seeds", "1", "--jobs", "0"]
@@ -96,7 +95,7 @@ def test_without_a_name_all_installed_strategies_are_checked_and_files_are_named
     assert done.exit_code == 1
     assert [name for name, _ in asked] == ["anti_oracle", "dense", "noise", "oracle", "random"]
     assert "not checked: norm: it comes from a file, own.py; give that too" in done.stderr
-    assert len(checks.read(folder)) == 5
+    assert len(reports.read(folder)) == 5
     assert dict(asked)["random"] == {"random": [{"cell": 2, "disposal": "drop", "stratified": False}]}
 
 

@@ -1,10 +1,11 @@
-"""What the conformance checks say of strategies, stored as OUT/checks/<hash>.json, and as a word and a note on boards.
+"""What the conformance checks say of a strategy: as text, stored as OUT/checks/<hash>.json, and as a word on boards.
 
-Reading them imports no torch: the board is made of them and of records.
+It imports no torch: the board is made of reports and of records.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -18,6 +19,8 @@ from sparsebench.version import __version__
 Group = Literal["required", "recommended", "informative"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 Status = Literal["passed", "failed", "expected", "unsupported", "timeout", "crashed", "not run"]
+SIGNS = {"passed": "ok", "failed": "FAILED", "timeout": "TIMEOUT", "crashed": "CRASHED"}
+"""What a text has in place of a status."""
 HARMLESS = frozenset({"passed", "expected", "unsupported"})
 BROKEN = frozenset({"failed", "timeout", "crashed"})
 CHECKS, REMARK = "checks", "checks_remark"
@@ -104,6 +107,56 @@ class Report(Value):
         if not self.conforms and (left := sum(o.status == "not run" for o in self.outcomes)):
             remarks.append(f"{left} not run for that")
         return plain("; ".join(remarks), 1000)
+
+
+def _title(report: Report) -> str:
+    params = ",".join(f"{key}={value}" for key, value in report.params.items())
+    return f"{report.strategy}:{params}" if params else report.strategy
+
+
+def _summary(report: Report) -> str:
+    """Return the verdict and the number of checks of each group that passed, in a line."""
+    parts = []
+    for group in GROUPS:
+        counts = Counter(outcome.status for outcome in report.outcomes if outcome.group == group)
+        other = [f"{counts[status]} {status}" for status in get_args(Status)[1:] if counts[status]]
+        parts.append(f"{group}: " + ", ".join([f"{counts['passed']} passed", *other]))
+    return f"{'conforms' if report.conforms else 'does not conform'} ({'; '.join(parts)})"
+
+
+def text(report: Report, whole: bool) -> str:
+    """Return the report: all checks, or those that did not pass where they should."""
+    lines, group = [f"{_title(report)}  {_summary(report)}"], ""
+    before = ""  # a remark is shown once where several checks have the same
+    for outcome in report.outcomes:
+        if not whole and outcome.status in HARMLESS:
+            continue
+        if whole and outcome.group != group:
+            group = outcome.group
+            lines += ["", group]
+        says = outcome.message if outcome.status == "not run" else outcome.says
+        lines.append(f"  {SIGNS.get(outcome.status, outcome.status):<11} {outcome.check:<32} {says}".rstrip())
+        if outcome.message not in ("", before) and outcome.status != "not run":
+            lines.append(f"{'':14}{outcome.message}")
+        before = outcome.message or before
+    return "\n".join([*lines, ""] if whole else lines)
+
+
+def markdown(report: Report) -> str:
+    """Return the report as a section of Markdown, with a table of all checks."""
+    from tabulate import tabulate
+
+    rows = [
+        {
+            "check": outcome.check,
+            "group": outcome.group,
+            "outcome": outcome.status,
+            "remark": (outcome.message or outcome.says).replace("|", "\\|"),
+        }
+        for outcome in report.outcomes
+    ]
+    head = f"## {_title(report)}\n\n{_summary(report)}; revision {report.origin.revision or 'unknown'}"
+    return f"{head}\n\n{tabulate(rows, headers='keys', tablefmt='github')}\n"
 
 
 def write(report: Report, out: Path) -> None:

@@ -12,10 +12,10 @@ from flats import filled
 
 import sparsebench
 from sparsebench.cli import main
-from sparsebench.records import checks
 from sparsebench.records.cell import Origin
-from sparsebench.records.checks import CHANGED, SEVERAL, UNCHECKED, Outcome, Report, badge_of
 from sparsebench.records.record import Record
+from sparsebench.testing import reports
+from sparsebench.testing.reports import CHANGED, SEVERAL, UNCHECKED, Outcome, Report, badge_of
 
 CHECKED = {
     "acts_without_error": "required", "plans_are_legal": "required", "nothing_is_nan": "required",
@@ -37,14 +37,14 @@ def report(strategy="mine", revision="a", version=sparsebench.__version__, param
 
 
 def test_a_report_comes_back_and_a_newer_one_of_the_same_takes_its_place(tmp_path: Path) -> None:
-    assert checks.read(tmp_path) == []
+    assert reports.read(tmp_path) == []
     for one in (report(), report(nothing_is_nan="failed")):
-        checks.write(one, tmp_path)
-        assert checks.read(tmp_path) == [one]
+        reports.write(one, tmp_path)
+        assert reports.read(tmp_path) == [one]
     others = [report(params={"power": 2.0}), report(revision="b"), report(version="0.0.9"), report("its")]
     for number, other in enumerate(others, 2):
-        checks.write(other, tmp_path)
-        assert len(checks.read(tmp_path)) == number and other in checks.read(tmp_path)
+        reports.write(other, tmp_path)
+        assert len(reports.read(tmp_path)) == number and other in reports.read(tmp_path)
 
 
 OTHER = (CHANGED, "another revision was checked")
@@ -92,7 +92,7 @@ def board(tmp_path: Path, make_record: Callable[..., Record]) -> Callable[..., s
         filled(tmp_path, *records, make_record().model_copy(
             update={"cell": other, "cell_id": other.id, "label": "other"}))  # fmt: skip
         if of is not None:
-            checks.write(of, tmp_path)
+            reports.write(of, tmp_path)
         result = CliRunner().invoke(main, ["leaderboard", str(tmp_path), *words])
         assert result.exit_code == 0, result.output
         return result.stdout
