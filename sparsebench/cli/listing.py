@@ -302,14 +302,14 @@ def _sets(root: Path, verify: bool) -> list[dict[str, Any]]:
     from sparsebench.sources.files import Contents
     from sparsebench.sources.known import KNOWN
     from sparsebench.sources.labelled import DEFAULTS, read
-    from sparsebench.sources.listing import names_in
+    from sparsebench.sources.listing import listing
 
     rows = []
     for known in KNOWN.values():
         state, note = known.look(root, verify)
         if verify and state == "there" and known.name in DEFAULTS:
             try:
-                pictures = dict.fromkeys(names_in(root / known.folder), "")
+                pictures = dict.fromkeys(listing(root / known.folder).names, "")
                 read(root / known.folder, known.name, DEFAULTS[known.name], Contents(pictures))
             except UserError as error:
                 state, note = "corrupt", str(error)

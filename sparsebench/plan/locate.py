@@ -88,13 +88,10 @@ def _once(files: Files, use: str, spec: str) -> tuple[str, Path | None]:
 def strays_of(files: Files) -> dict[str, str]:
     """Return what is left out of the folders of pictures, in one line by the name of the pictures; warn of it."""
     said = {}
-    for (use, _), (name, place) in files.located.items():
-        if place is None:
-            continue
-        line = folder.strays_of(name, place) if use == "tested_images" else sources.strays_of(name, place)
-        if line:
-            log.warning("%s: left out: %s", plain(place, None), line)
-            said[name] = line
+    for name, place in files.located.values():
+        if (found := sources.known_contents(name)) is not None and found.strays:
+            log.warning("%s: left out: %s", plain(place, None), found.strays)
+            said[name] = found.strays
     return said
 
 
@@ -135,8 +132,6 @@ def decode(jobs: Sequence[Job], registry: Registry, places: Mapping[str, Path]) 
         BadPicturesError: all that cannot be read.
         UserError: there is no room for what they become, or a picture is not what it was.
     """
-    for name in places if jobs else ():
-        sources.keep_contents(name)
     if wanted := pictures_of(jobs, registry, places):
         sources.decode(wanted)
 

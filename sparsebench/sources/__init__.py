@@ -6,16 +6,14 @@ from sparsebench.sources.files import (
     Bad,
     contents,
     contents_of,
-    keep_contents,
     known_contents,
-    listing_of,
     read_rgb,
     read_square,
 )
 from sparsebench.sources.known import CLASSES, DIGITS, OWN_TASK, PHOTOS
 from sparsebench.sources.labelled import Labelled, labelled_pictures, pixels_of
-from sparsebench.sources.listing import classes_in, names_in, strays_in
-from sparsebench.sources.locate import locate_backgrounds, locate_images, strays_of
+from sparsebench.sources.listing import classes_in
+from sparsebench.sources.locate import locate_backgrounds, locate_images
 from sparsebench.sources.scenes import Photos, background_pixels, backgrounds
 
 __all__ = [
@@ -38,17 +36,12 @@ __all__ = [
     "decode",
     "foreground_pixels",
     "foregrounds",
-    "keep_contents",
     "known_contents",
     "labelled_pictures",
-    "listing_of",
     "locate_backgrounds",
     "locate_images",
-    "names_in",
     "pixels_of",
     "read_rgb",
     "read_square",
-    "strays_in",
-    "strays_of",
     "telling",
 ]

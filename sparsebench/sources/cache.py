@@ -7,28 +7,27 @@ and there whole or not at all. One process decodes while the others wait for it,
 
 from __future__ import annotations
 
-import errno
+import itertools
 import json
 import logging
 import math
 import os
-import secrets
 import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from sparsebench.errors import UserError
-from sparsebench.files import CACHE, cache_folder, write_whole
+from sparsebench.errors import UserError, reason_of
+from sparsebench.files import CACHE, cache_folder, whole_file, write_whole
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -94,44 +93,34 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def each(work: Callable[[int], T], n: int, on_done: Callable[[int], None]) -> list[T | BadPicturesError]:
-    """Return what `work` returns for 0 to n - 1, or the `BadPicturesError` that it raises; all cores do it.
+def each(work: Callable[[int], T], n: int) -> Iterator[T | BadPicturesError]:
+    """Yield what `work` returns for 0 to n - 1, or the `BadPicturesError` that it raises; all cores do it.
 
     Threads will do, which need no main guard in scripts: Pillow, hashlib and numpy let go of the interpreter.
 
     Args:
         work: thread-safe.
         n: how often.
-        on_done: called with how many are done.
     """
+
+    def attempt(i: int) -> T | BaseException:
+        try:
+            return work(i)
+        except BaseException as error:
+            return error
+
     threads = THREADS * cores()
-    chunk = max(1, min(CHUNK, n // (4 * threads)))
-
-    def some(start: int) -> list[T | BadPicturesError]:
-        found: list[T | BadPicturesError] = []
-        for i in range(start, min(start + chunk, n)):
-            try:
-                found.append(work(i))
-            except BadPicturesError as error:
-                found.append(error)
-        return found
-
-    found: list[T | BadPicturesError] = []
-    pool = ThreadPoolExecutor(threads)
+    pool = ThreadPool(threads)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's, of what it could still read
         try:
-            for part in pool.map(some, range(0, n, chunk)):
-                found += part
-                on_done(len(found))
+            for one in pool.imap(attempt, range(n), max(1, min(CHUNK, n // (4 * threads)))):
+                if isinstance(one, BaseException) and not isinstance(one, BadPicturesError):
+                    raise one
+                yield one
         finally:
-            pool.shutdown(cancel_futures=True)
-    return found
-
-
-def bad_in(found: Sequence[object]) -> dict[str, str]:
-    """Return the reasons of all `BadPicturesError` among what `each` found."""
-    return {name: why for one in found if isinstance(one, BadPicturesError) for name, why in one.reasons.items()}
+            pool.terminate()
+            pool.join()
 
 
 @dataclass(frozen=True)
@@ -164,23 +153,22 @@ class Pixels:
 
         What is written to it stays in memory. Where no file can be written it is in memory altogether.
         """
-        pixels: np.ndarray | None = self.kept()
-        if pixels is None:
-            decode([self])
-            pixels = self.kept()
-        if pixels is None:
-            pixels = np.empty(self.shape, dtype=np.uint8)
-            if bad := self.fill(pixels, lambda done: None):
-                raise BadPicturesError(bad, len(pixels))
-        return pixels
+        if (pixels := self.kept()) is not None:
+            return pixels
+        decode([self])
+        pixels = self.kept()
+        return np.array(list(self.rows()), dtype=np.uint8).reshape(self.shape) if pixels is None else pixels
 
-    def fill(self, pixels: np.ndarray, on_done: Callable[[int], None]) -> dict[str, str]:
-        """Make all of it in an array; return which pictures are bad, and why."""
-
-        def make(i: int) -> None:
-            pixels[i] = self.row(i)
-
-        return bad_in(each(make, self.shape[0], on_done))
+    def rows(self) -> Iterator[np.ndarray]:
+        """Yield all rows, one after the other; after the last `BadPicturesError` of all that are bad."""
+        bad: dict[str, str] = {}
+        for one in each(self.row, self.shape[0]):
+            if isinstance(one, BadPicturesError):
+                bad |= one.reasons
+            else:
+                yield one
+        if bad:
+            raise BadPicturesError(bad, self.shape[0])
 
 
 def mapped(name: str) -> np.memmap | None:
@@ -222,53 +210,25 @@ def decode(wanted: Sequence[Pixels]) -> None:
             return
         n, size = sum(one.shape[0] for one in missing), sum(one.size for one in missing)
         if (free := shutil.disk_usage(folder).free) < size:
-            raise _not_kept(folder, f"they have {size / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free")
-        what, before = f"{n:,} pictures to decode, {size / 1e9:.2f} GB in {folder}", 0
-        bad: dict[str, str] = {}
+            raise UserError(
+                f"decoded pictures have no room in {folder}: they have {size / 1e9:.2f} GB, and {free / 1e9:.2f} GB "
+                "are free", next_step=f"make room, or set {CACHE} to a folder that has it",
+            )  # fmt: skip
+        told, what = itertools.count(1), f"{n:,} pictures to decode, {size / 1e9:.2f} GB in {folder}"
         tell()(what, 0, n)
+        bad: dict[str, str] = {}
         for one in missing:
-            bad |= _make(one, folder, lambda done, before=before: tell()(what, before + done, n))  # type: ignore[misc]
-            before += one.shape[0]
+            try:
+                with whole_file(folder / _file_name(one.name)) as file:
+                    header = {"descr": "|u1", "fortran_order": False, "shape": one.shape}
+                    np.lib.format.write_array_header_1_0(file, header)
+                    for row in one.rows():
+                        file.write(row.tobytes())
+                        tell()(what, next(told), n)
+            except BadPicturesError as error:
+                bad |= error.reasons
     if bad:
         raise BadPicturesError(bad, n)
-
-
-def _make(one: Pixels, folder: Path, on_done: Callable[[int], None]) -> dict[str, str]:
-    """Write a file, whole before it has its name, unless pictures are bad; return these."""
-    path = folder / _file_name(one.name)
-    part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
-    try:
-        pixels = np.lib.format.open_memmap(part, mode="w+", dtype=np.uint8, shape=one.shape)
-        _reserve(part)
-        bad = one.fill(pixels, on_done)
-        if not bad:
-            pixels.flush()
-            os.replace(part, path)
-    except OSError as error:
-        raise _not_kept(folder, error.strerror or str(error)) from error
-    finally:
-        with suppress(OSError):
-            part.unlink()
-    return bad
-
-
-def _reserve(path: Path) -> None:
-    """Take a file's room on the disk now: writing to memory that a full disk has no room for ends the process."""
-    if not hasattr(os, "posix_fallocate"):
-        return
-    with path.open("r+b") as file:
-        try:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise
-
-
-def _not_kept(folder: Path, why: str) -> UserError:
-    return UserError(
-        f"decoded pictures cannot be kept in {folder}: {why}",
-        next_step=f"make room, or set {CACHE} to a folder that has it",
-    )
 
 
 @contextmanager
@@ -295,23 +255,20 @@ def _lock(folder: Path) -> Iterator[None]:
 
 
 def _folder() -> Path | None:
-    """Return where files can be written, made if need be, or None with a warning."""
-    where = cache_folder()
-    if where is None:
-        _warn("there is no home directory")
-        return None
+    """Return where files can be written, made if need be, or None with a warning, one a process and reason."""
     try:
+        if (where := cache_folder()) is None:
+            raise OSError("there is no home directory")
         where.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=where):
             return where
     except OSError as error:
-        _warn(f"{where}: {error.strerror or error}")
+        _warn(reason_of(error))
         return None
 
 
 @lru_cache
 def _warn(reason: str) -> None:
-    """Warn once a process and reason."""
     log.warning("decoded pictures are not kept (%s); set %s to a folder that can be written", reason, CACHE)
 
 
@@ -334,9 +291,7 @@ def kept_about(name: str) -> Any:
 def _files() -> list[Path]:
     """Return the files of the cache, those included that a stopped process left half-written; no other's."""
     where = cache_folder()
-    if where is None or not where.is_dir():
-        return []
-    return [path for path in where.iterdir() if SUFFIX in path.name or ABOUT in path.name]
+    return [] if where is None else [path for end in (SUFFIX, ABOUT) for path in where.glob(f"*{end}*")]
 
 
 def size() -> tuple[int, int]:

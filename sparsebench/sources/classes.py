@@ -12,7 +12,7 @@ import numpy as np
 
 from sparsebench.errors import UserError
 from sparsebench.sources import cache, known
-from sparsebench.sources.files import Locations, squares_in
+from sparsebench.sources.files import Locations, square_of, squares_in
 from sparsebench.sources.known import DIGITS, SVHN, names_for
 
 HELD_OUT = {DIGITS: ("3", "8"), SVHN: ("3", "8")}
@@ -90,7 +90,7 @@ def _official(name: str, root: Path, size: int) -> Foregrounds:
     for split in ("train", "test"):
         pixels, labels, classes = known.pixels_and_labels(known.dataset(name, root, split))
         shape = len(pixels), 3, size, size
-        squares = cache.Pixels(f"{name}-{split}-{size}-first", shape, partial(_resized, pixels, size)).array()
+        squares = cache.Pixels(f"{name}-{split}-{size}-first", shape, partial(square_of, pixels, size)).array()
         splits.append({label: squares[labels == k] for k, label in enumerate(classes)})
     return Foregrounds(classes, *splits)
 
@@ -108,10 +108,3 @@ def _from_folder(root: Path, size: int, content: str) -> Foregrounds:
     if odd := sorted(set(classes) ^ set(splits["test"])):
         raise UserError(f"{root}: train or test has no pictures of a class", got=odd)
     return Foregrounds(classes, *({name: splits[split][name] for name in classes} for split in ("train", "test")))
-
-
-def _resized(pixels: np.ndarray, size: int, i: int) -> np.ndarray:
-    """Return (3, size, size) of one of the (n, height, width, 3) uint8 pictures."""
-    from PIL import Image
-
-    return np.asarray(Image.fromarray(pixels[i]).resize((size, size), Image.Resampling.BILINEAR)).transpose(2, 0, 1)

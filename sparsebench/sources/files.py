@@ -17,7 +17,7 @@ import numpy as np
 from sparsebench.errors import UserError, text_of
 from sparsebench.sources import cache
 from sparsebench.sources.cache import BadPicturesError
-from sparsebench.sources.listing import Listing, formats, listing, suffixes
+from sparsebench.sources.listing import Listing, formats, listing, strays_in, suffixes
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -39,13 +39,13 @@ class Contents:
         pictures: the SHA-256 of each picture, by its path in the folder, "/" between its parts, sorted.
         tables: of files beside the pictures.
         left_out: why pictures that cannot be read are not among these, by their paths.
-        listing: what was found in the folder, where this process has looked.
+        strays: what else lies there and is left out, in one line, where this process has looked.
     """
 
     pictures: Mapping[str, str]
     tables: Mapping[str, str] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
-    listing: Listing | None = field(default=None, compare=False, repr=False)
+    strays: str = field(default="", compare=False)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -61,7 +61,7 @@ class Bad(NamedTuple):
 
     Attributes:
         skip: whether they are left out; else they are an error.
-        look: whether pictures may be decoded to find them; else those are that are known to be bad.
+        look: whether pictures may be decoded to find them, and what is found be kept; else those are that are known.
     """
 
     skip: bool = False
@@ -73,14 +73,18 @@ _known: dict[str, Contents] = {}
 """What this process has looked at, by its fingerprint."""
 
 
-def contents(root: Path, listed: Listing | None = None, tables: Sequence[str] = (), bad: Bad = REFUSED) -> Contents:
-    """Return what lies in a folder, every file of which is read.
+def contents(
+    root: Path, listed: Listing | None = None, tables: Sequence[str] = (), bad: Bad = REFUSED,
+    wanted: Callable[[str], object] | None = None,
+) -> Contents:  # fmt: skip
+    """Return what lies in a folder, every file of which is read, and keep it, so that no other process need look.
 
     Args:
         root: the folder.
         listed: its pictures, from `listing`, which is asked where none is given.
         tables: files beside the pictures.
         bad: what is to be done about pictures that cannot be read.
+        wanted: says of a picture's path whether it is where pictures are looked for; None to say nothing of strays.
 
     Raises:
         BadPicturesError: some cannot even be read as files; all that cannot be decoded are named with them.
@@ -90,17 +94,19 @@ def contents(root: Path, listed: Listing | None = None, tables: Sequence[str] = 
     if not (names := listed.names):
         raise UserError(f"{root} holds no pictures", allowed=sorted(suffixes()))
     about = {name: sha256_of(root / name) for name in tables}
-    hashed = _each(lambda name: hashlib.sha256(read_bytes(root / name)).hexdigest(), names, "")
-    left_out = _bad_in(hashed)
-    found = Contents({name: one for name, one in hashed.items() if isinstance(one, str)}, about, left_out, listed)
+    hashed, left_out = _each(lambda name: hashlib.sha256(read_bytes(root / name)).hexdigest(), names, "")
+    strays = strays_in(listed, wanted) if wanted else ""
+    found = Contents(hashed, about, left_out, strays)
     if bad.skip or left_out:
         left_out |= _undecodable(root, found, bad.look)
         if not bad.skip:
             raise BadPicturesError({str(root / name): left_out[name] for name in sorted(left_out)}, len(names))
-        kept = {name: one for name, one in found.pictures.items() if name not in left_out}
-        found = Contents(kept, about, left_out, listed)
+        kept = {name: one for name, one in hashed.items() if name not in left_out}
+        found = Contents(kept, about, left_out, strays)
         if not found.pictures:
             raise UserError(f"{root} holds no pictures that can be read", allowed=sorted(suffixes()))
+    if bad.look:
+        cache.keep_about(found.fingerprint, [found.pictures, found.tables, found.left_out])
     _known[found.fingerprint] = found
     return found
 
@@ -114,40 +120,27 @@ def _undecodable(root: Path, found: Contents, look: bool) -> dict[str, str]:
     def decode(name: str) -> None:
         decode_rgb(read_bytes(root / name, found.pictures[name]), root / name)
 
-    bad = _bad_in(_each(decode, list(found.pictures), f"{len(found.pictures):,} pictures to look through for bad ones"))
+    _, bad = _each(decode, list(found.pictures), f"{len(found.pictures):,} pictures to look through for bad ones")
     cache.keep_about(name, bad)
     return bad
 
 
-def _bad_in(found: Mapping[str, object]) -> dict[str, str]:
-    """Return why pictures are bad, by the names under which that was found."""
-    bad = {name: one for name, one in found.items() if isinstance(one, BadPicturesError)}
-    return {name: why for name, one in bad.items() for why in one.reasons.values()}
-
-
-def _each(work: Callable[[str], T], names: Sequence[str], what: str) -> dict[str, T | BadPicturesError]:
-    """Return what `work` makes of each name, see `cache.each`; who is told is told what is done."""
-    tell = cache.tell()
+def _each(work: Callable[[str], T], names: Sequence[str], what: str) -> tuple[dict[str, T], dict[str, str]]:
+    """Return what `work` makes of each name, and why others are bad, see `cache.each`; who is told is told `what`."""
+    tell, found, bad = cache.tell(), dict[str, T](), dict[str, str]()
     tell(what, 0, len(names))
-    found = cache.each(lambda i: work(names[i]), len(names), lambda done: tell(what, done, len(names)))
-    return dict(zip(names, found, strict=True))
+    for name, one in zip(names, cache.each(lambda i: work(names[i]), len(names)), strict=True):
+        if isinstance(one, BadPicturesError):
+            (bad[name],) = one.reasons.values()
+        else:
+            found[name] = one
+        tell(what, len(found) + len(bad), len(names))
+    return found, bad
 
 
 def known_contents(name: str) -> Contents | None:
     """Return what this process has found in a folder, by what cells call its pictures: their kind and fingerprint."""
     return _known.get(name.partition("-")[2])
-
-
-def listing_of(name: str, root: Path) -> Listing:
-    """Return what is in a folder, as this process has found it when it named the pictures, else from the folder."""
-    listed = None if (found := known_contents(name)) is None else found.listing
-    return listing(root) if listed is None or listed.root != root else listed
-
-
-def keep_contents(name: str) -> None:
-    """Keep what this process has found in a folder, if it has, so that no other need look; see `known_contents`."""
-    if (found := known_contents(name)) is not None:
-        cache.keep_about(found.fingerprint, [found.pictures, found.tables, found.left_out])
 
 
 def contents_of(fingerprint: str, root: Path, tables: Sequence[str] = ()) -> Contents:
@@ -278,6 +271,14 @@ def square(rgb: Picture, size: int) -> np.ndarray:
     left, top = (rgb.width - side) // 2, (rgb.height - side) // 2
     middle = rgb.crop((left, top, left + side, top + side))
     return np.asarray(middle.resize((size, size), Image.Resampling.BILINEAR))
+
+
+def square_of(pixels: np.ndarray, size: int, i: int) -> np.ndarray:
+    """Return (3, size, size) uint8, see `square`, of one of (n, height, width, 3) pictures: uint8, or from 0 to 1."""
+    from PIL import Image
+
+    picture = pixels[i] if pixels.dtype == np.uint8 else (pixels[i] * 255).round().astype(np.uint8)
+    return square(Image.fromarray(picture), size).transpose(2, 0, 1)
 
 
 def _rgb(picture: Any) -> Picture:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sparsebench.errors import UserError
-from sparsebench.sources.listing import names_in
+from sparsebench.sources.listing import listing
 
 DIGITS, CIFAR10, CIFAR100, SVHN = "digits", "cifar10", "cifar100", "svhn"
 CLASSES = {DIGITS: 10, CIFAR10: 10, CIFAR100: 100, SVHN: 10}
@@ -67,7 +67,7 @@ class Known:
                 return "missing", f"{place}{' or '.join(names)} is not there"
         try:
             if self.folder:
-                count = len(names_in(root / self.folder)) if (root / self.folder).is_dir() else 0
+                count = len(listing(root / self.folder).names) if (root / self.folder).is_dir() else 0
                 if count < self.pictures:
                     state: State = "corrupt" if count else "missing"
                     return state, f"{self.folder} holds {count} of {self.pictures} pictures"

@@ -59,18 +59,23 @@ class Listing:
     Attributes:
         root: the folder.
         names: their paths in it, "/" between the parts, sorted.
+        folders: the paths of the folders in it, sorted, and of links to these.
         left: what was left out, paths by the reason.
     """
 
     root: Path
     names: tuple[str, ...]
+    folders: tuple[str, ...]
     left: Mapping[str, Sequence[str]]
 
     def below(self, name: str) -> Listing:
         """Return the pictures below a folder of the folder."""
         prefix = f"{name}/"
-        inside = tuple(path.removeprefix(prefix) for path in self.names if path.startswith(prefix))
-        return Listing(self.root / name, inside, {})
+        names, folders = (
+            tuple(path.removeprefix(prefix) for path in paths if path.startswith(prefix))
+            for paths in (self.names, self.folders)
+        )
+        return Listing(self.root / name, names, folders, {})
 
 
 def listing(root: Path) -> Listing:
@@ -81,13 +86,11 @@ def listing(root: Path) -> Listing:
     Raises:
         UserError: a folder cannot be read, or a link makes a picture count twice.
     """
-    names: list[str] = []
-    linked: set[str] = set()
+    names, folders, linked, seen = list[str](), list[str](), set[str](), set[str]()
     left: defaultdict[str, list[str]] = defaultdict(list)
-    seen: set[str] = set()
-    folders, links = [""], list[str]()
-    while folders or links:
-        within = folders.pop() if folders else links.pop(0)  # what lies there itself comes first
+    inside, links = [""], list[str]()
+    while inside or links:
+        within = inside.pop() if inside else links.pop(0)  # what lies there itself comes first
         if (real := os.path.realpath(root / within)) in seen:
             left["links to folders that are here already"].append(within.rstrip("/"))
             continue
@@ -97,7 +100,8 @@ def listing(root: Path) -> Listing:
             if reason := _reason(entry.name, kind):
                 left[reason].append(path)
             elif kind == "folder" and not _is_picture(entry.name):
-                (links if entry.is_symlink() else folders).append(f"{path}/")
+                folders.append(path)
+                (links if entry.is_symlink() else inside).append(f"{path}/")
             else:
                 names.append(path)
                 if entry.is_symlink():
@@ -107,7 +111,8 @@ def listing(root: Path) -> Listing:
         if (other := first.setdefault(os.path.realpath(root / path), path)) != path:
             raise UserError(f"{root}: {path} is a link to {other}", next_step="remove one, a picture counts once")
     left.pop(UNSAID, None)
-    return Listing(root, tuple(sorted(names)), {reason: sorted(paths) for reason, paths in sorted(left.items())})
+    left_out = {reason: sorted(paths) for reason, paths in sorted(left.items())}
+    return Listing(root, tuple(sorted(names)), tuple(sorted(folders)), left_out)
 
 
 def _reason(name: str, kind: str) -> str:
@@ -159,53 +164,37 @@ def _kind(entry: os.DirEntry[str]) -> str:
         raise _unreadable(entry.path, error) from error
 
 
-def names_in(root: Path) -> list[str]:
-    """Return the paths in a folder, "/" between their parts, of the pictures below it, sorted; see `listing`."""
-    return list(listing(root).names)
+def classes_in(found: Listing, wanted: str) -> list[str]:
+    """Return the names of the class folders of a folder, sorted; each has a picture.
 
-
-def class_folders(root: Path, wanted: str) -> list[str]:
-    """Return the names of the class folders of a folder, sorted.
+    Pictures in folders of a class folder are of the class.
 
     Args:
-        root: the folder.
+        found: what is in the folder.
         wanted: the layout that it should have, for an error.
 
     Raises:
-        UserError: there are fewer than two, two look the same, or the folder holds splits and no classes.
+        UserError: there are fewer than two, two look the same, one has no pictures, or the folder holds splits and no
+            classes.
     """
-    entries = [entry for entry in _entries(root) if not entry.name.startswith(".") and entry.name.lower() not in SYSTEM]
-    names = sorted(entry.name for entry in entries if _kind(entry) == "folder")
-    if names and SPLITS.issuperset(map(str.lower, names)):
+    root, classes = found.root, [path for path in found.folders if "/" not in path]
+    if classes and SPLITS.issuperset(map(str.lower, classes)):
         raise UserError(
-            f"{root} holds splits and no classes", got=names, allowed=wanted,
-            next_step=f"name the folder of the classes, as in {root / names[0]}",
+            f"{root} holds splits and no classes", got=classes, allowed=wanted,
+            next_step=f"name the folder of the classes, as in {root / classes[0]}",
         )  # fmt: skip
-    if len(names) < 2:
-        loose = sum(_kind(entry) == "file" and _is_picture(entry.name) for entry in entries)
+    if len(classes) < 2:
+        loose = sum("/" not in name for name in found.names)
         beside = f" and {loose} pictures in no class folder" if loose else ""
-        raise UserError(f"{root}: too few classes", got=f"{names}{beside}", allowed=f"2 or more: {wanted}")
+        raise UserError(f"{root}: too few classes", got=f"{classes}{beside}", allowed=f"2 or more: {wanted}")
     alike: defaultdict[str, list[str]] = defaultdict(list)
-    for name in names:
+    for name in classes:
         alike[unicodedata.normalize("NFC", name)].append(name)
     if twice := [group for group in alike.values() if len(group) > 1]:
         raise UserError(
             f"{root}: class folders whose names differ in their Unicode normalisation alone",
             got=[ascii(name) for name in twice[0]], next_step="put their pictures into one",
         )  # fmt: skip
-    return names
-
-
-def classes_in(found: Listing, wanted: str) -> list[str]:
-    """Return the names of the class folders of a folder, sorted; each has a picture.
-
-    Pictures in folders of a class folder are of the class. For `wanted` see `class_folders`.
-
-    Raises:
-        UserError: as `class_folders`, or a class has no pictures.
-    """
-    root = found.root
-    classes = class_folders(root, wanted)
     full = {name.partition("/")[0] for name in found.names if "/" in name}
     if empty := [name for name in classes if name not in full]:
         more = f", and {len(empty) - 1} more class folders" if len(empty) > 1 else ""

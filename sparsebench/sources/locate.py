@@ -9,10 +9,10 @@ from pathlib import Path
 from sparsebench.errors import UserError
 from sparsebench.sources import known
 from sparsebench.sources.classes import FOLDER, in_a_class
-from sparsebench.sources.files import REFUSED, Bad, Contents, contents, fingerprint_of, listing_of
+from sparsebench.sources.files import REFUSED, Bad, Contents, contents, fingerprint_of
 from sparsebench.sources.known import DIGITS, KNOWN, PHOTOS, names_for
 from sparsebench.sources.labelled import DEFAULTS, layout_of, read, tables
-from sparsebench.sources.listing import Listing, classes_in, is_folder, listing, strays_in
+from sparsebench.sources.listing import Listing, classes_in, is_folder, listing
 from sparsebench.sources.scenes import ARRAY, read_array
 from sparsebench.sources.scenes import FOLDER as SCENES
 
@@ -75,15 +75,7 @@ def locate_backgrounds(
     if not path.is_dir():
         allowed = f"{', '.join(names_for('backgrounds'))}, a folder of pictures or an .npz file"
         raise UserError(f"--backgrounds: {path} is not a folder", allowed=allowed)
-    return f"{SCENES}-{contents(path, bad=bad).fingerprint}", path
-
-
-def strays_of(name: str, root: Path) -> str:
-    """Return in one line what was left out of located pictures, or ""; of others than own folders nothing is."""
-    kind = name.partition("-")[0]
-    if kind not in (FOLDER, SCENES) or not root.is_dir():
-        return ""
-    return strays_in(listing_of(name, root), in_a_class if kind == FOLDER else lambda path: True)
+    return f"{SCENES}-{contents(path, bad=bad, wanted=bool).fingerprint}", path
 
 
 def _locate_labelled(root: Path, kind: str, bad: Bad) -> tuple[str, Path]:
@@ -107,7 +99,7 @@ def _locate_classes(root: Path, bad: Bad) -> tuple[str, Path]:
             )
     listed = listing(root)
     _check_classes(listed)
-    found = contents(root, listed, bad=bad)
+    found = contents(root, listed, bad=bad, wanted=in_a_class)
     _check_classes(replace(listed, names=tuple(found.pictures)))
     return f"{FOLDER}-{found.fingerprint}", root
 

@@ -12,7 +12,7 @@ from numpy.lib.npyio import NpzFile
 
 from sparsebench.errors import UserError
 from sparsebench.sources import cache
-from sparsebench.sources.files import Locations, contents, fingerprint_of, read_square, square, squares_in
+from sparsebench.sources.files import Locations, contents, fingerprint_of, read_square, square_of, squares_in
 from sparsebench.sources.known import FLOWERS102, KNOWN, PHOTOS, dataset
 
 FOLDER, ARRAY = "pictures", "array"
@@ -194,13 +194,6 @@ def _squares_of(path: Path, size: int, content: str) -> cache.Pixels:
     pixels = read_array(path)
     if fingerprint_of(path) != content:
         raise UserError(f"{path} changed while the run was under way", next_step="run it again")
-    return cache.Pixels(f"{ARRAY}-{content}-{size}-first", (len(pixels), 3, size, size), partial(_square, pixels, size))
-
-
-def _square(pixels: np.ndarray, size: int, i: int) -> np.ndarray:
-    from PIL import Image
-
-    picture = pixels[i]
-    if picture.dtype != np.uint8:
-        picture = (picture * 255).round().astype(np.uint8)
-    return square(Image.fromarray(picture), size).transpose(2, 0, 1)
+    return cache.Pixels(
+        f"{ARRAY}-{content}-{size}-first", (len(pixels), 3, size, size), partial(square_of, pixels, size)
+    )

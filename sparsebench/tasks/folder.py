@@ -43,7 +43,7 @@ def locate(spec: str, bad: Bad = REFUSED) -> tuple[str, Path]:
         raise UserError("--images of a test of trained weights", got=f"'{spec}'", allowed="folder:DIR")
     listed = _test_folder_of(Path(path).expanduser())
     sources.classes_in(listed, LAYOUT)
-    found = sources.contents(listed.root, listed, bad=bad)
+    found = sources.contents(listed.root, listed, bad=bad, wanted=lambda path: "/" in path)
     sources.classes_in(replace(listed, names=tuple(found.pictures)), LAYOUT)
     return f"folder-{found.fingerprint}", listed.root
 
@@ -61,20 +61,11 @@ def _test_folder_of(root: Path) -> Listing:
     splits = [root / split for split in SPLITS if is_folder(root / split)]
     for split in splits:
         if (listed := listing(split)).names:
-            return listed
+            empty = [one.name for one in splits[: splits.index(split)]]
+            return replace(listed, left={"folders without pictures": empty, **listed.left} if empty else listed.left)
     if splits:
         raise UserError(f"{splits[0]} holds no pictures", allowed=LAYOUT)
     return listing(root)
-
-
-def strays_of(name: str, root: Path) -> str:
-    """Return in one line what was left out of the folder of the classes, which `locate` named so, or ""."""
-    said = sources.strays_in(sources.listing_of(name, root), lambda path: "/" in path)
-    val = root.parent / SPLITS[0]
-    empty = [f"{SPLITS[0]}, which holds no pictures"] if root.name == SPLITS[1] and is_folder(val) and not (
-        listing(val).names
-    ) else []  # fmt: skip
-    return "; ".join([*empty, *([said] if said else [])])
 
 
 def read_cropped(

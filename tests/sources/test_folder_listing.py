@@ -11,7 +11,7 @@ from PIL import Image, features
 
 from sparsebench import sources
 from sparsebench.errors import UserError
-from sparsebench.tasks.folder import Folder, locate, strays_of
+from sparsebench.tasks.folder import Folder, locate
 
 SHADE = {"a": 40, "b": 200}
 
@@ -33,9 +33,11 @@ def outcome(root: Path) -> list[tuple[int, int]]:
     return list(zip(test.inputs[:, 0, 0, 0].tolist(), test.labels.tolist(), strict=True))
 
 
-def said_of(root: Path) -> str:
+def said_of(root: Path, find: Callable[..., tuple[str, Path | None]] = locate) -> str:
     """Return what is said to be left out."""
-    return strays_of(*locate(f"folder:{root}"))
+    found = sources.known_contents(find(f"folder:{root}")[0])
+    assert found is not None
+    return found.strays
 
 
 AS_THEY_ARE = [(40, 0)] * 2 + [(200, 1)] * 2
@@ -112,7 +114,7 @@ def test_an_empty_val_beside_a_full_test_is_said_and_not_taken(classes: Path) ->
     classes.rename(root / "test")
     (root / "val" / "a").mkdir(parents=True)
     assert outcome(root) == AS_THEY_ARE
-    assert "val, which holds no pictures" in said_of(root)
+    assert "folders without pictures: 1 (val)" in said_of(root)
     shutil.rmtree(root / "test" / "b")
     shutil.rmtree(root / "test" / "a")
     refused(root, "val holds no pictures")
@@ -170,11 +172,8 @@ def test_a_source_to_train_on_says_what_it_leaves_out(classes: Path) -> None:
     root = classes.parent / "trained"
     for split in ("train", "test"):
         shutil.copytree(classes, root / split)
-    name, place = sources.locate_images(f"folder:{root}")
-    assert place is not None and sources.strays_of(name, place) == ""
+    assert said_of(root, sources.locate_images) == ""
     stray(root / "train" / "@eaDir" / "a.png")
     stray(root / "train" / "loose.png")
-    name, place = sources.locate_images(f"folder:{root}")
-    assert place == root
-    said = sources.strays_of(name, place)
+    said = said_of(root, sources.locate_images)
     assert "train/@eaDir" in said and "pictures in no class folder: 1 (train/loose.png)" in said

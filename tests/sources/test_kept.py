@@ -77,10 +77,12 @@ def test_a_copy_elsewhere_needs_no_decoding(folder, decoded, tmp_path):
 
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("change", ["another picture", "another class", "one more"])
-def test_pictures_that_change_during_a_run_are_a_user_error_or_were_kept(folder, decoded, change, kept):
+def test_pictures_that_change_during_a_run_are_a_user_error_or_were_kept(folder, monkeypatch, change, kept):
+    if not kept:
+        (folder.parent / "file").write_text("no folder")
+        monkeypatch.setenv("SPARSEBENCH_CACHE", str(folder.parent / "file"))
     name, locations = located(folder)
     if kept:
-        sources.keep_contents(name)
         sources.foregrounds(name, 4, locations)
     forget()
     if change == "another picture":

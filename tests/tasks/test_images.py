@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from sparsebench import sources
 from sparsebench.errors import UserError
+from sparsebench.sources.listing import listing
 from sparsebench.tasks.base import Split
 from sparsebench.tasks.images import Chosen, Composite, Plain, Spurious, paste, permute
 
@@ -295,8 +296,7 @@ def real(real_images, tmp_path_factory):
 
 def pictures(root, size):
     return {
-        sources.read_square(path, size).transpose(2, 0, 1).tobytes()
-        for path in map(root.joinpath, sources.names_in(root))
+        sources.read_square(path, size).transpose(2, 0, 1).tobytes() for path in map(root.joinpath, listing(root).names)
     }
 
 
@@ -305,7 +305,7 @@ def test_real_foregrounds_are_pasted_on_real_backgrounds_split_by_split(real):
     assert data.classes == ("airplane", "bird", "cat", "dog")
     every = [
         sources.read_square(path, 16)
-        for path in map((real.root / "plants").joinpath, sources.names_in(real.root / "plants"))
+        for path in map((real.root / "plants").joinpath, listing(real.root / "plants").names)
     ]
     for test, (split, part) in enumerate(((data.train, "train"), (data.test, "test"))):
         scenes = [scene for i, scene in enumerate(every) if (i % 5 == 4) == test]

@@ -16,9 +16,10 @@ from PIL import Image
 from timm.data import ImageNetInfo
 from timm.utils.misc import natural_key
 
+from sparsebench import sources
 from sparsebench.errors import UserError
 from sparsebench.sources.labels import described
-from sparsebench.tasks.folder import Folder, locate, strays_of
+from sparsebench.tasks.folder import Folder, locate
 
 STEP = 18
 """Between the shades of two classes."""
@@ -155,5 +156,7 @@ def test_labels_are_right_or_one_line_refuses(named, heads, form, labels, layout
         if labels == "auto" and task.labels == "names":  # the order of every usual program
             for key in (natural_key, lambda name: unicodedata.normalize("NFC", name)):
                 assert sorted(names) == sorted(names, key=key)
-        said = strays_of(images, where)
+        found = sources.known_contents(images)
+        assert found is not None
+        said = found.strays
         assert bool(said) == bool(strays or layout == "empty val") and len(said.splitlines()) <= 1
