@@ -25,11 +25,11 @@ from sparsebench.board.entries import (
 )
 from sparsebench.board.judge import Flats, Leaderboard, judge
 from sparsebench.board.notes import notes_on
+from sparsebench.errors import plain
 from sparsebench.publish import MANIFEST
 from sparsebench.records import checks, manifests, store, table
 from sparsebench.records.checks import CHECKS, REMARK
 from sparsebench.strategy.base import how_of_label
-from sparsebench.text import plain
 
 OWN_PICTURE, PNG = "leaderboard", b"\x89PNG\r\n\x1a\n"
 MOST_BYTES = 1_000_000

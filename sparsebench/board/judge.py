@@ -36,9 +36,9 @@ from sparsebench.board.references import compare_with_dense, compare_with_random
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import MetricKind
 from sparsebench.records.checks import CHECKS, SEVERAL, UNCHECKED
-from sparsebench.sources.labels import described
 from sparsebench.stats import gaps, paired
 from sparsebench.stats.intervals import mean_interval, n50_ratio, sample_complexity
+from sparsebench.tasks.sources.labels import described
 
 Flats = Iterable[Mapping[str, Any]]
 """Flat records, a mapping each, or a table of pandas."""

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from sparsebench import sources
 from sparsebench.errors import UserError
+from sparsebench.tasks import sources
 from sparsebench.tasks.base import Split
 from sparsebench.tasks.images import Chosen, Composite, Plain, Spurious, paste, permute
 

@@ -17,8 +17,8 @@ from timm.data import ImageNetInfo
 from timm.utils.misc import natural_key
 
 from sparsebench.errors import UserError
-from sparsebench.sources.labels import described
 from sparsebench.tasks.folder import Folder, locate, strays_of
+from sparsebench.tasks.sources.labels import described
 
 STEP = 18
 """Between the shades of two classes."""

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sparsebench import sources
 from sparsebench.errors import UserError
+from sparsebench.tasks import sources
 
 COLOUR = (204, 51, 102)  # one that web palettes have
 
