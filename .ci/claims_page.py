@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from sparsebench.claims import recount, rows, table
+from sparsebench.paper.claims import recount, rows, table
 from sparsebench.plugin.registry import Registry
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "claims.md"

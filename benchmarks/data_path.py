@@ -31,7 +31,7 @@ from PIL import Image
 import sparsebench
 from sparsebench.files import CACHE
 from sparsebench.records import store
-from sparsebench.sources.labels import imagenet_classes as classes
+from sparsebench.tasks.sources.labels import imagenet_classes as classes
 
 CLASSES = 100
 STRATEGIES = ("attn_topk", "noise", "random", "random_inside", "tome", "tofu", "evit", "pitome")

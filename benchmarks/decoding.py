@@ -20,8 +20,8 @@ import numpy as np
 from PIL import Image
 
 from sparsebench.files import CACHE
-from sparsebench.sources import BadPicturesError, Pixels, cache, contents, decode
 from sparsebench.tasks.folder import cropped
+from sparsebench.tasks.sources import BadPicturesError, Pixels, cache, contents, decode
 
 CANVAS, CROP, CLASSES, BAD = 224, 0.9, 10, 3
 

@@ -7,12 +7,14 @@ table = sparsebench.leaderboard(records)
 sparse = sparsebench.apply(model, "tome:per_block=13")      # a timm model of one's own, made sparse
 """
 
+__version__ = "0.1.0"
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sparsebench.errors import StrategyError, UnsupportedError, UserError
-from sparsebench.hooks import hookimpl
-from sparsebench.observe.observer import Observer
+from sparsebench.plugin.hooks import hookimpl
+from sparsebench.plugin.observer import Observer
 from sparsebench.strategy.base import (
     Convention,
     How,
@@ -27,7 +29,6 @@ from sparsebench.strategy.base import (
 from sparsebench.strategy.disposal import Disposal
 from sparsebench.strategy.plans import Keep, Mask, Merge, Mix, Place, Plan, Rest, Shift
 from sparsebench.strategy.view import FrozenNetwork, Images, TokenView
-from sparsebench.version import __version__
 
 if TYPE_CHECKING:
     from sparsebench.api import apply, leaderboard, load_records, run, show_tokens

@@ -64,7 +64,7 @@ def _callbacks(
     out: Path, progress: bool | None, on_record: Callable[[Record], None] | None = None
 ) -> Iterator[Callbacks]:
     """Yield the callbacks of a run, which show a bar if that is asked for."""
-    from sparsebench.progress import Progress, in_a_notebook
+    from sparsebench.runner.progress import Progress, in_a_notebook
     from sparsebench.runner.run import Callbacks
 
     if not (in_a_notebook() if progress is None else progress):

@@ -1,14 +1,12 @@
-"""The errors of sparsebench: one for users, two for strategies."""
+"""The errors of sparsebench, one for users, two for strategies; texts of others, made plain for readers."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from pydantic import ValidationError
-
-from sparsebench.text import few, plain
 
 
 class UserError(Exception):
@@ -84,3 +82,31 @@ class UnsupportedError(Exception):
 
 class DivergedError(Exception):
     """Training reached a loss that is NaN or infinite: the cell failed."""
+
+
+def as_utf8(text: str) -> str:
+    """Return a text as UTF-8 can write it: bytes that Python found no character for are read as UTF-8."""
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    except UnicodeEncodeError:  # half a pair of another kind
+        return text.encode("utf-8", "replace").decode()
+
+
+def few(names: Sequence[str], most: int = 3, width: int | None = None) -> str:
+    """Return the first of some names and how many more there are; with a `width` each as `plain` text of so many."""
+    shown = names[:most] if width is None else [plain(name, width) for name in names[:most]]
+    return ", ".join(shown) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def plain(text: object, most: int | None = 200) -> str:
+    """Return a text in one line of at most so many characters that can be seen, for people to read.
+
+    Escape codes, carriage returns and marks that turn the direction of writing are not among them.
+    """
+    shown = str(text)
+    if most is not None:
+        shown = shown[: most + 1]
+    if not shown.isprintable():
+        shown = as_utf8(shown)
+        shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in shown)
+    return shown if most is None or len(shown) <= most else shown[: most - 3] + "..."

@@ -11,8 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from sparsebench.errors import UserError, reason_of
-from sparsebench.text import plain
+from sparsebench.errors import UserError, plain, reason_of
 
 log = logging.getLogger(__name__)
 

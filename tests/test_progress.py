@@ -4,15 +4,14 @@ import pytest
 from click.testing import CliRunner
 from waiting import soon
 
-from sparsebench import progress
 from sparsebench.cli import main
 from sparsebench.plan import plan as planner
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
-from sparsebench.progress import Progress
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
-from sparsebench.runner import underway
+from sparsebench.runner import progress, underway
+from sparsebench.runner.progress import Progress
 
 SUITE = """
 name = "unequal"

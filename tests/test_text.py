@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebench.errors import UserError
-from sparsebench.text import cell, markdown, plain
+from sparsebench.board.tables import cell, markdown
+from sparsebench.errors import UserError, plain
 
 ODD = ["=", "+", "-", "@", "\t", "\r", "\n", ";", "|", "\\", "[", "]", "(", ")", "<", ">", "`", "!", ":", "//", "a",
        " ", "http", "www.", "\x1b[31m", "\x9b", "\u202e", "\uff1d", "\ud800", "b>", "x@y.org", "~~~"]  # fmt: skip

@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from sparsebench import __version__
 from sparsebench.errors import UserError, one_line
 from sparsebench.plan.job import Job
 from sparsebench.records import manifests, store
@@ -19,7 +20,6 @@ from sparsebench.runner.devices import gpus, slots, variables
 from sparsebench.runner.engines import OnBegin, Setting, Supervisor, log_of, nobody
 from sparsebench.runner.process import kept_server
 from sparsebench.runner.queue import Queue
-from sparsebench.version import __version__
 
 log = logging.getLogger(__name__)
 

@@ -7,14 +7,14 @@ from importlib import import_module, resources
 from importlib.resources.abc import Traversable
 from typing import Any
 
-from sparsebench.hooks import hookimpl
 from sparsebench.models.base import Model
 from sparsebench.paper import Paper
+from sparsebench.plugin.hooks import hookimpl
 from sparsebench.tasks.base import Task
 
 
 def hooks_of(package: str, task: type[Task], model: type[Model], *papers: str) -> tuple[Callable[[], Any], ...]:
-    """Return the hooks of a package's tasks, models, suites and papers, in that order; see `sparsebench.hooks.Hooks`.
+    """Return the hooks of a package's tasks, models, suites and papers, in that order; see `Hooks`.
 
     Args:
         package: its name; the suites lie in its folder `suites`.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparsebench import style
 from sparsebench.paper import COLOURS, Verdict, Word
+from sparsebench.stats import style
 from sparsebench.stats.intervals import Interval
 
 if TYPE_CHECKING:

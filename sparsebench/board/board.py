@@ -25,13 +25,13 @@ from sparsebench.board.entries import (
 )
 from sparsebench.board.judge import Flats, Leaderboard, judge
 from sparsebench.board.notes import notes_on
+from sparsebench.errors import plain
 from sparsebench.publish import MANIFEST
 from sparsebench.records import manifests, store, table
 from sparsebench.records.cell import canonical
 from sparsebench.strategy.base import how_of_label
 from sparsebench.testing import reports
 from sparsebench.testing.reports import CHECKS, REMARK
-from sparsebench.text import plain
 
 OWN_PICTURE, PNG = "leaderboard", b"\x89PNG\r\n\x1a\n"
 MOST_BYTES = 1_000_000

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from sparsebench.board.columns import EVERY
+from sparsebench.errors import plain
 from sparsebench.measure.metrics import GROUP as OF_GROUPS
 from sparsebench.measure.metrics import METRICS as KINDS
 from sparsebench.measure.metrics import MetricKind
@@ -24,7 +25,6 @@ from sparsebench.stats.intervals import Successes
 from sparsebench.stats.paired import Contender
 from sparsebench.strategy.spec import label
 from sparsebench.testing.reports import CHECKS, UNCHECKED
-from sparsebench.text import plain
 
 DENSE = "dense"
 PRETRAINING = "plain"

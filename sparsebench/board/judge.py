@@ -35,9 +35,9 @@ from sparsebench.board.over_budgets import BudgetBoard, over_budgets
 from sparsebench.board.references import compare_with_dense, compare_with_random
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import MetricKind
-from sparsebench.sources.labels import described
 from sparsebench.stats import gaps, paired
 from sparsebench.stats.intervals import mean_interval, n50_ratio, sample_complexity
+from sparsebench.tasks.sources.labels import described
 from sparsebench.testing.reports import CHECKS, SEVERAL, UNCHECKED
 
 Flats = Iterable[Mapping[str, Any]]

@@ -14,16 +14,16 @@ from scipy.special import bdtr
 from sparsebench.board.columns import TOLERANCE
 from sparsebench.board.entries import DENSE, NETWORK, PRETRAINING, Setting, add_titles, frame_of, settings_of
 from sparsebench.board.judge import Cell, Flats, Leaderboard, Ranking, missing_of
+from sparsebench.errors import few
 from sparsebench.records import manifests
 from sparsebench.records.cell import canonical
 from sparsebench.records.record import numbers_of
 from sparsebench.records.table import FOREGROUNDS, GROUPS, OUTCOMES
-from sparsebench.sources.labels import MOST_CLASSES, described
 from sparsebench.stats import paired
 from sparsebench.stats.paired import Contender
 from sparsebench.strategy import spec
+from sparsebench.tasks.sources.labels import MOST_CLASSES, described
 from sparsebench.testing.reports import REMARK
-from sparsebench.text import few
 
 SURPRISING = 1e-3
 """How improbable so few right answers are by chance before the board says that classes are in another order."""

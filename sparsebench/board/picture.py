@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pandas as pd
 
-from sparsebench import style
 from sparsebench.board.board import Board
 from sparsebench.board.columns import BY_KEY, TOLERANCE, rank_ends
 from sparsebench.board.entries import DENSE, about
 from sparsebench.board.over_budgets import BudgetBoard, points_of
-from sparsebench.errors import UserError, unknown
-from sparsebench.text import plain
+from sparsebench.errors import UserError, plain, unknown
+from sparsebench.stats import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

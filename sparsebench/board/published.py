@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from sparsebench import style
 from sparsebench.board import page, picture
 from sparsebench.board.board import Board, gather
 from sparsebench.board.report import best, report
 from sparsebench.board.tables import render
 from sparsebench.errors import UserError
 from sparsebench.files import content_or_none, write_whole
+from sparsebench.stats import style
 
 REDUCED, ALIKE = 8, 0.95
 """Pictures are made so many times smaller to be compared; they show the same from this correlation of greys on."""

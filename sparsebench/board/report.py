@@ -28,7 +28,7 @@ from sparsebench.board.judge import Leaderboard, Ranking
 from sparsebench.board.over_budgets import BudgetBoard
 from sparsebench.board.references import RANDOM
 from sparsebench.board.tables import Report, Table, with_values
-from sparsebench.text import few
+from sparsebench.errors import few
 
 NAMED = 3
 """Of the best strategies at a budget those that are named; of the others it is said how many there are."""

@@ -16,7 +16,6 @@ from tabulate import SEPARATING_LINE, tabulate
 
 from sparsebench.board.columns import NOT_RANKED, Column, Row, file_value, keys_of, side, text_of
 from sparsebench.errors import UserError
-from sparsebench.text import cell, markdown
 
 DIGITS = 10
 """Of numbers in files, significant ones: what machines differ in is not among them."""
@@ -33,6 +32,12 @@ FIRST_TO_GO = (
 )  # fmt: skip
 ROOM = 12
 """Characters that are left of a text at least."""
+_FORMULA = re.compile(r"(^|;)(?=\s*(?:[=+@\uff0b\uff0d\uff1d\uff20]|-.))")
+"""Where a spreadsheet sees one; the wide forms of the signs count, and semicolons divide cells in many countries."""
+_ACTIVE = r"[\\|]|<(?=[A-Za-z/!?])|(?<!\[ )\](?=[(\[:])|:(?=//)|(?<=\b[wW]{3})\."
+"""What begins or ends a link, an image or HTML in Markdown, and `|`, which divides cells."""
+_MARKUP, _MARKUP_OR_CODE = re.compile(f"({_ACTIVE})"), re.compile(f"({_ACTIVE}|`)")
+_ADDRESS = re.compile(r"(?<=[\w.+-])@(?=[\w-]+\.)")
 
 
 @dataclass(frozen=True)
@@ -259,6 +264,17 @@ def _values(row: Row, keys: Sequence[str]) -> Row:
     """Return what files hold of a row."""
     values = {key: file_value(row, key) for key in keys}
     return {key: float(format(x, f".{DIGITS}g")) if isinstance(x, float) else x for key, x in values.items()}
+
+
+def cell(value: Any) -> Any:
+    """Return a value as CSV may hold it: a text that a spreadsheet would take for a formula begins with a quote."""
+    return _FORMULA.sub(r"\1'", value) if isinstance(value, str) else value
+
+
+def markdown(text: str, code: bool = False) -> str:
+    """Return a plain text so that Markdown shows it, without links, images, HTML or, unless it may have it, code."""
+    escaped = (_MARKUP if code else _MARKUP_OR_CODE).sub(r"\\\1", text)
+    return _ADDRESS.sub("@ ", escaped)
 
 
 FORMATS: dict[str, tuple[Callable[[Report, Choice], str], bool]] = {

@@ -20,9 +20,8 @@ from sparsebench.board.judge import Ranking
 from sparsebench.board.over_budgets import speed_up
 from sparsebench.board.report import legend_of
 from sparsebench.board.tables import Report, Table
-from sparsebench.errors import UserError, one_line
+from sparsebench.errors import UserError, few, one_line, plain
 from sparsebench.records.table import OUTCOMES
-from sparsebench.text import few, plain
 
 NEAR = 0.001
 """How far below dense an accuracy may be that counts as the same: a tenth of a point."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from typing import Any
 
 import click
 
+from sparsebench import __version__
 from sparsebench.cli import check, claims, leaderboard, listing, look, publish, reproduce, run
 from sparsebench.cli.terminal import EXAMPLES, Guided, flush_output, group_commands, open_streams, refusal
 from sparsebench.errors import UserError
-from sparsebench.observe.observer import leave_in_time
-from sparsebench.version import __version__
+from sparsebench.plugin.observer import leave_in_time
 
 
 def _example(error: click.ClickException) -> str:
@@ -81,6 +82,7 @@ for command in (
 def run_cli() -> None:
     """Start the command line; warnings of the library go to standard error, and what hangs at the end is cut off."""
     open_streams()
+    gc.set_threshold(50_000)  # most of what is made, modules and records, stays: no need to look through it so often
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
     try:
         main()

@@ -13,10 +13,10 @@ from sparsebench.cli.options import options
 from sparsebench.cli.terminal import table
 from sparsebench.errors import UserError
 from sparsebench.plan.request import values_of
-from sparsebench.progress import Progress
+from sparsebench.runner.progress import Progress
 
 if TYPE_CHECKING:
-    from sparsebench.claims.rows import Claim
+    from sparsebench.paper.claims.rows import Claim
 
 CHECK_OUT = "sparsebench-claims"
 
@@ -60,7 +60,7 @@ def claims(
     --check tests weights as they are, without training; it exits with 1 if the claimed accuracy lies outside the
     interval of what is measured.
     """
-    from sparsebench.claims import rows
+    from sparsebench.paper.claims import rows
 
     ledger = rows.load(file)
     if check is not None:
@@ -80,7 +80,7 @@ def claims(
 
 
 def _table(chosen: list[Claim], ledger: list[Claim], form: str, choice: Choice, flagged: bool) -> str:
-    from sparsebench.claims import recount, table
+    from sparsebench.paper.claims import recount, table
     from sparsebench.plugin.registry import Registry
 
     shown = recount.recount_all(chosen, Registry(), ledger)
@@ -90,7 +90,7 @@ def _table(chosen: list[Claim], ledger: list[Claim], form: str, choice: Choice, 
 
 def _measure(claim: Claim, weights: Path | None, images: Path | None, out: Path, how: dict[str, Any]) -> int:
     from sparsebench.api import execute
-    from sparsebench.claims.measure import request_of, result_of
+    from sparsebench.paper.claims.measure import request_of, result_of
     from sparsebench.plugin.registry import Registry
 
     if weights is None or images is None:

@@ -11,7 +11,6 @@ import click
 
 from sparsebench.board.tables import FORMATS, Choice, Report, Table
 from sparsebench.cli.terminal import Guided, folder_argument, notes, table, write
-from sparsebench.collector import without_collector
 from sparsebench.errors import UserError
 
 if TYPE_CHECKING:
@@ -111,9 +110,8 @@ def leaderboard(
         raise UserError("a page is not for the terminal", next_step="give -o FILE.html")
     if choice.names and form in (HTML, BIBTEX):
         raise UserError("--columns is of tables", got=f"--format {form}", allowed=list(FORMATS))
-    with without_collector():  # what a board is made of stays until it is written
-        technical = notes or output is not None
-        content = _page(folder) if form == HTML else _text(folder, form, by, view, speed, choice, technical)
+    technical = notes or output is not None
+    content = _page(folder) if form == HTML else _text(folder, form, by, view, speed, choice, technical)
     if output is None:
         write(content.decode("utf-8"), form)
         return
@@ -122,10 +120,10 @@ def leaderboard(
 
 
 def _draw(folder: Path, file: Path, what: str, strategies: str, width: str) -> None:
-    from sparsebench import style
     from sparsebench.board.board import gather
     from sparsebench.board.picture import draw
     from sparsebench.files import write_whole
+    from sparsebench.stats import style
 
     form = style.form_of("--picture", file)
     names = [name for part in strategies.split(",") if (name := part.strip())]
@@ -195,7 +193,7 @@ def _text(
     if view == "shifts":
         return render(views.shifts(judged.rankings), form, choice).encode("utf-8", "replace")
     if view == "paper":
-        from sparsebench.claims.table import with_published
+        from sparsebench.paper.claims.table import with_published
 
         made = views.paper(judged.rankings, speed)
         return render(with_published(made, judged.rankings), form, choice).encode("utf-8", "replace")

@@ -278,7 +278,7 @@ def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> Non
     """
     from sparsebench.errors import UserError
     from sparsebench.files import cache_folder
-    from sparsebench.sources import cache
+    from sparsebench.tasks.sources import cache
 
     if clear_cache:
         try:
@@ -299,10 +299,10 @@ def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> Non
 
 def _sets(root: Path, verify: bool) -> list[dict[str, Any]]:
     from sparsebench.errors import UserError
-    from sparsebench.sources.files import Contents
-    from sparsebench.sources.known import KNOWN
-    from sparsebench.sources.labelled import DEFAULTS, read
-    from sparsebench.sources.listing import listing
+    from sparsebench.tasks.sources.files import Contents
+    from sparsebench.tasks.sources.known import KNOWN
+    from sparsebench.tasks.sources.labelled import DEFAULTS, read
+    from sparsebench.tasks.sources.listing import listing
 
     rows = []
     for known in KNOWN.values():

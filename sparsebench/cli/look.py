@@ -13,7 +13,7 @@ from sparsebench.cli.options import PLACE, REQUEST, RUN, SETTING, Numbers, optio
 from sparsebench.cli.terminal import Guided
 from sparsebench.errors import UserError
 from sparsebench.plan.request import values_of
-from sparsebench.progress import Progress
+from sparsebench.runner.progress import Progress
 
 if TYPE_CHECKING:
     from sparsebench.deploy.speed import Row
@@ -42,7 +42,7 @@ def show_tokens(
     where the task has some. Exits with 0 if all is well, 1 if a strategy has no result, 2 if the command is wrong.
     """
     file = file or out / "tokens.png"
-    from sparsebench import style
+    from sparsebench.stats import style
 
     form = style.form_of("--file", file)
     from sparsebench.deploy.show_tokens import draw, plan_of, show
@@ -108,7 +108,7 @@ def compare(
     after none. Strategies that draw at random draw independently here. Exits with 0, or with 2 if the command is wrong
     or a strategy fails.
     """
-    from sparsebench import style
+    from sparsebench.stats import style
 
     form = style.form_of("--picture", picture) if picture is not None else ""
     from sparsebench.deploy import compare as comparing

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from sparsebench.board.tables import cell
 from sparsebench.cli.options import PICTURES, options
 from sparsebench.cli.terminal import Guided, folder_argument, named_or_last
-from sparsebench.errors import UserError
+from sparsebench.errors import UserError, plain
 from sparsebench.plan.request import Files
-from sparsebench.progress import Progress
 from sparsebench.publish import MANIFEST
-from sparsebench.text import cell, plain
+from sparsebench.runner.progress import Progress
 
 if TYPE_CHECKING:
     from sparsebench.publish.verify import Verdict

@@ -12,7 +12,7 @@ import click
 
 from sparsebench.cli.options import PICTURES, PLACE, options
 from sparsebench.plan.request import values_of
-from sparsebench.progress import Progress
+from sparsebench.runner.progress import Progress
 
 if TYPE_CHECKING:
     from sparsebench.paper import Paper
@@ -73,8 +73,8 @@ def _command(paper: Paper) -> click.Command:
 
 
 def _make(paper: Paper, figures: tuple[str, ...], preset: str, out: Path | None, dry_run: bool, **values: Any) -> None:
-    from sparsebench.reproduce import plan_of
-    from sparsebench.reproduce import reproduce as make
+    from sparsebench.paper.reproduce import plan_of
+    from sparsebench.paper.reproduce import reproduce as make
 
     folder = out or Path(f"sparsebench-{paper.name}-{preset}")
     _, files, how = values_of(values)

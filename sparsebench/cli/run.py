@@ -15,9 +15,9 @@ import click
 from sparsebench.board.tables import FORMATS, Choice
 from sparsebench.cli.options import PLACE, REQUEST, options
 from sparsebench.cli.terminal import Guided, complete, folder_argument, notes, table, write
+from sparsebench.errors import plain
 from sparsebench.plan.request import values_of
-from sparsebench.progress import Progress, clock, remedy, time_of
-from sparsebench.text import plain
+from sparsebench.runner.progress import Progress, clock, remedy, time_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,7 +108,7 @@ def forecast(plan: Plan, device: str = "auto") -> None:
     from sparsebench.plan.locate import pictures_of
     from sparsebench.plan.plan import apart
     from sparsebench.plugin.registry import Registry
-    from sparsebench.sources.labels import described
+    from sparsebench.tasks.sources.labels import described
 
     todo, registry = [job for job in plan.todo if job.failure is None], Registry()
     for file in {file for job in todo for file in job.files}:  # which may bring tasks

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tabulate import tabulate
 
-from sparsebench import seeds, style
+from sparsebench import seeds
 from sparsebench.deploy.pictures import (
     APART,
     BELOW,
@@ -47,6 +47,7 @@ from sparsebench.runner.fitting import fit_on, wants_images
 from sparsebench.runner.prepare import Context, Prepared, strategy_of
 from sparsebench.runner.run_cell import failure_of
 from sparsebench.runner.worker import one_thread
+from sparsebench.stats import style
 from sparsebench.stats.intervals import mean_interval
 from sparsebench.strategy.base import Strategy
 from sparsebench.tasks.base import relevant

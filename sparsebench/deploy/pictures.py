@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from sparsebench import style
 from sparsebench.errors import UserError
 from sparsebench.plan.plan import Plan
 from sparsebench.plugin.registry import Registry
 from sparsebench.runner.prepare import Prepared
+from sparsebench.stats import style
 from sparsebench.tasks.base import Data, Split
 
 SIDE, BETWEEN, APART, LEFT, BELOW = 1.35, 0.07, 0.3, 1.0, 0.26

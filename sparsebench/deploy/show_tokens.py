@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsebench import style
 from sparsebench.deploy.pictures import (
     APART,
     BELOW,
@@ -42,6 +41,7 @@ from sparsebench.records.record import Record
 from sparsebench.runner.prepare import Context, Prepared
 from sparsebench.runner.run_cell import failure_of
 from sparsebench.runner.worker import one_thread
+from sparsebench.stats import style
 from sparsebench.strategy.budget import FULL
 from sparsebench.strategy.plans import Keep, Merge
 from sparsebench.strategy.tokens import Resting, membership_after

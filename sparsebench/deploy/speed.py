@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparsebench import style
 from sparsebench.deploy.apply import RANDOM, apply
 from sparsebench.deploy.sparse_model import SparseModel
 from sparsebench.errors import UserError, one_line
@@ -29,6 +28,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records.table import setting_text
 from sparsebench.runner.process import peak
 from sparsebench.runner.worker import one_thread
+from sparsebench.stats import style
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.spec import fill, label
 from sparsebench.tasks.base import Data, Split

@@ -16,11 +16,10 @@ from timm.models import PretrainedCfg, eva, load_model_config_from_hf, vision_tr
 from timm.models._hub import load_model_config_from_path
 from torch import Tensor
 
-from sparsebench.errors import UserError, unknown
+from sparsebench.errors import UserError, few, unknown
 from sparsebench.models.base import HEADS
 from sparsebench.models.timm_parts import refuse
 from sparsebench.models.weight_files import read_weights
-from sparsebench.text import few
 
 GIVE_A_FILE = "or give --weights FILE.safetensors"
 HUB, FOLDER = "hf-hub:", "local-dir:"

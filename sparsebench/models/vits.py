@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr
 
-from sparsebench import seeds
-from sparsebench.collector import without_collector
+from sparsebench import hookimpl, seeds
 from sparsebench.errors import UnsupportedError, UserError
-from sparsebench.hooks import hookimpl
 from sparsebench.measure.cost import BlockCost, CostModel, VitCost
 from sparsebench.models.base import Model, Network, Start, number_of
 from sparsebench.strategy.spec import unused_parameters
@@ -58,7 +56,7 @@ class _Deep(Model):
         import torch
 
         law = self.model_dump_json(exclude=set(self.later) | unused_parameters(self))
-        with torch.random.fork_rng(devices=[]), without_collector():  # timm is loaded with the first
+        with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seeds.seed_of("init", self.name, law, repetition))
             return self._network(self._vit(data.train.inputs.shape[-1], len(data.classes)), data)
 

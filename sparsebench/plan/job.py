@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from sparsebench.hooks import PROJECT
+from sparsebench.plugin.hooks import PROJECT
 from sparsebench.records.cell import Cell, Origin
 from sparsebench.records.record import Failure, Record, Status
 from sparsebench.strategy.base import Kind

@@ -19,18 +19,16 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparsebench import sources
-from sparsebench.errors import UserError
+from sparsebench.errors import UserError, as_utf8, few, plain
 from sparsebench.files import content_hash
 from sparsebench.plan.job import Job
 from sparsebench.plan.request import Files, ImageUse
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Head
-from sparsebench.sources.known import OFFICIAL
 from sparsebench.strategy.spec import fill
-from sparsebench.tasks import folder
-from sparsebench.text import as_utf8, few, plain
+from sparsebench.tasks import folder, sources
+from sparsebench.tasks.sources.known import OFFICIAL
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -138,7 +136,7 @@ def decode(jobs: Sequence[Job], registry: Registry, places: Mapping[str, Path]) 
 
 def shipped_folder() -> Path:
     """Return the folder of the networks that come with sparsebench."""
-    return Path(str(resources.files("sparsebench"))) / "suites" / "networks"
+    return Path(str(resources.files(__package__))) / "suites" / "networks"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from sparsebench.errors import UserError
+from sparsebench.errors import UserError, few, plain
 from sparsebench.plan.expand import expand, image_uses
 from sparsebench.plan.job import Job
 from sparsebench.plan.locate import Networks, locate, places_of, strays_of
@@ -23,7 +23,6 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.cell import canonical
 from sparsebench.records.record import ANSWERS, Head
-from sparsebench.text import few, plain
 
 MOST_SHARDS = 10**6
 

@@ -109,7 +109,7 @@ def names() -> list[str]:
 
 
 def _shipped() -> dict[str, Path | Traversable]:
-    files = (resources.files("sparsebench") / "suites").iterdir()
+    files = (resources.files(__package__) / "suites").iterdir()
     return {file.name.removesuffix(".toml"): file for file in files if file.name.endswith(".toml")}
 
 

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from sparsebench import __version__
 from sparsebench.errors import UserError
 from sparsebench.files import cache_folder, content_hash, write_whole
 from sparsebench.plugin.installed import distribution, entries, files_of, module_of
 from sparsebench.records.cell import Origin, digest
-from sparsebench.version import __version__
 
 MOST = 2**22
 """Bytes of a file that is read."""

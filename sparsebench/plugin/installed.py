@@ -9,7 +9,7 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
-from sparsebench.hooks import PROJECT
+from sparsebench.plugin.hooks import PROJECT
 
 log = logging.getLogger(__name__)
 

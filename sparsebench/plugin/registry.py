@@ -14,25 +14,25 @@ from importlib.resources.abc import Traversable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pluggy
 from pydantic import PydanticUserError
 
-from sparsebench.collector import without_collector
-from sparsebench.errors import UserError, one_line, unknown
-from sparsebench.hooks import PROJECT, Hooks
+from sparsebench.errors import UserError, as_utf8, one_line, unknown
 from sparsebench.measure import metrics
 from sparsebench.models.base import Model
-from sparsebench.observe.observer import Observer
-from sparsebench.paper import Paper
 from sparsebench.plugin.content import Content
+from sparsebench.plugin.hooks import PROJECT, Hooks
 from sparsebench.plugin.installed import distribution, entries, is_shipped, module_of
+from sparsebench.plugin.observer import Observer
 from sparsebench.records.cell import Origin, Part
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.contract import complaint, complaint_on_revision
 from sparsebench.tasks.base import Task
-from sparsebench.text import as_utf8
+
+if TYPE_CHECKING:
+    from sparsebench.paper import Paper
 
 log = logging.getLogger(__name__)
 
@@ -217,7 +217,7 @@ class Registry:
         if not module_of(entry):
             return f"its entry point names no module: '{entry.value}'"
         try:
-            with redirect_stdout(sys.stderr), without_collector():
+            with redirect_stdout(sys.stderr):
                 module = entry.load()
         except KeyboardInterrupt:
             raise
@@ -280,7 +280,7 @@ class Registry:
         module = module_from_spec(spec)
         sys.modules[module_name] = module  # dataclasses and pydantic look the module up while it is executed
         try:
-            with redirect_stdout(sys.stderr), without_collector():  # the command line's own output must stay what it is
+            with redirect_stdout(sys.stderr):  # the command line's own output must stay what it is
                 content.execute(module, path)
         except KeyboardInterrupt:
             raise

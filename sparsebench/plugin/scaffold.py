@@ -11,10 +11,10 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from sparsebench import __version__
 from sparsebench.errors import UserError
-from sparsebench.hooks import PROJECT
+from sparsebench.plugin.hooks import PROJECT
 from sparsebench.plugin.registry import Registry
-from sparsebench.version import __version__
 
 FILES = {"strategy.py.jinja": "{name}.py", "test.py.jinja": "test_{name}.py"}
 PACKAGE = {

@@ -20,7 +20,7 @@ from typing import cast
 import numpy as np
 
 from sparsebench import seeds
-from sparsebench.errors import UserError
+from sparsebench.errors import UserError, plain
 from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import plugins_of, training_of
 from sparsebench.plan.job import Job
@@ -44,7 +44,6 @@ from sparsebench.strategy.base import Kind
 from sparsebench.strategy.spec import fill
 from sparsebench.testing import process
 from sparsebench.testing.reports import HARMLESS
-from sparsebench.text import plain
 
 _BY_CONTENT = re.compile(r"-[0-9a-f]{12}$")
 """Ends the name of pictures and weights that are a user's own."""

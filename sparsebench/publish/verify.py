@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 from pydantic import ValidationError
 
-from sparsebench.errors import UserError, reason_of
+from sparsebench.errors import UserError, few, plain, reason_of
 from sparsebench.files import content_hash
 from sparsebench.measure.cost import CostModel
 from sparsebench.measure.metrics import decided_by
@@ -41,7 +41,6 @@ from sparsebench.records.record import Metric, Record, numbers_of
 from sparsebench.strategy.budget import FULL
 from sparsebench.strategy.spec import fill
 from sparsebench.tasks.base import Task
-from sparsebench.text import few, plain
 
 RECORDS, PLUGIN = "records/records.parquet", "plugin"
 Badge = Literal["rejected", "reported", "replayed"]

@@ -14,11 +14,11 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, AliasChoices, Field
 
+from sparsebench.errors import plain
 from sparsebench.measure.metrics import MetricKind, check
 from sparsebench.records import store
 from sparsebench.records.cell import Cell, Value, digest
 from sparsebench.strategy.base import Kind, Site
-from sparsebench.text import plain
 
 STRATEGIES, SUITES, METRICS, ENVIRONMENTS = "strategies", "suites", "metrics", "environments"
 FILES = "files"

@@ -28,13 +28,11 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import TypeAdapter
 
 from sparsebench import files
-from sparsebench.collector import without_collector
-from sparsebench.errors import UserError, reason_of
+from sparsebench.errors import UserError, plain, reason_of
 from sparsebench.records import table
 from sparsebench.records.cell import canonical, digest
 from sparsebench.records.record import Head, Record, VersionError
 from sparsebench.records.table import ALL, Columns
-from sparsebench.text import plain
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -133,16 +131,14 @@ def _sync_folder(path: Path) -> None:
 
 def read(out: Path, *, needed: bool = False) -> dict[str, Record]:
     """Return the records of a run's folder that count, by cell; see `rows`."""
-    with without_collector():
-        every = map(table.record_of, table.rows_of(rows(out, needed=needed)))
-        return {record.cell_id: record for record in every}
+    every = map(table.record_of, table.rows_of(rows(out, needed=needed)))
+    return {record.cell_id: record for record in every}
 
 
 def heads(out: Path) -> dict[str, Head]:
     """Return what a resumed run must know of the same records; many times as fast, and in far less memory."""
-    with without_collector():
-        every = table.heads_of(rows(out, lambda name: name in table.HEAD, needed=False))
-        return {head.cell_id: head for head in every}
+    every = table.heads_of(rows(out, lambda name: name in table.HEAD, needed=False))
+    return {head.cell_id: head for head in every}
 
 
 def rows(out: Path, columns: Columns = ALL, *, counted: bool = True, needed: bool = True) -> pa.Table:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sparsebench.errors import UserError
 from sparsebench.plan.plan import Plan
-from sparsebench.sources.cache import cores
+from sparsebench.tasks.sources.cache import cores
 
 MOST_WORKERS = 16
 

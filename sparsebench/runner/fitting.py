@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import safe_open, save
 
-from sparsebench import files, seeds
+from sparsebench import __version__, files, seeds
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.models.actor import Actor
 from sparsebench.plan.job import Job
@@ -18,7 +18,6 @@ from sparsebench.records.cell import digest
 from sparsebench.runner.prepare import Prepared
 from sparsebench.strategy.view import Images
 from sparsebench.training.fit import Fitted, fit, load, modules_of, state_digest, weights_of
-from sparsebench.version import __version__
 
 log = logging.getLogger(__name__)
 

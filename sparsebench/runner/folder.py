@@ -8,8 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from sparsebench import sources
-from sparsebench.errors import UserError
+from sparsebench.errors import UserError, few
 from sparsebench.plan.expand import unanswered
 from sparsebench.plan.job import Job
 from sparsebench.plan.locate import file_names
@@ -21,7 +20,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
 from sparsebench.records.manifests import OWN, Asked, Described, Given, setting_of
 from sparsebench.strategy.base import how_of
-from sparsebench.text import few
+from sparsebench.tasks import sources
 
 CUT_SHORT = ("crashed", "timeout", "oom")
 """Statuses of cells that were ended before their time: what runs them again goes on from their checkpoints."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsebench.errors import UserError, one_line
-from sparsebench.observe.observer import Observer, ObserverThread, See
+from sparsebench.plugin.observer import Observer, ObserverThread, See
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record

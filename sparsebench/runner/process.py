@@ -235,13 +235,13 @@ def main(descriptor: int) -> None:
     """Import what workers need, and serve."""
     requests = socket.socket(fileno=descriptor)
     requests.set_inheritable(False)
-    from sparsebench.collector import without_collector
     from sparsebench.runner import environment
 
-    with without_collector():
-        for name in PRELOADED:
-            importlib.import_module(name)
-        environment.describe()  # files are read, and nothing is computed
+    gc.disable()  # it would look through all that is imported again and again
+    for name in PRELOADED:
+        importlib.import_module(name)
+    environment.describe()  # files are read, and nothing is computed
+    gc.enable()
     if not FORKS:
         request, (line, _, log), _, _ = socket.recv_fds(requests, 2**16, 3)
         requests.sendall(f"{os.getpid()}\n".encode())

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
-from sparsebench import sources
 from sparsebench.errors import UserError
 from sparsebench.plan import locate as pictures
 from sparsebench.plan import plan as planner
@@ -22,6 +21,7 @@ from sparsebench.runner import devices, environment, folder, underway
 from sparsebench.runner.engines import Engine, InProcess, Limits, Processes, RemoteEngine, Setting, Stop
 from sparsebench.runner.observers import Observers
 from sparsebench.runner.queue import Queue, most_together
+from sparsebench.tasks import sources
 
 
 @dataclass(frozen=True)

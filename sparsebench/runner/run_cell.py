@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from sparsebench import files, seeds
+from sparsebench import __version__, files, seeds
 from sparsebench.errors import (
     DivergedError,
     NotReadyError,
@@ -55,7 +55,6 @@ from sparsebench.training.loop import (
 )  # fmt: skip
 from sparsebench.training.steps import Autograd
 from sparsebench.training.watch import Watch
-from sparsebench.version import __version__
 
 EVERY = 1.0
 """Seconds between two reports."""

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import MetricKind
 from sparsebench.records.record import MOST_ITEMS
-from sparsebench.sources.cache import Pixels
-from sparsebench.sources.files import Locations
+from sparsebench.tasks.sources.cache import Pixels
+from sparsebench.tasks.sources.files import Locations
 
 if TYPE_CHECKING:
     from sparsebench.measure.scores import Items  # which needs scipy

@@ -12,12 +12,13 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, field_validator
 
-from sparsebench import seeds, sources
+from sparsebench import seeds
 from sparsebench.errors import UserError
-from sparsebench.sources.files import REFUSED, Bad
-from sparsebench.sources.labels import BY_FILE, IMAGENET, MOST_CLASSES, Numbered, locate_file, number, read_file
-from sparsebench.sources.listing import Listing, is_folder, listing
+from sparsebench.tasks import sources
 from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
+from sparsebench.tasks.sources.files import REFUSED, Bad
+from sparsebench.tasks.sources.labels import BY_FILE, IMAGENET, MOST_CLASSES, Numbered, locate_file, number, read_file
+from sparsebench.tasks.sources.listing import Listing, is_folder, listing
 
 Resize = Literal["short", "squash"]
 Filter = Literal["bicubic", "bilinear"]

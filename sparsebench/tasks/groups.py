@@ -8,8 +8,9 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from sparsebench import seeds, sources
+from sparsebench import seeds
 from sparsebench.errors import UserError
+from sparsebench.tasks import sources
 from sparsebench.tasks.base import Data, Locations, Split
 from sparsebench.tasks.pictures import PictureTask
 

@@ -8,8 +8,9 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from sparsebench import seeds, sources
+from sparsebench import seeds
 from sparsebench.errors import UserError
+from sparsebench.tasks import sources
 from sparsebench.tasks.base import Data, Locations, Mask, Split, Task
 from sparsebench.tasks.pictures import PictureTask
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparsebench.hooks import hookimpl
+from sparsebench import hookimpl
 from sparsebench.tasks import groups, images
 from sparsebench.tasks.base import Task
 from sparsebench.tasks.folder import Folder

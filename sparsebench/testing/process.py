@@ -12,16 +12,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from sparsebench.collector import without_collector
-from sparsebench.errors import UserError, text_of
+from sparsebench import __version__
+from sparsebench.errors import UserError, as_utf8, text_of
 from sparsebench.plugin.content import file_revision
 from sparsebench.records.cell import Origin
 from sparsebench.runner.devices import variables
 from sparsebench.runner.process import START, Line, Server, dump, how_it_left, kept_server, load
 from sparsebench.strategy.spec import parse
 from sparsebench.testing.reports import GROUPS, Group, Outcome, Report, Status
-from sparsebench.text import as_utf8
-from sparsebench.version import __version__
 
 LIMIT = 60.0
 """Seconds for one check."""
@@ -175,10 +173,9 @@ def main(end: socket.socket) -> None:
     """Check what one line asks for, in a process of its own: load strategies, run the checks, say what they found."""
     line = Line(end)
 
-    with without_collector():
-        from sparsebench.plugin.registry import Registry
-        from sparsebench.testing import informative, networks, run
-        from sparsebench.testing.parametrize import PluginError, resolve
+    from sparsebench.plugin.registry import Registry
+    from sparsebench.testing import informative, networks, run
+    from sparsebench.testing.parametrize import PluginError, resolve
 
     for name in networks.NAMES:
         networks.cached(name)

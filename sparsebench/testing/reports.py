@@ -10,11 +10,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from sparsebench import files
+from sparsebench import __version__, files
+from sparsebench.errors import plain
 from sparsebench.records.cell import Origin, Value, canonical, digest
 from sparsebench.strategy.spec import label
-from sparsebench.text import plain
-from sparsebench.version import __version__
 
 Group = Literal["required", "recommended", "informative"]
 GROUPS: tuple[Group, ...] = get_args(Group)

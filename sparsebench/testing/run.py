@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import timm
 import torch
 
+from sparsebench import __version__
 from sparsebench.errors import UnsupportedError, one_line, text_of, unknown
 from sparsebench.records.cell import Origin
 from sparsebench.runner.worker import one_thread
@@ -17,7 +18,6 @@ from sparsebench.strategy.base import Strategy
 from sparsebench.testing import informative, recommended, required
 from sparsebench.testing.reports import GROUPS, Group, Outcome, Report
 from sparsebench.testing.trial import RuleError, put_back
-from sparsebench.version import __version__
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from sparsebench import style
 from sparsebench.board import picture
 from sparsebench.board.over_budgets import BudgetBoard
 from sparsebench.cli import main
 from sparsebench.errors import UserError
+from sparsebench.stats import style
 
 QUICK = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"
 BUDGETS = (0.8, 0.6, 0.4)

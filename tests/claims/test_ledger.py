@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from sparsebench.board.judge import judge
 from sparsebench.board.views import paper
-from sparsebench.claims import recount, rows, table
-from sparsebench.claims.recount import Recount
-from sparsebench.claims.rows import Claim
-from sparsebench.claims.table import with_published
 from sparsebench.cli import main
 from sparsebench.errors import UserError
+from sparsebench.paper.claims import recount, rows, table
+from sparsebench.paper.claims.recount import Recount
+from sparsebench.paper.claims.rows import Claim
+from sparsebench.paper.claims.table import with_published
 from sparsebench.plugin.registry import Registry
 
 ROOT = Path(__file__).resolve().parents[2]

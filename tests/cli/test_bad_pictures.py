@@ -16,15 +16,15 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import sparsebench
-from sparsebench import sources
 from sparsebench.cli import main
 from sparsebench.plan.locate import decode
 from sparsebench.plan.plan import Plan, plan
 from sparsebench.plan.request import Files, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.sources import cache
+from sparsebench.tasks import sources
 from sparsebench.tasks.folder import Folder
+from sparsebench.tasks.sources import cache
 
 ARCH, NAMES, EACH = "test_vit", ("n01440764", "n01443537"), 7
 

@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from sparsebench.cli import main
-from sparsebench.sources import cache
-from sparsebench.sources.known import KNOWN
+from sparsebench.tasks.sources import cache
+from sparsebench.tasks.sources.known import KNOWN
 
 NAMES = ["digits", "cifar10", "cifar100", "svhn", "photos", "flowers102", "waterbirds", "celeba"]
 

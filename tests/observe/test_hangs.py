@@ -13,8 +13,8 @@ import pytest
 from measured import TINY
 
 from sparsebench.errors import UserError
-from sparsebench.observe import observer
-from sparsebench.observe.observer import ObserverThread
+from sparsebench.plugin import observer
+from sparsebench.plugin.observer import ObserverThread
 from sparsebench.records import store
 from sparsebench.records.record import Record
 from sparsebench.runner.observers import show_folder
@@ -66,7 +66,7 @@ RUN = [
 ]
 IMPATIENT = """
 import sys
-from sparsebench.observe import observer
+from sparsebench.plugin import observer
 from sparsebench.cli import run_cli
 observer.PATIENCE = 1.5
 run_cli()

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from sparsebench.observe.naming import key
-from sparsebench.observe.tensorboard import TensorBoard
+from sparsebench.plugin.naming import key
+from sparsebench.plugin.tensorboard import TensorBoard
 from sparsebench.records.record import Record
 
 pytest.importorskip("tensorboard", reason="needs the extra: pip install 'sparsebench[tensorboard]'")

@@ -15,8 +15,8 @@ from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.records import store
 from sparsebench.records.store import merge
-from sparsebench.sources.labels import LEMMAS, _imagenet_lines
-from sparsebench.sources.labels import imagenet_classes as classes
+from sparsebench.tasks.sources.labels import LEMMAS, _imagenet_lines
+from sparsebench.tasks.sources.labels import imagenet_classes as classes
 
 SHAPES = ("disc", "square", "cross", "ring")
 """Classes in a head's order, which is not that of their names."""

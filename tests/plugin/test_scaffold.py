@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
+from sparsebench import __version__
 from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
 from sparsebench.plugin.scaffold import write
 from sparsebench.testing import process
-from sparsebench.version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 

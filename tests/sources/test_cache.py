@@ -11,7 +11,7 @@ from waiting import soon
 
 from sparsebench import files
 from sparsebench.errors import UserError
-from sparsebench.sources import BadPicturesError, Pixels, cache, decode, telling
+from sparsebench.tasks.sources import BadPicturesError, Pixels, cache, decode, telling
 
 SHAPE = (5, 3, 4, 4)
 PIXELS = np.random.default_rng(0).integers(0, 256, SHAPE, dtype=np.uint8)
@@ -178,7 +178,7 @@ def test_a_disk_that_fills_up_is_a_user_error_and_leaves_no_torn_file(place, row
 
 MAKE = """
 import sys, time, numpy as np
-from sparsebench.sources import Pixels
+from sparsebench.tasks.sources import Pixels
 def row(i):
     with open(sys.argv[1], "a") as file:
         file.write("x")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from PIL import Image, features
 
-from sparsebench import sources
 from sparsebench.errors import UserError
+from sparsebench.tasks import sources
 from sparsebench.tasks.folder import Folder, locate
 
 SHADE = {"a": 40, "b": 200}

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sparsebench import sources
 from sparsebench.errors import UserError
 from sparsebench.plan.locate import locate
 from sparsebench.plan.request import Files
-from sparsebench.sources import classes, files, scenes
+from sparsebench.tasks import sources
+from sparsebench.tasks.sources import classes, files, scenes
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sparsebench.errors import UserError
-from sparsebench.sources.labels import imagenet_classes as classes
-from sparsebench.sources.labels import locate_file, number, read_file
+from sparsebench.tasks.sources.labels import imagenet_classes as classes
+from sparsebench.tasks.sources.labels import locate_file, number, read_file
 
 WORDNET = classes()
 

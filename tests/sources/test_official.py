@@ -14,9 +14,9 @@ import torchvision
 from PIL import Image
 from scipy.io import savemat
 
-from sparsebench import sources
 from sparsebench.errors import UserError
-from sparsebench.sources.known import KNOWN
+from sparsebench.tasks import sources
+from sparsebench.tasks.sources.known import KNOWN
 
 RNG = np.random.default_rng(0)
 CLASSES = ["apple", "beetle", "cup"]

@@ -7,9 +7,9 @@ from PIL import Image
 from timm.data import ImageNetInfo, create_transform
 
 from sparsebench.errors import UserError
-from sparsebench.sources.labels import imagenet_classes as classes
-from sparsebench.sources.labels import imagenet_numbers as numbers_of
 from sparsebench.tasks.folder import Folder, cropped, locate, read_cropped
+from sparsebench.tasks.sources.labels import imagenet_classes as classes
+from sparsebench.tasks.sources.labels import imagenet_numbers as numbers_of
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from sparsebench import sources
 from sparsebench.cli import main
 from sparsebench.models.vits import Vit
 from sparsebench.plan import plan as planner
@@ -12,6 +11,7 @@ from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.runner import prepare
+from sparsebench.tasks import sources
 from sparsebench.tasks.groups import Waterbirds
 from sparsebench.training.influence import influences
 from sparsebench.training.steps import Samples

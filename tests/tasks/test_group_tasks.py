@@ -7,11 +7,11 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from sparsebench import sources
 from sparsebench.cli import main
 from sparsebench.errors import UserError
-from sparsebench.sources import labelled
+from sparsebench.tasks import sources
 from sparsebench.tasks.groups import CelebA, Waterbirds, shares
+from sparsebench.tasks.sources import labelled
 
 
 def located(made):

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from sparsebench import sources
 from sparsebench.errors import UserError
-from sparsebench.sources.listing import listing
+from sparsebench.tasks import sources
 from sparsebench.tasks.base import Split
 from sparsebench.tasks.images import Chosen, Composite, Plain, Spurious, paste, permute
+from sparsebench.tasks.sources.listing import listing
 
 SMALL = {"canvas": 16, "foreground": 10, "test": 40}
 

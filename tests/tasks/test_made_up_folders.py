@@ -16,10 +16,10 @@ from PIL import Image
 from timm.data import ImageNetInfo
 from timm.utils.misc import natural_key
 
-from sparsebench import sources
 from sparsebench.errors import UserError
-from sparsebench.sources.labels import described
+from sparsebench.tasks import sources
 from sparsebench.tasks.folder import Folder, locate
+from sparsebench.tasks.sources.labels import described
 
 STEP = 18
 """Between the shades of two classes."""

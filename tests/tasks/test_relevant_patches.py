@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from PIL import Image
 from sparsebench_plugins.oracle import Oracle
 
-from sparsebench import sources
 from sparsebench.errors import UserError
 from sparsebench.measure.selection import auroc
 from sparsebench.models.actor import Actor
 from sparsebench.models.vits import Timm, Vit
 from sparsebench.strategy.budget import Budget
+from sparsebench.tasks import sources
 from sparsebench.tasks.base import relevant
 from sparsebench.tasks.images import Composite, Plain, Spurious
 

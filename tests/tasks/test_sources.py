@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sparsebench import sources
 from sparsebench.errors import UserError
-from sparsebench.sources.listing import listing
+from sparsebench.tasks import sources
+from sparsebench.tasks.sources.listing import listing
 
 COLOUR = (204, 51, 102)  # one that web palettes have
 

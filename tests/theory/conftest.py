@@ -9,11 +9,11 @@ from PIL import Image
 from sparsebench_theory.models import Shallow
 from sparsebench_theory.shallow.task import Theory
 
-from sparsebench import style
 from sparsebench.paper import Result, Trial, as_csv, as_json
 from sparsebench.plan.expand import expand
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
+from sparsebench.stats import style
 
 SIZES = tuple(sorted({round(2 ** (k / 8)) for k in range(8, 90)}))
 """Fine enough for N50 to be within a few percent of the size at which trials begin to succeed."""

@@ -20,6 +20,7 @@ from sparsebench.cli import main
 from sparsebench.cli import reproduce as command
 from sparsebench.errors import UserError
 from sparsebench.paper import Paper, Verdict
+from sparsebench.paper.reproduce import publish, reproduce
 from sparsebench.plan.expand import expand
 from sparsebench.plan.request import How, Request
 from sparsebench.plan.time_left import Remaining
@@ -27,7 +28,6 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.publish.submit import submit
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Metric, Record
-from sparsebench.reproduce import publish, reproduce
 from sparsebench.runner import run as runs
 from sparsebench.runner.run import Callbacks
 

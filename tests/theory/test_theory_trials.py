@@ -12,9 +12,9 @@ from sparsebench_theory.shallow.task import Theory
 from sparsebench_theory.trials import Grid, compete, differences, line, mean, resamples_of, slopes, values_of
 
 from sparsebench.paper import Trial, as_csv
+from sparsebench.paper.reproduce import has_no_answer, trials_of
 from sparsebench.records.cell import Cell, Origin, Part
 from sparsebench.records.record import Failure, Metric, Record
-from sparsebench.reproduce import has_no_answer, trials_of
 from sparsebench.stats.intervals import RESAMPLES
 from sparsebench.strategy.budget import FULL, Budget
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparsebench.models.base import Model
-    from sparsebench.observe.observer import Observer
     from sparsebench.paper import Paper
+    from sparsebench.plugin.observer import Observer
     from sparsebench.records.record import Record
     from sparsebench.strategy.base import Strategy
     from sparsebench.tasks.base import Task

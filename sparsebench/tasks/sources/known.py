@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sparsebench.errors import UserError
-from sparsebench.sources.listing import listing
+from sparsebench.tasks.sources.listing import listing
 
 DIGITS, CIFAR10, CIFAR100, SVHN = "digits", "cifar10", "cifar100", "svhn"
 CLASSES = {DIGITS: 10, CIFAR10: 10, CIFAR100: 100, SVHN: 10}

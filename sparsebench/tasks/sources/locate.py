@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from sparsebench.errors import UserError
-from sparsebench.sources import known
-from sparsebench.sources.classes import FOLDER, in_a_class
-from sparsebench.sources.files import REFUSED, Bad, Contents, contents, fingerprint_of
-from sparsebench.sources.known import DIGITS, KNOWN, PHOTOS, names_for
-from sparsebench.sources.labelled import DEFAULTS, layout_of, read, tables
-from sparsebench.sources.listing import Listing, classes_in, is_folder, listing
-from sparsebench.sources.scenes import ARRAY, read_array
-from sparsebench.sources.scenes import FOLDER as SCENES
+from sparsebench.tasks.sources import known
+from sparsebench.tasks.sources.classes import FOLDER, in_a_class
+from sparsebench.tasks.sources.files import REFUSED, Bad, Contents, contents, fingerprint_of
+from sparsebench.tasks.sources.known import DIGITS, KNOWN, PHOTOS, names_for
+from sparsebench.tasks.sources.labelled import DEFAULTS, layout_of, read, tables
+from sparsebench.tasks.sources.listing import Listing, classes_in, is_folder, listing
+from sparsebench.tasks.sources.scenes import ARRAY, read_array
+from sparsebench.tasks.sources.scenes import FOLDER as SCENES
 
 LAYOUT = "a folder with train/<class>/* and test/<class>/*"
 DATA_ROOT = Path("data")

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from sparsebench.errors import UserError
-from sparsebench.sources import cache, known
-from sparsebench.sources.files import Locations, square_of, squares_in
-from sparsebench.sources.known import DIGITS, SVHN, names_for
+from sparsebench.tasks.sources import cache, known
+from sparsebench.tasks.sources.files import Locations, square_of, squares_in
+from sparsebench.tasks.sources.known import DIGITS, SVHN, names_for
 
 HELD_OUT = {DIGITS: ("3", "8"), SVHN: ("3", "8")}
 FOLDER = "folder"

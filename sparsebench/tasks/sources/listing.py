@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from sparsebench.errors import UserError
-from sparsebench.text import few
+from sparsebench.errors import UserError, few
 
 SUFFIXES = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),

@@ -87,7 +87,7 @@ def load(path: Path | None = None) -> list[Claim]:
     Raises:
         UserError: the file cannot be read, or a row lacks a field, has a wrong or unknown one, or another's id.
     """
-    place = resources.files("sparsebench.claims") / "claims.toml" if path is None else path
+    place = resources.files(__package__) / "claims.toml" if path is None else path
     name = "claims.toml" if path is None else str(path)
     try:
         tables = tomllib.loads(place.read_bytes().decode("utf-8"), parse_float=Decimal)

@@ -1,8 +1,8 @@
 """Where pictures come from: foregrounds with classes, backgrounds without, sets with groups. Read lazily."""
 
-from sparsebench.sources.cache import BadPicturesError, Pixels, decode, telling
-from sparsebench.sources.classes import HELD_OUT, Foregrounds, foreground_pixels, foregrounds
-from sparsebench.sources.files import (
+from sparsebench.tasks.sources.cache import BadPicturesError, Pixels, decode, telling
+from sparsebench.tasks.sources.classes import HELD_OUT, Foregrounds, foreground_pixels, foregrounds
+from sparsebench.tasks.sources.files import (
     Bad,
     contents,
     contents_of,
@@ -10,11 +10,11 @@ from sparsebench.sources.files import (
     read_rgb,
     read_square,
 )
-from sparsebench.sources.known import CLASSES, DIGITS, OWN_TASK, PHOTOS
-from sparsebench.sources.labelled import Labelled, labelled_pictures, pixels_of
-from sparsebench.sources.listing import classes_in
-from sparsebench.sources.locate import locate_backgrounds, locate_images
-from sparsebench.sources.scenes import Photos, background_pixels, backgrounds
+from sparsebench.tasks.sources.known import CLASSES, DIGITS, OWN_TASK, PHOTOS
+from sparsebench.tasks.sources.labelled import Labelled, labelled_pictures, pixels_of
+from sparsebench.tasks.sources.listing import classes_in
+from sparsebench.tasks.sources.locate import locate_backgrounds, locate_images
+from sparsebench.tasks.sources.scenes import Photos, background_pixels, backgrounds
 
 __all__ = [
     "CLASSES",

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparsebench.errors import UserError, unknown
-from sparsebench.sources import cache
-from sparsebench.sources.cache import BadPicturesError
-from sparsebench.sources.files import DIGITS, Contents, Locations, contents_of, read_square, sha256_of
-from sparsebench.sources.known import CELEBA, WATERBIRDS
+from sparsebench.tasks.sources import cache
+from sparsebench.tasks.sources.cache import BadPicturesError
+from sparsebench.tasks.sources.files import DIGITS, Contents, Locations, contents_of, read_square, sha256_of
+from sparsebench.tasks.sources.known import CELEBA, WATERBIRDS
 
 if TYPE_CHECKING:
     import pandas as pd

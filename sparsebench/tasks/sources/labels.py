@@ -13,9 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from sparsebench.errors import UserError
-from sparsebench.sources.files import DIGITS, fingerprint_of
-from sparsebench.text import few
+from sparsebench.errors import UserError, few
+from sparsebench.tasks.sources.files import DIGITS, fingerprint_of
 
 _few = partial(few, width=60)
 """Names are a user's, of any length."""

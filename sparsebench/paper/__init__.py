@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from sparsebench import style
+from sparsebench.stats import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from sparsebench.errors import UserError, text_of
-from sparsebench.sources import cache
-from sparsebench.sources.cache import BadPicturesError
-from sparsebench.sources.listing import Listing, formats, listing, strays_in, suffixes
+from sparsebench.tasks.sources import cache
+from sparsebench.tasks.sources.cache import BadPicturesError
+from sparsebench.tasks.sources.listing import Listing, formats, listing, strays_in, suffixes
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture

@@ -8,10 +8,10 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Literal, get_args
 
-from sparsebench.claims.rows import Claim
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import Step, VitCost
 from sparsebench.measure.counts import check_fits, counts_at, solve, stages
+from sparsebench.paper.claims.rows import Claim
 from sparsebench.plan.contenders import BUDGET_KEYS, budgets_of, fit_budget
 from sparsebench.plugin.registry import Registry
 from sparsebench.strategy.base import Convention, Strategy, Traits

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparsebench.claims.recount import setting_of
-from sparsebench.claims.rows import Claim
 from sparsebench.errors import UserError
+from sparsebench.paper.claims.recount import setting_of
+from sparsebench.paper.claims.rows import Claim
 from sparsebench.plan.locate import files_of
 from sparsebench.plan.request import Files, Request
 from sparsebench.plugin.registry import Registry

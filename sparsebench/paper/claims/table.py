@@ -11,9 +11,9 @@ from sparsebench.board import tables
 from sparsebench.board.columns import Column
 from sparsebench.board.judge import Ranking
 from sparsebench.board.tables import ALL, Choice, Report, Table
-from sparsebench.claims.recount import TOLERANCE, Recount
-from sparsebench.claims.rows import Claim, load
 from sparsebench.errors import UserError
+from sparsebench.paper.claims.recount import TOLERANCE, Recount
+from sparsebench.paper.claims.rows import Claim, load
 from sparsebench.plan.contenders import BUDGET_KEYS, budgets_of
 from sparsebench.plugin.registry import Registry
 from sparsebench.strategy.spec import fill, label, parse

@@ -6,9 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sparsebench.hooks import hookimpl
-from sparsebench.observe import naming
-from sparsebench.observe.observer import Observer, See, not_installed, usable
+from sparsebench import hookimpl
+from sparsebench.plugin import naming
+from sparsebench.plugin.observer import Observer, See, not_installed, usable
 
 if TYPE_CHECKING:
     from sparsebench.records.record import Record

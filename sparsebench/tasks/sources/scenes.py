@@ -11,9 +11,9 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 
 from sparsebench.errors import UserError
-from sparsebench.sources import cache
-from sparsebench.sources.files import Locations, contents, fingerprint_of, read_square, square_of, squares_in
-from sparsebench.sources.known import FLOWERS102, KNOWN, PHOTOS, dataset
+from sparsebench.tasks.sources import cache
+from sparsebench.tasks.sources.files import Locations, contents, fingerprint_of, read_square, square_of, squares_in
+from sparsebench.tasks.sources.known import FLOWERS102, KNOWN, PHOTOS, dataset
 
 FOLDER, ARRAY = "pictures", "array"
 

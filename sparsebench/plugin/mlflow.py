@@ -9,9 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from sparsebench.hooks import hookimpl
-from sparsebench.observe import naming
-from sparsebench.observe.observer import Observer, See, not_installed, usable
+from sparsebench import hookimpl
+from sparsebench.plugin import naming
+from sparsebench.plugin.observer import Observer, See, not_installed, usable
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

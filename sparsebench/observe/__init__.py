@@ -1,1 +1,0 @@
-"""Observers: who else is told of each record that a run finishes."""
