@@ -2,13 +2,15 @@
 
 python benchmarks/chaos.py --kills 200            # tens of minutes: a killed run loads the libraries anew
 python benchmarks/chaos.py --kills 12 --cells 96  # the short form that the tests run
+python benchmarks/chaos.py --runs --kills 60      # the runs alone, with their servers and workers at work
 python benchmarks/chaos.py --sealing --kills 50   # a minute: processes that seal, and nothing else
 python benchmarks/chaos.py --workers --kills 50 --cells 56  # workers alone, and only the same command again
 
 The run, its server and its workers are killed, by SIGKILL and SIGTERM, while they load, work, write records and
 checkpoints, or end; the same command is given again whenever it is gone. Moments and victims are drawn from a seed, but
 what they hit hangs on the machine. With `--workers` nothing but workers is killed, by SIGKILL and no cell twice, and
-the command is given without `--rerun failed`: the board must be the undisturbed one, but for columns of time.
+the command is given without `--rerun failed`: the board must be the undisturbed one, but for columns of time. No
+process of a sweep may be left when its runs have ended.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from sparsebench.records import store, table
 from sparsebench.records.record import Record
@@ -62,6 +64,10 @@ PAUSES = (0.05, 0.5, 5.0, 20.0)
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 OF_TIME = frozenset({"images_per_s", "pareto_speed"})
 """Columns of boards that tell of time."""
+MARK = "SPARSEBENCH_CHAOS"
+"""The variable that all processes of a sweep have, with its folder."""
+PATIENCE = 20.0
+"""Seconds that processes have to end after their run."""
 NOT_COMPARED = frozenset({"images_per_s"})
 """Metrics of time, which no two runs have alike."""
 
@@ -96,8 +102,10 @@ def finish(out: Path, cells: int) -> None:
     raise RuntimeError(f"the sweep does not come to its end: {done.stderr[-500:]}")
 
 
-def disturb(out: Path, cells: int, kills: int, rng: random.Random) -> Counter[str]:
+def disturb(out: Path, cells: int, kills: int, rng: random.Random, below: float = 0.75) -> Counter[str]:
     """Give the command again and again, and kill something of it, until all is done or so many were killed.
+
+    In that share of the kills, `below`, what is killed is one of the processes below a run, where there are some.
 
     Returns:
         what was killed, and how.
@@ -105,11 +113,11 @@ def disturb(out: Path, cells: int, kills: int, rng: random.Random) -> Counter[st
     killed: Counter[str] = Counter()
     with (out.parent / f"{out.name}.log").open("ab") as log:
         while killed.total() < kills:
-            run = subprocess.Popen(command(out, cells), stdout=log, stderr=log)
+            run = started(out, command(out, cells), log)
             while run.poll() is None and killed.total() < kills:
                 with suppress(subprocess.TimeoutExpired):
                     run.wait(rng.random() * rng.choice(PAUSES))
-                if hit := _kill(run, rng):
+                if hit := _kill(run, rng, below):
                     killed[hit] += 1
             if run.poll() is None:
                 run.kill()
@@ -118,10 +126,29 @@ def disturb(out: Path, cells: int, kills: int, rng: random.Random) -> Counter[st
     return killed
 
 
-def _kill(run: subprocess.Popen[bytes], rng: random.Random) -> str:
+def started(out: Path, words: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Begin a run of a folder, whose processes can be told from others; see `orphans`."""
+    return subprocess.Popen(words, stdout=log, stderr=log, env=os.environ | {MARK: str(out)})
+
+
+def orphans(out: Path) -> list[str]:
+    """Return the commands of processes of a folder's runs, all of which have ended, that do not end soon."""
+    mark, until = f"{MARK}={out}".encode(), time.monotonic() + PATIENCE
+    while True:
+        left = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if mark in (folder / "environ").read_bytes().split(b"\0"):
+                    left.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        if not left or time.monotonic() > until:
+            return left
+        time.sleep(0.5)
+
+
+def _kill(run: subprocess.Popen[bytes], rng: random.Random, share: float) -> str:
     """Send a signal to the run or to something below it; return what was killed, "" if it was gone."""
     how, below = rng.choice(SIGNALS), descendants(run.pid) if run.poll() is None else []
-    victim = rng.choice(below) if below and rng.random() < 0.75 else None
+    victim = rng.choice(below) if below and rng.random() < share else None
     if run.poll() is not None:
         return ""
     try:
@@ -141,7 +168,7 @@ def end_workers(out: Path, cells: int, kills: int, rng: random.Random) -> tuple[
     with (out.parent / f"{out.name}.log").open("ab") as log:
         while True:
             times += 1
-            run = subprocess.Popen(command(out, cells, "--jobs", "1"), stdout=log, stderr=log)
+            run = started(out, command(out, cells, "--jobs", "1"), log)
             while run.poll() is None:
                 time.sleep(rng.random() * rng.choice((0.02, 0.5, 2.0)))
                 workers = [pid for pid in descendants(run.pid) if _is_worker(pid)]
@@ -187,6 +214,7 @@ def heal(folder: Path, cells: int, kills: int, seed: int) -> tuple[int, list[str
         killed, times = killed + hit, times + given
         wrong += differences(out, folder / "undisturbed")
         wrong += ["another board"] * (board(out) != board(folder / "undisturbed"))
+        wrong += [f"left: {one}" for one in orphans(out)]
     return killed, wrong, sweeps, times
 
 
@@ -211,13 +239,14 @@ def _compared(records: dict[str, Record]) -> dict[str, dict[str, Any]]:
     return kept
 
 
-def chaos(folder: Path, cells: int, kills: int, seed: int) -> tuple[Counter[str], list[str], int]:
+def chaos(folder: Path, cells: int, kills: int, seed: int, below: float = 0.75) -> tuple[Counter[str], list[str], int]:
     """Return what was killed, how the sweeps differ from an undisturbed one, and how many sweeps it took."""
     rng, killed, wrong, rounds = random.Random(seed), Counter[str](), list[str](), 0
     finish(folder / "undisturbed", cells)
     while killed.total() < kills:
         out, rounds = folder / f"disturbed-{rounds}", rounds + 1
-        killed += disturb(out, cells, kills - killed.total(), rng)
+        killed += disturb(out, cells, kills - killed.total(), rng, below)
+        wrong += [f"left: {one}" for one in orphans(out)]
         finish(out, cells)
         wrong += differences(out, folder / "undisturbed")
     return killed, wrong, rounds
@@ -270,6 +299,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sealing", action="store_true", help="kill processes that seal, and nothing else")
     parser.add_argument("--workers", action="store_true", help="kill workers alone, and give the same command again")
+    parser.add_argument("--runs", action="store_true", help="kill runs alone")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
@@ -286,7 +316,7 @@ def main() -> None:
             what = ", ".join(wrong) or "boards and records are the undisturbed ones"
             print(f"times, {time.monotonic() - began:.0f} s: {what}")
             sys.exit(bool(wrong))
-        killed, wrong, rounds = chaos(Path(folder), given.cells, given.kills, given.seed)
+        killed, wrong, rounds = chaos(Path(folder), given.cells, given.kills, given.seed, 0.0 if given.runs else 0.75)
         cells = len(store.read(Path(folder) / "undisturbed"))
     hit = ", ".join(f"{n} {what}" for what, n in sorted(killed.items()))
     print(f"{killed.total()} kills ({hit}) in {rounds} sweeps of {cells} cells, {time.monotonic() - began:.0f} s:")

@@ -198,14 +198,19 @@ def squares_in(
     Raises:
         UserError: they are not those that the run began with.
     """
-    known = contents_of(fingerprint, root).pictures
-    names = list(filter(wanted, known))
+    found = contents_of(fingerprint, root)
+    names = list(filter(wanted, found.pictures))
+    return names, squares(root, found, names, size)
+
+
+def squares(root: Path, found: Contents, names: Sequence[str], size: int) -> cache.Pixels:
+    """Return (n, 3, size, size) pixels of the middle squares, resized (bilinear), of pictures found in a folder."""
 
     def row(i: int) -> np.ndarray:
-        return read_square(root / names[i], size, known[names[i]]).transpose(2, 0, 1)
+        return read_square(root / names[i], size, found.pictures[names[i]]).transpose(2, 0, 1)
 
     which = hashlib.sha256(os.fsencode("\n".join(names))).hexdigest()[:DIGITS]
-    return names, cache.Pixels(f"{fingerprint}-{which}-{size}-first", (len(names), 3, size, size), row)
+    return cache.Pixels(f"{found.fingerprint}-{which}-{size}-first", (len(names), 3, size, size), row)
 
 
 def read_bytes(path: Path, sha256: str | None = None) -> bytes:

@@ -9,7 +9,6 @@ A table may spell the name of a picture otherwise than the disk does, see `_key`
 
 from __future__ import annotations
 
-import hashlib
 import posixpath
 import unicodedata
 from collections import defaultdict
@@ -23,8 +22,7 @@ import numpy as np
 
 from sparsebench.errors import UserError, unknown
 from sparsebench.tasks.sources import cache
-from sparsebench.tasks.sources.cache import BadPicturesError
-from sparsebench.tasks.sources.files import DIGITS, Contents, Locations, contents_of, read_square, sha256_of
+from sparsebench.tasks.sources.files import Contents, Locations, contents_of, sha256_of, squares
 from sparsebench.tasks.sources.known import CELEBA, WATERBIRDS
 
 if TYPE_CHECKING:
@@ -45,7 +43,6 @@ class Labelled:
     Attributes:
         contents: of the folder `root`, in which the set lies.
         names: the paths in it of the n pictures.
-        lines: the line of each in `table`.
         splits: (n,) 0 for training, 1 for validation, 2 for the test.
         labels, attributes: (n,) 0 or 1.
     """
@@ -54,7 +51,6 @@ class Labelled:
     root: Path
     names: Sequence[str]
     table: Path
-    lines: np.ndarray
     splits: np.ndarray
     labels: np.ndarray
     attributes: np.ndarray
@@ -119,7 +115,7 @@ def read(root: Path, kind: str, columns: tuple[str, str], found: Contents) -> La
     rows["file"] = [prefix + name for name in _on_disk(table, below, names, rows["file"])]
     rows = rows[~rows["file"].isin(list(found.left_out))]
     splits, labels, attributes = (rows[name].to_numpy(np.int64) for name in ("split", *columns))
-    return Labelled(found, root, list(rows["file"]), table, rows.index.to_numpy(), splits, labels, attributes)
+    return Labelled(found, root, list(rows["file"]), table, splits, labels, attributes)
 
 
 def _table(root: Path, name: str) -> Path:
@@ -226,24 +222,7 @@ def pixels_of(labelled: Labelled, rows: np.ndarray, size: int) -> tuple[cache.Pi
     Returns:
         The pixels of the split or of its chosen pictures, and where the rows are among them; None for all of them.
     """
-    split = np.flatnonzero(labelled.splits == labelled.splits[rows[0]])
+    split, places = np.flatnonzero(labelled.splits == labelled.splits[rows[0]]), None
     if len(rows) < len(split) and len(split) * 3 * size**2 <= cache.LARGE:
-        return _pixels(labelled, split, size), np.searchsorted(split, rows)
-    return _pixels(labelled, rows, size), None
-
-
-def _pixels(labelled: Labelled, rows: np.ndarray, size: int) -> cache.Pixels:
-    """Return the pixels of exactly those rows."""
-    known = labelled.contents
-
-    def row(i: int) -> np.ndarray:
-        name = labelled.names[rows[i]]
-        try:
-            return read_square(labelled.root / name, size, known.pictures[name]).transpose(2, 0, 1)
-        except BadPicturesError as error:
-            where = f"{labelled.table}, line {labelled.lines[rows[i]]}"
-            raise BadPicturesError({f"{where}: {path}": why for path, why in error.reasons.items()}) from error
-
-    about = "".join(sha256[:DIGITS] for sha256 in known.tables.values())
-    which = hashlib.sha256(about.encode() + labelled.lines[rows].astype("<i8").tobytes()).hexdigest()[:DIGITS]
-    return cache.Pixels(f"{known.fingerprint}-{which}-{size}-first", (len(rows), 3, size, size), row)
+        rows, places = split, np.searchsorted(split, rows)
+    return squares(labelled.root, labelled.contents, [labelled.names[i] for i in rows], size), places
