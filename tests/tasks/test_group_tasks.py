@@ -11,7 +11,7 @@ from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.tasks import sources
 from sparsebench.tasks.groups import CelebA, Waterbirds, shares
-from sparsebench.tasks.sources import labelled
+from sparsebench.tasks.sources import files, labelled
 
 
 def located(made):
@@ -73,8 +73,8 @@ def test_images_are_mapped_from_a_file_and_not_read(waterbirds, monkeypatch):
 
 
 def test_a_split_is_decoded_once_whatever_is_drawn_of_it(waterbirds, monkeypatch):
-    seen, real = [], labelled.read_square
-    monkeypatch.setattr(labelled, "read_square", lambda *given: seen.append(given[0]) or real(*given))
+    seen, real = [], files.read_square
+    monkeypatch.setattr(files, "read_square", lambda *given: seen.append(given[0]) or real(*given))
     parts = [draw(waterbirds, 14, repetition=k, test=4) for k in range(3)]
     decoded = sum(row[0] != 1 for row in waterbirds.rows)
     assert len(seen) == len(set(seen)) == decoded

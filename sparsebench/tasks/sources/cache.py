@@ -159,10 +159,14 @@ class Pixels:
         pixels = self.kept()
         return np.array(list(self.rows()), dtype=np.uint8).reshape(self.shape) if pixels is None else pixels
 
-    def rows(self) -> Iterator[np.ndarray]:
-        """Yield all rows, one after the other; after the last `BadPicturesError` of all that are bad."""
+    def rows(self, on_done: Callable[[], None] = lambda: None) -> Iterator[np.ndarray]:
+        """Yield all rows, one after the other; after the last `BadPicturesError` of all that are bad.
+
+        `on_done` is called after each picture.
+        """
         bad: dict[str, str] = {}
         for one in each(self.row, self.shape[0]):
+            on_done()
             if isinstance(one, BadPicturesError):
                 bad |= one.reasons
             else:
@@ -222,9 +226,8 @@ def decode(wanted: Sequence[Pixels]) -> None:
                 with whole_file(folder / _file_name(one.name)) as file:
                     header = {"descr": "|u1", "fortran_order": False, "shape": one.shape}
                     np.lib.format.write_array_header_1_0(file, header)
-                    for row in one.rows():
+                    for row in one.rows(lambda: tell()(what, next(told), n)):
                         file.write(row.tobytes())
-                        tell()(what, next(told), n)
             except BadPicturesError as error:
                 bad |= error.reasons
     if bad:
