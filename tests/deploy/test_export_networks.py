@@ -14,9 +14,10 @@ from vits import close, vit
 
 import sparsebench
 from sparsebench.cli import main
-from sparsebench.deploy.export import exportable
+from sparsebench.deploy.export import exportable, note_export
 from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
+from sparsebench.records.cell import Origin
 
 ONNX = {"tome", "evit"}
 PROGRAMS = {"attn_topk", "diffrate", "divprune", "idle_vit", "patch_merger"}
@@ -72,6 +73,20 @@ def test_what_is_listed_of_files_is_what_is_tested_here():
     assert answers.keys() >= ONNX | PROGRAMS
     assert {exportable(Registry().strategy(name).cls) for name in ("ats", "oracle")} == {"no"}
     assert exportable(type("Mine", (FIXED[0],), {"__module__": "mine"})) == "?"
+
+
+def test_lists_know_what_a_check_has_found_of_a_version_of_a_strategy(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path))
+    mine = type("Mine", (FIXED[0],), {"__module__": "mine", "name": "mine"})
+    first, second = (Origin(plugin="mine", distribution="mine", revision=revision) for revision in "12")
+    note_export("mine", first, "yes")
+    note_export("mine", second, "no")
+    assert [exportable(mine, origin) for origin in (first, second, Origin(plugin="other"))] == ["yes", "no", "?"]
+    for broken in ("{", "[]", '"yes"'):
+        (tmp_path / "exports.json").write_text(broken)
+        assert exportable(mine, first) == "?"
+    note_export("mine", first, "yes")
+    assert exportable(mine, first) == "yes"
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,13 +1,9 @@
 import importlib
 import re
 import tomllib
-from pathlib import Path
 
-import click
 import pytest
-from pages import FENCED, PAGES, ROOT, blocks, text_of
-
-from sparsebench.cli import main
+from pages import FENCED, PAGES, ROOT, text_of
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -73,15 +69,6 @@ def test_every_shipped_strategy_is_in_the_table() -> None:
     entries = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["sparsebench"]
     text = text_of("docs/reference/strategies.md")
     assert [name for name, module in entries.items() if "plugins" in module and f"`{name}`" not in text] == []
-
-
-@pytest.mark.theory
-def test_the_page_of_commands_is_what_they_say() -> None:
-    names: dict = {"__name__": "reference", "__file__": str(ROOT / ".ci" / "cli_reference.py")}
-    exec(Path(names["__file__"]).read_text(encoding="utf-8"), names)
-    assert text_of("docs/reference/cli.md") == names["page"](), "python .ci/cli_reference.py writes it anew"
-    assert all(f"## {name}" in text_of("docs/reference/cli.md") for name in main.commands)
-    assert isinstance(main, click.Group) and not blocks("docs/reference/cli.md", "bash")
 
 
 def test_everything_whose_docstring_a_page_shows_is_there() -> None:
