@@ -313,7 +313,7 @@ class MyTask(Task):
 def sparsebench_tasks():
     return [MyTask]
 """
-    with pytest.raises(UserError, match=r"mine\.py: there is a task 'composite' already"):
+    with pytest.raises(UserError, match=r"mine\.py: its task 'composite' has the name of one of plugin 'tasks'"):
         registry.load_file(plugin(more=more))
     assert registry.task("composite").__module__.startswith("sparsebench.tasks.")
 
