@@ -79,16 +79,13 @@ def blank(strategy: Strategy, origin: Origin, groups: Collection[Group] = GROUPS
     )
 
 
-def outcomes(
-    strategy: Strategy, report: Report, begins: Callable[[str], None] = lambda name: None
-) -> Iterator[Outcome]:
-    """Run the checks of a report and yield what each found; `begins` is told the name of each before it is run."""
+def outcomes(strategy: Strategy, report: Report) -> Iterator[Outcome]:
+    """Run the checks of a report in their order and yield what each found."""
     failed: set[str] = set()
     declared = expected_failures(strategy)
     checks = {check.name: check for check in CHECKS}
     for outcome in report.outcomes:
         check = checks[outcome.check]
-        begins(check.name)
         begun = time.perf_counter()
         try:
             remark = check(strategy)
