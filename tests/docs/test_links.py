@@ -1,5 +1,10 @@
+"""Links, tables and examples of README.md, docs/ and docstrings, and that benchmarks can be imported."""
+
+import doctest
 import importlib
 import re
+import runpy
+import sys
 import tomllib
 
 import pytest
@@ -76,3 +81,33 @@ def test_everything_whose_docstring_a_page_shows_is_there() -> None:
     assert len(names) > 20
     for module, _, name in (each.rpartition(".") for each in names):
         assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
+
+
+BENCHMARKS = ROOT / "benchmarks"
+
+
+@pytest.mark.parametrize("program", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
+def test_every_benchmark_can_be_imported(program, monkeypatch):
+    modules = set(sys.modules)
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    runpy.run_path(str(program), run_name="benchmark")
+    siblings = {path.stem for path in BENCHMARKS.glob("*.py")}
+    for name in (set(sys.modules) - modules) & siblings:
+        del sys.modules[name]
+
+
+MODULES = sorted(
+    ".".join(file.relative_to(ROOT).with_suffix("").parts)
+    for file in (ROOT / "sparsebench").rglob("*.py")
+    if ">>> " in file.read_text(encoding="utf-8")
+)
+
+
+def test_there_are_examples() -> None:
+    assert len(MODULES) >= 5
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_of_a_module(module: str) -> None:
+    failed, tried = doctest.testmod(importlib.import_module(module))
+    assert tried and not failed

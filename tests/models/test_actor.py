@@ -141,25 +141,10 @@ def test_the_view_tells_how_many_prefix_tokens_there_are(scripted, cost, prefix)
     assert seen == [prefix]
 
 
-def test_an_undeclared_relevance_is_not_there_even_for_an_oracle(scripted):
-    strategy = scripted(lambda view, keep: view.relevance, needs=("tokens",), kind="oracle")
-    with pytest.raises(StrategyError, match=r"view\.relevance"):
-        begin(strategy, relevance=torch.ones(B, N)).decide(0, GIVEN)
-
-
 @pytest.mark.parametrize("kind", ["deployable", "baseline"])
 def test_relevance_is_refused_to_all_but_oracles(scripted, kind):
     with pytest.raises(StrategyError, match="'scripted' asks for the relevance mask"):
         begin(scripted(lambda view, keep: None, needs=("relevance",), kind=kind), relevance=torch.ones(B, N))
-
-
-def test_relevance_asked_for_by_the_parameters_is_refused_too(scripted):
-    class Sly(type(scripted(None))):
-        def requires(self):
-            return frozenset({"relevance"})
-
-    with pytest.raises(StrategyError, match="relevance"):
-        begin(Sly(), relevance=torch.ones(B, N))
 
 
 def test_an_oracle_without_a_mask_is_unsupported(scripted):
@@ -207,12 +192,6 @@ def test_where_as_many_stay_as_there_are_nobody_is_asked(scripted):
     acting = begin(scripted(lambda view, keep: pytest.fail("asked")), rate=1.0)
     assert not acting.acts(0) and acting.decide(0, GIVEN) is None
     assert begin(scripted(lambda view, keep: None)).acts(0)
-
-
-def test_none_leaves_the_tokens_as_they_are(scripted):
-    acting = begin(scripted(lambda view, keep: None))
-    assert acting.decide(0, GIVEN) is None
-    assert acting.index.tolist() == [list(range(N))] * B and acting.scores is None
 
 
 def test_the_scores_of_the_first_decision_are_kept(scripted):

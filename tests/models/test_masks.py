@@ -244,24 +244,6 @@ def test_a_shift_of_other_class_and_register_tokens_than_there_are_is_refused(sc
         network(images(network), begin(network, shift, training=True))
 
 
-@torch.no_grad()
-def test_a_mix_of_other_values_than_the_tokens(scripted):
-    network = DeepViT(vit())
-    weight = torch.rand(B, 8, N, generator=torch.Generator().manual_seed(0))
-
-    def mixed(scale):
-        return scripted(
-            lambda view, keep: Mix(weight[:, :keep, : view.index.shape[1]] / scale, values=view.tokens * scale),
-            site="block",
-        )
-
-    close(
-        network(images(network), begin(network, mixed(1.0))),
-        network(images(network), begin(network, mixed(4.0))),
-        atol=1e-4,
-    )
-
-
 @pytest.mark.parametrize(
     ("plan", "is_adaptive", "training", "says"),
     [

@@ -111,16 +111,6 @@ def test_removing_tokens_equals_positional_attention_written_out_for_those_that_
 @sites
 @pytest.mark.parametrize("needs", [(), ("tokens",)])
 @torch.no_grad()
-def test_a_strategy_that_keeps_all_equals_no_strategy(scripted, site, needs):
-    network = PositionalDeepViT(build())
-    bare = network(PIXELS)
-    for decide, rate in ((any_tokens, 1.0), (lambda view, keep: None, 0.5)):
-        close(network(PIXELS, begin(network, scripted(decide, site=site, needs=needs), rate)), bare, atol=1e-6)
-
-
-@sites
-@pytest.mark.parametrize("needs", [(), ("tokens",)])
-@torch.no_grad()
 def test_tokens_in_another_order_keep_their_positions(scripted, site, needs):
     network = PositionalDeepViT(build())
 

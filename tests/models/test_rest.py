@@ -8,7 +8,6 @@ from eva_vits import EVAS, SIGLIPS, unfused
 from torch.utils.flop_counter import FlopCounterMode
 from vits import ARCHITECTURES, B, N, images, vit
 
-import sparsebench
 from sparsebench import Rest, Strategy, StrategyError, UnsupportedError, UserError
 from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
@@ -243,8 +242,3 @@ def test_what_was_chosen_is_noted_of_all_tokens_each_time():
         assert (choice.kept.sum(axis=1) == count).all() and choice.scored
         lowest = choice.scores.argsort(axis=1)[:, : tokens - count]
         assert not choice.kept[[[row] for row in range(len(lowest))], lowest].any()
-
-
-def test_what_acts_says_how_many_took_part_and_that_all_are_there():
-    sparse = sparsebench.apply(vit(), "idle_vit:keep_rate=0.5,blocks=2")
-    assert sparse.tokens == (16, 16, 8, 8) and sparse.kept(torch.rand(2, 3, 32, 32)).all()

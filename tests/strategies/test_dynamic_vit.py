@@ -8,7 +8,6 @@ from merging import cosine
 from sparsebench_plugins.dynamic_vit import DynamicViT
 from tiny import B, N, act, images, vit
 
-from sparsebench.errors import UserError
 from sparsebench.models.actor import Actor
 from sparsebench.strategy.base import LossInputs, ModelOutputs
 from sparsebench.strategy.budget import Budget
@@ -172,23 +171,6 @@ def squeezed_by_hand(x, hosts, gone):
     return out
 
 
-def test_with_squeeze_what_leaves_in_the_test_goes_to_the_most_similar_that_stays(network):
-    strategy, seen = noted(DynamicViT(disposal="squeeze"))
-    acting, _ = act(strategy, network, images())
-    for view, tokens, plan in seen:
-        for b in range(B):
-            expected = log_probabilities(view.learned, tokens[b].double().tolist(), [1.0] * tokens.shape[1])
-            K = plan.weight.shape[1]
-            hosts = sorted(sorted(range(len(expected)), key=lambda i: -expected[i][0])[:K])
-            gone = [i for i in range(len(expected)) if i not in hosts]
-            by_hand = squeezed_by_hand(tokens[b], hosts, gone)
-            torch.testing.assert_close(
-                plan.weight[b] @ tokens[b], torch.tensor([by_hand[h] for h in hosts]), atol=1e-5, rtol=1e-5
-            )
-    assert [plan.weight.shape[1] for _, _, plan in seen] == [8, 4, 2] and acting.index.shape == (B, 2)
-    assert acting.steps == acting.actor.planned
-
-
 def test_with_squeeze_what_is_drawn_to_leave_in_training_goes_to_the_most_similar_that_stays(network):
     strategy, seen = noted(DynamicViT(disposal="squeeze"))
     actor = Actor(strategy, Budget(keep_rate=0.5), network.cost, network.grid, stream=5)
@@ -227,9 +209,3 @@ def test_of_an_image_without_hosts_tokens_are_as_they_were_with_finite_gradients
 def test_it_says_which_terms_are_inactive(parameters, taught, alone):
     strategy = DynamicViT(**parameters)
     assert strategy.inactive(teacher=True) == taught and strategy.inactive(teacher=False) == alone
-
-
-def test_it_takes_two_disposals_and_no_other():
-    for disposal in ("fuse", "merge"):
-        with pytest.raises(UserError, match=f"does not take .*; got disposal={disposal}; allowed: drop, squeeze"):
-            DynamicViT(disposal=disposal)

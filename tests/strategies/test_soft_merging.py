@@ -119,24 +119,3 @@ def test_what_it_learns_is_given_gradients_in_each_place(strategy):
     for module in actor.learned.values():
         for name, weight in module.named_parameters():
             assert bool(weight.grad.isfinite().all()) and bool(weight.grad.any()), name
-
-
-@each
-@torch.no_grad()
-def test_training_and_test_are_alike_and_no_place_is_known_afterwards(strategy):
-    network = vit()
-    actor = actor_on(network, strategy)
-    passes = [actor.begin(torch.arange(B), 0, None, tokens=N, training=training) for training in (True, False)]
-    first, second = (network(images(), acting) for acting in passes)
-    assert torch.equal(first, second)
-    assert passes[1].index.tolist() == [[-1, -1]] * B and passes[1].steps == actor.planned
-
-
-@each
-def test_two_cells_begin_with_the_same_modules_and_two_places_with_others(strategy):
-    modules = [actor_on(vit(), strategy, macs=0.6, blocks=(1, 2)).learned for _ in range(2)]
-    one, other = (list(learned[2].parameters()) for learned in modules)
-    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-    before = next(p for p in modules[0][1].parameters() if p.ndim == 2)
-    after = next(p for p in modules[0][2].parameters() if p.ndim == 2)
-    assert before.shape != after.shape or not torch.equal(before, after)

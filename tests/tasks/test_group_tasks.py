@@ -65,13 +65,6 @@ def test_celeba_has_other_attributes(celeba):
         CelebA(images="celeba-0", target="Male").check()
 
 
-def test_images_are_mapped_from_a_file_and_not_read(waterbirds, monkeypatch):
-    whole = draw(waterbirds, patience=2)
-    monkeypatch.setattr(sources.cache, "LARGE", 0)
-    for data in (whole, draw(waterbirds, 14, test=4, patience=2)):
-        assert all(isinstance(split.inputs, np.memmap) for split in (data.train, data.validation, data.test))
-
-
 def test_a_split_is_decoded_once_whatever_is_drawn_of_it(waterbirds, monkeypatch):
     seen, real = [], labelled.read_square
     monkeypatch.setattr(labelled, "read_square", lambda *given: seen.append(given[0]) or real(*given))
@@ -222,22 +215,6 @@ def test_a_table_that_is_no_text_or_has_no_rows_is_a_user_error(waterbirds, cont
     waterbirds.table.write_text("img_filename,y,split,place\n")
     with pytest.raises(UserError, match="has no rows"):
         located(waterbirds)
-
-
-@pytest.mark.parametrize(("split", "word"), [(0, "training"), (2, "test")])
-def test_a_group_without_a_picture_is_named(waterbirds, split, word):
-    lines = waterbirds.table.read_text().splitlines()
-    empty = [i for i, row in enumerate(waterbirds.rows) if row == (split, 1, 0)]
-    waterbirds.table.write_text("\n".join(line for i, line in enumerate(lines, -1) if i not in empty))
-    with pytest.raises(UserError, match=f"its {word} split has no picture of 'waterbird on land'"):
-        draw(waterbirds, 8)
-
-
-def test_a_set_without_a_validation_split_has_none(waterbirds):
-    lines = waterbirds.table.read_text().splitlines()
-    held = [i for i, row in enumerate(waterbirds.rows) if row[0] == 1]
-    waterbirds.table.write_text("\n".join(line for i, line in enumerate(lines, -1) if i not in held))
-    assert draw(waterbirds, patience=2, validation=0.1).validation is None
 
 
 def test_a_shift_out_of_the_image_is_refused():

@@ -2,15 +2,15 @@
 
 import random
 import sys
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from pydantic import PrivateAttr
+from samples import SAMPLES
 
-from sparsebench import Keep, Merge, Strategy, UserError
+from sparsebench import Keep, Strategy, UserError
 from sparsebench.models.deep import DeepViT
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.cell import Origin
@@ -19,7 +19,6 @@ from sparsebench.testing.parametrize import PluginError, resolve
 from sparsebench.testing.trial import RuleError
 from sparsebench.training.steps import Autograd, Samples
 
-SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
 SHIPPED = sorted(name for name, e in Registry().entries.items() if e.value.startswith("sparsebench_plugins."))
 STRATEGIES = [
     *SHIPPED, "attn_topk:attention=received", "attn_topk:disposal=fuse", "value_norm:disposal=merge",
@@ -161,12 +160,6 @@ def counted(view):
     return torch.arange(view.index.shape[1]) * float(len(CALLS) % 7)
 
 
-def by_halves(view, keep):
-    """Merge neighbours into `keep` groups."""
-    N = view.index.shape[1]
-    return Merge((torch.arange(N) * keep // N).expand(len(view.index), N))
-
-
 class Remembers(FarFromMean):
     """Works until its third batch."""
 
@@ -177,19 +170,6 @@ class Remembers(FarFromMean):
         if len(self._batches) > 2:
             raise IndexError("no room for another batch")
         return FarFromMean.scores(self, view)
-
-
-class NeedsACount(FarFromMean):
-    """Has a parameter without a default."""
-
-    count: int
-
-
-class Forgets(FarFromMean):
-    secret: float = 1.0
-
-    def model_dump_json(self, **options):
-        return "{}"
 
 
 BROKEN = {
@@ -262,11 +242,6 @@ def test_a_fit_is_watched_as_choices_are(fit, fails, says):
     assert (fails in says_of) == bool(fails) and says in says_of.get(fails, ("", ""))[1]
     assert says_of.keys() <= {fails, "acts_without_error"}
     assert "acts_without_error" not in says_of or says_of["acts_without_error"][0] == "fits_on_images"
-
-
-def test_parameters_without_defaults_and_those_that_json_loses_are_named():
-    assert breaks(NeedsACount(count=3), "constructs_with_defaults")
-    assert breaks(Forgets(secret=2.0), "parameters_survive_json")
 
 
 def test_a_state_that_makes_trouble_later_is_found():
@@ -355,13 +330,6 @@ def test_measurements_say_no_where_something_cannot_be_done():
         "Single", (FarFromMean,), {"__module__": __name__, **of(lambda view: view.tokens @ torch.eye(32))}
     )
     assert informative["acts_in_float16"](float_only()).startswith("no: RuntimeError")
-
-
-def test_merging_is_checked():
-    merges = type("Merges", (FarFromMean,), {"__module__": __name__, "__doc__": "M.", **plan(by_halves)})()
-    outcomes = {o.check: o for o in report_of(merges, "merged_sizes_sum_to_all", "plans_are_legal").outcomes}
-    assert outcomes["merged_sizes_sum_to_all"].status == "passed"
-    assert outcomes["plans_are_legal"].message.startswith("not on 'one layer'")
 
 
 def test_fused_tokens_count_for_the_budget():
