@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from merging import cosine, place, view
+from merging import cosine, place, softmax, view
 from sparsebench_plugins.diffrate_search import DiffRateSearch
 from tiny import B, images, vit
 
@@ -13,11 +13,6 @@ from sparsebench.models.actor import Actor
 from sparsebench.strategy.budget import Budget
 
 N, C = 9, 4
-
-
-def softmax(logits):
-    e = [math.exp(x - max(logits)) for x in logits]
-    return [x / sum(e) for x in e]
 
 
 def probabilities(theta, pace):

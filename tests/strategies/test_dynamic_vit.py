@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from merging import cosine
+from merging import cosine, gelu, linear, normed
 from sparsebench_plugins.dynamic_vit import DynamicViT
 from tiny import B, N, act, images, vit
 
@@ -19,27 +19,12 @@ def network():
     return vit()
 
 
-def gelu(x):
-    return 0.5 * x * (1 + math.erf(x / math.sqrt(2)))
-
-
-def linear(layer, x):
-    rows = zip(layer.weight.double().tolist(), layer.bias.double().tolist(), strict=True)
-    return [sum(w * v for w, v in zip(row, x, strict=True)) + b for row, b in rows]
-
-
 def log_probabilities(module, tokens, D):
     """Return (keep, drop) log-probabilities of each of the tokens, lists of C numbers, by the layers' equations."""
     norm, project = module["own"][0], module["own"][1]
     z = []
     for x in tokens:
-        mean = sum(x) / len(x)
-        var = sum((v - mean) ** 2 for v in x) / len(x)
-        normed = [
-            (v - mean) / math.sqrt(var + norm.eps) * w + b
-            for v, w, b in zip(x, norm.weight.tolist(), norm.bias.tolist(), strict=True)
-        ]
-        z.append([gelu(v) for v in linear(project, normed)])
+        z.append([gelu(v) for v in linear(project, normed(x, norm))])
     half = len(tokens[0]) // 2
     common = [sum(d * row[half + c] for d, row in zip(D, z, strict=True)) / sum(D) for c in range(half)]
     out = []

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from merging import merged, place, view
+from merging import dot, gelu, linear, merged, normed, place, rows, softmax, view
 from sparsebench_plugins.patch_merger import PatchMerger
 from sparsebench_plugins.sinkhorn import Sinkhorn
 from sparsebench_plugins.sit import SiT
@@ -32,30 +32,6 @@ def seen_by(strategy, tokens=17):
     return seen
 
 
-def rows(tensor):
-    return tensor.detach().double().tolist()
-
-
-def dot(a, b):
-    return sum(x * y for x, y in zip(a, b, strict=True))
-
-
-def product(row, weight, bias=None):
-    """Return a linear layer's outputs for one row."""
-    return [dot(row, w) + (0.0 if bias is None else bias[i]) for i, w in enumerate(weight)]
-
-
-def normed(row, norm):
-    mean = sum(row) / len(row)
-    std = math.sqrt(sum((x - mean) ** 2 for x in row) / len(row) + 1e-5)
-    return [(x - mean) / std * w + b for x, w, b in zip(row, rows(norm.weight), rows(norm.bias), strict=True)]
-
-
-def softmax(logits):
-    e = [math.exp(x - max(logits)) for x in logits]
-    return [x / sum(e) for x in e]
-
-
 def unit(row):
     return [x / math.hypot(*row) for x in row]
 
@@ -70,9 +46,7 @@ def weights_and_values(strategy, x, module):
         scale = float(module.scale.detach()) if isinstance(strategy, SiT) else 1.0
         logits = []
         for row in x:
-            z = product(normed(row, norm), rows(first.weight), rows(first.bias))
-            z = [0.5 * a * (1 + math.erf(a / math.sqrt(2))) for a in z]
-            z = product(z, rows(second.weight), rows(second.bias))
+            z = linear(second, [gelu(a) for a in linear(first, normed(row, norm))])
             logits.append([scale * a for a in z])
         return [softmax(column) for column in zip(*logits, strict=True)], x
     values, centres = [unit(row) for row in x], [unit(row) for row in rows(module.weight)]

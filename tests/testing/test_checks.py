@@ -26,8 +26,8 @@ STRATEGIES = [
 ]  # fmt: skip
 
 
-FEW = ["tome", "oracle", "downsample", "patch_dropout"]
-"""One that merges, one that knows, one that mixes, one of training alone; one that scores is below."""
+FEW = ["tome", "oracle"]
+"""One that merges and one that knows; one that scores is below."""
 
 
 def report_of(strategy, *names):
@@ -172,6 +172,19 @@ class Remembers(FarFromMean):
         return FarFromMean.scores(self, view)
 
 
+class NeedsACount(FarFromMean):
+    """Has a parameter without a default."""
+
+    count: int
+
+
+class Forgets(FarFromMean):
+    secret: float = 1.0
+
+    def model_dump_json(self, **options):
+        return "{}"
+
+
 BROKEN = {
     "declares_itself": {"requires": lambda self: frozenset({"labels"}), **plan(lambda view, keep: None)},
     "fits_on_images": {
@@ -242,6 +255,11 @@ def test_a_fit_is_watched_as_choices_are(fit, fails, says):
     assert (fails in says_of) == bool(fails) and says in says_of.get(fails, ("", ""))[1]
     assert says_of.keys() <= {fails, "acts_without_error"}
     assert "acts_without_error" not in says_of or says_of["acts_without_error"][0] == "fits_on_images"
+
+
+def test_parameters_without_defaults_and_those_that_json_loses_are_named():
+    assert breaks(NeedsACount(count=3), "constructs_with_defaults")
+    assert breaks(Forgets(secret=2.0), "parameters_survive_json")
 
 
 def test_a_state_that_makes_trouble_later_is_found():
@@ -359,6 +377,11 @@ def test_failures_that_are_declared_are_shown_as_such():
     cases = parametrize_with_strategies([Declares]).args[1]
     marked = {case.id for case in cases if case.marks}
     assert marked == {"broken-fifth_batch_as_first", "broken-odd_sizes"}
+
+
+def test_a_check_may_be_declared_by_the_name_that_it_had():
+    former = type("Former", (FarFromMean,), {"expected_failures": {"compiles_whole": "it prints"}})
+    assert run.expected_failures(former) == {"compiles_a_choice": "it prints"}
 
 
 def test_a_declared_failure_of_no_check_is_refused():
