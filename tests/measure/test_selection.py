@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 
-from sparsebench.measure.selection import auroc, expected_iou, iou, precision_recall, rank_correlation, token_spuriosity
+from sparsebench.errors import UnsupportedError
+from sparsebench.measure.selection import (
+    auroc,
+    expected_iou,
+    iou,
+    neighbour_agreement,
+    precision_recall,
+    rank_correlation,
+    token_spuriosity,
+)
 
 
 def by_pairs(scores, relevant):
@@ -163,3 +172,30 @@ def test_rank_correlation_is_undefined_for_equal_scores_and_for_a_single_token()
     a = np.array([[1, 1, 1.0], [1, 2, 3], [nan, 2, nan], [nan, nan, nan]])
     b = np.array([[1, 2, 3.0], [nan, 2, nan], [1, 2, 3], [1, 2, 3]])
     assert np.isnan(rank_correlation(a, b)).all()
+
+
+def distances(grid: tuple[int, int], order: np.ndarray | None = None) -> np.ndarray:
+    places = np.array([(r, c) for r in range(grid[0]) for c in range(grid[1])], dtype=float)
+    places = places if order is None else places[order]
+    return np.linalg.norm(places[:, None] - places, axis=-1)
+
+
+@pytest.mark.parametrize("grid", [(4, 4), (3, 5), (1, 6), (8, 8)])
+def test_positions_as_alike_as_they_are_near_agree_entirely_in_the_right_order_alone(grid):
+    assert neighbour_agreement(np.exp(-distances(grid)), grid) == 1.0
+    assert neighbour_agreement(np.exp(distances(grid)), grid) == 0.0
+    order = np.random.default_rng(0).permutation(grid[0] * grid[1])
+    permuted = np.exp(-distances(grid, order))
+    assert neighbour_agreement(permuted, grid, order) == 1.0
+    assert neighbour_agreement(permuted, grid) < 0.7
+
+
+def test_each_neighbour_counts_by_how_many_its_patch_has():
+    similarity = np.zeros((4, 4))
+    similarity[0, [1, 2]] = 1  # both neighbours of the corner
+    similarity[1, [0, 2]] = 1  # one of two
+    similarity[2, [1, 2]] = 1  # none but the first of the equal ones; its own place is not read
+    similarity[3, [0, 1]] = 1  # one of two
+    assert neighbour_agreement(similarity, (2, 2)) == (1 + 0.5 + 0.5 + 0.5) / 4
+    with pytest.raises(UnsupportedError, match="one patch"):
+        neighbour_agreement(np.zeros((1, 1)), (1, 1))

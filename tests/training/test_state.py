@@ -69,7 +69,7 @@ def undisturbed(early):
 
 
 @pytest.mark.parametrize("early", [False, True])
-@pytest.mark.parametrize("k", [0, 2, 3, 8, 14])
+@pytest.mark.parametrize("k", [0, 3, 8])
 def test_a_resumed_training_ends_as_an_undisturbed_one_to_the_bit(k, early):
     done, expected = undisturbed(early)
     if k >= done["steps"]:

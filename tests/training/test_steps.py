@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsebench.models.actor import Actor
@@ -192,6 +192,7 @@ box = st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(1, 4), st.inte
 
 
 @given(moved)
+@settings(max_examples=30)
 def test_an_image_is_shifted_and_then_mirrored(how):
     image = pictures(1)
     expected = moved_by_hand(image[0].numpy(), *how)
@@ -199,6 +200,7 @@ def test_an_image_is_shifted_and_then_mirrored(how):
 
 
 @given(box, moved)
+@settings(max_examples=30)
 def test_relevance_moves_with_the_pixels(box, how):
     top, left, height, width = box
     mask = np.zeros((1, SIDE, SIDE))
