@@ -379,11 +379,6 @@ def test_failures_that_are_declared_are_shown_as_such():
     assert marked == {"broken-fifth_batch_as_first", "broken-odd_sizes"}
 
 
-def test_a_check_may_be_declared_by_the_name_that_it_had():
-    former = type("Former", (FarFromMean,), {"expected_failures": {"compiles_whole": "it prints"}})
-    assert run.expected_failures(former) == {"compiles_a_choice": "it prints"}
-
-
 def test_a_declared_failure_of_no_check_is_refused():
     misspelt = type("Misspelt", (FarFromMean,), {"expected_failures": {"odd_size": "no"}})
     with pytest.raises(UserError, match=r"unknown check .*did you mean 'odd_sizes'"):
