@@ -239,9 +239,7 @@ def test_one_number_will_do_for_several_and_a_folder_for_its_records(tmp_path: P
 SMALL = {"suite": TINY, "n_train": [4], "seeds": 1, "jobs": 0}
 
 
-@pytest.mark.parametrize(
-    ("progress", "notebook", "bar"), [(None, False, 0), (None, True, 1), (False, True, 0)]
-)
+@pytest.mark.parametrize(("progress", "notebook", "bar"), [(None, False, 0), (None, True, 1), (False, True, 0)])
 def test_a_run_shows_a_bar_where_it_is_asked_for_and_in_notebooks(
     progress: bool | None, notebook: bool, bar: int, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
