@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from measured import TINY
+from samples import SAMPLES
 
 from sparsebench.plan.expand import expand
 from sparsebench.plan.job import Job
@@ -141,7 +142,7 @@ def _extract_some(archive: Path, folder: Path, each: int = 40) -> None:
 
 @pytest.fixture(scope="session")
 def samples() -> Path:
-    return ROOT / "tests" / "plugins"
+    return SAMPLES
 
 
 @pytest.fixture(scope="session")

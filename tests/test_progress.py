@@ -10,7 +10,7 @@ from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
-from sparsebench.runner import progress, underway
+from sparsebench.runner import underway
 from sparsebench.runner.progress import Progress
 
 SUITE = """
@@ -116,34 +116,3 @@ def test_the_bar_shows_what_the_run_says_of_itself(out: Path, suite: str, capsys
         assert bar.bar.postfix == "0:00 left, dense on composite done"
         bar.beat(now(7.0))
         assert bar.bar.postfix == "0:00 left, dense on composite done"
-
-
-def test_in_a_file_the_bar_is_a_line_now_and_then(
-    out: Path, suite: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert progress.LINE >= 60
-    plan = plan_of(suite, out)
-    with Progress(out) as bar:
-        assert not bar.live
-        bar.begin(plan, 1)
-        for at in range(len(plan.todo)):
-            bar.beat(now(61.0))
-            bar.step(done(plan, at, 1.0))
-    said = capsys.readouterr().err
-    assert said.splitlines()[1:] == ["10/10 cells, 0:00 left, dense on composite done"] and "\r" not in said
-    monkeypatch.setattr(progress, "LINE", 0.0)
-    with Progress(out) as bar:
-        bar.begin(plan, 1)
-        bar.beat(now(61.0))
-    assert "0/10 cells, 1:01 left\n" in capsys.readouterr().err
-
-
-def test_a_folder_without_records_has_no_estimate_yet(
-    tmp_path: Path, suite: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plan = plan_of(suite, tmp_path / "new")
-    with terminal(tmp_path / "new") as bar:
-        bar.begin(plan, 2)
-        bar.beat(now(None))
-    said = capsys.readouterr().err
-    assert "25 of 25 cells to run, on 2 worker processes\n" in said and "unknown time left" in said

@@ -90,11 +90,11 @@ def check(targets: tuple[str, ...], results: Path | None, as_json: bool, markdow
 
 def _note(report: Report) -> None:
     """Let lists say whether an installed strategy can be exported."""
-    from sparsebench.plugin import catalog
+    from sparsebench.deploy.export import note_export
 
     answers = [outcome.message for outcome in report.outcomes if outcome.check == "exports"]
     if answers and not report.params and report.origin.distribution:
-        catalog.note_export(report.strategy, report.origin, answers[0] == "yes")
+        note_export(report.strategy, report.origin, "yes" if answers[0] == "yes" else "no")
 
 
 def _conclude(results: Path, left_out: list[str]) -> None:

@@ -54,20 +54,10 @@ def list_(what: str, as_json: bool, bibtex: bool, published: bool, wide: bool) -
 
 
 def _rows(table: str) -> list[dict[str, Any]]:
-    """Return a table of TABLES; plugins are loaded only where what they say is not known from before."""
-    from sparsebench.plugin import catalog
+    """Return the rows of one of TABLES."""
+    from sparsebench.plugin.registry import Registry
 
-    if table == "suites":
-        return _suites(None)
-    key = catalog.fingerprint()
-    if (tables := catalog.load(key)) is None:
-        from sparsebench.plugin.registry import Registry
-
-        registry = Registry()
-        tables = {name: make(registry) for name, make in TABLES.items()}
-        if not registry.broken:  # what is missing today may be installed tomorrow
-            catalog.save(key, tables)
-    return tables.get(table, [])
+    return TABLES[table](Registry())
 
 
 def _table(rows: list[dict[str, Any]], wide: bool) -> str:
@@ -81,7 +71,9 @@ def _table(rows: list[dict[str, Any]], wide: bool) -> str:
     return tabulate(rows, headers="keys", tablefmt="simple")
 
 
-def _plugins(registry: Any) -> list[dict[str, str]]:
+def _plugins(registry: Registry) -> list[dict[str, str]]:
+    from sparsebench.deploy.export import exportable
+
     rows = [
         {
             "name": registered.cls.name,
@@ -89,7 +81,7 @@ def _plugins(registry: Any) -> list[dict[str, str]]:
             "site": registered.cls.site,
             "needs": ", ".join(sorted(registered.cls.needs)),
             "trained": "yes" if registered.cls.trained else "fits" if registered.cls.fits() else "no",
-            "exports": _exports(registered),
+            "exports": exportable(registered.cls, registered.origin),
             "from": f"{registered.origin.distribution} {registered.origin.version}".strip(),
             "what": first_line(registered.cls),
             "citation": registered.cls.citation,
@@ -103,21 +95,11 @@ def _plugins(registry: Any) -> list[dict[str, str]]:
     return rows + broken
 
 
-def _exports(registered: Any) -> str:
-    """Return "yes", "no", or "?" where neither its class nor a check says whether a strategy can be exported."""
-    from sparsebench.deploy.export import exportable
-    from sparsebench.plugin.catalog import exports
-
-    said = exportable(registered.cls)
-    found = exports(registered.cls.name, registered.origin) if said == "?" else None
-    return said if found is None else "yes" if found else "no"
-
-
-def _bibtex(registry: Any) -> list[dict[str, str]]:
+def _bibtex(registry: Registry) -> list[dict[str, str]]:
     return [{"bibtex": registered.cls.bibtex} for registered in registry.strategies()]
 
 
-def _published_methods(registry: Any) -> list[dict[str, Any]]:
+def _published_methods(registry: Registry) -> list[dict[str, Any]]:
     return [
         {
             "name": registered.cls.name,
@@ -131,30 +113,30 @@ def _published_methods(registry: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _tasks(registry: Any) -> list[dict[str, str]]:
+def _tasks(registry: Registry) -> list[dict[str, str]]:
     return [
         {"name": cls.name, "inputs": cls.inputs, "model": cls.default_model, "what": first_line(cls)}
         for cls in registry.tasks()
     ]
 
 
-def _models(registry: Any) -> list[dict[str, str]]:
+def _models(registry: Registry) -> list[dict[str, str]]:
     return [{"name": cls.name, "inputs": cls.inputs, "what": first_line(cls)} for cls in registry.models()]
 
 
-def _observers(registry: Any) -> list[dict[str, str]]:
+def _observers(registry: Registry) -> list[dict[str, str]]:
     return [{"name": cls.name, "what": first_line(cls)} for cls in registry.observers()]
 
 
-def _suites(_registry: Any) -> list[dict[str, str]]:
+def _suites(_registry: Registry) -> list[dict[str, str]]:
     from sparsebench.plan.suite import load, names
 
     return [{"name": suite.name, "version": str(suite.version), "what": suite.title} for suite in map(load, names())]
 
 
-TABLES: dict[str, Callable[[Any], list[dict[str, Any]]]] = {
+TABLES: dict[str, Callable[[Registry], list[dict[str, Any]]]] = {
     "plugins": _plugins, "published": _published_methods, "bibtex": _bibtex, "tasks": _tasks, "models": _models,
-    "observers": _observers,
+    "observers": _observers, "suites": _suites,
 }  # fmt: skip
 """What makes the rows of each table from a registry."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import AMOUNTS, FULL, Budget
 from sparsebench.strategy.contract import complaint
-from sparsebench.strategy.spec import fill, parse
+from sparsebench.strategy.spec import fill, parse, words_of
 from sparsebench.strategy.view import Images
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.fit import fit, modules_of
@@ -204,13 +203,7 @@ def spec_of(asked: AtBudget) -> str:
     params = asked.strategy.model_dump(mode="json", exclude_defaults=True)
     amounts = asked.budget.model_dump(exclude_unset=True) if asked.budget and asked.strategy.budgeted else {}
     said = {**params, **{key: value for key, value in amounts.items() if value is not None}}
-    return asked.name + (":" + ",".join(f"{key}={_text(value)}" for key, value in said.items()) if said else "")
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return "+".join(map(str, value))
-    return value if isinstance(value, str) else json.dumps(value)
+    return asked.name + words_of(said)
 
 
 def _all_tokens(strategy: Strategy, cost: CostModel) -> Budget:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -385,25 +386,15 @@ def _figure(rows: Sequence[Row]) -> Figure:
     left, right = figure.subplots(1, 2)
     left.set(xlabel="patch tokens after the last block", ylabel="ms a batch")
     right.set(xlabel="batch size", ylabel="speed-up over eager dense", xscale="log")
+    points: dict[tuple[Axes, str], list[tuple[float, float]]] = defaultdict(list)
     for row in rows:
         where = f"{row.network}, {row.mode}, {row.precision}"
-        _add(left, f"batch {row.batch}, {where}", row.tokens, 1000 * (row.latency or 0))
+        points[left, f"batch {row.batch}, {where}"].append((row.tokens, 1000 * (row.latency or 0)))
         if row.speed_up is not None:
-            _add(right, f"{row.label}, {where}", row.batch, row.speed_up)
+            points[right, f"{row.label}, {where}"].append((row.batch, row.speed_up))
+    for (axes, name), line in points.items():
+        axes.plot(*zip(*sorted(line), strict=True), label=name, **style.series(len(axes.lines))._asdict())
     for axes in (left, right):
         if axes.lines:
             axes.legend(fontsize=6)
     return figure
-
-
-def _add(axes: Axes, name: str, x: float, y: float) -> None:
-    """Add a point to the line of that name, in the order of x."""
-    line = next((each for each in axes.lines if each.get_label() == name), None)
-    if line is None:
-        axes.plot([x], [y], label=name, **style.series(len(axes.lines))._asdict())
-        return
-    points = np.column_stack([*map(np.asarray, line.get_data())])
-    points = np.vstack([points, [x, y]])
-    line.set_data(*points[points[:, 0].argsort(kind="stable")].T)
-    axes.relim()
-    axes.autoscale_view()

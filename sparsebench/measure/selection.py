@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,11 +25,6 @@ class Quality(NamedTuple):
     def of(cls, kept: np.ndarray, scores: np.ndarray, relevant: np.ndarray) -> Quality:
         """Return that of (n, N) choices and scores against the (n, N) boolean mask."""
         return cls(*_precisions_and_recalls(kept, relevant), aurocs(scores, relevant))
-
-    @classmethod
-    def join(cls, parts: Sequence[Quality]) -> Quality:
-        """Return that of all samples."""
-        return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
     @property
     def means(self) -> tuple[float, float, float]:

@@ -142,7 +142,7 @@ class Actor:
         came = [self.tokens, *(count for at, count in self.keep.items() if at < block)][-1]
         place = self.cost.place(block, came, self.keep.get(block, came))
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seeds.seed_of("learned", self.strategy.name, self.stream, block))
+            torch.default_generator.manual_seed(seeds.seed_of("learned", self.strategy.name, self.stream, block))
             module = self.strategy.module(place)
         return module.requires_grad_(False) if module is not None and self.strategy.fits() else module
 

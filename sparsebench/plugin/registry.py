@@ -6,7 +6,7 @@ import hashlib
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib import metadata
@@ -14,7 +14,7 @@ from importlib.resources.abc import Traversable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 from pydantic import PydanticUserError
@@ -40,26 +40,27 @@ FIRST = ("tasks", "models")
 """Entry points that bring sparsebench's own tasks and models: loaded first, so that nobody takes their names."""
 
 
+BRINGS: dict[str, type] = {"strategy": Strategy, "task": Task, "model": Model, "observer": Observer}
+"""The base class of each kind of class that plugins bring."""
+HOOK_OF = {
+    "strategy": "sparsebench_strategies", "task": "sparsebench_tasks", "model": "sparsebench_models",
+    "observer": "sparsebench_observers",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Found:
-    """A strategy class and where it came from.
+    """A class that a plugin brings, and where it came from.
 
     Attributes:
         file: the plugin file it was loaded from, or None.
         failure: why there is no such class; then `cls` only stands in its place.
     """
 
-    cls: type[Strategy]
+    cls: type[Any]
     origin: Origin
     file: Path | None = None
     failure: str | None = None
-
-
-class Owner(NamedTuple):
-    """Where a task or a model came from; `file` is None where that is installed."""
-
-    origin: Origin
-    file: Path | None
 
 
 class Registry:
@@ -70,6 +71,7 @@ class Registry:
 
     Attributes:
         broken: why a plugin could not be loaded, by its name.
+        files: the plugin files that were loaded.
 
     Args:
         shipped_only: whether no installed plugin counts but sparsebench's own.
@@ -80,48 +82,36 @@ class Registry:
         self.manager.add_hookspecs(Hooks)
         self.broken: dict[str, str] = {}
         self.entries = {name: entry for name, entry in entries().items() if not shipped_only or is_shipped(entry)}
-        self._files: dict[Path, list[str]] = {}
-        self._strategies: dict[str, Found] = {}
-        self._tasks: dict[str, type[Task]] = {}
-        self._models: dict[str, type[Model]] = {}
-        self._observers: dict[str, type[Observer]] = {}
-        self._owners: dict[type, Owner] = {}
-        self._observers_in: dict[Path, list[type[Observer]]] = {}
+        self.files: list[Path] = []
+        self._found: dict[str, dict[str, Found]] = {kind: {} for kind in BRINGS}
         for name in FIRST:
             self.load_entry(name)
 
     def strategy(self, name: str) -> Found:
         """Return the strategy of that name, importing no other plugin if the name is an entry point's."""
-        if name not in self._strategies:
-            self._look_for(name, self._strategies)
-        if name not in self._strategies:
+        if (found := self._look_for("strategy", name)) is None:
             file = f"{name}.py" if Path(f"{name}.py").is_file() else None
-            raise unknown("strategy", name, {*self._strategies, *self.broken}, meant=file)
-        return self._strategies[name]
+            raise unknown("strategy", name, {*self._found["strategy"], *self.broken}, meant=file)
+        return found
 
     def task(self, name: str) -> type[Task]:
         """Return the task of that name."""
-        if name not in self._tasks:
-            self._look_for(name, self._tasks)
-        if name not in self._tasks:
-            raise self._none("task", name, self._tasks)
-        return self._tasks[name]
+        if (found := self._look_for("task", name)) is None:
+            raise self._none("task", name)
+        return found.cls
 
     def model(self, name: str) -> type[Model]:
         """Return the model of that name."""
-        if name not in self._models:
-            self._look_for(name, self._models)
-        if name not in self._models:
-            timm = f"timm:{name}" if re.match(r"vit_|deit|eva", name) else None
-            raise self._none("model", name, self._models, timm)
-        return self._models[name]
+        if (found := self._look_for("model", name)) is None:
+            raise self._none("model", name, f"timm:{name}" if re.match(r"vit_|deit|eva", name) else None)
+        return found.cls
 
-    def _none(self, what: str, name: str, known: Iterable[str], meant: str | None = None) -> UserError:
+    def _none(self, kind: str, name: str, meant: str | None = None) -> UserError:
         """Return that there is nothing of a name; where a plugin that may bring it is broken, that and why."""
         for plugin, reason in self.broken.items():
             if plugin.startswith("file:") or plugin == name:
-                return UserError(f"unknown {what} '{name}', and {plugin} could not be loaded", got=reason)
-        return unknown(what, name, known, meant=meant)
+                return UserError(f"unknown {kind} '{name}', and {plugin} could not be loaded", got=reason)
+        return unknown(kind, name, self._found[kind], meant=meant)
 
     def observers_named(self, name: str) -> list[type[Observer]]:
         """Return the observers to turn on for a name, or for a plugin file; none where the plugin is one by itself.
@@ -132,44 +122,47 @@ class Registry:
         if name.endswith(".py"):
             path = Path(name)
             self.load_file(path)
-            plugin, observers = as_utf8(f"file:{path.name}"), self._observers_in.get(path.resolve(), [])
+            plugin, path = as_utf8(f"file:{path.name}"), path.resolve()
+            observers = [found.cls for found in self._found["observer"].values() if found.file == path]
         else:
-            if name not in self._observers:
-                self._look_for(name, self._observers)
-            plugin, observers = name, [self._observers[name]] if name in self._observers else []
+            found = self._look_for("observer", name)
+            plugin, observers = name, [] if found is None else [found.cls]
         if not observers and plugin in self.broken:
             raise UserError(f"observer '{name}' could not be loaded", got=self.broken[plugin])
         if not observers and plugin not in (each.plugin_name for each in self.record_hooks()):
-            raise unknown("observer", name, self._observers)
+            raise unknown("observer", name, self._found["observer"])
         return observers
 
-    def _look_for(self, name: str, classes: dict[str, Any]) -> None:
-        if name in self.entries:
+    def _look_for(self, kind: str, name: str) -> Found | None:
+        """Return what is found of a kind under a name; all plugins are loaded if its entry point does not bring it."""
+        found = self._found[kind]
+        if name not in found and name in self.entries:
             self.load_entry(name)
-            if name in self.broken and classes is self._strategies:
-                classes[name] = _stand_in(name, Origin(plugin=name), None, self.broken[name])
-        if name not in classes:
+            if name in self.broken and kind == "strategy":
+                found[name] = _stand_in(name, Origin(plugin=name), None, self.broken[name])
+        if name not in found:
             self.load_all()
+        return found.get(name)
 
     def strategies(self) -> list[Found]:
         """Return every strategy that is installed or was loaded from a file."""
-        self.load_all()
-        return [registered for _, registered in sorted(self._strategies.items()) if registered.failure is None]
+        return self._all("strategy")
 
     def tasks(self) -> list[type[Task]]:
         """Return every task."""
-        self.load_all()
-        return [self._tasks[name] for name in sorted(self._tasks)]
+        return [found.cls for found in self._all("task")]
 
     def models(self) -> list[type[Model]]:
         """Return every model."""
-        self.load_all()
-        return [self._models[name] for name in sorted(self._models)]
+        return [found.cls for found in self._all("model")]
 
     def observers(self) -> list[type[Observer]]:
         """Return every observer that can be turned on."""
+        return [found.cls for found in self._all("observer")]
+
+    def _all(self, kind: str) -> list[Found]:
         self.load_all()
-        return [self._observers[name] for name in sorted(self._observers)]
+        return [found for _, found in sorted(self._found[kind].items()) if found.failure is None]
 
     def suites(self) -> dict[str, Path | Traversable]:
         """Return the TOML file of every suite that plugins bring, by its name."""
@@ -237,10 +230,10 @@ class Registry:
         if not path.is_file():
             raise UserError(f"plugin file {path} does not exist")
         path = path.resolve()
-        if path not in self._files:
+        if path not in self.files:
             content = Content.of_file(path)
             origin = Origin(plugin=as_utf8(f"file:{path.name}"), revision=content.revision)
-            known, observers = self._size(), set(self._observers)
+            known = self._size()
             failure = self._load_module(path, content, origin)
             if failure is None and known == self._size():
                 raise UserError(
@@ -250,25 +243,19 @@ class Registry:
             if failure is not None:
                 self.broken[origin.plugin] = failure
                 stem = self._free_name(re.sub(r"\W", "_", as_utf8(path.stem)))
-                self._strategies[stem] = _stand_in(stem, origin, path, failure)
-            self._observers_in[path] = [cls for name, cls in self._observers.items() if name not in observers]
-            self._files[path] = [name for name, registered in self._strategies.items() if registered.file == path]
-        return self._files[path]
-
-    @property
-    def files(self) -> list[Path]:
-        """The plugin files that were loaded."""
-        return list(self._files)
+                self._found["strategy"][stem] = _stand_in(stem, origin, path, failure)
+            self.files.append(path)
+        return [name for name, found in self._found["strategy"].items() if found.file == path]
 
     def _size(self) -> int:
         """Return how much there is to name, and how many look at records without being named."""
-        named = len(self._strategies) + len(self._tasks) + len(self._models) + len(self._observers)
+        named = sum(map(len, self._found.values()))
         hooks = self.manager.hook.sparsebench_suites, self.manager.hook.sparsebench_papers
         return named + len(self.record_hooks()) + sum(len(hook.get_hookimpls()) for hook in hooks)
 
     def _free_name(self, name: str) -> str:
         """Return the name, or one made from it that no strategy has."""
-        while name in self._strategies or name in self.entries:
+        while name in self._found["strategy"] or name in self.entries:
             name = f"file_{name}"
         return name
 
@@ -292,39 +279,35 @@ class Registry:
     def _register(self, module: ModuleType, origin: Origin, file: Path | None = None) -> str | None:
         """Register a module and take what its hooks return; return why that failed, or None."""
         name = self._free_plugin(origin.plugin)
-        before = dict(self._strategies), dict(self._tasks), dict(self._models), dict(self._observers)
+        before = {kind: dict(found) for kind, found in self._found.items()}
         try:
             self.manager.register(module, name=name)
             _check_hooks(module)
-            self._take(name, "sparsebench_strategies", lambda x: self._add_strategy(x, origin, file))
-            self._take(name, "sparsebench_tasks", self._add_task)
-            self._take(name, "sparsebench_models", lambda x: _add(x, Model, self._models))
-            self._take(name, "sparsebench_observers", lambda x: _add(x, Observer, self._observers))
+            for kind in BRINGS:
+                for cls in self._brought(name, HOOK_OF[kind]):
+                    self._add(kind, cls, origin, file)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            self._strategies, self._tasks, self._models, self._observers = before
+            self._found = before
             if self.manager.has_plugin(name):
                 self.manager.unregister(name=name)
             if isinstance(error, _TakenError) and file is not None:
                 raise UserError(f"plugin file {file}: {error}") from error
             return one_line(error)
-        for cls in (*self._tasks.values(), *self._models.values()):
-            self._owners.setdefault(cls, Owner(origin, file))
         return None
 
-    def owners(self, strategy: str, task: str, model: str) -> list[Owner]:
-        """Return where the strategy, the task and the model of those names came from."""
-        registered = self.strategy(strategy)
-        owned = [self._owners[cls] for cls in (self.task(task), self.model(model))]
-        return [Owner(registered.origin, registered.file), *owned]
+    def owners(self, strategy: str, task: str, model: str) -> list[Found]:
+        """Return the strategy, the task and the model of those names, with where they came from."""
+        self.task(task), self.model(model)
+        return [self.strategy(strategy), self._found["task"][task], self._found["model"][model]]
 
     def part_of(self, thing: Task | Model) -> Part:
         """Return the part of a cell that names a task or a model, with the revision of the code that brings it."""
-        owner = self._owners.get(type(thing))
-        if owner is None or owner.file is None:
+        found = self._found["task" if isinstance(thing, Task) else "model"].get(thing.name)
+        if found is None or found.cls is not type(thing) or found.file is None:
             return Part.of(thing, "" if thing.revision == 1 else str(thing.revision))
-        return Part.of(thing, owner.origin.revision)
+        return Part.of(thing, found.origin.revision)
 
     def check_revision(self, thing: Task | Model, part: Part) -> None:
         """Raise UserError if a task or a model that was made from the part of a cell has another revision than that."""
@@ -340,32 +323,39 @@ class Registry:
             name += "'"
         return name
 
-    def _take(self, name: str, hook: str, add: Callable[[Any], None]) -> None:
+    def _brought(self, name: str, hook: str) -> Iterator[Any]:
+        """Yield what a plugin returns from a hook."""
         for implementation in getattr(self.manager.hook, hook).get_hookimpls():
             if implementation.plugin_name == name:
                 returned = implementation.function()
                 if not isinstance(returned, Iterable) or isinstance(returned, str | Strategy):
                     raise UserError(f"{hook} must return a list of classes, as [MyClass]", got=repr(returned))
-                for thing in returned:
-                    add(thing)
+                yield from returned
 
-    def _add_strategy(self, cls: type[Strategy], origin: Origin, file: Path | None) -> None:
-        if problem := complaint(cls):
+    def _add(self, kind: str, cls: Any, origin: Origin, file: Path | None) -> None:
+        """Add a class under its name.
+
+        Raises:
+            UserError: it is none of that kind, or its name is taken.
+        """
+        if problem := complaint(cls) if kind == "strategy" else _complaint(kind, cls):
             raise UserError(problem)
-        if file is None:
+        if kind == "strategy" and file is None:
             origin = origin.model_copy(update={"revision": str(cls.revision)})
-        owner = self.entries.get(cls.name)
-        if owner is not None and origin.plugin != cls.name:
-            raise _TakenError(f"its strategy '{cls.name}' has the name of installed plugin '{owner.name}'; rename it")
-        taken = self._strategies.get(cls.name)
-        if taken is not None and (taken.cls, taken.origin) != (cls, origin):
+        elif kind == "task":
+            self._check_metrics(cls)
+        entry, taken = self.entries.get(cls.name), self._found[kind].get(cls.name)
+        if kind == "strategy" and entry is not None and origin.plugin != cls.name:
+            raise _TakenError(f"its strategy '{cls.name}' has the name of installed plugin '{entry.name}'; rename it")
+        if taken is None:
+            self._found[kind][cls.name] = Found(cls, origin, file)
+        elif taken.cls is not cls:
             other = taken.file or taken.origin.plugin
-            raise _TakenError(f"its strategy '{cls.name}' has the name of one of plugin '{other}'; rename it")
-        self._strategies[cls.name] = Found(cls, origin, file)
+            raise _TakenError(f"its {kind} '{cls.name}' has the name of one of plugin '{other}'; rename it")
 
-    def _add_task(self, cls: type[Task]) -> None:
-        known = {kind.name: kind for other in self._tasks.values() for kind in other.metrics}
-        _add(cls, Task, self._tasks)
+    def _check_metrics(self, cls: type[Task]) -> None:
+        """Raise UserError if metrics of a task are none, or others of that name are not the same."""
+        known = {kind.name: kind for other in self._found["task"].values() for kind in other.cls.metrics}
         metrics.check(cls.metrics)
         for kind in cls.metrics:
             if known.get(kind.name, kind) != kind:
@@ -405,14 +395,10 @@ def _stand_in(name: str, origin: Origin, file: Path | None, failure: str) -> Fou
     return Found(type("Unloaded", (Strategy,), {"name": name, "__module__": __name__}), origin, file, failure)
 
 
-def _add(cls: Any, base: type, classes: dict[str, Any]) -> None:
-    if not (isinstance(cls, type) and issubclass(cls, base)):
-        raise UserError(f"{cls!r} is not a subclass of {base.__name__}")
-    name = getattr(cls, "name", None)
-    if not isinstance(name, str):
-        raise UserError(f"{cls.__name__} has no name")
-    if base is not Observer and (problem := complaint_on_revision(cls)):
-        raise UserError(problem)
-    if classes.get(name, cls) is not cls:
-        raise _TakenError(f"there is a {base.__name__.lower()} '{name}' already")
-    classes[name] = cls
+def _complaint(kind: str, cls: Any) -> str | None:
+    """Return what is wrong with a would-be task, model or observer, or None."""
+    if not (isinstance(cls, type) and issubclass(cls, BRINGS[kind])):
+        return f"{cls!r} is not a subclass of {BRINGS[kind].__name__}"
+    if not isinstance(getattr(cls, "name", None), str):
+        return f"{cls.__name__} has no name"
+    return None if kind == "observer" else complaint_on_revision(cls)

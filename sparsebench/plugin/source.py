@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
 import linecache
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from sparsebench.errors import UserError
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.contract import complaint
+from sparsebench.strategy.spec import words_of
 
 FOLDER = "plugins"
 """Of a run's folder, with the sources of strategies that were given as classes."""
@@ -27,25 +27,6 @@ from sparsebench import hookimpl as _hookimpl
 def sparsebench_strategies():
     return [{name}]
 """
-
-
-def words_of(strategy: Strategy | type[Strategy]) -> str:
-    """Return the parameters of an instance as users type them, those that are not its defaults; "" of a class.
-
-    Raises:
-        UserError: a value cannot be typed.
-    """
-    if isinstance(strategy, type):
-        return ""
-    given = strategy.model_dump(mode="json", exclude_defaults=True)
-    words = []
-    for name, value in given.items():
-        text = "+".join(map(str, value)) if isinstance(value, list) else value
-        text = text if isinstance(text, str) else json.dumps(text)
-        if isinstance(value, dict) or any(mark in text for mark in ",="):
-            raise UserError(f"parameter '{name}' of '{strategy.name}'", got=value, allowed="numbers, words and tuples")
-        words.append(f"{name}={text}")
-    return f":{','.join(words)}" if words else ""
 
 
 def plugin_file(cls: type[Strategy]) -> str:
@@ -128,10 +109,11 @@ def write(strategy: Strategy | type[Strategy], out: Path) -> str:
     from sparsebench.files import write_whole
 
     cls = strategy if isinstance(strategy, type) else type(strategy)
+    words = "" if isinstance(strategy, type) else words_of(strategy.model_dump(mode="json", exclude_defaults=True))
     if cls.__module__.startswith("sparsebench_plugins."):
-        return f"{cls.name}{words_of(strategy)}"
+        return f"{cls.name}{words}"
     path = out / FOLDER / f"{getattr(cls, 'name', cls.__name__)}.py"
     content = plugin_file(cls).encode()
     if not path.is_file() or path.read_bytes() != content:
         write_whole(path, content)
-    return f"{path}{words_of(strategy)}"
+    return f"{path}{words}"

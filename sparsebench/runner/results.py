@@ -55,7 +55,7 @@ class Result:
 
 
 def measure(
-    result: Result, cell: Prepared, trained: dict[str, float], drawn: Data | None = None, batch: int | None = None,
+    result: Result, cell: Prepared, trained: dict[str, float], batch: int | None = None,
     *, leaks: bool = True, on_done: Callable[[int], None] | None = None,
 ) -> None:  # fmt: skip
     """Add all that is measured on the trained network.
@@ -64,7 +64,6 @@ def measure(
         result: to which it is added.
         cell: the cell.
         trained: how its training came out.
-        drawn: the data that are kept for the next cell.
         batch: how many test items are tried at a time; None for `first_batch`.
         leaks: whether it is looked whether answers depend on labels or masks.
         on_done: called during the test with how many items are done.
@@ -78,7 +77,7 @@ def measure(
         raise DivergedError("training diverged: the weights after the last step are not finite")
     _calibrate(result, cell)
     first = batch or first_batch(network, cell.test)
-    evaluation = _test(cell, drawn, first, leaks, on_done)
+    evaluation = _test(cell, first, leaks, on_done)
     if not np.isfinite(evaluation.loss):
         raise DivergedError(f"training diverged: the test loss is {evaluation.loss}")
     _add_training(result, trained, len(cell.train.labels))
@@ -102,14 +101,12 @@ def measure(
         result.notes["attention"] = "received" if scoring == "received" else network.attention_source
 
 
-def _test(
-    cell: Prepared, drawn: Data | None, batch: int, leaks: bool, on_done: Callable[[int], None] | None
-) -> Evaluation:
+def _test(cell: Prepared, batch: int, leaks: bool, on_done: Callable[[int], None] | None) -> Evaluation:
     """Return what came out of the test; see `measure`."""
     network, actor, samples, recipe = cell.network, cell.in_test, cell.test, cell.recipe
     shares, others = samples.relevance, None
     if leaks:
-        others = leak_check.answers(network, actor, samples, recipe, [cell.data, drawn], batch)
+        others = leak_check.answers(network, actor, samples, recipe, batch)
         batch = others.batch  # batches alike in size are rounded alike
     matter = None if shares is None else relevant(shares.cpu().numpy(), cell.data.test.mask)
     evaluation = evaluate(network, actor, samples, recipe, batch, matter, on_done=on_done)

@@ -348,7 +348,7 @@ class _Run:
         tests_only = self.cell.outcome is not None or not self.cell.task.trains
         on_done = self._share(len(self.cell.test.labels)) if tests_only else None
         measure(
-            self.result, self.cell, self.trained, context.drawn.data, context.batch,
+            self.result, self.cell, self.trained, context.batch,
             leaks=who not in context.trusted, on_done=on_done,
         )  # fmt: skip
         context.trusted.add(who)

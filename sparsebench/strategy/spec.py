@@ -78,6 +78,22 @@ def label(name: str, params: Mapping[str, Any]) -> str:
     return name + (f"({', '.join(f'{key}={value}' for key, value in params.items())})" if params else "")
 
 
+def words_of(params: Mapping[str, Any]) -> str:
+    """Return parameters as users type them after a name, as in ":layers=3+6,power=2.0"; "" for none.
+
+    Raises:
+        UserError: a value cannot be typed.
+    """
+    words = []
+    for name, value in params.items():
+        text = "+".join(map(str, value)) if isinstance(value, list | tuple) else value
+        text = text if isinstance(text, str) else json.dumps(text)
+        if isinstance(value, dict) or any(mark in text for mark in ",="):
+            raise UserError(f"parameter '{name}'", got=value, allowed="numbers, words and tuples")
+        words.append(f"{name}={text}")
+    return f":{','.join(words)}" if words else ""
+
+
 _LABEL = re.compile(r"(?P<name>[^()]*)(?:\((?P<params>.*)\))?", re.DOTALL)
 
 

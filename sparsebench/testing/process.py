@@ -45,8 +45,7 @@ class Message(BaseModel):
 
     Attributes:
         report: of the next strategy, before any check.
-        begins: the check that is run next.
-        outcome: what a check found, of the last report.
+        outcome: what the next check of the last report found.
         error: why the target is none.
         done: all is said.
         last: whether no other strategy comes after it.
@@ -55,7 +54,6 @@ class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     report: Report | None = None
-    begins: str = ""
     outcome: Outcome | None = None
     error: str = ""
     done: bool = False
@@ -110,7 +108,7 @@ class _Child:
     ):
         self.request, self.limit, self.on_outcome = request, limit, on_outcome
         self.reports: list[Report] = []
-        self.running: Outcome | None = None
+        self.left: list[Outcome] = []  # the check that runs, and those after it
         self.last = False
         try:
             self.worker = server.start("sparsebench.testing.process", {}, log)
@@ -140,12 +138,12 @@ class _Child:
             raise UserError(message.error)
         if message.report is not None:
             self.reports.append(message.report)
+            self.left = list(message.report.outcomes)
         elif message.outcome is not None:
             self._keep(message.outcome)
-        elif message.begins:
-            (self.running,) = (o for o in self.reports[-1].outcomes if o.check == message.begins)
+            self.left = self.left[1:] or self.left
         else:
-            self.running = LOADS
+            self.left = [LOADS]
             self.worker.ask(dump(self.request).encode())
 
     def _keep(self, outcome: Outcome) -> None:
@@ -154,14 +152,14 @@ class _Child:
 
     def _lost(self, status: Status, message: str) -> bool:
         """Note how the process was lost at what it was doing; return whether no strategy comes after."""
-        if self.running is None:
+        if not self.left:
             raise UserError(f"the checks did not start: {message}")
-        if self.running == LOADS:
+        if (running := self.left[0]) == LOADS:
             target = as_utf8(self.request.target)
             revision = file_revision(Path(parse(self.request.target).name))
             self.reports.append(of_loading(target, Origin(plugin=target, revision=revision)))
-        self._keep(self.running.after(status, message))
-        return self.last or self.running == LOADS
+        self._keep(running.after(status, message))
+        return self.last or running == LOADS
 
     def _how_it_ended(self) -> str:
         how = f"it {how_it_left(self.worker.end(PATIENCE))}"
@@ -189,7 +187,7 @@ def main(end: socket.socket) -> None:
         last = request.number + 1 >= len(strategies)
         for strategy, origin in strategies[request.number : request.number + 1]:
             line.say(Message(report=(report := run.blank(strategy, origin, request.groups)), last=last))
-            for outcome in run.outcomes(strategy, report, lambda name: line.say(Message(begins=name))):
+            for outcome in run.outcomes(strategy, report):
                 line.say(Message(outcome=outcome))
     except PluginError as error:
         line.say(Message(report=of_loading(error.name, error.origin)))

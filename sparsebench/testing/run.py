@@ -51,10 +51,6 @@ CHECKS = (
 )
 
 
-FORMER = {"compiles_whole": "compiles_a_choice"}
-"""Names that checks had before, which strategies may still declare."""
-
-
 def expected_failures(strategy: Strategy | type[Strategy]) -> dict[str, str]:
     """Return the checks that the strategy declares to fail, with the reasons.
 
@@ -62,11 +58,10 @@ def expected_failures(strategy: Strategy | type[Strategy]) -> dict[str, str]:
         UserError: there is no check of that name.
     """
     names = [check.name for check in CHECKS]
-    declared = {FORMER.get(name, name): reason for name, reason in strategy.expected_failures.items()}
-    for name in declared:
+    for name in strategy.expected_failures:
         if name not in names:
             raise unknown(f"check in {strategy.name}.expected_failures", name, names)
-    return declared
+    return dict(strategy.expected_failures)
 
 
 def blank(strategy: Strategy, origin: Origin, groups: Collection[Group] = GROUPS) -> Report:
@@ -84,16 +79,13 @@ def blank(strategy: Strategy, origin: Origin, groups: Collection[Group] = GROUPS
     )
 
 
-def outcomes(
-    strategy: Strategy, report: Report, begins: Callable[[str], None] = lambda name: None
-) -> Iterator[Outcome]:
-    """Run the checks of a report and yield what each found; `begins` is told the name of each before it is run."""
+def outcomes(strategy: Strategy, report: Report) -> Iterator[Outcome]:
+    """Run the checks of a report in their order and yield what each found."""
     failed: set[str] = set()
     declared = expected_failures(strategy)
     checks = {check.name: check for check in CHECKS}
     for outcome in report.outcomes:
         check = checks[outcome.check]
-        begins(check.name)
         begun = time.perf_counter()
         try:
             remark = check(strategy)

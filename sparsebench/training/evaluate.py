@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -59,7 +59,7 @@ class Evaluation:
         quality: how well the tokens that matter were found at the end, by the scores of the strategy's first decision:
             constant where it made none, `kept` where it gave no scores. None where nobody asked.
         quality_by_block: the same after each block in which the strategy acted.
-        choices: what was chosen in each of these blocks, where somebody asked.
+        choices: what was chosen in each of these blocks, where somebody asked for that or for the quality.
         steps: realised token counts, block by block, mean over samples; empty where nothing acted.
         macs: (n,) of each sample, or empty.
         rank: (n,) how many classes come before the sample's own: 0 where it is the predicted one.
@@ -122,8 +122,9 @@ def evaluate(
         choices: whether what is chosen block by block is wanted itself.
         on_done: called after each batch with how many samples are done.
     """
-    first, wanted = batch or first_batch(network, samples), _Wanted(matter, choices, on_done or (lambda done: None))
-    return halving(first, lambda size: _evaluate(network, actor, samples, recipe, size, wanted))
+    told = on_done or (lambda done: None)
+    first = batch or first_batch(network, samples)
+    return halving(first, lambda size: _evaluate(network, actor, samples, recipe, size, matter, choices, told))
 
 
 def halving(batch: int, work: Callable[[int], T]) -> T:
@@ -142,22 +143,16 @@ def halving(batch: int, work: Callable[[int], T]) -> T:
         torch.cuda.empty_cache()
 
 
-class _Wanted(NamedTuple):
-    """What is to be known of choices, and of how far the test is; see `evaluate`."""
-
-    matter: np.ndarray | None
-    choices: bool
-    on_done: Callable[[int], None]
-
-    @property
-    def any(self) -> bool:
-        """Whether anything is."""
-        return self.matter is not None or self.choices
-
-
 @torch.no_grad()
 def _evaluate(
-    network: Network, actor: Actor | None, samples: Samples, recipe: Recipe, batch: int, wanted: _Wanted
+    network: Network,
+    actor: Actor | None,
+    samples: Samples,
+    recipe: Recipe,
+    batch: int,
+    matter: np.ndarray | None,
+    choices: bool,
+    on_done: Callable[[int], None],
 ) -> Evaluation:
     network.module.eval()
     predicted, loss, kept, seen, steps, macs, rank, sure, wrong, done = [], [], [], [], [], [], [], [], [], 0
@@ -176,31 +171,32 @@ def _evaluate(
             sure.append(outputs.float().softmax(dim=1).amax(dim=1))
         if acting is None:
             kept.append(torch.ones(len(rows), N, dtype=torch.bool, device=rows.device))
-            made = [_Chosen(-1, kept[-1], kept[-1].float(), scored=False, made=True)]
+            scores = None
         else:
             if rows.device.type == "cpu":
                 acting.settle()  # to read is not to wait there
             elif (doubt := acting.doubtful()) is not None:
                 wrong.append((rows, doubt))
             kept.append(patches_in(acting.index, N))
-            scores = kept[-1].float() if acting.scores is None else acting.scores.float()
-            made = [_Chosen(-1, kept[-1], scores, scored=acting.scores is not None, made=True)]
-            made += _choices(acting, N) if wanted.any else ()
+            scores = acting.scores
             steps.append([(len(rows), step) for step in acting.steps])
             macs.append(np.broadcast_to(network.cost.macs(acting.steps), len(rows)))
-        seen.append([_look(one, wanted, slice(done, done + len(rows))) for one in made])
+        if choices or matter is not None:
+            end = _choice(-1, kept[-1], kept[-1] if scores is None else scores, scores is not None)
+            seen.append([(True, end), *(() if acting is None else _choices(acting, N))])
         done += len(rows)
-        wanted.on_done(done)
+        on_done(done)
     if wrong and bool((doubts := torch.stack([doubt for _, doubt in wrong])).any()):
         _raise_illegal(network, actor, samples, wrong[int(doubts.int().argmax())][0])
-    end, *blocks = [parts for parts in zip(*seen, strict=True) if any(part.made for part in parts)]
+    chosen = [_join([one for _, one in parts]) for parts in zip(*seen, strict=True) if any(made for made, _ in parts)]
+    judged = [] if matter is None else [Quality.of(one.kept, one.scores, matter) for one in chosen]
     return Evaluation(
         torch.cat(predicted).cpu().numpy(),
         torch.cat(loss).cpu().numpy(),
         torch.cat(kept).cpu().numpy(),
-        _join_quality(end),
-        {parts[0].block: quality for parts in blocks if (quality := _join_quality(parts)) is not None},
-        [_join([part.choice for part in parts if part.choice]) for parts in blocks if wanted.choices],
+        judged[0] if judged else None,
+        {one.block: quality for one, quality in list(zip(chosen, judged, strict=False))[1:]},
+        chosen[1:],
         [mean_step(block) for block in zip(*steps, strict=True)],
         np.concatenate(macs) if macs else np.empty(0),
         torch.cat(rank).cpu().numpy(),
@@ -276,36 +272,13 @@ def _spread(index: Tensor, values: Tensor, N: int) -> Tensor:
     return values.new_zeros(len(index), N + 1).scatter(1, index % (N + 1), values)[:, :-1]
 
 
-class _Chosen(NamedTuple):
-    """What was chosen for the (B, N) of one batch in a block, -1 for the end; a strategy may let one pass unmade."""
-
-    block: int
-    kept: Tensor
-    scores: Tensor
-    scored: bool
-    made: bool
+def _choice(block: int, kept: Tensor, scores: Tensor, scored: bool) -> Choice:
+    """Return what was chosen for the (B, N) of one batch in a block, -1 for the end."""
+    return Choice(block, kept.cpu().numpy(), scores.float().cpu().numpy(), scored)
 
 
-class _Seen(NamedTuple):
-    """What is wanted of a `_Chosen`."""
-
-    block: int
-    made: bool
-    quality: Quality | None
-    choice: Choice | None
-
-
-def _look(one: _Chosen, wanted: _Wanted, rows: slice) -> _Seen:
-    """Return what is wanted of what was chosen for some of the samples."""
-    if not wanted.any:
-        return _Seen(one.block, one.made, None, None)
-    kept, scores = one.kept.cpu().numpy(), one.scores.cpu().numpy()
-    quality = None if wanted.matter is None else Quality.of(kept, scores, wanted.matter[rows])
-    return _Seen(one.block, one.made, quality, Choice(one.block, kept, scores, one.scored) if wanted.choices else None)
-
-
-def _choices(acting: Pass, N: int) -> Iterator[_Chosen]:
-    """Yield what became of the patches in each block in which tokens were to leave."""
+def _choices(acting: Pass, N: int) -> Iterator[tuple[bool, Choice]]:
+    """Yield what became of the patches in each block in which tokens were to leave, and whether a choice was made."""
     decisions = {decision.block: decision for decision in acting.decisions}
     kept = torch.ones(len(acting.index), N, dtype=torch.bool, device=acting.index.device)
     for block in sorted(acting.actor.keep):
@@ -318,12 +291,7 @@ def _choices(acting: Pass, N: int) -> Iterator[_Chosen]:
         scores = kept.float()
         if decision is not None and given is not None:
             scores = _spread(decision.before, given.float(), N)
-        yield _Chosen(block, kept, scores.masked_fill(~present, torch.nan), given is not None, decision is not None)
-
-
-def _join_quality(parts: Sequence[_Seen]) -> Quality | None:
-    known = [part.quality for part in parts if part.quality is not None]
-    return Quality.join(known) if known else None
+        yield decision is not None, _choice(block, kept, scores.masked_fill(~present, torch.nan), given is not None)
 
 
 def _join(parts: Sequence[Choice]) -> Choice:

@@ -194,11 +194,6 @@ def test_any_file_is_a_ledger_or_a_mistake_of_its_writer(tmp_path_factory: pytes
         assert rows.load(path)
 
 
-def test_a_file_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["claims", "--file", str(tmp_path / "none.toml")])
-    assert done.exit_code == 2 and "cannot be read" in done.stderr and done.stderr.count("\n") == 1
-
-
 def test_the_command_shows_rows_in_each_form(tmp_path: Path) -> None:
     words = ["claims", "evit-deit-s-0.7", "mame-mae-l"]
     shown = CliRunner().invoke(main, words).stdout

@@ -13,6 +13,7 @@ import torch
 from click.testing import CliRunner, Result
 from measured import TINY, TOKENS
 from PIL import Image
+from samples import SAMPLES
 
 import sparsebench
 from sparsebench.board.columns import COLUMNS, keys_of
@@ -20,7 +21,6 @@ from sparsebench.board.tables import FORMATS
 from sparsebench.cli import main
 from sparsebench.records import store
 
-SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
 SHIPPED = {"dense", "random", "attn_topk", "oracle", "anti_oracle", "noise"}
 SMALL = ["--suite", TINY, "--n-train", "4", "--seeds", "1"]
 IMAGES = [

@@ -5,11 +5,11 @@ import pytest
 from click.testing import CliRunner, Result
 from measured import TOKENS
 from PIL import Image
+from samples import SAMPLES
 
 from sparsebench.cli import main
 from sparsebench.records import store
 
-SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
 SMALL = [
     "--task", "composite:epochs=1,test=12,pretrain_epochs=0", "--model", "vit:dim=16,depth=2,heads=2",
     "--suite", "quick-scratch", "--n-train", "20", "--jobs", "0", "--device", "cpu",

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from measured import TINY
 from sparsebench_plugins.attn_topk import AttnTopK
 
-from sparsebench.deploy.compare import Agreement, Comparison, Side, as_json, compare, rows
+from sparsebench.deploy.compare import Agreement, Comparison, Side, compare, rows
 from sparsebench.deploy.trained import Trainer, trained_cell
 from sparsebench.errors import UserError
 from sparsebench.models.actor import Actor
@@ -130,18 +128,6 @@ def test_merging_strategies_keep_what_tokens_are_named_after_and_give_no_scores(
     assert not mixed.kept[0].any() and (mixed.iou == 0).all()
 
 
-def test_tokens_without_pictures_can_be_compared(tmp_path: Path) -> None:
-    request = Request(suite=TINY, n_train=(4,), seeds=1)
-    (stage,) = compare(("attn_topk", "noise"), request, trainer(tmp_path, []), 0).stages
-    assert stage.kept[0].shape == (20, 16) and stage.block == 0 and stage.recall is not None
-
-
-def test_the_scene_has_the_pictures_that_were_asked_for(compared: Compare) -> None:
-    found = compared("attn_topk", "random", pictures=3)
-    assert found.scene is not None and len(found.scene.pictures) == len(found.rows) == 3
-    assert compared("attn_topk", "random").scene is None
-
-
 @pytest.mark.parametrize(
     ("a", "b", "options", "says"),
     [
@@ -243,14 +229,3 @@ def test_a_row_has_means_and_intervals_over_the_samples_that_have_a_value() -> N
     assert (last["rank_correlation"], last["rank_correlation_n"]) == (0.5, 2)
     assert (first["rank_correlation"], first["rank_correlation_n"]) == (None, 0)
     assert (last["relevant_kept_a"], last["relevant_kept_b"]) == (0.25, 0.125)
-
-
-def test_json_holds_the_rows_and_what_was_compared() -> None:
-    found = json.loads(as_json(comparison()))
-    assert found["rows"] == json.loads(json.dumps(rows(comparison())))
-    assert found["a"] == {"label": "attn_topk", "budget": "macs 0.5"} and found["b"]["label"] == "tome(x=1)"
-    assert found["task"]["name"] == "composite" and (found["n_train"], found["samples"], found["patches"]) == (
-        600,
-        3,
-        16,
-    )

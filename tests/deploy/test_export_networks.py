@@ -9,18 +9,25 @@ import torch
 from click.testing import CliRunner
 from eva_vits import KINDS
 from safetensors.torch import save_file
-from test_host_reads import FIXED
-from vits import close, vit
+from torch.utils._python_dispatch import TorchDispatchMode
+from vits import ARCHITECTURES, close, vit
 
 import sparsebench
 from sparsebench.cli import main
-from sparsebench.deploy.export import exportable
+from sparsebench.deploy.export import exportable, note_export
 from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
+from sparsebench.records.cell import Origin
 
+FIXED = [
+    registered.cls
+    for registered in Registry(shipped_only=True).strategies()
+    if registered.cls.kind != "oracle" and registered.cls.budgeted and not registered.cls.adaptive
+]
 ONNX = {"tome", "evit"}
-PROGRAMS = {"attn_topk", "diffrate", "divprune", "idle_vit", "patch_merger"}
-"""Of those that are no ONNX files in the fast tests: one of each kind of plan and of arithmetic."""
+PROGRAMS = {"attn_topk", "patch_merger"}
+"""In the fast tests: one that drops and one that mixes; tracing takes seconds."""
+
 NAMES = [cls.name for cls in FIXED]
 needs_onnx = pytest.mark.skipif(importlib.util.find_spec("onnxruntime") is None, reason="needs the extra export")
 
@@ -41,10 +48,9 @@ def sparse_and_pixels(name):
     return sparse.eval(), torch.randn(2, 2, 3, 32, 32, generator=torch.Generator().manual_seed(2))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of torch's own parts to each other
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "tome" else pytest.mark.slow) for name in sorted(ONNX)]
-)  # torch.export traces the others, see below
+@pytest.mark.parametrize("name", sorted(ONNX))  # torch.export traces the others, see below
 @torch.no_grad()
 def test_the_network_compiles_whole(name):
     sparse, (x, other) = sparse_and_pixels(name)
@@ -62,7 +68,9 @@ def test_the_network_compiles_whole(name):
 def test_a_program_of_torch_export_gives_the_same(name, tmp_path):
     sparse, (_, other) = sparse_and_pixels(name)
     file = tmp_path / "sparse.pt2"
-    assert sparse.export(file, batch=2) == file
+    assert sparse.train().export(file, batch=2) == file
+    assert all(part.training for part in sparse.modules())  # exporting leaves it as it was
+    sparse.eval()
     close(torch.export.load(file).module()(other), sparse(other))
 
 
@@ -74,9 +82,23 @@ def test_what_is_listed_of_files_is_what_is_tested_here():
     assert exportable(type("Mine", (FIXED[0],), {"__module__": "mine"})) == "?"
 
 
+def test_lists_know_what_a_check_has_found_of_a_version_of_a_strategy(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path))
+    mine = type("Mine", (FIXED[0],), {"__module__": "mine", "name": "mine"})
+    first, second = (Origin(plugin="mine", distribution="mine", revision=revision) for revision in "12")
+    note_export("mine", first, "yes")
+    note_export("mine", second, "no")
+    assert [exportable(mine, origin) for origin in (first, second, Origin(plugin="other"))] == ["yes", "no", "?"]
+    for broken in ("{", "[]", '"yes"'):
+        (tmp_path / "exports.json").write_text(broken)
+        assert exportable(mine, first) == "?"
+    note_export("mine", first, "yes")
+    assert exportable(mine, first) == "yes"
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "kind", ["DINOv3", "PE", *(pytest.param(k, marks=pytest.mark.slow) for k in ("EVA-02", "SigLIP"))]
+    "kind", ["DINOv3", *(pytest.param(k, marks=pytest.mark.slow) for k in ("PE", "EVA-02", "SigLIP"))]
 )
 @pytest.mark.parametrize(
     "name", ["attn_topk", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tome", "evit"))]
@@ -90,11 +112,9 @@ def test_rotary_and_attention_pooled_networks_are_written_too(name, kind, tmp_pa
 
 
 @needs_onnx
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param("DINOv3", marks=pytest.mark.slow), "EVA-02", pytest.param("PE", marks=pytest.mark.slow), "SigLIP"],
-)
+@pytest.mark.parametrize("kind", ["DINOv3", "EVA-02", "PE", "SigLIP"])
 @torch.no_grad()
 def test_rotary_and_attention_pooled_networks_run_elsewhere(kind, tmp_path):
     sparse = sparsebench.apply(KINDS[kind](depth=2), "tome", macs=0.6).eval()
@@ -111,11 +131,9 @@ def run_onnx(file, x):
 
 
 @needs_onnx
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "name",  # tome is a file in the fast tests too, of a network with attention in place of a class token
-    [pytest.param(name, marks=[] if name == "evit" else pytest.mark.slow) for name in NAMES],
-)
+@pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_an_onnx_file_gives_the_same(name, tmp_path):
     sparse, (_, other) = sparse_and_pixels(name)
@@ -134,12 +152,6 @@ def test_equal_scores_are_decided_as_in_the_benchmark(tmp_path):
 
     sparse, x = sparsebench.apply(vit(depth=2), Alike, keep_rate=0.5), torch.randn(1, 3, 32, 32)
     close(run_onnx(sparse.export(tmp_path / "sparse.onnx"), x), sparse(x), atol=1e-4)
-
-
-def test_exporting_leaves_the_network_in_training(tmp_path):
-    sparse = sparsebench.apply(vit(), "attn_topk:macs=0.6").train()
-    sparse.export(tmp_path / "sparse.pt2")
-    assert all(part.training for part in sparse.modules())
 
 
 def test_what_cannot_be_exported_is_said_in_one_line(tmp_path, monkeypatch):
@@ -187,3 +199,36 @@ def test_the_command_writes_a_sparse_network(tmp_path, monkeypatch):
         assert done.exit_code == 2 and said in done.output
     done = CliRunner().invoke(main, ["export", "vit", *words[2:], "-o", "b.pt2"])
     assert done.exit_code == 2 and "allowed: timm:NAME" in done.output
+
+
+class Reads(TorchDispatchMode):
+    """Counts what goes from the device to the host as a number."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, _types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def reads(call):
+    with Reads() as counted:
+        call()
+    return counted.count
+
+
+@pytest.mark.filterwarnings("ignore:'perturbation")  # which spends more than the dense network
+@pytest.mark.parametrize(("kind", "training"), [("plain", False), ("average pool without class token", True)])
+@pytest.mark.parametrize("cls", FIXED, ids=lambda cls: cls.name)
+def test_only_the_first_pass_with_a_shape_reads_from_the_device(cls, kind, training):
+    learned = "random" if cls.trained or cls.fits() else None
+    sparse = sparsebench.apply(ARCHITECTURES[kind](), cls, macs=0.6, learned=learned).train(training)
+    acts = training or not cls.trains_only
+    x = torch.randn(3, 3, 32, 32)
+    assert (reads(lambda: sparse(x)) > 0) == acts
+    assert reads(lambda: sparse(x)) == reads(lambda: sparse(x)) == 0
+    assert (reads(lambda: sparse(x[:2])) > 0) == acts
+
+
+def test_the_count_sees_a_read():
+    assert reads(lambda: int(torch.ones(3).max())) == 1

@@ -110,11 +110,6 @@ def test_a_task_without_pictures_is_refused(tmp_path: Path) -> None:
         check_pictures(*plan(tmp_path, TOKENS, tasks=("sets",), model=None))
 
 
-def test_several_settings_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="one task with one model; got 2 of them"):
-        plan(tmp_path, tasks=("composite:epochs=1,2",))
-
-
 def data_of(labels: list[int], groups: list[int], names: tuple[str, ...] = ("all",)) -> Data:
     split = Split(np.zeros((len(labels), 3, 4, 4), np.uint8), np.array(labels), np.array(groups))
     return Data(split, split, ("a", "b", "c"), names)
@@ -143,35 +138,6 @@ def test_what_matters_is_the_box_and_of_permuted_patches_those_that_show_some_of
             patches = found.reshape(2, 4, 4, 4, 4).swapaxes(2, 3).reshape(2, 16, 16)
             assert (patches.all(axis=2) == (split.relevance_on((4, 4))[rows] > 0)).all()
             assert (patches.all(axis=2) == patches.any(axis=2)).all()
-
-
-def test_weights_of_another_version_of_the_strategy_are_not_shown(samples: Path, tmp_path: Path) -> None:
-    file, out = tmp_path / "norm.py", tmp_path / "out"
-    text = (samples / "good.py").read_text()
-    file.write_text(text)
-    small: Any = {"tasks": ("composite:epochs=1,test=4,pretrain_epochs=0",), "n_train": (4,)}
-    execute((shown := plan(out, str(file), **small))[0], shown[1], out)
-    file.write_text(text.replace("(1 if self.largest else -1)", "-(1 if self.largest else -1)"))
-    registry = Registry()
-    request = Request(suite="quick-scratch", plugins=(str(file),), model=VIT, seeds=1, **small)
-    again = planner.plan(request, planner.Files(), registry, out, "missing")
-    assert [job.label for job in again.todo] == ["norm"]
-    execute(again, registry, out)
-    assert [job.label for job in plan(out, str(file), **small)[0].todo] == ["norm"]
-
-
-def test_torn_initial_weights_are_made_anew_for_what_starts_from_them(trained: Any, tmp_path: Path) -> None:
-    out, planned, _ = trained
-    shutil.copytree(out / "records", tmp_path / "records")
-    (tmp_path / "weights").mkdir()
-    start, lost = planned.jobs[0], planned.jobs[1]
-    for path in (out / "weights").iterdir():
-        if path != store.weights_path(out, lost.cell.id):
-            content = path.read_bytes()
-            torn = path == store.weights_path(out, start.cell.id)
-            (tmp_path / "weights" / path.name).write_bytes(content[: -1 if torn else None])
-    again, _ = plan(tmp_path, "attn_topk", planned.jobs[2].files[0])
-    assert [job.cell.id for job in again.todo] == [start.cell.id, lost.cell.id]
 
 
 def test_what_a_strategy_is_taught_by_is_shown_if_it_was_asked_for(tmp_path: Path) -> None:

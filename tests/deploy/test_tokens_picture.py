@@ -1,13 +1,10 @@
-import io
-
 import numpy as np
 import pytest
-from PIL import Image
 
 from sparsebench.deploy import compare
 from sparsebench.deploy.compare import BOTH, INKS, Agreement, Comparison, Side
 from sparsebench.deploy.pictures import GONE, Scene
-from sparsebench.deploy.show_tokens import Pictures, Shown, Stage, draw, paint
+from sparsebench.deploy.show_tokens import Pictures, Shown, Stage, paint
 from sparsebench.measure.selection import iou
 
 RNG = np.random.default_rng(0)
@@ -40,21 +37,6 @@ def test_patches_that_are_gone_are_greyed_and_others_are_as_they_were() -> None:
             assert np.abs(now.astype(float) - GONE).max() < 256 / 8 + 1
 
 
-def test_patches_that_share_a_token_are_tinted_and_outlined_in_its_colour() -> None:
-    small, token = picture(), np.arange(16)
-    token[[1, 2, 9]], token[[4, 8]] = 1, 4
-    plain, large = paint(small, NOTHING), paint(small, NOTHING, token, GRID)
-    for patch in set(range(16)) - {1, 2, 9, 4, 8}:
-        assert (pixels(large, patch, inset=0) == pixels(plain, patch, inset=0)).all()
-    first, other = ({tuple(pixels(large, patch, 0)[0, 30]) for patch in group} for group in ((1, 2, 9), (4,)))
-    assert len(first) == len(other) == 1 and first != other  # the middle of the upper rim
-    assert tuple(pixels(large, 1, 0)[30, -1]) not in first  # between 1 and 2 there is no line
-    assert tuple(pixels(large, 9, 0)[30, -1]) in first
-    for patch in (1, 9):
-        moved = pixels(large, patch).astype(float) - 0.75 * pixels(plain, patch)
-        assert np.abs(moved - 0.25 * np.array(first.copy().pop())).max() <= 1
-
-
 def stage(place: str, count: int) -> Stage:
     return Stage(place, count, np.where(np.arange(16) < count, np.arange(16), -1).repeat(N).reshape(16, N).T)
 
@@ -73,13 +55,6 @@ def pictures(*more: Shown, names: str = "a cat on grass") -> Pictures:
         "composite, vit, 600 training samples", GRID, np.stack([picture() for _ in range(N)]),
         np.stack([NOTHING] * N), [names] * N, np.array([0, 1, 1, 0]), ("cat", "an automobile of a long name"), shown,
     )  # fmt: skip
-
-
-def test_the_same_pictures_give_the_same_bytes() -> None:
-    made = pictures()
-    assert draw(made) == draw(made)
-    with Image.open(io.BytesIO(draw(made))) as image:
-        assert image.format == "PNG" and 600 < image.width < 2500
 
 
 PICTURES = RNG.integers(0, 200, (3, 16, 16, 3)).astype(np.uint8)

@@ -1,13 +1,14 @@
+"""Links, tables and examples of README.md, docs/ and docstrings, and that benchmarks can be imported."""
+
+import doctest
 import importlib
 import re
+import runpy
+import sys
 import tomllib
-from pathlib import Path
 
-import click
 import pytest
-from pages import FENCED, PAGES, ROOT, blocks, text_of
-
-from sparsebench.cli import main
+from pages import FENCED, PAGES, ROOT, text_of
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -75,17 +76,38 @@ def test_every_shipped_strategy_is_in_the_table() -> None:
     assert [name for name, module in entries.items() if "plugins" in module and f"`{name}`" not in text] == []
 
 
-@pytest.mark.theory
-def test_the_page_of_commands_is_what_they_say() -> None:
-    names: dict = {"__name__": "reference", "__file__": str(ROOT / ".ci" / "cli_reference.py")}
-    exec(Path(names["__file__"]).read_text(encoding="utf-8"), names)
-    assert text_of("docs/reference/cli.md") == names["page"](), "python .ci/cli_reference.py writes it anew"
-    assert all(f"## {name}" in text_of("docs/reference/cli.md") for name in main.commands)
-    assert isinstance(main, click.Group) and not blocks("docs/reference/cli.md", "bash")
-
-
 def test_everything_whose_docstring_a_page_shows_is_there() -> None:
     names = re.findall(r"^::: (\S+)$", text_of("docs/reference/python.md"), re.MULTILINE)
     assert len(names) > 20
     for module, _, name in (each.rpartition(".") for each in names):
         assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
+
+
+BENCHMARKS = ROOT / "benchmarks"
+
+
+@pytest.mark.parametrize("program", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
+def test_every_benchmark_can_be_imported(program, monkeypatch):
+    modules = set(sys.modules)
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    runpy.run_path(str(program), run_name="benchmark")
+    siblings = {path.stem for path in BENCHMARKS.glob("*.py")}
+    for name in (set(sys.modules) - modules) & siblings:
+        del sys.modules[name]
+
+
+MODULES = sorted(
+    ".".join(file.relative_to(ROOT).with_suffix("").parts)
+    for file in (ROOT / "sparsebench").rglob("*.py")
+    if ">>> " in file.read_text(encoding="utf-8")
+)
+
+
+def test_there_are_examples() -> None:
+    assert len(MODULES) >= 5
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_of_a_module(module: str) -> None:
+    failed, tried = doctest.testmod(importlib.import_module(module))
+    assert tried and not failed

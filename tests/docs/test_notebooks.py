@@ -23,7 +23,11 @@ def cells(page: str, names: dict[str, Any]) -> list[Any]:
     return shown
 
 
-@pytest.mark.parametrize("page", NOTEBOOKS)
+THEORY = [pytest.param(page, marks=[pytest.mark.theory] * ("theory:" in text_of(page))) for page in NOTEBOOKS]
+"""Those that run a task of a theory are marked."""
+
+
+@pytest.mark.parametrize("page", THEORY)
 def test_a_notebook_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shown = cells(page, {})

@@ -94,16 +94,15 @@ def test_the_transformer_of_the_page_costs_what_timms_does(networks: tuple[Any, 
     assert mine == theirs
 
 
-def ran(folder: Path, text: str, *strategies: str) -> tuple[dict[str, Record], str]:
-    """Return the records of a model on a small task, by strategy, and what their workers printed."""
+def ran(folder: Path, text: str, *strategies: str, jobs: int = 0) -> dict[str, Record]:
+    """Return the records of a model on a small task, by strategy."""
     (folder / "plain_vit.py").write_text(text)
     (folder / "learner.py").write_text(LEARNER)
     named = [str(folder / name) if name == "learner.py" else name for name in strategies]
-    task = "composite:epochs=1,test=20,pretrain_epochs=0"
-    more = {"tasks": task, "n_train": [20], "macs": [0.6], "jobs": 1, "model": "plain_vit"}
+    task = "composite:canvas=16,foreground=8,epochs=1,test=8,pretrain_epochs=0"
+    more = {"tasks": task, "n_train": [4], "macs": [0.6], "jobs": jobs, "model": "plain_vit:dim=16,depth=2,heads=2"}
     sparsebench.run([str(folder / "plain_vit.py"), *named], out=folder / "out", **TINY, **more)
-    log = "".join(path.read_text() for path in (folder / "out" / "logs").iterdir())
-    return {record.label: record for record in store.read(folder / "out").values()}, log
+    return {record.label: record for record in store.read(folder / "out").values()}
 
 
 def reason_of(record: Record) -> str:
@@ -116,7 +115,7 @@ def test_what_a_model_does_not_do_makes_a_strategy_unsupported_which_says_it(tmp
         "a_vit": "it must call acting.read_out(prefix, tokens)", "dynamic_vit": "it must have tell(inputs)",
         "diffrate_search": "it must weigh keys by acting.weights",
     }  # fmt: skip
-    records, _ = ran(tmp_path, VIT, "tome", "evit", "learner.py", *reasons)
+    records = ran(tmp_path, VIT, "tome", "evit", "learner.py", *reasons)
     assert {records[name].status for name in ("tome", "evit", "learner", "dense")} == {"ok"}
     assert all(reason in reason_of(records[name]) for name, reason in reasons.items())
 
@@ -132,7 +131,7 @@ def test_what_a_model_does_not_do_makes_a_strategy_unsupported_which_says_it(tmp
 )
 def test_a_model_that_lacks_a_line_is_told_which(tmp_path: Path, line: str, name: str, reason: str) -> None:
     assert VIT.count(line) == 1
-    records, _ = ran(tmp_path, VIT.replace(line, "pass"), name)
+    records = ran(tmp_path, VIT.replace(line, "pass"), name)
     assert reason in reason_of(records[name.removesuffix(".py")])
 
 
@@ -140,7 +139,7 @@ def test_a_model_that_lacks_a_line_is_told_which(tmp_path: Path, line: str, name
 def test_a_transformer_that_weighs_no_keys_takes_no_strategy_that_hangs_on_it(tmp_path: Path) -> None:
     without = VIT.replace('acting.bias(), ""', 'None, ""')
     assert without != VIT
-    records, _ = ran(tmp_path, without, "tome", "attn_topk")
+    records = ran(tmp_path, without, "tome", "attn_topk")
     assert "add acting.bias() to" in reason_of(records["tome"]) and records["attn_topk"].status == "ok"
     for text, heeds in ((VIT, True), (without, False)):
         names: dict[str, Any] = {"__name__": __name__}
@@ -161,8 +160,8 @@ def test_a_transformer_that_weighs_no_keys_takes_no_strategy_that_hangs_on_it(tm
 def test_a_cell_that_fails_has_its_traceback_in_the_log(tmp_path: Path) -> None:
     wrong = VIT.replace("return x + self.mlp(self.norm2(x))", "assert len(x) == 0")
     assert wrong != VIT
-    records, log = ran(tmp_path, wrong, "attn_topk")
-    record = records["attn_topk"]
+    record = ran(tmp_path, wrong, "attn_topk", jobs=1)["attn_topk"]
+    log = "".join(path.read_text() for path in (tmp_path / "out" / "logs").iterdir())
     assert record.failure is not None and record.failure.kind == "AssertionError"
     assert f"cell {record.cell_id}, attn_topk: failed\nTraceback" in log
     assert "plain_vit.py" in log and "    assert len(x) == 0\n" in log

@@ -5,9 +5,10 @@ import shlex
 import shutil
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
-from pages import FENCED, PAGES, ROOT, code, commands, text_of
+from pages import FENCED, PAGES, ROOT, blocks, code, commands, text_of
 
 from sparsebench.cli import main
 
@@ -37,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder as a user has it: a run, boards, networks, and the files of the pages."""
     shutil.copytree(ROOT / "tests" / "golden" / "store", tmp_path / "sparsebench-out")
     (tmp_path / "leaderboard").symlink_to(ROOT / "leaderboard")
-    (tmp_path / "my-networks").symlink_to(ROOT / "sparsebench" / "suites" / "networks")
+    (tmp_path / "my-networks").symlink_to(ROOT / "sparsebench" / "plan" / "suites" / "networks")
     for name, (page, number) in FILES.items():
         assert code(page)[number].startswith(f"# {name}\n") or not number
         (tmp_path / name).write_text(code(page)[number], encoding="utf-8")
@@ -69,3 +70,12 @@ def test_the_other_commands_of_a_page_run_one_after_the_other(page: str, folder:
             assert program == "sparsebench", f"{line.code}: run it in .ci/run, or say what it lacks"
             done = CliRunner().invoke(main, [*words, *(["--dry-run"] if words[0] == "run" else [])])
             assert done.exit_code == 0, f"{line.code}: {done.output}"
+
+
+@pytest.mark.theory
+def test_the_page_of_commands_is_what_they_say() -> None:
+    names: dict = {"__name__": "reference", "__file__": str(ROOT / ".ci" / "cli_reference.py")}
+    exec(Path(names["__file__"]).read_text(encoding="utf-8"), names)
+    assert text_of("docs/reference/cli.md") == names["page"](), "python .ci/cli_reference.py writes it anew"
+    assert all(f"## {name}" in text_of("docs/reference/cli.md") for name in main.commands)
+    assert isinstance(main, click.Group) and not blocks("docs/reference/cli.md", "bash")

@@ -1,19 +1,18 @@
+from functools import partial
+
 import pytest
 import timm
 import torch
-from timm.layers import Attention
-from timm.models.deit import VisionTransformerDistilled
-from timm.models.vision_transformer import VisionTransformer
+from eva_vits import KINDS, unfused
 from torch.utils.flop_counter import FlopCounterMode
+from vits import ARCHITECTURES, Gated, any_tokens, begin, images, vit
 
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.cost import BlockCost, Step, VitCost, scoring_of
-from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
+from sparsebench.models.small_vit import PositionalDeepViT, small_vit
 from sparsebench.models.timm_parts import vit_cost
 from sparsebench.strategy.base import Traits
-from sparsebench.strategy.budget import Budget
-from sparsebench.strategy.plans import Keep
 
 STAGES = (3, 6, 9)
 
@@ -88,91 +87,62 @@ def test_which_attention_has_to_be_computed_follows_from_the_needs(needs, source
     assert scoring_of(needs, source) == scoring
 
 
-def vit(cls=VisionTransformer, **changes):
-    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 4, "num_classes": 5}
-    return cls(**(sizes | changes)).requires_grad_(False).eval()
-
-
-class Gated(Attention):
-    """timm's attention with its gate; the block's constructor has no switch for it."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, gated=True, **kwargs)
-
-
-MODELS = {
-    "plain": lambda: vit(),
-    "wide mlp": lambda: vit(mlp_ratio=3),
-    "registers": lambda: vit(reg_tokens=4, qk_norm=True, init_values=0.5),
-    "distilled": lambda: vit(VisionTransformerDistilled),
-    "average pool": lambda: vit(class_token=False, global_pool="avg"),
-    "gated": lambda: vit(attn_layer=Gated),
+MODELS = ARCHITECTURES | KINDS | {"wide mlp": partial(vit, mlp_ratio=3), "gated": partial(vit, attn_layer=Gated)}
+SMALL = {"patch": 8, "dim": 32, "depth": 4, "heads": 4}
+NETWORKS = {name: lambda make=make: DeepViT(unfused(make())) for name, make in MODELS.items()} | {
+    "positional": lambda: PositionalDeepViT(unfused(small_vit(32, 5, attention="positional", **SMALL).eval())),
+    "convolutional stem": lambda: DeepViT(unfused(small_vit(32, 5, stem="conv", **SMALL).eval())),
 }
+PASSES = [
+    ("attention", ("tokens",), 1.0),
+    ("input", ("tokens",), 0.5),
+    ("block", ("tokens",), 0.5),
+    ("attention", (), 0.5),
+    ("attention", ("tokens",), 0.5),
+    ("attention", ("attention",), 0.5),
+    ("attention", ("received_attention",), 0.5),
+]
 
 
-def counted(network, inputs, acting):
+def counted(network, acting):
     """Return the MACs of one image by torch's counter, which counts two for each."""
+    network.module.requires_grad_(False)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        network(inputs, acting)
+        network(images(network, 1), acting)
     return counter.get_total_flops() / 2
 
 
-def first_tokens(view, keep):
-    return Keep(torch.arange(keep).expand(view.index.shape[0], keep))
-
-
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(
-    ("site", "needs", "rate"),
-    [
-        ("attention", ("tokens",), 1.0),
-        ("input", ("tokens",), 0.5),
-        ("block", ("tokens",), 0.5),
-        ("attention", (), 0.5),
-        ("attention", ("tokens",), 0.5),
-        ("attention", ("attention",), 0.5),
-        ("attention", ("received_attention",), 0.5),
-    ],
-)
-def test_the_closed_form_is_what_the_counter_counts(scripted, model, site, needs, rate):
+@pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS)
+@pytest.mark.parametrize(("site", "needs", "rate"), PASSES)
+def test_the_closed_form_is_what_the_counter_counts(scripted, make, site, needs, rate):
     def decide(view, keep):
         for field in needs:
             getattr(view, field)
-        return first_tokens(view, keep)
+        return any_tokens(view, keep)
 
-    module = MODELS[model]()
-    for block in module.blocks:
-        block.attn.fused_attn = False
-    network = DeepViT(module)
-    actor = Actor(
-        scripted(decide, site=site, needs=needs), Budget(keep_rate=rate, blocks=(1, 2)), network.cost, network.grid, 0
-    )
-    acting = actor.begin(torch.arange(1), 0, None, tokens=16, training=False)
-    found = counted(network, torch.rand(1, 3, 32, 32), acting)
+    network = make()
+    acting = begin(network, scripted(decide, site=site, needs=needs), rate, n=1)
+    found = counted(network, acting)
     # A class row may be had by a product and a sum, which the counter does not see.
-    rows = sum(32 * (network.prefix + s.tokens_in) * network.class_rows for s in acting.steps if s.scoring == "class")
+    width = network.cost.blocks[0].width * network.class_rows
+    rows = sum(width * (network.prefix + step.tokens_in) for step in acting.steps if step.scoring == "class")
     assert network.cost.macs(acting.steps) - found in (0, rows)
     assert network.cost.macs(acting.steps) == pytest.approx(found, rel=0.005)
-    assert acting.steps == actor.planned
+    assert acting.steps == acting.actor.planned
 
 
 @pytest.mark.parametrize(
-    ("make", "side"),
-    [
-        (lambda: vit(global_pool="map"), 32),
-        (lambda: vit(global_pool="prr"), 32),
-        (lambda: timm.create_model("vit_tiny_r_s16_p8_224", img_size=64).requires_grad_(False).eval(), 64),
-    ],
-    ids=["attention pool", "residual attention pool", "convolutional stem"],
+    "make",
+    [partial(vit, global_pool="prr"), lambda: timm.create_model("vit_tiny_r_s16_p8_224", img_size=64).eval()],
+    ids=["residual attention pool", "convolutional stem of timm's"],
 )
-def test_products_outside_blocks_embedding_and_head_are_counted_or_the_model_is_refused(make, side):
+def test_products_outside_blocks_embedding_and_head_are_counted_or_the_model_is_refused(make):
     module = make()
-    for part in (*(block.attn for block in module.blocks), module.attn_pool):
+    for part in module.modules():
         if hasattr(part, "fused_attn"):
             part.fused_attn = False
     try:
         network = DeepViT(module)
     except UnsupportedError:
         return
-    steps = network.cost.dense()
-    assert network.cost.macs(steps) == pytest.approx(counted(network, torch.rand(1, 3, side, side), None), rel=0.005)
+    assert network.cost.macs(network.cost.dense()) == pytest.approx(counted(network, None), rel=0.005)

@@ -8,7 +8,7 @@ from sparsebench.board import entries
 from sparsebench.board.columns import EVERY, keys_of
 from sparsebench.errors import UserError
 from sparsebench.measure import metrics
-from sparsebench.measure.metrics import METRICS, RESERVED, MetricKind, check, decided_by, kind_of, unit_of
+from sparsebench.measure.metrics import RESERVED, MetricKind, check, kind_of, unit_of
 from sparsebench.measure.scores import Score
 from sparsebench.records import store
 from sparsebench.records.table import table_of
@@ -16,17 +16,12 @@ from sparsebench.runner.results import Result
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "store"
-NAMES = [kind.name for kind in METRICS]
 
 
 def test_the_documented_table_is_this_one() -> None:
     """If not, put what `table()` returns between the markers."""
     text = (ROOT / "docs" / "reference" / "records.md").read_text(encoding="utf-8")
     assert text.partition("<!-- metrics -->\n")[2].partition("<!-- end of metrics -->")[0] == metrics.table()
-
-
-def test_every_metric_has_a_name_of_its_own() -> None:
-    assert len(set(NAMES)) == len(NAMES) and not RESERVED & set(NAMES)
 
 
 def test_records_have_these_metrics_in_these_units() -> None:
@@ -58,26 +53,6 @@ def test_metrics_of_groups_are_known_by_what_they_begin_with() -> None:
     assert kind_of("accuracy").what == "test accuracy"
     with pytest.raises(KeyError):
         kind_of("train_samples")
-
-
-def test_what_follows_from_a_record_is_what_the_table_says() -> None:
-    """Of losses nothing follows, as no sealed record has those of single items."""
-    assert {kind.name for kind in METRICS if kind.decided_by == "trajectory"} == {"macs", "macs_dense", "macs_ratio"}
-    assert {kind.name for kind in METRICS if kind.decided_by == "outcomes"} == {
-        "accuracy", "accuracy_top5", "accuracy: GROUP", "success", "average_test", "average_train",
-        "worst_group_accuracy", "spurious_gap",
-    }  # fmt: skip
-    assert decided_by("accuracy: 3 on china") == "outcomes" and decided_by("train_samples: 3 on china") == "reported"
-    assert decided_by("hesitation") is None
-
-
-def test_boards_read_what_the_table_says() -> None:
-    assert set(entries.METRICS) == {
-        "accuracy", "success", "success_loss", "fitted", "macs", "macs_ratio", "macs_ratio_planned", "spurious_gap",
-        "worst_group_accuracy", "selection_auroc", "images_per_s", "p_label", "accuracy_top5", "parameters",
-        "timed_batch",
-    }  # fmt: skip
-    assert [kind.name for kind in METRICS if kind.over_seeds == "median"] == ["images_per_s"]
 
 
 def test_columns_that_are_no_metrics_are_reserved() -> None:

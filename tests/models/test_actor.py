@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from sparsebench_plugins.random import Random
@@ -8,7 +10,7 @@ from sparsebench.measure.cost import BlockCost, Step, VitCost
 from sparsebench.models.actor import Actor
 from sparsebench.strategy import tokens
 from sparsebench.strategy.budget import Budget
-from sparsebench.strategy.plans import Keep, Mask, Merge, Mix
+from sparsebench.strategy.plans import Keep, Mask, Merge, Mix, Shift
 
 B, N, KEEP = 2, 6, 3
 ONE = SetCost(tokens=N, d=4, m=8)
@@ -92,23 +94,37 @@ def test_a_legal_plan_leaves_as_many_tokens_as_asked_for(scripted, plan):
 
 
 HALF, ALIKE = torch.full((B, N), 0.5), torch.ones(B, N)
+NO_TOKEN = torch.arange(B)[:, None].expand(B, N) > 0
 
 
 @pytest.mark.parametrize(
-    ("plan", "said"),
+    ("plan", "where", "said"),
     [
-        (Mask(ALIKE > 0, values=TOKENS), "a Mask of booleans has neither values nor sizes"),
-        (Mask(ALIKE > 0, sizes=ALIKE), "a Mask of booleans has neither values nor sizes"),
-        (Mask(HALF, values=TOKENS[:, :3]), r"Mask.values must have shape \(2, 6, 2\)"),
-        (Mask(HALF, sizes=ALIKE[:, :3]), r"Mask.sizes must have shape \(2, 6\)"),
-        (Mask(HALF, values=TOKENS * NAN[:, :, None]), "Mask.values holds NaN"),
-        (Mask(HALF, sizes=ALIKE.triu()), "Mask.sizes must be positive"),
+        (Mask(ALIKE > 0, values=TOKENS), "training", "a Mask of booleans has neither values nor sizes"),
+        (Mask(ALIKE > 0, sizes=ALIKE), "training", "a Mask of booleans has neither values nor sizes"),
+        (Mask(HALF, values=TOKENS[:, :3]), "training", r"Mask.values must have shape \(2, 6, 2\)"),
+        (Mask(HALF, sizes=ALIKE[:, :3]), "training", r"Mask.sizes must have shape \(2, 6\)"),
+        (Mask(HALF, values=TOKENS * NAN[:, :, None]), "training", "Mask.values holds NaN"),
+        (Mask(HALF, sizes=ALIKE.triu()), "training", "Mask.sizes must be positive"),
+        (Mask(ALIKE.long()), "training", "booleans, or real numbers"),
+        (Mask(3 * HALF), "training", "must lie in"),
+        (Mask(NAN), "training", "holds NaN"),
+        (Mask(ALIKE[:, 1:]), "training", "must have shape"),
+        (Mask(ALIKE), "test", "for training only"),
+        (Mask(ALIKE > 0), "test", "only an adaptive strategy"),
+        (Mask(NO_TOKEN), "adaptive", "an image without a token"),
+        (Shift(TOKENS), "test", "for training only"),
+        (Shift(TOKENS[:, 1:]), "training", "must have shape"),
+        (Mix(torch.zeros(B, KEEP, N), values=TOKENS[:, 1:]), "training", "must have shape"),
+        (Keep(torch.empty(B, 0, dtype=torch.int64)), "adaptive", "must have shape"),
+        (Merge(torch.ones(B, N, dtype=torch.int64)), "adaptive", "empty"),
     ],
-    ids=["values", "sizes", "few values", "few sizes", "NaN values", "sizes of 0"],
 )
-def test_an_illegal_mask_is_a_strategy_error(scripted, plan, said):
+def test_a_plan_of_another_place_is_a_strategy_error(scripted, plan, where, said):
+    strategy = scripted(lambda view, keep: plan)
+    type(strategy).adaptive = where == "adaptive"
     with pytest.raises(StrategyError, match=rf"'scripted'.*{said}"):
-        begin(scripted(lambda view, keep: plan), training=True).decide(0, GIVEN)
+        begin(strategy, replace(FOUR, tokens=N), training=where == "training").decide(0, GIVEN)
 
 
 def test_a_mask_in_training_may_say_what_tokens_and_sizes_become(scripted):
@@ -141,25 +157,10 @@ def test_the_view_tells_how_many_prefix_tokens_there_are(scripted, cost, prefix)
     assert seen == [prefix]
 
 
-def test_an_undeclared_relevance_is_not_there_even_for_an_oracle(scripted):
-    strategy = scripted(lambda view, keep: view.relevance, needs=("tokens",), kind="oracle")
-    with pytest.raises(StrategyError, match=r"view\.relevance"):
-        begin(strategy, relevance=torch.ones(B, N)).decide(0, GIVEN)
-
-
 @pytest.mark.parametrize("kind", ["deployable", "baseline"])
 def test_relevance_is_refused_to_all_but_oracles(scripted, kind):
     with pytest.raises(StrategyError, match="'scripted' asks for the relevance mask"):
         begin(scripted(lambda view, keep: None, needs=("relevance",), kind=kind), relevance=torch.ones(B, N))
-
-
-def test_relevance_asked_for_by_the_parameters_is_refused_too(scripted):
-    class Sly(type(scripted(None))):
-        def requires(self):
-            return frozenset({"relevance"})
-
-    with pytest.raises(StrategyError, match="relevance"):
-        begin(Sly(), relevance=torch.ones(B, N))
 
 
 def test_an_oracle_without_a_mask_is_unsupported(scripted):
@@ -207,12 +208,6 @@ def test_where_as_many_stay_as_there_are_nobody_is_asked(scripted):
     acting = begin(scripted(lambda view, keep: pytest.fail("asked")), rate=1.0)
     assert not acting.acts(0) and acting.decide(0, GIVEN) is None
     assert begin(scripted(lambda view, keep: None)).acts(0)
-
-
-def test_none_leaves_the_tokens_as_they_are(scripted):
-    acting = begin(scripted(lambda view, keep: None))
-    assert acting.decide(0, GIVEN) is None
-    assert acting.index.tolist() == [list(range(N))] * B and acting.scores is None
 
 
 def test_the_scores_of_the_first_decision_are_kept(scripted):

@@ -1,4 +1,5 @@
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from vits import (
 )
 
 from sparsebench.errors import StrategyError, UnsupportedError
+from sparsebench.models import attention_fields as fields_of
 from sparsebench.models.deep import DeepViT
 from sparsebench.strategy.base import SITES
 from sparsebench.strategy.plans import Keep, Merge, Mix
@@ -195,30 +197,6 @@ def test_the_modules_really_get_fewer_tokens(scripted, site, attended, fed, need
     assert [(step.tokens_in, step.tokens_out) for step in acting.steps] == list(zip(attended, fed, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("make", "prefix"),
-    [
-        (ARCHITECTURES["average pool without class token"], 0),
-        (vit, 1),
-        (ARCHITECTURES["distilled"], 2),
-        (ARCHITECTURES["4 registers"], 5),
-    ],
-)
-@torch.no_grad()
-def test_prefix_tokens_are_neither_seen_nor_dropped(scripted, make, prefix):
-    def last_one(view, keep):
-        assert view.tokens.shape[1] == view.index.shape[1] == N and view.prefix_count == prefix
-        return Keep(torch.full((B, 1), N - 1))
-
-    network = DeepViT(make())
-    pixels = images(network)
-    first = network.module.blocks[0].norm1
-    (bare,) = tokens_at([first], network, None, pixels)
-    (x,) = tokens_at([first], network, begin(network, scripted(last_one), rate=1 / N), pixels)
-    assert network.prefix == prefix
-    assert torch.equal(x, torch.cat([bare[:, :prefix], bare[:, -1:]], dim=1))
-
-
 @torch.no_grad()
 def test_the_pixels_of_a_patch_are_those_at_its_place(scripted):
     seen = []
@@ -379,3 +357,131 @@ def test_the_attention_that_is_shown_weighs_sizes_too(scripted):
     close(maps[:, :, 0, 1:], whole[2][:, :, 0, 1:] @ together)
     close(maps[:, :, 1 + TARGET, 1:], whole[2][:, :, 1:, 1:] @ together)
     close(received, maps.mean(dim=(1, 2))[:, 1:])
+
+
+@architectures
+@torch.no_grad()
+def test_bfloat16_is_the_bare_model_by_autocast_with_float32_logits_and_weights(make):
+    model = make()
+    pixels = images(DeepViT(model))
+    exact, rounded = (DeepViT(model, precision=precision)(pixels) for precision in ("float32", "bfloat16"))
+    for block in model.blocks:
+        block.attn.fused_attn = False
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = model((pixels - 0.5) / 0.5).float()
+    assert rounded.dtype == torch.float32 and torch.equal(rounded, expected)
+    assert not torch.allclose(rounded, exact, rtol=1e-4)
+    assert all(value.dtype == torch.float32 for value in model.parameters())
+
+
+@pytest.mark.parametrize("make", [vit, ARCHITECTURES["LayerScale and qk_norm"]])
+@torch.no_grad()
+def test_in_bfloat16_a_strategy_sees_and_computes_in_float32(scripted, make):
+    seen = []
+
+    def decide(view, keep):
+        fields = [view.tokens, view.queries, view.keys, view.values, view.attention, view.received_attention]
+        seen.extend([*fields, view.tokens @ view.tokens.mT])
+        return any_tokens(view, keep)
+
+    needs = ("tokens", "queries", "keys", "values", "attention", "received_attention")
+    network = DeepViT(make(), precision="bfloat16")
+    network(images(network), begin(network, scripted(decide, site="attention", needs=needs)))
+    assert len(seen) == 7 * len(BLOCKS) and all(x.dtype == torch.float32 for x in seen)
+    for attention in seen[4::7]:
+        assert len(attention.unique()) == attention.numel()  # not rounded to 8 bits, which makes ties
+
+
+def full_attention(network, pixels, number):
+    """Return the (B, H, T, T) attention of a block of the bare model, and its q, k, v of (B, H, T, C / H)."""
+    model = network.module
+    (x,) = tokens_at([model.blocks[number].norm1], network, None, pixels)
+    attn = model.blocks[number].attn
+    q, k, v = (
+        part.unflatten(2, (attn.num_heads, attn.head_dim)).transpose(1, 2)
+        for part in attn.qkv(model.blocks[number].norm1(x)).chunk(3, dim=2)
+    )
+    q, k = attn.q_norm(q), attn.k_norm(k)
+    return torch.softmax(torch.einsum("bhqc,bhkc->bhqk", q, k) / attn.head_dim**0.5, dim=-1), q, k, v
+
+
+SHOWN = ("attention", "received_attention", "queries", "keys", "values")
+
+
+def shown(scripted, network, pixels, fields):
+    """Return what a strategy is shown of each field in block 1, the first that acts."""
+    seen = []
+    strategy = scripted(
+        lambda view, keep: seen.append([getattr(view, f) for f in fields]), site="attention", needs=fields
+    )
+    network(pixels, begin(network, strategy))
+    return seen[0]
+
+
+@architectures
+@torch.no_grad()
+def test_attention_and_its_parts_are_shown_as_a_full_product_gives_them(scripted, make):
+    network = DeepViT(make())
+    pixels, P, rows = images(network), network.prefix, network.class_rows
+    attention, received, *parts = shown(scripted, network, pixels, SHOWN)
+    full, *expected = full_attention(network, pixels, 1)
+    close(received, full.mean(dim=(1, 2))[:, P:])
+    close(attention, full[:, :, :rows].mean(dim=(1, 2))[:, P:] if rows else received)
+    assert network.attention_source == ("received", "class", "class+distillation")[rows]
+    if rows:
+        close(shown(scripted, network, pixels, ("class_attention",))[0], attention)
+    for part, whole in zip(parts, expected, strict=True):
+        close(part, whole[:, :, P:])
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+def test_attention_received_is_that_of_whole_maps_however_few_images_are_made_at_a_time(weighed):
+    shape, P = (5, 6, 130, 8), 1
+    assert 1 < fields_of.IN_CACHE // (6 * 130**2) < 5
+    rng = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(shape, generator=rng).transpose(1, 2).contiguous().transpose(1, 2) for _ in "qk")
+    bias = torch.rand(5, 1, 1, 130, generator=rng) if weighed else None
+    attn = SimpleNamespace(scale=8**-0.5)
+    fields = fields_of.fields_of(attn, q.requires_grad_(), k.requires_grad_(), None, P, 1, bias)
+    expected = torch.einsum("bhqc,bhkc->bhqk", q.double(), k.double()) * attn.scale + (bias if weighed else 0.0)
+    expected = torch.softmax(expected, dim=-1)
+    received, maps = fields["received_attention"](), fields["attention_maps"]()
+    torch.testing.assert_close(received, expected.mean(dim=(1, 2))[:, P:].float(), atol=1e-8, rtol=1e-5)
+    torch.testing.assert_close(maps, expected.float(), atol=1e-7, rtol=1e-5)
+    one, other = (torch.autograd.grad(x.square().sum(), (q, k)) for x in (received, expected.mean(dim=(1, 2))[:, P:]))
+    torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-3)
+
+
+@pytest.mark.parametrize("prefix", [0, 4])
+def test_a_model_without_class_token_has_received_attention_only(scripted, prefix):
+    network = DeepViT(vit(class_token=False, reg_tokens=prefix, global_pool="avg"))
+    assert network.attention_source == "received"
+    with pytest.raises(UnsupportedError, match=r"'scripted' needs class_attention.*received_attention"):
+        shown(scripted, network, images(network), ("class_attention",))
+
+
+@pytest.mark.parametrize(
+    ("site", "field"), [("input", "attention"), ("input", "keys"), ("block", "values"), ("attention", "pixels")]
+)
+def test_a_field_that_a_site_cannot_give_is_unsupported(scripted, site, field):
+    network = DeepViT(vit())
+    with pytest.raises(
+        UnsupportedError, match=f"needs {field}, which this model cannot give at the {site} site"
+    ) as error:
+        network(images(network), begin(network, scripted(any_tokens, site=site, needs=(field,))))
+    assert ("site = 'attention' gives what attention makes" in str(error.value)) == (site == "input")
+
+
+@torch.no_grad()
+def test_gated_attention_shows_its_maps_and_is_dropped_after_it_ran(scripted):
+    network = DeepViT(vit(attn_layer=Gated))
+    pixels = images(network)
+    attention, received = shown(scripted, network, pixels, SHOWN[:2])
+    full = full_attention(network, pixels, 1)[0]
+    close(attention, full[:, :, 0, 1:].mean(dim=1))
+    close(received, full.mean(dim=(1, 2))[:, 1:])
+    plans = {}
+    strategy = scripted(lambda v, keep: plans.setdefault(v.block, any_tokens(v, keep)), site="attention", needs=())
+    acting = begin(network, strategy)
+    close(network(pixels, acting), reference(network, pixels, "attention", plans))
+    assert not any(step.early for step in acting.steps)

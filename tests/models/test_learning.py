@@ -139,11 +139,6 @@ def test_what_a_strategy_reads_out_is_what_the_head_reads(network):
     assert not model.norm._forward_pre_hooks and not model.norm._forward_hooks
 
 
-def test_where_it_did_not_act_the_head_reads_the_bare_network(network):
-    with torch.no_grad():
-        assert torch.equal(network(images(network), begin(network, ReadsFirst(), rate=1.0)), network(images(network)))
-
-
 @pytest.mark.parametrize("blocks", [(4,), (-1,), (0, 50)])
 def test_blocks_to_train_in_that_are_not_there_are_an_error(scripted, blocks):
     strategy = scripted(lambda view, keep: None)

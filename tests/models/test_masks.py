@@ -13,7 +13,7 @@ from sparsebench.measure.cost import Traits
 from sparsebench.models.attention import masked_softmax
 from sparsebench.models.deep import DeepViT
 from sparsebench.strategy.base import SITES
-from sparsebench.strategy.plans import Keep, Mask, Merge, Mix, Shift
+from sparsebench.strategy.plans import Keep, Mask, Merge, Shift
 
 COUNTS = {1: (9, 3, 14), 3: (2, 3, 5)}
 """How many patches each of the three images keeps in the blocks 1 and 3."""
@@ -242,49 +242,6 @@ def test_a_shift_of_other_class_and_register_tokens_than_there_are_is_refused(sc
     shift = scripted(lambda view, keep: Shift(torch.zeros(B, N, 32), prefix=torch.zeros(shape)), site="block")
     with pytest.raises(StrategyError, match=r"Shift.prefix must have shape \(3, 3, 32\)"):
         network(images(network), begin(network, shift, training=True))
-
-
-@torch.no_grad()
-def test_a_mix_of_other_values_than_the_tokens(scripted):
-    network = DeepViT(vit())
-    weight = torch.rand(B, 8, N, generator=torch.Generator().manual_seed(0))
-
-    def mixed(scale):
-        return scripted(
-            lambda view, keep: Mix(weight[:, :keep, : view.index.shape[1]] / scale, values=view.tokens * scale),
-            site="block",
-        )
-
-    close(
-        network(images(network), begin(network, mixed(1.0))),
-        network(images(network), begin(network, mixed(4.0))),
-        atol=1e-4,
-    )
-
-
-@pytest.mark.parametrize(
-    ("plan", "is_adaptive", "training", "says"),
-    [
-        (lambda v: Mask(torch.ones(B, N, dtype=torch.bool)), False, False, "only an adaptive strategy"),
-        (lambda v: Mask(torch.arange(B)[:, None].expand(B, N) > 0), True, False, "an image without a token"),
-        (lambda v: Mask(torch.ones(B, N)), False, False, "for training only"),
-        (lambda v: Mask(torch.ones(B, N, dtype=torch.int64)), False, True, "booleans, or real numbers"),
-        (lambda v: Mask(torch.full((B, N), 1.5)), False, True, "must lie in"),
-        (lambda v: Mask(torch.full((B, N), torch.nan)), False, True, "holds NaN"),
-        (lambda v: Mask(torch.ones(B, N - 1)), False, True, "must have shape"),
-        (lambda v: Shift(torch.zeros(B, N, 32)), False, False, "for training only"),
-        (lambda v: Shift(torch.zeros(B, N - 1, 32)), False, True, "must have shape"),
-        (lambda v: Mix(torch.zeros(B, 8, N), values=torch.zeros(B, N - 1, 32)), False, True, "must have shape"),
-        (lambda v: Keep(torch.arange(N).expand(B, N)[:, :0]), True, False, "must have shape"),
-        (lambda v: Merge(torch.full((B, N), 1)), True, False, "empty"),
-    ],
-)
-def test_a_plan_that_is_not_legal_is_refused(scripted, plan, is_adaptive, training, says):
-    network = DeepViT(vit())
-    strategy = scripted(lambda view, keep: plan(view), site="block")
-    type(strategy).adaptive = is_adaptive
-    with pytest.raises(StrategyError, match=says):
-        network(images(network), begin(network, strategy, training=training))
 
 
 def test_an_adaptive_strategy_acts_wherever_the_budget_says_whatever_others_keep(scripted):

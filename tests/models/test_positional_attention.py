@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from fusing import FUSING
 from running import inline
-from torch.utils.flop_counter import FlopCounterMode
 from vits import BLOCKS, B, N, any_tokens, begin, close
 
 from sparsebench.errors import UnsupportedError, UserError
@@ -111,16 +110,6 @@ def test_removing_tokens_equals_positional_attention_written_out_for_those_that_
 @sites
 @pytest.mark.parametrize("needs", [(), ("tokens",)])
 @torch.no_grad()
-def test_a_strategy_that_keeps_all_equals_no_strategy(scripted, site, needs):
-    network = PositionalDeepViT(build())
-    bare = network(PIXELS)
-    for decide, rate in ((any_tokens, 1.0), (lambda view, keep: None, 0.5)):
-        close(network(PIXELS, begin(network, scripted(decide, site=site, needs=needs), rate)), bare, atol=1e-6)
-
-
-@sites
-@pytest.mark.parametrize("needs", [(), ("tokens",)])
-@torch.no_grad()
 def test_tokens_in_another_order_keep_their_positions(scripted, site, needs):
     network = PositionalDeepViT(build())
 
@@ -150,40 +139,6 @@ def test_what_cannot_be_acted_on_rightly_says_so(scripted):
         DeepViT(model)(PIXELS, begin(DeepViT(model), scripted(any_tokens)))
     with pytest.raises(UnsupportedError, match="takes no mask"):
         model(PIXELS, is_causal=True)
-
-
-@pytest.mark.parametrize(
-    ("site", "needs", "rate"),
-    [
-        ("attention", ("tokens",), 1.0),
-        ("input", ("tokens",), 0.5),
-        ("block", ("tokens",), 0.5),
-        ("attention", (), 0.5),
-        ("attention", ("tokens",), 0.5),
-        ("attention", ("attention",), 0.5),
-        ("attention", ("received_attention",), 0.5),
-    ],
-)
-def test_the_closed_form_is_what_the_counter_counts(scripted, site, needs, rate):
-    def decide(view, keep):
-        for field in needs:
-            getattr(view, field)
-        return any_tokens(view, keep)
-
-    model = build().requires_grad_(False)
-    for block in model.blocks:
-        block.attn.fused_attn = False
-    network = PositionalDeepViT(model)
-    acting = begin(network, scripted(decide, site=site, needs=needs), rate, n=1)
-    with FlopCounterMode(display=False) as counter:
-        network(PIXELS[:1], acting)
-    found = counter.get_total_flops() / 2
-    # A class row is had by a product and a sum, which the counter does not see.
-    rows = sum(32 * (1 + step.tokens_in) for step in acting.steps if step.scoring == "class")
-    assert network.cost.macs(acting.steps) - found == rows
-    assert network.cost.macs(acting.steps) == pytest.approx(found, rel=0.005)
-    assert acting.steps == acting.actor.planned
-    assert network.cost == DeepViT(build("content")).cost
 
 
 DATA = Plain(test=16).draw(8, 0, {})
@@ -250,36 +205,6 @@ def test_permuted_patches_with_positions_permuted_alike_are_the_same_to_the_netw
         )
     close(found, expected, atol=1e-6)
     assert network.order.tolist() == order.tolist() and other.order.tolist() == list(range(16))
-
-
-def distances(grid: tuple[int, int], order: np.ndarray | None = None) -> np.ndarray:
-    places = np.array([(r, c) for r in range(grid[0]) for c in range(grid[1])], dtype=float)
-    places = places if order is None else places[order]
-    return np.linalg.norm(places[:, None] - places, axis=-1)
-
-
-grids = pytest.mark.parametrize("grid", [(4, 4), (3, 5), (1, 6), (8, 8)])
-
-
-@grids
-def test_positions_as_alike_as_they_are_near_agree_entirely_in_the_right_order_alone(grid):
-    assert neighbour_agreement(np.exp(-distances(grid)), grid) == 1.0
-    assert neighbour_agreement(np.exp(distances(grid)), grid) == 0.0
-    order = np.random.default_rng(0).permutation(grid[0] * grid[1])
-    permuted = np.exp(-distances(grid, order))
-    assert neighbour_agreement(permuted, grid, order) == 1.0
-    assert neighbour_agreement(permuted, grid) < 0.7
-
-
-def test_each_neighbour_counts_by_how_many_its_patch_has():
-    similarity = np.zeros((4, 4))
-    similarity[0, [1, 2]] = 1  # both neighbours of the corner
-    similarity[1, [0, 2]] = 1  # one of two
-    similarity[2, [1, 2]] = 1  # none but the first of the equal ones; its own place is not read
-    similarity[3, [0, 1]] = 1  # one of two
-    assert neighbour_agreement(similarity, (2, 2)) == (1 + 0.5 + 0.5 + 0.5) / 4
-    with pytest.raises(UnsupportedError, match="one patch"):
-        neighbour_agreement(np.zeros((1, 1)), (1, 1))
 
 
 def test_a_network_shows_the_agreement_of_its_first_block():

@@ -1,6 +1,7 @@
 """Tokens that rest for one block and return: against loops in float64, at their cost, and what is refused."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -8,7 +9,6 @@ from eva_vits import EVAS, SIGLIPS, unfused
 from torch.utils.flop_counter import FlopCounterMode
 from vits import ARCHITECTURES, B, N, images, vit
 
-import sparsebench
 from sparsebench import Rest, Strategy, StrategyError, UnsupportedError, UserError
 from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
@@ -172,26 +172,17 @@ def test_the_attention_of_the_block_before_is_that_of_those_that_took_part_there
         (None, r"^'rests': Rest.index must have shape \(1, 2\), got NoneType$"),
     ],
 )
-@pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
-def test_illegal_positions_are_refused_in_one_line(index, message, first):
+def test_illegal_positions_are_refused_in_one_line(index, message):
     """The first plan of a shape is read at once, others at the end of the pass."""
-    network, calls = DeepViT(vit()), []
-
-    def plan(view, keep):
-        calls.append(view.block)
-        good = torch.tensor([[4, 7]])
-        return Rest(good if len(calls) == 1 and not first else None if index is None else torch.tensor(index))
-
-    strategy = rests(plan)
+    network, good = DeepViT(vit()), torch.tensor([[4, 7]])
+    plans = [None if index is None else torch.tensor(index), good]
+    strategy = rests(lambda view, keep: Rest(plans.pop()))
     actor = Actor(strategy, Budget(counts=(14,), blocks=(3,)), network.cost, network.grid, stream=7)
-    for _ in range(1 if first else 2):
+    for refused in (nullcontext(), pytest.raises(StrategyError, match=message)):
         acting = actor.begin(torch.arange(1), 0, None, tokens=N, training=False)
-        if len(calls) == (0 if first else 1):
-            with pytest.raises(StrategyError, match=message):
-                network(images(network, 1), acting)
-                acting.settle()
-            return
-        network(images(network, 1), acting)
+        with refused:
+            network(images(network, 1), acting)
+            acting.settle()
 
 
 def test_tokens_that_are_gone_cannot_rest_and_those_that_rest_cannot_be_dropped(scripted):
@@ -243,8 +234,3 @@ def test_what_was_chosen_is_noted_of_all_tokens_each_time():
         assert (choice.kept.sum(axis=1) == count).all() and choice.scored
         lowest = choice.scores.argsort(axis=1)[:, : tokens - count]
         assert not choice.kept[[[row] for row in range(len(lowest))], lowest].any()
-
-
-def test_what_acts_says_how_many_took_part_and_that_all_are_there():
-    sparse = sparsebench.apply(vit(), "idle_vit:keep_rate=0.5,blocks=2")
-    assert sparse.tokens == (16, 16, 8, 8) and sparse.kept(torch.rand(2, 3, 32, 32)).all()

@@ -1,15 +1,21 @@
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import timm
 import torch
+from token_sets import Sets
 from vits import vit
 
+import sparsebench
 from sparsebench.errors import UnsupportedError, UserError
+from sparsebench.measure.cost import Step
+from sparsebench.models.base import Model
 from sparsebench.models.deep import DeepViT
 from sparsebench.models.timm_models import named_vit
-from sparsebench.models.vits import Timm
+from sparsebench.models.vits import Timm, Vit
+from sparsebench.records import store
 from sparsebench.tasks.base import Data, Split
 from sparsebench.tasks.images import Composite
 
@@ -101,12 +107,6 @@ def test_pixels_are_normalised_as_timm_has_it_for_the_model():
             assert torch.equal(network(images), network.module((images - mean) / std))
 
 
-def test_precision_and_the_source_of_weights_do_not_change_the_random_ones():
-    first = Timm(arch="deit_tiny_patch16_224").build(DATA, 0).module.state_dict()
-    again = Timm(arch="deit_tiny_patch16_224", precision="bfloat16", weights="weights-0123456789ab").build(DATA, 0)
-    assert all(torch.equal(first[name], value) for name, value in again.module.state_dict().items())
-
-
 def test_timm_s_weights_or_a_file_s_but_not_both():
     with pytest.raises(UserError, match="leave --pretrained or --weights out"):
         Timm(pretrained=True, weights="weights-0123456789ab").check(Composite())
@@ -115,3 +115,97 @@ def test_timm_s_weights_or_a_file_s_but_not_both():
 def test_a_model_without_trained_weights_cannot_be_fetched():
     with pytest.raises(UserError, match=r"no trained weights for 'vit_base_patch16_gap_224'; .*--weights"):
         named_vit("vit_base_patch16_gap_224", 32, 2, pretrained=True)
+
+
+def steps_of(cost: Any, seed: int) -> list[Step]:
+    """Return a random trajectory, legal or not."""
+    rng = np.random.default_rng(seed)
+    scorings = rng.choice(["", "class", "received", "mean"], cost.depth)
+    return [
+        Step(float(rng.integers(1, 40)), float(rng.integers(1, 40)), bool(rng.integers(2)), s, "qv", 3.5, 1.25)
+        for s in scorings
+    ]
+
+
+@pytest.mark.parametrize(
+    ("canvas", "classes", "sizes"),
+    [
+        (32, 10, {"dim": 64, "depth": 3, "heads": 4, "patch": 4}),
+        (24, 2, {"dim": 12, "depth": 1, "heads": 3, "patch": 8}),
+        (56, 100, {"dim": 96, "depth": 5, "heads": 2, "patch": 7}),
+        (32, 7, {"dim": 16, "depth": 2, "heads": 2, "patch": 16, "attention": "positional"}),
+        (64, 10, {"dim": 96, "depth": 3, "heads": 3, "patch": 8, "stem": "conv"}),
+    ],
+)
+def test_a_small_vit_costs_what_it_says(canvas: int, classes: int, sizes: dict[str, Any]) -> None:
+    from sparsebench.models.deep import DeepViT
+    from sparsebench.models.small_vit import PositionalDeepViT, small_vit
+
+    with torch.device("meta"):
+        vit = small_vit(canvas, classes, **sizes)
+    built = (PositionalDeepViT if "attention" in sizes else DeepViT)(vit).cost
+    closed = Vit(**sizes).cost(Composite(canvas=canvas, foreground=8), classes)
+    assert closed == built
+    for seed in range(5):
+        steps = steps_of(built, seed)
+        assert closed.macs(steps) == built.macs(steps)
+
+
+@pytest.mark.parametrize("arch", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
+def test_timm_models_are_made_without_numbers(arch: str) -> None:
+    import timm
+
+    from sparsebench.models.deep import DeepViT
+
+    with torch.device("meta"):
+        built = DeepViT(timm.create_model(arch, img_size=64, num_classes=7)).cost
+    assert Timm(arch=arch).cost(Composite(canvas=64), 7) == built
+
+
+def test_what_cannot_be_built_is_a_user_error() -> None:
+    with pytest.raises(UserError, match="has no canvas"):
+        Vit().cost(Sets(), 2)
+    with pytest.raises(UserError, match="unknown timm model"):
+        Timm(arch="no_such_model").cost(Composite(), 2)
+    with pytest.raises(UserError, match="not supported"):
+        Timm(arch="resnet18").cost(Composite(canvas=224), 2)
+
+
+SIZES = {"dim": 32, "depth": 3, "heads": 2, "patch": 8}
+TASK = Composite(canvas=32, foreground=16, test=8)
+
+
+def network_of(model: Model):
+    network = model.build(TASK.draw(8, 0, {}), 0)
+    network.module.eval()
+    return network
+
+
+def test_a_token_sees_less_than_one_patch_beyond_its_own() -> None:
+    network = network_of(Vit(**SIZES, stem="conv"))
+    images = torch.rand(1, 3, 32, 32, requires_grad=True)
+    network.module.patch_embed(images)[0, 10].sum().backward()  # row 2, column 2 of the patches of 8 pixels
+    rows = torch.nonzero(images.grad.abs().sum(dim=(0, 1, 3))).flatten()
+    assert (rows.min(), rows.max()) == (9, 23)  # 15 pixels, of which 8 are its own
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"patch": 6, "dim": 36, "heads": 2}, {"patch": 8, "dim": 30, "heads": 2}, {"patch": 1}]
+)
+def test_a_patch_that_cannot_be_halved_is_refused(sizes) -> None:
+    with pytest.raises(UserError, match="that divides dim"):
+        Vit(**sizes, stem="conv").check(Composite(canvas=24, foreground=12))
+
+
+def test_a_network_that_is_loaded_is_the_one_that_was_trained(tmp_path) -> None:
+    """Running statistics are weights too: with others the test would come out otherwise."""
+    sparsebench.run(
+        ["attn_topk"], tasks="composite:canvas=32,foreground=16,test=20,epochs=1,pretrain_epochs=0,batch=8",
+        model="vit:dim=32,depth=3,heads=2,patch=8,stem=conv", n_train=[16], seeds=1, out=tmp_path, where="test",
+        macs=[1.0, 0.5], device="cpu", jobs=0,
+    )  # fmt: skip
+    records = {(r.label, r.cell.budget.macs): r for r in store.read(tmp_path).values()}
+    assert {r.status for r in records.values()} == {"ok"}, [r.failure for r in records.values()]
+    dense, whole, half = (records[key] for key in (("dense", 1.0), ("attn_topk", 1.0), ("attn_topk", 0.5)))
+    assert whole.metrics["test_loss"] == dense.metrics["test_loss"]
+    assert half.metrics["macs_ratio"].value < 0.7 and half.metrics["test_loss"] != dense.metrics["test_loss"]

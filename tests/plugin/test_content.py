@@ -10,6 +10,7 @@ import pytest
 import timm
 import torch
 from measured import TINY
+from samples import SAMPLES
 
 import sparsebench
 from sparsebench.plugin.content import Content, file_revision
@@ -17,7 +18,6 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.testing import process
 
-SAMPLES = Path(__file__).parents[1] / "plugins"
 STRATEGY = """
 import sparsebench
 from sparsebench import Strategy
@@ -93,16 +93,6 @@ def test_a_file_of_a_package_is_hashed_with_what_it_imports_of_that(tmp_path: Pa
     before = file_revision(path)
     (tmp_path / "pack/core.py").write_text("y = 2")
     assert file_revision(path) != before
-
-
-def test_tracebacks_and_sources_are_as_of_any_module(tmp_path: Path) -> None:
-    import inspect
-
-    path = write(tmp_path, mine=STRATEGY.format(imports="", text="x")) / "mine.py"
-    registry = Registry()
-    registry.load_file(path)
-    assert inspect.getsource(registry.strategy("far").cls).startswith("class Far")
-    assert registry.strategy("far").cls.scores.__code__.co_filename == str(path)
 
 
 def test_links_in_a_loop_end_and_what_is_no_file_is_left_out(tmp_path: Path) -> None:

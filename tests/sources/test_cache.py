@@ -57,12 +57,6 @@ def test_what_was_made_once_is_read_the_next_time(place, rows):
     np.testing.assert_array_equal(np.load(file), PIXELS)
 
 
-def test_writing_to_the_array_does_not_change_the_file(place, rows):
-    Pixels("a", SHAPE, rows).array()[:] = 7
-    np.testing.assert_array_equal(Pixels("a", SHAPE, rows).array(), PIXELS)
-    assert len(rows.made) == 5
-
-
 def test_another_name_or_version_is_another_file(place, rows, monkeypatch):
     Pixels("a", SHAPE, rows).array()
     Pixels("b", SHAPE, rows).array()
@@ -222,15 +216,6 @@ def test_who_waits_for_another_says_so(place, rows):
     with telling(tell):
         decode([Pixels("a", SHAPE, rows)])
     assert said[0].startswith("waiting for another command") and "to decode" in said[1]
-
-
-def test_without_locks_it_goes_on(place, rows, monkeypatch):
-    def flock(file, how):
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr("fcntl.flock", flock)
-    np.testing.assert_array_equal(Pixels("a", SHAPE, rows).array(), PIXELS)
-    assert len(kept(place)) == 1
 
 
 def test_it_is_emptied_of_its_own_files_only(place, rows):

@@ -1,12 +1,8 @@
-import shutil
-
 import numpy as np
 import pytest
 from PIL import Image
 
 from sparsebench.errors import UserError
-from sparsebench.plan.locate import locate
-from sparsebench.plan.request import Files
 from sparsebench.tasks import sources
 from sparsebench.tasks.sources import classes, files, scenes
 
@@ -68,13 +64,6 @@ def test_pictures_are_decoded_once_and_each_stays_in_its_class(folder, decoded):
     assert sources.foregrounds(name, 5, locations).train["cat"].shape == (3, 3, 5, 5) and len(decoded) == 20
 
 
-def test_a_copy_elsewhere_needs_no_decoding(folder, decoded, tmp_path):
-    for root in (folder, shutil.copytree(folder, tmp_path / "copy")):
-        name, locations = located(root)
-        sources.foregrounds(name, 4, locations)
-    assert len(decoded) == 10
-
-
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("change", ["another picture", "another class", "one more"])
 def test_pictures_that_change_during_a_run_are_a_user_error_or_were_kept(folder, monkeypatch, change, kept):
@@ -106,27 +95,6 @@ def test_backgrounds_of_a_folder_are_decoded_once(folder, decoded):
     assert len(decoded) == 12
     for one, other in zip(first.pools, again.pools, strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def test_without_a_cache_the_pictures_are_the_same(folder, monkeypatch):
-    name, locations = located(folder)
-    first = sources.foregrounds(name, 4, locations)
-    forget()
-    (folder.parent / "file").write_text("no folder")
-    monkeypatch.setenv("SPARSEBENCH_CACHE", str(folder.parent / "file"))
-    again = sources.foregrounds(name, 4, locations)
-    for label in first.classes:
-        np.testing.assert_array_equal(first.train[label], again.train[label])
-        np.testing.assert_array_equal(first.test[label], again.test[label])
-
-
-def test_files_are_read_once_however_often_they_are_located(folder, monkeypatch):
-    seen, real = [], files.read_bytes
-    monkeypatch.setattr(files, "read_bytes", lambda path: seen.append(path) or real(path))
-    images = Files((f"folder:{folder}",))
-    names, places = locate(images)
-    assert locate(images) == (names, places) and sorted(seen) == sorted(set(seen)) and len(seen) == 12
-    assert places == {names["images"]: folder}
 
 
 def save(path, *arrays):

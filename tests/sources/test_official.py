@@ -176,23 +176,3 @@ def test_flowers_that_are_not_all_there_are_a_user_error(flowers):
     (flowers / "flowers-102" / "jpg" / "image_00003.jpg").unlink()
     with pytest.raises(UserError, match=r"flowers102 is corrupt .*holds 9 of 10 pictures"):
         sources.locate_backgrounds("flowers102", flowers)
-
-
-def test_a_corrupt_flower_is_named(flowers):
-    (flowers / "flowers-102" / "jpg" / "image_00003.jpg").write_bytes(b"no picture")
-    name, root = sources.locate_backgrounds("flowers102", flowers)
-    with pytest.raises(UserError, match=r"image_00003\.jpg cannot be read as a picture"):
-        sources.backgrounds(name, 8, {name: root})
-
-
-def test_flowers_are_kept_by_what_is_in_them(flowers):
-    def first():
-        sources.scenes._backgrounds.cache_clear()
-        return sources.backgrounds("flowers102", 8, {"flowers102": flowers}).pools[0][0, 0, 4, 4]
-
-    path = flowers / "flowers-102" / "jpg" / "image_00001.jpg"
-    content, shade = path.read_bytes(), first()
-    Image.new("RGB", (30, 20), (250, 0, 0)).save(path, quality=95)
-    assert abs(int(first()) - 250) < 5
-    path.write_bytes(content)
-    assert first() == shade

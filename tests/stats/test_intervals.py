@@ -38,7 +38,7 @@ def test_one_value_has_no_interval() -> None:
     assert mean_interval([0.25]) == (0.25, None, None)
 
 
-@pytest.mark.parametrize("n", [1, 5, 13, 43, 1200])
+@pytest.mark.parametrize("n", [1, 5, 13, 143])
 def test_wilsons_interval_is_that_of_scipy(n: int) -> None:
     for hits in range(n + 1):
         expected = stats.binomtest(hits, n).proportion_ci(method="wilson")

@@ -45,7 +45,7 @@ def merged(plan, seen):
 
 def cosine(a, b):
     """Return the cosine of two lists of numbers."""
-    return sum(x * y for x, y in zip(a, b, strict=True)) / math.hypot(*a) / math.hypot(*b)
+    return dot(a, b) / math.hypot(*a) / math.hypot(*b)
 
 
 def mean_keys(seen, b):
@@ -57,3 +57,32 @@ def mean(rows, weights):
     """Return the weighted mean of lists."""
     total = sum(weights)
     return [sum(w * row[c] for w, row in zip(weights, rows, strict=True)) / total for c in range(len(rows[0]))]
+
+
+def dot(a, b):
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def rows(tensor):
+    return tensor.detach().double().tolist()
+
+
+def softmax(logits):
+    e = [math.exp(x - max(logits)) for x in logits]
+    return [x / sum(e) for x in e]
+
+
+def gelu(x):
+    return 0.5 * x * (1 + math.erf(x / math.sqrt(2)))
+
+
+def linear(layer, row):
+    """Return a linear layer's outputs for one row."""
+    return [dot(row, w) + b for w, b in zip(rows(layer.weight), rows(layer.bias), strict=True)]
+
+
+def normed(row, norm):
+    """Return what a layer norm makes of one row."""
+    middle = sum(row) / len(row)
+    std = math.sqrt(sum((x - middle) ** 2 for x in row) / len(row) + norm.eps)
+    return [(x - middle) / std * w + b for x, w, b in zip(row, rows(norm.weight), rows(norm.bias), strict=True)]

@@ -9,11 +9,10 @@ import torch
 from sparsebench_plugins.a_vit import AViT
 from tiny import B, N, act, images, vit
 
-from sparsebench.errors import UnsupportedError, UserError
+from sparsebench.errors import UnsupportedError
 from sparsebench.measure.counts import solve
 from sparsebench.models.actor import Actor
 from sparsebench.strategy.budget import Budget
-from sparsebench.strategy.spec import fill
 from sparsebench.training.calibrate import calibrate
 from sparsebench.training.steps import Samples
 
@@ -133,32 +132,10 @@ def test_it_says_which_terms_are_inactive():
     assert AViT(ponder=0, distribution=0).inactive(teacher=True) == ("ponder", "distribution")
 
 
-@pytest.mark.parametrize("target", ["budgets", 0.5, "1e400"])
-def test_another_target_is_refused(target):
-    with pytest.raises(UserError, match="strategy 'a_vit': target"):
-        fill(AViT, {"target": target}, "strategy 'a_vit'")
-
-
 def test_the_blocks_that_the_budget_names_are_the_layers():
     acting, _ = trained(vit(), AViT(ponder=0.0, distribution=1.0), images(), keep_rate=0.5, blocks=(1, 3))
     assert list(acting.memory["scores"]) == [1, 3, L]
     assert bool(acting.loss().isfinite())
-
-
-def test_with_the_default_beta_a_channel_at_zero_goes_through_all_layers_and_hardly():
-    network = vit()
-    with torch.no_grad():
-        for name, weight in network.module.named_parameters():
-            if name in ("cls_token", "pos_embed"):
-                weight[..., 0] = 0
-            elif name.startswith(("patch_embed.proj", "blocks")) and (
-                "proj" in name or "fc2" in name  # what is added to the stream
-            ):
-                weight[0] = 0
-    acting, _ = act(AViT(), network, images())
-    assert torch.equal(acting.memory["cost"], torch.full((B, N + 1), L + 1 / L))
-    eager, _ = act(AViT(beta=-math.log(L - 1) + 0.5), network, images())
-    assert bool((eager.memory["cost"] < L).all())
 
 
 def test_where_all_halt_after_the_first_layer_one_patch_goes_on_and_the_head_reads_that_layer():

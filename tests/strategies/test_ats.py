@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from merging import view
@@ -12,7 +11,6 @@ from tiny import B, N, act, images, vit
 from sparsebench.measure.counts import stages
 from sparsebench.models.actor import Actor
 from sparsebench.strategy.budget import FULL, Budget
-from sparsebench.strategy.tokens import Padded
 from sparsebench.training.calibrate import calibrate
 from sparsebench.training.steps import Samples
 
@@ -68,16 +66,6 @@ def test_tokens_without_a_score_are_no_trouble(row, M, ascending, points):
 
 
 @pytest.mark.parametrize("points", ["released", "paper"])
-@pytest.mark.parametrize("sizes", [[[1.0]], [[1.0, 0.0, 0.0]]], ids=["alone", "with padding"])
-@pytest.mark.parametrize("M", [1, 2])
-def test_an_only_token_stays(sizes, points, M):
-    sizes = torch.tensor(sizes)
-    seen = view(*sizes.shape, attention=torch.ones_like(sizes), values=torch.ones(1, 2, sizes.shape[1], 3), sizes=sizes)
-    plan = ATS(points=points).plan(seen, M)
-    assert plan.keep.tolist() == [[True, False, False][: sizes.shape[1]]] and bool(plan.scores.isfinite().all())
-
-
-@pytest.mark.parametrize("points", ["released", "paper"])
 @pytest.mark.parametrize("M", [1, 8, 17])
 def test_padding_is_never_taken(M, points):
     sizes = (torch.arange(17) < torch.tensor([17, 9, 1])[:, None]).float()
@@ -96,21 +84,6 @@ def test_where_tokens_have_left_the_points_begin_at_the_smallest_score_that_is_t
     then = view(1, 3, attention=torch.tensor([[0.2, 0.3, 0.5]]), values=torch.ones(1, 2, 3, 3))
     then.memory = first.memory
     assert ATS().plan(then, 3).keep.tolist() == [[True, True, True]]
-
-
-@pytest.mark.parametrize("changes", [{}, {"class_token": False, "global_pool": "avg"}], ids=str)
-def test_in_a_network_images_keep_different_numbers_and_only_what_stays_is_a_query(changes):
-    network = vit(**changes)
-    pixels = torch.cat([images(3), torch.full((1, 3, 32, 32), 0.5)])
-    acting, out = act(ATS(), network, pixels, rate=0.9, schedule="stages")
-    assert acting.ragged and all(isinstance(d.plan, Padded) for d in acting.decisions)
-    assert len(set(acting.sizes.sum(dim=1).tolist())) > 1 and bool(out.isfinite().all())
-    assert all(step.early for step in acting.steps if np.any(step.tokens_in != step.tokens_out))
-    for b in range(B):
-        alone, single = act(ATS(), network, pixels[b : b + 1], rate=0.9, items=torch.tensor([b]), schedule="stages")
-        there = acting.index[b][acting.index[b] >= 0]
-        assert torch.equal(alone.index[0], there) and len(there) <= N
-        torch.testing.assert_close(single[0], out[b], atol=1e-5, rtol=1e-4)
 
 
 def test_with_all_tokens_as_upper_bounds_it_acts_as_published_and_at_a_full_budget_it_does_not():

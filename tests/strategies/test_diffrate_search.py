@@ -5,22 +5,14 @@ from functools import partial
 
 import pytest
 import torch
-from merging import cosine, place, view
-from sparsebench_plugins.diffrate import DiffRate
+from merging import cosine, place, softmax, view
 from sparsebench_plugins.diffrate_search import DiffRateSearch
-from tiny import B, act, images, vit
+from tiny import B, images, vit
 
 from sparsebench.models.actor import Actor
 from sparsebench.strategy.budget import Budget
-from sparsebench.training.calibrate import calibrate
-from sparsebench.training.steps import Samples
 
 N, C = 9, 4
-
-
-def softmax(logits):
-    e = [math.exp(x - max(logits)) for x in logits]
-    return [x / sum(e) for x in e]
 
 
 def probabilities(theta, pace):
@@ -137,16 +129,6 @@ def test_training_with_masks_gives_the_logits_of_the_test_without_the_tokens(mak
 
 
 @torch.no_grad()
-def test_it_begins_as_diffrate_with_the_same_counts():
-    network = vit()
-    counts = {"rate": 0.4}
-    searched, out = act(DiffRateSearch(merged=1.0), network, images(), **counts)
-    fixed, expected = act(DiffRate(merged=1.0), network, images(), **counts)
-    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-4)
-    assert torch.equal(searched.index, fixed.index)
-
-
-@torch.no_grad()
 def test_the_learned_counts_are_those_of_the_test_and_never_rise():
     network = vit()
     actor = actor_on(network, Budget(macs=0.6))
@@ -205,17 +187,3 @@ def test_the_loss_is_the_weighted_square_and_brings_the_counts_to_the_budget():
         loss.backward()
         optimiser.step()
     assert off[0] > 0.35 and off[-1] < 0.06
-
-
-def test_calibration_sees_that_the_counts_are_its_own():
-    network, calls = vit(), []
-    actor = actor_on(network, Budget(macs=0.8))
-    for module in actor.learned.values():
-        torch.nn.init.zeros_(module["m"])  # 9 of 16 in each block
-    network.module.register_forward_hook(lambda *_: calls.append(1))
-    found = calibrate(network, actor, Samples(images(), torch.zeros(B, dtype=torch.int64), None))
-    assert len(calls) == 2
-    assert found.budget.macs == pytest.approx(actor.share_of(actor.planned))
-    acting = begin(actor, training=False)
-    network(images(), acting)
-    assert found.ratio == pytest.approx(actor.share_of(acting.steps)) and found.ratio < 0.7

@@ -4,11 +4,10 @@ import math
 
 import pytest
 import torch
-from merging import cosine
+from merging import cosine, gelu, linear, normed
 from sparsebench_plugins.dynamic_vit import DynamicViT
 from tiny import B, N, act, images, vit
 
-from sparsebench.errors import UserError
 from sparsebench.models.actor import Actor
 from sparsebench.strategy.base import LossInputs, ModelOutputs
 from sparsebench.strategy.budget import Budget
@@ -20,27 +19,12 @@ def network():
     return vit()
 
 
-def gelu(x):
-    return 0.5 * x * (1 + math.erf(x / math.sqrt(2)))
-
-
-def linear(layer, x):
-    rows = zip(layer.weight.double().tolist(), layer.bias.double().tolist(), strict=True)
-    return [sum(w * v for w, v in zip(row, x, strict=True)) + b for row, b in rows]
-
-
 def log_probabilities(module, tokens, D):
     """Return (keep, drop) log-probabilities of each of the tokens, lists of C numbers, by the layers' equations."""
     norm, project = module["own"][0], module["own"][1]
     z = []
     for x in tokens:
-        mean = sum(x) / len(x)
-        var = sum((v - mean) ** 2 for v in x) / len(x)
-        normed = [
-            (v - mean) / math.sqrt(var + norm.eps) * w + b
-            for v, w, b in zip(x, norm.weight.tolist(), norm.bias.tolist(), strict=True)
-        ]
-        z.append([gelu(v) for v in linear(project, normed)])
+        z.append([gelu(v) for v in linear(project, normed(x, norm))])
     half = len(tokens[0]) // 2
     common = [sum(d * row[half + c] for d, row in zip(D, z, strict=True)) / sum(D) for c in range(half)]
     out = []
@@ -172,23 +156,6 @@ def squeezed_by_hand(x, hosts, gone):
     return out
 
 
-def test_with_squeeze_what_leaves_in_the_test_goes_to_the_most_similar_that_stays(network):
-    strategy, seen = noted(DynamicViT(disposal="squeeze"))
-    acting, _ = act(strategy, network, images())
-    for view, tokens, plan in seen:
-        for b in range(B):
-            expected = log_probabilities(view.learned, tokens[b].double().tolist(), [1.0] * tokens.shape[1])
-            K = plan.weight.shape[1]
-            hosts = sorted(sorted(range(len(expected)), key=lambda i: -expected[i][0])[:K])
-            gone = [i for i in range(len(expected)) if i not in hosts]
-            by_hand = squeezed_by_hand(tokens[b], hosts, gone)
-            torch.testing.assert_close(
-                plan.weight[b] @ tokens[b], torch.tensor([by_hand[h] for h in hosts]), atol=1e-5, rtol=1e-5
-            )
-    assert [plan.weight.shape[1] for _, _, plan in seen] == [8, 4, 2] and acting.index.shape == (B, 2)
-    assert acting.steps == acting.actor.planned
-
-
 def test_with_squeeze_what_is_drawn_to_leave_in_training_goes_to_the_most_similar_that_stays(network):
     strategy, seen = noted(DynamicViT(disposal="squeeze"))
     actor = Actor(strategy, Budget(keep_rate=0.5), network.cost, network.grid, stream=5)
@@ -227,9 +194,3 @@ def test_of_an_image_without_hosts_tokens_are_as_they_were_with_finite_gradients
 def test_it_says_which_terms_are_inactive(parameters, taught, alone):
     strategy = DynamicViT(**parameters)
     assert strategy.inactive(teacher=True) == taught and strategy.inactive(teacher=False) == alone
-
-
-def test_it_takes_two_disposals_and_no_other():
-    for disposal in ("fuse", "merge"):
-        with pytest.raises(UserError, match=f"does not take .*; got disposal={disposal}; allowed: drop, squeeze"):
-            DynamicViT(disposal=disposal)

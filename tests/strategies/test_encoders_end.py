@@ -3,7 +3,7 @@
 import networks as hand
 import pytest
 import torch
-from merging import cosine, merged, view
+from merging import cosine, view
 from sparsebench_plugins.pru_merge import PruMerge
 from sparsebench_plugins.vis_pruner import VisPruner
 from sparsebench_plugins.vision_zip import VisionZip
@@ -87,11 +87,3 @@ def test_visionzip_merges_as_many_as_in_the_paper(keep, contextual):
     groups = plan.target[0].bincount()
     assert len(groups) == keep and (groups[plan.target[0, dominant]] == 1).all()
     assert groups.sum() == 576 and (plan.target >= 0).all()
-
-
-def test_visionzip_drops_the_others_where_none_is_merged():
-    seen = view(2, 9)
-    plan = VisionZip(contextual=0.0).plan(seen, 4)
-    assert (plan.target >= 0).sum(dim=1).tolist() == [4, 4]
-    top = seen.attention[0].argsort(descending=True)[:4].sort().values
-    torch.testing.assert_close(merged(plan, seen)[0], seen.tokens[0, top])

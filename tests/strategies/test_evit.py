@@ -7,7 +7,7 @@ import pytest
 import torch
 from merging import view
 from sparsebench_plugins.evit import EViT
-from tiny import B, N, act, images, inside, vit
+from tiny import B, N, act, images, vit
 
 from sparsebench.models.actor import Actor
 from sparsebench.strategy.budget import Budget
@@ -30,25 +30,6 @@ def test_what_does_not_stay_is_summed_with_its_attention(keep, renormalise):
         fused = [sum(a[i] * x[i][c] for i in left) / total for c in range(6)]
         torch.testing.assert_close(out[b, -1].double(), torch.tensor(fused).double(), atol=1e-5, rtol=1e-5)
         assert plan.index[b].tolist() == kept
-
-
-def test_one_token_alone_goes_on_times_its_attention():
-    """At a keep rate of .9 of 16 tokens, ceil(14.4) + 1 = 16 go on, and the least attended is a_i x_i."""
-    network = vit()
-    acting, _ = act(EViT(), network, images(), rate=0.9, convention="compound-ceil", blocks=(1,))
-    assert [d.block for d in acting.decisions] == [1] and acting.index.shape == (B, N)
-    assert acting.steps == acting.actor.planned and acting.steps[1].scoring == "class"
-    dense = network.cost.macs(network.cost.dense())
-    assert network.cost.macs(acting.steps) == dense + network.cost.blocks[1].width * (N + 1)
-    made, seen = inside(network, images(), 1), []
-    hook = network.module.blocks[1].norm2.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
-    act(EViT(), network, images(), rate=0.9, convention="compound-ceil", blocks=(1,))
-    hook.remove()
-    for b in range(B):
-        a, x = made["A"][b, :, 0, 1:].mean(axis=0), made["tokens"][b]
-        least = int(np.argmin(a))
-        rows = [x[0]] + [x[1 + i] for i in range(N) if i != least] + [a[least] * x[1 + least]]
-        np.testing.assert_allclose(seen[0][b], np.stack(rows), atol=1e-4)
 
 
 @pytest.mark.parametrize(("rate", "acts"), [(1.0, False), (0.99, False), (0.94, False), (0.9375, True), (0.9, True)])

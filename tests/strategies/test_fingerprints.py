@@ -49,15 +49,6 @@ def test_every_shared_way_to_choose_has_a_fingerprint():
     assert shared and set(shared) <= FINGERPRINTS.HELPERS.keys()
 
 
-def test_each_choice_of_a_row_is_made_with_a_margin(kept):
-    """Of a merging strategy, an adaptive one, and one that reads all of the attention."""
-    for name in ("tome", "ats", "zero_tprune"):
-        row = kept["strategies"][name]
-        shaken = FINGERPRINTS.fingerprint(FINGERPRINTS.shipped()[name], row["draw"], shake=1)
-        assert shaken != row["runs"]  # something did change
-        assert not FINGERPRINTS.changed_runs(row, {"runs": shaken}), name
-
-
 def test_a_strategy_that_chooses_otherwise_is_named_until_its_revision_is_raised(kept, now, monkeypatch):
     def plan(self, view, keep):
         target, leaves = selection.bipartite(view.keys, keep, view.prefix_count)
@@ -80,17 +71,3 @@ def test_a_revision_that_is_raised_alone_has_to_be_in_the_file(kept, now):
     raised["strategies"]["evit"]["revision"] += 1
     assert not FINGERPRINTS.unraised(kept, raised)
     assert FINGERPRINTS.stale(kept, raised).keys() == {"evit"}
-
-
-def test_a_tie_that_is_broken_otherwise_names_the_strategies_that_share_the_helper(kept, now, monkeypatch):
-    def argsort(values, dim, descending=False, stable=False):
-        """Sort as before, with the last of equals first."""
-        return values.shape[dim] - 1 - before(values.flip(dim), dim=dim, descending=descending, stable=stable)
-
-    before = torch.Tensor.argsort
-    monkeypatch.setattr(torch.Tensor, "argsort", argsort)
-    changed = copy.deepcopy(now)
-    changed["helpers"]["selection.bipartite"]["result"] = FINGERPRINTS.result_of("selection.bipartite")
-    wrong = FINGERPRINTS.unraised(kept, changed)
-    assert wrong.keys() == {"selection.bipartite"}
-    assert all(name in wrong["selection.bipartite"] for name in ("ppt", "tofu", "tome", "vid_tldr"))

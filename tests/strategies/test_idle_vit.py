@@ -6,12 +6,9 @@ from itertools import pairwise
 import networks as hand
 import pytest
 import torch
-from eva_vits import EVAS
 from sparsebench_plugins.idle_vit import IdleViT
 from timm.models.deit import VisionTransformerDistilled
 from tiny import B, N, act, images, vit
-
-from sparsebench.models.deep import DeepViT
 
 NETWORKS = {
     "no class token": (0, 0, {"class_token": False, "global_pool": "avg"}),
@@ -59,10 +56,3 @@ def test_who_takes_part_and_the_logits_are_those_of_loops(name, counts):
         came_back += sum(not set(after) <= set(before) for before, after in pairwise(chosen[first:]))
     assert acting.index.tolist() == [list(range(N))] * B
     assert name != "class token" or counts != {1: 11} or came_back > 0  # else it would be a strategy that drops
-
-
-def test_rotary_networks_choose_by_what_they_attend_to():
-    network = DeepViT(EVAS["DINOv3"]())
-    acting, out = act(IdleViT(), network, images())
-    assert len(acting.decisions) == 3 and bool(out.isfinite().all())
-    assert network.cost.macs(acting.steps) == network.cost.macs(acting.actor.planned)

@@ -159,10 +159,3 @@ def test_where_they_cost_more_than_is_saved_a_fraction_is_of_the_rest(macs):
     network(images(), acting)
     asked = (N + 1) * (dense - network.cost.embed * N)
     assert network.cost.macs(acting.steps) == network.cost.macs(actor.planned) + asked
-
-
-def test_a_number_of_tokens_is_kept_to_whatever_they_cost():
-    network = vit()
-    actor = Actor(Perturbation(), Budget(keep_rate=0.5), network.cost, network.grid, stream=5)
-    assert actor.keep == {0: 8}
-    assert network.cost.macs(actor.planned) > 15 * network.cost.macs(network.cost.dense())

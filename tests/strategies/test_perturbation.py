@@ -15,7 +15,6 @@ from timm.models.deit import VisionTransformerDistilled
 from tiny import B, N, images, vit
 
 from sparsebench.models.actor import Actor
-from sparsebench.models.deep import DeepViT
 from sparsebench.models.small_vit import PositionalDeepViT, small_vit
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Keep
@@ -171,15 +170,3 @@ def test_rows_may_be_of_any_samples_and_no_more_than_the_batch_go_through_at_onc
     torch.testing.assert_close(logits, together[sample], atol=1e-5, rtol=1e-5)
     assert sizes == [4, 3, 4]  # the last is the pass itself
     assert asked(lambda v: v.outputs(v.tokens[:0], sample[:0]), network, images(), scripted).shape == (0, 5)
-
-
-@torch.no_grad()
-def test_in_bfloat16_the_answers_are_in_float32(scripted):
-    network = vit()
-    expected = network(images())
-    halved = DeepViT(network.module, precision="bfloat16")
-    logits = asked(lambda v: v.outputs(v.tokens, torch.arange(B)), halved, images(), scripted)
-    assert logits.dtype == torch.float32
-    torch.testing.assert_close(logits, expected, atol=0.2, rtol=0.05)  # the patch embedding is rounded
-    again = asked(lambda v: v.outputs(v.tokens * (1 + 1e-5), torch.arange(B)), halved, images(), scripted)
-    assert not torch.equal(again, logits) and float((again - logits).abs().max()) < 1e-2

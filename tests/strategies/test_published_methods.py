@@ -10,7 +10,6 @@ import torch
 from click.testing import CliRunner
 from tiny import SHIPPED
 
-import sparsebench
 from sparsebench.cli import main
 from sparsebench.measure.cost import VitCost
 from sparsebench.measure.counts import solve, stages
@@ -117,33 +116,6 @@ def test_a_wrong_setting_is_one_clear_line_before_anything_runs(tmp_path, words,
     done = CliRunner().invoke(main, ["run", "--plugin", words, *given, "--out", str(tmp_path / "out"), "--dry-run"])
     assert done.exit_code == 2 and says in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_a_published_setting_on_a_network_of_another_depth_is_a_clear_line(name):
-    for setting in SHIPPED[name].published:
-        _, budget = typed(setting.words)
-        if budget.blocks is None and budget.counts is None:
-            continue
-        words = ["--task", "composite", "--model", "vit:depth=2", "--n-train", "8", "--dry-run"]
-        done = CliRunner().invoke(main, ["run", "--plugin", setting.words, *words])
-        assert done.exit_code == 2 and "allowed" in done.stderr and done.stderr.count("\n") == 1
-
-
-@cache
-def small() -> torch.nn.Module:
-    return timm.create_model("deit_small_patch16_224")
-
-
-@pytest.mark.parametrize("setting", ALL, ids=str)
-def test_published_words_can_be_typed_in_apply_and_so_can_what_it_calls_them(setting):
-    cls = SHIPPED[setting.words.partition(":")[0]]
-    learned = "random" if cls.trained or cls.fits() else None
-    with sparsebench.apply(small(), setting.words, learned=learned) as sparse:
-        spec, budget = sparse.spec, sparse._actor.budget
-        assert sparse._actor.acts or cls.trains_only
-    with sparsebench.apply(small(), spec, learned=learned) as again:
-        assert (again.spec, again._actor.budget) == (spec, budget)
 
 
 def test_the_list_of_published_settings_has_them_all():

@@ -1,23 +1,294 @@
+"""Shipped strategies: entry points and kinds, and those that score tokens against plain loops in float64."""
+
 import importlib
+import math
 import subprocess
 import sys
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from sparsebench_plugins.anti_oracle import AntiOracle
 from sparsebench_plugins.attn_topk import AttnTopK
-from sparsebench_plugins.noise import Noise
+from sparsebench_plugins.attn_value_norm import AttnValueNorm
+from sparsebench_plugins.column_norm import ColumnNorm
+from sparsebench_plugins.evit import EViT
+from sparsebench_plugins.feature_norm import FeatureNorm
+from sparsebench_plugins.gradient_energy import GradientEnergy
+from sparsebench_plugins.noise import ROUNDING, Noise
 from sparsebench_plugins.oracle import Oracle
+from sparsebench_plugins.patch_variance import PatchVariance
+from sparsebench_plugins.radial import Radial
 from sparsebench_plugins.random import Random
-from timm.models.deit import VisionTransformerDistilled
-from tiny import ENTRIES, ROOT, SHIPPED, B, N, act, images, vit
+from sparsebench_plugins.rep_shift import RepShift
+from sparsebench_plugins.tps import TPS
+from sparsebench_plugins.value_norm import ValueNorm
+from sparsebench_plugins.zero_tprune import ZeroTPrune
+from tiny import ENTRIES, ROOT, SHIPPED, B, N, act, chosen, images, inside, vit
 from token_sets import OneLayer, Sets
 
-from sparsebench.errors import UnsupportedError
+from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.strategy.base import KINDS
 from sparsebench.strategy.contract import complaint
 from sparsebench.tasks.images import Composite
+
+CLASS = partial(vit, reg_tokens=2)
+CLASSLESS = partial(vit, class_token=False, global_pool="avg")
+
+
+def class_attention(s, b, j, P, classless=False):
+    """Return a_j, mean over heads; without a class token the mean over queries of what j receives."""
+    H, T = s["A"].shape[1], s["A"].shape[2]
+    rows = range(T) if classless else (0,)
+    return sum(s["A"][b, h, i, P + j] for h in range(H) for i in rows) / (H * len(rows))
+
+
+def mean_query(s, b, j, P):
+    H, T, d = s["q"].shape[1:]
+    total = 0.0
+    for h in range(H):
+        q = [sum(s["q"][b, h, i, c] for i in range(P, T)) / (T - P) for c in range(d)]
+        logits = [sum(q[c] * s["k"][b, h, i, c] for c in range(d)) / math.sqrt(d) for i in range(T)]
+        total += math.exp(logits[P + j]) / sum(map(math.exp, logits)) / H
+    return total
+
+
+def value_norm(s, b, j, P):
+    return math.sqrt(sum(float(x) ** 2 for x in s["v"][b, :, P + j].flatten()))
+
+
+def ats(s, b, j, P, classless=False):
+    given = [class_attention(s, b, i, P, classless) * value_norm(s, b, i, P) for i in range(N)]
+    return given[j] / sum(given)
+
+
+def feature_norm(s, b, j, P):
+    return math.sqrt(sum(float(x) ** 2 for x in s["tokens"][b, P + j]))
+
+
+def rep_shift(s, b, j, P):
+    return math.sqrt(sum(float(x) ** 2 for x in s["branch"][b, P + j]))
+
+
+def column_norm(n, s, b, j, P):
+    H, T = s["A"].shape[1], s["A"].shape[2]
+    return sum(sum(s["A"][b, h, i, P + j] ** n for i in range(T)) ** (1 / n) for h in range(H)) / H
+
+
+CASES = {
+    "attn_topk mean_query": (AttnTopK(attention="mean_query"), CLASS, mean_query),
+    "attn_topk mean_query, no class token": (AttnTopK(attention="mean_query"), CLASSLESS, mean_query),
+    "attn_topk": (AttnTopK(), CLASS, class_attention),
+    "attn_topk received": (AttnTopK(attention="received"), CLASS, partial(class_attention, classless=True)),
+    "attn_topk, no class token": (AttnTopK(), CLASSLESS, partial(class_attention, classless=True)),
+    "tps": (TPS(), CLASS, class_attention),
+    "evit": (EViT(), CLASS, class_attention),
+    "evit, no class token": (EViT(), CLASSLESS, partial(class_attention, classless=True)),
+    "value_norm": (ValueNorm(), CLASS, value_norm),
+    "value_norm, smallest": (ValueNorm(keep="smallest"), CLASS, lambda *a: -value_norm(*a)),
+    "attn_value_norm": (AttnValueNorm(), CLASS, ats),
+    "attn_value_norm, no class token": (AttnValueNorm(), CLASSLESS, partial(ats, classless=True)),
+    "feature_norm": (FeatureNorm(), CLASS, feature_norm),
+    "feature_norm, smallest": (FeatureNorm(keep="smallest"), CLASS, lambda *a: -feature_norm(*a)),
+    "rep_shift": (RepShift(), CLASS, rep_shift),
+    "column_norm": (ColumnNorm(), CLASS, partial(column_norm, 2.0)),
+    "column_norm 5.5": (ColumnNorm(n=5.5), CLASSLESS, partial(column_norm, 5.5)),
+}
+
+
+@pytest.mark.parametrize("block", [0, 2])
+@pytest.mark.parametrize(("strategy", "make", "score"), CASES.values(), ids=CASES)
+def test_scores_are_the_equations_and_the_largest_stay(strategy, make, score, block):
+    network = make()
+    shown = inside(network, images(), block)
+    expected = np.array([[score(shown, b, j, network.prefix) for j in range(N)] for b in range(B)])
+    acting, _ = act(strategy, network, images(), blocks=(block,))
+    (decision,) = acting.decisions
+    np.testing.assert_allclose(decision.plan.scores, expected, rtol=1e-5, atol=1e-7)
+    if strategy.name == "tps":
+        assert (decision.plan.weight > 0).sum(dim=(1, 2)).tolist() == [N] * B
+    else:
+        stay = N // 2 - strategy.traits().fuses
+        assert decision.plan.index.tolist() == [chosen(row, stay) for row in expected]
+
+
+def test_a_high_order_of_the_column_norm_is_the_largest_entry_and_no_power_vanishes():
+    shown = inside(vit(), images(), 1)
+    acting, _ = act(ColumnNorm(n=1000), vit(), images(), blocks=(1,))
+    np.testing.assert_allclose(acting.scores, shown["A"][..., 1:].max(axis=2).mean(axis=1), rtol=5e-3)
+
+
+LAPLACE = ((1, -2, 1), (-2, 4, -2), (1, -2, 1))
+
+
+def patch(pixels, b, j):
+    """Return the (3, 8, 8) pixels of a patch."""
+    r, c = divmod(j, 4)
+    return pixels[b, :, 8 * r : 8 * r + 8, 8 * c : 8 * c + 8].double().numpy()
+
+
+def variance(P):
+    return sum(sum((x - channel.mean()) ** 2 for x in channel.flatten()) / channel.size for channel in P) / len(P)
+
+
+def energy(P):
+    across = [(P[c, y, x + 1] - P[c, y, x]) ** 2 for c in range(3) for y in range(8) for x in range(7)]
+    down = [(P[c, y + 1, x] - P[c, y, x]) ** 2 for c in range(3) for y in range(7) for x in range(8)]
+    return sum(across) / len(across) + sum(down) / len(down)
+
+
+def sigma(P):
+    answers = [
+        abs(sum(LAPLACE[i][k] * P[c, y + i, x + k] for i in range(3) for k in range(3)))
+        for c in range(3) for y in range(6) for x in range(6)
+    ]  # fmt: skip
+    return math.sqrt(math.pi / 2) * sum(answers) / len(answers) / 6
+
+
+PIXELS = {
+    "patch_variance": (PatchVariance(), variance),
+    "gradient_energy": (GradientEnergy(), energy),
+    "noise": (Noise(), lambda P: -sigma(P)),
+    "noise by ratio": (Noise(by="ratio"), lambda P: -(sigma(P) ** 2) / max(variance(P), ROUNDING)),
+}
+
+
+@pytest.mark.parametrize(("strategy", "score"), PIXELS.values(), ids=PIXELS)
+def test_scores_of_pixels_are_the_equations_and_the_largest_stay(strategy, score):
+    pixels = images()
+    pixels[0, :, :16] = pixels[0, :, :16] * 0.1 + torch.linspace(0, 0.8, 32)
+    expected = np.array([[score(patch(pixels, b, j)) for j in range(N)] for b in range(B)])
+    acting, _ = act(strategy, vit(), pixels)
+    np.testing.assert_allclose(acting.scores, expected, rtol=1e-5, atol=1e-7)
+    assert acting.index.tolist() == [chosen(row, 8) for row in expected]
+
+
+@pytest.mark.parametrize(("strategy", "side"), [(Noise(), 2), (GradientEnergy(), 1)], ids=str)
+def test_patches_too_small_to_tell_are_unsupported(strategy, side):
+    network = vit(img_size=4 * side, patch_size=side)
+    with pytest.raises(UnsupportedError, match="pixels a side"):
+        act(strategy, network, torch.rand(1, 3, 4 * side, 4 * side))
+
+
+ITERATIONS = (30, 5, 5, 1)  # of the four blocks
+
+
+def ranks(A, iterations, low, high):
+    """Return one sample's s for all tokens, A (H, T, T), and how many heads counted."""
+    H, T = A.shape[:2]
+    each = []
+    for h in range(H):
+        s = [1 / T] * T
+        for _ in range(iterations):
+            s = [sum(A[h, i, j] * s[i] for i in range(T)) for j in range(T)]
+        if low <= sum((x * T - 1) ** 2 for x in s) / T <= high:
+            each.append(s)
+    if not each:
+        return ranks(A, iterations, 0, math.inf)[0], 0
+    return [math.sqrt(sum(s[j] ** 2 for s in each) / len(each)) for j in range(T)], len(each)
+
+
+def stay(s, keys, keep, similar, groups):
+    """Return the patches of one sample that stay: s of the patches, keys (N, C)."""
+    order = sorted(range(len(s)), key=lambda j: (-s[j], j))
+    half = (len(s) + 1) // 2
+    first, second = (order[::2], order[1::2]) if groups == "alternate" else (order[:half], order[half:])
+
+    def closest(j):
+        return max(float(keys[i] @ keys[j]) / np.linalg.norm(keys[i]) / np.linalg.norm(keys[j]) for i in first)
+
+    go = sorted(second, key=lambda j: -closest(j))[: min(round(similar * (len(s) - keep)), len(s) // 2)]
+    left = [-1.0 if j in go else s[j] for j in range(len(s))]
+    return chosen(left, keep)
+
+
+RANKED = {
+    "as it comes": {},
+    "halves": {"groups": "rank"},
+    "similar only": {"similar": 1.0},
+    "rank only": {"similar": 0.0},
+    "few heads": {"low": 0.1, "high": 0.4},
+    "no head": {"low": 5.0, "high": 6.0},
+}
+
+
+@pytest.mark.parametrize("keep", [3, 13])
+@pytest.mark.parametrize("block", [0, 1, 3])
+@pytest.mark.parametrize("params", RANKED.values(), ids=RANKED)
+def test_it_keeps_what_the_equations_keep(params, block, keep):
+    strategy, network = ZeroTPrune(**params), vit(reg_tokens=1)
+    shown = inside(network, images(), block)
+    acting, _ = act(strategy, network, images(), blocks=(block,), rate=keep / N)
+    for b in range(B):
+        s, _ = ranks(shown["A"][b], ITERATIONS[block], strategy.low, strategy.high)
+        keys = np.concatenate(list(shown["k"][b]), axis=1)[2:]
+        np.testing.assert_allclose(acting.scores[b], s[2:], rtol=1e-5)
+        assert acting.index[b].tolist() == stay(s[2:], keys, keep, strategy.similar, strategy.groups)
+
+
+BIG = {"img_size": 64, "depth": 1}  # 8 x 8 patches
+
+
+def drawn(n, keep, cell, rows=8, columns=8):
+    """Return (n, cells) how many tokens of each cell stay in n samples, and the (n, N) mask of those that stay."""
+    network = vit(**(BIG | {"img_size": (8 * rows, 8 * columns)}))
+    tokens = rows * columns
+    pixels = torch.zeros(1, 3, 8 * rows, 8 * columns).expand(n, -1, -1, -1)
+    acting, _ = act(Random(stratified=True, cell=cell), network, pixels, rate=keep / tokens)
+    kept = np.zeros((n, tokens), dtype=bool)
+    np.put_along_axis(kept, acting.index.numpy(), True, axis=1)
+    assert (kept.sum(axis=1) == keep).all()
+    cells = {}
+    for j in range(tokens):
+        cells.setdefault((j // columns // cell, j % columns // cell), []).append(j)
+    return np.stack([kept[:, members].sum(axis=1) for members in cells.values()], axis=1), kept
+
+
+@pytest.mark.parametrize(("keep", "cell"), [(10, 2), (40, 2), (48, 2), (30, 4), (60, 3)])
+def test_stratified_takes_as_large_a_share_of_every_cell(keep, cell):
+    of_cell, _ = drawn(50, keep, cell)
+    full = of_cell[:, 0]
+    expected = keep * cell**2 / 64
+    assert full.min() >= np.floor(expected) and full.max() <= np.ceil(expected)
+
+
+def test_stratified_keeps_every_token_equally_often_though_cells_at_the_border_are_smaller():
+    of_cell, kept = drawn(2000, 17, 2, rows=5, columns=7)
+    assert of_cell.shape[1] == 12
+    np.testing.assert_allclose(kept.mean(axis=0), 17 / 35, atol=0.05)
+
+
+@pytest.mark.parametrize("strategy", [Random(stratified=True), Radial()], ids=lambda s: s.name)
+def test_tokens_without_a_grid_are_unsupported(strategy):
+    data = Sets(tokens=20, relevant=0.4, confusion=0.1).draw(3, 0, {})
+    with pytest.raises(UnsupportedError, match=f"{strategy.name}: tokens without a grid"):
+        act(strategy, OneLayer(m=8).build(data, 0), torch.from_numpy(data.train.inputs))
+
+
+@pytest.mark.parametrize("p", [1, 2, "inf"])
+@pytest.mark.parametrize(("rows", "columns"), [(4, 4), (3, 5)])
+def test_radial_keeps_the_nearest_to_the_centre(p, rows, columns):
+    network = vit(img_size=(8 * rows, 8 * columns))
+    order = np.inf if p == "inf" else p
+    scores = [
+        -np.linalg.norm([r - (rows - 1) / 2, c - (columns - 1) / 2], ord=order)
+        for r in range(rows)
+        for c in range(columns)
+    ]
+    pixels = torch.rand(2, 3, 8 * rows, 8 * columns)
+    for keep in range(1, rows * columns):
+        acting, _ = act(Radial(p=p), network, pixels, rate=keep / (rows * columns), blocks=(1,))
+        assert acting.index.tolist() == [chosen(scores, keep)] * 2
+    np.testing.assert_allclose(acting.scores[0], scores, rtol=1e-6)
+
+
+def test_radial_counts_a_fused_token_as_the_farthest_and_never_mixes_them():
+    acting, _ = act(Radial(disposal="fuse"), vit(), images(), blocks=(1, 2))
+    assert acting.decisions[1].before[:, -1].tolist() == [-1] * B
+    assert acting.decisions[1].plan.scores.argmin(dim=1).tolist() == [N // 2 - 1] * B
+    with pytest.raises(UserError, match="'radial' does not take this disposal of tokens; got disposal=squeeze"):
+        Radial(disposal="squeeze")
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -93,15 +364,6 @@ def test_equals_are_drawn_at_random_for_each_sample(strategy):
     assert int(often.min()) > 110 and int(often.max()) < 190
 
 
-def test_oracles_on_token_sets_keep_and_remove_the_majority_pattern():
-    data = Sets(tokens=20, relevant=0.4, confusion=0.1).draw(10, 0, {})
-    network = OneLayer(m=8).build(data, 0)
-    relevance = torch.from_numpy(data.train.relevance)
-    for strategy, number in ((Oracle(), 8), (AntiOracle(), 0)):
-        acting, _ = act(strategy, network, torch.from_numpy(data.train.inputs), relevance)
-        assert relevance.gather(1, acting.index).sum(1).tolist() == [number] * 10
-
-
 def test_noise_drops_tokens_of_unusual_length_where_there_are_no_pixels():
     data = Sets(tokens=10, d=6, relevant=0.4, confusion=0.1).draw(3, 0, {})
     network = OneLayer(m=8).build(data, 0)
@@ -113,48 +375,6 @@ def test_noise_drops_tokens_of_unusual_length_where_there_are_no_pixels():
     acting, _ = act(Noise(), network, tokens, rate=0.8)
     removed = [sorted(set(range(10)) - set(row)) for row in acting.index.tolist()]
     assert removed == [[2, 5], [0, 9], [1, 8]]
-
-
-def attention_by_hand(network, inputs, number):
-    """Return the (B, H, T, T) attention of a block of the bare model."""
-    seen = []
-    block = network.module.blocks[number]
-    handle = block.norm1.register_forward_hook(lambda _, args, out: seen.append(out))
-    with torch.no_grad():
-        network(inputs)
-        handle.remove()
-        q, k, _ = block.attn.qkv(seen[0]).unflatten(2, (3, 4, 8)).permute(2, 0, 3, 1, 4)
-    return torch.softmax(torch.einsum("bhqc,bhkc->bhqk", q, k) / 8**0.5, dim=-1)
-
-
-@pytest.mark.parametrize(
-    ("make", "attention", "rows"),
-    [
-        (vit, "auto", [0]),
-        (vit, "class", [0]),
-        (vit, "received", list(range(17))),
-        (partial(vit, reg_tokens=4), "auto", [0]),
-        (partial(vit, VisionTransformerDistilled), "auto", [0, 1]),
-        (partial(vit, class_token=False, global_pool="avg"), "auto", list(range(16))),
-        (partial(vit, class_token=False, global_pool="avg"), "received", list(range(16))),
-    ],
-    ids=[
-        "class token",
-        "asked for class",
-        "asked for received",
-        "registers",
-        "distilled",
-        "no class token",
-        "received",
-    ],
-)
-def test_attn_topk_keeps_the_tokens_with_the_largest_attention_of_the_declared_rows(make, attention, rows):
-    network = make()
-    full = attention_by_hand(network, images(), 1)
-    scores = full[:, :, rows, network.prefix :].mean(dim=(1, 2))
-    acting, _ = act(AttnTopK(attention=attention), network, images(), blocks=(1,))
-    torch.testing.assert_close(acting.scores, scores, atol=1e-5, rtol=1e-4)
-    assert torch.equal(acting.index, scores.argsort(dim=1, descending=True)[:, :8].sort(dim=1).values)
 
 
 def test_class_attention_without_a_class_token_is_unsupported():

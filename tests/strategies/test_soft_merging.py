@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from merging import merged, place, view
+from merging import dot, gelu, linear, merged, normed, place, rows, softmax, view
 from sparsebench_plugins.patch_merger import PatchMerger
 from sparsebench_plugins.sinkhorn import Sinkhorn
 from sparsebench_plugins.sit import SiT
@@ -32,30 +32,6 @@ def seen_by(strategy, tokens=17):
     return seen
 
 
-def rows(tensor):
-    return tensor.detach().double().tolist()
-
-
-def dot(a, b):
-    return sum(x * y for x, y in zip(a, b, strict=True))
-
-
-def product(row, weight, bias=None):
-    """Return a linear layer's outputs for one row."""
-    return [dot(row, w) + (0.0 if bias is None else bias[i]) for i, w in enumerate(weight)]
-
-
-def normed(row, norm):
-    mean = sum(row) / len(row)
-    std = math.sqrt(sum((x - mean) ** 2 for x in row) / len(row) + 1e-5)
-    return [(x - mean) / std * w + b for x, w, b in zip(row, rows(norm.weight), rows(norm.bias), strict=True)]
-
-
-def softmax(logits):
-    e = [math.exp(x - max(logits)) for x in logits]
-    return [x / sum(e) for x in e]
-
-
 def unit(row):
     return [x / math.hypot(*row) for x in row]
 
@@ -70,9 +46,7 @@ def weights_and_values(strategy, x, module):
         scale = float(module.scale.detach()) if isinstance(strategy, SiT) else 1.0
         logits = []
         for row in x:
-            z = product(normed(row, norm), rows(first.weight), rows(first.bias))
-            z = [0.5 * a * (1 + math.erf(a / math.sqrt(2))) for a in z]
-            z = product(z, rows(second.weight), rows(second.bias))
+            z = linear(second, [gelu(a) for a in linear(first, normed(row, norm))])
             logits.append([scale * a for a in z])
         return [softmax(column) for column in zip(*logits, strict=True)], x
     values, centres = [unit(row) for row in x], [unit(row) for row in rows(module.weight)]
@@ -119,24 +93,3 @@ def test_what_it_learns_is_given_gradients_in_each_place(strategy):
     for module in actor.learned.values():
         for name, weight in module.named_parameters():
             assert bool(weight.grad.isfinite().all()) and bool(weight.grad.any()), name
-
-
-@each
-@torch.no_grad()
-def test_training_and_test_are_alike_and_no_place_is_known_afterwards(strategy):
-    network = vit()
-    actor = actor_on(network, strategy)
-    passes = [actor.begin(torch.arange(B), 0, None, tokens=N, training=training) for training in (True, False)]
-    first, second = (network(images(), acting) for acting in passes)
-    assert torch.equal(first, second)
-    assert passes[1].index.tolist() == [[-1, -1]] * B and passes[1].steps == actor.planned
-
-
-@each
-def test_two_cells_begin_with_the_same_modules_and_two_places_with_others(strategy):
-    modules = [actor_on(vit(), strategy, macs=0.6, blocks=(1, 2)).learned for _ in range(2)]
-    one, other = (list(learned[2].parameters()) for learned in modules)
-    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-    before = next(p for p in modules[0][1].parameters() if p.ndim == 2)
-    after = next(p for p in modules[0][2].parameters() if p.ndim == 2)
-    assert before.shape != after.shape or not torch.equal(before, after)

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from merging import cosine, dot, normed, rows, softmax
 from sparsebench_plugins.tnt import TNT
 from tiny import B, N, act, chosen, images, vit
 
@@ -28,28 +29,10 @@ def start(strategy, network, rows=slice(None), visit=0, stream=5):
     return actor.begin(torch.arange(B)[rows], visit, None, tokens=N, training=True)
 
 
-def normed(x, norm):
-    """Return N lists, one sample's tokens (N, C) after their layer norm, in float64."""
-    a, c = (p.detach().double().tolist() for p in (norm.weight, norm.bias))
-    rows = []
-    for row in x.double().tolist():
-        mean = sum(row) / len(row)
-        std = math.sqrt(sum((value - mean) ** 2 for value in row) / len(row) + norm.eps)
-        rows.append([a[i] * (value - mean) / std + c[i] for i, value in enumerate(row)])
-    return rows
-
-
 def alphas(x, g):
     """Return N numbers, the relevance of one sample's tokens (N, C), in float64."""
     norm, line = g
-    w = line.weight[0].detach().double().tolist()
-    told = [sum(w[i] * value for i, value in enumerate(row)) for row in normed(x, norm)]
-    most = max(told)
-    return [math.exp(t - most) / sum(math.exp(s - most) for s in told) for t in told]
-
-
-def cosine(a, b):
-    return sum(x * y for x, y in zip(a, b, strict=True)) / math.hypot(*a) / math.hypot(*b)
+    return softmax([dot(rows(line.weight[0]), normed(row, norm)) for row in rows(x)])
 
 
 def kept_by_hand(x, alpha, drawn, keep, b):
@@ -102,13 +85,13 @@ def test_in_training_all_stay_are_normed_and_get_the_more_noise_the_less_they_ma
     for x, g, _, keep, plan in acting.memory["seen"]:
         assert keep <= N
         alpha = torch.tensor([alphas(x[i], g) for i in range(B)])
-        by = plan.by.detach().double() + x - torch.tensor([normed(x[i], g[0]) for i in range(B)])
+        by = plan.by.detach().double() + x - torch.tensor([[normed(row, g[0]) for row in rows(one)] for one in x])
         drawn.append((by / 0.02 / (1 - alpha)[:, :, None]).float().numpy())
     e = np.stack(drawn)  # 3 blocks, B, N, C: 6144 numbers
     assert abs(e.mean()) < 0.04 and abs(e.std() - 1) < 0.03 and abs((e**4).mean() - 3) < 0.4
-    rows = e.reshape(-1, e.shape[-1])
-    correlated = np.corrcoef(rows, rowvar=False) - np.eye(e.shape[-1])
-    assert np.abs(correlated).max() < 5 / math.sqrt(len(rows))
+    each = e.reshape(-1, e.shape[-1])
+    correlated = np.corrcoef(each, rowvar=False) - np.eye(e.shape[-1])
+    assert np.abs(correlated).max() < 5 / math.sqrt(len(each))
     flat = e.reshape(3 * B, -1)
     assert np.abs(np.corrcoef(flat) - np.eye(3 * B)).max() < 5 / math.sqrt(flat.shape[1])
 
@@ -122,7 +105,7 @@ def test_without_noise_the_whole_stream_is_normed_class_and_register_tokens_too(
         with torch.no_grad():
             before = before + model.attn(model.norm1(before))
             before = before + model.mlp(model.norm2(before))
-        expected = [normed(x, learned[0]) for x in before]
+        expected = [[normed(row, learned[0]) for row in rows(x)] for x in before]
         assert before.shape[1] == 3 + N
         np.testing.assert_allclose(came[block], expected, atol=1e-5)
 

@@ -105,15 +105,6 @@ PLACES = {3: (1, 2, 3), 12: tuple(range(12))}
 
 
 @pytest.mark.parametrize("places", PLACES)
-@pytest.mark.parametrize("bounds", [64, 24, 6])
-def test_ats_is_that_of_loops_where_attention_is_sharp(bounds, places):
-    blocks = PLACES[places]
-    counts = [max(3, bounds - n) for n in range(places)] if bounds < 64 else [64] * places
-    rule = hand.at(dict(zip(blocks, counts, strict=True)), hand.ats(64))
-    compare(ATS(), sharp(depth=blocks[-1] + 1), rule, {"counts": tuple(counts), "blocks": blocks})
-
-
-@pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize(
     ("strategy", "length"),
     [(ToFu(), "released"), (ToFu(length="paper"), "paper"), (ToFu(merge_from=0.0), "released")],

@@ -85,13 +85,6 @@ def test_a_field_is_computed_when_first_read_and_only_then():
     assert calls == ["tokens"]
 
 
-def test_a_field_that_is_none_is_computed_once_too():
-    calls = []
-    view = a_view(pixels=lambda: calls.append(1))
-    assert view.pixels is None and view.pixels is None
-    assert calls == [1]
-
-
 def test_the_view_tells_where_it_is_and_draws_one_stream_a_draw():
     view = a_view()
     assert (view.block, view.depth, view.training, view.grid) == (4, 12, False, (1, 3))

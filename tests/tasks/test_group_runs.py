@@ -5,10 +5,6 @@ from click.testing import CliRunner
 
 from sparsebench.cli import main
 from sparsebench.models.vits import Vit
-from sparsebench.plan import plan as planner
-from sparsebench.plan.locate import locate
-from sparsebench.plan.request import Request
-from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.runner import prepare
 from sparsebench.tasks import sources
@@ -55,21 +51,6 @@ def test_the_place_is_in_no_record(run, waterbirds, tmp_path):
     for record in records.values():
         assert record.cell.task.params["images"] == sources.locate_images(f"folder:{waterbirds.root}")[0]
         assert str(tmp_path) not in record.model_dump_json()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ([], "task 'waterbirds' has images of its own; give --images waterbirds"),
-        (["--images", "digits"], "got 'digits'"),
-        (["--images", "waterbirds"], "waterbirds is not in data"),
-    ],
-)
-def test_a_run_without_its_images_leaves_with_2_and_one_line(run, arguments, says):
-    done, _ = run("--n-train", 28, *arguments)
-    assert done.exit_code == 2 and done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    assert says in line
 
 
 def test_too_many_training_images_are_a_failed_cell_with_the_number(run, waterbirds):
@@ -123,24 +104,10 @@ def on_device(inputs, device, drawn_before=None):
     return (drawn_before or prepare.Drawn()).on_device(inputs, device)
 
 
-def test_half_of_the_memory_that_a_device_has_free_is_for_the_images_of_a_split(monkeypatch):
-    given = []
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: given.append(device) or (1000, 10**12))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
-    assert prepare.room("cuda:0") == 600 and given == ["cuda:0"]
-    assert prepare.room("cpu") == 0
-
-
 @pytest.mark.parametrize(("room", "kind"), [(28 * 192 - 1, "cpu"), (28 * 192, "meta")])
 def test_images_for_which_a_device_has_no_room_stay_on_the_host(waterbirds, monkeypatch, room, kind):
     monkeypatch.setattr(prepare, "room", lambda device: room)
     assert on_device(drawn(waterbirds).train.inputs, "meta").device.type == kind
-
-
-def test_tokens_go_to_the_device_whatever_their_size(monkeypatch):
-    monkeypatch.setattr(prepare, "room", lambda device: 0)
-    assert on_device(np.zeros((3, 2, 4), np.float32), "meta").device.type == "meta"
 
 
 def test_images_of_a_file_stay_on_the_device_from_cell_to_cell(waterbirds, monkeypatch):
@@ -156,11 +123,6 @@ def test_images_of_a_file_stay_on_the_device_from_cell_to_cell(waterbirds, monke
     monkeypatch.setattr(prepare, "room", lambda device: 10**9 if not kept.images else 0)
     assert on_device(np.zeros((4, 3, 8, 8), np.uint8), "meta", kept).device.type == "meta"  # for it others leave
     assert on_device(data.train.inputs, "meta", kept) is not first
-
-
-def test_on_the_cpu_images_stay_in_their_file(waterbirds):
-    data = drawn(waterbirds)
-    assert on_device(data.train.inputs, "cpu").data_ptr() == data.train.inputs.ctypes.data
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -180,14 +142,3 @@ def test_images_of_the_host_give_what_images_on_the_device_give(waterbirds, monk
     assert samples.inputs.device.type == "cpu"
     assert all(torch.equal(one, other) for one, other in zip(outputs[:3], outputs[3:], strict=True))
     np.testing.assert_array_equal(*moved)
-
-
-def test_a_plan_reads_the_images_once(waterbirds, monkeypatch, tmp_path):
-    seen, real = [], sources.files.read_bytes
-    monkeypatch.setattr(sources.files, "read_bytes", lambda path: seen.append(path) or real(path))
-    images = planner.Files((f"folder:{waterbirds.root}",))
-    request = Request(
-        tasks=("waterbirds:canvas=8",), n_train=(28,), model="vit:dim=16,heads=2", images=locate(images)[0]["images"]
-    )
-    plan = planner.plan(request, images, Registry(), tmp_path / "out", "missing")
-    assert len(plan.todo) > 0 and len(seen) == len(waterbirds.rows)

@@ -65,13 +65,6 @@ def test_celeba_has_other_attributes(celeba):
         CelebA(images="celeba-0", target="Male").check()
 
 
-def test_images_are_mapped_from_a_file_and_not_read(waterbirds, monkeypatch):
-    whole = draw(waterbirds, patience=2)
-    monkeypatch.setattr(sources.cache, "LARGE", 0)
-    for data in (whole, draw(waterbirds, 14, test=4, patience=2)):
-        assert all(isinstance(split.inputs, np.memmap) for split in (data.train, data.validation, data.test))
-
-
 def test_a_split_is_decoded_once_whatever_is_drawn_of_it(waterbirds, monkeypatch):
     seen, real = [], files.read_square
     monkeypatch.setattr(files, "read_square", lambda *given: seen.append(given[0]) or real(*given))
@@ -162,81 +155,60 @@ def test_a_task_without_its_images_is_refused_at_once(waterbirds, tmp_path):
         sources.locate_images("celeba", tmp_path)
 
 
-def row_of(made, name):
-    """Return the line of the table in which a picture is."""
-    return 1 + next(i for i, line in enumerate(made.table.read_text().splitlines()) if name in line)
-
-
-def test_a_row_without_its_picture_is_named(waterbirds, celeba):
-    for made in (waterbirds, celeba):
-        name = made.names[5]
-        next(made.root.rglob(name)).unlink()
-        with pytest.raises(UserError, match=rf"{made.table.name}, line {row_of(made, name)}: .*{name} is not there"):
-            located(made)
-
-
-@pytest.mark.parametrize("content", [b"", b"no picture", None], ids=["empty", "text", "cut off"])
-def test_a_corrupt_picture_is_named(waterbirds, content):
-    path = waterbirds.root / waterbirds.names[5]
-    path.write_bytes(path.read_bytes()[:400] if content is None else content)
-    with pytest.raises(UserError, match=rf"{path.name} cannot be read as a picture"):
-        draw(waterbirds, patience=2)
-
-
 def edit(made, old, new, count=-1):
     made.table.write_text(made.table.read_text().replace(old, new, count))
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "says"),
-    [
-        (",split,", ",part,", "unknown column of .*metadata.csv; got 'split'"),
-        (",img_filename,", ",file,", "got 'img_filename'"),
-        ("Bird_0002.jpg,", "Bird_0001.jpg,", "metadata.csv, line 4: .*is not there"),
-        ("002.Bird/Bird_0002.jpg,", "001.Bird/Bird_0001.jpg,", "metadata.csv, line 4: .*is in line 3, too"),
-    ],
-)
-def test_a_table_that_is_wrong_is_a_user_error(waterbirds, old, new, says):
-    edit(waterbirds, old, new)
+def in_line(number, column, value):
+    """Return what writes another value into a column of a line of a table."""
+
+    def change(text):
+        lines = text.splitlines()
+        fields = lines[number - 1].split(",")
+        fields[column] = value
+        lines[number - 1] = ",".join(fields)
+        return "\n".join(lines)
+
+    return change
+
+
+WRONG = {
+    "no split": (lambda text: text.replace(",split,", ",part,"), "unknown column of .*metadata.csv; got 'split'"),
+    "no name": (lambda text: text.replace(",img_filename,", ",file,"), "got 'img_filename'"),
+    "another picture": (in_line(4, 1, "nowhere.jpg"), "metadata.csv, line 4: .*is not there"),
+    "twice": (
+        lambda text: text.replace("002.Bird/Bird_0002.jpg,", "001.Bird/Bird_0001.jpg,"),
+        "metadata.csv, line 4: .*is in line 3, too",
+    ),
+    "a class": (in_line(7, 2, "7"), "metadata.csv, line 7: y; got '7'; allowed: 0, 1"),
+    "a split": (in_line(7, 3, "7"), "metadata.csv, line 7: split; got '7'; allowed: 0, 1"),
+    "a place": (in_line(7, 4, "7"), "metadata.csv, line 7: place; got '7'; allowed: 0, 1"),
+    "no rows": (lambda text: "img_filename,y,split,place\n", "has no rows"),
+    "empty": (lambda text: "", r"metadata\.csv"),
+    "no text": (lambda text: "\0\xff\xfe", r"metadata\.csv"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_table_that_is_wrong_is_a_user_error(waterbirds, what):
+    change, says = WRONG[what]
+    waterbirds.table.write_text(change(waterbirds.table.read_text()), "latin-1")
     with pytest.raises(UserError, match=says):
         located(waterbirds)
 
 
-@pytest.mark.parametrize("column", [2, 3, 4])
-def test_a_value_that_cannot_be_is_named_with_its_row(waterbirds, column):
-    lines = waterbirds.table.read_text().splitlines()
-    fields = lines[6].split(",")
-    fields[column] = "7"
-    lines[6] = ",".join(fields)
-    waterbirds.table.write_text("\n".join(lines))
-    with pytest.raises(UserError, match=r"metadata.csv, line 7: (y|split|place); got '7'; allowed: 0, 1"):
-        located(waterbirds)
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00\x01"])
-def test_a_table_that_is_no_text_or_has_no_rows_is_a_user_error(waterbirds, content):
-    waterbirds.table.write_bytes(content)
-    with pytest.raises(UserError, match=r"metadata\.csv"):
-        located(waterbirds)
-    waterbirds.table.write_text("img_filename,y,split,place\n")
-    with pytest.raises(UserError, match="has no rows"):
-        located(waterbirds)
-
-
-@pytest.mark.parametrize(("split", "word"), [(0, "training"), (2, "test")])
-def test_a_group_without_a_picture_is_named(waterbirds, split, word):
-    lines = waterbirds.table.read_text().splitlines()
-    empty = [i for i, row in enumerate(waterbirds.rows) if row == (split, 1, 0)]
-    waterbirds.table.write_text("\n".join(line for i, line in enumerate(lines, -1) if i not in empty))
-    with pytest.raises(UserError, match=f"its {word} split has no picture of 'waterbird on land'"):
-        draw(waterbirds, 8)
-
-
-def test_a_set_without_a_validation_split_has_none(waterbirds):
-    lines = waterbirds.table.read_text().splitlines()
-    held = [i for i, row in enumerate(waterbirds.rows) if row[0] == 1]
-    waterbirds.table.write_text("\n".join(line for i, line in enumerate(lines, -1) if i not in held))
-    assert draw(waterbirds, patience=2, validation=0.1).validation is None
+def test_pictures_that_are_corrupt_or_gone_are_named(waterbirds, celeba):
+    path = waterbirds.root / waterbirds.names[5]
+    for content in (b"", b"no picture", path.read_bytes()[:400]):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=rf"{path.name} cannot be read as a picture"):
+            draw(waterbirds, patience=2)
+    for made in (waterbirds, celeba):
+        name = made.names[5]
+        next(made.root.rglob(name)).unlink()
+        line = 1 + next(i for i, line in enumerate(made.table.read_text().splitlines()) if name in line)
+        with pytest.raises(UserError, match=rf"{made.table.name}, line {line}: .*{name} is not there"):
+            located(made)
 
 
 def test_a_shift_out_of_the_image_is_refused():
@@ -305,14 +277,14 @@ def test_whole_numbers_may_be_written_as_spreadsheets_do(waterbirds, celeba):
         assert draw(made, cls=cls).train.groups.tolist() == before
 
 
-@pytest.mark.parametrize("dry", [["--dry-run"], []])
-def test_a_group_without_a_picture_is_said_before_anything_is_run(waterbirds, tmp_path, dry):
+@pytest.mark.parametrize(("split", "word"), [(0, "training"), (2, "test")])
+def test_a_group_without_a_picture_is_said_before_anything_is_run(waterbirds, tmp_path, split, word):
     lines = waterbirds.table.read_text().splitlines()
-    empty = [i for i, row in enumerate(waterbirds.rows) if row == (0, 1, 0)]
+    empty = [i for i, row in enumerate(waterbirds.rows) if row == (split, 1, 0)]
     waterbirds.table.write_text("\n".join(line for i, line in enumerate(lines, -1) if i not in empty))
     words = ["run", "--task", "waterbirds:canvas=8", "--model", "vit:dim=16,depth=2,heads=2", "--n-train", "8"]
-    images = ["--images", f"folder:{waterbirds.root}", "--out", str(tmp_path / "out"), *dry]
+    images = ["--images", f"folder:{waterbirds.root}", "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(main, [*words, *images])
     assert done.exit_code == 2 and not (tmp_path / "out").exists()
-    assert "its training split has no picture of 'waterbird on land'" in done.stderr
+    assert f"its {word} split has no picture of 'waterbird on land'" in done.stderr
     assert "rerun" not in done.stderr and len(done.stderr.splitlines()) == 1

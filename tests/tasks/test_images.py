@@ -1,3 +1,4 @@
+import math
 import os
 import shutil
 from types import SimpleNamespace
@@ -9,9 +10,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from sparsebench.errors import UserError
-from sparsebench.tasks import sources
+from sparsebench.tasks import images, sources
 from sparsebench.tasks.base import Split
-from sparsebench.tasks.images import Chosen, Composite, Plain, Spurious, paste, permute
+from sparsebench.tasks.images import Chosen, Composite, Plain, Spurious, paste, permute, warp
 from sparsebench.tasks.sources.listing import listing
 
 SMALL = {"canvas": 16, "foreground": 10, "test": 40}
@@ -268,13 +269,6 @@ def test_relevance_on_patches_other_than_the_permuted_is_a_user_error():
         data.train.relevance_on((8, 8))
 
 
-@pytest.mark.parametrize("watch", [0, 7])
-def test_how_often_to_look_is_in_the_recipe_and_not_in_the_data_nor_in_pre_training(watch):
-    task = Composite(**SMALL, watch=watch)
-    assert task.recipe().watch == watch and task.initial()[0].recipe().watch == 0
-    assert same(task.draw(10, 0, {}).train, Composite(**SMALL).draw(10, 0, {}).train)
-
-
 @pytest.fixture(scope="module")
 def real(real_images, tmp_path_factory):
     """Return real pictures, few enough to be read in no time: four classes and 25 backgrounds."""
@@ -327,14 +321,6 @@ def test_real_pictures_with_and_without_scene_make_four_groups(real):
         assert bool(outside(data.train, i)[0].any()) == (group % 2 == 0)
 
 
-def test_pre_training_on_real_pictures_leaves_the_held_out_classes_out(real):
-    task, _ = Spurious(**SMALL, **real.names, held_out=("cat", "bird")).initial()
-    data = task.draw(6, 0, real.locations)
-    assert data.classes == ("airplane", "dog")
-    known = [pictures(real.root / "images" / "train" / name, 10) for name in data.classes]
-    assert all(f in known[k] for f, k in zip(foregrounds_of(data.train), data.train.labels, strict=True))
-
-
 def test_a_source_of_the_held_out_classes_alone_is_pre_trained_on_both(real, tmp_path):
     root = shutil.copytree(real.root / "images", tmp_path / "two")
     for split in ("train", "test"):
@@ -369,3 +355,60 @@ def test_a_foreground_has_one_number_in_every_task_of_its_source_and_in_every_pa
         for split, n in ((data.train, 40), (data.validation, 10)):
             assert split.foregrounds.shape == (n,)
             assert foregrounds_of(split) == [pictures[number] for number in split.foregrounds]
+
+
+TILED = {"canvas": 24, "foreground": 12, "placement": "tiles", "test": 40}
+
+
+def warped_by_hand(picture: np.ndarray, strength: float, changes: np.ndarray) -> np.ndarray:
+    """Return what one (s, s) channel becomes, pixel by pixel: the bilinear value at the place that it is read from."""
+    s, out = len(picture), np.zeros(picture.shape)
+    turn, size, shear, down, right = strength * changes
+    middle = (s - 1) / 2
+    for row in range(s):
+        for column in range(s):
+            y, x = row - middle - images.MOVE * s * down, column - middle - images.MOVE * s * right
+            x += images.SHEAR * shear * y
+            cos, sin, scale = (
+                math.cos(images.TURN * turn),
+                math.sin(images.TURN * turn),
+                math.exp(images.SCALE * size),
+            )
+            v, h = (
+                min(max(p, 0.0), s - 1.0)
+                for p in (scale * (cos * y - sin * x) + middle, scale * (sin * y + cos * x) + middle)
+            )
+            top, left = min(int(v), s - 2), min(int(h), s - 2)
+            a, b = v - top, h - left
+            out[row, column] = (
+                (1 - a) * (1 - b) * picture[top, left] + (1 - a) * b * picture[top, left + 1]
+                + a * (1 - b) * picture[top + 1, left] + a * b * picture[top + 1, left + 1]
+            )  # fmt: skip
+    return out
+
+
+@pytest.mark.parametrize("strength", [0.5, 1.0, 2.0])
+def test_each_pixel_is_read_from_where_the_changes_say(strength: float) -> None:
+    pictures = np.random.default_rng(1).integers(0, 256, (3, 3, 8, 8), dtype=np.uint8)
+    changes = np.random.default_rng(7).uniform(-1, 1, (5, 3, 1, 1))[:, :, 0, 0]
+    made = warp(pictures, strength, np.random.default_rng(7)).astype(float)
+    for n in range(3):
+        for channel in range(3):
+            expected = warped_by_hand(pictures[n, channel].astype(float), strength, changes[:, n])
+            assert np.abs(made[n, channel] - expected).max() < 1  # whole numbers
+
+
+def test_without_strength_nothing_changes_and_many_are_as_few() -> None:
+    pictures = np.random.default_rng(2).integers(0, 256, (1500, 3, 6, 6), dtype=np.uint8)
+    assert (warp(pictures, 0.0, np.random.default_rng(0)) == pictures).all()
+
+
+@pytest.mark.parametrize("cls", [Composite, Spurious])
+def test_training_foregrounds_change_and_nothing_else_does(cls) -> None:
+    plain, changed = (cls(**TILED, affine=a).draw(60, 0, {}) for a in (0.0, 1.0))
+    assert (plain.test.inputs == changed.test.inputs).all() and (plain.train.boxes == changed.train.boxes).all()
+    differs = (plain.train.inputs != changed.train.inputs).any(axis=1)
+    for picture, (top, left, height, width) in zip(differs, plain.train.boxes, strict=True):
+        assert picture[top : top + height, left : left + width].any()
+        picture[top : top + height, left : left + width] = False
+    assert not differs.any()

@@ -94,7 +94,7 @@ def classes_file(form: str, order: list[str], path: Path) -> Path:
     return path.with_suffix(".json")
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(
     names_of(),
     st.sampled_from(("same", "more", "imagenet", "unknown")),

@@ -49,14 +49,6 @@ def test_the_last_of_the_drawn_samples_are_held_back(cls):
     assert data.test is drawn.test
 
 
-def test_permuted_patches_stay_so_in_both_parts():
-    drawn = Composite(canvas=16, foreground=10, test=20, permuted=True).draw(30, 1, {})
-    data = drawn.held_back(0.5)
-    assert data.validation is not None
-    parts = [part.relevance_on((4, 4)) for part in (data.train, data.validation)]
-    np.testing.assert_array_equal(np.concatenate(parts), drawn.train.relevance_on((4, 4)))
-
-
 @pytest.mark.parametrize("share", [0.01, 0.99])
 def test_samples_must_be_left_on_both_sides(share):
     with pytest.raises(UserError, match=r"validation must leave samples on both sides; got (0|8) of 8"):

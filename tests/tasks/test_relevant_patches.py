@@ -165,11 +165,6 @@ def test_pre_training_on_other_pictures_leaves_out_the_classes_that_come_after(p
     assert named.draw(4, 0, here | there).classes == ("dog", "fox", "gnu", "hen")
 
 
-def test_what_begins_from_other_weights_is_tested_on_the_same_pictures():
-    few, many = (Spurious(**SMALL | {"pretrain_epochs": 1, "pretrain_samples": n}).draw(10, 0, {}) for n in (50, 500))
-    assert (few.test.inputs == many.test.inputs).all() and (few.train.inputs == many.train.inputs).all()
-
-
 def test_a_training_is_a_success_from_the_accuracy_asked_for_on():
     assert Composite().success(0.1, 1.0) is None
     assert [Composite(success_accuracy=0.775).success(9.0, a) for a in (0.774, 0.775, 0.9)] == [False, True, True]

@@ -3,15 +3,13 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from samples import SAMPLES
 
 from sparsebench.cli import main
 from sparsebench.testing import Report, process
-
-SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
 
 
 def named(sample, limit=60.0):

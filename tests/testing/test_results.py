@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from measured import TINY
+from samples import SAMPLES
 
 from sparsebench import UserError
 from sparsebench.cli import main
 from sparsebench.records.cell import Origin
 from sparsebench.testing import Report, process, reports, results
 
-SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
 SMALL = ["--suite", TINY, "--n-train", "4", "--seeds", "1", "--jobs", "0"]
 
 
@@ -121,14 +121,6 @@ def test_a_strategy_that_is_gone_leaves_the_others(folder, monkeypatch):
 
     monkeypatch.setattr(process, "check", check)
     assert results.check(folder, None, 1.0, lambda _: None)[0] == "noise: unknown strategy"
-
-
-def test_the_children_take_parameters_as_records_have_them():
-    (report,) = process.check(str(SAMPLES / "import_error.py"), given={"import_error": [{"disposal": "drop"}]})
-    assert (
-        report.label == "import_error" and report.versions["sparsebench"] and report.origin.revision.startswith("code-")
-    )
-    assert [(o.check, o.status) for o in report.outcomes] == [("loads", "failed")]
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ import shutil
 import subprocess
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
+from samples import SAMPLES
 from sparsebench_theory.overfitting import figures as overfitting
 from sparsebench_theory.shallow import images
 from sparsebench_theory.shallow import paper as theory
@@ -171,7 +171,7 @@ def test_the_plan_is_told_with_the_time_it_takes_before_anything_runs(tmp_path, 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
     """Install a strategy that raises, and return its name."""
-    source = Path(__file__).resolve().parents[1] / "plugins" / "raises.py"
+    source = SAMPLES / "raises.py"
     site = tmp_path / "site"
     (info := site / "raising-1.dist-info").mkdir(parents=True)
     shutil.copy(source, site / "a_module_that_raises.py")

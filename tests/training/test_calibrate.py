@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from sparsebench_plugins.ats import ATS
 
 from sparsebench.models.actor import Actor
 from sparsebench.models.vits import Vit
@@ -54,11 +53,6 @@ def test_the_mean_cost_becomes_the_one_that_was_asked_for(network, scripted, bud
     assert before < 0.97 * asked and found.ratio == pytest.approx(asked, rel=0.02)
     assert spent(network, actor) == pytest.approx(found.ratio, rel=1e-9) and found.images == 60
     assert found.budget.macs > asked - 1e-9 and actor.planned is planned
-
-
-def test_ats_is_calibrated_too(network):
-    actor = Actor(ATS(), Budget(macs=0.4), network.cost, network.grid, 3)
-    assert calibrate(network, actor, samples()).ratio == pytest.approx(0.4, rel=0.02)
 
 
 def test_what_cannot_be_reached_is_told_as_it_is(network, scripted):

@@ -8,14 +8,12 @@ from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.measure.cost import Step
 from sparsebench.measure.selection import auroc, precision_recall
 from sparsebench.models.actor import Actor
-from sparsebench.models.deep import DeepViT
-from sparsebench.models.timm_models import named_vit
 from sparsebench.models.vits import Vit
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Keep, Merge
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Composite
-from sparsebench.training.evaluate import BATCH, CPU_MACS, TIMED_BATCH, evaluate, first_batch, ranks, seconds_per_batch
+from sparsebench.training.evaluate import BATCH, evaluate, ranks
 from sparsebench.training.steps import Samples
 
 N = BATCH + 30  # two batches, of which one is short
@@ -55,13 +53,6 @@ def test_what_is_kept_and_scored_is_that_of_each_sample_over_all_batches(scripte
     assert found.steps == [Step(10, 5, early=True)]
 
 
-def test_a_plan_without_scores_is_scored_by_what_it_kept(scripted):
-    last = scripted(lambda view, keep: Keep(torch.arange(5, 10).expand(len(view.index), 5)))
-    found = evaluate(NETWORK, actor_of(last), of_sets(), TASK.recipe(), choices=True)
-    assert found.kept.tolist() == [[False] * 5 + [True] * 5] * N
-    assert (found.choices[0].scores == found.kept).all()
-
-
 def test_a_sample_is_judged_alike_whatever_comes_with_it():
     samples, actor = of_sets(), actor_of(Random())
     whole = evaluate(NETWORK, actor, samples, TASK.recipe())
@@ -81,14 +72,6 @@ def images():
     split = data.test
     tensors = (torch.from_numpy(x) for x in (split.inputs, split.labels, split.relevance_on(network.grid)))
     return network, Samples(*tensors), task.recipe()
-
-
-def test_a_fused_token_counts_as_no_patch(scripted, images):
-    network, samples, recipe = images
-    fuse = scripted(lambda v, keep: Keep(v.index[:, : keep - 1], fuse=torch.ones(v.index.shape)))
-    found = evaluate(network, actor_of(fuse, network), samples, recipe)
-    assert found.kept.tolist() == [[True] * 7 + [False] * 9] * 8
-    assert found.steps == [Step(8, 8)] * 4
 
 
 STAGES = {"keep_rate": 0.5, "blocks": (1, 2, 3)}
@@ -169,11 +152,6 @@ def test_the_network_is_tested_as_it_is_and_left_without_gradients(scripted, ima
     assert all(p.grad is None for p in network.module.parameters())
 
 
-def test_timing_gives_the_batch_and_as_many_times_as_asked_for():
-    n, seconds = seconds_per_batch(NETWORK, actor_of(Random()), of_sets(), repeats=3)
-    assert n == TIMED_BATCH and len(seconds) == 3 and min(seconds) > 0
-
-
 def test_a_full_batch_is_timed_with_what_its_strategy_took_but_the_first_and_the_short_one(scripted, monkeypatch):
     clock = {"now": 0.0}
 
@@ -191,19 +169,6 @@ def test_a_full_batch_is_timed_with_what_its_strategy_took_but_the_first_and_the
     samples.items = samples.items[:70]
     monkeypatch.setattr("sparsebench.training.evaluate.first_batch", lambda network, samples: 20)
     assert evaluate(NETWORK, actor_of(strategy), samples, TASK.recipe()).seconds == [20, 20]
-
-
-def test_what_is_timed_is_not_how_the_samples_get_to_the_device(scripted, monkeypatch):
-    came, seen, take = [], [], Samples.take
-    monkeypatch.setattr(Samples, "take", lambda self, rows: came.append(take(self, rows)) or came[-1])
-    strategy = scripted(lambda v, keep: seen.append(v.random()) or Keep.top(v.relevance, keep),
-                        needs=("relevance",), kind="oracle")  # fmt: skip
-    samples = of_sets()
-    seconds_per_batch(NETWORK, actor_of(strategy), samples, 20, repeats=3)
-    assert torch.equal(came[0], samples.inputs[:20]) and all(inputs is came[0] for inputs in came[1:])
-    assert len(seen) == 4 and all(torch.equal(draw, seen[0]) for draw in seen)
-    samples.forward(NETWORK, actor_of(strategy), samples.items[:20], visit=0, training=False)
-    assert torch.equal(seen[-1], seen[0])
 
 
 def test_the_loss_weighs_samples_and_not_batches():
@@ -224,13 +189,6 @@ def test_the_rank_of_a_label_is_its_place_in_a_stable_sort():
     found = ranks(Composite().recipe(), outputs, labels)
     assert found.tolist() == (order == labels[:, None]).int().argmax(dim=1).tolist()
     assert ((found == 0) == (outputs.argmax(dim=1) == labels)).all()
-
-
-def test_the_batch_is_smaller_where_an_image_is_much_work(images):
-    with torch.device("meta"):
-        large = DeepViT(named_vit("vit_large_patch16_224", 224, 1000))
-    assert first_batch(images[0], of_sets()) == BATCH
-    assert first_batch(large, of_sets()) == CPU_MACS // 61.6e9 == 3
 
 
 def test_the_batch_is_halved_while_there_is_no_memory(scripted):

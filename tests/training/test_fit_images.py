@@ -6,7 +6,6 @@ from typing import ClassVar
 
 import pytest
 import torch
-from token_sets import OneLayer, Sets
 from vits import B, N, images, vit
 
 from sparsebench.errors import StrategyError, UnsupportedError, UserError
@@ -15,7 +14,7 @@ from sparsebench.models.deep import DeepViT
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.contract import complaint
-from sparsebench.strategy.plans import Keep, Mask, Shift
+from sparsebench.strategy.plans import Keep, Shift
 from sparsebench.strategy.view import Images
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.fit import fit, load, state_digest
@@ -161,20 +160,6 @@ def test_the_network_is_frozen_and_as_in_a_test_and_gradients_reach_what_is_adde
     assert all(weight.requires_grad for weight in network.module.parameters())
 
 
-def test_a_mask_weighs_tokens_as_keys():
-    outputs = []
-
-    def learn(given, frozen):
-        def look(view):
-            return Mask(torch.ones_like(view.sizes).index_fill(1, torch.tensor([2]), 0.0))
-
-        outputs.extend([frozen(given), frozen(given, look)])
-        return GOOD
-
-    run(learn)
-    assert not torch.allclose(*outputs, atol=1e-3)
-
-
 def test_images_come_in_parts_with_their_labels():
     labels = torch.tensor([4, 0, 2])
     parts = []
@@ -241,10 +226,3 @@ def test_what_was_learned_comes_back():
 def test_a_class_that_cannot_fit_is_refused(changes, says):
     said = complaint(type("Other", (Fits,), {"__module__": __name__, **changes}))
     assert said is None if says is None else re.search(says, said), said
-
-
-def test_the_models_of_theories_take_none():
-    data = Sets(tokens=20, relevant=0.4, confusion=0.1).draw(2, 0, {})
-    network = OneLayer(m=8).build(data, 0)
-    with pytest.raises(UnsupportedError, match="looks at training images before the test"):
-        Actor(Fits(), Budget(keep_rate=0.5), network.cost, network.grid, stream=7)

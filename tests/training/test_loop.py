@@ -6,8 +6,6 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from sparsebench_plugins.random import Random
 from sparsebench_theory.models import Shallow
 from sparsebench_theory.shallow.closed_form import ClosedForm
@@ -96,10 +94,6 @@ def test_the_first_limit_reached_ends_training():
         assert len(batches) == expected[0]
 
 
-def test_a_batch_is_never_larger_than_the_data():
-    assert [len(batch) for batch in order_of(3, batch=20, epochs=2)[0]] == [3, 3]
-
-
 @pytest.mark.parametrize("steps", [1, 3, 5])
 def test_the_reported_loss_is_the_mean_over_the_samples_of_the_last_pass(steps):
     network, samples = Recorder(), numbered(10)
@@ -129,15 +123,6 @@ def test_four_classes_are_the_signs_of_two_outputs():
     assert losses(SGD, outputs, labels).tolist() == [0.5, 0, 0.75, 2]
     assert losses(SGD, outputs, torch.tensor([3, 2, 1, 0])).tolist() == [4, 5, 5.25, 5]
     assert predictions(SGD, outputs).tolist() == [0, 1, 2, 2]
-
-
-@given(st.integers(0, 3), st.floats(1, 100), st.floats(1, 100))
-def test_outputs_with_the_signs_of_a_class_have_no_loss_and_are_that_class(label, first, second):
-    data = Theory(tokens=20, classes=4, relevant=0.4, confusion=0.1).draw(4, 0, {})
-    signs = [int(sign) for sign in data.classes[label].strip("()").split(",")]
-    outputs = torch.tensor([[signs[0] * first, signs[1] * second]])
-    assert losses(SGD, outputs, torch.tensor([label])).tolist() == [0]
-    assert predictions(SGD, outputs).tolist() == [label]
 
 
 def test_cross_entropy_and_its_predictions():

@@ -109,12 +109,3 @@ def train(steps, k=None, state=None):
 
     training.run(note)
     return seen
-
-
-@pytest.mark.parametrize("k", [1, 4])
-@pytest.mark.parametrize("strategy", [Slow(), DynamicViT()], ids=lambda s: s.name)
-def test_a_resumed_training_ends_as_an_undisturbed_one_to_the_bit(strategy, k):
-    whole, again = begun(strategy), begun(strategy)
-    train(again, state=train(whole, k))
-    expected = weights(whole)
-    assert all(torch.equal(value, expected[name]) for name, value in weights(again).items())
