@@ -61,6 +61,8 @@ n_train = [40]
 REAL = Path(__file__).resolve().parents[1] / "leaderboard" / "quick"
 PAUSES = (0.05, 0.5, 5.0, 20.0)
 """The longest seconds between two kills, drawn each time: a run takes some to load the libraries."""
+AT_WORK = 0.8
+"""Share of the kills that wait until the run has a worker: on a busy machine all others hit runs that load libraries."""
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 OF_TIME = frozenset({"images_per_s", "pareto_speed"})
 """Columns of boards that tell of time."""
@@ -115,6 +117,9 @@ def disturb(out: Path, cells: int, kills: int, rng: random.Random, below: float 
         while killed.total() < kills:
             run = started(out, command(out, cells), log)
             while run.poll() is None and killed.total() < kills:
+                at_work = rng.random() < AT_WORK
+                while at_work and run.poll() is None and len(descendants(run.pid)) < 2:
+                    time.sleep(0.05)
                 with suppress(subprocess.TimeoutExpired):
                     run.wait(rng.random() * rng.choice(PAUSES))
                 if hit := _kill(run, rng, below):
