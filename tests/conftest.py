@@ -66,7 +66,9 @@ def pytest_configure() -> None:
     gc.disable()
     # xdist's workers have what its controller said, and would see none to hide.
     asked = THEORIES & set(os.environ.pop(installed.HIDDEN, "").split(","))
-    names = {installed.distribution(entry)[0] for entry in installed.strangers()}
+    names = {
+        installed.distribution(entry)[0] for entry in installed.entries().values() if not installed.is_shipped(entry)
+    }
     os.environ[installed.HIDDEN] = ",".join(sorted(names))
     named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["sparsebench"]
     if named != {name: entry.value for name, entry in installed.entries().items()}:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from sparsebench.deploy.apply import RANDOM, apply
 from sparsebench.deploy.sparse_model import SparseModel
 from sparsebench.errors import UserError, one_line
-from sparsebench.plan.contenders import BUDGET_KEYS, budgets_of, specs_of
+from sparsebench.plan.contenders import settings_of
 from sparsebench.plan.job import Job
 from sparsebench.plan.plan import Plan
 from sparsebench.plan.time_left import Expected
@@ -31,6 +31,7 @@ from sparsebench.runner.process import peak
 from sparsebench.runner.worker import one_thread
 from sparsebench.stats import style
 from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.spec import fill, label
 from sparsebench.tasks.base import Data, Split
 from sparsebench.training.evaluate import TIMED_BATCH, clock, first_batch, seconds_per_batch
@@ -148,14 +149,15 @@ def measure(
     for got, allowed in ((modes, MODES), (precisions, tuple(PRECISIONS))):
         if strange := [each for each in got if each not in allowed]:
             raise UserError("a mode or precision", got=strange[0], allowed=allowed)
-    settings = [setting for words in strategies for setting in _settings(words)]
+    registry = Registry()
+    settings = [setting for words in strategies for setting in settings_of(words, registry)]
     sparse = {name: [_sparse(model, *each) for each in settings] for name, model in models.items()}
 
     def rows() -> Iterator[Row]:
         for name, model in models.items():
             model = model.eval().to(device)
             networks = [network.eval().to(device) for network in sparse[name]]
-            dense = _sparse(model, Registry().strategy(DENSE).cls(), {})
+            dense = _sparse(model, registry.strategy(DENSE).cls(), None)
             base = Row(
                 name, DENSE, "", "eager", "", 0, torch.cuda.get_device_name() if device == "cuda" else device,
                 dense._network.pixels[1], _parameters(model), dense.macs, 1.0, dense._actor.cost.tokens,
@@ -169,25 +171,11 @@ def measure(
     return rows()
 
 
-def _settings(words: str) -> Iterator[tuple[Strategy, dict[str, Any]]]:
-    """Yield each strategy of the words with each of its budgets."""
-    registry = Registry()
-    for spec in specs_of(words, registry):
-        registered = registry.strategy(spec.name)
-        if registered.failure:
-            raise UserError(f"strategy '{spec.name}' does not load", got=registered.failure)
-        budgets = [budget.model_dump(exclude_unset=True) for budget in budgets_of(spec, [])]
-        for params in spec.combinations(without=BUDGET_KEYS):
-            for budget in budgets or [{}]:
-                yield fill(registered.cls, params, f"strategy '{spec.name}'", BUDGET_KEYS), budget
-
-
-def _sparse(model: nn.Module, strategy: Strategy, budget: dict[str, Any]) -> SparseModel:
+def _sparse(model: nn.Module, strategy: Strategy, budget: Budget | None) -> SparseModel:
     """Return the network, its weights shared, with a strategy; what that learns is random."""
     learned = RANDOM if strategy.trained or strategy.fits() else None
-    return apply(
-        copy.deepcopy(model, {id(weight): weight for weight in model.parameters()}), strategy, learned=learned, **budget
-    )
+    shared = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
+    return apply(shared, strategy, learned=learned, **(budget.model_dump(exclude_unset=True) if budget else {}))
 
 
 def _parameters(model: nn.Module) -> int:

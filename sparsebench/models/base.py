@@ -182,3 +182,9 @@ def number_of(task: Task, name: str) -> int:
     if not isinstance(value, int):
         raise UserError(f"task '{task.name}' has no {name}, which the model needs")
     return value
+
+
+def stem_widths(dim: int, patch: int) -> tuple[int, ...]:
+    """Return the channels of the image and of each convolution of a stem, which halve it down to the patches."""
+    halvings = patch.bit_length() - 1
+    return (3, *(dim // 2**k for k in reversed(range(halvings))))

@@ -17,7 +17,7 @@ from sparsebench.measure.cost import BlockCost, VitCost
 from sparsebench.models import rotary
 from sparsebench.models.actor import Pass
 from sparsebench.models.attention import ROTARY, is_plain, masked_softmax
-from sparsebench.models.vits import stem_widths
+from sparsebench.models.base import stem_widths
 
 FORWARDS = (Block.forward, EvaBlock.forward, EvaBlockPostNorm.forward)
 POOLS = ("avg", "avgmax", "map")

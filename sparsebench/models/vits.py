@@ -14,7 +14,7 @@ from pydantic import Field, PrivateAttr
 from sparsebench import hookimpl, seeds
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import BlockCost, CostModel, VitCost
-from sparsebench.models.base import Model, Network, Start, number_of
+from sparsebench.models.base import Model, Network, Start, number_of, stem_widths
 from sparsebench.strategy.spec import unused_parameters
 from sparsebench.tasks.base import Data, Inputs, Locations, Task
 
@@ -24,12 +24,6 @@ if TYPE_CHECKING:
 
 MLP_RATIO = 4
 """Neurons of a block's MLP over its width, in timm's VisionTransformer unless told otherwise."""
-
-
-def stem_widths(dim: int, patch: int) -> tuple[int, ...]:
-    """Return the channels of the image and of each convolution of a stem, which halve it down to the patches."""
-    halvings = patch.bit_length() - 1
-    return (3, *(dim // 2**k for k in reversed(range(halvings))))
 
 
 class _Deep(Model):

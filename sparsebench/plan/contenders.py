@@ -36,6 +36,26 @@ def budgets_of(spec: Spec, others: list[Budget]) -> list[Budget]:
     return [fill(Budget, amount | shape, what) for amount in amounts for shape in shapes]
 
 
+def settings_of(
+    words: str, registry: Registry, others: list[Budget] | None = None
+) -> list[tuple[Strategy, Budget | None]]:
+    """Return each strategy that words stand for, with each of its budgets, or else the others, or else none.
+
+    Raises:
+        UserError: one is not known, does not load, or has another parameter or value than it can have.
+    """
+    settings: list[tuple[Strategy, Budget | None]] = []
+    for spec in specs_of(words, registry):
+        found = registry.strategy(spec.name)
+        if found.failure:
+            raise UserError(f"strategy '{spec.name}' does not load", got=found.failure)
+        for params in spec.combinations(without=BUDGET_KEYS):
+            made = fill(found.cls, params, f"strategy '{spec.name}'", BUDGET_KEYS)
+            budgets: list[Budget | None] = [*budgets_of(spec, others or [])]
+            settings += [(made, budget) for budget in budgets or [None]]
+    return settings
+
+
 def shared_amount(budget: Budget) -> Budget:
     """Return the budget's amount, and its convention if it was asked for; what is left is each strategy's own."""
     return Budget(**budget.model_dump(include={*SHARED, "convention"}, exclude_unset=True))

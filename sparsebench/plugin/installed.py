@@ -53,11 +53,6 @@ def entries() -> dict[str, metadata.EntryPoint]:
     return known
 
 
-def strangers() -> list[metadata.EntryPoint]:
-    """Return the installed entry points that are not of sparsebench's own."""
-    return [entry for entry in entries().values() if not is_shipped(entry)]
-
-
 def files_of(entry: metadata.EntryPoint) -> list[Path]:
     """Return the Python files of the package, or the one module, in which an entry point lies; none is imported."""
     name = module_of(entry).partition(".")[0]

@@ -12,11 +12,11 @@ from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import Step, VitCost
 from sparsebench.measure.counts import check_fits, counts_at, solve, stages
 from sparsebench.paper.claims.rows import Claim
-from sparsebench.plan.contenders import BUDGET_KEYS, budgets_of, fit_budget
+from sparsebench.plan.contenders import fit_budget, settings_of
 from sparsebench.plugin.registry import Registry
 from sparsebench.strategy.base import Convention, Strategy, Traits
 from sparsebench.strategy.budget import FULL, Budget
-from sparsebench.strategy.spec import fill, parse
+from sparsebench.strategy.spec import fill
 
 Word = Literal["agrees", "other convention", "cannot be", "nothing claimed", "not recounted"]
 TOLERANCE = 0.02
@@ -107,15 +107,11 @@ def setting_of(claim: Claim, registry: Registry) -> tuple[Strategy, Budget]:
     if not claim.plugin:
         raise UserError(f"row {claim.id} has no settings that can be typed here", next_step="name another row")
     cost = _cost(claim.model, claim.canvas)
-    spec = parse(claim.plugin)
-    registered = registry.strategy(spec.name)
-    if registered.failure is not None:
-        raise UserError(f"strategy '{spec.name}' failed to load: {registered.failure}")
-    sets, budgets = spec.combinations(without=BUDGET_KEYS), budgets_of(spec, [FULL])
-    if len(sets) != 1 or len(budgets) != 1:
+    settings = settings_of(claim.plugin, registry, [FULL])
+    if len(settings) != 1:
         raise UserError(f"row {claim.id}: plugin is several settings", got=claim.plugin, allowed="one")
-    strategy = fill(registered.cls, sets[0], f"strategy '{spec.name}'")
-    return strategy, fit_budget(budgets[0], strategy, None, cost)
+    ((strategy, budget),) = settings
+    return strategy, fit_budget(budget or FULL, strategy, None, cost)
 
 
 def _recount(claim: Claim, registry: Registry) -> Recount:

@@ -14,9 +14,9 @@ from sparsebench.board.tables import ALL, Choice, Report, Table
 from sparsebench.errors import UserError
 from sparsebench.paper.claims.recount import TOLERANCE, Recount
 from sparsebench.paper.claims.rows import Claim, load
-from sparsebench.plan.contenders import BUDGET_KEYS, budgets_of
+from sparsebench.plan.contenders import settings_of
 from sparsebench.plugin.registry import Registry
-from sparsebench.strategy.spec import fill, label, parse
+from sparsebench.strategy.spec import label
 
 COLUMNS = (
     Column("row", "row", "text", "its name in the ledger"),
@@ -120,12 +120,9 @@ def _beside(table: Table, one: Ranking) -> Table:
 
 def _key(claim: Claim, registry: Registry) -> tuple[str, str]:
     """Return what a board calls the strategy and the budget of a row; nothing it has of one that is not here."""
-    spec = parse(claim.plugin)
     try:
-        cls = registry.strategy(spec.name).cls
-        (params,), budgets = spec.combinations(without=BUDGET_KEYS), budgets_of(spec, [])
-        made = fill(cls, params, f"strategy '{spec.name}'")
-    except (UserError, ValueError):
+        made, budget = settings_of(claim.plugin, registry)[0]
+    except UserError:
         return "", ""
-    said = label(cls.name, made.model_dump(mode="json", exclude_defaults=True))
-    return said, budgets[0].label if budgets else ""
+    said = label(made.name, made.model_dump(mode="json", exclude_defaults=True))
+    return said, budget.label if budget else ""
