@@ -62,7 +62,7 @@ REAL = Path(__file__).resolve().parents[1] / "leaderboard" / "quick"
 PAUSES = (0.05, 0.5, 5.0, 20.0)
 """The longest seconds between two kills, drawn each time: a run takes some to load the libraries."""
 AT_WORK = 0.8
-"""Share of the kills that wait until the run has a worker: else most hit runs that load libraries, if the load is high."""
+"""Share of the kills that wait until the run has a worker: most others hit a run that loads libraries."""
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 OF_TIME = frozenset({"images_per_s", "pareto_speed"})
 """Columns of boards that tell of time."""
