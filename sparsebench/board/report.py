@@ -38,10 +38,10 @@ LEGEND = (
     "Oracles see the relevance mask and are not ranked.",
 )
 LEGEND_OF_BEST = (
-    "Best strategies: the most accurate one, and all that are not significantly worse. Numbers are those of the first.",
+    "Best strategies: the most accurate one, and all that are not significantly worse. Numbers are those of the first; "
+    "in [ ] 95 % intervals.",
     "random_inside: keeps the same number of tokens inside the network, drawn at random.",
     "Speed-up: images/s over dense's on the same machine; - where it was not measured.",
-    "[ ]: 95 % intervals.",
 )
 
 
