@@ -42,7 +42,7 @@ ROOMS = {
     "tokens": (["strategy/tokens.py"], ["tests/strategy/test_tokens.py"]),
     "plans": (
         ["strategy/plan_checks.py", "strategy/selection.py"],
-        ["tests/measure/test_selection.py", "tests/strategies", "tests/models/test_actor.py"],
+        ["tests/models/test_actor.py", "tests/measure/test_selection.py", "tests/strategies"],
     ),
 }
 """What is changed of sparsebench/, and the tests that should notice."""

@@ -45,13 +45,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    skipped = {"theory": "uses the plugin of the theories, which is hidden"} if _hides_theories() else {}
     if not config.getoption("--slow"):
-        skipped["slow"] = "takes more than a few seconds; give --slow"
-    for item in items:
-        for marker, reason in skipped.items():
-            if item.get_closest_marker(marker):
-                item.add_marker(pytest.mark.skip(reason=reason))
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    if _hides_theories():
+        for item in items:
+            if item.get_closest_marker("theory"):
+                item.add_marker(pytest.mark.skip(reason="uses the plugin of the theories, which is hidden"))
 
 
 def _hides_theories() -> bool:

@@ -19,6 +19,7 @@ from sparsebench.board.entries import (
     MAIN,
     METRICS,
     ON_BACKGROUND,
+    ORDER,
     SUCCESS,
     TRAINED,
     frame_of,
@@ -92,7 +93,8 @@ def read(out: Path, metrics: Container[str] | None = METRICS) -> pd.DataFrame:
             return name not in (*table.PARTS, table.RANKS, "memory", table.CHECKSUM)
         return metrics is None or name in metrics or name in declared or ON_BACKGROUND.fullmatch(name) is not None
 
-    rows = store.rows(out, wanted).drop_columns([table.CHECKSUM]).sort_by("cell_id")
+    rows = store.rows(out, wanted).drop_columns([table.CHECKSUM])
+    rows = rows.sort_by([(name, "ascending") for name in ORDER])
     kept = {pa.string(), pa.binary()}
     records = rows.to_pandas(types_mapper=lambda kind: pd.ArrowDtype(kind) if kind in kept else None)
     records = describe(_with_names(records, manifests.file_names(out)), out)

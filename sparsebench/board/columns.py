@@ -67,7 +67,8 @@ BY_TASK = (
 """The first columns of a board with a row a task and model."""
 COLUMNS = (
     Column("rank", "rank", "text",
-           "by accuracy; a rank of 3-9: two rows are significantly better, and all but nine are significantly worse"),
+           "by accuracy; 3-9: two rows are significantly better than it, six do not differ significantly from it, and "
+           "all others are worse"),
     Column("strategy", "strategy", "text", "name, with the parameters that are not its defaults"),
     Column("kind", "kind", "text", "baseline, deployable, or oracle: one that sees which tokens matter"),
     Column("trained", "trained", "text", "whether it has parameters that are trained with the network"),

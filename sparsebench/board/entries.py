@@ -35,6 +35,8 @@ METRICS = (
     "parameters", "timed_batch",
 )  # fmt: skip
 """The metrics that the board reads, besides those of groups and those that tasks declare."""
+ORDER = ("n_train", "repetition", "cell_id")
+"""What records are sorted by: sums of floating-point numbers depend on their order, and the board must not."""
 TRAINED, BADGE, HOW, READY = "trained", "badge", "how", "ready for the board"
 NETWORK, SEED = "network", "seed"
 """The column of `Cell.network`; and of what paired comparisons go by: that network's number, else the repetition."""
@@ -54,10 +56,7 @@ Key = tuple[str, str, str]
 
 
 def frame_of(records: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return flat records as a table with all columns that the board reads, in the order of size, seed and cell.
-
-    Sums of floating-point numbers depend on their order, and the board must not.
-    """
+    """Return flat records as a table with all columns that the board reads, in ORDER."""
     frame = records if isinstance(records, pd.DataFrame) else pd.DataFrame(list(records))
     if frame.attrs.get(READY):
         return frame
@@ -79,11 +78,18 @@ def frame_of(records: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFram
     frame[SEED] = (
         frame["repetition"].where(tested == "", tested.map(number)).astype(int) if number else frame["repetition"]
     )
-    if not frame["cell_id"].is_monotonic_increasing:
-        frame = frame.sort_values("cell_id", kind="stable")
-    frame = frame.iloc[np.lexsort((frame["repetition"], frame["n_train"]))]
+    if not _is_in_order(frame):
+        frame = frame.sort_values(list(ORDER), kind="stable")
     frame.attrs[READY] = True
     return frame
+
+
+def _is_in_order(frame: pd.DataFrame) -> bool:
+    order = np.ones(max(0, len(frame) - 1), dtype=bool)
+    for column in (frame[name].array for name in reversed(ORDER)):
+        rises, same = (np.asarray(one, dtype=bool) for one in (column[1:] > column[:-1], column[1:] == column[:-1]))
+        order = rises | (same & order)
+    return bool(order.all())
 
 
 def metrics_of(frame: pd.DataFrame) -> list[MetricKind]:
@@ -442,12 +448,16 @@ SOURCES = {"photos": "photographs", "pictures": "photographs of a folder", "fold
 
 def about(setting: Setting) -> str:
     """Return in a sentence each what the data, the networks and the track are."""
-    model = setting.params[1]
+    task, model = setting.params
     dense = next((one for key, one in setting.largest_entries.items() if key[0] == DENSE), None)
     pictures = pictures_of(setting)
-    data = [f"{pictures} (task {setting.task})" if pictures else f"task {setting.task}", *_tested(dense)]
+    data = [f"{pictures} (task {setting.task})" if pictures else f"task {setting.task}"]
+    if (pixels := task.get("canvas")) and (patch := model.get("patch")):
+        data.append(f"{pixels} x {pixels} pixels in {(pixels // patch) ** 2} patches")
+    data += _tested(dense)
     number = len(setting.networks) or (0 if dense is None else len(set(dense.seeds.tolist())))
     size = [f"{name} {model[name]}" for name in ("depth", "dim", "heads", "patch") if name in model]
+    size += [f"{weights / 1e6:.2g} M weights"] if dense and (weights := dense.over_seeds("parameters")) else []
     size += ["in bfloat16"] if model.get("precision") == "bfloat16" else []
     networks = " ".join([f"{number or 'no'} of model {setting.model}", *([f"({', '.join(size)})"] if size else [])])
     track = TRACKS.get(setting.track, setting.track)

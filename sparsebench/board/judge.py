@@ -201,10 +201,11 @@ def _columns(rows: Sequence[Row], kinds: Sequence[MetricKind], parts: Mapping[st
 
 def _rows(parts: Mapping[str, Setting], kinds: Sequence[MetricKind]) -> list[Row]:
     """Return one row a strategy and budget: accuracy and cost from the main part, the other columns from theirs."""
-    main, spurious = parts["accuracy"], parts.get("spurious gap")
+    main = parts["accuracy"]
     entries = {part: one.largest_entries for part, one in parts.items()}
     entries |= {part: parts[part].entries for part in ("sample complexity", "spurious gap") if part in parts}
     dense = {part: next((one for key, one in of.items() if key[0] == DENSE), None) for part, of in entries.items()}
+    spurious = _spurious_columns(parts["spurious gap"], dense["spurious gap"]) if "spurious gap" in parts else {}
     rows = []
     for key in sorted({key for of in entries.values() for key in of}):
         present = {part: of[key] for part, of in entries.items() if key in of}
@@ -214,8 +215,7 @@ def _rows(parts: Mapping[str, Setting], kinds: Sequence[MetricKind]) -> list[Row
             row |= _main_columns(entry)
         if (entry := present.get("sample complexity")) is not None:
             row |= _trial_columns(entry, dense["sample complexity"])
-        if spurious is not None and (entry := present.get("spurious gap")) is not None:
-            row |= _spurious_columns(entry, dense["spurious gap"], spurious)
+        row |= spurious.get(key, {})
         row["asked"] = None if math.isnan(asked := asked_of(next(iter(present.values())))) else asked
         row["n_seeds"] = min(map(_seeds, present.values()))
         for name, otherwise in ((TRAINED, ""), (CHECKS, SEVERAL), (BADGE, "")):
@@ -253,25 +253,31 @@ def _trial_columns(entry: Entry, dense: Entry | None) -> Row:
     return row
 
 
-def _spurious_columns(entry: Entry, dense: Entry | None, setting: Setting) -> Row:
-    """Return the gaps' columns; that of aligned and conflicting groups where the task has them."""
-    if not (values := entry.by_seed("spurious_gap")):
-        return {}
-    worst = gaps.worst_group(entry.contender, entry.groups)
-    row: Row = {
-        "accuracy_with_gap": entry.at(setting.largest).over_seeds("accuracy"),
-        "spurious_gap": float(np.mean(list(values.values()))),
-        "worst_group_accuracy": entry.over_seeds("worst_group_accuracy") if worst is None else worst,
-    }
+def _spurious_columns(setting: Setting, dense: Entry | None) -> dict[Key, Row]:
+    """Return the gaps' columns of entries; those of aligned and conflicting groups where the task has them."""
+    values = {key: entry.by_seed("spurious_gap") for key, entry in setting.entries.items()}
+    entries = {key: entry for key, entry in setting.entries.items() if values[key]}
     others = {} if dense is None else dense.by_seed("spurious_gap")
-    if pairs := [others[seed] - values[seed] for seed in sorted(set(values) & set(others))]:
-        row |= interval_row("spurious_gap_reduction", mean_interval(pairs))
+    rows: dict[Key, Row] = {}
+    for key, entry in entries.items():
+        worst = gaps.worst_group(entry.contender, entry.groups)
+        rows[key] = {
+            "accuracy_with_gap": entry.at(setting.largest).over_seeds("accuracy"),
+            "spurious_gap": float(np.mean(list(values[key].values()))),
+            "worst_group_accuracy": entry.over_seeds("worst_group_accuracy") if worst is None else worst,
+        }
+        if pairs := [others[seed] - values[key][seed] for seed in sorted(set(values[key]) & set(others))]:
+            rows[key] |= interval_row("spurious_gap_reduction", mean_interval(pairs))
     if setting.on_backgrounds:
-        row |= interval_row("aligned_gap", gaps.aligned_gap(entry.contender, entry.groups, setting.lone))
+        contenders, groups = [one.contender for one in entries.values()], [one.groups for one in entries.values()]
+        intervals = {"aligned_gap": gaps.aligned_gaps(contenders, groups, setting.lone)}
         if dense is not None:
-            reduction = gaps.gap_reduction(entry.contender, dense.contender, entry.groups, setting.lone)
-            row |= interval_row("aligned_gap_reduction", reduction)
-    return row
+            reductions = gaps.gap_reductions(contenders, dense.contender, groups, setting.lone)
+            intervals["aligned_gap_reduction"] = reductions
+        for name, of_entries in intervals.items():
+            for row, interval in zip(rows.values(), of_entries, strict=True):
+                row |= interval_row(name, interval)
+    return rows
 
 
 def _rank(rows: Sequence[Row], main: Setting, lossy: Collection[tuple[str, str]]) -> Ranking:

@@ -184,9 +184,8 @@ def detectable(rankings: Iterable[Ranking]) -> list[str]:
     return [f"{task}: {clause}" for task, clause in clauses if clause is not None]
 
 
-def failures(records: Flats) -> list[str]:
+def failures(frame: pd.DataFrame) -> list[str]:
     """Return the cells that have no result, a line for those of one task that have none for the same reason."""
-    frame = frame_of(records)
     bad = frame[frame["status"] != "ok"]
     counted = bad.groupby(["strategy", "task", "status", "reason"], observed=True).size()
     alike = defaultdict[tuple[str, str, str, int], list[str]](list)
@@ -227,9 +226,8 @@ def remarks(frame: pd.DataFrame) -> list[str]:
     return [f"{strategy}: checks: {remark}" for strategy, remark in sorted(said.itertuples(index=False)) if remark]
 
 
-def cautions(records: Flats) -> list[str]:
+def cautions(frame: pd.DataFrame) -> list[str]:
     """Return of which strategies trials ended unfinished, and which budgets were missed."""
-    frame = frame_of(records)
     good = frame[frame["status"] == "ok"]
     trials = good[good["success"].notna()]["strategy"].value_counts()
     unfitted = good[(good["success"] == 0) & (good["fitted"] == 0)]["strategy"].value_counts()
@@ -241,9 +239,8 @@ def cautions(records: Flats) -> list[str]:
     return lines + _budget_misses(good)
 
 
-def machines(records: Flats, folder: Path | None = None) -> list[str]:
+def machines(frame: pd.DataFrame, folder: Path | None = None) -> list[str]:
     """Return a line where records are of several devices, machines or versions, with what differs."""
-    frame = frame_of(records)
     good = frame[frame["status"] == "ok"]
     hashes, devices = ({str(one) for one in good[name].unique()} for name in ("environment", "device"))
     if max(len(hashes), len(devices)) < 2:

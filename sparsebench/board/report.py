@@ -32,19 +32,16 @@ from sparsebench.errors import few
 
 NAMED = 3
 """Of the best strategies at a budget those that are named; of the others it is said how many there are."""
-CLEAR = {
-    "task", "model", "strategy", "kind", "budget", "other", "other_budget", "device", "n_seeds", "track",
-    "accuracy_with_gap",
-}  # fmt: skip
-"""Columns whose headings say all."""
 LEGEND = (
-    "[ ]: 95 % intervals over seeds and items, not adjusted for multiple comparisons; differences and ratios are to "
-    "dense unless named. Oracles see the relevance mask and are not ranked."
+    "[ ]: 95 % intervals over seeds and items, not adjusted for multiple comparisons. Differences and ratios are to "
+    "dense unless named.",
+    "Oracles see the relevance mask and are not ranked.",
 )
 LEGEND_OF_BEST = (
-    "Best strategies: the most accurate one, and all that are not significantly worse. Numbers are those of the first. "
-    "random_inside keeps the same number of tokens inside the network, drawn at random. Brackets are "
-    "95 % intervals. Speed-up: images/s over dense's on the same machine; - where it was not measured."
+    "Best strategies: the most accurate one, and all that are not significantly worse. Numbers are those of the first; "
+    "in [ ] 95 % intervals.",
+    "random_inside: keeps the same number of tokens inside the network, drawn at random.",
+    "Speed-up: images/s over dense's on the same machine; - where it was not measured.",
 )
 
 
@@ -68,7 +65,7 @@ def report(judged: Leaderboard, notes: Sequence[str] = (), *, whole: bool = True
     others = [row for one in judged.rankings if one.budgets is None for row in one.every]
     if others or not several:
         title = "Other tasks" if several else "All strategies" if tables else ""
-        tables.append(Table(others, judged.columns, title, legend=f"{legend_of(others, judged.columns)} {LEGEND}"))
+        tables.append(Table(others, judged.columns, title, legend=LEGEND, explained=True))
     return Report(tables, Table(judged.rows, judged.columns), notes)
 
 
@@ -101,8 +98,8 @@ def columns_of(board: BudgetBoard, declared: Sequence[Column] = ()) -> list[Colu
     at = f"@{short(board.middle)}"
     every = (
         BY_KEY["rank"]._replace(
-            what="by kept accuracy; a rank of 3-9: two strategies are significantly better, and all but nine are "
-            "significantly worse; dense has none"
+            what="by kept accuracy; 3-9: two strategies are significantly better than it, six do not differ "
+            "significantly from it, and all others are worse; dense has no rank"
         ),
         BY_KEY["strategy"],
         HOW,
@@ -121,24 +118,11 @@ def columns_of(board: BudgetBoard, declared: Sequence[Column] = ()) -> list[Colu
     return with_values(board.rows, every)
 
 
-def legend_of(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    """Return what the columns of a table mean, and of which task they are where that is one."""
-    meanings, tasks = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
-    for one in with_values(rows, columns):
-        if one.key not in CLEAR:
-            meanings[one.what].append(one.heading)
-        if one.task:
-            tasks[one.task].append(one.heading)
-    lines = [f"{', '.join(headings)}: {what}." for what, headings in meanings.items()]
-    lines += [f"Of task {task}, where it was run: {', '.join(headings)}." for task, headings in tasks.items()]
-    return " ".join(lines)
-
-
 def _of_budgets(one: Ranking, board: BudgetBoard, judged: Leaderboard, title: str) -> list[Table]:
     """Return the table with a row a strategy, and those of gaps, with the accuracy there, and of trials beside it."""
     known = {column.key for column in EVERY}
     columns = columns_of(board, [c for c in judged.columns if c.key not in known and c.task in ("", one.task)])
-    tables = [Table(board.rows, columns, title, notes=board.notes, legend=f"{legend_of(board.rows, columns)} {LEGEND}")]
+    tables = [Table(board.rows, columns, title, notes=board.notes, legend=LEGEND, explained=True)]
     rows = sorted(one.every, key=lambda row: (row["kind"] == "oracle", row["strategy"] != DENSE, *key_of(row)))
     for what, key, of in (
         ("Spurious correlations", "accuracy_with_gap", GAPS),
@@ -146,5 +130,5 @@ def _of_budgets(one: Ranking, board: BudgetBoard, judged: Leaderboard, title: st
     ):
         if part := [row for row in rows if row.get(key) is not None]:
             task = next((column.task for column in judged.columns if column.key == of[2].key and column.task), one.task)
-            tables.append(Table(part, of, f"{what}, task {task}", legend=legend_of(part, of), main=False))
+            tables.append(Table(part, of, f"{what}, task {task}", main=False, explained=True))
     return tables

@@ -6,10 +6,12 @@ import csv
 import io
 import json
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
+from textwrap import fill
 from typing import Any
 
 from tabulate import SEPARATING_LINE, tabulate
@@ -30,6 +32,11 @@ FIRST_TO_GO = (
     "random_inside_delta", "badge", "sample_complexity_loss", "sample_complexity_ratio", "aligned_gap", "model",
     "macs_ratio",
 )  # fmt: skip
+CLEAR = {
+    "task", "model", "strategy", "kind", "budget", "other", "other_budget", "device", "n_seeds", "track",
+    "accuracy_with_gap",
+}  # fmt: skip
+"""Columns whose headings say all."""
 ROOM = 12
 """Characters that are left of a text at least."""
 _FORMULA = re.compile(r"(^|;)(?=\s*(?:[=+@\uff0b\uff0d\uff1d\uff20]|-.))")
@@ -49,10 +56,11 @@ class Table:
         columns: all that files have; people see those of `Column.tables` in which some row has a value.
         title, above: what stands above it.
         notes: lines below it.
-        legend: what its columns and signs mean, below the notes.
+        legend: what its columns and signs mean, a sentence each, below the notes.
         main: whether a reader's choice of columns is about it.
         bold: what the values are that rows mark with KEY_best, where they can be shown in bold.
         label: by which a document refers to it.
+        explained: whether it is said below what its columns mean.
         group: the key of rows of which another value stands below a rule; unless given oracles do.
     """
 
@@ -61,11 +69,12 @@ class Table:
     title: str = ""
     above: str = ""
     notes: Sequence[str] = ()
-    legend: str = ""
+    legend: Sequence[str] = ()
     main: bool = True
     bold: str = ""
     label: str = ""
     group: str = ""
+    explained: bool = False
 
     @property
     def shown(self) -> list[Column]:
@@ -140,27 +149,48 @@ def with_values(rows: Sequence[Row], columns: Sequence[Column]) -> list[Column]:
     return [c for c in shown if not rows or any(row.get(c.key) not in (None, "", NOT_RANKED) for row in rows)]
 
 
+def _legend(table: Table, columns: Sequence[Column]) -> list[str]:
+    """Return what columns of a table mean, of which task they are where that is one, and the table's legend."""
+    meanings, tasks = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+    for one in columns if table.explained else ():
+        if one.key not in CLEAR:
+            meanings[one.what].append(one.heading)
+        if one.task:
+            tasks[one.task].append(one.heading)
+    lines = [f"{', '.join(headings)}: {what}." for what, headings in meanings.items()]
+    lines += [f"Of task {task}, where it was run: {', '.join(headings)}." for task, headings in tasks.items()]
+    return [*lines, *table.legend]
+
+
 def _text(report: Report, choice: Choice, style: str, escape: Callable[..., str]) -> str:
     """Return a report for people, in a style of tabulate, with texts escaped."""
     parts: list[str] = []
+    width = choice.width if style == "simple" else None
     for table in report.tables:
         rows, columns = table.rows, choice.of(table, table.shown)
-        if style == "simple" and choice.width is not None:
-            rows, columns = fit(rows, columns, choice.width)
+        if width is not None:
+            rows, columns = fit(rows, columns, width)
         lines: list[Any] = [[escape(text_of(row, column)) for column in columns] for row in rows]
         lines = _apart(table, rows, lines) if style == "simple" else lines
         text = _grid(lines, [escape(column.heading) for column in columns], columns, style)
-        title, above, legend = (escape(words, code=True) for words in (table.title, table.above, table.legend))
-        parts += [title, above, text, _bullets(map(escape, table.notes)), legend] if columns else []
-    return "\n\n".join(filter(None, [*parts, _bullets(map(escape, report.notes))])) + "\n"
+        said = (table.title, table.above, *_legend(table, columns))
+        title, above, *legend = (escape(words, code=True) for words in said)
+        below = [_bullets(map(escape, table.notes), width), _bullets(legend, width)]
+        parts += [title, _wrapped(above, width), text, *below] if columns else []
+    return "\n\n".join(filter(None, [*parts, _bullets(map(escape, report.notes), width)])) + "\n"
 
 
 def _as_it_is(text: str, code: bool = False) -> str:
     return text
 
 
-def _bullets(notes: Iterable[str]) -> str:
-    return "\n".join(f"- {note}" for note in notes)
+def _bullets(lines: Iterable[str], width: int | None) -> str:
+    return "\n".join(_wrapped(f"- {line}", width, indent="  ") for line in lines)
+
+
+def _wrapped(text: str, width: int | None, indent: str = "") -> str:
+    """Return a text in lines of so many characters, if they are limited."""
+    return text if width is None else fill(text, width, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _grid(lines: Sequence[Any], headings: Sequence[str], columns: Sequence[Column], style: str) -> str:
@@ -211,7 +241,7 @@ def _of_a_page(table: Table) -> list[Table]:
                 parts.append([])
             parts[-1].extend(some)
     first, *others = parts
-    rest = replace(table, label="", above="Continued.", legend="", notes=())
+    rest = replace(table, label="", above="Continued.", legend=(), explained=False, notes=())
     return [replace(table, rows=first), *(replace(rest, rows=rows) for rows in others)]
 
 
@@ -220,7 +250,7 @@ def _latex_table(table: Table, columns: Sequence[Column]) -> str:
     if not table.rows or not columns:
         return f"% no rows\n{comments}"
     bold = f"Bold: {table.bold}." if table.bold else ""
-    caption = " ".join(filter(None, [table.title and f"{table.title}.", table.above, table.legend, bold]))
+    caption = " ".join(filter(None, [table.title and f"{table.title}.", table.above, *_legend(table, columns), bold]))
     body = [[_latex_cell(row, column, bool(table.bold)) for column in columns] for row in table.rows]
     lines = _apart(table, table.rows, body)
     inner = _grid(lines, [column.heading for column in columns], columns, "latex_booktabs")

@@ -18,7 +18,6 @@ from sparsebench.board.columns import BY_KEY, PAPER, SPEED_UP, TOLERANCE, Column
 from sparsebench.board.entries import DENSE, asked_of, besides_share, key_of
 from sparsebench.board.judge import Ranking
 from sparsebench.board.over_budgets import speed_up
-from sparsebench.board.report import legend_of
 from sparsebench.board.tables import Report, Table
 from sparsebench.errors import UserError, few, one_line, plain
 from sparsebench.records.table import OUTCOMES
@@ -52,9 +51,9 @@ MATCHED = (
     *(BY_KEY[key] for key in ("rank", "strategy", "kind", "budget", "macs_ratio", "accuracy", "accuracy_delta")),
 )
 LEGEND_OF_MATCHED = (
-    f"At equal cost: rows whose realised MACs are within {TOLERANCE:.0%} of each other, ranked among themselves. At "
-    f"equal accuracy: of each strategy the row of least MACs that is at most {100 * NEAR:g} points below dense; - "
-    "where there is none. Nothing is interpolated."
+    f"At equal cost: rows whose realised MACs are within {TOLERANCE:.0%} of each other, ranked among themselves.",
+    f"At equal accuracy: of each strategy the row of least MACs that is at most {100 * NEAR:g} points below dense; - "
+    "where there is none. Nothing is interpolated.",
 )
 TIMES = "speed.jsonl"
 """What `sparsebench speed` writes."""
@@ -87,7 +86,7 @@ def pairs(rankings: Iterable[Ranking]) -> Table:
             rows.append(row)
     names = ("strategy", "budget", "other", "other_budget")
     rows.sort(key=lambda r: (r["task"], 2 if r["p"] is None else r["p"], -r["difference"], *(r[n] for n in names)))
-    return Table(rows, PAIRS, legend=legend_of(rows, PAIRS))
+    return Table(rows, PAIRS, explained=True)
 
 
 def matched(rankings: Iterable[Ranking]) -> Table:
@@ -232,7 +231,8 @@ def _paper_of(one: Ranking) -> Table:
     out = list(dict.fromkeys(name for name, *_ in setting.largest_entries if name not in ranked))
     label = re.sub(r"[^a-z0-9]+", "-", f"{setting.task} {model} {setting.largest or ''}".lower()).strip("-")
     return Table(
-        rows, PAPER, above=plain(above, 500), legend=plain(speed, 500), group="group", label=f"tab:{label}",
+        rows, PAPER, above=plain(above, 500), legend=[plain(speed, 500)] if speed else (), group="group",
+        label=f"tab:{label}",
         notes=[f"not in this table, as they are oracles or not ranked: {few(out, NAMED, 100)}"] if out else [],
         bold="the best of a budget" if any(row["accuracy_best"] for row in rows) else "",
     )  # fmt: skip
@@ -301,6 +301,6 @@ def _joined(table: Table, one: Ranking, timed: pd.DataFrame, folder: Path) -> Ta
     devices = ", ".join(sorted(set(timed["device"].astype(str))))
     return replace(
         table, rows=rows, columns=TIMED,
-        legend=plain(f"Images/s and speed-up on {devices}, {precision}, batch {batch}; every network in turn.", 500),
+        legend=[plain(f"Images/s and speed-up on {devices}, {precision}, batch {batch}; every network in turn.", 500)],
         notes=[*table.notes, *([f"without times: {few(without, NAMED, 100)}"] if without else [])],
     )  # fmt: skip

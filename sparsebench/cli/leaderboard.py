@@ -180,13 +180,13 @@ def _text(
 ) -> bytes:
     from sparsebench.board import views
     from sparsebench.board.board import bibtex, read
-    from sparsebench.board.entries import frame_of, settings_of
+    from sparsebench.board.entries import frame_of
     from sparsebench.board.judge import judge
     from sparsebench.board.notes import machines, not_ranked, notes_on
     from sparsebench.board.report import report
     from sparsebench.board.tables import render
 
-    records = read(folder)
+    records = frame_of(read(folder))
     if form == BIBTEX:
         return "\n\n".join([*bibtex(folder, records), ""]).encode()
     judged = judge(records, "task" if view == "shifts" else by)
@@ -200,9 +200,11 @@ def _text(
     if view != "board":
         look: Callable[[list[Ranking]], Report | Table] = getattr(views, view)
         return render(look(judged.rankings), form, choice).encode("utf-8", "replace")
-    notes = notes_on(records, judged, folder, technical=technical or form != "table")
+    notes: list[str] = []
     if form in ("csv", "json"):  # which hold a table and nothing else
-        for line in (*not_ranked(settings_of(frame_of(records)), folder), *machines(records, folder)):
+        for line in (*not_ranked(judged.settings, folder), *machines(records, folder)):
             click.echo(line, err=True)
+    else:
+        notes = notes_on(records, judged, folder, technical=technical or form != "table")
     made = report(judged, notes, whole=form != "latex" and not choice.names)
     return render(made, form, choice).encode("utf-8", "replace")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +23,13 @@ from sparsebench.deploy.pictures import (
     Ink,
     Scene,
     Sheet,
-    check_pictures,
     rgb,
     scene,
     spread,
     tint,
     wrap,
 )
-from sparsebench.deploy.trained import Check, Trainer, nothing, trained_cell
+from sparsebench.deploy.trained import Trainer, trained_cell
 from sparsebench.errors import StrategyError, UserError
 from sparsebench.measure.selection import expected_iou, iou, precision_recall, rank_correlation
 from sparsebench.models.actor import Actor
@@ -137,7 +135,7 @@ def compare(plugins: tuple[str, str], request: Request, trainer: Trainer, pictur
     """
     registry = _registry(request)
     jobs, strategies = _contenders(plugins, request, trainer, registry)
-    plan, context = trainer.train(_of_network(request), registry, _check(pictures, registry))
+    plan, context = trainer.train(_of_network(request), registry, pictures > 0)
     cell = _network(plan.jobs[-1], registry, context)
     with one_thread():
         choices = [_choices(job, strategy, cell, context.out) for job, strategy in zip(jobs, strategies, strict=True)]
@@ -156,7 +154,7 @@ def plan_of(plugins: tuple[str, str], request: Request, trainer: Trainer, pictur
     """Return what `compare` would train; nothing is written."""
     registry = _registry(request)
     _contenders(plugins, request, trainer, registry)
-    return trainer.plan(_of_network(request), registry, _check(pictures, registry))
+    return trainer.plan(_of_network(request), registry, pictures > 0)
 
 
 def _registry(request: Request) -> Registry:
@@ -171,10 +169,6 @@ def _registry(request: Request) -> Registry:
 
 def _of_network(request: Request) -> Request:
     return replace(request, plugins=("dense",), alone=True)
-
-
-def _check(pictures: int, registry: Registry) -> Check:
-    return partial(check_pictures, registry=registry) if pictures else nothing
 
 
 def _contenders(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +21,6 @@ from sparsebench.deploy.pictures import (
     Ink,
     Scene,
     Sheet,
-    check_pictures,
     rgb,
     scene,
     spread,
@@ -113,14 +111,14 @@ def show(request: Request, trainer: Trainer, n: int) -> Pictures:
         UserError: anything unknown, out of range, missing or unwritable, or no strategy has a result.
     """
     registry = Registry()
-    plan, context = trainer.train(request, registry, partial(check_pictures, registry=registry))
+    plan, context = trainer.train(request, registry, pictures=True)
     return look(plan.jobs, store.read(trainer.out), registry, context, n)
 
 
 def plan_of(request: Request, trainer: Trainer) -> Plan:
     """Return what `show` would train; nothing is written."""
     registry = Registry()
-    return trainer.plan(request, registry, partial(check_pictures, registry=registry))
+    return trainer.plan(request, registry, pictures=True)
 
 
 def look(jobs: Sequence[Job], records: Mapping[str, Record], registry: Registry, context: Context, n: int) -> Pictures:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safetensors.torch import load_file
 
+from sparsebench.deploy.pictures import check_pictures
 from sparsebench.errors import UserError
 from sparsebench.models.actor import LEARNED
 from sparsebench.plan import plan as planner
@@ -22,12 +22,6 @@ from sparsebench.runner import run as runs
 from sparsebench.runner.devices import first_of
 from sparsebench.runner.fitting import fit_on, wants_images
 from sparsebench.runner.prepare import Context, Prepared, prepare
-
-Check = Callable[[Plan], None]
-
-
-def nothing(plan: Plan) -> None:
-    """Find nothing wrong with a plan."""
 
 
 @dataclass(frozen=True)
@@ -46,30 +40,33 @@ class Trainer:
     out: Path
     callbacks: runs.Callbacks = runs.SILENT
 
-    def plan(self, request: Request, registry: Registry, check: Check = nothing) -> Plan:
+    def plan(self, request: Request, registry: Registry, pictures: bool = False) -> Plan:
         """Return what is to be looked at and what of it is still to be trained, see `narrow`; nothing is written."""
-        return runs.plan_of(request, self.files, self.how, registry, self.out, self._narrow(check))
+        return runs.plan_of(request, self.files, self.how, registry, self.out, self._narrow(registry, pictures))
 
-    def train(self, request: Request, registry: Registry, check: Check = nothing) -> tuple[Plan, Context]:
+    def train(self, request: Request, registry: Registry, pictures: bool = False) -> tuple[Plan, Context]:
         """Train what is to do; return what is to be looked at, and where its weights are.
 
         Args:
             request: of one task with one model.
             registry: from which strategies come.
-            check: raises UserError, before anything is trained, where it cannot be looked at.
+            pictures: whether its task must be one of pictures.
 
         Raises:
-            UserError: anything unknown, out of range, missing or unwritable.
+            UserError: anything unknown, out of range, missing or unwritable; before anything is trained.
         """
-        plan = runs.run(request, self.files, self.how, registry, self.out, self.callbacks, self._narrow(check))
+        plan = runs.run(
+            request, self.files, self.how, registry, self.out, self.callbacks, self._narrow(registry, pictures)
+        )
         # What a cluster has trained is looked at here.
         device = devices.resolve_device("auto" if self.how.dask else self.how.device)
         return plan, Context(self.out, first_of(device), plan.locations)
 
-    def _narrow(self, check: Check) -> runs.Narrow:
+    def _narrow(self, registry: Registry, pictures: bool) -> runs.Narrow:
         def narrow_and_check(plan: Plan) -> Plan:
             plan = narrow(plan, self.files, self.out)
-            check(plan)
+            if pictures:
+                check_pictures(plan, registry)
             return plan
 
         return narrow_and_check

@@ -242,15 +242,10 @@ def _files(place: Path) -> Iterator[Path]:
     if not place.is_dir():
         yield place
         return
-    seen = set()
-    for folder, folders, names in os.walk(place, followlinks=True):
-        if (real := os.path.realpath(folder)) in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
-        paths = (Path(folder, name) for name in sorted(names) if not name.startswith("."))
-        yield from (path for path in paths if path.is_file())
+    for path in sorted(place.rglob("*")):
+        parts = path.relative_to(place).parts
+        if path.is_file() and not any(part.startswith(".") or part == "__pycache__" for part in parts):
+            yield path
 
 
 def _modules(folder: Path) -> dict[str, Path]:

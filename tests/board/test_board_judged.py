@@ -8,6 +8,7 @@ import pytest
 from flats import WHOLE, Flat, build, drawn, flat, row_of, seeded, with_outcomes
 
 from sparsebench.board.columns import Row
+from sparsebench.board.entries import frame_of
 from sparsebench.board.judge import judge
 from sparsebench.board.notes import detectable, machines, notes_on
 from sparsebench.records import store
@@ -36,12 +37,12 @@ def test_several_machines_or_versions_are_said_with_what_they_differ_in(tmp_path
     for one in (here, there):
         store.keep(tmp_path / "environments", one)
     flats = [flat("a", environment=digest(here)), flat("b", environment=digest(there))]
-    (line,) = machines(flats, tmp_path)
+    (line,) = machines(frame_of(flats), tmp_path)
     assert line.startswith("made on 2 machines, or with other versions, which differ in processor, torch: speeds are")
     assert line in notes_on(flats, folder=tmp_path, technical=False)
-    assert machines(flats[:1], tmp_path) == machines(WHOLE) == []
-    assert machines(flats, tmp_path / "none") == machines(flats) != []
-    assert machines([flats[0], flat("b", environment=digest(there), status="failed")]) == []
+    assert machines(frame_of(flats[:1]), tmp_path) == machines(frame_of(WHOLE)) == []
+    assert machines(frame_of(flats), tmp_path / "none") == machines(frame_of(flats)) != []
+    assert machines(frame_of([flats[0], flat("b", environment=digest(there), status="failed")])) == []
 
 
 def test_outcomes_of_the_test_items_decide_what_seeds_alone_would_tell() -> None:

@@ -8,6 +8,7 @@ from flats import WHOLE, Flat, build, flat, gaps, row_of, seeded, trials
 
 from sparsebench.board import columns
 from sparsebench.board.columns import keys_of
+from sparsebench.board.entries import frame_of
 from sparsebench.board.judge import judge
 from sparsebench.board.notes import failures, notes_on
 from sparsebench.errors import UserError
@@ -104,7 +105,7 @@ def test_strategies_that_lack_the_same_have_one_line_a_task() -> None:
         for seed in range(n)
     ]
     other = [flat("far", seed, "spatial", status="unsupported", reason="far: no grid") for seed in range(2)]
-    assert failures([*lacking, *other]) == [
+    assert failures(frame_of([*lacking, *other])) == [
         "a_vit on spatial: 1 cell unsupported: must be trained",
         "a_vit(b=1), sit on spatial: 2 cells each unsupported: must be trained",
         "far on spatial: 2 cells unsupported: no grid",

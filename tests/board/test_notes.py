@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 from flats import WHOLE, flat, flatten
 
+from sparsebench.board.entries import frame_of
 from sparsebench.board.notes import cautions, notes_on
 from sparsebench.records.cell import Cell, Origin, Part
 from sparsebench.records.record import Metric, Record
@@ -29,12 +30,12 @@ def record(real: float = 0.5, planned: float = 0.5, budget: Budget = ASKED, **mo
 
 
 def test_cautions_name_unfinished_training_missed_budgets_and_mixed_devices() -> None:
-    assert cautions(WHOLE) == []
+    assert cautions(frame_of(WHOLE)) == []
     stuck = flat("mine", 0, "theory", success=0.0, fitted=0.0, n_train=4)
     fitted = flat("mine", 1, "theory", success=0.0, fitted=1.0, n_train=4)
     dear = flat("mine", 0, macs_ratio=0.52, macs_ratio_planned=0.5, device="cuda:0 X")
     near = flat("mine", 1, macs_ratio=0.505, macs_ratio_planned=0.5)
-    lines = cautions([stuck, fitted, dear, near])
+    lines = cautions(frame_of([stuck, fitted, dear, near]))
     assert lines[0].startswith("mine: 1 of 2 trials reached the step limit")
     assert lines[1] == "mine, macs 0.5, on composite: realised MACs 0.520 of dense, planned 0.500"
     assert len(lines) == 2 and "made on cpu, cuda:0 X" in notes_on([stuck, dear], technical=False)[-1]
@@ -70,7 +71,7 @@ def test_terms_that_were_not_in_a_loss_are_named_by_strategy_and_task() -> None:
 def test_a_budget_that_was_planned_but_not_reached_is_named_with_what_was_asked_for(
     records: list[dict[str, Any]], said: str
 ) -> None:
-    lines = cautions(records)
+    lines = cautions(frame_of(records))
     assert said in lines[0] if said else lines == []
     assert len(lines) == bool(said)
 
@@ -82,5 +83,5 @@ def test_notes_do_not_hang_on_how_texts_are_stored() -> None:
          for name in "bca" for asked in (0.7, 0.4, 0.85)]
     )  # fmt: skip
     categories = {name: pd.Categorical(texts[name], texts[name].unique()) for name in ("strategy", "budget", "task")}
-    lines = cautions(texts)
-    assert len(lines) == 9 and lines == sorted(lines) == cautions(texts.assign(**categories))
+    lines = cautions(frame_of(texts))
+    assert len(lines) == 9 and lines == sorted(lines) == cautions(frame_of(texts.assign(**categories)))

@@ -16,7 +16,6 @@ import sparsebench
 from sparsebench.board import columns
 from sparsebench.board.columns import Column, keys_of
 from sparsebench.board.frame import frame
-from sparsebench.board.report import legend_of
 from sparsebench.board.tables import FORMATS, Choice, Report, Table, fit
 from sparsebench.board.tables import render as write
 from sparsebench.cli import main
@@ -53,7 +52,7 @@ NOTES = ["broken on theory: 2 cells failed: it broke"]
 def render(rows: list[dict[str, Any]], form: str, notes: Sequence[str] = ()) -> str:
     """Return rows of a board as a form has them."""
     shown = (*(columns.BY_TASK if rows and "task" in rows[0] else ()), *columns.COLUMNS)
-    table = Table(rows, shown, legend=legend_of(rows, shown))
+    table = Table(rows, shown, explained=True)
     return write(Report([table], table, notes), form)
 
 

@@ -196,7 +196,7 @@ def test_times_of_speed_are_joined_by_network_strategy_and_budget(tmp_path: Path
     assert [rows["evit", "macs 0.25"][key] for key in keys] == [None, None, 3.0, None]  # batch 64 is not measured
     assert [rows["tome", "macs 0.25"][key] for key in keys] == [None] * 4
     (table,) = report.tables
-    assert "batch 64" in table.legend
+    assert "batch 64" in table.legend[0]
     assert table.notes[-1] == "without times: evit (macs 0.5), tome (macs 0.25)"
     assert "2560" in render(report, "md").replace(",", "") and r"\begin{tabular}" in render(report, "latex")
 

@@ -66,3 +66,27 @@ def test_what_is_wrong_is_said_and_the_network_can_be_used_then(words, given, sa
         sparsebench.apply(model, words, **given)
     with sparsebench.apply(model, "attn_topk:macs=0.6") as sparse:
         assert sparse.macs_ratio < 1
+
+
+def test_images_are_normalised_as_the_models_are():
+    """In the middle of what the network computes they are the same as when the sparse network is called."""
+    seen, model = [], vit()
+
+    class Looks(sparsebench.Strategy):
+        name = "looks"
+
+        def module(self, place):
+            return torch.nn.ParameterDict({"nothing": torch.zeros(1)})
+
+        def fit(self, images, network):
+            network(images, lambda view: seen.append(view.tokens.detach()))
+            return {0: {"nothing": torch.zeros(1)}}
+
+        def scores(self, view):
+            seen.append(view.tokens)
+            return view.tokens[:, :, 0]
+
+    sparse = sparsebench.apply(model, Looks, keep_rate=0.5, images=pixels(), mean=(0.4, 0.5, 0.6), std=0.2)
+    with torch.no_grad():
+        sparse(pixels())
+    torch.testing.assert_close(*seen, atol=1e-5, rtol=1e-5)

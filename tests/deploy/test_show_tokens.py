@@ -140,6 +140,7 @@ def test_what_matters_is_the_box_and_of_permuted_patches_those_that_show_some_of
             assert (patches.all(axis=2) == patches.any(axis=2)).all()
 
 
+@pytest.mark.slow
 def test_what_a_strategy_is_taught_by_is_shown_if_it_was_asked_for(tmp_path: Path) -> None:
     options: Any = {"tasks": (TASK.replace("epochs=2", "epochs=1"),), "n_train": (20,)}
     for alone in (True, False):

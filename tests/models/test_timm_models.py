@@ -16,6 +16,7 @@ from sparsebench.models.deep import DeepViT
 from sparsebench.models.timm_models import named_vit
 from sparsebench.models.vits import Timm, Vit
 from sparsebench.records import store
+from sparsebench.records.cell import Part
 from sparsebench.tasks.base import Data, Split
 from sparsebench.tasks.images import Composite
 
@@ -209,3 +210,15 @@ def test_a_network_that_is_loaded_is_the_one_that_was_trained(tmp_path) -> None:
     dense, whole, half = (records[key] for key in (("dense", 1.0), ("attn_topk", 1.0), ("attn_topk", 0.5)))
     assert whole.metrics["test_loss"] == dense.metrics["test_loss"]
     assert half.metrics["macs_ratio"].value < 0.7 and half.metrics["test_loss"] != dense.metrics["test_loss"]
+
+
+def test_precision_and_the_source_of_weights_do_not_change_the_random_ones():
+    first = Timm(arch="deit_tiny_patch16_224").build(DATA, 0).module.state_dict()
+    again = Timm(arch="deit_tiny_patch16_224", precision="bfloat16", weights="weights-0123456789ab").build(DATA, 0)
+    assert all(torch.equal(first[name], value) for name, value in again.module.state_dict().items())
+
+
+def test_a_linear_stem_is_as_before() -> None:
+    assert "stem" not in Part.of(Vit()).params and Part.of(Vit(stem="conv")).params["stem"] == "conv"
+    one, other = (network_of(Vit(**SIZES, **more)).module.state_dict() for more in ({}, {"stem": "linear"}))
+    assert all(torch.equal(one[key], other[key]) for key in one)

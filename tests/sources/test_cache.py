@@ -241,3 +241,18 @@ def test_its_place_is_asked_of_the_environment(monkeypatch, tmp_path):
     for unset in ("", "relative"):
         monkeypatch.setenv("XDG_CACHE_HOME", unset)
         assert files.cache_folder() == tmp_path / ".cache" / "sparsebench"
+
+
+def test_writing_to_the_array_does_not_change_the_file(place, rows):
+    Pixels("a", SHAPE, rows).array()[:] = 7
+    np.testing.assert_array_equal(Pixels("a", SHAPE, rows).array(), PIXELS)
+    assert len(rows.made) == 5
+
+
+def test_without_locks_it_goes_on(place, rows, monkeypatch):
+    def flock(file, how):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    np.testing.assert_array_equal(Pixels("a", SHAPE, rows).array(), PIXELS)
+    assert len(kept(place)) == 1

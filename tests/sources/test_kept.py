@@ -3,6 +3,8 @@ import pytest
 from PIL import Image
 
 from sparsebench.errors import UserError
+from sparsebench.plan.locate import locate
+from sparsebench.plan.request import Files
 from sparsebench.tasks import sources
 from sparsebench.tasks.sources import classes, files, scenes
 
@@ -87,16 +89,6 @@ def test_pictures_that_change_during_a_run_are_a_user_error_or_were_kept(folder,
         sources.foregrounds(name, 4, locations)
 
 
-def test_backgrounds_of_a_folder_are_decoded_once(folder, decoded):
-    name, root = sources.locate_backgrounds(str(folder))
-    first = sources.backgrounds(name, 4, {name: root})
-    forget()
-    again = sources.backgrounds(name, 4, {name: root})
-    assert len(decoded) == 12
-    for one, other in zip(first.pools, again.pools, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 def save(path, *arrays):
     np.savez(path, *arrays)
     return path
@@ -155,3 +147,12 @@ def test_an_archive_of_nothing_few_pictures_and_a_changed_one_are_user_errors(tm
     save(path, PIXELS[::-1])
     with pytest.raises(UserError, match="changed while the run was under way"):
         sources.backgrounds(name, 6, {name: place})
+
+
+def test_files_are_read_once_however_often_they_are_located(folder, monkeypatch):
+    seen, real = [], files.read_bytes
+    monkeypatch.setattr(files, "read_bytes", lambda path: seen.append(path) or real(path))
+    images = Files((f"folder:{folder}",))
+    names, places = locate(images)
+    assert locate(images) == (names, places) and sorted(seen) == sorted(set(seen)) and len(seen) == 12
+    assert places == {names["images"]: folder}

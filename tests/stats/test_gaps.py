@@ -4,13 +4,21 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sparsebench.stats.gaps import aligned_gap, gap_reduction, worst_group
+from sparsebench.stats.gaps import Groups, aligned_gaps, gap_reductions, worst_group
 from sparsebench.stats.intervals import Interval
 from sparsebench.stats.paired import Contender
 
 RNG = np.random.default_rng
 GROUPS = np.arange(80) % 4
 FITS = {0: 1, 1: -1, 2: -1, 3: 1}
+
+
+def aligned_gap(one: Contender, groups: Groups, lone: bool = False) -> Interval | None:
+    return aligned_gaps([one], [groups], lone)[0]
+
+
+def gap_reduction(one: Contender, dense: Contender, groups: Groups) -> Interval | None:
+    return gap_reductions([one], dense, [groups])[0]
 
 
 def contender(hits: np.ndarray, *, shared: bool = False) -> Contender:
@@ -122,3 +130,15 @@ def test_its_interval_covers_where_foregrounds_decide() -> None:
             assert found is not None and found[1] is not None and found[2] is not None
             covers[known] += found[1] <= 0 <= found[2]
     assert covers[True] >= 184 > covers[False]
+
+
+def test_each_of_several_gaps_is_what_it_is_alone() -> None:
+    rng = RNG(5)
+    hits, other = rng.random((3, 4, 80)) < 0.6, rng.random((4, 80)) < 0.6
+    every = [*map(contender, hits), contender(other[:2], shared=True), Contender({0: 0.5}, {})]
+    of_each = [groups(4), {s: GROUPS[::-1].copy() for s in range(4)}, groups(3), groups(2), groups(1)]
+    assert aligned_gaps(every, of_each) == [aligned_gap(*one) for one in zip(every, of_each, strict=True)]
+    found = gap_reductions(every, every[0], of_each)
+    for gap, one, known in zip(found, every, of_each, strict=True):
+        assert gap == (None if gap is None else pytest.approx(gap_reduction(one, every[0], known)))
+    assert len(set(found[:3])) == 3

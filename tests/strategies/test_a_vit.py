@@ -9,10 +9,11 @@ import torch
 from sparsebench_plugins.a_vit import AViT
 from tiny import B, N, act, images, vit
 
-from sparsebench.errors import UnsupportedError
+from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.counts import solve
 from sparsebench.models.actor import Actor
 from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.spec import fill
 from sparsebench.training.calibrate import calibrate
 from sparsebench.training.steps import Samples
 
@@ -160,3 +161,9 @@ def test_calibration_finds_that_counts_have_no_effect_and_keeps_them():
     network.module.register_forward_hook(lambda *_: passes.append(1))
     found = calibrate(network, actor, Samples(images(), torch.zeros(B, dtype=torch.long), None))
     assert actor.keep == counts and abs(found.ratio - 0.5) > 0.05 and len(passes) == 2
+
+
+@pytest.mark.parametrize("target", ["budgets", 0.5, "1e400"])
+def test_another_target_is_refused(target):
+    with pytest.raises(UserError, match="strategy 'a_vit': target"):
+        fill(AViT, {"target": target}, "strategy 'a_vit'")

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsebench.strategy import tokens
-from sparsebench.strategy.plans import Keep, Merge, Mix
+from sparsebench.strategy.plans import Keep, Mask, Merge, Mix, Shift
 
 KINDS = ("keep", "fuse", "merge", "weigh", "mix")
 PREFIXES = (0, 1, 2, 5)
@@ -177,3 +177,18 @@ def test_patches_are_followed_to_the_token_that_they_are_in(case, seed):
                 fused = -1 if plan.fuse is None or place < 0 else len(kept)
                 goes = kept.index(place) if place in kept else fused
             assert int(found[b, patch]) == goes
+
+
+def test_of_a_mask_of_booleans_padding_stands_for_nothing():
+    plan = tokens.Padded.of(Mask(torch.tensor([[True, False, True], [False, True, False]])))
+    sizes, index = torch.tensor([[2.0, 3.0, 4.0], [5.0, 6.0, 7.0]]), torch.tensor([[4, 5, 6], [7, 8, 9]])
+    assert plan.index.tolist() == [[0, 2], [1, -1]]
+    assert tokens.sizes_after(plan, sizes).tolist() == tokens.of_index(sizes, plan.index).tolist() == [[2, 4], [6, 0]]
+    assert tokens.index_after(plan, index).tolist() == [[4, 6], [8, -1]]
+
+
+@pytest.mark.parametrize("prefix", [None, torch.full((1, 1, 2), 9.0)], ids=["patches", "prefix too"])
+def test_a_shift_is_added(prefix):
+    x, by = torch.arange(8.0).reshape(1, 4, 2), torch.tensor([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]])
+    out = tokens.apply(Shift(by, prefix=prefix), x, torch.ones(1, 3), 1)
+    assert torch.equal(out, x + torch.cat([torch.zeros(1, 1, 2) if prefix is None else prefix, by], dim=1))

@@ -412,3 +412,18 @@ def test_training_foregrounds_change_and_nothing_else_does(cls) -> None:
         assert picture[top : top + height, left : left + width].any()
         picture[top : top + height, left : left + width] = False
     assert not differs.any()
+
+
+def test_permuted_patches_stay_so_in_both_parts():
+    drawn = Composite(canvas=16, foreground=10, test=20, permuted=True).draw(30, 1, {})
+    data = drawn.held_back(0.5)
+    assert data.validation is not None
+    parts = [part.relevance_on((4, 4)) for part in (data.train, data.validation)]
+    np.testing.assert_array_equal(np.concatenate(parts), drawn.train.relevance_on((4, 4)))
+
+
+def test_a_picture_that_comes_again_is_drawn_anew() -> None:
+    data = Spurious(**TILED, affine=1.0).draw(600, 0, {})  # 240 digits of two classes, each at least twice
+    boxes = data.train.boxes
+    cut = {x[:, t : t + h, w : w + v].tobytes() for x, (t, w, h, v) in zip(data.train.inputs, boxes, strict=True)}
+    assert len(cut) == 600

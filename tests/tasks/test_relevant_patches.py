@@ -187,3 +187,8 @@ def test_on_tiles_every_patch_is_as_often_foreground_so_that_its_place_tells_not
 def test_tiles_that_do_not_fit_are_a_user_error(changes):
     with pytest.raises(UserError, match="tiles: the foreground must divide the canvas, and patch the foreground"):
         Composite(**{"placement": "tiles", "canvas": 36, "foreground": 12, "pretrain_epochs": 0} | changes).check()
+
+
+def test_what_begins_from_other_weights_is_tested_on_the_same_pictures():
+    few, many = (Spurious(**SMALL | {"pretrain_epochs": 1, "pretrain_samples": n}).draw(10, 0, {}) for n in (50, 500))
+    assert (few.test.inputs == many.test.inputs).all() and (few.train.inputs == many.train.inputs).all()

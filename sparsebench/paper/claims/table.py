@@ -40,8 +40,9 @@ COLUMNS = (
     Column("note", "note", "text", "what to know of the settings", tables=False),
 )
 LEGEND = (
-    f"Agrees: within {TOLERANCE:.0%}, or as the source rounds it. G: 10^9, which most sources call FLOPs and count as "
-    "MACs. Cannot be: no way of counting that is known here gives the number from the settings as read."
+    f"Agrees: within {TOLERANCE:.0%}, or as the source rounds it.",
+    "G: 10^9, which most sources call FLOPs and count as MACs.",
+    "Cannot be: no way of counting that is known here gives the number from the settings as read.",
 )
 
 
