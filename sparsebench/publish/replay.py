@@ -24,9 +24,9 @@ from sparsebench.errors import UserError, plain
 from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import plugins_of, training_of
 from sparsebench.plan.job import Job
-from sparsebench.plan.locate import LOCATED, Networks, files_of, locate, places_of
+from sparsebench.plan.locate import LOCATED, Networks, files_of, networks_of, pictures_for, places_of
 from sparsebench.plan.plan import Plan
-from sparsebench.plan.request import Files, How, ImageUse
+from sparsebench.plan.request import Files, How
 from sparsebench.plan.time_left import Expected
 from sparsebench.plugin.content import Content
 from sparsebench.plugin.installed import distribution, entries
@@ -94,7 +94,8 @@ def replay(
     every = [record for record in read_records(folder) if record.status == "ok"]
     records = _draw(every, manifest.strategy, number, seed)
     cells = [record.cell for record in records]
-    _check_files(cells, _located(cells, registry, files))
+    _locate(cells, registry, files)
+    _check_files(cells, files.places)
     with enclose(_readable(manifest, plugin, files)):
         if broken := _unfair(manifest, records, plugin):
             verdict.contradicted(broken)
@@ -202,17 +203,18 @@ def _run(
         asked = {record.cell_id for record in records}
         needed = planner.needed_by(asked, list(jobs.values()), lambda first: not networks.has(first))
         ordered = sorted((job for cell_id, job in jobs.items() if cell_id in asked | needed), key=lambda job: job.order)
-        places = places_of(files, ordered, _located([job.cell for job in ordered], registry, files))
-        places |= networks.places({job.after for job in ordered} - {""})
+        _locate([job.cell for job in ordered], registry, files)
+        places = places_of(files, ordered) | networks.places({job.after for job in ordered} - {""})
         plan = Plan(ordered, ordered, places, ordered, known={}, expected=Expected(ordered), request=None)
         runs.carry_out(plan, how, registry, Path(out), Callbacks(on_stop=on_stop))
         return dict(store.read(Path(out)))
 
 
-def _located(cells: Sequence[Cell], registry: Registry, files: Files) -> dict[str, Path]:
-    """Return where the files lie that were named for the cells, by their names in cells."""
-    uses: set[ImageUse] = {"images" if registry.task(cell.task.name).trains else "tested_images" for cell in cells}
-    return locate(files, sorted(uses))[1]
+def _locate(cells: Sequence[Cell], registry: Registry, files: Files) -> None:
+    """Find the files that were named for the cells."""
+    networks_of(files)
+    for name in sorted({cell.task.name for cell in cells}):
+        pictures_for(registry.task(name), files)
 
 
 def _check_files(cells: Sequence[Cell], places: Mapping[str, Path]) -> None:
