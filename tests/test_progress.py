@@ -7,6 +7,7 @@ from waiting import soon
 from sparsebench.cli import main
 from sparsebench.plan import plan as planner
 from sparsebench.plan.request import Request
+from sparsebench.plan.time_left import Remaining
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
@@ -82,7 +83,7 @@ def test_dry_run_bar_and_status_say_the_same(
         bar.begin(plan, workers)
         assert f"10 of 25 cells to run, on {workers} worker processes, about {left}\n" in capsys.readouterr().err
         told: list[underway.Underway] = []
-        with underway.Beat(out, plan.todo, workers, plan.expected, told.append):
+        with underway.Beat(out, Remaining(plan.todo, plan.expected), workers, told.append):
             assert soon(lambda: bool(told))
             status = CliRunner().invoke(main, ["status", str(out)]).stdout
         bar.beat(told[0])

@@ -131,7 +131,7 @@ class _Run:
         future = self.cluster.client.submit(answer, self.setting, jobs, __version__, pure=False, **resources)
         self.futures[future] = jobs
         self.coming.add(future)
-        self.on_begin([job.cell.id for job in jobs])
+        self.on_begin([job.cell.id for job in jobs], 0.0)
 
     def records_of(self, future: Any, result: Any) -> list[tuple[Job, Record]]:
         """Return what a task has come to; jobs with which workers were lost are given out once more, each alone."""

@@ -39,25 +39,20 @@ def first_line(thing: Any) -> str:
 )
 def list_(what: str, as_json: bool, bibtex: bool, published: bool, wide: bool) -> None:
     """List the plugins (strategies), tasks, models, suites or observers that can be named."""
+    from sparsebench.plugin.registry import Registry
+
     if bibtex:
         if what != "plugins" or as_json:
             raise UserError("--bibtex lists what strategies cite", allowed="sparsebench list plugins --bibtex")
-        click.echo("\n\n".join(sorted({row["bibtex"] for row in _rows("bibtex")} - {""})))
+        click.echo("\n\n".join(sorted({registered.cls.bibtex for registered in Registry().strategies()} - {""})))
         return
     if published and what != "plugins":
         raise UserError("--published lists settings of strategies", allowed="sparsebench list plugins --published")
-    rows = _rows("published" if published else what)
+    rows = TABLES["published" if published else what](Registry())
     if as_json:
         click.echo(json.dumps(rows, indent=1))
         return
     write(f"{_table(rows, wide or published)}\n", "" if wide or published else "table")
-
-
-def _rows(table: str) -> list[dict[str, Any]]:
-    """Return the rows of one of TABLES."""
-    from sparsebench.plugin.registry import Registry
-
-    return TABLES[table](Registry())
 
 
 def _table(rows: list[dict[str, Any]], wide: bool) -> str:
@@ -93,10 +88,6 @@ def _plugins(registry: Registry) -> list[dict[str, str]]:
         for name, reason in sorted(registry.broken.items())
     ]
     return rows + broken
-
-
-def _bibtex(registry: Registry) -> list[dict[str, str]]:
-    return [{"bibtex": registered.cls.bibtex} for registered in registry.strategies()]
 
 
 def _published_methods(registry: Registry) -> list[dict[str, Any]]:
@@ -135,7 +126,7 @@ def _suites(_registry: Registry) -> list[dict[str, str]]:
 
 
 TABLES: dict[str, Callable[[Registry], list[dict[str, Any]]]] = {
-    "plugins": _plugins, "published": _published_methods, "bibtex": _bibtex, "tasks": _tasks, "models": _models,
+    "plugins": _plugins, "published": _published_methods, "tasks": _tasks, "models": _models,
     "observers": _observers, "suites": _suites,
 }  # fmt: skip
 """What makes the rows of each table from a registry."""
@@ -157,9 +148,7 @@ def show(name: str, bibtex: bool) -> None:
                 raise UserError(f"{name} does not load: {registered.failure}")
             _class("strategy", registered.cls, bibtex)
         return
-    known = _classes_of(Registry(shipped_only=True))
-    if name not in known and name not in suites.names():  # which load others' plugins, for seconds
-        known = _classes_of(registry)
+    known = _classes_of(registry)
     if name in registry.broken:
         raise UserError(f"plugin '{name}' does not load: {registry.broken[name]}")
     if name in known:
@@ -190,6 +179,8 @@ def _say(text: str) -> None:
 
 
 def _class(what: str, cls: Any, bibtex: bool) -> None:
+    from sparsebench.strategy.disposal import DOES
+
     if bibtex:
         if not (entry := getattr(cls, "bibtex", "")):
             raise UserError(f"{what} '{cls.name}' has no BibTeX entry", next_step="sparsebench list --bibtex")
@@ -198,7 +189,8 @@ def _class(what: str, cls: Any, bibtex: bool) -> None:
     _say(f"{what} {cls.name}\n")
     if what == "strategy":
         _say("\n".join(f"published: {setting}" for setting in cls.published or ("no setting is known here",)))
-        _say(f"differs from the published method: {_differs(cls)}\n")
+        differs = cls.differs or ("nothing known" if cls.citation or cls.published else "none is published")
+        _say(f"differs from the published method: {differs}\n")
     _say(f"{inspect.cleandoc(cls.__doc__ or '')}\n")
     if what == "strategy":
         _say(f"kind: {cls.kind}\nsite: {cls.site}\nneeds: {', '.join(sorted(cls.needs)) or 'nothing'}")
@@ -217,7 +209,7 @@ def _class(what: str, cls: Any, bibtex: bool) -> None:
         about = f"  {info.description}" if info.description else ""
         _say(f"  {key} = {default}  ({kind.replace('typing.', '')}){about}")
         if key == "disposal":
-            _disposals(cls)
+            _say("\n".join(f"    {disposal}: {DOES[disposal]}" for disposal in cls.allowed_disposals()))
 
 
 def _training(cls: Any) -> str:
@@ -233,19 +225,6 @@ def _how_exports(cls: Any) -> str:
 
     why = never_exported(cls) or "its choices read numbers from tensors"
     return {"yes": "yes", "no": f"no: {why}", "?": "sparsebench check says"}[exportable(cls)]
-
-
-def _differs(cls: Any) -> str:
-    """Return how a strategy differs from the published method, as far as it is known."""
-    return cls.differs or ("nothing known" if cls.citation or cls.published else "none is published")
-
-
-def _disposals(cls: Any) -> None:
-    """Print what each disposal does that the strategy can have."""
-    from sparsebench.strategy.disposal import DOES
-
-    for kind in cls.allowed_disposals():
-        _say(f"    {kind}: {DOES[kind]}")
 
 
 @click.command(cls=Guided)

@@ -28,22 +28,18 @@ ALL = -1
 """What stands for all cells."""
 
 
-class Cells(click.IntRange):
-    """A number of cells, or "all"."""
-
-    name = "cells"
-
-    def __init__(self) -> None:
-        super().__init__(min=1)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number, `ALL` for "all"."""
-        return ALL if value == "all" else super().convert(value, param, ctx)
+def cells(text: str) -> int:
+    """Return a number of cells; `ALL` for "all"."""
+    if text == "all":
+        return ALL
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise UserError("--replay", got=f"'{text}'", allowed="1 or more, or all")
+    return int(text)
 
 
 @click.command(cls=Guided)
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--replay", type=Cells(), metavar="N", help="Run N cells of one submission again here, or all.")
+@click.option("--replay", type=cells, metavar="N", help="Run N cells of one submission again here, or all.")
 @click.option("--replay-seed", type=int, metavar="SEED", help="Seed of the draw, as an earlier replay printed it.")
 @click.option("--device", default="auto", show_default=True, help="To replay on: auto, cpu, cuda or cuda:i.")
 @click.option("--yes", is_flag=True, help="Replay without asking whether to run that code.")
@@ -73,7 +69,10 @@ def verify(
         verdict = verified(folder, placed=True)
         if replay and verdict.badge == "reported":
             _ask(folder, yes)
-            _replay(folder, verdict, replay, replay_seed, device, Files(**files))
+            from sparsebench.publish.replay import replay as replay_cells
+
+            number = None if replay == ALL else replay
+            replay_cells(folder, verdict, number, Files(**files), device, replay_seed, Progress(folder).stopping)
         verdicts.append(verdict)
         if not as_json:
             click.echo(_lines(verdict))
@@ -118,12 +117,6 @@ def _ask(folder: Path, yes: bool) -> None:
         raise UserError(line, next_step="give --yes if that is what you want")
     else:
         click.confirm(f"{line}; go on?", abort=True, err=True)
-
-
-def _replay(folder: Path, verdict: Verdict, number: int, seed: int | None, device: str, files: Files) -> None:
-    from sparsebench.publish.replay import replay
-
-    replay(folder, verdict, None if number == ALL else number, files, device, seed, Progress(folder).stopping)
 
 
 def _lines(verdict: Verdict) -> str:

@@ -98,50 +98,33 @@ class Guided(click.Command):
                 formatter.write_text(EXAMPLES[self.name])
 
 
-def strategies() -> Iterable[str]:
-    """Return the names of strategies; nothing of them is imported."""
+NAMES = {
+    "plugins": "strategy", "named": "strategy", "suite": "suite", "tasks": "task", "task": "task", "model": "model",
+    "observe": "observer",
+}  # fmt: skip
+"""What the parameters of commands name."""
+OBSERVERS = ("mlflow", "tensorboard")
+
+
+def _names(kind: str) -> Iterable[str]:
+    """Return the names there are; of strategies, observers and suites nothing is imported."""
+    from sparsebench.plan import suite
     from sparsebench.plugin.registry import FIRST, Registry
 
-    return [name for name in Registry().entries if name not in (*FIRST, *observers())]
-
-
-def observers() -> Iterable[str]:
-    """Return the names of the observers that come with sparsebench."""
-    return ("mlflow", "tensorboard")
-
-
-def suites() -> Iterable[str]:
-    """Return the names of suites."""
-    from sparsebench.plan import suite
-
-    return suite.names()
-
-
-def tasks() -> Iterable[str]:
-    """Return the names of tasks."""
-    from sparsebench.plugin.registry import Registry
-
-    return [cls.name for cls in Registry().tasks()]
-
-
-def models() -> Iterable[str]:
-    """Return the names of models."""
-    from sparsebench.plugin.registry import Registry
-
-    return [cls.name for cls in Registry().models()]
-
-
-NAMES: dict[str, Callable[[], Iterable[str]]] = {
-    "plugins": strategies, "named": strategies, "suite": suites, "tasks": tasks, "task": tasks, "model": models,
-    "observe": observers,
-}  # fmt: skip
-"""What names the parameters of commands take."""
+    if kind == "observer":
+        return OBSERVERS
+    if kind == "suite":
+        return suite.names()
+    registry = Registry()
+    if kind == "strategy":
+        return [name for name in registry.entries if name not in (*FIRST, *OBSERVERS)]
+    return [cls.name for cls in (registry.tasks() if kind == "task" else registry.models())]
 
 
 def complete(_context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """Return the names that a shell offers for what is begun; files where a strategy's may be."""
-    names = NAMES[str(parameter.name)]()
-    offered = [CompletionItem(name) for name in sorted(names) if name.startswith(begun)]
+    names = sorted(_names(NAMES[str(parameter.name)]))
+    offered = [CompletionItem(name) for name in names if name.startswith(begun)]
     return offered or [CompletionItem(begun, type="file")]
 
 

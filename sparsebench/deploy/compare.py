@@ -33,8 +33,7 @@ from sparsebench.deploy.trained import Trainer, trained_cell
 from sparsebench.errors import StrategyError, UserError
 from sparsebench.measure.selection import expected_iou, iou, precision_recall, rank_correlation
 from sparsebench.models.actor import Actor
-from sparsebench.plan import plan as planner
-from sparsebench.plan import suite as suites
+from sparsebench.plan.expand import expand
 from sparsebench.plan.job import Job
 from sparsebench.plan.plan import Plan
 from sparsebench.plan.request import Request
@@ -183,9 +182,7 @@ def _contenders(
 
 def _contender(text: str, request: Request, trainer: Trainer, registry: Registry) -> Job:
     """Return a job of the one strategy, at one budget, that is named so."""
-    jobs, _ = planner.jobs_of(
-        suites.load(request.suite), replace(request, plugins=(text,), alone=True), trainer.files, registry
-    )
+    jobs = expand(replace(request, plugins=(text,), alone=True), registry, trainer.files)
     by_key = {_key(job): job for job in jobs if job.asked}
     job, *more = by_key.values()
     if more:

@@ -108,7 +108,7 @@ def narrow(plan: Plan, files: Files, out: Path) -> Plan:
     }
     again |= planner.needed_by(again, jobs, lacks)
     todo = [job for job in jobs if job.cell.id in again]
-    places = places_of(files, jobs, plan.locations) | networks.places({job.weights for job in jobs})
+    places = dict(plan.locations) | places_of(files, jobs) | networks.places({job.weights for job in jobs})
     return replace(plan, jobs=jobs, todo=todo, locations=places, request=None)
 
 

@@ -12,7 +12,6 @@ from sparsebench.errors import unknown
 from sparsebench.files import write_whole
 from sparsebench.paper import Paper, Trial, Verdict, as_csv, as_json, markdown
 from sparsebench.plan.expand import expand
-from sparsebench.plan.locate import locate
 from sparsebench.plan.plan import Plan
 from sparsebench.plan.request import Files, How, Request
 from sparsebench.plugin.registry import Registry
@@ -23,23 +22,23 @@ from sparsebench.runner import run as runs
 USUAL = How()
 
 
-def request_of(paper: Paper, figures: Sequence[str], preset: str, files: Files) -> Request:
+def request_of(paper: Paper, figures: Sequence[str], preset: str) -> Request:
     """Return what is asked for with some figures of a paper, or with all of them if none is named.
 
     Raises:
-        UserError: an unknown figure or preset, or no such pictures.
+        UserError: an unknown figure or preset.
     """
     if preset not in paper.presets:
         raise unknown("preset", preset, paper.presets)
     for figure in figures:
         if figure not in paper.figures:
             raise unknown("figure", figure, paper.figures)
-    return Request(suite=paper.suites[preset], figures=tuple(figures), **locate(files)[0])
+    return Request(suite=paper.suites[preset], figures=tuple(figures))
 
 
 def plan_of(paper: Paper, figures: Sequence[str], preset: str, out: Path, how: How, files: Files) -> Plan:
     """Return what `reproduce` would run; nothing is run and nothing written."""
-    return runs.plan_of(request_of(paper, figures, preset, files), files, how, Registry(), out, prior=paper.seconds)
+    return runs.plan_of(request_of(paper, figures, preset), files, how, Registry(), out, prior=paper.seconds)
 
 
 def reproduce(
@@ -69,12 +68,12 @@ def reproduce(
         UserError: an unknown figure or preset, no such pictures, or a folder that cannot be written.
     """
     files, registry = files or Files(), Registry()
-    request = request_of(paper, figures, preset, files)
+    request = request_of(paper, figures, preset)
     plan = runs.run(request, files, how, registry, out, callbacks, prior=paper.seconds)
     known = store.read(out)
     records: dict[str, list[Record]] = {}
     for figure in paper.figures:
-        jobs = expand(replace(request, figures=(figure,)), registry)
+        jobs = expand(replace(request, figures=(figure,)), registry, files)
         if all(job.cell.id in known for job in jobs):
             records[figure] = [known[job.cell.id] for job in jobs if job.asked]
     lost = sum(has_no_answer(known[job.cell.id]) for job in plan.jobs)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from sparsebench.errors import UserError, unknown
 from sparsebench.models.base import Model
@@ -23,7 +22,8 @@ from sparsebench.plan.contenders import (
     usual_budgets,
 )
 from sparsebench.plan.job import Job
-from sparsebench.plan.request import ImageUse, PrecisionChoice, Request
+from sparsebench.plan.locate import LOCATED, as_named, networks_of, pictures_for
+from sparsebench.plan.request import Files, Request
 from sparsebench.plan.suite import Suite, SuiteTask, load, training_entry
 from sparsebench.plugin.registry import Found, Registry
 from sparsebench.records.cell import Cell, Part, Precision, Track, Where, digest
@@ -39,51 +39,22 @@ OVERHEAD = 1e9
 """What a cell takes besides its images, in MACs of a core in that time."""
 ANY_NETWORK = 1e8
 """The MACs of an image where they are not known before the network is built."""
-PICTURES = ("images", "backgrounds", "pretrain_images")
-"""Parameters of tasks that name pictures."""
 
 
-def image_uses(suite: Suite, request: Request, registry: Registry) -> tuple[ImageUse, ...]:
-    """Return for what the tasks of a request take its images: to train on, or only to test on."""
-    for text in request.plugins:
-        specs_of(text, registry)  # files may bring tasks
-    names = [parse(text).name for text in request.tasks]
-    try:
-        tasks = [registry.task(name) for name in names or [entry.name for entry in suite.task]]
-    except UserError as error:
-        if names:
-            raise
-        raise UserError(
-            f"suite '{suite.name}' needs a task that no installed plugin has: {error}",
-            next_step="install the plugin, or name tasks that are there with --task",
-        ) from error
-    uses = {_image_use(cls) for cls in tasks if "images" in cls.model_fields}
-    return tuple(sorted(uses)) or ("images",)
-
-
-def _image_use(task: type[Task]) -> ImageUse:
-    return "images" if task.trains else "tested_images"
-
-
-def expand(
-    request: Request, registry: Registry, locations: dict[str, Path] | None = None, suite: Suite | None = None
-) -> list[Job]:
+def expand(request: Request, registry: Registry, files: Files | None = None, suite: Suite | None = None) -> list[Job]:
     """Return the jobs of a request: initial models first, then repetition by repetition.
 
     In that order the work left is always like the work done, and every strategy has a number after the first
-    repetition. What lies at the locations is looked at only to say what trained weights are made for, whether they
-    fit, and which class of their head is which; the files that tasks name are added to them. The suite is loaded unless
-    it is given.
+    repetition. The files are located, and looked at only to say what trained weights are made for, whether they fit,
+    and which class of their head is which. The suite is loaded unless it is given.
     """
-    locations = {} if locations is None else locations
-    if request.where not in get_args(Where):
-        raise UserError("where", got=f"'{request.where}'", allowed=get_args(Where))
+    files = Files() if files is None else files
     if request.seeds is not None and request.seeds < 1:
         raise UserError("--seeds", got=request.seeds, allowed="1 or more")
     suite = load(request.suite) if suite is None else suite
-    settings = list(_settings(suite, request, registry, locations))
-    _check_pictures(suite, request, [setting.task for setting in settings])
-    _check_weights(list({repr((one.task, one.model)): one for one in settings}.values()), locations)
+    settings = list(_settings(suite, request, registry, files))
+    _check_pictures(suite, files, [setting.task for setting in settings])
+    _check_weights(list({repr((one.task, one.model)): one for one in settings}.values()), files.places)
     jobs, costs = dict[str, Job](), _Costs(registry)
     for repetition in range(max(setting.seeds for setting in settings)):
         for setting in settings:
@@ -123,9 +94,9 @@ def _check_weights(settings: Collection[_Setting], locations: Locations) -> None
             )
 
 
-def _check_pictures(suite: Suite, request: Request, tasks: Iterable[Task]) -> None:
+def _check_pictures(suite: Suite, files: Files, tasks: Iterable[Task]) -> None:
     """Raise UserError if a task of a suite for a user's own pictures would take the shipped ones."""
-    for task in tasks if suite.own_pictures and request.images is None else ():
+    for task in tasks if suite.own_pictures and not files.images else ():
         field = type(task).model_fields.get("images")
         if field is not None and task.model_dump()["images"] == field.default:
             raise UserError(
@@ -152,8 +123,9 @@ def _jobs(
 
     def job(cell: Cell, registered: Found, strategy: Strategy, network: str = "", **more: Any) -> Job:
         after = network or (cell.init.id if cell.init else "")
+        changed = strategy.model_dump(mode="json", exclude_defaults=True)
         return Job(
-            cell=cell, origin=registered.origin, kind=registered.cls.kind, label=_label(strategy),
+            cell=cell, origin=registered.origin, kind=registered.cls.kind, label=label(strategy.name, changed),
             failure=registered.failure, **plugins_of(cell, registry), after=after, network=network,
             together=setting.model.together and not after, cost=costs.of(cell, tests=bool(network)), **more,
         )  # fmt: skip
@@ -164,7 +136,12 @@ def _jobs(
     strategy, registered, budget, part = contender
     init = _pretraining(setting.task, setting.model, registry, repetition)
     if setting.training is not None:
-        init = _training(*setting.training, setting.model, registry, repetition)
+        task, samples = setting.training
+        init = Cell(
+            task=registry.part_of(task), model=registry.part_of(setting.model), strategy=Part.of(dense.cls()),
+            budget=FULL, n_train=samples, repetition=repetition,
+            init=_pretraining(task, setting.model, registry, repetition),
+        )  # fmt: skip
     cell = Cell(
         task=setting.parts[0], model=setting.parts[1], strategy=part, budget=budget, n_train=n_train,
         repetition=repetition, where=_where(setting, strategy), init=init, track=setting.track,
@@ -175,7 +152,8 @@ def _jobs(
     for before in cell.inits:
         yield first(before)
     training = init if setting.training else None
-    if training is None and strategy.distils and _can_learn(setting, cell):
+    learns = setting.task.trains and setting.model.inputs == "images" and cell.where != "test"
+    if training is None and strategy.distils and learns:
         teacher = cell.model_copy(update={"strategy": Part.of(dense.cls()), "budget": FULL, "where": "both"})
         yield first(teacher)
         cell = cell.model_copy(update={"init": teacher})
@@ -249,19 +227,6 @@ def _pretraining(task: Task, model: Model, registry: Registry, repetition: int) 
     )  # fmt: skip
 
 
-def _training(task: Task, n_train: int, model: Model, registry: Registry, repetition: int) -> Cell:
-    """Return the cell of the network that a frozen or tuned cell of that repetition begins with."""
-    return Cell(
-        task=registry.part_of(task), model=registry.part_of(model), strategy=Part.of(registry.strategy("dense").cls()),
-        budget=FULL, n_train=n_train, repetition=repetition, init=_pretraining(task, model, registry, repetition),
-    )  # fmt: skip
-
-
-def _can_learn(setting: _Setting, cell: Cell) -> bool:
-    """Say whether a strategy may be trained with the network; theory models, which read tokens, train none."""
-    return setting.task.trains and setting.model.inputs == "images" and cell.where != "test"
-
-
 def _where(setting: _Setting, strategy: Strategy) -> Where:
     """Return where the strategy acts: as asked for, unless it leaves no choice."""
     if setting.track == "frozen":
@@ -269,10 +234,6 @@ def _where(setting: _Setting, strategy: Strategy) -> Where:
     if not strategy.budgeted:
         return "both"
     return "train" if strategy.trains_only else setting.where
-
-
-def _label(strategy: Strategy) -> str:
-    return label(strategy.name, strategy.model_dump(mode="json", exclude_defaults=True))
 
 
 class _Question(NamedTuple):
@@ -288,7 +249,7 @@ def _question(
     precision: Precision = "float32",
 ) -> _Question:  # fmt: skip
     """Return what is asked; of a task that trains nothing, which is about a user's network and data, its name alone."""
-    params = {key: value for key, value in task.params.items() if key not in PICTURES}
+    params = {key: value for key, value in task.params.items() if key not in LOCATED}
     about: list[Any] = [params, model.model_dump(mode="json")] if n_train else []
     about += [precision] if about and precision != "float32" else []
     amount = next(f"{key} {value}" for key in AMOUNTS if (value := getattr(budget, key)) is not None)
@@ -296,14 +257,15 @@ def _question(
     return _Question(digest([task.name, n_train, repetition, track, *about]), acts, amount)
 
 
-def _questions(suite: Suite, request: Request, registry: Registry) -> Iterator[tuple[_Question, str]]:
+def _questions(suite: Suite, files: Files, registry: Registry) -> Iterator[tuple[_Question, str]]:
     """Yield what a suite asks of every strategy, and the same in words."""
+    request = Request()
     for entry in suite.task:
         alone = suite.model_copy(update={"task": (entry,)})
         task, seeds = Part(name=entry.name), entry.seeds or suite.seeds
         each: Iterable[tuple[Part, Part, Where]] = [(task, task, entry.where)]
         if registry.task(entry.name).trains:
-            each = ((*one.parts, one.where) for one in _settings(alone, request, registry, {}))
+            each = ((*one.parts, one.where) for one in _settings(alone, request, registry, files))
         usual = usual_budgets(suite, entry, request)
         for (task, model, where), n_train, number, budget in product(each, entry.n_train, range(seeds), usual):
             words = f"{entry.name} with {n_train} samples, repetition {number}, {budget.label}"
@@ -324,10 +286,10 @@ def unanswered(suite: Suite, cells: Collection[Cell], registry: Registry, *, any
     }
     settings = {one.setting for one in answered}
     pictures: dict[str, Any] = {
-        key: name for cell in cells for key in PICTURES if (name := cell.task.params.get(key)) and cell.n_train
+        key: name for cell in cells for key in LOCATED if (name := cell.task.params.get(key)) and cell.n_train
     }
     try:
-        asked = list(_questions(suite, Request(**pictures), registry))
+        asked = list(_questions(suite, as_named(pictures), registry))
     except UserError as error:  # a task of the suite needs other pictures than any of the cells have
         return [str(error)]
     return [words for one, words in asked if ((one.setting not in settings) if any_budget else (one not in answered))]
@@ -355,28 +317,26 @@ class _Setting:
     precision: Precision = "float32"
 
 
-def _settings(suite: Suite, request: Request, registry: Registry, locations: dict[str, Path]) -> Iterator[_Setting]:
+def _settings(suite: Suite, request: Request, registry: Registry, files: Files) -> Iterator[_Setting]:
     """Yield every task with its model and strategies: the suite's, or those of the request."""
     if any(n < 1 for n in request.n_train):
         raise UserError("--n-train", got=list(request.n_train), allowed="1 or more")
     plugins = [spec for text in request.plugins for spec in specs_of(text, registry)]  # files may bring tasks
+    networks = networks_of(files)
     for entry, params in _entries(suite, request, registry):
         contenders = tuple(contenders_of(suite, entry, plugins, request, registry))
         trained = training_entry(entry) if entry.network else None
-        cls = registry.task(entry.name)
-        tested = request.tested_images if "images" in cls.model_fields and not cls.trains else ()
-        sets: list[dict[str, Any]] = [{"images": name} for name in tested] or [{}]
-        for varied, images in product(entry.task_params(), sets):
+        for varied, pictures in product(entry.task_params(), pictures_for(registry.task(entry.name), files)):
             known = {} if trained is None else trained.params
             _check_changed(entry, varied | params, registry)
-            task, places = _task(entry.name, known | varied | params | images, request, registry).located()
-            locations |= places
-            for one in _models(task, trained or entry, request, registry):
-                model = one.with_weights(locations)
+            task, places = _task(entry.name, known | varied | params | pictures, registry).located()
+            files.places.update(places)
+            for one in _models(task, trained or entry, request, registry, networks, files.weights_key):
+                model = one.with_weights(files.places)
                 fitted = task.with_cut(model.cut())
                 model.check(fitted)
                 if not task.trains:
-                    fitted = _with_classes(fitted, model, request, locations)
+                    fitted = _with_classes(fitted, model, files)
                 seeds, blocks = request.seeds or entry.seeds or suite.seeds, suite.budget.blocks
                 cost = known_cost(fitted, model)
                 placed: tuple[Contender, ...] = tuple(
@@ -387,7 +347,7 @@ def _settings(suite: Suite, request: Request, registry: Registry, locations: dic
                     placed = able(placed, suite, request, registry, cost)
                 training = None
                 if trained is not None:
-                    first = _task(entry.name, trained.params, request, registry).with_cut(model.cut())
+                    first = _task(entry.name, trained.params | pictures, registry).with_cut(model.cut())
                     training = first, trained.n_train[0]
                 yield _Setting(
                     fitted, model, (registry.part_of(fitted), registry.part_of(model)), placed,
@@ -396,14 +356,14 @@ def _settings(suite: Suite, request: Request, registry: Registry, locations: dic
                 )  # fmt: skip
 
 
-def _with_classes(task: Task, model: Model, request: Request, locations: Locations) -> Task:
+def _with_classes(task: Task, model: Model, files: Files) -> Task:
     """Return the task with the classes of the model's head; of several files of weights an error names the one."""
     try:
-        return task.with_classes(model.classes(locations), locations)
+        return task.with_classes(model.classes(files.places), files.places)
     except UserError as error:
-        if len(request.weights) < 2:
+        if len(files.trained) < 2:
             raise
-        raise UserError(f"{locations[model.model_dump()['weights']].name}: {error}") from error
+        raise UserError(f"{files.places[model.model_dump()['weights']].name}: {error}") from error
 
 
 def _check_changed(entry: SuiteTask, params: dict[str, Any], registry: Registry) -> None:
@@ -442,8 +402,6 @@ def _precision(task: Task, model: Model, entry: SuiteTask, request: Request) -> 
     Raises:
         UserError: another than the model's own is asked for where a network is trained, or of one that has no other.
     """
-    if request.precision not in get_args(PrecisionChoice):
-        raise UserError("--precision", got=f"'{request.precision}'", allowed=get_args(PrecisionChoice))
     if not task.trains or entry.track == "frozen":
         of_suite = entry.gpu_precision if request.on_gpu else "float32"
         precision = of_suite if request.precision == "auto" else request.precision
@@ -483,9 +441,21 @@ def _entries(suite: Suite, request: Request, registry: Registry) -> Iterator[tup
     if strange := sorted(set(request.figures) - set(figures)):
         raise unknown(f"figure of suite '{suite.name}'", strange[0], figures)
     of_suite = [entry for entry in suite.task if not request.figures or entry.figure in request.figures]
+    for entry in of_suite if not request.tasks else ():
+        try:
+            registry.task(entry.name)
+        except UserError as error:
+            raise UserError(
+                f"suite '{suite.name}' needs a task that no installed plugin has: {error}",
+                next_step="install the plugin, or name tasks that are there with --task",
+            ) from error
     if request.n_train or request.model:
         changed = [entry for entry in of_suite if entry.network and _is_trained(entry, request, registry)]
-        _refuse_trained(suite, changed, request)
+        if changed and not request.tasks:  # one that is named is trained as asked: it is none of the suite's then
+            raise UserError(
+                f"suite '{suite.name}' tests trained networks on {', '.join(entry.name for entry in changed)}",
+                got="--n-train" if request.n_train else "--model", next_step="name what is to be trained with --task",
+            )  # fmt: skip
         of_suite = [entry for entry in of_suite if entry not in changed]
     if not request.tasks:
         yield from ((entry, {}) for entry in of_suite)
@@ -510,33 +480,17 @@ def _is_trained(entry: SuiteTask, request: Request, registry: Registry) -> bool:
     return registry.model(request.model.partition(":")[0]).inputs == registry.task(entry.name).inputs
 
 
-def _refuse_trained(suite: Suite, entries: list[SuiteTask], request: Request) -> None:
-    """Raise UserError if a whole suite is asked to train what it has trained networks for.
-
-    A task that is named is trained as asked: it is none of the suite's then.
-    """
-    names = [entry.name for entry in entries]
-    if names and not request.tasks:
-        raise UserError(
-            f"suite '{suite.name}' tests trained networks on {', '.join(names)}",
-            got="--n-train" if request.n_train else "--model", next_step="name what is to be trained with --task",
-        )  # fmt: skip
-
-
-def _task(name: str, params: dict[str, Any], request: Request, registry: Registry) -> Task:
-    cls = registry.task(name)
-    for key in PICTURES:
-        given = getattr(request, key)
-        if given is not None and key in cls.model_fields and (key != "images" or cls.trains):
-            params = params | {key: given}
-    task = fill(cls, params, f"task '{name}'")
+def _task(name: str, params: dict[str, Any], registry: Registry) -> Task:
+    task = fill(registry.task(name), params, f"task '{name}'")
     task.check()
     return task
 
 
-def _models(task: Task, entry: SuiteTask, request: Request, registry: Registry) -> Iterator[Model]:
-    """Yield the model asked for if it takes the task's inputs, else the suite's or the task's own."""
-    starts = list(_starts(task, request))
+def _models(
+    task: Task, entry: SuiteTask, request: Request, registry: Registry, networks: Sequence[str], key: str | None
+) -> Iterator[Model]:
+    """Yield the model asked for if it takes the task's inputs, else the suite's or the task's own; see `_starts`."""
+    starts = list(_starts(task, request, networks, key))
     if request.model is not None:
         name = request.model.partition(":")[0]
         cls = registry.model(name)
@@ -554,19 +508,26 @@ def _models(task: Task, entry: SuiteTask, request: Request, registry: Registry) 
         yield from (_model(registry.model(name), params | started) for started in starts)
 
 
-def _starts(task: Task, request: Request) -> Iterator[dict[str, Any]]:
-    """Yield the parameters of models that say what trained weights they begin with, one for each network."""
+def _starts(task: Task, request: Request, networks: Sequence[str], key: str | None) -> Iterator[dict[str, Any]]:
+    """Yield the parameters of models that say what trained weights they begin with, one for each network.
+
+    Args:
+        task: what they are tested on.
+        request: says whether they begin with timm's weights.
+        networks: names of files of weights.
+        key: which of several state dicts in these.
+    """
     fetched: dict[str, Any] = {"pretrained": True} if request.pretrained and task.inputs == "images" else {}
-    if not request.weights or task.inputs != "images":
+    if not networks or task.inputs != "images":
         yield fetched
         return
-    if len(request.weights) > 1 and task.trains:
+    if len(networks) > 1 and task.trains:
         raise UserError(
             f"task '{task.name}' trains networks, all of which begin with the same weights",
-            got=f"{len(request.weights)} files of weights", allowed="one", next_step="give each a run of its own",
+            got=f"{len(networks)} files of weights", allowed="one", next_step="give each a run of its own",
         )  # fmt: skip
-    key = {"weights_key": request.weights_key} if request.weights_key else {}
-    yield from (fetched | {"weights": name} | key for name in request.weights)
+    of_file = {"weights_key": key} if key else {}
+    yield from (fetched | {"weights": name} | of_file for name in networks)
 
 
 def _model(cls: type[Model], params: dict[str, Any]) -> Model:

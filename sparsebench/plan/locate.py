@@ -17,17 +17,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparsebench.errors import UserError, as_utf8, few, plain
 from sparsebench.files import content_hash
 from sparsebench.plan.job import Job
-from sparsebench.plan.request import Files, ImageUse
+from sparsebench.plan.request import Files
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Head
 from sparsebench.strategy.spec import fill
 from sparsebench.tasks import folder, sources
+from sparsebench.tasks.base import Task
 from sparsebench.tasks.sources.known import OFFICIAL
 
 if TYPE_CHECKING:
@@ -43,63 +44,80 @@ LOCATED = {
 """The parameters of tasks that name pictures, and what finds those."""
 
 
-def locate(files: Files, uses: Sequence[ImageUse] = ("images",)) -> tuple[dict[str, Any], dict[str, Path]]:
-    """Return the names for the cells by field of the request, and the places by name.
+def pictures_for(task: type[Task], files: Files) -> list[dict[str, str]]:
+    """Return the parameters of a task that name the user's pictures; several where it tests on several sets.
 
-    Files are read the first time only. A folder that is only tested on needs no part to train on, and that part
-    is not in its name: so the images of a request have two names if tasks of both kinds are in it.
+    Files are read the first time only. A folder that is only tested on needs no part to train on, and that part is not
+    in its name.
 
     Raises:
-        UserError: there are no such pictures or weights, or they are damaged.
+        UserError: there are no such pictures, they are damaged, or a task that trains has several sets.
     """
-    if len(files.images) > 1 and "images" in uses:
+    takes = [key for key in LOCATED if key in task.model_fields]
+    sets = files.images if "images" in takes else ()
+    if len(sets) > 1 and task.trains:
         raise UserError(
-            "--images: tasks that train take one set of pictures", got=f"{len(files.images)} sets",
+            "--images: tasks that train take one set of pictures", got=f"{len(sets)} sets",
             next_step="give each a run of its own, or name a task that only tests with --task",
         )  # fmt: skip
-    specs: list[tuple[str, str | None]] = [(use, spec) for use in uses for spec in files.images]
-    specs += [("backgrounds", files.backgrounds), ("pretrain_images", files.pretrain_images)]
-    places = [(use, *_once(files, use, spec)) for use, spec in specs if spec is not None]
+    given = {key: spec for key in takes if key != "images" and (spec := getattr(files, key)) is not None}
+    others = {key: _name_of(files, key, spec) for key, spec in given.items()}
+    images = dict.fromkeys(_name_of(files, "images", spec, not task.trains) for spec in sets)
+    return [{"images": name} | others for name in images] or [others]
+
+
+def _name_of(files: Files, parameter: str, spec: str, tested: bool = False) -> str:
+    """Return the name that cells have for pictures, looked at the first time only."""
+    if (parameter, tested, spec) not in files.pictures:
+        bad = sources.Bad(skip=files.skip_bad, look=not files.dry)
+        fetch = files.download and not files.dry
+        name, place = folder.locate(spec, bad) if tested else LOCATED[parameter](spec, files.data_root, fetch, bad)
+        files.pictures[parameter, tested, spec] = name
+        if place is not None:
+            files.places[name] = place
+    return files.pictures[parameter, tested, spec]
+
+
+def as_named(pictures: Mapping[str, str]) -> Files:
+    """Return files whose pictures are taken for located, by parameter the names that cells have."""
+    images = tuple(name for parameter, name in pictures.items() if parameter == "images")
+    files = Files(images, pictures.get("backgrounds"), pictures.get("pretrain_images"))
+    files.pictures.update({(key, tested, name): name for key, name in pictures.items() for tested in (False, True)})
+    return files
+
+
+def networks_of(files: Files) -> list[str]:
+    """Return the names that cells have for the user's files of trained weights, which are read the first time only.
+
+    Raises:
+        UserError: there are no such weights, or they are damaged.
+    """
     if files.weights_key and not files.weights:
         raise UserError("--weights-key is of a file of weights", next_step="give --weights, or leave it out")
-    if files.weights and not files.networks_located:
-        files.networks_located.update(locate_all(files.weights, files.weights_key or ""))
-    names: dict[str, Any] = {use: name for use, name, _ in places}
-    if "tested_images" in names:
-        names["tested_images"] = tuple(dict.fromkeys(name for use, name, _ in places if use == "tested_images"))
-    if files.weights:
-        names |= {"weights": tuple(files.networks_located), "weights_key": files.weights_key or ""}
-    return names, {name: place for _, name, place in places if place is not None} | files.networks_located
-
-
-def _once(files: Files, use: str, spec: str) -> tuple[str, Path | None]:
-    """Return name and place of pictures, looked at the first time only."""
-    if (use, spec) not in files.located:
-        bad = sources.Bad(skip=files.skip_bad, look=not files.dry)
-        if use == "tested_images":
-            files.located[use, spec] = folder.locate(spec, bad)
-        else:
-            files.located[use, spec] = LOCATED[use](spec, files.data_root, files.download and not files.dry, bad)
-    return files.located[use, spec]
+    if files.weights and not files.trained:
+        located = locate_all(files.weights, files.weights_key or "")
+        files.places.update(located)
+        files.trained.extend(located)
+    return files.trained
 
 
 def strays_of(files: Files) -> dict[str, str]:
     """Return what is left out of the folders of pictures, in one line by the name of the pictures; warn of it."""
     said = {}
-    for name, place in files.located.values():
+    for name in files.pictures.values():
         if (found := sources.known_contents(name)) is not None and found.strays:
-            log.warning("%s: left out: %s", plain(place, None), found.strays)
+            log.warning("%s: left out: %s", plain(files.places[name], None), found.strays)
             said[name] = found.strays
     return said
 
 
-def places_of(files: Files, jobs: Sequence[Job], named: Mapping[str, Path]) -> dict[str, Path]:
+def places_of(files: Files, jobs: Sequence[Job]) -> dict[str, Path]:
     """Return where all files of the jobs lie: those that the user named, and official sets that suites name.
 
     Raises:
         UserError: an official set is not there.
     """
-    places = dict(named)
+    places = dict(files.places)
     named_in = ((key, job.cell.task.params.get(key)) for job in jobs for key in LOCATED)
     for parameter, name in sorted({(key, name) for key, name in named_in if isinstance(name, str)}):
         if name in OFFICIAL and name not in places:
@@ -212,8 +230,6 @@ def _has_weights(out: Path, cell_id: str, known: Mapping[str, Head]) -> bool:
     written = known[cell_id].notes.get("weights") if cell_id in known else None
     return written is not None and written == content_hash(store.weights_path(out, cell_id))
 
-
-log = logging.getLogger(__name__)
 
 SUFFIX = ".safetensors"
 SUFFIXES = (SUFFIX, ".pth", ".pt", ".bin", ".ckpt", ".pth.tar")

@@ -7,14 +7,14 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from sparsebench.errors import UserError, few, plain
-from sparsebench.plan.expand import expand, image_uses
+from sparsebench.plan.expand import expand
 from sparsebench.plan.job import Job
-from sparsebench.plan.locate import Networks, locate, places_of, strays_of
+from sparsebench.plan.locate import Networks, places_of, strays_of
 from sparsebench.plan.request import Files, Request, Rerun
 from sparsebench.plan.suite import Suite, load
 from sparsebench.plan.time_left import Expected
@@ -107,12 +107,10 @@ def plan(
     A cell that others of a shard start from, directly or by way of another, is run by that shard too if the folder has
     no weights of it.
     """
-    if rerun not in get_args(Rerun):
-        raise UserError("rerun", got=f"'{rerun}'", allowed=get_args(Rerun))
     known = store.heads(out)
     networks = Networks(out, known, files.networks)
     suite = load(request.suite)
-    whole, locations = jobs_of(suite, request, files, registry)
+    whole = expand(request, registry, files, suite)
     networks.check({job.cell.init.id for job in whole if job.cell.track != "scratch" and job.cell.init})
     asked = {job.cell.id for job in whole if job.asked}
     before = needed_by(asked, whole, lambda first: networks.elsewhere(first) is None)
@@ -124,7 +122,7 @@ def plan(
     todo = [job for job in whole if job.cell.id in again | needed]
     expected = Expected(whole, known.values(), prior)
     jobs = [job for job in whole if job.cell.id in ids]
-    places = places_of(files, todo, locations) | networks.places({job.after for job in todo} - {""})
+    places = places_of(files, todo) | networks.places({job.after for job in todo} - {""})
     ordered = expected.longest_first(todo)
     why = changed(todo, known)
     return Plan(
@@ -149,12 +147,6 @@ def needed_by(cells: Iterable[str], jobs: Sequence[Job], lacks: Callable[[str], 
                 needed.add(first)
                 left.append(first)
     return needed
-
-
-def jobs_of(suite: Suite, request: Request, files: Files, registry: Registry) -> tuple[list[Job], dict[str, Path]]:
-    """Return every job of a request, and the places of the files that it names."""
-    names, locations = locate(files, image_uses(suite, request, registry))
-    return expand(replace(request, **names), registry, locations, suite), locations
 
 
 def _is_missing(job: Job, known: Mapping[str, Head], rerun: Rerun) -> bool:
@@ -200,8 +192,6 @@ def _unrevised(part: Mapping[str, Any]) -> str:
 
 def _why(before: str, now: str) -> str:
     """Return in what two revisions differ, of which records have the first."""
-    if re.search(r"\b[0-9a-f]{64}$", before):
-        return "an earlier sparsebench recorded the text of its file in place of one"
     if now.startswith(CODE) and before.startswith(CODE):
         return "its file changed"
     return f"{plain(now)}, before {plain(before)}"

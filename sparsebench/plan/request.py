@@ -18,8 +18,6 @@ from sparsebench.records.cell import Precision, Where
 Rerun = Literal["missing", "failed", "always"]
 PrecisionChoice = Literal["auto", Precision]
 """A precision, or that which the suite has on the device."""
-ImageUse = Literal["images", "tested_images"]
-"""The field of a request with the images of tasks that train, and of those that do not."""
 T = TypeVar("T")
 
 
@@ -39,10 +37,6 @@ class Request:
     """Which cells a run is asked for, on top of its suite; None and () leave the suite's own.
 
     Attributes:
-        weights: names of located trained weights that models of images begin with, each a network of its own.
-        weights_key: which of several state dicts in their files.
-        images, backgrounds, pretrain_images: names of located image sets, for every image task that trains.
-        tested_images: names of located images for tasks that train nothing, each a test of its own.
         figures: only what the suite has for these figures of a paper.
         single: whether a task with several budgets has its suite's one: two strategies are to be looked at, not judged.
         alone: whether the plugins are all, without the suite's baselines and its tasks' own strategies.
@@ -62,12 +56,6 @@ class Request:
         None, "The model for every task that it fits, e.g. vit:depth=5.", metavar="NAME[:PARAM=V...]"
     )
     pretrained: bool = option(False, "Start from timm's trained weights.")
-    weights: tuple[str, ...] = ()
-    weights_key: str = ""
-    images: str | None = None
-    backgrounds: str | None = None
-    pretrain_images: str | None = None
-    tested_images: tuple[str, ...] = ()
     seeds: int | None = option(None, "Repetitions of each cell, instead of the suite's; deterministic cells run once.")
     keep: tuple[float, ...] = option((), "Keep rates at each stage; overrides the budget.")
     macs: tuple[float, ...] = option((), "Shares of the dense MACs; overrides the budget.")
@@ -89,8 +77,9 @@ class Files:
 
     Attributes:
         dry: whether nothing is to be fetched or decoded.
-        located: name and place of what was looked at, by its use and what the user gave; see `locate`.
-        networks_located: the same of weights, places by their names.
+        places: where files lie that were looked at, by the names that cells have for them; see `locate`.
+        pictures: names of pictures by parameter, whether they are only tested on, and what the user gave.
+        trained: names of files of trained weights.
     """
 
     images: tuple[str, ...] = option(
@@ -119,10 +108,9 @@ class Files:
         metavar="DIR",
     )
     dry: bool = False
-    located: dict[tuple[str, str], tuple[str, Path | None]] = field(
-        default_factory=dict, init=False, compare=False, repr=False
-    )
-    networks_located: dict[str, Path] = field(default_factory=dict, init=False, compare=False, repr=False)
+    places: dict[str, Path] = field(default_factory=dict, init=False, compare=False, repr=False)
+    pictures: dict[tuple[str, bool, str], str] = field(default_factory=dict, init=False, compare=False, repr=False)
+    trained: list[str] = field(default_factory=list, init=False, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -172,7 +160,11 @@ class Option(NamedTuple):
             checked = (self._check_type(one, get_args(self.type)[:1]) for one in many)
             return tuple(Path(one) if Path in get_args(self.type) else one for one in checked)
         types = get_args(self.type) or (self.type,)
-        self._check_type(given, (str,) if get_origin(self.type) is Literal else types)
+        if get_origin(self.type) is Literal:
+            if given not in types:
+                raise UserError(self.name, got=repr(given), allowed=types)
+            return given
+        self._check_type(given, types)
         return Path(given) if Path in get_args(self.type) else given
 
     def _check_type(self, given: Any, types: Sequence[Any]) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
@@ -12,8 +14,6 @@ from sparsebench.records.table import setting_text
 
 Kind = tuple[str, bool, int]
 """Task and model of cells with all their parameters, whether they only test a network, and their training samples."""
-TESTED = "tested_weights"
-"""The note of a record whose cell trained nothing, as it tested a network that was trained for several."""
 LONGER = 0.25
 """A cell under way that says nothing still takes this share of the time since it was begun, however long that was."""
 
@@ -33,42 +33,36 @@ class Expected:
 
     Args:
         jobs: of the cells, whose costs are known.
-        records: what was run so far; those whose cells are like none of the jobs do not count.
+        records: what was run so far; those of other cells do not count.
         prior: says how many seconds a cell takes, where none of its kind is done.
     """
 
     def __init__(
         self, jobs: Collection[Job], records: Iterable[Head] = (), prior: Callable[[Job], float] | None = None
     ):
+        self._jobs = {job.cell.id: job for job in jobs}
         self._kinds = {
             job.cell.id: (setting_text(job.cell), bool(job.network), 0 if job.network else job.cell.n_train)
             for job in jobs
         }
-        self._costs = {self.kind(job): job.cost for job in jobs}
         self._spent: defaultdict[tuple[object, ...], Spent] = defaultdict(Spent)
         self._said: defaultdict[tuple[object, ...], Spent] = defaultdict(Spent)
-        for job in jobs:
-            if prior is None:
-                break
-            for level in _levels(self.kind(job))[:2]:
-                seconds, cost, _ = self._said[level]
-                self._said[level] = Spent(seconds + prior(job), cost + job.cost)
+        if prior is not None:
+            for job in jobs:
+                for level in _levels(self.kind(job))[:2]:
+                    seconds, cost, _ = self._said[level]
+                    self._said[level] = Spent(seconds + prior(job), cost + job.cost)
         for record in records:
             self.add(record)
 
     def add(self, record: Head | Record) -> None:
         """Take note of a record."""
-        tests = TESTED in record.notes
-        if isinstance(record, Record):
-            setting, n_train = setting_text(record.cell), record.cell.n_train
-        else:
-            setting, n_train = record.setting, record.n_train
-        kind = setting, tests, 0 if tests else n_train
-        if record.status == "ok" and record.seconds > 0 and kind in self._costs:
-            for level in _levels(kind):
+        job = self._jobs.get(record.cell_id)
+        if job is not None and record.status == "ok" and record.seconds > 0:
+            for level in _levels(self.kind(job)):
                 seconds, cost, memory = self._spent[level]
                 memory = max(memory, record.memory)
-                self._spent[level] = Spent(seconds + record.seconds, cost + self._costs[kind], memory)
+                self._spent[level] = Spent(seconds + record.seconds, cost + job.cost, memory)
 
     def say(self, job: Job, seconds: float) -> None:
         """Take note that a cell under way says that it will take so long; it counts until one of its kind is done."""
@@ -124,32 +118,37 @@ class Remaining:
 
     Attributes:
         running: since when cells are under way, and which share of each is done.
+        lock: for who reads several of these while other threads take notes.
     """
 
     def __init__(self, jobs: Sequence[Job], expected: Expected):
         self.expected, self.jobs = expected, {job.cell.id: job for job in jobs}
+        self.lock = threading.RLock()
         self.running: dict[str, tuple[float, float]] = {}
         self._dearest = {job.after: job.cell.id for job in sorted(jobs, key=lambda job: job.cost)}
 
-    def begin(self, cell_id: str, now: float, share: float = 0.0) -> None:
-        """Take note of a cell that is begun, at a time in seconds, or of the share of it that is done."""
-        if (job := self.jobs.get(cell_id)) is None:
-            return
-        since, before = self.running.get(cell_id, (now, 0.0))
-        since = since if share >= before else now  # it begins again where a worker died
-        self.running[cell_id] = since, share
-        if share > 0 and now > since:
-            self.expected.say(job, (now - since) / share)
+    def begin(self, cell_ids: Sequence[str], share: float, now: float | None = None) -> None:
+        """Take note of cells that are begun, or of the share of one that is done, at a time in seconds since 1970."""
+        now = time.time() if now is None else now
+        with self.lock:
+            for job in (self.jobs[cell_id] for cell_id in cell_ids if cell_id in self.jobs):
+                since, before = self.running.get(job.cell.id, (now, 0.0))
+                since = since if share >= before else now  # it begins again where a worker died
+                self.running[job.cell.id] = since, share
+                if share > 0 and now > since:
+                    self.expected.say(job, (now - since) / share)
 
     def done(self, record: Record) -> None:
         """Take note of a record."""
-        self.drop(record.cell_id)
-        self.expected.add(record)
+        with self.lock:
+            self.drop(record.cell_id)
+            self.expected.add(record)
 
     def drop(self, cell_id: str) -> None:
         """Take note that a cell is no more to do."""
-        self.jobs.pop(cell_id, None)
-        self.running.pop(cell_id, None)
+        with self.lock:
+            self.jobs.pop(cell_id, None)
+            self.running.pop(cell_id, None)
 
     def seconds(self, workers: int, now: float = 0.0) -> float | None:
         """Return how long the cells take on so many workers from a time on; None before anything says how fast."""

@@ -12,7 +12,7 @@ import re
 import secrets
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import cast
@@ -24,9 +24,9 @@ from sparsebench.errors import UserError, plain
 from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import plugins_of, training_of
 from sparsebench.plan.job import Job
-from sparsebench.plan.locate import LOCATED, Networks, files_of, locate, places_of
+from sparsebench.plan.locate import LOCATED, Networks, files_of, networks_of, pictures_for, places_of
 from sparsebench.plan.plan import Plan
-from sparsebench.plan.request import Files, How, ImageUse
+from sparsebench.plan.request import Files, How
 from sparsebench.plan.time_left import Expected
 from sparsebench.plugin.content import Content
 from sparsebench.plugin.installed import distribution, entries
@@ -93,12 +93,12 @@ def replay(
     seed = secrets.randbits(48) if seed is None else seed
     every = [record for record in read_records(folder) if record.status == "ok"]
     records = _draw(every, manifest.strategy, number, seed)
-    places = _located([record.cell for record in records], registry, files)
+    _locate([record.cell for record in records], registry, files)
     with enclose(_readable(manifest, plugin, files)):
         if broken := _unfair(manifest, records, plugin):
             verdict.contradicted(broken)
             return
-        again = _run(records, manifest, registry, plugin, files, places, device, on_stop)
+        again = _run(records, manifest, registry, plugin, files, device, on_stop)
     adaptive = {name for (name, _), one in manifests.strategies(folder).items() if one.adaptive}
     wrong, elsewhere, points = compare([(record, again[record.cell_id]) for record in records], adaptive)
     own, its = (sum(one.cell.strategy.name == manifest.strategy for one in some) for some in (records, every))
@@ -175,8 +175,8 @@ def _draw(records: Sequence[Record], strategy: str, number: int | None, seed: in
 
 
 def _run(
-    records: Sequence[Record], manifest: Manifest, registry: Registry, plugin: Path | None, files: Files,
-    places: Mapping[str, Path], device: str, on_stop: Callable[[], None],
+    records: Sequence[Record], manifest: Manifest, registry: Registry, plugin: Path | None, files: Files, device: str,
+    on_stop: Callable[[], None],
 ) -> dict[str, Record]:  # fmt: skip
     """Return the records of cells that are run again, by their ids, with those that they start from."""
     how = How(device, jobs=1, checkpoint=0.0)
@@ -198,30 +198,31 @@ def _run(
         asked = {record.cell_id for record in records}
         needed = planner.needed_by(asked, list(jobs.values()), lambda first: not networks.has(first))
         ordered = sorted((job for cell_id, job in jobs.items() if cell_id in asked | needed), key=lambda job: job.order)
-        located = places_of(files, ordered, places) | networks.places({job.after for job in ordered} - {""})
-        plan = Plan(ordered, ordered, located, ordered, known={}, expected=Expected(ordered), request=None)
+        _locate([job.cell for job in ordered], registry, files)
+        places = places_of(files, ordered) | networks.places({job.after for job in ordered} - {""})
+        plan = Plan(ordered, ordered, places, ordered, known={}, expected=Expected(ordered), request=None)
         runs.carry_out(plan, how, registry, Path(out), Callbacks(on_stop=on_stop))
         return dict(store.read(Path(out)))
 
 
-def _located(cells: Sequence[Cell], registry: Registry, files: Files) -> dict[str, Path]:
-    """Return where the files lie that were named for the cells, by their names in cells.
+def _locate(cells: Sequence[Cell], registry: Registry, files: Files) -> None:
+    """Find the files that were named for the cells.
 
     Raises:
         UserError: pictures or weights are not here that cells name by what is in them.
     """
-    uses: set[ImageUse] = {"images" if registry.task(cell.task.name).trains else "tested_images" for cell in cells}
-    places = locate(files, sorted(uses))[1]
+    networks_of(files)
+    for task in sorted({cell.task.name for cell in cells}):
+        pictures_for(registry.task(task), files)
     for cell in cells:
         named = {key: cell.task.params.get(key) for key in LOCATED} | {"weights": cell.model.params.get("weights")}
         for key, name in named.items():
-            if isinstance(name, str) and _BY_CONTENT.search(name) and name not in places:
-                given = sorted(place for place in places if place.partition("-")[0] == name.partition("-")[0])
+            if isinstance(name, str) and _BY_CONTENT.search(name) and name not in files.places:
+                given = sorted(place for place in files.places if place.partition("-")[0] == name.partition("-")[0])
                 raise UserError(
                     f"cell {cell.id} was run with {plain(name, 60)}", got=", ".join(given) or "none that is named so",
                     next_step=f"give what it was run with by --{key.replace('_', '-')}",
                 )  # fmt: skip
-    return places
 
 
 def _job(cell: Cell, record: Record, manifest: Manifest, registry: Registry, plugin: Path | None) -> Job:

@@ -46,8 +46,6 @@ def resolve_device(device: str) -> str:
     kind, _, number = device.partition(":")
     if device != "auto" and (kind != "cuda" or (number and not (number.isascii() and number.isdigit()))):
         raise UserError("--device", got=f"'{device}'", allowed="auto, cpu, cuda, cuda:0, ...")
-    if device == "auto" and not _has_nvidia():
-        return "cpu"
     available = gpus()
     if device == "auto" and not available:
         return "cpu"
@@ -63,11 +61,6 @@ def gpus() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def _has_nvidia() -> bool:
-    """Say whether an NVIDIA driver is loaded, without the seconds that importing torch takes."""
-    return any(Path(p).exists() for p in ("/dev/nvidiactl", "/dev/dxg", "/proc/driver/nvidia")) or os.name == "nt"
 
 
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

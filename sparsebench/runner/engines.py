@@ -167,18 +167,14 @@ def shown_time(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:.3g} min"
 
 
-class OnBegin(Protocol):
-    """Called with the ids of cells that something begins for, or of one and the share of its training that is done.
+OnBegin = Callable[[Sequence[str], float], None]
+"""Called with the ids of cells that something begins for, and 0, or of one and the share of its training that is done.
 
-    Maybe in other threads.
-    """
-
-    def __call__(self, cells: Sequence[str], share: float = 0.0, /) -> None:
-        """Take note of it."""
-        ...
+Maybe in other threads.
+"""
 
 
-def nobody(cells: Sequence[str], share: float = 0.0, /) -> None:
+def nobody(cells: Sequence[str], share: float) -> None:
     """Tell nobody which cells are begun."""
 
 
@@ -246,6 +242,10 @@ class InProcess:
         from sparsebench.runner.worker import one_thread
 
         device, exclusive = first_of(setting.device), setting.limits.exclusive
+
+        def begin(jobs: Sequence[Job]) -> None:
+            on_begin([job.cell.id for job in jobs], 0.0)
+
         with one_thread():
             context = Context(
                 setting.out, device, setting.locations, setting.checkpoint, exclusive=exclusive,
@@ -254,7 +254,7 @@ class InProcess:
             )  # fmt: skip
             while batch := queue.take("here"):
                 with turn(device) if exclusive else nullcontext():
-                    records = run_cells(batch, self.registry, context, lambda at: on_begin([job.cell.id for job in at]))
+                    records = run_cells(batch, self.registry, context, begin)
                     for job, record in zip(batch, records, strict=True):
                         yield record
                         queue.done(job)
@@ -444,7 +444,7 @@ class Supervisor:
                 self.on_begin(heard.at, heard.share)
                 continue
             asked.begins(heard.at)
-            self.on_begin(heard.at)
+            self.on_begin(heard.at, 0.0)
             if heard.unfit:
                 self._end(code)
                 return None

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from sparsebench.errors import UserError, one_line
 from sparsebench.plugin.observer import Observer, ObserverThread, See
@@ -31,8 +30,8 @@ class Observers:
     def __init__(self, registry: Registry):
         self.registry = registry
         self.failed: list[str] = []
-        self._opened: dict[str, See] = {}
-        self._threads: dict[str, ObserverThread] = {}
+        self._seeing: dict[str, tuple[Callable[[Record], object], ObserverThread, str]] = {}
+        self._off = set[str]()
 
     def attach(self, texts: Sequence[str], out: Path) -> None:
         """Turn on the observers that were asked for as NAME[:param=value] or FILE.py[:param=value].
@@ -51,31 +50,23 @@ class Observers:
             for cls in classes:
                 given = {key: value for key, (value,) in spec.params.items()}
                 observer = fill(cls, given, f"observer '{cls.name}'")
-                thread, name = ObserverThread(), self._free(f"observe:{cls.name}")
-                self._opened[name], self._threads[name] = _open(observer, out, thread), thread
+                thread = ObserverThread()
+                self._seeing[f"{text} {cls.name}"] = _open(observer, out, thread), thread, f"observe:{cls.name}"
 
     def observe(self, record: Record) -> None:
         """Show a finished record to each; one that raises or hangs is reported and turned off."""
-        for name, see in self._watching():
-            if name in self.failed:
+        for hook in self.registry.record_hooks():
+            self._seeing.setdefault(hook.plugin_name, (hook.function, ObserverThread(), hook.plugin_name))
+        for key, (see, thread, name) in self._seeing.items():
+            if key in self._off:
                 continue
             try:
                 with redirect_stdout(sys.stderr):
-                    self._threads.setdefault(name, ObserverThread()).call(partial(see, record))
+                    thread.call(partial(see, record))
             except (Exception, SystemExit) as error:  # an observer must never cost a record
+                self._off.add(key)
                 self.failed.append(name)
                 log.warning("observer '%s' failed and is turned off: %s", name, one_line(error))
-
-    def _watching(self) -> Iterator[tuple[str, Callable[[Any], object]]]:
-        for implementation in self.registry.record_hooks():
-            yield implementation.plugin_name, implementation.function
-        yield from self._opened.items()
-
-    def _free(self, name: str) -> str:
-        """Return the name, marked until no observer has it."""
-        while name in self._opened:
-            name += "'"
-        return name
 
 
 def show_folder(texts: Sequence[str], folder: Path) -> tuple[int, list[str]]:

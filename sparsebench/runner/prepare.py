@@ -214,7 +214,9 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
         start = model.start(network, task, context.locations)
     else:
         same = cell.track == "tuned" or cell.init.task == cell.task
-        start = Start(_load_initial(network, context.weights(cell.init.id), head=same), head=same)
+        fresh = () if same else HEADS  # those of another task are not taken (Li et al. 2023)
+        content = _put(network, context.weights(cell.init.id), fresh, "first network")
+        start = Start(hashlib.sha256(content).hexdigest(), head=same)
     network.module.to(context.device)
     augmentation = _augmentation(cell, task.recipe(), data.train, network, context.device)
     train = _on_device(data.train, network.grid, context, augmentation)
@@ -301,20 +303,6 @@ def load_trained(network: Network, path: Path) -> tuple[str, dict[str, float], s
         )
     training = json.loads(metadata)
     return training["initial"], training["outcome"], hashlib.sha256(content).hexdigest()
-
-
-def _load_initial(network: Network, path: Path, *, head: bool) -> str:
-    """Put the weights of a file into the network; return the file's SHA-256.
-
-    Args:
-        network: the network.
-        path: the file.
-        head: whether output layers are among them, which those of another task are not (Li et al. 2023).
-
-    Raises:
-        NotReadyError: the file is missing, torn, or holds the weights of another network.
-    """
-    return hashlib.sha256(_put(network, path, () if head else HEADS, "first network")).hexdigest()
 
 
 def _put(network: Network, path: Path, fresh: tuple[str, ...], what: str) -> bytes:

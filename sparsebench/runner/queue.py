@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -15,36 +15,19 @@ LOOK = 0.25
 """Seconds between two looks at cells that other runs are at."""
 TOGETHER = 1000
 """Cells given to a worker on a GPU at once; it trains as many at a time as its memory holds."""
-
-
-def most_together(device: str) -> int:
-    """Return how many cells a worker is given at once, if they can be trained in one program."""
-    return 1 if device == "cpu" else TOGETHER
-
-
-def batches(jobs: Sequence[Job], most: int) -> Iterator[list[Job]]:
-    """Yield the jobs in their order: neighbours that may go together in lists of at most `most`, others alone."""
-    batch: list[Job] = []
-    for job in jobs:
-        if batch and not (_alike(batch[-1], job) and len(batch) < most):
-            yield batch
-            batch = []
-        batch.append(job)
-    if batch:
-        yield batch
-
-
-def _alike(one: Job, other: Job) -> bool:
-    """Say whether two jobs may be given to a worker at once: never third-party code beside other."""
-    return one.together and other.together and one.code == other.code
-
-
 Seconds = Callable[[Job], float | None]
 """What a job is expected to take, or None if nobody knows."""
 
 
 def unknown(job: Job) -> None:
     """Know of no job what it will take."""
+
+
+class _Place(NamedTuple):
+    """What a worker has that was given a job: third-party code, and data; "" for jobs that are trained together."""
+
+    code: tuple[str, ...]
+    draw: str
 
 
 class Queue:
@@ -56,22 +39,34 @@ class Queue:
 
     Args:
         jobs: in the order in which they are begun.
-        most: how many are handed out at once, see `batches`.
+        most: how many are handed out at once, of those that can be trained together.
         seconds: what each is expected to take.
         locks: which of them other runs are at: those are waited for last, and left out once they are done.
     """
 
     def __init__(self, jobs: Sequence[Job], most: int, seconds: Seconds = unknown, locks: CellLocks | None = None):
-        def length(job: Job) -> tuple[object, float | None]:
-            return job.order, seconds(job)
-
-        ordered = [job for _, equals in groupby(jobs, length) for job in _neighbours(list(equals))]
-        parts = groupby(batches(ordered, most), lambda batch: length(batch[0]))
-        self.equals = [_by_place(equals) for _, equals in parts]
+        self.most = most
+        self.equals: list[OrderedDict[_Place, deque[list[Job]]]] = []
+        for _, equals in groupby(jobs, lambda job: (job.order, None if self._joins(job) else seconds(job))):
+            places = OrderedDict[_Place, deque[list[Job]]]()  # a dict passes by all that was taken out, each time
+            for job in sorted(equals, key=lambda job: bool(job.strangers)):
+                batches = places.setdefault(self._place(job), deque())
+                if batches and self._joins(job) and len(batches[-1]) < most:
+                    batches[-1].append(job)
+                else:
+                    batches.append([job])
+            self.equals.append(places)
         self.open = {job.cell.id for job in jobs}
         self.at: dict[object, _Place] = {}
         self.locks, self.elsewhere, self.closed = locks, list[Job](), False
         self.changed = threading.Condition()
+
+    def _joins(self, job: Job) -> bool:
+        """Say whether a job can be handed out with others."""
+        return job.together and self.most > 1
+
+    def _place(self, job: Job) -> _Place:
+        return _Place(job.code, "" if self._joins(job) else job.cell.draw)
 
     def take(self, who: object = None, wait: bool = True) -> list[Job] | None:
         """Return the next batch; None when there is none left, or, unless one is waited for, none that may start.
@@ -117,24 +112,40 @@ class Queue:
     def _next(self, who: object) -> list[Job] | None:
         """Take out the next batch for somebody, if any may start."""
         current, others = self.at.get(who, _Place((), "")), {place for one, place in self.at.items() if one != who}
-        for equals in self.equals:
-            ready = ((place, at) for place, batches in equals.items() if (at := self._first(batches)) is not None)
-            if current in equals and (at := self._first(equals[current])) is not None:
-                place = current
-            elif (choice := _best(ready, current, others)) is not None:
-                place, at = choice
-            else:
+        for places in self.equals:
+            if (place := self._choice(places, current, others)) is None:
                 continue
-            batch = equals[place][at]
-            del equals[place][at]
-            if not equals[place]:
-                del equals[place]
-            if not equals:
-                self.equals.remove(equals)
+            batches = places[place]
+            at = self._first(batches)
+            assert at is not None
+            batch = batches[at]
+            del batches[at]
+            if not batches:
+                del places[place]
+            if not places:
+                self.equals.remove(places)
             if who is not None:
-                self.at[who] = _place(batch[-1])
+                self.at[who] = place
             return batch
         return None
+
+    def _choice(
+        self, places: Mapping[_Place, Sequence[list[Job]]], current: _Place, others: Collection[_Place]
+    ) -> _Place | None:
+        """Return the current place, or the first with the same code that nobody else is at, or that at least, or any.
+
+        None where no batch may start.
+        """
+        if current in places and self._first(places[current]) is not None:
+            return current
+        first: dict[bool, _Place] = {}
+        for place, batches in places.items():
+            if self._first(batches) is not None:
+                same = place.code == current.code
+                if same and place not in others:
+                    return place
+                first.setdefault(same or place not in others, place)
+        return first.get(True) or first.get(False)
 
     def _first(self, batches: Iterable[list[Job]]) -> int | None:
         """Return which of the batches is the first that waits for nothing, or None."""
@@ -151,45 +162,3 @@ class Queue:
         self.closed = True
         with self.changed:
             self.changed.notify_all()
-
-
-def _neighbours(jobs: list[Job]) -> list[Job]:
-    """Return the jobs with those that have the same data side by side, the first ones of all in their order.
-
-    Those with third-party code come after others, and with the same code one after the other.
-    """
-    first: dict[object, int] = {}
-    for job in jobs:
-        first.setdefault(job.code, len(first))
-        first.setdefault(job.cell.draw, len(first))
-    return sorted(jobs, key=lambda job: (bool(job.strangers), first[job.code], first[job.cell.draw]))
-
-
-class _Place(NamedTuple):
-    """What a worker has that was given a job: third-party code, and data."""
-
-    code: tuple[str, ...]
-    draw: str
-
-
-def _place(job: Job) -> _Place:
-    return _Place(job.code, job.cell.draw)
-
-
-def _best(ready: Iterator[tuple[_Place, int]], current: _Place, others: set[_Place]) -> tuple[_Place, int] | None:
-    """Return the first place with the same code that nobody else is at, or that at least, or any; None of none."""
-    first: dict[bool, tuple[_Place, int]] = {}
-    for place, at in ready:
-        same = place.code == current.code
-        if same and place not in others:
-            return place, at
-        first.setdefault(same or place not in others, (place, at))
-    return first.get(True) or first.get(False)
-
-
-def _by_place(batches: Iterable[list[Job]]) -> OrderedDict[_Place, deque[list[Job]]]:
-    """Return batches by what the first in each needs."""
-    found: OrderedDict[_Place, deque[list[Job]]] = OrderedDict()  # a dict passes by all that was taken out, each time
-    for batch in batches:
-        found.setdefault(_place(batch[0]), deque()).append(batch)
-    return found

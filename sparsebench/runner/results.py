@@ -80,7 +80,8 @@ def measure(
     evaluation = _test(cell, first, leaks, on_done)
     if not np.isfinite(evaluation.loss):
         raise DivergedError(f"training diverged: the test loss is {evaluation.loss}")
-    _add_training(result, trained, len(cell.train.labels))
+    for name, value in trained.items():
+        result.add(name, value, len(cell.train.labels))
     _add_validation(result, cell)
     _add_outcomes(result, cell.task, cell.data, evaluation)
     _add_selection(result, evaluation, network.cost.depth)
@@ -142,11 +143,6 @@ def add_watched(result: Result, watch: Watch, steps: int, task: Task) -> None:
     for name, unit in cast(Watchable, watch.network).shows.items():
         result.add(name, watch.seen[name][-1], n, unit)
     result.add("iterations", watch.iterations(task.success), n)
-
-
-def _add_training(result: Result, trained: dict[str, float], n: int) -> None:
-    for name, value in trained.items():
-        result.add(name, value, n)
 
 
 def _add_validation(result: Result, cell: Prepared) -> None:

@@ -14,13 +14,14 @@ from sparsebench.plan import plan as planner
 from sparsebench.plan.job import Job
 from sparsebench.plan.plan import Plan, Shard
 from sparsebench.plan.request import Files, How, Request
+from sparsebench.plan.time_left import Remaining
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
 from sparsebench.records.record import Record
 from sparsebench.runner import devices, environment, folder, underway
 from sparsebench.runner.engines import Engine, InProcess, Limits, Processes, RemoteEngine, Setting, Stop
 from sparsebench.runner.observers import Observers
-from sparsebench.runner.queue import Queue, most_together
+from sparsebench.runner.queue import TOGETHER, Queue
 from sparsebench.tasks import sources
 
 
@@ -184,18 +185,20 @@ def collect(
         return
     writer = store.Writer(out)
     store.keep(out / manifests.ENVIRONMENTS, environment.describe())
-    beat = underway.Beat(out, plan.todo, workers, plan.expected, callbacks.on_beat)
-    locks = underway.CellLocks(out, plan.known, beat.drop)
-    queue = Queue(plan.todo, most_together(setting.device), plan.expected.length, locks)
+    remaining = Remaining(plan.todo, plan.expected)
+    beat = underway.Beat(out, remaining, workers, callbacks.on_beat)
+    locks = underway.CellLocks(out, plan.known, remaining.drop)
+    most = 1 if setting.device == "cpu" else TOGETHER
+    queue = Queue(plan.todo, most, plan.expected.length, locks)
     stop = Stop(callbacks.on_stop, queue.close)
-    records = engine.records(queue, setting, beat.begin)
+    records = engine.records(queue, setting, remaining.begin)
     try:
         with locks, stop.on_interrupt(), beat, closing(records):
             for record in records:
                 writer.append(record)
                 locks.release(record.cell_id)
                 lost.discard(record.cell_id)
-                beat.done(record)
+                remaining.done(record)
                 if record.status not in folder.CUT_SHORT:
                     folder.remove_checkpoint(out, record.cell_id)
                 observers.observe(record)

@@ -365,12 +365,13 @@ class _Run:
         seconds = (time.perf_counter() - self.clock) / share
         if self.failure is not None:
             return self.job.record_of_failure(self.status, self.failure, self.started, seconds)
-        job, result = self.job, self.result
+        job, result, device = self.job, self.result, self.context.device
+        device = device if device == "cpu" else f"{device} {torch.cuda.get_device_name(device)}"
         return Record(
             cell=job.cell, cell_id=job.cell.id, status=self.status, metrics=result.metrics,
             trajectory=result.trajectory, samples=result.samples, outcomes=result.outcomes, notes=result.notes,
             origin=job.origin, kind=job.kind, label=job.label,
-            environment=digest(environment.describe()), device=_device_name(self.context.device),
+            environment=digest(environment.describe()), device=device,
             started=self.started, seconds=round(seconds, 3),
         )  # fmt: skip
 
@@ -403,7 +404,3 @@ def _seed(seed: int, device: str) -> None:
     torch.default_generator.manual_seed(seed)
     if device != "cpu":
         torch.cuda.manual_seed_all(seed)
-
-
-def _device_name(device: str) -> str:
-    return device if device == "cpu" else f"{device} {torch.cuda.get_device_name(device)}"

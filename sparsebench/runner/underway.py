@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from sparsebench import files
 from sparsebench.errors import UserError
 from sparsebench.plan.job import Job
-from sparsebench.plan.time_left import Expected, Remaining
+from sparsebench.plan.time_left import Remaining
 from sparsebench.records import store
 from sparsebench.records.record import Head, Record
 
@@ -64,37 +64,18 @@ class Beat:
 
     Args:
         out: the run's folder.
-        jobs: what the run is to do.
+        remaining: the cells that the run has still to do.
         workers: its worker processes.
-        expected: what cells are expected to take; it learns from the run's records.
         tell: called with what was written.
     """
 
     def __init__(
-        self, out: Path, jobs: Sequence[Job], workers: int, expected: Expected,
-        tell: Callable[[Underway], None] = lambda now: None,
-    ):  # fmt: skip
-        self.out, self.workers, self.tell = out, workers, tell
+        self, out: Path, remaining: Remaining, workers: int, tell: Callable[[Underway], None] = lambda now: None
+    ):
+        self.out, self.remaining, self.workers, self.tell = out, remaining, workers, tell
         self.path = out / "underway" / f"{socket.gethostname()}-{os.getpid()}.json"
-        self.remaining = Remaining(jobs, expected)
-        self.lock, self.over = threading.Lock(), threading.Event()
+        self.over = threading.Event()
         self.thread = threading.Thread(target=self._write_on, daemon=True)
-
-    def begin(self, cell_ids: Sequence[str], share: float = 0.0, /) -> None:
-        """Take note of cells that something begins for, or of the share of its training that is done of one."""
-        with self.lock:
-            for cell_id in cell_ids:
-                self.remaining.begin(cell_id, time.time(), share)
-
-    def done(self, record: Record) -> None:
-        """Take note of a record."""
-        with self.lock:
-            self.remaining.done(record)
-
-    def drop(self, cell_id: str) -> None:
-        """Take note that another run has done a cell."""
-        with self.lock:
-            self.remaining.drop(cell_id)
 
     def __enter__(self) -> Beat:
         clear(self.out)
@@ -119,7 +100,7 @@ class Beat:
 
     def _now(self) -> Underway:
         now = time.time()
-        with self.lock:
+        with self.remaining.lock:
             jobs, running = self.remaining.jobs, self.remaining.running
             return Underway(
                 host=socket.gethostname(), pid=os.getpid(), workers=self.workers, updated=now,

@@ -51,7 +51,8 @@ def main(end: socket.socket) -> None:
     from sparsebench.runner.prepare import Context
     from sparsebench.runner.run_cell import run_cells
 
-    _end_before_others()
+    with suppress(OSError):  # Linux, if it lacks memory, chooses this process, and not the run or somebody else's
+        Path("/proc/self/oom_score_adj").write_text("900", encoding="utf-8")
     faulthandler.enable()  # a crash says in the log where it was
     line = Line(end)
     if not (said := line.asked.readline()):
@@ -66,7 +67,8 @@ def main(end: socket.socket) -> None:
 
     def begin(jobs: Sequence[Job]) -> None:
         forget_peak()
-        _say_where_it_hangs(setting.limits.timeout)
+        if timeout := setting.limits.timeout:  # shortly before it is killed, even if it holds the interpreter's lock
+            faulthandler.dump_traceback_later(min(timeout - min(1.0, timeout / 4), LONGEST))
         line.say(Message(at=tuple(job.cell.id for job in jobs)))
 
     with one_thread(), warnings.catch_warnings():
@@ -103,15 +105,3 @@ def device_is_lost(device: str) -> bool:
     except RuntimeError:
         return True
     return False
-
-
-def _end_before_others() -> None:
-    """Have Linux choose this process if the machine is out of memory, and not the run or somebody else's."""
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("900", encoding="utf-8")
-
-
-def _say_where_it_hangs(timeout: float) -> None:
-    """Print what the process is at shortly before it is killed, even if it holds the interpreter's lock."""
-    if timeout:
-        faulthandler.dump_traceback_later(min(timeout - min(1.0, timeout / 4), LONGEST))

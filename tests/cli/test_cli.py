@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import Result
+from commands import call
 from measured import TINY, TOKENS
 from PIL import Image
 from samples import SAMPLES
@@ -18,7 +19,6 @@ from samples import SAMPLES
 import sparsebench
 from sparsebench.board.columns import COLUMNS, keys_of
 from sparsebench.board.tables import FORMATS
-from sparsebench.cli import main
 from sparsebench.records import store
 
 SHIPPED = {"dense", "random", "attn_topk", "oracle", "anti_oracle", "noise"}
@@ -27,11 +27,6 @@ IMAGES = [
     "--task", "composite:epochs=1,test=20,pretrain_epochs=0", "--model", "vit:dim=16,depth=2,heads=2",
     "--n-train", "20", "--seeds", "1",
 ]  # fmt: skip
-
-
-def call(*arguments: Any) -> Result:
-    """Return what the command line does, called in this process."""
-    return CliRunner().invoke(main, [str(a) for a in arguments])
 
 
 def command(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -47,14 +42,14 @@ def board_in(folder: Path) -> dict[str, dict[str, str]]:
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """Return the folder of a run with a good and a broken plugin, and how its process ended; do not write to it."""
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """Return the folder of a run with a good and a broken plugin, and how it ended; do not write to it."""
     out = tmp_path_factory.mktemp("finished")
     plugins = [x for name in ("good", "raises", "prints") for x in ("--plugin", SAMPLES / f"{name}.py")]
-    return out, command("run", *plugins, *SMALL, "--out", out, "--jobs", 1, "--format", "csv")
+    return out, call("run", *plugins, *SMALL, "--out", out, "--jobs", 1, "--format", "csv")
 
 
-def test_what_runs_nothing_imports_no_torch(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_what_runs_nothing_imports_no_torch(finished: tuple[Path, Result]) -> None:
     lines = (
         "--help", "run --help", "--version", "list", "list tasks", "list models", "list suites", "list observers",
         "show mlflow", "observe --help", "show attn_topk", "show composite", "status OUT", "data",
@@ -248,9 +243,9 @@ def test_a_mistake_leaves_with_2_and_no_traceback_from_a_shell(tmp_path: Path) -
     assert done.stderr.startswith("Error: unknown strategy") and len(done.stderr.splitlines()) == 1
 
 
-def test_cells_that_failed_leave_1_and_the_reason(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_cells_that_failed_leave_1_and_the_reason(finished: tuple[Path, Result]) -> None:
     out, done = finished
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert (
         "raises on composite: 1 cell failed: ValueError: no idea which token matters"
         in (out / "leaderboard.md").read_text()
@@ -259,21 +254,21 @@ def test_cells_that_failed_leave_1_and_the_reason(finished: tuple[Path, subproce
 
 
 def test_the_other_strategies_are_on_the_board_all_the_same(
-    finished: tuple[Path, subprocess.CompletedProcess[str]],
+    finished: tuple[Path, Result],
 ) -> None:
     board = board_in(finished[0])
     assert set(board) == {"dense", "random", "oracle", "anti_oracle", "norm", "prints"}
     assert all(row["accuracy"] and row["macs_ratio"] for row in board.values())
 
 
-def test_a_plugin_of_twenty_lines_is_on_the_board(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_a_plugin_of_twenty_lines_is_on_the_board(finished: tuple[Path, Result]) -> None:
     assert len((SAMPLES / "good.py").read_text().splitlines()) == 20
     row = board_in(finished[0])["norm"]
     assert row["kind"] == "deployable" and row["budget"] == "macs 0.5" and row["rank"] == "1-4"
 
 
 def test_the_board_is_printed_and_written_in_every_form(
-    finished: tuple[Path, subprocess.CompletedProcess[str]],
+    finished: tuple[Path, Result],
 ) -> None:
     out, done = finished
     assert done.stdout == (out / "leaderboard.csv").read_text()
@@ -289,7 +284,7 @@ def test_the_board_is_printed_and_written_in_every_form(
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_board_is_made_again_from_the_records_alone(
-    finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path, form: str
+    finished: tuple[Path, Result], tmp_path: Path, form: str
 ) -> None:
     shutil.copytree(finished[0] / "records", tmp_path / "records")
     result = call("leaderboard", tmp_path, "--format", form)
@@ -301,7 +296,7 @@ def test_the_board_is_made_again_from_the_records_alone(
         assert "raises on composite" in result.stdout
 
 
-def test_a_board_by_task_has_the_task_in_its_rows(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_a_board_by_task_has_the_task_in_its_rows(finished: tuple[Path, Result]) -> None:
     result = call("leaderboard", finished[0], "--by", "task", "--format", "json")
     assert {(row["task"], row["model"], row["n_train"]) for row in json.loads(result.stdout)} == {
         ("composite", "vit", 4)

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from commands import call
 from measured import COMPOSITE, TINY, VIT
-
-from sparsebench.cli import main
 
 FILE = Path(__file__).resolve().parents[1] / "plugins" / "returns.py"
 SMALL = ["--suite", TINY, "--n-train", "4", "--seeds", "1"]
@@ -33,10 +32,6 @@ class ByKeys(sparsebench.Strategy):
 def sparsebench_strategies():
     return [ByKeys]
 """
-
-
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(one) for one in arguments])
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
+from commands import call
 from measured import TINY
 
 from sparsebench.cli import main
@@ -15,10 +16,6 @@ from sparsebench.cli.terminal import COMMANDS, EXAMPLES
 from sparsebench.publish.submit import submit
 
 SMALL = ["--suite", TINY, "--n-train", "4", "--seeds", "1"]
-
-
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(one) for one in arguments])
 
 
 @pytest.fixture(scope="module")

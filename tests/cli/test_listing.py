@@ -1,14 +1,9 @@
 import json
 
 import pytest
-from click.testing import CliRunner, Result
+from commands import call
 
-from sparsebench.cli import main
 from sparsebench.plugin.registry import Registry
-
-
-def call(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments)
 
 
 def test_the_list_says_what_was_trained_and_what_to_cite() -> None:

@@ -6,14 +6,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from commands import call
 
 from sparsebench.board.board import gather
 from sparsebench.board.published import publish
-from sparsebench.cli import main
 from sparsebench.records import store
 from sparsebench.records.record import SCHEMA
 
@@ -22,10 +20,6 @@ GOLDEN = ROOT / "tests" / "golden" / "store"
 
 
 NO_RECORDS = "no records in NONE; run `sparsebench run --out` with this folder first"
-
-
-def call(*arguments: Any) -> Result:
-    return CliRunner().invoke(main, [str(a) for a in arguments])
 
 
 @pytest.fixture

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from measured import TINY
-from running import execute
+from running import execute, planned
 from waiting import soon
 
 from sparsebench import files
 from sparsebench.cli import main
 from sparsebench.plan import plan as planner
-from sparsebench.plan.request import Request
+from sparsebench.plan.time_left import Remaining
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
@@ -34,8 +33,7 @@ def row(result: Result, label: str) -> list[str]:
 
 @pytest.fixture
 def plan(tmp_path: Path) -> planner.Plan:
-    request = Request(suite=TINY, n_train=(4, 8), seeds=1)
-    return planner.plan(request, planner.Files(), Registry(), tmp_path, "missing")
+    return planned(tmp_path, n_train=(4, 8))
 
 
 def test_what_is_done_and_failed_is_counted_by_strategy(tmp_path: Path, plan: planner.Plan) -> None:
@@ -68,8 +66,8 @@ def test_a_run_under_way_says_what_it_is_at_and_what_is_left(tmp_path: Path, pla
 
 
 def test_what_is_run_is_counted_as_running(tmp_path: Path, plan: planner.Plan) -> None:
-    with underway.Beat(tmp_path, plan.jobs, 2, plan.expected) as mine:
-        mine.remaining.begin(plan.jobs[0].cell.id, time.time() - 100)
+    with underway.Beat(tmp_path, Remaining(plan.jobs, plan.expected), 2) as mine:
+        mine.remaining.begin([plan.jobs[0].cell.id], 0.0, time.time() - 100)
         assert soon(lambda: any(one.running for one in underway.underway(tmp_path)))
         result = status(tmp_path)
     assert row(result, plan.jobs[0].label) == ["0", "0", "1", "1"]
@@ -84,7 +82,7 @@ def test_a_run_that_was_killed_is_told_from_one_under_way(tmp_path: Path, plan: 
     result = status(tmp_path)
     assert "on there (process 7) was stopped with 5 cells left" in result.output and "goes on" in result.output
     assert "dense" not in result.output
-    with underway.Beat(tmp_path, plan.jobs, 2, plan.expected):
+    with underway.Beat(tmp_path, Remaining(plan.jobs, plan.expected), 2):
         assert not (tmp_path / "underway" / "there-7.json").exists()
 
 
@@ -101,7 +99,7 @@ def test_what_a_run_left_that_was_killed_just_now_goes_with_the_next(
     path = tmp_path / "underway" / f"{here}-{killed.pid}.json"
     files.write_whole(path, file.model_dump_json().encode())
     assert not whole or "was stopped with 5 cells left" in status(tmp_path).output
-    again = planner.plan(plan.request, planner.Files(), Registry(), tmp_path, "missing")  # type: ignore[arg-type]
+    again = planned(tmp_path, n_train=(4, 8))
     assert bool(again.todo) != whole
     execute(again, Registry(), tmp_path)
     assert "no run is under way" in status(tmp_path).output and not path.parent.exists()

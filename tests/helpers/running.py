@@ -2,9 +2,14 @@
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from measured import TINY
+
+from sparsebench.plan import plan as planner
 from sparsebench.plan.job import Job
 from sparsebench.plan.plan import Plan
+from sparsebench.plan.request import Files, Request, Rerun
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
@@ -13,6 +18,12 @@ from sparsebench.runner.observers import Observers
 from sparsebench.runner.queue import Queue
 
 SILENT = runs.SILENT
+
+
+def planned(out: Path, rerun: Rerun = "missing", files: Files | None = None, **options: Any) -> Plan:
+    """Return the plan of the tiny suite, with four training samples and one repetition unless it is said otherwise."""
+    request = Request(**{"suite": TINY, "n_train": (4,), "seeds": 1} | options)
+    return planner.plan(request, files or Files(), Registry(), out, rerun)
 
 
 def inline(

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from commands import call
 from measured import TINY
 
 import sparsebench
-from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
@@ -50,10 +49,6 @@ def sparsebench_record_finished(record):
         file.write(record.cell_id + "\\n")
 """
 RUN = ["--suite", TINY, "--n-train", "4", "--seeds", "1", "--device", "cpu"]
-
-
-def call(*arguments: Any) -> Result:
-    return CliRunner().invoke(main, [str(a) for a in arguments])
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def test_a_parameter_of_that_name_may_be_a_list_in_another_s_task(tmp_path: Path
     (job, *_) = plan(tmp_path, planner.Files(images=("digits",))).jobs
     task = job.cell.task.model_copy(update={"params": {"images": ["cifar10"]}})
     other = job.model_copy(update={"cell": job.cell.model_copy(update={"task": task})})
-    assert places_of(planner.Files(), [other], {}) == {}
+    assert places_of(planner.Files(), [other]) == {}
 
 
 def test_what_is_drawn_needs_its_pictures_though_nothing_is_to_be_trained(

@@ -36,7 +36,7 @@ def test_python_may_say_things_in_other_types() -> None:
     assert how == How(checkpoint=0.0, observe=("tensorboard",))
 
 
-@pytest.mark.parametrize("name", ["job", "figures", "single", "located"])
+@pytest.mark.parametrize("name", ["job", "figures", "single", "places"])
 def test_what_is_no_option_is_refused(name: str) -> None:
     with pytest.raises(UserError, match=f"unknown argument; got '{name}'; allowed: .*n_train"):
         sparsebench.run(**{name: 1})  # type: ignore[arg-type]

@@ -62,13 +62,6 @@ def test_the_shards_records_are_those_of_one_run(tmp_path: Path, share_a_folder:
     assert sum(len(plan(SMALL, tmp_path / "new", Shard(index, 3)).todo) for index in range(3)) == len(merged)
 
 
-def test_each_shard_has_the_cells_that_its_own_start_from(tmp_path: Path) -> None:
-    for index in range(4):
-        todo = plan(STARTED, tmp_path, Shard(index, 4)).todo
-        assert {job.after for job in todo} - {""} <= {job.cell.id for job in todo}
-        assert [job.keep_weights for job in todo] == sorted((job.keep_weights for job in todo), reverse=True)
-
-
 @pytest.mark.parametrize("alone", [False, True])
 def test_each_shard_has_what_its_own_start_from_through_two_levels(tmp_path: Path, alone: bool) -> None:
     request = replace(STARTED, plugins=("dynamic_vit",), alone=alone, seeds=4)

@@ -135,7 +135,7 @@ def test_the_workers_share_what_is_left() -> None:
 
 def test_what_a_cell_under_way_has_done_is_not_left() -> None:
     remaining = known(jobs_of()[:2])
-    remaining.begin(next(iter(remaining.jobs)), 100.0)
+    remaining.begin([next(iter(remaining.jobs))], 0.0, 100.0)
     assert [remaining.seconds(1, now) for now in (100.0, 104.0)] == pytest.approx([20.0, 16.0])
     assert remaining.seconds(2, 104.0) == pytest.approx(10.0), "the other takes as long, whoever helps"
     assert remaining.share(2, 104.0) == pytest.approx(0.4)
@@ -144,7 +144,7 @@ def test_what_a_cell_under_way_has_done_is_not_left() -> None:
 def test_a_cell_that_is_longer_at_work_than_expected_still_takes_a_share_of_its_time() -> None:
     (job,) = jobs_of(seeds=1)[:1]
     remaining = known([job])
-    remaining.begin(job.cell.id, 100.0)
+    remaining.begin([job.cell.id], 0.0, 100.0)
     left = [remaining.seconds(1, 100.0 + gone) for gone in (0, 6, 8, 10, 100, 1000)]
     assert left == pytest.approx([10.0, 4.0, 2.0, 2.5, 25.0, 250.0])
 
@@ -153,21 +153,21 @@ def test_cells_that_one_worker_trains_together_share_its_time() -> None:
     jobs = jobs_of()
     remaining = known(jobs)
     for job in jobs:
-        remaining.begin(job.cell.id, 0.0)
+        remaining.begin([job.cell.id], 0.0, 0.0)
     assert remaining.seconds(1, 40.0) == pytest.approx(40.0)
 
 
 def test_a_training_that_says_how_far_it_is_is_known_and_so_are_those_like_it() -> None:
     jobs = jobs_of(seeds=1)[:3]
     remaining = Remaining(jobs, Expected(jobs))
-    remaining.begin(jobs[0].cell.id, 0.0)
-    remaining.begin("another run's", 0.0)
+    remaining.begin([jobs[0].cell.id], 0.0, 0.0)
+    remaining.begin(["another run's"], 0.0, 0.0)
     assert remaining.seconds(1, 5.0) is None and remaining.share(1, 5.0) == 0.0
-    remaining.begin(jobs[0].cell.id, 10.0, 0.2)
+    remaining.begin([jobs[0].cell.id], 0.2, 10.0)
     assert remaining.seconds(1, 10.0) == pytest.approx(40.0 + 2 * 50.0)
     assert remaining.share(1, 10.0) == pytest.approx(10 / 50)
-    remaining.begin(jobs[0].cell.id, 30.0, 0.1)  # begun again
-    remaining.begin(jobs[0].cell.id, 40.0, 0.2)
+    remaining.begin([jobs[0].cell.id], 0.1, 30.0)  # begun again
+    remaining.begin([jobs[0].cell.id], 0.2, 40.0)
     assert remaining.seconds(3, 40.0) == pytest.approx(50.0)
     remaining.done(took(jobs[0], 60.0))
     assert remaining.seconds(1, 50.0) == pytest.approx(120.0) and remaining.share(1, 50.0) == 0.0
@@ -176,8 +176,8 @@ def test_a_training_that_says_how_far_it_is_is_known_and_so_are_those_like_it() 
 def test_how_far_a_training_is_counts_more_than_what_others_took() -> None:
     (job,) = jobs_of(seeds=1)[:1]
     remaining = known([job], seconds=10.0)
-    remaining.begin(job.cell.id, 0.0)
-    remaining.begin(job.cell.id, 5.0, 0.05)
+    remaining.begin([job.cell.id], 0.0, 0.0)
+    remaining.begin([job.cell.id], 0.05, 5.0)
     assert remaining.seconds(1, 5.0) == pytest.approx(95.0)
 
 
@@ -191,7 +191,7 @@ def test_trainings_that_others_wait_for_come_one_after_the_other() -> None:
     longest = each[0] + each[1] + max(each[2:])
     assert remaining.seconds(1) == pytest.approx(sum(each)) and sum(each) > longest
     assert remaining.seconds(16) == pytest.approx(longest)
-    remaining.begin(first.cell.id, 0.0)
+    remaining.begin([first.cell.id], 0.0, 0.0)
     assert remaining.seconds(16, 30.0) == pytest.approx(longest - 30)
     remaining.done(took(first, each[0]))
     assert remaining.seconds(16, 100.0) == pytest.approx(longest - each[0])
@@ -203,7 +203,7 @@ def test_the_time_left_is_never_0_while_cells_are_left(seconds: float | None) ->
     remaining = Remaining(jobs, learned(jobs, *([took(jobs[0], seconds)] if seconds else [])))
     now = 0.0
     for job in jobs:
-        remaining.begin(job.cell.id, now)
+        remaining.begin([job.cell.id], 0.0, now)
         for gone in (0.0, 0.001, 3.0, 1000.0):
             left = remaining.seconds(2, now + gone)
             assert left is None or left > 0
@@ -224,7 +224,7 @@ def simulated(
         for worker in sorted(idle):
             for job in queue.take(worker, wait=False) or ():
                 idle.remove(worker)
-                remaining.begin(job.cell.id, now)
+                remaining.begin([job.cell.id], 0.0, now)
                 heapq.heappush(under_way, (now + seconds[job.cell.id], worker, job))
         if not under_way:
             return now, estimates

@@ -25,21 +25,3 @@ def test_whoever_is_killed_while_sealing_nothing_is_lost_or_doubled(tmp_path: Pa
 def test_the_same_command_heals_killed_workers_to_the_undisturbed_board(tmp_path: Path) -> None:
     killed, wrong, sweeps, times = chaos.heal(tmp_path, cells=8, kills=3, seed=1)
     assert killed == 3 and not wrong and sweeps <= times
-
-
-def test_what_two_stores_do_not_have_in_common_is_named(tmp_path: Path, make_record) -> None:  # type: ignore[no-untyped-def]
-    from sparsebench.records import store
-
-    for name, records in {
-        "whole": [make_record(repetition=n) for n in range(3)],
-        "other": [make_record(), make_record(), make_record(repetition=1, value=0.4), make_record(repetition=9)],
-    }.items():
-        writer = store.Writer(tmp_path / name)
-        for record in records:
-            writer.append(record)
-        writer.close()
-        store.seal(tmp_path / name)
-    assert chaos.differences(tmp_path / "whole", tmp_path / "whole") == []
-    assert chaos.differences(tmp_path / "other", tmp_path / "whole") == ["1 lost", "1 added", "1 ok twice", "1 other"]
-    store.Writer(tmp_path / "whole").append(make_record())
-    assert "1 not sealed" in chaos.differences(tmp_path / "whole", tmp_path / "whole")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from measured import TINY
+from measured import TINY, what_was_measured
 from processes import processes_of
 from running import execute, inline
 from safetensors import safe_open
@@ -71,10 +71,8 @@ def killed(monkeypatch: pytest.MonkeyPatch, job: Job) -> Callable[..., Path]:
 
 def measured(record: Record) -> dict[str, Any]:
     """Return what must not depend on the way there."""
-    return {
-        "metrics": {name: metric for name, metric in record.metrics.items() if name != "images_per_s"},
-        "outcomes": record.outcomes, "trajectory": record.trajectory, "status": record.status,
-    }  # fmt: skip
+    found = what_was_measured(record)
+    return {name: found[name] for name in ("metrics", "outcomes", "trajectory", "status")}
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from measured import TINY, what_was_measured
+from plugin_files import write_strategy
 from processes import processes_of
 from running import inline, local
 
@@ -22,24 +23,11 @@ from sparsebench.runner.run_cell import run_cell
 BAD = ("clings", "allocates", "forks", "closes", "scribbles")
 GOOD = ("dense", "random", "oracle", "anti_oracle")
 LEAVES = """
-import os, time
-from typing import ClassVar
-import sparsebench
-
-class Leaves(sparsebench.Strategy):
-    name: ClassVar[str] = "leaves"
-
-    def scores(self, view):
-        if not os.environ.get("IT_LEFT_ONE"):
-            os.environ["IT_LEFT_ONE"] = "1"
-            if os.fork() == 0:
-                time.sleep(600)
-                os._exit(0)
-        return view.tokens.sum(dim=-1)
-
-@sparsebench.hookimpl
-def sparsebench_strategies():
-    return [Leaves]
+if not os.environ.get("IT_LEFT_ONE"):
+    os.environ["IT_LEFT_ONE"] = "1"
+    if os.fork() == 0:
+        time.sleep(600)
+        os._exit(0)
 """
 HANGS = "clings"
 SECONDS = 20.0
@@ -51,8 +39,8 @@ LIMITS = Limits(memory=int(1.25 * 2**30))
 def run(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Record], Path]:
     """Return the records of bad strategies and of good ones after them, by strategy, and the folder."""
     out = tmp_path_factory.mktemp("contained")
-    (out / "leaves.py").write_text(LEAVES)
-    plugins = (*(str(samples / f"{name}.py") for name in BAD), str(out / "leaves.py"))
+    leaves = write_strategy(out / "leaves.py", LEAVES, "import os, time")
+    plugins = (*(str(samples / f"{name}.py") for name in BAD), str(leaves))
     request = Request(suite=TINY, plugins=plugins, n_train=(4,), seeds=1)
     jobs = expand(request, Registry())
     records, hangs = list[Record](), [job for job in jobs if job.label == HANGS]

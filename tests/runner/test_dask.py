@@ -46,7 +46,7 @@ def records_of(
     jobs: list[Job],
     out: Path,
     limits: Limits | None = None,
-    on_begin: Any = lambda cells: None,
+    on_begin: Any = lambda cells, share: None,
 ) -> Iterator[Record]:
     setting = Setting(out=out, device="cpu", limits=limits or Limits())
     return cluster.records(Queue(jobs, 1), setting, on_begin)
@@ -77,7 +77,7 @@ def test_the_workers_give_what_this_process_gives(tmp_path: Path, samples: Path,
     jobs = jobs_of(str(samples / "good.py"), n_train=(4,))
     here = by_cell(inline(jobs, Registry(), tmp_path / "here"))
     begun: list[str] = []
-    there = by_cell(records_of(cluster, jobs, tmp_path / "there", on_begin=begun.extend))
+    there = by_cell(records_of(cluster, jobs, tmp_path / "there", on_begin=lambda cells, share: begun.extend(cells)))
     assert there == here and {record["status"] for record in here.values()} == {"ok"}
     assert set(begun) == here.keys()
     assert [path.name for path in (tmp_path / "there" / "environments").iterdir()] == [
@@ -130,7 +130,7 @@ def test_what_the_workers_run_ends_when_nobody_waits_for_it(
 ) -> None:
     jobs = [job for job in jobs_of(str(samples / "sleeps.py"), n_train=(4,)) if job.label == "sleeps"]
     begun = threading.Event()
-    running = records_of(cluster, jobs, tmp_path, on_begin=lambda ids: begun.set())
+    running = records_of(cluster, jobs, tmp_path, on_begin=lambda cells, share: begun.set())
 
     def wait() -> None:  # whether a client that is closed tells who waits for it is no matter here
         with suppress(UserError):
@@ -157,7 +157,7 @@ def test_cells_that_start_from_others_find_their_weights(tmp_path: Path, cluster
 def test_the_first_interrupt_finishes_what_is_under_way(tmp_path: Path, cluster: clusters.Cluster) -> None:
     jobs, found = jobs_of(task=LONG, seeds=10), []
     queue = Queue(jobs, 1)
-    for record in cluster.records(queue, Setting(out=tmp_path, device="cpu"), lambda cells: None):
+    for record in cluster.records(queue, Setting(out=tmp_path, device="cpu"), lambda cells, share: None):
         found.append(record)
         assert len(cluster.client.futures) <= clusters.LEAST < len(jobs)
         queue.close()

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from measured import VIT, what_was_measured
 from running import inline, local
 from safetensors.torch import load_file, save_file
 
@@ -19,7 +20,6 @@ from sparsebench.runner.engines import Limits
 from sparsebench.runner.prepare import Context, prepare
 
 TASK = "composite:epochs=1,test=20,pretrain_epochs=0,batch=10"
-VIT = "vit:dim=16,depth=3,heads=2"
 PLUGIN = """
 import torch, sparsebench
 
@@ -66,13 +66,7 @@ def run(jobs: list[Job], out: Path) -> Record:
 
 
 def same(a: Record, b: Record) -> bool:
-    own = {"started", "seconds", "memory", "environment", "device"}
-    timed = {"images_per_s", "seconds_per_batch"}
-    left, right = (record.model_dump(exclude=own) for record in (a, b))
-    for one in (left, right):
-        one["metrics"] = {name: value for name, value in one["metrics"].items() if name not in timed}
-        one["samples"] = {name: value for name, value in one["samples"].items() if name not in timed}
-    return left == right
+    return what_was_measured(a) == what_was_measured(b)
 
 
 def test_the_record_says_what_it_saw_and_it_is_kept(jobs_of: Any, tmp_path: Path) -> None:

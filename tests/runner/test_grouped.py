@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from measured import TINY
+from plugin_files import write_strategy
 from running import inline
 from test_engine import by_cell
 
@@ -24,22 +25,6 @@ from sparsebench.tasks.base import Data
 from sparsebench.tasks.images import Composite
 
 LARGER = "composite:foreground=12"
-SPOILS = '''
-from typing import ClassVar
-import sparsebench
-
-class Spoils(sparsebench.Strategy):
-    """Changes what it is shown, in place."""
-    name: ClassVar = "spoils"
-
-    def scores(self, view):
-        view.tokens.mul_(2.0)
-        return view.tokens[..., 0]
-
-@sparsebench.hookimpl
-def sparsebench_strategies():
-    return [Spoils]
-'''
 
 
 def jobs_of(
@@ -101,8 +86,7 @@ def test_no_longer_job_comes_later_for_it(takers: tuple[str, ...]) -> None:
 
 
 def test_what_a_strategy_does_to_its_data_stays_with_it(tmp_path: Path) -> None:
-    file = tmp_path / "spoils.py"
-    file.write_text(SPOILS)
+    file = write_strategy(tmp_path / "spoils.py", "view.tokens.mul_(2.0)")
     jobs = jobs_of(plugins=(str(file),), seeds=1, n_train=(4,))
     assert jobs[0].label == "spoils"
     together = by_cell(inline(jobs, Registry(), tmp_path / "together"))

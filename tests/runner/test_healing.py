@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from measured import TINY
-from running import local
+from plugin_files import write_strategy
+from running import local, planned
 
-from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import expand
 from sparsebench.plan.job import Job
 from sparsebench.plan.request import Request
@@ -22,31 +22,18 @@ from sparsebench.runner.observers import Observers
 from sparsebench.runner.queue import Queue
 
 ENDS = """
-import os, signal
-from pathlib import Path
-from typing import ClassVar
-import sparsebench
-
-class Ends(sparsebench.Strategy):
-    name: ClassVar[str] = "ends"
-
-    def scores(self, view):
-        with Path({tries!r}).open("a") as file:
-            file.write("tried\\n")
-        if len(Path({tries!r}).read_text().split()) <= {times}:
-            os.kill(os.getpid(), signal.{how})
-        return view.tokens.sum(dim=-1)
-
-@sparsebench.hookimpl
-def sparsebench_strategies():
-    return [Ends]
+with open({tries!r}, "a") as file:
+    file.write("tried\\n")
+if len(open({tries!r}).read().split()) <= {times}:
+    os.kill(os.getpid(), signal.{how})
 """
 
 
 def run(out: Path, how: str, times: int) -> tuple[Record, int]:
     """Return the record of a cell whose worker is ended so often, and how often it was tried."""
-    tries, path = out / "tries", out / "ends.py"
-    path.write_text(ENDS.format(tries=str(tries), how=how, times=times))
+    tries = out / "tries"
+    body = ENDS.format(tries=str(tries), how=how, times=times)
+    path = write_strategy(out / "ends.py", body, "import os, signal")
     request = Request(suite=TINY, plugins=(str(path),), n_train=(4,), seeds=1)
     jobs = [job for job in expand(request, Registry()) if job.label in ("ends", "oracle")]
     records = {record.label: record for record in local(jobs, 1, out)}
@@ -75,17 +62,10 @@ def test_one_whose_worker_is_killed_again_or_ends_by_a_fault_has_crashed(tmp_pat
     assert tries == tried
 
 
-COMPOSITE = {
-    "suite": "quick-scratch",
-    "tasks": ("composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40",),
-    "model": "vit:dim=16,depth=2,heads=2",
-    "n_train": (20,),
-    "seeds": 1,
-}
-
-
-def planned(out: Path) -> planner.Plan:
-    return planner.plan(Request(**COMPOSITE), planner.Files(), Registry(), out, "missing")  # type: ignore[arg-type]
+COMPOSITE: dict[str, Any] = {
+    "suite": "quick-scratch", "tasks": ("composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40",),
+    "model": "vit:dim=16,depth=2,heads=2", "n_train": (20,),
+}  # fmt: skip
 
 
 class Disturbed:
@@ -95,7 +75,7 @@ class Disturbed:
         self.disturb = disturb
 
     def records(self, queue: Queue, setting: Setting, on_begin: Any) -> Iterator[Record]:
-        jobs = {job.cell.id: job for job in planned(setting.out).jobs}
+        jobs = {job.cell.id: job for job in planned(setting.out, **COMPOSITE).jobs}
         for record in InProcess(Registry()).records(queue, setting, on_begin):
             job = jobs[record.cell_id]
             yield self.disturb(job, record) if job.keep_weights else record
@@ -104,7 +84,7 @@ class Disturbed:
 def collect(out: Path, disturb: Callable[[Job, Record], Record] = lambda job, record: record) -> dict[str, Record]:
     """Give the command; return what the store has then."""
     setting = Setting(out=out, device="cpu")
-    runs.collect(planned(out), Disturbed(disturb), setting, 1, runs.SILENT, Observers(Registry()))
+    runs.collect(planned(out, **COMPOSITE), Disturbed(disturb), setting, 1, runs.SILENT, Observers(Registry()))
     return dict(store.read(out))
 
 
@@ -114,9 +94,9 @@ def check_healing(out: Path, first: str, disturb: Callable[[Job, Record], Record
     assert sorted(record.status for record in records.values()) == sorted([first, *["skipped"] * 4])
     reasons = {record.failure.reason for record in records.values() if record.status == "skipped" and record.failure}
     assert all("the same command" in reason for reason in reasons) and len(reasons) == 1
-    assert len(planned(out).todo) == 5
+    assert len(planned(out, **COMPOSITE).todo) == 5
     assert {record.status for record in collect(out).values()} == {"ok"}
-    assert planned(out).todo == []
+    assert planned(out, **COMPOSITE).todo == []
 
 
 def test_cells_that_begin_with_what_crashed_are_skipped_and_the_same_command_runs_them(tmp_path: Path) -> None:

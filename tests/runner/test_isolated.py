@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from measured import COMPOSITE, TINY
+from plugin_files import write_strategy
 from running import local
 
 from sparsebench import seeds
@@ -13,22 +14,6 @@ from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 
-PLUGIN = """
-from typing import ClassVar
-import torch, sparsebench
-{first}
-
-class Pollutes(sparsebench.Strategy):
-    name: ClassVar[str] = "{name}"
-
-    def scores(self, view):
-        {then}
-        return view.tokens.sum(dim=-1)
-
-@sparsebench.hookimpl
-def sparsebench_strategies():
-    return [Pollutes]
-"""
 GELU = "torch.nn.GELU.forward = lambda self, x: x"
 KINDS = {
     "at_import": (f"{GELU}; sparsebench.seeds.seed_of = lambda *names: 3", "pass"),
@@ -74,8 +59,7 @@ HONEST = ("dense", "random", "oracle", "anti_oracle")
 def records_of(kinds: dict[str, tuple[str, str]], samples: Path, out: Path) -> dict[str, Record]:
     paths = [samples / "good.py"]
     for name, (first, then) in kinds.items():
-        paths.insert(0, out / f"{name}.py")
-        paths[0].write_text(PLUGIN.format(name=name, first=first, then=then))
+        paths.insert(0, write_strategy(out / f"{name}.py", f"import torch; {then}", f"import torch\n{first}"))
     request = Request(suite="quick-scratch", plugins=tuple(map(str, paths)), tasks=(COMPOSITE,), n_train=(20,), seeds=1)
     with pytest.MonkeyPatch.context() as patch:  # a file is loaded here too
         patch.setattr(torch.nn.GELU, "forward", torch.nn.GELU.forward)

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from measured import TINY, what_was_measured
+from measured import what_was_measured
+from plugin_files import write_strategy
+from running import planned
 
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
@@ -32,20 +34,15 @@ class Sequential:
         self,
         queue: Queue,
         setting: Setting,
-        on_begin: Callable[[Sequence[str]], None],
+        on_begin: Callable[[Sequence[str], float], None],
     ) -> Iterator[Record]:
         context = Context(setting.out, setting.device, setting.locations, setting.checkpoint)
         with one_thread():
             while batch := queue.take():
                 if batch[0].label not in self.lost:
-                    on_begin([batch[0].cell.id])
+                    on_begin([batch[0].cell.id], 0.0)
                     yield from run_cells(batch, Registry(), context)
                 queue.done(batch[0])
-
-
-def planned(out: Path) -> planner.Plan:
-    request = Request(suite=TINY, n_train=(4,), seeds=1)
-    return planner.plan(request, planner.Files(), Registry(), out, "missing")
 
 
 def collect(out: Path, made: Engine, **callbacks: Any) -> None:
@@ -79,35 +76,16 @@ def test_an_engine_that_loses_cells_is_noticed_and_what_is_recorded_kept(tmp_pat
     assert len(store.read(tmp_path)) == 4
 
 
-SLOW = '''
-import time
-from typing import ClassVar
-import sparsebench
-
-class Slow(sparsebench.Strategy):
-    """Takes its time."""
-    name: ClassVar = "slow"
-
-    def scores(self, view):
-        time.sleep(0.7)
-        return view.tokens.sum(dim=-1)
-
-@sparsebench.hookimpl
-def sparsebench_strategies():
-    return [Slow]
-'''
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_engine_says_which_share_of_a_training_is_done(workers: int, tmp_path: Path) -> None:
-    (file := tmp_path / "slow.py").write_text(SLOW)
+    file = write_strategy(tmp_path / "slow.py", "time.sleep(0.7)", "import time")
     request = Request(suite="quick-scratch", plugins=(str(file),), tasks=(PICTURES,), n_train=(2,), seeds=1)
     plan = planner.plan(request, planner.Files(), registry := Registry(), tmp_path / "out", "missing")
     jobs = [job for job in plan.jobs if job.label == "slow"]
     said: list[tuple[Sequence[str], float]] = []
 
-    def on_begin(cells: Sequence[str], share: float = 0.0, /) -> None:
+    def on_begin(cells: Sequence[str], share: float) -> None:
         said.append((cells, share))
 
     made = Processes(1) if workers else InProcess(registry)

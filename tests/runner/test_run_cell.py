@@ -357,7 +357,7 @@ def test_a_plugin_file_that_changed_since_the_run_began_is_not_run(samples: Path
 
 
 def test_pictures_that_are_not_on_this_machine_are_the_reason(job_of: Any, tmp_path: Path) -> None:
-    (job,) = job_of("random", COMPOSITE, n_train=40, model=VIT, images="folder-0123456789ab")
+    (job,) = job_of("random", COMPOSITE + ",images=folder-0123456789ab", n_train=40, model=VIT)
     (record,) = inline([job], Registry(), tmp_path)
     assert record.status == "failed" and "folder-0123456789ab" in reason(record)
 

@@ -1,11 +1,11 @@
 """What a strategy learns is a part of the cell's network: trained, resumed, kept; and what adaptive ones spend."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from measured import VIT, Measure
 from running import inline
 from safetensors.torch import load_file
 
@@ -19,9 +19,6 @@ from sparsebench.runner.run_cell import Checkpoint
 
 TASK = "composite:epochs=2,test=40,pretrain_epochs=1,pretrain_samples=40,batch=10"
 UNTAUGHT = TASK.replace("pretrain_epochs=1,pretrain_samples=40", "pretrain_epochs=0")
-VIT = "vit:dim=16,depth=3,heads=2"
-
-Measure = Callable[..., Record]
 
 
 def run(jobs: list[Job], out: Path, every: float = 0) -> Record:

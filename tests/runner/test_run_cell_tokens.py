@@ -1,12 +1,12 @@
 """What a record tells of single tokens."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from measured import COMPOSITE, VIT, Measure
 from sparsebench_plugins.random import Random
 
 from sparsebench.measure.selection import token_spuriosity
@@ -20,11 +20,6 @@ from sparsebench.strategy.budget import Budget
 from sparsebench.tasks.images import Composite
 from sparsebench.training.influence import influences
 from sparsebench.training.steps import Samples
-
-COMPOSITE = "composite:epochs=1,test=40,pretrain_epochs=0"
-VIT = "vit:dim=16,depth=3,heads=2"
-
-Measure = Callable[..., Record]
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from measured import TINY
+from plugin_files import write_strategy
 from processes import processes_in, processes_of
 from running import local
 from waiting import soon
@@ -95,29 +96,13 @@ def _lives(pid: int) -> bool:
         return False
 
 
-WHERE = """
-import os
-from typing import ClassVar
-import sparsebench
-
-class Where(sparsebench.Strategy):
-    name: ClassVar[str] = "where"
-
-    def scores(self, view):
-        print("server", os.getppid(), "in", os.getcwd(), "with", os.environ.get("A_VARIABLE"))
-        return view.tokens.sum(dim=-1)
-
-@sparsebench.hookimpl
-def sparsebench_strategies():
-    return [Where]
-"""
+WHERE = 'print("server", os.getppid(), "in", os.getcwd(), "with", os.environ.get("A_VARIABLE"))'
 
 
 def test_runs_of_a_process_share_a_server_while_their_variables_are_alike(
     job_of: Callable[..., list[Job]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "where.py").write_text(WHERE)
-    (job,) = job_of(str(tmp_path / "where.py"), n_train=4)
+    (job,) = job_of(str(write_strategy(tmp_path / "where.py", WHERE, "import os")), n_train=4)
 
     def run(name: str) -> list[str]:
         (record,) = local([job], 1, tmp_path / name)

@@ -4,11 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from measured import TINY
-from running import execute
+from running import execute, planned
 
 from sparsebench.plan import plan as planner
-from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
@@ -16,8 +14,7 @@ from sparsebench.runner.engines import Stop
 
 
 def plan(out: Path) -> planner.Plan:
-    request = Request(suite=TINY, tasks=("composite:epochs=400",), n_train=(4, 8), seeds=10)
-    return planner.plan(request, planner.Files(), Registry(), out, "missing")
+    return planned(out, tasks=("composite:epochs=400",), n_train=(4, 8), seeds=10)
 
 
 @pytest.fixture(autouse=True)

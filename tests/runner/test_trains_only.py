@@ -1,12 +1,8 @@
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import sparsebench_plugins.patch_dropout
-
-from sparsebench.records.record import Record
-
-Measure = Callable[..., Record]
+from measured import Measure
 
 
 @pytest.fixture(scope="module")

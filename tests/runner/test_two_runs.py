@@ -5,38 +5,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
-from click.testing import CliRunner, Result
+from commands import call
 from measured import TINY
-from running import execute
+from running import execute, planned
 
-from sparsebench.cli import main
-from sparsebench.plan import plan as planner
-from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
 
-RUN = [
-    "run",
-    "--suite",
-    TINY,
-    "--n-train",
-    "4,8",
-    "--seeds",
-    "3",
-    "--jobs",
-    "0",
-]
+RUN = ["run", "--suite", TINY, "--n-train", "4,8", "--seeds", "3", "--jobs", "0"]
 TIMES = ["images_per_s", "pareto_speed"]
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
-
-
-def call(*arguments: Any) -> Result:
-    return CliRunner().invoke(main, [str(a) for a in arguments])
 
 
 @pytest.mark.slow
@@ -68,8 +50,7 @@ with CellLocks(Path(sys.argv[1]), {}) as locks:
 
 
 def test_a_cell_that_another_run_is_at_is_left_to_it_and_done_when_that_has_died(tmp_path: Path) -> None:
-    request = Request(suite=TINY, n_train=(4,), seeds=1)
-    plan = planner.plan(request, planner.Files(), Registry(), tmp_path, "missing")
+    plan = planned(tmp_path)
     (first, *others), new = [job.cell.id for job in plan.todo], list[str]()
     words = [sys.executable, "-c", HOLDS, str(tmp_path), first]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
@@ -85,14 +66,13 @@ def test_a_cell_that_another_run_is_at_is_left_to_it_and_done_when_that_has_died
 
 
 def test_what_a_killed_run_has_not_sealed_runs_again_where_that_is_asked_for(tmp_path: Path) -> None:
-    request, new = Request(suite=TINY, n_train=(4,), seeds=1), list[Record]()
-    writer = store.Writer(tmp_path)
-    for job in planner.plan(request, planner.Files(), Registry(), tmp_path, "missing").todo:
+    new, writer = list[Record](), store.Writer(tmp_path)
+    for job in planned(tmp_path).todo:
         writer.append(job.record_of_failure("failed", Failure(reason="it broke"), "2026-01-01T00:00:00+00:00"))
     writer.close()
     (segment,) = store.segments(tmp_path)
     segment.rename(segment.with_name("20260101T000000-other-7-0.jsonl"))
-    plan = planner.plan(request, planner.Files(), Registry(), tmp_path, "failed")
+    plan = planned(tmp_path, "failed")
     execute(plan, Registry(), tmp_path, 0, new.append)
     assert len(plan.todo) == 4 and [record.status for record in new] == ["ok"] * 4
 

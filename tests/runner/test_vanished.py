@@ -5,17 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from measured import TINY
-from running import execute
+from running import execute, planned
 
 from sparsebench.errors import UserError
-from sparsebench.plan import plan as planner
-from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
-
-REQUEST = Request(suite=TINY, n_train=(4,), seeds=1)
 
 
 def run(out: Path, workers: int, at_first: Callable[[], object]) -> list[Record]:
@@ -27,9 +22,8 @@ def run(out: Path, workers: int, at_first: Callable[[], object]) -> list[Record]
         if len(new) == 1:
             at_first()
 
-    plan = planner.plan(REQUEST, planner.Files(), Registry(), out, "missing")
     store.check_writable(out)
-    execute(plan, Registry(), out, workers, on_record)
+    execute(planned(out), Registry(), out, workers, on_record)
     return new
 
 

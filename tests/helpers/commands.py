@@ -1,0 +1,12 @@
+"""The command line, called in this process."""
+
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from sparsebench.cli import main
+
+
+def call(*arguments: Any) -> Result:
+    """Return what the command line does with these words."""
+    return CliRunner().invoke(main, [str(word) for word in arguments])
