@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vits import ARCHITECTURES, Gated, any_tokens, begin, images, vit
 
 from sparsebench.errors import UnsupportedError
-from sparsebench.measure.cost import BlockCost, Step, VitCost, mean_step, scoring_of
+from sparsebench.measure.cost import BlockCost, Step, VitCost, mean_step, projected_for, scoring_of
 from sparsebench.models.deep import DeepViT
 from sparsebench.models.small_vit import PositionalDeepViT, small_vit
 from sparsebench.models.timm_parts import vit_cost
@@ -86,6 +86,15 @@ def test_steps_name_what_enters_and_leaves_each_block():
 )
 def test_which_attention_has_to_be_computed_follows_from_the_needs(needs, source, scoring):
     assert scoring_of(needs, source) == scoring
+
+
+@pytest.mark.parametrize(
+    ("needs", "scoring", "projected"),
+    [(("values", "queries", "keys"), "", "qkv"), (("values", "keys"), "class", "v"), (("queries",), "received", ""),
+     (("tokens",), "", "")],
+)  # fmt: skip
+def test_what_scoring_makes_is_not_projected_again(needs, scoring, projected):
+    assert projected_for(needs, scoring) == projected
 
 
 @pytest.mark.parametrize("scoring", ["", "class", "received"])
