@@ -175,7 +175,7 @@ def below_chance(frame: pd.DataFrame, folder: Path | None = None) -> list[str]:
     """
     lines = set()
     numbered = [text for text in frame["setting"].unique() if '"labels":' in str(text)]
-    frame = frame[frame["setting"].isin(numbered)]
+    frame = frame_of(frame[frame["setting"].isin(numbered)])
     files = {} if folder is None or frame.empty else manifests.file_names(folder)
     for one in add_titles(settings_of(frame)):
         for key, entry in one.entries.items() if described(one.params[0]) else ():
