@@ -151,15 +151,15 @@ def class_orders(settings: Sequence[Setting]) -> list[str]:
     return [f"{task}: class folders are numbered {words}" for task, words in sorted(said)]
 
 
-def below_chance(records: Flats) -> list[str]:
+def below_chance(frame: pd.DataFrame) -> list[str]:
     """Return a line for each setting with class folders in which dense is right less often than chance.
 
     Chance is what its answers come to on labels that have nothing to do with them, so that a network that gives one
     answer to everything, or answers that no folder has, is at chance. The test is exact: binomial, one-sided.
     """
-    frame, lines = frame_of(records), set()
+    lines = set()
     numbered = [text for text in frame["setting"].unique() if '"labels":' in str(text)]
-    frame = frame[frame["setting"].isin(numbered)]
+    frame = frame_of(frame[frame["setting"].isin(numbered)])
     for one in add_titles(settings_of(frame)):
         for key, entry in one.entries.items() if described(one.params[0]) else ():
             outcomes = zip(*map(entry.column, (*OUTCOMES, NETWORK)), strict=True) if key[0] == DENSE else ()

@@ -1,5 +1,6 @@
 from functools import partial
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -8,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vits import ARCHITECTURES, Gated, any_tokens, begin, images, vit
 
 from sparsebench.errors import UnsupportedError
-from sparsebench.measure.cost import BlockCost, Step, VitCost, scoring_of
+from sparsebench.measure.cost import BlockCost, Step, VitCost, mean_step, projected_for, scoring_of
 from sparsebench.models.deep import DeepViT
 from sparsebench.models.small_vit import PositionalDeepViT, small_vit
 from sparsebench.models.timm_parts import vit_cost
@@ -85,6 +86,36 @@ def test_steps_name_what_enters_and_leaves_each_block():
 )
 def test_which_attention_has_to_be_computed_follows_from_the_needs(needs, source, scoring):
     assert scoring_of(needs, source) == scoring
+
+
+@pytest.mark.parametrize(
+    ("needs", "scoring", "projected"),
+    [(("values", "queries", "keys"), "", "qkv"), (("values", "keys"), "class", "v"), (("queries",), "received", ""),
+     (("tokens",), "", "")],
+)  # fmt: skip
+def test_what_scoring_makes_is_not_projected_again(needs, scoring, projected):
+    assert projected_for(needs, scoring) == projected
+
+
+@pytest.mark.parametrize("scoring", ["", "class", "received"])
+@pytest.mark.parametrize("early", [True, False])
+def test_a_mean_step_costs_the_mean_of_its_images(early, scoring):
+    block = BlockCost(qkv=48, proj=16, mlp=128, width=4)
+    cost = VitCost(tokens=8, prefix=1, class_rows=1, embed=12, head=8, blocks=(block,))
+    keys, out, own = np.array([[8.0, 5.0, 7.0], [3.0, 5.0, 1.0], [2.0, 0.0, 10.0]])
+    each = [Step(k, o, early, scoring, own=macs) for k, o, macs in zip(keys, out, own, strict=True)]
+    two = Step(keys[:2], out[:2], early, scoring, own=own[:2])
+    mean = mean_step([(2, two), (1, each[2])])
+    assert cost.macs([mean]) == pytest.approx(np.mean([cost.macs([step]) for step in each]), rel=1e-12)
+    assert (mean.tokens_in, mean.tokens_out, mean.own) == (20 / 3, 3, 4)
+
+
+def test_attention_of_the_block_before_is_made_there():
+    cost = VitCost(16, 1, 1, 0, 0, (BlockCost(0, 0, 0, 0),) * 4)
+    steps = cost.steps(Traits("block", {"previous_attention"})._replace(rests=True), (2, 3), (8, 4))
+    assert [(s.tokens_in, s.rested, s.scoring) for s in steps] == [
+        (16, 0, ""), (16, 0, "class"), (8, 8, "class"), (4, 12, "")
+    ]  # fmt: skip
 
 
 MODELS = ARCHITECTURES | KINDS | {"wide mlp": partial(vit, mlp_ratio=3), "gated": partial(vit, attn_layer=Gated)}

@@ -108,6 +108,7 @@ NO_TOKEN = torch.arange(B)[:, None].expand(B, N) > 0
         (Mask(HALF, sizes=ALIKE.triu()), "training", "Mask.sizes must be positive"),
         (Mask(ALIKE.long()), "training", "booleans, or real numbers"),
         (Mask(3 * HALF), "training", "must lie in"),
+        (Mask(-HALF), "training", "must lie in"),
         (Mask(NAN), "training", "holds NaN"),
         (Mask(ALIKE[:, 1:]), "training", "must have shape"),
         (Mask(ALIKE), "test", "for training only"),

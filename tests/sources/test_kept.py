@@ -3,9 +3,10 @@ import pytest
 from PIL import Image
 
 from sparsebench.errors import UserError
-from sparsebench.plan.locate import locate
+from sparsebench.plan.locate import pictures_for
 from sparsebench.plan.request import Files
 from sparsebench.tasks import sources
+from sparsebench.tasks.images import Plain
 from sparsebench.tasks.sources import classes, files, scenes
 
 
@@ -153,6 +154,6 @@ def test_files_are_read_once_however_often_they_are_located(folder, monkeypatch)
     seen, real = [], files.read_bytes
     monkeypatch.setattr(files, "read_bytes", lambda path: seen.append(path) or real(path))
     images = Files((f"folder:{folder}",))
-    names, places = locate(images)
-    assert locate(images) == (names, places) and sorted(seen) == sorted(set(seen)) and len(seen) == 12
-    assert places == {names["images"]: folder}
+    (names,) = pictures_for(Plain, images)
+    assert pictures_for(Plain, images) == [names] and sorted(seen) == sorted(set(seen)) and len(seen) == 12
+    assert images.places == {names["images"]: folder}
