@@ -156,14 +156,13 @@ TRIALS = tuple(
 """Columns of tables of their own under a board of curves."""
 BEST = (
     Column("budget", "MACs / dense", "text", "what was asked for"),
-    Column(
-        "best", "best strategies", "text", "the most accurate one, and those that it is not significantly better than"
-    ),
+    Column("best", "most accurate", "text", "the strategy of the highest accuracy"),
     BY_KEY["accuracy"]._replace(heading="accuracy, %", shown="percent", interval=False),
     BY_KEY["accuracy_delta"]._replace(heading="minus dense, points", shown="points"),
     Column("random", "random_inside, %", "percent", "accuracy of random tokens inside the network"),
     BY_KEY["random_inside_delta"]._replace(heading="minus random_inside, points", shown="points"),
     SPEED_UP,
+    Column("equal", "not significantly worse", "text", "the strategies that it is not significantly better than"),
 )
 """Columns of the best strategies at each budget."""
 PAPER = (

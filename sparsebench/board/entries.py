@@ -459,9 +459,10 @@ def about(setting: Setting) -> str:
     size = [f"{name} {model[name]}" for name in ("depth", "dim", "heads", "patch") if name in model]
     size += [f"{weights / 1e6:.2g} M weights"] if dense and (weights := dense.over_seeds("parameters")) else []
     size += ["in bfloat16"] if model.get("precision") == "bfloat16" else []
-    networks = " ".join([f"{number or 'no'} of model {setting.model}", *([f"({', '.join(size)})"] if size else [])])
+    named = f"{number or 'no'} network{'s' * (number != 1)} of model {setting.model}"
+    networks = " ".join([named, *([f"({', '.join(size)})"] if size else [])])
     track = TRACKS.get(setting.track, setting.track)
-    return plain(f"Data: {', '.join(data)}. Networks: {networks}, {track} (track {setting.track}).", 500)
+    return plain(f"Data: {', '.join(data)}. {networks}, {track} (track {setting.track}).", 500)
 
 
 def pictures_of(setting: Setting) -> str:
@@ -479,4 +480,4 @@ def _tested(dense: Entry | None) -> list[str]:
     if not known:
         return []
     classes = set[int]().union(*(dense.columns.numbers(text, n).tolist() for n, text in known))
-    return [f"{len(classes)} classes", f"{known[0][0]:,} images in each test"]
+    return [f"{len(classes)} classes", f"{known[0][0]:,} test images for each network"]

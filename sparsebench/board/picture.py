@@ -141,6 +141,7 @@ def curves(over: BudgetBoard, title: str, strategies: Sequence[str] = (), width:
     others = len(lines) - len(chosen) - len(references)
     notes = f"Dense: {100 * over.lines[DENSE][1.0]['accuracy']:.1f} % accuracy. Bars: 95 % intervals of differences. "
     notes += f"The vertical axis is stretched near dense.{f' Grey: {others} others.' if others else ''} "
+    notes += "" if strategies else "In colour: the most accurate at each budget, then the best ranks. "
     notes += " ".join(f"{REFERENCES[name]}." for name in references) if width == "two" else ""
     with _sheet(width):
         inches = style.COLUMNS[width]

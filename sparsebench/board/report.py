@@ -31,16 +31,15 @@ from sparsebench.board.tables import Report, Table, with_values
 from sparsebench.errors import few
 
 NAMED = 3
-"""Of the best strategies at a budget those that are named; of the others it is said how many there are."""
+"""Of strategies that are not significantly worse those that are named; of the others it is said how many there are."""
 LEGEND = (
     "[ ]: 95 % intervals over seeds and items, not adjusted for multiple comparisons. Differences and ratios are to "
     "dense unless named.",
     "Oracles see the relevance mask and are not ranked.",
 )
 LEGEND_OF_BEST = (
-    "Best strategies: the most accurate one, and all that are not significantly worse. Numbers are those of the first; "
-    "in [ ] 95 % intervals.",
-    "random_inside: keeps the same number of tokens inside the network, drawn at random.",
+    "All numbers are those of the most accurate strategy; in [ ] 95 % intervals.",
+    "random_inside: random tokens are dropped inside the network, at the same MACs.",
     "Speed-up: images/s over dense's on the same machine; - where it was not measured.",
 )
 
@@ -70,8 +69,8 @@ def report(judged: Leaderboard, notes: Sequence[str] = (), *, whole: bool = True
 
 
 def best(one: Ranking, title: str = "") -> Table:
-    """Return what was measured, and for dense and each budget the strategies of which none is significantly better."""
-    beside = dict.fromkeys(("speed_up", *BY_KEY["accuracy_delta"].keys))
+    """Return what was measured, and at each budget the most accurate strategy and those that are not worse."""
+    beside = dict.fromkeys(BY_KEY["accuracy_delta"].keys)
     rows = [{**row, **beside, "budget": "1", "best": DENSE} for row in one.every if row["strategy"] == DENSE]
     random = {_budget_of(row): row["accuracy"] for row in reversed(one.every) if row["strategy"] == RANDOM}
     budgets = defaultdict[tuple[float, str], list[int]](list)
@@ -83,7 +82,7 @@ def best(one: Ranking, title: str = "") -> Table:
         first = sorted((i for k, i in enumerate(at) if not better[:, k].any()), key=lambda i: -one.rows[i]["accuracy"])
         rows.append({
             **one.rows[first[0]], "budget": label or f"{-share:g}", "random": random.get((share, label)),
-            "best": few([one.rows[i]["strategy"] for i in first], NAMED),
+            "best": one.rows[first[0]]["strategy"], "equal": few([one.rows[i]["strategy"] for i in first[1:]], NAMED),
         })  # fmt: skip
     return Table(rows, BEST, title, about(one.setting), legend=LEGEND_OF_BEST, main=False)
 

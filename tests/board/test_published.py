@@ -158,6 +158,6 @@ def test_a_readme_has_what_a_board_tells_first(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("above\n<!-- one board -->\nold\n<!-- end of one board -->\nbelow\n")
     assert call(tmp_path / "boards", "--update")[0] == 0
     text = (tmp_path / "README.md").read_text()
-    assert "best strategies" in text and "track tuned" in text.lower() and "old" not in text
+    assert "most accurate" in text and "track tuned" in text.lower() and "old" not in text
     assert "kept accuracy" not in text and text.startswith("above\n") and text.endswith("below\n")
     assert call(tmp_path / "boards", "--check")[0] == 0
