@@ -204,7 +204,7 @@ class Done(NamedTuple):
 
     Attributes:
         board: of all cells of its request that the folder has.
-        records: of those that this run was to have, flat: all of them, or of a shard.
+        records: of those that this run was to have, as the board has them: all of them, or of a shard.
     """
 
     board: Board
@@ -214,13 +214,14 @@ class Done(NamedTuple):
 def execute(request: Request, files: Files, how: How, out: Path, callbacks: Callbacks) -> Done:
     """Run what is missing, and write and return the leaderboard; see `run`."""
     from sparsebench.board.board import board_of, read
+    from sparsebench.board.entries import frame_of
     from sparsebench.board.published import publish
     from sparsebench.errors import UserError
     from sparsebench.plugin.registry import Registry
     from sparsebench.runner import run as runs
 
     plan = runs.run(request, files, how, Registry(), out, callbacks)
-    known = read(out)
+    known = frame_of(read(out))
     known = known[known["cell_id"].isin([job.cell.id for job in plan.whole])]
     records = known[known["cell_id"].isin([job.cell.id for job in plan.jobs])]
     if lost := {job.cell.id for job in plan.jobs} - set(records["cell_id"]):

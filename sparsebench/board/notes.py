@@ -159,7 +159,7 @@ def below_chance(frame: pd.DataFrame) -> list[str]:
     """
     lines = set()
     numbered = [text for text in frame["setting"].unique() if '"labels":' in str(text)]
-    frame = frame_of(frame[frame["setting"].isin(numbered)])
+    frame = frame[frame["setting"].isin(numbered)]
     for one in add_titles(settings_of(frame)):
         for key, entry in one.entries.items() if described(one.params[0]) else ():
             outcomes = zip(*map(entry.column, (*OUTCOMES, NETWORK)), strict=True) if key[0] == DENSE else ()
