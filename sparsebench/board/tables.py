@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from textwrap import fill
 from typing import Any
 
 from tabulate import SEPARATING_LINE, tabulate
@@ -165,32 +164,25 @@ def _legend(table: Table, columns: Sequence[Column]) -> list[str]:
 def _text(report: Report, choice: Choice, style: str, escape: Callable[..., str]) -> str:
     """Return a report for people, in a style of tabulate, with texts escaped."""
     parts: list[str] = []
-    width = choice.width if style == "simple" else None
     for table in report.tables:
         rows, columns = table.rows, choice.of(table, table.shown)
-        if width is not None:
-            rows, columns = fit(rows, columns, width)
+        if style == "simple" and choice.width is not None:
+            rows, columns = fit(rows, columns, choice.width)
         lines: list[Any] = [[escape(text_of(row, column)) for column in columns] for row in rows]
         lines = _apart(table, rows, lines) if style == "simple" else lines
         text = _grid(lines, [escape(column.heading) for column in columns], columns, style)
         said = (table.title, table.above, *_legend(table, columns))
         title, above, *legend = (escape(words, code=True) for words in said)
-        below = [_bullets(map(escape, table.notes), width), _bullets(legend, width)]
-        parts += [title, _wrapped(above, width), text, *below] if columns else []
-    return "\n\n".join(filter(None, [*parts, _bullets(map(escape, report.notes), width)])) + "\n"
+        parts += [title, above, text, _bullets(map(escape, table.notes)), _bullets(legend)] if columns else []
+    return "\n\n".join(filter(None, [*parts, _bullets(map(escape, report.notes))])) + "\n"
 
 
 def _as_it_is(text: str, code: bool = False) -> str:
     return text
 
 
-def _bullets(lines: Iterable[str], width: int | None) -> str:
-    return "\n".join(_wrapped(f"- {line}", width, indent="  ") for line in lines)
-
-
-def _wrapped(text: str, width: int | None, indent: str = "") -> str:
-    """Return a text in lines of so many characters, if they are limited."""
-    return text if width is None else fill(text, width, subsequent_indent=indent, break_on_hyphens=False)
+def _bullets(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def _grid(lines: Sequence[Any], headings: Sequence[str], columns: Sequence[Column], style: str) -> str:

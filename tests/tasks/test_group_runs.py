@@ -79,7 +79,7 @@ def test_a_set_with_a_task_of_its_own_is_for_no_other(waterbirds, tmp_path, opti
     assert done.exit_code == 2 and "waterbirds is for the task 'waterbirds' alone" in done.stderr
 
 
-def test_corrupt_pictures_are_named_with_their_rows_before_a_cell_is_run_or_are_left_out(run, waterbirds):
+def test_corrupt_pictures_are_named_before_a_cell_is_run_or_are_left_out(run, waterbirds):
     rows = [i for i, (split, _, _) in enumerate(waterbirds.rows) if split == 0][:2]
     rows.append(next(i for i, (split, _, _) in enumerate(waterbirds.rows) if split == 2))
     for row in rows:
@@ -88,7 +88,7 @@ def test_corrupt_pictures_are_named_with_their_rows_before_a_cell_is_run_or_are_
     assert done.exit_code == 1 and records == {}
     (line,) = [line for line in done.stderr.splitlines() if "Error" in line]
     for row in rows:
-        assert f"metadata.csv, line {row + 2}: {waterbirds.root / waterbirds.names[row]}" in line
+        assert str(waterbirds.root / waterbirds.names[row]) in line
     done, records = run("--images", f"folder:{waterbirds.root}", "--n-train", 26, "--jobs", 0, "--skip-bad")
     assert done.exit_code == 0, done.stderr
     assert {record.status for record in records.values()} == {"ok", "unsupported"}
