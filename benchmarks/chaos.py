@@ -164,7 +164,9 @@ def _kill(run: subprocess.Popen[bytes], rng: random.Random, share: float) -> str
 
 
 def end_workers(out: Path, cells: int, kills: int, rng: random.Random) -> tuple[int, int]:
-    """Give the command until it ends well, killing workers meanwhile, with a record at least between two kills.
+    """Give the command until it ends well, killing workers meanwhile.
+
+    Two records come between two kills, one of which may have been on its way at the first: so no cell is killed twice.
 
     Returns:
         how many were killed, and how often the command was given.
@@ -177,15 +179,15 @@ def end_workers(out: Path, cells: int, kills: int, rng: random.Random) -> tuple[
             while run.poll() is None:
                 time.sleep(rng.random() * rng.choice((0.02, 0.5, 2.0)))
                 workers = [pid for pid in descendants(run.pid) if _is_worker(pid)]
-                if killed < kills and workers and (not killed or _lines(out) > records):
-                    records = _lines(out)
+                if killed < kills and workers and (not killed or _lines(out) > records + 1):
                     with suppress(ProcessLookupError):
                         os.kill(workers[-1], signal.SIGKILL)
-                        killed += 1
+                        killed, records = killed + 1, _lines(out)
             if run.returncode == 0:
                 return killed, times
             if times > kills + 3:
-                raise RuntimeError(f"the same command does not heal: see {log.name}")
+                ends = Counter(record.status for record in store.read(out).values())
+                raise RuntimeError(f"the same command does not heal: {dict(ends)}")
 
 
 def _is_worker(pid: int) -> bool:

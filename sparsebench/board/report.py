@@ -38,7 +38,8 @@ LEGEND = (
     "Oracles see the relevance mask and are not ranked.",
 )
 LEGEND_OF_BEST = (
-    "All numbers are those of the most accurate strategy; in [ ] 95 % intervals.",
+    "Numbers, but for random_inside, are those of the most accurate strategy; in [ ] 95 % intervals. Differences are "
+    "taken before rounding.",
     "random_inside: random tokens are dropped inside the network, at the same MACs.",
     "Speed-up: images/s over dense's on the same machine; - where it was not measured.",
 )

@@ -87,7 +87,7 @@
     const lines = linesOf(setting, axis);
     const named = on.filter((name) => lines.some((line) => line.name === name)).slice(0, MOST);
     drawLines(at("plot"), { lines, on: named, axis, say: (found) => tip(setting, found), toggle });
-    at("chosen").textContent = `Choose which strategies have names (${named.length} of ${lines.length})`;
+    at("chosen").textContent = `Choose which lines have names (${named.length} of ${lines.length})`;
     const focused = document.activeElement?.dataset?.name;
     const boxes = lines.map(({ name }) => {
       const box = make("input", { type: "checkbox", checked: on.includes(name), "data-name": name });
