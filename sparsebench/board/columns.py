@@ -162,7 +162,7 @@ BEST = (
     Column("random", "random_inside, %", "percent", "accuracy of random tokens inside the network"),
     BY_KEY["random_inside_delta"]._replace(heading="minus random_inside, points", shown="points"),
     SPEED_UP,
-    Column("equal", "not significantly worse than it", "text", "the strategies that it is not significantly better than"),
+    Column("equal", "not significantly worse than it", "text", "strategies that it is not significantly better than"),
 )
 """Columns of the best strategies at each budget."""
 PAPER = (

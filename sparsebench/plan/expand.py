@@ -53,6 +53,7 @@ def expand(request: Request, registry: Registry, files: Files | None = None, sui
         raise UserError("--seeds", got=request.seeds, allowed="1 or more")
     suite = load(request.suite) if suite is None else suite
     settings = list(_settings(suite, request, registry, files))
+    _check_taken(files, settings)
     _check_pictures(suite, files, [setting.task for setting in settings])
     _check_weights(list({repr((one.task, one.model)): one for one in settings}.values()), files.places)
     jobs, costs = dict[str, Job](), _Costs(registry)
@@ -92,6 +93,18 @@ def _check_weights(settings: Collection[_Setting], locations: Locations) -> None
                 got=f"{locations[next(iter(made))].name} for {min(usual)}, {locations[name].name} for {min(wanted)}",
                 next_step="give each a run of its own, or say one size for all with canvas=SIDE of the task",
             )
+
+
+def _check_taken(files: Files, settings: Collection[_Setting]) -> None:
+    """Raise UserError if no task or model of a run takes the pictures or weights that the user named."""
+    fields = {name for one in settings for part in (one.task, one.model) for name in type(part).model_fields}
+    for name in (*LOCATED, "weights"):
+        if getattr(files, name) and name not in fields:
+            tasks = ", ".join(sorted({one.task.name for one in settings}))
+            raise UserError(
+                f"--{name.replace('_', '-')} is taken by no task of this run", got=tasks,
+                next_step="leave it out, or name another with --task",
+            )  # fmt: skip
 
 
 def _check_pictures(suite: Suite, files: Files, tasks: Iterable[Task]) -> None:

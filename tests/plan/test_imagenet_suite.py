@@ -91,6 +91,11 @@ def test_each_folder_of_pictures_is_a_test_of_its_own(files: Files, tmp_path: Pa
         )
 
 
+def test_pictures_that_no_task_takes_are_refused(files: Files, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--backgrounds is taken by no task of this run; got folder"):
+        cells(Files(files.images, "photos", weights=files.weights), tmp_path)
+
+
 def test_it_is_in_bfloat16_on_a_gpu_unless_it_is_asked_for_otherwise(files: Files, tmp_path: Path) -> None:
     def precisions(**options: Any) -> set[str]:
         return {cell.precision for cell in cells(files, tmp_path, **options)}
