@@ -257,6 +257,11 @@ def test_a_fit_is_watched_as_choices_are(fit, fails, says):
     assert "acts_without_error" not in says_of or says_of["acts_without_error"][0] == "fits_on_images"
 
 
+def test_it_is_said_how_often_an_adaptive_strategy_waits_for_its_device():
+    (outcome,) = report_of(Registry().strategy("ats").cls(), "stays_on_its_device").outcomes
+    assert outcome.status == "ok" and "4 times a place" in outcome.message
+
+
 def test_parameters_without_defaults_and_those_that_json_loses_are_named():
     assert breaks(NeedsACount(count=3), "constructs_with_defaults")
     assert breaks(Forgets(secret=2.0), "parameters_survive_json")
