@@ -259,7 +259,7 @@ def test_a_fit_is_watched_as_choices_are(fit, fails, says):
 
 def test_it_is_said_how_often_an_adaptive_strategy_waits_for_its_device():
     (outcome,) = report_of(Registry().strategy("ats").cls(), "stays_on_its_device").outcomes
-    assert outcome.status == "ok" and "4 times a place" in outcome.message
+    assert outcome.status == "passed" and "4 times a place" in outcome.message
 
 
 def test_parameters_without_defaults_and_those_that_json_loses_are_named():
