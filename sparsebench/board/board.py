@@ -107,13 +107,18 @@ def read(out: Path, metrics: Container[str] | None = METRICS) -> pd.DataFrame:
 
 
 def _with_names(records: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
-    """Return records with what users call their folders of pictures and files of weights, in place of hashes."""
+    """Return records with what users call their folders of pictures and files of weights, in place of hashes.
+
+    A name that settings have for something else, such as shipped pictures, is followed by the hash.
+    """
     settings, networks = (records[name].astype("category") for name in ("setting", "network"))
+    text = "\n".join(settings.cat.categories)
+    names = {name: f"{file} ({name})" if canonical(file) in text else file for name, file in names.items()}
     in_json = {canonical(name): canonical(file) for name, file in names.items()}
     pattern = re.compile("|".join(map(re.escape, in_json)) or "(?!)")
     return records.assign(
-        setting=settings.cat.rename_categories(lambda text: pattern.sub(lambda found: in_json[found[0]], text)),
-        network=networks.cat.rename_categories(lambda text: " ".join(names.get(one, one) for one in text.split(" "))),
+        setting=settings.cat.rename_categories(lambda one: pattern.sub(lambda found: in_json[found[0]], one)),
+        network=networks.cat.rename_categories(lambda whole: " ".join(names.get(one, one) for one in whole.split(" "))),
     )
 
 

@@ -452,7 +452,8 @@ def about(setting: Setting) -> str:
     dense = next((one for key, one in setting.largest_entries.items() if key[0] == DENSE), None)
     pictures = pictures_of(setting)
     data = [f"{pictures} (task {setting.task})" if pictures else f"task {setting.task}"]
-    if (pixels := task.get("canvas")) and (patch := model.get("patch")):
+    pixels, patch = task.get("canvas"), model.get("patch")
+    if isinstance(pixels, int) and isinstance(patch, int) and patch > 0:  # the parameters may be anybody's
         data.append(f"{pixels} x {pixels} pixels in {(pixels // patch) ** 2} patches")
     data += _tested(dense)
     number = len(setting.networks) or (0 if dense is None else len(set(dense.seeds.tolist())))

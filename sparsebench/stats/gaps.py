@@ -39,9 +39,10 @@ def gap_reductions(
 
     Of a single seed as in `aligned_gaps`.
     """
+    of_dense = {s: (name, hits.astype(float)) for s, (name, hits) in dense.hits.items()}
     values = [
-        {s: dense.hits[s][1].astype(float) - hits for s, (name, hits) in sorted(one.hits.items())
-         if s in known and s in dense.hits and name == dense.hits[s][0]}
+        {s: of_dense[s][1] - hits for s, (name, hits) in sorted(one.hits.items())
+         if s in known and s in of_dense and name == of_dense[s][0]}
         for one, known in zip(every, groups, strict=True)
     ]  # fmt: skip
     return _intervals(values, every, groups, lone)

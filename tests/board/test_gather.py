@@ -12,10 +12,12 @@ from flats import build, rows_in
 
 from sparsebench.board import board as boards
 from sparsebench.board.board import PNG, Board, board_of, describe, gather
+from sparsebench.board.entries import about, frame_of, settings_of
 from sparsebench.board.notes import notes_on
-from sparsebench.records import store
+from sparsebench.records import manifests, store
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
+QUICK = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"
 Flat = dict[str, Any]
 
 
@@ -104,3 +106,24 @@ def test_a_folder_is_its_records_board(tmp_path: Path) -> None:
     assert rows_without(board.rows, "trained") == rows_without(build(records), "trained")
     assert rows_without(board.by_task.rows, "trained") == rows_without(build(records, "task"), "trained")
     assert (board.notes, board.suites) == (notes_on(records), ["quick, version 3"])
+
+
+def test_a_folder_that_is_called_as_shipped_pictures_are_stays_apart_from_them(tmp_path: Path) -> None:
+    name = "folder-0123456789ab"
+    shipped = next(r for r in store.read(QUICK).values() if r.cell.task.name == "composite" and r.status == "ok")
+    task = shipped.cell.task.model_copy(update={"params": shipped.cell.task.params | {"images": name}})
+    cell = shipped.cell.model_copy(update={"task": task})
+    writer = store.Writer(tmp_path)
+    for one in (shipped, shipped.model_copy(update={"cell": cell, "cell_id": cell.id})):
+        writer.append(one)
+    writer.close()
+    store.keep(tmp_path / manifests.FILES, manifests.Given(name=name, file="digits").model_dump(mode="json"))
+    settings = set(boards.read(tmp_path)["setting"].astype(str))
+    assert len(settings) == 2 and any(f"digits ({name})" in text for text in settings)
+    assert len(gather(tmp_path).by_task.rows) == 2
+
+
+def test_parameters_that_are_no_numbers_leave_a_board_without_pixels() -> None:
+    setting = '[{"name":"t","params":{"canvas":"x"}},{"name":"vit","params":{"patch":0}}]'
+    (one,) = settings_of(frame_of([record("dense", setting=setting)]))
+    assert "pixels" not in about(one)
