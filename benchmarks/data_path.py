@@ -1,6 +1,6 @@
 """What a run over a folder of pictures costs besides networks and decoding, and how busy it keeps a device.
 
-    python benchmarks/data_path.py [--pictures 10000] [--arch test_vit] [--simulate]
+    python benchmarks/data_path.py [--pictures 10000] [--arch test_vit] [--simulate | --gpu]
 
 Pictures are JPEG files of mixed sizes in class folders with WordNet ids, some of them grey or CMYK; weights are random.
 Strategies are tested on them at three budgets: in this process, where CPU seconds are counted by what they are for,
@@ -9,6 +9,9 @@ then two of them by two workers, whose memory is looked at and whose system call
 With --simulate the network is a device beside the host, as a GPU is, of so many images a second: printed is the share
 of a test's time in which it is busy, with pixels on it and with pixels that the host copies for each batch from their
 file. Time is the host's CPU time, as if it had a core to itself, so that other work on the machine does not count.
+
+With --gpu DeiT-S is tested in bfloat16 on the GPU in place of that, and the share is that of the test's wall time in
+which one of its kernels runs.
 """
 
 from __future__ import annotations
@@ -220,13 +223,71 @@ def simulate(rate: float, n: int) -> None:
             )
 
 
+def on_gpu(n: int) -> None:
+    """Print the share of a test's time in which a GPU computes, with n pictures of 224 x 224."""
+    import torch
+    from sparsebench_plugins.attn_topk import AttnTopK
+    from sparsebench_plugins.evit import EViT
+    from sparsebench_plugins.tome import ToMe
+    from torch.autograd import DeviceType
+
+    from sparsebench.models.actor import Actor
+    from sparsebench.models.deep import DeepViT
+    from sparsebench.models.timm_models import named_vit
+    from sparsebench.strategy.budget import Budget
+    from sparsebench.tasks.folder import Folder
+    from sparsebench.training.evaluate import BATCH, evaluate
+    from sparsebench.training.steps import Samples
+
+    def busy(profile: Any) -> float:
+        """Return the seconds in which at least one kernel ran; copies are none."""
+        spans = sorted(
+            (event.start_ns(), event.start_ns() + event.duration_ns())
+            for event in profile.profiler.kineto_results.events()
+            if event.device_type() == DeviceType.CUDA and not event.name().startswith(("Memcpy", "Memset"))
+        )
+        total = end = 0
+        for start, stop in spans:
+            total += max(0, stop - max(start, end))
+            end = max(end, stop)
+        return total / 1e9
+
+    torch.manual_seed(0)
+    network = DeepViT(named_vit("deit_small_patch16_224", 224, 1000).cuda(), precision="bfloat16")
+    host = torch.randint(0, 256, (1000, 3, 224, 224), dtype=torch.uint8).repeat(n // 1000, 1, 1, 1)
+    labels, recipe = torch.arange(len(host), device="cuda") % 1000, Folder(images="folder-0").recipe()
+    settings = [(AttnTopK(), {"macs": 0.5}), (EViT(), {"keep_rate": 0.7}), (ToMe(), {"per_block": 13})]
+    actors = [Actor(strategy, Budget(**budget), network.cost, network.grid, 0) for strategy, budget in settings]
+    for place, inputs in (("streamed", host), ("resident", host.cuda())):
+        for actor in (None, *actors):
+            samples = Samples(inputs, labels, None)
+            evaluate(network, actor, Samples(inputs[:1000], labels[:1000], None), recipe, BATCH)  # not counted
+            start = time.perf_counter()
+            evaluate(network, actor, samples, recipe, BATCH)
+            wall, cpu = time.perf_counter() - start, time.process_time()
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+                start = time.perf_counter()
+                evaluate(network, actor, samples, recipe, BATCH)
+                seen = time.perf_counter() - start
+            spent, name = time.process_time() - cpu, actor.strategy.name if actor else "dense"
+            print(
+                f"{name}, {place}: {len(host) / wall:,.0f} images/s; profiled {len(host) / seen:,.0f} images/s, "
+                f"the GPU computes {busy(profile) / seen:.1%}, host {spent / len(host) * 1e6:.0f} µs a picture",
+                flush=True,
+            )
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pictures", type=int, default=10_000)
     parser.add_argument("--arch", default="test_vit")
     parser.add_argument("--simulate", action="store_true")
+    parser.add_argument("--gpu", action="store_true")
     given = parser.parse_args()
+    if given.gpu:
+        on_gpu(given.pictures)
+        return
     if given.simulate:
         for rate in (2500.0, 10_000.0):
             simulate(rate, given.pictures)

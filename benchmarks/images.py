@@ -2,8 +2,8 @@
 
     python benchmarks/images.py            # about 8 minutes of one core; prints the tables of RESULTS.md
 
-Everything is compared inside one run, see `timing`. Times are CPU-seconds of one thread; with CUDA the networks are
-measured on it as well.
+Everything is compared inside one run, see `timing`. Times are CPU-seconds of one thread; with --device cuda those of
+networks are the GPU's, and nothing else is measured.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ KEPT = 42
 """Of 64 patches, those under a foreground of 26 x 26 on 32 x 32 pixels, by area."""
 RECIPE = Recipe("cross-entropy", "adamw", 1e-4, 128, epochs=1, steps=10**9, weight_decay=0.05)
 NAMED = {"DeiT-S": "deit_small_patch16_224", "ViT-B": "vit_base_patch16_224"}
-SMALL, SIZES = "small ViT", {"DeiT-S": 8, "ViT-B": 4, "small ViT": 128}
-"""Images of a batch for each model, on the CPU."""
+SMALL = "small ViT"
+SIZES = {"cpu": {"DeiT-S": 8, "ViT-B": 4, SMALL: 128}, "cuda": {"DeiT-S": 256, "ViT-B": 256, SMALL: 1024}}
+"""Images of a batch for each model."""
 
 
 def network(name: str, device: str, precision: str = "float32") -> DeepViT:
@@ -114,9 +115,10 @@ SHARES = ("model, batch, tokens", "speed-up", "dense MACs / MACs", "share reache
 def speed_up(device: str, rounds: int) -> str:
     """Compare pruned test passes with dense ones, beside the ratio of MACs."""
     rows, notes = [], []
-    for name, batch in [*SIZES.items(), ("DeiT-S", 1), (SMALL, 256), (SMALL, 64), (SMALL, 8), (SMALL, 1)]:
+    sizes = SIZES[device]
+    for name, batch in [*sizes.items(), ("DeiT-S", 1), (SMALL, 256), (SMALL, 64), (SMALL, 8), (SMALL, 1)]:
         net = network(name, device)
-        data, times = samples(net, batch), max(1, SIZES[name] // batch // 2)
+        data, times = samples(net, batch), max(1, sizes[name] // batch // 2)
         actors = {f"keep {rate}": topk(net, rate) for rate in RATES}
         runs = {kind: test_pass(net, actor, data, times) for kind, actor in actors.items()}
         dense = test_pass(net, None, data, times)
@@ -129,12 +131,13 @@ def speed_up(device: str, rounds: int) -> str:
 def training_step(device: str, rounds: int) -> str:
     """Compare pruned training steps of the small ViT with dense ones, beside the ratio of MACs."""
     net = network(SMALL, device)
-    data = samples(net, SIZES[SMALL])
+    data = samples(net, SIZES[device][SMALL])
     actors = {f"oracle at the input, {KEPT} / 64": oracle(net), **{f"keep {rate}": topk(net, rate) for rate in RATES}}
     runs = {name: step(net, actor, data) for name, actor in actors.items()}
     dense = step(net, None, data)
     seconds, note = settled({"dense": dense, "dense" + AGAIN: dense, **runs}, rounds, device)
-    return table(("training step, " + SHARES[0], *SHARES[1:]), shares(f"{SMALL}, 128", net, actors, seconds), note)
+    rows = shares(f"{SMALL}, {SIZES[device][SMALL]}", net, actors, seconds)
+    return table(("training step, " + SHARES[0], *SHARES[1:]), rows, note)
 
 
 def bare(net: DeepViT, data: Samples) -> Run:
@@ -161,7 +164,7 @@ def bare(net: DeepViT, data: Samples) -> Run:
 def overhead(device: str, rounds: int) -> str:
     """Compare the harness's training step with the same step written by hand."""
     net = network(SMALL, device)
-    data = samples(net, SIZES[SMALL])
+    data = samples(net, SIZES[device][SMALL])
     everything = Actor(AttnTopK(), Budget(macs=1.0), net.cost, net.grid, 0)
     by_hand = bare(net, data)
     runs = {
@@ -170,7 +173,7 @@ def overhead(device: str, rounds: int) -> str:
     }  # fmt: skip
     seconds, note = settled(runs, 2 * rounds, device)
     rows = [(name, f"{ratio(each, seconds['by hand']):.3f}") for name, each in seconds.items()]
-    return table((f"training step, {SMALL}, 128", "time / by hand"), rows, note)
+    return table((f"training step, {SMALL}, {SIZES[device][SMALL]}", "time / by hand"), rows, note)
 
 
 def halved(device: str, rounds: int) -> str:
@@ -184,7 +187,7 @@ def halved(device: str, rounds: int) -> str:
         runs: dict[str, Run] = {}
         for precision in ("float32", "bfloat16"):
             net = network(name, device, precision)
-            data = samples(net, SIZES[name])
+            data = samples(net, SIZES[device][name])
             actors: dict[str, Actor | None] = {"dense": None, **{f"keep {rate}": topk(net, rate) for rate in RATES[1:]}}
             actors[f"oracle at the input, {KEPT} / 64"] = oracle(net)
             runs |= {f"{kind} {precision}": make(net, actor, data) for kind, actor in actors.items()}
@@ -204,7 +207,7 @@ def attention(device: str, rounds: int) -> str:
     for name in ("DeiT-S", SMALL):
         net = network(name, device)
         parts = [part for part in net.module.modules() if hasattr(part, "fused_attn")]
-        normed = net.normalise(samples(net, SIZES[name]).inputs)
+        normed = net.normalise(samples(net, SIZES[device][name]).inputs)
 
         @torch.inference_mode()
         def run(fused: bool, bf16: bool, net: DeepViT = net, parts: list[Any] = parts, x: Any = normed) -> None:
@@ -293,7 +296,7 @@ def peak(name: str, kind: str) -> tuple[float, float]:
     with one_thread():
         net = network(name, "cpu")
         actor = {"dense": None, "keep 0.7": topk(net, 0.7), "oracle": oracle(net)}[kind.removesuffix(AGAIN)]
-        run, before = step(net, actor, samples(net, SIZES[name])), resident("VmRSS")
+        run, before = step(net, actor, samples(net, SIZES["cpu"][name])), resident("VmRSS")
         run()
         run()
     return resident("VmHWM"), before
@@ -310,7 +313,7 @@ def memory() -> str:
             found[kind] = most, most - before
         for kind, each in found.items():
             over = (f"{a / b:.3f}" for a, b in zip(each, found["dense"], strict=True))
-            rows.append((f"{name}, {SIZES[name]}, {kind}", *(f"{mib:.0f}" for mib in each), *over))
+            rows.append((f"{name}, {SIZES['cpu'][name]}, {kind}", *(f"{mib:.0f}" for mib in each), *over))
     return table(("training step", "peak MiB", "of the step", "peak over dense", "step over dense"), rows)
 
 
@@ -322,18 +325,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="*", help="names of tables: speed_up, training_step, ...; all unless given")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
-    on_cpu: list[Callable[[], str]] = [partial(one, "cpu", args.rounds) for one in NETWORKS]
-    others = [partial(composites, 20_000, 5), partial(augmentation, 10_000, 5), partial(growth, 2), memory]
+    tables: list[Callable[[], str]] = [partial(one, args.device, args.rounds) for one in NETWORKS]
+    if args.device == "cpu":
+        tables += [partial(composites, 20_000, 5), partial(augmentation, 10_000, 5), partial(growth, 2), memory]
     with one_thread():
-        for one in [*on_cpu, *others]:
+        for one in tables:
             name = getattr(one, "func", one).__name__
             if not args.only or name in args.only:
                 print(one(), end="\n\n", flush=True)
-        if torch.cuda.is_available():
-            print(*(one("cuda", args.rounds) for one in NETWORKS), sep="\n\n")
-        else:
-            print(table(("on CUDA", ""), [("the tables of networks", "not measured")]))
 
 
 if __name__ == "__main__":

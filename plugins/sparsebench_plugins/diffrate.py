@@ -93,7 +93,8 @@ class DiffRate(Strategy):
         target = target.scatter(1, stay, torch.arange(keep, device=stay.device).expand_as(stay))
         ones = torch.ones_like(view.sizes)
         count = ones[:, :keep].scatter_add(1, match, ones[:, : goes.shape[1]]).gather(1, target.clamp(min=0))
-        sizes = view.sizes.scatter(1, goes, view.sizes.gather(1, goes) * cosine.clamp(min=0))
+        reduced = view.sizes.gather(1, goes) * cosine.clamp(min=0)
+        sizes = view.sizes.scatter(1, goes, reduced.to(view.sizes.dtype))
         return Merge(target, scores=view.attention, weight=1 / count, sizes=sizes)
 
 

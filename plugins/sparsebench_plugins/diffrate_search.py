@@ -106,7 +106,7 @@ class DiffRateSearch(Strategy):
         groups = (F.one_hot(match, stay.shape[1]) * joins[:, :, None]).mT  # (B, m, N)
         mean = groups @ view.tokens / groups.sum(dim=2, keepdim=True)
         values = view.tokens.scatter(1, stay[:, :, None].expand_as(mean), mean.to(view.tokens.dtype))
-        new_sizes = view.sizes.scatter(1, stay, (groups @ sizes[:, :, None])[:, :, 0])
+        new_sizes = view.sizes.scatter(1, stay, (groups @ sizes[:, :, None])[:, :, 0].to(view.sizes.dtype))
         return Mask(not_dropped * stays, view.attention.detach(), values, new_sizes)
 
     def loss(self, inputs: LossInputs) -> "Tensor":
