@@ -146,7 +146,11 @@ def test_a_run_comes_out_as_on_the_cpu(tmp_path, jobs):
 
 
 def test_sparse_networks_are_timed_on_the_gpu_eager_and_compiled():
-    rows = list(speed.measure({"tiny": tiny()}, ["attn_topk:keep_rate=0.5", "tome:keep_rate=0.5"], batches=(4,), rounds=3, device="cuda"))
+    rows = list(
+        speed.measure(
+            {"tiny": tiny()}, ["attn_topk:keep_rate=0.5", "tome:keep_rate=0.5"], batches=(4,), rounds=3, device="cuda"
+        )
+    )
     assert [row.problem for row in rows] == [""] * 6
     assert all(row.memory and row.images_per_s and row.device == torch.cuda.get_device_name() for row in rows)
 
