@@ -28,7 +28,7 @@ class SparseModel(nn.Module):
     """A timm model on which a strategy acts: called, trained and saved as the model is.
 
     The weights are the model's own tensors, and so are the names in `state_dict()`; what the strategy learns is in it
-    too, as `strategy.*`. The model itself is not changed: called directly, it is as dense as before.
+    too, as `strategy.*`. Called directly, the model itself is as dense as before.
 
     Attributes:
         model: the timm model.
@@ -42,6 +42,7 @@ class SparseModel(nn.Module):
         self.training = self.model.training
         self._network, self._actor = network, actor
         actor.doubts = False  # nobody would read them
+        network.hold_methods(True)
         self._visit, self._removed, self._done = 0, False, 1.0
         self._teacher: DeepViT | None = None
         self._last: Pass | None = None
@@ -259,6 +260,7 @@ class SparseModel(nn.Module):
         """Return the model, on which something else may act then; this module can no longer be called."""
         if SparseModel.on(self.model) is self:
             del _HOLDERS[self.model]
+            self._network.hold_methods(False)
         self._removed, self._last = True, None
         return self.model
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -247,7 +247,8 @@ class Pass:
     def _count_at(self, block: int) -> int:
         """Return how many tokens are to go on after a block, or where tokens rest, to take part in it."""
         if self.rests:
-            return min((count for at, count in self.keep.items() if at <= block), default=self.count)
+            counts = [count for at, count in self.keep.items() if at <= block]
+            return min(counts) if counts else self.count
         return self.keep.get(block, self.index.shape[1])
 
     @property
@@ -415,8 +416,8 @@ class Pass:
             padded = Padded.of(Mask(plan.keep & (self.sizes > 0), plan.scores))
             self.ragged = bool((padded.index < 0).any())
             plan = padded if self.ragged else Keep(padded.index, scores=plan.scores)
-        before = self.index
-        self.index, self.sizes = tokens.index_after(plan, before), tokens.sizes_after(plan, self.sizes)
+        before, sizes = self.index, self.sizes
+        self.index, self.sizes = tokens.index_after(plan, before), tokens.sizes_after(plan, sizes)
         if isinstance(plan, Mask):
             self._weights, self.masked = self._weights * plan.keep, True
         elif self.masked and only_removes(plan):
@@ -424,6 +425,8 @@ class Pass:
         elif not isinstance(plan, Shift):
             self._weights, self.masked = torch.ones_like(self.sizes), False
         self.decisions.append(Decision(block, before, self.index, plan))
+        if isinstance(plan, Grouped) and plan.weight is None and plan.sizes is None:
+            return replace(plan, weight=tokens.shares_of(plan, sizes, self.sizes))  # the sums are known now
         return plan
 
     def _view(self, block: int, given: Given) -> TokenView:

@@ -36,29 +36,33 @@ class _Attention:
     weights: Tensor | None
     present: Tensor | None
 
-    def softmax(self, scores: Tensor, diagonal: Callable[[], Tensor], part: slice = slice(None)) -> Tensor:
+    def softmax(
+        self, scores: Tensor, diagonal: Callable[[], Tensor], start: int = 0, stop: int | None = None
+    ) -> Tensor:
         """Return attention for the scores (B, H, Q, T) of some images; `diagonal`: which key is the query's."""
-        scores = scores if self.bias is None else scores + self.bias[part]
+        scores = scores if self.bias is None else scores + self.bias[start:stop]
         if self.weights is None:
             return torch.softmax(scores, dim=-1)
-        return masked_softmax(scores, self.weights[part], diagonal())
+        return masked_softmax(scores, self.weights[start:stop], diagonal())
 
     def eye(self) -> Tensor:
         """Return (T, T) booleans, True on the diagonal."""
         return torch.eye(self.k.shape[2], device=self.k.device, dtype=torch.bool)
 
-    def maps(self, part: slice = slice(None)) -> Tensor:
+    def maps(self, start: int = 0, stop: int | None = None) -> Tensor:
         """Return (B, H, T, T) of some images."""
         # Keys lie head by head before they are turned: a product of turned views would copy them number by number.
-        scores = full(self.q[part]) * self.scale @ full(self.k[part]).contiguous().transpose(-2, -1)
-        return self.softmax(scores, self.eye, part)
+        q, k = full(self.q[start:stop]), full(self.k[start:stop])
+        scores = q * self.scale @ k.contiguous().transpose(-2, -1)
+        return self.softmax(scores, self.eye, start, stop)
 
     def received_attention(self) -> Tensor:
         """Return (B, N), what each patch receives, mean over heads and queries."""
         B, H, T, _ = self.q.shape
         size = max(1, IN_CACHE // (H * T * T)) if self.q.device.type == "cpu" else B
-        parts = [slice(i, i + size) for i in range(0, B, size)]
-        return torch.cat([self._over_queries(self.maps(part), 0, part).mean(dim=1) for part in parts])[:, self.prefix :]
+        parts = [(i, i + size) for i in range(0, B, size)]
+        means = [self._over_queries(self.maps(*part), 0, *part).mean(dim=1) for part in parts]
+        return torch.cat(means)[:, self.prefix :]
 
     def class_rows(self, number: int) -> Tensor:
         """Return (B, N), what the first `number` tokens give each patch, mean over heads."""
@@ -74,7 +78,7 @@ class _Attention:
         scores = torch.stack([(one[:, :, None] * full(self.k)).sum(-1) for one in queries.unbind(2)], dim=2)
         return self.softmax(scores * self.scale, diagonal).mean(dim=(1, 2))[:, self.prefix :]
 
-    def _over_queries(self, x: Tensor, first: int, part: slice = slice(None)) -> Tensor:
+    def _over_queries(self, x: Tensor, first: int, start: int = 0, stop: int | None = None) -> Tensor:
         """Return the mean of (B, H, T, d) over the queries from the `first` on, by what they count, without padding."""
         x = x[:, :, first:]
         if self.weights is not None:
@@ -83,7 +87,7 @@ class _Attention:
             counts = F.pad(self.present, (self.prefix, 0), value=True)
         else:
             return x.mean(dim=2)
-        real = counts[part, None, first:, None]
+        real = counts[start:stop, None, first:, None]
         return (x.masked_fill(real == 0, 0.0) * real).sum(dim=2) / real.sum(dim=2).clamp(min=1e-6)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -218,17 +219,26 @@ class DeepViT:
         with ExitStack() as stack:
             if acting.acts_at("input", 0):
                 part = self._after_positions  # a hook would not be compiled
-                part.forward = partial(self._input, pixels, acting)
-                stack.callback(part.__dict__.pop, "forward")
+                _replace(stack, part, "forward", partial(self._input, pixels, acting))
             rope = getattr(self.module, "rope", None)
             turn = None if rope is None else Rotations(rope, self.grid)
             for number, block in enumerate(self.module.blocks):
-                block.forward = partial(self._block, acting, turn, number, block)
-                stack.callback(block.__dict__.pop, "forward")
+                _replace(stack, block, "forward", partial(self._block, acting, turn, number, block))
             if self.module.global_pool in POOLS:
-                self.module.pool = partial(pool, self.module, acting)
-                stack.callback(self.module.__dict__.pop, "pool")
+                _replace(stack, self.module, "pool", partial(pool, self.module, acting))
             yield
+
+    def hold_methods(self, hold: bool) -> None:
+        """Give the parts that are replaced in a pass their own methods as attributes, or take these away.
+
+        Before version 2.14 torch's compiler cannot trace that an attribute is deleted, only that it is set back.
+        """
+        named = [(part, "forward") for part in (self._after_positions, *self.module.blocks)]
+        for part, name in [*named, *([(self.module, "pool")] if self.module.global_pool in POOLS else [])]:
+            if hold:
+                setattr(part, name, MethodType(getattr(type(part), name), part))
+            else:
+                vars(part).pop(name, None)
 
     @property
     def _after_positions(self) -> Any:
@@ -280,7 +290,7 @@ class DeepViT:
         with ExitStack() as stack:
             for part in (self.module, *self.module.blocks):
                 for name in {"forward", "pool"} & set(vars(part)):
-                    stack.callback(setattr, part, name, vars(part).pop(name))
+                    _replace(stack, part, name, partial(getattr(type(part), name), part))
             for part in self.module.modules() if self.module.training else ():
                 if part.training:
                     part.training = False
@@ -397,6 +407,15 @@ def _of_channels(values: float | Sequence[float], channels: int) -> Tensor:
     """Return (channels, 1, 1) float64, or (1, 1, 1): a value a channel, or the mean of others."""
     each = torch.tensor(values, dtype=torch.float64).reshape(-1, 1, 1)
     return each if len(each) == channels else each.mean(dim=0, keepdim=True)
+
+
+def _replace(stack: ExitStack, part: Any, name: str, method: Callable[..., Any]) -> None:
+    """Have a part another method until the stack is closed."""
+    if name in vars(part):
+        stack.callback(setattr, part, name, getattr(part, name))
+    else:
+        stack.callback(vars(part).pop, name)
+    setattr(part, name, method)
 
 
 def _reads_attention(acting: Pass, block: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -123,7 +124,7 @@ def places_after(plan: Plan, places: Tensor, sizes: Tensor) -> Tensor:
     if isinstance(plan, Mask | Shift | Rest):
         return places
     if isinstance(plan, Merge):
-        return tokens.apply(Grouped(plan.target, groups=tokens.groups_of(plan)), places, sizes)
+        return tokens.apply(replace(Grouped.of(plan), weight=None), places, sizes)
     if isinstance(plan, Mix):
         weight = plan.weight.abs().to(places.dtype)
         return weight @ places / weight.sum(dim=2, keepdim=True).clamp(min=1e-12)

@@ -76,13 +76,15 @@ def bipartite(keys: Tensor, keep: int, prefix: int) -> tuple[Tensor, Tensor]:
     metric = F.normalize(keys.mean(dim=1), dim=2)
     A, B = slice(prefix % 2, None, 2), slice(1 - prefix % 2, None, 2)
     similarity, match = (metric[:, A] @ metric[:, B].mT).max(dim=2)
-    rank = similarity.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+    order = similarity.argsort(dim=1, descending=True, stable=True)
+    rank = order.scatter(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
     n, N = metric.shape[:2]
     r, stay = N - keep, rank.shape[1] - (N - keep)
-    place = (rank >= r).cumsum(dim=1) - 1 if prefix else rank - r  # of those of A that go on
-    target = rank.new_empty(n, N)
-    target[:, A] = torch.where(rank < r, stay + match, place)
-    target[:, B] = torch.arange(stay, keep, device=target.device)
-    leaves = torch.zeros(n, N, dtype=torch.bool, device=target.device)
-    leaves[:, A] = rank < r
+    leaving = rank < r
+    place = (~leaving).cumsum(dim=1) - 1 if prefix else rank - r  # of those of A that go on
+    target = order.new_empty(n, N)
+    target[:, A] = torch.where(leaving, stay + match, place)
+    target[:, B] = torch.arange(stay, keep, device=order.device)
+    leaves = torch.zeros(n, N, dtype=torch.bool, device=order.device)
+    leaves[:, A] = leaving
     return target, leaves

@@ -27,19 +27,29 @@ class Padded(Keep):
 
 @dataclass(frozen=True, eq=False)
 class Grouped(Merge):
-    """A `Merge` whose number of groups is known, so that nobody has to read it from where it lies."""
+    """A `Merge` whose groups are known, so that nobody has to read or sort them again.
 
-    groups: int = 0
+    Attributes:
+        groups: M, how many there are.
+        order: (B * N,) the tokens of all samples, group by group; those in none come last.
+        first: (B * M + 1,) where in `order` each group begins.
+    """
+
+    groups: int = field(kw_only=True)
+    order: Tensor = field(kw_only=True)
+    first: Tensor = field(kw_only=True)
 
     @classmethod
-    def of(cls, plan: Merge, groups: int) -> Grouped:
-        """Return the plan, of that many groups."""
-        return cls(plan.target, plan.scores, plan.weight, plan.sizes, groups)
-
-
-def groups_of(plan: Merge) -> int:
-    """Return how many groups there are; it waits for the device where that is not known."""
-    return plan.groups if isinstance(plan, Grouped) else int(plan.target.max()) + 1
+    def of(cls, plan: Merge, groups: int | None = None) -> Grouped:
+        """Return the plan, of that many groups; unless it is said how many, the device is waited for."""
+        if isinstance(plan, Grouped):
+            return plan
+        target, M = plan.target, int(plan.target.max()) + 1 if groups is None else groups
+        rows = torch.arange(len(target) + 1, device=target.device)[:, None] * M
+        group = torch.where(target < 0, rows[-1:], target + rows[:-1])
+        group, order = group.flatten().sort(stable=True)
+        first = torch.searchsorted(group, torch.arange(len(target) * M + 1, device=target.device))
+        return cls(target, plan.scores, plan.weight, plan.sizes, groups=M, order=order, first=first)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,34 +140,40 @@ def _fuse(plan: Keep, patches: Tensor) -> Tensor:
 
 def _merge(plan: Merge, patches: Tensor, sizes: Tensor) -> Tensor:
     """Return (B, M, C), each group's members summed with their weights."""
-    if plan.weight is not None:
-        return _by_group(plan, patches, plan.weight)
-    return _by_group(plan, patches, sizes / _by_group(plan, sizes[..., None])[..., 0].gather(1, plan.target.clamp(0)))
+    plan = Grouped.of(plan)
+    return _by_group(plan, patches, shares_of(plan, sizes, _sums(plan, sizes)) if plan.weight is None else plan.weight)
 
 
-def _by_group(plan: Merge, values: Tensor, weight: Tensor | None = None) -> Tensor:
+def shares_of(plan: Merge, sizes: Tensor, sums: Tensor) -> Tensor:
+    """Return (B, N), the share of each token in the (B, M) sum of the sizes of its group."""
+    return sizes / sums.gather(1, plan.target.clamp(min=0))
+
+
+def _sums(plan: Grouped, sizes: Tensor) -> Tensor:
+    """Return (B, M), the sum of the sizes of each group."""
+    return _by_group(plan, sizes[..., None])[..., 0]
+
+
+def _by_group(plan: Grouped, values: Tensor, weight: Tensor | None = None) -> Tensor:
     """Return (B, M, C), the sum of each group's (B, N, C) values times their (B, N) weights; dropped ones are in none.
 
     Bags of rows, which are summed in the same order on every run: a product with a (B, M, N) matrix costs 30 times as
     much, and `scatter_add` on a GPU adds in any order.
     """
-    (B, N), M = plan.target.shape, groups_of(plan)
     if torch.compiler.is_exporting():  # other programs have no bags
-        member = (plan.target[:, None] == torch.arange(M, device=values.device)[:, None]).to(values.dtype)
+        member = (plan.target[:, None] == torch.arange(plan.groups, device=values.device)[:, None]).to(values.dtype)
         return (member if weight is None else member * weight[:, None].to(values.dtype)) @ values
-    group = plan.target + torch.arange(B, device=values.device)[:, None] * M
-    group, order = torch.where(plan.target < 0, B * M, group).flatten().sort(stable=True)
-    first = torch.searchsorted(group, torch.arange(B * M + 1, device=values.device))  # the last bag is of the dropped
-    factor = values.new_ones(B * N) if weight is None else weight.flatten()[order].to(values.dtype)
-    bags = F.embedding_bag(order, values.reshape(B * N, -1), first, mode="sum", per_sample_weights=factor)
-    return bags[:-1].unflatten(0, (B, M))
+    factor = None if weight is None else weight.flatten()[plan.order].to(values.dtype)
+    rows = values.flatten(0, 1)
+    bags = F.embedding_bag(plan.order, rows, plan.first, mode="sum", per_sample_weights=factor)
+    return bags[:-1].unflatten(0, (len(values), plan.groups))
 
 
 def sizes_after(plan: Plan, sizes: Tensor) -> Tensor:
     """Return (B, M), how many patches each new token stands for."""
     if isinstance(plan, Merge):
         added = sizes if plan.sizes is None else plan.sizes.to(sizes.dtype)
-        return _by_group(plan, added[..., None])[..., 0]
+        return _sums(Grouped.of(plan), added)
     if isinstance(plan, Mix):
         return sizes.new_ones(plan.weight.shape[:2])
     if isinstance(plan, Padded):
@@ -184,7 +200,7 @@ def index_after(plan: Plan, index: Tensor) -> Tensor:
     if isinstance(plan, Padded):
         return index.gather(1, plan.index.clamp(min=0)).where(plan.index >= 0, -1)
     if isinstance(plan, Merge):
-        M, far = groups_of(plan), torch.iinfo(index.dtype).max
+        M, far = Grouped.of(plan).groups, torch.iinfo(index.dtype).max
         rows = torch.where(plan.target < 0, M, plan.target)
         return index.new_full((index.shape[0], M + 1), far).scatter_reduce(1, rows, index, "amin")[:, :M]
     kept = index.gather(1, plan.index)

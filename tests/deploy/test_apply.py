@@ -409,8 +409,10 @@ def test_a_plan_that_breaks_the_contract_is_said_and_the_model_is_whole():
 
     model = vit()
     before, sparse = parts_of(model), sparsebench.apply(model, Twice, keep_rate=0.5)
+    applied = parts_of(model)
     with pytest.raises(StrategyError, match="names a token twice"):
         sparse(pixels())
+    assert parts_of(model) == applied and sparse.remove() is model
     assert parts_of(model) == before
 
 
