@@ -258,7 +258,7 @@ def on_gpu(n: int) -> None:
     labels, recipe = torch.arange(len(host), device="cuda") % 1000, Folder(images="folder-0").recipe()
     settings = [(AttnTopK(), {"macs": 0.5}), (EViT(), {"keep_rate": 0.7}), (ToMe(), {"per_block": 13})]
     actors = [Actor(strategy, Budget(**budget), network.cost, network.grid, 0) for strategy, budget in settings]
-    for place, inputs in (("streamed", host), ("resident", host.cuda())):
+    for place, inputs in (("resident", host.cuda()), ("streamed", host)):
         for actor in (None, *actors):
             samples = Samples(inputs, labels, None)
             evaluate(network, actor, Samples(inputs[:1000], labels[:1000], None), recipe, BATCH)  # not counted

@@ -22,7 +22,12 @@ from sparsebench.training.steps import Samples
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-    pytest.mark.filterwarnings("ignore:called a synchronizing CUDA operation"),
+    pytest.mark.filterwarnings(
+        "ignore:called a synchronizing CUDA operation",
+        "ignore:Synchronization debug mode is a prototype",
+        "ignore:Memory Efficient attention defaults to a non-deterministic",
+        "ignore:.torch.jit.script_method. is deprecated",  # torch's compiler, on Python 3.12
+    ),
 ]
 GPU = "cuda:0"
 REGISTRY = Registry()

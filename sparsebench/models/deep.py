@@ -77,8 +77,9 @@ class DeepViT:
         self.halved = precision == "bfloat16"
         self.module = vit
         self.channels: int = next(part.in_channels for part in vit.patch_embed.modules() if isinstance(part, nn.Conv2d))
+        device = next(vit.parameters()).device
         for name, values in (("pixel_mean", mean), ("pixel_std", std)):  # which go where the weights go
-            vit.register_buffer(name, _of_channels(values, self.channels), persistent=False)
+            vit.register_buffer(name, _of_channels(values, self.channels).to(device), persistent=False)
         self.prefix: int = vit.num_prefix_tokens
         self.grid: tuple[int, int] = tuple(self.module.patch_embed.grid_size)
         self.patch: tuple[int, int] = tuple(self.module.patch_embed.patch_size)

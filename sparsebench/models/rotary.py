@@ -25,8 +25,9 @@ def obstacle(rope: Any) -> str:
     """Return why the rotations of a single token cannot be had of it, or "" where they can."""
     if type(rope) not in KINDS:
         return f"rotary position embeddings of type {type(rope).__name__} are bound to the full token grid"
-    if isinstance(rope, RotaryEmbeddingCat) and rope.grid_type != "index":
-        return f"the grid of its rotary position embeddings is '{rope.grid_type}', and only 'index' is known here"
+    grid = getattr(rope, "grid_type", "index")  # timm before 1.0.31 has no other
+    if isinstance(rope, RotaryEmbeddingCat) and grid != "index":
+        return f"the grid of its rotary position embeddings is '{grid}', and only 'index' is known here"
     return ""
 
 
