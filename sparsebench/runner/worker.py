@@ -32,15 +32,14 @@ def one_thread() -> Iterator[None]:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     import torch
 
-    import torch.utils.deterministic as kinds
-
+    memory: Any = torch.utils.deterministic
     convolutions: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
     before = torch.get_num_threads(), torch.get_deterministic_debug_mode(), convolutions.fp32_precision
-    filled = kinds.fill_uninitialized_memory
+    filled = memory.fill_uninitialized_memory
     torch.set_num_threads(THREAD_LIMIT)
     # As use_deterministic_algorithms(True, warn_only=True), which first imports torch's compiler for seconds.
     torch.set_deterministic_debug_mode("warn")
-    kinds.fill_uninitialized_memory = False  # costs a kernel for each new tensor
+    memory.fill_uninitialized_memory = False  # costs a kernel for each new tensor
     convolutions.fp32_precision = "ieee"  # the one place where TF32 is on unless told otherwise
     try:
         yield
@@ -48,7 +47,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before[0])
         torch.set_deterministic_debug_mode(before[1])
         convolutions.fp32_precision = before[2]
-        kinds.fill_uninitialized_memory = filled
+        memory.fill_uninitialized_memory = filled
 
 
 def main(end: socket.socket) -> None:
