@@ -36,8 +36,10 @@ THEORIES = {"sparsebench_theory"}
 """What SPARSEBENCH_HIDE may name, to see that what does not use the plugin passes without it."""
 
 # No test fails because the machine is slow.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
+ANY_MACHINE = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("fast", max_examples=40, **ANY_MACHINE)
+settings.register_profile("slow", max_examples=200, **ANY_MACHINE)
+settings.load_profile("fast")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,7 +47,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--slow"):
+    if config.getoption("--slow"):
+        settings.load_profile("slow")
+    else:
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]

@@ -33,7 +33,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFra
     out = tmp_path_factory.mktemp("finished")
     seen: list[Record] = []
     table = sparsebench.run(
-        ["attn_topk:keep_rate=0.5", GOOD], suite=TINY, n_train=[4, 8], seeds=3, out=out, jobs=0,
+        ["attn_topk:keep_rate=0.5", GOOD], suite=TINY, n_train=[4, 8], seeds=2, out=out, jobs=0,
         on_record=seen.append,
     )  # fmt: skip
     return out, table, seen
@@ -88,7 +88,7 @@ def test_a_run_of_what_is_there_runs_nothing_and_returns_the_same(
     options: dict[str, Any] = {
         "suite": TINY,
         "n_train": (8, 4),
-        "seeds": 3,
+        "seeds": 2,
         "out": str(out),
         "jobs": 0,
     }
@@ -239,7 +239,7 @@ def test_one_number_will_do_for_several_and_a_folder_for_its_records(tmp_path: P
 SMALL = {"suite": TINY, "n_train": [4], "seeds": 1, "jobs": 0}
 
 
-@pytest.mark.parametrize(("progress", "notebook", "bar"), [(None, False, 0), (None, True, 1), (False, True, 0)])
+@pytest.mark.parametrize(("progress", "notebook", "bar"), [(None, True, 1), (False, True, 0)])
 def test_a_run_shows_a_bar_where_it_is_asked_for_and_in_notebooks(
     progress: bool | None, notebook: bool, bar: int, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -14,10 +14,9 @@ from vits import ARCHITECTURES, close, vit
 
 import sparsebench
 from sparsebench.cli import main
-from sparsebench.deploy.export import exportable, note_export
+from sparsebench.deploy.export import exportable
 from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.cell import Origin
 
 FIXED = [
     registered.cls
@@ -25,8 +24,8 @@ FIXED = [
     if registered.cls.kind != "oracle" and registered.cls.budgeted and not registered.cls.adaptive
 ]
 ONNX = {"tome", "evit"}
-PROGRAMS = {"attn_topk", "patch_merger"}
-"""In the fast tests: one that drops and one that mixes; tracing takes seconds."""
+PROGRAMS = {"patch_merger"}
+"""In the fast tests: one that mixes, as the command's test has one that drops; tracing takes seconds."""
 
 NAMES = [cls.name for cls in FIXED]
 needs_onnx = pytest.mark.skipif(importlib.util.find_spec("onnxruntime") is None, reason="needs the extra export")
@@ -80,20 +79,6 @@ def test_what_is_listed_of_files_is_what_is_tested_here():
     assert answers.keys() >= ONNX | PROGRAMS
     assert {exportable(Registry().strategy(name).cls) for name in ("ats", "oracle")} == {"no"}
     assert exportable(type("Mine", (FIXED[0],), {"__module__": "mine"})) == "?"
-
-
-def test_lists_know_what_a_check_has_found_of_a_version_of_a_strategy(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path))
-    mine = type("Mine", (FIXED[0],), {"__module__": "mine", "name": "mine"})
-    first, second = (Origin(plugin="mine", distribution="mine", revision=revision) for revision in "12")
-    note_export("mine", first, "yes")
-    note_export("mine", second, "no")
-    assert [exportable(mine, origin) for origin in (first, second, Origin(plugin="other"))] == ["yes", "no", "?"]
-    for broken in ("{", "[]", '"yes"'):
-        (tmp_path / "exports.json").write_text(broken)
-        assert exportable(mine, first) == "?"
-    note_export("mine", first, "yes")
-    assert exportable(mine, first) == "yes"
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -218,8 +203,14 @@ def reads(call):
 
 
 @pytest.mark.filterwarnings("ignore:'perturbation")  # which spends more than the dense network
-@pytest.mark.parametrize(("kind", "training"), [("plain", False), ("average pool without class token", True)])
-@pytest.mark.parametrize("cls", FIXED, ids=lambda cls: cls.name)
+@pytest.mark.parametrize(
+    ("cls", "kind", "training"),
+    [
+        *((cls, "plain", False) for cls in FIXED),
+        *((cls, "average pool without class token", True) for cls in FIXED if cls.trained or cls.trains_only),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_only_the_first_pass_with_a_shape_reads_from_the_device(cls, kind, training):
     learned = "random" if cls.trained or cls.fits() else None
     sparse = sparsebench.apply(ARCHITECTURES[kind](), cls, macs=0.6, learned=learned).train(training)

@@ -2,17 +2,13 @@
 
 import json
 import time
-from dataclasses import replace
 
 import pytest
 import timm
 import torch
 
 from sparsebench.deploy import speed
-from sparsebench.deploy.speed import Row
 from sparsebench.errors import UserError
-
-BASE = Row("m", "tome", "macs 0.5", "eager", "float32", 8, "cpu", 32, 1_000_000, 5e8, 0.5, 8)
 
 
 def _model():
@@ -30,15 +26,6 @@ def eager(monkeypatch):
         return call
 
     monkeypatch.setattr(torch, "compile", broken)
-
-
-def test_the_header_is_timms():
-    measured = replace(BASE, latency=0.004, images_per_s=2000.0)
-    header, line = speed.timm_csv([measured, replace(BASE, problem="no")]).splitlines()
-    assert header == (
-        "model,infer_img_size,infer_samples_per_sec,infer_step_time,infer_batch_size,param_count,infer_gmacs,infer_macts"
-    )
-    assert line == '"m+tome, macs 0.5+eager+float32",32,2000.0,4.0,8,1.0,0.5,'
 
 
 def test_rows_are_of_each_network_strategy_and_budget_under_the_names_of_records(eager):

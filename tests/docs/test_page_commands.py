@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from pages import FENCED, PAGES, ROOT, blocks, code, commands, text_of
+from pages import ROOT, blocks, code, commands, text_of
 
 from sparsebench.cli import main
 
@@ -44,19 +44,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text(code(page)[number], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def test_what_does_not_run_says_what_it_lacks() -> None:
-    languages = {found[2] for page in PAGES for found in FENCED.finditer(text_of(page))}
-    assert languages <= {"bash", "python", "text", "yaml"}
-    marked = [line for line in commands() if line.why_not]
-    assert {line.why_not for line in marked} <= {"needs a GPU", "needs a cluster", "needs a download"}
-    assert [line.code for line in marked if line.code in IN_CI] == []
-
-
-def test_the_check_runs_commands_of_the_pages() -> None:
-    assert [words for words in WORDS if not begins(words)] == []
-    assert f"for paper in {' '.join(PAPERS)}; do".replace("images", "${long:+images}") in CHECK
 
 
 @pytest.mark.slow

@@ -144,12 +144,6 @@ def test_one_token_may_be_all_fused_ones(scripted):
     assert acting.index.tolist() == [[-1]] * B and acting.sizes.tolist() == [[6.0]] * B
 
 
-def test_reading_an_undeclared_field_is_a_strategy_error(scripted):
-    acting = begin(scripted(lambda view, keep: view.keys, needs=("tokens",)))
-    with pytest.raises(StrategyError, match=r"view\.keys was read but not declared.*declared: tokens"):
-        acting.decide(0, GIVEN | {"keys": lambda: TOKENS})
-
-
 @pytest.mark.parametrize(("cost", "prefix"), [(ONE, 0), (FOUR, 1)])
 def test_the_view_tells_how_many_prefix_tokens_there_are(scripted, cost, prefix):
     seen = []
@@ -174,13 +168,6 @@ def test_a_field_that_the_network_lacks_is_unsupported_and_named(scripted):
     acting = begin(scripted(lambda view, keep: None, needs=("tokens", "keys", "queries")))
     with pytest.raises(UnsupportedError, match=r"'scripted' needs keys, queries, .* \(it gives tokens\)"):
         acting.decide(0, GIVEN)
-
-
-def test_only_declared_fields_are_computed(scripted):
-    computed = []
-    given = {name: lambda name=name: computed.append(name) or TOKENS for name in ("tokens", "keys")}
-    begin(scripted(lambda view, keep: Keep.top(view.tokens[..., 0], keep))).decide(0, given)
-    assert computed == ["tokens"]
 
 
 def test_kept_tokens_go_on_in_their_old_order(scripted):

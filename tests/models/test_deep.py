@@ -177,26 +177,6 @@ def test_ordered_tokens_come_to_the_next_modules_in_the_order_asked_for(scripted
     close(*(network(pixels, acting) for acting in again))
 
 
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("needs", [(), ("tokens",)])
-@pytest.mark.parametrize(
-    ("site", "attended", "fed"),
-    [
-        ("input", [8, 8, 8, 8], [8, 8, 8, 8]),
-        ("block", [16, 8, 8, 4], [16, 8, 8, 4]),
-        ("attention", [16, 16, 8, 8], [16, 8, 8, 4]),
-    ],
-)
-def test_the_modules_really_get_fewer_tokens(scripted, site, attended, fed, needs, training):
-    network = DeepViT(vit())
-    network.module.train(training)
-    acting = begin(network, scripted(any_tokens, site=site, needs=needs), training=training)
-    modules = [part for block in network.module.blocks for part in (block.norm1, block.mlp)]
-    counts = [x.shape[1] - 1 for x in tokens_at(modules, network, acting, images(network))]
-    assert counts[::2] == attended and counts[1::2] == fed
-    assert [(step.tokens_in, step.tokens_out) for step in acting.steps] == list(zip(attended, fed, strict=True))
-
-
 @torch.no_grad()
 def test_the_pixels_of_a_patch_are_those_at_its_place(scripted):
     seen = []

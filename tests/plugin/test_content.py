@@ -1,6 +1,5 @@
 """What of a plugin is hashed, and that this is what is executed."""
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from measured import TINY
 from samples import SAMPLES
 
 import sparsebench
-from sparsebench.plugin.content import Content, file_revision
+from sparsebench.plugin.content import file_revision
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.testing import process
@@ -93,14 +92,6 @@ def test_a_file_of_a_package_is_hashed_with_what_it_imports_of_that(tmp_path: Pa
     before = file_revision(path)
     (tmp_path / "pack/core.py").write_text("y = 2")
     assert file_revision(path) != before
-
-
-def test_links_in_a_loop_end_and_what_is_no_file_is_left_out(tmp_path: Path) -> None:
-    path = write(tmp_path, mine="import pack", pack__core="")
-    os.symlink(path / "pack", path / "pack/again")
-    os.mkfifo(path / "pack/pipe")
-    os.symlink("/nowhere", path / "pack/dangling")
-    assert sorted(one.name for one in Content.of_file(path / "mine.py").hashes) == ["__init__.py", "core.py", "mine.py"]
 
 
 USES = STRATEGY.replace(

@@ -2,14 +2,11 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
-from sparsebench import __version__
 from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
@@ -108,30 +105,3 @@ def test_the_command_says_what_comes_next(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["new", "far_out", "--dir", str(tmp_path)])
     assert done.exit_code == 0 and f"sparsebench check {tmp_path / 'far_out.py'}" in done.output
     assert CliRunner().invoke(main, ["new", "far_out", "--dir", str(tmp_path)]).exit_code == 2
-
-
-@pytest.mark.parametrize(
-    ("said", "requirement"),
-    [
-        (None, f"sparsebench>={__version__}"),
-        ('{"url": "file:///home/me/sparsebench", "dir_info": {"editable": true}}', f"sparsebench>={__version__}"),
-        ("[]", f"sparsebench>={__version__}"),
-        ("{", f"sparsebench>={__version__}"),
-        ('{"url": "https://example.org/a b\'c.whl"}', f"sparsebench>={__version__}"),
-        ('{"url": "https://me:secret@example.org/s.git", "vcs_info": {"vcs": "git", "commit_id": "ab"}}',
-         f"sparsebench>={__version__}"),
-        ('{"url": "https://example.org/s.git", "vcs_info": {"vcs": "git", "commit_id": "ab"}}',
-         "git+https://example.org/s.git@ab"),
-        ('{"url": "https://example.org/s-1.whl", "archive_info": {}}', "https://example.org/s-1.whl"),
-    ],
-)  # fmt: skip
-def test_a_packages_workflow_installs_sparsebench_from_where_it_is(
-    said: str | None, requirement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    installed = SimpleNamespace(read_text=lambda name: said if name == "direct_url.json" else None)
-    monkeypatch.setattr(metadata, "distribution", lambda name: installed)
-    folder = tmp_path / "far_out"
-    write("far_out", tmp_path, Registry(), package=True)
-    text = (folder / ".github/workflows/test.yml").read_text()
-    assert f"  SPARSEBENCH: ${{{{ vars.SPARSEBENCH || '{requirement}' }}}}\n" in text
-    assert f"from `{requirement}`" in (folder / "README.md").read_text()

@@ -113,11 +113,6 @@ def test_an_unknown_parameter_is_a_user_error_with_the_nearest(given_, hint):
         fill(Tuned, {given_: 1}, "strategy 'tuned'")
 
 
-def test_a_parameter_like_no_other_gets_the_list_and_no_guess():
-    with pytest.raises(UserError, match=r"allowed: disposal, heads, layers, mode, names, power$"):
-        fill(Tuned, {"zzz": 1}, "strategy 'tuned'")
-
-
 @pytest.mark.parametrize("params", [{"power": "much"}, {"heads": 2.5}, {"mode": "min"}, {"layers": "a+b"}])
 def test_a_value_that_cannot_be_is_a_user_error_that_names_it(params):
     ((key, _),) = params.items()

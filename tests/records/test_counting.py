@@ -32,7 +32,7 @@ def by_hand(all_of_a_cell: list[Record]) -> Record:
 
 def test_what_counts_depends_on_no_order_sealed_or_not(tmp_path: Path, make_record: Make) -> None:
     draw = random.Random(0)
-    for trial in range(60):
+    for trial in range(20):
         out, statuses = tmp_path / str(trial), ["ok", "failed", "oom"]
         written = [
             make_record(started=k, revision=draw.choice("ab"), status=draw.choice(statuses))

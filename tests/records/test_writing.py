@@ -40,7 +40,7 @@ for k in range(first, first + number):
 
 
 def test_what_writers_that_were_killed_acknowledged_is_there(tmp_path: Path, make_record: Make) -> None:
-    writers, victims, number, endless = 8, 3, 200, 10**6
+    writers, victims, number, endless = 4, 2, 100, 10**6
     (tmp_path / "one.json").write_text(make_record().model_dump_json())
     logs = [tmp_path / f"{k}.log" for k in range(writers)]
     processes = []

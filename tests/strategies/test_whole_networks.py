@@ -50,9 +50,8 @@ def compare(strategy, network, rule_of, budget, **how):
 @pytest.mark.parametrize(
     "strategy", [ToMe(), ToMe(proportional=False), ToFu(), ToFu(proportional=True)], ids=lambda s: s.name
 )
-@pytest.mark.parametrize("r", [2, 3])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_bipartite_matching_is_that_of_the_whole_sequence(name, r, strategy):
+def test_bipartite_matching_is_that_of_the_whole_sequence(name, strategy, r=3):
     prefix, changes = NETWORKS[name]
     rule = hand.at({block: 16 - r * (block + 1) for block in range(4)}, getattr(hand, strategy.name))
     how = {"prefix": prefix, "proportional": strategy.proportional}

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 from measured import TINY, TOKENS
-from pages import PAGES, code, text_of
+from pages import code, text_of
 from torch.utils.flop_counter import FlopCounterMode
 
 import sparsebench
@@ -79,18 +79,6 @@ def test_the_task_of_the_page_knows_where_its_stripes_are(tmp_path):
     assert auroc["oracle"] == 1 and auroc["anti_oracle"] == 0 and 0.2 < auroc["random"] < 0.8
 
 
-def test_the_task_of_the_page_draws_stripes_in_its_boxes():
-    names: dict = {"__name__": __name__}
-    exec(code("docs/write/task.md")[0], names)
-    (cls,) = names["sparsebench_tasks"]()
-    split, again = (cls().draw(8, 0, {}).train for _ in range(2))
-    assert (split.inputs == again.inputs).all() and (split.inputs != cls().draw(8, 1, {}).train.inputs).any()
-    for image, label, (top, left, height, width) in zip(split.inputs, split.labels, split.boxes, strict=True):
-        tile = image[:, top : top + height, left : left + width]
-        assert (tile == (tile[:, :1] if label else tile[:, :, :1])).all()  # columns run from top to bottom
-        assert set(tile.reshape(-1).tolist()) == {0, 255}
-
-
 def test_the_model_of_the_page_costs_what_it_says(tmp_path):
     (tmp_path / "deep_sets.py").write_text(code("docs/write/model.md")[0])
     asked = SMALL | {"macs": [0.5], "tasks": "sets:steps=10,test=10", "suite": "quick-scratch"}
@@ -121,13 +109,3 @@ def test_the_lines_of_python_on_runs_give_boards(tmp_path, monkeypatch):
     names: dict = {}
     exec(code("docs/how-to/run.md")[0], names)
     assert list(names["table"]["strategy"]) == list(names["same"]["strategy"]) and len(names["records"]) == 6
-
-
-def test_all_code_of_the_pages_is_run():
-    """That of notebooks is run by test_notebooks.py, the others by the tests of their pages."""
-    counts = {page: len(code(page)) for page in PAGES if code(page) and not page.startswith("docs/notebooks/")}
-    assert counts == {
-        "README.md": 1, "docs/how-to/run.md": 1, "docs/how-to/clusters.md": 1, "docs/write/model.md": 3,
-        "docs/write/observer.md": 1, GUIDE: 8, "docs/write/task.md": 2, "docs/write/paper.md": 1,
-        "docs/how-to/own-model.md": 6,
-    }  # fmt: skip

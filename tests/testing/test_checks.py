@@ -257,11 +257,6 @@ def test_a_fit_is_watched_as_choices_are(fit, fails, says):
     assert "acts_without_error" not in says_of or says_of["acts_without_error"][0] == "fits_on_images"
 
 
-def test_it_is_said_how_often_an_adaptive_strategy_waits_for_its_device():
-    (outcome,) = report_of(Registry().strategy("ats").cls(), "stays_on_its_device").outcomes
-    assert outcome.status == "passed" and "4 times a place" in outcome.message
-
-
 def test_parameters_without_defaults_and_those_that_json_loses_are_named():
     assert breaks(NeedsACount(count=3), "constructs_with_defaults")
     assert breaks(Forgets(secret=2.0), "parameters_survive_json")
@@ -276,18 +271,6 @@ def test_a_state_that_makes_trouble_later_is_found():
 def test_a_class_that_is_found_nowhere_does_not_pickle():
     hidden = type("Hidden", (FarFromMean,), {"__module__": __name__, "__doc__": "Hidden."})()
     assert breaks(hidden, "pickles_by_reference") and not breaks(FarFromMean(), "pickles_by_reference")
-
-
-@pytest.mark.parametrize(
-    "lost",
-    [lambda: np.random.rand(), lambda: random.random(), lambda: torch.rand(1)],
-    ids=["numpy", "random", "torch"],
-)
-def test_global_random_states_are_watched(lost):
-    strategy = type("Draws", (FarFromMean,), {"__module__": __name__, **of(lambda view: lost() and None)})()
-    (check,) = (check for check in run.CHECKS if check.name == "random_state_is_left_alone")
-    with pytest.raises(RuleError, match="global random state of"):
-        check(strategy)
 
 
 def test_what_a_strategy_does_to_the_process_is_put_back():

@@ -118,8 +118,3 @@ def test_every_format_has_the_badge_and_those_for_people_the_remark(board: Calla
     text = board("--format", form, of=report(plans_are_legal="failed")).replace("\\_", "_")
     assert "fails 1 of 3 required" in text and UNCHECKED in text
     assert ("mine: checks: fails required plans_are_legal" in text) == (form not in ("csv", "json"))
-
-
-def test_a_strategy_whose_cells_all_failed_has_its_remark_once(board: Callable[..., str]) -> None:
-    text = board("--format", "md", of=report(acts_without_error="failed"), status="failed")
-    assert text.count("mine: checks: fails required acts_without_error") == 1

@@ -106,8 +106,7 @@ def test_a_file_stands_for_the_parameters_of_the_records_unless_it_names_some(fo
 
 
 def test_a_name_stands_for_its_records_and_another_file_or_name_for_itself(folder, asked):
-    for target in ("noise", "tome", SAMPLES / "good.py", SAMPLES / "prints.py"):
-        call("check", target, "--results", folder)
+    call("check", "noise", "tome", SAMPLES / "good.py", SAMPLES / "prints.py", "--results", folder)
     assert [given for _, given in asked] == [
         {"noise": [{"by": "sigma", "disposal": "drop"}]}, None, given_of(True, False), None
     ]  # fmt: skip

@@ -327,7 +327,8 @@ def test_a_trial_has_the_same_bits_whatever_was_trained_before_it(trials, tmp_pa
     assert len({weights for _, weights in together.values()}) == 6
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_trial_has_the_same_bits_in_any_number_of_worker_processes(trials, tmp_path, workers):
     jobs, together = trials
     assert what_was_measured(local(jobs, workers, tmp_path), tmp_path) == together

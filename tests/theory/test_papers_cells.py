@@ -164,8 +164,8 @@ def test_attention_that_is_trained_on_goes_on_from_what_was_learned(tmp_path):
 
 
 @functools.cache
-def cells_of(suite):
-    return tuple(job.cell for job in expand(Request(suite=suite), Registry()))
+def jobs_in(suite):
+    return tuple(expand(Request(suite=suite), Registry()))
 
 
 EVERY = (overfitting.PAPER, spatial.PAPER, sparse_tokens.PAPER)
@@ -182,7 +182,7 @@ def test_a_suite_of_a_paper_has_every_figure(paper, preset):
 @papers
 def test_every_cell_of_a_suite_of_a_paper_can_be_drawn_and_built(paper, preset):
     registry, drawn, built = Registry(), {}, set()
-    for cell in cells_of(paper.suites[preset]):
+    for cell in (job.cell for job in jobs_in(paper.suites[preset])):
         assert cell.n_train >= 2
         task = registry.task(cell.task.name)(**cell.task.params)
         model = registry.model(cell.model.name)(**cell.model.params)
@@ -209,12 +209,10 @@ def test_every_cell_of_a_suite_of_a_paper_can_be_drawn_and_built(paper, preset):
 
 @pytest.mark.parametrize("paper", EVERY, ids=lambda paper: paper.name)
 def test_a_paper_says_how_long_its_cells_take_and_the_larger_preset_has_more(paper):
-    seconds = [
-        sum(paper.seconds(job) for job in expand(Request(suite=paper.suites[some]), Registry()))
-        for some in paper.presets
-    ]
+    quick, more = (jobs_in(paper.suites[some]) for some in paper.presets)
+    seconds = [sum(paper.seconds(job) for job in jobs) for jobs in (quick, more)]
     assert 10 < seconds[0] < 1000 and 2 * seconds[0] < seconds[1] < 20000
-    assert len(cells_of(paper.suites["quick"])) < len(cells_of(paper.suites[paper.presets[1]]))
+    assert len(quick) < len(more)
 
 
 def test_the_published_map_of_overfitting_is_whole():

@@ -438,6 +438,8 @@ def test_help_imports_nothing_large_and_drawing_again_no_torch(tmp_path):
     code = f"""
 import sys
 from sparsebench.cli import main
+from sparsebench.paper import Result
+Result.pictures = lambda result: {{'png': b''}}  # to render them takes seconds
 large = {{'torch', 'timm', 'torchvision', 'numba', 'matplotlib'}}
 papers = "overfitting", "spatial", "images", "sparse-tokens"
 draw = {["theory", *FIGURE, "--out", str(fill(tmp_path))]!r}

@@ -135,22 +135,6 @@ def test_without_a_place_to_write_it_goes_on_with_one_warning(tmp_path, monkeypa
         Pixels("a", SHAPE, torn(2)).array()
 
 
-def test_what_is_told_before_it_is_written_has_the_size_and_then_comes_how_far_it_is(place, rows):
-    said, sizes = [], []
-
-    def tell(what, done, total):
-        said.append((what, done, total))
-        sizes.append(len(kept(place)))
-
-    with telling(tell):
-        decode([Pixels("a", SHAPE, rows), Pixels("b", SHAPE, rows)])
-        decode([Pixels("a", SHAPE, rows)])  # it is there
-    assert {what for what, _, _ in said} == {f"10 pictures to decode, 0.00 GB in {place}"}
-    assert said[0][1] == 0 == sizes[0] and said[-1][1] == 10
-    assert [done for _, done, _ in said] == sorted(done for _, done, _ in said)
-    assert {total for _, _, total in said} == {10}
-
-
 def test_a_disk_without_room_is_a_user_error_before_a_picture_is_decoded(place, rows, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=2 * PIXELS.nbytes - 1))
     says = r"no room in .*pictures: they have 0\.00 GB, and 0\.00 GB are free; make room, or set SPARSEBENCH_CACHE"

@@ -3,10 +3,7 @@ import pytest
 from PIL import Image
 
 from sparsebench.errors import UserError
-from sparsebench.plan.locate import pictures_for
-from sparsebench.plan.request import Files
 from sparsebench.tasks import sources
-from sparsebench.tasks.images import Plain
 from sparsebench.tasks.sources import classes, files, scenes
 
 
@@ -148,12 +145,3 @@ def test_an_archive_of_nothing_few_pictures_and_a_changed_one_are_user_errors(tm
     save(path, PIXELS[::-1])
     with pytest.raises(UserError, match="changed while the run was under way"):
         sources.backgrounds(name, 6, {name: place})
-
-
-def test_files_are_read_once_however_often_they_are_located(folder, monkeypatch):
-    seen, real = [], files.read_bytes
-    monkeypatch.setattr(files, "read_bytes", lambda path: seen.append(path) or real(path))
-    images = Files((f"folder:{folder}",))
-    (names,) = pictures_for(Plain, images)
-    assert pictures_for(Plain, images) == [names] and sorted(seen) == sorted(set(seen)) and len(seen) == 12
-    assert images.places == {names["images"]: folder}
