@@ -4,11 +4,11 @@ import pytest
 from sparsebench.deploy import compare
 from sparsebench.deploy.compare import BOTH, INKS, Agreement, Comparison, Side
 from sparsebench.deploy.pictures import GONE, Scene
-from sparsebench.deploy.show_tokens import Pictures, Shown, Stage, paint
+from sparsebench.deploy.show_tokens import paint
 from sparsebench.measure.selection import iou
 
 RNG = np.random.default_rng(0)
-N, GRID = 4, (4, 4)
+GRID = (4, 4)
 SCALE = 256 // 16  # pictures of 16 pixels are enlarged to 256
 NOTHING = np.zeros((16, 16), bool)
 
@@ -35,26 +35,6 @@ def test_patches_that_are_gone_are_greyed_and_others_are_as_they_were() -> None:
             assert (now == before).all()
         else:
             assert np.abs(now.astype(float) - GONE).max() < 256 / 8 + 1
-
-
-def stage(place: str, count: int) -> Stage:
-    return Stage(place, count, np.where(np.arange(16) < count, np.arange(16), -1).repeat(N).reshape(16, N).T)
-
-
-def pictures(*more: Shown, names: str = "a cat on grass") -> Pictures:
-    shown = [
-        Shown("attn_topk(attention=received)", "macs 0.5 @0,1,2", [stage("block 0", 9), stage("block 1", 4)],
-              np.array([0, 1, 0, 1])),
-        Shown("dense", "", [], np.array([0, 0, 0, 0])),
-        Shown("a_strategy_with_a_long_name(some=parameter, other=2)", "keep 0.5 power-floor", [stage("the input", 8)],
-              np.array([1, 1, 1, 1])),
-        Shown("fails", "macs 0.5", [], np.empty(0, int), "ValueError: " + "words of what went wrong " * 20),
-        *more,
-    ]  # fmt: skip
-    return Pictures(
-        "composite, vit, 600 training samples", GRID, np.stack([picture() for _ in range(N)]),
-        np.stack([NOTHING] * N), [names] * N, np.array([0, 1, 1, 0]), ("cat", "an automobile of a long name"), shown,
-    )  # fmt: skip
 
 
 PICTURES = RNG.integers(0, 200, (3, 16, 16, 3)).astype(np.uint8)

@@ -8,7 +8,7 @@ from sparsebench.board import entries
 from sparsebench.board.columns import EVERY, keys_of
 from sparsebench.errors import UserError
 from sparsebench.measure import metrics
-from sparsebench.measure.metrics import METRICS, RESERVED, MetricKind, check, decided_by, kind_of, unit_of
+from sparsebench.measure.metrics import RESERVED, MetricKind, check, kind_of, unit_of
 from sparsebench.measure.scores import Score
 from sparsebench.records import store
 from sparsebench.records.table import table_of
@@ -104,23 +104,3 @@ def test_names_that_are_taken_are_refused(kinds: list[MetricKind], message: str)
     with pytest.raises(UserError) as caught:
         check(kinds)
     assert str(caught.value).startswith(message)
-
-
-def test_what_follows_from_a_record_is_what_the_table_says() -> None:
-    """Of losses nothing follows, as no sealed record has those of single items."""
-    assert {kind.name for kind in METRICS if kind.decided_by == "trajectory"} == {"macs", "macs_dense", "macs_ratio"}
-    assert {kind.name for kind in METRICS if kind.decided_by == "outcomes"} == {
-        "accuracy", "accuracy_top5", "accuracy: GROUP", "success", "average_test", "average_train",
-        "worst_group_accuracy", "spurious_gap",
-    }  # fmt: skip
-    assert decided_by("accuracy: 3 on china") == "outcomes" and decided_by("train_samples: 3 on china") == "reported"
-    assert decided_by("hesitation") is None
-
-
-def test_boards_read_what_the_table_says() -> None:
-    assert set(entries.METRICS) == {
-        "accuracy", "success", "success_loss", "fitted", "macs", "macs_ratio", "macs_ratio_planned", "spurious_gap",
-        "worst_group_accuracy", "selection_auroc", "images_per_s", "p_label", "accuracy_top5", "parameters",
-        "timed_batch",
-    }  # fmt: skip
-    assert [kind.name for kind in METRICS if kind.over_seeds == "median"] == ["images_per_s"]

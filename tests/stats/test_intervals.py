@@ -30,10 +30,6 @@ def test_the_interval_is_students(values: list[float]) -> None:
         assert (low, high) == pytest.approx((mean, mean), abs=1e-6)
 
 
-def test_the_interval_of_known_numbers() -> None:
-    assert mean_interval([1, 2, 3, 4, 5]) == pytest.approx((3, 1.0367568385, 4.9632431615))
-
-
 def test_one_value_has_no_interval() -> None:
     assert mean_interval([0.25]) == (0.25, None, None)
 
@@ -69,13 +65,6 @@ def n50(sizes: list[int], *rates: float) -> float:
 )
 def test_the_sample_size_for_half_of_the_trials(rates: tuple[float, ...], expected: float) -> None:
     assert n50([10, 100, 1000], *rates) == pytest.approx(expected)
-
-
-def test_rows_are_independent() -> None:
-    rates = np.array([[0, 1, 1], [0, 0, 1], [1, 1, 1], [0, 0, 0]])
-    expected = [half_success(np.array([4, 8, 32]), row[None])[0] for row in rates]
-    assert half_success(np.array([4, 8, 32]), rates).tolist() == expected
-    assert expected == pytest.approx([32**0.5, 16, 4, INFINITY])
 
 
 @given(st.lists(st.sampled_from([0, 0.2, 0.4, 0.5, 0.6, 0.8, 1]), min_size=1, max_size=6))
@@ -176,10 +165,6 @@ def test_bootstrap_means_are_of_rows_drawn_together() -> None:
     other = bootstrap_means(values, 1)
     assert (bootstrap_means(values) == means).all() and abs(np.corrcoef(means[:, 0], other[:, 0])[0, 1]) < 0.1
     assert np.isnan(bootstrap_means(values[:1])).all() and bootstrap_means(values[:0, 0]).shape == means[:, 0].shape
-
-
-def test_trials_that_agree_have_an_interval_of_no_width() -> None:
-    assert sample_complexity(trials("011", "011", "011")) == pytest.approx((32**0.5,) * 3)
 
 
 def test_a_sample_complexity_that_is_not_reached_is_infinite() -> None:

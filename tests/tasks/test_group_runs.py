@@ -110,21 +110,6 @@ def test_images_for_which_a_device_has_no_room_stay_on_the_host(waterbirds, monk
     assert on_device(drawn(waterbirds).train.inputs, "meta").device.type == kind
 
 
-def test_images_of_a_file_stay_on_the_device_from_cell_to_cell(waterbirds, monkeypatch):
-    monkeypatch.setattr(prepare, "room", lambda device: 10**9)
-    kept, data = prepare.Drawn(), drawn(waterbirds)
-    first = on_device(data.train.inputs, "meta", kept)
-    assert on_device(drawn(waterbirds).train.inputs, "meta", kept) is first
-    assert (
-        on_device(data.test.inputs, "meta", kept) is not first and on_device(data.train.inputs, "meta", kept) is first
-    )
-    part = on_device(data.train.inputs[3:], "meta", kept)
-    assert part.shape[0] == 25 and on_device(data.train.inputs, "meta", kept).shape[0] == 28
-    monkeypatch.setattr(prepare, "room", lambda device: 10**9 if not kept.images else 0)
-    assert on_device(np.zeros((4, 3, 8, 8), np.uint8), "meta", kept).device.type == "meta"  # for it others leave
-    assert on_device(data.train.inputs, "meta", kept) is not first
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_images_of_the_host_give_what_images_on_the_device_give(waterbirds, monkeypatch):
     data = drawn(waterbirds)

@@ -7,7 +7,6 @@ from sparsebench_theory.spatial.figures import MODES, PAPER, put_right, samples_
 from sparsebench_theory.spatial.task import Spatial
 from verdicts import NO, OPEN, PARTLY, YES, words
 
-FIGURES = ("association", "permutation", "transfer", "strategies")
 SMALL = {"tokens": 12, "group": 3, "d": 16}
 
 

@@ -105,12 +105,6 @@ def test_the_reported_loss_is_the_mean_over_the_samples_of_the_last_pass(steps):
     assert done["train_loss"] == pytest.approx(float(expected), rel=1e-6)
 
 
-def test_progress_is_told_step_by_step():
-    told = []
-    train(Recorder(), None, numbered(10), SGD, ("order",), on_step=told.append)
-    assert told == list(range(10))
-
-
 def test_the_hinge_loss_and_its_predictions():
     outputs, labels = torch.tensor([2.0, 0.5, -0.5, -2.0]), torch.tensor([1, 1, 1, 0])
     assert losses(SGD, outputs, labels).tolist() == [0, 0.5, 1.5, 0]

@@ -66,12 +66,6 @@ def test_the_parts_of_a_batch_are_flipped_and_shifted_as_the_whole():
     assert not torch.allclose(whole, gradients(RECIPE, rows)[1], atol=1e-4)
 
 
-def test_without_a_warm_up_the_step_size_is_the_cosine():
-    for step in range(7):
-        expected = RECIPE.lr * 0.5 * (1 + math.cos(math.pi * (step / 7)))
-        assert step_size(RECIPE, step / 7, 7) == expected
-
-
 @given(st.floats(0.01, 0.9), st.integers(10, 500))
 def test_a_warm_up_rises_linearly_to_the_largest_step_size_and_then_falls_to_zero(warmup, total):
     recipe = replace(RECIPE, warmup=warmup)
