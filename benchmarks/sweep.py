@@ -29,12 +29,12 @@ from timing import ratio, table, turns
 
 from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import expand
-from sparsebench.plan.job import Job
+from sparsebench.plan.job import Job, Setting
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
-from sparsebench.runner.engines import Processes, Setting
+from sparsebench.runner.engines import Processes
 from sparsebench.runner.observers import Observers
 from sparsebench.runner.process import descendants
 from sparsebench.runner.queue import Queue
@@ -96,7 +96,7 @@ def bare(number: int) -> tuple[int, str, str]:
     with tempfile.TemporaryDirectory() as folder, one_thread():
         for job in jobs:
             start = time.process_time()
-            run_cell(job, registry, Context(Path(folder), "cpu", {}))
+            run_cell(job, registry, Context(Setting(out=Path(folder), device="cpu")))
             used.append(time.process_time() - start)
     return len(used) - WARM, f"{1e3 * statistics.median(used[WARM:]):.1f}", ""
 
@@ -199,7 +199,7 @@ def grouped(rounds: int) -> str:
 
         def run(anew: bool, jobs: list[Job] = jobs, registry: Registry = registry) -> None:
             with tempfile.TemporaryDirectory() as folder, one_thread():
-                context = Context(Path(folder), "cpu", {})
+                context = Context(Setting(out=Path(folder), device="cpu"))
                 for job in jobs:
                     if anew:
                         context = replace(context, drawn=Drawn())

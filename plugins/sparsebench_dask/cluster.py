@@ -12,12 +12,12 @@ from typing import Any
 
 from sparsebench import __version__
 from sparsebench.errors import UserError, one_line
-from sparsebench.plan.job import Job
+from sparsebench.plan.job import Job, Setting
 from sparsebench.records import manifests, store
 from sparsebench.records.record import Failure, Record
 from sparsebench.runner import environment
 from sparsebench.runner.devices import gpus, slots, variables
-from sparsebench.runner.engines import OnBegin, Setting, Supervisor, log_of, nobody
+from sparsebench.runner.engines import OnBegin, Supervisor, log_of, nobody
 from sparsebench.runner.process import kept_server
 from sparsebench.runner.queue import Queue
 

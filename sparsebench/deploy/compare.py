@@ -137,7 +137,9 @@ def compare(plugins: tuple[str, str], request: Request, trainer: Trainer, pictur
     plan, context = trainer.train(_of_network(request), registry, pictures > 0)
     cell = _network(plan.jobs[-1], registry, context)
     with one_thread():
-        choices = [_choices(job, strategy, cell, context.out) for job, strategy in zip(jobs, strategies, strict=True)]
+        choices = [
+            _choices(job, strategy, cell, context.setting.out) for job, strategy in zip(jobs, strategies, strict=True)
+        ]
     stages = list(_stages(choices, cell))
     if not stages:
         raise UserError(
@@ -213,7 +215,7 @@ def _acting(job: Job, registry: Registry) -> Strategy:
 
 
 def _network(job: Job, registry: Registry, context: Context) -> Prepared:
-    failure = store.read(context.out)[job.cell.id].failure
+    failure = store.read(context.setting.out)[job.cell.id].failure
     if failure is not None:
         raise UserError(f"the network without a strategy has no result: {failure.reason}")
     with one_thread():

@@ -11,7 +11,7 @@ from sparsebench.deploy.pictures import check_pictures
 from sparsebench.errors import UserError
 from sparsebench.models.actor import LEARNED
 from sparsebench.plan import plan as planner
-from sparsebench.plan.job import Job
+from sparsebench.plan.job import Job, Setting
 from sparsebench.plan.locate import Networks, places_of
 from sparsebench.plan.plan import Plan
 from sparsebench.plan.request import Files, How, Request
@@ -60,7 +60,7 @@ class Trainer:
         )
         # What a cluster has trained is looked at here.
         device = devices.resolve_device("auto" if self.how.dask else self.how.device)
-        return plan, Context(self.out, first_of(device), plan.locations)
+        return plan, Context(Setting(out=self.out, device=first_of(device), locations=dict(plan.locations)))
 
     def _narrow(self, registry: Registry, pictures: bool) -> runs.Narrow:
         def narrow_and_check(plan: Plan) -> Plan:
@@ -116,11 +116,11 @@ def trained_cell(job: Job, registry: Registry, context: Context) -> Prepared:
     """Return the cell with its trained weights, whatever it started from, and with what its strategy learned."""
     bare = job.model_copy(update={"cell": job.cell.model_copy(update={"init": None}), "network": ""})
     prepared = prepare(bare, registry, context)
-    state, module, actor = load_file(context.weights(job.weights)), prepared.network.module, prepared.actor
+    state, module, actor = load_file(context.setting.weights(job.weights)), prepared.network.module, prepared.actor
     fits = actor is not None and wants_images(actor) and not any(name.startswith(f"{LEARNED}.") for name in state)
     module.load_state_dict(state, strict=not fits)
     module.eval()
     if fits:
         assert actor is not None
-        fit_on(prepared, actor, job.origin.revision, context.out)
+        fit_on(prepared, actor, job.origin.revision, context.setting.out)
     return prepared

@@ -1,10 +1,19 @@
-"""A job: a cell to run, with what its hash does not know."""
+"""A job: a cell to run, with what its hash does not know, and what all cells of a run have in common."""
 
 from __future__ import annotations
 
+import math
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
 from pydantic import BaseModel, ConfigDict
 
+from sparsebench.errors import UserError
+from sparsebench.plan.request import How
 from sparsebench.plugin.hooks import PROJECT
+from sparsebench.records import store
 from sparsebench.records.cell import Cell, Origin
 from sparsebench.records.record import Failure, Record, Status
 from sparsebench.strategy.base import Kind
@@ -67,3 +76,96 @@ class Job(BaseModel):
             cell=self.cell, cell_id=self.cell.id, status=status, failure=failure, origin=self.origin, kind=self.kind,
             label=self.label, started=started, seconds=round(seconds, 3),
         )  # fmt: skip
+
+
+TIMEOUT = 6 * 3600.0
+"""Seconds that a cell may take unless told otherwise: many times what any cell of the suites here does, and a strategy
+that hangs costs a worker's night rather than the run."""
+GIB = 2**30
+LEAST_MEMORY = GIB // 2
+"""Bytes; a worker that has loaded the libraries has most of it."""
+
+_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_BYTES = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": GIB,
+          "tib": 2**40, "k": 2**10, "m": 2**20, "g": GIB, "t": 2**40}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a cell may take before it is killed; 0 is without limit.
+
+    Attributes:
+        timeout: seconds.
+        memory: bytes, of a worker and all that it has started, the libraries included.
+        exclusive: whether it has its machine, or its GPU, for itself; see `turn`.
+    """
+
+    timeout: float = TIMEOUT
+    memory: int = 0
+    exclusive: bool = False
+
+    @classmethod
+    def parse(
+        cls, timeout: float | str | None, memory: float | str | None, workers: int, exclusive: bool = False
+    ) -> Limits:
+        """Return the limits that a user asks for; None leaves the default.
+
+        Raises:
+            UserError: no such limit, or there is no worker process, which alone can be killed.
+        """
+        for option, asked in (("--timeout", timeout), ("--memory-limit", memory)):
+            if asked is not None and not workers:
+                raise UserError(
+                    f"{option} needs a worker process: only that can be killed", next_step="give --jobs 1 or more"
+                )
+        seconds = TIMEOUT if timeout is None else _number("--timeout", timeout, _SECONDS, "30, 10m, 1.5h, 0 for none")
+        size = _number("--memory-limit", memory or 0, _BYTES, "4GiB, 800MB, 0 for none")
+        if 0 < size < LEAST_MEMORY:
+            raise UserError("--memory-limit", got=str(memory), allowed=f"{shown_size(LEAST_MEMORY)} or more, or 0")
+        if size and sys.platform != "linux":
+            raise UserError("--memory-limit: only Linux says what processes take", next_step="leave it out")
+        return cls(seconds, int(size), exclusive)
+
+
+def _number(option: str, asked: float | str, units: dict[str, int], allowed: str) -> float:
+    """Return a number with its unit as a number of seconds or bytes."""
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)", str(asked).strip().lower(), re.ASCII)
+    if match is None or match[2] not in units or not math.isfinite(number := float(match[1]) * units[match[2]]):
+        raise UserError(option, got=f"'{asked}'", allowed=allowed)
+    return number
+
+
+def shown_size(size: float) -> str:
+    """Return a number of bytes for people."""
+    return f"{size / GIB:.2f} GiB"
+
+
+def shown_time(seconds: float) -> str:
+    """Return a number of seconds for people."""
+    return f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:.3g} min"
+
+
+class Setting(BaseModel):
+    """What all cells of a run have in common; workers are given it as JSON.
+
+    Attributes:
+        out: the run's folder.
+        device: "cpu", "cuda" or "cuda:i".
+        locations: where the image sets lie, and by their cells trained weights that are not in the run's folder.
+        checkpoint: seconds between checkpoints of a cell, 0 for none.
+        limits: what a cell may take.
+        batch: how many test images are tried at a time; None for `evaluate.first_batch`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+
+    out: Path
+    device: str
+    locations: dict[str, Path] = {}
+    checkpoint: float = How.checkpoint
+    limits: Limits = Limits()
+    batch: int | None = None
+
+    def weights(self, cell_id: str) -> Path:
+        """Return the file of a cell's trained weights."""
+        return self.locations.get(cell_id) or store.weights_path(self.out, cell_id)

@@ -29,7 +29,7 @@ class Spent(NamedTuple):
 class Expected:
     """The seconds that cells are expected to take: `Job.cost`, at the speed of the cells of their kind that are done.
 
-    Where none of a kind is done, those with other numbers of training samples count, and else all that are done.
+    Where none of a kind is done, all that are done count.
 
     Args:
         jobs: of the cells, whose costs are known.
@@ -45,13 +45,12 @@ class Expected:
             job.cell.id: (setting_text(job.cell), bool(job.network), 0 if job.network else job.cell.n_train)
             for job in jobs
         }
-        self._spent: defaultdict[tuple[object, ...], Spent] = defaultdict(Spent)
-        self._said: defaultdict[tuple[object, ...], Spent] = defaultdict(Spent)
+        self._spent: defaultdict[Kind | None, Spent] = defaultdict(Spent)  # None has what all kinds spent
+        self._said: defaultdict[Kind | None, Spent] = defaultdict(Spent)
         if prior is not None:
             for job in jobs:
-                for level in _levels(self.kind(job))[:2]:
-                    seconds, cost, _ = self._said[level]
-                    self._said[level] = Spent(seconds + prior(job), cost + job.cost)
+                seconds, cost, _ = self._said[self.kind(job)]
+                self._said[self.kind(job)] = Spent(seconds + prior(job), cost + job.cost)
         for record in records:
             self.add(record)
 
@@ -59,15 +58,13 @@ class Expected:
         """Take note of a record."""
         job = self._jobs.get(record.cell_id)
         if job is not None and record.status == "ok" and record.seconds > 0:
-            for level in _levels(self.kind(job)):
-                seconds, cost, memory = self._spent[level]
-                memory = max(memory, record.memory)
-                self._spent[level] = Spent(seconds + record.seconds, cost + job.cost, memory)
+            for kind in (self.kind(job), None):
+                seconds, cost, memory = self._spent[kind]
+                self._spent[kind] = Spent(seconds + record.seconds, cost + job.cost, max(memory, record.memory))
 
     def say(self, job: Job, seconds: float) -> None:
         """Take note that a cell under way says that it will take so long; it counts until one of its kind is done."""
-        for level in _levels(self.kind(job)):
-            self._said[level] = Spent(seconds, job.cost)
+        self._said[self.kind(job)] = self._said[None] = Spent(seconds, job.cost)
 
     def kind(self, job: Job) -> Kind:
         """Return what a cell has in common with others that take as long for what they cost."""
@@ -75,9 +72,8 @@ class Expected:
 
     def seconds(self, job: Job) -> float | None:
         """Return the seconds that a cell takes on one worker; None before any cell is done."""
-        levels = _levels(self.kind(job))
-        known = (spent[level] for level in levels for spent in (self._spent, self._said) if level in spent)
-        spent = next(known, None)
+        kinds = (self.kind(job), None)
+        spent = next((known[kind] for kind in kinds for known in (self._spent, self._said) if kind in known), None)
         return None if spent is None else job.cost * spent.seconds / spent.cost
 
     def length(self, job: Job) -> float:
@@ -101,16 +97,10 @@ class Expected:
         return sorted(jobs, key=lambda job: (job.order, job.cell.id not in alone, -self.length(job)))
 
 
-def _levels(kind: Kind) -> tuple[tuple[object, ...], ...]:
-    """Return of what cells are taken for like those of a kind, the most like ones first."""
-    return kind, kind[:2], ()
-
-
 class Remaining:
     """The cells of a run without a record.
 
-    They take as long as all of them on all workers, or as the longest row of cells of which each waits for the one
-    before it, whichever is more.
+    They take as long as all of them on all workers, or as the longest one, whichever is more.
 
     Args:
         jobs: of these cells.
@@ -125,7 +115,6 @@ class Remaining:
         self.expected, self.jobs = expected, {job.cell.id: job for job in jobs}
         self.lock = threading.RLock()
         self.running: dict[str, tuple[float, float]] = {}
-        self._dearest = {job.after: job.cell.id for job in sorted(jobs, key=lambda job: job.cost)}
 
     def begin(self, cell_ids: Sequence[str], share: float, now: float | None = None) -> None:
         """Take note of cells that are begun, or of the share of one that is done, at a time in seconds since 1970."""
@@ -156,14 +145,8 @@ class Remaining:
         alike = {like: self.expected.seconds(job) for like, job in one_of.items()}
         left = {cell_id: alike[self.expected.kind(job), job.cost] for cell_id, job in self.jobs.items()}
         left |= {cell_id: self._left(cell_id, workers, now) for cell_id in self.running}
-        if None in left.values():
-            return None
-
-        def row(cell_id: str) -> float:
-            return (left[cell_id] or 0.0) + row(self.jobs[cell_id].after) if cell_id in left else 0.0
-
-        rows = map(row, (*self._dearest.values(), *self.running))
-        return max([sum(filter(None, left.values())) / max(1, workers), *rows])
+        known = [seconds for seconds in left.values() if seconds is not None]
+        return max([sum(known) / max(1, workers), *known]) if len(known) == len(left) else None
 
     def share(self, workers: int, now: float = 0.0) -> float:
         """Return how much of the cells under way is done, in cells."""

@@ -21,9 +21,8 @@ from sparsebench import seeds
 from sparsebench.errors import NotReadyError, StrategyError, UnsupportedError, UserError
 from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.base import HEADS, Network, Start
-from sparsebench.plan.job import Job
+from sparsebench.plan.job import Job, Setting
 from sparsebench.plugin.registry import Registry
-from sparsebench.records import store
 from sparsebench.records.cell import Cell
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.spec import fill
@@ -111,36 +110,22 @@ TRAINING = "training"
 
 @dataclass(frozen=True)
 class Context:
-    """What a cell needs and its hash does not know: this machine.
+    """What a process needs for its cells that their hashes do not know, and what it keeps from one to the next.
 
     Attributes:
-        out: the run's folder, for initial weights.
-        device: "cpu" or "cuda:i".
-        locations: where the image sets lie, and by their cells trained weights that are not in the run's folder.
-        checkpoint: seconds between checkpoints of a cell, 0 for none.
+        setting: what all cells of the run have in common; the device is this process's.
         alone: whether nobody interrupts this process, so that a KeyboardInterrupt is a strategy's own.
-        exclusive: whether no other cell runs beside it, see `devices.turn`.
-        batch: how many test images are tried at a time; None for `evaluate.first_batch`.
-        drawn: what was drawn for the cell before.
-        trusted: which strategies, on which task and model, were seen not to depend on labels or masks.
         on_share: called every second with the id of a cell and the share of its training that is done, unless that
             may end sooner; of a cell that trains nothing, of its test.
+        drawn: what was drawn for the cell before.
+        trusted: which strategies, on which task and model, were seen not to depend on labels or masks.
     """
 
-    out: Path
-    device: str
-    locations: Locations
-    checkpoint: float = 0.0
+    setting: Setting
     alone: bool = False
-    exclusive: bool = False
-    batch: int | None = None
+    on_share: Callable[[str, float], None] = field(default=lambda cell_id, share: None, compare=False)
     drawn: Drawn = field(default_factory=Drawn, compare=False)
     trusted: set[tuple[str, ...]] = field(default_factory=set, compare=False)
-    on_share: Callable[[str, float], None] = field(default=lambda cell_id, share: None, compare=False)
-
-    def weights(self, cell_id: str) -> Path:
-        """Return the file of a cell's trained weights."""
-        return self.locations.get(cell_id) or store.weights_path(self.out, cell_id)
 
 
 @dataclass(frozen=True)
@@ -208,23 +193,23 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     network = model.build(data, cell.repetition)
     outcome, tested = None, ""
     if job.network:
-        initial, outcome, tested = load_trained(network, context.weights(job.network))
+        initial, outcome, tested = load_trained(network, context.setting.weights(job.network))
         start = Start(initial)
     elif cell.init is None:
-        start = model.start(network, task, context.locations)
+        start = model.start(network, task, context.setting.locations)
     else:
         same = cell.track == "tuned" or cell.init.task == cell.task
         fresh = () if same else HEADS  # those of another task are not taken (Li et al. 2023)
-        content = _put(network, context.weights(cell.init.id), fresh, "first network")
+        content = _put(network, context.setting.weights(cell.init.id), fresh, "first network")
         start = Start(hashlib.sha256(content).hexdigest(), head=same)
-    network.module.to(context.device)
-    augmentation = _augmentation(cell, task.recipe(), data.train, network, context.device)
+    network.module.to(context.setting.device)
+    augmentation = _augmentation(cell, task.recipe(), data.train, network, context.setting.device)
     train = _on_device(data.train, network.grid, context, augmentation)
     test, held = _on_device(data.test, network.grid, context), data.validation
     validation = None if held is None else _on_device(held, network.grid, context)
     if data.among is not None:
-        test.absent = torch.ones(len(data.classes), dtype=torch.bool, device=context.device)
-        test.absent[torch.from_numpy(data.among).to(context.device)] = False
+        test.absent = torch.ones(len(data.classes), dtype=torch.bool, device=context.setting.device)
+        test.absent[torch.from_numpy(data.among).to(context.setting.device)] = False
     teacher = _teacher(network, strategy) if strategy.distils and start.head else None
     actor = _actor(cell, strategy, network, task)
     return Prepared(
@@ -245,7 +230,7 @@ def _teacher(network: Network, strategy: Strategy) -> Teacher:
 
 def _data(task: Task, cell: Cell, context: Context) -> Data:
     """Draw the data, with a validation split if the recipe asks for one and none is drawn."""
-    data, recipe = context.drawn.of(task, cell, context.locations), task.recipe()
+    data, recipe = context.drawn.of(task, cell, context.setting.locations), task.recipe()
     check_items(task, len(data.test.labels))
     if recipe.validation and data.validation is None:
         data = data.held_back(recipe.validation)
@@ -368,7 +353,7 @@ def _on_device(
     split: Split, grid: tuple[int, int] | None, context: Context, augmentation: Augmentation | None = None
 ) -> Samples:
     """Return the split as tensors; many images stay where they are, and go to the device batch by batch."""
-    relevance, device = split.relevance_on(grid), context.device
+    relevance, device = split.relevance_on(grid), context.setting.device
     return Samples(
         context.drawn.on_device(split.inputs, device),
         torch.from_numpy(np.ascontiguousarray(split.labels)).to(device),

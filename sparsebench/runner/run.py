@@ -11,7 +11,7 @@ from pathlib import Path
 from sparsebench.errors import UserError
 from sparsebench.plan import locate as pictures
 from sparsebench.plan import plan as planner
-from sparsebench.plan.job import Job
+from sparsebench.plan.job import Job, Limits, Setting
 from sparsebench.plan.plan import Plan, Shard
 from sparsebench.plan.request import Files, How, Request
 from sparsebench.plan.time_left import Remaining
@@ -19,7 +19,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
 from sparsebench.records.record import Record
 from sparsebench.runner import devices, environment, folder, underway
-from sparsebench.runner.engines import Engine, InProcess, Limits, Processes, RemoteEngine, Setting, Stop
+from sparsebench.runner.engines import Engine, InProcess, Processes, RemoteEngine, Stop
 from sparsebench.runner.observers import Observers
 from sparsebench.runner.queue import TOGETHER, Queue
 from sparsebench.tasks import sources

@@ -170,7 +170,7 @@ def run_cells(
 
     `on_begin` is called with the jobs that something begins for, which may not come to its end.
     """
-    if context.device == "cpu" or len(jobs) == 1:
+    if context.setting.device == "cpu" or len(jobs) == 1:
         for job in jobs:
             on_begin([job])
             run = _Run(job, context)
@@ -208,9 +208,9 @@ def _train_together(runs: Sequence[_Run]) -> None:
                 run.fail(training.failure)
             elif training.failure is None and training.course.finished:
                 run.trained = training.course.outcome()
-    context = runs[0].context
-    if context.alone and context.device != "cpu":
-        torch.cuda.synchronize(context.device)  # ends the worker if the device is lost; each cell is tried alone then
+    context, device = runs[0].context, runs[0].setting.device
+    if context.alone and device != "cpu":
+        torch.cuda.synchronize(device)  # ends the worker if the device is lost; each cell is tried alone then
 
 
 KNOWN = (StrategyError, DivergedError, UnsupportedError, UserError)
@@ -240,7 +240,7 @@ class _Run:
     """One job on its way to a record, in stages that may fail."""
 
     def __init__(self, job: Job, context: Context):
-        self.job, self.context = job, context
+        self.job, self.context, self.setting = job, context, context.setting
         self.started, self.clock = datetime.now(UTC).isoformat(), time.perf_counter()
         self.status: Status = "ok"
         self.failure: Failure | None = None
@@ -253,7 +253,7 @@ class _Run:
         if self.failure is not None:
             return
         try:
-            _seed(seeds.seed_of("cell", self.job.cell.id), self.context.device)
+            _seed(seeds.seed_of("cell", self.job.cell.id), self.setting.device)
             stage()
         except BaseException as error:  # a strategy is a stranger's code and may raise anything
             if isinstance(error, KeyboardInterrupt) and not self.context.alone:
@@ -298,7 +298,7 @@ class _Run:
             return
         self._fit(cell, cell.in_training)
         if self.job.keep_weights:  # what a training before this one left must not be taken for its own
-            store.weights_path(self.context.out, self.job.cell.id).unlink(missing_ok=True)
+            store.weights_path(self.setting.out, self.job.cell.id).unlink(missing_ok=True)
         steps = steps_for(cell.network, cell.in_training, cell.train, cell.recipe, cell.teacher)
         watch = None
         if cell.recipe.watch:
@@ -324,20 +324,20 @@ class _Run:
 
     def _fit(self, cell: Prepared, acting: Actor | None) -> None:
         """Let the strategy that acts now look at training images, unless it did or does not want to."""
-        if acting is not None and FIT not in self.result.notes and (note := fit_cell(cell, self.job, self.context.out)):
+        if acting is not None and FIT not in self.result.notes and (note := fit_cell(cell, self.job, self.setting.out)):
             self.result.notes[FIT] = note
 
     def _checkpoint(self, training: Training) -> Checkpoint | None:
         """Return the cell's checkpoint, or None: what was seen while training is in none."""
-        every, job, cell = self.context.checkpoint, self.job, self.cell
+        every, job, cell = self.setting.checkpoint, self.job, self.cell
         assert cell is not None
         if not every or training.course.recipe.watch or not can_be_resumed(training):
             return None
         made_by = {
             "cell": job.cell.id, "revision of the strategy": job.origin.revision, "start": cell.initial,
-            "torch": torch.__version__, "device": torch.device(self.context.device).type, "sparsebench": __version__,
+            "torch": torch.__version__, "device": torch.device(self.setting.device).type, "sparsebench": __version__,
         }  # fmt: skip
-        return Checkpoint(store.checkpoint_path(self.context.out, job.cell.id), made_by, every, training)
+        return Checkpoint(store.checkpoint_path(self.setting.out, job.cell.id), made_by, every, training)
 
     def measure(self) -> None:
         """Test it and fill the result; keep the weights if others start from them."""
@@ -348,15 +348,15 @@ class _Run:
         tests_only = self.cell.outcome is not None or not self.cell.task.trains
         on_done = self._share(len(self.cell.test.labels)) if tests_only else None
         measure(
-            self.result, self.cell, self.trained, context.batch,
+            self.result, self.cell, self.trained, self.setting.batch,
             leaks=who not in context.trusted, on_done=on_done,
         )  # fmt: skip
         context.trusted.add(who)
         if "images_per_s" in self.result.metrics:
-            self.result.notes["timed"] = timing(self.context.device, self.context.exclusive)
+            self.result.notes["timed"] = timing(self.setting.device, self.setting.limits.exclusive)
         if self.job.keep_weights:
             content = weights_file(self.cell.network, self.cell.initial, self.trained)
-            files.write_whole(store.weights_path(self.context.out, self.job.cell.id), content)
+            files.write_whole(store.weights_path(self.setting.out, self.job.cell.id), content)
             self.result.notes["weights"] = hashlib.sha256(content).hexdigest()
 
     def record(self, share: int) -> Record:
@@ -365,7 +365,7 @@ class _Run:
         seconds = (time.perf_counter() - self.clock) / share
         if self.failure is not None:
             return self.job.record_of_failure(self.status, self.failure, self.started, seconds)
-        job, result, device = self.job, self.result, self.context.device
+        job, result, device = self.job, self.result, self.setting.device
         device = device if device == "cpu" else f"{device} {torch.cuda.get_device_name(device)}"
         return Record(
             cell=job.cell, cell_id=job.cell.id, status=self.status, metrics=result.metrics,

@@ -11,11 +11,10 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from sparsebench.plan.job import Job
+from sparsebench.plan.job import Job, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.runner import environment
 from sparsebench.runner.devices import turn
-from sparsebench.runner.engines import Setting
 from sparsebench.runner.process import Line, Message, Question, forget_peak, load, peak
 
 LONGEST = 1e8
@@ -63,11 +62,7 @@ def main(end: socket.socket) -> None:
         return
     setting = load(Setting, said)
     registry = Registry()
-    context = Context(
-        setting.out, setting.device, setting.locations, setting.checkpoint,
-        alone=True, exclusive=setting.limits.exclusive, batch=setting.batch,
-        on_share=lambda cell_id, share: line.say(Message(at=(cell_id,), share=share)),
-    )  # fmt: skip
+    context = Context(setting, True, lambda cell_id, share: line.say(Message(at=(cell_id,), share=share)))
 
     def begin(jobs: Sequence[Job]) -> None:
         forget_peak()
@@ -83,7 +78,7 @@ def main(end: socket.socket) -> None:
         def turns() -> Iterator[list[Job]]:
             for asked in line.asked:
                 # Who waits says so: no second of it is a cell's.
-                with turn(context.device, lambda: line.say(Message())) if context.exclusive else nullcontext():
+                with turn(setting.device, lambda: line.say(Message())) if setting.limits.exclusive else nullcontext():
                     yield list(load(Question, asked).jobs)
 
         for jobs in turns():
@@ -92,7 +87,7 @@ def main(end: socket.socket) -> None:
                 faulthandler.cancel_dump_traceback_later()
                 out_of_memory = out_of_memory or record.status == "oom"
                 # Cells that were trained together are all trained by now.
-                unfit = (out_of_memory and done == len(jobs)) or device_is_lost(context.device)
+                unfit = (out_of_memory and done == len(jobs)) or device_is_lost(setting.device)
                 line.say(Message(record=record.model_copy(update={"memory": peak()}), unfit=unfit))
                 if unfit:
                     return

@@ -12,6 +12,7 @@ from sparsebench.deploy.compare import Agreement, Comparison, Side, compare, row
 from sparsebench.deploy.trained import Trainer, trained_cell
 from sparsebench.errors import UserError
 from sparsebench.models.actor import Actor
+from sparsebench.plan.job import Setting
 from sparsebench.plan.request import Files, How, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
@@ -99,7 +100,7 @@ def test_agreement_is_that_of_what_each_strategy_keeps_alone(compared: Compare) 
         ),
         registry,
     )
-    cell = trained_cell(plan.jobs[-1], registry, Context(compared.out, "cpu", {}))
+    cell = trained_cell(plan.jobs[-1], registry, Context(Setting(out=compared.out, device="cpu")))
     assert cell.cell == found.cell
     shares = cell.test.relevance.numpy()
     matter, by_oracle = relevant(shares, cell.data.test.mask), found.stages[0].kept[1]

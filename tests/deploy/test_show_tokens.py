@@ -13,6 +13,7 @@ from sparsebench.deploy.trained import narrow
 from sparsebench.deploy.trained import trained_cell as prepared
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
+from sparsebench.plan.job import Setting
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
@@ -64,7 +65,7 @@ def test_what_is_trained_is_not_trained_again_unless_its_weights_are_gone(traine
 
 def test_what_is_shown_is_what_the_test_saw(trained: Any) -> None:
     out, planned, registry = trained
-    context, records = Context(out, "cpu", {}), store.read(out)
+    context, records = Context(Setting(out=out, device="cpu")), store.read(out)
     seen = look(planned.jobs, records, registry, context, 8)
     assert seen.grid == (8, 8) and seen.pictures.shape == (8, 32, 32, 3)
     data = Spurious(test=40).draw(40, 0, {})
@@ -91,7 +92,7 @@ def test_what_is_shown_is_what_the_test_saw(trained: Any) -> None:
 def test_where_nothing_has_a_result_there_is_nothing_to_draw(trained: Any) -> None:
     out, planned, registry = trained
     with pytest.raises(UserError, match=r"no strategy has a result; raises: .*no idea which token matters"):
-        look(planned.jobs[2:3], store.read(out), registry, Context(out, "cpu", {}), 4)
+        look(planned.jobs[2:3], store.read(out), registry, Context(Setting(out=out, device="cpu")), 4)
 
 
 def test_weights_that_cannot_be_read_cost_only_their_strategy(trained: Any, tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ def test_weights_that_cannot_be_read_cost_only_their_strategy(trained: Any, tmp_
         source, copy = (store.weights_path(folder, job.cell.id) for folder in (out, tmp_path))
         copy.parent.mkdir(exist_ok=True)
         copy.write_bytes(source.read_bytes()[: None if job.label == "oracle" else 100])
-    seen = look(jobs, store.read(out), registry, Context(tmp_path, "cpu", {}), 4)
+    seen = look(jobs, store.read(out), registry, Context(Setting(out=tmp_path, device="cpu")), 4)
     assert [bool(shown.why) for shown in seen.shown] == [True, False]
 
 
@@ -151,7 +152,7 @@ def test_what_a_strategy_is_taught_by_is_shown_if_it_was_asked_for(tmp_path: Pat
             job.cell.id for job in (planned.jobs if alone else rest[1:])
         ]
         execute(planned, registry, tmp_path)
-        seen = look(planned.jobs, store.read(tmp_path), registry, Context(tmp_path, "cpu", {}), 2)
+        seen = look(planned.jobs, store.read(tmp_path), registry, Context(Setting(out=tmp_path, device="cpu")), 2)
         assert [shown.label for shown in seen.shown] == [job.label for job in planned.jobs if job.asked]
         assert not any(shown.why for shown in seen.shown) and len(seen.shown) == (1 if alone else 5)
     store.weights_path(tmp_path, dense.cell.id).unlink()

@@ -7,13 +7,13 @@ from typing import Any
 from measured import TINY
 
 from sparsebench.plan import plan as planner
-from sparsebench.plan.job import Job
+from sparsebench.plan.job import Job, Limits, Setting
 from sparsebench.plan.plan import Plan
 from sparsebench.plan.request import Files, Request, Rerun
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
-from sparsebench.runner.engines import CHECKPOINT, InProcess, Limits, Processes, Setting
+from sparsebench.runner.engines import InProcess, Processes
 from sparsebench.runner.observers import Observers
 from sparsebench.runner.queue import Queue
 
@@ -27,7 +27,7 @@ def planned(out: Path, rerun: Rerun = "missing", files: Files | None = None, **o
 
 
 def inline(
-    jobs: Sequence[Job], registry: Registry, out: Path, checkpoint: float = CHECKPOINT, exclusive: bool = False
+    jobs: Sequence[Job], registry: Registry, out: Path, checkpoint: float = 60.0, exclusive: bool = False
 ) -> Iterator[Record]:
     """Yield the record of each job, run in this process."""
     setting = Setting(out=out, device="cpu", checkpoint=checkpoint, limits=Limits(exclusive=exclusive))

@@ -19,6 +19,7 @@ from sparsebench.deploy.trained import Trainer
 from sparsebench.errors import UserError
 from sparsebench.models.vits import Timm
 from sparsebench.plan import plan as planner
+from sparsebench.plan.job import Setting
 from sparsebench.plan.request import How, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
@@ -147,7 +148,7 @@ def test_a_cell_that_trains_begins_with_the_file_s_weights_and_a_fresh_head(weig
     heads = []
     for repetition in (0, 1):
         (job,) = (j for j in plan.jobs if j.cell.strategy.name == "dense" and j.cell.repetition == repetition)
-        cell = prepare(job, Registry(), Context(tmp_path, "cpu", plan.locations))
+        cell = prepare(job, Registry(), Context(Setting(out=tmp_path, device="cpu", locations=dict(plan.locations))))
         state = cell.network.module.state_dict()
         assert cell.initial == job.cell.model.params["weights"]
         for name, value in load_file(weights).items():
@@ -170,7 +171,7 @@ def test_a_network_teaches_what_it_becomes_only_if_its_head_is_trained(tmp_path:
     }
     plan = planned(tmp_path, files, **given)
     jobs = {job.cell.strategy.name: job for job in plan.jobs}
-    context = Context(tmp_path, "cpu", plan.locations)
+    context = Context(Setting(out=tmp_path, device="cpu", locations=dict(plan.locations)))
     assert prepare(jobs["attn_topk"], Registry(), context).teacher is None
     taught = jobs["dynamic_vit"]
     assert taught.cell.init == jobs["dense"].cell

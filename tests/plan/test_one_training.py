@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from sparsebench.cli import main
 from sparsebench.deploy.trained import trained_cell
 from sparsebench.plan.expand import expand
-from sparsebench.plan.job import Job
+from sparsebench.plan.job import Job, Setting
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
@@ -114,7 +114,7 @@ def test_the_network_that_is_looked_at_is_the_one_that_is_tested(run) -> None:
     from sparsebench.runner.prepare import Context
 
     weights = load_file(store.weights_path(out, jobs[-1].network))
-    network = trained_cell(jobs[-1], Registry(), Context(out, "cpu", {})).network
+    network = trained_cell(jobs[-1], Registry(), Context(Setting(out=out, device="cpu"))).network
     assert all(torch.equal(value, weights[name]) for name, value in network.module.state_dict().items())
 
 

@@ -67,14 +67,7 @@ def test_of_a_kind_of_which_nothing_is_known_all_that_is_known_counts() -> None:
     assert learned(jobs, took(small, 2.0, status="timeout")).seconds(small) is None
     assert learned(jobs, took(small, 2.0)).seconds(large) == pytest.approx(2.0 * large.cost / small.cost)
     assert learned(jobs, took(small, 2.0), took(large, 9.0)).seconds(small) == pytest.approx(2.0)
-
-
-def test_the_prior_counts_where_nothing_is_known_of_the_kind() -> None:
-    jobs = jobs_of("20,30", (4,), 1)
-    small, large = (next(job for job in jobs if job.cell.task.params["test"] == n) for n in (20, 30))
-    expected = Expected(jobs, prior=lambda job: 7.0)
-    assert (expected.seconds(small), expected.seconds(large)) == (pytest.approx(7.0), pytest.approx(7.0))
-    expected.add(took(small, 2.0))
+    expected = Expected(jobs, [took(small, 2.0)], prior=lambda job: 7.0)
     assert (expected.seconds(small), expected.seconds(large)) == (pytest.approx(2.0), pytest.approx(7.0))
 
 
@@ -179,22 +172,6 @@ def test_how_far_a_training_is_counts_more_than_what_others_took() -> None:
     remaining.begin([job.cell.id], 0.0, 0.0)
     remaining.begin([job.cell.id], 0.05, 5.0)
     assert remaining.seconds(1, 5.0) == pytest.approx(95.0)
-
-
-def test_trainings_that_others_wait_for_come_one_after_the_other() -> None:
-    first, second, *others = (job for job in jobs_of("20", (4, 8), 2) if job.label in ("dense", "random"))
-    second = second.model_copy(update={"after": first.cell.id})
-    tests = [job.model_copy(update={"after": second.cell.id, "network": second.cell.id}) for job in others]
-    jobs = [first, second, *tests]
-    expected = learned(jobs, took(first, 100.0), took(tests[0], 1.0))
-    remaining, each = Remaining(jobs, expected), [expected.seconds(job) or 0.0 for job in jobs]
-    longest = each[0] + each[1] + max(each[2:])
-    assert remaining.seconds(1) == pytest.approx(sum(each)) and sum(each) > longest
-    assert remaining.seconds(16) == pytest.approx(longest)
-    remaining.begin([first.cell.id], 0.0, 0.0)
-    assert remaining.seconds(16, 30.0) == pytest.approx(longest - 30)
-    remaining.done(took(first, each[0]))
-    assert remaining.seconds(16, 100.0) == pytest.approx(longest - each[0])
 
 
 @pytest.mark.parametrize("seconds", [None, 0.001, 3.0])

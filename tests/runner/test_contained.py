@@ -12,11 +12,10 @@ from processes import processes_of
 from running import inline, local
 
 from sparsebench.plan.expand import expand
-from sparsebench.plan.job import Job
+from sparsebench.plan.job import Job, Limits, Setting
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
-from sparsebench.runner.engines import Limits
 from sparsebench.runner.prepare import Context
 from sparsebench.runner.run_cell import run_cell
 
@@ -99,7 +98,7 @@ def test_what_ctrl_c_raises_is_a_failure_if_only_a_strategy_can_have_raised_it(
     job_of: Callable[..., list[Job]], samples: Path, tmp_path: Path, alone: bool
 ) -> None:
     (job,) = job_of(str(samples / "interrupts.py"), n_train=4)
-    context = Context(tmp_path, "cpu", {}, alone=alone)
+    context = Context(Setting(out=tmp_path, device="cpu"), alone=alone)
     if alone:
         record = run_cell(job, Registry(), context)
         assert record.status == "failed" and "KeyboardInterrupt" in reason(record)

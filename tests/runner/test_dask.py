@@ -20,12 +20,11 @@ from waiting import soon
 from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.plan.expand import expand
-from sparsebench.plan.job import Job
+from sparsebench.plan.job import Job, Limits, Setting
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
-from sparsebench.runner.engines import Limits, Setting
 from sparsebench.runner.queue import Queue
 
 distributed = pytest.importorskip("distributed")

@@ -51,8 +51,8 @@ def test_jobs_are_handed_out_in_order() -> None:
 def test_jobs_that_can_be_trained_together_are_handed_out_together() -> None:
     jobs = [a_job(k).model_copy(update={"together": k not in (2, 3)}) for k in range(8)]
     queue = Queue(jobs, 3)
-    together = [jobs[0], jobs[1], jobs[4]], jobs[5:]
-    assert [queue.take() for _ in range(5)] == [together[0], together[1], [jobs[2]], [jobs[3]], None]
+    first = [jobs[0], jobs[1], jobs[4]]
+    assert [queue.take() for _ in range(5)] == [first, [jobs[2]], [jobs[3]], jobs[5:], None]
 
 
 def test_a_job_that_waits_does_not_hold_up_others_with_its_data() -> None:

@@ -15,13 +15,12 @@ from running import inline, local
 
 from sparsebench.cli import main
 from sparsebench.plan.expand import expand
-from sparsebench.plan.job import Job
+from sparsebench.plan.job import Job, Limits
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
 from sparsebench.runner.devices import ALONE, BESIDE, turn
-from sparsebench.runner.engines import Limits
 
 TIMED = "composite:epochs=1,test=20,pretrain_epochs=0"
 SMALL = "vit:dim=16,depth=2,heads=2"

@@ -11,12 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from sparsebench.deploy.trained import trained_cell
 from sparsebench.models.actor import LEARNED
-from sparsebench.plan.job import Job
+from sparsebench.plan.job import Job, Limits, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
 from sparsebench.runner import fitting
-from sparsebench.runner.engines import Limits
 from sparsebench.runner.prepare import Context, prepare
 
 TASK = "composite:epochs=1,test=20,pretrain_epochs=0,batch=10"
@@ -169,7 +168,7 @@ def test_the_images_are_training_images_of_the_cell_drawn_by_its_repetition(
         *starts, job = jobs_of(labels=labels, repetition=repetition)
         assert run([*starts, job], tmp_path).status == "ok"
         images, relevance = given.pop()
-        train = prepare(job, Registry(), Context(tmp_path, "cpu", {})).train
+        train = prepare(job, Registry(), Context(Setting(out=tmp_path, device="cpu"))).train
         assert torch.equal(images.inputs, train.inputs[images.items]) and torch.equal(relevance, train.relevance)
         assert images._labels is None if not labels else torch.equal(images.labels, train.labels[images.items])
         rows.append(images.items.tolist())
@@ -179,7 +178,7 @@ def test_the_images_are_training_images_of_the_cell_drawn_by_its_repetition(
 def test_labels_are_those_of_the_training_images(jobs_of: Any, tmp_path: Path) -> None:
     *starts, job = jobs_of("seen = images.labels.float()", labels=True)
     run([*starts, job], tmp_path)
-    cell = prepare(job, Registry(), Context(tmp_path, "cpu", {}))
+    cell = prepare(job, Registry(), Context(Setting(out=tmp_path, device="cpu")))
     (path,) = (tmp_path / "fits").glob("*.safetensors")
     labels, rest = load_file(path)["0.seen"].long().tolist(), cell.train.labels.tolist()
     assert all(label in rest for label in labels) and len(labels) == 7
@@ -209,7 +208,7 @@ def test_what_is_looked_at_has_learned_the_same(jobs_of: Any, tmp_path: Path) ->
     *starts, job = jobs_of()
     run([*starts, job], tmp_path)
     (learned,) = (load_file(path) for path in (tmp_path / "fits").iterdir())
-    cell = trained_cell(job, Registry(), Context(tmp_path, "cpu", {}))
+    cell = trained_cell(job, Registry(), Context(Setting(out=tmp_path, device="cpu")))
     state = cell.network.module.state_dict()
     assert all(torch.equal(state[f"{LEARNED}.{name}"], value) for name, value in learned.items())
 

@@ -11,13 +11,13 @@ from plugin_files import write_strategy
 from running import local, planned
 
 from sparsebench.plan.expand import expand
-from sparsebench.plan.job import Job
+from sparsebench.plan.job import Job, Setting
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
 from sparsebench.runner import run as runs
-from sparsebench.runner.engines import InProcess, Setting
+from sparsebench.runner.engines import InProcess
 from sparsebench.runner.observers import Observers
 from sparsebench.runner.queue import Queue
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sparsebench.errors import UserError
-from sparsebench.runner.engines import TIMEOUT, Limits
+from sparsebench.plan.job import TIMEOUT, Limits
 from sparsebench.runner.process import held_bytes, held_over
 
 MIB = 2**20

@@ -11,12 +11,13 @@ from running import planned
 
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
+from sparsebench.plan.job import Setting
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
-from sparsebench.runner.engines import Engine, InProcess, Processes, Setting
+from sparsebench.runner.engines import Engine, InProcess, Processes
 from sparsebench.runner.observers import Observers
 from sparsebench.runner.prepare import Context
 from sparsebench.runner.queue import Queue
@@ -36,7 +37,7 @@ class Sequential:
         setting: Setting,
         on_begin: Callable[[Sequence[str], float], None],
     ) -> Iterator[Record]:
-        context = Context(setting.out, setting.device, setting.locations, setting.checkpoint)
+        context = Context(setting)
         with one_thread():
             while batch := queue.take():
                 if batch[0].label not in self.lost:

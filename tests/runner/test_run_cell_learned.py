@@ -10,7 +10,7 @@ from running import inline
 from safetensors.torch import load_file
 
 from sparsebench.models.actor import LEARNED
-from sparsebench.plan.job import Job
+from sparsebench.plan.job import Job, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record, numbers_of
@@ -36,7 +36,7 @@ def jobs(job_of: Any) -> list[Job]:
 def test_what_is_learned_is_trained_and_kept_with_the_networks_weights(jobs: list[Job], tmp_path: Path) -> None:
     start, dense, job = jobs
     run([start, dense], tmp_path)
-    prepared = prepare(job, Registry(), Context(tmp_path, "cpu", {}))
+    prepared = prepare(job, Registry(), Context(Setting(out=tmp_path, device="cpu")))
     first = {name: value.clone() for name, value in prepared.network.module.state_dict().items()}
     learned = [name for name in first if name.startswith(f"{LEARNED}.")]
     assert {name.split(".")[1] for name in learned} == {"1", "2"}
@@ -54,7 +54,7 @@ def test_it_begins_as_the_dense_network_of_its_repetition_which_is_its_teacher(j
     start, dense, job = jobs
     trained = run([start, dense], tmp_path)
     assert "weights" in trained.notes and dense.cell == job.cell.init and start.cell == dense.cell.init
-    cell = prepare(job, Registry(), Context(tmp_path, "cpu", {}))
+    cell = prepare(job, Registry(), Context(Setting(out=tmp_path, device="cpu")))
     weights = load_file(store.weights_path(tmp_path, dense.cell.id))
     assert cell.initial == trained.notes["weights"]
     state = cell.network.module.state_dict()
@@ -68,7 +68,9 @@ def test_it_begins_as_the_dense_network_of_its_repetition_which_is_its_teacher(j
     predicted = cell.teacher.tell(pictures).logits.argmax(dim=1)
     assert predicted.tolist() == numbers_of(trained.outcomes.predicted, len(predicted)).tolist()
     assert not any(weight.requires_grad for weight in cell.teacher.module.parameters())  # type: ignore[attr-defined]
-    other = prepare(dense, Registry(), Context(tmp_path, "cpu", {}))  # what knows other classes gives no output layer
+    other = prepare(
+        dense, Registry(), Context(Setting(out=tmp_path, device="cpu"))
+    )  # what knows other classes gives no output layer
     assert not torch.equal(other.network.module.head.weight, weights["head.weight"]) and other.teacher is None
 
 

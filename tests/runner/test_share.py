@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from sparsebench.plan.job import Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.runner import run_cell
 from sparsebench.runner.prepare import Context
@@ -14,7 +15,7 @@ from sparsebench.runner.run_cell import run_cells
 def reports(job_of: Any, out: Path, task: str) -> list[tuple[str, float]]:
     said: list[tuple[str, float]] = []
     jobs = job_of("dense", task, n_train=8)
-    context = Context(out, "cpu", {}, on_share=lambda cell_id, done: said.append((cell_id, done)))
+    context = Context(Setting(out=out, device="cpu"), on_share=lambda cell_id, done: said.append((cell_id, done)))
     records = list(run_cells(jobs, Registry(), context))
     assert [record.status for record in records] == ["ok"] * len(jobs)
     return said
