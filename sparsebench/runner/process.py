@@ -98,8 +98,7 @@ class Line:
 FORKS = sys.platform == "linux"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 PRELOADED = ("sparsebench.runner.worker", "sparsebench.runner.run_cell", "sparsebench.plugin.registry",
-             "sparsebench.tasks.shipped", "sparsebench.models.vits", "timm", "torchvision",
-             "sklearn.datasets")  # fmt: skip
+             "sparsebench.tasks.shipped", "sparsebench.models.vits", "timm", "torchvision")  # fmt: skip
 PATIENCE = 10.0
 """Seconds to wait for processes that were killed: one that the kernel holds may take for ever."""
 STARTER = 1.0

@@ -13,7 +13,7 @@ import numpy as np
 from sparsebench.errors import UserError
 from sparsebench.tasks.sources import cache, known
 from sparsebench.tasks.sources.files import Locations, square_of, squares_in
-from sparsebench.tasks.sources.known import DIGITS, SVHN, names_for
+from sparsebench.tasks.sources.known import DIGITS, SVHN, names_for, of_scikit_learn
 
 HELD_OUT = {DIGITS: ("3", "8"), SVHN: ("3", "8")}
 FOLDER = "folder"
@@ -64,22 +64,22 @@ def _foregrounds(name: str, size: int, root: Path | None) -> Foregrounds:
 def _digits(size: int) -> Foregrounds:
     """Return scikit-learn's digits, 8x8, in two colours each. The first two thirds of a class train, the rest test."""
     from PIL import Image
-    from sklearn.datasets import load_digits
 
     from sparsebench import seeds
 
-    bunch = load_digits()
+    table = np.loadtxt(of_scikit_learn("data/digits.csv.gz"), delimiter=",")
+    images, target = table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(int)
     rng = seeds.generator("digits", "colours")
-    ink, paper = rng.uniform(0.6, 1.0, (len(bunch.images), 3)), rng.uniform(0.0, 0.4, (len(bunch.images), 3))
+    ink, paper = rng.uniform(0.6, 1.0, (len(images), 3)), rng.uniform(0.0, 0.4, (len(images), 3))
     shade = np.stack(
         [np.asarray(Image.fromarray((x * 15.9).astype(np.uint8)).resize((size, size), Image.Resampling.BICUBIC))
-         for x in bunch.images]
+         for x in images]
     )[..., None] / 255  # fmt: skip
     coloured = (255 * (shade * ink[:, None, None] + (1 - shade) * paper[:, None, None])).astype(np.uint8)
     coloured = np.ascontiguousarray(coloured.transpose(0, 3, 1, 2))
     train, test = {}, {}
     for digit in range(10):
-        group = coloured[bunch.target == digit]
+        group = coloured[target == digit]
         cut = len(group) * 2 // 3
         train[str(digit)], test[str(digit)] = group[:cut], group[cut:]
     return Foregrounds(tuple(train), train, test)

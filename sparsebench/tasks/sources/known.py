@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -140,6 +141,13 @@ OWN_TASK = frozenset(known.name for known in _ALL if "task" in known.uses)
 def names_for(use: Use) -> tuple[str, ...]:
     """Return the names of the sets for that use."""
     return tuple(known.name for known in _ALL if use in known.uses)
+
+
+def of_scikit_learn(name: str) -> Path:
+    """Return a file of scikit-learn's data sets. They are read without it: its import takes longer than a cell."""
+    spec = find_spec("sklearn")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent / "datasets" / name
 
 
 def check(name: str, root: Path, *, download: bool) -> None:

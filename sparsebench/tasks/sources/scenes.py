@@ -13,7 +13,7 @@ from numpy.lib.npyio import NpzFile
 from sparsebench.errors import UserError
 from sparsebench.tasks.sources import cache
 from sparsebench.tasks.sources.files import Locations, contents, fingerprint_of, read_square, square_of, squares_in
-from sparsebench.tasks.sources.known import FLOWERS102, KNOWN, PHOTOS, dataset
+from sparsebench.tasks.sources.known import FLOWERS102, KNOWN, PHOTOS, dataset, of_scikit_learn
 
 FOLDER, ARRAY = "pictures", "array"
 
@@ -75,11 +75,10 @@ class Photos(Backgrounds):
 
     def __init__(self, size: int):
         from PIL import Image
-        from sklearn.datasets import load_sample_image
 
         self.size, self.photos = size, []
         for kind in self.kinds:
-            photo = Image.fromarray(load_sample_image(f"{kind}.jpg"))
+            photo = Image.open(of_scikit_learn(f"images/{kind}.jpg"))
             # Height 3.4 times the crop: large enough for many crops, small enough that a crop shows a structure.
             scale = 3.4 * size / photo.height
             photo = photo.resize((round(photo.width * scale), round(photo.height * scale)), Image.Resampling.BOX)
