@@ -266,7 +266,7 @@ class Server:
 
     def __init__(self, environment: Mapping[str, str]):
         self.environment, self.driver, self.python = environment, os.getpid(), (*enclosure.prefix(), sys.executable)
-        self.users, self._lock = 0, threading.Lock()
+        self.users, self._lock, self._answered = 0, threading.Lock(), False
         self._process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
 
@@ -274,6 +274,12 @@ class Server:
         """Say whether one that this process starts now would be like it."""
         python = *enclosure.prefix(), sys.executable
         return (self.environment, self.driver, self.python) == (environment, os.getpid(), python)
+
+    def begin(self) -> None:
+        """Let it load what workers need while its user does something else; the first that it starts waits for that."""
+        if FORKS:
+            with self._lock:
+                self._load(subprocess.DEVNULL)
 
     def start(self, module: str, environment: Mapping[str, str], log: Path) -> Worker:
         """Return a new worker, which calls the module's `main` with its end of a line to here.
@@ -304,6 +310,7 @@ class Server:
                     )
                     if not (said := requests.recv(64)):
                         raise EOFError
+                    self._answered = True
                 except BaseException:  # its next answer would be taken for that to the next request
                     self._end()
                     raise
@@ -323,6 +330,7 @@ class Server:
         if FORKS and self._requests and self._process is not None and self._process.poll() is None:
             return self._requests
         self._end()
+        self._answered = False
         requests, its = socket.socketpair()
         self._requests = requests
         requests.settimeout(START)
@@ -344,6 +352,8 @@ class Server:
             self._requests.close()
             self._requests = None
         if self._process is not None and FORKS:
+            if not self._answered:  # it may be loading, and has no workers
+                self._process.kill()
             try:
                 self._process.wait(PATIENCE)
             except subprocess.TimeoutExpired:  # it was stopped, say; its workers end with it

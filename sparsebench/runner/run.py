@@ -21,6 +21,7 @@ from sparsebench.records.record import Record
 from sparsebench.runner import devices, environment, folder, underway
 from sparsebench.runner.engines import Engine, InProcess, Processes, RemoteEngine, Stop
 from sparsebench.runner.observers import Observers
+from sparsebench.runner.process import kept_server
 from sparsebench.runner.queue import TOGETHER, Queue
 from sparsebench.tasks import sources
 
@@ -75,6 +76,9 @@ def run(
         UserError: anything unknown, out of range, missing or unwritable.
         KeyboardInterrupt: it was stopped; what is done is stored.
     """
+    if how.jobs != 0 and how.dask is None and not store.segments(out) and not store.sealed(out):
+        with kept_server(devices.variables()) as server:  # a new folder has cells to run: load while they are planned
+            server.begin()
     with sources.telling(callbacks.on_pictures):
         plan = plan_of(request, files, how, registry, out, narrow, prior)
         carry_out(plan, how, registry, out, callbacks)
