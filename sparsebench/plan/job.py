@@ -119,7 +119,7 @@ class Limits:
                     f"{option} needs a worker process: only that can be killed", next_step="give --jobs 1 or more"
                 )
         seconds = TIMEOUT if timeout is None else _number("--timeout", timeout, _SECONDS, "30, 10m, 1.5h, 0 for none")
-        size = _number("--memory-limit", memory or 0, _BYTES, "4GiB, 800MB, 0 for none")
+        size = _number("--memory-limit", 0 if memory is None else memory, _BYTES, "4GiB, 800MB, 0 for none")
         if 0 < size < LEAST_MEMORY:
             raise UserError("--memory-limit", got=str(memory), allowed=f"{shown_size(LEAST_MEMORY)} or more, or 0")
         if size and sys.platform != "linux":

@@ -19,14 +19,9 @@ from samples import SAMPLES
 import sparsebench
 from sparsebench.board.columns import COLUMNS, keys_of
 from sparsebench.board.tables import FORMATS
-from sparsebench.records import store
 
 SHIPPED = {"dense", "random", "attn_topk", "oracle", "anti_oracle", "noise"}
 SMALL = ["--suite", TINY, "--n-train", "4", "--seeds", "1"]
-IMAGES = [
-    "--task", "composite:epochs=1,test=20,pretrain_epochs=0", "--model", "vit:dim=16,depth=2,heads=2",
-    "--n-train", "20", "--seeds", "1",
-]  # fmt: skip
 
 
 def command(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -45,8 +40,8 @@ def board_in(folder: Path) -> dict[str, dict[str, str]]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     """Return the folder of a run with a good and a broken plugin, and how it ended; do not write to it."""
     out = tmp_path_factory.mktemp("finished")
-    plugins = [x for name in ("good", "raises", "prints") for x in ("--plugin", SAMPLES / f"{name}.py")]
-    return out, call("run", *plugins, *SMALL, "--out", out, "--jobs", 1, "--format", "csv")
+    plugins = [x for name in ("good", "raises") for x in ("--plugin", SAMPLES / f"{name}.py")]
+    return out, call("run", *plugins, *SMALL, "--out", out, "--jobs", 0, "--format", "csv")
 
 
 def test_what_runs_nothing_imports_no_torch(finished: tuple[Path, Result]) -> None:
@@ -95,20 +90,13 @@ def stranger(tmp_path: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(tmp_path)}
 
 
-def test_a_broken_plugin_is_in_the_list_with_its_reason(stranger: dict[str, str]) -> None:
+def test_a_broken_plugin_is_listed_and_shown_with_its_reason_and_disturbs_no_help(stranger: dict[str, str]) -> None:
     rows = {row["name"]: row for row in json.loads(command("list", "--json", env=stranger).stdout)}
     assert set(rows) >= SHIPPED | {"stranger"} and rows["stranger"]["kind"] == "broken"
-    assert "No module named 'a_module_that_is_nowhere'" in rows["stranger"]["what"]
-
-
-def test_a_broken_plugin_does_not_disturb_the_help(stranger: dict[str, str]) -> None:
+    shown, said = command("show", "stranger", env=stranger), "No module named 'a_module_that_is_nowhere'"
+    assert said in rows["stranger"]["what"] and shown.returncode == 2 and said in shown.stderr
     done = command("run", "--help", env=stranger)
     assert done.returncode == 0 and "--plugin" in done.stdout and done.stderr == ""
-
-
-def test_a_broken_plugin_is_shown_with_its_reason(stranger: dict[str, str]) -> None:
-    shown = command("show", "stranger", env=stranger)
-    assert shown.returncode == 2 and "No module named 'a_module_that_is_nowhere'" in shown.stderr
 
 
 @pytest.mark.parametrize(
@@ -175,6 +163,9 @@ def refused(result: Result, *says: str) -> None:
         (["--seeds", "some"], ["--seeds", "some"]),
         (["--n-train", "0"], ["--n-train", "1 or more"]),
         (["--device", "foo"], ["--device", "'foo'", "auto, cpu, cuda"]),
+        (["--dask", "x", "--jobs", "2"], ["--dask: the cluster says how many workers it has; leave --jobs out"]),
+        (["--dask", "x", "--device", "cuda:1"], ["allowed: cpu or cuda with --dask"]),
+        (["--shard", "2/2"], ["--shard; got '2/2'; allowed: I/N"]),
         (["--device", "cuda:x"], ["--device", "'cuda:x'"]),
         pytest.param(
             ["--device", "cuda"], ["--device cuda", "--device cpu"],
@@ -198,8 +189,9 @@ def test_a_wrong_option_leaves_with_2_and_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[Any], says: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    refused(call("run", *SMALL, "--out", "out", *arguments), *says)
-    assert not (tmp_path / "out").exists()
+    real, dry = (call("run", *SMALL, "--out", "out", *arguments, *more) for more in ([], ["--dry-run"]))
+    refused(real, *says)
+    assert dry.output == real.output and not (tmp_path / "out").exists()
 
 
 def test_a_timm_model_that_does_not_exist_leaves_with_2_and_the_nearest_name(tmp_path: Path) -> None:
@@ -253,18 +245,11 @@ def test_cells_that_failed_leave_1_and_the_reason(finished: tuple[Path, Result])
     assert "Traceback" not in done.stderr
 
 
-def test_the_other_strategies_are_on_the_board_all_the_same(
-    finished: tuple[Path, Result],
-) -> None:
+def test_the_others_are_on_the_board_all_the_same(finished: tuple[Path, Result]) -> None:
     board = board_in(finished[0])
-    assert set(board) == {"dense", "random", "oracle", "anti_oracle", "norm", "prints"}
+    assert set(board) == {"dense", "random", "oracle", "anti_oracle", "norm"}
     assert all(row["accuracy"] and row["macs_ratio"] for row in board.values())
-
-
-def test_a_plugin_of_twenty_lines_is_on_the_board(finished: tuple[Path, Result]) -> None:
-    assert len((SAMPLES / "good.py").read_text().splitlines()) == 20
-    row = board_in(finished[0])["norm"]
-    assert row["kind"] == "deployable" and row["budget"] == "macs 0.5" and row["rank"] == "1-4"
+    assert board["norm"]["kind"] == "deployable" and board["norm"]["budget"] == "macs 0.5"
 
 
 def test_the_board_is_printed_and_written_in_every_form(
@@ -403,14 +388,3 @@ def pictures(root: Path) -> None:
                 Image.fromarray(random.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(
                     root / split / name / f"{k}.png"
                 )
-
-
-def test_a_corrupt_picture_leaves_1_and_is_named_and_no_cell_is_run(tmp_path: Path) -> None:
-    pictures(tmp_path / "pictures")
-    bad = tmp_path / "pictures" / "train" / "cat" / "3.png"
-    bad.write_bytes(bad.read_bytes()[:50])
-    result = call("run", *IMAGES, "--images", f"folder:{tmp_path / 'pictures'}", "--jobs", 0, "--out", tmp_path / "out")
-    assert result.exit_code == 1
-    assert f"{bad} cannot be read as a picture" in result.stderr
-    assert "Traceback" not in result.output
-    assert store.read(tmp_path / "out") == {}

@@ -37,24 +37,6 @@ def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("--device", "gpu"), "--device; got 'gpu'; allowed: auto, cpu, cuda"),
-        (("--dask", "x", "--jobs", 2), "--dask: the cluster says how many workers it has; leave --jobs out"),
-        (("--dask", "x", "--device", "cuda:1"), "allowed: cpu or cuda with --dask"),
-        (("--shard", "2/2"), "--shard; got '2/2'; allowed: I/N"),
-        (("--jobs", "0", "--timeout", 2), "--timeout needs a worker process"),
-        (("--timeout", "-3"), "--timeout; got '-3'"),
-    ],
-)
-def test_a_dry_run_refuses_what_a_run_refuses(words: tuple[object, ...], says: str, tmp_path: Path) -> None:
-    dry, real = run(*words, "--dry-run", "--out", tmp_path / "out"), run(*words, "--out", tmp_path / "out")
-    assert dry.exit_code == real.exit_code == 2 and dry.output == real.output and says in dry.output
-    assert len(dry.output.splitlines()) == 1
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_dry_run_reckons_from_what_the_folder_has(tmp_path: Path) -> None:
     assert run("--jobs", "0", "--out", tmp_path).exit_code == 0
     files = sorted(tmp_path.rglob("*"))

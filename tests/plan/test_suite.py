@@ -17,7 +17,7 @@ from sparsebench.plan.locate import as_named
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.cell import Cell, Part
-from sparsebench.strategy.budget import FULL, Budget
+from sparsebench.strategy.budget import Budget
 
 BASELINES = {"dense", "random", "oracle", "anti_oracle"}
 SMALL = "composite:epochs=1,test=40,pretrain_epochs=0"
@@ -206,34 +206,35 @@ def test_a_suite_of_ones_own_says_what_is_run(own: Any) -> None:
     assert set(budgets_of(jobs, "attn_topk")) == {Budget(macs=0.25, blocks=(1, 2))}
 
 
-def test_strategies_at_the_input_have_no_blocks_in_their_cells(own: Any) -> None:
-    jobs = expand(Request(plugins=("noise",), suite=own()), Registry())
-    assert {job.cell.budget for job in jobs} == {FULL, Budget(macs=0.25)}
-
-
-def test_budgets_are_swept_inline_and_the_baselines_are_run_at_each() -> None:
-    jobs = jobs_of("attn_topk:keep_rate=0.5,0.7", "noise:macs=0.3")
-    blocks = suites.load(TINY).budget.blocks
-    own = [Budget(keep_rate=0.5), Budget(keep_rate=0.7)]
-    assert budgets_of(jobs, "attn_topk") == [b.model_copy(update={"blocks": blocks}) for b in own]
-    assert budgets_of(jobs, "noise") == [Budget(macs=0.3)]
-    for name in ("random", "oracle", "anti_oracle"):
-        assert budgets_of(jobs, name) == [*own, Budget(macs=0.3)]
-
-
-def test_dense_is_run_once_whatever_the_budgets() -> None:
-    assert budgets_of(jobs_of("noise:macs=0.3,0.4,0.5"), "dense") == [FULL]
-    assert budgets_of(jobs_of("dense:macs=0.3"), "dense") == [FULL]
-
-
-def test_keep_and_macs_take_the_place_of_the_suites_budget() -> None:
-    jobs = jobs_of("noise", keep=(0.25, 0.75), macs=(0.6,))
-    expected = [Budget(keep_rate=0.25), Budget(keep_rate=0.75), Budget(macs=0.6)]
-    assert budgets_of(jobs, "noise") == budgets_of(jobs, "random") == expected
-
-
-def test_a_plugins_own_budgets_go_before_keep_and_macs() -> None:
-    assert budgets_of(jobs_of("noise:macs=0.3", keep=(0.25,)), "noise") == [Budget(macs=0.3)]
+@pytest.mark.parametrize(
+    ("plugins", "options", "budgets"),
+    [
+        ("attn_topk:keep_rate=0.5,0.7 noise:macs=0.3", {}, {
+            "attn_topk": "keep 0.5 power-floor @0, keep 0.7 power-floor @0", "noise": "macs 0.3", "dense": "macs 1",
+            "random": "keep 0.5 power-floor, keep 0.7 power-floor, macs 0.3",
+        }),
+        ("random:keep_rate=0.5 noise:keep_rate=0.7", {}, {"random": "keep 0.5 power-floor, keep 0.7 power-floor"}),
+        ("noise", {"keep": (0.25, 0.75), "macs": (0.6,)}, dict.fromkeys(
+            ("noise", "random"), "keep 0.25 power-floor, keep 0.75 power-floor, macs 0.6",
+        )),
+        ("noise:macs=0.3", {"keep": (0.25,)}, {"noise": "macs 0.3"}),
+        ("dense:macs=0.3", {}, {"dense": "macs 1"}),
+        ("attn_topk:macs=0.65,schedule=late", {"suite": "quick-scratch"}, {
+            "attn_topk": "macs 0.65 late 2", "random": "macs 0.65",
+        }),
+        ("attn_topk:schedule=every,late tome:per_block=8", {"suite": "quick-scratch"}, {
+            "attn_topk": "macs 0.5 every block, macs 0.5 late 2", "tome": "8 a block", "random": "macs 0.5",
+            "oracle": "macs 0.5",
+        }),
+        ("tome:per_block=8", {"suite": "quick-scratch"}, {"random": "macs 0.5"}),
+    ],
+)  # fmt: skip
+def test_strategies_have_budgets_of_their_own_or_of_the_request_and_baselines_each_of_them(
+    plugins: str, options: dict[str, Any], budgets: dict[str, str]
+) -> None:
+    jobs = [job for job in jobs_of(*plugins.split(), **options) if job.asked]
+    found = {name: sorted({budget.label for budget in budgets_of(jobs, name)}) for name in budgets}
+    assert found == {name: labels.split(", ") for name, labels in budgets.items()}
 
 
 def test_parameters_are_swept_over_and_named_in_the_label(samples: Path) -> None:
@@ -400,32 +401,10 @@ def test_another_model_than_the_suites_has_default_stages() -> None:
     assert own == {(0,)} and other == {None}
 
 
-def test_a_baseline_named_as_a_plugin_is_still_run_at_every_budget() -> None:
-    jobs = jobs_of("random:keep_rate=0.5", "noise:keep_rate=0.7")
-    assert {job.cell.budget.keep_rate for job in jobs if job.label == "random"} == {0.5, 0.7}
-
-
-def labels_of(*plugins: str) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for job in expand(Request(plugins=plugins, tasks=("composite",), suite="quick-scratch"), Registry()):
-        if not job.keep_weights:
-            found.setdefault(job.label, set()).add(job.cell.budget.label)
-    return found
-
-
-def test_baselines_spend_what_a_plugin_spends_and_spread_it_their_own_way() -> None:
-    found = labels_of("attn_topk:macs=0.65,schedule=late")
-    assert found["attn_topk"] == {"macs 0.65 late 2"} and found["random"] == {"macs 0.65"}
-    found = labels_of("attn_topk:schedule=every,late", "tome:per_block=8")
-    assert found["attn_topk"] == {"macs 0.5 every block", "macs 0.5 late 2"} and found["tome"] == {"8 a block"}
-    assert found["random"] == found["oracle"] == {"macs 0.5"}
-    assert labels_of("tome:per_block=8")["random"] == {"macs 0.5"}
-
-
 @pytest.mark.parametrize("shape", ["schedule=late", "per_block=8"])
 def test_a_strategy_at_the_input_has_no_schedule(shape: str) -> None:
     with pytest.raises(UserError, match=r"'random' acts at the input only, once; got budget .*; allowed: macs or keep"):
-        labels_of(f"random:{shape}")
+        jobs_of(f"random:{shape}")
 
 
 def test_the_suite_of_ones_own_weights_asks_for_no_network() -> None:

@@ -7,14 +7,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from measured import TINY
 
 from sparsebench.errors import UserError
 from sparsebench.plugin import observer
-from sparsebench.plugin.observer import ObserverThread
 from sparsebench.records import store
 from sparsebench.records.record import Record
 from sparsebench.runner.observers import show_folder
@@ -124,14 +122,3 @@ def test_one_that_does_not_open_stops_the_run_before_it_begins(
     monkeypatch.setattr(observer, "PATIENCE", 0.3)
     with pytest.raises(UserError, match=r"observer 'hangs' cannot be opened: TimeoutError: no answer in 0.3 s"):
         show_folder([f"{file}:at=open"], stored)
-
-
-def test_a_late_answer_is_not_taken_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: Any = ObserverThread()
-    monkeypatch.setattr(observer, "PATIENCE", 0.1)
-    with pytest.raises(TimeoutError):
-        calls.call(lambda: time.sleep(0.3))
-    monkeypatch.setattr(observer, "PATIENCE", 5.0)
-    assert calls.call(lambda: "mine") == "mine"
-    with pytest.raises(ZeroDivisionError):
-        calls.call(lambda: 1 / 0)

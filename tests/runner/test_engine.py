@@ -107,15 +107,11 @@ def alone(jobs: list[Job], tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return {job.cell.id: what_was_measured(record) for job in jobs for record in inline([job], Registry(), out)}
 
 
-def test_every_cell_of_the_comparison_has_a_result(alone: dict[str, dict[str, Any]], jobs: list[Job]) -> None:
-    assert len(alone) == len(jobs) == 20
-    assert {record["status"] for record in alone.values()} == {"ok"}
-
-
 def test_a_batch_of_cells_gives_what_each_gives_alone(
     tmp_path: Path, jobs: list[Job], alone: dict[str, dict[str, Any]]
 ) -> None:
     assert by_cell(inline(jobs[::-1], Registry(), tmp_path)) == alone
+    assert len(alone) == len(jobs) == 20 and {record["status"] for record in alone.values()} == {"ok"}
 
 
 def test_two_worker_processes_give_what_this_process_gives(
