@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from sparsebench.board.columns import EVERY
-from sparsebench.errors import plain
+from sparsebench.errors import few, plain
 from sparsebench.measure.metrics import GROUP as OF_GROUPS
 from sparsebench.measure.metrics import METRICS as KINDS
 from sparsebench.measure.metrics import MetricKind
@@ -24,6 +24,7 @@ from sparsebench.records.table import FOREGROUNDS, GROUPS, OUTCOMES, PREDICTIONS
 from sparsebench.stats.intervals import Successes
 from sparsebench.stats.paired import Contender
 from sparsebench.strategy.spec import label
+from sparsebench.tasks.sources.labels import described
 from sparsebench.testing.reports import CHECKS, UNCHECKED
 
 DENSE = "dense"
@@ -436,6 +437,8 @@ def _varying(settings: Sequence[Setting], part: int) -> set[str]:
     return {key for key in every if len({canonical(params_of.get(key)) for params_of in params}) > 1}
 
 
+NAMED = 5
+"""Networks that are named in what a board is about."""
 TRACKS = {
     "frozen": "trained without a strategy; strategies act in the test only",
     "tuned": "trained further with the strategy",
@@ -456,14 +459,16 @@ def about(setting: Setting) -> str:
     if isinstance(pixels, int) and isinstance(patch, int) and patch > 0:  # the parameters may be anybody's
         data.append(f"{pixels} x {pixels} pixels in {(pixels // patch) ** 2} patches")
     data += _tested(dense)
+    data += [f"class folders are numbered {words}"] if (words := described(task)) else []
     number = len(setting.networks) or (0 if dense is None else len(set(dense.seeds.tolist())))
     size = [f"{name} {model[name]}" for name in ("depth", "dim", "heads", "patch") if name in model]
     size += [f"{weights / 1e6:.2g} M weights"] if dense and (weights := dense.over_seeds("parameters")) else []
     size += ["in bfloat16"] if model.get("precision") == "bfloat16" else []
+    size += [few(sorted(setting.networks.values()), NAMED)] if setting.networks else []
     named = f"{number or 'no'} network{'s' * (number != 1)} of model {setting.model}"
     networks = " ".join([named, *([f"({', '.join(size)})"] if size else [])])
     track = TRACKS.get(setting.track, setting.track)
-    return plain(f"Data: {', '.join(data)}. {networks}, {track} (track {setting.track}).", 500)
+    return plain(f"Data: {', '.join(data)}. {networks}, {track} (track {setting.track}).", 1000)
 
 
 def pictures_of(setting: Setting) -> str:

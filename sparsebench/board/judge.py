@@ -32,16 +32,19 @@ from sparsebench.board.entries import (
     settings_of,
 )
 from sparsebench.board.over_budgets import BudgetBoard, over_budgets
-from sparsebench.board.references import compare_with_dense, compare_with_random
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import MetricKind
 from sparsebench.stats import gaps, paired
 from sparsebench.stats.intervals import mean_interval, n50_ratio, sample_complexity
+from sparsebench.stats.marks import marks
+from sparsebench.strategy.budget import amount_of
 from sparsebench.tasks.sources.labels import described
 from sparsebench.testing.reports import CHECKS, SEVERAL, UNCHECKED
 
 Flats = Iterable[Mapping[str, Any]]
 """Flat records, a mapping each, or a table of pandas."""
+RANDOM = "random_inside"
+"""The strategy that every other is marked against at its own budget, as it is against dense."""
 NOTHING = {CHECKS: UNCHECKED, BADGE: "", columns.TRACK.key: TRACK, columns.CLASSES.key: ""}
 """What values say nothing, besides None: a column that is in no table always is left out where it has no others."""
 
@@ -295,14 +298,46 @@ def _rank(rows: Sequence[Row], main: Setting, lossy: Collection[tuple[str, str]]
     places = [i for i in sorted(judged) if able[i]["kind"] != "oracle"]
     for row, ends in zip(able, every.accuracy.tolist(), strict=True):
         row["accuracy_low"], row["accuracy_high"] = (None if math.isnan(x) else min(1.0, max(0.0, x)) for x in ends)
-    compare_with_dense(able, every, judged)
-    compare_with_random(able, every, judged)
+    _compare(able, every, judged, DENSE, "accuracy_delta", _places_of_dense(able))
+    _compare(able, every, judged, RANDOM, f"{RANDOM}_delta", _places_of_random(able))
     ranked, pairs = [able[i] for i in places], every.among(places)
     for row, (first, last) in zip(ranked, pairs.rank_sets(), strict=True):
         row["rank"] = rank_text(first, last)
     _mark_fronts(ranked, pairs.better(), [main.largest_entries[key_of(row)].machines for row in ranked])
     rows = sorted(rows, key=_order)
     return Ranking(main, ranked, pairs, rows, over_budgets(main, rows, missing.budgets, missing.apart, unranked))
+
+
+def _places_of_dense(rows: Sequence[Row]) -> dict[int, int]:
+    """Return by the place of each row that of dense."""
+    place = next((i for i, row in enumerate(rows) if row["strategy"] == DENSE), None)
+    return {} if place is None else dict.fromkeys(range(len(rows)), place)
+
+
+def _places_of_random(rows: Sequence[Row]) -> dict[int, int]:
+    """Return by the place of a row that of random tokens inside the network at its budget, if there are.
+
+    In the same blocks, if there are, or else in others: the budget is how much is left.
+    """
+    places: dict[str, int] = {}
+    for i, row in reversed(list(enumerate(rows))):
+        if row["strategy"] == RANDOM:
+            places |= {row["budget"]: i, amount_of(row["budget"]): i}
+    wanted = [places.get(row["budget"], places.get(amount_of(row["budget"]))) for row in rows]
+    return {i: j for i, j in enumerate(wanted) if j is not None}
+
+
+def _compare(
+    rows: Sequence[Row], pairs: paired.Pairs, judged: Collection[int], name: str, delta: str, others: Mapping[int, int]
+) -> None:
+    """Add the differences of rows to others, by their places, with intervals and marks; all judged together."""
+    for i, j in others.items():
+        mean, half = float(pairs.mean[i, j]), float(pairs.half[i, j])
+        ends = {"": mean, "_low": mean - half, "_high": mean + half}
+        rows[i] |= {f"{delta}{end}": None if math.isnan(x) else x + 0.0 for end, x in ends.items()}  # no minus zero
+    marked = {i: j for i, j in others.items() if i != j and i in judged and j in judged}
+    for i, word in marks(pairs, marked).items():
+        rows[i][f"versus_{name}"] = word
 
 
 def _order(row: Row) -> tuple[Any, ...]:

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 from scipy.special import bdtr
 
-from sparsebench.board.columns import TOLERANCE
 from sparsebench.board.entries import DENSE, NETWORK, PRETRAINING, Setting, add_titles, frame_of, settings_of
 from sparsebench.board.judge import Cell, Flats, Leaderboard, Ranking, missing_of
 from sparsebench.errors import few
@@ -20,7 +19,6 @@ from sparsebench.records.cell import canonical
 from sparsebench.records.record import numbers_of
 from sparsebench.records.table import FOREGROUNDS, GROUPS, OUTCOMES
 from sparsebench.stats import paired
-from sparsebench.stats.paired import Contender
 from sparsebench.strategy import spec
 from sparsebench.tasks.sources.labels import MOST_CLASSES, described
 from sparsebench.testing.reports import REMARK
@@ -34,23 +32,22 @@ SHOWN = 5
 def notes_on(
     records: Flats, judged: Leaderboard | None = None, folder: Path | None = None, *, technical: bool = True
 ) -> list[str]:
-    """Return what was tested, what is missing or left out, what differences can be significant, what failed, and what
-    checks found, a line each.
+    """Return what is missing or left out, what differences can be significant, what failed, and what checks found.
 
     Args:
         records: of a board.
         judged: the board.
         folder: the run's, which describes the machines.
-        technical: whether detectable differences, unfinished training, missed budgets and inactive terms are wanted.
+        technical: whether detectable differences, unfinished training and inactive terms are wanted.
     """
     frame = frame_of(records)
     rankings, every = ([], settings_of(frame)) if judged is None else (judged.rankings, judged.settings)
     settings = [one for one in every if one.task != PRETRAINING]
-    more = [*left_out(frame, folder), *networks(settings), *not_ranked(settings, folder), *other_settings(settings)]
-    more += [*below_chance(frame), *class_orders(settings)]
+    more = [*left_out(frame, folder), *lone(settings), *not_ranked(settings, folder), *other_settings(settings)]
+    more += below_chance(frame)
     frame = frame.drop(columns=[*OUTCOMES[1:], GROUPS, FOREGROUNDS])  # large, and copied with each part of the rows
     if technical:
-        more += [*detectable(rankings), *cautions(frame), *inactive(frame)]
+        more += [*detectable(rankings), *unfinished(frame), *inactive(frame)]
     return [*more, *cost_models(frame), *machines(frame, folder), *failures(frame), *remarks(frame)]
 
 
@@ -64,31 +61,11 @@ def left_out(frame: pd.DataFrame, folder: Path | None) -> Iterator[str]:
             yield f"{called}: left out: {line}"
 
 
-def networks(settings: Sequence[Setting]) -> Iterator[str]:
-    """Yield of each setting that is of one network, or of some that are tested as they are, which, and on how much."""
+def lone(settings: Sequence[Setting]) -> Iterator[str]:
+    """Yield each setting that is of one network."""
     for one, titled in zip(settings, add_titles(settings), strict=True):
-        if one.has_trials or not (one.lone or one.networks):
-            continue
-        tested = list(one.largest_entries.values())
-        items = max((_items(entry.contender) for entry in tested), default=0)
-        names = ", ".join(sorted(one.networks.values()))
-        n = len(one.networks) or 1
-        what = f"{n} network{'s' if n > 1 else ''}{f' ({names})' if names else ''}, {items} test items"
-        of = "the items, and say nothing of other networks" if one.lone else "networks and items"
-        draws = max(len(set(entry.repetitions.tolist())) for entry in tested)
-        mean = ""
-        if any(len(tests) > 1 for entry in tested for tests in entry.tests.values()):
-            what += f" that were drawn in {draws} tests"
-        elif one.networks and draws > 1:
-            mean = f"; what draws at random was tested {draws} times, and counts with its mean"
-        yield f"{titled.task}: {what}: intervals and tests are over {of}{mean}"
-
-
-def _items(one: Contender) -> int:
-    """Return how many different test items a contender was tested on, in the seed with the most."""
-    if one.clusters is not None:
-        return max(len(np.unique(numbers)) for numbers in one.clusters.values())
-    return max((len(hits) for _, hits in one.hits.values()), default=0)
+        if one.lone and not one.has_trials:
+            yield f"{titled.task}: one network: intervals and tests are over its test items alone"
 
 
 def not_ranked(settings: Sequence[Setting], folder: Path | None = None) -> list[str]:
@@ -143,12 +120,6 @@ def other_settings(settings: Sequence[Setting]) -> Iterator[str]:
             beside = ", and sets of pictures side by side with --view shifts" * (len(pictures) > 1)
             others = f"{n - 1} other setting{s} (data, model, size or track) not shown; see them with --by task"
             yield f"{task}: {others}{beside}"
-
-
-def class_orders(settings: Sequence[Setting]) -> list[str]:
-    """Return how class folders are numbered, a line for each way in which a task does it."""
-    said = {(one.task, words) for one in add_titles(settings) if (words := described(one.params[0]))}
-    return [f"{task}: class folders are numbered {words}" for task, words in sorted(said)]
 
 
 def below_chance(frame: pd.DataFrame) -> list[str]:
@@ -226,17 +197,16 @@ def remarks(frame: pd.DataFrame) -> list[str]:
     return [f"{strategy}: checks: {remark}" for strategy, remark in sorted(said.itertuples(index=False)) if remark]
 
 
-def cautions(frame: pd.DataFrame) -> list[str]:
-    """Return of which strategies trials ended unfinished, and which budgets were missed."""
+def unfinished(frame: pd.DataFrame) -> list[str]:
+    """Return of which strategies trials ended before they fitted their training samples."""
     good = frame[frame["status"] == "ok"]
     trials = good[good["success"].notna()]["strategy"].value_counts()
     unfitted = good[(good["success"] == 0) & (good["fitted"] == 0)]["strategy"].value_counts()
-    lines = [
+    return [
         f"{strategy}: {n} of {trials[strategy]} trials reached the step limit before they fitted their training samples"
         for strategy, n in sorted(unfitted.items())
         if n
     ]
-    return lines + _budget_misses(good)
 
 
 def machines(frame: pd.DataFrame, folder: Path | None = None) -> list[str]:
@@ -252,25 +222,3 @@ def machines(frame: pd.DataFrame, folder: Path | None = None) -> list[str]:
     what += [f"on {len(hashes)} machines, or with other versions"] if len(hashes) > 1 else []
     which = f", which differ in {few(differ, SHOWN)}" if differ and len(said) == len(hashes) else ""
     return [f"made {' and '.join(what)}{which}: speeds are compared on the same only"]
-
-
-def _budget_misses(good: pd.DataFrame) -> list[str]:
-    """Return a line for each strategy, budget and task whose realised MACs are not those asked for, or planned.
-
-    A plan misses what was asked for where no token counts cost that: merging pairs in few places, or few tokens.
-    Of several the one that is farthest off is named.
-    """
-    parts = []
-    for what, metric in (("asked for", "macs_ratio_asked"), ("planned", "macs_ratio_planned")):
-        off = (good["macs_ratio"] / good[metric] - 1).abs()
-        far, off = good[off > TOLERANCE], off[off > TOLERANCE]
-        # As texts: what comes from a file is categories, which sort in an order of their own.
-        texts = {name: far[name].astype(str) for name in ("strategy", "budget", "task")}
-        parts.append(far[["macs_ratio"]].assign(**texts, wanted=far[metric], off=off, what=what))
-    off = pd.concat(parts).sort_values(["off", "macs_ratio", "what"], kind="stable")
-    worst = off.drop_duplicates(["strategy", "budget", "task"], keep="last")
-    return [
-        f"{row.strategy}, {row.budget}, on {row.task}: realised MACs {row.macs_ratio:.3f} of dense, "
-        f"{row.what} {row.wanted:.3f}"
-        for row in worst.sort_values(["strategy", "budget", "task"]).itertuples()
-    ]

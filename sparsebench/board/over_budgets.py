@@ -11,7 +11,6 @@ import numpy as np
 
 from sparsebench.board.columns import (
     BADGE,
-    BY_KEY,
     CHECKS,
     HOW,
     KEPT,
@@ -25,16 +24,12 @@ from sparsebench.board.columns import (
     interval_row,
     keys_of,
     rank_text,
-    short,
-    text_of,
 )
 from sparsebench.board.entries import DENSE, SEED, Entry, Key, Setting, asked_of, key_of, line_of
-from sparsebench.board.references import compare_with_random
 from sparsebench.stats import curves, paired
 from sparsebench.stats.paired import Contender, Pairs
 
 HALF = 0.5
-BESIDE_RANDOM = (*BY_KEY["random_inside_delta"].keys, "versus_random_inside")
 OF_STRATEGY = (HOW, KEPT, MACS_AT_2, CHECKS, BADGE)
 Entries = Mapping[Key, Entry]
 Lines = Mapping[str, Mapping[float, Row]]
@@ -88,13 +83,7 @@ def over_budgets(
     whole = {name for name, at in lines.items() if not any(key_of(row) in unranked for row in at.values())}
     lack = {name for name, at in lines.items() if any(key_of(row) in apart for row in at.values())}
     area = _rank(table, heights, whole, lack)
-    at_middle = _beside_random(tested, table, lines, middle, whole, lack)
-    notes = [
-        f"dense: accuracy {text_of(dense, BY_KEY['accuracy'])} on {main.task}, track {main.track}",
-        f"{_significant(area)} pairs of ranked strategies differ significantly on the area, "
-        f"{_significant(at_middle)} at {short(middle)}",
-    ]
-    notes += [] if (clause := paired.detectable(area, "the area", main.of)) is None else [clause]
+    notes = [] if (clause := paired.detectable(area, "the area", main.of)) is None else [clause]
     if high := [name for name in sorted(whole) if common[-1] not in lines[name]]:
         notes.append(f"not ranked, as they have no result at the lowest budget: {', '.join(high)}")
     if others := len(able) - 1 - sum(map(len, lines.values())):
@@ -175,7 +164,7 @@ def _add_curves(main: Setting, lines: Lines, dense: Row, lowest: float) -> dict[
 def _row(name: str, at: Mapping[float, Row], budgets: Sequence[float], middle: float) -> Row:
     """Return a strategy's row of the table, without what comparisons say."""
     first = next(iter(at.values()))
-    row = dict(at.get(1.0 if name == DENSE else middle, {})) | dict.fromkeys(BESIDE_RANDOM)
+    row = dict(at.get(1.0 if name == DENSE else middle, {}))
     row |= {"rank": NOT_RANKED, "strategy": name, "kind": first["kind"]}
     row |= {key: first.get(key) for key in (*keys_of(OF_STRATEGY), f"{MACS_AT_2.key}_at_most")}
     for budget in budgets:
@@ -199,27 +188,6 @@ def _rank(
     for k, (first, last) in zip(places, pairs.rank_sets(), strict=True):
         table[names[k]]["rank"] = rank_text(first, last)
     return pairs
-
-
-def _beside_random(
-    tested: Entries, table: Mapping[str, Row], lines: Lines, budget: float, whole: Collection[str],
-    lack: Collection[str],
-) -> Pairs:  # fmt: skip
-    """Add the differences to random tokens at one budget, and return the comparisons of ranked strategies there."""
-    names = [name for name, at in lines.items() if budget in at]
-    rows = [lines[name][budget] | dict.fromkeys(BESIDE_RANDOM) for name in names]
-    apart = [k for k, name in enumerate(names) if name in lack]
-    pairs = paired.compare([tested[key_of(row)].contender for row in rows], apart)
-    compare_with_random(rows, pairs, {k for k, name in enumerate(names) if name in whole})
-    for name, row in zip(names, rows, strict=True):
-        table[name] |= {key: row[key] for key in BESIDE_RANDOM}
-    return pairs.among([k for k, name in enumerate(names) if table[name]["rank"] != NOT_RANKED])
-
-
-def _significant(pairs: Pairs) -> str:
-    """Return how many of all pairs differ significantly."""
-    n = len(pairs.mean)
-    return f"{int(pairs.better().sum())} of {n * (n - 1) // 2}"
 
 
 def _order(row: Row) -> tuple[object, ...]:

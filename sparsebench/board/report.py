@@ -24,9 +24,8 @@ from sparsebench.board.columns import (
     short,
 )
 from sparsebench.board.entries import DENSE, about, key_of
-from sparsebench.board.judge import Leaderboard, Ranking
+from sparsebench.board.judge import RANDOM, Leaderboard, Ranking
 from sparsebench.board.over_budgets import BudgetBoard
-from sparsebench.board.references import RANDOM
 from sparsebench.board.tables import Report, Table, with_values
 from sparsebench.errors import few
 
