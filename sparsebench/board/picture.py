@@ -140,7 +140,7 @@ def curves(over: BudgetBoard, title: str, strategies: Sequence[str] = (), width:
     references = [name for name in REFERENCES if name in lines and name not in chosen]
     others = len(lines) - len(chosen) - len(references)
     notes = f"Dense: {100 * over.lines[DENSE][1.0]['accuracy']:.1f} % accuracy. Bars: 95 % intervals of differences. "
-    notes += f"The vertical axis is stretched near dense.{f' Grey: {others} others.' if others else ''} "
+    notes += f"The vertical axis is stretched near dense.{' Grey: all others.' if others else ''} "
     notes += "" if strategies else "In colour: the most accurate at each budget, then the best ranks. "
     notes += " ".join(f"{REFERENCES[name]}." for name in references) if width == "two" else ""
     with _sheet(width):
@@ -329,7 +329,7 @@ def _fit(axis: Axes, shown: Sequence[_Line]) -> float:
     for tick in TICKS:
         if low <= place(tick) <= high and all(abs(place(tick) - place(one)) > (high - low) / 16 for one in ticks):
             ticks.append(tick)
-    axis.set_yticks(ticks, [f"{tick:+g}".replace("-", "−") if tick else "dense 0" for tick in ticks])
+    axis.set_yticks(ticks, [f"{tick:+g}" if tick else "dense 0" for tick in ticks])
     axis.set_yticks([], minor=True)
     return bottom
 
@@ -340,7 +340,7 @@ def _label(
     """Put a name at the end of each line, moved up or down so that none lies on another, and join both."""
     labels: list[Annotation] = []
     for line in lines:
-        beyond = f" (−{-line.y[-1]:.0f})" if line.y[-1] < bottom else ""
+        beyond = f" ({line.y[-1]:.0f})" if line.y[-1] < bottom else ""
         labels.append(axis.annotate(plain(line.name, letters) + beyond, (1, 0.5), (20, 0), "axes fraction",
                                     "offset points", va="center", annotation_clip=False))  # fmt: skip
     figure.draw_without_rendering()

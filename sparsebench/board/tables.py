@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 from tabulate import SEPARATING_LINE, tabulate
@@ -169,8 +169,10 @@ def _text(report: Report, choice: Choice, style: str, escape: Callable[..., str]
         if style == "simple" and choice.width is not None:
             rows, columns = fit(rows, columns, choice.width)
         lines: list[Any] = [[escape(text_of(row, column)) for column in columns] for row in rows]
-        lines = _apart(table, rows, lines) if style == "simple" else lines
-        text = _grid(lines, [escape(column.heading) for column in columns], columns, style)
+        for place in reversed(_rules(table, rows)) if style == "simple" else ():
+            lines.insert(place, SEPARATING_LINE)
+        headings, sides = [escape(column.heading) for column in columns], [side(column) for column in columns]
+        text = tabulate(lines, headings, style, disable_numparse=True, colalign=sides)
         said = (table.title, table.above, *_legend(table, columns))
         title, above, *legend = (escape(words, code=True) for words in said)
         parts += [title, above, text, _bullets(map(escape, table.notes)), _bullets(legend)] if columns else []
@@ -185,23 +187,10 @@ def _bullets(lines: Iterable[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _grid(lines: Sequence[Any], headings: Sequence[str], columns: Sequence[Column], style: str) -> str:
-    sides = [side(column) for column in columns]
-    return tabulate(lines, headings, style, disable_numparse=True, colalign=sides)
-
-
-def _apart(table: Table, rows: Sequence[Row], body: list[list[str]]) -> list[Any]:
-    """Return the lines of a table with a rule between groups, or before oracles, which are not ranked."""
-
-    def group(row: Row) -> Any:
-        return row.get(table.group) if table.group else row.get("kind") == "oracle"
-
-    lines: list[Any] = []
-    for before, row, line in zip((None, *rows), rows, body, strict=False):
-        if before is not None and group(before) != group(row):
-            lines.append(SEPARATING_LINE)
-        lines.append(line)
-    return lines
+def _rules(table: Table, rows: Sequence[Row]) -> list[int]:
+    """Return before which lines of a table there is a rule: between groups, or before oracles, which are not ranked."""
+    groups = [row.get(table.group) if table.group else row.get("kind") == "oracle" for row in rows]
+    return [place for place, (one, other) in enumerate(pairwise(groups), 1) if one != other]
 
 
 _LATEX = str.maketrans({
@@ -211,10 +200,10 @@ _LATEX = str.maketrans({
 })  # fmt: skip
 
 
-def _printable(text: str) -> str:
-    """Return a text with a question mark for what Latin-1, and so the fonts of pdflatex, has not."""
+def _latex_text(text: str) -> str:
+    """Return a text for LaTeX, with a question mark for what Latin-1, and so the fonts of pdflatex, has not."""
     visible = "".join(" " if c.isspace() else c if c.isprintable() else "?" for c in text)
-    return visible.encode("latin-1", "replace").decode("latin-1")
+    return visible.encode("latin-1", "replace").decode("latin-1").translate(_LATEX)
 
 
 def _latex(report: Report, choice: Choice) -> str:
@@ -243,29 +232,29 @@ def _latex_table(table: Table, columns: Sequence[Column]) -> str:
         return f"% no rows\n{comments}"
     bold = f"Bold: {table.bold}." if table.bold else ""
     caption = " ".join(filter(None, [table.title and f"{table.title}.", table.above, *_legend(table, columns), bold]))
-    body = [[_latex_cell(row, column, bool(table.bold)) for column in columns] for row in table.rows]
-    lines = _apart(table, table.rows, body)
-    inner = _grid(lines, [column.heading for column in columns], columns, "latex_booktabs")
-    for mark, command in _COMMANDS.items():
-        inner = inner.replace(mark, command)
+    body = [_latex_line(_latex_cell(row, column, bool(table.bold)) for column in columns) for row in table.rows]
+    for place in reversed(_rules(table, table.rows)):
+        body.insert(place, r"\midrule")
     label = [f"\\label{{{table.label}}}"] if table.label else []
     return "\n".join([
         r"% needs \usepackage{booktabs,graphicx}", r"\begin{table*}", r"\centering", r"\footnotesize",
-        f"\\sbox0{{{inner}}}%", r"\ifdim\wd0>\textwidth\resizebox{\textwidth}{!}{\usebox0}\else\usebox0\fi",
-        f"\\caption{{{_printable(caption).translate(_LATEX)}}}", *label, r"\end{table*}", comments,
+        f"\\sbox0{{\\begin{{tabular}}{{{''.join(side(column)[0] for column in columns)}}}", r"\toprule",
+        _latex_line(_latex_text(column.heading) for column in columns), r"\midrule", *body, r"\bottomrule",
+        r"\end{tabular}}%",
+        r"\ifdim\wd0>\textwidth\resizebox{\textwidth}{!}{\usebox0}\else\usebox0\fi",
+        f"\\caption{{{_latex_text(caption)}}}", *label, r"\end{table*}", comments,
     ])  # fmt: skip
 
 
-_BOLD, _END, _MINUS = "\x01", "\x02", "\x03"
-_COMMANDS = {_BOLD: r"\textbf{", _END: "}", _MINUS: "$-$"}
-"""What stands for commands until texts are escaped: no printable text has them."""
+def _latex_line(cells: Iterable[str]) -> str:
+    return " & ".join(cells) + r" \\"
 
 
 def _latex_cell(row: Row, column: Column, bold: bool) -> str:
-    text = _printable(text_of(row, column))
+    text = _latex_text(text_of(row, column))
     if column.shown != "text":
-        text = re.sub(r"-(?=\d)", _MINUS, text)
-    return f"{_BOLD}{text}{_END}" if bold and row.get(f"{column.key}_best") else text
+        text = re.sub(r"-(?=\d)", "$-$", text)
+    return rf"\textbf{{{text}}}" if bold and row.get(f"{column.key}_best") else text
 
 
 def _csv(report: Report, choice: Choice) -> str:

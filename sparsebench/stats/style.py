@@ -48,6 +48,7 @@ SHEET: dict[str, Any] = {
     "axes.edgecolor": DARK,
     "axes.linewidth": 0.7,
     "axes.axisbelow": True,
+    "axes.unicode_minus": False,
     "grid.color": "#e6e8eb",
     "grid.linewidth": 0.6,
     "lines.linewidth": 1.5,

@@ -188,7 +188,7 @@ function look({ name }, on) {
 
 function signed(value, digits) {
   const text = digits === undefined ? String(+Math.abs(value).toFixed(1)) : Math.abs(value).toFixed(digits);
-  return `${+text === 0 ? "" : value < 0 ? "\u2212" : "+"}${text}`;
+  return `${+text === 0 ? "" : value < 0 ? "-" : "+"}${text}`;
 }
 
 /** Return a table with a dot and an interval a row, the best on top, and those that were not reached last. */

@@ -51,8 +51,7 @@
     table = { setting, groups, columns, sort, papers, onSort };
     const count = groups.reduce((sum, { rows }) => sum + rows.length, 0);
     drawTable(at("table"), { ...table, all });
-    const ranked = groups.reduce((sum, { rows }) => sum + rows.filter(({ rank }) => rank != null).length, 0);
-    at("count").textContent = `${count.toLocaleString("en")} row${count === 1 ? "" : "s"}, ${ranked.toLocaleString("en")} ranked`;
+    at("count").textContent = search && `${count.toLocaleString("en")} row${count === 1 ? "" : "s"}`;
     at("more").hidden = all || count <= AT_ONCE;
   }
 
@@ -87,7 +86,6 @@
     const lines = linesOf(setting, axis);
     const named = on.filter((name) => lines.some((line) => line.name === name)).slice(0, MOST);
     drawLines(at("plot"), { lines, on: named, axis, say: (found) => tip(setting, found), toggle });
-    at("chosen").textContent = `Choose which lines have names (${named.length} of ${lines.length})`;
     const focused = document.activeElement?.dataset?.name;
     const boxes = lines.map(({ name }) => {
       const box = make("input", { type: "checkbox", checked: on.includes(name), "data-name": name });
