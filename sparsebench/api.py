@@ -258,7 +258,7 @@ def load_records(path: str | os.PathLike[str]) -> pd.DataFrame:
 def leaderboard(records: pd.DataFrame | str | os.PathLike[str], by: str | None = None) -> pd.DataFrame:
     """Return the leaderboard of records from `load_records`, or of a run's folder; "task" gives a row a task and model.
 
-    Flags are booleans. What files call "not reached" is infinity, with KEY_reached beside it. Parameters of strategies
+    Flags are booleans. What files call "not reached" is infinity. Parameters of strategies
     are columns `strategy.NAME`. `attrs` says what each column is, with its unit.
 
     Raises:

@@ -130,7 +130,7 @@ KEPT = Column(
     "accuracy", True,
 )  # fmt: skip
 MACS_AT_2 = Column(
-    "macs_at_2", "MACs at -2 %", "fraction",
+    "macs_at_2", "MACs at -2 points", "fraction",
     "smallest share of dense MACs at which that line, followed down from 1, is at most 2 points below dense; not "
     "reached: it is below at the largest budget; <=: it never is",
     True, falling=False,

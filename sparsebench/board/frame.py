@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import pandas as pd
@@ -17,7 +16,7 @@ FLAGS = ("trained", "pareto", "pareto_speed")
 def frame(rows: Sequence[Row], columns: Sequence[Column]) -> pd.DataFrame:
     """Return rows as a DataFrame; `attrs` says what each column is, with its unit.
 
-    Flags are booleans. What is not reached is infinity, and KEY_reached says so of each column where that may be.
+    Flags are booleans. What is not reached is infinity.
     `rank_low` and `rank_high` are the ends of a rank; each parameter of a strategy that is not its default is a column
     `strategy.NAME`, what was asked for of a budget is `budget.macs` or `budget.keep_rate`.
     """
@@ -35,10 +34,6 @@ def frame(rows: Sequence[Row], columns: Sequence[Column]) -> pd.DataFrame:
         if any(bounded):
             table[f"{column.key}_at_most"] = bounded
             attrs[f"{column.key}_at_most"] = f"whether {column.key} may be less: no lower one was tried"
-        if column.shown == "samples" or column.key == "macs_at_2":
-            known = table[column.key].notna()
-            table[f"{column.key}_reached"] = (table[column.key] < math.inf).astype("boolean").where(known)
-            attrs[f"{column.key}_reached"] = f"whether {column.key} is reached: it is infinity where it is not"
     _add_parts(table, attrs)
     table.attrs = attrs
     return table

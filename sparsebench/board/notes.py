@@ -13,7 +13,6 @@ from scipy.special import bdtr
 
 from sparsebench.board.entries import DENSE, NETWORK, PRETRAINING, Setting, add_titles, frame_of, settings_of
 from sparsebench.board.judge import Cell, Flats, Leaderboard, Ranking, missing_of
-from sparsebench.errors import few
 from sparsebench.records import manifests
 from sparsebench.records.cell import canonical
 from sparsebench.records.record import numbers_of
@@ -25,8 +24,6 @@ from sparsebench.testing.reports import REMARK
 
 SURPRISING = 1e-3
 """How improbable so few right answers are by chance before the board says that classes are in another order."""
-SHOWN = 5
-"""Parts of the descriptions of machines, and bad pictures, that are named."""
 
 
 def notes_on(
@@ -37,7 +34,7 @@ def notes_on(
     Args:
         records: of a board.
         judged: the board.
-        folder: the run's, which describes the machines.
+        folder: the run's.
         technical: whether detectable differences, unfinished training and inactive terms are wanted.
     """
     frame = frame_of(records)
@@ -48,7 +45,7 @@ def notes_on(
     frame = frame.drop(columns=[*OUTCOMES[1:], GROUPS, FOREGROUNDS])  # large, and copied with each part of the rows
     if technical:
         more += [*detectable(rankings), *unfinished(frame), *inactive(frame)]
-    return [*more, *cost_models(frame), *machines(frame, folder), *failures(frame), *remarks(frame)]
+    return [*more, *cost_models(frame), *machines(frame), *failures(frame), *remarks(frame)]
 
 
 def left_out(frame: pd.DataFrame, folder: Path | None) -> Iterator[str]:
@@ -149,9 +146,12 @@ def below_chance(frame: pd.DataFrame) -> list[str]:
 
 
 def detectable(rankings: Iterable[Ranking]) -> list[str]:
-    """Return the difference in accuracy that would be significant in 4 of 5 pairs of each task."""
-    single = (one for one in rankings if one.budgets is None)  # those over budgets say it under their table
-    clauses = [(one.task, paired.detectable(one.pairs, of=one.setting.of)) for one in single]
+    """Return the difference in what ranks are by that would be significant in 4 of 5 pairs of each task."""
+    judged = [
+        (one, one.pairs, "accuracy") if one.budgets is None else (one, one.budgets.pairs, "mean accuracy over MACs")
+        for one in rankings
+    ]
+    clauses = [(one.task, paired.detectable(pairs, what, one.setting.of)) for one, pairs, what in judged]
     return [f"{task}: {clause}" for task, clause in clauses if clause is not None]
 
 
@@ -209,16 +209,10 @@ def unfinished(frame: pd.DataFrame) -> list[str]:
     ]
 
 
-def machines(frame: pd.DataFrame, folder: Path | None = None) -> list[str]:
-    """Return a line where records are of several devices, machines or versions, with what differs."""
+def machines(frame: pd.DataFrame) -> list[str]:
+    """Return a line where records are of several devices, machines or versions."""
     good = frame[frame["status"] == "ok"]
-    hashes, devices = ({str(one) for one in good[name].unique()} for name in ("environment", "device"))
-    if max(len(hashes), len(devices)) < 2:
-        return []
-    said = manifests.environments(folder, hashes) if folder is not None else {}
-    names = {name for one in said.values() for name in one}
-    differ = sorted(name for name in names if len({one.get(name) for one in said.values()}) > 1)
-    what = [f"on {', '.join(sorted(devices))}"] if len(devices) > 1 else []
-    what += [f"on {len(hashes)} machines, or with other versions"] if len(hashes) > 1 else []
-    which = f", which differ in {few(differ, SHOWN)}" if differ and len(said) == len(hashes) else ""
-    return [f"made {' and '.join(what)}{which}: speeds are compared on the same only"]
+    hashes, devices = good["environment"].nunique(), sorted({str(one) for one in good["device"].unique()})
+    what = [f"on {', '.join(devices)}"] if len(devices) > 1 else []
+    what += [f"on {hashes} machines, or with other versions"] if hashes > 1 else []
+    return [f"made {' and '.join(what)}: speeds are compared on the same only"] if what else []

@@ -44,14 +44,14 @@ class BudgetBoard:
         budgets: falling shares of dense MACs that were asked for; `middle` the one nearest one half.
         rows: one a strategy, dense first; keys as in `report.columns_of`, and all of the strategy's row at `middle`.
         lines: the rows a strategy and budget, dense's at 1.
-        notes: lines that say which differences are significant.
+        pairs: the comparisons of the ranked ones by their areas.
     """
 
     budgets: tuple[float, ...]
     middle: float
     rows: list[Row]
     lines: Lines
-    notes: list[str]
+    pairs: Pairs
 
 
 def over_budgets(
@@ -82,16 +82,9 @@ def over_budgets(
     table = {name: _row(name, at, budgets, middle) for name, at in {DENSE: {1.0: dense}, **lines}.items()}
     whole = {name for name, at in lines.items() if not any(key_of(row) in unranked for row in at.values())}
     lack = {name for name, at in lines.items() if any(key_of(row) in apart for row in at.values())}
-    area = _rank(table, heights, whole, lack)
-    notes = [] if (clause := paired.detectable(area, "the area", main.of)) is None else [clause]
-    if high := [name for name in sorted(whole) if common[-1] not in lines[name]]:
-        notes.append(f"not ranked, as they have no result at the lowest budget: {', '.join(high)}")
-    if others := len(able) - 1 - sum(map(len, lines.values())):
-        notes.append(
-            f"not in this table: {others} rows whose budgets are no shares of dense MACs; CSV and JSON have them"
-        )
+    pairs = _rank(table, heights, whole, lack)
     shown = [table.pop(DENSE), *sorted(table.values(), key=_order)]
-    return BudgetBoard(budgets, middle, shown, {DENSE: {1.0: dense}, **lines}, notes)
+    return BudgetBoard(budgets, middle, shown, {DENSE: {1.0: dense}, **lines}, pairs)
 
 
 def lines_of(tested: Entries, rows: Sequence[Row]) -> Lines:

@@ -125,7 +125,7 @@ def _first(one: Ranking) -> dict[str, Any]:
     body = [[text_of(row, column) for column in table.shown] for row in table.rows]
     return {
         "title": one.setting.title, "about": table.above, "headings": [column.heading for column in table.shown],
-        "body": body, "notes": [] if one.budgets is None else one.budgets.notes,
+        "body": body,
     }  # fmt: skip
 
 

@@ -54,7 +54,7 @@ def report(judged: Leaderboard, notes: Sequence[str] = (), *, whole: bool = True
     """
     tables: list[Table] = []
     for one in judged.rankings:
-        title = f"{one.task}, {one.setting.model}, N {one.setting.largest}" if judged.by_task else ""
+        title = one.setting.title if judged.by_task else ""
         if whole and (one.budgets is not None or not judged.by_task):
             tables.append(best(one, title))
         if one.budgets is not None:
@@ -121,7 +121,9 @@ def _of_budgets(one: Ranking, board: BudgetBoard, judged: Leaderboard, title: st
     """Return the table with a row a strategy, and those of gaps, with the accuracy there, and of trials beside it."""
     known = {column.key for column in EVERY}
     columns = columns_of(board, [c for c in judged.columns if c.key not in known and c.task in ("", one.task)])
-    tables = [Table(board.rows, columns, title, notes=board.notes, legend=LEGEND, explained=True)]
+    others = sum(row["accuracy"] is not None for row in one.every) - sum(map(len, board.lines.values()))
+    apart = (f"{others} rows have budgets that are no shares of dense MACs; CSV and JSON have them.",) if others else ()
+    tables = [Table(board.rows, columns, title, legend=(*LEGEND, *apart), explained=True)]
     rows = sorted(one.every, key=lambda row: (row["kind"] == "oracle", row["strategy"] != DENSE, *key_of(row)))
     for what, key, of in (
         ("Spurious correlations", "accuracy_with_gap", GAPS),

@@ -26,11 +26,7 @@ LINES = 45
 BETWEEN = 2
 """Characters between columns; as many are added to headings."""
 STAY = ("task", "rank", "strategy", "budget", "accuracy", "kept_accuracy")
-FIRST_TO_GO = (
-    "device", "pareto_speed", "kind", "trained", "pareto", "spurious_gap", "images_per_s", "n_seeds", "accuracy_delta",
-    "random_inside_delta", "badge", "sample_complexity_loss", "sample_complexity_ratio", "aligned_gap", "model",
-    "macs_ratio",
-)  # fmt: skip
+"""Keys of columns that a narrow terminal has too."""
 CLEAR = {
     "task", "model", "strategy", "kind", "budget", "other", "other_budget", "device", "n_seeds", "track",
     "accuracy_with_gap",
@@ -54,8 +50,7 @@ class Table:
         rows: mappings with the keys of the columns.
         columns: all that files have; people see those of `Column.tables` in which some row has a value.
         title, above: what stands above it.
-        notes: lines below it.
-        legend: what its columns and signs mean, a sentence each, below the notes.
+        legend: what its columns and signs mean and what it leaves out, a sentence each, below it.
         main: whether a reader's choice of columns is about it.
         bold: what the values are that rows mark with KEY_best, where they can be shown in bold.
         label: by which a document refers to it.
@@ -67,7 +62,6 @@ class Table:
     columns: Sequence[Column]
     title: str = ""
     above: str = ""
-    notes: Sequence[str] = ()
     legend: Sequence[str] = ()
     main: bool = True
     bold: str = ""
@@ -175,7 +169,7 @@ def _text(report: Report, choice: Choice, style: str, escape: Callable[..., str]
         text = tabulate(lines, headings, style, disable_numparse=True, colalign=sides)
         said = (table.title, table.above, *_legend(table, columns))
         title, above, *legend = (escape(words, code=True) for words in said)
-        parts += [title, above, text, _bullets(map(escape, table.notes)), _bullets(legend)] if columns else []
+        parts += [title, above, text, _bullets(legend)] if columns else []
     return "\n\n".join(filter(None, [*parts, _bullets(map(escape, report.notes))])) + "\n"
 
 
@@ -222,14 +216,13 @@ def _of_a_page(table: Table) -> list[Table]:
                 parts.append([])
             parts[-1].extend(some)
     first, *others = parts
-    rest = replace(table, label="", above="Continued.", legend=(), explained=False, notes=())
+    rest = replace(table, label="", above="Continued.", legend=(), explained=False)
     return [replace(table, rows=first), *(replace(rest, rows=rows) for rows in others)]
 
 
 def _latex_table(table: Table, columns: Sequence[Column]) -> str:
-    comments = "".join(f"% {' '.join(note.split())}\n" for note in table.notes)
     if not table.rows or not columns:
-        return f"% no rows\n{comments}"
+        return "% no rows\n"
     bold = f"Bold: {table.bold}." if table.bold else ""
     caption = " ".join(filter(None, [table.title and f"{table.title}.", table.above, *_legend(table, columns), bold]))
     body = [_latex_line(_latex_cell(row, column, bool(table.bold)) for column in columns) for row in table.rows]
@@ -242,7 +235,7 @@ def _latex_table(table: Table, columns: Sequence[Column]) -> str:
         _latex_line(_latex_text(column.heading) for column in columns), r"\midrule", *body, r"\bottomrule",
         r"\end{tabular}}%",
         r"\ifdim\wd0>\textwidth\resizebox{\textwidth}{!}{\usebox0}\else\usebox0\fi",
-        f"\\caption{{{_latex_text(caption)}}}", *label, r"\end{table*}", comments,
+        f"\\caption{{{_latex_text(caption)}}}", *label, r"\end{table*}", "",
     ])  # fmt: skip
 
 
@@ -303,8 +296,8 @@ def fit(
 ) -> tuple[list[Row], list[Column]]:
     """Return rows and columns of a table that is no wider than `width` characters.
 
-    Intervals go first, from the right; then columns in `order`, which is FIRST_TO_GO, and others from the right but for
-    STAY, unless given; then the ends of texts, of the longest first.
+    Intervals go first, from the right; then columns in `order`, which is from the right but for STAY unless given; then
+    the ends of texts, of the longest first.
     """
     left, widths = list(columns), {column: _width(rows, column) for column in columns}
 
@@ -315,8 +308,8 @@ def fit(
         if over() > 0 and column.interval:
             left[place] = column._replace(interval=False)
             widths[left[place]] = _width(rows, left[place])
-    rest = [column.key for column in reversed(columns) if column.key not in (*STAY, *FIRST_TO_GO)]
-    for key in (*FIRST_TO_GO, *rest) if order is None else order:
+    from_right = [column.key for column in reversed(columns) if column.key not in STAY]
+    for key in from_right if order is None else order:
         if over() > 0:
             left = [column for column in left if column.key != key]
     clipped = list(rows)

@@ -166,7 +166,7 @@ def _shift(sets: list[Ranking]) -> Table:
                 }  # fmt: skip
     whole = [dict.fromkeys(keys_of(columns)) | row for row in rows.values()]
     whole.sort(key=lambda row: (row["strategy"] != DENSE, row["budget"], -(row["accuracy_0"] or 0)))
-    return Table(whole, columns, above=sets[0].setting.model, notes=_rank_correlations(whole, columns[2::2]))
+    return Table(whole, columns, above=sets[0].setting.model, legend=_rank_correlations(whole, columns[2::2]))
 
 
 def _rank_correlations(rows: Sequence[Row], sets: Sequence[Column]) -> list[str]:
@@ -184,7 +184,7 @@ def _rank_correlations(rows: Sequence[Row], sets: Sequence[Column]) -> list[str]
     }
     said = "; ".join(f"{name} {tau:.2f}" for name, tau in taus.items() if not math.isnan(tau))
     over = f"mean over {len(budgets)} budgets" if len(budgets) > 1 else "one budget"
-    return [f"Rank correlation with {first.heading} (Kendall's tau of the accuracies, {over}): {said}"] if said else []
+    return [f"Rank correlation with {first.heading} (Kendall's tau of the accuracies, {over}): {said}."] if said else []
 
 
 def paper(rankings: Sequence[Ranking], speed: Path | None = None) -> Report:
@@ -201,7 +201,10 @@ def paper(rankings: Sequence[Ranking], speed: Path | None = None) -> Report:
     """
     columns = PAPER if speed is None else TIMED
     tables = [_paper_of(one) for one in rankings]
-    if speed is not None:
+    if speed is None:
+        beside = zip(tables, rankings, strict=True)
+        tables = [replace(table, legend=[*_measured(one), *table.legend]) for table, one in beside]
+    else:
         try:
             times = _times(speed / TIMES)
             tables = [_joined(table, one, times, speed) for table, one in zip(tables, rankings, strict=True)]
@@ -221,21 +224,24 @@ def _paper_of(one: Ranking) -> Table:
         f"{model} on {setting.task}, {images:,} test images: {what} in %, difference to dense in points with its 95 % "
         "interval."
     )
-    speed = ""
-    if devices := sorted({row["device"] for row in one.rows if row["device"]}):
-        batches = sorted({int(n) for entry in tested for n in entry.column("timed_batch") if n > 0})
-        batch = " to ".join(str(n) for n in dict.fromkeys((*batches[:1], *batches[-1:])))
-        where = (*devices, str(setting.params[1].get("precision", "float32")), f"batch {batch}" if batch else "")
-        speed = f"Images/s on {', '.join(filter(None, where))}."
     ranked = {row["strategy"] for row in rows}
     out = list(dict.fromkeys(name for name, *_ in setting.largest_entries if name not in ranked))
+    left = [f"Not in this table, as they are oracles or not ranked: {few(out, NAMED, 100)}."] if out else []
     label = re.sub(r"[^a-z0-9]+", "-", f"{setting.task} {model} {setting.largest or ''}".lower()).strip("-")
     return Table(
-        rows, PAPER, above=plain(above, 500), legend=[plain(speed, 500)] if speed else (), group="group",
-        label=f"tab:{label}",
-        notes=[f"not in this table, as they are oracles or not ranked: {few(out, NAMED, 100)}"] if out else [],
+        rows, PAPER, above=plain(above, 500), legend=left, group="group", label=f"tab:{label}",
         bold="the best of a budget" if any(row["accuracy_best"] for row in rows) else "",
     )  # fmt: skip
+
+
+def _measured(one: Ranking) -> list[str]:
+    """Return in a sentence where images/s of records were measured, if they were."""
+    devices = sorted({row["device"] for row in one.rows if row["device"]})
+    tested = [one.setting.largest_entries[key_of(row)] for row in one.rows]
+    batches = sorted({int(n) for entry in tested for n in entry.column("timed_batch") if n > 0})
+    batch = [f"batch {' to '.join(str(n) for n in dict.fromkeys((batches[0], batches[-1])))}"] if batches else []
+    where = [*devices, str(one.setting.params[1].get("precision", "float32")), *batch]
+    return [plain(f"Images/s on {', '.join(where)}.", 500)] if devices else []
 
 
 def _rows_of_paper(one: Ranking) -> list[Row]:
@@ -287,8 +293,8 @@ def _joined(table: Table, one: Ranking, timed: pd.DataFrame, folder: Path) -> Ta
     times = timed.set_index(["strategy", "budget", "batch"])
     known = {(strategy, budget) for strategy, budget, _ in times.index}
     if not known.intersection(keys) or (DENSE, "") not in known:
-        note = f"{plain(str(folder), 200)} has no times of these strategies on {network} in {precision}"
-        return replace(table, notes=[*table.notes, note])
+        note = f"{plain(str(folder), 200)} has no times of these strategies on {network} in {precision}."
+        return replace(table, legend=[*_measured(one), *table.legend, note])
     batch = int(timed.loc[timed["strategy"] == DENSE, "batch"].max())
     nothing = dict.fromkeys(times.columns)
     found, rows = times.to_dict("index"), []
@@ -299,8 +305,6 @@ def _joined(table: Table, one: Ranking, timed: pd.DataFrame, folder: Path) -> Ta
         rows.append({**row, **{name: None if pd.isna(value) else float(value) for name, value in new.items()}})
     without = [f"{strategy} ({budget})" for strategy, budget in keys if (strategy, budget) not in known]
     devices = ", ".join(sorted(set(timed["device"].astype(str))))
-    return replace(
-        table, rows=rows, columns=TIMED,
-        legend=[plain(f"Images/s and speed-up on {devices}, {precision}, batch {batch}; every network in turn.", 500)],
-        notes=[*table.notes, *([f"without times: {few(without, NAMED, 100)}"] if without else [])],
-    )  # fmt: skip
+    legend = [plain(f"Images/s and speed-up on {devices}, {precision}, batch {batch}; every network in turn.", 500)]
+    legend += [*table.legend, *([f"Without times: {few(without, NAMED, 100)}."] if without else [])]
+    return replace(table, rows=rows, columns=TIMED, legend=legend)

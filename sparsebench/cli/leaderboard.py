@@ -202,7 +202,7 @@ def _text(
         return render(look(judged.rankings), form, choice).encode("utf-8", "replace")
     notes: list[str] = []
     if form in ("csv", "json"):  # which hold a table and nothing else
-        for line in (*not_ranked(judged.settings, folder), *machines(records, folder)):
+        for line in (*not_ranked(judged.settings, folder), *machines(records)):
             click.echo(line, err=True)
     else:
         notes = notes_on(records, judged, folder, technical=technical or form != "table")
