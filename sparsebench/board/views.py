@@ -211,7 +211,15 @@ def paper(rankings: Sequence[Ranking], speed: Path | None = None) -> Report:
         except KeyError as error:
             missing = f"{speed / TIMES} has no {error.args[0]}"
             raise UserError(missing, next_step="measure again with sparsebench speed") from error
-    return Report(tables or [Table([], columns)], Table([row for table in tables for row in table.rows], columns))
+    data = Table([row for table in tables for row in table.rows], columns)
+    return Report(tables or [Table([], columns)], data, [line for one in rankings for line in _left_out(one)])
+
+
+def _left_out(one: Ranking) -> list[str]:
+    """Return in a line which strategies of a setting are not in the table of a paper."""
+    ranked = {row["strategy"] for row in one.rows}
+    out = list(dict.fromkeys(name for name, *_ in one.setting.largest_entries if name not in ranked))
+    return [f"not in the table, as they are oracles or not ranked: {few(out, NAMED, 100)}"] if out else []
 
 
 def _paper_of(one: Ranking) -> Table:
@@ -224,12 +232,9 @@ def _paper_of(one: Ranking) -> Table:
         f"{model} on {setting.task}, {images:,} test images: {what} in %, difference to dense in points with its 95 % "
         "interval."
     )
-    ranked = {row["strategy"] for row in rows}
-    out = list(dict.fromkeys(name for name, *_ in setting.largest_entries if name not in ranked))
-    left = [f"Not in this table, as they are oracles or not ranked: {few(out, NAMED, 100)}."] if out else []
     label = re.sub(r"[^a-z0-9]+", "-", f"{setting.task} {model} {setting.largest or ''}".lower()).strip("-")
     return Table(
-        rows, PAPER, above=plain(above, 500), legend=left, group="group", label=f"tab:{label}",
+        rows, PAPER, above=plain(above, 500), group="group", label=f"tab:{label}",
         bold="the best of a budget" if any(row["accuracy_best"] for row in rows) else "",
     )  # fmt: skip
 

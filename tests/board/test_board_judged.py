@@ -1,6 +1,5 @@
 """What a board tells apart: intervals, fronts, marks, items and foregrounds."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,6 @@ from sparsebench.board.columns import Row
 from sparsebench.board.entries import frame_of
 from sparsebench.board.judge import judge
 from sparsebench.board.notes import detectable, machines, notes_on
-from sparsebench.records import store
-from sparsebench.records.cell import digest
 from sparsebench.records.record import bytes_of
 
 
@@ -32,17 +29,13 @@ def test_the_pareto_front_has_what_nothing_beats_in_accuracy_and_cost() -> None:
     }  # fmt: skip
 
 
-def test_several_machines_or_versions_are_said_with_what_they_differ_in(tmp_path: Path) -> None:
-    here, there = {"torch": "2.15", "processor": "x", "cores": "2"}, {"torch": "1.13", "processor": "y", "cores": "2"}
-    for one in (here, there):
-        store.keep(tmp_path / "environments", one)
-    flats = [flat("a", environment=digest(here)), flat("b", environment=digest(there))]
-    (line,) = machines(frame_of(flats), tmp_path)
-    assert line.startswith("made on 2 machines, or with other versions, which differ in processor, torch: speeds are")
-    assert line in notes_on(flats, folder=tmp_path, technical=False)
-    assert machines(frame_of(flats[:1]), tmp_path) == machines(frame_of(WHOLE)) == []
-    assert machines(frame_of(flats), tmp_path / "none") == machines(frame_of(flats)) != []
-    assert machines(frame_of([flats[0], flat("b", environment=digest(there), status="failed")])) == []
+def test_several_machines_or_versions_are_said() -> None:
+    flats = [flat("a", environment="here"), flat("b", environment="there")]
+    assert (
+        machines(frame_of(flats)) == [line for line in notes_on(flats, technical=False) if "2 machines" in line] != []
+    )
+    assert machines(frame_of(flats[:1])) == machines(frame_of(WHOLE)) == []
+    assert machines(frame_of([flats[0], flat("b", environment="there", status="failed")])) == []
 
 
 def test_outcomes_of_the_test_items_decide_what_seeds_alone_would_tell() -> None:

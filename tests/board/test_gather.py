@@ -105,7 +105,7 @@ def test_a_folder_is_its_records_board(tmp_path: Path) -> None:
     board = gather(tmp_path)
     assert rows_without(board.rows, "trained") == rows_without(build(records), "trained")
     assert rows_without(board.by_task.rows, "trained") == rows_without(build(records, "task"), "trained")
-    assert (board.notes, board.suites) == (notes_on(records), ["quick, version 3"])
+    assert (board.notes, board.suites) == (notes_on(records, board.judged), ["quick, version 3"])
 
 
 def test_a_folder_that_is_called_as_shipped_pictures_are_stays_apart_from_them(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from sparsebench.board import picture
 from sparsebench.board.over_budgets import BudgetBoard
 from sparsebench.cli import main
 from sparsebench.errors import UserError
-from sparsebench.stats import style
+from sparsebench.stats import paired, style
 
 QUICK = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"
 BUDGETS = (0.8, 0.6, 0.4)
@@ -38,7 +38,7 @@ def board(lost: dict[str, Sequence[float]], spent: dict[str, float] | None = Non
         rows.append({"strategy": name, "kind": kinds.get(name, "deployable"), "rank": rank})
         times = (spent or {}).get(name, 1.0)
         lines[name] = {b: point(b * times, less) for b, less in zip(BUDGETS, points, strict=False)}
-    return BudgetBoard(BUDGETS, 0.6, rows, lines, [])
+    return BudgetBoard(BUDGETS, 0.6, rows, lines, paired.compare([]))
 
 
 REFERENCES = {"random_inside": (2, 5, 10), "random": (5, 9, 20), "oracle": (-0.2, -0.4, -0.6)}

@@ -137,7 +137,7 @@ def test_a_budget_that_is_no_share_is_said_with_the_method() -> None:
 def test_latex_of_a_paper_has_the_best_of_each_budget_in_bold_rules_between_budgets_a_label_and_two_lines() -> None:
     worse = [*measured("worse", 0.6, 0.5, 1.0), *measured("worse", 0.5, 0.25, 1.0)]
     text = of_paper([*PAPER_ROWS, *worse], "latex")
-    bold = re.findall(r"^ *(\w+) .*\\textbf\{([\d.]+)\}", text, re.MULTILINE)
+    bold = re.findall(r"^(\w+) .*\\textbf\{([\d.]+)\}", text, re.MULTILINE)
     assert bold == [("evit", "79.0"), ("evit", "70.0"), ("tome", "70.0")]  # as many as show the same number
     assert text.count(r"\midrule") == 3 and text.count(r"\toprule") == text.count(r"\bottomrule") == 1
     assert "$-$1.8 [" in text and not re.search(r"[ \[]-\d", text)
@@ -197,14 +197,14 @@ def test_times_of_speed_are_joined_by_network_strategy_and_budget(tmp_path: Path
     assert [rows["tome", "macs 0.25"][key] for key in keys] == [None] * 4
     (table,) = report.tables
     assert "batch 64" in table.legend[0]
-    assert table.notes[-1] == "without times: evit (macs 0.5), tome (macs 0.25)"
+    assert table.legend[-1] == "Without times: evit (macs 0.5), tome (macs 0.25)."
     assert "2560" in render(report, "md").replace(",", "") and r"\begin{tabular}" in render(report, "latex")
 
 
 @pytest.mark.parametrize("other", [{"network": "vit_base"}, {"precision": "float32"}])
 def test_times_of_something_else_are_not_joined_and_a_line_says_so(other: Any, tmp_path: Path) -> None:
     (table,) = views.paper(rankings(PAPER_ROWS), timed(tmp_path / "s", **other)).tables
-    assert "has no times of these strategies on deit_small in bfloat16" in table.notes[-1]
+    assert "has no times of these strategies on deit_small in bfloat16" in table.legend[-1]
 
 
 def test_a_folder_without_times_is_refused(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_folder_without_times_is_refused(tmp_path: Path) -> None:
 def test_latex_parts_a_table_between_budgets_where_a_page_has_no_room_for_it() -> None:
     many = [row for macs in (0.5, 0.25) for i in range(30) for row in measured(f"s{i}", macs + i / 100, macs, 1.0)]
     first, second = of_paper([*measured("dense", 0.8, 1.0, 1.0), *many], "latex").split(r"\end{table*}")[:2]
-    assert [len(re.findall(r"^ s\d+", text, re.MULTILINE)) for text in (first, second)] == [30, 30]
+    assert [len(re.findall(r"^s\d+", text, re.MULTILINE)) for text in (first, second)] == [30, 30]
     assert r"\label" in first and r"\label" not in second and "Continued." in second
 
 
@@ -238,7 +238,7 @@ def test_sets_of_pictures_have_a_column_each_and_ranks_within_a_budget() -> None
     assert [row[0] for row in found] == ["dense", "a", "b"] and found[0][2::2] == ("", "")
     assert [row[2::2] for row in found[1:]] == [("1", "2"), ("2", "1")]
     assert found[2][1::2] == pytest.approx((0.5, 0.25))
-    assert not table.notes, "two strategies have no order to speak of"
+    assert not table.legend, "two strategies have no order to speak of"
 
 
 def test_sets_of_pictures_say_how_alike_the_order_of_strategies_is() -> None:
@@ -255,5 +255,5 @@ def test_sets_of_pictures_say_how_alike_the_order_of_strategies_is() -> None:
     usual, same, turned = (0.8, 0.7, 0.6, 0.5), (0.5, 0.4, 0.3, 0.2), (0.1, 0.2, 0.4, 0.3)
     every = [*seen("imagenet", usual), *seen("v2", same), *seen("sketch", turned)]
     (table,) = views.shifts(judge(every, "task").rankings).tables
-    (line,) = table.notes
+    (line,) = table.legend
     assert "imagenet" in line and "v2 1.00" in line and "sketch -0.67" in line

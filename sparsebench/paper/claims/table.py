@@ -102,7 +102,8 @@ def with_published(report: Report, rankings: Sequence[Ranking]) -> Report:
     """
     found = [_beside(table, one) for table, one in zip(report.tables, rankings, strict=False)]
     columns = next((table.columns for table in found if PUBLISHED in table.columns), report.data.columns)
-    return Report(found or report.tables, Table([row for table in found for row in table.rows], columns))
+    data = Table([row for table in found for row in table.rows], columns)
+    return replace(report, tables=found or report.tables, data=data)
 
 
 def _beside(table: Table, one: Ranking) -> Table:
