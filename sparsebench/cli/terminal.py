@@ -149,7 +149,9 @@ def table(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 notes: Callable[[Any], Any] = click.option(
-    "--notes", is_flag=True, help="Also show technical notes, such as step limits and differences that can be told. [in files only]"
+    "--notes",
+    is_flag=True,
+    help="Also show technical notes, such as step limits and differences that can be told. [in files only]",
 )
 """Gives a command the option that shows all notes."""
 
