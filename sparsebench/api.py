@@ -48,7 +48,7 @@ def run(
         UserError: anything unknown, out of range, missing or unwritable.
         KeyboardInterrupt: Ctrl-C; the first waits for the cells under way, the second ends them. What is done is kept.
     """
-    from sparsebench.board.frame import frame
+    from sparsebench.board.columns import frame
     from sparsebench.board.notes import below_chance
 
     folder = _folder_of(out)
@@ -266,7 +266,7 @@ def leaderboard(records: pd.DataFrame | str | os.PathLike[str], by: str | None =
     """
     import pandas as pd
 
-    from sparsebench.board.frame import frame
+    from sparsebench.board.columns import frame
     from sparsebench.board.judge import judge
     from sparsebench.errors import UserError
 

@@ -13,8 +13,7 @@ from click.testing import CliRunner
 
 import sparsebench
 from sparsebench.board import columns
-from sparsebench.board.columns import Column, keys_of
-from sparsebench.board.frame import frame
+from sparsebench.board.columns import Column, frame, keys_of
 from sparsebench.board.tables import FORMATS, Choice, Report, Table, fit
 from sparsebench.board.tables import render as write
 from sparsebench.cli import main
