@@ -81,13 +81,10 @@ def test_what_is_listed_of_files_is_what_is_tested_here():
     assert exportable(type("Mine", (FIXED[0],), {"__module__": "mine"})) == "?"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "kind", ["DINOv3", *(pytest.param(k, marks=pytest.mark.slow) for k in ("PE", "EVA-02", "SigLIP"))]
-)
-@pytest.mark.parametrize(
-    "name", ["attn_topk", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tome", "evit"))]
-)
+@pytest.mark.parametrize("kind", ["DINOv3", "PE", "EVA-02", "SigLIP"])
+@pytest.mark.parametrize("name", ["attn_topk", "tome", "evit"])
 @torch.no_grad()
 def test_rotary_and_attention_pooled_networks_are_written_too(name, kind, tmp_path):
     sparse = sparsebench.apply(KINDS[kind](depth=2), name, macs=0.6).eval()
