@@ -1,4 +1,4 @@
-"""ToMe, ToFu, PiToMe, MCTF and DiffRate against the loops of their equations."""
+"""ToMe, PiToMe, MCTF and DiffRate against the loops of their equations, and from where on ToFu merges."""
 
 import math
 
@@ -69,23 +69,6 @@ def test_equal_keys_merge_the_first_pairs():
     for P, target in ((1, [2, 2, 3, 2, 4, 0, 5, 1]), (2, [2, 2, 2, 3, 0, 4, 1, 5]), (0, [2, 2, 2, 3, 0, 4, 1, 5])):
         seen = view(1, 8, keys=torch.ones(1, 2, 8, 6), sizes=torch.ones(1, 8), prefix_count=P)
         assert ToMe().plan(seen, 6).target.tolist() == [target]
-
-
-@pytest.mark.parametrize("length", ["released", "paper"])
-@pytest.mark.parametrize("P", [0, 1, 2])
-@pytest.mark.parametrize(("N", "keep"), HALVES)
-def test_tofu_merges_plainly_times_the_length_of_the_longest(N, keep, P, length):
-    seen = view(N=N, block=2, seed=N + keep, prefix_count=P)
-
-    def expected(b):
-        (x, s), rows = numbers(seen, b), []
-        for group in tome_groups(seen, b, N - keep):
-            row, longest = mean([x[i] for i in group], [1.0] * len(group)), max(math.hypot(*x[i]) for i in group)
-            divisor = math.hypot(*(x[group[0]] if length == "released" else row))
-            rows.append(([c * longest / divisor for c in row], sum(s[i] for i in group)))
-        return rows
-
-    check(seen, ToFu(length=length).plan(seen, keep), expected)
 
 
 @pytest.mark.parametrize(

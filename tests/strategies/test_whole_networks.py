@@ -1,5 +1,7 @@
 """Strategies in whole networks: logits, order and counts against loops in float64 over the whole sequence."""
 
+from functools import partial
+
 import networks as hand
 import pytest
 import torch
@@ -48,12 +50,15 @@ def compare(strategy, network, rule_of, budget, **how):
 
 
 @pytest.mark.parametrize(
-    "strategy", [ToMe(), ToMe(proportional=False), ToFu(), ToFu(proportional=True)], ids=lambda s: s.name
+    "strategy",
+    [ToMe(), ToMe(proportional=False), ToFu(), ToFu(length="paper", proportional=True)],
+    ids=lambda s: s.name,
 )
 @pytest.mark.parametrize("name", NETWORKS)
 def test_bipartite_matching_is_that_of_the_whole_sequence(name, strategy, r=3):
     prefix, changes = NETWORKS[name]
-    rule = hand.at({block: 16 - r * (block + 1) for block in range(4)}, getattr(hand, strategy.name))
+    act = partial(hand.tofu, length=strategy.length) if strategy.name == "tofu" else hand.tome
+    rule = hand.at({block: 16 - r * (block + 1) for block in range(4)}, act)
     how = {"prefix": prefix, "proportional": strategy.proportional}
     acting = compare(strategy, vit(**changes), rule, {"per_block": r}, **how)
     assert [step.tokens_out for step in acting.steps] == [16 - r, 16 - 2 * r, 16 - 3 * r, 16 - 4 * r]

@@ -49,9 +49,12 @@ def make_trial():
     return _trial
 
 
+_registry = functools.cache(Registry)
+
+
 @functools.cache
 def _jobs(suite, figure):
-    return list(expand(Request(suite=suite, figures=(figure,)), Registry()))
+    return list(expand(Request(suite=suite, figures=(figure,)), _registry()))
 
 
 @pytest.fixture(scope="session")
@@ -62,8 +65,7 @@ def planned():
     """
 
     def make(suite, figure, fill, keep=lambda repetition: True):
-        registry = Registry()
-        trials = []
+        registry, trials = _registry(), []
         for job in _jobs(suite, figure):
             cell = job.cell
             if job.keep_weights or not keep(cell.repetition):
