@@ -43,7 +43,7 @@ settings.load_profile("fast")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="store_true", help="also run what takes more than a few seconds, and more examples")
+    parser.addoption("--slow", action="store_true", help="also run what takes more than seconds, and more examples")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
