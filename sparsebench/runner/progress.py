@@ -85,7 +85,8 @@ class Progress:
     def begin(self, plan: Plan, workers: int) -> None:
         """Say what is to do, and how long that is expected to take if anything is known."""
         if not plan.todo:
-            failed = sum(head.status not in GOOD for head in map(plan.known.get, _ids(plan)) if head is not None)
+            heads = [plan.known[job.cell.id] for job in plan.jobs if job.cell.id in plan.known]
+            failed = sum(head.status not in GOOD for head in heads)
             again = f"; {failed} of them failed, --rerun failed tries them again" if failed else ""
             click.echo(f"all {len(plan.jobs)} cells are in the store{again}", err=True)
             return
@@ -181,10 +182,6 @@ def remedy(statuses: Iterable[str]) -> str:
     command = "the same command" if skipped else "the same command with --rerun failed"
     cells = "1 cell has" if number == 1 else f"{number} cells have"
     return f"{cells} no result ({said}): {command} tries {'it' if number == 1 else 'them'} again"
-
-
-def _ids(plan: Plan) -> list[str]:
-    return [job.cell.id for job in plan.jobs]
 
 
 def in_a_notebook() -> bool:

@@ -42,7 +42,6 @@ from sparsebench.runner.prepare import Context, Prepared, prepare, weights_file
 from sparsebench.runner.results import Result, add_watched, measure
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.contract import place_of
-from sparsebench.tasks.base import Recipe
 from sparsebench.training.loop import (
     Course,
     EarlyStopping,
@@ -58,7 +57,6 @@ from sparsebench.training.watch import Watch
 
 EVERY = 1.0
 """Seconds between two reports."""
-OnStep = Callable[[int], None]
 
 
 class Share:
@@ -78,24 +76,6 @@ class Share:
         if done and time.monotonic() >= self.due:
             self.report(done / self.total)
             self.due = time.monotonic() + EVERY
-
-
-def certain(recipe: Recipe) -> bool:
-    """Say whether a training has as many steps as its recipe says, and does not end when something is reached."""
-    return not (recipe.stop_at_zero_loss or recipe.stop_below or recipe.patience)
-
-
-def each(*calls: OnStep | None) -> OnStep | None:
-    """Return what calls each of them that there is; None where there is none."""
-    present = [call for call in calls if call is not None]
-    if len(present) < 2:
-        return present[0] if present else None
-
-    def call(step: int) -> None:
-        for one in present:
-            one(step)
-
-    return call
 
 
 log = logging.getLogger(__name__)
@@ -308,8 +288,7 @@ class _Run:
         checkpoint = self._checkpoint(training)
         if checkpoint is not None:
             checkpoint.resume()
-        share = self._share(training.course.total) if certain(cell.recipe) else None
-        self.trained = training.run(on_step=each(watch or checkpoint, share))
+        self.trained = training.run(self._on_step(training, watch or checkpoint))
         if checkpoint is not None and checkpoint.resumed:
             self.result.notes["resumed"] = str(checkpoint.resumed)
         if isinstance(steps, Autograd) and steps.parts > cell.recipe.accumulate:
@@ -318,6 +297,19 @@ class _Run:
             self.result.notes["inactive"] = inactive
         if watch is not None:
             add_watched(self.result, watch, int(self.trained["steps"]), cell.task)
+
+    def _on_step(self, training: Training, other: Callable[[int], None] | None) -> Callable[[int], None]:
+        """Return what is called after each step; one that may end sooner than its recipe says reports no share."""
+        recipe = training.course.recipe
+        sooner = recipe.stop_at_zero_loss or recipe.stop_below or recipe.patience
+        share = None if sooner else self._share(training.course.total)
+
+        def call(step: int) -> None:
+            for one in (other, share):
+                if one is not None:
+                    one(step)
+
+        return call
 
     def _share(self, total: int) -> Share:
         return Share(total, partial(self.context.on_share, self.job.cell.id))

@@ -68,9 +68,8 @@ def test_it_begins_as_the_dense_network_of_its_repetition_which_is_its_teacher(j
     predicted = cell.teacher.tell(pictures).logits.argmax(dim=1)
     assert predicted.tolist() == numbers_of(trained.outcomes.predicted, len(predicted)).tolist()
     assert not any(weight.requires_grad for weight in cell.teacher.module.parameters())  # type: ignore[attr-defined]
-    other = prepare(
-        dense, Registry(), Context(Setting(out=tmp_path, device="cpu"))
-    )  # what knows other classes gives no output layer
+    # What knows other classes gives no output layer.
+    other = prepare(dense, Registry(), Context(Setting(out=tmp_path, device="cpu")))
     assert not torch.equal(other.network.module.head.weight, weights["head.weight"]) and other.teacher is None
 
 

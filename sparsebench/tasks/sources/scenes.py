@@ -78,7 +78,7 @@ class Photos(Backgrounds):
 
         self.size, self.photos = size, []
         for kind in self.kinds:
-            photo = Image.open(of_scikit_learn(f"images/{kind}.jpg"))
+            photo: Image.Image = Image.open(of_scikit_learn(f"images/{kind}.jpg"))
             # Height 3.4 times the crop: large enough for many crops, small enough that a crop shows a structure.
             scale = 3.4 * size / photo.height
             photo = photo.resize((round(photo.width * scale), round(photo.height * scale)), Image.Resampling.BOX)
