@@ -17,7 +17,7 @@ SETTINGS = (
     "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_DISABLE_JIT",
 )  # fmt: skip
 """Variables by which the libraries compute otherwise. Numbers of threads are not among them: a cell has one."""
-NUMBERS = {"tf32": "off", "kernels": "deterministic where torch has them"}
+NUMBERS = {"tf32": "off", "kernels": "deterministic where torch has them, but attention's gradients on a GPU"}
 """How every cell computes, whatever the machine's own settings are; see `worker.one_thread`."""
 
 
