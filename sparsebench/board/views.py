@@ -19,7 +19,7 @@ from sparsebench.board.entries import DENSE, asked_of, besides_share, key_of
 from sparsebench.board.judge import Ranking
 from sparsebench.board.over_budgets import speed_up
 from sparsebench.board.tables import Report, Table
-from sparsebench.errors import UserError, few, one_line, plain
+from sparsebench.errors import UserError, few, plain, reason_of
 from sparsebench.records.table import OUTCOMES
 
 NEAR = 0.001
@@ -284,7 +284,7 @@ def _times(path: Path) -> pd.DataFrame:
         timed = pd.read_json(path, lines=True, dtype=False)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{path} cannot be read", got=one_line(error), next_step="give a folder that sparsebench speed has written"
+            f"{path} cannot be read", got=reason_of(error), next_step="give a folder that sparsebench speed has written"
         ) from error
     return timed[(timed["mode"] == "eager") & timed["latency"].notna()]
 

@@ -217,19 +217,20 @@ def test_the_page_shows_the_ledger() -> None:
 
 
 def test_the_table_of_a_paper_has_the_published_number_of_the_same_settings_alone() -> None:
-    def records(labels: str, arch: str) -> list[dict[str, Any]]:
-        setting = json.dumps([{"params": {"labels": labels, "canvas": 224}}, {"params": {"arch": arch}}])
+    def records(labels: str, arch: str, **more: str) -> list[dict[str, Any]]:
+        setting = json.dumps([{"params": {"labels": labels, "canvas": 224, **more}}, {"params": {"arch": arch}}])
         shared = {"status": "ok", "task": "folder", "model": "timm", "setting": setting, "n_train": 0, "repetition": 0,
                   "kind": "deployable", "device": "cpu"}  # fmt: skip
         rows = [("dense", "", 1.0, 0.8), ("tome", "13 a block", 0.588, 0.79), ("tome", "12 a block", 0.6, 0.79)]
         return [{**shared, "cell_id": budget, "strategy": name, "budget": budget, "macs_ratio": macs, "accuracy": value}
                 for name, budget, macs, value in rows]  # fmt: skip
 
-    def published(labels: str, arch: str) -> dict[str, float | None]:
-        rankings = judge(records(labels, arch)).rankings
+    def published(labels: str, arch: str, **more: str) -> dict[str, float | None]:
+        rankings = judge(records(labels, arch, **more)).rankings
         return {row["budget"]: row.get("published") for row in with_published(paper(rankings), rankings).data.rows}
 
     found = published("imagenet", "vit_small_patch16_224")
     assert found["13 a block"] == pytest.approx(0.793) and found["12 a block"] is None
     assert not any(published("names", "vit_small_patch16_224").values())
     assert not any(published("imagenet", "vit_tiny_patch16_224").values())
+    assert not any(published("imagenet", "vit_small_patch16_224", among="folders").values())

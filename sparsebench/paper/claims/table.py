@@ -97,8 +97,8 @@ PUBLISHED = Column(
 def with_published(report: Report, rankings: Sequence[Ranking]) -> Report:
     """Return the tables of a paper with what the ledger has of the same settings, where it has some.
 
-    These are the architecture, the side of the images, ImageNet's classes, the strategy with its parameters, and the
-    budget; and weights as they are, not trained with the strategy.
+    These are the architecture, the side of the images, ImageNet's classes, all of which a test may answer with, the
+    strategy with its parameters, and the budget; and weights as they are, not trained with the strategy.
     """
     found = [_beside(table, one) for table, one in zip(report.tables, rankings, strict=False)]
     columns = next((table.columns for table in found if PUBLISHED in table.columns), report.data.columns)
@@ -109,7 +109,8 @@ def with_published(report: Report, rankings: Sequence[Ranking]) -> Report:
 def _beside(table: Table, one: Ranking) -> Table:
     task, model = one.setting.params
     registry, known = Registry(), dict[tuple[str, str], float]()
-    for claim in load() if task.get("labels") == "imagenet" else ():
+    whole = task.get("labels") == "imagenet" and task.get("among", "head") == "head"
+    for claim in load() if whole else ():
         same = claim.model == f"timm:{model.get('arch')}" and claim.canvas in (0, task.get("canvas"))
         if same and claim.top1 and claim.plugin and claim.weights == "off the shelf":
             known.setdefault(_key(claim, registry), float(claim.top1) / 100)
