@@ -43,7 +43,8 @@ class DeepViT:
     """A timm VisionTransformer or Eva that a strategy can act on; without one it is just called.
 
     Nothing of the model is changed but for the time of a call: a `forward` of `patch_drop`, of `norm_pre` in an Eva,
-    for the input site, and of the blocks for the others. The weights and the state_dict are never touched.
+    for the input site, and of the blocks for the others; see `hold_methods` for networks that are compiled. The weights
+    and the state_dict are never touched.
 
     In bfloat16 the products of the model are made by autocast. What a strategy sees and computes stays in float32, so
     that rounding makes no ties between scores, and tokens are merged in float32; logits are float32.
