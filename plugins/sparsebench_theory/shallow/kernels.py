@@ -125,7 +125,8 @@ def _scores(P: Any, xt: Any, S: int, E: Any, half: Any) -> None:
 @compile_kernel
 def _softmax(S: int, E: Any, scale: Any, bits: Any, zero: Any) -> None:
     """Turn the scores in E into e^(score - largest), and fill scale with 1 / their sums."""
-    scale[:] = E[:LANES]
+    for l in range(LANES):  # numba takes 2 seconds to compile `scale[:] = E[:LANES]`, for the text of its error
+        scale[l] = E[l]
     for s in range(1, S):
         e = E[s * LANES : (s + 1) * LANES]
         for l in range(LANES):
