@@ -13,22 +13,15 @@ if TYPE_CHECKING:
     from sparsebench.strategy.plans import Place, Plan
 
 Outputs = Callable[["Tensor", "Tensor"], "Tensor"]
-"""See `TokenView.outputs`."""
-NEEDS = frozenset(
-    {"tokens", "branch", "queries", "keys", "values", "attention", "class_attention", "received_attention",
-     "mean_query_attention", "attention_maps", "previous_attention", "prefix", "pixels", "outputs", "relevance"}
-)  # fmt: skip
-OTHERS = frozenset(
-    {"index", "sizes", "weights", "grid", "block", "depth", "training", "learned", "memory", "there", "prefix_count",
-     "random"}
-)  # fmt: skip
-"""What else a view has, whatever is declared."""
+"""See `outputs` of `TokenView`."""
 RESULTS = frozenset({"tokens", "branch", "prefix"})
 """Those that at the attention site are there only when attention has run."""
 
 
 class TokenView:
     """What a strategy may see at its site. Fields that it does not declare in `needs` are not computed.
+
+    These are always there:
 
     Attributes:
         index: (B, N) which patch of the input each token is (its position there).
@@ -42,7 +35,48 @@ class TokenView:
         learned: the module that the strategy made for this block, see `Strategy.module`; None where it made none.
         memory: a dictionary for what the strategy wants to know again in later blocks of this forward pass, and in
             `Strategy.loss`; empty at first. What belongs to patches is best kept as (B, patches), see `index`.
+
+    These are there if `needs` declares them:
+
+    Attributes:
+        tokens: (B, N, C) the patch tokens; class and register tokens are not among them and always stay.
+        prefix: (B, P, C) the class and register tokens, as `tokens`.
+        branch: (B, N, C) what this block's attention added to each token.
+        queries, keys, values: (B, H, N, C / H) of the patch tokens in this block's attention.
+        class_attention: (B, N) attention from the class token to each patch, mean over heads (and over a distillation
+            token).
+        received_attention: (B, N) attention that each patch receives, mean over heads and queries.
+        mean_query_attention: (B, N) attention from the mean of the patches' queries to each patch, mean over heads.
+        attention: (B, N) `class_attention` where the model has a class token, else `received_attention`.
+        attention_maps: (B, H, P + N, P + N) the whole attention of this block, class and register tokens first.
+        previous_attention: (B, N) before a block: `attention` in the block before it, times the tokens that took part
+            there. A token that rested there, see `Rest`, has that of the last block in which it took part. Each row of
+            attention sums to 1: times the number of tokens, prefix included, it compares between blocks with more of
+            them and fewer.
+        pixels: (B, N, channels, height, width) of each patch in [0, 1], at the input site; None on inputs without
+            pixels.
+        outputs: at the input site a function from changed tokens to what the network says of them. It takes (R, N, C)
+            tokens and (R,) which of the B samples each row is of, and returns (R, classes) logits, or (R, 1) margins:
+            with all tokens kept, in float32 or more, as in a test (no dropout) and without gradients. It runs no more
+            than B rows at a time. Each row costs a forward pass, which `Strategy.own_macs` has to count.
+        relevance: (B, N) the share of each patch that matters to the label, in [0, 1]. Only for oracles.
     """
+
+    tokens: Tensor
+    prefix: Tensor
+    branch: Tensor
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    class_attention: Tensor
+    received_attention: Tensor
+    mean_query_attention: Tensor
+    attention: Tensor
+    attention_maps: Tensor
+    previous_attention: Tensor
+    pixels: Tensor | None
+    outputs: Outputs
+    relevance: Tensor
 
     def __init__(
         self,
@@ -58,116 +92,30 @@ class TokenView:
         learned: Any = None,
         memory: dict[str, Any] | None = None,
     ):
-        self._given, self._seen, self._random = given, {}, random  # type: ignore[var-annotated]
+        self._given, self._random = given, random
         self.index, self.sizes, self.weights, self.grid = index, sizes, weights, grid
         self.block, self.depth, self.prefix_count, self.training = place.block, place.depth, place.prefix, training
         self.learned, self.memory = learned, {} if memory is None else memory
 
-    def _get(self, field: str) -> Any:
-        if field not in self._given:
-            may = "only kind = 'oracle' may declare it" if field == "relevance" else "add it to `needs`"
-            raise StrategyError(
-                f"view.{field} was read but not declared: {may} (declared: "
-                f"{', '.join(sorted(self._given)) or 'nothing'})"
-            )
-        if field not in self._seen:
-            self._seen[field] = self._given[field]()
-        return self._seen[field]
-
     def __getattr__(self, name: str) -> Any:
-        """Say what there is in place of a field that there is not."""
+        """Compute a field when it is first read; say what there is in place of one that there is not."""
         if name.startswith("_"):
             raise AttributeError(name)
-        raise AttributeError(str(unknown("field of the view", name, NEEDS | OTHERS)))
+        if name not in NEEDS:
+            always = {field for field in dir(self) if not field.startswith("_")}
+            raise AttributeError(str(unknown("field of the view", name, NEEDS | always)))
+        if name not in self._given:
+            may = "only kind = 'oracle' may declare it" if name == "relevance" else "add it to `needs`"
+            declared = ", ".join(sorted(self._given)) or "nothing"
+            raise StrategyError(f"view.{name} was read but not declared: {may} (declared: {declared})")
+        value = self._given[name]()
+        setattr(self, name, value)
+        return value
 
     @property
     def there(self) -> Tensor:
         """(B, N) booleans, which tokens are an image's own: all, unless images kept different numbers of them."""
         return self.sizes > 0
-
-    @property
-    def tokens(self) -> Tensor:
-        """(B, N, C) the patch tokens; class and register tokens are not among them and always stay."""
-        return self._get("tokens")
-
-    @property
-    def prefix(self) -> Tensor:
-        """(B, P, C) the class and register tokens, as `tokens`."""
-        return self._get("prefix")
-
-    @property
-    def branch(self) -> Tensor:
-        """(B, N, C) what this block's attention added to each token."""
-        return self._get("branch")
-
-    @property
-    def queries(self) -> Tensor:
-        """(B, H, N, C / H) queries of the patch tokens in this block's attention."""
-        return self._get("queries")
-
-    @property
-    def keys(self) -> Tensor:
-        """(B, H, N, C / H) keys of the patch tokens in this block's attention."""
-        return self._get("keys")
-
-    @property
-    def values(self) -> Tensor:
-        """(B, H, N, C / H) values of the patch tokens in this block's attention."""
-        return self._get("values")
-
-    @property
-    def class_attention(self) -> Tensor:
-        """(B, N) attention from the class token to each patch, mean over heads (and over a distillation token)."""
-        return self._get("class_attention")
-
-    @property
-    def received_attention(self) -> Tensor:
-        """(B, N) attention that each patch receives, mean over heads and queries."""
-        return self._get("received_attention")
-
-    @property
-    def mean_query_attention(self) -> Tensor:
-        """(B, N) attention from the mean of the patches' queries to each patch, mean over heads."""
-        return self._get("mean_query_attention")
-
-    @property
-    def attention_maps(self) -> Tensor:
-        """(B, H, P + N, P + N) the whole attention of this block, class and register tokens first."""
-        return self._get("attention_maps")
-
-    @property
-    def attention(self) -> Tensor:
-        """(B, N) `class_attention` where the model has a class token, else `received_attention`."""
-        return self._get("attention")
-
-    @property
-    def previous_attention(self) -> Tensor:
-        """(B, N) before a block: `attention` in the block before it, times the tokens that took part there.
-
-        A token that rested there, see `Rest`, has that of the last block in which it took part. Each row of attention
-        sums to 1: times the number of tokens, prefix included, it compares between blocks with more of them and fewer.
-        """
-        return self._get("previous_attention")
-
-    @property
-    def pixels(self) -> Tensor | None:
-        """(B, N, channels, height, width) of each patch in [0, 1], at the input site; None on inputs without pixels."""
-        return self._get("pixels")
-
-    @property
-    def outputs(self) -> Outputs:
-        """At the input site: a function from changed tokens to what the network says of them.
-
-        It takes (R, N, C) tokens and (R,) which of the B samples each row is of, and returns (R, classes) logits, or
-        (R, 1) margins: with all tokens kept, in float32 or more, as in a test (no dropout) and without gradients. It
-        runs no more than B rows at a time. Each row costs a forward pass, which `Strategy.own_macs` has to count.
-        """
-        return self._get("outputs")
-
-    @property
-    def relevance(self) -> Tensor:
-        """(B, N) the share of each patch that matters to the label, in [0, 1]. Only for oracles."""
-        return self._get("relevance")
 
     def random(self, draw: int = 0, width: int | None = None) -> Tensor:
         """Return (B, N) uniform numbers in [0, 1), or (B, N, width) of them.
@@ -175,6 +123,10 @@ class TokenView:
         One stream a sample, the same in whatever batch it comes.
         """
         return self._random(draw, width)
+
+
+NEEDS = frozenset(TokenView.__annotations__)
+"""The fields that a strategy may declare."""
 
 
 class Images:

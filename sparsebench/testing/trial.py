@@ -82,15 +82,15 @@ class _Watched(TokenView):
             super().__getattribute__("__dict__").get("read", set()).add(name)
         return super().__getattribute__(name)
 
-    def _get(self, name: str) -> Any:
-        value = super()._get(name)
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)
         if isinstance(value, Tensor):
             self.__dict__["shown"].setdefault(name, value.detach().clone())
         return value
 
     def changed_fields(self) -> list[str]:
         """Return the names of what is no longer what was shown."""
-        now = self.__dict__ | self._seen
+        now = self.__dict__
         return [name for name, was in self.__dict__["shown"].items() if not same(now[name], was)]
 
 
