@@ -55,8 +55,8 @@ def check(targets: tuple[str, ...], results: Path | None, as_json: bool, markdow
     """Test strategies on tiny networks, each in its own process.
 
     Required checks are what every strategy must pass; recommended ones say what is good to have; informative ones
-    measure. Exits with 0 if all required checks pass, 1 if not, 2 if the command is wrong. A check that the strategy
-    names in `expected_failures` is shown as expected, and does not count as failed.
+    say what else it can do. Exits with 0 if all required checks pass, 1 if not, 2 if the command is wrong. A check that
+    the strategy names in `expected_failures` is shown as expected, and does not count as failed.
 
     With --results the reports are stored, too, and the folder's board shows them for as long as a strategy's
     revision stays as it is. Then 1 also says that a strategy of the folder could not be checked.
@@ -70,7 +70,6 @@ def check(targets: tuple[str, ...], results: Path | None, as_json: bool, markdow
 
     def show(report: Report) -> None:
         shown.append(report)
-        _note(report)
         if not as_json:
             click.echo(reports.markdown(report) if markdown else reports.text(report, whole=bool(targets)))
 
@@ -86,15 +85,6 @@ def check(targets: tuple[str, ...], results: Path | None, as_json: bool, markdow
     if results is not None:
         _conclude(results, left_out)
     sys.exit(int(bool(left_out) or not all(report.conforms for report in shown)))
-
-
-def _note(report: Report) -> None:
-    """Let lists say whether an installed strategy can be exported."""
-    from sparsebench.deploy.export import note_export
-
-    answers = [outcome.message for outcome in report.outcomes if outcome.check == "exports"]
-    if answers and not report.params and report.origin.distribution:
-        note_export(report.strategy, report.origin, "yes" if answers[0] == "yes" else "no")
 
 
 def _conclude(results: Path, left_out: list[str]) -> None:

@@ -76,7 +76,7 @@ def _plugins(registry: Registry) -> list[dict[str, str]]:
             "site": registered.cls.site,
             "needs": ", ".join(sorted(registered.cls.needs)),
             "trained": "yes" if registered.cls.trained else "fits" if registered.cls.fits() else "no",
-            "exports": exportable(registered.cls, registered.origin),
+            "exports": exportable(registered.cls),
             "from": f"{registered.origin.distribution} {registered.origin.version}".strip(),
             "what": first_line(registered.cls),
             "citation": registered.cls.citation,

@@ -255,15 +255,18 @@ def _check_strategy(strategy: Strategy, learned: Any, images: Any, labels: Any) 
             f"'{name}' must be trained, but no trained parameters are given",
             next_step=f"give learned=FILE.safetensors, or learned='{RANDOM}' to train it yourself",
         )
+    words, right = {"learned": learned, "images": images, "labels": labels}, [set[str]()]
     if strategy.fits():
-        _check_given(strategy, learned, images, labels)
-        return
-    if learned is not None and not strategy.trained:
-        raise UserError(f"'{name}' learns nothing", got=f"learned={learned}", next_step="leave learned out")
-    if images is not None or labels is not None:
+        right = [{"learned"}, {"images", "labels"} if strategy.fit_labels else {"images"}]
+    elif strategy.trained:
+        right = [{"learned"}]
+    given = {word for word, value in words.items() if value is not None}
+    if given not in right:
+        what = "looks at training images before it acts" if strategy.fits() else "learns from no images"
+        about = f"; about {strategy.fit_images} images, normalised as for the network" if strategy.fits() else ""
         raise UserError(
-            f"'{name}' looks at no images before it acts", got="images" if images is not None else "labels",
-            next_step="leave images and labels out",
+            f"'{name}' {what}", got=" and ".join(sorted(given)) or "neither images nor what it learned",
+            allowed=" or ".join(" and ".join(sorted(each)) or "neither images nor learned" for each in right) + about,
         )  # fmt: skip
 
 
@@ -309,61 +312,42 @@ def _load(actor: Actor, asked: AtBudget, learned: str | os.PathLike[str]) -> Non
     modules.load_state_dict(given)
 
 
-def _check_given(strategy: Strategy, learned: Any, images: Any, labels: Any) -> None:
-    """Raise UserError unless a strategy with a `fit` is given either what it learned or what it is to learn from."""
-    name, words = strategy.name, "images=... and labels=..." if strategy.fit_labels else "images=..."
-    if learned is None and images is None:
-        raise UserError(
-            f"'{name}' looks at training images before it acts, and there are none", got="neither images nor a file",
-            allowed=f"about {strategy.fit_images} pictures, normalised as for the network",
-            next_step=f"give {words}, or learned=FILE.safetensors of what it learned before",
-        )  # fmt: skip
-    if learned is not None and (images is not None or labels is not None):
-        raise UserError(
-            f"'{name}' is given what it learned, and images to learn from", got="learned and images or labels",
-            next_step="leave out one of them",
-        )  # fmt: skip
-    if images is not None and strategy.fit_labels and labels is None:
-        raise UserError(f"'{name}' learns from images with their labels", got="images alone", next_step=f"give {words}")
-    if labels is not None and not strategy.fit_labels:
-        raise UserError(f"'{name}' learns from images alone", got="labels", next_step="leave labels out")
-
-
 def _fit_on_images(network: DeepViT, actor: Actor, images: Any, labels: Any, seed: int) -> None:
     """Fit the actor's strategy on a user's images (n, channels, height, width), normalised as for the model.
 
     Raises:
         UserError: they are not what the model takes, or what the strategy does wrong, see `fit`.
     """
-    weight = next(network.module.parameters())
-    size = network.pixels
-    if not isinstance(images, Tensor) or images.ndim != 4 or tuple(images.shape[1:]) != size or not len(images):
-        got = str(tuple(images.shape)) if isinstance(images, Tensor) else type(images).__name__
-        allowed = "(n, {}, {}, {}), n of 1 or more".format(*size)
-        raise UserError("images to learn from", got=got, allowed=allowed, next_step="give them as one tensor")
-    if images.dtype != weight.dtype or not bool(images.isfinite().all()):
-        got = str(images.dtype).removeprefix("torch.") if images.dtype != weight.dtype else "NaN or infinity"
+    weight, size, n = next(network.module.parameters()), network.pixels, len(images)
+    if (
+        not isinstance(images, Tensor) or n == 0 or tuple(images.shape) != (n, *size) or images.dtype != weight.dtype
+        or not bool(images.isfinite().all())
+    ):  # fmt: skip
         kind = str(weight.dtype).removeprefix("torch.")
-        raise UserError("images to learn from", got=got, allowed=f"{kind}, normalised as for the network")
+        raise UserError(
+            "images to learn from", got=_about(images),
+            allowed="(n, {}, {}, {}) finite {}, n of 1 or more, normalised as for the network".format(*size, kind),
+        )  # fmt: skip
+    classes = network.module.num_classes
+    if labels is not None and (
+        not isinstance(labels, Tensor) or labels.dtype != torch.int64 or tuple(labels.shape) != (n,)
+        or int(labels.min()) < 0 or int(labels.max()) >= classes
+    ):  # fmt: skip
+        raise UserError(
+            "labels to learn from", got=_about(labels),
+            allowed=f"({n},) int64, one an image, 0..{classes - 1}, the network's classes",
+        )  # fmt: skip
     inputs = network.restore(images.to(weight.device))
-    given = None if labels is None else _labels(labels, len(images), network).to(weight.device)
+    given = None if labels is None else labels.to(weight.device)
     recipe = Recipe("cross-entropy", "adamw", 0.0, 0, epochs=0, steps=0)
     if actor.acts:
         rows = torch.arange(len(images), device=weight.device)
         fit(network, actor, Images(inputs, rows, given), recipe, seeds.seed_of("fit", "apply", seed))
 
 
-def _labels(labels: Any, n: int, network: DeepViT) -> Tensor:
-    """Return (n,) class numbers.
-
-    Raises:
-        UserError: they are something else.
-    """
-    if not isinstance(labels, Tensor) or labels.dtype != torch.int64 or tuple(labels.shape) != (n,):
-        got = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
-        raise UserError("labels to learn from", got=got, allowed=f"({n},) int64, one an image")
-    classes = network.module.num_classes
-    if int(labels.min()) < 0 or int(labels.max()) >= classes:
-        got = f"{int(labels.min())}..{int(labels.max())}"
-        raise UserError("labels to learn from", got=got, allowed=f"0..{classes - 1}, the network's classes")
-    return labels
+def _about(given: Any) -> str:
+    """Return shape, type and range of a tensor, or what there is in its place."""
+    if not isinstance(given, Tensor):
+        return type(given).__name__
+    ends = f", {given.min():g}..{given.max():g}" if given.numel() else ""
+    return f"{tuple(given.shape)} {given.dtype}{ends}".replace("torch.", "")

@@ -12,26 +12,10 @@ import numpy as np
 from tabulate import tabulate
 
 from sparsebench import seeds
-from sparsebench.deploy.pictures import (
-    APART,
-    BELOW,
-    BETWEEN,
-    GONE,
-    LEFT,
-    MATTERS,
-    SIDE,
-    Ink,
-    Scene,
-    Sheet,
-    rgb,
-    scene,
-    spread,
-    tint,
-    wrap,
-)
+from sparsebench.deploy.pictures import Block, Ink, Scene, rgb, scene, sheet, spread, tint
 from sparsebench.deploy.trained import Trainer, trained_cell
 from sparsebench.errors import StrategyError, UserError
-from sparsebench.measure.selection import expected_iou, iou, precision_recall, rank_correlation
+from sparsebench.measure.selection import Quality, expected_iou, iou, rank_correlation
 from sparsebench.models.actor import Actor
 from sparsebench.plan.expand import expand
 from sparsebench.plan.job import Job
@@ -61,8 +45,6 @@ LEGEND = (
     "named after it: of merged patches the first is, a fused or mixed token is named after none."
 )
 Row = dict[str, Any]
-BOTTOM, PAIR = 0.5, 2 * SIDE + BETWEEN
-"""Inches: of the lower margin, and the width of a PAIR of pictures."""
 BOTH = 2
 INKS = {0: Ink(rgb(style.COLOURS[0]), 0.4), 1: Ink(rgb(style.COLOURS[3]), 0.4), BOTH: Ink(rgb(style.BLACK), 0)}
 """Of patches that A keeps alone, that B does, and that both do: blue, vermilion and black, which the colour-blind tell
@@ -251,8 +233,12 @@ def _stages(choices: Sequence[list[Choice]], cell: Prepared) -> Iterator[Agreeme
         yield Agreement(
             block, (a.kept, b.kept), iou(a.kept, b.kept), expected_iou(a.kept, b.kept),
             rank_correlation(a.scores, b.scores) if a.scored and b.scored else None,
-            None if matter is None else (precision_recall(a.kept, matter)[1], precision_recall(b.kept, matter)[1]),
+            None if matter is None else (_recall(a, matter), _recall(b, matter)),
         )  # fmt: skip
+
+
+def _recall(choice: Choice, matter: np.ndarray) -> float:
+    return Quality.of(choice.kept, choice.scores, matter).means[1]
 
 
 def rows(comparison: Comparison) -> list[Row]:
@@ -332,60 +318,26 @@ def draw(comparison: Comparison, form: str = "png") -> bytes:
 
 def figure(comparison: Comparison) -> Figure:
     """Return the figure: a column for the pictures, then for each block what A and B keep, side by side."""
-    shown, stages = comparison.scene, comparison.stages
-    assert shown is not None
-    width, n = LEFT + SIDE + len(stages) * (APART + PAIR) + 0.2, len(shown.pictures)
-    names = [f"{side}: {of.label}, {of.budget}" for side, of in zip("AB", comparison.sides, strict=True)]
-    about = [line for name in names for line in wrap(name, width - 0.3, 8).splitlines()]
-    top = 0.85 + 0.15 * len(about)
-    sheet = Sheet(shown.title, width, top + n * (SIDE + BELOW) + BOTTOM)
-    for number, line in enumerate(about):
-        sheet.text(0.15, 0.43 + 0.15 * number, line, 8, ha="left")
-    sheet.first_column(shown, top)
-    for number, stage in enumerate(stages):
-        _stage(sheet, stage, comparison.rows, shown, LEFT + SIDE + APART + number * (PAIR + APART), top)
-    _legend(sheet)
-    return sheet.figure
+    assert comparison.scene is not None
+    about = "\n".join(f"{side}: {of.label}, {of.budget}" for side, of in zip("AB", comparison.sides, strict=True))
+    inks = {"kept by both": INKS[BOTH], "kept by A only": INKS[0], "kept by B only": INKS[1]}
+    blocks = [_block(stage, comparison.rows, comparison.scene) for stage in comparison.stages]
+    return sheet(comparison.scene, blocks, inks, about)
 
 
-def _stage(sheet: Sheet, stage: Agreement, rows: np.ndarray, shown: Scene, left: float, top: float) -> None:
-    """Draw what A and B keep after one block, with their IoU below each pair."""
-    sheet.text(left + PAIR / 2, top - 0.22, f"after block {stage.block}", 8, va="bottom", weight="bold")
-    kept = [kept[rows] for kept in stage.kept]
-    for side, tokens in enumerate(kept):
-        x = left + side * (SIDE + BETWEEN)
-        sheet.text(x + SIDE / 2, top - 0.06, f"{'AB'[side]}: {_count(tokens)} of {tokens.shape[1]}", 7, va="bottom")
-        area = np.where(tokens, np.where(kept[1 - side], BOTH, side), -1)
-        for row, (picture, matters) in enumerate(zip(shown.pictures, shown.matters, strict=True)):
-            sheet.picture(x, top + row * (SIDE + BELOW), tint(picture, matters, area[row], shown.grid, INKS))
-    for row, agreed in enumerate(stage.iou[rows]):
-        says = "neither names a patch" if np.isnan(agreed) else f"IoU {agreed:.2f}"
-        sheet.text(left + PAIR / 2, top + row * (SIDE + BELOW) + SIDE + 0.03, says, 8, va="top")
+def _block(stage: Agreement, rows: np.ndarray, shown: Scene) -> Block:
+    """Return the pictures of what A and B keep after one block, with their IoU below each pair."""
+    a, b = (kept[rows] for kept in stage.kept)
+    columns = []
+    for side, kept, other in (("A", a, b), ("B", b, a)):
+        area = np.where(kept, np.where(other, BOTH, "AB".index(side)), -1)
+        painted = [tint(*each, shown.grid, INKS) for each in zip(shown.pictures, shown.matters, area, strict=True)]
+        columns.append((f"{side}: {_count(kept)} of {kept.shape[1]}", painted))
+    says = ["neither names a patch" if np.isnan(agreed) else f"IoU {agreed:.2f}" for agreed in stage.iou[rows]]
+    return Block(f"after block {stage.block}", "", columns, [(words, style.BLACK) for words in says])
 
 
 def _count(kept: np.ndarray) -> str:
     """Return how many patches are kept, of one picture or as a range."""
     few, many = kept.sum(axis=1).min(), kept.sum(axis=1).max()
     return str(few) if few == many else f"{few}-{many}"
-
-
-def _legend(sheet: Sheet) -> None:
-    """Say at the bottom what the colours mean."""
-    from matplotlib.patches import Patch
-
-    names = {BOTH: "kept by both", 0: "kept by A only", 1: "kept by B only"}
-    handles = [
-        Patch(facecolor=_pale(INKS[number]), edgecolor=INKS[number].line, linewidth=1.5, label=name)
-        for number, name in names.items()
-    ]
-    handles.append(Patch(facecolor=Ink(GONE).line, label="removed"))
-    handles.append(
-        Patch(facecolor="none", edgecolor=Ink(MATTERS).line, linewidth=1.5, label="what matters to the label")
-    )
-    place = (0.15 / sheet.width, 0.08 / sheet.height)
-    sheet.figure.legend(handles=handles, loc="lower left", bbox_to_anchor=place, ncols=3, fontsize=7, frameon=False)
-
-
-def _pale(ink: Ink) -> tuple[float, float, float]:
-    """Return what white becomes inside an area."""
-    return Ink(255 * (1 - ink.strength) + ink.strength * ink.colour).line

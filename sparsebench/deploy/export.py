@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 import os
 import warnings
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsebench.errors import UserError, one_line
-from sparsebench.files import cache_folder, write_whole
-from sparsebench.records.cell import Origin
 from sparsebench.strategy.base import Strategy
 
 if TYPE_CHECKING:
@@ -23,10 +19,6 @@ if TYPE_CHECKING:
 
 FORMS = (".onnx", ".pt2")
 EXTRA = ("onnx", "onnxscript")
-NOTED = "exports.json"
-"""In the user's cache folder, what checks have found, by the versions of strategies."""
-SHIPPED = "sparsebench_plugins."
-"""How the modules of the strategies are named that come with sparsebench."""
 
 
 def never_exported(cls: type[Strategy]) -> str:
@@ -36,33 +28,11 @@ def never_exported(cls: type[Strategy]) -> str:
     return "it keeps another number of tokens of each image" if cls.adaptive else ""
 
 
-def exportable(cls: type[Strategy], origin: Origin | None = None) -> str:
-    """Return "yes" or "no"; or "?" of a strategy which `sparsebench check` has not tried, if it comes from `origin`."""
+def exportable(cls: type[Strategy]) -> str:
+    """Return "yes" or "no"; or "?" of a strategy that does not come with sparsebench: `sparsebench check` tries it."""
     if never_exported(cls):
         return "no"
-    if cls.__module__.startswith(SHIPPED):
-        return "yes"
-    return "?" if origin is None else _noted().get(_version(cls.name, origin), "?")
-
-
-def note_export(name: str, origin: Origin, answer: str) -> None:
-    """Keep in the user's cache folder what a check has found of a version of a strategy, for `exportable`."""
-    if (folder := cache_folder()) is not None:
-        with suppress(OSError, UserError):
-            write_whole(folder / NOTED, json.dumps(_noted() | {_version(name, origin): answer}).encode())
-
-
-def _noted() -> dict[str, str]:
-    """Return what checks have found; nothing where the file is not there, or is broken."""
-    folder = cache_folder()
-    with suppress(OSError, ValueError):
-        found = json.loads((folder / NOTED).read_bytes()) if folder is not None else {}
-        return found if isinstance(found, dict) else {}
-    return {}
-
-
-def _version(name: str, origin: Origin) -> str:
-    return f"{name} {origin.version} {origin.identity}"
+    return "yes" if cls.__module__.startswith("sparsebench_plugins.") else "?"
 
 
 def export(sparse: SparseModel, file: str | os.PathLike[str], batch: int = 1) -> Path:

@@ -1,11 +1,11 @@
-"""Test pictures as they are drawn: which, what of them matters, and sheets of them with patches greyed and tinted."""
+"""Test pictures as they are drawn: which, what of them matters, and a sheet of them with patches greyed and tinted."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,9 +17,12 @@ from sparsebench.runner.prepare import Prepared
 from sparsebench.stats import style
 from sparsebench.tasks.base import Data, Split
 
-SIDE, BETWEEN, APART, LEFT, BELOW = 1.35, 0.07, 0.3, 1.0, 0.26
-"""Inches: of a picture, between pictures that belong together, between those that do not, of the left margin, and below
-each picture."""
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SIDE, BETWEEN, APART, LEFT, BELOW, BOTTOM, LINE = 1.35, 0.07, 0.3, 1.0, 0.26, 0.5, 0.16
+"""Inches: of a picture, between pictures that belong together, between those that do not, of the left margin, below
+each picture, of the lower margin, and of a line."""
 POINT = 0.6 / 72
 """Inches that a letter takes for each point of its size, at most."""
 PIXELS, DPI = 256, 150
@@ -118,6 +121,11 @@ class Ink(NamedTuple):
         red, green, blue = (self.colour / 255).tolist()
         return red, green, blue
 
+    @property
+    def inside(self) -> tuple[float, float, float]:
+        """What white becomes inside an area."""
+        return Ink(255 * (1 - self.strength) + self.strength * self.colour).line
+
 
 def rgb(colour: str) -> np.ndarray:
     """Return the (3,) RGB of a colour of the style sheet, from 0 to 255."""
@@ -168,39 +176,80 @@ def _edges(areas: np.ndarray, line: int) -> np.ndarray:
     return np.logical_or.reduce([wide[y : y + height, x : x + width] != areas for y, x in ends])
 
 
+@dataclass(frozen=True)
+class Block:
+    """Columns of n pictures that belong together, under one title.
+
+    Attributes:
+        about: below the title.
+        columns: captions with their pictures.
+        below: a text below each row, with its colour.
+    """
+
+    title: str
+    about: str
+    columns: Sequence[tuple[str, Sequence[np.ndarray]]]
+    below: Sequence[tuple[str, str]] = ()
+
+    @property
+    def width(self) -> float:
+        """Inches."""
+        return max(1, len(self.columns)) * (SIDE + BETWEEN) - BETWEEN
+
+
+def sheet(scene: Scene, blocks: Sequence[Block], inks: Mapping[str, Ink], about: str = "") -> Figure:
+    """Return a figure: the pictures themselves, the blocks beside them, and below them what the inks mean.
+
+    Args:
+        scene: the pictures.
+        blocks: what was done to them.
+        inks: of the blocks, by what they mean.
+        about: below the title.
+    """
+    from matplotlib.patches import Patch
+
+    plain = [tint(picture, matters) for picture, matters in zip(scene.pictures, scene.matters, strict=True)]
+    blocks = [Block("", "", [("the picture", plain)]), *blocks]
+    width = LEFT + sum(block.width + APART for block in blocks)
+    title, about = wrap(scene.title, width - LEFT, 10), wrap(about, width - LEFT, 8)
+    heads = [(wrap(block.title, block.width, 8), wrap(block.about, block.width, 7)) for block in blocks]
+    lines = max(len(f"{head}\n{more}".strip().splitlines()) for head, more in heads)
+    top = 0.5 + LINE * (title.count("\n") + len(about.splitlines()) + lines)
+    height = top + len(plain) * (SIDE + BELOW) + BOTTOM
+    figure = style.new(width, height, DPI)
+
+    def text(x: float, y: float, words: str, size: int, **how: Any) -> None:
+        aligned = {"ha": "center", "va": "bottom", "parse_math": False, **how}
+        figure.text(x / width, 1 - y / height, words, fontsize=size, **aligned)
+
+    text(0.15, 0.1, title, 10, ha="left", va="top", weight="bold")
+    text(0.15, 0.15 + LINE * (1 + title.count("\n")), about, 8, ha="left", va="top")
+    rows, left = top + (SIDE + BELOW) * np.arange(len(plain)), LEFT
+    for row, name in zip(rows, scene.names, strict=True):
+        text(LEFT - 0.1, row + SIDE / 2, wrap(name, LEFT - 0.2, 8), 8, ha="right", va="center")
+    for block, (head, more) in zip(blocks, heads, strict=True):
+        middle = left + block.width / 2
+        text(middle, top - 0.2, more, 7)
+        text(middle, top - 0.2 - 0.13 * len(more.splitlines()), head, 8, weight="bold")
+        for number, (caption, pictures) in enumerate(block.columns):
+            x = left + number * (SIDE + BETWEEN)
+            text(x + SIDE / 2, top - 0.06, caption, 7)
+            for row, pixels in zip(rows, pictures, strict=True):
+                axis = figure.add_axes((x / width, 1 - (row + SIDE) / height, SIDE / width, SIDE / height))
+                axis.imshow(pixels)
+                axis.set_axis_off()
+        for row, (words, colour) in zip(rows, block.below, strict=False):
+            fits = textwrap.shorten(words, int(block.width / (POINT * 8)), placeholder="...")
+            text(middle, row + SIDE + 0.03, fits, 8, va="top", color=colour)
+        left += block.width + APART
+    handles = [Patch(facecolor=ink.inside, edgecolor=ink.line, linewidth=1.5, label=says) for says, ink in inks.items()]
+    handles.append(Patch(facecolor=Ink(GONE).line, label="removed"))
+    handles.append(Patch(facecolor="none", edgecolor=Ink(MATTERS).line, linewidth=1.5, label="matters to the label"))
+    figure.legend(handles=handles, loc="lower left", ncols=3, fontsize=7, frameon=False)
+    return figure
+
+
 def wrap(text: str, width: float, size: int) -> str:
-    """Return the text on as many lines as `width` inches make it need."""
-    return textwrap.fill(text, max(4, int(width / (POINT * size))))
-
-
-class Sheet:
-    """A figure under a title, on which things have places in inches from the top left corner."""
-
-    def __init__(self, title: str, width: float, height: float):
-        lines = wrap(title, width - 0.3, 10)
-        self.below = 0.17 * lines.count("\n")
-        self.width, self.height = width, height + self.below
-        self.figure = style.new(self.width, self.height, DPI)
-        self.text(0.15, 0.22 - self.below / 2, lines, 10, ha="left", weight="bold")
-
-    def text(self, x: float, y: float, text: str, size: int, **how: Any) -> None:
-        """Write a text, centred there unless told otherwise."""
-        aligned = {"ha": "center", "va": "center", **how}
-        self.figure.text(
-            x / self.width, 1 - (y + self.below) / self.height, text, fontsize=size, parse_math=False, **aligned
-        )
-
-    def picture(self, x: float, y: float, pixels: np.ndarray) -> None:
-        """Put a picture there with its top left corner."""
-        place = (x / self.width, 1 - (y + self.below + SIDE) / self.height, SIDE / self.width, SIDE / self.height)
-        axis = self.figure.add_axes(place)
-        axis.imshow(pixels)
-        axis.set_axis_off()
-
-    def first_column(self, scene: Scene, top: float) -> None:
-        """Put the pictures themselves below each other, with what each is beside it."""
-        self.text(LEFT + SIDE / 2, top - 0.06, "the picture", 7, va="bottom")
-        for row, name in enumerate(scene.names):
-            y = top + row * (SIDE + BELOW)
-            self.text(LEFT - 0.1, y + SIDE / 2, wrap(name, LEFT - 0.2, 8), 8, ha="right")
-            self.picture(LEFT, y, tint(scene.pictures[row], scene.matters[row]))
+    """Return the text, whose lines stay apart, on as many lines as `width` inches make it need."""
+    most = max(4, int(width / (POINT * size)))
+    return "\n".join(textwrap.fill(line, most) for line in text.splitlines())

@@ -11,22 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsebench.deploy.pictures import (
-    APART,
-    BELOW,
-    BETWEEN,
-    LEFT,
-    POINT,
-    SIDE,
-    Ink,
-    Scene,
-    Sheet,
-    rgb,
-    scene,
-    spread,
-    tint,
-    wrap,
-)
+from sparsebench.deploy.pictures import Block, Ink, Scene, rgb, scene, sheet, spread, tint
 from sparsebench.deploy.trained import Trainer, trained_cell
 from sparsebench.errors import UserError
 from sparsebench.models.actor import Pass
@@ -48,10 +33,6 @@ from sparsebench.training.steps import predictions
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TOP, BOTTOM = 1.05, 0.45
-"""Inches: of the margins."""
-LEGEND = "yellow outline: what matters to the label    grey: removed"
-SHARED = "    tinted and outlined together: patches that share a token"
 TOKENS = np.array([rgb(colour) for colour in (*style.COLOURS, style.BLACK, "#ffffff")])
 RIGHT, WRONG = style.COLOURS[0], style.COLOURS[3]
 
@@ -203,52 +184,31 @@ def draw(pictures: Pictures, form: str = "png") -> bytes:
 
 def figure(pictures: Pictures) -> Figure:
     """Return the figure: a column for the pictures, then each strategy with its stages."""
-    wide = [_width(max(1, len(shown.stages))) for shown in pictures.shown]
-    n = len(pictures.pictures)
-    sheet = Sheet(pictures.title, LEFT + SIDE + sum(APART + width for width in wide) + 0.2, _top(n) + BOTTOM)
-    sheet.first_column(pictures, TOP)
-    left = LEFT + SIDE + APART
-    for shown, width in zip(pictures.shown, wide, strict=True):
-        budget = wrap(shown.budget, width, 7)
-        above = 0.2 + 0.13 * len(budget.splitlines())
-        sheet.text(left + width / 2, TOP - 0.2, budget, 7, va="bottom")
-        sheet.text(left + width / 2, TOP - above, wrap(shown.label, width, 8), 8, va="bottom", weight="bold")
-        if shown.why:
-            why = textwrap.shorten(f"no result: {shown.why}", 40 * n, placeholder=" ...")
-            sheet.text(left + width / 2, TOP, wrap(why, width, 7), 7, va="top", color=WRONG)
-        else:
-            _strategy(sheet, pictures, shown, left)
-        left += width + APART
-    legend = LEGEND + (SHARED if any(_shares(stage) for shown in pictures.shown for stage in shown.stages) else "")
-    sheet.text(0.15, _top(n) + 0.15, legend, 7, ha="left")
-    return sheet.figure
+    shares = any(_shares(stage) for shown in pictures.shown for stage in shown.stages)
+    inks = {"patches that share a token": Ink(TOKENS[0])} if shares else {}
+    return sheet(pictures, [_block(shown, pictures) for shown in pictures.shown], inks)
 
 
-def _strategy(sheet: Sheet, pictures: Pictures, shown: Shown, left: float) -> None:
-    """Draw one strategy's pictures, stage by stage, with what the network says in the end below the last."""
-    N = pictures.grid[0] * pictures.grid[1]
-    stages = [(f"{s.place}: {s.count} of {N}", s.token) for s in shown.stages] or [(f"all {N}", None)]
-    for number, (caption, token) in enumerate(stages):
-        x = left + number * (SIDE + BETWEEN)
-        mixed = bool(shown.stages) and token is None
-        sheet.text(x + SIDE / 2, TOP - 0.06, caption + (", mixed" if mixed else ""), 7, va="bottom")
-        for row, (picture, matters) in enumerate(zip(pictures.pictures, pictures.matters, strict=True)):
-            tokens = None if token is None else token[row]
-            sheet.picture(x, _top(row), paint(picture, matters, tokens, pictures.grid))
-    for row, (said, label) in enumerate(zip(shown.predicted, pictures.labels, strict=True)):
-        word, colour = ("right", RIGHT) if said == label else ("wrong", WRONG)
-        text = textwrap.shorten(f"{word}: {pictures.classes[said]}", int(SIDE / (POINT * 8)), placeholder="...")
-        sheet.text(x + SIDE / 2, _top(row) + SIDE + 0.03, text, 8, va="top", color=colour)
+def _block(shown: Shown, pictures: Pictures) -> Block:
+    """Return one strategy's pictures, stage by stage, with what the network says in the end below them."""
+    if shown.why:
+        why = textwrap.shorten(f"no result: {shown.why}", 80, placeholder=" ...")
+        return Block(shown.label, f"{shown.budget}\n{why}", [])
+    N, columns = pictures.grid[0] * pictures.grid[1], []
+    for stage in shown.stages or [Stage("all", N, np.tile(np.arange(N), (len(pictures.pictures), 1)))]:
+        painted = [
+            paint(picture, matters, None if stage.token is None else stage.token[row], pictures.grid)
+            for row, (picture, matters) in enumerate(zip(pictures.pictures, pictures.matters, strict=True))
+        ]
+        mixed = ", mixed" if stage.token is None else ""
+        columns.append((f"{stage.place}: {stage.count} of {N}{mixed}", painted))
+    below = [
+        (f"{'right' if said == label else 'wrong'}: {pictures.classes[said]}", RIGHT if said == label else WRONG)
+        for said, label in zip(shown.predicted, pictures.labels, strict=True)
+    ]
+    return Block(shown.label, shown.budget, columns, below)
 
 
 def _shares(stage: Stage) -> bool:
     """Say whether some token stands for several patches."""
     return stage.token is not None and any(np.bincount(row[row >= 0]).max(initial=0) > 1 for row in stage.token)
-
-
-def _top(row: int) -> float:
-    return TOP + row * (SIDE + BELOW)
-
-
-def _width(stages: int) -> float:
-    return stages * SIDE + (stages - 1) * BETWEEN

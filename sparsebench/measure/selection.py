@@ -24,22 +24,15 @@ class Quality(NamedTuple):
     @classmethod
     def of(cls, kept: np.ndarray, scores: np.ndarray, relevant: np.ndarray) -> Quality:
         """Return that of (n, N) choices and scores against the (n, N) boolean mask."""
-        return cls(*_precisions_and_recalls(kept, relevant), aurocs(scores, relevant))
+        hits = (kept & relevant).sum(axis=1)
+        precision, recall = (hits / np.maximum(of.sum(axis=1), 1) for of in (kept, relevant))
+        return cls(precision, recall, aurocs(scores, relevant))
 
     @property
     def means(self) -> tuple[float, float, float]:
         """Their means over the samples, of the AUROC over those that have one."""
-        return float(self.precision.mean()), float(self.recall.mean()), _mean_of_known(self.auroc)
-
-
-def auroc(scores: np.ndarray, relevant: np.ndarray) -> float:
-    """Return the mean of `aurocs` over the samples that have one; NaN if none has."""
-    return _mean_of_known(aurocs(scores, relevant))
-
-
-def _mean_of_known(values: np.ndarray) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else float("nan")
+        known = self.auroc[~np.isnan(self.auroc)]
+        return float(self.precision.mean()), float(self.recall.mean()), float(known.mean()) if len(known) else np.nan
 
 
 def aurocs(scores: np.ndarray, relevant: np.ndarray) -> np.ndarray:
@@ -79,17 +72,6 @@ def _ranks(scores: np.ndarray) -> np.ndarray:
     ranks = np.empty(scores.shape)
     np.put_along_axis(ranks, order, (first + last) / 2 + 1, axis=1)
     return ranks
-
-
-def precision_recall(kept: np.ndarray, relevant: np.ndarray) -> tuple[float, float]:
-    """Return the share of kept tokens that are relevant and of relevant ones kept, means over the (n, N) samples."""
-    precisions, recalls = _precisions_and_recalls(kept, relevant)
-    return float(precisions.mean()), float(recalls.mean())
-
-
-def _precisions_and_recalls(kept: np.ndarray, relevant: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    hits = (kept & relevant).sum(axis=1)
-    return hits / np.maximum(kept.sum(axis=1), 1), hits / np.maximum(relevant.sum(axis=1), 1)
 
 
 def iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:

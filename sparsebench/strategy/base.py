@@ -5,7 +5,6 @@ This module imports no torch, so that listing strategies stays fast; a strategy 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
@@ -16,6 +15,7 @@ from sparsebench.errors import StrategyError, UserError
 from sparsebench.strategy import disposal as disposals
 from sparsebench.strategy.disposal import DISPOSALS, Disposal
 from sparsebench.strategy.plans import Place, Plan
+from sparsebench.strategy.spec import parts_of
 from sparsebench.strategy.view import FrozenNetwork, Images, TokenView
 
 if TYPE_CHECKING:
@@ -337,7 +337,6 @@ class Strategy(BaseModel):
 
 DISPOSED = {"drop": "drop", "fuse": "fuse", "merge": "merge", "squeeze": "mix"}
 """How tokens are disposed of, by the disposals."""
-_DISPOSAL = re.compile(rf"[(\s]disposal=({'|'.join(DISPOSED)})[,)]")
 
 
 def how_of(cls: type[Strategy]) -> str:
@@ -351,5 +350,5 @@ def how_of(cls: type[Strategy]) -> str:
 
 def how_of_label(how: str, label: str) -> str:
     """Return how a strategy with parameters disposes of tokens: as its `disposal`, if it has one there."""
-    given = _DISPOSAL.search(label)
-    return how if given is None or how in ("trained", "truth") else DISPOSED[given[1]]
+    given = parts_of(label)[1].get("disposal")
+    return how if given not in DISPOSED or how in ("trained", "truth") else DISPOSED[given]

@@ -78,8 +78,6 @@ def resolve(named: Named, registry: Registry, given: Given | None = None) -> lis
         return [(named() if isinstance(named, type) else named, Origin(plugin=""))]
     spec = parse(named)
     names = registry.load_file(Path(spec.name)) if spec.name.endswith(".py") else [spec.name]
-    if not names:
-        raise UserError(f"{spec.name} brings no strategy to check")
     made = []
     for name in names:
         registered = registry.strategy(name)
@@ -88,6 +86,8 @@ def resolve(named: Named, registry: Registry, given: Given | None = None) -> lis
         what = f"strategy '{name}'"
         wanted = spec.combinations() if given is None else given.get(name, ())
         made += [(fill(registered.cls, params, what), registered.origin) for params in wanted]
+    if not made:
+        raise UserError(f"{spec.name} brings no strategy to check")
     return made
 
 

@@ -6,7 +6,7 @@ import os
 import resource
 import socket
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from sparsebench.errors import UserError, as_utf8, text_of
 from sparsebench.plugin.content import file_revision
 from sparsebench.records.cell import Origin
 from sparsebench.runner.devices import variables
-from sparsebench.runner.process import START, Line, Server, dump, how_it_left, kept_server, load
+from sparsebench.runner.process import START, Line, Server, Worker, dump, how_it_left, kept_server, load
 from sparsebench.strategy.spec import parse
 from sparsebench.testing.reports import GROUPS, Group, Outcome, Report, Status
 
@@ -44,28 +44,21 @@ class Message(BaseModel):
     """One line of the process. With nothing in it: nothing of the target has run so far.
 
     Attributes:
-        report: of the next strategy, before any check.
-        outcome: what the next check of the last report found.
+        report: of the strategy, with what the first `decided` of its checks found.
+        strategies: how many the target stands for.
         error: why the target is none.
-        done: all is said.
-        last: whether no other strategy comes after it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     report: Report | None = None
-    outcome: Outcome | None = None
+    decided: int = 0
+    strategies: int = 1
     error: str = ""
-    done: bool = False
-    last: bool = False
 
 
 def check(
-    target: str,
-    limit: float = LIMIT,
-    on_outcome: Callable[[Outcome], None] = lambda _: None,
-    given: Given | None = None,
-    groups: tuple[Group, ...] = GROUPS,
+    target: str, limit: float = LIMIT, given: Given | None = None, groups: tuple[Group, ...] = GROUPS
 ) -> list[Report]:
     """Return the report of each strategy that NAME or FILE.py, with parameters, stands for.
 
@@ -74,25 +67,19 @@ def check(
     Args:
         target: what is to be checked, as `sparsebench run --plugin` takes it.
         limit: seconds for each check; a strategy that takes longer is ended.
-        on_outcome: is called with each outcome as it comes.
         given: by name the strategies that are wanted of the target, with parameters, in place of those in its text.
         groups: of the checks that are run.
 
     Raises:
         UserError: there is no such strategy, file or parameter.
     """
-    reports: list[Report] = []
+    reports, strategies = list[Report](), 1
     with tempfile.TemporaryDirectory() as folder, kept_server(variables()) as server:
-        while True:
+        while len(reports) < strategies:
             request = Request(target=target, given=given, number=len(reports), groups=groups)
-            child = _Child(request, limit, on_outcome, server, Path(folder) / "log")
-            try:
-                all_done = child.listen()
-            finally:
-                child.worker.end()
-            reports += child.reports
-            if all_done:
-                return reports
+            report, strategies = _one(request, limit, server, Path(folder) / "log")
+            reports.append(report)
+    return reports
 
 
 def of_loading(name: str, origin: Origin) -> Report:
@@ -100,101 +87,81 @@ def of_loading(name: str, origin: Origin) -> Report:
     return Report(strategy=name, origin=origin, versions={"sparsebench": __version__}, outcomes=(LOADS,))
 
 
-class _Child:
-    """One process, and the reports that it gave."""
+def _one(request: Request, limit: float, server: Server, log: Path) -> tuple[Report, int]:
+    """Return the report of one strategy from a process of its own, and how many strategies there are."""
+    name = as_utf8(request.target)
+    origin = Origin(plugin=name, revision=file_revision(Path(parse(request.target).name)))
+    report, decided, strategies, asked = of_loading(name, origin), 0, 1, False
+    try:
+        worker = server.start("sparsebench.testing.process", {}, log)
+    except EOFError:
+        raise UserError("the checks did not start", got=log.read_text(encoding="utf-8")[-500:]) from None
+    try:
+        while decided < len(report.outcomes):
+            message = _answer(worker, limit if asked else START)
+            if message.error:
+                raise UserError(message.error)
+            if message.report is not None:
+                report, decided, strategies = message.report, message.decided, message.strategies
+            else:
+                worker.ask(dump(request).encode())
+                asked = True
+    except _LostError as lost:
+        if not asked:
+            raise UserError(f"the checks did not start: {lost}") from None
+        report = report.with_outcome(report.outcomes[decided].after(lost.status, str(lost)))
+    finally:
+        worker.end()
+    return report, strategies
 
-    def __init__(
-        self, request: Request, limit: float, on_outcome: Callable[[Outcome], None], server: Server, log: Path
-    ):
-        self.request, self.limit, self.on_outcome = request, limit, on_outcome
-        self.reports: list[Report] = []
-        self.left: list[Outcome] = []  # the check that runs, and those after it
-        self.last = False
-        try:
-            self.worker = server.start("sparsebench.testing.process", {}, log)
-        except EOFError:
-            raise UserError("the checks did not start", got=log.read_text(encoding="utf-8")[-500:]) from None
 
-    def listen(self) -> bool:
-        """Take what the process says until it is done or has to be ended; return whether no strategy comes after."""
-        limit = START
-        while True:
-            try:
-                message = self.worker.answer(limit, Message)
-            except EOFError:
-                return self._lost("crashed", self._how_it_ended())
-            except ValueError as error:
-                return self._lost("crashed", f"its answer cannot be read: {error}")
-            if message is None:
-                return self._lost("timeout", f"it took more than {limit:g} s and was ended")
-            self.last = self.last or message.last
-            if message.done:
-                return self.last
-            self._take(message)
-            limit = self.limit
+class _LostError(Exception):
+    """The process is gone, or had to be ended, in the midst of a check."""
 
-    def _take(self, message: Message) -> None:
-        if message.error:
-            raise UserError(message.error)
-        if message.report is not None:
-            self.reports.append(message.report)
-            self.left = list(message.report.outcomes)
-        elif message.outcome is not None:
-            self._keep(message.outcome)
-            self.left = self.left[1:] or self.left
-        else:
-            self.left = [LOADS]
-            self.worker.ask(dump(self.request).encode())
+    def __init__(self, status: Status, how: str):
+        super().__init__(how)
+        self.status = status
 
-    def _keep(self, outcome: Outcome) -> None:
-        self.reports[-1] = self.reports[-1].with_outcome(outcome)
-        self.on_outcome(outcome)
 
-    def _lost(self, status: Status, message: str) -> bool:
-        """Note how the process was lost at what it was doing; return whether no strategy comes after."""
-        if not self.left:
-            raise UserError(f"the checks did not start: {message}")
-        if (running := self.left[0]) == LOADS:
-            target = as_utf8(self.request.target)
-            revision = file_revision(Path(parse(self.request.target).name))
-            self.reports.append(of_loading(target, Origin(plugin=target, revision=revision)))
-        self._keep(running.after(status, message))
-        return self.last or running == LOADS
-
-    def _how_it_ended(self) -> str:
-        how = f"it {how_it_left(self.worker.end(PATIENCE))}"
-        words = self.worker.last_words().strip().splitlines()
-        return f"{how}: {words[-1][:200]}" if words else how
+def _answer(worker: Worker, limit: float) -> Message:
+    try:
+        message = worker.answer(limit, Message)
+    except EOFError:
+        how, words = how_it_left(worker.end(PATIENCE)), worker.last_words().strip().splitlines()
+        raise _LostError("crashed", f"it {how}" + (f": {words[-1][:200]}" if words else "")) from None
+    except ValueError as error:
+        raise _LostError("crashed", f"its answer cannot be read: {error}") from error
+    if message is None:
+        raise _LostError("timeout", f"it took more than {limit:g} s and was ended")
+    return message
 
 
 def main(end: socket.socket) -> None:
-    """Check what one line asks for, in a process of its own: load strategies, run the checks, say what they found."""
+    """Check what one line asks for, in a process of its own: load the strategy, run the checks, say what they found."""
     line = Line(end)
 
     from sparsebench.plugin.registry import Registry
-    from sparsebench.testing import informative, networks, run
+    from sparsebench.testing import networks, run
     from sparsebench.testing.parametrize import PluginError, resolve
 
     for name in networks.NAMES:
         networks.cached(name)
-    informative.deit_tiny()
     _limit_memory()
     line.say(Message())
     request = load(Request, line.asked.readline())
-    last = True
     try:
         strategies = resolve(request.target, Registry(), request.given)
-        last = request.number + 1 >= len(strategies)
-        for strategy, origin in strategies[request.number : request.number + 1]:
-            line.say(Message(report=(report := run.blank(strategy, origin, request.groups)), last=last))
-            for outcome in run.outcomes(strategy, report):
-                line.say(Message(outcome=outcome))
+        strategy, origin = strategies[request.number]
+        report = run.blank(strategy, origin, request.groups)
+        line.say(Message(report=report, strategies=len(strategies)))
+        for decided, outcome in enumerate(run.outcomes(strategy, report), 1):
+            report = report.with_outcome(outcome)
+            line.say(Message(report=report, decided=decided, strategies=len(strategies)))
     except PluginError as error:
-        line.say(Message(report=of_loading(error.name, error.origin)))
-        line.say(Message(outcome=LOADS.after("failed", error.failure)))
+        report = of_loading(error.name, error.origin)
+        line.say(Message(report=report.with_outcome(LOADS.after("failed", error.failure)), decided=1))
     except UserError as error:
         line.say(Message(error=text_of(error)))
-    line.say(Message(done=True, last=last))
     os._exit(0)  # threads that a strategy began are not waited for
 
 

@@ -30,31 +30,25 @@ def check(out: Path, target: str | None, limit: float, on_report: Callable[[Repo
     Raises:
         UserError: there is no such target, the folder holds no records, or cannot be written.
     """
-    records = store.read(out, needed=True)
+    records = list(store.read(out, needed=True).values())
     store.check_writable(out)
 
-    def keep(found: Iterable[Report]) -> None:
-        for report in found:
+    def check_one(name: str, given: Given | None) -> None:
+        for report in process.check(name, limit, given=given):
             reports.write(report, out)
             on_report(report)
 
     if target is not None:
-        keep(process.check(target, limit, given=_recorded_params(target, records.values())))
+        check_one(target, _recorded_params(target, records))
         return []
     left_out = []
-    for name, group in sorted(_by_name(records.values()).items()):
+    for name in sorted({record.cell.strategy.name for record in records}):
+        group = [record for record in records if record.cell.strategy.name == name]
         try:
-            keep(process.check(_installed_name(name, group), limit, given=_params(group)))
+            check_one(_installed_name(name, group), _params(group))
         except UserError as error:
             left_out.append(f"{name}: {error}")
     return left_out
-
-
-def _by_name(records: Iterable[Record]) -> dict[str, list[Record]]:
-    names: dict[str, list[Record]] = {}
-    for record in records:
-        names.setdefault(record.cell.strategy.name, []).append(record)
-    return names
 
 
 def _recorded_params(target: str, records: Iterable[Record]) -> Given | None:

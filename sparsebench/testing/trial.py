@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,7 +22,6 @@ from sparsebench.strategy.view import FrozenNetwork, Images, TokenView
 from sparsebench.testing.networks import USUAL, Case, cached
 from sparsebench.training.fit import StandIn, fit
 
-Choice: TypeAlias = Callable[[], Plan | None]
 S = TypeVar("S", bound=Strategy)
 
 
@@ -120,7 +119,14 @@ class _Observed(StandIn):
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
         watched, before = _Watched(view), modes()
-        plan = answer(lambda: self.strategy.plan(watched, keep), self.strategy, view, keep)
+        try:
+            plan = self.strategy.plan(watched, keep)
+        except UnsupportedError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise _error_text(error, self.strategy) from error
+        if plan is not None:
+            _judge(plan, self.strategy, view, keep)
         read, changed = frozenset(watched.__dict__["read"]), watched.changed_fields()
         self.asked.append(Asked(plan, read, changed, differences(before, modes())))
         return plan
@@ -149,19 +155,6 @@ def actor_on(strategy: Any, case: Case, budget: Budget) -> Actor:
         except UserError as error:
             raise RuleError(str(error), "fits_on_images") from error
     return actor
-
-
-def answer(choice: Choice, strategy: Strategy, view: TokenView, keep: int) -> Plan | None:
-    """Return the plan that a strategy makes of what it sees, if it is a legal one."""
-    try:
-        plan = choice()
-    except UnsupportedError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise _error_text(error, strategy) from error
-    if plan is not None:
-        _judge(plan, strategy, view, keep)
-    return plan
 
 
 def _error_text(error: BaseException, strategy: Strategy) -> RuleError:

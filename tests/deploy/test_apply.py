@@ -306,7 +306,7 @@ def test_random_numbers_belong_to_the_seed_and_the_place():
         (vit, "all:macs=.5", {}, "a network takes one strategy"),
         (vit, "random:macs=.5,schedule=every", {}, "acts at the input only"),
         (vit, "dynamic_vit:macs=.5", {}, "must be trained.*give learned=FILE"),
-        (vit, "tome:macs=.5", {"learned": "x.safetensors"}, "'tome' learns nothing"),
+        (vit, "tome:macs=.5", {"learned": "x.safetensors"}, "'tome' learns from no images; got learned"),
         (vit, "oracle:macs=.5", {}, "is an oracle"),
         (vit, int, {"macs": 0.5}, "is not a subclass of sparsebench.Strategy"),
         (MODELS["average pool without class token"], ByClassAttention, {"macs": 0.5},

@@ -59,7 +59,7 @@ def test_a_mean_of_other_channels_is_refused(name, channels, allowed):
 
 @pytest.mark.parametrize(("channels", "given"), [(1, 3), (4, 3), (3, 1)])
 def test_pixels_and_images_of_other_channels_are_refused(channels, given):
-    model, said = vit(in_chans=channels), rf"got \({{}}, {given}, 32, 32\); allowed: \({{}}, {channels}, 32, 32\)"
+    model, said = vit(in_chans=channels), rf"got \({{}}, {given}, 32, 32\).*; allowed: \({{}}, {channels}, 32, 32\)"
     with pytest.raises(UserError, match=said.format(3, "B")):
         sparsebench.apply(model, "tome:macs=0.7")(pixels(given))
     with pytest.raises(UserError, match=said.format(8, "n")):

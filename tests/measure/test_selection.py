@@ -6,15 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
-from sklearn.metrics import roc_auc_score
 
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.selection import (
-    auroc,
+    Quality,
     expected_iou,
     iou,
     neighbour_agreement,
-    precision_recall,
     rank_correlation,
     token_spuriosity,
 )
@@ -28,48 +26,28 @@ def by_pairs(scores, relevant):
 
 @given(st.integers(0, 10**6), st.integers(1, 6), st.integers(2, 9))
 @settings(deadline=None)
-def test_auroc_is_the_mean_share_of_pairs_in_the_right_order(seed, n, N):
-    rng = np.random.default_rng(seed)
-    scores, relevant = rng.integers(0, 4, (n, N)).astype(float), rng.random((n, N)) < 0.4
-    each = [a for a in map(by_pairs, scores, relevant) if a is not None]
-    assert auroc(scores, relevant) == pytest.approx(np.mean(each) if each else math.nan, nan_ok=True)
-
-
-def test_auroc_of_one_sample_is_scikit_learns():
-    rng = np.random.default_rng(0)
-    scores, relevant = rng.normal(size=(1, 50)), rng.random((1, 50)) < 0.3
-    assert auroc(scores, relevant) == pytest.approx(roc_auc_score(relevant[0], scores[0]))
-
-
-@given(st.integers(0, 10**6), st.integers(1, 6), st.integers(2, 9))
-@settings(deadline=None)
-def test_auroc_is_of_the_tokens_that_are_there(seed, n, N):
+def test_auroc_is_the_mean_share_of_pairs_in_the_right_order_of_the_tokens_that_are_there(seed, n, N):
     rng = np.random.default_rng(seed)
     scores, relevant = rng.integers(0, 4, (n, N)).astype(np.float32), rng.random((n, N)) < 0.4
     there = rng.random((n, N)) < 0.7
     each = [by_pairs(s[t], r[t]) for s, r, t in zip(scores, relevant, there, strict=True)]
     each = [a for a in each if a is not None]
-    found = auroc(np.where(there, scores, np.nan), relevant)
+    found = Quality.of(there, np.where(there, scores, np.nan), relevant).means[2]
     assert found == pytest.approx(np.mean(each) if each else math.nan, nan_ok=True)
 
 
-def test_samples_without_two_kinds_of_tokens_say_nothing():
-    scores = np.array([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]])
-    relevant = np.array([[True, True], [True, False], [False, False]])
-    assert auroc(scores, relevant) == 1
-    assert math.isnan(auroc(scores[:1], relevant[:1]))
+NOTHING, ALL = np.zeros((1, 3), dtype=bool), np.ones((1, 3), dtype=bool)
 
 
-def test_precision_and_recall_are_means_over_samples():
-    kept = np.array([[1, 1, 0, 0], [1, 0, 0, 0]], dtype=bool)
-    relevant = np.array([[1, 0, 1, 1], [1, 0, 0, 0]], dtype=bool)
-    assert precision_recall(kept, relevant) == (pytest.approx((1 / 2 + 1) / 2), pytest.approx((1 / 3 + 1) / 2))
-
-
-def test_nothing_kept_and_nothing_relevant_count_as_zero():
-    nothing, all_ = np.zeros((1, 3), dtype=bool), np.ones((1, 3), dtype=bool)
-    assert precision_recall(nothing, all_) == (0, 0)
-    assert precision_recall(all_, nothing) == (0, 0)
+@pytest.mark.parametrize(
+    ("kept", "relevant", "precision", "recall"),
+    [
+        (np.array([[1, 1, 0, 0], [1, 0, 0, 0]]) > 0, np.array([[1, 0, 1, 1], [1, 0, 0, 0]]) > 0, 3 / 4, 2 / 3),
+        (NOTHING, ALL, 0, 0), (ALL, NOTHING, 0, 0),
+    ],
+)  # fmt: skip
+def test_precision_and_recall_are_means_over_samples(kept, relevant, precision, recall):
+    assert Quality.of(kept, kept * 1.0, relevant).means[:2] == pytest.approx((precision, recall))
 
 
 def by_hand(z, inside):

@@ -23,48 +23,41 @@ class Tuned(Strategy):
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "params"),
+    ("text", "positional", "name", "params"),
     [
-        ("random", "random", {}),
-        ("tuned:power=2", "tuned", {"power": [2]}),
-        ("tuned:power=0.5,0.7,1e-3", "tuned", {"power": [0.5, 0.7, 0.001]}),
-        ("tuned:power=1,2,mode=max,heads=8", "tuned", {"power": [1, 2], "mode": ["max"], "heads": [8]}),
-        ("tuned:mode=max, mean", "tuned", {"mode": ["max", "mean"]}),
-        ("tuned:a=true,b=null,c=x y", "tuned", {"a": [True], "b": [None], "c": ["x y"]}),
-        ("tuned:a=", "tuned", {"a": [""]}),
-        ("tuned:a=b=c", "tuned", {"a": ["b=c"]}),
-        ("tuned:layers=3+6,3", "tuned", {"layers": ["3+6", 3]}),
-        ("mine.py", "mine.py", {}),
-        ("some/dir/mine.py:power=2", "some/dir/mine.py", {"power": [2]}),
-        ("C:\\dir\\mine.py:power=2", "C:\\dir\\mine.py", {"power": [2]}),
-        ("folder:some/dir", "folder:some/dir", {}),
+        ("random", None, "random", {}),
+        ("tuned:power=2", None, "tuned", {"power": [2]}),
+        ("tuned:power=0.5,0.7,1e-3", None, "tuned", {"power": [0.5, 0.7, 0.001]}),
+        ("tuned:power=1,2,mode=max,heads=8", None, "tuned", {"power": [1, 2], "mode": ["max"], "heads": [8]}),
+        ("tuned:mode=max, mean", None, "tuned", {"mode": ["max", "mean"]}),
+        ("tuned:a=true,b=null,c=x y", None, "tuned", {"a": [True], "b": [None], "c": ["x y"]}),
+        ("tuned:a=", None, "tuned", {"a": [""]}),
+        ("tuned:a=b=c", None, "tuned", {"a": ["b=c"]}),
+        ("tuned:layers=3+6,3", None, "tuned", {"layers": ["3+6", 3]}),
+        ("some/dir/mine.py:power=2", None, "some/dir/mine.py", {"power": [2]}),
+        ("C:\\dir\\mine.py:power=2", None, "C:\\dir\\mine.py", {"power": [2]}),
+        ("folder:some/dir", None, "folder:some/dir", {}),
+        ("timm:vit_small", "arch", "timm", {"arch": ["vit_small"]}),
+        ("timm:arch=vit_small,vit_base", "arch", "timm", {"arch": ["vit_small", "vit_base"]}),
+        ("timm", "arch", "timm", {}),
     ],
 )
-def test_a_name_and_its_parameters_are_read(text, name, params):
-    assert parse(text) == Spec(name, params)
+def test_a_name_and_its_parameters_are_read(text, positional, name, params):
+    assert parse(text, positional) == Spec(name, params)
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "positional", "says"),
     [
-        ("timm:vit_small", Spec("timm", {"arch": ["vit_small"]})),
-        ("timm:arch=vit_small,vit_base", Spec("timm", {"arch": ["vit_small", "vit_base"]})),
-        ("timm", Spec("timm")),
+        ("tuned:power=1,power=2", None, "parameter 'power' is given twice"),
+        ("tuned:power=1,2,heads=3,power=4", None, "parameter 'power' is given twice"),
+        ("", None, "a name is missing"), (":power=1", None, "a name is missing"), ("", "arch", "a name is missing"),
+        (":vit_small", "arch", "a name is missing"),
+        ("attn_topk:attention", None, "without a value; got 'attn_topk:attention'; allowed: NAME:param=value"),
     ],
-)
-def test_a_value_alone_sets_the_positional_parameter(text, expected):
-    assert parse(text, positional="arch") == expected
-
-
-@pytest.mark.parametrize("text", ["tuned:power=1,power=2", "tuned:power=1,2,heads=3,power=4"])
-def test_a_parameter_given_twice_is_a_user_error(text):
-    with pytest.raises(UserError, match="parameter 'power' is given twice"):
-        parse(text)
-
-
-@pytest.mark.parametrize(("text", "positional"), [("", None), (":power=1", None), ("", "arch"), (":vit_small", "arch")])
-def test_a_missing_name_is_a_user_error(text, positional):
-    with pytest.raises(UserError, match="a name is missing"):
+)  # fmt: skip
+def test_what_is_no_specification_is_a_user_error(text, positional, says):
+    with pytest.raises(UserError, match=says):
         parse(text, positional)
 
 
@@ -83,75 +76,56 @@ def test_several_values_are_swept_over_in_every_combination():
     assert parse("tuned").combinations() == [{}]
 
 
-def test_parameters_are_checked_and_take_their_types():
-    filled = fill(Tuned, {"power": 2, "heads": 8, "mode": "max"}, "strategy 'tuned'")
-    assert (filled.power, filled.heads, filled.mode) == (2.0, 8, "max")
-    assert fill(Tuned, {}, "x") == Tuned()
+@pytest.mark.parametrize(
+    ("cls", "text", "filled"),
+    [
+        (Tuned, "tuned:power=2,heads=8,mode=max", {"power": 2.0, "heads": 8, "mode": "max", "layers": ()}),
+        (Tuned, "tuned:layers=3+6+9", {"layers": (3, 6, 9)}),
+        (Tuned, "tuned:layers=3", {"layers": (3,)}),
+        (Tuned, "tuned:layers=[1]", {"layers": (1,)}),
+        (Tuned, "tuned:names=cat+dog", {"names": ("cat", "dog")}),
+        (Tuned, "tuned:names=null", {"names": None}),
+        (Spurious, "spurious:held_out=3+8,canvas=28", {"held_out": ("3", "8")}),
+        (Budget, "budget:macs=0.5,blocks=1+2", {"blocks": (1, 2)}),
+    ],
+)
+def test_parameters_are_checked_and_take_their_types(cls, text, filled):
+    (params,) = parse(text).combinations()
+    found = fill(cls, params, "x")
+    assert {name: getattr(found, name) for name in filled} == filled
 
 
-@pytest.mark.parametrize(("value", "layers"), [("3+6+9", (3, 6, 9)), (3, (3,)), ([1, 2], (1, 2)), ((1,), (1,))])
-def test_a_tuple_is_written_with_plus(value, layers):
-    assert fill(Tuned, {"layers": value}, "x").layers == layers
+class Power(BaseModel):
+    power: float
 
 
-def test_a_tuple_of_names_is_written_with_plus_even_if_they_are_digits():
-    assert fill(Tuned, {"names": "cat+dog"}, "x").names == ("cat", "dog")
-    (params,) = parse("spurious:held_out=3+8,canvas=28").combinations()
-    assert fill(Spurious, params, "x").held_out == ("3", "8")
-    (params,) = parse("budget:macs=0.5,blocks=1+2").combinations()
-    assert fill(Budget, params, "x").blocks == (1, 2)
+class Own(Strategy):
+    name: ClassVar[str] = "own"
+
+    def __init__(self, power=2.0):
+        self.power = power
 
 
-def test_null_is_no_tuple_where_there_may_be_none():
-    (params,) = parse("tuned:names=null").combinations()
-    assert fill(Tuned, params, "x").names is None
+class Wanting(Strategy):
+    name: ClassVar[str] = "wanting"
+
+    def __init__(self, power):
+        super().__init__()
 
 
-@pytest.mark.parametrize(("given_", "hint"), [("pwer", "power"), ("head", "heads"), ("layer", "layers")])
-def test_an_unknown_parameter_is_a_user_error_with_the_nearest(given_, hint):
-    with pytest.raises(UserError, match=rf"unknown parameter of strategy 'tuned'.*'{given_}'.*did you mean '{hint}'\?"):
-        fill(Tuned, {given_: 1}, "strategy 'tuned'")
-
-
-@pytest.mark.parametrize("params", [{"power": "much"}, {"heads": 2.5}, {"mode": "min"}, {"layers": "a+b"}])
-def test_a_value_that_cannot_be_is_a_user_error_that_names_it(params):
-    ((key, _),) = params.items()
-    with pytest.raises(UserError, match=f"strategy 'tuned': {key}"):
-        fill(Tuned, params, "strategy 'tuned'")
-
-
-@pytest.mark.parametrize("text", ["composite:lr=Infinity", "composite:affine=1e999", "composite:lr=NaN"])
-def test_a_number_that_is_not_finite_is_a_user_error(text):
-    with pytest.raises(UserError):
-        fill(Composite, parse(text).combinations()[0], "task 'composite'")
-
-
-def test_a_parameter_without_a_value_is_a_user_error():
-    with pytest.raises(UserError, match="without a value; got 'attn_topk:attention'; allowed: NAME:param=value"):
-        parse("attn_topk:attention")
-
-
-def test_a_parameter_without_a_default_is_named():
-    class Power(BaseModel):
-        power: float
-
-    with pytest.raises(UserError, match="strategy 'far': power has no default; give it one in its class"):
-        fill(Power, {}, "strategy 'far'")
-
-
-def test_a_class_that_cannot_be_made_is_a_user_error_that_says_how_to_write_parameters():
-    class Own(Strategy):
-        name: ClassVar[str] = "own"
-
-        def __init__(self, power=2.0):
-            self.power = power
-
-    class Wanting(Strategy):
-        name: ClassVar[str] = "wanting"
-
-        def __init__(self, power):
-            super().__init__()
-
-    for cls, why in ((Own, "'own' set self.power"), (Wanting, "missing 1 required positional argument: 'power'")):
-        with pytest.raises(UserError, match=f"strategy 'x' cannot be made: .*{why}.*, and no __init__"):
-            fill(cls, {}, "strategy 'x'")
+@pytest.mark.parametrize(
+    ("cls", "params", "says"),
+    [
+        (Tuned, {"pwer": 1}, r"unknown parameter of x.*'pwer'.*did you mean 'power'\?"),
+        (Tuned, {"head": 1}, r"unknown parameter of x.*'head'.*did you mean 'heads'\?"),
+        *((Tuned, {key: value}, f"x: {key}")
+          for key, value in (("power", "much"), ("heads", 2.5), ("mode", "min"), ("layers", "a+b"))),
+        *((Composite, {key: float(value)}, f"x: {key}") for key in ("lr", "affine") for value in ("inf", "nan")),
+        (Power, {}, "x: power has no default; give it one in its class"),
+        (Own, {}, "x cannot be made: .*'own' set self.power.*, and no __init__"),
+        (Wanting, {}, "x cannot be made: .*missing 1 required positional argument: 'power'.*, and no __init__"),
+    ],
+)  # fmt: skip
+def test_what_parameters_cannot_be_is_a_user_error_that_names_them(cls, params, says):
+    with pytest.raises(UserError, match=says):
+        fill(cls, params, "x")

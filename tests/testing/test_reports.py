@@ -19,7 +19,7 @@ from sparsebench.testing.reports import CHANGED, SEVERAL, UNCHECKED, Outcome, Re
 
 CHECKED = {
     "acts_without_error": "required", "plans_are_legal": "required", "nothing_is_nan": "required",
-    "gradients_flow": "recommended", "time_of_a_choice": "informative",
+    "gradients_flow": "recommended", "exports": "informative",
 }  # fmt: skip
 
 
@@ -67,12 +67,12 @@ SQUARE = report(params={"power": 2.0})
         *(([report(**found)], "mine", "a", (shown, remark)) for found, shown, remark in (
             ({"gradients_flow": "unsupported", "nothing_is_nan": "unsupported"}, "passes", ""),
             ({"gradients_flow": "failed"}, "passes", "fails recommended gradients_flow"),
-            ({"time_of_a_choice": "failed"}, "passes", ""),
+            ({"exports": "failed"}, "passes", ""),
             ({"gradients_flow": "expected"}, "passes, expected failures: 1", "fails, as it declares, gradients_flow"),
             ({"plans_are_legal": "failed", "nothing_is_nan": "timeout", "gradients_flow": "not run"},
              "fails 2 of 3 required",
              "fails required plans_are_legal, nothing_is_nan (timeout); 1 not run for that"),
-            ({"plans_are_legal": "crashed", "acts_without_error": "expected", "time_of_a_choice": "failed"},
+            ({"plans_are_legal": "crashed", "acts_without_error": "expected", "exports": "failed"},
              "fails 1 of 3 required, expected failures: 1",
              "fails required plans_are_legal (crashed); fails, as it declares, acts_without_error"))),
     ],

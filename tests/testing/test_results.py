@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from measured import TINY
 from samples import SAMPLES
 
-from sparsebench import UserError
+from sparsebench import UserError, api
 from sparsebench.cli import main
 from sparsebench.records.cell import Origin
 from sparsebench.testing import Report, process, reports, results
@@ -62,6 +62,7 @@ def asked(monkeypatch):
         ]
 
     monkeypatch.setattr(process, "check", check)
+    monkeypatch.setattr(api, "refresh", lambda out: False)
     return calls
 
 

@@ -6,7 +6,7 @@ from token_sets import OneLayer, Sets
 
 from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.measure.cost import Step
-from sparsebench.measure.selection import auroc, precision_recall
+from sparsebench.measure.selection import Quality
 from sparsebench.models.actor import Actor
 from sparsebench.models.vits import Vit
 from sparsebench.strategy.budget import Budget
@@ -229,9 +229,9 @@ def test_how_well_tokens_are_found_is_that_of_whole_splits_to_the_bit(scripted, 
     found = evaluate(network, actor_of(strategy, network, **STAGES), samples, recipe, 3, matter, choices=True)
     assert found.quality_by_block.keys() == {1, 2, 3} == {choice.block for choice in found.choices}
     for choice in found.choices:
-        whole = (*precision_recall(choice.kept, matter), auroc(choice.scores, matter))
+        whole = Quality.of(choice.kept, choice.scores, matter).means
         assert found.quality_by_block[choice.block].means == whole
-    assert found.quality.means == (*precision_recall(found.kept, matter), auroc(found.choices[0].scores, matter))
+    assert found.quality.means == Quality.of(found.kept, found.choices[0].scores, matter).means
 
 
 def starving(view, keep):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import lru_cache
@@ -78,7 +78,7 @@ class _Setting:
         """Return the steps of the network, in which all tokens make queries, as published ones do."""
         places = self.places if places is None else places
         if self.strategy is None:
-            return _after_attention(self.cost, places)
+            return [Step(n, out) for n, out in _pairs(self.cost, places)]
         made = self.cost.steps(self.strategy.traits(), tuple(places), tuple(places.values()))
         return [replace(step, early=False) for step in made]
 
@@ -95,7 +95,7 @@ def recount_all(claims: Sequence[Claim], registry: Registry, ledger: Sequence[Cl
         UserError: the settings of a row cannot be typed.
     """
     each = [_recount(claim, registry) for claim in claims]
-    return [replace(one, flags=(*one.flags, *_contradictions(one.claim, ledger or claims))) for one in each]
+    return [replace(one, flags=tuple(_flags(one, ledger or claims))) for one in each]
 
 
 def setting_of(claim: Claim, registry: Registry) -> tuple[Strategy, Budget]:
@@ -116,31 +116,32 @@ def setting_of(claim: Claim, registry: Registry) -> tuple[Strategy, Budget]:
 
 def _recount(claim: Claim, registry: Registry) -> Recount:
     try:
-        return _judge(claim, registry)
+        cost = _cost(claim.model, claim.canvas)
+        setting, why = _setting(claim, cost, registry)
+        dense = cost.macs(cost.dense()) / 1e9
+        if setting is None:
+            return Recount(claim, None, dense, "not recounted", why)
+        counted = _gmacs_of(setting)
+        gmacs = counted[0] if claim.gmacs is None else _nearest(counted, float(claim.gmacs))
+        return Recount(claim, gmacs, dense, *_verdict(claim, setting, gmacs))
     except (UserError, UnsupportedError) as error:
         raise UserError(f"row {claim.id}: {error}") from error
 
 
-def _judge(claim: Claim, registry: Registry) -> Recount:
-    cost = _cost(claim.model, claim.canvas)
-    dense = cost.macs(cost.dense()) / 1e9
-    setting, why = _setting(claim, cost, registry)
-    if setting is None:
-        return _with_flags(Recount(claim, None, dense, "not recounted", why))
-    counted = _gmacs_of(setting)
-    gmacs = counted[0] if claim.gmacs is None else _nearest(counted, float(claim.gmacs))
+def _verdict(claim: Claim, setting: _Setting, gmacs: float) -> tuple[Word, str]:
+    """Return the word, and the reason, for settings that come to so many GMACs."""
     if unreachable := _unreachable(claim, setting):
-        return _with_flags(Recount(claim, gmacs, dense, "cannot be", unreachable))
+        return "cannot be", unreachable
     if claim.gmacs is None:
-        return _with_flags(Recount(claim, gmacs, dense, "nothing claimed"))
+        return "nothing claimed", ""
     if _fits(claim.gmacs, gmacs):
-        return _with_flags(Recount(claim, gmacs, dense, "agrees"))
+        return "agrees", ""
     others = dict(_other_conventions(setting))
     name = min(others, key=lambda name: abs(others[name] - float(claim.gmacs or 0)))
     nearest = f"{name}: {others[name]:.2f} G"
     if not _fits(claim.gmacs, others[name]):
-        return _with_flags(Recount(claim, gmacs, dense, "cannot be", f"the nearest is {nearest}"))
-    return _with_flags(Recount(claim, gmacs, dense, "other convention", nearest))
+        return "cannot be", f"the nearest is {nearest}"
+    return "other convention", nearest
 
 
 def _setting(claim: Claim, cost: VitCost, registry: Registry) -> tuple[_Setting | None, str]:
@@ -215,8 +216,9 @@ def _other_conventions(setting: _Setting) -> Iterator[tuple[str, float]]:
     bare = replace(cost, blocks=tuple(replace(block, width=0) for block in cost.blocks))
     yield "without the two products of attention", bare.macs(steps) / 1e9
     yield "without patch embedding and head", replace(cost, embed=0, head=0).macs(steps) / 1e9
-    yield "tokens leave before the block", _macs(cost, setting.places, _before_block)
-    yield "tokens leave after the block", _macs(cost, setting.places, _after_block)
+    pairs = list(_pairs(cost, setting.places))
+    yield "tokens leave before the block", cost.macs([Step(out, out) for _, out in pairs]) / 1e9
+    yield "tokens leave after the block", cost.macs([Step(n, n) for n, _ in pairs]) / 1e9
     if setting.budget.keep_rate is None or setting.strategy is None:
         return
     for convention in get_args(Convention):
@@ -227,24 +229,8 @@ def _other_conventions(setting: _Setting) -> Iterator[tuple[str, float]]:
             yield f"counts by {convention}", cost.macs(_bare(other)) / 1e9
 
 
-def _macs(cost: VitCost, places: dict[int, int], steps: Callable[[VitCost, dict[int, int]], list[Step]]) -> float:
-    return cost.macs(steps(cost, places)) / 1e9
-
-
-def _after_attention(cost: VitCost, places: dict[int, int]) -> list[Step]:
-    """Return the steps where tokens leave between attention and MLP."""
-    return [Step(n, out) for n, out in _pairs(cost, places)]
-
-
-def _before_block(cost: VitCost, places: dict[int, int]) -> list[Step]:
-    return [Step(out, out) for _, out in _pairs(cost, places)]
-
-
-def _after_block(cost: VitCost, places: dict[int, int]) -> list[Step]:
-    return [Step(n, n) for n, _ in _pairs(cost, places)]
-
-
 def _pairs(cost: VitCost, places: dict[int, int]) -> Iterator[tuple[int, int]]:
+    """Yield how many tokens come to each block, and how many leave it."""
     n = cost.tokens
     for block in range(cost.depth):
         out = places.get(block, n)
@@ -257,24 +243,19 @@ def _unreachable(claim: Claim, setting: _Setting) -> str:
     stated = _places_of(claim, setting.cost)
     if setting.strategy is None or not stated or stated == setting.places:
         return ""
-    as_stated = _macs(setting.cost, stated, _after_attention)
+    as_stated = setting.cost.macs([Step(n, out) for n, out in _pairs(setting.cost, stated)]) / 1e9
     real = setting.cost.macs(_bare(setting.steps())) / 1e9
     said, left = ("+".join(map(str, places.values())) for places in (stated, setting.places))
     return f"{said} tokens would be {as_stated:.2f} G; {setting.strategy.name} leaves {left}: {real:.2f} G"
 
 
-def _with_flags(one: Recount) -> Recount:
-    flags = []
-    speedup, ratio = one.claim.claimed_speedup, one.macs_ratio
+def _flags(one: Recount, claims: Sequence[Claim]) -> Iterator[str]:
+    """Yield what a reader should ask about; what other rows say that the same settings cost is among it."""
+    claim, speedup, ratio = one.claim, one.claim.claimed_speedup, one.macs_ratio
     if speedup is not None and ratio is not None and speedup > ratio * (1 + TOLERANCE):
-        flags.append(f"speed-up {speedup:.2f} above the MACs ratio {ratio:.2f}")
+        yield f"speed-up {speedup:.2f} above the MACs ratio {ratio:.2f}"
     if one.verdict == "cannot be":
-        flags.append("MACs do not follow from the stated settings")
-    return replace(one, flags=tuple(flags))
-
-
-def _contradictions(claim: Claim, claims: Sequence[Claim]) -> Iterator[str]:
-    """Yield what other rows say that the same settings cost."""
+        yield "MACs do not follow from the stated settings"
     for other in claims:
         same = (claim.method, claim.model, claim.canvas, claim.plugin, claim.weights) == (
             other.method, other.model, other.canvas, other.plugin, other.weights,
