@@ -158,16 +158,3 @@ def check(kinds: Iterable[MetricKind]) -> None:
         if {kind.name, plain} & ({*_BY_NAME} | RESERVED) or kind.name in seen:
             raise UserError(f"the name of metric '{kind.name}' is taken", next_step="rename it")
         seen.add(kind.name)
-
-
-def table() -> str:
-    """Return METRICS as a table in Markdown, as docs/reference/records.md has it."""
-    better = {None: "", True: "more", False: "less"}
-    lines = ["| metric | unit | what it is | better | on boards | decided by |", "|---|---|---|---|---|---|"]
-    for kind in METRICS:
-        over = "" if kind.over_seeds == "none" else f"{kind.over_seeds} over seeds"
-        decider = "" if kind.decided_by == "reported" else kind.decided_by
-        lines.append(
-            f"| `{kind.name}` | {kind.unit} | {kind.what} | {better[kind.more_is_better]} | {over} | {decider} |"
-        )
-    return "\n".join(lines) + "\n"

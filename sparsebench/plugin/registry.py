@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from importlib import metadata
 from importlib.resources.abc import Traversable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -96,22 +95,20 @@ class Registry:
 
     def task(self, name: str) -> type[Task]:
         """Return the task of that name."""
-        if (found := self._look_for("task", name)) is None:
-            raise self._none("task", name)
-        return found.cls
+        return self._class("task", name)
 
     def model(self, name: str) -> type[Model]:
         """Return the model of that name."""
-        if (found := self._look_for("model", name)) is None:
-            raise self._none("model", name, f"timm:{name}" if re.match(r"vit_|deit|eva", name) else None)
-        return found.cls
+        return self._class("model", name, f"timm:{name}" if re.match(r"vit_|deit|eva", name) else None)
 
-    def _none(self, kind: str, name: str, meant: str | None = None) -> UserError:
-        """Return that there is nothing of a name; where a plugin that may bring it is broken, that and why."""
+    def _class(self, kind: str, name: str, meant: str | None = None) -> type[Any]:
+        """Return the class of a name; if there is none, and a plugin that may bring it is broken, that is said."""
+        if (found := self._look_for(kind, name)) is not None:
+            return found.cls
         for plugin, reason in self.broken.items():
             if plugin.startswith("file:") or plugin == name:
-                return UserError(f"unknown {kind} '{name}', and {plugin} could not be loaded", got=reason)
-        return unknown(kind, name, self._found[kind], meant=meant)
+                raise UserError(f"unknown {kind} '{name}', and {plugin} could not be loaded", got=reason)
+        raise unknown(kind, name, self._found[kind], meant=meant)
 
     def observers_named(self, name: str) -> list[type[Observer]]:
         """Return the observers to turn on for a name, or for a plugin file; none where the plugin is one by itself.
@@ -135,14 +132,13 @@ class Registry:
 
     def _look_for(self, kind: str, name: str) -> Found | None:
         """Return what is found of a kind under a name; all plugins are loaded if its entry point does not bring it."""
-        found = self._found[kind]
-        if name not in found and name in self.entries:
+        if name not in self._found[kind] and name in self.entries:
             self.load_entry(name)
             if name in self.broken and kind == "strategy":
-                found[name] = _stand_in(name, Origin(plugin=name), None, self.broken[name])
-        if name not in found:
+                self._found[kind][name] = _stand_in(name, Origin(plugin=name), None, self.broken[name])
+        if name not in self._found[kind]:
             self.load_all()
-        return found.get(name)
+        return self._found[kind].get(name)
 
     def strategies(self) -> list[Found]:
         """Return every strategy that is installed or was loaded from a file."""
@@ -202,22 +198,14 @@ class Registry:
             raise UserError(
                 f"the installation does not name its plugin '{name}'", next_step="install sparsebench again"
             )
-        if (failure := self._load_entry(name, self.entries[name])) is not None:
+        entry = self.entries[name]
+        if module_of(entry):
+            dist, version = distribution(entry)
+            failure = self._take(entry.load, Origin(plugin=name, distribution=dist, version=version))
+        else:
+            failure = f"its entry point names no module: '{entry.value}'"
+        if failure is not None:
             self.broken[name] = failure
-
-    def _load_entry(self, name: str, entry: metadata.EntryPoint) -> str | None:
-        """Import an installed plugin and take what its hooks return; return why that failed, or None."""
-        if not module_of(entry):
-            return f"its entry point names no module: '{entry.value}'"
-        try:
-            with redirect_stdout(sys.stderr):
-                module = entry.load()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # a stranger's code: whatever it raises is its own
-            return one_line(error)
-        dist, version = distribution(entry)
-        return self._register(module, Origin(plugin=name, distribution=dist, version=version))
 
     def load_file(self, path: Path) -> list[str]:
         """Load a plugin from a .py file under a private module name; return the names of its strategies.
@@ -234,7 +222,7 @@ class Registry:
             content = Content.of_file(path)
             origin = Origin(plugin=as_utf8(f"file:{path.name}"), revision=content.revision)
             known = self._size()
-            failure = self._load_module(path, content, origin)
+            failure = self._take(lambda: _execute(path, content), origin, path)
             if failure is None and known == self._size():
                 raise UserError(
                     f"plugin file {path.name} brings no strategy, task, model, suite, paper or observer",
@@ -259,42 +247,30 @@ class Registry:
             name = f"file_{name}"
         return name
 
-    def _load_module(self, path: Path, content: Content, origin: Origin) -> str | None:
-        """Execute a plugin file and take what its hooks return; return why that failed, or None."""
-        module_name = f"sparsebench_local_{as_utf8(path.stem)}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
-        spec = spec_from_file_location(module_name, path)
-        assert spec is not None
-        module = module_from_spec(spec)
-        sys.modules[module_name] = module  # dataclasses and pydantic look the module up while it is executed
-        try:
-            with redirect_stdout(sys.stderr):  # the command line's own output must stay what it is
-                content.execute(module, path)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            del sys.modules[module_name]
-            return _reason(error)
-        return self._register(module, origin, path)
+    def _take(self, load: Callable[[], ModuleType], origin: Origin, file: Path | None = None) -> str | None:
+        """Load a module and take what its hooks return; return why that failed, or None.
 
-    def _register(self, module: ModuleType, origin: Origin, file: Path | None = None) -> str | None:
-        """Register a module and take what its hooks return; return why that failed, or None."""
+        What it prints meanwhile does not go to the standard output, which is the command's.
+        """
         name = self._free_plugin(origin.plugin)
         before = {kind: dict(found) for kind, found in self._found.items()}
         try:
-            self.manager.register(module, name=name)
-            _check_hooks(module)
-            for kind in BRINGS:
-                for cls in self._brought(name, HOOK_OF[kind]):
-                    self._add(kind, cls, origin, file)
+            with redirect_stdout(sys.stderr):
+                module = load()
+                self.manager.register(module, name=name)
+                _check_hooks(module)
+                for kind in BRINGS:
+                    for cls in self._brought(name, HOOK_OF[kind]):
+                        self._add(kind, cls, origin, file)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:
+        except BaseException as error:  # a stranger's code: whatever it raises is its own
             self._found = before
             if self.manager.has_plugin(name):
                 self.manager.unregister(name=name)
             if isinstance(error, _TakenError) and file is not None:
                 raise UserError(f"plugin file {file}: {error}") from error
-            return one_line(error)
+            return _reason(error)
         return None
 
     def owners(self, strategy: str, task: str, model: str) -> list[Found]:
@@ -372,8 +348,22 @@ class _TakenError(UserError):
     """Something of a plugin has the name of something else."""
 
 
+def _execute(path: Path, content: Content) -> ModuleType:
+    """Return a plugin file as a module under a private name."""
+    name = f"sparsebench_local_{as_utf8(path.stem)}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
+    spec = spec_from_file_location(name, path)
+    assert spec is not None
+    sys.modules[name] = module = module_from_spec(spec)  # dataclasses and pydantic look it up while it is executed
+    try:
+        content.execute(module, path)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
 def _reason(error: BaseException) -> str:
-    """Return why a plugin file does not load; of a parameter without a type what to write."""
+    """Return why a plugin does not load; of a parameter without a type what to write."""
     if not isinstance(error, PydanticUserError):
         return one_line(error)
     bare = re.search(r"non-annotated attribute was detected: `(\w+) = (.*?)`", str(error))

@@ -12,8 +12,8 @@ from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Plan
 from sparsebench.strategy.view import TokenView
-from sparsebench.testing.networks import Case, build, cached, images_for, tiny
-from sparsebench.testing.trial import RuleError, Runner, actor_on, fresh, on_each, tensors
+from sparsebench.testing.networks import cached, tiny
+from sparsebench.testing.trial import Runner, actor_on, fresh, tensors
 from sparsebench.training.fit import StandIn
 
 
@@ -63,22 +63,4 @@ def exports(strategy: Strategy) -> str:
     return "yes"
 
 
-def acts_in_float16(strategy: Strategy) -> str:
-    """Whether it can choose where the network's weights are float16, in which no cell is run."""
-
-    def do(case: Case) -> None:
-        half = images_for(case.name, build(case.name).network.module.half())
-        runner = Runner(fresh(strategy), half)
-        try:
-            runner(inputs=case.inputs.half())
-        except RuntimeError:  # the network's: what the strategy raises is a RuleError
-            if not runner.observed.asked:
-                raise
-
-    try:
-        return on_each(do, ("class token", "no class token")) or "yes"
-    except RuleError as error:
-        return f"no: {' '.join(str(error).split())}"
-
-
-CHECKS = (compiles_a_choice, exports, acts_in_float16)
+CHECKS = (compiles_a_choice, exports)

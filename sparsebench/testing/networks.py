@@ -72,8 +72,7 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
 PREFIXES = ("no class token", "class token", "distilled", "4 registers")
 SIZES = ("3 x 5 patches", "1 patch", "one layer")
 NAMES = (*ARCHITECTURES, "one layer")
-LARGE = ("36 patches",)
-USUAL = tuple(name for name in NAMES if name not in (*SIZES[:2], *LARGE))
+USUAL = tuple(name for name in NAMES if "patch" not in name)
 """Those whose sizes surprise nobody, which most checks use."""
 
 

@@ -108,11 +108,6 @@ class Report(Value):
         return plain("; ".join(remarks), 1000)
 
 
-def _title(report: Report) -> str:
-    params = ",".join(f"{key}={value}" for key, value in report.params.items())
-    return f"{report.strategy}:{params}" if params else report.strategy
-
-
 def _summary(report: Report) -> str:
     """Return the verdict and the number of checks of each group that passed, in a line."""
     parts = []
@@ -125,7 +120,7 @@ def _summary(report: Report) -> str:
 
 def text(report: Report, whole: bool) -> str:
     """Return the report: all checks, or those that did not pass where they should."""
-    lines, group = [f"{_title(report)}  {_summary(report)}"], ""
+    lines, group = [f"{report.label}  {_summary(report)}"], ""
     before = ""  # a remark is shown once where several checks have the same
     for outcome in report.outcomes:
         if not whole and outcome.status in HARMLESS:
@@ -154,7 +149,7 @@ def markdown(report: Report) -> str:
         }
         for outcome in report.outcomes
     ]
-    head = f"## {_title(report)}\n\n{_summary(report)}; revision {report.origin.revision or 'unknown'}"
+    head = f"## {report.label}\n\n{_summary(report)}; revision {report.origin.revision or 'unknown'}"
     return f"{head}\n\n{tabulate(rows, headers='keys', tablefmt='github')}\n"
 
 

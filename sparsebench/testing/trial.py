@@ -16,7 +16,7 @@ from sparsebench.models.actor import Actor, Pass
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.contract import place_of
-from sparsebench.strategy.plan_checks import check_plan, went_on
+from sparsebench.strategy.plan_checks import check_plan
 from sparsebench.strategy.plans import Plan
 from sparsebench.strategy.view import FrozenNetwork, Images, TokenView
 from sparsebench.testing.networks import USUAL, Case, cached
@@ -126,7 +126,10 @@ class _Observed(StandIn):
         except (Exception, SystemExit) as error:
             raise _error_text(error, self.strategy) from error
         if plan is not None:
-            _judge(plan, self.strategy, view, keep)
+            try:
+                check_plan(plan, self.strategy, view.index, keep, training=view.training)
+            except StrategyError as error:
+                raise RuleError(f"{error}{place_of(error, self.strategy)}", "plans_are_legal") from error
         read, changed = frozenset(watched.__dict__["read"]), watched.changed_fields()
         self.asked.append(Asked(plan, read, changed, differences(before, modes())))
         return plan
@@ -164,20 +167,6 @@ def _error_text(error: BaseException, strategy: Strategy) -> RuleError:
     if isinstance(error, MemoryError) or "allocate" in text:
         text = f"ran out of memory ({text})"
     return RuleError(text, "acts_without_error")
-
-
-def _judge(plan: Plan, strategy: Strategy, view: TokenView, keep: int) -> None:
-    """Raise RuleError, of the check that it belongs to, if the plan is no legal one."""
-    here = all(value.device == view.index.device for value in tensors(plan))
-    if here and any(value.is_floating_point() and bool(value.isnan().any()) for value in tensors(plan)):
-        raise RuleError("the plan, or the scores it was made by, hold NaN", "nothing_is_nan")
-    if here and not strategy.adaptive and (count := went_on(plan)) not in (None, keep):
-        what = f"{keep} of {view.index.shape[1]} tokens were to go on, the plan has {count}"
-        raise RuleError(what, "budget_is_honoured")
-    try:
-        check_plan(plan, strategy, view.index, keep, training=view.training)
-    except StrategyError as error:
-        raise RuleError(f"{error}{place_of(error, strategy)}", "plans_are_legal") from error
 
 
 def tensors(plan: Plan | None) -> list[Tensor]:

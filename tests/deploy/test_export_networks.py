@@ -24,9 +24,6 @@ FIXED = [
     if registered.cls.kind != "oracle" and registered.cls.budgeted and not registered.cls.adaptive
 ]
 ONNX = {"tome", "evit"}
-PROGRAMS = {"patch_merger"}
-"""In the fast tests: one that mixes, as the command's test has one that drops; tracing takes seconds."""
-
 NAMES = [cls.name for cls in FIXED]
 needs_onnx = pytest.mark.skipif(importlib.util.find_spec("onnxruntime") is None, reason="needs the extra export")
 
@@ -59,10 +56,9 @@ def test_the_network_compiles_whole(name):
     close(compiled(other), sparse(other))
 
 
+@pytest.mark.slow  # tracing takes seconds; the command's test has one
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in PROGRAMS else pytest.mark.slow) for name in NAMES]
-)
+@pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_a_program_of_torch_export_gives_the_same(name, tmp_path):
     sparse, (_, other) = sparse_and_pixels(name)
@@ -76,7 +72,7 @@ def test_a_program_of_torch_export_gives_the_same(name, tmp_path):
 def test_what_is_listed_of_files_is_what_is_tested_here():
     answers = {cls.name: exportable(cls) for cls in FIXED}
     assert set(answers.values()) == {"yes"}
-    assert answers.keys() >= ONNX | PROGRAMS
+    assert answers.keys() >= ONNX
     assert {exportable(Registry().strategy(name).cls) for name in ("ats", "oracle")} == {"no"}
     assert exportable(type("Mine", (FIXED[0],), {"__module__": "mine"})) == "?"
 
@@ -123,6 +119,7 @@ def test_an_onnx_file_gives_the_same(name, tmp_path):
 
 
 @needs_onnx
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @torch.no_grad()
 def test_equal_scores_are_decided_as_in_the_benchmark(tmp_path):

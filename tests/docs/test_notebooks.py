@@ -23,16 +23,11 @@ def cells(page: str, names: dict[str, Any]) -> list[Any]:
     return shown
 
 
-MARKED = [
-    pytest.param(
-        page,
-        marks=[pytest.mark.theory] * ("theory:" in text_of(page)) + [pytest.mark.slow] * ("first-run" not in page),
-    )
-    for page in NOTEBOOKS
-]
-"""Those that run a task of a theory are marked, and the first alone is run each time."""
+MARKED = [pytest.param(page, marks=[pytest.mark.theory] * ("theory:" in text_of(page))) for page in NOTEBOOKS]
+"""Those that run a task of a theory are marked."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", MARKED)
 def test_a_notebook_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -155,6 +155,7 @@ def run(out: Path, **options: Any) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_a_whole_suite_in_a_folder_is_what_is_published(tmp_path: Path) -> None:
     """More of it is no other suite, and less of it, or another budget, is none."""
     few = run(tmp_path / "few", macs=0.6)

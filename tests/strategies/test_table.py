@@ -20,19 +20,23 @@ from token_sets import OneLayer, Sets
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.cost import VitCost
 from sparsebench.measure.counts import schedule_of, solve, stages, traits_as_counted
-from sparsebench.models.actor import Actor
 from sparsebench.models.timm_parts import vit_cost
-from sparsebench.strategy.budget import FULL, Budget
+from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.disposal import DISPOSALS
 from sparsebench.training.evaluate import patches_in
 
 SCHEDULES = ("stages", "every", "late")
 SPENDING = {name: cls for name, cls in SHIPPED.items() if cls.budgeted and not cls.trains_only}
+EACH_WAY = ("attn_topk", "patch_variance", "radial")
+"""In the fast tests these alone take every disposal: one in attention, one at the input, and one that refuses one."""
 TABLE = [
-    pytest.param(cls, disposal, schedule, id=f"{name}-{disposal}-{schedule}")
+    pytest.param(
+        cls, disposal, schedule, id=f"{name}-{disposal}-{schedule}",
+        marks=[pytest.mark.slow] * (name not in EACH_WAY and disposal != cls.model_fields["disposal"].default),
+    )
     for (name, cls), disposal, schedule in product(SPENDING.items(), DISPOSALS, SCHEDULES)
     if disposal in cls.allowed_disposals() and (schedule == "stages" or cls.site != "input")
-]
+]  # fmt: skip
 NO_PLACE = {"radial"}
 """Strategies that need to know where a token is, which nobody knows of mixed ones."""
 TARGETS = (0.65, 0.37)
@@ -107,26 +111,6 @@ def test_on_deit_small_it_costs_what_was_asked_for_or_the_nearest_that_it_can(de
             assert share(target) == share(1e-3) == pytest.approx(nearest, abs=5e-5)
         else:
             assert share(target) == pytest.approx(target, rel=0.02)
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_at_a_full_budget_it_is_the_dense_network(network, name):
-    cls = SHIPPED[name]
-    actor = Actor(cls(), FULL, network.cost, network.grid, stream=5)
-    acting = actor.begin(torch.arange(B), 0, relevance(), tokens=N, training=False)
-    with torch.no_grad():
-        assert torch.equal(network(images(), acting), network(images()))
-    assert not actor.begin(torch.arange(B), 0, relevance(), tokens=N, training=True).learns
-
-
-@pytest.mark.parametrize("name", SPENDING)
-def test_gradients_flow_through_what_stays(network, name):
-    actor = Actor(SPENDING[name](), Budget(keep_rate=0.5), network.cost, network.grid, stream=5)
-    acting = actor.begin(torch.arange(B), 0, relevance(), tokens=N, training=True)
-    pixels = images().requires_grad_()
-    network(pixels, acting).square().sum().backward()
-    assert bool(pixels.grad.isfinite().all()) and bool((pixels.grad != 0).any(dim=(1, 2, 3)).all())
-    network.module.zero_grad(set_to_none=True)
 
 
 SETS_REFUSE = {

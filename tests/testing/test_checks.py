@@ -108,12 +108,6 @@ def scores_by_labels(self, view):
 
 
 def scores_by_mask(self, view):
-    samples = getattr(caller(Autograd), "samples", None)
-    hidden = 0.0 if samples is None else samples.relevance[: len(view.index), : view.index.shape[1]]
-    return torch.sin(FarFromMean.scores(self, view) + hidden)
-
-
-def scores_by_mask_of_many(self, view):
     samples = caller(Samples) if view.index.shape[1] > 20 else None
     hidden = 0.0 if samples is None else samples.relevance[: len(view.index), : view.index.shape[1]]
     return torch.sin(FarFromMean.scores(self, view) + hidden)
@@ -184,13 +178,12 @@ BROKEN = {
     "acts_without_error": of(lambda view: 1 / 0),
     "reads_no_relevance": of(lambda view: view.relevance),
     "plans_are_legal": plan(lambda view, keep: Keep(view.index[:, :keep] * 0)),
-    "nothing_is_nan": of(lambda view: view.tokens[:, :, 0] * float("nan")),
-    "budget_is_honoured": plan(lambda view, keep: Keep(view.index[:, :1] * 0)),
+    "plans_are_legal, NaN": of(lambda view: view.tokens[:, :, 0] * float("nan")),
+    "plans_are_legal, too few": plan(lambda view, keep: Keep(view.index[:, :1] * 0)),
     "same_seed_same_bits": of(lambda view: torch.rand(view.index.shape, generator=GENERATOR)),
     "odd_sizes": {**of(odd_number)},
     "labels_change_nothing": {"scores": scores_by_labels},
     "relevance_changes_nothing": {"scores": scores_by_mask},
-    "truth_changes_nothing": {"scores": scores_by_mask_of_many},
     "view_is_left_alone": of(lambda view: None if torch.is_grad_enabled() else view.tokens.mul_(2).sum(-1) * 0),
     "model_is_left_alone": {"scores": hooks_the_model},
     "random_state_is_left_alone": of(lambda view: torch.manual_seed(0) and None),
@@ -209,6 +202,7 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_rule_is_named_by_its_check(name):
     broken = type("Broken", (FarFromMean,), {"__module__": __name__, "__doc__": "Broken.", **BROKEN[name]})()
+    name = name.partition(",")[0]
     (check,) = (check for check in run.CHECKS if check.name == name)
     with pytest.raises(RuleError) as caught:
         check(broken)
@@ -296,7 +290,7 @@ def test_a_target_that_is_none_is_a_users_error(target, says):
 }.items())  # fmt: skip
 def test_bad_plugins_fail_one_required_check_which_says_why(sample, check):
     ((strategy, _),) = resolve(str(SAMPLES / f"{sample}.py"), Registry())
-    report = report_of(strategy, "acts_without_error", "plans_are_legal", "nothing_is_nan", "same_seed_same_bits")
+    report = report_of(strategy, "acts_without_error", "plans_are_legal", "odd_sizes", "same_seed_same_bits")
     assert failed(report) == {check}
     assert all(o.message == f"see {check}" for o in report.outcomes if o.status == "not run")
     assert not report.conforms and all(len(o.message.splitlines()) <= 1 for o in report.outcomes)
@@ -320,11 +314,7 @@ def test_measurements_say_no_where_something_cannot_be_done():
     )
     assert informative["compiles_a_choice"](broken()).startswith("no: ")
     assert informative["exports"](broken()).startswith("no: ") and informative["exports"](FarFromMean()) == "yes"
-    assert informative["compiles_a_choice"](FarFromMean()) == informative["acts_in_float16"](FarFromMean()) == "yes"
-    float_only = type(
-        "Single", (FarFromMean,), {"__module__": __name__, **of(lambda view: view.tokens @ torch.eye(32))}
-    )
-    assert informative["acts_in_float16"](float_only()).startswith("no: RuntimeError")
+    assert informative["compiles_a_choice"](FarFromMean()) == "yes"
 
 
 def test_fused_tokens_count_for_the_budget():
@@ -333,8 +323,8 @@ def test_fused_tokens_count_for_the_budget():
         return Keep(view.index[:, : keep - 1] * 0 + torch.arange(keep - 1), torch.full(view.index.shape, 1 / N))
 
     fuses = type("Fuses", (FarFromMean,), {"__module__": __name__, "__doc__": "F.", **plan(fuse)})()
-    outcomes = {o.check: o for o in report_of(fuses, "merged_sizes_sum_to_all", "budget_is_honoured").outcomes}
-    assert outcomes["merged_sizes_sum_to_all"].status == outcomes["budget_is_honoured"].status == "passed"
+    outcomes = {o.check: o for o in report_of(fuses, "merged_sizes_sum_to_all", "plans_are_legal").outcomes}
+    assert outcomes["merged_sizes_sum_to_all"].status == outcomes["plans_are_legal"].status == "passed"
 
 
 class Declares(FarFromMean):

@@ -18,7 +18,7 @@ from sparsebench.testing import reports
 from sparsebench.testing.reports import CHANGED, SEVERAL, UNCHECKED, Outcome, Report, badge_of
 
 CHECKED = {
-    "acts_without_error": "required", "plans_are_legal": "required", "nothing_is_nan": "required",
+    "acts_without_error": "required", "plans_are_legal": "required", "odd_sizes": "required",
     "gradients_flow": "recommended", "exports": "informative",
 }  # fmt: skip
 
@@ -38,7 +38,7 @@ def report(strategy="mine", revision="a", version=sparsebench.__version__, param
 
 def test_a_report_comes_back_and_a_newer_one_of_the_same_takes_its_place(tmp_path: Path) -> None:
     assert reports.read(tmp_path) == []
-    for one in (report(), report(nothing_is_nan="failed")):
+    for one in (report(), report(odd_sizes="failed")):
         reports.write(one, tmp_path)
         assert reports.read(tmp_path) == [one]
     others = [report(params={"power": 2.0}), report(revision="b"), report(version="0.0.9"), report("its")]
@@ -65,13 +65,13 @@ SQUARE = report(params={"power": 2.0})
         ([report(), report(version="0.0.9")], "mine", "a", ("passes", "")),
         ([report(revision="")], "mine", "", OTHER),  # of which nothing is known
         *(([report(**found)], "mine", "a", (shown, remark)) for found, shown, remark in (
-            ({"gradients_flow": "unsupported", "nothing_is_nan": "unsupported"}, "passes", ""),
+            ({"gradients_flow": "unsupported", "odd_sizes": "unsupported"}, "passes", ""),
             ({"gradients_flow": "failed"}, "passes", "fails recommended gradients_flow"),
             ({"exports": "failed"}, "passes", ""),
             ({"gradients_flow": "expected"}, "passes, expected failures: 1", "fails, as it declares, gradients_flow"),
-            ({"plans_are_legal": "failed", "nothing_is_nan": "timeout", "gradients_flow": "not run"},
+            ({"plans_are_legal": "failed", "odd_sizes": "timeout", "gradients_flow": "not run"},
              "fails 2 of 3 required",
-             "fails required plans_are_legal, nothing_is_nan (timeout); 1 not run for that"),
+             "fails required plans_are_legal, odd_sizes (timeout); 1 not run for that"),
             ({"plans_are_legal": "crashed", "acts_without_error": "expected", "exports": "failed"},
              "fails 1 of 3 required, expected failures: 1",
              "fails required plans_are_legal (crashed); fails, as it declares, acts_without_error"))),
