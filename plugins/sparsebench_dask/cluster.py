@@ -48,21 +48,20 @@ def answer(setting: Setting, jobs: Sequence[Job], version: str) -> tuple[list[Re
     task, over = dask.get_current_task(), threading.Event()
     (slot,) = slots(setting.device, 1, 0 if setting.device == "cpu" else gpus())
     name = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
-    with kept_server(variables()) as server:
-        supervisor = Supervisor(setting, slot, server, log_of(setting.out, name))
+    supervisor = Supervisor(setting, slot, kept_server(variables()), log_of(setting.out, name))
 
-        def watch() -> None:
-            while not over.wait(LOOK):
-                state = dask.state.tasks.get(task)
-                if state is None or state.state != "executing":
-                    supervisor.kill()
+    def watch() -> None:
+        while not over.wait(LOOK):
+            state = dask.state.tasks.get(task)
+            if state is None or state.state != "executing":
+                supervisor.kill()
 
-        threading.Thread(target=watch, daemon=True).start()
-        try:
-            return [record for _, record in supervisor.records(list(jobs))], environment.describe()
-        finally:
-            over.set()
-            supervisor.end()
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        return [record for _, record in supervisor.records(list(jobs))], environment.describe()
+    finally:
+        over.set()
+        supervisor.end()
 
 
 class Cluster:

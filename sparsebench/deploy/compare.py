@@ -24,8 +24,7 @@ from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.cell import Cell, canonical
-from sparsebench.runner.fitting import fit_on, wants_images
-from sparsebench.runner.prepare import Context, Prepared, strategy_of
+from sparsebench.runner.prepare import Context, Prepared, fit_on, strategy_of, wants_images
 from sparsebench.runner.run_cell import failure_of
 from sparsebench.runner.worker import one_thread
 from sparsebench.stats import style
@@ -119,9 +118,7 @@ def compare(plugins: tuple[str, str], request: Request, trainer: Trainer, pictur
     plan, context = trainer.train(_of_network(request), registry, pictures > 0)
     cell = _network(plan.jobs[-1], registry, context)
     with one_thread():
-        choices = [
-            _choices(job, strategy, cell, context.setting.out) for job, strategy in zip(jobs, strategies, strict=True)
-        ]
+        choices = [_choices(job, strategy, cell) for job, strategy in zip(jobs, strategies, strict=True)]
     stages = list(_stages(choices, cell))
     if not stages:
         raise UserError(
@@ -204,14 +201,14 @@ def _network(job: Job, registry: Registry, context: Context) -> Prepared:
         return trained_cell(job, registry, context)
 
 
-def _choices(job: Job, strategy: Strategy, cell: Prepared, out: Path) -> list[Choice]:
+def _choices(job: Job, strategy: Strategy, cell: Prepared) -> list[Choice]:
     """Return what a strategy chooses in the test."""
     network, of = cell.network, cell.cell
     stream = seeds.seed_of("compare", of.task.name, of.n_train, of.repetition, _key(job))
     try:
         actor = Actor(strategy, job.cell.budget, network.cost, network.grid, stream)
         if wants_images(actor):
-            fit_on(cell, actor, job.origin.revision, out)
+            fit_on(cell, actor, {})
         if strategy.adaptive and len(cell.train.labels):
             calibrate(network, actor, cell.train)
         return evaluate(network, actor, cell.test, cell.recipe, choices=True).choices

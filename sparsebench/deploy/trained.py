@@ -20,8 +20,8 @@ from sparsebench.records.cell import canonical
 from sparsebench.runner import devices
 from sparsebench.runner import run as runs
 from sparsebench.runner.devices import first_of
-from sparsebench.runner.fitting import fit_on, wants_images
-from sparsebench.runner.prepare import Context, Prepared, prepare
+from sparsebench.runner.prepare import Context, Prepared, fit_on, prepare, wants_images
+from sparsebench.tasks import sources
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,10 @@ class Trainer:
 
     def plan(self, request: Request, registry: Registry, pictures: bool = False) -> Plan:
         """Return what is to be looked at and what of it is still to be trained, see `narrow`; nothing is written."""
-        return runs.plan_of(request, self.files, self.how, registry, self.out, self._narrow(registry, pictures))
+        plan = narrow(runs.plan_of(request, self.files, self.how, registry, self.out), self.files, self.out)
+        if pictures:
+            check_pictures(plan, registry)
+        return plan
 
     def train(self, request: Request, registry: Registry, pictures: bool = False) -> tuple[Plan, Context]:
         """Train what is to do; return what is to be looked at, and where its weights are.
@@ -55,21 +58,12 @@ class Trainer:
         Raises:
             UserError: anything unknown, out of range, missing or unwritable; before anything is trained.
         """
-        plan = runs.run(
-            request, self.files, self.how, registry, self.out, self.callbacks, self._narrow(registry, pictures)
-        )
+        with sources.telling(self.callbacks.on_pictures):
+            plan = self.plan(request, registry, pictures)
+            runs.carry_out(plan, self.how, registry, self.out, self.callbacks)
         # What a cluster has trained is looked at here.
         device = devices.resolve_device("auto" if self.how.dask else self.how.device)
         return plan, Context(Setting(out=self.out, device=first_of(device), locations=dict(plan.locations)))
-
-    def _narrow(self, registry: Registry, pictures: bool) -> runs.Narrow:
-        def narrow_and_check(plan: Plan) -> Plan:
-            plan = narrow(plan, self.files, self.out)
-            if pictures:
-                check_pictures(plan, registry)
-            return plan
-
-        return narrow_and_check
 
 
 def narrow(plan: Plan, files: Files, out: Path) -> Plan:
@@ -122,5 +116,5 @@ def trained_cell(job: Job, registry: Registry, context: Context) -> Prepared:
     module.eval()
     if fits:
         assert actor is not None
-        fit_on(prepared, actor, job.origin.revision, context.setting.out)
+        fit_on(prepared, actor, context.fitted)
     return prepared

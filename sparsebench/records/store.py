@@ -5,7 +5,6 @@ OUT/records/<the same>.parquet                      the same records, sealed, wi
 OUT/environments/<hash>.json                        machine and libraries, once each; see `manifests` for what else
 OUT/weights/<cell id>.safetensors                   weights that other cells start from
 OUT/checkpoints/<cell id>.safetensors               a training under way, until its record is there
-OUT/fits/<hash>.safetensors                         what strategies learned from training images before a test
 OUT/underway/<host>-<pid>.json                      how far a run is, until it is over
 """
 

@@ -21,17 +21,7 @@ from sparsebench.plan.job import Job, Setting, shown_size, shown_time
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Failure, Record, Status
 from sparsebench.runner.devices import Slot, first_of, slots, turn, variables
-from sparsebench.runner.process import (
-    START,
-    Message,
-    Question,
-    Server,
-    Worker,
-    dump,
-    how_it_left,
-    kept_server,
-    was_killed,
-)
+from sparsebench.runner.process import START, Message, Server, Worker, how_it_left, kept_server, was_killed
 from sparsebench.runner.queue import Queue
 
 log = logging.getLogger(__name__)
@@ -48,48 +38,31 @@ ECHO = 0.3
 """Seconds after an interrupt in which another is the same one: a program's starter may hand on its own."""
 
 
-class Stop:
-    """Once asked for, an engine starts no more cells, and ends when those under way have their records.
+@contextmanager
+def first_interrupt(on_first: Callable[[], None]) -> Iterator[None]:
+    """For a while have the first SIGINT call a function, in its handler, and later ones do what they did before.
 
-    Args:
-        on_ask: called when it is asked for, in the middle of anything: in a signal handler.
+    Only where SIGINT raises KeyboardInterrupt so far: in the main thread, and if nobody else handles it.
     """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
+        yield
+        return
+    first: float | None = None
 
-    def __init__(self, *on_ask: Callable[[], None]):
-        self.asked, self.on_ask = False, on_ask
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal first
+        if first is None:
+            first = time.monotonic()
+            on_first()
+        elif time.monotonic() - first >= ECHO:
+            before(number, frame)
 
-    def ask(self) -> None:
-        """Ask for it."""
-        self.asked = True
-        for tell in self.on_ask:
-            tell()
-
-    @contextmanager
-    def on_interrupt(self) -> Iterator[None]:
-        """For a while let the first SIGINT ask for it, and later ones do what they did before.
-
-        Only where SIGINT raises KeyboardInterrupt so far: in the main thread, and if nobody else handles it.
-        """
-        before = signal.getsignal(signal.SIGINT)
-        if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
-            yield
-            return
-
-        first = 0.0
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            nonlocal first
-            if not self.asked:
-                first = time.monotonic()
-                self.ask()
-            elif time.monotonic() - first >= ECHO:
-                before(number, frame)
-
-        signal.signal(signal.SIGINT, handle)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 OnBegin = Callable[[Sequence[str], float], None]
@@ -117,14 +90,6 @@ class Engine(Protocol):
         Raises:
             UserError: cells cannot be run.
         """
-        ...
-
-
-class RemoteEngine(Engine, Protocol):
-    """Runs cells on other machines, which say themselves how many at a time."""
-
-    def slots(self) -> int:
-        """Return how many cells can run at once."""
         ...
 
 
@@ -179,18 +144,12 @@ class Processes:
         Raises:
             UserError: workers do not start.
         """
-        with kept_server(variables()) as server:
-            yield from self._records(queue, setting, on_begin, server)
-
-    def _records(
-        self, queue: Queue, setting: Setting, on_begin: OnBegin, server: Server
-    ) -> Generator[Record, None, None]:
+        server = kept_server(variables())
         records: SimpleQueue[Record | BaseException | None] = SimpleQueue()
         supervisors = [
             Supervisor(setting, slot, server, log_of(setting.out, slot.number), on_begin)
             for slot in slots(setting.device, self.workers, self.gpus)
         ]
-
         threads = [threading.Thread(target=_serve, args=(one, queue, records), daemon=True) for one in supervisors]
         for thread in threads:
             thread.start()
@@ -329,7 +288,7 @@ class Supervisor:
         if worker is None:
             return None
         asked.begins()
-        worker.ask(dump(Question(jobs=tuple(asked.left.values()))).encode())
+        worker.ask(list(asked.left.values()))
         while asked.left:
             heard = self._hear(worker, asked)
             if isinstance(heard, _End):
@@ -391,7 +350,7 @@ class Supervisor:
                 self.workers[code] = worker
                 if self.stopped:
                     worker.cut()
-            worker.ask(dump(self.setting).encode())
+            worker.ask(self.setting)
             with suppress(EOFError, ValueError):
                 if worker.answer(START, Message) is not None:
                     return worker

@@ -23,12 +23,13 @@ from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.base import HEADS, Network, Start
 from sparsebench.plan.job import Job, Setting
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.cell import Cell
+from sparsebench.records.cell import Cell, digest
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.spec import fill
+from sparsebench.strategy.view import Images
 from sparsebench.tasks.base import Data, Locations, Recipe, Split, Task, check_items
 from sparsebench.training.augment import Augmentation
-from sparsebench.training.fit import modules_of
+from sparsebench.training.fit import Fitted, fit, load_learned, modules_of, state_digest, weights_of
 from sparsebench.training.steps import Samples, Teacher
 
 MOST = 2**26
@@ -119,6 +120,7 @@ class Context:
             may end sooner; of a cell that trains nothing, of its test.
         drawn: what was drawn for the cell before.
         trusted: which strategies, on which task and model, were seen not to depend on labels or masks.
+        fitted: what strategies learned from training images, by all that it depends on.
     """
 
     setting: Setting
@@ -126,6 +128,7 @@ class Context:
     on_share: Callable[[str, float], None] = field(default=lambda cell_id, share: None, compare=False)
     drawn: Drawn = field(default_factory=Drawn, compare=False)
     trusted: set[tuple[str, ...]] = field(default_factory=set, compare=False)
+    fitted: dict[str, Fitted] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -360,3 +363,42 @@ def _on_device(
         None if relevance is None else torch.from_numpy(np.ascontiguousarray(relevance)).to(device),
         augmentation,
     )
+
+
+def wants_images(actor: Actor) -> bool:
+    """Say whether a strategy looks at training images before it acts."""
+    return actor.strategy.fits() and actor.acts
+
+
+def fit_on(cell: Prepared, actor: Actor, known: dict[str, Fitted]) -> str:
+    """Fit an actor on training images of a cell, whose network is trained; return what a record is to say of it.
+
+    The images are drawn from the training images alone, by seeds of the task, the number of these and the repetition.
+
+    Args:
+        cell: its images and its network.
+        actor: the strategy on this network.
+        known: what was learned before; other budgets that act in the same blocks learn the same.
+
+    Raises:
+        UserError: what the strategy did wrong, see `fit`.
+        UnsupportedError: there are no training images.
+    """
+    strategy, train, of = actor.strategy, cell.train, cell.cell
+    if not len(train.labels):
+        raise UnsupportedError(f"'{strategy.name}' looks at training images before the test, and there are none here")
+    named = of.task.name, of.n_train, of.repetition
+    order = seeds.generator("fit", *named).permutation(len(train.labels))
+    rows = torch.from_numpy(order[: strategy.fit_images]).sort().values.to(train.labels.device)
+    data = of.model_dump(mode="json", include={"task", "model", "n_train", "repetition", "precision"})
+    by = [strategy.name, strategy.model_dump(mode="json"), list(actor.keep)]
+    weights = [state_digest(weights_of(cell.network)), state_digest(modules_of(actor).state_dict())]
+    key = digest([data, by, weights])
+    if key in known:
+        load_learned(actor, known[key].learned)
+    else:
+        images = Images(train.take(rows), rows, train.labels[rows] if strategy.fit_labels else None)
+        seed = seeds.seed_of("fit", *named, strategy.name)
+        known[key] = fit(cell.network, actor, images, cell.recipe, seed, train.relevance)
+    learned, shown = known[key]
+    return f"{len(rows)} training images, {shown} shown to the network, learned {state_digest(learned)[:16]}"

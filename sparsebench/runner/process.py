@@ -14,7 +14,6 @@ server becomes the one worker that it is asked for.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import gc
 import importlib
@@ -27,31 +26,24 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
 from sparsebench.errors import UserError
-from sparsebench.plan.job import Job
 from sparsebench.records.record import Record
 from sparsebench.runner import enclosure
 
 M = TypeVar("M", bound=BaseModel)
 
 
-class Question(BaseModel):
-    """What a run gives to a worker: cells, those of a batch may be trained in one program."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    jobs: tuple[Job, ...]
-
-
 class Message(BaseModel):
-    """One line. With nothing in it: the worker waits for cells.
+    """What a worker says. With nothing in it: it waits for cells.
 
     Attributes:
         at: ids of the cells that the worker begins something with; several are trained in one program.
@@ -68,31 +60,21 @@ class Message(BaseModel):
     unfit: bool = False
 
 
-def dump(message: BaseModel) -> str:
-    """Return JSON in ASCII. Names of files may have bytes that the shell's encoding has not, which pydantic refuses."""
-    return json.dumps(message.model_dump(mode="json"))
+class Line(Connection):
+    """A worker's end of its line: what it is asked comes pickled by `recv`, what it answers goes as JSON.
 
-
-def load(kind: type[M], line: str | bytes) -> M:
-    """Return what `dump` was given."""
-    return kind.model_validate(json.loads(line))
-
-
-class Line:
-    """A worker's end of its line to who started it.
-
-    Attributes:
-        asked: yields what it is asked, until the line is closed.
+    A strategy's code may answer in its place, so nothing that comes from a worker is unpickled.
     """
 
-    def __init__(self, line: socket.socket):
-        self.line, self.asked, self.pid = line, line.makefile("rb"), os.getpid()
+    def __init__(self, descriptor: int):
+        super().__init__(descriptor)
+        self.pid = os.getpid()
 
     def say(self, message: BaseModel) -> None:
         """Send a message, unless this is a copy that a strategy made of the process."""
         if os.getpid() != self.pid:
             os._exit(0)
-        self.line.sendall(message.model_dump_json().encode() + b"\n")
+        self.send_bytes(message.model_dump_json().encode())
 
 
 FORKS = sys.platform == "linux"
@@ -143,6 +125,7 @@ def serve(requests: socket.socket) -> None:
     """Start workers as they are asked for until the other end is closed; then end them all."""
     starter, workers = os.getppid(), dict[int, tuple[int, socket.socket]]()
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which ends a server that has no workers yet, see `_end_server`
     while True:
         waiting: list[Any] = [requests, *workers, *(status for _, status in workers.values())]
         ready = select.select(waiting, [], [], STARTER)[0]
@@ -167,6 +150,7 @@ def _start(requests: socket.socket, workers: dict[int, tuple[int, socket.socket]
     server, pid = os.getpid(), os.fork()
     if pid == 0:
         os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != server:
             os._exit(1)
@@ -195,7 +179,7 @@ def _become(request: bytes, line: int, log: int) -> None:
     code = 1
     try:
         os.chdir(asked["folder"])
-        importlib.import_module(asked["module"]).main(socket.socket(fileno=line))
+        importlib.import_module(asked["module"]).main(Line(line))
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
@@ -253,27 +237,29 @@ def main(descriptor: int) -> None:
 
 START = 300.0
 """Seconds that a server may take to load, on a file system that is slow."""
-LONGEST_LINE = 2**26
+LONGEST = 2**26
 """Bytes of the longest message: a strategy that finds the descriptor may write to it without end."""
 
 
 class Server:
     """The process from which workers are forked; it is started when the first is, and anew if it is gone.
 
+    It ends with all its workers when nobody has this object any more, or with this process.
+
     Args:
         environment: its variables, and those of its workers.
     """
 
     def __init__(self, environment: Mapping[str, str]):
-        self.environment, self.driver, self.python = environment, os.getpid(), (*enclosure.prefix(), sys.executable)
-        self.users, self._lock, self._answered = 0, threading.Lock(), False
-        self._process: subprocess.Popen[bytes] | None = None
-        self._requests: socket.socket | None = None
+        self.environment, self._python = environment, (*enclosure.prefix(), sys.executable)
+        self._driver, self._lock = os.getpid(), threading.Lock()
+        self._running: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+        self.close: Callable[[], object] = lambda: None
 
-    def fits(self, environment: Mapping[str, str]) -> bool:
-        """Say whether one that this process starts now would be like it."""
-        python = *enclosure.prefix(), sys.executable
-        return (self.environment, self.driver, self.python) == (environment, os.getpid(), python)
+    def is_like(self, other: Server) -> bool:
+        """Say whether another would be the same."""
+        mine, others = ((one.environment, one._python, one._driver) for one in (self, other))
+        return mine == others
 
     def begin(self) -> None:
         """Let it load what workers need while its user does something else; the first that it starts waits for that."""
@@ -282,7 +268,7 @@ class Server:
                 self._load(subprocess.DEVNULL)
 
     def start(self, module: str, environment: Mapping[str, str], log: Path) -> Worker:
-        """Return a new worker, which calls the module's `main` with its end of a line to here.
+        """Return a new worker, which calls the module's `main` with its `Line` to here.
 
         Args:
             module: what is imported in it.
@@ -293,124 +279,85 @@ class Server:
             UserError: the system refuses another process, or the log.
             EOFError: there is none; the log may say why.
         """
-        try:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(log, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise _not_started(log, error) from error
-        line, its_line = socket.socketpair()
-        status, its_status = socket.socketpair()
         request = {"module": module, "environment": dict(environment), "folder": os.getcwd()}
         try:
-            with self._lock, its_line, its_status:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with ExitStack() as made, log.open("ab") as file, self._lock:
+                (line, its_line), (status, its_status) = socket.socketpair(), socket.socketpair()
+                for end in (line, its_line, status, its_status):
+                    made.enter_context(end)
                 try:
-                    requests = self._load(file)
-                    socket.send_fds(
-                        requests, [json.dumps(request).encode()], [its_line.fileno(), its_status.fileno(), file]
-                    )
-                    if not (said := requests.recv(64)):
+                    requests = self._load(file.fileno())
+                    descriptors = [its_line.fileno(), its_status.fileno(), file.fileno()]
+                    socket.send_fds(requests, [json.dumps(request).encode()], descriptors)
+                    if not (pid := requests.recv(64)):
                         raise EOFError
-                    self._answered = True
                 except BaseException:  # its next answer would be taken for that to the next request
-                    self._end()
+                    self.close()
                     raise
-            return Worker(int(said), line, status, log, file)
-        except BaseException as error:
-            for one in (line, status):
-                one.close()
-            os.close(file)
-            if isinstance(error, OSError):
-                if isinstance(error, ConnectionError | TimeoutError):
-                    raise EOFError from error
-                raise _not_started(log, error) from error
-            raise
+                return Worker(int(pid), Connection(line.detach()), status.dup(), log)
+        except (ConnectionError, TimeoutError) as error:
+            raise EOFError from error
+        except OSError as error:
+            raise UserError(f"a worker process with log {log} cannot be started: {error.strerror or error}") from error
 
     def _load(self, log: int) -> socket.socket:
         """Start the process unless there is one that can start workers; return where it is asked for them."""
-        if FORKS and self._requests and self._process is not None and self._process.poll() is None:
-            return self._requests
-        self._end()
-        self._answered = False
+        if self._running is not None and self._running[0].poll() is None:
+            return self._running[1]
+        self.close()
         requests, its = socket.socketpair()
-        self._requests = requests
         requests.settimeout(START)
         code = f"from sparsebench.runner.process import main; main({its.fileno()})"
         with its:
-            self._process = subprocess.Popen(
-                [*self.python, "-u", "-P", "-c", code], stdin=subprocess.DEVNULL, stdout=log,
+            process = subprocess.Popen(
+                [*self._python, "-u", "-P", "-c", code], stdin=subprocess.DEVNULL, stdout=log,
                 stderr=log, env=self.environment, pass_fds=[its.fileno()], start_new_session=True,
             )  # fmt: skip
+        if FORKS:
+            self._running = process, requests
+            self.close = weakref.finalize(self, _end_server, process, requests)
         return requests
 
-    def close(self) -> None:
-        """End it and all its workers."""
-        with self._lock:
-            self._end()
 
-    def _end(self) -> None:
-        if self._requests is not None:
-            self._requests.close()
-            self._requests = None
-        if self._process is not None and FORKS:
-            if not self._answered:  # it may be loading, and has no workers
-                self._process.kill()
-            try:
-                self._process.wait(PATIENCE)
-            except subprocess.TimeoutExpired:  # it was stopped, say; its workers end with it
-                self._process.kill()
-                self._process.wait()
+def _end_server(process: subprocess.Popen[bytes], requests: socket.socket) -> None:
+    """End a server and all its workers."""
+    requests.close()
+    process.terminate()  # while it loads; later it ends as the socket is closed, once its workers have ended
+    try:
+        process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:  # it was stopped, say; its workers end with it
+        process.kill()
+        process.wait()
 
 
 _kept: Server | None = None
 _keeping = threading.Lock()
 
 
-@contextmanager
-def kept_server(environment: Mapping[str, str]) -> Iterator[Server]:
-    """Lend the server of this process: what it has imported serves all runs that would start one like it.
-
-    It ends with this process, or when none of its users is left and another has taken its place.
-    """
+def kept_server(environment: Mapping[str, str]) -> Server:
+    """Return the server of this process: what it has imported serves all runs that would start one like it."""
     global _kept
     with _keeping:
-        if _kept is None or not _kept.fits(environment):
-            if _kept is not None and not _kept.users:
-                _kept.close()
-            _kept = Server(environment)
-        lent = _kept
-        lent.users += 1
-    try:
-        yield lent
-    finally:
-        with _keeping:
-            lent.users -= 1
-            if lent is not _kept and not lent.users:
-                lent.close()
-
-
-@atexit.register
-def _end_kept() -> None:
-    if _kept is not None:
-        _kept.close()
-
-
-def _not_started(log: Path, error: OSError) -> UserError:
-    return UserError(f"a worker process with log {log} cannot be started: {error.strerror or error}")
+        wanted = Server(environment)
+        if _kept is None or not _kept.is_like(wanted):
+            _kept = wanted
+        return _kept
 
 
 class Worker:
     """A worker process, see `Server.start`."""
 
-    def __init__(self, pid: int, line: socket.socket, status: socket.socket, log: Path, file: int):
-        self.pid, self.log, self._line, self._status, self._file = pid, log, line, status, file
-        self._read, self._left = bytearray(), cast(int | None, None)
+    def __init__(self, pid: int, line: Connection, status: socket.socket, log: Path):
+        self.pid, self.log, self._line, self._status = pid, log, line, status
+        self._left: int | None = None
         self._heard = self._size()
 
-    def ask(self, line: bytes) -> None:
-        """Give it a line to work on. If it is gone, `answer` will say so."""
+    def ask(self, what: object) -> None:
+        """Give it something to work on. If it is gone, `answer` will say so."""
         self._heard = self._size()
         with suppress(OSError):
-            self._line.sendall(line + b"\n")
+            self._line.send(what)
 
     def answer(self, seconds: float, kind: type[M]) -> M | None:
         """Return its next message, of that kind, or None if there is none in that time.
@@ -419,39 +366,30 @@ class Worker:
             EOFError: it is gone.
             ValueError: what came is no message.
         """
-        end = time.monotonic() + seconds
-        length = self._read.find(b"\n")
-        while length < 0:
-            if not select.select([self._line], [], [], max(0.0, end - time.monotonic()))[0]:
-                return None
-            try:
-                read = self._line.recv(2**16)
-            except ConnectionError:
-                read = b""
-            if not read:
-                raise EOFError
-            before = len(self._read)
-            self._read += read
-            length = self._read.find(b"\n", before)
-            if len(self._read) > LONGEST_LINE:
-                raise ValueError("a line without end")
-        line = bytes(self._read[:length])
-        del self._read[: length + 1]
         try:
-            return kind.model_validate_json(line)
+            said = self._line.recv_bytes(LONGEST) if self._line.poll(seconds) else None
+        except ConnectionError as error:
+            raise EOFError from error
+        except OSError as error:  # no message is so long
+            raise ValueError(str(error)) from error
+        try:
+            return None if said is None else kind.model_validate_json(said)
         except ValueError:
-            raise ValueError(f"{line[:60]!r}") from None
+            raise ValueError(repr(said)[:60]) from None
 
     def last_words(self) -> str:
         """Return the end of what it printed since it was last given something."""
-        return os.pread(self._file, 4000, max(self._heard, self._size() - 4000)).decode(errors="replace")
+        with suppress(OSError), self.log.open("rb") as file:
+            file.seek(max(self._heard, self._size() - 4000))
+            return file.read().decode(errors="replace")
+        return ""
+
+    def _size(self) -> int:
+        return self.log.stat().st_size if self.log.exists() else 0
 
     def held_over(self, limit: int) -> int:
         """Return what it holds of the memory, with all that it has started, if that is more than a limit, else 0."""
         return held_over([self.pid, *descendants(self.pid)], limit)
-
-    def _size(self) -> int:
-        return os.fstat(self._file).st_size
 
     def end(self, patience: float = 0.0) -> int:
         """End it, with all that it has started, unless it ends by itself in time; return how it left."""
@@ -475,9 +413,6 @@ class Worker:
         except OSError:
             return -signal.SIGKILL
 
-    def __del__(self) -> None:
-        os.close(self._file)
-
     def cut(self) -> None:
         """Have it ended with all that it has started, and do not wait."""
         with suppress(OSError):
@@ -487,16 +422,9 @@ class Worker:
                 os.killpg(self.pid, signal.SIGKILL)
 
 
-FAULTS = frozenset({
-    signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP,
-    signal.SIGXCPU, signal.SIGXFSZ, signal.SIGPIPE, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF,
-})  # fmt: skip
-"""Signals by which a process ends of itself: a fault, a limit or a timer of its own."""
-
-
 def was_killed(code: int) -> bool:
     """Say whether an exit code tells of a signal that somebody else sent, as the kernel does that lacks memory."""
-    return code < 0 and -code not in FAULTS
+    return -code in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def how_it_left(code: int) -> str:

@@ -1,28 +1,36 @@
-"""A run: cells minus what the store has, through an engine, into the store."""
+"""A run: cells minus what the store has, through an engine, into the store; and what it writes beside records."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, replace
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from sparsebench.errors import UserError
-from sparsebench.plan import locate as pictures
+from sparsebench.errors import UserError, few
 from sparsebench.plan import plan as planner
+from sparsebench.plan.expand import unanswered
 from sparsebench.plan.job import Job, Limits, Setting
+from sparsebench.plan.locate import decode, file_names
 from sparsebench.plan.plan import Plan, Shard
 from sparsebench.plan.request import Files, How, Request
+from sparsebench.plan.suite import Suite
 from sparsebench.plan.time_left import Remaining
+from sparsebench.plugin.content import texts_of
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
+from sparsebench.records.manifests import OWN, Asked, Described, Given, setting_of
 from sparsebench.records.record import Record
-from sparsebench.runner import devices, environment, folder, underway
-from sparsebench.runner.engines import Engine, InProcess, Processes, RemoteEngine, Stop
+from sparsebench.runner import devices, environment, underway
+from sparsebench.runner.engines import Engine, InProcess, Processes, first_interrupt
 from sparsebench.runner.observers import Observers
 from sparsebench.runner.process import kept_server
 from sparsebench.runner.queue import TOGETHER, Queue
+from sparsebench.strategy.base import how_of
 from sparsebench.tasks import sources
 
 
@@ -46,8 +54,11 @@ class Callbacks:
 
 
 SILENT = Callbacks()
-Narrow = Callable[[Plan], Plan]
 Prior = Callable[[Job], float]
+CUT_SHORT = ("crashed", "timeout", "oom")
+"""Statuses of cells that were ended before their time: what runs them again goes on from their checkpoints."""
+BAD = 5
+"""Pictures that cannot be read of which the names are kept."""
 
 
 def run(
@@ -57,7 +68,6 @@ def run(
     registry: Registry,
     out: Path,
     callbacks: Callbacks = SILENT,
-    narrow: Narrow | None = None,
     prior: Prior | None = None,
 ) -> Plan:
     """Run what a folder lacks of a request, and return the plan.
@@ -69,7 +79,6 @@ def run(
         registry: from which strategies come.
         out: the run's folder.
         callbacks: who is told.
-        narrow: takes what is not wanted out of the plan.
         prior: says how many seconds a cell takes of whose kind the folder has no record.
 
     Raises:
@@ -77,10 +86,9 @@ def run(
         KeyboardInterrupt: it was stopped; what is done is stored.
     """
     if how.jobs != 0 and how.dask is None and not store.segments(out) and not store.sealed(out):
-        with kept_server(devices.variables()) as server:  # a new folder has cells to run: load while they are planned
-            server.begin()
+        kept_server(devices.variables()).begin()  # a new folder has cells to run: load while they are planned
     with sources.telling(callbacks.on_pictures):
-        plan = plan_of(request, files, how, registry, out, narrow, prior)
+        plan = plan_of(request, files, how, registry, out, prior)
         carry_out(plan, how, registry, out, callbacks)
     return plan
 
@@ -91,7 +99,6 @@ def plan_of(
     how: How,
     registry: Registry,
     out: Path,
-    narrow: Narrow | None = None,
     prior: Prior | None = None,
 ) -> Plan:
     """Return what `run` would do; nothing is run and nothing written.
@@ -105,8 +112,7 @@ def plan_of(
         raise UserError("--checkpoint", got=how.checkpoint, allowed="seconds, or 0 for never")
     shard = None if how.shard is None else Shard.parse(how.shard)
     request = replace(request, on_gpu=device != "cpu")
-    plan = planner.plan(request, files, registry, out, how.rerun, shard, prior)
-    return plan if narrow is None else narrow(plan)
+    return planner.plan(request, files, registry, out, how.rerun, shard, prior)
 
 
 def device_of(how: How) -> str:
@@ -124,13 +130,13 @@ def device_of(how: How) -> str:
     return "cpu" if how.device == "auto" else how.device
 
 
-def _connect(address: str, device: str) -> AbstractContextManager[RemoteEngine]:
+def _connect(address: str, device: str) -> AbstractContextManager[Any]:
     """Return a connection to a Dask scheduler, by the entry point with which another package brings it."""
     entries = metadata.entry_points(group="sparsebench.engines", name="dask")
     if not entries:
         raise UserError("--dask is not installed", next_step="install sparsebench again")
-    connected: AbstractContextManager[RemoteEngine] = next(iter(entries)).load()(address, device)
-    return connected
+    connection: AbstractContextManager[Any] = next(iter(entries)).load()(address, device)
+    return connection
 
 
 def carry_out(plan: Plan, how: How, registry: Registry, out: Path, callbacks: Callbacks = SILENT) -> None:
@@ -139,7 +145,7 @@ def carry_out(plan: Plan, how: How, registry: Registry, out: Path, callbacks: Ca
     store.check_writable(out)
     observers = Observers(registry)
     observers.attach(how.observe, out)
-    pictures.decode(plan.todo, registry, plan.locations)
+    decode(plan.todo, registry, plan.locations)
     device = device_of(how)
     setting = Setting(
         out=out, device=device, locations=dict(plan.locations), checkpoint=how.checkpoint, limits=limits,
@@ -181,8 +187,8 @@ def collect(
         KeyboardInterrupt: it was stopped; what is done is stored.
     """
     out, lost = setting.out, {job.cell.id for job in plan.todo}
-    folder.keep(plan, out, observers.registry)
-    folder.clear_checkpoints(plan, out)
+    _keep_manifests(plan, out, observers.registry)
+    _clear_checkpoints(plan, out)
     if not plan.todo:
         underway.clear(out)
         store.seal(out)
@@ -194,26 +200,119 @@ def collect(
     locks = underway.CellLocks(out, plan.known, remaining.drop)
     most = 1 if setting.device == "cpu" else TOGETHER
     queue = Queue(plan.todo, most, plan.expected.length, locks)
-    stop = Stop(callbacks.on_stop, queue.close)
+    stopped = threading.Event()
+
+    def stop() -> None:
+        stopped.set()
+        callbacks.on_stop()
+        queue.close()
+
     records = engine.records(queue, setting, remaining.begin)
     try:
-        with locks, stop.on_interrupt(), beat, closing(records):
+        with locks, first_interrupt(stop), beat, closing(records):
             for record in records:
                 writer.append(record)
                 locks.release(record.cell_id)
                 lost.discard(record.cell_id)
                 remaining.done(record)
-                if record.status not in folder.CUT_SHORT:
-                    folder.remove_checkpoint(out, record.cell_id)
+                if record.status not in CUT_SHORT:
+                    _remove_checkpoint(out, record.cell_id)
                 observers.observe(record)
                 callbacks.on_record(record)
     finally:
         writer.close()
     store.seal(out)
-    if stop.asked:
+    if stopped.is_set():
         raise KeyboardInterrupt
     if lost := lost - locks.done:
         raise UserError(
             f"the engine gave no record of {len(lost)} of {len(plan.todo)} cells, {min(lost)} among them",
             next_step="the records of the others are stored; the same command goes on",
         )
+
+
+def _remove_checkpoint(out: Path, cell_id: str) -> None:
+    """Remove the checkpoint of a cell, and what a process that was killed left of one."""
+    path = store.checkpoint_path(out, cell_id)
+    for leftover in (path, *path.parent.glob(f".{path.name}.*.part")):
+        with suppress(OSError):
+            leftover.unlink()
+
+
+def _clear_checkpoints(plan: Plan, out: Path) -> None:
+    """Remove checkpoints that nobody is to go on from: beside a finished record, and of all that is to start anew."""
+    left = [job.cell.id for job in plan.jobs if store.checkpoint_path(out, job.cell.id).exists()]
+    todo, known = {job.cell.id for job in plan.todo}, plan.known
+    for cell_id in left:
+        finished = cell_id in known and known[cell_id].status not in CUT_SHORT
+        if plan.anew if cell_id in todo else finished:
+            _remove_checkpoint(out, cell_id)
+
+
+def _keep_manifests(plan: Plan, out: Path, registry: Registry) -> None:
+    """Write what is to know of the records of a plan's cells."""
+    if plan.request is not None and plan.suite is not None:
+        _keep_suite(out, plan.suite, plan.request, registry, plan.whole)
+    _keep_files(out, plan)
+    _keep_strategies(out, registry, plan.jobs)
+    _keep_metrics(out, registry, plan.jobs)
+
+
+def _keep_strategies(out: Path, registry: Registry, jobs: Iterable[Job]) -> None:
+    """Write what the strategies of jobs are, unless it is there; of those that could not be loaded nothing."""
+    revisions = {(job.cell.strategy.name, job.origin.revision) for job in jobs if job.failure is None}
+    for name, revision in sorted(revisions):
+        with suppress(UserError):  # in a file that the workers load
+            found = registry.strategy(name)
+            cls, (file, source) = found.cls, texts_of(found.file, revision) if found.file else ("", {})
+            store.keep(out / manifests.STRATEGIES, Described(
+                name=name, revision=revision, kind=cls.kind, site=cls.site, trained=cls.trained, adaptive=cls.adaptive,
+                citation=cls.citation, bibtex=cls.bibtex, how=how_of(cls), file=file, source=source,
+            ).model_dump(mode="json"))  # fmt: skip
+
+
+def _keep_metrics(out: Path, registry: Registry, jobs: Iterable[Job]) -> None:
+    """Write what the metrics are that the tasks of jobs declare, unless it is there."""
+    for name in sorted({job.cell.task.name for job in jobs}):
+        with suppress(UserError):  # in a file that the workers load
+            for kind in registry.task(name).metrics:
+                store.keep(out / manifests.METRICS, asdict(kind))
+
+
+def _keep_files(out: Path, plan: Plan) -> None:
+    """Write what files of trained weights are called, and what is left out of folders of pictures."""
+    given = [Given(name=name, file=file) for name, file in file_names(plan.locations).items()]
+    given += [Given(name=name, left_out=line) for name, line in (*plan.strays.items(), *_unread(plan.locations))]
+    for one in given:
+        store.keep(out / manifests.FILES, one.model_dump(mode="json"))
+
+
+def _unread(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the names of pictures that were located, and in a line which of them are left out as they are none."""
+    for name in names:
+        if (found := sources.known_contents(name)) is not None and found.left_out:
+            n, shown = len(found.left_out), few(sorted(found.left_out), BAD, 200)
+            yield name, f"{n:,} of {len(found.pictures) + n:,} pictures, which cannot be read: {shown}"
+
+
+def _keep_suite(out: Path, suite: Suite, request: Request, registry: Registry, jobs: Iterable[Job]) -> None:
+    """Write which suite was asked for, unless it is there: none where not all of it was.
+
+    A repetition in which some strategies are not tested again, as they draw nothing, is asked of none.
+    """
+    cells = [job.cell for job in jobs if job.asked]
+    of_strategy: dict[str, set[str]] = defaultdict(set)
+    again = set()
+    for cell in cells:
+        of_strategy[cell.strategy.name].add(setting := setting_of(cell))
+        again |= {setting} if cell.network and cell.repetition else set()
+    every = set[str]().union(*of_strategy.values())
+    settings = tuple(sorted(every - again | again.intersection(*of_strategy.values())))
+    asked = Asked(
+        name=suite.name, version=suite.version, settings=settings, main_task=suite.main_task or suite.task[0].name,
+        sample_complexity=suite.sample_complexity,
+    )  # fmt: skip
+    otherwise = request.keep or request.macs or request.single or request.where != "both"
+    if otherwise or unanswered(suite, cells, registry, any_budget=True):
+        asked = asked.model_copy(update={"name": OWN, "version": 1})
+    store.keep(out / manifests.SUITES, asked.model_dump(mode="json"))

@@ -37,8 +37,7 @@ from sparsebench.records.cell import digest
 from sparsebench.records.record import Failure, Record, Status
 from sparsebench.runner import environment
 from sparsebench.runner.devices import timing
-from sparsebench.runner.fitting import FIT, fit_cell
-from sparsebench.runner.prepare import Context, Prepared, prepare, weights_file
+from sparsebench.runner.prepare import Context, Prepared, fit_on, prepare, wants_images, weights_file
 from sparsebench.runner.results import Result, add_watched, measure
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.contract import place_of
@@ -316,8 +315,14 @@ class _Run:
 
     def _fit(self, cell: Prepared, acting: Actor | None) -> None:
         """Let the strategy that acts now look at training images, unless it did or does not want to."""
-        if acting is not None and FIT not in self.result.notes and (note := fit_cell(cell, self.job, self.setting.out)):
-            self.result.notes[FIT] = note
+        if acting is None or "fit" in self.result.notes or not wants_images(acting):
+            return
+        if cell.in_training is not None and cell.task.trains and not cell.answers:
+            raise UnsupportedError(
+                f"'{acting.strategy.name}' needs a trained network, but this training starts from random weights: it "
+                "belongs to the tracks frozen and tuned"
+            )
+        self.result.notes["fit"] = fit_on(cell, acting, self.context.fitted)
 
     def _checkpoint(self, training: Training) -> Checkpoint | None:
         """Return the cell's checkpoint, or None: what was seen while training is in none."""

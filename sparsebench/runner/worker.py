@@ -1,10 +1,9 @@
-"""A worker process: reads its setting, then a list of jobs a line, and answers one record a line."""
+"""A worker process: it is given its setting, then lists of jobs, and answers a record for each."""
 
 from __future__ import annotations
 
 import faulthandler
 import os
-import socket
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -15,7 +14,7 @@ from sparsebench.plan.job import Job, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.runner import environment
 from sparsebench.runner.devices import turn
-from sparsebench.runner.process import Line, Message, Question, forget_peak, load, peak
+from sparsebench.runner.process import Line, Message, forget_peak, peak
 
 LONGEST = 1e8
 """Seconds; timers take no more than some hundred years."""
@@ -49,7 +48,7 @@ def one_thread() -> Iterator[None]:
         memory.fill_uninitialized_memory = filled
 
 
-def main(end: socket.socket) -> None:
+def main(line: Line) -> None:
     """Answer jobs until the line is closed, or memory or the device is not what the next cell needs."""
     from sparsebench.runner.prepare import Context
     from sparsebench.runner.run_cell import run_cells
@@ -57,10 +56,7 @@ def main(end: socket.socket) -> None:
     with suppress(OSError):  # Linux, if it lacks memory, chooses this process, and not the run or somebody else's
         Path("/proc/self/oom_score_adj").write_text("900", encoding="utf-8")
     faulthandler.enable()  # a crash says in the log where it was
-    line = Line(end)
-    if not (said := line.asked.readline()):
-        return
-    setting = load(Setting, said)
+    setting: Setting = line.recv()
     registry = Registry()
     context = Context(setting, True, lambda cell_id, share: line.say(Message(at=(cell_id,), share=share)))
 
@@ -70,27 +66,23 @@ def main(end: socket.socket) -> None:
             faulthandler.dump_traceback_later(min(timeout - min(1.0, timeout / 4), LONGEST))
         line.say(Message(at=tuple(job.cell.id for job in jobs)))
 
-    with one_thread(), warnings.catch_warnings():
+    with one_thread(), warnings.catch_warnings(), suppress(EOFError):
         warnings.simplefilter("ignore")
         environment.describe()  # as it is before strangers' code is here
         line.say(Message())
-
-        def turns() -> Iterator[list[Job]]:
-            for asked in line.asked:
-                # Who waits says so: no second of it is a cell's.
-                with turn(setting.device, lambda: line.say(Message())) if setting.limits.exclusive else nullcontext():
-                    yield list(load(Question, asked).jobs)
-
-        for jobs in turns():
-            out_of_memory = False
-            for done, record in enumerate(run_cells(jobs, registry, context, begin), 1):
-                faulthandler.cancel_dump_traceback_later()
-                out_of_memory = out_of_memory or record.status == "oom"
-                # Cells that were trained together are all trained by now.
-                unfit = (out_of_memory and done == len(jobs)) or device_is_lost(setting.device)
-                line.say(Message(record=record.model_copy(update={"memory": peak()}), unfit=unfit))
-                if unfit:
-                    return
+        while True:
+            jobs: list[Job] = line.recv()
+            # Who waits says so: no second of it is a cell's.
+            with turn(setting.device, lambda: line.say(Message())) if setting.limits.exclusive else nullcontext():
+                out_of_memory = False
+                for done, record in enumerate(run_cells(jobs, registry, context, begin), 1):
+                    faulthandler.cancel_dump_traceback_later()
+                    out_of_memory = out_of_memory or record.status == "oom"
+                    # Cells that were trained together are all trained by now.
+                    unfit = (out_of_memory and done == len(jobs)) or device_is_lost(setting.device)
+                    line.say(Message(record=record.model_copy(update={"memory": peak()}), unfit=unfit))
+                    if unfit:
+                        return
 
 
 def device_is_lost(device: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from sparsebench.errors import UserError, as_utf8, text_of
 from sparsebench.plugin.content import file_revision
 from sparsebench.records.cell import Origin
 from sparsebench.runner.devices import variables
-from sparsebench.runner.process import START, Line, Server, Worker, dump, how_it_left, kept_server, load
+from sparsebench.runner.process import START, Line, Server, Worker, how_it_left, kept_server
 from sparsebench.strategy.spec import parse
 from sparsebench.testing.reports import GROUPS, Group, Outcome, Report, Status
 
@@ -73,8 +72,8 @@ def check(
     Raises:
         UserError: there is no such strategy, file or parameter.
     """
-    reports, strategies = list[Report](), 1
-    with tempfile.TemporaryDirectory() as folder, kept_server(variables()) as server:
+    reports, strategies, server = list[Report](), 1, kept_server(variables())
+    with tempfile.TemporaryDirectory() as folder:
         while len(reports) < strategies:
             request = Request(target=target, given=given, number=len(reports), groups=groups)
             report, strategies = _one(request, limit, server, Path(folder) / "log")
@@ -104,7 +103,7 @@ def _one(request: Request, limit: float, server: Server, log: Path) -> tuple[Rep
             if message.report is not None:
                 report, decided, strategies = message.report, message.decided, message.strategies
             else:
-                worker.ask(dump(request).encode())
+                worker.ask(request)
                 asked = True
     except _LostError as lost:
         if not asked:
@@ -136,10 +135,8 @@ def _answer(worker: Worker, limit: float) -> Message:
     return message
 
 
-def main(end: socket.socket) -> None:
-    """Check what one line asks for, in a process of its own: load the strategy, run the checks, say what they found."""
-    line = Line(end)
-
+def main(line: Line) -> None:
+    """Check what is asked for, in a process of its own: load the strategy, run the checks, say what they found."""
     from sparsebench.plugin.registry import Registry
     from sparsebench.testing import networks, run
     from sparsebench.testing.parametrize import PluginError, resolve
@@ -148,7 +145,7 @@ def main(end: socket.socket) -> None:
         networks.cached(name)
     _limit_memory()
     line.say(Message())
-    request = load(Request, line.asked.readline())
+    request: Request = line.recv()
     try:
         strategies = resolve(request.target, Registry(), request.given)
         strategy, origin = strategies[request.number]

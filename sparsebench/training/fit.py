@@ -135,7 +135,7 @@ def fit(
             allowed="weights as they were", next_step="work on copies, and return what is learned",
         )  # fmt: skip
     learned = _tensors_of(returned, actor)
-    load(actor, learned)
+    load_learned(actor, learned)
     return Fitted(learned, frozen.shown)
 
 
@@ -144,7 +144,7 @@ def modules_of(actor: Actor) -> nn.ModuleDict:
     return nn.ModuleDict({str(block): module for block, module in actor.learned.items()})
 
 
-def load(actor: Actor, learned: Mapping[str, Tensor]) -> None:
+def load_learned(actor: Actor, learned: Mapping[str, Tensor]) -> None:
     """Put what was learned, by `block.name`, into the actor's modules."""
     modules_of(actor).load_state_dict(dict(learned))
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from measured import VIT, what_was_measured
 from running import inline, local
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from sparsebench.deploy.trained import trained_cell
 from sparsebench.models.actor import LEARNED
@@ -15,8 +15,10 @@ from sparsebench.plan.job import Job, Limits, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
-from sparsebench.runner import fitting
-from sparsebench.runner.prepare import Context, prepare
+from sparsebench.runner import prepare
+from sparsebench.runner.prepare import Context
+from sparsebench.runner.run_cell import run_cells
+from sparsebench.runner.worker import one_thread
 
 TASK = "composite:epochs=1,test=20,pretrain_epochs=0,batch=10"
 PLUGIN = """
@@ -60,57 +62,47 @@ def jobs_of(job_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return jobs
 
 
-def run(jobs: list[Job], out: Path) -> Record:
-    return list(inline(jobs, Registry(), out))[-1]
+def run(jobs: list[Job], out: Path, context: Context | None = None) -> Record:
+    """Return the record of the last job; what strategies learned is in the context."""
+    with one_thread():
+        return list(run_cells(jobs, Registry(), context or context_of(out)))[-1]
+
+
+def context_of(out: Path) -> Context:
+    return Context(Setting(out=out, device="cpu"))
 
 
 def same(a: Record, b: Record) -> bool:
     return what_was_measured(a) == what_was_measured(b)
 
 
-def test_the_record_says_what_it_saw_and_it_is_kept(jobs_of: Any, tmp_path: Path) -> None:
-    jobs = jobs_of()
-    record = run(jobs, tmp_path)
+def test_the_record_says_what_it_saw(jobs_of: Any, tmp_path: Path) -> None:
+    jobs, context = jobs_of(), context_of(tmp_path)
+    record = run(jobs, tmp_path, context)
     assert record.status == "ok", record.failure
     assert record.notes["fit"].startswith("7 training images, 7 shown to the network, learned ")
-    (path,) = (tmp_path / "fits").glob("*.safetensors")
-    items = load_file(path)["0.seen"].long().tolist()
+    (fitted,) = context.fitted.values()
+    items = fitted.learned["0.seen"].long().tolist()
     assert len(set(items)) == 7 and items == sorted(items) and set(items) <= set(range(20))
     assert record.metrics["macs_ratio"].value == record.metrics["macs_ratio_planned"].value
     dense = load_file(store.weights_path(tmp_path, jobs[0].cell.id))
     assert not any(name.startswith(f"{LEARNED}.") for name in dense)
 
 
-def test_what_is_known_is_not_looked_for_again_and_what_is_torn_is_made_anew(
+def test_other_budgets_take_what_is_known_and_other_parameters_and_repetitions_do_not(
     jobs_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    *starts, job = jobs_of()
-    first = run([*starts, job], tmp_path)
-    (path,) = (tmp_path / "fits").glob("*.safetensors")
-    written = path.read_bytes()
-    with monkeypatch.context() as patch:
-        patch.setattr(fitting, "fit", lambda *given: 1 / 0)
-        again = run([job], tmp_path)
-        assert same(first, again)
-        path.write_bytes(written[:50])
-        assert run([job], tmp_path).status == "failed"
-    path.write_bytes(written[:50])
-    assert same(first, run([job], tmp_path)) and path.read_bytes() == written
-    save_file({"0.light": torch.zeros(3), "0.seen": torch.zeros(7)}, path, {"shown": "1"})
-    assert same(first, run([job], tmp_path)) and path.read_bytes() == written
-
-
-def test_other_budgets_take_it_and_other_sources_parameters_and_repetitions_do_not(
-    jobs_of: Any, tmp_path: Path
-) -> None:
-    *starts, job = jobs_of()
+    (*starts, job), context = jobs_of(), context_of(tmp_path)
+    first = run([*starts, job], tmp_path, context)
     budget = job.cell.budget.model_copy(update={"keep_rate": 0.3})
     other = job.model_copy(update={"cell": job.cell.model_copy(update={"budget": budget})})
-    notes = {run([*starts, job], tmp_path).notes["fit"], run([other], tmp_path).notes["fit"]}
-    assert len(notes) == 1 and len(list((tmp_path / "fits").iterdir())) == 1
-    for count, more in enumerate(({"repetition": 1}, {"images": 8}, {"fit": "seen = 2 * seen"}), 2):
-        assert run(jobs_of(**more), tmp_path).status == "ok"
-        assert len(list((tmp_path / "fits").iterdir())) == count
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare, "fit", lambda *given: 1 / 0)
+        assert same(first, run([job], tmp_path, context))
+        assert run([other], tmp_path, context).notes["fit"] == first.notes["fit"]
+    for more in ({"repetition": 1}, {"images": 8, "name": "eight"}):
+        assert run(jobs_of(**more), tmp_path, context).notes["fit"] != first.notes["fit"]
+    assert len(context.fitted) == 3
 
 
 def test_a_cell_does_not_depend_on_others_on_their_order_or_on_threads(jobs_of: Any, tmp_path: Path) -> None:
@@ -148,7 +140,6 @@ def test_its_mistakes_cost_its_own_cell(jobs_of: Any, tmp_path: Path, fit: str, 
     *_, record, other = inline([*starts, bad, good], Registry(), tmp_path)
     assert (record.status, other.status) == ("failed", "ok") and record.failure is not None
     assert says in record.failure.reason and record.failure.kind == "UserError" and not record.failure.traceback
-    assert len(list((tmp_path / "fits").iterdir())) == 1
 
 
 @pytest.mark.parametrize("labels", [True, False])
@@ -161,27 +152,18 @@ def test_the_images_are_training_images_of_the_cell_drawn_by_its_repetition(
         given.append((arguments[2], arguments[5]))
         return original(*arguments)
 
-    original = fitting.fit
-    monkeypatch.setattr(fitting, "fit", look)
+    original = prepare.fit
+    monkeypatch.setattr(prepare, "fit", look)
     rows = []
     for repetition in (0, 1):
         *starts, job = jobs_of(labels=labels, repetition=repetition)
         assert run([*starts, job], tmp_path).status == "ok"
         images, relevance = given.pop()
-        train = prepare(job, Registry(), Context(Setting(out=tmp_path, device="cpu"))).train
+        train = prepare.prepare(job, Registry(), context_of(tmp_path)).train
         assert torch.equal(images.inputs, train.inputs[images.items]) and torch.equal(relevance, train.relevance)
         assert images._labels is None if not labels else torch.equal(images.labels, train.labels[images.items])
         rows.append(images.items.tolist())
     assert rows[0] != rows[1]
-
-
-def test_labels_are_those_of_the_training_images(jobs_of: Any, tmp_path: Path) -> None:
-    *starts, job = jobs_of("seen = images.labels.float()", labels=True)
-    run([*starts, job], tmp_path)
-    cell = prepare(job, Registry(), Context(Setting(out=tmp_path, device="cpu")))
-    (path,) = (tmp_path / "fits").glob("*.safetensors")
-    labels, rest = load_file(path)["0.seen"].long().tolist(), cell.train.labels.tolist()
-    assert all(label in rest for label in labels) and len(labels) == 7
 
 
 def test_with_the_training_it_learns_from_the_network_that_it_begins_with(jobs_of: Any, tmp_path: Path) -> None:
@@ -195,22 +177,23 @@ def test_with_the_training_it_learns_from_the_network_that_it_begins_with(jobs_o
     assert "belongs to the tracks frozen and tuned" in record.failure.reason
     cell = from_new.cell.model_copy(update={"init": dense.cell})
     tuned = from_new.model_copy(update={"cell": cell, "after": dense.cell.id, "keep_weights": True})
-    records = list(inline([*starts, tested, tuned], Registry(), tmp_path))
+    context = context_of(tmp_path)
+    with one_thread():
+        records = list(run_cells([*starts, tested, tuned], Registry(), context))
     assert [one.status for one in records] == ["ok"] * len(records), records[-1].failure
     first, second = load_file(store.weights_path(tmp_path, dense.cell.id)), store.weights_path(tmp_path, cell.id)
-    trained, (learned,) = load_file(second), (load_file(path) for path in (tmp_path / "fits").iterdir())
+    trained, (fitted,) = load_file(second), context.fitted.values()
     assert records[-1].notes["fit"] == records[-2].notes["fit"]  # by the same network, before it is trained on
-    assert all(torch.equal(trained[f"{LEARNED}.{name}"], value) for name, value in learned.items())
+    assert all(torch.equal(trained[f"{LEARNED}.{name}"], value) for name, value in fitted.learned.items())
     assert any(not torch.equal(trained[name], value) for name, value in first.items())
 
 
 def test_what_is_looked_at_has_learned_the_same(jobs_of: Any, tmp_path: Path) -> None:
-    *starts, job = jobs_of()
-    run([*starts, job], tmp_path)
-    (learned,) = (load_file(path) for path in (tmp_path / "fits").iterdir())
-    cell = trained_cell(job, Registry(), Context(Setting(out=tmp_path, device="cpu")))
-    state = cell.network.module.state_dict()
-    assert all(torch.equal(state[f"{LEARNED}.{name}"], value) for name, value in learned.items())
+    (*starts, job), context = jobs_of(), context_of(tmp_path)
+    run([*starts, job], tmp_path, context)
+    (fitted,) = context.fitted.values()
+    state = trained_cell(job, Registry(), context_of(tmp_path)).network.module.state_dict()
+    assert all(torch.equal(state[f"{LEARNED}.{name}"], value) for name, value in fitted.learned.items())
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from sparsebench.plan import plan as planner
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
-from sparsebench.runner.engines import Stop
+from sparsebench.runner.engines import first_interrupt
 
 
 def plan(out: Path) -> planner.Plan:
@@ -24,38 +24,30 @@ def default_handler() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def test_the_first_interrupt_asks_and_the_second_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_interrupt_is_heard_and_the_second_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
-    stop = Stop(lambda: heard.append("asked"))
-    with pytest.raises(KeyboardInterrupt), stop.on_interrupt():
+    with pytest.raises(KeyboardInterrupt), first_interrupt(lambda: heard.append("first")):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # at the same moment: the same one
-        assert stop.asked and heard == ["asked"]
+        assert heard == ["first"]
         monkeypatch.setattr("sparsebench.runner.engines.ECHO", 0)
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_handler_of_the_callers_own_is_left_alone() -> None:
-    heard: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
-    stop = Stop()
-    with stop.on_interrupt():
+    heard: list[str] = []
+    signal.signal(signal.SIGINT, lambda number, _: heard.append("own"))
+    with first_interrupt(lambda: heard.append("first")):
         signal.raise_signal(signal.SIGINT)
-    assert heard == [signal.SIGINT] and not stop.asked
+    assert heard == ["own"]
 
 
-def test_in_another_thread_interrupts_are_left_alone() -> None:
-    seen: list[bool] = []
-
-    def enter() -> None:
-        with Stop().on_interrupt():
-            seen.append(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
-
-    thread = threading.Thread(target=enter)
+def test_a_run_in_another_thread_stores_its_records(tmp_path: Path) -> None:
+    thread = threading.Thread(target=lambda: execute(planned(tmp_path), Registry(), tmp_path))
     thread.start()
     thread.join()
-    assert seen == [True]
+    assert len(store.read(tmp_path)) == 4
 
 
 @pytest.mark.parametrize("workers", [0, 1])
