@@ -214,15 +214,14 @@ def test_a_script_runs_on_two_workers_and_goes_on_after_it_was_killed(tmp_path: 
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
-    [({"seeds": "3"}, "seeds; got '3'; allowed: a whole number"), ({"keep": "half"}, "keep; got 'half'"),
-     ({"n_train": [1.5]}, "n_train; got 1.5"), ({"suite": 3}, "suite; got 3; allowed: a text"),
-     ({"jobs": 1.0}, "jobs; got 1.0"), ({"download": "yes"}, "download; got 'yes'"),
-     ({"seeds": True}, "seeds; got True"),
-     ({"plugins": 7}, "plugins; got 7")],
+    [({"seeds": "three"}, "seeds: .* integer.*; got 'three'"), ({"keep": "half"}, "keep: .*; got 'half'"),
+     ({"n_train": [1.5]}, "n_train: .*; got .1.5"), ({"suite": 3}, "suite: .* string; got 3"),
+     ({"jobs": 1.5}, "jobs: .*; got 1.5"), ({"download": "maybe"}, "download: .*; got 'maybe'"),
+     ({"rerun": "never"}, "rerun: .*'missing'.*; got 'never'"), ({"plugins": 7}, "plugins; got 7")],
     ids=json.dumps,
 )  # fmt: skip
 def test_wrong_arguments_are_user_errors(tmp_path: Path, wrong: dict[str, Any], says: str) -> None:
-    with pytest.raises(sparsebench.UserError, match=says.replace("(", r"\(")):
+    with pytest.raises(sparsebench.UserError, match=says):
         sparsebench.run(**{"plugins": "noise", "out": tmp_path, **wrong})
 
 

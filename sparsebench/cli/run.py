@@ -106,7 +106,6 @@ def forecast(plan: Plan, device: str = "auto") -> None:
 
     from sparsebench.files import cache_folder
     from sparsebench.plan.locate import pictures_of
-    from sparsebench.plan.plan import apart
     from sparsebench.plugin.registry import Registry
     from sparsebench.tasks.sources.labels import described
 
@@ -130,14 +129,13 @@ def forecast(plan: Plan, device: str = "auto") -> None:
     table = tabulate(rows + total, headers="keys", tablefmt="simple", disable_numparse=True)
     said = {(job.cell.task.name, line) for job in plan.jobs if (line := described(job.cell.task.params))}
     orders = "".join(f"\n{task}: class folders are numbered {line}" for task, line in sorted(said))
-    split = apart(len(todo), sum(bool(job.network) for job in todo))
     pictures = pictures_of(todo, registry, plan.locations)
     n, size = sum(one.shape[0] for one in pictures), sum(one.size for one in pictures)
     first = f"\n{n:,} pictures to decode first, {size / 1e9:.2f} GB in {cache_folder()}; nothing is decoded now" * (
         n > 0
     )
     again = "".join(f"{line}\n" for line in plan.changed)
-    click.echo(f"{len(todo)} of {len(plan.jobs)} cells to run{split}{first}\n{again}{_networks(plan)}{table}{orders}")
+    click.echo(f"{len(todo)} of {len(plan.jobs)} cells to run{first}\n{again}{_networks(plan)}{table}{orders}")
     broken = sorted({(job.label, job.failure) for job in plan.todo if job.failure is not None})
     for label, reason in broken:
         click.echo(f"{label} does not load, and its cells would fail: {reason}", err=True)
@@ -204,12 +202,10 @@ def _counts(records: Iterable[Record], runs: Iterable[Underway]) -> list[dict[st
 
 
 def _state(run: Underway) -> str:
-    from sparsebench.plan.plan import apart
-
     where = f"the run on {plain(run.host)} (process {run.pid})"
     left = sum(run.left.values())
     if not run.alive:
         silent = clock(time.time() - run.updated)
         return f"{where} was stopped with {left} cells left, or says nothing since {silent}: the same command goes on"
-    about = f"{left} cells without a record{apart(left, run.tests)}, {time_of(run.seconds, 'about ')}"
+    about = f"{left} cells without a record, {time_of(run.seconds, 'about ')}"
     return f"{where}: {about}; the longest at work so far: {clock(time.time() - run.since)}"

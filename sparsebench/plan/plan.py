@@ -85,11 +85,6 @@ class Plan:
     strays: Mapping[str, str] = field(default_factory=dict)
     changed: tuple[str, ...] = ()
 
-    @property
-    def apart(self) -> str:
-        """How many of what is to do are trainings and how many tests, see `apart`."""
-        return apart(len(self.todo), sum(bool(job.network) for job in self.todo))
-
 
 def plan(
     request: Request,
@@ -195,9 +190,3 @@ def _why(before: str, now: str) -> str:
     if now.startswith(CODE) and before.startswith(CODE):
         return "its file changed"
     return f"{plain(now)}, before {plain(before)}"
-
-
-def apart(cells: int, tests: int) -> str:
-    """Return how many of some cells are trainings, and how many tests of trained networks; "" without any of these."""
-    trainings = "1 training" if cells - tests == 1 else f"{cells - tests} trainings"
-    return f" ({trainings}, {tests} {'test' if tests == 1 else 'tests'} of trained networks)" if tests else ""

@@ -5,12 +5,12 @@ Options of commands and keywords of `sparsebench.run` are the fields here that h
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeVar, get_origin, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from sparsebench.errors import UserError, unknown
 from sparsebench.records.cell import Precision, Where
@@ -152,39 +152,19 @@ class Option(NamedTuple):
     words: Mapping[str, Any]
 
     def value(self, given: Any) -> Any:
-        """Return what a user gave as the field has it."""
+        """Return what a user gave as the field has it; None is 0 of a number, and else what the option is unless given.
+
+        Raises:
+            UserError: it is of another type.
+        """
+        several = get_origin(self.type) is tuple
         if given is None:
-            return 0.0 if self.type is float else self.default if get_origin(self.type) is tuple else None
-        if get_origin(self.type) is tuple:
-            many = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
-            checked = (self._check_type(one, get_args(self.type)[:1]) for one in many)
-            return tuple(Path(one) if Path in get_args(self.type) else one for one in checked)
-        types = get_args(self.type) or (self.type,)
-        if get_origin(self.type) is Literal:
-            if given not in types:
-                raise UserError(self.name, got=repr(given), allowed=types)
-            return given
-        self._check_type(given, types)
-        return Path(given) if Path in get_args(self.type) else given
-
-    def _check_type(self, given: Any, types: Sequence[Any]) -> Any:
-        """Return a value of one of the types, or raise UserError."""
-        kinds = tuple(one for each in types for one in KINDS.get(each, (each,)) if one is not type(None))
-        if not isinstance(given, kinds) or (isinstance(given, bool) and bool not in types):
-            raise UserError(
-                self.name, got=repr(given), allowed=" or ".join(WORDS[each] for each in types if each in WORDS)
-            )
-        return given
-
-
-KINDS: Mapping[Any, tuple[type, ...]] = {int: (Integral,), float: (Real,), Path: (str, os.PathLike)}
-WORDS: Mapping[Any, str] = {
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-    bool: "True or False",
-    Path: "a path",
-}
+            return 0.0 if self.type is float else self.default if several else None
+        many = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+        try:
+            return TypeAdapter(self.type).validate_python(many if several else given)
+        except ValidationError as error:
+            raise UserError(f"{self.name}: {error.errors()[0]['msg']}", got=repr(given)) from error
 
 
 def _options(value: type) -> dict[str, Option]:

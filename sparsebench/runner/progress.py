@@ -95,7 +95,7 @@ class Progress:
         seconds = Remaining(plan.todo, plan.expected).seconds(workers)
         about = "" if seconds is None else f", {time_of(seconds, 'about ')}"
         where = f"on {workers or 'no'} worker processes"
-        click.echo(f"{len(plan.todo)} of {len(plan.jobs)} cells to run{plan.apart}, {where}{about}", err=True)
+        click.echo(f"{len(plan.todo)} of {len(plan.jobs)} cells to run, {where}{about}", err=True)
         for line in plan.changed:
             click.echo(line, err=True)
         self.cells, self.total, self.left, self.said = 0, len(plan.todo), time_of(seconds), time.monotonic()

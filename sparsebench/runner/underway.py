@@ -34,7 +34,6 @@ class Underway(BaseModel):
     Attributes:
         updated: when it was written, in seconds since 1970; `since` when the longest cell at work was begun.
         left, running: by strategy the number of cells without a record, those that are run included; of cells that run.
-        tests: how many of those left test a network that is trained once for several.
         done: how much of the cells that run is done, in cells.
         seconds: how long what is left takes; None while nothing says so.
     """
@@ -48,7 +47,6 @@ class Underway(BaseModel):
     since: float
     left: dict[str, int]
     running: dict[str, int] = {}
-    tests: int = 0
     done: float = 0.0
     seconds: float | None = None
 
@@ -107,7 +105,6 @@ class Beat:
                 since=min((since for since, _ in running.values()), default=now),
                 left=Counter(job.label for job in jobs.values()),
                 running=Counter(jobs[cell_id].label for cell_id in running),
-                tests=sum(bool(job.network) for job in jobs.values()),
                 done=self.remaining.share(self.workers, now), seconds=self.remaining.seconds(self.workers, now),
             )  # fmt: skip
 

@@ -108,10 +108,3 @@ def test_what_a_run_left_that_was_killed_just_now_goes_with_the_next(
 def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
     result = status(tmp_path / "nowhere")
     assert result.exit_code == 2 and "no records in" in result.output
-
-
-def test_trainings_and_tests_of_trained_networks_are_counted_apart(tmp_path: Path) -> None:
-    now = time.time()
-    run = underway.Underway(host="here", pid=7, workers=1, updated=now, since=now, left={"random": 6}, tests=3)
-    files.write_whole(tmp_path / "underway" / "here-7.json", run.model_dump_json().encode())
-    assert "6 cells without a record (3 trainings, 3 tests of trained networks)" in status(tmp_path).output
