@@ -7,7 +7,6 @@ how each was trained and what its file's content is.
 from __future__ import annotations
 
 import glob
-import hashlib
 import logging
 import os
 from collections import defaultdict
@@ -32,7 +31,7 @@ from sparsebench.tasks.base import Task
 from sparsebench.tasks.sources.known import OFFICIAL
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 log = logging.getLogger(__name__)
 
@@ -242,7 +241,7 @@ CONVERT = (
 def locate_all(given: Sequence[Path], key: str = "") -> dict[str, Path]:
     """Return where the files of weights lie that a user means, by the names that cells have for them; see `files_of`.
 
-    Files with the same weights are one network. What is done to weights, and to files, is said in a line.
+    Files with the same content are one network. What is done to weights, and to files, is said in a line.
 
     Args:
         given: files, folders and patterns.
@@ -254,17 +253,12 @@ def locate_all(given: Sequence[Path], key: str = "") -> dict[str, Path]:
     from sparsebench.models.weight_files import read_weights
 
     located: dict[str, Path] = {}
-    by_numbers: dict[str, Path] = {}
     said: defaultdict[str, list[Path]] = defaultdict(list)
-    files = files_of(given)
-    for path in files:
+    for path in files_of(given):
         name, path = locate_file(path)
         weights = read_weights(path, key)
-        first = located.get(name)
-        if first is None and len(files) > 1:
-            first = by_numbers.setdefault(_digest(weights.state), path)
-        if first not in (None, path):
-            said[f"holds the same weights as {first}: they are one network"].append(path)
+        if name in located:
+            said[f"is the same file as {located[name]}: they are one network"].append(path)
             continue
         located[name] = path
         if weights.others and not key:
@@ -356,15 +350,3 @@ def file_names(located: Mapping[str, Path]) -> dict[str, str]:
     return {name: as_utf8("/".join(each[-length:])) for name, each in parts.items()} | {
         name: as_utf8(path.name) for name, path in own.items()
     }
-
-
-def _digest(state: Mapping[str, Tensor]) -> str:
-    """Return a hash of the weights themselves, whatever file they are in and by whatever names."""
-    import torch
-
-    digests = []
-    for value in state.values():
-        content = hashlib.sha256(f"{value.dtype} {tuple(value.shape)} ".encode())
-        content.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        digests.append(content.digest())
-    return hashlib.sha256(b"".join(sorted(digests))).hexdigest()

@@ -6,6 +6,7 @@ OUT/environments/<hash>.json                        machine and libraries, once 
 OUT/weights/<cell id>.safetensors                   weights that other cells start from
 OUT/checkpoints/<cell id>.safetensors               a training under way, until its record is there
 OUT/underway/<host>-<pid>.json                      how far a run is, until it is over
+OUT/.cells.lock                                     whose bytes are the locks of cells that runs are at
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from queue import SimpleQueue
@@ -203,36 +202,6 @@ class _End(NamedTuple):
     killed: bool = False
 
 
-@dataclass
-class _Asked:
-    """A batch that a worker was given.
-
-    Attributes:
-        left: the jobs without a record, by cell.
-        at: ids of the cells that the worker is at.
-        started, clock: since when it is.
-    """
-
-    left: dict[str, Job]
-    at: tuple[str, ...] = ()
-    started: datetime = field(default_factory=lambda: datetime.now(UTC))
-    clock: float = field(default_factory=time.monotonic)
-
-    def begins(self, at: tuple[str, ...] = ()) -> None:
-        """Take note of what the worker is at from now on."""
-        self.at, self.started, self.clock = at, datetime.now(UTC), time.monotonic()
-
-    @property
-    def seconds(self) -> float:
-        """How long the worker has been at it."""
-        return time.monotonic() - self.clock
-
-    def guilty(self) -> Job | None:
-        """Return the job that the worker was at, if it was at one."""
-        candidates = [self.left[id_] for id_ in self.at or self.left if id_ in self.left]
-        return candidates[0] if len(candidates) == 1 else None
-
-
 class Supervisor:
     """Gives cells to one worker after another, and ends those that go over a limit or are unfit.
 
@@ -253,6 +222,11 @@ class Supervisor:
         self.most = WAITING if slot.device == "cpu" else 1
         self.stopped = False
         self.lock = threading.Lock()
+        self._begins(())
+
+    def _begins(self, at: Sequence[str]) -> None:
+        """Take note of the ids of cells that the worker is at from now on."""
+        self.at, self.started, self.clock = at, datetime.now(UTC), time.monotonic()
 
     def records(self, batch: list[Job]) -> Iterator[tuple[Job, Record]]:
         """Yield the record of each job, unless it is killed.
@@ -263,68 +237,67 @@ class Supervisor:
         """
         batches, again = [batch], set[str]()
         while batches and not self.stopped:
-            asked = _Asked({job.cell.id: job for job in batches.pop()})
-            end = yield from self._ask(asked)
+            left = {job.cell.id: job for job in batches.pop()}
+            end = yield from self._ask(left)
             if end is not None and not self.stopped:
-                job = asked.guilty()
-                if job is None:
-                    batches += [[job] for job in reversed(asked.left.values())]
+                at = [left[cell_id] for cell_id in self.at or left if cell_id in left]
+                if len(at) != 1:
+                    batches += [[job] for job in reversed(left.values())]
                     continue
-                del asked.left[job.cell.id]
+                job = left.pop(at[0].cell.id)
                 if end.killed and job.cell.id not in again:
                     log.warning("%s of %s: %s; it is tried once more", job.cell.id, job.label, end.reason)
                     again.add(job.cell.id)
-                    batches += [list(asked.left.values()), [job]] if asked.left else [[job]]
+                    batches += [list(left.values()), [job]] if left else [[job]]
                     continue
                 failure = Failure(reason=end.reason, kind=end.status, traceback=end.words)
-                yield job, job.record_of_failure(end.status, failure, asked.started.isoformat(), asked.seconds)
-            if asked.left:
-                batches.append(list(asked.left.values()))
+                seconds = time.monotonic() - self.clock
+                yield job, job.record_of_failure(end.status, failure, self.started.isoformat(), seconds)
+            if left:
+                batches.append(list(left.values()))
 
-    def _ask(self, asked: _Asked) -> Generator[tuple[Job, Record], None, _End | None]:
-        """Yield the worker's records; return how it came to an end with it if not by answering."""
-        code = next(iter(asked.left.values())).code
+    def _ask(self, left: dict[str, Job]) -> Generator[tuple[Job, Record], None, _End | None]:
+        """Yield the worker's records and take out their jobs; return how it came to an end with it, if it did."""
+        code = next(iter(left.values())).code
         worker = self._start(code)
         if worker is None:
             return None
-        asked.begins()
-        worker.ask(list(asked.left.values()))
-        while asked.left:
-            heard = self._hear(worker, asked)
+        self._begins(())
+        worker.ask(list(left.values()))
+        while left:
+            heard = self._hear(worker, left)
             if isinstance(heard, _End):
                 self._end(code)
                 return heard
             if heard is None:
                 continue
             if heard.record is not None:
-                yield asked.left.pop(heard.record.cell_id), heard.record
-            if heard.share:
-                self.on_begin(heard.at, heard.share)
-                continue
-            asked.begins(heard.at)
-            self.on_begin(heard.at, 0.0)
+                yield left.pop(heard.record.cell_id), heard.record
+            self.on_begin(heard.at, heard.share)
+            if not heard.share:
+                self._begins(heard.at)
             if heard.unfit:
                 self._end(code)
                 return None
         return None
 
-    def _hear(self, worker: Worker, asked: _Asked) -> Message | _End | None:
+    def _hear(self, worker: Worker, left: dict[str, Job]) -> Message | _End | None:
         """Return the worker's next message, or how it ends here, or None if there is nothing to say yet."""
         try:
             message = worker.answer(LOOK, Message)
-            if message is not None and message.record is not None and message.record.cell_id not in asked.left:
+            if message is not None and message.record is not None and message.record.cell_id not in left:
                 raise ValueError("it is about another cell")
         except EOFError:
             code = worker.end(PATIENCE)
             return _End("crashed", f"the worker {how_it_left(code)}", worker.last_words(), was_killed(code))
         except ValueError as error:
             return _End("crashed", f"the worker's answer cannot be read: {error}", worker.last_words())
-        return self._over(worker, asked) if message is None else message
+        return self._over(worker) if message is None else message
 
-    def _over(self, worker: Worker, asked: _Asked) -> _End | None:
+    def _over(self, worker: Worker) -> _End | None:
         """Return the end of a worker that is over a limit."""
-        if 0 < self.limits.timeout < asked.seconds:
-            reason = f"no result after {shown_time(asked.seconds)}, with --timeout {self.limits.timeout:g}"
+        if 0 < self.limits.timeout < (seconds := time.monotonic() - self.clock):
+            reason = f"no result after {shown_time(seconds)}, with --timeout {self.limits.timeout:g}"
             return _End("timeout", reason, worker.last_words())
         if self.limits.memory and (size := worker.held_over(self.limits.memory)):
             limit = shown_size(self.limits.memory)

@@ -55,28 +55,7 @@ from sparsebench.training.steps import Autograd
 from sparsebench.training.watch import Watch
 
 EVERY = 1.0
-"""Seconds between two reports."""
-
-
-class Share:
-    """Reports every second which share is done.
-
-    Args:
-        total: how much there is to do.
-        report: called with the share, in (0, 1].
-    """
-
-    def __init__(self, total: int, report: Callable[[float], None]):
-        self.total, self.report = total, report
-        self.due = time.monotonic() + EVERY
-
-    def __call__(self, done: int) -> None:
-        """Report, if it is time to."""
-        if done and time.monotonic() >= self.due:
-            self.report(done / self.total)
-            self.due = time.monotonic() + EVERY
-
-
+"""Seconds between two reports of the share that is done."""
 log = logging.getLogger(__name__)
 
 
@@ -162,10 +141,10 @@ def run_cells(
     for run in runs:
         on_begin([run.job])
         run.attempt(partial(run.prepare, registry))
-    sharing = [run for run in runs if run.can_share()]
-    if sharing:
-        on_begin([run.job for run in sharing])
-        _train_together(sharing)
+    together = [run for run in runs if run.failure is None and run.can_be_joined()]
+    if together:
+        on_begin([run.job for run in together])
+        _train_together(together)
     for run in runs:
         on_begin([run.job])
         if run.trained is None:
@@ -178,7 +157,10 @@ def _train_together(runs: Sequence[_Run]) -> None:
     """Train what runs in one program; each has its outcome then, or has diverged, or must be trained alone."""
     by_trainer: dict[Any, list[tuple[_Run, JointTraining]]] = {}
     for run in runs:
-        training = run.joint()
+        cell = run.cell
+        assert cell is not None
+        course = Course(len(cell.train.labels), cell.recipe, cell.order)
+        training = JointTraining(cell.network, cell.in_training, cell.train, cell.recipe, course)
         by_trainer.setdefault(cast(TrainsTogether, training.network).train_together, []).append((run, training))
     for train_together, pairs in by_trainer.items():
         train_together([training for _, training in pairs])
@@ -253,18 +235,10 @@ class _Run:
         """Draw the data and build the network."""
         self.cell = prepare(self.job, registry, self.context)
 
-    def can_share(self) -> bool:
+    def can_be_joined(self) -> bool:
         """Say whether it can be trained in one program with others."""
-        cell = self.cell
-        able = self.failure is None and cell is not None and hasattr(cell.network, "train_together")
-        return able and cell is not None and not cell.recipe.watch
-
-    def joint(self) -> JointTraining:
-        """Return it as a training among others."""
-        cell = self.cell
-        assert cell is not None
-        course = Course(len(cell.train.labels), cell.recipe, cell.order)
-        return JointTraining(cell.network, cell.in_training, cell.train, cell.recipe, course)
+        assert self.cell is not None
+        return hasattr(self.cell.network, "train_together") and not self.cell.recipe.watch
 
     def train(self) -> None:
         """Train it alone, if its task trains at all."""
@@ -301,17 +275,26 @@ class _Run:
         """Return what is called after each step; one that may end sooner than its recipe says reports no share."""
         recipe = training.course.recipe
         sooner = recipe.stop_at_zero_loss or recipe.stop_below or recipe.patience
-        share = None if sooner else self._share(training.course.total)
+        report = (lambda step: None) if sooner else self._share(training.course.total)
 
         def call(step: int) -> None:
-            for one in (other, share):
-                if one is not None:
-                    one(step)
+            if other is not None:
+                other(step)
+            report(step)
 
         return call
 
-    def _share(self, total: int) -> Share:
-        return Share(total, partial(self.context.on_share, self.job.cell.id))
+    def _share(self, total: int) -> Callable[[int], None]:
+        """Return what is called with how many steps, or test items, are done, and reports the share every second."""
+        due = time.monotonic() + EVERY
+
+        def report(done: int) -> None:
+            nonlocal due
+            if done and time.monotonic() >= due:
+                self.context.on_share(self.job.cell.id, done / total)
+                due = time.monotonic() + EVERY
+
+        return report
 
     def _fit(self, cell: Prepared, acting: Actor | None) -> None:
         """Let the strategy that acts now look at training images, unless it did or does not want to."""

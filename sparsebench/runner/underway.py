@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -109,6 +109,10 @@ class Beat:
             )  # fmt: skip
 
 
+LOCKS = ".cells.lock"
+"""The file in a run's folder of whose bytes each is the lock of a cell."""
+
+
 class CellLocks:
     """The cells that a run has begun, which other runs of its folder on this machine leave to it.
 
@@ -123,25 +127,12 @@ class CellLocks:
 
     def __init__(self, out: Path, known: Mapping[str, Head], on_done: Callable[[str], None] = lambda cell_id: None):
         self.out, self.known, self.on_done = out, known, on_done
-        self.path, self.done = out / "underway" / "cells", set[str]()
-        self.new = dict[str, Head | Record]()
+        self.done, self.new = set[str](), dict[str, Head | Record]()
         self.sealed: list[Path] | None = None
-        self.read = dict[Path, int]()
+        self.read = Counter[Path]()
         self.file: int | None = None
         with suppress(OSError):
-            self.file = self._open()
-
-    def _open(self) -> int:
-        """Open the file; one that was removed by a run that ended meanwhile is not taken."""
-        while True:
-            self.path.parent.mkdir(exist_ok=True)
-            with suppress(FileNotFoundError), ExitStack() as opened:
-                file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
-                opened.callback(os.close, file)
-                fcntl.lockf(file, fcntl.LOCK_SH, 1, HERE)
-                if os.fstat(file).st_ino == os.stat(self.path).st_ino:
-                    opened.pop_all()
-                    return file
+            self.file = os.open(out / LOCKS, os.O_RDWR | os.O_CREAT, 0o666)
 
     def begin(self, cell_id: str) -> bool:
         """Say whether no other run is at a cell; none is to begin it from now on."""
@@ -151,6 +142,8 @@ class CellLocks:
             fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _place(cell_id))
         except (BlockingIOError, PermissionError):
             return False
+        except OSError:  # the file system has no locks
+            self.file = None
         return True
 
     def release(self, cell_id: str) -> None:
@@ -161,29 +154,26 @@ class CellLocks:
     def is_done(self, job: Job) -> bool:
         """Say whether another run has stored an answer to a cell, of the same revision, since this one was planned."""
         self._read_on()
-        head = self.new.get(job.cell.id)
+        head, known = self.new.get(job.cell.id), self.known.get(job.cell.id)
         if head is None or head.status == "skipped" or head.origin.identity != job.origin.identity:
+            return False
+        if known is not None and known.started == head.started:
             return False
         self.done.add(job.cell.id)
         self.on_done(job.cell.id)
         return True
 
     def _read_on(self) -> None:
-        """Read what others have stored since: all heads at first and once a run has sealed its records, else lines."""
+        """Read what others have stored since: all heads at first and once a run has sealed its records, and lines."""
         others = [path for path in store.segments(self.out) if store.by_this_process() not in path.name]
-        sealed = store.sealed(self.out)
-        if sealed != self.sealed and (sealed or others):
+        if (sealed := store.sealed(self.out)) != self.sealed and (sealed or others):
             self.sealed = sealed
-            for path in others:
-                with suppress(FileNotFoundError):  # it was sealed meanwhile
-                    self.read[path] = path.stat().st_size
-            was = {cell: head.started for cell, head in self.known.items()}
-            self.new |= {cell: head for cell, head in store.heads(self.out).items() if head.started != was.get(cell)}
+            self.new |= store.heads(self.out)
         for path in others:
-            with suppress(FileNotFoundError), path.open("rb") as file:
-                file.seek(self.read.get(path, 0))
+            with suppress(FileNotFoundError), path.open("rb") as file:  # it was sealed meanwhile
+                file.seek(self.read[path])
                 for line in (line for line in file if line.endswith(b"\n")):
-                    self.read[path] = self.read.get(path, 0) + len(line)
+                    self.read[path] += len(line)
                     with suppress(ValueError):
                         record = store.parse(line)
                         self.new[record.cell_id] = record
@@ -192,17 +182,8 @@ class CellLocks:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.file is None:
-            return
-        with suppress(OSError):
-            fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, HERE)  # no other run has the file
-            self.path.unlink()
-            self.path.parent.rmdir()
-        os.close(self.file)
-
-
-HERE = 1 << 60
-"""The byte of that file that every run has locked while it is open."""
+        if self.file is not None:
+            os.close(self.file)
 
 
 def _place(cell_id: str) -> int:
