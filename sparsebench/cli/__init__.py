@@ -11,7 +11,7 @@ import click
 
 from sparsebench import __version__
 from sparsebench.cli import check, claims, leaderboard, listing, look, publish, reproduce, run
-from sparsebench.cli.terminal import EXAMPLES, Guided, flush_output, group_commands, open_streams, refusal
+from sparsebench.cli.terminal import COMMANDS, EXAMPLES, flush_output, open_streams, refusal
 from sparsebench.errors import UserError
 from sparsebench.plugin.observer import leave_in_time
 
@@ -54,16 +54,18 @@ class _Group(click.Group):
         return result
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands; see `group_commands`."""
-        group_commands(self, context, formatter)
-
-    def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the first command to try."""
-        with formatter.section("Example"):
-            formatter.write_text(EXAMPLES["run"])
+        """Write the commands, by what they are for."""
+        width = formatter.width - max(map(len, EXAMPLES)) - 8
+        for title, names in COMMANDS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(width)) for name in names])
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=_Group,
+    epilog=f"Example:  {EXAMPLES['run']}",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(__version__, prog_name="sparsebench")
 def main() -> None:
     """Benchmark token sparsification in Vision Transformers, on data that knows which tokens matter."""
@@ -74,9 +76,8 @@ for command in (
     look.speed, leaderboard.leaderboard, reproduce.reproduce, claims.claims, check.new, check.check, publish.submit,
     publish.verify, publish.merge, publish.export, publish.observe,
 ):  # fmt: skip
+    command.epilog = f"Example:  {EXAMPLES[str(command.name)]}"
     main.add_command(command)
-    if not isinstance(command, Guided):
-        command.epilog = f"Example:  {EXAMPLES[str(command.name)]}"
 
 
 def run_cli() -> None:

@@ -22,32 +22,36 @@ from sparsebench.board.tables import WIDTH, Choice
 from sparsebench.errors import UserError
 
 COMMANDS = {
-    "Measure": ("run", "status", "leaderboard", "compare", "show-tokens", "reproduce", "claims", "speed"),
-    "What there is": ("list", "show", "data", "env"),
-    "Write a strategy": ("new", "check"),
-    "Publish and share": ("submit", "verify", "merge", "export", "observe"),
+    "Measure": {
+        "run": "sparsebench run attn_topk evit:keep_rate=0.7 my.py --out results",
+        "status": "sparsebench status results",
+        "leaderboard": "sparsebench leaderboard results --view pairs",
+        "compare": "sparsebench compare attn_topk evit --picture both.png",
+        "show-tokens": "sparsebench show-tokens --plugin attn_topk",
+        "reproduce": "sparsebench reproduce theory --figure 2",
+        "claims": "sparsebench claims evit-deit-s-0.7",
+        "speed": "sparsebench speed timm:deit_tiny_patch16_224 evit:keep_rate=0.7 --batch 1",
+    },
+    "What there is": {
+        "list": "sparsebench list suites",
+        "show": "sparsebench show attn_topk",
+        "data": "sparsebench data --verify",
+        "env": "sparsebench env",
+    },
+    "Write a strategy": {
+        "new": "sparsebench new my_strategy",
+        "check": "sparsebench check my_strategy.py evit",
+    },
+    "Publish and share": {
+        "submit": "sparsebench submit results --strategy my_strategy",
+        "verify": "sparsebench verify leaderboard/submissions",
+        "merge": "sparsebench merge results-1 results-2 --out results",
+        "export": "sparsebench export results --format csv -o records.csv",
+        "observe": "sparsebench observe results tensorboard:dir=events",
+    },
 }
-EXAMPLES = {
-    "run": "sparsebench run attn_topk evit:keep_rate=0.7 my.py --out results",
-    "status": "sparsebench status results",
-    "leaderboard": "sparsebench leaderboard results --view pairs",
-    "compare": "sparsebench compare attn_topk evit --picture both.png",
-    "show-tokens": "sparsebench show-tokens --plugin attn_topk",
-    "reproduce": "sparsebench reproduce theory --figure 2",
-    "list": "sparsebench list suites",
-    "show": "sparsebench show attn_topk",
-    "data": "sparsebench data --verify",
-    "env": "sparsebench env",
-    "new": "sparsebench new my_strategy",
-    "check": "sparsebench check my_strategy.py evit",
-    "claims": "sparsebench claims evit-deit-s-0.7",
-    "speed": "sparsebench speed timm:deit_tiny_patch16_224 evit:keep_rate=0.7 --batch 1",
-    "submit": "sparsebench submit results --strategy my_strategy",
-    "verify": "sparsebench verify leaderboard/submissions",
-    "merge": "sparsebench merge results-1 results-2 --out results",
-    "export": "sparsebench export results --format csv -o records.csv",
-    "observe": "sparsebench observe results tensorboard:dir=events",
-}
+"""The commands by what they are for, each with an example."""
+EXAMPLES = {name: example for group in COMMANDS.values() for name, example in group.items()}
 OPTIONS = {
     "What is run": ("plugins", "suite", "tasks", "model", "seeds", "keep", "macs", "n_train", "where"),
     "Pictures and weights": (
@@ -60,42 +64,18 @@ OPTIONS = {
 }  # fmt: skip
 
 
-def group_commands(group: click.Group, context: click.Context, formatter: click.HelpFormatter) -> None:
-    """Write the commands of a group, by what they are for."""
-    known = {name: command for name in group.list_commands(context) if (command := group.get_command(context, name))}
-    rest = tuple(name for name in known if not any(name in names for names in COMMANDS.values()))
-    width = max(map(len, known)) + 8
-    for title, names in (COMMANDS | {"Others": rest}).items():
-        rows = [(name, known[name].get_short_help_str(formatter.width - width)) for name in names if name in known]
-        if rows:
-            with formatter.section(title):
-                formatter.write_dl(rows)
-
-
-def group_options(command: click.Command, context: click.Context, formatter: click.HelpFormatter) -> None:
-    """Write the options of a command, by what they are for where it has many."""
-    options = (one for one in command.get_params(context) if isinstance(one, click.Option))
-    rows = {one.name: row for one in options if (row := one.get_help_record(context)) is not None}
-    titles = {name: title for title, names in OPTIONS.items() for name in names} if len(rows) > 12 else {}
-    for title in (*OPTIONS, "Options"):
-        part = [row for name, row in rows.items() if titles.get(str(name), "Options") == title]
-        if part:
-            with formatter.section(title):
-                formatter.write_dl(part)
-
-
 class Guided(click.Command):
-    """A command whose help has its options in groups and ends with an example."""
+    """A command whose help has its options in groups, where it has many."""
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options; see `group_options`."""
-        group_options(self, context, formatter)
-
-    def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the example."""
-        if self.name in EXAMPLES:
-            with formatter.section("Example"):
-                formatter.write_text(EXAMPLES[self.name])
+        """Write the options, by what they are for."""
+        options = (one for one in self.get_params(context) if isinstance(one, click.Option))
+        rows = {one.name: row for one in options if (row := one.get_help_record(context)) is not None}
+        titles = {name: title for title, names in OPTIONS.items() for name in names} if len(rows) > 12 else {}
+        for title in (*OPTIONS, "Options"):
+            if part := [row for name, row in rows.items() if titles.get(str(name), "Options") == title]:
+                with formatter.section(title):
+                    formatter.write_dl(part)
 
 
 NAMES = {
