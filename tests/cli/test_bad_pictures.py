@@ -15,14 +15,12 @@ from click.testing import CliRunner, Result
 from PIL import Image
 from safetensors.torch import save_file
 
-import sparsebench
 from sparsebench.cli import main
 from sparsebench.plan.locate import decode
 from sparsebench.plan.plan import Plan, plan
 from sparsebench.plan.request import Files, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.tasks import sources
 from sparsebench.tasks.folder import Folder
 from sparsebench.tasks.sources import cache
 
@@ -150,15 +148,6 @@ def test_a_submission_says_it_too(root: Path, weights: Path, tmp_path: Path) -> 
     assert CliRunner().invoke(main, ["verify", str(folder)]).exit_code == 0
 
 
-def test_python_leaves_them_out_too(root: Path, weights: Path, tmp_path: Path) -> None:
-    spoil(root)
-    given = {"suite": "folder", "tasks": "folder:canvas=32", "model": f"timm:{ARCH}", "weights": weights, "seeds": 1}
-    with pytest.raises(sources.BadPicturesError, match="5 of 14"):
-        sparsebench.run(out=tmp_path / "out", images=f"folder:{root}", jobs=0, **given)
-    sparsebench.run(out=tmp_path / "out", images=f"folder:{root}", jobs=0, skip_bad=True, **given)
-    assert {record.outcomes.n for record in store.read(tmp_path / "out").values() if record.outcomes} == {9}
-
-
 def test_a_class_of_bad_pictures_alone_is_not_left_out(root: Path, weights: Path, tmp_path: Path) -> None:
     for path in (root / NAMES[1]).iterdir():
         path.write_bytes(b"")
@@ -225,19 +214,6 @@ def test_cells_take_the_decoded_pictures_and_do_not_look_at_the_folder(
     labels, total = elsewhere(of, "folder")
     assert labels == expected.labels.tolist() and total == expected.inputs.sum(dtype=np.int64)
     assert set(labels) == {0, 1} and len(labels) == 14
-
-
-def test_nor_do_cells_that_are_trained_on_foregrounds_and_backgrounds(root: Path, tmp_path: Path) -> None:
-    for split in ("train", "test"):
-        for path in sorted(root.rglob("*.png")):
-            (tmp_path / "classes" / split / path.parent.name).mkdir(parents=True, exist_ok=True)
-            (tmp_path / "classes" / split / path.parent.name / path.name).write_bytes(path.read_bytes())
-    files = Files((f"folder:{tmp_path / 'classes'}",), backgrounds=str(root))
-    of = planned(files, tmp_path / "out", suite="quick", tasks=("composite:pretrain_epochs=0,test=10",), n_train=(12,))
-    decode(of.todo, Registry(), of.locations)
-    assert len({path.name for path in set(of.locations.values())}) == 2
-    labels, total = elsewhere(of, "composite")
-    assert sorted(set(labels)) == [0, 1] and total > 0
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may read anything")

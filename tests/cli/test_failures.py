@@ -76,16 +76,6 @@ def test_the_same_command_again_names_what_runs_the_failed_again(failed: tuple[P
     assert "cells are in the store; 6 of them failed, --rerun failed tries them again" in again.stderr
 
 
-@pytest.mark.slow
-def test_check_says_it_in_the_same_words(tmp_path: Path) -> None:
-    one = tmp_path / "returns.py"
-    one.write_text(
-        FILE.read_text().replace("return [Listed, Flat, Strange, Misread, Remembers, Peeks]", "return [Flat]")
-    )
-    done = call("check", one)
-    assert done.exit_code == 1 and "scores must have shape" in done.stdout and "returns.py:" in done.stdout
-
-
 def test_a_parameter_without_a_type_is_named_with_what_to_write(tmp_path: Path) -> None:
     bare = tmp_path / "bare.py"
     bare.write_text(FILE.read_text().replace('    name = "listed"\n', '    name = "listed"\n    power = 2.0\n'))

@@ -31,10 +31,11 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return here
 
 
-def test_a_strategy_is_named_by_itself_or_after_plugin(here: Path) -> None:
-    both = call("run", "noise", "--plugin", "attn_topk", *SMALL, "--out", here / "both", "--dry-run")
+def test_a_strategy_is_named_by_itself_or_after_plugin_or_strategy(here: Path) -> None:
+    words = "noise", "--plugin", "attn_topk", "--strategy", "evit"
+    both = call("run", *words, *SMALL, "--out", here / "both", "--dry-run")
     assert both.exit_code == 0
-    assert {"noise", "attn_topk"} <= {line.split()[1] for line in both.stdout.splitlines()[3:-1]}
+    assert {"noise", "attn_topk", "evit"} <= {line.split()[1] for line in both.stdout.splitlines()[3:-1]}
 
 
 @pytest.mark.parametrize("command", [["leaderboard"], ["status"], ["export"], ["submit", "--to", "published"]])
@@ -100,13 +101,6 @@ def test_a_shell_completes_names(line: str, offered: str) -> None:
     code = "from sparsebench.cli import main; main(prog_name='sparsebench')"
     done = subprocess.run([sys.executable, "-c", code], env=os.environ | about, capture_output=True, text=True)
     assert f"plain,{offered}" in done.stdout.splitlines(), done.stderr
-
-
-def test_a_strategy_may_be_named_by_an_option_of_that_name(tmp_path: Path) -> None:
-    done = CliRunner().invoke(
-        main, ["run", "--strategy", "attn_topk", "--suite", "smoke", "--out", str(tmp_path), "--dry-run"]
-    )
-    assert done.exit_code == 0 and "attn_topk" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -28,28 +28,6 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_what_works_on_records_imports_no_torch(out: Path, tmp_path: Path) -> None:
-    ranked = ROOT / "leaderboard" / "quick"  # whose outcomes have ranks
-    given = [
-        ["export", out], ["export", out, "--format", "parquet", "-o", tmp_path / "new"],
-        ["merge", ranked, "-o", tmp_path / "merged"],
-        ["leaderboard", out], ["leaderboard", out, "--format", "html", "-o", tmp_path / "page"],
-    ]  # fmt: skip
-    code = f"""
-import sys
-from sparsebench.board.published import publish
-from sparsebench.cli import main
-for given in {[list(map(str, words)) for words in given]!r}:
-    try:
-        main(given)
-    except SystemExit as leave:
-        assert not leave.code, (given, leave.code)
-    assert not {{'torch', 'timm', 'torchvision', 'matplotlib'}} & set(sys.modules), given
-"""
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
 def test_a_file_and_standard_output_get_the_same(out: Path, tmp_path: Path, form: str) -> None:
     shown = call("export", out, "--format", form)

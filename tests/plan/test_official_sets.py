@@ -8,7 +8,7 @@ import pytest
 from sparsebench.deploy.trained import narrow
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
-from sparsebench.plan.locate import LOCATED, places_of
+from sparsebench.plan.locate import LOCATED
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 
@@ -52,13 +52,6 @@ def test_each_kind_of_pictures_may_be_named(tmp_path: Path, parameter: str) -> N
         planner.plan(
             Request(suite=str(tmp_path / "own.toml")), planner.Files(), Registry(), tmp_path / "out", "missing"
         )
-
-
-def test_a_parameter_of_that_name_may_be_a_list_in_another_s_task(tmp_path: Path) -> None:
-    (job, *_) = plan(tmp_path, planner.Files(images=("digits",))).jobs
-    task = job.cell.task.model_copy(update={"params": {"images": ["cifar10"]}})
-    other = job.model_copy(update={"cell": job.cell.model_copy(update={"task": task})})
-    assert places_of(planner.Files(), [other]) == {}
 
 
 def test_what_is_drawn_needs_its_pictures_though_nothing_is_to_be_trained(

@@ -4,12 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 from measured import VIT, reason
 from running import inline
 from safetensors.torch import load_file, save_file
 
-from sparsebench.cli import main
 from sparsebench.deploy.trained import trained_cell
 from sparsebench.plan.expand import expand
 from sparsebench.plan.job import Job, Setting
@@ -88,17 +86,6 @@ def test_what_learns_on_the_way_or_ends_by_validation_has_a_training_of_its_own(
     assert not any(job.network for where in ("both", "train") for job in jobs_of(where))
 
 
-def test_where_dense_is_asked_for_its_cell_is_the_training() -> None:
-    request = Request(
-        suite="quick-scratch", plugins=("random",), tasks=(TASK,), model=VIT, n_train=(40,), seeds=1, where="test"
-    )
-    jobs = expand(request, Registry())
-    assert len({job.cell.id for job in jobs}) == len(jobs)
-    trainings = {job.network for job in jobs if job.network}
-    (training,) = (job for job in jobs if job.cell.id in trainings)
-    assert training.label == "dense" and training.keep_weights and training.order < max(job.order for job in jobs)
-
-
 def test_weights_that_say_nothing_of_their_training_are_a_clear_failure(run, tmp_path: Path) -> None:
     out, jobs, _ = run
     job = jobs[-1]
@@ -116,13 +103,3 @@ def test_the_network_that_is_looked_at_is_the_one_that_is_tested(run) -> None:
     weights = load_file(store.weights_path(out, jobs[-1].network))
     network = trained_cell(jobs[-1], Registry(), Context(Setting(out=out, device="cpu"))).network
     assert all(torch.equal(value, weights[name]) for name, value in network.module.state_dict().items())
-
-
-def test_a_dry_run_counts_trainings_apart(tmp_path: Path) -> None:
-    given = ["--suite", "quick-scratch", "--task", TASK, "--model", VIT, "--n-train", "40", "--seeds", "2"]
-    done = CliRunner().invoke(
-        main, ["run", "--plugin", "tome", *given, "--where", "test", "--out", str(tmp_path), "--dry-run"]
-    )
-    assert done.exit_code == 0, done.output
-    # Pre-training once, and in each of two repetitions dense and the tests of random, oracle, anti_oracle and tome.
-    assert done.stdout.startswith("11 of 11 cells to run\n")

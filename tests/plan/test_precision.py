@@ -70,13 +70,6 @@ def test_a_test_in_bfloat16_is_another_cell_with_other_losses(both: Any, files: 
         assert other == as_model[name].metrics["test_loss"].value
 
 
-def test_cells_in_float32_do_not_say_it(both: Any) -> None:
-    _, single, halved = both
-    for record in single.values():
-        assert "precision" not in record.cell.model_dump() and record.cell.precision == "float32"
-    assert all(record.cell.model_dump(mode="json")["precision"] == "bfloat16" for record in halved.values())
-
-
 def test_no_board_mixes_two_precisions(both: Any) -> None:
     out, single, halved = both
     shown = dict(sparsebench.leaderboard(out)[["strategy", "accuracy"]].itertuples(index=False))

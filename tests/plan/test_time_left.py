@@ -16,7 +16,6 @@ from sparsebench.records.record import Failure, Record
 from sparsebench.runner.queue import Queue
 
 TASK = "composite:test={test}"
-PRETRAINED = "composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40"
 
 
 def jobs_of(test: str = "20", n_train: tuple[int, ...] = (4,), seeds: int = 2) -> list[Job]:
@@ -95,16 +94,6 @@ def test_one_of_each_kind_comes_first_and_then_the_longest() -> None:
     assert first not in {(job.cell.task.params["test"], job.cell.n_train) for job in known[:3]}, "one of it is done"
 
 
-def test_what_others_start_from_stays_first() -> None:
-    jobs = expand(
-        Request(suite="quick-scratch", tasks=(PRETRAINED,), model="vit:dim=16,depth=2,heads=2", n_train=(20,), seeds=1),
-        Registry(),
-    )
-    records = [took(job, 1.0 if job.keep_weights else 100.0) for job in jobs]
-    ordered = learned(jobs, *records).longest_first(jobs)
-    assert ordered[0].keep_weights and len(ordered) == len(jobs) > 1
-
-
 @pytest.mark.parametrize("rerun", ["missing", "always"])
 def test_a_plan_has_the_longest_first_by_what_the_folder_has(tmp_path: Path, rerun: planner.Rerun) -> None:
     request = Request(suite=TINY, tasks=(TASK.format(test="20,30"),), n_train=(4,), seeds=2)
@@ -172,21 +161,6 @@ def test_how_far_a_training_is_counts_more_than_what_others_took() -> None:
     remaining.begin([job.cell.id], 0.0, 0.0)
     remaining.begin([job.cell.id], 0.05, 5.0)
     assert remaining.seconds(1, 5.0) == pytest.approx(95.0)
-
-
-@pytest.mark.parametrize("seconds", [None, 0.001, 3.0])
-def test_the_time_left_is_never_0_while_cells_are_left(seconds: float | None) -> None:
-    jobs = jobs_of("20,30", (4, 8), 1)
-    remaining = Remaining(jobs, learned(jobs, *([took(jobs[0], seconds)] if seconds else [])))
-    now = 0.0
-    for job in jobs:
-        remaining.begin([job.cell.id], 0.0, now)
-        for gone in (0.0, 0.001, 3.0, 1000.0):
-            left = remaining.seconds(2, now + gone)
-            assert left is None or left > 0
-        now += 1000
-        remaining.done(took(job, 0.0 if seconds is None else seconds))
-    assert remaining.seconds(2) == 0.0
 
 
 def simulated(

@@ -211,12 +211,6 @@ def test_a_suite_of_trained_networks_is_not_trained_as_a_whole_and_its_tasks_are
         expand(Request(suite=str(suites[1]), where="train"), Registry())
 
 
-def test_cells_of_no_other_track_say_none(records: list[Record]) -> None:
-    cell = records[0].cell
-    assert cell.model_dump(mode="json")["track"] in ("frozen", "tuned")
-    assert "track" not in cell.model_copy(update={"track": "scratch"}).model_dump(mode="json")
-
-
 def test_the_networks_that_come_with_sparsebench_are_those_of_their_suite(tmp_path: Path) -> None:
     networks = Networks(tmp_path, {})
     jobs = expand(Request(suite="networks"), Registry())

@@ -142,7 +142,8 @@ def test_a_disk_that_is_full_is_said_once_and_does_not_end_the_cell(
 @pytest.mark.parametrize(
     ("rerun", "recorded", "goes"),
     [("missing", None, False), ("failed", None, False), ("always", None, True), ("missing", "ok", True),
-     ("missing", "failed", True), ("missing", "crashed", False), ("failed", "crashed", False), ("always", "ok", True)],
+     ("missing", "failed", True), ("missing", "crashed", False), ("failed", "crashed", False),
+     ("missing", "timeout", False), ("missing", "oom", False), ("always", "ok", True)],
 )  # fmt: skip
 def test_a_run_removes_checkpoints_of_what_is_finished_or_starts_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rerun: Any, recorded: Any, goes: bool

@@ -42,12 +42,6 @@ def by_cell(records: Iterator[Record]) -> dict[str, dict[str, Any]]:
     return {record.cell_id: what_was_measured(record) for record in records}
 
 
-def test_jobs_are_handed_out_in_order() -> None:
-    jobs = [a_job(k) for k in range(3)]
-    queue = Queue(jobs, 1)
-    assert [queue.take() for _ in range(4)] == [[jobs[0]], [jobs[1]], [jobs[2]], None]
-
-
 def test_jobs_that_can_be_trained_together_are_handed_out_together() -> None:
     jobs = [a_job(k).model_copy(update={"together": k not in (2, 3)}) for k in range(8)]
     queue = Queue(jobs, 3)
@@ -119,20 +113,6 @@ def test_two_worker_processes_give_what_this_process_gives(
 ) -> None:
     assert by_cell(local(jobs, 2, tmp_path)) == alone
     assert "no more cells" not in logs_of(tmp_path)
-
-
-def test_the_threads_of_the_caller_do_not_matter(
-    jobs: list[Job], alone: dict[str, dict[str, Any]], tmp_path: Path
-) -> None:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        assert by_cell(inline(jobs[:4], Registry(), tmp_path)).items() <= alone.items()
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -119,19 +118,3 @@ def test_data_are_drawn_once_unless_they_are_large(monkeypatch: pytest.MonkeyPat
     assert len(draws) == times and len(found) == 4
     assert all(np.array_equal(found[0].train.inputs, other.train.inputs) for other in found)
     assert found[0].train.inputs is not found[1].train.inputs
-
-
-def test_pictures_are_kept_unless_they_are_mapped_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, registry = Drawn(), Registry()
-    request = Request(suite="quick-scratch", tasks=("composite:test=20,pretrain_epochs=0",), n_train=(20,), seeds=1)
-    cell = expand(request, registry)[0].cell
-    task = registry.task("composite").model_validate(cell.task.params)
-    data = kept.of(task, cell, {})
-    assert kept.data is not None and kept.data.test.inputs is not data.test.inputs
-    assert np.array_equal(kept.data.test.inputs, data.test.inputs)
-    mapped = np.memmap(tmp_path / "inputs", np.uint8, "w+", shape=data.test.inputs.shape)
-    mapped[:] = data.test.inputs
-    data = replace(data, test=replace(data.test, inputs=mapped))
-    monkeypatch.setattr(type(task), "draw", lambda *_: data)
-    another = Drawn()
-    assert another.of(task, cell, {}) is data and another.data is None

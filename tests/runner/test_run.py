@@ -18,13 +18,13 @@ from processes import processes_of
 from running import execute
 from waiting import soon
 
-from sparsebench import api, files
+from sparsebench import api
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.records.record import Failure, Record
+from sparsebench.records.record import Record
 from sparsebench.runner import devices
 
 # About a fifth of a second a cell.
@@ -155,38 +155,6 @@ def test_records_are_stored_before_they_are_shown(tmp_path: Path) -> None:
     show = lambda record: stored.append(record.cell_id in store.read(tmp_path))  # noqa: E731
     execute(plan, Registry(), tmp_path, 0, show)
     assert stored == [True] * 8
-
-
-@pytest.mark.slow
-def test_a_crashed_cell_keeps_its_checkpoint_to_go_on_from(samples: Path, tmp_path: Path) -> None:
-    plan = planned(tmp_path, str(samples / "segfaults.py"), n_train=(4,))
-    paths = {job.cell.id: store.checkpoint_path(tmp_path, job.cell.id) for job in plan.todo}
-    for path in paths.values():
-        files.write_whole(path, b"begun")
-    new: list[Record] = []
-    execute(plan, Registry(), tmp_path, 1, new.append)
-    crashed = {record.cell_id for record in new if record.status == "crashed"}
-    assert len(crashed) == 1 and {id_ for id_, path in paths.items() if path.exists()} == crashed
-
-
-@pytest.mark.parametrize(
-    ("status", "again", "kept"),
-    [("timeout", True, True), ("oom", True, True), ("crashed", True, True), ("failed", True, False),
-     ("unsupported", False, False)],
-)  # fmt: skip
-def test_what_was_cut_short_keeps_its_checkpoint_and_is_run_again_when_failures_are(
-    tmp_path: Path, status: Any, again: bool, kept: bool
-) -> None:
-    job, *_ = planned(tmp_path).jobs
-    writer = store.Writer(tmp_path)
-    for one in planned(tmp_path).jobs:
-        writer.append(one.record_of_failure(status if one == job else "unsupported", Failure(reason="it was ended")))
-    writer.close()
-    path = store.checkpoint_path(tmp_path, job.cell.id)
-    files.write_whole(path, b"begun")
-    execute(planned(tmp_path), Registry(), tmp_path)
-    assert path.exists() == kept
-    assert planned(tmp_path, rerun="failed").todo == [job] * again
 
 
 def test_the_environment_lies_beside_the_records_that_name_it(done: Path) -> None:
