@@ -216,7 +216,6 @@ def execute(request: Request, files: Files, how: How, out: Path, callbacks: Call
     from sparsebench.board.board import board_of, read
     from sparsebench.board.entries import frame_of
     from sparsebench.board.published import publish
-    from sparsebench.errors import UserError
     from sparsebench.plugin.registry import Registry
     from sparsebench.runner import run as runs
 
@@ -224,11 +223,6 @@ def execute(request: Request, files: Files, how: How, out: Path, callbacks: Call
     known = frame_of(read(out))
     known = known[known["cell_id"].isin([job.cell.id for job in plan.whole])]
     records = known[known["cell_id"].isin([job.cell.id for job in plan.jobs])]
-    if lost := {job.cell.id for job in plan.jobs} - set(records["cell_id"]):
-        raise UserError(
-            f"records of {len(lost)} cells in {out} cannot be read, {min(lost)} among them",
-            next_step="remove the lines that the warnings name, and give the same command again",
-        )
     board = board_of(known, out)
     publish(board, out)
     return Done(board, records)

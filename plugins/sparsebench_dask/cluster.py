@@ -16,7 +16,7 @@ from sparsebench.plan.job import Job, Setting
 from sparsebench.records import manifests, store
 from sparsebench.records.record import Failure, Record
 from sparsebench.runner import environment
-from sparsebench.runner.devices import gpus, slots, variables
+from sparsebench.runner.devices import slots, variables
 from sparsebench.runner.engines import OnBegin, Supervisor, log_of, nobody
 from sparsebench.runner.process import kept_server
 from sparsebench.runner.queue import Queue
@@ -46,7 +46,7 @@ def answer(setting: Setting, jobs: Sequence[Job], version: str) -> tuple[list[Re
             f"{dask.address} on {socket.gethostname()}: another sparsebench", got=__version__, allowed=version
         )
     task, over = dask.get_current_task(), threading.Event()
-    (slot,) = slots(setting.device, 1, 0 if setting.device == "cpu" else gpus())
+    (slot,) = slots(setting.device, 1)
     name = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
     supervisor = Supervisor(setting, slot, kept_server(variables()), log_of(setting.out, name))
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from sparsebench import __version__
-from sparsebench.cli import check, claims, leaderboard, listing, look, publish, reproduce, run
+from sparsebench.cli import check, leaderboard, listing, look, papers, publish, run
 from sparsebench.cli.terminal import COMMANDS, EXAMPLES, flush_output, open_streams, refusal
 from sparsebench.errors import UserError
 from sparsebench.plugin.observer import leave_in_time
@@ -73,7 +73,7 @@ def main() -> None:
 
 for command in (
     run.run, run.status, listing.list_, listing.show, listing.data, listing.env, look.show_tokens, look.compare,
-    look.speed, leaderboard.leaderboard, reproduce.reproduce, claims.claims, check.new, check.check, publish.submit,
+    look.speed, leaderboard.leaderboard, papers.reproduce, papers.claims, check.new, check.check, publish.submit,
     publish.verify, publish.merge, publish.export, publish.observe,
 ):  # fmt: skip
     command.epilog = f"Example:  {EXAMPLES[str(command.name)]}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -148,17 +147,12 @@ def contenders_of(
 
     A plugin that names budgets of its own is run at those; the baselines are run at every amount that occurs, spread
     their own way. Tokens per block are no amount that strategies at the input share. A task with strategies of its own
-    has those in place of the baselines.
-
-    Raises:
-        UserError: a budget is named twice.
+    has those in place of the baselines. A budget that is named twice is one.
     """
     named_here = () if request.alone else entry.strategies
     specs = plugins + [parse(text) for text in named_here or ()]
     usual = usual_budgets(suite, entry, request)
     budgets = [budgets_of(spec, usual) for spec in specs]
-    for each in (usual, *budgets):
-        _check_different(each)
     amounts = (
         shared_amount(budget) for each in budgets for budget in each if any(getattr(budget, key) for key in SHARED)
     )
@@ -202,16 +196,6 @@ def usual_budgets(suite: Suite, entry: SuiteTask, request: Request) -> list[Budg
     shared = [Budget(keep_rate=rate) for rate in request.keep] + [Budget(macs=share) for share in request.macs]
     usual = shared or list(() if request.single else entry.budgets)
     return usual or [Budget(**suite.budget.model_dump(exclude={"blocks"}, exclude_unset=True))]
-
-
-def _check_different(budgets: list[Budget]) -> None:
-    """Raise UserError if a budget is there twice: its cells would be the same."""
-    twice = [budget.label for budget, n in Counter(budgets).items() if n > 1]
-    if twice:
-        raise UserError(
-            "budgets", got=f"{', '.join(twice)} more than once", allowed="each once, in any order",
-            next_step="leave the second one out",
-        )  # fmt: skip
 
 
 def specs_of(text: str, registry: Registry) -> list[Spec]:

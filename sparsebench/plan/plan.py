@@ -27,33 +27,17 @@ from sparsebench.records.record import ANSWERS, Head
 MOST_SHARDS = 10**6
 
 
-@dataclass(frozen=True)
-class Shard:
-    """One of several shares of the cells, by their ids alone: disjoint, and all of them together are all cells.
+def shard(text: str) -> Callable[[str], bool]:
+    """Return which cells, by their ids alone, are in a share such as 0/4: disjoint shares, which together are all.
 
-    Attributes:
-        index: from 0.
-        number: of shares.
+    Raises:
+        UserError: it is no such text, or there is no such share.
     """
-
-    index: int
-    number: int
-
-    @classmethod
-    def parse(cls, text: str) -> Shard:
-        """Return the shard of a text such as 0/4.
-
-        Raises:
-            UserError: it is no such text, or there is no such share.
-        """
-        match = re.fullmatch(r"(\d+)/(\d+)", text.strip(), re.ASCII)
-        if match is None or not int(match[1]) < int(match[2]) <= MOST_SHARDS:
-            raise UserError("--shard", got=f"'{text}'", allowed="I/N with I from 0 to N - 1, as 0/4, 1/4, 2/4 and 3/4")
-        return cls(int(match[1]), int(match[2]))
-
-    def has(self, cell_id: str) -> bool:
-        """Say whether a cell is in it."""
-        return int.from_bytes(hashlib.sha256(cell_id.encode()).digest()) % self.number == self.index
+    match = re.fullmatch(r"(\d+)/(\d+)", text.strip(), re.ASCII)
+    if match is None or not int(match[1]) < int(match[2]) <= MOST_SHARDS:
+        raise UserError("--shard", got=f"'{text}'", allowed="I/N with I from 0 to N - 1, as 0/4, 1/4, 2/4 and 3/4")
+    index, number = int(match[1]), int(match[2])
+    return lambda cell_id: int.from_bytes(hashlib.sha256(cell_id.encode()).digest()) % number == index
 
 
 @dataclass(frozen=True)
@@ -92,10 +76,10 @@ def plan(
     registry: Registry,
     out: Path,
     rerun: Rerun,
-    shard: Shard | None = None,
+    in_shard: Callable[[str], bool] = lambda cell_id: True,
     prior: Callable[[Job], float] | None = None,
 ) -> Plan:
-    """Return the plan of a request, or of a shard of it. Nothing is written and no network is built.
+    """Return the plan of a request, or of a `shard` of it. Nothing is written and no network is built.
 
     `prior` says how many seconds a cell takes of whose kind the folder has no record.
 
@@ -110,7 +94,7 @@ def plan(
     asked = {job.cell.id for job in whole if job.asked}
     before = needed_by(asked, whole, lambda first: networks.elsewhere(first) is None)
     whole = [job for job in whole if job.cell.id in asked | before]
-    jobs = whole if shard is None else [job for job in whole if shard.has(job.cell.id)]
+    jobs = [job for job in whole if in_shard(job.cell.id)]
     again = {job.cell.id for job in jobs if rerun == "always" or _is_missing(job, known, rerun)}
     needed = needed_by(again, whole, lambda first: not networks.has(first))
     ids = {job.cell.id for job in jobs} | needed

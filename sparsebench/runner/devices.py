@@ -88,20 +88,21 @@ def variables() -> dict[str, str]:
     return named | THREADS | {"PYTHONPATH": path}
 
 
-def slots(device: str, workers: int, gpus: int = 0) -> list[Slot]:
+def slots(device: str, workers: int) -> list[Slot]:
     """Return the places of a run's workers.
 
     A worker on a GPU sees that one alone, so that what a strategy puts on "cuda" is where its cell is. Workers on
-    "cuda" are spread over all GPUs that this process sees.
+    "cuda" are spread over all GPUs that this process sees. A GPU is called as CUDA_VISIBLE_DEVICES lists it, by number,
+    UUID or MIG, or else by its number.
 
     Args:
         device: "cpu", "cuda" or "cuda:i".
         workers: how many.
-        gpus: the number of GPUs that torch sees here.
     """
     if device == "cpu":
         return [Slot(i, device, {}) for i in range(workers)]
-    names = visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    listed, seen = os.environ.get("CUDA_VISIBLE_DEVICES"), gpus()
+    names = [str(i) for i in range(seen)] if listed is None else [name.strip() for name in listed.split(",")][:seen]
     _, _, number = device.partition(":")
     chosen = [names[int(number)]] if number else names
     return [Slot(i, "cuda:0", {"CUDA_VISIBLE_DEVICES": chosen[i % len(chosen)]}) for i in range(workers)]
@@ -110,13 +111,6 @@ def slots(device: str, workers: int, gpus: int = 0) -> list[Slot]:
 def first_of(device: str) -> str:
     """Return the device of a process that has one only."""
     return "cuda:0" if device == "cuda" else device
-
-
-def visible(gpus: int, listed: str | None) -> list[str]:
-    """Return what CUDA_VISIBLE_DEVICES calls each GPU: as it is listed already, number, UUID or MIG, or the number."""
-    if listed is None:
-        return [str(i) for i in range(gpus)]
-    return [name.strip() for name in listed.split(",")][:gpus]
 
 
 LOOK = 0.2

@@ -131,11 +131,10 @@ class Processes:
 
     Args:
         workers: how many processes.
-        gpus: how many torch sees.
     """
 
-    def __init__(self, workers: int, gpus: int = 0):
-        self.workers, self.gpus = workers, gpus
+    def __init__(self, workers: int):
+        self.workers = workers
 
     def records(self, queue: Queue, setting: Setting, on_begin: OnBegin = nobody) -> Generator[Record, None, None]:
         """Yield the record of each job as it comes; see `Engine`.
@@ -147,7 +146,7 @@ class Processes:
         records: SimpleQueue[Record | BaseException | None] = SimpleQueue()
         supervisors = [
             Supervisor(setting, slot, server, log_of(setting.out, slot.number), on_begin)
-            for slot in slots(setting.device, self.workers, self.gpus)
+            for slot in slots(setting.device, self.workers)
         ]
         threads = [threading.Thread(target=_serve, args=(one, queue, records), daemon=True) for one in supervisors]
         for thread in threads:

@@ -16,7 +16,7 @@ from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import unanswered
 from sparsebench.plan.job import Job, Limits, Setting
 from sparsebench.plan.locate import decode, file_names
-from sparsebench.plan.plan import Plan, Shard
+from sparsebench.plan.plan import Plan
 from sparsebench.plan.request import Files, How, Request
 from sparsebench.plan.suite import Suite
 from sparsebench.plan.time_left import Remaining
@@ -110,9 +110,8 @@ def plan_of(
     Limits.parse(how.timeout, how.memory_limit, how.jobs != 0, how.exclusive)
     if not how.checkpoint >= 0:
         raise UserError("--checkpoint", got=how.checkpoint, allowed="seconds, or 0 for never")
-    shard = None if how.shard is None else Shard.parse(how.shard)
     request = replace(request, on_gpu=device != "cpu")
-    return planner.plan(request, files, registry, out, how.rerun, shard, prior)
+    return planner.plan(request, files, registry, out, how.rerun, planner.shard(how.shard or "0/1"), prior)
 
 
 def device_of(how: How) -> str:
@@ -156,14 +155,14 @@ def carry_out(plan: Plan, how: How, registry: Registry, out: Path, callbacks: Ca
             devices.workers_for(plan, device, how.jobs, how.exclusive) if cluster is None else cluster.slots() or 1
         )  # none may have come yet
         callbacks.on_plan(plan, workers)
-        collect(plan, cluster or engine_of(plan, registry, device, workers), setting, workers, callbacks, observers)
+        collect(plan, cluster or engine_of(registry, workers), setting, workers, callbacks, observers)
 
 
-def engine_of(plan: Plan, registry: Registry, device: str, workers: int) -> Engine:
+def engine_of(registry: Registry, workers: int) -> Engine:
     """Return the engine of so many worker processes on this machine, or of this process."""
     if workers == 0:
         return InProcess(registry)
-    return Processes(workers, 0 if device == "cpu" else devices.gpus())
+    return Processes(workers)
 
 
 def collect(

@@ -52,6 +52,6 @@ def execute(
 ) -> None:
     """Run what is to do of a plan."""
     setting = Setting(out=out, device="cpu", locations=dict(plan.locations))
-    engine = runs.engine_of(plan, registry, "cpu", workers)
+    engine = runs.engine_of(registry, workers)
     callbacks = runs.Callbacks(on_record=on_record, on_stop=on_stop)
     runs.collect(plan, engine, setting, workers, callbacks, Observers(registry))

@@ -1,5 +1,6 @@
 import pytest
 
+from sparsebench.runner import devices
 from sparsebench.runner.devices import THREADS, slots, variables
 
 
@@ -10,7 +11,9 @@ def no_gpus_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def gpus_of(device: str, workers: int, gpus: int) -> list[str]:
     """Return what each worker is told that it sees."""
-    placed = slots(device, workers, gpus)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(devices, "gpus", lambda: gpus)
+        placed = slots(device, workers)
     assert [slot.number for slot in placed] == list(range(workers))
     assert {slot.device for slot in placed} == {"cuda:0"}
     return [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in placed]

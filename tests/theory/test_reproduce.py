@@ -17,7 +17,7 @@ from sparsebench_theory.sparse_tokens import figures as sparse_tokens
 from sparsebench_theory.spatial import figures as spatial
 
 from sparsebench.cli import main
-from sparsebench.cli import reproduce as command
+from sparsebench.cli import papers as command
 from sparsebench.errors import UserError
 from sparsebench.paper import Paper, Verdict
 from sparsebench.paper.reproduce import publish, reproduce

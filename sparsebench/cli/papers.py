@@ -1,22 +1,102 @@
-"""sparsebench claims."""
+"""Commands about papers: reproduce makes their figures again, claims recounts their numbers."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sparsebench.board.tables import FORMATS, Choice
-from sparsebench.cli.options import options
+from sparsebench.cli.options import PICTURES, PLACE, options
 from sparsebench.cli.terminal import table
 from sparsebench.errors import UserError
 from sparsebench.plan.request import values_of
 from sparsebench.runner.progress import Progress
 
 if TYPE_CHECKING:
+    from sparsebench.paper import Paper
     from sparsebench.paper.claims.rows import Claim
+
+HOW = ("device", "jobs", "rerun", "checkpoint", "timeout", "memory_limit")
+
+
+class _Papers(click.Group):
+    """A command for each paper that plugins bring; which these are is looked at when that is asked."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        """See `click.Group.list_commands`."""
+        return list(self._papers(context))
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        """See `click.Group.get_command`."""
+        papers = self._papers(context)
+        return _command(papers[name]) if name in papers else None
+
+    def _papers(self, context: click.Context) -> dict[str, Paper]:
+        from sparsebench.plugin.registry import Registry
+
+        if __name__ not in context.meta:
+            context.meta[__name__] = Registry().papers()
+        papers: dict[str, Paper] = context.meta[__name__]
+        return papers
+
+
+@click.group(cls=_Papers)
+def reproduce() -> None:
+    """Make the figures of a published paper again, and say which of its claims hold."""
+
+
+def _command(paper: Paper) -> click.Command:
+    """Return the command that makes the figures of one paper."""
+    title, presets, figures = paper.title, paper.presets, tuple(paper.figures)
+    params: list[click.Parameter] = [
+        click.Option(["--figure", "figures"], multiple=True, type=click.Choice(figures), help="Only this; repeatable."),
+        click.Option(
+            ["--preset"], type=click.Choice(presets), default="default" if "default" in presets else presets[0],
+            show_default=True, help="How many trials, and how large.",
+        ),
+        click.Option(
+            ["--out"], type=click.Path(path_type=Path),
+            help=f"Where records, figures and verdicts go.  [default: sparsebench-{paper.name}-PRESET]",
+        ),
+    ]  # fmt: skip
+    text = f"""Make {title}.
+
+    Writes each figure as PNG, SVG and CSV, and a table of verdicts: what the paper claims, what came out, and by which
+    rule it counts as reproduced. What the folder has is not run again. Exits with 0 when all trials have an answer,
+    1 when some have none, 2 if the command is wrong.
+    """
+    callback = partial(_make, paper)
+    short = f"Of {title[title.index('(') + 1 : -1]}." if title.endswith(")") and "(" in title else title
+    command = click.Command(paper.name, params=params, help=text, short_help=short, callback=callback)
+    return options(*HOW, *(PICTURES if paper.pictures else ()), "shard", *PLACE)(command)
+
+
+def _make(paper: Paper, figures: tuple[str, ...], preset: str, out: Path | None, dry_run: bool, **values: Any) -> None:
+    from sparsebench.paper.reproduce import plan_of
+    from sparsebench.paper.reproduce import reproduce as make
+
+    folder = out or Path(f"sparsebench-{paper.name}-{preset}")
+    _, files, how = values_of(values)
+    if dry_run:
+        from sparsebench.cli.run import forecast
+
+        forecast(plan_of(paper, figures, preset, folder, how, replace(files, dry=True)))
+        return
+    with Progress(folder) as progress:
+        verdicts, lost = make(paper, figures, preset, folder, how, files, progress.callbacks())
+    figure, claim = (max((len(getattr(v, name)) for v in verdicts), default=0) for name in ("figure", "claim"))
+    for verdict in verdicts:
+        click.echo(f"{verdict.figure:<{figure}}  {verdict.claim:<{claim}}  {verdict.verdict}")
+    click.echo(f"written: {folder}/verdicts.md, .csv, .json and the figures", err=True)
+    if lost:
+        click.echo(f"{lost} trials have no answer, see the notes in verdicts.md", err=True)
+        sys.exit(1)
+
 
 CHECK_OUT = "sparsebench-claims"
 
