@@ -153,16 +153,9 @@ def changed(todo: Iterable[Job], known: Mapping[str, Head]) -> tuple[str, ...]:
             if (earlier := before.get((kind, _unrevised(part.model_dump())))) and part.revision not in earlier:
                 found[kind, _why(max(earlier) or "1", part.revision or "1")][part.name] += 1
     return tuple(
-        f"{n} {'cell runs' if n == 1 else 'cells run'} again: {_named(kind, sorted(names))} another revision ({why}) "
-        f"than {'its record' if n == 1 else 'their records'}"
+        f"run again: {names.total()} cells of {kind} {few(sorted(names), width=60)}: {why}"
         for (kind, why), names in sorted(found.items())
-        for n in (names.total(),)
     )
-
-
-def _named(kind: str, names: Sequence[str]) -> str:
-    several = {"strategy": "strategies"}.get(kind, f"{kind}s")
-    return f"{kind} '{plain(names[0])}' has" if len(names) == 1 else f"{several} {few(names, width=60)} have"
 
 
 def _unrevised(part: Mapping[str, Any]) -> str:
@@ -173,4 +166,4 @@ def _why(before: str, now: str) -> str:
     """Return in what two revisions differ, of which records have the first."""
     if now.startswith(CODE) and before.startswith(CODE):
         return "its file changed"
-    return f"{plain(now)}, before {plain(before)}"
+    return f"its revision is {plain(now)}, and was {plain(before)}"

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from click.testing import Result
@@ -326,65 +325,3 @@ def test_a_file_that_takes_a_name_is_refused_before_anything_is_run(tmp_path: Pa
     assert result.exit_code == 2 and not (tmp_path / "out").exists()
     assert "has the name of installed plugin 'random'; rename it" in result.stderr
     assert len(result.stderr.splitlines()) == 1
-
-
-def test_all_tasks_on_pictures_of_ones_own_make_a_whole_row(tmp_path: Path) -> None:
-    pictures(tmp_path / "pictures")
-    (tmp_path / "own.toml").write_text("""
-name = "own"
-version = 1
-title = "small"
-main_task = "composite"
-sample_complexity = "success"
-baselines = ["dense", "random", "oracle", "anti_oracle"]
-seeds = 2
-
-[budget]
-macs = 0.5
-
-[[task]]
-name = "plain"
-model_params = {dim = 16, depth = 2, heads = 2}
-params = {epochs = 1, test = 20}
-n_train = [20]
-
-[[task]]
-name = "composite"
-model_params = {dim = 16, depth = 2, heads = 2}
-params = {epochs = 1, test = 20, pretrain_epochs = 1, pretrain_samples = 20}
-n_train = [20]
-
-[[task]]
-name = "spurious"
-model_params = {dim = 16, depth = 2, heads = 2}
-params = {epochs = 1, test = 20, pretrain_epochs = 1, pretrain_samples = 20}
-n_train = [20]
-""")
-    result = call(
-        "run", "--suite", tmp_path / "own.toml", "--images", f"folder:{tmp_path / 'pictures'}", "--backgrounds",
-        tmp_path / "pictures" / "train", "--plugin", "attn_topk", "--plugin", SAMPLES / "good.py", "--jobs", 0, "--out",
-        tmp_path / "out", "--format", "json",
-    )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    rows = json.loads(result.stdout)
-    assert {row["strategy"] for row in rows} == {"dense", "random", "oracle", "anti_oracle", "attn_topk", "norm"}
-    for row in rows:
-        ranked = {"sample_complexity", "sample_complexity_ratio"} | (
-            {"pareto", "pareto_speed"} if row["kind"] == "oracle" else set()
-        )
-        ranked |= {"random_inside_delta", "versus_random_inside"}  # which this suite has not
-        ranked |= {"versus_dense"} if row["strategy"] == "dense" else set()
-        assert all(row[column.key] is not None for column in COLUMNS if column.key not in ranked)
-        assert row["n_seeds"] == 2
-
-
-def pictures(root: Path) -> None:
-    """Make a folder of pictures: two classes of five, to train and to test."""
-    random = np.random.default_rng(0)
-    for split in ("train", "test"):
-        for name in ("cat", "dog"):
-            (root / split / name).mkdir(parents=True)
-            for k in range(5):
-                Image.fromarray(random.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(
-                    root / split / name / f"{k}.png"
-                )

@@ -122,8 +122,8 @@ def test_of_a_file_the_code_decides_and_of_what_it_imports(mine: Path, tmp_path:
     for path, old, new in ((mine, "0.25", "0.5"), (tmp_path / "helper.py", "2.0", "3.0")):
         changed(path, old, new)
         said = run(out, str(mine))
-        assert said.startswith(f"1 of {total} cells to run\n1 cell runs again: strategy 'mine'"), said
-        assert "its file changed" in said and run(out, str(mine)).startswith("0 of ")
+        assert said.startswith(f"1 of {total} cells to run\nrun again: 1 cells of strategy mine: its file changed")
+        assert run(out, str(mine)).startswith("0 of ")
     assert len(store.read(out)) == total
 
 
@@ -134,7 +134,7 @@ def test_an_installed_distribution_declares_its_revision(install: Callable[[str]
     assert run(out, "mine").startswith("0 of ")
     changed(path, "[int] = 1", "[int] = 2")
     said = run(out, "mine")
-    assert "\n1 cell runs again: strategy 'mine' has another revision (far 2, before far 1)" in said
+    assert "\nrun again: 1 cells of strategy mine: its revision is far 2, and was far 1" in said
     (record,) = (one for one in store.read(out).values() if one.label == "mine")
     assert (record.origin.distribution, record.origin.version, record.origin.revision) == ("far", "1.5", "2")
 
@@ -184,7 +184,7 @@ def test_the_revision_of_a_task_is_part_of_its_cells(
     assert run(out, *names, task="easy").startswith("0 of ")
     changed(path, *(("[int] = 1", "[int] = 2") if installed else ("0.25", "0.5")))
     said = run(out, *names, task="easy")
-    assert f"\n{len(ids)} cells run again: task 'easy' has another revision" in said
+    assert f"\nrun again: {len(ids)} cells of task easy: " in said
     assert run(out, *names).startswith("0 of ") and set(store.read(out)) > ids
 
 
@@ -200,7 +200,7 @@ def test_records_of_earlier_versions_say_so(mine: Path, tmp_path: Path) -> None:
     total = len(store.read(out))
     assert {one.origin.revision for one in store.read(out).values()} == {"ab" * 32}
     said = run(out, str(mine))
-    assert said.startswith(f"{total} of {total} cells") and "another revision" in said
+    assert said.startswith(f"{total} of {total} cells") and "its revision is" in said
     assert run(out, str(mine)).startswith("0 of ")
 
 

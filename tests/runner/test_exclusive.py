@@ -20,7 +20,7 @@ from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
-from sparsebench.runner.devices import ALONE, BESIDE, turn
+from sparsebench.runner.devices import ALONE, turn
 
 TIMED = "composite:epochs=1,test=20,pretrain_epochs=0"
 SMALL = "vit:dim=16,depth=2,heads=2"
@@ -70,20 +70,6 @@ def test_two_runs_on_one_machine_take_turns(tmp_path: Path) -> None:
     records = [record for out in runs for record in store.read(tmp_path / out).values()]
     assert len(records) == 8 and min(gaps(records)) > -0.002  # seconds are rounded
     assert {record.notes["timed"] for record in records} == {ALONE[True]}
-
-
-@pytest.mark.slow
-def test_workers_of_one_run_take_turns_and_measure_the_same(tmp_path: Path) -> None:
-    jobs, limits = jobs_of(), Limits(exclusive=True)
-    beside = list(inline(jobs, Registry(), tmp_path / "beside"))
-    alone = list(local(jobs, 2, tmp_path / "alone", limits=limits))
-    assert min(gaps(alone)) > -0.002
-    assert {record.notes["timed"] for record in alone} == {ALONE[True]}
-    assert {record.notes["timed"] for record in beside} == {BESIDE}
-    found, expected = (
-        {r.cell_id: (r.outcomes, r.trajectory, r.metrics["test_loss"]) for r in records} for records in (alone, beside)
-    )
-    assert found == expected
 
 
 @pytest.mark.slow

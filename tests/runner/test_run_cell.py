@@ -201,14 +201,6 @@ def test_the_record_has_the_probability_of_the_label(image: Measure) -> None:
 GROUPS = [f"{c} on {k}" for c in "38" for k in ("flower", "china")]
 
 
-def test_the_record_has_the_size_of_each_group(image: Measure) -> None:
-    metrics = image("dense", SPURIOUS).metrics
-    assert [(metrics[f"train_samples: {name}"].value, metrics[f"train_samples: {name}"].unit) for name in GROUPS] == [
-        (18, "samples"), (2, "samples"), (2, "samples"), (18, "samples")
-    ]  # fmt: skip
-    assert [metrics[f"accuracy: {name}"].n for name in GROUPS] == [10, 10, 10, 10]
-
-
 def test_groups_that_training_or_test_lack_break_nothing(image: Measure) -> None:
     record = image("dense", SPURIOUS.replace("test=40", "test=2,agreement=1"))
     metrics = record.metrics
