@@ -64,7 +64,7 @@ def overhead(number: int) -> str:
 
             request = Request(tasks=(TRIVIAL,), n_train=(4,), seeds=number // 4)
             plan = planner.plan(request, planner.Files(), Registry(), Path(folder), "missing")
-            engine, registry = runs.engine_of(plan, Registry(), "cpu", workers), Registry()
+            engine, registry = runs.engine_of(Registry(), workers), Registry()
             setting, callbacks = Setting(out=Path(folder), device="cpu"), runs.Callbacks(on_record=note)
             runs.collect(plan, engine, setting, workers, callbacks, Observers(registry))
         pairs = list(zip(marks[WARM:-1], marks[WARM + 1 :], strict=True))
