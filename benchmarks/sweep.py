@@ -34,10 +34,9 @@ from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
-from sparsebench.runner.engines import Processes
+from sparsebench.runner.engines import Processes, Queue
 from sparsebench.runner.observers import Observers
 from sparsebench.runner.process import descendants
-from sparsebench.runner.queue import Queue
 
 TRIVIAL = "theory:steps=1,test=1,tokens=5"
 BUSY = "theory:steps={steps},test=20,tokens=20,lr=1e-9"

@@ -17,9 +17,8 @@ from sparsebench.records import manifests, store
 from sparsebench.records.record import Failure, Record
 from sparsebench.runner import environment
 from sparsebench.runner.devices import slots, variables
-from sparsebench.runner.engines import OnBegin, Supervisor, log_of, nobody
+from sparsebench.runner.engines import OnBegin, Queue, Supervisor, log_of, nobody
 from sparsebench.runner.process import kept_server
-from sparsebench.runner.queue import Queue
 
 log = logging.getLogger(__name__)
 

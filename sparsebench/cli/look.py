@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsebench.cli.options import PLACE, REQUEST, RUN, SETTING, Numbers, options
-from sparsebench.cli.terminal import Guided
+from sparsebench.cli.terminal import PLACE, REQUEST, RUN, SETTING, Guided, Numbers, options
 from sparsebench.errors import UserError
 from sparsebench.plan.request import values_of
 from sparsebench.runner.progress import Progress

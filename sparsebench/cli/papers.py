@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparsebench.board.tables import FORMATS, Choice
-from sparsebench.cli.options import PICTURES, PLACE, options
-from sparsebench.cli.terminal import table
+from sparsebench.cli.terminal import PICTURES, PLACE, options, table
 from sparsebench.errors import UserError
 from sparsebench.plan.request import values_of
 from sparsebench.runner.progress import Progress

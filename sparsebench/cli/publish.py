@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from sparsebench.board.tables import cell
-from sparsebench.cli.options import PICTURES, options
-from sparsebench.cli.terminal import Guided, folder_argument, named_or_last
+from sparsebench.cli.terminal import PICTURES, Guided, folder_argument, named_or_last, options
 from sparsebench.errors import UserError, plain
 from sparsebench.plan.request import Files
 from sparsebench.publish import MANIFEST

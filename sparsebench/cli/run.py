@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparsebench.board.tables import FORMATS, Choice
-from sparsebench.cli.options import PLACE, REQUEST, options
-from sparsebench.cli.terminal import Guided, complete, folder_argument, notes, table, write
+from sparsebench.cli.terminal import PLACE, REQUEST, Guided, complete, folder_argument, notes, options, table, write
 from sparsebench.errors import plain
 from sparsebench.plan.request import values_of
 from sparsebench.runner.progress import Progress, clock, remedy, time_of

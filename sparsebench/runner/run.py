@@ -26,10 +26,9 @@ from sparsebench.records import manifests, store
 from sparsebench.records.manifests import OWN, Asked, Described, Given, setting_of
 from sparsebench.records.record import Record
 from sparsebench.runner import devices, environment, underway
-from sparsebench.runner.engines import Engine, InProcess, Processes, first_interrupt
+from sparsebench.runner.engines import TOGETHER, Engine, InProcess, Processes, Queue, first_interrupt
 from sparsebench.runner.observers import Observers
 from sparsebench.runner.process import kept_server
-from sparsebench.runner.queue import TOGETHER, Queue
 from sparsebench.strategy.base import how_of
 from sparsebench.tasks import sources
 

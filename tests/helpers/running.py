@@ -13,9 +13,8 @@ from sparsebench.plan.request import Files, Request, Rerun
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
-from sparsebench.runner.engines import InProcess, Processes
+from sparsebench.runner.engines import InProcess, Processes, Queue
 from sparsebench.runner.observers import Observers
-from sparsebench.runner.queue import Queue
 
 SILENT = runs.SILENT
 

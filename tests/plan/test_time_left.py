@@ -13,7 +13,7 @@ from sparsebench.plan.time_left import Expected, Remaining
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
-from sparsebench.runner.queue import Queue
+from sparsebench.runner.engines import Queue
 
 TASK = "composite:test={test}"
 

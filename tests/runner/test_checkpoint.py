@@ -23,7 +23,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
 from sparsebench.runner import run as runs
-from sparsebench.runner.queue import Queue
+from sparsebench.runner.engines import Queue
 from sparsebench.runner.run_cell import Checkpoint
 
 TASK = "composite:epochs=4,test=40,pretrain_epochs=0,flip=True,shift=2,validation=0.25,patience=3,batch=10"

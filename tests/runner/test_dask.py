@@ -25,7 +25,7 @@ from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
-from sparsebench.runner.queue import Queue
+from sparsebench.runner.engines import Queue
 
 distributed = pytest.importorskip("distributed")
 

@@ -17,7 +17,7 @@ from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.cell import Cell, Origin, Part
 from sparsebench.records.record import Record
-from sparsebench.runner.queue import Queue
+from sparsebench.runner.engines import Queue
 from sparsebench.strategy.budget import FULL
 
 

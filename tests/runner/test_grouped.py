@@ -18,8 +18,8 @@ from sparsebench.plan.job import Job
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.runner import prepare
+from sparsebench.runner.engines import Queue
 from sparsebench.runner.prepare import Drawn
-from sparsebench.runner.queue import Queue
 from sparsebench.tasks.base import Data
 from sparsebench.tasks.images import Composite
 

@@ -17,9 +17,8 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
 from sparsebench.runner import run as runs
-from sparsebench.runner.engines import InProcess
+from sparsebench.runner.engines import InProcess, Queue
 from sparsebench.runner.observers import Observers
-from sparsebench.runner.queue import Queue
 
 ENDS = """
 with open({tries!r}, "a") as file:

@@ -17,10 +17,9 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
-from sparsebench.runner.engines import Engine, InProcess, Processes
+from sparsebench.runner.engines import Engine, InProcess, Processes, Queue
 from sparsebench.runner.observers import Observers
 from sparsebench.runner.prepare import Context
-from sparsebench.runner.queue import Queue
 from sparsebench.runner.run_cell import run_cells
 from sparsebench.runner.worker import one_thread
 
