@@ -36,8 +36,6 @@ WAITING = 3
 """Workers of a place on the CPU that wait at most, each for cells with other third-party code; on a GPU one does."""
 ECHO = 0.3
 """Seconds after an interrupt in which another is the same one: a program's starter may hand on its own."""
-
-
 TOGETHER = 1000
 """Cells given to a worker on a GPU at once; it trains as many at a time as its memory holds."""
 AHEAD = 64
