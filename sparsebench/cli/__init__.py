@@ -66,7 +66,7 @@ class _Group(click.Group):
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="sparsebench")
 def main() -> None:
-    """Benchmark token sparsification in Vision Transformers, on data that knows which tokens matter."""
+    """Benchmark token sparsification in Vision Transformers, on data with known relevant tokens."""
 
 
 for command in (

@@ -68,7 +68,7 @@ _OPTIONS = {name: _option(one) for fields in OPTIONS.values() for name, one in f
     "out": click.option(
         "--out", default=OUT, show_default=True, type=click.Path(path_type=Path), help="The run's folder."
     ),
-    "dry_run": click.option("--dry-run", is_flag=True, help="Show the cells and their expected time, without running."),
+    "dry_run": click.option("--dry-run", is_flag=True, help="Show the cells and their expected time, but run nothing."),
 }
 
 

@@ -43,28 +43,28 @@ class _Papers(click.Group):
 
 @click.group(cls=_Papers)
 def reproduce() -> None:
-    """Make the figures of a published paper again, and say which of its claims hold."""
+    """Reproduce the figures and claims of a published paper."""
 
 
 def _command(paper: Paper) -> click.Command:
     """Return the command that makes the figures of one paper."""
     title, presets, figures = paper.title, paper.presets, tuple(paper.figures)
     params: list[click.Parameter] = [
-        click.Option(["--figure", "figures"], multiple=True, type=click.Choice(figures), help="Only this; repeatable."),
+        click.Option(["--figure", "figures"], multiple=True, type=click.Choice(figures), help="Only this. Repeatable."),
         click.Option(
             ["--preset"], type=click.Choice(presets), default="default" if "default" in presets else presets[0],
-            show_default=True, help="How many trials, and how large.",
+            show_default=True, help="Number and size of the trials.",
         ),
         click.Option(
             ["--out"], type=click.Path(path_type=Path),
-            help=f"Where records, figures and verdicts go.  [default: sparsebench-{paper.name}-PRESET]",
+            help=f"Folder for records, figures and verdicts.  [default: sparsebench-{paper.name}-PRESET]",
         ),
     ]  # fmt: skip
-    text = f"""Make {title}.
+    text = f"""Reproduce {title}.
 
-    Writes each figure as PNG, SVG and CSV, and a table of verdicts: what the paper claims, what came out, and by which
-    rule it counts as reproduced. What the folder has is not run again. Exits with 0 when all trials have an answer,
-    1 when some have none, 2 if the command is wrong.
+    Writes each figure as PNG, SVG and CSV. Also writes a table of verdicts: the paper's claim, the measured result, and
+    the rule by which the claim counts as reproduced. Results in the folder are reused. The exit code is 0 if all trials
+    have a result, 1 if some have none, 2 if the command is wrong.
     """
     callback = partial(_make, paper)
     short = f"Of {title[title.index('(') + 1 : -1]}." if title.endswith(")") and "(" in title else title

@@ -23,7 +23,7 @@ from sparsebench.errors import UserError
 
 COMMANDS = {
     "Measure": ("run", "status", "leaderboard", "compare", "show-tokens", "reproduce", "claims", "speed"),
-    "What there is": ("list", "show", "data", "env"),
+    "Look up": ("list", "show", "data", "env"),
     "Write a strategy": ("new", "check"),
     "Publish and share": ("submit", "verify", "merge", "export", "observe"),
 }
@@ -49,14 +49,14 @@ EXAMPLES = {
     "observe": "sparsebench observe results tensorboard:dir=events",
 }
 OPTIONS = {
-    "What is run": ("plugins", "suite", "tasks", "model", "seeds", "keep", "macs", "n_train", "where"),
+    "Cells": ("plugins", "suite", "tasks", "model", "seeds", "keep", "macs", "n_train", "where"),
     "Pictures and weights": (
         "images", "backgrounds", "pretrain_images", "data_root", "download", "skip_bad", "pretrained", "weights",
         "weights_key", "networks",
     ),
-    "How it is run": ("out", "dry_run", "rerun", "jobs", "device", "checkpoint", "timeout", "memory_limit", "exclusive",
+    "Execution": ("out", "dry_run", "rerun", "jobs", "device", "checkpoint", "timeout", "memory_limit", "exclusive",
                       "observe"),
-    "On several machines": ("shard", "dask"),
+    "Several machines": ("shard", "dask"),
 }  # fmt: skip
 
 
@@ -131,10 +131,10 @@ def complete(_context: click.Context, parameter: click.Parameter, begun: str) ->
 wide: Callable[[Any], Any] = click.option(
     "--wide",
     is_flag=True,
-    help=f"The whole table. [what fits the terminal, or {WIDTH} characters: intervals go first, then the rest]",
+    help=f"All columns. [those that fit the terminal, or {WIDTH} characters; intervals are left out first]",
 )
 """Gives a command the option that lets its table be as wide as it is."""
-_columns = click.option("--columns", metavar="NAME[,NAME...]", help="Only these columns, by their names in CSV.")
+_columns = click.option("--columns", metavar="NAME[,NAME...]", help="Show only these columns (names as in CSV).")
 
 
 def table(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -151,7 +151,7 @@ def table(command: Callable[..., Any]) -> Callable[..., Any]:
 notes: Callable[[Any], Any] = click.option(
     "--notes",
     is_flag=True,
-    help="Also show technical notes, such as step limits and differences that can be told. [in files only]",
+    help="Also show technical notes, such as step limits and detectable differences. [only in files]",
 )
 """Gives a command the option that shows all notes."""
 
