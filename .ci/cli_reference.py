@@ -11,8 +11,8 @@ from sparsebench.cli import main
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "cli.md"
 ABOUT = """# Commands
 
-Each command says the same with `--help`. Exit codes are 0 if all is well, 1 if something failed, 2 if the command is
-wrong.
+`sparsebench COMMAND --help` prints the same text. Exit codes are 0 for success, 1 if something failed, 2 if the
+command is wrong.
 """
 NO_WRAP = "\b\n"
 

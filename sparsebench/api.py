@@ -38,15 +38,17 @@ def run(
     progress: bool | None = None,
     **options: Any,
 ) -> pd.DataFrame:
-    """Run what is missing and return the leaderboard of the request, one row a strategy and budget; see `leaderboard`.
+    """Run the missing cells and return the leaderboard, one row for each strategy and budget; see `leaderboard`.
 
-    A strategy is a name, a file, or a class or an instance of one's own: its source is stored in `out`, from where
-    workers load it. The other arguments are the options of `sparsebench run`; `checkpoint=None` is never, and
-    `on_record` is called with each record as it comes. `progress` shows a bar; by default in notebooks.
+    A strategy is a name, a file, or your own class or instance. The source of a class is stored in `out`, and workers
+    load it from there. The other arguments are the options of `sparsebench run`. `checkpoint=None` writes no
+    checkpoints. `on_record` is called with each new record. `progress` shows a progress bar, by default in notebooks
+    only.
 
     Raises:
         UserError: anything unknown, out of range, missing or unwritable.
-        KeyboardInterrupt: Ctrl-C; the first waits for the cells under way, the second ends them. What is done is kept.
+        KeyboardInterrupt: Ctrl-C. The first waits for the running cells, the second stops them. Finished cells are
+            kept.
     """
     from sparsebench.board.columns import frame
     from sparsebench.board.notes import below_chance
@@ -112,18 +114,18 @@ def show_tokens(
     progress: bool | None = None,
     **options: Any,
 ) -> Pictures:
-    """Return which patches of test pictures the strategies keep; a notebook shows it as a picture.
+    """Return which patches of test pictures the strategies keep; a notebook shows the result as a picture.
 
-    Each strategy is trained first, as `sparsebench show-tokens` does, whose options the others are; what `out` has is
-    not trained again.
+    Networks are first trained with each strategy, unless `out` has them. Other arguments are options of
+    `sparsebench show-tokens`.
 
     Args:
         plugins: the strategies.
-        task: a task of pictures.
-        samples: how many test pictures, at most.
+        task: an image task.
+        samples: the largest number of test pictures.
         out: the folder of the trained networks.
-        progress: whether a bar is shown; by default in notebooks.
-        options: see `run`; of tasks and seeds there is one.
+        progress: whether a progress bar is shown; by default in notebooks only.
+        options: see `run`, but with one task and one seed.
 
     Raises:
         UserError: anything unknown, out of range, missing or unwritable, or no strategy has a result.
@@ -149,33 +151,33 @@ def apply(
     std: float | Sequence[float] | None = None,
     **options: Any,
 ) -> SparseModel:
-    """Return a timm model made sparse: called with the same pixels, it returns what the model returns.
+    """Apply a strategy to a timm model. The result has the same inputs and the same output format as the model.
 
     sparse = sparsebench.apply(model, "tome:per_block=13")
     logits = sparse(pixels)
     print(sparse.macs_ratio, sparse.tokens)
 
-    The weights are the model's own, by the same names; training the sparse network trains the model. The model is not
-    changed. Plans are checked in full at the first call with inputs of a shape. An adaptive strategy takes the budget's
-    counts as they are: they are not calibrated on pictures, as a run's are. One whose published words name no budget,
-    as `a_vit:beta=-75`, needs none: any number of tokens may stay.
+    The weights are shared with the model and have the same names, so training the sparse network trains the model. The
+    model itself is not changed. Plans are fully checked at the first call for each input shape. For an adaptive
+    strategy, the token counts of the budget are not calibrated on pictures (a run calibrates them). A strategy whose
+    published setting has no budget, such as `a_vit:beta=-75`, needs no budget: any number of tokens may stay.
 
     Args:
         model: a timm VisionTransformer, with weights of 32 or 64 bits.
-        strategy: the words of `--plugin`, or a strategy of one's own, the class or an instance.
-        learned: what the strategy learned, of one that must be trained or looks at images first: a .safetensors file
-            with weights named `strategy.*`, as `sparse.state_dict()` has them; "random" to begin a training.
-        images: (n, channels, height, width) training pictures, normalised as for the model, for a strategy that looks
-            at some before it acts.
-        labels: (n,) int64 class numbers of these, for one that needs them.
-        seed: of its random numbers, which belong to the place of a picture in its batch.
-        mean: what its pixels are normalised with, for strategies that look at them, one number or one a channel; by
-            default what `model.pretrained_cfg` says, the mean of that for a network of other channels, else 0.5.
-        std: as `mean`.
-        options: its budget and parameters by name, such as macs=0.5, disposal="merge".
+        strategy: a value of `--plugin`, or your own strategy class or instance.
+        learned: tensors that the strategy has learned, for a strategy that is trained or needs training images: a
+            .safetensors file with tensors named `strategy.*`, as in `sparse.state_dict()`; or "random" to start a
+            training.
+        images: (n, channels, height, width) training pictures, normalised as for the model, for a strategy with `fit`.
+        labels: (n,) int64 class numbers of `images`, for a strategy that needs labels.
+        seed: seed of the strategy's random numbers, which also depend on the position of a picture in its batch.
+        mean: mean of the pixel normalisation, for strategies that read pixels: one number, or one per channel. Default:
+            `model.pretrained_cfg` (averaged over channels if the network has another number of channels), else 0.5.
+        std: standard deviation of the pixel normalisation, as `mean`.
+        options: budget and parameters of the strategy by name, such as macs=0.5, disposal="merge".
 
     Raises:
-        UserError: what is wrong, what is allowed and what to do; the model is as it was.
+        UserError: the model, the strategy or an argument is not supported; the model is unchanged.
     """
     from sparsebench.deploy.apply import apply as deploy
 
@@ -239,10 +241,10 @@ def refresh(folder: Path) -> bool:
 
 
 def load_records(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """Return the records of a run's folder as a DataFrame, one row a cell, one column a metric.
+    """Return the records of a run's folder as a DataFrame, with one row per cell and one column per metric.
 
     Raises:
-        UserError: the folder holds no records.
+        UserError: the folder has no records.
     """
     from sparsebench.board.board import read
 

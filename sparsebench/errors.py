@@ -10,16 +10,16 @@ from pydantic import ValidationError
 
 
 class UserError(Exception):
-    """A mistake its reader can mend. The command line catches it once and prints it as one line.
+    """An error in the input, which the user can correct. The command line prints it as one line.
 
     Args:
         what: what is wrong.
         got: what was given.
-        allowed: what would have been right.
+        allowed: what is allowed.
         next_step: what to do now.
 
     Attributes:
-        code: with what the command line exits: 2 for a wrong command, 1 for data that are at fault.
+        code: exit code of the command line: 2 for a wrong command, 1 for wrong data.
     """
 
     code: ClassVar[int] = 2

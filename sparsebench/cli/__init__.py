@@ -68,7 +68,7 @@ class _Group(click.Group):
 )
 @click.version_option(__version__, prog_name="sparsebench")
 def main() -> None:
-    """Benchmark token sparsification in Vision Transformers, on data that knows which tokens matter."""
+    """Benchmark token sparsification in Vision Transformers, on data with known relevant tokens."""
 
 
 for command in (

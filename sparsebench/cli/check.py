@@ -17,12 +17,20 @@ if TYPE_CHECKING:
 
 @click.command(cls=Guided)
 @click.argument("name")
-@click.option("--package", is_flag=True, help="A distribution that can be published, in place of two files.")
+@click.option("--package", is_flag=True, help="Write a package that can be published, instead of two files.")
 @click.option(
-    "--dir", "folder", type=click.Path(path_type=Path), default=Path(), metavar="DIR", help="Where.  [default: here]"
+    "--dir",
+    "folder",
+    type=click.Path(path_type=Path),
+    default=Path(),
+    metavar="DIR",
+    help="Folder to write to.  [default: the current folder]",
 )
 def new(name: str, package: bool, folder: Path) -> None:
-    """Write a strategy NAME to begin with, NAME.py, and its test; both run as they are. Overwrites nothing."""
+    """Write a working template of a strategy.
+
+    The files are NAME.py and its test; both run without changes. Existing files are not overwritten.
+    """
     from sparsebench.plugin.registry import Registry
     from sparsebench.plugin.scaffold import write
 
@@ -39,27 +47,27 @@ def new(name: str, package: bool, folder: Path) -> None:
     "--results",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Store what was found in this folder of a run, for its board; without names, of all its strategies.",
+    help="Store the reports in this folder of a run, for its board. Without names, check all its strategies.",
 )
-@click.option("--json", "as_json", is_flag=True, help="A list of reports, one a strategy.")
-@click.option("--markdown", is_flag=True, help="A table for a page or a pull request.")
+@click.option("--json", "as_json", is_flag=True, help="Print a list of reports, one per strategy.")
+@click.option("--markdown", is_flag=True, help="Print a table for a page or a pull request.")
 @click.option(
     "--time-limit",
     type=click.FloatRange(min=0, min_open=True),
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="For each check.",
+    help="Time limit of each check.",
 )
 def check(targets: tuple[str, ...], results: Path | None, as_json: bool, markdown: bool, time_limit: float) -> None:
     """Test strategies on tiny networks, each in its own process.
 
-    Required checks are what every strategy must pass; recommended ones say what is good to have; informative ones
-    say what else it can do. Exits with 0 if all required checks pass, 1 if not, 2 if the command is wrong. A check that
-    the strategy names in `expected_failures` is shown as expected, and does not count as failed.
+    Every strategy must pass the required checks and should pass the recommended checks; informative checks say what
+    else it can do. Checks that the strategy declares in `expected_failures` are shown as expected and do not count as
+    failed. The exit code is 0 if all required checks pass, 1 if not, 2 if the command is wrong.
 
-    With --results the reports are stored, too, and the folder's board shows them for as long as a strategy's
-    revision stays as it is. Then 1 also says that a strategy of the folder could not be checked.
+    With --results the reports are also stored. The board of the folder shows them until the strategy's revision
+    changes. The exit code is then also 1 if a strategy of the folder could not be checked.
     """
     from sparsebench.testing import process, reports
     from sparsebench.testing import results as of_results

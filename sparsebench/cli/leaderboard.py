@@ -30,8 +30,8 @@ SHOWN = 5
     type=click.Choice(["board", "pairs", "matched", "paper", "shifts"]),
     default="board",
     show_default=True,
-    help="The board; every two strategies compared; rows of equal MACs and of equal accuracy; the table of a paper; or "
-    "accuracy and rank on each set of pictures.",
+    help="The board; comparisons of all pairs; rows of equal MACs or equal accuracy; the table of a paper; or accuracy "
+    "and rank on each set of pictures.",
 )
 @click.option(
     "--check",
@@ -41,18 +41,18 @@ SHOWN = 5
 @click.option(
     "--update",
     is_flag=True,
-    help="Write the boards in FOLDER and documents that show them anew, or a board where there is none.",
+    help="Write the boards in FOLDER, also where there is none yet, and the documents that show them.",
 )
 @click.option(
     "--picture",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Draw it: a PNG, SVG or PDF, by the file's ending.",
+    help="Draw the board as PNG, SVG or PDF, depending on the suffix of FILE.",
 )
 @click.option(
     "--of",
     type=click.Choice(["accuracy", "gap", "samples"]),
-    help="What the picture shows: accuracy over MACs, how the spurious gap shrinks, or the samples that are needed.  "
+    help="What the picture shows: accuracy over MACs, reduction of the spurious gap, or sample complexity.  "
     "[default: accuracy]",
 )
 @click.option(
@@ -62,17 +62,19 @@ SHOWN = 5
     "--width",
     "columns_of_paper",
     type=click.Choice(["one", "two"]),
-    help="Of the picture: one column of a paper, or two.  [default: two]",
+    help="Width of the picture: one or two columns of a paper.  [default: two]",
 )
 @click.option(
     "--speed",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Of the table of a paper: images/s, speed-up, latency and memory are those of a folder of sparsebench speed.",
+    help="For the table of a paper: take images/s, speed-up, latency and memory from a folder of sparsebench speed.",
 )
 @table
 @notes
-@click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="[standard output]")
+@click.option(
+    "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="File to write. [standard output]"
+)
 def leaderboard(
     folder: Path,
     form: str,
@@ -89,10 +91,10 @@ def leaderboard(
     notes: bool,
     output: Path | None,
 ) -> None:
-    """Show the leaderboard of a run's FOLDER, made from its records alone.
+    """Show the leaderboard of a run's FOLDER.
 
-    html is one page with all of it, charts included, that any browser opens offline; bibtex what the
-    strategies in it cite. --check exits with 1 if files differ, or a record contradicts itself.
+    The board depends only on the records. html is one offline page with all tables and charts; bibtex has the
+    citations of the board's strategies. --check exits with 1 if files differ or if a record contradicts itself.
     """
     from sparsebench.files import write_whole
 

@@ -29,16 +29,16 @@ def first_line(thing: Any) -> str:
 
 @click.command("list", cls=Guided)
 @click.argument("what", type=click.Choice(WHAT), default="plugins")
-@click.option("--json", "as_json", is_flag=True, help="A list of objects with at least `name`.")
-@click.option("--bibtex", is_flag=True, help="Where the listed strategies were published, as BibTeX.")
-@click.option("--published", is_flag=True, help="The words that give the published methods, whole, and what they cost.")
+@click.option("--json", "as_json", is_flag=True, help="Print a list of objects with at least `name`.")
+@click.option("--bibtex", is_flag=True, help="Print the BibTeX entries of the listed strategies.")
+@click.option("--published", is_flag=True, help="List published settings, as values for --plugin, with their GMACs.")
 @click.option(
     "--wide",
     is_flag=True,
-    help=f"The whole table. [what fits the terminal, or {WIDTH} characters: citation, from and needs go first]",
+    help=f"All columns. [those that fit the terminal, or {WIDTH} characters; citation is left out first]",
 )
 def list_(what: str, as_json: bool, bibtex: bool, published: bool, wide: bool) -> None:
-    """List the plugins (strategies), tasks, models, suites or observers that can be named."""
+    """List strategies, tasks, models, suites or observers."""
     from sparsebench.plugin.registry import Registry
 
     if bibtex:
@@ -134,9 +134,12 @@ TABLES: dict[str, Callable[[Registry], list[dict[str, Any]]]] = {
 
 @click.command(cls=Guided)
 @click.argument("name")
-@click.option("--bibtex", is_flag=True, help="Only where the strategy was published, as BibTeX.")
+@click.option("--bibtex", is_flag=True, help="Print only the BibTeX entry of the strategy.")
 def show(name: str, bibtex: bool) -> None:
-    """Show what is known of a strategy, task, model, observer or suite NAME, or of the strategies of a FILE.py."""
+    """Describe a strategy, task, model, observer or suite.
+
+    NAME may also be a FILE.py, for the strategies in it.
+    """
     from sparsebench.plan import suite as suites
     from sparsebench.plugin.registry import Registry
 
@@ -228,14 +231,21 @@ def _how_exports(cls: Any) -> str:
 
 
 @click.command(cls=Guided)
-@click.option("--data-root", default="data", show_default=True, type=click.Path(path_type=Path), help="Where to look.")
-@click.option("--verify", is_flag=True, help="Read the files: checksums and tables, not only names.")
-@click.option("--clear-cache", is_flag=True, help="Remove the decoded pictures that are kept; they are made again.")
-@click.option("--json", "as_json", is_flag=True, help="An object with `sets` and `cache`.")
+@click.option(
+    "--data-root", default="data", show_default=True, type=click.Path(path_type=Path), help="Folder with the data sets."
+)
+@click.option(
+    "--verify", is_flag=True, help="Check the contents of the files (checksums and tables), not only their names."
+)
+@click.option(
+    "--clear-cache", is_flag=True, help="Delete the decoded pictures in the cache; later runs decode them again."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print an object with `sets` and `cache`.")
 def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> None:
-    """Show which data sets are here, and where to get the others and put them.
+    """Show which data sets are on this machine.
 
-    `--images`, `--backgrounds` and `--task` of sparsebench run take their names; `run --download` fetches some.
+    For missing data sets, the command says where to get them and where to put them. The names of data sets are values
+    for `--images`, `--backgrounds` and `--task` of sparsebench run. `run --download` downloads some of them.
     """
     from sparsebench.errors import UserError
     from sparsebench.files import cache_folder
@@ -307,7 +317,7 @@ def _data_table(sets: list[dict[str, Any]]) -> str:
 
 @click.command(cls=Guided)
 def env() -> None:
-    """Show the machine and the libraries that records are made with."""
+    """Show the machine and the libraries, as stored with records."""
     import torch
     from tabulate import tabulate
 

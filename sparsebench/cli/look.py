@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @click.command("show-tokens", cls=Guided)
 @options(*REQUEST)
-@click.option("--task", default="composite", show_default=True, metavar="NAME[:PARAM=V...]", help="A task of pictures.")
-@click.option("--samples", type=click.IntRange(min=1), default=4, show_default=True, help="Test pictures to show.")
+@click.option("--task", default="composite", show_default=True, metavar="NAME[:PARAM=V...]", help="An image task.")
+@click.option("--samples", type=click.IntRange(min=1), default=4, show_default=True, help="Number of test pictures.")
 @click.option(
-    "--file", type=click.Path(path_type=Path), help="The PNG, SVG or PDF to write.  [default: tokens.png in --out]"
+    "--file", type=click.Path(path_type=Path), help="PNG, SVG or PDF file to write.  [default: tokens.png in --out]"
 )
 @options(*PLACE)
 def show_tokens(
@@ -34,11 +34,12 @@ def show_tokens(
     dry_run: bool,
     **values: Any,
 ) -> None:
-    """Draw which patches of test pictures the strategies keep, block by block, and what the network then says.
+    """Draw which patches the strategies keep in each block.
 
-    Each strategy is trained first, once, as `sparsebench run` would in the first repetition with the largest number of
-    training samples; the same command again only draws. The pictures are the first of each class, or of each group
-    where the task has some. Exits with 0 if all is well, 1 if a strategy has no result, 2 if the command is wrong.
+    The drawing also shows the prediction for each test picture. Networks are first trained as by `sparsebench run`, in
+    the first repetition with the largest number of training samples. The same command run again only draws. The
+    pictures are the first of each class, or of each group if the task has groups. The exit code is 0 for success, 1 if
+    a strategy has no result, 2 if the command is wrong.
     """
     file = file or out / "tokens.png"
     from sparsebench.stats import style
@@ -70,20 +71,27 @@ def show_tokens(
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
 @options(*SETTING, *RUN)
-@click.option("--task", default="composite", show_default=True, metavar="NAME[:PARAM=V...]", help="A task.")
+@click.option("--task", default="composite", show_default=True, metavar="NAME[:PARAM=V...]", help="The task.")
 @click.option(
     "--plugin",
     "plugins",
     multiple=True,
     metavar="FILE.py",
-    help="A file that brings the task or the model. Repeatable.",
+    help="A file that defines the task or the model. Repeatable.",
 )
-@click.option("--json", "as_json", is_flag=True, help="What was compared, and a list of rows, one a block.")
-@click.option("--markdown", is_flag=True, help="A table for a page or a pull request.")
 @click.option(
-    "--picture", type=click.Path(path_type=Path), metavar="FILE", help="Draw both on test pictures: a PNG, SVG or PDF."
+    "--json", "as_json", is_flag=True, help="Print an object with the setting and a list of rows, one per block."
 )
-@click.option("--samples", type=click.IntRange(min=1), default=4, show_default=True, help="Test pictures to draw.")
+@click.option("--markdown", is_flag=True, help="Print a table for a page or a pull request.")
+@click.option(
+    "--picture",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Draw the patches of both on test pictures, as PNG, SVG or PDF.",
+)
+@click.option(
+    "--samples", type=click.IntRange(min=1), default=4, show_default=True, help="Number of test pictures to draw."
+)
 @options(*PLACE)
 def compare(
     a: str,
@@ -97,15 +105,15 @@ def compare(
     dry_run: bool,
     **values: Any,
 ) -> None:
-    """Say where strategies A and B, NAME|FILE.py[:PARAM=V...], keep the same patches, block by block.
+    """Compare the patches that two strategies keep.
 
-    Both act on the same network: the one that `sparsebench run` trains without a strategy in the first repetition, with
-    the largest number of training samples. It is trained once; the same command again only compares. What is
-    compared is the whole test split, compared with two random selections of the same size.
+    A and B are NAME|FILE.py[:PARAM=V...]. Both act on the same network, which `sparsebench run` trains without a
+    strategy in the first repetition, with the largest number of training samples. The same command run again does not
+    train. The whole test split is compared, block by block. The result also shows the agreement of two random
+    selections of the same sizes.
 
-    A patch is kept if a token is named after it: of merged patches the first is, and a fused or mixed token is named
-    after none. Strategies that draw at random draw independently here. Exits with 0, or with 2 if the command is wrong
-    or a strategy fails.
+    In a group of merged patches the first counts as kept. A fused or mixed token counts for no patch. Random numbers of
+    the two strategies are independent. The exit code is 0, or 2 if the command is wrong or a strategy fails.
     """
     from sparsebench.stats import style
 
@@ -138,15 +146,23 @@ def compare(
 @click.argument("models", metavar="MODEL[,MODEL...]")
 @click.argument("strategies", metavar="[NAME|FILE.py[:PARAM=V,V...]]...", nargs=-1)
 @click.option("--batch", "batches", type=Numbers(int), default="1,8,32", show_default=True, help="Batch sizes.")
-@click.option("--mode", "modes", type=click.Choice(["eager", "compiled"]), multiple=True, help="[both]")
+@click.option(
+    "--mode",
+    "modes",
+    type=click.Choice(["eager", "compiled"]),
+    multiple=True,
+    help="Mode of the networks. Repeatable. [both]",
+)
 @click.option(
     "--precision", "precisions", type=click.Choice(["float32", "bfloat16", "float16"]), multiple=True,
-    default=("float32",), show_default=True, help="Half precision is by autocast.",
+    default=("float32",), show_default=True, help="Half precision uses autocast. Repeatable.",
 )  # fmt: skip
-@click.option("--rounds", type=click.IntRange(2), default=20, show_default=True, help="Times each network is called.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[cuda where there is one]")
 @click.option(
-    "--weights", type=click.Path(path_type=Path), metavar="FILE.safetensors", help="[random: speed needs none]"
+    "--rounds", type=click.IntRange(2), default=20, show_default=True, help="Number of timed calls of each network."
+)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Device. [cuda if available]")
+@click.option(
+    "--weights", type=click.Path(path_type=Path), metavar="FILE.safetensors", help="Trained weights. [random weights]"
 )
 @click.option("--weights-key", metavar="NAME", default="", help="The state dict to use if a checkpoint has several.")
 @click.option("--out", type=click.Path(path_type=Path), default="sparsebench-speed", show_default=True)
@@ -154,14 +170,14 @@ def speed(
     models: str, strategies: tuple[str, ...], out: Path, device: str | None, weights: Path | None, weights_key: str,
     **how: Any,
 ) -> None:  # fmt: skip
-    """Measure the speed of MODEL with strategies, as timm:NAME, on this machine.
+    """Measure the speed of timm models with strategies.
 
-    Dense and sparse networks take turns. The dense network is measured twice in each mode: A/A says how far the two
-    are apart. The dense network is always compiled too: it is what a sparse one has to beat. Speed-ups are over the
-    eager dense network.
+    MODEL is timm:NAME. Dense and sparse networks are measured in turn. The dense network is measured twice in each
+    mode: A/A is the difference of the two. The dense network is also measured compiled, because a useful strategy is
+    faster than that. Speed-ups are relative to the eager dense network.
 
-    Folder --out, which must be new or empty, has speed.jsonl, timm.csv with the columns of timm's own tables, and
-    speed.png. `sparsebench leaderboard --view paper --speed FOLDER` puts its times into the table of a paper.
+    The folder --out must be new or empty. It gets speed.jsonl, timm.csv with the columns of timm's own tables, and
+    speed.png. `sparsebench leaderboard --view paper --speed FOLDER` puts the times into the table of a paper.
     """
     import torch
 

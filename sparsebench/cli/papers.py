@@ -46,28 +46,28 @@ class _Papers(click.Group):
 
 @click.group(cls=_Papers)
 def reproduce() -> None:
-    """Make the figures of a published paper again, and say which of its claims hold."""
+    """Reproduce the figures and claims of a published paper."""
 
 
 def _command(paper: Paper) -> click.Command:
     """Return the command that makes the figures of one paper."""
     title, presets, figures = paper.title, paper.presets, tuple(paper.figures)
     params: list[click.Parameter] = [
-        click.Option(["--figure", "figures"], multiple=True, type=click.Choice(figures), help="Only this; repeatable."),
+        click.Option(["--figure", "figures"], multiple=True, type=click.Choice(figures), help="Only this. Repeatable."),
         click.Option(
             ["--preset"], type=click.Choice(presets), default="default" if "default" in presets else presets[0],
-            show_default=True, help="How many trials, and how large.",
+            show_default=True, help="Number and size of the trials.",
         ),
         click.Option(
             ["--out"], type=click.Path(path_type=Path),
-            help=f"Where records, figures and verdicts go.  [default: sparsebench-{paper.name}-PRESET]",
+            help=f"Folder for records, figures and verdicts.  [default: sparsebench-{paper.name}-PRESET]",
         ),
     ]  # fmt: skip
-    text = f"""Make {title}.
+    text = f"""Reproduce {title}.
 
-    Writes each figure as PNG, SVG and CSV, and a table of verdicts: what the paper claims, what came out, and by which
-    rule it counts as reproduced. What the folder has is not run again. Exits with 0 when all trials have an answer,
-    1 when some have none, 2 if the command is wrong.
+    Writes each figure as PNG, SVG and CSV. Also writes a table of verdicts: the paper's claim, the measured result, and
+    the rule by which the claim counts as reproduced. Results in the folder are reused. The exit code is 0 if all trials
+    have a result, 1 if some have none, 2 if the command is wrong.
     """
     callback = partial(_make, paper)
     short = f"Of {title[title.index('(') + 1 : -1]}." if title.endswith(")") and "(" in title else title
@@ -104,40 +104,49 @@ CHECK_OUT = "sparsebench-claims"
 @click.argument("names", metavar="[ROW]...", nargs=-1)
 @click.option("--format", "form", type=click.Choice(FORMATS), default="table", show_default=True)
 @table
-@click.option("--flagged", is_flag=True, help="Only rows that have flags.")
+@click.option("--flagged", is_flag=True, help="Show only rows with flags.")
 @click.option(
-    "--file", type=click.Path(path_type=Path), metavar="FILE.toml", help="Another ledger. [sparsebench's own]"
+    "--file",
+    type=click.Path(path_type=Path),
+    metavar="FILE.toml",
+    help="List of published numbers. [the list of sparsebench]",
 )
-@click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="[standard output]")
+@click.option(
+    "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="File to write. [standard output]"
+)
 @click.option("--check", metavar="ROW", help="Measure the accuracy of ROW again, with --weights and --images.")
 @click.option(
-    "--weights", type=click.Path(path_type=Path), metavar="FILE.safetensors", help="What ROW was tested with."
+    "--weights", type=click.Path(path_type=Path), metavar="FILE.safetensors", help="Weights of the network of ROW."
 )
 @click.option(
-    "--images", type=click.Path(path_type=Path), metavar="DIR", help="ImageNet's: val/<class>/* or <class>/*."
+    "--images", type=click.Path(path_type=Path), metavar="DIR", help="ImageNet pictures: val/<class>/* or <class>/*."
 )
 @click.option(
-    "--out", type=click.Path(path_type=Path), default=CHECK_OUT, show_default=True, help="Where --check keeps records."
+    "--out",
+    type=click.Path(path_type=Path),
+    default=CHECK_OUT,
+    show_default=True,
+    help="Folder for the records of --check.",
 )
 @options("device", "jobs", "timeout", "memory_limit")
 def claims(
     names: tuple[str, ...], form: str, choice: Choice, flagged: bool, file: Path | None, output: Path | None,
     check: str | None, weights: Path | None, images: Path | None, out: Path, **how: Any,
 ) -> None:  # fmt: skip
-    """Recount published numbers: do the MACs that papers claim follow from the settings that they state?
+    """Recompute published MACs from the settings in the papers.
 
     \b
-    agrees            within 2 %, or as the source rounds it
-    other convention  another way of counting gives it, which is named
-    cannot be         none that is known here does
-    nothing claimed   the source has accuracy or speed alone
-    not recounted     its settings are not known, or each image costs something else
+    agrees            equal within 2 %, or within the rounding of the source
+    other convention  equal with another, named convention of counting
+    cannot be         different with every known convention
+    nothing claimed   the source gives only accuracy or speed
+    not recounted     settings are unknown, or MACs differ between images
 
-    Flags name speed-ups above the MACs ratio, MACs that do not follow from the stated settings, and sources that
-    contradict each other. Nothing is fetched.
+    Flags mark speed-ups above the MACs ratio, MACs that do not follow from the stated settings, and sources that
+    contradict each other. Nothing is downloaded.
 
-    --check tests weights as they are, without training; it exits with 1 if the claimed accuracy lies outside the
-    interval of what is measured.
+    --check tests the given weights, without training. It exits with 1 if the claimed accuracy is outside the
+    interval of the measured accuracy.
     """
     from sparsebench.paper.claims import rows
 

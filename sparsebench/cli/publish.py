@@ -38,26 +38,31 @@ def cells(text: str) -> int:
 
 @click.command(cls=Guided)
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--replay", type=cells, metavar="N", help="Run N cells of one submission again here, or all.")
-@click.option("--replay-seed", type=int, metavar="SEED", help="Seed of the draw, as an earlier replay printed it.")
-@click.option("--device", default="auto", show_default=True, help="To replay on: auto, cpu, cuda or cuda:i.")
-@click.option("--yes", is_flag=True, help="Replay without asking whether to run that code.")
-@click.option("--json", "as_json", is_flag=True, help="A list, one object a submission.")
+@click.option("--replay", type=cells, metavar="N", help="Run N (or all) cells of one submission again on this machine.")
+@click.option(
+    "--replay-seed",
+    type=int,
+    metavar="SEED",
+    help="Seed of the random choice of cells, as printed by an earlier replay.",
+)
+@click.option("--device", default="auto", show_default=True, help="Device for the replay: auto, cpu, cuda or cuda:i.")
+@click.option("--yes", is_flag=True, help="Run the code of the submission without asking.")
+@click.option("--json", "as_json", is_flag=True, help="Print a list of objects, one per submission.")
 def verify(
     path: Path, replay: int | None, replay_seed: int | None, device: str, yes: bool, as_json: bool,
     **files: Any,
 ) -> None:  # fmt: skip
-    """Give each submission below PATH its badge, from its files alone, and say what is wrong with it.
+    """Check each submission below PATH and give it a badge.
 
     \b
-    reported   whole and consistent; nobody has run it again
-    replayed   and cells drawn by chance, run again here, agree with it
-    A submission without any is rejected.
+    reported   complete and consistent; nobody has run it again
+    replayed   also, randomly chosen cells were run again here and agree
+    A submission with neither badge is rejected, with the reasons.
 
-    Only --replay runs the strategy's code, from the submission or as it is installed, and needs the pictures, weights
-    and networks that the run was given.
+    Without --replay only files are read. --replay runs the strategy's code, from the submission or the installed
+    plugin, and needs the same pictures, weights and networks as the run.
 
-    Exits with 0 if nothing contradicts itself, 1 if something does, 2 if the command is wrong.
+    The exit code is 0 if no submission is rejected, 1 if one is, 2 if the command is wrong.
     """
     from sparsebench.publish.verify import verify as verified
 
@@ -131,20 +136,20 @@ options("weights", "weights_key", "networks", *PICTURES)(verify)
 
 @click.command(cls=Guided)
 @folder_argument
-@click.option("--strategy", metavar="NAME", help="Whose records, if FOLDER has several deployable strategies.")
+@click.option("--strategy", metavar="NAME", help="Strategy to submit, if FOLDER has several deployable strategies.")
 @click.option(
     "--to",
     default="leaderboard/submissions",
     show_default=True,
     type=click.Path(path_type=Path),
-    help="Where submissions lie, in a clone of the repository.",
+    help="Folder of submissions, in a clone of the repository.",
 )
 def submit(folder: Path, strategy: str | None, to: Path) -> None:
-    """Write the records of a run's FOLDER as a submission, TO/<strategy>/<version>, and say how to publish it.
+    """Write the results of a run's FOLDER as a submission.
 
-    It has the strategy's records and those of the baselines beside it, their outcomes, the strategy's file, the machine
-    and the suite. It names a suite only if it has all its cells. Nothing is sent: the git commands are
-    printed.
+    The submission has the records of the strategy and of the baselines, with outcomes, the strategy's file, the machine
+    and the suite. It names a suite only if it has all cells of the suite. Nothing is uploaded: the command writes
+    TO/<strategy>/<version> and prints the git commands that publish it.
     """
     from sparsebench.publish.submit import git_steps
     from sparsebench.publish.submit import submit as write_submission
@@ -160,11 +165,12 @@ SHOWN = 5
 
 @click.command(cls=Guided)
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="A folder that is not there yet.")
+@click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="New folder to write.")
 def merge(folders: tuple[Path, ...], out: Path) -> None:
-    """Write the records of several runs' FOLDERS to one, sorted: the same records always give the same bytes.
+    """Merge the records of several FOLDERS into a new one.
 
-    If several folders have a cell, the newest success is used. Exits with 1 if a record contradicts itself, see verify.
+    The same records always give the same bytes. If several folders have a cell, the newest success is used. Exits with
+    1 if a record contradicts itself, see sparsebench verify.
     """
     from sparsebench.publish.verify import contradictions
     from sparsebench.records import store
@@ -179,20 +185,30 @@ def merge(folders: tuple[Path, ...], out: Path) -> None:
 @click.command(cls=Guided)
 @click.argument("what", metavar="[FOLDER|MODEL]", required=False)
 @click.option("--format", "form", type=click.Choice(["csv", "jsonl", "parquet"]), default="csv", show_default=True)
-@click.option("-o", "--out", metavar="FILE", type=click.Path(path_type=Path), help="[standard output]")
-@click.option("--plugin", metavar="NAME[:PARAM=V]", help="Write MODEL with this strategy, in place of records.")
+@click.option("-o", "--out", metavar="FILE", type=click.Path(path_type=Path), help="File to write. [standard output]")
+@click.option("--plugin", metavar="NAME[:PARAM=V]", help="Export MODEL with this strategy, instead of records.")
 @click.option(
-    "--weights", metavar="FILE.safetensors", type=click.Path(path_type=Path), help="[those that timm fetches]"
+    "--weights",
+    metavar="FILE.safetensors",
+    type=click.Path(path_type=Path),
+    help="Weights of MODEL. [downloaded by timm]",
 )
 @click.option("--weights-key", metavar="NAME", default="", help="The state dict to use if a checkpoint has several.")
-@click.option("--learned", metavar="FILE.safetensors", type=click.Path(path_type=Path), help="What it has learned.")
-@click.option("--batch", type=int, default=1, show_default=True, help="Pictures that the network takes at a time.")
+@click.option(
+    "--learned",
+    metavar="FILE.safetensors",
+    type=click.Path(path_type=Path),
+    help="Tensors that the strategy has learned.",
+)
+@click.option("--batch", type=int, default=1, show_default=True, help="Batch size of the exported network.")
 def export(what: str | None, form: str, out: Path | None, plugin: str | None, **network: Any) -> None:
-    """Write the records of a run's FOLDER for other programs, one row a record; or MODEL, as timm:NAME, made sparse.
+    """Export the records of a run, or a network with a strategy.
 
-    docs/reference/records.md says which columns csv and parquet have; jsonl has the whole records.
+    With a FOLDER, writes one row per record. docs/reference/records.md describes the columns of csv and parquet; jsonl
+    has the complete records.
 
-    With --plugin it is a network, whose file -o ends in .onnx, which needs pip install 'sparsebench[export]', or .pt2.
+    With --plugin, writes the network MODEL (timm:NAME) to -o FILE.pt2, or to FILE.onnx, which needs
+    pip install 'sparsebench[export]'.
     """
     if plugin is not None:
         if what is None:
@@ -263,9 +279,9 @@ def _export_model(
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.argument("observers", nargs=-1, required=True, metavar="NAME|FILE.py[:PARAM=V]...")
 def observe(folder: Path, observers: tuple[str, ...]) -> None:
-    """Tell observers of all records that a run's FOLDER has, as `run --observe` does while they come.
+    """Send the records of a run's FOLDER to observers.
 
-    Exits with 1 if an observer failed.
+    `run --observe` does this during the run. Exits with 1 if an observer failed.
     """
     from sparsebench.runner.observers import show_folder
 

@@ -42,19 +42,21 @@ ALSO = {"strategy": "plugin"}
     type=click.Choice(FORMATS),
     default="table",
     show_default=True,
-    help="How the leaderboard is printed.",
+    help="Format of the printed leaderboard.",
 )
 @table
 @notes
 def run(
     named: tuple[str, ...], form: str, choice: Choice, notes: bool, dry_run: bool, out: Path, **values: Any
 ) -> None:
-    """Run a suite with the given strategies and the baselines, and print the leaderboard.
+    """Run strategies and print the leaderboard.
 
-    Strategies are arguments or values of --plugin. Both may be repeated.
+    The suite says on which tasks, models and budgets strategies and baselines are run.
 
-    What the folder has is not run again: the same command goes on where it was stopped. Exits with 0 if all is well,
-    1 if cells failed or pictures cannot be read, 2 if the command is wrong.
+    Give strategies as arguments or with --plugin. Both may be repeated.
+
+    Results in the folder are not computed again: the same command resumes a stopped run. The exit code is 0 for
+    success, 1 if cells failed or pictures cannot be read, 2 if the command is wrong.
     """
     from sparsebench.api import execute
     from sparsebench.board.notes import below_chance, notes_on
@@ -165,7 +167,10 @@ def _totals(jobs: Sequence[Job], expected: Expected, bytes_: int) -> dict[str, s
 @click.command(cls=Guided)
 @folder_argument
 def status(folder: Path) -> None:
-    """Say how far the runs of a FOLDER are: cells done, failed, running and left, by strategy, and the time left."""
+    """Show the progress of the runs in a FOLDER.
+
+    The table has the numbers of cells done, failed, running and left for each strategy. The time left is estimated.
+    """
     from tabulate import tabulate
 
     from sparsebench.errors import UserError

@@ -34,7 +34,7 @@ COMMANDS = {
         "claims": "sparsebench claims evit-deit-s-0.7",
         "speed": "sparsebench speed timm:deit_tiny_patch16_224 evit:keep_rate=0.7 --batch 1",
     },
-    "What there is": {
+    "Look up": {
         "list": "sparsebench list suites",
         "show": "sparsebench show attn_topk",
         "data": "sparsebench data --verify",
@@ -55,14 +55,14 @@ COMMANDS = {
 """The commands by what they are for, each with an example."""
 EXAMPLES = {name: example for group in COMMANDS.values() for name, example in group.items()}
 GROUPS = {
-    "What is run": ("plugins", "suite", "tasks", "model", "seeds", "keep", "macs", "n_train", "where"),
+    "Cells": ("plugins", "suite", "tasks", "model", "seeds", "keep", "macs", "n_train", "where"),
     "Pictures and weights": (
         "images", "backgrounds", "pretrain_images", "data_root", "download", "skip_bad", "pretrained", "weights",
         "weights_key", "networks",
     ),
-    "How it is run": ("out", "dry_run", "rerun", "jobs", "device", "checkpoint", "timeout", "memory_limit", "exclusive",
+    "Execution": ("out", "dry_run", "rerun", "jobs", "device", "checkpoint", "timeout", "memory_limit", "exclusive",
                       "observe"),
-    "On several machines": ("shard", "dask"),
+    "Several machines": ("shard", "dask"),
 }  # fmt: skip
 
 
@@ -113,10 +113,10 @@ def complete(_context: click.Context, parameter: click.Parameter, begun: str) ->
 wide: Callable[[Any], Any] = click.option(
     "--wide",
     is_flag=True,
-    help=f"The whole table. [what fits the terminal, or {WIDTH} characters: intervals go first, then the rest]",
+    help=f"All columns. [those that fit the terminal, or {WIDTH} characters; intervals are left out first]",
 )
 """Gives a command the option that lets its table be as wide as it is."""
-_columns = click.option("--columns", metavar="NAME[,NAME...]", help="Only these columns, by their names in CSV.")
+_columns = click.option("--columns", metavar="NAME[,NAME...]", help="Show only these columns (names as in CSV).")
 
 
 def table(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,7 +133,7 @@ def table(command: Callable[..., Any]) -> Callable[..., Any]:
 notes: Callable[[Any], Any] = click.option(
     "--notes",
     is_flag=True,
-    help="Also show technical notes, such as step limits and differences that can be told. [in files only]",
+    help="Also show technical notes, such as step limits and detectable differences. [only in files]",
 )
 """Gives a command the option that shows all notes."""
 
@@ -275,7 +275,7 @@ _OPTIONS = {name: _option(one) for fields in OPTIONS.values() for name, one in f
     "out": click.option(
         "--out", default=OUT, show_default=True, type=click.Path(path_type=Path), help="The run's folder."
     ),
-    "dry_run": click.option("--dry-run", is_flag=True, help="Show the cells and their expected time, without running."),
+    "dry_run": click.option("--dry-run", is_flag=True, help="Show the cells and their expected time, but run nothing."),
 }
 
 

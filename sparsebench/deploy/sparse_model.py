@@ -25,14 +25,14 @@ _HOLDERS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[SparseModel]] = weakr
 
 
 class SparseModel(nn.Module):
-    """A timm model on which a strategy acts: called, trained and saved as the model is.
+    """A timm model with a strategy: called, trained and saved like the model.
 
-    The weights are the model's own tensors, and so are the names in `state_dict()`; what the strategy learns is in it
-    too, as `strategy.*`. Called directly, the model itself is as dense as before.
+    The weights are the tensors of the model, with the same names in `state_dict()`. Tensors that the strategy learns
+    are there too, as `strategy.*`. The model itself stays dense.
 
     Attributes:
         model: the timm model.
-        spec: the words that make the same of the model again.
+        spec: the strategy with its budget and parameters, as for `apply`.
     """
 
     def __init__(self, network: DeepViT, actor: Actor, spec: str):
@@ -134,14 +134,14 @@ class SparseModel(nn.Module):
         return None
 
     def progress(self, done: float) -> float:
-        """Say which share of the training is done, for what a strategy changes meanwhile, as EViT its keep rate.
+        """Tell the strategy the finished share of the training; EViT, for example, changes its keep rate with it.
 
         Returns:
-            The factor of the learning rate of the model's own weights, which DynamicViT holds still at first: 1 for
-            most strategies. What the strategy learns, `strategy.*` among the parameters, has the full rate.
+            The factor for the learning rate of the model's own weights: 1 for most strategies; DynamicViT starts with
+            0. Parameters of the strategy, `strategy.*`, have the full learning rate.
 
         Raises:
-            UserError: the share does not lie in [0, 1].
+            UserError: the share is not in [0, 1].
         """
         if not 0 <= done <= 1:
             raise UserError("the share of the training that is done", got=done, allowed="a number from 0 to 1")
@@ -149,14 +149,14 @@ class SparseModel(nn.Module):
         return float(self._actor.strategy.network_rate(self._done))
 
     def teach(self, teacher: nn.Module | None) -> None:
-        """Have the strategy learn from another network, in each call in training: its `loss()` compares with that.
+        """Set the teacher network, with which `loss()` compares in each call in training.
 
         Args:
-            teacher: a timm model that takes the same pixels, as a copy of the dense one with its weights; it is put
-                into its test mode, is not trained, and is not part of this module. None for no teacher.
+            teacher: a timm model with the same input, for example a copy of the dense model. It is set to evaluation
+                mode, is not trained, and is not part of this module. None for no teacher.
 
         Raises:
-            UserError: it is no such model, or the sparse one itself.
+            UserError: the teacher is no such model, or is the sparse model itself.
         """
         if teacher is not None and (isinstance(teacher, SparseModel) or teacher is self.model):
             raise UserError("the teacher is the network that learns", next_step="give a copy.deepcopy of the dense one")
@@ -166,13 +166,13 @@ class SparseModel(nn.Module):
             raise UserError(f"the teacher: {error}", got=type(teacher).__name__) from error
 
     def loss(self, teacher: ModelOutputs | None = None) -> Tensor:
-        """Return what the strategy adds to the mean loss of the last call in training; 0 where it has no loss.
+        """Return the strategy's own loss for the last call in training; 0 if the strategy has no loss.
 
         Args:
-            teacher: what a dense network says of the same images, where that is known without `teach`.
+            teacher: outputs of a dense network for the same images, if they are computed without `teach`.
 
         Raises:
-            UserError: nothing was called in training before, or the teacher's answer has no tokens.
+            UserError: there was no call in training before, or the outputs of the teacher have no tokens.
         """
         if teacher is not None and not isinstance(teacher, ModelOutputs):
             raise UserError(
@@ -191,16 +191,16 @@ class SparseModel(nn.Module):
         return self._last.loss()
 
     def kept(self, x: Tensor | None = None) -> Tensor:
-        """Return (B, patches) booleans, which patches are still there at the end, as themselves or as a group's first.
+        """Return (B, patches) booleans: which patches remain at the end, alone or as the first patch of a group.
 
-        All are there where the strategy did not act: one that acts in training only leaves the test as it was.
+        All patches remain if the strategy did not act, for example in the test of a strategy that acts in training
+        only.
 
         Args:
-            x: pixels, on which the network is called; None for those of the last call.
+            x: pixels, with which the network is called; None for the last call.
 
         Raises:
-            UserError: nothing was called before, and no pixels are given; or tokens are mixed of many patches, of which
-                none stays.
+            UserError: there was no call before and no pixels are given; or tokens are mixtures of many patches.
         """
         if x is not None:
             with torch.no_grad():
@@ -218,7 +218,7 @@ class SparseModel(nn.Module):
         return torch.ones(len(self._dense), N, dtype=torch.bool, device=self._dense.device)
 
     def steps(self) -> list[Step]:
-        """Return what goes on in each block: as planned, or, where each image decides, in the mean of the last call."""
+        """Return the token counts of each block: as planned, or, if adaptive, the means of the last call."""
         actor = self._actor
         if not self._acts:
             return actor.cost.dense()
@@ -229,7 +229,7 @@ class SparseModel(nn.Module):
 
     @property
     def tokens(self) -> tuple[float, ...]:
-        """How many patch tokens there are after each block."""
+        """Number of patch tokens after each block."""
         return tuple(step.tokens_out for step in self.steps())
 
     @property
@@ -239,25 +239,25 @@ class SparseModel(nn.Module):
 
     @property
     def macs_ratio(self) -> float:
-        """MACs of one image as a fraction of those of the dense model."""
+        """MACs of one image, as a fraction of the MACs of the dense model."""
         return self.macs / self._actor.cost.macs(self._actor.cost.dense())
 
     def export(self, file: str | os.PathLike[str], batch: int = 1) -> Path:
-        """Write the network, as it is in a test, to a file that other programs run.
+        """Export the network in evaluation mode to a file for other programs.
 
         Args:
-            file: its name ends in .onnx, for ONNX, or .pt2, for `torch.export.load`; it must not be there.
-            batch: how many pictures the program takes at a time.
+            file: name ending in .onnx (ONNX) or .pt2 (`torch.export.load`); the file must not exist.
+            batch: batch size of the exported network.
 
         Raises:
-            UserError: the strategy cannot be written, or a library is missing.
+            UserError: the strategy cannot be exported, or a library is missing.
         """
         from sparsebench.deploy.export import export
 
         return export(self, file, batch)
 
     def remove(self) -> nn.Module:
-        """Return the model, on which something else may act then; this module can no longer be called."""
+        """Remove the strategy and return the model; this module can no longer be called."""
         if SparseModel.on(self.model) is self:
             del _HOLDERS[self.model]
             self._network.hold_methods(False)

@@ -29,15 +29,15 @@ class Step:
 
     Attributes:
         tokens_in: tokens that enter attention as keys.
-        tokens_out: tokens that leave it and enter the MLP.
-        early: whether only the tokens that stay were queries (the choice was made before attention ran).
-        scoring: attention computed only to score the tokens: class row, received by each token, row of the mean
-            query, or none.
-        projected: what else was made of all tokens only to score them: some of "qkv", queries, keys and values.
-        own: MACs that the strategy's own products took.
-        spread: what the products of queries and keys are more, in the mean over images that keep different numbers,
-            than the product of their means: 2 cov(queries, keys), and var(keys) where each key is scored by all.
-        rested: tokens that passed the block by and are there again after it, see `Rest`.
+        tokens_out: tokens that leave attention and enter the MLP.
+        early: whether only the remaining tokens were queries (tokens were selected before attention).
+        scoring: attention computed only to score tokens: row of the class token, attention received by each token, row
+            of the mean query, or none.
+        projected: projections of all tokens computed only to score them: some of "qkv" (queries, keys, values).
+        own: MACs of the strategy's own products.
+        spread: correction for images with different token counts: mean of the product of queries and keys minus the
+            product of their means: 2 cov(queries, keys), and var(keys) if each key is scored by all.
+        rested: tokens that skipped the block and are present again after it, see `Rest`.
     """
 
     tokens_in: float
@@ -73,10 +73,10 @@ def _cov(a: np.ndarray, b: np.ndarray) -> float:
 
 
 class CostModel(Protocol):
-    """The closed form of one network.
+    """The MACs of one network in closed form.
 
     Attributes:
-        alike: whether it is one of a theory, whose training knows no strategies that are learned or adaptive.
+        alike: whether the network is of a theory, whose training does not support trained or adaptive strategies.
     """
 
     alike: ClassVar[bool]
@@ -90,16 +90,16 @@ class CostModel(Protocol):
         """Number of blocks."""
 
     def scoring(self, needs: Collection[str]) -> Scoring:
-        """Return which attention is computed only to score tokens, for a strategy with these needs."""
+        """Return the attention that is computed only to score tokens, for a strategy with these needs."""
 
     def place(self, block: int, tokens: float, keep: float) -> Place:
-        """Return that place in numbers: what a strategy's own products cost hangs on them."""
+        """Return the sizes at this block, on which the MACs of a strategy's own products depend."""
 
     def steps(self, traits: Traits, blocks: Sequence[int], counts: Sequence[int]) -> list[Step]:
-        """Return the steps of a schedule: `counts` tokens stay at the `blocks`; the input site has one count."""
+        """Return the steps of a schedule: `counts` tokens remain at the `blocks`; the site "input" has one count."""
 
     def dense(self) -> list[Step]:
-        """Return the steps in which all tokens stay."""
+        """Return the steps if all tokens stay."""
 
     def macs(self, steps: Sequence[Step]) -> float:
         """Return the MACs of one image."""
@@ -140,10 +140,10 @@ class BlockCost:
 
 @dataclass(frozen=True)
 class VitCost:
-    """A Vision Transformer: `embed` MACs a patch, `head` MACs an image, P = `prefix` class and register tokens.
+    """A Vision Transformer: `embed` MACs per patch, `head` MACs per image, P = `prefix` class and register tokens.
 
-    `channels` is the width of a token, `plain` whether attention can be taken apart, `pooled` the MACs of an attention
-    pool for each patch token that is left.
+    `channels` is the width of a token. `plain` says whether queries can be computed for only the remaining tokens.
+    `pooled` is the MACs of an attention pool for each remaining patch token.
     """
 
     tokens: int
@@ -207,11 +207,11 @@ class VitCost:
 
 @dataclass(frozen=True)
 class OneLayerCost:
-    """A network of one attention layer, before which a strategy acts, wherever it says that it does.
+    """A network of one attention layer; every strategy acts before this layer, whatever its `site`.
 
     Attributes:
-        tokens: L.
-        d: width of a token.
+        tokens: L, the number of tokens.
+        d: the width of a token.
     """
 
     tokens: int

@@ -37,19 +37,19 @@ class Start(NamedTuple):
 
 
 class Network(Protocol):
-    """A built model: called with inputs and, when a strategy acts on it, with the pass that carries it."""
+    """A built model. It is called with inputs and, if a strategy acts, with a `Pass`."""
 
     @property
     def grid(self) -> tuple[int, int] | None:
-        """(rows, columns) of its patches, or None where tokens have no places."""
+        """(rows, columns) of the patches, or None if tokens have no positions."""
 
     @property
     def cost(self) -> CostModel:
-        """The closed form of its MACs."""
+        """The cost model: MACs in closed form."""
 
     @property
     def attention_source(self) -> str:
-        """What "attention" means here: "class", "class+distillation" or "received"."""
+        """Source of the view's field `attention`: "class", "class+distillation" or "received"."""
 
     @property
     def module(self) -> Any:
@@ -100,15 +100,16 @@ class Watchable(Network, Protocol):
 
 
 class Model(BaseModel):
-    """A network a strategy can act on; its fields are its parameters.
+    """Builds networks on which strategies can act. The fields are the parameters.
 
     Attributes:
-        name: what users type.
-        inputs: "tokens" or "images", what the tasks it fits must give.
+        name: the name on the command line.
+        inputs: "tokens" or "images"; the task must have the same.
         positional: the parameter that NAME:VALUE sets, if any.
-        together: whether a GPU trains several of them faster in one program, see `TrainsTogether`.
-        added: parameters that cells of older records do not have; at their defaults they are in no cell.
-        revision: raise it when it computes otherwise: its cells are run again then.
+        together: whether several networks train faster together on a GPU, see `TrainsTogether`.
+        added: parameters that cells of older records do not have; cells do not contain them if they have their
+            defaults.
+        revision: increase it if the outputs change; the cells are then run again.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -121,53 +122,53 @@ class Model(BaseModel):
     revision: ClassVar[int] = 1
 
     def check(self, task: Task) -> None:
-        """Raise UserError if the model cannot be built for that task."""
+        """Raise UserError if the model cannot be built for the task."""
 
     def with_weights(self, locations: Locations) -> Self:
-        """Return the model with what the trained weights that it starts from say of it, if they are at a location."""
+        """Return the model with the parameters that follow from its trained weights, if they are at a location."""
         return self
 
     def cut(self) -> Mapping[str, Any]:
-        """Return how its trained weights want pictures: canvas, crop, resize, filter; less where it does not say."""
+        """Return the transform of pictures for its trained weights: canvas, crop, resize, filter, as far as known."""
         return {}
 
     def first_model(self) -> Model:
-        """Return the model that is trained where a task begins with trained weights."""
+        """Return the model for pre-training, if the task has pre-training."""
         return self
 
     def cost(self, task: Task, classes: int) -> CostModel:
-        """Return the closed form of the MACs of the network that it builds for a task's data; none is built.
+        """Return the cost model of the network for a task's data, without building the network.
 
         Args:
-            task: its parameters have the number and the width of the tokens, or the pixels of the images.
-            classes: how many classes the data have.
+            task: the task; its parameters give the number and the width of the tokens, or the pixels of the images.
+            classes: number of classes of the data.
 
         Raises:
-            UserError: it cannot be built for the task, or only the built network knows.
+            UserError: the model cannot be built for the task, or the cost is known only after building.
         """
         raise UserError(f"what model '{self.name}' costs is not known from its parameters")
 
     def build(self, data: Data, repetition: int) -> Network:
-        """Return the network for that data with the initial weights of that repetition."""
+        """Return the network for these data with the initial weights of this repetition."""
         raise NotImplementedError(f"model '{self.name}' must define build(data, repetition)")
 
     def classes(self, locations: Locations) -> int | None:
-        """Return how many classes the head of its trained weights has, or None where there is none or nothing says."""
+        """Return the number of classes of the head of its trained weights, or None without a head or if unknown."""
         return None
 
     def check_weights(self, task: Task, locations: Locations) -> str:
-        """Return a line on what trained weights that it starts from become for the task, or "".
+        """Return a line that describes how trained weights are converted for the task, or "".
 
         Raises:
-            UserError: they are not to be had, or do not fit it and the task.
+            UserError: the weights are missing, or do not fit the model and the task.
         """
         return ""
 
     def start(self, network: Network, task: Task, locations: Locations) -> Start:
-        """Put the trained weights that it starts from into the built network, and say which they are.
+        """Load the trained weights into the built network, and return their description.
 
         Raises:
-            UserError: they are missing or do not fit.
+            UserError: the weights are missing or do not fit.
         """
         return Start()
 

@@ -45,25 +45,25 @@ class Request:
 
     plugins: tuple[str, ...] = option(
         (),
-        "A strategy, a file that brings some, or all there are; options set its budget: macs=0.5, keep_rate=0.7, "
-        "per_block=13, ratio=0.9 or counts=99+51,blocks=3+6 (see list --published). Repeatable.",
+        "A strategy, a plugin file, or all strategies. The budget may follow: macs=0.5, keep_rate=0.7, per_block=13, "
+        "ratio=0.9 or counts=99+51,blocks=3+6 (see sparsebench list --published). Repeatable.",
         name="plugin",
         metavar="NAME|FILE.py|all[:PARAM=V,V...]",
     )
-    suite: str = option("quick", "A suite's name, or a .toml file.")
-    tasks: tuple[str, ...] = option((), "Only this task. Repeatable.", name="task", metavar="NAME[:PARAM=V...]")
-    model: str | None = option(
-        None, "The model for every task that it fits, e.g. vit:depth=5.", metavar="NAME[:PARAM=V...]"
-    )
+    suite: str = option("quick", "Name of a suite, or a .toml file.")
+    tasks: tuple[str, ...] = option((), "Run only this task. Repeatable.", name="task", metavar="NAME[:PARAM=V...]")
+    model: str | None = option(None, "Model for all tasks that it fits, e.g. vit:depth=5.", metavar="NAME[:PARAM=V...]")
     pretrained: bool = option(False, "Start from timm's trained weights.")
-    seeds: int | None = option(None, "Repetitions of each cell, instead of the suite's; deterministic cells run once.")
-    keep: tuple[float, ...] = option((), "Keep rates at each stage; overrides the budget.")
-    macs: tuple[float, ...] = option((), "Shares of the dense MACs; overrides the budget.")
-    n_train: tuple[int, ...] = option((), "Numbers of training samples; override the suite's.")
-    where: Where = option("both", "Remove tokens in training, in the test, or in both.")
+    seeds: int | None = option(
+        None, "Number of repetitions of each cell, instead of the suite's; deterministic cells run once."
+    )
+    keep: tuple[float, ...] = option((), "Budgets as keep rates at each stage; overrides the suite's budgets.")
+    macs: tuple[float, ...] = option((), "Budgets as shares of the dense MACs; overrides the suite's budgets.")
+    n_train: tuple[int, ...] = option((), "Numbers of training samples, instead of the suite's.")
+    where: Where = option("both", "Whether tokens are removed in training, in the test, or in both.")
     precision: PrecisionChoice = option(
         "auto",
-        "Precision for tests of trained networks. auto: the suite's, usually float32. bfloat16 uses autocast.",
+        "Precision of tests of trained networks. auto: the suite's, usually float32. bfloat16 uses autocast.",
     )
     figures: tuple[str, ...] = ()
     single: bool = False
@@ -84,17 +84,17 @@ class Files:
 
     images: tuple[str, ...] = option(
         (),
-        "Pictures of the image tasks; see sparsebench data. Repeatable for tests of trained weights.",
+        "Pictures for the image tasks; see sparsebench data. Repeatable for tests of trained weights.",
         metavar="NAME|folder:DIR",
     )
-    backgrounds: str | None = option(None, "Backgrounds of the image tasks.", metavar="NAME|DIR|FILE.npz")
-    pretrain_images: str | None = option(None, "Pictures of pre-training. [the task's own]", metavar="NAME|folder:DIR")
-    data_root: Path | None = option(None, "Folder of the official data sets. [./data]")
-    download: bool = option(False, "Fetch what torchvision can to --data-root if it is missing.")
-    skip_bad: bool = option(False, "Leave out pictures that cannot be read; the board says how many.")
+    backgrounds: str | None = option(None, "Backgrounds for the image tasks.", metavar="NAME|DIR|FILE.npz")
+    pretrain_images: str | None = option(None, "Pictures for pre-training. [the task's own]", metavar="NAME|folder:DIR")
+    data_root: Path | None = option(None, "Folder with the official data sets. [./data]")
+    download: bool = option(False, "Download missing data sets to --data-root, where torchvision can.")
+    skip_bad: bool = option(False, "Leave out unreadable pictures; the board says how many.")
     weights: tuple[Path, ...] = option(
         (),
-        "Begin with trained weights: a file, a folder of files, or a quoted pattern; each file is a network. "
+        "Start from trained weights: a file, a folder of files, or a quoted pattern. Each file is a network. "
         "Repeatable.",
         metavar="FILE|DIR|PATTERN",
     )
@@ -104,7 +104,7 @@ class Files:
     )  # fmt: skip
     networks: Path | None = option(
         None,
-        "Folder of a run that trained the suite's networks. [those of --out, then sparsebench's own]",
+        "Folder of a run that trained the suite's networks. [--out, then the networks in the package]",
         metavar="DIR",
     )
     dry: bool = False
@@ -118,7 +118,7 @@ class How:
     """How cells are run, and which of them here and now; no record depends on it but by its device."""
 
     device: str = option("auto", "auto, cpu, cuda or cuda:i.")
-    rerun: Rerun = option("missing", "Which existing results are run again.")
+    rerun: Rerun = option("missing", "Which existing results to compute again.")
     checkpoint: float = option(
         60.0,
         "Seconds between training checkpoints; 0 for none.",
@@ -126,19 +126,23 @@ class How:
         least=0,
     )
     timeout: float | str | None = option(
-        None, "End a cell that takes longer; 0 for never.  [default: 6h; none with --jobs 0]", metavar="SECONDS|10m|1h"
+        None,
+        "Stop a cell that takes longer; 0 for no limit.  [default: 6h; none with --jobs 0]",
+        metavar="SECONDS|10m|1h",
     )
     memory_limit: float | str | None = option(
-        None, "End a cell if its worker uses more memory. The libraries alone need 0.4 GiB.", metavar="BYTES|4GiB"
+        None, "Stop a cell if its worker uses more memory. The libraries alone need 0.4 GiB.", metavar="BYTES|4GiB"
     )
-    jobs: int | None = option(None, "Worker processes; 0 runs in this one. [one a core, or GPU]", least=0)
+    jobs: int | None = option(
+        None, "Number of worker processes; 0 runs in the main process. [one per core, or GPU]", least=0
+    )
     shard: str | None = option(None, "Run only shard I of N, counted from 0, for job arrays.", metavar="I/N")
-    batch: int | None = option(None, "Test batch size; halved until it fits the memory. [up to 200]", least=1)
-    exclusive: bool = option(False, "Run one cell at a time on each machine or GPU, for exact timing.")
+    batch: int | None = option(None, "Test batch size; halved until it fits in memory. [up to 200]", least=1)
+    exclusive: bool = option(False, "Run one cell at a time on each machine or GPU, for exact speeds.")
     dask: str | None = option(None, "Run cells on the workers of this Dask scheduler.", metavar="tcp://HOST:PORT")
     observe: tuple[str, ...] = option(
         (),
-        "Tell it each record: tensorboard[:dir=DIR], mlflow[:uri=URI], or one's own. Repeatable.",
+        "Send each record to an observer: tensorboard[:dir=DIR], mlflow[:uri=URI], or your own. Repeatable.",
         metavar="NAME|FILE.py[:PARAM=V]",
     )
 

@@ -28,28 +28,28 @@ class Hooks:
 
     @hookspec
     def sparsebench_strategies(self) -> list[type[Strategy]]:  # type: ignore[empty-body]
-        """Return the strategies that the plugin brings."""
+        """Return the strategies of the plugin."""
 
     @hookspec
     def sparsebench_tasks(self) -> list[type[Task]]:  # type: ignore[empty-body]
-        """Return the tasks that the plugin brings."""
+        """Return the tasks of the plugin."""
 
     @hookspec
     def sparsebench_models(self) -> list[type[Model]]:  # type: ignore[empty-body]
-        """Return the models that the plugin brings."""
+        """Return the models of the plugin."""
 
     @hookspec
     def sparsebench_suites(self) -> Iterable[Path | Traversable]:  # type: ignore[empty-body]
-        """Return the TOML files of the suites that the plugin brings; each is named as its file."""
+        """Return the TOML files of the plugin's suites; each suite is named like its file."""
 
     @hookspec
     def sparsebench_papers(self) -> list[Paper]:  # type: ignore[empty-body]
-        """Return the papers that the plugin reproduces. It is asked when papers are, so that it may import much."""
+        """Return the papers that the plugin reproduces. Called only when papers are needed, so it may import slowly."""
 
     @hookspec
     def sparsebench_observers(self) -> list[type[Observer]]:  # type: ignore[empty-body]
-        """Return the observers that the plugin brings; each is turned on by its name."""
+        """Return the observers of the plugin; each is turned on by its name."""
 
     @hookspec
     def sparsebench_record_finished(self, record: Record) -> None:
-        """Look at a record that has just been stored. An exception here turns the observer off, and costs no record."""
+        """Receive a record that has just been stored. An exception turns the observer off; records are not affected."""

@@ -25,12 +25,12 @@ PATIENCE = 60.0
 
 
 class Observer(BaseModel):
-    """Is told of each record that a run has stored. Subclass it, name it, and write `open`.
+    """Receives each record that a run has stored. Subclass it, name it, and write `open`.
 
-    Fields of the class are its parameters, as those of a strategy are.
+    Fields of the class are its parameters, as for a strategy.
 
     Attributes:
-        name: what users type after --observe.
+        name: the name for --observe.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
@@ -40,14 +40,14 @@ class Observer(BaseModel):
     def open(self, out: Path) -> See:
         """Return the function that is called with each record, in the process that stores them.
 
-        A cell that is run again comes again, under the same `cell_id`. If the function raises, that is reported once,
-        and it is not called again.
+        If a cell is run again, its record comes again, with the same `cell_id`. If the function raises an exception,
+        there is one warning, and the function is not called again.
 
         Args:
             out: the run's folder.
 
         Raises:
-            UserError: it cannot be turned on; nothing was run yet.
+            UserError: the observer cannot be turned on; no cell has been run.
         """
         raise NotImplementedError(f"observer '{self.name}' has no method `open`")
 

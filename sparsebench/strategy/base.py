@@ -32,11 +32,11 @@ SITES: tuple[Site, ...] = ("input", "attention", "block")
 
 
 class ModelOutputs(NamedTuple):
-    """What came out, for a network or its teacher.
+    """The outputs of a network or its teacher.
 
     Attributes:
         logits: (B, classes).
-        tokens: (B, N, C) the patch tokens as the head would read them.
+        tokens: (B, N, C) the patch tokens as input of the head.
     """
 
     logits: Tensor
@@ -45,20 +45,19 @@ class ModelOutputs(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LossInputs:
-    """What a strategy may learn from after a forward pass in training; see `Strategy.loss`. Labels are not in it.
+    """Inputs of `Strategy.loss` after a forward pass in training. They have no labels.
 
     Attributes:
-        student: what came out.
-        teacher: what the network it began as gives for the same images with nothing acting, without gradients; None
-            unless the strategy asks for it (`distils`) and the network began with weights, the output layer's among
-            them, that were trained for these classes.
-        memory: what the strategy left in `TokenView.memory`.
-        weights: (B, N) how much each of the student's tokens counts, see `Mask`.
-        shares: for each block in which it acts, the share of the first tokens that was asked for after it: the keep
-            rate to the power of the stage, or where there is none the share of the counts.
-        macs: the fraction of the dense MACs that the budget comes to.
-        spent: returns the fraction that one has spent when other numbers of tokens go on, one for each of `shares`, in
-            order; with gradients where they are tensors.
+        student: the outputs of the network.
+        teacher: the outputs of the initial dense network for the same images, without gradients. None unless the
+            strategy has `distils` and the initial weights, including the output layer, were trained for these classes.
+        memory: the dictionary `TokenView.memory`, as filled by the strategy.
+        weights: (B, N) the product of the masks, for each token of the student, see `Mask`.
+        shares: for each block in which the strategy acts, the requested share of the initial tokens after it: the keep
+            rate to the power of the stage, or without a keep rate the share from the token counts.
+        macs: the MACs of the budget, as a fraction of the dense MACs.
+        spent: returns this fraction for other token counts, one for each of `shares`, in order; with gradients if the
+            counts are tensors.
     """
 
     student: ModelOutputs
@@ -71,12 +70,12 @@ class LossInputs:
 
 
 class Published(NamedTuple):
-    """Words that give a published method.
+    """A published setting of a method.
 
     Attributes:
-        words: as a user types them after --plugin.
-        network: what it was published on.
-        gmacs: what its authors say that an image costs there, in 10^9 MACs, or None where that is not known here.
+        words: the setting, as a value for --plugin.
+        network: the network in the publication.
+        gmacs: the published cost of one image, in 10^9 MACs, or None if unknown.
     """
 
     words: str
@@ -99,7 +98,7 @@ class Traits(NamedTuple):
         fuses: whether one token more goes on, in which those that left are fused.
         own_macs: the MACs of its own that a choice costs, those of its disposal among them.
         scaled: blocks in which one token alone is fused, so that as many go on as came.
-        first: the share of the blocks that come before the first in which it acts, where tokens leave every block.
+        first: the share of the blocks before the first removal, for schedules that remove tokens in every block.
         rests: whether tokens that do not take part in a block are there again after it, see `Rest`. A count then holds
             in each block until the next one, as it does where tokens leave.
     """
@@ -121,38 +120,40 @@ class Strategy(BaseModel):
     Fields of the class are its parameters: typed, checked, and settable from the command line.
 
     Attributes:
-        name: what users type.
-        revision: raised by its author when what it chooses changes: with the name and the parameters it says which
-            method a result is of.
-        kind: "baseline", "deployable", or "oracle" for one that reads the relevance mask.
-        site: where it acts: "input" (before the first block), "attention" (between attention and MLP of the
+        name: the name on the command line.
+        revision: increased by the author when the strategy selects other tokens. Name, revision and parameters identify
+            the method of a result.
+        kind: "baseline", "deployable", or "oracle" for a strategy that reads the relevance mask.
+        site: where the strategy acts: "input" (before the first block), "attention" (between attention and MLP of the
             scheduled blocks) or "block" (before the scheduled blocks).
-        needs: the fields of the view that it reads; `tokens` among them if its plans fuse, merge or mix them.
-        budgeted: False for one that spends the same whatever the budget, and so has one row.
-        trains_only: True for one that acts in training only: the budget is the training's, the test is dense.
-        trained: whether it must be trained: with the network it acts on, in the same steps.
-        adaptive: whether each image keeps as many tokens as it needs: its plans are not held to the counts, and where
-            they follow them, the counts are calibrated on training images until the mean cost is the budget's.
-        distils: whether it begins with the trained dense network of the same task, model, training data and repetition,
-            which its loss compares with.
-        draws_random: whether what it does in a test depends on `view.random`, so that a trained network that is tested
-            again with it is another test; None where it does not say: then it may.
-        fit_images: how many training images it looks at before the test, of one that has a `fit`.
-        fit_labels: whether it is told their labels.
+        needs: the fields of the view that the strategy reads; must include `tokens` if plans fuse, merge or mix tokens.
+        budgeted: False if the MACs do not depend on the budget; the strategy then has one row.
+        trains_only: True if the strategy acts in training only: the budget applies to the training, the test is dense.
+        trained: whether the strategy must be trained, together with the network and in the same steps.
+        adaptive: whether the number of kept tokens differs between images. Plans then need not keep exactly the
+            requested counts. If they depend on the counts, these are calibrated on training images until the mean MACs
+            meet the budget.
+        distils: whether training starts from the trained dense network of the same task, model, training data and
+            repetition, which is also the teacher in `loss`.
+        draws_random: whether test results depend on `view.random`, so that a test of the same trained network can be
+            repeated; None if unknown, which counts as True.
+        fit_images: number of training images for `fit`.
+        fit_labels: whether `fit` also gets the labels of these images.
         citation: where the method was published; `bibtex` the same as a BibTeX entry.
-        expected_failures: conformance checks that it cannot pass, each with the reason; see `sparsebench check`.
-        published: the words that give the published method, the best-known setting first.
-        differs: how it differs from the published method, in one sentence without its end; "" where nothing is known.
-        schedule: in which blocks it acts where the budget does not say, see `Budget`.
-        first: the share of the blocks that come before the first in which it acts, where tokens leave every block.
-        convention: how a keep rate becomes counts where the user does not say, see `Budget`.
-        most: the largest share of the tokens that it can remove at once; 0.5 for those that merge pairs.
-        fuses: whether one of the tokens that go on is made of those that do not.
-        how: how one that makes its plans itself disposes of tokens; None where it does not say. Of others the
-            disposal says it. One with "rest" returns `Rest` plans, and it alone.
-        disposals: those that it takes; by default all with `scores`, and only its own default where it makes its
-            plans itself.
-        disposal: what becomes of the tokens that its scores do not keep, see `sparsebench.strategy.disposal.dispose`.
+        expected_failures: conformance checks that the strategy cannot pass, each with the reason; see
+            `sparsebench check`.
+        published: the settings of the paper, as values for --plugin, the best-known setting first.
+        differs: difference to the published method, in one sentence without a full stop; "" if no difference is known.
+        schedule: the default schedule, if the budget does not set one, see `Budget`.
+        first: the share of the blocks before the first removal, for schedules that remove tokens in every block.
+        convention: the default rule for rounding token counts from a keep rate, see `Budget`.
+        most: the largest share of the tokens that can be removed in one block; 0.5 for strategies that merge pairs.
+        fuses: whether one of the remaining tokens is a combination of the removed tokens.
+        how: for a strategy with `plan`: what happens to the tokens that are not kept; None if not declared. For a
+            strategy with `scores`, `disposal` says this. "rest" if and only if the plans are `Rest`.
+        disposals: the allowed values of `disposal`. Default: all for a strategy with `scores`, only the default value
+            for a strategy with `plan`.
+        disposal: what happens to the tokens that the scores do not keep, see `sparsebench.strategy.disposal.dispose`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -186,7 +187,7 @@ class Strategy(BaseModel):
     disposal: Disposal = "drop"
 
     def model_post_init(self, _context: Any) -> None:
-        """Refuse a disposal that the strategy does not take."""
+        """Refuse a disposal that the strategy does not support."""
         if self.disposal not in (allowed := self.allowed_disposals()):
             raise UserError(
                 f"strategy '{self.name}' does not take this disposal of tokens", got=f"disposal={self.disposal}",
@@ -195,7 +196,7 @@ class Strategy(BaseModel):
 
     @classmethod
     def allowed_disposals(cls) -> tuple[Disposal, ...]:
-        """Return what `disposal` may be."""
+        """Return the allowed values of `disposal`."""
         default = DISPOSALS if cls.plan is Strategy.plan else (cls.model_fields["disposal"].default,)
         return cls.disposals or default
 
@@ -209,11 +210,11 @@ class Strategy(BaseModel):
             ) from error
 
     def requires(self) -> frozenset[str]:
-        """Return the fields of the view it reads with these parameters; by default `needs`."""
+        """Return the fields of the view that the strategy reads with these parameters; by default `needs`."""
         return self.needs
 
     def reads(self) -> frozenset[str]:
-        """Return what it requires, and what its disposal needs."""
+        """Return the fields that the strategy and its disposal read."""
         return self.requires() | disposals.NEEDS[self.disposal]
 
     def _all_own_macs(self, place: Place) -> float:
@@ -227,109 +228,112 @@ class Strategy(BaseModel):
         return Traits(self.site, self.reads(), self.schedule, self.most, fuses, macs, first=first, rests=self.rests)
 
     def own_macs(self, place: Place) -> float:
-        """Return the MACs an image of the products that it makes itself at that place; 0 by default.
+        """Return the MACs per image of the strategy's own matrix products at this block; 0 by default.
 
-        What counts is what counts in a network: products of tokens with weights, with each other (similarities, and
-        distances, a multiplication a channel) and of matrices with vectors (power iterations), as often as they are
-        really made, the N M C of carrying out a `Mix` among them. Element-wise work, norms, softmax, sorting, and the
-        gathers and sums that carry out other plans do not. Attention that it asks for in `needs` is counted already,
-        and so is what its `disposal` multiplies.
+        The rules are those for a network. Count products of tokens with weights and with each other (similarities, and
+        distances with one multiplication per channel), and of matrices with vectors (power iterations), each time they
+        are computed. Include the N M C MACs of applying a `Mix`. Do not count element-wise operations, norms, softmax,
+        sorting, and the gathers and sums that apply other plans. Attention in `needs` and the products of `disposal`
+        are already counted.
         """
         return 0.0
 
     def module(self, place: Place) -> Module | None:
-        """Return the module that it learns at that place, or None; it is trained with the network's weights.
+        """Return the module with the strategy's weights at this block, or None; it is trained with the network's
+        weights.
 
-        It is made once a cell for each block it acts in, from seeded random numbers, and is there as `view.learned`.
-        That of a strategy with a `fit` is not trained: it holds what `fit` returns.
+        Called once per cell for each block in which the strategy acts, with seeded random numbers. The view has the
+        module as `learned`. For a strategy with `fit`, the module is not trained but filled with the result of `fit`.
         """
         return None
 
     def fit(self, images: Images, network: FrozenNetwork) -> Mapping[int, Mapping[str, Tensor]]:
-        """Return what it learns from some training images: for each block with a `module`, the tensors of that by name.
+        """Return tensors computed from training images: for each block with a `module`, its tensors by name.
 
-        It is called once, with `fit_images` of the training images and the trained network, before anything is tested;
-        never with test images. The tensors have the shapes that `module` gave them. Not called unless it is overridden.
+        Called once, before the test, with `fit_images` training images and the trained network; never with test images.
+        The tensors have the shapes of those of `module`. Not called unless overridden.
         """
         raise NotImplementedError
 
     @classmethod
     def fits(cls) -> bool:
-        """Return whether it looks at training images before the test."""
+        """Return whether the strategy has a `fit`."""
         return cls.fit is not Strategy.fit
 
     def training_blocks(self, depth: int) -> tuple[int, ...]:
-        """Return blocks in which it acts in training whatever the budget's are, from 0 to `depth` - 1; none by default.
+        """Return blocks, from 0 to `depth` - 1, in which it also acts in training, independent of the budget; none by
+        default.
 
-        In those that are not the budget's its plan is asked to let all tokens go on that are there.
+        In a block that is not in the budget, `plan` is called with `keep` = N.
         """
         return ()
 
     def loss(self, inputs: LossInputs) -> Tensor:
-        """Return a scalar that is added to the mean loss of a training step; not called unless it is overridden."""
+        """Return a scalar that is added to the mean loss of a training step; not called unless overridden."""
         raise NotImplementedError
 
     def ramp(self, done: float) -> float:
-        """Return the share of the way from all tokens to the budget's when the share `done` of the training is done.
+        """Return how far, from 0 (all tokens) to 1 (the budget), tokens are removed at the share `done` of the
+        training.
 
-        Not called unless it is overridden. In the test it is the budget.
+        Not called unless overridden. The test always uses the budget.
         """
         return 1.0
 
     def inactive(self, teacher: bool) -> tuple[str, ...]:
-        """Return which published terms of its loss are not in it with these parameters, with a teacher or without."""
+        """Return the terms of the published loss that are inactive with these parameters, with or without a teacher."""
         return ()
 
     def network_rate(self, done: float) -> float:
-        """Return the factor of the step size of the network's own weights when the share `done` of training is done.
+        """Return a factor for the learning rate of the network's own weights at the share `done` of the training.
 
-        1 by default. At 0 they stay as they are. What it learns itself has the recipe's step size.
+        1 by default; 0 freezes these weights. The strategy's own weights have the learning rate of the recipe.
         """
         return 1.0
 
     def read_out(self, memory: dict[str, Any], prefix: Tensor, tokens: Tensor) -> Tensor:
-        """Return the (B, P, C) class and register tokens that the head is to read.
+        """Return the (B, P, C) class and register tokens for the head.
 
-        It is given those after the last block, and the (B, N, C) patch tokens that are there then. Not called unless it
-        is overridden; then a network whose head reads no class token is unsupported.
+        The arguments are these tokens and the (B, N, C) patch tokens after the last block. Not called unless
+        overridden; if it is, networks whose head reads no class token are unsupported.
         """
         raise NotImplementedError
 
     @property
     def has_loss(self) -> bool:
-        """Whether it has a loss of its own."""
+        """Whether the strategy has its own loss."""
         return type(self).loss is not Strategy.loss
 
     @property
     def ramps(self) -> bool:
-        """Whether it begins its training with more tokens than the budget's."""
+        """Whether training starts with more tokens than the budget allows."""
         return type(self).ramp is not Strategy.ramp
 
     @property
     def weighs_sizes(self) -> bool:
-        """Whether attention after it weighs a token by its size, softmax(qk^T / sqrt(d) + log s).
+        """Whether later attention weights tokens by their sizes, softmax(qk^T / sqrt(d) + log s).
 
-        ToMe's proportional attention (Bolya et al. 2023). It is what `proportional` says, a parameter or class variable
-        of a strategy that merges; without one, no.
+        This is ToMe's proportional attention (Bolya et al. 2023). The value is that of `proportional`, a parameter or
+        class variable of strategies that merge; False without it.
         """
         return bool(getattr(self, "proportional", False))
 
     @property
     def rests(self) -> bool:
-        """Whether its tokens rest and return, see `Rest`."""
+        """Whether tokens rest and return, see `Rest`."""
         return self.how == "rest"
 
     @property
     def reads_out(self) -> bool:
-        """Whether it has a say in what the head reads."""
+        """Whether the strategy overrides `read_out`."""
         return type(self).read_out is not Strategy.read_out
 
     def scores(self, view: TokenView) -> Tensor:
-        """Return (B, N) scores; the tokens with the largest stay."""
+        """Return (B, N) scores; the tokens with the largest scores stay."""
         raise StrategyError(f"strategy '{self.name}' has neither `scores` nor `plan`")
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
-        """Return what happens to the view's N tokens so that `keep` go on; None leaves them all as they are."""
+        """Return a plan that turns the N tokens of the view into `keep` tokens; None leaves all tokens unchanged."""
         shape = tuple(vars(view)["index"].shape)  # not by attribute: `check` watches what the strategy reads
         scores = disposals.check_scores(self.scores(view), shape, f"'{self.name}'")
         return disposals.dispose(self.disposal, scores, keep, view)

@@ -15,10 +15,10 @@ class Keep:
 
     Attributes:
         index: (B, M) integer positions of the kept tokens, each at most once, in any order.
-        fuse: (B, N) weights, or None. With weights w the tokens not kept become one last token sum_i w_i x_i
-            (EViT, Liang et al. 2022), so that M + 1 tokens go on.
-        scores: (B, N) what the choice was made by, larger is kept; only used to measure the selection.
-        ordered: whether the kept tokens go on in the order of `index`; else in the order in which they came.
+        fuse: (B, N) weights, or None. With weights w the tokens that are not kept become one last token sum_i w_i x_i
+            (EViT, Liang et al. 2022), so that M + 1 tokens remain.
+        scores: (B, N) the scores of the selection, larger scores are kept; only used to measure the selection.
+        ordered: whether the kept tokens have the order of `index`; otherwise they keep their old order.
     """
 
     index: Tensor
@@ -28,7 +28,7 @@ class Keep:
 
     @classmethod
     def top(cls, scores: Tensor, keep: int) -> Keep:
-        """Keep the `keep` best of the (B, N) scores. Equal scores are decided by position: lower goes first.
+        """Keep the tokens with the `keep` largest of the (B, N) scores; among equal scores, the first tokens.
 
         >>> import torch
         >>> Keep.top(torch.tensor([[0.1, 0.9, 0.5, 0.5]]), 2).index
@@ -40,13 +40,14 @@ class Keep:
 
 @dataclass(frozen=True, eq=False)
 class Merge:
-    """Send each token to a group; a group's token is the size-weighted mean of its members.
+    """Merge tokens in groups; the new token of a group is the size-weighted mean of its members.
 
     Attributes:
-        target: (B, N) integer group of each token, in 0..M-1, or -1 to drop it; every group has a member.
+        target: (B, N) integer group of each token, in 0..M-1, or -1 to drop the token; every group has a member.
         scores: as in `Keep`.
-        weight: (B, N), or None. With weights w a group's token is sum_i w_i x_i over its members instead of their mean.
-        sizes: (B, N) what each token adds to the size of its group, or None for its own size.
+        weight: (B, N), or None. With weights w the token of a group is sum_i w_i x_i over its members instead of the
+            mean.
+        sizes: (B, N) the contribution of each token to the size of its group, or None for the token's own size.
     """
 
     target: Tensor
@@ -56,9 +57,9 @@ class Merge:
 
     @classmethod
     def into(cls, host: Tensor, scores: Tensor | None = None) -> Merge:
-        """Merge each token into the one at position host (B, N). A token that is its own host goes on; order stays.
+        """Merge each token into the token at position host (B, N). Tokens that are their own host remain, in order.
 
-        Here token 1 goes into token 0, and token 3 into token 2.
+        Here token 1 is merged into token 0, and token 3 into token 2.
 
         >>> import torch
         >>> Merge.into(torch.tensor([[0, 0, 2, 2]])).target
@@ -72,12 +73,12 @@ class Merge:
 
 @dataclass(frozen=True, eq=False)
 class Mix:
-    """Make each new token a weighted sum of the old ones.
+    """Make each new token a weighted sum of the old tokens.
 
     Attributes:
         weight: (B, M, N) real weights.
         scores: as in `Keep`.
-        values: (B, N, C) what is summed in place of the tokens, such as their norms; None for the tokens.
+        values: (B, N, C) values that are summed instead of the tokens, such as their norms; None for the tokens.
     """
 
     weight: Tensor
@@ -87,17 +88,18 @@ class Mix:
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """Keep as many tokens of each image as it needs, or, in training, weigh tokens and let gradients through.
+    """Keep a different number of tokens in each image; or, in training, weight the tokens, with gradients.
 
-    Booleans remove tokens, of each image a number of its own; only a strategy that is `adaptive` may. Real numbers are
-    for training: all tokens stay, and in attention after it a token counts as a key as much as it is kept, but for
-    itself as much as ever (DynamicViT, Rao et al. 2021, eq. 11). Masks of later blocks multiply: what is gone stays so.
+    Boolean masks remove tokens, and only an `adaptive` strategy may use them. Real-valued masks are for training: all
+    tokens stay. In later attention each key is weighted by its mask value, except for the token's own query
+    (DynamicViT, Rao et al. 2021, eq. 11). Masks of several blocks are multiplied, so a removed token stays removed.
 
     Attributes:
         keep: (B, N) booleans, True for at least one token of each image, or real numbers in [0, 1].
         scores: as in `Keep`.
-        values: (B, N, C) what the tokens become, such as groups' means, or None for as they are; with real numbers.
-        sizes: (B, N) positive, what becomes of their sizes, or None for as they are; with real numbers.
+        values: (B, N, C) new values of the tokens, such as means of groups, or None for no change; with real-valued
+            masks.
+        sizes: (B, N) positive new sizes of the tokens, or None for no change; with real-valued masks.
     """
 
     keep: Tensor
@@ -108,12 +110,12 @@ class Mask:
 
 @dataclass(frozen=True, eq=False)
 class Shift:
-    """In training, add something to the tokens, such as noise; all of them stay.
+    """In training, add something to the tokens, such as noise; all tokens stay.
 
     Attributes:
-        by: (B, N, C) what is added.
+        by: (B, N, C) added to the patch tokens.
         scores: as in `Keep`.
-        prefix: (B, P, C) what is added to the class and register tokens, or None for nothing.
+        prefix: (B, P, C) added to the class and register tokens, or None for nothing.
     """
 
     by: Tensor
@@ -123,14 +125,14 @@ class Shift:
 
 @dataclass(frozen=True, eq=False)
 class Rest:
-    """Let some tokens rest for one block: they pass it by as they are, and after it all tokens are there again.
+    """Let some tokens skip one block unchanged; after the block all tokens are present again.
 
-    In the block the others alone are queries, keys and values. Only a strategy with `how = "rest"` may; it acts before
-    each block from the first that the budget names, and is asked about all tokens each time.
+    In the block only the other tokens are queries, keys and values. Only a strategy with `how = "rest"` may use this
+    plan. It acts before each block from the first block of the budget, each time with all tokens.
 
     Attributes:
-        index: (B, N - M) integer positions of the tokens that rest, each at most once, in any order; M take part.
-        scores: as in `Keep`, larger takes part.
+        index: (B, N - M) integer positions of the resting tokens, each at most once, in any order; M tokens take part.
+        scores: as in `Keep`; tokens with larger scores take part.
     """
 
     index: Tensor
@@ -138,7 +140,7 @@ class Rest:
 
     @classmethod
     def all_but_top(cls, scores: Tensor, keep: int) -> Rest:
-        """Let all rest but the `keep` best of the (B, N) scores, which are decided as in `Keep.top`.
+        """Let all tokens rest except those with the `keep` largest of the (B, N) scores, as in `Keep.top`.
 
         >>> import torch
         >>> Rest.all_but_top(torch.tensor([[0.1, 0.9, 0.5, 0.5]]), 2).index
@@ -153,18 +155,18 @@ Plan: TypeAlias = Keep | Merge | Mix | Mask | Shift | Rest
 
 
 class Place(NamedTuple):
-    """Where a strategy acts, in numbers.
+    """The sizes at a block in which a strategy acts.
 
     Attributes:
-        block: before or in which block, from 0, of `depth`.
-        tokens: N, the patch tokens that come.
-        keep: M, how many are to go on.
-        width: C, of a token.
-        heads: H, of the attention.
-        head_width: of the queries and keys of one head; C / H in most networks.
-        prefix: P, the class and register tokens, which `tokens` does not count.
-        patches: the patch tokens at the input.
-        outputs: MACs of one answer of `TokenView.outputs`.
+        block: number of the block, from 0 to `depth` - 1.
+        tokens: N, the number of patch tokens before the strategy acts.
+        keep: M, the number of patch tokens after it.
+        width: C, the channels of a token.
+        heads: H, the heads of the attention.
+        head_width: the width of the queries and keys of one head; C / H in most networks.
+        prefix: P, the number of class and register tokens, which are not included in `tokens`.
+        patches: the number of patch tokens at the input.
+        outputs: MACs of one row of `TokenView.outputs`.
     """
 
     block: int

@@ -19,46 +19,46 @@ RESULTS = frozenset({"tokens", "branch", "prefix"})
 
 
 class TokenView:
-    """What a strategy may see at its site. Fields that it does not declare in `needs` are not computed.
+    """The data that a strategy can read at its site. Fields that are not in `needs` are not computed.
 
-    These are always there:
-
-    Attributes:
-        index: (B, N) which patch of the input each token is (its position there).
-        sizes: (B, N) how many patches each token stands for; 1 before any merging, 0 for what only fills up the rows
-            of a batch whose images kept different numbers of tokens (see `there`).
-        weights: (B, N) how much each token counts as a key, see `Mask`; 1 but for masks in training.
-        grid: (rows, columns) of the patches, or None where tokens have no places.
-        prefix_count: P, the class and register tokens, which come before the N patch tokens and are not among them.
-        block: which block it is, from 0; `depth` how many there are.
-        training: whether the network is being trained.
-        learned: the module that the strategy made for this block, see `Strategy.module`; None where it made none.
-        memory: a dictionary for what the strategy wants to know again in later blocks of this forward pass, and in
-            `Strategy.loss`; empty at first. What belongs to patches is best kept as (B, patches), see `index`.
-
-    These are there if `needs` declares them:
+    These attributes are always available:
 
     Attributes:
-        tokens: (B, N, C) the patch tokens; class and register tokens are not among them and always stay.
+        index: (B, N) the patch of each token (its position in the input).
+        sizes: (B, N) number of patches that each token represents: 1 before any merging, 0 for padding in batches whose
+            images have different numbers of tokens (see `there`).
+        weights: (B, N) weight of each token as a key, see `Mask`; 1 except with masks in training.
+        grid: (rows, columns) of the patches, or None if tokens have no positions.
+        prefix_count: P, number of class and register tokens; the N patch tokens do not include them.
+        block: number of the block, from 0; `depth` is the number of blocks.
+        training: whether this is a forward pass in training.
+        learned: the strategy's module for this block, see `Strategy.module`, or None.
+        memory: a dictionary in which the strategy can store values for later blocks of this forward pass and for
+            `Strategy.loss`; empty at first. Store values of patches as (B, patches), see `index`.
+
+    These attributes are available if they are in `needs`:
+
+    Attributes:
+        tokens: (B, N, C) the patch tokens, without class and register tokens, which always stay.
         prefix: (B, P, C) the class and register tokens, as `tokens`.
-        branch: (B, N, C) what this block's attention added to each token.
+        branch: (B, N, C) the output of this block's attention, which is added to each token.
         queries, keys, values: (B, H, N, C / H) of the patch tokens in this block's attention.
         class_attention: (B, N) attention from the class token to each patch, mean over heads (and over a distillation
             token).
         received_attention: (B, N) attention that each patch receives, mean over heads and queries.
         mean_query_attention: (B, N) attention from the mean of the patches' queries to each patch, mean over heads.
-        attention: (B, N) `class_attention` where the model has a class token, else `received_attention`.
-        attention_maps: (B, H, P + N, P + N) the whole attention of this block, class and register tokens first.
-        previous_attention: (B, N) before a block: `attention` in the block before it, times the tokens that took part
-            there. A token that rested there, see `Rest`, has that of the last block in which it took part. Each row of
-            attention sums to 1: times the number of tokens, prefix included, it compares between blocks with more of
-            them and fewer.
-        pixels: (B, N, channels, height, width) of each patch in [0, 1], at the input site; None on inputs without
-            pixels.
-        outputs: at the input site a function from changed tokens to what the network says of them. It takes (R, N, C)
-            tokens and (R,) which of the B samples each row is of, and returns (R, classes) logits, or (R, 1) margins:
-            with all tokens kept, in float32 or more, as in a test (no dropout) and without gradients. It runs no more
-            than B rows at a time. Each row costs a forward pass, which `Strategy.own_macs` has to count.
+        attention: (B, N) `class_attention` if the model has a class token, else `received_attention`.
+        attention_maps: (B, H, P + N, P + N) the attention matrices of this block, class and register tokens first.
+        previous_attention: (B, N) at the site "block": `attention` in the previous block, times the number of tokens in
+            that attention (including the prefix). This product is comparable between blocks with different numbers of
+            tokens, because each row of attention sums to 1. A token that rested there, see `Rest`, has the value of the
+            last block in which it took part.
+        pixels: (B, N, channels, height, width) the pixels of each patch in [0, 1], at the site "input"; None for inputs
+            without pixels.
+        outputs: at the site "input", a function that runs the network on changed tokens. Its arguments are (R, N, C)
+            tokens and the (R,) sample numbers of the rows. It returns (R, classes) logits, or (R, 1) margins, with all
+            tokens kept, in float32 or more, in evaluation mode and without gradients. It runs at most B rows at a time.
+            Each row needs a forward pass, which `Strategy.own_macs` must count.
         relevance: (B, N) the share of each patch that matters to the label, in [0, 1]. Only for oracles.
     """
 
@@ -114,13 +114,13 @@ class TokenView:
 
     @property
     def there(self) -> Tensor:
-        """(B, N) booleans, which tokens are an image's own: all, unless images kept different numbers of them."""
+        """(B, N) booleans, False for padding, which exists if images have different numbers of tokens."""
         return self.sizes > 0
 
     def random(self, draw: int = 0, width: int | None = None) -> Tensor:
         """Return (B, N) uniform numbers in [0, 1), or (B, N, width) of them.
 
-        One stream a sample, the same in whatever batch it comes.
+        Each sample has its own stream, independent of its batch.
         """
         return self._random(draw, width)
 
@@ -130,11 +130,11 @@ NEEDS = frozenset(TokenView.__annotations__)
 
 
 class Images:
-    """Training images that `Strategy.fit` looks at, or some of them.
+    """Training images for `Strategy.fit`, or a part of them.
 
     Attributes:
-        inputs: (n, 3, height, width) as the network takes them: uint8, or real in [0, 1].
-        items: (n,) int64, which of the training images each is.
+        inputs: (n, 3, height, width) inputs of the network: uint8, or real numbers in [0, 1].
+        items: (n,) int64 number of each image among the training images.
     """
 
     def __init__(self, inputs: Tensor, items: Tensor, labels: Tensor | None = None):
@@ -148,21 +148,21 @@ class Images:
         """(n,) class numbers, for a strategy with `fit_labels`.
 
         Raises:
-            StrategyError: it has none of that.
+            StrategyError: the strategy has no `fit_labels`.
         """
         if self._labels is None:
             raise StrategyError("images.labels was read but not declared: add fit_labels = True to the class")
         return self._labels
 
     def split(self, size: int) -> Iterator[Images]:
-        """Yield the images in their order, so many at a time; the last ones may be fewer."""
+        """Yield batches of this size, in order; the last batch may be smaller."""
         for start in range(0, len(self), size):
             rows = slice(start, start + size)
             yield Images(self.inputs[rows], self.items[rows], None if self._labels is None else self._labels[rows])
 
 
 class FrozenNetwork(Protocol):
-    """The trained network in `Strategy.fit`: as in a test, with weights that have no gradients and must not change."""
+    """The trained network in `Strategy.fit`, in evaluation mode; its weights have no gradients and must not change."""
 
     def __call__(self, images: Images, look: Callable[[TokenView], Plan | None] | None = None, /) -> Tensor:
         """Return (n, classes) logits of images, with all tokens there.
@@ -172,4 +172,4 @@ class FrozenNetwork(Protocol):
         """
 
     def losses(self, logits: Tensor, labels: Tensor, /) -> Tensor:
-        """Return the (n,) losses of logits: those that the network was trained with, without label smoothing."""
+        """Return the (n,) losses of logits, by the loss of the network's training without label smoothing."""

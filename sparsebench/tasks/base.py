@@ -33,14 +33,15 @@ class Split:
     Attributes:
         inputs: (n, L, d) float32 tokens, or (n, 3, height, width) uint8 images, which may be mapped from a file.
         labels: (n,) class numbers.
-        groups: (n,) group numbers; all 0 where the task has no groups.
-        relevance: (n, N) share of each token that matters to the label, or None for images: `boxes` say it, or nobody
-            knows.
-        boxes: for images (n, 4): top, left, height, width of what matters, before any permutation.
-        order: for images of permuted patches (N,): the place in plain order of the patch that each position shows.
-        mask: the rule that says which tokens matter, see `relevant`.
-        foregrounds: (n,) the number of the picture that each sample shows, the same in every repetition and task of a
-            source; each is of one class, and training and test are numbered apart. None where each shows its own.
+        groups: (n,) group numbers; all 0 if the task has no groups.
+        relevance: (n, N) share of each token that matters to the label. None for images: it follows from `boxes`, or is
+            unknown.
+        boxes: for images (n, 4): top, left, height, width of the relevant area, before any permutation.
+        order: for images of permuted patches (N,): the original position of the patch at each position.
+        mask: the rule by which tokens are relevant, see `relevant`.
+        foregrounds: (n,) number of the foreground picture of each sample. A picture has one class, and the same number
+            in every repetition and task of a source. Training and test have separate numbers. None if no two samples
+            share a picture.
     """
 
     inputs: np.ndarray
@@ -53,18 +54,18 @@ class Split:
     foregrounds: np.ndarray | None = None
 
     def part(self, rows: slice) -> Split:
-        """Return the split of those samples alone."""
+        """Return the split with only these samples."""
         arrays = ("inputs", "labels", "groups", "relevance", "boxes", "foregrounds")
         values: dict[str, Any] = {name: getattr(self, name) for name in arrays}
         return replace(self, **{name: value[rows] for name, value in values.items() if value is not None})
 
     def relevance_on(self, grid: tuple[int, int] | None) -> np.ndarray | None:
-        """Return (n, N) float32, the share of each token (or patch of that grid) that matters to the label.
+        """Return (n, N) float32, the share of each token (or patch of this grid) that matters to the label.
 
-        None where nobody knows it: then how well tokens are chosen is not measured, and oracles are unsupported.
+        None if unknown: the quality of the selection is then not measured, and oracles are unsupported.
 
         Raises:
-            UserError: patches are permuted, and the grid's are others.
+            UserError: patches are permuted, and the grid has other patches.
         """
         if self.boxes is None or grid is None:
             return self.relevance
@@ -122,14 +123,14 @@ def _overlap(start: Any, length: Any, part: float, parts: Any) -> Any:
 
 @dataclass(frozen=True)
 class Data:
-    """What a task draws for one repetition.
+    """The data of a task for one repetition.
 
     Attributes:
-        classes, group_names: their names. Of four groups CLASS on BACKGROUND, numbered 2 class + background, boards
-            have the gap.
-        patterns: (d, M) for tasks whose tokens are patterns, else None.
-        validation: samples to choose by, neither trained on nor tested on, or None.
-        among: the numbers of the classes that a test may answer with; None for all.
+        classes, group_names: names of classes and groups. Boards have the gap for four groups named CLASS on BACKGROUND
+            and numbered 2 class + background.
+        patterns: (d, M) the patterns, if tokens are made of patterns, else None.
+        validation: validation samples for model selection, or None.
+        among: numbers of the classes that a test may predict; None for all.
     """
 
     train: Split
@@ -141,10 +142,10 @@ class Data:
     among: np.ndarray | None = None
 
     def held_back(self, share: float) -> Data:
-        """Return the data with the last of the training samples, that share of them rounded, as the validation split.
+        """Return the data with the last training samples, this share of them rounded, as the validation split.
 
         Raises:
-            UserError: no sample is left to train on, or to validate on.
+            UserError: no sample is left for training or for validation.
         """
         n = len(self.train.labels)
         count = round(share * n)
@@ -164,23 +165,26 @@ class Recipe:
     Attributes:
         loss: "hinge" or "logistic" for (B,) margins, "cross-entropy" for (B, classes) logits.
         optimizer: "sgd" without momentum, or "adamw" with cosine decay of the step size to 0, after its warm-up.
-        batch: samples a step; 0 for all, which is gradient descent.
-        steps: the most updates; `epochs` the most passes over the data; the first limit reached ends it.
-        stop_at_zero_loss: stop when each sample of a whole pass had a loss of exactly 0. Gradients were then 0
-            throughout, so training on would change nothing.
-        stop_below: stop when the mean loss of a pass, each before its step, is below.
-        fixed_selection: a strategy's random numbers are a property of the sample, the same in every pass.
-        rates: step sizes in place of `lr`, by the name of the parameter.
-        watch: steps between looks at network and test split while training, the first before it and one at its end;
-            0 for none. They change nothing.
-        warmup: share of the steps in which the step size of "adamw" rises linearly to `lr`.
-        smoothing: label smoothing of the cross-entropy in training (Szegedy et al. 2016), share given to all classes.
-        flip, shift: mirror training images at random; move them at random by so many pixels, zeros coming in.
-        accumulate: parts that a batch is cut into, which bounds the memory; the step is that of the whole batch.
-        validation: share of the training samples that is held back, where the data have no validation split.
-        patience: passes without a better validation result after which training ends, with the weights of the best
-            pass; 0 to train to the end.
-        validate_by: what that result is: the accuracy, or that of the worst group.
+        batch: samples per step; 0 for all samples, which is full-batch gradient descent.
+        steps: largest number of steps; `epochs` is the largest number of passes over the data. Training ends at the
+            first limit.
+        stop_at_zero_loss: stop when each sample of a whole pass had a loss of exactly 0. All gradients were then 0, so
+            further training would change nothing.
+        stop_below: stop when the mean loss of a pass, computed before each step, is below this value.
+        fixed_selection: whether a strategy's random numbers for a sample are the same in every pass.
+        rates: learning rates instead of `lr`, by the name of the parameter.
+        watch: steps between measurements on network and test split during training, including one before and one after
+            training; 0 for none. They do not change the training.
+        warmup: share of the steps in which the learning rate of "adamw" rises linearly to `lr`.
+        smoothing: label smoothing of the cross-entropy in training (Szegedy et al. 2016): the share spread over all
+            classes.
+        flip, shift: augmentation of training images: random horizontal flips; random shifts by up to this many pixels,
+            padded with zeros.
+        accumulate: number of parts of a batch, to save memory; the step is that of the whole batch.
+        validation: share of the training samples that is held out for validation, if the data have no validation split.
+        patience: number of passes without a better validation result after which training stops, with the weights of
+            the best pass; 0 for no early stopping.
+        validate_by: the validation result: accuracy, or worst-group accuracy.
     """
 
     loss: Literal["hinge", "logistic", "cross-entropy"]
@@ -205,21 +209,22 @@ class Recipe:
     validate_by: Validated = "accuracy"
 
     def total(self, n: int) -> int:
-        """Return the most steps that training on n samples takes."""
+        """Return the largest number of training steps with n samples."""
         return min(self.steps, self.epochs * math.ceil(n / min(self.batch or n, n)))
 
 
 class Task(BaseModel):
-    """Data with the truth about each token. Its fields are its parameters.
+    """Data with known relevant tokens, and how networks are trained on them. The fields are the parameters.
 
     Attributes:
-        name: what users type.
-        inputs: "tokens" or "images"; models say which they take.
-        default_model: the model it is run with unless another is named.
-        trains: False for one that only tests the weights that a model brings, with 0 training samples.
-        metrics: those that it measures besides, see `measure`; boards have a column of each.
-        added: parameters that cells of older records do not have; at their defaults they are in no cell.
-        revision: raise it when it draws other data, or trains otherwise: its cells are run again then.
+        name: the name on the command line.
+        inputs: "tokens" or "images"; a model accepts one of the two.
+        default_model: the model, unless a run names another.
+        trains: False if the task only tests trained weights of the model, with 0 training samples.
+        metrics: additional metrics, see `measure`; boards have a column for each.
+        added: parameters that cells of older records do not have; cells do not contain them if they have their
+            defaults.
+        revision: increase it if the data or the training change; the cells are then run again.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -233,59 +238,59 @@ class Task(BaseModel):
     revision: ClassVar[int] = 1
 
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
-        """Return the data of one repetition; the same for every strategy and model."""
+        """Return the data of one repetition, which are the same for every strategy and model."""
         raise NotImplementedError(f"task '{self.name}' must define draw(n_train, repetition, locations)")
 
     def pictures(self, n_train: int, repetition: int, locations: Locations) -> Sequence[Pixels]:
-        """Return the decoded pictures that `draw` maps, which are made before the first cell; by default none."""
+        """Return the pictures that `draw` reads; a run decodes them before the first cell. None by default."""
         return ()
 
     def check(self) -> None:
         """Raise UserError if these parameters contradict each other."""
 
     def bound_to(self) -> int | None:
-        """Return the side in pixels of the patches that its pictures are made of, or None where any will do."""
+        """Return the side in pixels of the patches of its pictures, or None if any patch size is possible."""
         return None
 
     def with_cut(self, cut: Mapping[str, Any]) -> Task:
-        """Return the task with what it leaves to the model; `cut` is how that wants its pictures, see `Model.cut`."""
+        """Return the task with the settings that the model determines; `cut` is its transform, see `Model.cut`."""
         return self
 
     def located(self) -> tuple[Task, Mapping[str, Path]]:
-        """Return the task with names by content in place of its files, and where these lie; see `Locations`."""
+        """Return the task with files named by content, and the paths of the files; see `Locations`."""
         return self, {}
 
     def with_classes(self, head: int | None, locations: Locations) -> Task:
-        """Return the task with what it leaves to the network's head: which class is which.
+        """Return the task with the order of classes, which depends on the network's head.
 
         Args:
-            head: how many classes the head of trained weights has, or None where that is not known.
-            locations: where its pictures lie.
+            head: number of classes of the head of trained weights, or None if unknown.
+            locations: the paths of its pictures.
 
         Raises:
-            UserError: the pictures do not say it, or are of others.
+            UserError: the pictures do not determine the order, or have other classes.
         """
         return self
 
     def check_located(self, locations: Locations) -> None:
-        """Raise UserError if what lies at these locations lacks something that each cell needs; before any is run."""
+        """Raise UserError if files that each cell needs are missing at these locations; called before any cell."""
 
     def known_classes(self, locations: Locations) -> tuple[str, ...] | None:
-        """Return the names of its classes, or None where only the data that are drawn have them."""
+        """Return the names of the classes, or None if they are known only after `draw`."""
         return None
 
     def draws_test(self) -> bool:
-        """Say whether each repetition tests on other data; asked of a task that trains nothing. By default it may."""
+        """Return whether each repetition has other test data; called if the task trains nothing. True by default."""
         return True
 
     def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
-        """Return how many classes its data can have, which is the size of the network's head.
+        """Return the number of classes, which is the size of the network's head.
 
         Args:
-            labels: (n,) of the test items, which say it where parameters do not.
+            labels: (n,) labels of the test items, used if the parameters do not determine the number.
 
         Raises:
-            UserError: neither says it.
+            UserError: neither determines the number.
         """
         if isinstance(known := getattr(self, "classes", None), int):
             return (known,)
@@ -299,23 +304,23 @@ class Task(BaseModel):
         raise NotImplementedError(f"task '{self.name}' must define recipe()")
 
     def initial(self) -> tuple[Task, int] | None:
-        """Return the task and number of samples on which a network is trained first, or None to start at random."""
+        """Return the task and number of samples for pre-training, or None to start from random weights."""
         return None
 
     def success(self, test_loss: float, accuracy: float) -> bool | None:
-        """Say whether a trial succeeded, or None where the task has no such criterion."""
+        """Return whether a trial succeeded, or None if the task has no criterion."""
         return None
 
     def successes(self, test_loss: float, accuracy: float) -> dict[str, bool]:
-        """Return `success` under that name, where the task has a criterion, and by theirs what other ones say."""
+        """Return the results of all criteria by name: `success` if the task has a criterion, and the others."""
         success = self.success(test_loss, accuracy)
         return {} if success is None else {"success": success}
 
     def measure(self, items: Items, test: Split) -> Mapping[str, float]:
-        """Return the values of `metrics` by name, NaN where there is nothing to measure.
+        """Return the values of `metrics` by name, NaN if there is nothing to measure.
 
         Args:
-            items: what came out for each test item.
+            items: the outcomes of the test items.
             test: the test split.
         """
         return {}

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 def parametrize_with_strategies(
     strategies: Iterable[Named], *, groups: Sequence[Group] = ("required", "recommended")
 ) -> Callable[..., Any]:
-    """Return a pytest decorator: the test is run for each strategy and each check, as `check(strategy)`.
+    """Return a pytest decorator that runs the test for each strategy and each check, as `check(strategy)`.
 
-    A check that the strategy declares in `expected_failures` may fail; one that has nothing to check is skipped.
+    A check that the strategy declares in `expected_failures` may fail. A check that does not apply is skipped.
 
     Args:
-        strategies: instances, classes, or what `sparsebench check` takes: "NAME" or "FILE.py", with ":param=value".
-        groups: which checks.
+        strategies: instances, classes, or "NAME" or "FILE.py" with ":param=value", as for `sparsebench check`.
+        groups: the groups of checks.
 
     Raises:
         UserError: there is no such strategy, file, parameter or check.
