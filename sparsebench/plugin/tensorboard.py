@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TensorBoard(Observer):
-    """Writes event files: a folder a cell, with metrics, hyper-parameters, and what was watched over steps.
+    """Writes event files: one folder for each cell, with metrics, hyper-parameters and training curves.
 
     Attributes:
         dir: the log folder; OUT/tensorboard unless given.
