@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class AViT(Strategy):
-    """Lets a token halt when its halting scores add up to one, so that its depth depends on the image.
+    """Halts a token when its halting scores add up to one, so the depth of a token depends on the image.
 
     Yin et al. (2022): after layer l token k has the score h_k^l = sigmoid(gamma X_k^l[0] + beta), made of the first
     channel of its embedding, and 1 after the last layer. It halts at the first l* at which the sum of its scores

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class AntiOracle(Strategy):
-    """Removes the tokens that matter first, where `oracle` removes the others first. Never ranked."""
+    """Removes relevant tokens first, the opposite of `oracle`. Never ranked."""
 
     name: ClassVar[str] = "anti_oracle"
     kind: ClassVar[Kind] = "oracle"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ATS(Strategy):
-    """Keeps the tokens nearest to evenly spaced points of a cumulative sum of scores, a different number of each image.
+    """Samples tokens at evenly spaced points of the cumulative scores, a different number in each image.
 
     Fayyaz et al. (2022): S_j = a_j ||v_j|| / sum_i a_i ||v_i||, a_j the class token's attention, mean over heads, v_j
     the value, all heads concatenated; c_j is the sum of S up to token j, from the smallest S up. Each of M points takes

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class AttnTopK(Strategy):
-    """Keeps the tokens with the largest attention in the block where it acts, and drops the others.
+    """Keeps the tokens with the largest attention in the current block, and drops the others.
 
     The score is the class token's attention, mean over heads: EViT (Liang et al. 2022) without its fused token.
     Where there is no class token it is the attention received, mean over heads and queries; the record says which.

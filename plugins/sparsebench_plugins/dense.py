@@ -7,7 +7,7 @@ from sparsebench import Kind, Strategy, TokenView
 
 
 class Dense(Strategy):
-    """Keeps every token, whatever the budget."""
+    """Keeps all tokens, independent of the budget."""
 
     name: ClassVar[str] = "dense"
     kind: ClassVar[Kind] = "baseline"

@@ -10,7 +10,7 @@ from sparsebench import How, Merge, Place, Published, Schedule, Site, Strategy, 
 
 
 class DiffRate(Strategy):
-    """Drops the least attended tokens and merges the next into the most similar that stay (Chen et al., Section 3).
+    """Drops the least attended tokens, and merges the next ones into similar kept tokens (Chen et al., Section 3).
 
     Tokens are ranked by the class token's attention, mean over heads (attention received, where there is no class
     token). The first m stay, m the number that the budget gives; of the N - m others the share `merged`, the higher

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class DiffRateSearch(Strategy):
-    """Drops and merges as `diffrate`, by counts that training finds for each block (Chen et al., Section 3).
+    """Drops and merges as `diffrate`, with token counts learned for each block (Chen et al., Section 3).
 
     In each block tokens are ranked by the class token's attention (attention received, where there is no class token).
     The first p are not dropped, and of these the first m stay; ranks m to p are merged into the most similar that stay.

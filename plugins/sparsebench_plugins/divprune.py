@@ -7,7 +7,7 @@ from sparsebench import How, Keep, Place, Site, Strategy, TokenView
 
 
 class DivPrune(Strategy):
-    """Keeps tokens whose smallest cosine distance is as large as can be, chosen greedily (Alvar et al., Section 3).
+    """Keeps tokens with the largest smallest pairwise cosine distance, chosen greedily (Alvar et al., Section 3).
 
     With d_ij = 1 - cos(x_i, x_j): the first is the token whose nearest neighbour is farthest; each next one is the
     token that is farthest from all before it. Two tokens that are each other's nearest neighbour tie for the first

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Downsample(Strategy):
-    """Averages the tokens at the input over a grid of exactly as many cells as tokens have to stay.
+    """Averages the tokens at the input over a coarser grid, with one cell for each token that stays.
 
     The image is cut into about sqrt(M rows / columns) bands of rows, for M cells; the cells are dealt to the bands as
     evenly as can be, a band is as high as its number of cells asks for and is cut into cells of one width. So all M

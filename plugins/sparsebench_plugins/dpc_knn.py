@@ -9,7 +9,7 @@ from sparsebench import How, Merge, Place, Published, Site, Strategy, TokenView
 
 
 class DPCKNN(Strategy):
-    """Merges the tokens around each of the peaks of density, with equal weights (Zeng et al., Section 3.2).
+    """Merges the tokens around each density peak, with equal weights (Zeng et al., Section 3.2).
 
     With d_ij = ||x_i - x_j|| / sqrt(C): the density of token i is rho_i = exp(-mean d_ij^2) over its k nearest tokens,
     itself among them, plus at most 1e-6 of noise that breaks ties; delta_i is the distance to the nearest token of

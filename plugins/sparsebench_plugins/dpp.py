@@ -9,7 +9,7 @@ from sparsebench import How, Keep, Place, Site, Strategy, TokenView
 
 
 class DPP(Strategy):
-    """Keeps the tokens that a determinantal point process finds most likely together, chosen greedily.
+    """Keeps the most probable set of a determinantal point process, chosen greedily.
 
     The kernel is L = X X^T + r I, with r a share of the mean squared length of a token: a set is as likely as the
     squared volume that its tokens span (Kulesza and Taskar 2012), so that long tokens stay and no two that point the

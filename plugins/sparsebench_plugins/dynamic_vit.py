@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class DynamicViT(Strategy):
-    """Keeps the tokens that a predictor, trained with the network, gives the largest probability to be kept.
+    """Keeps the tokens with the largest keep probability, by a predictor that is trained with the network.
 
     Rao et al. (2021): before a stage's block, z = GELU(W LN(x)); the first half of z is the token's own, the mean of
     the second half over the tokens still kept is common to all; from both, three layers make the log-probabilities to

@@ -14,7 +14,7 @@ BATCH = 32
 
 
 class FisherMask(Strategy):
-    """Keeps the positions with the largest Fisher information on training images, the same of every image.
+    """Keeps the positions with the largest Fisher information on training images, the same positions in every image.
 
     With m_i a factor on the token at position i before the first block, 1 for all, the information is the mean over
     training images of (dL / dm_i)^2, L the loss of the image with its label. It is found once, before the test.

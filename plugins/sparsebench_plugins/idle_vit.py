@@ -7,7 +7,7 @@ from sparsebench import How, Rest, Site, Strategy, TokenView
 
 
 class IdleViT(Strategy):
-    """Lets the tokens with the least class attention rest for a block; the next block chooses from all again.
+    """The tokens with the least class attention skip one block; the next block selects from all tokens again.
 
     Xu et al. (2023): some tokens take part in a block, and the idle ones are joined to what comes out of it. The score
     is the attention from the class token in the block before, mean over heads; without a class token the attention

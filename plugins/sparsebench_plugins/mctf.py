@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class MCTF(Strategy):
-    """Merges tokens that are alike, receive little attention and stand for few patches (Lee et al., Section 3).
+    """Merges tokens that are similar, receive little attention and represent few patches (Lee et al., Section 3).
 
     The weight of a pair is ((cos(x_a, x_b) + 1) / 2)^(1 / tau_similarity) times (i_a i_b)^(1 / tau_information) times
     (s_a s_b)^(1 / tau_size), where i is the inverse of the attention received (mean over heads and queries) and s the

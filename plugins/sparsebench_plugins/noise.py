@@ -13,7 +13,7 @@ ROUNDING = 1 / (12 * 255**2)
 
 
 class Noise(Strategy):
-    """Removes tokens by an estimate of the noise on them, before the first block.
+    """Removes the tokens with the largest estimated noise, before the first block.
 
     With pixels: sigma = sqrt(pi / 2) mean |P * L| / 6 over a patch P and its channels, where L is the difference of
     two Laplacians [[1,-2,1],[-2,4,-2],[1,-2,1]] that answers to noise and hardly to edges (Immerkaer 1996); only

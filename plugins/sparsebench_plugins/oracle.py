@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Oracle(Strategy):
-    """Removes background, or label-irrelevant, tokens first: those that share least with what matters.
+    """Removes irrelevant tokens first, by the relevance mask. Never ranked.
 
     Tokens that matter equally are drawn at random, as in Li et al. (ICLR 2023), Section 4.1. It reads the relevance
     mask, which no deployable method has, and so is never ranked.

@@ -7,7 +7,7 @@ from sparsebench import How, Keep, Kind, Published, Strategy, TokenView
 
 
 class PatchDropout(Strategy):
-    """Drops random tokens at the input while the network is trained (Liu et al. 2023); the test sees all of them.
+    """Drops random tokens at the input in training (Liu et al. 2023); the test uses all tokens.
 
     What it saves is training: the budget is what a training step spends, and the record's MACs are the test's, dense
     ones. Its cells are marked "in training only": they are those of `random` where that is asked to act in training

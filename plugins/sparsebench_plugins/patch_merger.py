@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class PatchMerger(Strategy):
-    """Makes K tokens of N by attention from K learned queries to the normed tokens (Renggli et al., 2022).
+    """Computes K tokens from N by attention from K learned queries to the normalised tokens (Renggli et al., 2022).
 
     With X (N, C) and X' = LN(X): softmax over the tokens of Q X'^T, times X', with neither 1 / sqrt(C) nor a residual.
     Q (K, C) begins as standard normal numbers; Q and LN are trained with the network. K is the number that the budget

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class PatchVariance(Strategy):
-    """Keeps the patches whose pixels vary most, before the first block: mean over channels of their variance.
+    """Keeps the patches with the largest variance of pixels (mean over channels), before the first block.
 
     No canonical paper. It knows nothing of the network or the task: a method that looks inside should beat it, and on
     textured backgrounds it keeps the background. It needs pixels, which theory tasks have not.

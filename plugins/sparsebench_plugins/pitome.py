@@ -9,7 +9,7 @@ from sparsebench import How, Merge, Place, Published, Schedule, Site, Strategy, 
 
 
 class PiToMe(Strategy):
-    """Merges the tokens with the most energy, that is with the most tokens like them (Tran et al., Section 3).
+    """Merges the tokens with the largest energy, which have the most similar tokens (Tran et al., Section 3).
 
     The energy of token i is mean_j ELU(cos(k_i, k_j) - margin), over keys, mean over heads: high in a large group such
     as a background, low for what stands alone. In block l of n, from 0, the margin is .75 (1 - l / n), unless it is

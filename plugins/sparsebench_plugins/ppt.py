@@ -10,7 +10,7 @@ from sparsebench import How, Merge, Place, Schedule, Site, Strategy, TokenView
 
 
 class PPT(Strategy):
-    """Prunes or merges tokens, image by image and block by block, by the variance of their scores (Wu et al., PPT).
+    """Drops or merges tokens, in each image and block by the variance of the scores (Wu et al., PPT).
 
     The score of token j is S_j = a_j ||v_j|| / sum_i a_i ||v_i||, with a_j the class token's attention, mean over heads
     (attention received, where there is no class token), and v_j the value, all heads concatenated. Where the variance

@@ -9,7 +9,7 @@ from sparsebench import How, Mix, Place, Site, Strategy, TokenView
 
 
 class PruMerge(Strategy):
-    """Makes each of the most attended tokens the mean of itself and its nearest ones (Shang et al., Algorithm 1).
+    """Averages each of the most attended tokens with its most similar tokens (Shang et al., Algorithm 1).
 
     The centres are the tokens with the most attention a from the class token, mean over heads; without a class token
     the attention received. A centre becomes the mean, with weights a, of itself and the k other tokens whose keys are

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Radial(Strategy):
-    """Keeps the tokens whose places are nearest to the centre, in the p-norm: a diamond, a disc or a square.
+    """Keeps the tokens nearest to the centre of the image, in the p-norm: a diamond, a disc or a square.
 
     The fixed pattern of Haurum et al. (2023), which asks what a prior for the centre does alone. Tokens are really
     removed here, where theirs are masked, and as many as the budget says, where theirs are those within a radius; of

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Random(Strategy):
-    """Keeps tokens drawn uniformly, from one stream a sample, so that the batch it comes in does not matter.
+    """Keeps uniformly random tokens; the random numbers of a sample do not depend on its batch.
 
     Stratified, the grid is cut into cells of `cell` x `cell` patches, fewer at its end, and of each as large a share
     stays: of n tokens floor(K n / N) or one more. With K = N / cell^2 that is one random token a cell.

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class RandomInside(Strategy):
-    """Keeps random tokens where `attn_topk` acts: site and token counts are the same, only the score differs.
+    """Keeps random tokens inside the network, with the site and token counts of `attn_topk`.
 
     At equal MACs it keeps more tokens in the first blocks than `random`, which removes them at the input.
     """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Sinkhorn(Strategy):
-    """Makes K tokens of N by a transport plan from the tokens to K learned centres (Haurum et al., Sinkhorn baseline).
+    """Computes K tokens from N by a transport plan to K learned centres (Haurum et al., Sinkhorn baseline).
 
     Tokens and centres are brought to length 1, and S / epsilon are their cosines over the regularisation. The plan T
     (N, K) = exp(S / epsilon + u + v) is found by Sinkhorn's iterations on logarithms (Cuturi, 2013), in float32, with

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class SiT(Strategy):
-    """Makes K tokens of N by weights that a small network computes from each token (Zong et al., token slimming).
+    """Computes K tokens from N with weights from a small network (Zong et al., token slimming).
 
     W (N, K) = softmax over the tokens of s MLP(X), and W^T X goes on. The MLP is LN, C to C / 2, GELU, C / 2 to K, and
     s a learned number that begins as 1; both are trained with the network. K is the number that the budget gives, and

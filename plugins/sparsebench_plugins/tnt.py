@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TNT(Strategy):
-    """Keeps the tokens of the largest relevance, which is learned by noise, without those most like another of them.
+    """Keeps the tokens with the largest relevance, learned with noise, but not the most similar ones.
 
     Rao et al. (2024): alpha = softmax_j(g(LN(x_j))) over the patch tokens before a block, g one linear layer to a
     number. In training all tokens stay. Before each of blocks 1 to 5 of 12, counted from 0 (in other depths from block

@@ -10,7 +10,7 @@ from sparsebench import How, Keep, Merge, Place, Plan, Published, Schedule, Site
 
 
 class ToFu(Strategy):
-    """Drops similar tokens where a network is least linear, and merges them where it is more linear (Kim et al.).
+    """Drops similar tokens in the least linear blocks, and merges them in more linear blocks (Kim et al.).
 
     The pairs are those of ToMe (Bolya et al. 2023, Section 3): of the whole sequence, class and register tokens first,
     A has the even places and B the odd; each patch of A is paired with the patch of B whose key is most similar

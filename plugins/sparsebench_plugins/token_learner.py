@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TokenLearner(Strategy):
-    """Makes K tokens of N, each the sum of all with weights that a network gives (Ryoo et al.), version 1.1.
+    """Computes K tokens from N, each a sum of all tokens with weights from a network (Ryoo et al., version 1.1).
 
     With X (N, C): the weights are the softmax over the tokens of MLP(LN(X)) (N, K), whose hidden layer has `hidden`
     neurons with GELU; what comes out is their product with X, K tokens that stand for no place. The network is trained

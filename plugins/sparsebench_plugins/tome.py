@@ -10,7 +10,7 @@ from sparsebench import How, Merge, Place, Published, Schedule, Site, Strategy, 
 
 
 class ToMe(Strategy):
-    """Merges the tokens whose keys are most alike, by bipartite soft matching (Bolya et al., Section 3).
+    """Merges the tokens with the most similar keys, by bipartite soft matching (Bolya et al., Section 3).
 
     Of the whole sequence, class and register tokens first, set A has the even places and B the odd. Each patch of A
     finds the patch of B with the most similar key (cosine of keys, mean over heads); the r pairs that are most alike

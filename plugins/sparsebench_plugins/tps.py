@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class TPS(Strategy):
-    """Keeps the tokens with the largest class attention and adds each other to its most similar kept one.
+    """Keeps the tokens with the largest class attention, and adds each other token to its most similar kept token.
 
     This is eTPS of Wei et al. (2023), Section 3: the scores are EViT's, between attention and MLP; a pruned token q
     goes to the kept token h of the largest cosine, and h becomes (e h + sum e^cos(h, q) q) / (e + sum e^cos(h, q)).

@@ -10,7 +10,7 @@ from sparsebench import How, Merge, Place, Schedule, Site, Strategy, TokenView
 
 
 class VidTLDR(Strategy):
-    """Merges ToMe's pairs with weights by how sharply a token attends (Choi et al., vid-TLDR).
+    """Merges the pairs of ToMe, weighted by the sharpness of each token's attention (Choi et al., vid-TLDR).
 
     With A the attention of the patches to each other, mean over heads: token i has the saliency
     sum_j A_ij log A_ij, the negative entropy of its attention. It is scaled to [0, 1] over the image, and what is below

@@ -22,7 +22,7 @@ from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.deep import DeepViT
 from sparsebench.models.timm_models import MadeFor, classes_of, load_weights, made_for, named_vit, size_of
 from sparsebench.models.vits import Timm
-from sparsebench.plan.contenders import BUDGET_KEYS, fit_budget, specs_of
+from sparsebench.plan.contenders import BUDGET_KEYS, fit_budget, settings_of
 from sparsebench.plan.locate import locate_all
 from sparsebench.plugin.registry import Registry
 from sparsebench.strategy.base import Strategy
@@ -143,55 +143,44 @@ def strategy_of(strategy: str | type[Strategy] | Strategy, options: dict[str, An
     Raises:
         UserError: anything unknown, said twice, of several values, or missing.
     """
-    if isinstance(strategy, Strategy):
-        if strange := sorted(set(options) - set(BUDGET_KEYS)):
-            raise UserError(
-                f"'{strategy.name}' is made already", got=", ".join(f"{key}={options[key]}" for key in strange),
-                allowed=BUDGET_KEYS, next_step="give its parameters when you make it",
-            )  # fmt: skip
-        return AtBudget(strategy, _budget(strategy, options), strategy.name)
+    said = set(options) & set(BUDGET_KEYS)
     if isinstance(strategy, str):
-        cls, given, name = _from_text(strategy, options)
-    elif problem := complaint(strategy):
-        raise UserError(problem, next_step="give words, as in 'tome:per_block=13', or a strategy")
+        spec = parse(strategy)
+        if twice := sorted(set(spec.params) & set(options)):
+            raise UserError(f"'{twice[0]}' is given twice", got=f"'{strategy}' and {twice[0]}={options[twice[0]]}")
+        settings = settings_of(strategy, Registry(), more=options)
+        if len(settings) != 1:
+            raise UserError(
+                "a network takes one strategy at one budget", got=f"'{strategy}', which is {len(settings)}",
+                next_step="name one, or give its class",
+            )  # fmt: skip
+        ((made, budget),), name = settings, spec.name
+        said |= set(spec.params) & set(BUDGET_KEYS)
     else:
-        cls, given, name = strategy, options, strategy.name
-    params = {key: value for key, value in given.items() if key not in BUDGET_KEYS}
-    made = fill(cls, params, f"strategy '{cls.name}'", BUDGET_KEYS)
-    return AtBudget(made, _budget(made, {key: given[key] for key in given if key not in params}), name)
-
-
-def _from_text(text: str, options: dict[str, Any]) -> tuple[type[Strategy], dict[str, Any], str]:
-    """Return the class that the words name, what is said of it there and in the options, and the name or file."""
-    registry, spec = Registry(), parse(text)
-    specs = specs_of(text, registry)
-    if len(specs) != 1:
-        names = ", ".join(each.name for each in specs)
-        raise UserError(
-            "a network takes one strategy", got=f"'{text}': {names}", next_step="name one, or give its class"
-        )
-    registered = registry.strategy(specs[0].name)
-    if registered.failure:
-        raise UserError(f"strategy '{specs[0].name}' does not load", got=registered.failure)
-    if several := sorted(key for key, values in spec.params.items() if len(values) > 1):
-        values = ",".join(map(str, spec.params[several[0]]))
-        raise UserError("a network takes one value a parameter", got=f"{several[0]}={values}")
-    if twice := sorted(set(spec.params) & set(options)):
-        raise UserError(f"'{twice[0]}' is given twice", got=f"'{text}' and {twice[0]}={options[twice[0]]}")
-    given = {key: values[0] for key, values in spec.params.items()} | options
-    return registered.cls, given, spec.name
-
-
-def _budget(strategy: Strategy, given: dict[str, Any]) -> Budget | None:
-    what = f"the budget of '{strategy.name}'"
-    if strategy.budgeted and not any(given.get(key) is not None for key in AMOUNTS):
-        bare = any(not parse(one.words).params.keys() & AMOUNTS for one in strategy.published)
-        if bare and strategy.adaptive and not given:
-            return None
-        raise UserError(f"{what} is missing", next_step="give one, as in macs=0.5, keep_rate=0.7 or per_block=13")
-    if not strategy.budgeted and given:
-        raise UserError(f"'{strategy.name}' spends no budget", got=", ".join(sorted(given)), next_step="leave it out")
-    return fill(Budget, given, what) if strategy.budgeted else FULL
+        if isinstance(strategy, Strategy):
+            made = strategy
+            if strange := sorted(set(options) - said):
+                raise UserError(
+                    f"'{made.name}' is made already", got=", ".join(f"{key}={options[key]}" for key in strange),
+                    allowed=BUDGET_KEYS, next_step="give its parameters when you make it",
+                )  # fmt: skip
+        elif problem := complaint(strategy):
+            raise UserError(problem, next_step="give words, as in 'tome:per_block=13', or a strategy")
+        else:
+            params = {key: value for key, value in options.items() if key not in said}
+            made = fill(strategy, params, f"strategy '{strategy.name}'", BUDGET_KEYS)
+        name, given = made.name, {key: options[key] for key in options if key in said}
+        budget = fill(Budget, given, f"the budget of '{name}'") if said & set(AMOUNTS) else None
+    if not made.budgeted and said:
+        raise UserError(f"'{made.name}' spends no budget", got=", ".join(sorted(said)), next_step="leave it out")
+    if made.budgeted and budget is None:
+        bare = any(not parse(one.words).params.keys() & AMOUNTS for one in made.published)
+        if said or not (bare and made.adaptive):
+            raise UserError(
+                f"the budget of '{made.name}' is missing",
+                next_step="give one, as in macs=0.5, keep_rate=0.7 or per_block=13",
+            )
+    return AtBudget(made, budget if made.budgeted else FULL, name)
 
 
 def spec_of(asked: AtBudget) -> str:

@@ -145,11 +145,8 @@ def measure(
     Raises:
         UserError: a strategy or a value that is not known.
     """
-    if not batches or min(batches) < 1 or rounds < 2:
-        raise UserError("batch sizes and rounds", got=f"{list(batches)}, {rounds}", allowed="1 or more; 2 or more")
-    for got, allowed in ((modes, MODES), (precisions, tuple(PRECISIONS))):
-        if strange := [each for each in got if each not in allowed]:
-            raise UserError("a mode or precision", got=strange[0], allowed=allowed)
+    if not batches or min(batches) < 1:
+        raise UserError("batch sizes", got=list(batches), allowed="1 or more")
     registry = Registry()
     settings = [setting for words in strategies for setting in settings_of(words, registry)]
     sparse = {name: [_sparse(model, *each) for each in settings] for name, model in models.items()}

@@ -36,7 +36,9 @@ class _Deep(Model):
     inputs: ClassVar[Inputs] = "images"
     later: ClassVar[frozenset[str]] = frozenset({"attention", "precision", "pretrained", "weights", "weights_key"})
 
-    precision: Literal["float32", "bfloat16"] = Field("float32", description="of products; bfloat16 by autocast")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="precision of matrix products; bfloat16 uses autocast"
+    )
 
     def _vit(self, canvas: int, classes: int) -> Any:
         raise NotImplementedError
@@ -76,10 +78,10 @@ class Vit(_Deep):
     heads: int = Field(4, gt=0, description="attention heads; must divide dim")
     patch: int = Field(4, gt=0, description="side of a patch in pixels; must divide the image")
     attention: Literal["content", "positional"] = Field(
-        "content", description="what queries and keys are made of: the tokens, or the position embedding alone"
+        "content", description="input of queries and keys: the tokens, or only the position embedding"
     )
     stem: Literal["linear", "conv"] = Field(
-        "linear", description="what makes the patches: one projection, or convolutions (Xiao et al. 2021)"
+        "linear", description="patch embedding: one projection, or convolutions (Xiao et al. 2021)"
     )
 
     def check(self, task: Task) -> None:
@@ -131,7 +133,7 @@ class Vit(_Deep):
 
 
 class Timm(_Deep):
-    """Any timm VisionTransformer by name, at the task's image size: random weights, timm's trained ones, or a file's.
+    """A timm VisionTransformer by name, at the task's image size, with random weights, timm's weights or a file's.
 
     Pixels are normalised as timm has it for that model. A head of as many classes as the task has comes with the
     weights; where the numbers differ it is a fresh one, which only a task that trains can have. The image size of a
@@ -142,13 +144,13 @@ class Timm(_Deep):
     positional: ClassVar[str | None] = "arch"
     added: ClassVar[frozenset[str]] = frozenset({"weights_key", "in_chans"})
 
-    arch: str = Field("vit_tiny_patch16_224", description="a name that timm.list_models() gives")
-    pretrained: bool = Field(False, description="begin with the weights that timm fetches for that name")
+    arch: str = Field("vit_tiny_patch16_224", description="name of a model in timm.list_models()")
+    pretrained: bool = Field(False, description="start from timm's trained weights")
     weights: str = Field(
-        "", pattern=r"^(weights-[0-9a-f]{12})?$", description="begin with those of a file: given by --weights FILE"
+        "", pattern=r"^(weights-[0-9a-f]{12})?$", description="start from the weights of a file; set by --weights FILE"
     )
-    weights_key: str = Field("", description="which of several state dicts of that file: given by --weights-key NAME")
-    in_chans: int = Field(3, description="channels of its pixels: 3, or 1 for grey ones; a file's weights say it")
+    weights_key: str = Field("", description="which state dict of the file; set by --weights-key NAME")
+    in_chans: int = Field(3, description="number of input channels: 3, or 1 for grey; with a file, as in its weights")
     _made: MadeFor | None = PrivateAttr(None)
 
     def check(self, task: Task) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +36,22 @@ def budgets_of(spec: Spec, others: list[Budget]) -> list[Budget]:
 
 
 def settings_of(
-    words: str, registry: Registry, others: list[Budget] | None = None
+    words: str, registry: Registry, others: list[Budget] | None = None, more: Mapping[str, Any] | None = None
 ) -> list[tuple[Strategy, Budget | None]]:
     """Return each strategy that words stand for, with each of its budgets, or else the others, or else none.
+
+    Args:
+        words: as users type them after --plugin.
+        registry: where strategies come from.
+        others: budgets of those that name none.
+        more: parameters and budgets besides those in the words.
 
     Raises:
         UserError: one is not known, does not load, or has another parameter or value than it can have.
     """
     settings: list[tuple[Strategy, Budget | None]] = []
     for spec in specs_of(words, registry):
+        spec = Spec(spec.name, spec.params | {key: [value] for key, value in (more or {}).items()})
         found = registry.strategy(spec.name)
         if found.failure:
             raise UserError(f"strategy '{spec.name}' does not load", got=found.failure)

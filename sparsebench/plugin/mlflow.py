@@ -27,7 +27,7 @@ MOST_PARAM, MOST_TAG = 6000, 5000
 
 
 class MLflow(Observer):
-    """Writes MLflow runs: an experiment a task and model, a run a cell.
+    """Writes MLflow runs: one experiment for each task and model, one run for each cell.
 
     Attributes:
         uri: a folder, or any tracking URI that the installed MLflow takes; the folder OUT/mlruns unless given.

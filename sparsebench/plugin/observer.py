@@ -7,9 +7,10 @@ import queue
 import tempfile
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -72,7 +73,7 @@ class ObserverThread:
     """A thread for the calls of one observer: what a library opens in a thread it may want to be used there only."""
 
     def __init__(self) -> None:
-        self._asked: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]]] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True)
 
     def call(self, what: Callable[[], T]) -> T:
@@ -83,23 +84,19 @@ class ObserverThread:
         """
         if self._thread.ident is None:
             self._thread.start()
-        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        answer: Future[T] = Future()
         self._asked.put((what, answer))
-        try:
-            value, error = answer.get(timeout=PATIENCE)
-        except queue.Empty:
-            raise TimeoutError(f"no answer in {PATIENCE:g} s") from None
-        if error is not None:
-            raise error
-        return cast(T, value)
+        if wait([answer], PATIENCE).not_done:
+            raise TimeoutError(f"no answer in {PATIENCE:g} s")
+        return answer.result()
 
     def _work(self) -> None:
         while True:
             what, answer = self._asked.get()
             try:
-                answer.put((what(), None))
+                answer.set_result(what())
             except BaseException as error:  # raised again in the thread that asked
-                answer.put((None, error))
+                answer.set_exception(error)
 
 
 def leave_in_time(code: int) -> None:

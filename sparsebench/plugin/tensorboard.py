@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from sparsebench import hookimpl
 from sparsebench.plugin import naming
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TensorBoard(Observer):
-    """Writes event files: a folder a cell, with metrics, hyper-parameters, and what was watched over steps.
+    """Writes event files: one folder for each cell, with metrics, hyper-parameters and training curves.
 
     Attributes:
         dir: the log folder; OUT/tensorboard unless given.
@@ -36,34 +36,16 @@ class TensorBoard(Observer):
 
 def _write(root: Path, record: Record) -> None:
     from torch.utils.tensorboard import SummaryWriter
-    from torch.utils.tensorboard.summary import hparams
 
     folder = root / naming.experiment(record) / f"{naming.slug(naming.title(record))}.{record.cell_id}"
     for old in folder.glob("events.out.tfevents.*"):
         old.unlink()
-    metrics = naming.metrics(record)
     with SummaryWriter(str(folder)) as writer:
-        *begun, ended = hparams(naming.parameters(record), metrics)
-        for summary in (*begun, _end_summary(ended, record.status)):
-            writer._get_file_writer().add_summary(summary)  # add_hparams would call every session a success
-        for name, value in metrics.items():
-            writer.add_scalar(name, value)
+        writer.add_hparams(naming.parameters(record), naming.metrics(record), run_name=".")
         for name, step, value in naming.series(record):
             writer.add_scalar(name, value, step)
         if record.failure:
             writer.add_text("failure", record.failure.reason)
-
-
-def _end_summary(summary: Any, status: str) -> Any:
-    """Return the summary of a session's end with how it ended."""
-    from tensorboard.plugins.hparams.api_pb2 import Status
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-
-    held = summary.value[0].metadata.plugin_data
-    data = HParamsPluginData.FromString(held.content)
-    data.session_end_info.status = Status.STATUS_SUCCESS if status == "ok" else Status.STATUS_FAILURE
-    held.content = data.SerializeToString()
-    return summary
 
 
 @hookimpl

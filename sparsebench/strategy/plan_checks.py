@@ -132,9 +132,15 @@ def in_range(plan: Plan, N: int, keep: int) -> Plan:
 
 def keep_of(plan: Plan, strategy: Strategy, index: Tensor, keep: int) -> int:
     """Return how many of the (B, N) tokens are to go on: `keep`, or as many as an adaptive strategy says."""
-    if strategy.adaptive and (count := went_on(plan)) is not None:
-        return min(index.shape[1], max(1, count))
-    return keep
+    if not strategy.adaptive:
+        return keep
+    if isinstance(plan, Keep) and isinstance(plan.index, Tensor) and plan.index.ndim == 2:
+        keep = plan.index.shape[1] + (plan.fuse is not None)
+    elif isinstance(plan, Mix) and isinstance(plan.weight, Tensor) and plan.weight.ndim == 3:
+        keep = plan.weight.shape[1]
+    elif isinstance(plan, Merge) and isinstance(plan.target, Tensor) and plan.target.dtype == torch.int64:
+        keep = int(plan.target.max()) + 1 if plan.target.numel() else 0
+    return min(index.shape[1], max(1, keep))
 
 
 def _doubts(plan: Plan, N: int, keep: int, prefix: int | None) -> Iterator[tuple[Tensor, Callable[[], str]]]:
@@ -161,17 +167,6 @@ def _check_tensor(name: str, what: str, value: object, expected: tuple[int, ...]
         raise StrategyError(f"'{name}': {what} must have shape {expected}, got {got}")
     if value.device != device:
         raise StrategyError(f"'{name}': {what} is on {value.device}, the tokens are on {device}")
-
-
-def went_on(plan: Plan) -> int | None:
-    """Return how many tokens a plan lets go on, legal or not; None where that is not to be seen."""
-    if isinstance(plan, Keep) and isinstance(plan.index, Tensor) and plan.index.ndim == 2:
-        return plan.index.shape[1] + (plan.fuse is not None)
-    if isinstance(plan, Mix) and isinstance(plan.weight, Tensor) and plan.weight.ndim == 3:
-        return plan.weight.shape[1]
-    if isinstance(plan, Merge) and isinstance(plan.target, Tensor) and plan.target.dtype == torch.int64:
-        return int(plan.target.max()) + 1 if plan.target.numel() else 0
-    return None
 
 
 def _check_mask(plan: Mask, strategy: Strategy, training: bool) -> None:

@@ -112,7 +112,7 @@ def cropped(
 
 
 class Folder(Task):
-    """Trained weights, tested as they are on a folder of pictures.
+    """Tests trained weights on a folder of pictures, without training.
 
     It is DIR/val/<class>/*, DIR/test/<class>/* or DIR/<class>/*, whichever is there first. Pictures are cut as
     the model's trained weights want it, as timm has that for the name of the model, unless it is said here; the cells
@@ -126,30 +126,31 @@ class Folder(Task):
     added: ClassVar[frozenset[str]] = frozenset({"classes", "head", "among"})
 
     images: str = Field("", description="the pictures: given by --images folder:DIR")
-    canvas: int = Field(0, ge=0, description="side of the image in pixels; 0 for the model's own")
+    canvas: int = Field(0, ge=0, description="side of the image in pixels; 0: as in the model")
     crop: float = Field(
-        0.0, ge=0, le=1, description="side of the image over the short side of the picture; 0 for the model's own"
+        0.0, ge=0, le=1, description="side of the image over the short side of the picture; 0: as in the model"
     )
     resize: Resize | Literal[""] = Field(
-        "", description="short: the shape stays; squash: it becomes a square; the model's own unless given"
+        "", description="short: keeps the aspect ratio; squash: makes a square; default: as in the model"
     )
-    filter: Filter | Literal[""] = Field("", description="of the resizing; the model's own unless given")
-    test: int = Field(0, ge=0, description="test images, drawn in each repetition; 0 for all")
+    filter: Filter | Literal[""] = Field("", description="filter for resizing; default: as in the model")
+    test: int = Field(0, ge=0, description="number of test images, sampled in each repetition; 0 for all")
     labels: Literal["auto", "imagenet", "numbers", "names", "file"] = Field(
         "auto",
-        description="which class of the head each folder is: imagenet: by WordNet ids or names of ImageNet-1k; "
+        description="assigns folders to classes of the head. imagenet: by WordNet ids or names of ImageNet-1k; "
         "numbers: by their names; names: in the order in which Python and torchvision sort them; file: as classes "
-        "says; auto: what the names and the head allow, or an error",
+        "says; auto: by the names and the head, or an error",
     )
     classes: str = Field(
-        "", description="a file of the head's classes: a name a line, or JSON: a list, or an object of name to number"
+        "",
+        description="file with the head's classes: one name per line, or JSON: a list, or an object of name to number",
     )
     among: Literal["head", "folders"] = Field(
         "head",
-        description="which classes a test may answer with: all of the head, or those that have a folder, as ImageNet-A "
-        "and ImageNet-R are tested",
+        description="classes that a test can predict: all of the head, or those with a folder, as usual for ImageNet-A "
+        "and ImageNet-R",
     )
-    head: int = Field(0, ge=0, le=MOST_CLASSES, description="classes of the network's head; 0 for the weights' own")
+    head: int = Field(0, ge=0, le=MOST_CLASSES, description="number of classes of the head; 0: as in the weights")
 
     @field_validator("labels", mode="before")
     @classmethod

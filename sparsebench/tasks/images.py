@@ -115,23 +115,24 @@ class ImageTask(PictureTask):
     foreground: int = Field(24, gt=0, description="side of the foreground in pixels")
     placement: Literal["anywhere", "grid", "tiles"] = Field(
         "anywhere",
-        description="where the foreground may lie; grid: where it begins with a patch; tiles: side by side, so that "
-        "every patch is as often foreground",
+        description="positions of the foreground; grid: aligned with patches; tiles: without overlap, so that "
+        "every patch is foreground equally often",
     )
     mask: Mask = Field(
-        "half", description="which patches matter: any, half or all (inside) of it foreground, or the top by share"
+        "half",
+        description="relevant patches: any, half or all (inside) of it is foreground, or the top patches by share",
     )
     intensity: float = Field(1.0, ge=0, le=1, description="brightness of the backgrounds")
     affine: float = Field(
-        0.0, ge=0, le=2, description="strength of the random turns, scales, shears and moves of training foregrounds"
+        0.0, ge=0, le=2, description="strength of random rotation, scaling, shear and shift of training foregrounds"
     )
-    held_out: tuple[str, ...] = Field((), description="classes that pre-training never sees; the spurious task's two")
-    pretrain_epochs: int = Field(10, ge=0, description="passes of pre-training on plain foregrounds; 0 for none")
-    pretrain_samples: int = Field(4000, gt=0, description="images of pre-training")
-    pretrain_images: str = Field("", description="foregrounds of pre-training; the task's own unless given")
-    pretrain_each: bool = Field(False, description="a pre-training for each repetition, not one for all of them")
-    permuted: bool = Field(False, description="patches of every image in another order, one for all images")
-    patch: int = Field(4, gt=0, description="side of a patch in pixels; the model's own")
+    held_out: tuple[str, ...] = Field((), description="the two classes of the spurious task, not in the pre-training")
+    pretrain_epochs: int = Field(10, ge=0, description="epochs of pre-training on plain foregrounds; 0 for none")
+    pretrain_samples: int = Field(4000, gt=0, description="number of images for pre-training")
+    pretrain_images: str = Field("", description="foregrounds for pre-training; default: those of the task")
+    pretrain_each: bool = Field(False, description="a separate pre-training for each repetition")
+    permuted: bool = Field(False, description="patches are permuted, in the same way for all images")
+    patch: int = Field(4, gt=0, description="side of a patch in pixels, as in the model")
 
     def check(self) -> None:
         """See `Task.check`."""
@@ -267,7 +268,7 @@ def _balanced_labels(n: int, classes: int, rng: np.random.Generator) -> np.ndarr
 
 
 class Composite(ImageTask):
-    """All classes, each foreground on a background that says nothing about it (after Karp et al. 2021).
+    """All classes, with backgrounds that are independent of the class (after Karp et al. 2021).
 
     Li et al. 2023, Figure 6b counts a training as a success from a test accuracy of 0.775 on.
     """
@@ -276,7 +277,7 @@ class Composite(ImageTask):
     training: ClassVar[frozenset[str]] = ImageTask.training | {"success_accuracy"}
 
     success_accuracy: float = Field(
-        0.0, ge=0, le=1, description="test accuracy from which on a training succeeded; 0 for no such criterion"
+        0.0, ge=0, le=1, description="test accuracy at which a training counts as successful; 0 for no criterion"
     )
 
     def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
@@ -303,7 +304,7 @@ class Composite(ImageTask):
 
 
 class Plain(ImageTask):
-    """The foregrounds alone on a clean canvas, without the held-out classes: where pre-training happens.
+    """Only foregrounds on a clean canvas, without the held-out classes; used for pre-training.
 
     Of a source of two or three classes too few are left: then it is pre-trained on all of them.
     """
@@ -333,7 +334,7 @@ class Plain(ImageTask):
 
 
 class Spurious(ImageTask):
-    """Two classes whose background agrees with the label in most training images and says nothing in the test.
+    """Two classes with a background that matches the label in most training images, but not in the test.
 
     Li et al. 2023, Section 4.2 and Sagawa et al. 2020: groups are (class, background); the four test groups are
     equal in size.

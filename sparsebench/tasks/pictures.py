@@ -27,22 +27,24 @@ class PictureTask(Task):
     official: ClassVar[bool] = False
 
     test: int = Field(400, gt=0, description="test images")
-    epochs: int = Field(5, gt=0, description="passes over the training images")
-    batch: int = Field(64, gt=0, description="images a step")
+    epochs: int = Field(5, gt=0, description="epochs of training")
+    batch: int = Field(64, gt=0, description="images per step")
     lr: float = Field(1e-3, gt=0, description="largest learning rate")
     weight_decay: float = Field(0.05, ge=0, description="AdamW's weight decay")
-    watch: int = Field(0, ge=0, description="steps between looks at network and test set while training; 0 for none")
+    watch: int = Field(0, ge=0, description="steps between tests during training; 0 for none")
     spuriosity: int = Field(0, ge=0, description="test images on which each token's influence is measured; 0 for none")
 
     warmup: float = Field(0.0, ge=0, lt=1, description="share of the steps in which the learning rate rises to lr")
-    smoothing: float = Field(0.0, ge=0, lt=1, description="label smoothing, in the training loss alone")
-    flip: bool = Field(False, description="mirror every other training image, at random")
-    shift: int = Field(0, ge=0, description="move training images at random by up to so many pixels, zeros coming in")
-    accumulate: int = Field(1, gt=0, description="parts that a batch is cut into, for less memory; the same step")
+    smoothing: float = Field(0.0, ge=0, lt=1, description="label smoothing, only in the training loss")
+    flip: bool = Field(False, description="random horizontal flips of training images")
+    shift: int = Field(0, ge=0, description="random shifts of training images by up to this many pixels")
+    accumulate: int = Field(1, gt=0, description="number of parts of a batch, to save memory; the step stays the same")
     validation: float = Field(
-        0.0, ge=0, lt=1, description="share of the training images held back; where there is an official split, that"
+        0.0, ge=0, lt=1, description="share of training images for validation; an official split has priority"
     )
-    patience: int = Field(0, ge=0, description="passes without a better validation result that end training; 0: none")
+    patience: int = Field(
+        0, ge=0, description="epochs without a better validation result before training stops; 0: never"
+    )
     validate_by: Validated = Field("accuracy", description="the validation result: accuracy, or the worst group's")
 
     def check(self) -> None:

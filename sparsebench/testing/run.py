@@ -15,7 +15,7 @@ from sparsebench.errors import UnsupportedError, one_line, text_of, unknown
 from sparsebench.records.cell import Origin
 from sparsebench.runner.worker import one_thread
 from sparsebench.strategy.base import Strategy
-from sparsebench.testing import informative, recommended, required
+from sparsebench.testing import recommended, required
 from sparsebench.testing.reports import GROUPS, Group, Outcome, Report
 from sparsebench.testing.trial import RuleError, put_back
 
@@ -47,7 +47,7 @@ class Check:
 CHECKS = (
     *(Check(function, "required") for function in required.CHECKS),
     *(Check(function, "recommended") for function in recommended.CHECKS),
-    *(Check(function, "informative") for function in informative.CHECKS),
+    *(Check(function, "informative") for function in recommended.INFORMATIVE),
 )
 
 

@@ -298,7 +298,7 @@ def test_random_numbers_belong_to_the_seed_and_the_place():
         (vit, "tome", {}, "the budget of 'tome' is missing; give one"),
         (vit, "ats", {}, "the budget of 'ats' is missing; give one"),
         (vit, "a_vit:blocks=1+2", {"learned": "random"}, "the budget of 'a_vit' is missing; give one"),
-        (vit, "tome:macs=.5,.7", {}, "one value a parameter; got macs=0.5,0.7"),
+        (vit, "tome:macs=.5,.7", {}, "one strategy at one budget; got .*, which is 2"),
         (vit, "tome:macs=.5", {"macs": 0.7}, "'macs' is given twice"),
         (vit, "tome:macs=2", {}, r"fraction of MACs; got 2; allowed: \(0, 1\]"),
         (vit, "tome:macs=.5", {"colour": 3}, "unknown parameter of strategy 'tome'"),

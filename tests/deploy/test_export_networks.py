@@ -213,7 +213,3 @@ def test_only_the_first_pass_with_a_shape_reads_from_the_device(cls, kind, train
     assert (reads(lambda: sparse(x)) > 0) == acts
     assert reads(lambda: sparse(x)) == reads(lambda: sparse(x)) == 0
     assert (reads(lambda: sparse(x[:2])) > 0) == acts
-
-
-def test_the_count_sees_a_read():
-    assert reads(lambda: int(torch.ones(3).max())) == 1

@@ -91,24 +91,17 @@ def test_the_view_tells_where_it_is_and_draws_one_stream_a_draw():
     assert float(view.random().sum()) == 0 and float(view.random(2).sum()) == 12
 
 
-def test_a_class_that_decides_nothing_gets_a_complaint_with_the_method_that_may_be_meant():
-    class Empty(Strategy):
-        name: ClassVar[str] = "empty"
-
-    class Typed(Empty):
-        def score(self, view):
-            return view.tokens.sum(dim=2)
-
-    assert complaint(Empty) == "empty has neither scores(self, view) nor plan(self, view, keep); write one of them"
-    assert complaint(Typed).endswith("nor plan(self, view, keep); rename score")
-
-
-def test_a_parameter_that_is_a_word_of_a_budget_gets_a_complaint():
-    class Clashes(Strategy):
-        name = "clashes"
-        ratio: float = 1.0
-
-    assert complaint(Clashes) == "clashes has parameters with names of budget options; rename them: ratio"
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({}, "empty has neither scores(self, view) nor plan(self, view, keep); write one of them"),
+        ({"score": lambda self, view: view.tokens}, "nor plan(self, view, keep); rename score"),
+        ({"ratio": 1.0, "__annotations__": {"ratio": float}},
+         "empty has parameters with names of budget options; rename them: ratio"),
+    ],
+)  # fmt: skip
+def test_a_class_that_cannot_be_a_strategy_gets_a_complaint(body, says):
+    assert complaint(type("Empty", (Strategy,), {"name": "empty", "__module__": __name__, **body})).endswith(says)
 
 
 def test_every_strategy_says_how_it_disposes_of_tokens_as_its_plans_do() -> None:

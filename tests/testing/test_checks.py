@@ -220,7 +220,7 @@ def test_a_broken_rule_is_named_by_its_check(name):
             "fit raised ZeroDivisionError: division by zero (test_ch",
         ),
         (lambda images, network: {0: {"a": torch.zeros(1)}}, "", ""),
-        (lambda images, network: torch.set_num_threads(2) or GOOD, "modes_are_left_alone", "the number of threads"),
+        (lambda images, network: torch.set_grad_enabled(False) and GOOD, "modes_are_left_alone", "gradients"),
         (lambda images, network: np.random.rand() and GOOD, "random_state_is_left_alone", "numpy"),
     ],
 )
@@ -301,12 +301,12 @@ def test_one_that_looks_through_all_objects_for_labels_is_named():
     assert breaks(strategy, "labels_change_nothing")
 
 
-@pytest.mark.parametrize("sample", ["import_error", "undeclared_oracle", "wrong_hook"])
-def test_plugins_that_do_not_load_say_why(sample):
-    with pytest.raises(PluginError, match="does not load"):
-        resolve(str(SAMPLES / f"{sample}.py"), Registry())
+def test_a_plugin_that_does_not_load_says_why():
+    with pytest.raises(PluginError, match="does not load: ModuleNotFoundError"):
+        resolve(str(SAMPLES / "import_error.py"), Registry())
 
 
+@pytest.mark.slow
 def test_measurements_say_no_where_something_cannot_be_done():
     informative = {check.name: check for check in run.CHECKS if check.group == "informative"}
     broken = type(

@@ -38,7 +38,7 @@ class Overfitting(Task):
     fitted: float = Field(0.01, ge=0, description="training ends when the mean training loss is below it")
     lr: float = Field(0.1, gt=0, description="step size of gradient descent")
     steps: int = Field(1000, gt=0, description="T, the most steps")
-    watch: int = Field(0, ge=0, description="steps between looks at network and test set while training; 0 for none")
+    watch: int = Field(0, ge=0, description="steps between tests during training; 0 for none")
 
     @property
     def snr(self) -> float:

@@ -18,7 +18,7 @@ ROUNDING = 1e-9
 
 
 class SparseTokens(Task):
-    """Do any of the tokens have the signal? It gets weaker in the mean of the tokens the more tokens there are.
+    """Does any token have the signal? With more tokens, the signal in their mean is weaker.
 
     A sample of class +1 is X = theta v xi^T + Z and one of class -1 is Z: Z are (L, d) standard normal numbers, xi is a
     unit vector, the same throughout a repetition, and v has R ones at places that are drawn anew for each sample. The
@@ -40,7 +40,7 @@ class SparseTokens(Task):
     error: float = Field(0.1, ge=0, lt=1, description="a trial succeeds when at most this share of the test is wrong")
     lr: float = Field(0.3, gt=0, description="step size of gradient descent")
     steps: int = Field(200, gt=0, description="T, steps")
-    watch: int = Field(0, ge=0, description="steps between looks at network and test set while training; 0 for none")
+    watch: int = Field(0, ge=0, description="steps between tests during training; 0 for none")
 
     def check(self) -> None:
         """See `Task.check`."""

@@ -49,7 +49,7 @@ class Spatial(Task):
     lr: float = Field(0.02, gt=0, description="step size of gradient descent")
     lr_attention: float | None = Field(None, gt=0, description="step size of the attention; by default lr")
     steps: int = Field(1500, gt=0, description="T, steps on all samples")
-    watch: int = Field(0, ge=0, description="steps between looks at network and test set while training; 0 for none")
+    watch: int = Field(0, ge=0, description="steps between tests during training; 0 for none")
 
     def check(self) -> None:
         """See `Task.check`."""
