@@ -19,8 +19,7 @@ from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Keep
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Composite
-from sparsebench.training import loop
-from sparsebench.training.loop import steps_for
+from sparsebench.training.loop import Course, Training, steps_for
 from sparsebench.training.steps import Autograd, Samples, losses, optimiser, predictions
 
 pytestmark = pytest.mark.theory
@@ -33,7 +32,7 @@ either = pytest.mark.parametrize("engine", [ClosedForm, Autograd])
 
 def train(network, actor, samples, recipe, order_seed, on_step=None, engine=steps_for):
     steps = engine(network, actor, samples, recipe)
-    done = loop.train(steps, len(samples.labels), recipe, order_seed, on_step)
+    done = Training(steps, Course(len(samples.labels), recipe, order_seed)).run(on_step)
     steps.store()
     return done
 
