@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict
@@ -189,3 +190,10 @@ def stem_widths(dim: int, patch: int) -> tuple[int, ...]:
     """Return the channels of the image and of each convolution of a stem, which halve it down to the patches."""
     halvings = patch.bit_length() - 1
     return (3, *(dim // 2**k for k in reversed(range(halvings))))
+
+
+def stem_macs(dim: int, patch: int) -> int:
+    """Return the MACs of a patch in a stem of convolutions, the last of them 1x1; normalisation is not counted."""
+    widths = stem_widths(dim, patch)
+    places = [(patch >> k) ** 2 for k in range(1, len(widths))]
+    return dim**2 + sum(n * 9 * C * wider for n, (C, wider) in zip(places, pairwise(widths), strict=True))
