@@ -20,7 +20,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
 from sparsebench.records.manifests import OWN, Asked, Described, Given, setting_of
 from sparsebench.strategy.base import how_of
-from sparsebench.tasks import sources
+from sparsebench.tasks.sources.files import known_contents
 
 CUT_SHORT = ("crashed", "timeout", "oom")
 """Statuses of cells that were ended before their time: what runs them again goes on from their checkpoints."""
@@ -87,7 +87,7 @@ def _keep_files(out: Path, plan: Plan) -> None:
 def _unread(names: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield the names of pictures that were located, and in a line which of them are left out as they are none."""
     for name in names:
-        if (found := sources.known_contents(name)) is not None and found.left_out:
+        if (found := known_contents(name)) is not None and found.left_out:
             n, shown = len(found.left_out), few(sorted(found.left_out), BAD, 200)
             yield name, f"{n:,} of {len(found.pictures) + n:,} pictures, which cannot be read: {shown}"
 

@@ -23,7 +23,7 @@ from sparsebench.runner.engines import Engine, InProcess, Processes, RemoteEngin
 from sparsebench.runner.observers import Observers
 from sparsebench.runner.process import kept_server
 from sparsebench.runner.queue import TOGETHER, Queue
-from sparsebench.tasks import sources
+from sparsebench.tasks.sources.cache import telling
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def run(
     if how.jobs != 0 and how.dask is None and not store.segments(out) and not store.sealed(out):
         with kept_server(devices.variables()) as server:  # a new folder has cells to run: load while they are planned
             server.begin()
-    with sources.telling(callbacks.on_pictures):
+    with telling(callbacks.on_pictures):
         plan = plan_of(request, files, how, registry, out, narrow, prior)
         carry_out(plan, how, registry, out, callbacks)
     return plan

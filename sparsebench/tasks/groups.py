@@ -10,9 +10,10 @@ from pydantic import Field
 
 from sparsebench import seeds
 from sparsebench.errors import UserError
-from sparsebench.tasks import sources
 from sparsebench.tasks.base import Data, Locations, Split
 from sparsebench.tasks.pictures import PictureTask
+from sparsebench.tasks.sources.cache import Pixels
+from sparsebench.tasks.sources.labelled import Labelled, labelled_pictures, split_pixels
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 OF = {TRAIN: "training", VALIDATION: "validation", TEST: "test"}
@@ -56,7 +57,7 @@ class GroupTask(PictureTask):
     def check_located(self, locations: Locations) -> None:
         """See `Task.check_located`: each group has pictures to train on and to test."""
         if self.images in locations:
-            labelled = sources.labelled_pictures(self.name, self.images, self.columns(), locations)
+            labelled = labelled_pictures(self.name, self.images, self.columns(), locations)
             self._check_groups(labelled, 2 * labelled.labels + labelled.attributes)
 
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
@@ -64,24 +65,22 @@ class GroupTask(PictureTask):
 
         The official validation split is there where the recipe asks for one.
         """
-        labelled = sources.labelled_pictures(self.name, self.images, self.columns(), locations)
+        labelled = labelled_pictures(self.name, self.images, self.columns(), locations)
         groups = 2 * labelled.labels + labelled.attributes
         splits = {}
         for number, rows in self._rows(labelled, groups, n_train, repetition).items():
-            pixels, places = sources.pixels_of(labelled, rows, self.canvas)
+            pixels, places = split_pixels(labelled, rows, self.canvas)
             images = pixels.array() if places is None else pixels.array()[places]
             splits[number] = Split(images, labelled.labels[rows], groups[rows])
         return Data(splits[TRAIN], splits[TEST], *self.names(), validation=splits.get(VALIDATION))
 
-    def pictures(self, n_train: int, repetition: int, locations: Locations) -> Sequence[sources.Pixels]:
+    def pictures(self, n_train: int, repetition: int, locations: Locations) -> Sequence[Pixels]:
         """See `Task.pictures`."""
-        labelled = sources.labelled_pictures(self.name, self.images, self.columns(), locations)
+        labelled = labelled_pictures(self.name, self.images, self.columns(), locations)
         rows = self._rows(labelled, 2 * labelled.labels + labelled.attributes, n_train, repetition)
-        return [sources.pixels_of(labelled, of_split, self.canvas)[0] for of_split in rows.values()]
+        return [split_pixels(labelled, of_split, self.canvas)[0] for of_split in rows.values()]
 
-    def _rows(
-        self, labelled: sources.Labelled, groups: np.ndarray, n_train: int, repetition: int
-    ) -> dict[int, np.ndarray]:
+    def _rows(self, labelled: Labelled, groups: np.ndarray, n_train: int, repetition: int) -> dict[int, np.ndarray]:
         """Return which rows are drawn of each split."""
         self._check_groups(labelled, groups)
         asked = (self.validation or self.patience) and bool((labelled.splits == VALIDATION).any())
@@ -91,7 +90,7 @@ class GroupTask(PictureTask):
             for number, n in sizes.items()
         }
 
-    def _check_groups(self, labelled: sources.Labelled, groups: np.ndarray) -> None:
+    def _check_groups(self, labelled: Labelled, groups: np.ndarray) -> None:
         """Raise UserError for a group without a picture to train on or to test."""
         for number in (TRAIN, TEST):
             counts = np.bincount(groups[labelled.splits == number], minlength=4)
@@ -167,6 +166,3 @@ class CelebA(GroupTask):
         """See `GroupTask.names`."""
         classes = f"not {self.target}", self.target
         return classes, tuple(f"{name}, {of}" for name in classes for of in (f"not {self.confounder}", self.confounder))
-
-
-SHIPPED = (Waterbirds, CelebA)

@@ -22,9 +22,9 @@ from sparsebench.plan.plan import Plan, plan
 from sparsebench.plan.request import Files, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.tasks import sources
 from sparsebench.tasks.folder import Folder
 from sparsebench.tasks.sources import cache
+from sparsebench.tasks.sources.cache import BadPicturesError
 
 ARCH, NAMES, EACH = "test_vit", ("n01440764", "n01443537"), 7
 
@@ -153,7 +153,7 @@ def test_a_submission_says_it_too(root: Path, weights: Path, tmp_path: Path) -> 
 def test_python_leaves_them_out_too(root: Path, weights: Path, tmp_path: Path) -> None:
     spoil(root)
     given = {"suite": "folder", "tasks": "folder:canvas=32", "model": f"timm:{ARCH}", "weights": weights, "seeds": 1}
-    with pytest.raises(sources.BadPicturesError, match="5 of 14"):
+    with pytest.raises(BadPicturesError, match="5 of 14"):
         sparsebench.run(out=tmp_path / "out", images=f"folder:{root}", jobs=0, **given)
     sparsebench.run(out=tmp_path / "out", images=f"folder:{root}", jobs=0, skip_bad=True, **given)
     assert {record.outcomes.n for record in store.read(tmp_path / "out").values() if record.outcomes} == {9}

@@ -7,8 +7,8 @@ from sparsebench.cli import main
 from sparsebench.models.vits import Vit
 from sparsebench.records import store
 from sparsebench.runner import prepare
-from sparsebench.tasks import sources
 from sparsebench.tasks.groups import Waterbirds
+from sparsebench.tasks.sources.locate import locate_images
 from sparsebench.training.influence import influences
 from sparsebench.training.steps import Samples
 
@@ -49,7 +49,7 @@ def test_the_place_is_in_no_record(run, waterbirds, tmp_path):
     done, records = run("--images", "waterbirds", "--data-root", tmp_path, "--n-train", 28, "--jobs", 0)
     assert done.exit_code == 0, done.stderr
     for record in records.values():
-        assert record.cell.task.params["images"] == sources.locate_images(f"folder:{waterbirds.root}")[0]
+        assert record.cell.task.params["images"] == locate_images(f"folder:{waterbirds.root}")[0]
         assert str(tmp_path) not in record.model_dump_json()
 
 
@@ -96,7 +96,7 @@ def test_corrupt_pictures_are_named_before_a_cell_is_run_or_are_left_out(run, wa
 
 
 def drawn(waterbirds):
-    name, place = sources.locate_images(f"folder:{waterbirds.root}")
+    name, place = locate_images(f"folder:{waterbirds.root}")
     return Waterbirds(images=name, canvas=8).draw(28, 0, {name: place})
 
 

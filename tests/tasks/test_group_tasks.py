@@ -12,10 +12,11 @@ from sparsebench.errors import UserError
 from sparsebench.tasks import sources
 from sparsebench.tasks.groups import CelebA, Waterbirds, shares
 from sparsebench.tasks.sources import files, labelled
+from sparsebench.tasks.sources.locate import locate_images
 
 
 def located(made):
-    name, place = sources.locate_images(f"folder:{made.root}")
+    name, place = locate_images(f"folder:{made.root}")
     return name, {name: place}
 
 
@@ -66,8 +67,8 @@ def test_celeba_has_other_attributes(celeba):
 
 
 def test_a_split_is_decoded_once_whatever_is_drawn_of_it(waterbirds, monkeypatch):
-    seen, real = [], files.read_square
-    monkeypatch.setattr(files, "read_square", lambda *given: seen.append(given[0]) or real(*given))
+    seen, real = [], files.read_rgb
+    monkeypatch.setattr(files, "read_rgb", lambda *given: seen.append(given[0]) or real(*given))
     parts = [draw(waterbirds, 14, repetition=k, test=4) for k in range(3)]
     decoded = sum(row[0] != 1 for row in waterbirds.rows)
     assert len(seen) == len(set(seen)) == decoded
@@ -132,13 +133,13 @@ def test_more_than_there_is_or_too_few_for_the_groups_is_a_user_error_with_the_n
 def test_the_name_tells_content_and_not_place(waterbirds, tmp_path):
     name, _ = located(waterbirds)
     copy = shutil.copytree(waterbirds.root, tmp_path / "elsewhere")
-    assert sources.locate_images(f"folder:{copy}")[0] == name and name.startswith("waterbirds-")
-    assert sources.locate_images("waterbirds", tmp_path)[0] == name
+    assert locate_images(f"folder:{copy}")[0] == name and name.startswith("waterbirds-")
+    assert locate_images("waterbirds", tmp_path)[0] == name
     table = copy / "metadata.csv"
     table.write_text(table.read_text().replace("/sea/0.jpg", "/sea/1.jpg"))
-    changed = sources.locate_images(f"folder:{copy}")[0]
+    changed = locate_images(f"folder:{copy}")[0]
     Image.new("RGB", (9, 9)).save(copy / waterbirds.names[3])
-    assert len({name, changed, sources.locate_images(f"folder:{copy}")[0]}) == 3
+    assert len({name, changed, locate_images(f"folder:{copy}")[0]}) == 3
 
 
 def test_a_task_without_its_images_is_refused_at_once(waterbirds, tmp_path):
@@ -152,7 +153,7 @@ def test_a_task_without_its_images_is_refused_at_once(waterbirds, tmp_path):
     with pytest.raises(UserError, match="not those of task 'celeba'"):
         CelebA(images=name).draw(8, 0, locations)
     with pytest.raises(UserError, match=r"celeba is not in .*; get it from https.* and give --images folder:DIR"):
-        sources.locate_images("celeba", tmp_path)
+        locate_images("celeba", tmp_path)
 
 
 def edit(made, old, new, count=-1):

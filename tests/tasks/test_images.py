@@ -10,10 +10,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from sparsebench.errors import UserError
-from sparsebench.tasks import images, sources
+from sparsebench.tasks import images
 from sparsebench.tasks.base import Split
-from sparsebench.tasks.images import Chosen, Composite, Plain, Spurious, paste, permute, warp
+from sparsebench.tasks.images import Composite, Plain, Spurious, paste, permute, warp
+from sparsebench.tasks.sources.classes import foregrounds
+from sparsebench.tasks.sources.files import read_rgb, square
 from sparsebench.tasks.sources.listing import listing
+from sparsebench.tasks.sources.locate import locate_backgrounds, locate_images
+from sparsebench.tasks.sources.scenes import backgrounds
 
 SMALL = {"canvas": 16, "foreground": 10, "test": 40}
 
@@ -53,21 +57,17 @@ def test_pasting_puts_the_very_pixels_in_the_box_and_changes_no_others(seed):
     canvas = rng.integers(0, 256, (n, 3, S, S), dtype=np.uint8)
     pictures = rng.integers(0, 256, (n, 3, s, s), dtype=np.uint8)
     expected = canvas.copy()
-    rows, order = rng.permutation(n), rng.integers(0, n, n)
-    half = n // 2
-    chosen = [Chosen(rows[:half], pictures, order[:half]), Chosen(rows[half:], pictures[::-1], order[half:])]
     images = canvas.copy()
-    boxes = paste(images, chosen, rng)
-    shown = {rows[j]: order[j] if j < half else n - 1 - order[j] for j in range(n)}
+    boxes = paste(images, pictures, rng)
     for i, (top, left, height, width) in enumerate(boxes):
         assert (height, width) == (s, s) and 0 <= top <= S - s and 0 <= left <= S - s
-        expected[i, :, top : top + s, left : left + s] = pictures[shown[i]]
+        expected[i, :, top : top + s, left : left + s] = pictures[i]
     np.testing.assert_array_equal(images, expected)
 
 
 def test_foregrounds_come_to_lie_at_every_place():
     canvas, pictures = np.zeros((400, 3, 4, 4), np.uint8), np.ones((400, 3, 2, 2), np.uint8)
-    boxes = paste(canvas, [Chosen(np.arange(400), pictures, np.arange(400))], np.random.default_rng(0))
+    boxes = paste(canvas, pictures, np.random.default_rng(0))
     places, counts = np.unique(boxes[:, :2], axis=0, return_counts=True)
     assert len(places) == 9 and counts.min() > 20
 
@@ -93,7 +93,7 @@ def test_relevance_is_the_share_of_each_patch_that_the_box_covers(seed, grid, si
 
 def test_composite_has_every_class_equally_often_and_the_foreground_of_its_label():
     data = Composite(**SMALL).draw(60, 0, {})
-    pool = sources.foregrounds("digits", 10, {})
+    pool = foregrounds("digits", 10, {})
     for split, per_class, n in ((data.train, pool.train, 60), (data.test, pool.test, 40)):
         assert split.inputs.shape == (n, 3, 16, 16) and split.inputs.dtype == np.uint8
         assert np.bincount(split.labels).tolist() == [n // 10] * 10
@@ -105,7 +105,7 @@ def test_composite_has_every_class_equally_often_and_the_foreground_of_its_label
 
 def test_the_background_of_composite_says_nothing_about_the_class():
     data = Composite(**SMALL).draw(40, 0, {})
-    photos = sources.backgrounds("photos", 16, {}).photos
+    photos = backgrounds("photos", 16, {}).photos
     kinds = []
     for i in range(40):
         line, axis, _ = outside(data.train, i)
@@ -125,7 +125,7 @@ def test_training_and_test_share_no_foreground(task):
 @pytest.mark.parametrize("task", [Composite(**SMALL), Spurious(**SMALL)], ids=lambda t: t.name)
 def test_training_and_test_backgrounds_come_from_parts_of_their_own(task):
     data = task.draw(16, 0, {})
-    photos = sources.backgrounds("photos", 16, {}).photos
+    photos = backgrounds("photos", 16, {}).photos
     for test, split in enumerate((data.train, data.test)):
         for i in range(16):
             line, axis, _ = outside(split, i)
@@ -134,15 +134,15 @@ def test_training_and_test_backgrounds_come_from_parts_of_their_own(task):
 
 
 def test_all_foregrounds_are_used_before_any_comes_again():
-    pool = sources.foregrounds("digits", 10, {})
+    pool = foregrounds("digits", 10, {})
     n = min(len(pool.train[name]) for name in ("3", "8"))
     assert len(set(foregrounds_of(Spurious(**SMALL).draw(2 * n, 0, {}).train))) == 2 * n
 
 
 def test_the_group_of_an_image_names_its_class_and_the_background_behind_it():
     data = Spurious(**SMALL).draw(20, 0, {})
-    photos = sources.backgrounds("photos", 16, {}).photos
-    pool = sources.foregrounds("digits", 10, {})
+    photos = backgrounds("photos", 16, {}).photos
+    pool = foregrounds("digits", 10, {})
     for i, group in enumerate(data.train.groups):
         line, axis, _ = outside(data.train, i)
         assert line.tobytes() in lines(photos[group % 2][0], axis, 16)
@@ -281,8 +281,8 @@ def real(real_images, tmp_path_factory):
     (root / "plants").mkdir()
     for path in sorted((real_images / "plants").iterdir())[:25]:
         shutil.copy(path, root / "plants")
-    images, images_root = sources.locate_images(f"folder:{root / 'images'}", None, False)
-    plants, plants_root = sources.locate_backgrounds(os.fspath(root / "plants"))
+    images, images_root = locate_images(f"folder:{root / 'images'}", None, False)
+    plants, plants_root = locate_backgrounds(os.fspath(root / "plants"))
     return SimpleNamespace(
         root=root, names={"images": images, "backgrounds": plants}, locations={images: images_root, plants: plants_root}
     )
@@ -290,7 +290,7 @@ def real(real_images, tmp_path_factory):
 
 def pictures(root, size):
     return {
-        sources.read_square(path, size).transpose(2, 0, 1).tobytes() for path in map(root.joinpath, listing(root).names)
+        square(read_rgb(path), size).transpose(2, 0, 1).tobytes() for path in map(root.joinpath, listing(root).names)
     }
 
 
@@ -298,8 +298,7 @@ def test_real_foregrounds_are_pasted_on_real_backgrounds_split_by_split(real):
     data = Composite(**SMALL, **real.names).draw(60, 0, real.locations)
     assert data.classes == ("airplane", "bird", "cat", "dog")
     every = [
-        sources.read_square(path, 16)
-        for path in map((real.root / "plants").joinpath, listing(real.root / "plants").names)
+        square(read_rgb(path), 16) for path in map((real.root / "plants").joinpath, listing(real.root / "plants").names)
     ]
     for test, (split, part) in enumerate(((data.train, "train"), (data.test, "test"))):
         scenes = [scene for i, scene in enumerate(every) if (i % 5 == 4) == test]
@@ -326,7 +325,7 @@ def test_a_source_of_the_held_out_classes_alone_is_pre_trained_on_both(real, tmp
     for split in ("train", "test"):
         shutil.rmtree(root / split / "cat")
         shutil.rmtree(root / split / "dog")
-    name, place = sources.locate_images(f"folder:{root}", None, False)
+    name, place = locate_images(f"folder:{root}", None, False)
     assert Plain(**SMALL, images=name).draw(6, 0, {name: place}).classes == ("airplane", "bird")
 
 
@@ -343,13 +342,13 @@ def test_a_foreground_has_one_number_in_every_repetition(task):
             assert shown.setdefault(number, pixels) == pixels
         of = dict(zip(test.foregrounds.tolist(), test.labels.tolist(), strict=True))
         assert [of[number] for number in test.foregrounds.tolist()] == test.labels.tolist()
-    pool = sources.foregrounds("digits", 10, {}).test
+    pool = foregrounds("digits", 10, {}).test
     numbered = [picture.tobytes() for pictures in pool.values() for picture in pictures]
     assert all(numbered[number] == pixels for number, pixels in shown.items())
 
 
 def test_a_foreground_has_one_number_in_every_task_of_its_source_and_in_every_part():
-    pictures = [picture.tobytes() for p in sources.foregrounds("digits", 10, {}).train.values() for picture in p]
+    pictures = [picture.tobytes() for p in foregrounds("digits", 10, {}).train.values() for picture in p]
     for task in (Composite(**SMALL), Spurious(**SMALL), Plain(**SMALL, epochs=3)):
         data = task.draw(50, 0, {}).held_back(0.2)
         for split, n in ((data.train, 40), (data.validation, 10)):

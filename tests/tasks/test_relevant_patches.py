@@ -13,9 +13,9 @@ from sparsebench.measure.selection import aurocs
 from sparsebench.models.actor import Actor
 from sparsebench.models.vits import Timm, Vit
 from sparsebench.strategy.budget import Budget
-from sparsebench.tasks import sources
 from sparsebench.tasks.base import relevant
 from sparsebench.tasks.images import Composite, Plain, Spurious
+from sparsebench.tasks.sources.locate import locate_images
 
 SMALL = {"canvas": 16, "foreground": 8, "test": 40, "pretrain_epochs": 0}
 LITTLE = {"canvas": 16, "foreground": 8, "test": 4}
@@ -147,7 +147,7 @@ def pictures(tmp_path):
             for label in classes:
                 (tmp_path / name / split / label).mkdir(parents=True)
                 Image.new("RGB", (8, 8), (9 * len(label), 0, 0)).save(tmp_path / name / split / label / "0.png")
-        found, place = sources.locate_images(f"folder:{tmp_path / name}")
+        found, place = locate_images(f"folder:{tmp_path / name}")
         return found, {found: place}
 
     return make
