@@ -222,7 +222,7 @@ class Timm(_Deep):
 
     def start(self, network: Network, task: Task, locations: Locations) -> Start:
         """See `Model.start`. What timm fetches is in the built network already."""
-        from sparsebench.models.timm_models import check_head, load_weights
+        from sparsebench.models.timm_models import load_weights
         from sparsebench.models.weight_files import content_name
 
         vit = network.module
@@ -234,8 +234,6 @@ class Timm(_Deep):
             return Start(self.weights, head)
         if not self.pretrained:
             return Start()
-        if not task.trains:
-            check_head(vit, f"timm's '{self.arch}'")
         cfg = vit.pretrained_cfg
         name = f"hf-hub:{cfg['hf_hub_id']}" if cfg.get("hf_hub_id") else cfg["url"]
         return Start(name, cfg["num_classes"] == vit.num_classes)

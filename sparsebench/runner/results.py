@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from sparsebench.measure.metrics import decided_by, unit_of
 from sparsebench.measure.scores import Items, Score, group_accuracies, scores, share
 from sparsebench.measure.selection import Quality, token_spuriosity
 from sparsebench.models.actor import Actor
-from sparsebench.models.base import Network, Watchable
+from sparsebench.models.base import Network
 from sparsebench.records.record import Metric, Outcomes, bytes_of
 from sparsebench.runner.prepare import Prepared
 from sparsebench.tasks.base import Data, Split, Task, relevant
@@ -140,7 +139,7 @@ def add_watched(result: Result, watch: Watch, steps: int, task: Task) -> None:
     result.samples["watched_steps"] = tuple(map(float, watch.at))
     result.samples |= {f"watched_{name}": tuple(values) for name, values in watch.seen.items()}
     result.samples |= {f"trained_{name}": values for name, values in watch.trained_values().items()}
-    for name, unit in cast(Watchable, watch.network).shows.items():
+    for name, unit in watch.network.shows.items():
         result.add(name, watch.seen[name][-1], n, unit)
     result.add("iterations", watch.iterations(task.success), n)
 

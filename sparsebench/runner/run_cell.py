@@ -29,7 +29,6 @@ from sparsebench.errors import (
     text_of,
 )
 from sparsebench.models.actor import Actor
-from sparsebench.models.base import TrainsTogether
 from sparsebench.plan.job import Job
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
@@ -171,7 +170,7 @@ def _train_together(runs: Sequence[_Run]) -> None:
     by_trainer: dict[Any, list[tuple[_Run, JointTraining]]] = {}
     for run in runs:
         training = run.joint()
-        by_trainer.setdefault(cast(TrainsTogether, training.network).train_together, []).append((run, training))
+        by_trainer.setdefault(cast(Any, training.network).train_together, []).append((run, training))
     for train_together, pairs in by_trainer.items():
         train_together([training for _, training in pairs])
         for run, training in pairs:

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from sparsebench import seeds
 from sparsebench.errors import UserError
 from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
 from sparsebench.tasks.sources.cache import Pixels
 from sparsebench.tasks.sources.files import REFUSED, Bad, contents, contents_of, located, pixels_of
-from sparsebench.tasks.sources.labels import BY_FILE, IMAGENET, MOST_CLASSES, Numbered, locate_file, number, read_file
+from sparsebench.tasks.sources.labels import BY_FILE, MOST_CLASSES, Numbered, locate_file, number, read_file
 from sparsebench.tasks.sources.listing import Listing, classes_in, is_folder, listing
 
 if TYPE_CHECKING:
@@ -130,19 +130,9 @@ class Folder(Task):
     )
     head: int = Field(0, ge=0, le=MOST_CLASSES, description="number of classes of the head; 0: as in the weights")
 
-    @field_validator("labels", mode="before")
-    @classmethod
-    def _as_it_was_called(cls, given: Any) -> Any:
-        return "names" if given == "folders" else given  # in older records
-
     def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
-        """See `Task.class_counts`; records from before cells said it have no head."""
-        if self.head or self.labels == "imagenet":
-            return (self.head or IMAGENET,)
-        if self.test:
-            raise UserError("how many classes there are is not known from a part of the pictures")
-        seen = int(labels.max()) + 1
-        return (seen,) if self.labels == "names" else (seen, IMAGENET)
+        """See `Task.class_counts`: cells say it."""
+        return (self.head,) if self.head else super().class_counts(labels)
 
     def draws_test(self) -> bool:
         """See `Task.draws_test`: all pictures are the same ones."""

@@ -56,50 +56,47 @@ class GroupTask(PictureTask):
 
     def check_located(self, locations: Locations) -> None:
         """See `Task.check_located`: each group has pictures to train on and to test."""
-        if self.images in locations:
-            labelled = labelled_pictures(self.name, self.images, self.columns(), locations)
-            self._check_groups(labelled, 2 * labelled.labels + labelled.attributes)
-
-    def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
-        """See `Task.draw`: a part of a split keeps the shares of its groups and is drawn anew each repetition.
-
-        The official validation split is there where the recipe asks for one.
-        """
-        labelled = labelled_pictures(self.name, self.images, self.columns(), locations)
-        groups = 2 * labelled.labels + labelled.attributes
-        splits = {}
-        for number, rows in self._rows(labelled, groups, n_train, repetition).items():
-            pixels, places = split_pixels(labelled, rows, self.canvas)
-            images = pixels.array() if places is None else pixels.array()[places]
-            splits[number] = Split(images, labelled.labels[rows], groups[rows])
-        return Data(splits[TRAIN], splits[TEST], *self.names(), validation=splits.get(VALIDATION))
-
-    def pictures(self, n_train: int, repetition: int, locations: Locations) -> Sequence[Pixels]:
-        """See `Task.pictures`."""
-        labelled = labelled_pictures(self.name, self.images, self.columns(), locations)
-        rows = self._rows(labelled, 2 * labelled.labels + labelled.attributes, n_train, repetition)
-        return [split_pixels(labelled, of_split, self.canvas)[0] for of_split in rows.values()]
-
-    def _rows(self, labelled: Labelled, groups: np.ndarray, n_train: int, repetition: int) -> dict[int, np.ndarray]:
-        """Return which rows are drawn of each split."""
-        self._check_groups(labelled, groups)
-        asked = (self.validation or self.patience) and bool((labelled.splits == VALIDATION).any())
-        sizes = {TRAIN: n_train, **({VALIDATION: 0} if asked else {}), TEST: self.test}
-        return {
-            number: self._part(np.flatnonzero(labelled.splits == number), groups, n, number, repetition)
-            for number, n in sizes.items()
-        }
-
-    def _check_groups(self, labelled: Labelled, groups: np.ndarray) -> None:
-        """Raise UserError for a group without a picture to train on or to test."""
+        if self.images not in locations:
+            return
+        labelled = self._labelled(locations)
         for number in (TRAIN, TEST):
-            counts = np.bincount(groups[labelled.splits == number], minlength=4)
+            counts = np.bincount(labelled.groups[labelled.splits == number], minlength=4)
             if 0 in counts:
                 name = self.names()[1][int(counts.argmin())]
                 raise UserError(
                     f"{labelled.table}: its {OF[number]} split has no picture of '{name}'",
                     next_step="accuracy is of each group, of which each needs some: take a table that has them",
                 )
+
+    def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
+        """See `Task.draw`: a part of a split keeps the shares of its groups and is drawn anew each repetition.
+
+        The official validation split is there where the recipe asks for one.
+        """
+        labelled, splits = self._labelled(locations), {}
+        for number, rows in self._rows(labelled, n_train, repetition).items():
+            pixels, places = split_pixels(labelled, rows, self.canvas)
+            images = pixels.array() if places is None else pixels.array()[places]
+            splits[number] = Split(images, labelled.labels[rows], labelled.groups[rows])
+        return Data(splits[TRAIN], splits[TEST], *self.names(), validation=splits.get(VALIDATION))
+
+    def pictures(self, n_train: int, repetition: int, locations: Locations) -> Sequence[Pixels]:
+        """See `Task.pictures`."""
+        labelled = self._labelled(locations)
+        rows = self._rows(labelled, n_train, repetition).values()
+        return [split_pixels(labelled, of_split, self.canvas)[0] for of_split in rows]
+
+    def _labelled(self, locations: Locations) -> Labelled:
+        return labelled_pictures(self.name, self.images, self.columns(), locations)
+
+    def _rows(self, labelled: Labelled, n_train: int, repetition: int) -> dict[int, np.ndarray]:
+        """Return which rows are drawn of each split."""
+        asked = (self.validation or self.patience) and bool((labelled.splits == VALIDATION).any())
+        sizes = {TRAIN: n_train, **({VALIDATION: 0} if asked else {}), TEST: self.test}
+        return {
+            number: self._part(np.flatnonzero(labelled.splits == number), labelled.groups, n, number, repetition)
+            for number, n in sizes.items()
+        }
 
     def _part(self, rows: np.ndarray, groups: np.ndarray, n: int, number: int, repetition: int) -> np.ndarray:
         """Return n of a split's rows in their order, or all for 0."""

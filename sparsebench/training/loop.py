@@ -15,7 +15,7 @@ from sparsebench import seeds
 from sparsebench.errors import DivergedError
 from sparsebench.measure.scores import group_accuracies
 from sparsebench.models.actor import Actor
-from sparsebench.models.base import Network, Trainer
+from sparsebench.models.base import Network
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.evaluate import evaluate
 from sparsebench.training.steps import Autograd, Samples, Steps, Teacher, under
@@ -26,7 +26,7 @@ def steps_for(
 ) -> Steps:
     """Return the steps of the network's own trainer, where it brings one for such a training, else autograd's."""
     if hasattr(network, "trainer"):
-        steps = cast(Trainer, network).trainer(actor, samples, recipe)
+        steps: Steps | None = network.trainer(actor, samples, recipe)
         if steps is not None:
             return steps
     return Autograd(network, actor, samples, recipe, teacher)
@@ -177,7 +177,7 @@ class EarlyStopping:
 
 @dataclass(eq=False)
 class JointTraining:
-    """A training that may run in one program with others, see `TrainsTogether`.
+    """A training that may run in one program with others, see `Network`.
 
     Attributes:
         actor: the strategy on the network, or None.

@@ -53,13 +53,6 @@ def test_the_place_is_in_no_record(run, waterbirds, tmp_path):
         assert str(tmp_path) not in record.model_dump_json()
 
 
-def test_too_many_training_images_are_a_failed_cell_with_the_number(run, waterbirds):
-    done, records = run("--images", f"folder:{waterbirds.root}", "--n-train", 29, "--jobs", 0)
-    assert done.exit_code == 1
-    assert {record.status for record in records.values()} == {"failed"}
-    assert "to 28, all there are" in records["dense"].failure.reason
-
-
 def test_patience_without_a_validation_split_fails_with_its_reason(run, waterbirds):
     lines = waterbirds.table.read_text().splitlines()
     held = [i for i, row in enumerate(waterbirds.rows) if row[0] == 1]
@@ -77,22 +70,6 @@ def test_a_set_with_a_task_of_its_own_is_for_no_other(waterbirds, tmp_path, opti
     line = ["run", "--suite", "real", option, f"folder:{waterbirds.root}", "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(main, line)
     assert done.exit_code == 2 and "waterbirds is for the task 'waterbirds' alone" in done.stderr
-
-
-def test_corrupt_pictures_are_named_before_a_cell_is_run_or_are_left_out(run, waterbirds):
-    rows = [i for i, (split, _, _) in enumerate(waterbirds.rows) if split == 0][:2]
-    rows.append(next(i for i, (split, _, _) in enumerate(waterbirds.rows) if split == 2))
-    for row in rows:
-        (waterbirds.root / waterbirds.names[row]).write_bytes(b"no picture")
-    done, records = run("--images", f"folder:{waterbirds.root}", "--n-train", 26, "--jobs", 0)
-    assert done.exit_code == 1 and records == {}
-    (line,) = [line for line in done.stderr.splitlines() if "Error" in line]
-    for row in rows:
-        assert str(waterbirds.root / waterbirds.names[row]) in line
-    done, records = run("--images", f"folder:{waterbirds.root}", "--n-train", 26, "--jobs", 0, "--skip-bad")
-    assert done.exit_code == 0, done.stderr
-    assert {record.status for record in records.values()} == {"ok", "unsupported"}
-    assert records["dense"].outcomes.n == sum(split == 2 for split, _, _ in waterbirds.rows) - 1
 
 
 def drawn(waterbirds):

@@ -192,25 +192,55 @@ def test_a_repetition_is_the_same_again_and_unlike_the_next(cls):
     assert not np.array_equal(first.test.inputs, other.test.inputs)
 
 
-def test_the_test_set_is_the_same_for_every_number_of_training_images():
-    few, many = (Composite(**SMALL).draw(n, 0, {}) for n in (20, 50))
-    assert same(few.test, many.test)
+GRID = "cannot be shifted, nor permuted patches flipped; got placement=.*permuted="
+TILES = "tiles: the foreground must divide the canvas, and patch the foreground"
+APART = {
+    "a foreground larger than the canvas": ({"canvas": 16, "foreground": 17}, "larger than the canvas; got 17 > 16"),
+    "one class held out": ({"held_out": ("3",)}, "two"),
+    "three": ({"held_out": ("1", "2", "3")}, "two"),
+    "one class twice": ({"held_out": ("3", "3")}, "two"),
+    "permuted and flipped": ({"permuted": True, "flip": True}, GRID),
+    "permuted and shifted": ({"permuted": True, "shift": 2}, GRID),
+    "on the grid and shifted": ({"placement": "grid", "shift": 2}, GRID),
+    "patches that do not divide": ({"permuted": True, "patch": 5}, "patch must divide the canvas; got patch=5"),
+    "tiles that do not fit": ({"placement": "tiles", "canvas": 40, "foreground": 12}, TILES),
+    "tiles of half patches": ({"placement": "tiles", "canvas": 36, "foreground": 18}, TILES),
+    "patience alone": ({"patience": 3}, r"patience needs a validation split.*validation=0\.1"),
+    "a shift out of the image": ({"shift": 32}, "shift; got 32; allowed: less than the image's 32 pixels"),
+}
+TOGETHER = [{"canvas": 16, "foreground": 16}, {"placement": "grid", "flip": True}, {"flip": True}, {"shift": 2},
+            {"permuted": True}, {"patch": 5}, {"patience": 3, "validation": 0.1}, {"validation": 0.1}]  # fmt: skip
 
 
-def test_a_foreground_larger_than_the_canvas_is_a_user_error():
-    for ask in (lambda task: task.check(), lambda task: task.draw(4, 0, {})):
-        with pytest.raises(UserError, match="larger than the canvas; got 17 > 16"):
-            ask(Composite(canvas=16, foreground=17))
-    assert (Composite(canvas=16, foreground=16, test=2).draw(2, 0, {}).train.boxes == [0, 0, 16, 16]).all()
+@pytest.mark.parametrize("what", APART)
+def test_parameters_that_contradict_each_other_are_a_user_error(what):
+    params, says = APART[what]
+    with pytest.raises(UserError, match=says):
+        Spurious(**params).check()
 
 
-@pytest.mark.parametrize(
-    ("held_out", "said"),
-    [(("3", "ten"), r"got \['ten'\]"), (("3",), "two"), (("1", "2", "3"), "two"), (("3", "3"), "two")],
-)
-def test_held_out_classes_that_are_not_two_of_the_source_are_a_user_error(held_out, said):
-    with pytest.raises(UserError, match=said):
-        Spurious(**SMALL, held_out=held_out).draw(4, 0, {})
+@pytest.mark.parametrize("params", TOGETHER, ids=str)
+def test_parameters_that_do_not_are_taken(params):
+    Composite(**params).check()
+
+
+def test_classes_held_out_that_the_source_has_not_are_a_user_error():
+    with pytest.raises(UserError, match=r"got \['ten'\]"):
+        Spurious(**SMALL, held_out=("3", "ten")).draw(4, 0, {})
+
+
+TRAINING = {"warmup": 0.2, "smoothing": 0.1, "flip": True, "shift": 3, "accumulate": 2, "validation": 0.2,
+            "patience": 3, "validate_by": "worst_group"}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", [TRAINING, {"pretrain_samples": 50}, {"pretrain_epochs": 0}], ids=str)
+@pytest.mark.parametrize("cls", [Composite, Spurious])
+def test_how_a_network_is_trained_does_not_touch_what_is_drawn(cls, changes):
+    plain, other = cls(**SMALL).draw(30, 1, {}), cls(**SMALL, **changes).draw(30, 1, {})
+    assert same(plain.train, other.train) and same(plain.test, other.test)
+    assert same(plain.test, cls(**SMALL).draw(50, 1, {}).test)
+    recipe = cls(**TRAINING).recipe()
+    assert {name: getattr(recipe, name) for name in TRAINING} == TRAINING
 
 
 def patches(images, side):
@@ -248,19 +278,6 @@ def test_the_order_of_patches_is_one_for_each_size_of_canvas_and_patch():
     assert len(Composite(permuted=True, patch=8).order()) == 16
     assert Composite(permuted=True, patch=8).order().tolist() != order
     assert not Composite(**SMALL).initial()[0].permuted
-
-
-@pytest.mark.parametrize(
-    ("ask", "said"),
-    [
-        (lambda task: task.check(), "patch must divide the canvas; got patch=5"),
-        (lambda task: task.draw(2, 0, {}), "patch must divide the canvas; got patch=5"),
-    ],
-)
-def test_patches_that_do_not_divide_the_canvas_cannot_be_permuted(ask, said):
-    with pytest.raises(UserError, match=said):
-        ask(Composite(**SMALL, permuted=True, patch=5))
-    Composite(**SMALL, patch=5).check()
 
 
 def test_relevance_on_patches_other_than_the_permuted_is_a_user_error():
@@ -426,3 +443,26 @@ def test_a_picture_that_comes_again_is_drawn_anew() -> None:
     boxes = data.train.boxes
     cut = {x[:, t : t + h, w : w + v].tobytes() for x, (t, w, h, v) in zip(data.train.inputs, boxes, strict=True)}
     assert len(cut) == 600
+
+
+@pytest.mark.parametrize("wrong", [{"warmup": 1.0}, {"smoothing": -0.1}, {"shift": -1}, {"accumulate": 0}])
+def test_numbers_out_of_range_are_refused(wrong):
+    with pytest.raises(ValidationError):
+        Composite(**wrong)
+
+
+@pytest.mark.parametrize("cls", [Composite, Spurious, Plain])
+def test_the_last_of_the_drawn_samples_are_held_back(cls):
+    drawn = cls(canvas=16, foreground=10, test=20).draw(30, 1, {})
+    data = drawn.held_back(0.25)
+    assert len(data.train.labels) == 22 and data.validation is not None
+    for name in ("inputs", "labels", "groups", "boxes"):
+        whole = np.concatenate([getattr(data.train, name), getattr(data.validation, name)])
+        np.testing.assert_array_equal(whole, getattr(drawn.train, name))
+    assert data.test is drawn.test
+
+
+@pytest.mark.parametrize("share", [0.01, 0.99])
+def test_samples_must_be_left_on_both_sides(share):
+    with pytest.raises(UserError, match=r"validation must leave samples on both sides; got (0|8) of 8"):
+        Composite(canvas=16, foreground=10, test=20).draw(8, 0, {}).held_back(share)

@@ -55,6 +55,11 @@ class Labelled:
     labels: np.ndarray
     attributes: np.ndarray
 
+    @property
+    def groups(self) -> np.ndarray:
+        """(n,) the numbers of (label, attribute)."""
+        return 2 * self.labels + self.attributes
+
 
 def layout_of(root: Path) -> str | None:
     """Return the name of the set whose published layout a folder has, or None."""
