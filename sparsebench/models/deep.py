@@ -353,8 +353,7 @@ class DeepViT:
         came, sizes = acting.present, acting.sizes
         scoring, keys = self.cost.scoring(acting.requires), self._keys(acting)
         q, k, v = qkv(block.attn, attention_input(block, x), rope)
-        present = acting.sizes > 0 if acting.ragged else None
-        given = attention_fields.fields_of(block.attn, q, k, v, self.prefix, self.class_rows, **keys, present=present)
+        given = self._fields(acting, block.attn, q, k, v)
         if RESULTS & acting.requires:
             branch = attention_branch(block, attend(block.attn, q, k, v, **keys))
             x = x + branch
@@ -375,13 +374,15 @@ class DeepViT:
 
     def _note_attention(self, acting: Pass, attn: Any, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Note the attention that the strategy chooses by before the next block."""
-        present = acting.sizes > 0 if acting.ragged else None
         with self._in_full(q.device.type):
-            fields = attention_fields.fields_of(
-                attn, q, k, v, self.prefix, self.class_rows, **self._keys(acting), present=present
-            )
             count = self.prefix + (acting.sizes > 0).sum(dim=1, keepdim=True)
-            acting.previous = attention_fields.in_full(fields["attention"]) * count
+            acting.previous = attention_fields.in_full(self._fields(acting, attn, q, k, v)["attention"]) * count
+
+    def _fields(self, acting: Pass, attn: Any, q: Tensor, k: Tensor, v: Tensor) -> attention_fields.Fields:
+        present = acting.sizes > 0 if acting.ragged else None
+        return attention_fields.fields_of(
+            attn, q, k, v, self.prefix, self.class_rows, **self._keys(acting), present=present
+        )
 
     def _keys(self, acting: Pass) -> dict[str, Tensor | None]:
         """Return what makes the P + N tokens of the moment count differently as keys, see `attend`."""

@@ -219,7 +219,11 @@ class Folder(Task):
         """Return the paths of the pictures that are tested on, all class folders, and the pictures' numbers."""
         folders = self._folders(locations)
         every = [name for names in folders.values() for name in names]
-        chosen = self._choose(len(every), repetition)
+        if self.test > (count := len(every)):
+            raise UserError("test of task 'folder'", got=self.test, allowed=f"at most the {count} pictures there are")
+        chosen = np.arange(count)
+        if self.test:
+            chosen = np.sort(seeds.generator(self.name, self.images, repetition).permutation(count)[: self.test])
         return [every[i] for i in chosen], list(folders), chosen
 
     def _pixels(self, names: Sequence[str], locations: Locations) -> Pixels:
@@ -232,11 +236,3 @@ class Folder(Task):
     @property
     def _content(self) -> str:
         return self.images.partition("-")[2]
-
-    def _choose(self, count: int, repetition: int) -> np.ndarray:
-        """Return which pictures are tested on, in rising order."""
-        if self.test > count:
-            raise UserError("test of task 'folder'", got=self.test, allowed=f"at most the {count} pictures there are")
-        if self.test == 0:
-            return np.arange(count)
-        return np.sort(seeds.generator(self.name, self.images, repetition).permutation(count)[: self.test])
