@@ -13,6 +13,7 @@ import os
 import statistics
 import time
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,7 +22,9 @@ from PIL import Image
 
 from sparsebench.files import CACHE
 from sparsebench.tasks.folder import cropped
-from sparsebench.tasks.sources import BadPicturesError, Pixels, cache, contents, decode
+from sparsebench.tasks.sources import cache
+from sparsebench.tasks.sources.cache import BadPicturesError, Pixels, decode
+from sparsebench.tasks.sources.files import contents, pixels_of
 
 CANVAS, CROP, CLASSES, BAD = 224, 0.9, 10, 3
 
@@ -39,10 +42,10 @@ def make(root: Path, n: int, sides: tuple[int, int]) -> None:
         Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(path, quality=90)
 
 
-def pixels_of(root: Path) -> Pixels:
+def pixels_in(root: Path) -> Pixels:
     """Return what a folder's pictures become, as the task of trained weights has them."""
     found = contents(root)
-    return cropped(found.fingerprint, root, list(found.pictures), CANVAS, CROP)
+    return pixels_of(root, found, list(found.pictures), CANVAS, partial(cropped, crop=CROP), "cropped")
 
 
 def seconds(pixels: Pixels, cores: set[int]) -> float:
@@ -69,10 +72,10 @@ def main() -> None:
         os.environ[CACHE] = str(Path(place) / "cache")
         root = Path(place) / "pictures"
         make(root, given.pictures, tuple(given.side))
-        good = pixels_of(root)
+        good = pixels_in(root)
         for path in sorted(root.rglob("*.jpg"))[:BAD]:
             (root / path.parent.name / f"bad-{path.name}").write_bytes(path.read_bytes()[:400])
-        bad = pixels_of(root)
+        bad = pixels_in(root)
         took: dict[str, list[float]] = defaultdict(list)
         for _ in range(given.rounds):
             took["1 core"].append(seconds(good, {min(every)}))

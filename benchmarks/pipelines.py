@@ -20,7 +20,7 @@ from sparsebench.files import CACHE
 from sparsebench.models.deep import DeepViT
 from sparsebench.tasks.base import Locations
 from sparsebench.tasks.images import Composite
-from sparsebench.tasks.sources import locate_backgrounds, locate_images
+from sparsebench.tasks.sources.locate import locate_backgrounds, locate_images
 from sparsebench.training.augment import Augmentation
 
 SIDE, FOREGROUND, PATCH, CLASSES, BATCH = 32, 26, 4, 10, 128

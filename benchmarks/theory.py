@@ -33,7 +33,7 @@ from timing import Row, Run, ratio, table, turns
 from sparsebench.runner.devices import THREADS
 from sparsebench.runner.worker import one_thread
 from sparsebench.tasks.base import Data, Recipe
-from sparsebench.training.loop import Course, JointTraining, train
+from sparsebench.training.loop import Course, JointTraining, Training
 from sparsebench.training.steps import Autograd, Samples, Steps
 
 Kind = Callable[[ShallowViT, None, Samples, Recipe], Steps]
@@ -148,7 +148,7 @@ def trial(n: int, repetition: int = 0, *, stop: bool = True) -> int:
     recipe, network, samples = problem(n=n, repetition=repetition)
     recipe = replace(recipe, stop_at_zero_loss=stop)
     steps = ClosedForm(network, None, samples, recipe)
-    done = train(steps, n, recipe, ("order", repetition))
+    done = Training(steps, Course(n, recipe, ("order", repetition))).run()
     steps.store()
     return int(done["steps"])
 
@@ -237,7 +237,7 @@ def fitted(kind: Callable[[TwoLayerViT, None, Samples, Recipe], Steps], n: int) 
     assert isinstance(network, TwoLayerViT) and split.relevance is not None
     samples = Samples(*(torch.from_numpy(x) for x in (split.inputs, split.labels, split.relevance)))
     steps = kind(network, None, samples, task.recipe())
-    done = train(steps, n, task.recipe(), ("order",))
+    done = Training(steps, Course(n, task.recipe(), ("order",))).run()
     steps.store()
     return int(done["steps"])
 

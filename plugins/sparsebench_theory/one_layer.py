@@ -59,7 +59,7 @@ class OneLayer(nn.Module):
         return (X if index is None else gather(X, index)).to(next(self.parameters()).dtype), index
 
     def trained_values(self, first: Mapping[str, Tensor], test: SplitPass) -> dict[str, tuple[float, ...]]:
-        """See `Watchable.trained_values`; nothing where what is observed says all."""
+        """See `Network`; nothing where what is observed says all."""
         return {}
 
 

@@ -40,7 +40,7 @@ def fits(one: JointTraining) -> bool:
 
 
 def train_together(trainings: Sequence[JointTraining]) -> None:
-    """Train all that fit, as many at a time as the memory holds; see `TrainsTogether.train_together`.
+    """Train all that fit, as many at a time as the memory holds; see `Network`.
 
     One that raises, a strategy's error say, costs no other: what fails together is trained again in halves.
     """

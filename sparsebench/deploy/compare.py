@@ -211,7 +211,7 @@ def _choices(job: Job, strategy: Strategy, cell: Prepared) -> list[Choice]:
             fit_on(cell, actor, {})
         if strategy.adaptive and len(cell.train.labels):
             calibrate(network, actor, cell.train)
-        return evaluate(network, actor, cell.test, cell.recipe, choices=True).choices
+        return evaluate(network, actor, cell.test, cell.recipe, choices=True).choices[1:]
     except (Exception, SystemExit) as error:  # a strategy is a stranger's code and may raise anything
         raise UserError(f"strategy '{job.label}' has no result: {failure_of(error).reason}") from error
 

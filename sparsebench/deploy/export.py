@@ -6,6 +6,8 @@ import importlib.util
 import logging
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,8 @@ from sparsebench.errors import UserError, one_line
 from sparsebench.strategy.base import Strategy
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     from sparsebench.deploy.sparse_model import SparseModel
 
 # torch is imported where something is written: `sparsebench list` asks which strategies are exportable.
@@ -39,11 +43,9 @@ def export(sparse: SparseModel, file: str | os.PathLike[str], batch: int = 1) ->
     """Write the network as it is in a test, for `batch` pictures at a time; see `SparseModel.export`."""
     import torch
 
-    from sparsebench.training.fit import as_in_a_test
-
     path = Path(file)
     _check(sparse, path, batch)
-    with as_in_a_test(sparse.model), torch.no_grad():
+    with _as_in_a_test(sparse.model), torch.no_grad():
         weight = next(sparse.model.parameters())
         pixels = torch.zeros(batch, *sparse._network.pixels, device=weight.device, dtype=weight.dtype)
         try:
@@ -59,6 +61,18 @@ def export(sparse: SparseModel, file: str | os.PathLike[str], batch: int = 1) ->
                 next_step="take another strategy, or the other of " + ", ".join(FORMS),
             ) from error  # fmt: skip
     return path
+
+
+@contextmanager
+def _as_in_a_test(model: Module) -> Iterator[None]:
+    """Have all parts of the model as in a test, and then as they were."""
+    training = [part for part in model.modules() if part.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
 
 
 def first_cause(error: BaseException) -> str:

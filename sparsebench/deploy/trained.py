@@ -21,7 +21,7 @@ from sparsebench.runner import devices
 from sparsebench.runner import run as runs
 from sparsebench.runner.devices import first_of
 from sparsebench.runner.prepare import Context, Prepared, fit_on, prepare, wants_images
-from sparsebench.tasks import sources
+from sparsebench.tasks.sources.cache import telling
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Trainer:
         Raises:
             UserError: anything unknown, out of range, missing or unwritable; before anything is trained.
         """
-        with sources.telling(self.callbacks.on_pictures):
+        with telling(self.callbacks.on_pictures):
             plan = self.plan(request, registry, pictures)
             runs.carry_out(plan, self.how, registry, self.out, self.callbacks)
         # What a cluster has trained is looked at here.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from sparsebench.models.attention import masked_softmax
 
-Fields = dict[str, Callable[[], Tensor | None]]
+Fields = dict[str, Callable[[], Any]]
 
 NAMES = frozenset(
     {"queries", "keys", "values", "attention", "class_attention", "received_attention", "mean_query_attention",
@@ -95,7 +94,7 @@ def fields_of(
     attn: Any,
     q: Tensor,
     k: Tensor,
-    v: Tensor | None,
+    v: Tensor,
     prefix: int,
     class_rows: int,
     bias: Tensor | None = None,
@@ -106,7 +105,6 @@ def fields_of(
 
     Args:
         attn: the attention, which knows its scale.
-        q, k, v: v may be None where it cannot be had.
         prefix: P, the number of class and register tokens.
         class_rows: how many of them are class (and distillation) tokens.
         bias: (B, 1, 1, P + N) what this block adds to what keys are weighed by, or None.
@@ -117,27 +115,15 @@ def fields_of(
     fields: Fields = {
         "queries": lambda: q[:, :, P:],
         "keys": lambda: k[:, :, P:],
+        "values": lambda: v[:, :, P:],
         "attention_maps": attention.maps,
         "received_attention": attention.received_attention,
         "mean_query_attention": attention.mean_query,
     }
-    if v is not None:
-        fields["values"] = lambda: v[:, :, P:]
     if class_rows:
         fields["class_attention"] = lambda: attention.class_rows(class_rows)
     fields["attention"] = fields["class_attention" if class_rows else "received_attention"]
     return fields
-
-
-def observe_attention(attn: Any, normed: Tensor, prefix: int, class_rows: int) -> tuple[Tensor, Fields]:
-    """Run attention that cannot be taken apart as it is; take its queries and keys where it shows them."""
-    seen: dict[str, Tensor] = {}
-    with ExitStack() as stack:
-        for name in ("q_norm", "k_norm"):
-            hook = getattr(attn, name).register_forward_hook(lambda _m, _a, out, name=name: seen.__setitem__(name, out))
-            stack.callback(hook.remove)
-        attended = attn(normed)
-    return attended, fields_of(attn, seen["q_norm"], seen["k_norm"], None, prefix, class_rows)
 
 
 def in_full(make: Callable[[], Any]) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict
@@ -14,11 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from sparsebench.measure.cost import CostModel
-    from sparsebench.models.actor import Actor, Pass
-    from sparsebench.models.shown import SplitPass
-    from sparsebench.tasks.base import Recipe
-    from sparsebench.training.loop import JointTraining
-    from sparsebench.training.steps import Samples, Steps
+    from sparsebench.models.actor import Pass
 
 HEADS = ("head.", "head_dist.")
 """How the names of the weights of output layers begin."""
@@ -37,7 +34,17 @@ class Start(NamedTuple):
 
 
 class Network(Protocol):
-    """A built model. It is called with inputs and, if a strategy acts, with a `Pass`."""
+    """A built model. It is called with inputs and, if a strategy acts, with a `Pass`.
+
+    It may have more methods, all optional:
+
+    - `trainer(actor, samples, recipe)` returns its own trainer, see `training.steps.Steps`, or None for automatic
+      differentiation. The actor is None if no strategy acts.
+    - `train_together(trainings)`, a static method, trains several networks in one program, each to the end of its
+      course or to its failure. Those that it leaves as they were are trained alone.
+    - `observe(train, test)` measures what `shows` names, with units, during training. `trained_values(first, test)`
+      returns what is stored of the trained weights; `first` are the initial ones.
+    """
 
     @property
     def grid(self) -> tuple[int, int] | None:
@@ -59,46 +66,6 @@ class Network(Protocol):
         """Return (B, classes) logits, or (B,) margins."""
 
 
-class Trainer(Network, Protocol):
-    """A network that brings its own trainer; others are trained by automatic differentiation."""
-
-    def trainer(self, actor: Actor | None, samples: Samples, recipe: Recipe, /) -> Steps | None:
-        """Return what takes the steps of a training of it, or None where that must be automatic differentiation.
-
-        Args:
-            actor: the strategy on it, or None where nothing acts.
-            samples: what it is trained on.
-            recipe: how.
-        """
-
-
-class TrainsTogether(Network, Protocol):
-    """A network of which several are trained in one program, where that is faster; see `Model.together`."""
-
-    @staticmethod
-    def train_together(trainings: Sequence[JointTraining], /) -> None:
-        """Train each to the end of its course or to its failure.
-
-        What is left as it was, or fails otherwise than by divergence, is trained alone.
-        """
-
-
-class Watchable(Network, Protocol):
-    """A network that tells of itself while it trains.
-
-    Attributes:
-        shows: what it tells, by name, with the unit of each.
-    """
-
-    shows: ClassVar[Mapping[str, str]]
-
-    def observe(self, train: SplitPass, test: SplitPass) -> dict[str, float]:
-        """Return each of `shows`, measured on these splits."""
-
-    def trained_values(self, first: Mapping[str, Tensor], test: SplitPass) -> dict[str, tuple[float, ...]]:
-        """Return what is to be kept of the trained weights, given the first ones, all tokens there."""
-
-
 class Model(BaseModel):
     """Builds networks on which strategies can act. The fields are the parameters.
 
@@ -106,7 +73,7 @@ class Model(BaseModel):
         name: the name on the command line.
         inputs: "tokens" or "images"; the task must have the same.
         positional: the parameter that NAME:VALUE sets, if any.
-        together: whether several networks train faster together on a GPU, see `TrainsTogether`.
+        together: whether several networks train faster together on a GPU, see `Network`.
         added: parameters that cells of older records do not have; cells do not contain them if they have their
             defaults.
         revision: increase it if the outputs change; the cells are then run again.
@@ -189,3 +156,10 @@ def stem_widths(dim: int, patch: int) -> tuple[int, ...]:
     """Return the channels of the image and of each convolution of a stem, which halve it down to the patches."""
     halvings = patch.bit_length() - 1
     return (3, *(dim // 2**k for k in reversed(range(halvings))))
+
+
+def stem_macs(dim: int, patch: int) -> int:
+    """Return the MACs of a patch in a stem of convolutions, the last of them 1x1; normalisation is not counted."""
+    widths = stem_widths(dim, patch)
+    places = [(patch >> k) ** 2 for k in range(1, len(widths))]
+    return dim**2 + sum(n * 9 * C * wider for n, (C, wider) in zip(places, pairwise(widths), strict=True))

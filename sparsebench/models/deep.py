@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sparsebench.errors import UnsupportedError
 from sparsebench.models import attention_fields
 from sparsebench.models.actor import Given, Pass
-from sparsebench.models.attention import attend, gather_heads, is_plain, qkv
+from sparsebench.models.attention import attend, gather_heads, qkv
 from sparsebench.models.rotary import Rotations, rope_tables
 from sparsebench.models.shown import in_chunks
 from sparsebench.models.timm_parts import (
@@ -257,11 +257,10 @@ class DeepViT:
             return frozenset({"tokens", "prefix", "pixels", "outputs"})
         given = frozenset({"tokens", "prefix"})
         if site == "block":
-            return given | {"previous_attention"} if self.cost.plain else given
+            return given | {"previous_attention"}
         for block in self.module.blocks:
             check_block(block)
-        attention = attention_fields.NAMES - (frozenset() if self.class_rows else {"class_attention"})
-        return given | {"branch"} | (attention if self.cost.plain else attention - {"values"})
+        return given | {"branch"} | attention_fields.NAMES - (frozenset() if self.class_rows else {"class_attention"})
 
     def _input(self, pixels: Callable[[], Tensor], acting: Pass, x: Tensor) -> Tensor:
         """Act after the position embedding, before the first block."""
@@ -335,9 +334,6 @@ class DeepViT:
             acting.went(acting.present)
             return type(block).forward(block, x, **kwargs)
         check_block(block)
-        if not is_plain(block.attn) and (looked or not acting.even):
-            cannot = "be looked at" if looked else "weigh tokens differently"
-            raise UnsupportedError(f"attention of type {type(block.attn).__name__} cannot {cannot}")
         if acts:
             x = self._attention_site(acting, number, block, x, kwargs.get("rope"))
         else:
@@ -355,46 +351,38 @@ class DeepViT:
         (all are keys and values): the same result for fewer MACs.
         """
         came, sizes = acting.present, acting.sizes
-        scoring = self.cost.scoring(acting.requires)
-        normed = attention_input(block, x)
-        plain, keys = is_plain(block.attn), self._keys(acting)
-        if plain:
-            q, k, v = qkv(block.attn, normed, rope)
-            present = acting.sizes > 0 if acting.ragged else None
-            given = attention_fields.fields_of(
-                block.attn, q, k, v, self.prefix, self.class_rows, **keys, present=present
-            )
-        if plain and not RESULTS & acting.requires:
-            rows = None
+        scoring, keys = self.cost.scoring(acting.requires), self._keys(acting)
+        q, k, v = qkv(block.attn, attention_input(block, x), rope)
+        given = self._fields(acting, block.attn, q, k, v)
+        if RESULTS & acting.requires:
+            branch = attention_branch(block, attend(block.attn, q, k, v, **keys))
+            x = x + branch
+            given = {**given, **self._tokens(x), "branch": lambda: branch[:, self.prefix :]}
             plan = self._decide(acting, number, given, x.device.type)
-            early = isinstance(plan, Keep) and plan.fuse is None
-            if early:
-                rows = tokens.rows_of(plan, self.prefix)  # type: ignore[arg-type]
-                q = gather_heads(q, rows)
-                x = tokens.gather(x, rows)
-            x = x + attention_branch(block, attend(block.attn, q, k, v, **keys, rows=rows))
-            acting.went(came, early=early, scoring=scoring)
-            return x if early or plan is None else self._apply(plan, x, sizes)
-        if plain:
-            branch = attend(block.attn, q, k, v, **keys)
-        else:
-            branch, given = attention_fields.observe_attention(block.attn, normed, self.prefix, self.class_rows)
-        branch = attention_branch(block, branch)
-        x = x + branch
-        given = {**given, **self._tokens(x), "branch": lambda: branch[:, self.prefix :]}
+            acting.went(came, scoring=scoring)
+            return x if plan is None else self._apply(plan, x, sizes)
+        rows = None
         plan = self._decide(acting, number, given, x.device.type)
-        acting.went(came, scoring=scoring)
-        return x if plan is None else self._apply(plan, x, sizes)
+        early = isinstance(plan, Keep) and plan.fuse is None
+        if early:
+            rows = tokens.rows_of(plan, self.prefix)  # type: ignore[arg-type]
+            q = gather_heads(q, rows)
+            x = tokens.gather(x, rows)
+        x = x + attention_branch(block, attend(block.attn, q, k, v, **keys, rows=rows))
+        acting.went(came, early=early, scoring=scoring)
+        return x if early or plan is None else self._apply(plan, x, sizes)
 
     def _note_attention(self, acting: Pass, attn: Any, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Note the attention that the strategy chooses by before the next block."""
-        present = acting.sizes > 0 if acting.ragged else None
         with self._in_full(q.device.type):
-            fields = attention_fields.fields_of(
-                attn, q, k, v, self.prefix, self.class_rows, **self._keys(acting), present=present
-            )
             count = self.prefix + (acting.sizes > 0).sum(dim=1, keepdim=True)
-            acting.previous = attention_fields.in_full(fields["attention"]) * count
+            acting.previous = attention_fields.in_full(self._fields(acting, attn, q, k, v)["attention"]) * count
+
+    def _fields(self, acting: Pass, attn: Any, q: Tensor, k: Tensor, v: Tensor) -> attention_fields.Fields:
+        present = acting.sizes > 0 if acting.ragged else None
+        return attention_fields.fields_of(
+            attn, q, k, v, self.prefix, self.class_rows, **self._keys(acting), present=present
+        )
 
     def _keys(self, acting: Pass) -> dict[str, Tensor | None]:
         """Return what makes the P + N tokens of the moment count differently as keys, see `attend`."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Attention, AttentionPoolLatent, PatchEmbed
+from timm.layers import AttentionPoolLatent, PatchEmbed
 from timm.models.eva import Eva, EvaBlock, EvaBlockPostNorm
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
@@ -16,8 +16,8 @@ from sparsebench.errors import UnsupportedError
 from sparsebench.measure.cost import BlockCost, VitCost
 from sparsebench.models import rotary
 from sparsebench.models.actor import Pass
-from sparsebench.models.attention import ROTARY, is_plain, masked_softmax
-from sparsebench.models.base import stem_widths
+from sparsebench.models.attention import is_plain, masked_softmax
+from sparsebench.models.base import stem_macs, stem_widths
 
 FORWARDS = (Block.forward, EvaBlock.forward, EvaBlockPostNorm.forward)
 POOLS = ("avg", "avgmax", "map")
@@ -36,9 +36,6 @@ def refuse(vit: Any) -> None:
         if reason:
             raise UnsupportedError(f"{name}: {reason}")
     _refuse_ends(vit, name)
-    attentions: list[Any] = [block.attn for block in vit.blocks] if isinstance(vit, Eva) else []
-    if not all(is_plain(attention) for attention in attentions):
-        raise UnsupportedError(f"{name}: attention of type {type(attentions[0]).__name__} with a gate is not known")
     if not (vit.patch_drop is None or isinstance(vit.patch_drop, nn.Identity)):
         raise UnsupportedError(f"{name}: it drops patches on its own (patch_drop_rate > 0)")
 
@@ -82,24 +79,24 @@ def vit_cost(vit: Any, class_rows: int) -> VitCost:
     """Return the closed form of a timm VisionTransformer or Eva."""
     blocks = []
     for block in vit.blocks:
-        attn = getattr(block, "attn", None)
-        if not isinstance(attn, (Attention, *ROTARY)) or not hasattr(block, "mlp"):
+        attn: Any = getattr(block, "attn", None)
+        if not is_plain(attn) or not hasattr(block, "mlp"):
             what = f"blocks of type {type(block).__name__} with attention of type {type(attn).__name__}"
-            raise UnsupportedError(f"{what} have no closed form of their MACs here")
-        parts = ("qkv", "q_proj", "k_proj", "v_proj", "gate")
+            raise UnsupportedError(f"{what}, or with a gate, have no closed form of their MACs here")
+        parts = ("qkv", "q_proj", "k_proj", "v_proj")
         qkv = sum(linear_macs(getattr(attn, part, None)) for part in parts)
         blocks.append(BlockCost(qkv, linear_macs(attn.proj), linear_macs(block.mlp), attn.num_heads * attn.head_dim))
     embed = vit.patch_embed
-    patch_weights = embed.macs() if isinstance(embed, ConvStem) else embed.proj.weight.numel()
+    stem = isinstance(embed, ConvStem)
+    patch_macs = stem_macs(vit.embed_dim, embed.patch_size[0]) if stem else embed.proj.weight.numel()
     head = linear_macs(vit.head) + linear_macs(getattr(vit, "head_dist", None))
-    plain = all(is_plain(block.attn) for block in vit.blocks)
     tokens_, prefix = vit.patch_embed.num_patches, vit.num_prefix_tokens
     heads = vit.blocks[0].attn.num_heads
     pooled, pool = (0, 0) if vit.attn_pool is None else _pool_macs(vit.attn_pool)
     if includes_prefix(vit):
         pool += prefix * pooled
-    ends = (patch_weights, head + pool)
-    return VitCost(tokens_, prefix, class_rows, *ends, tuple(blocks), vit.embed_dim, heads, plain, pooled)
+    ends = (patch_macs, head + pool)
+    return VitCost(tokens_, prefix, class_rows, *ends, tuple(blocks), vit.embed_dim, heads, pooled=pooled)
 
 
 def _pool_macs(part: AttentionPoolLatent) -> tuple[int, int]:
@@ -126,15 +123,6 @@ class ConvStem(PatchEmbed):
         for C, wider in itertools.pairwise(stem_widths(dim, self.patch_size[0])):
             layers += [nn.Conv2d(C, wider, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(wider), nn.GELU()]
         self.proj = nn.Sequential(*layers, nn.Conv2d(dim, dim, 1))
-
-    def macs(self) -> int:
-        """Return the MACs of its convolutions that a patch has a share of; normalisation is not counted."""
-        total, places = 0, self.patch_size[0] ** 2
-        for layer in self.proj:
-            if isinstance(layer, nn.Conv2d):
-                places //= layer.stride[0] ** 2
-                total += places * layer.weight.numel()
-        return total
 
 
 def check_block(block: Any) -> None:

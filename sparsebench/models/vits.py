@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr
@@ -14,9 +12,10 @@ from pydantic import Field, PrivateAttr
 from sparsebench import hookimpl, seeds
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import BlockCost, CostModel, VitCost
-from sparsebench.models.base import Model, Network, Start, number_of, stem_widths
+from sparsebench.models.base import Model, Network, Start, number_of, stem_macs
 from sparsebench.strategy.spec import unused_parameters
 from sparsebench.tasks.base import Data, Inputs, Locations, Task
+from sparsebench.tasks.sources.files import located
 
 if TYPE_CHECKING:
     from sparsebench.models.deep import DeepViT
@@ -107,15 +106,8 @@ class Vit(_Deep):
         """See `Model.cost`: the closed form of `small_vit.small_vit`, biases not counted."""
         C, tokens = self.dim, (number_of(task, "canvas") // self.patch) ** 2
         block = BlockCost(3 * C * C, C * C, 2 * MLP_RATIO * C * C, C)
-        return VitCost(tokens, 1, 1, self._patch_macs(), C * classes, (block,) * self.depth, C, self.heads)
-
-    def _patch_macs(self) -> int:
-        """Return the MACs of making one patch: of a projection, or of the convolutions of `timm_parts.ConvStem`."""
-        if self.stem == "linear":
-            return 3 * self.patch**2 * self.dim
-        widths = stem_widths(self.dim, self.patch)
-        places = [(self.patch >> k) ** 2 for k in range(1, len(widths))]
-        return self.dim**2 + sum(n * 9 * C * wider for n, (C, wider) in zip(places, pairwise(widths), strict=True))
+        patch = 3 * self.patch**2 * C if self.stem == "linear" else stem_macs(C, self.patch)
+        return VitCost(tokens, 1, 1, patch, C * classes, (block,) * self.depth, C, self.heads)
 
     def _vit(self, canvas: int, classes: int) -> Any:
         from sparsebench.models.small_vit import small_vit
@@ -216,7 +208,7 @@ class Timm(_Deep):
         vit = self.empty(task, 2 if classes is None else len(classes))
         whose, size = f"timm's '{self.arch}'", (cut_of(self.arch).get("canvas", canvas),) * 2
         if self.weights:
-            file = self._file(locations)
+            file = located(self.weights, locations, "--weights")
             match_weights(vit, file, self.weights_key, fresh_head=task.trains)
             whose, size = file.name, (self._made and self._made.size) or (canvas, canvas)
         if self.pretrained:
@@ -230,30 +222,21 @@ class Timm(_Deep):
 
     def start(self, network: Network, task: Task, locations: Locations) -> Start:
         """See `Model.start`. What timm fetches is in the built network already."""
-        from sparsebench.models.timm_models import check_head, load_weights
+        from sparsebench.models.timm_models import load_weights
         from sparsebench.models.weight_files import content_name
 
         vit = network.module
         if self.weights:
-            file = self._file(locations)
+            file = located(self.weights, locations, "--weights")
             head = load_weights(vit, file, self.weights_key, fresh_head=task.trains)
             if content_name(file) != self.weights:
                 raise UserError(f"{file.name} was changed while the run was under way", next_step="run it again")
             return Start(self.weights, head)
         if not self.pretrained:
             return Start()
-        if not task.trains:
-            check_head(vit, f"timm's '{self.arch}'")
         cfg = vit.pretrained_cfg
         name = f"hf-hub:{cfg['hf_hub_id']}" if cfg.get("hf_hub_id") else cfg["url"]
         return Start(name, cfg["num_classes"] == vit.num_classes)
-
-    def _file(self, locations: Locations) -> Path:
-        if self.weights not in locations:
-            raise UserError(
-                f"the weights '{self.weights}' of this cell are not on this machine", next_step="give --weights"
-            )
-        return locations[self.weights]
 
     def cost(self, task: Task, classes: int) -> CostModel:
         """See `Model.cost`. The network is made without numbers for that; imports torch."""

@@ -21,8 +21,8 @@ USUAL = ("state_dict", "model", "model_state", "model_state_dict", "module", "ne
 """What state dicts are called in checkpoints, in the order in which one is taken where several are there."""
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 """Parts of names that torch's wrappers of compiled, sharded and checkpointed modules add, at any place."""
-PARALLEL, AVERAGED = "module", "n_averaged"
-"""What DataParallel and AveragedModel put before all names, and the count that the latter adds to the weights."""
+AVERAGED = "n_averaged"
+"""The count that AveragedModel adds to the weights."""
 
 DEEPEST = 4
 """Dictionaries in dictionaries that are looked into: one can hold itself."""
@@ -32,7 +32,7 @@ class Weights(NamedTuple):
     """What a file of weights holds.
 
     Attributes:
-        state: the weights by name, without what wrappers add to names.
+        state: the weights by name, without what wrappers add within names.
         key: of the state dict that they are, "" where it is the file itself.
         others: keys of other state dicts in the file.
     """
@@ -81,7 +81,8 @@ def read_weights(path: Path, key: str = "") -> Weights:
             f"{path.name} holds no weights under '{key}'" if key else f"{path.name} holds several state dicts",
             got=names, next_step="name one with --weights-key",
         )  # fmt: skip
-    state = _unwrapped(found[chosen], path)
+    parts = {name: [part for part in name.split(".") if part not in WRAPPERS] for name in found[chosen]}
+    state = {".".join(parts[name]): value for name, value in found[chosen].items() if name != AVERAGED}
     odd = [name for name, x in state.items() if x.is_meta or x.is_quantized or x.layout != torch.strided]
     if odd:
         raise _no_weights(path, f"{odd[0]} quantized, sparse or without numbers")
@@ -134,19 +135,3 @@ def _chosen(found: Mapping[str, Any], key: str) -> str | None:
         if wanted in found or (wanted and len(inside) == 1):
             return wanted if wanted in found else inside[0]
     return None
-
-
-def _unwrapped(state: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Return weights by the names that they have in the network itself."""
-    plain: dict[str, Tensor] = {}
-    averaged = any(name.startswith(f"{PARALLEL}.") for name in state)
-    for name, value in state.items():
-        parts = [part for part in name.split(".") if part not in WRAPPERS]
-        while len(parts) > 1 and parts[0] == PARALLEL:
-            del parts[0]
-        if averaged and name == AVERAGED:
-            continue
-        if (short := ".".join(parts)) in plain:
-            raise UserError(f"{path.name} holds {short} twice, of a network and of its wrapper")
-        plain[short] = value
-    return plain

@@ -26,9 +26,12 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Head
 from sparsebench.strategy.spec import fill
-from sparsebench.tasks import folder, sources
+from sparsebench.tasks import folder
 from sparsebench.tasks.base import Task
+from sparsebench.tasks.sources import Pixels, cache
+from sparsebench.tasks.sources.files import Bad, known_contents
 from sparsebench.tasks.sources.known import OFFICIAL
+from sparsebench.tasks.sources.locate import locate_backgrounds, locate_images
 
 if TYPE_CHECKING:
     pass
@@ -36,9 +39,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOCATED = {
-    "images": sources.locate_images,
-    "backgrounds": sources.locate_backgrounds,
-    "pretrain_images": sources.locate_images,
+    "images": locate_images,
+    "backgrounds": locate_backgrounds,
+    "pretrain_images": locate_images,
 }
 """The parameters of tasks that name pictures, and what finds those."""
 
@@ -68,7 +71,7 @@ def pictures_for(task: type[Task], files: Files) -> list[dict[str, str]]:
 def _name_of(files: Files, parameter: str, spec: str, tested: bool = False) -> str:
     """Return the name that cells have for pictures, looked at the first time only."""
     if (parameter, tested, spec) not in files.pictures:
-        bad = sources.Bad(skip=files.skip_bad, look=not files.dry)
+        bad = Bad(skip=files.skip_bad, look=not files.dry)
         fetch = files.download and not files.dry
         name, place = folder.locate(spec, bad) if tested else LOCATED[parameter](spec, files.data_root, fetch, bad)
         files.pictures[parameter, tested, spec] = name
@@ -104,7 +107,7 @@ def strays_of(files: Files) -> dict[str, str]:
     """Return what is left out of the folders of pictures, in one line by the name of the pictures; warn of it."""
     said = {}
     for name in files.pictures.values():
-        if (found := sources.known_contents(name)) is not None and found.strays:
+        if (found := known_contents(name)) is not None and found.strays:
             log.warning("%s: left out: %s", plain(files.places[name], None), found.strays)
             said[name] = found.strays
     return said
@@ -126,13 +129,13 @@ def places_of(files: Files, jobs: Sequence[Job]) -> dict[str, Path]:
     return places
 
 
-def pictures_of(jobs: Sequence[Job], registry: Registry, places: Mapping[str, Path]) -> list[sources.Pixels]:
+def pictures_of(jobs: Sequence[Job], registry: Registry, places: Mapping[str, Path]) -> list[Pixels]:
     """Return what jobs need of users' pictures and is not decoded yet.
 
     Of a cell whose data cannot be drawn there is nothing: its record will say why not.
     """
     cells = {job.cell.draw: job.cell for job in jobs} if places else {}
-    wanted: dict[str, sources.Pixels] = {}
+    wanted: dict[str, Pixels] = {}
     for cell in cells.values():
         with suppress(UserError):
             task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
@@ -148,7 +151,7 @@ def decode(jobs: Sequence[Job], registry: Registry, places: Mapping[str, Path]) 
         UserError: there is no room for what they become, or a picture is not what it was.
     """
     if wanted := pictures_of(jobs, registry, places):
-        sources.decode(wanted)
+        cache.decode(wanted)
 
 
 def shipped_folder() -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 import numpy as np
 import torch
@@ -12,9 +11,9 @@ from sparsebench.errors import DivergedError, UserError
 from sparsebench.measure.cost import Step
 from sparsebench.measure.metrics import decided_by, unit_of
 from sparsebench.measure.scores import Items, Score, group_accuracies, scores, share
-from sparsebench.measure.selection import token_spuriosity
+from sparsebench.measure.selection import Quality, token_spuriosity
 from sparsebench.models.actor import Actor
-from sparsebench.models.base import Network, Watchable
+from sparsebench.models.base import Network
 from sparsebench.records.record import Metric, Outcomes, bytes_of
 from sparsebench.runner.prepare import Prepared
 from sparsebench.tasks.base import Data, Split, Task, relevant
@@ -84,7 +83,7 @@ def measure(
         result.add(name, value, len(cell.train.labels))
     _add_validation(result, cell)
     _add_outcomes(result, cell.task, cell.data, evaluation)
-    _add_selection(result, evaluation, network.cost.depth)
+    _add_selection(result, cell, evaluation)
     if isinstance(cell.task, PictureTask) and cell.task.spuriosity and cell.test.relevance is not None:
         _add_spuriosity(result, network, cell.in_test, cell.test, cell.test.relevance[: cell.task.spuriosity])
     _add_cost(result, network, cell.in_test, evaluation)
@@ -105,12 +104,12 @@ def measure(
 def _test(cell: Prepared, batch: int, leaks: bool, on_done: Callable[[int], None] | None) -> Evaluation:
     """Return what came out of the test; see `measure`."""
     network, actor, samples, recipe = cell.network, cell.in_test, cell.test, cell.recipe
-    shares, others = samples.relevance, None
+    others = None
     if leaks:
         others = leak_check.answers(network, actor, samples, recipe, batch)
         batch = others.batch  # batches alike in size are rounded alike
-    matter = None if shares is None else relevant(shares.cpu().numpy(), cell.data.test.mask)
-    evaluation = evaluate(network, actor, samples, recipe, batch, matter, on_done=on_done)
+    known = samples.relevance is not None
+    evaluation = evaluate(network, actor, samples, recipe, batch, choices=known, on_done=on_done)
     if others is not None:
         leak_check.check(others, evaluation)
     return evaluation
@@ -140,7 +139,7 @@ def add_watched(result: Result, watch: Watch, steps: int, task: Task) -> None:
     result.samples["watched_steps"] = tuple(map(float, watch.at))
     result.samples |= {f"watched_{name}": tuple(values) for name, values in watch.seen.items()}
     result.samples |= {f"trained_{name}": values for name, values in watch.trained_values().items()}
-    for name, unit in cast(Watchable, watch.network).shows.items():
+    for name, unit in watch.network.shows.items():
         result.add(name, watch.seen[name][-1], n, unit)
     result.add("iterations", watch.iterations(task.success), n)
 
@@ -204,23 +203,24 @@ def _declared_unit(task: Task, name: str) -> str:
     return units[name]
 
 
-def _add_selection(result: Result, evaluation: Evaluation, depth: int) -> None:
+def _add_selection(result: Result, cell: Prepared, evaluation: Evaluation) -> None:
     """Add how well the tokens that matter were found: at the end, and by block where there is more than one.
 
     It is not measured where nobody knows which those are.
     """
-    if evaluation.quality is None:
+    if cell.test.relevance is None:
         for name in SELECTION:
             result.add(name, None, 0)
         return
-    for name, value in zip(SELECTION, evaluation.quality.means, strict=True):
+    matter = relevant(cell.test.relevance.cpu().numpy(), cell.data.test.mask)
+    end, *blocks = ((one.block, *Quality.of(one.kept, one.scores, matter).means) for one in evaluation.choices)
+    for name, value in zip(SELECTION, end[1:], strict=True):
         result.add(name, value, len(evaluation.predicted))
-    if depth == 1 or not evaluation.quality_by_block:
+    if cell.network.cost.depth == 1 or not blocks:
         return
-    rows = [(float(block), *quality.means) for block, quality in evaluation.quality_by_block.items()]
     names = ("blocks", "precision_by_block", "recall_by_block", "auroc_by_block")
-    for name, values in zip(names, zip(*rows, strict=True), strict=True):
-        result.samples[f"selection_{name}"] = tuple(None if np.isnan(value) else value for value in values)
+    for name, values in zip(names, zip(*blocks, strict=True), strict=True):
+        result.samples[f"selection_{name}"] = tuple(None if np.isnan(value) else float(value) for value in values)
 
 
 def _add_spuriosity(

@@ -30,7 +30,8 @@ from sparsebench.runner.engines import TOGETHER, Engine, InProcess, Processes, Q
 from sparsebench.runner.observers import Observers
 from sparsebench.runner.process import kept_server
 from sparsebench.strategy.base import how_of
-from sparsebench.tasks import sources
+from sparsebench.tasks.sources.cache import telling
+from sparsebench.tasks.sources.files import known_contents
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def run(
     """
     if how.jobs != 0 and how.dask is None and not store.segments(out) and not store.sealed(out):
         kept_server(devices.variables()).begin()  # a new folder has cells to run: load while they are planned
-    with sources.telling(callbacks.on_pictures):
+    with telling(callbacks.on_pictures):
         plan = plan_of(request, files, how, registry, out, prior)
         carry_out(plan, how, registry, out, callbacks)
     return plan
@@ -288,7 +289,7 @@ def _keep_files(out: Path, plan: Plan) -> None:
 def _unread(names: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield the names of pictures that were located, and in a line which of them are left out as they are none."""
     for name in names:
-        if (found := sources.known_contents(name)) is not None and found.left_out:
+        if (found := known_contents(name)) is not None and found.left_out:
             n, shown = len(found.left_out), few(sorted(found.left_out), BAD, 200)
             yield name, f"{n:,} of {len(found.pictures) + n:,} pictures, which cannot be read: {shown}"
 

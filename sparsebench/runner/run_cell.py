@@ -29,7 +29,6 @@ from sparsebench.errors import (
     text_of,
 )
 from sparsebench.models.actor import Actor
-from sparsebench.models.base import TrainsTogether
 from sparsebench.plan.job import Job
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
@@ -41,16 +40,7 @@ from sparsebench.runner.prepare import Context, Prepared, fit_on, prepare, wants
 from sparsebench.runner.results import Result, add_watched, measure
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.contract import place_of
-from sparsebench.training.loop import (
-    Course,
-    EarlyStopping,
-    JointTraining,
-    Training,
-    can_be_resumed,
-    resume,
-    state_of,
-    steps_for,
-)  # fmt: skip
+from sparsebench.training.loop import Course, EarlyStopping, JointTraining, Training, steps_for
 from sparsebench.training.steps import Autograd
 from sparsebench.training.watch import Watch
 
@@ -87,7 +77,7 @@ class Checkpoint:
                     raise ValueError(f"it was made with another {other[0]}")
                 names = file.keys()
                 state = {name: file.get_tensor(name).clone() for name in names}
-            resume(self.training, state)
+            self.training.load(state)
         except FileNotFoundError:
             return
         except (OSError, SafetensorError, ValueError) as error:
@@ -103,7 +93,7 @@ class Checkpoint:
 
     def write(self) -> None:
         """Write the file; where that fails, say so once and let the training go on."""
-        state = {name: x.to("cpu", copy=True).contiguous() for name, x in state_of(self.training).items()}
+        state = {name: x.to("cpu", copy=True).contiguous() for name, x in self.training.state().items()}
         try:
             files.write_whole(self.path, save(state, {**self.made_by, "resumed": str(self.resumed)}))
         except UserError as error:
@@ -161,7 +151,7 @@ def _train_together(runs: Sequence[_Run]) -> None:
         assert cell is not None
         course = Course(len(cell.train.labels), cell.recipe, cell.order)
         training = JointTraining(cell.network, cell.in_training, cell.train, cell.recipe, course)
-        by_trainer.setdefault(cast(TrainsTogether, training.network).train_together, []).append((run, training))
+        by_trainer.setdefault(cast(Any, training.network).train_together, []).append((run, training))
     for train_together, pairs in by_trainer.items():
         train_together([training for _, training in pairs])
         for run, training in pairs:
@@ -311,7 +301,7 @@ class _Run:
         """Return the cell's checkpoint, or None: what was seen while training is in none."""
         every, job, cell = self.setting.checkpoint, self.job, self.cell
         assert cell is not None
-        if not every or training.course.recipe.watch or not can_be_resumed(training):
+        if not every or training.course.recipe.watch or not isinstance(training.steps, Autograd):
             return None
         made_by = {
             "cell": job.cell.id, "revision of the strategy": job.origin.revision, "start": cell.initial,

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from sparsebench import seeds
 from sparsebench.errors import UserError
-from sparsebench.tasks import sources
 from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
-from sparsebench.tasks.sources.files import REFUSED, Bad
-from sparsebench.tasks.sources.labels import BY_FILE, IMAGENET, MOST_CLASSES, Numbered, locate_file, number, read_file
-from sparsebench.tasks.sources.listing import Listing, is_folder, listing
+from sparsebench.tasks.sources.cache import Pixels
+from sparsebench.tasks.sources.files import REFUSED, Bad, contents, contents_of, located, pixels_of
+from sparsebench.tasks.sources.labels import BY_FILE, MOST_CLASSES, Numbered, locate_file, number, read_file
+from sparsebench.tasks.sources.listing import Listing, classes_in, is_folder, listing
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
 
 Resize = Literal["short", "squash"]
 Filter = Literal["bicubic", "bilinear"]
@@ -43,9 +45,9 @@ def locate(spec: str, bad: Bad = REFUSED) -> tuple[str, Path]:
     if kind != "folder" or not path:
         raise UserError("--images of a test of trained weights", got=f"'{spec}'", allowed="folder:DIR")
     listed = _test_folder_of(Path(path).expanduser())
-    sources.classes_in(listed, LAYOUT)
-    found = sources.contents(listed.root, listed, bad=bad, wanted=lambda path: "/" in path)
-    sources.classes_in(replace(listed, names=tuple(found.pictures)), LAYOUT)
+    classes_in(listed, LAYOUT)
+    found = contents(listed.root, listed, bad=bad, wanted=lambda path: "/" in path)
+    classes_in(replace(listed, names=tuple(found.pictures)), LAYOUT)
     return f"folder-{found.fingerprint}", listed.root
 
 
@@ -69,20 +71,15 @@ def _test_folder_of(root: Path) -> Listing:
     return listing(root)
 
 
-def read_cropped(
-    path: Path, canvas: int, crop: float, resize: Resize = "short", filter: Filter = "bicubic",
-    sha256: str | None = None,
-) -> np.ndarray:  # fmt: skip
+def cropped(rgb: Picture, canvas: int, crop: float, resize: Resize = "short", filter: Filter = "bicubic") -> np.ndarray:
     """Return a picture as (canvas, canvas, 3) uint8, as networks are tested on ImageNet.
 
     The short side becomes canvas / crop pixels, or with "squash" both sides do; then the middle is cut out. Of a
     picture so long that this would take much memory the middle alone is resized, which is the same but for rounding.
-    The file must have that SHA-256.
     """
     from PIL import Image
 
-    rgb, how = sources.read_rgb(path, sha256), Image.Resampling[filter.upper()]
-    side = int(canvas / crop)
+    side, how = int(canvas / crop), Image.Resampling[filter.upper()]
     width, height = (side if resize == "squash" else int(side * length / min(rgb.size)) for length in rgb.size)
     left, top = round((width - canvas) / 2), round((height - canvas) / 2)
     if width * height <= MOST_RESIZED:
@@ -90,25 +87,6 @@ def read_cropped(
     across, down = rgb.width / width, rgb.height / height  # pixels of the picture in one of what it becomes
     box = left * across, top * down, (left + canvas) * across, (top + canvas) * down
     return np.asarray(rgb.resize((canvas, canvas), how, box))
-
-
-def cropped(
-    content: str, root: Path, names: Sequence[str], canvas: int, crop: float, resize: Resize = "short",
-    filter: Filter = "bicubic",
-) -> sources.Pixels:  # fmt: skip
-    """Return (n, 3, canvas, canvas) pixels of some pictures of a folder with that fingerprint; see `read_cropped`.
-
-    Raises:
-        UserError: the folder has not that content any more.
-    """
-    known = sources.contents_of(content, root).pictures
-
-    def row(i: int) -> np.ndarray:
-        return read_cropped(root / names[i], canvas, crop, resize, filter, known[names[i]]).transpose(2, 0, 1)
-
-    which = hashlib.sha256(os.fsencode("\0".join(names))).hexdigest()[:12]
-    name = f"{content}-{which}-{canvas}-crop-{crop}-{resize}-{filter}-first"
-    return sources.Pixels(name, (len(names), 3, canvas, canvas), row)
 
 
 class Folder(Task):
@@ -152,19 +130,9 @@ class Folder(Task):
     )
     head: int = Field(0, ge=0, le=MOST_CLASSES, description="number of classes of the head; 0: as in the weights")
 
-    @field_validator("labels", mode="before")
-    @classmethod
-    def _as_it_was_called(cls, given: Any) -> Any:
-        return "names" if given == "folders" else given  # in older records
-
     def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
-        """See `Task.class_counts`; records from before cells said it have no head."""
-        if self.head or self.labels == "imagenet":
-            return (self.head or IMAGENET,)
-        if self.test:
-            raise UserError("how many classes there are is not known from a part of the pictures")
-        seen = int(labels.max()) + 1
-        return (seen,) if self.labels == "names" else (seen, IMAGENET)
+        """See `Task.class_counts`: cells say it."""
+        return (self.head,) if self.head else super().class_counts(labels)
 
     def draws_test(self) -> bool:
         """See `Task.draws_test`: all pictures are the same ones."""
@@ -231,22 +199,17 @@ class Folder(Task):
         """Return the class of each folder in a head of so many classes, or as many as the cell says."""
         file = None
         if self.classes:
-            if (path := locations.get(self.classes)) is None:
-                raise UserError(
-                    f"the file of classes '{self.classes}' of this cell is not on this machine",
-                    next_step=f"give {BY_FILE}",
-                )
-            file = read_file(path, self.classes)
+            file = read_file(located(self.classes, locations, BY_FILE), self.classes)
         return number(list(folders), "auto" if self.labels == "file" else self.labels, self.head or head, file)
 
-    def pictures(self, n_train: int, repetition: int, locations: Locations) -> Sequence[sources.Pixels]:
+    def pictures(self, n_train: int, repetition: int, locations: Locations) -> Sequence[Pixels]:
         """See `Task.pictures`."""
         return (self._pixels(self._chosen(repetition, locations)[0], locations),)
 
     def _folders(self, locations: Locations) -> dict[str, list[str]]:
         """Return the paths of the pictures by the class folder in which they lie, both sorted."""
         folders: dict[str, list[str]] = {}
-        known = sources.contents_of(self._content, self._root(locations)).pictures
+        known = contents_of(self._content, located(self.images, locations)).pictures
         for folder, inside, name in sorted(name.partition("/") for name in known):
             if inside:
                 folders.setdefault(folder, []).append(f"{folder}/{name}")
@@ -256,29 +219,20 @@ class Folder(Task):
         """Return the paths of the pictures that are tested on, all class folders, and the pictures' numbers."""
         folders = self._folders(locations)
         every = [name for names in folders.values() for name in names]
-        chosen = self._choose(len(every), repetition)
+        if self.test > (count := len(every)):
+            raise UserError("test of task 'folder'", got=self.test, allowed=f"at most the {count} pictures there are")
+        chosen = np.arange(count)
+        if self.test:
+            chosen = np.sort(seeds.generator(self.name, self.images, repetition).permutation(count)[: self.test])
         return [every[i] for i in chosen], list(folders), chosen
 
-    def _pixels(self, names: Sequence[str], locations: Locations) -> sources.Pixels:
+    def _pixels(self, names: Sequence[str], locations: Locations) -> Pixels:
         """Return those pictures, cut as the task has it."""
-        cut = self.with_cut({}).model_dump(include=set(USUAL))
-        return cropped(self._content, self._root(locations), names, **cut)
+        how = self.with_cut({}).model_dump(include=set(USUAL))
+        size, named = how.pop("canvas"), "-".join(f"{key}-{value}" for key, value in how.items())
+        root = located(self.images, locations)
+        return pixels_of(root, contents_of(self._content, root), names, size, partial(cropped, **how), named)
 
     @property
     def _content(self) -> str:
         return self.images.partition("-")[2]
-
-    def _root(self, locations: Locations) -> Path:
-        if self.images not in locations:
-            raise UserError(
-                f"the images '{self.images}' of this cell are not on this machine", next_step="give --images"
-            )
-        return locations[self.images]
-
-    def _choose(self, count: int, repetition: int) -> np.ndarray:
-        """Return which pictures are tested on, in rising order."""
-        if self.test > count:
-            raise UserError("test of task 'folder'", got=self.test, allowed=f"at most the {count} pictures there are")
-        if self.test == 0:
-            return np.arange(count)
-        return np.sort(seeds.generator(self.name, self.images, repetition).permutation(count)[: self.test])

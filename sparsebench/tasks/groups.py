@@ -10,9 +10,10 @@ from pydantic import Field
 
 from sparsebench import seeds
 from sparsebench.errors import UserError
-from sparsebench.tasks import sources
 from sparsebench.tasks.base import Data, Locations, Split
 from sparsebench.tasks.pictures import PictureTask
+from sparsebench.tasks.sources.cache import Pixels
+from sparsebench.tasks.sources.labelled import Labelled, labelled_pictures, split_pixels
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 OF = {TRAIN: "training", VALIDATION: "validation", TEST: "test"}
@@ -55,52 +56,47 @@ class GroupTask(PictureTask):
 
     def check_located(self, locations: Locations) -> None:
         """See `Task.check_located`: each group has pictures to train on and to test."""
-        if self.images in locations:
-            labelled = sources.labelled_pictures(self.name, self.images, self.columns(), locations)
-            self._check_groups(labelled, 2 * labelled.labels + labelled.attributes)
-
-    def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
-        """See `Task.draw`: a part of a split keeps the shares of its groups and is drawn anew each repetition.
-
-        The official validation split is there where the recipe asks for one.
-        """
-        labelled = sources.labelled_pictures(self.name, self.images, self.columns(), locations)
-        groups = 2 * labelled.labels + labelled.attributes
-        splits = {}
-        for number, rows in self._rows(labelled, groups, n_train, repetition).items():
-            pixels, places = sources.pixels_of(labelled, rows, self.canvas)
-            images = pixels.array() if places is None else pixels.array()[places]
-            splits[number] = Split(images, labelled.labels[rows], groups[rows])
-        return Data(splits[TRAIN], splits[TEST], *self.names(), validation=splits.get(VALIDATION))
-
-    def pictures(self, n_train: int, repetition: int, locations: Locations) -> Sequence[sources.Pixels]:
-        """See `Task.pictures`."""
-        labelled = sources.labelled_pictures(self.name, self.images, self.columns(), locations)
-        rows = self._rows(labelled, 2 * labelled.labels + labelled.attributes, n_train, repetition)
-        return [sources.pixels_of(labelled, of_split, self.canvas)[0] for of_split in rows.values()]
-
-    def _rows(
-        self, labelled: sources.Labelled, groups: np.ndarray, n_train: int, repetition: int
-    ) -> dict[int, np.ndarray]:
-        """Return which rows are drawn of each split."""
-        self._check_groups(labelled, groups)
-        asked = (self.validation or self.patience) and bool((labelled.splits == VALIDATION).any())
-        sizes = {TRAIN: n_train, **({VALIDATION: 0} if asked else {}), TEST: self.test}
-        return {
-            number: self._part(np.flatnonzero(labelled.splits == number), groups, n, number, repetition)
-            for number, n in sizes.items()
-        }
-
-    def _check_groups(self, labelled: sources.Labelled, groups: np.ndarray) -> None:
-        """Raise UserError for a group without a picture to train on or to test."""
+        if self.images not in locations:
+            return
+        labelled = self._labelled(locations)
         for number in (TRAIN, TEST):
-            counts = np.bincount(groups[labelled.splits == number], minlength=4)
+            counts = np.bincount(labelled.groups[labelled.splits == number], minlength=4)
             if 0 in counts:
                 name = self.names()[1][int(counts.argmin())]
                 raise UserError(
                     f"{labelled.table}: its {OF[number]} split has no picture of '{name}'",
                     next_step="accuracy is of each group, of which each needs some: take a table that has them",
                 )
+
+    def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
+        """See `Task.draw`: a part of a split keeps the shares of its groups and is drawn anew each repetition.
+
+        The official validation split is there where the recipe asks for one.
+        """
+        labelled, splits = self._labelled(locations), {}
+        for number, rows in self._rows(labelled, n_train, repetition).items():
+            pixels, places = split_pixels(labelled, rows, self.canvas)
+            images = pixels.array() if places is None else pixels.array()[places]
+            splits[number] = Split(images, labelled.labels[rows], labelled.groups[rows])
+        return Data(splits[TRAIN], splits[TEST], *self.names(), validation=splits.get(VALIDATION))
+
+    def pictures(self, n_train: int, repetition: int, locations: Locations) -> Sequence[Pixels]:
+        """See `Task.pictures`."""
+        labelled = self._labelled(locations)
+        rows = self._rows(labelled, n_train, repetition).values()
+        return [split_pixels(labelled, of_split, self.canvas)[0] for of_split in rows]
+
+    def _labelled(self, locations: Locations) -> Labelled:
+        return labelled_pictures(self.name, self.images, self.columns(), locations)
+
+    def _rows(self, labelled: Labelled, n_train: int, repetition: int) -> dict[int, np.ndarray]:
+        """Return which rows are drawn of each split."""
+        asked = (self.validation or self.patience) and bool((labelled.splits == VALIDATION).any())
+        sizes = {TRAIN: n_train, **({VALIDATION: 0} if asked else {}), TEST: self.test}
+        return {
+            number: self._part(np.flatnonzero(labelled.splits == number), labelled.groups, n, number, repetition)
+            for number, n in sizes.items()
+        }
 
     def _part(self, rows: np.ndarray, groups: np.ndarray, n: int, number: int, repetition: int) -> np.ndarray:
         """Return n of a split's rows in their order, or all for 0."""
@@ -167,6 +163,3 @@ class CelebA(GroupTask):
         """See `GroupTask.names`."""
         classes = f"not {self.target}", self.target
         return classes, tuple(f"{name}, {of}" for name in classes for of in (f"not {self.confounder}", self.confounder))
-
-
-SHIPPED = (Waterbirds, CelebA)

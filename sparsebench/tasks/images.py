@@ -2,57 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from sparsebench import seeds
 from sparsebench.errors import UserError
-from sparsebench.tasks import sources
 from sparsebench.tasks.base import Data, Locations, Mask, Split, Task
 from sparsebench.tasks.pictures import PictureTask
+from sparsebench.tasks.sources.cache import Pixels
+from sparsebench.tasks.sources.classes import HELD_OUT, Foregrounds, foreground_pixels, foregrounds
+from sparsebench.tasks.sources.known import CLASSES, DIGITS, OWN_TASK, PHOTOS
+from sparsebench.tasks.sources.scenes import background_pixels, backgrounds
 
+Scene = Callable[[np.ndarray, np.random.Generator, bool], tuple[np.ndarray, np.ndarray]]
+"""Makes of labels (n,), of a test or not, the canvases (n, 3, S, S) uint8 that foregrounds go on, and groups (n,)."""
 LOOKS = frozenset({"permuted", "patch", "placement", "mask", "intensity"})
 """Parameters of which the draws know nothing: the same pictures and backgrounds, only shown or judged otherwise."""
 
 
-class Chosen(NamedTuple):
-    """Pictures and the canvases that they go on.
-
-    Attributes:
-        rows: (k,) canvases.
-        pool: (m, 3, s, s) uint8 pictures.
-        order: (k,) which of the pool go there.
-    """
-
-    rows: np.ndarray
-    pool: np.ndarray
-    order: np.ndarray
-
-
-def paste(canvas: np.ndarray, chosen: Sequence[Chosen], rng: np.random.Generator, step: int = 1) -> np.ndarray:
-    """Put pictures on canvases, each at a random place; a picture replaces what is under it.
+def paste(canvas: np.ndarray, pictures: np.ndarray, rng: np.random.Generator, step: int = 1) -> np.ndarray:
+    """Put a picture on each canvas, at a random place; it replaces what is under it.
 
     Args:
         canvas: (n, 3, S, S) uint8, changed in place.
-        chosen: which pictures go where; no canvas twice.
+        pictures: (n, 3, s, s) uint8.
         rng: the source of the places.
         step: places are multiples of it, in pixels.
 
     Returns:
         The (n, 4) boxes: top, left, height, width.
     """
-    n, S, s = len(canvas), canvas.shape[2], chosen[0].pool.shape[2]
+    n, S, s = len(canvas), canvas.shape[2], pictures.shape[2]
     top, left = step * rng.integers(0, (S - s) // step + 1, (2, n))
     # A window at each place, without copies: one assignment then moves whole rows of pixels.
     windows = np.lib.stride_tricks.sliding_window_view(canvas, (s, s), axis=(2, 3), writeable=True)
-    windows = windows.transpose(0, 2, 3, 1, 4, 5)
-    for rows, pool, order in chosen:
-        windows[rows, top[rows], left[rows]] = pool[order]
-    boxes = np.stack([top, left, np.full(n, s), np.full(n, s)], axis=1)
-    return boxes
+    windows.transpose(0, 2, 3, 1, 4, 5)[np.arange(n), top, left] = pictures
+    return np.stack([top, left, np.full(n, s), np.full(n, s)], axis=1)
 
 
 def permute(images: np.ndarray, patch: int, order: np.ndarray) -> np.ndarray:
@@ -109,8 +97,8 @@ class ImageTask(PictureTask):
     }  # fmt: skip
     added: ClassVar[frozenset[str]] = frozenset({"affine", "pretrain_each"})
 
-    images: str = Field(sources.DIGITS, description="foregrounds: a set that sparsebench data names, or a folder")
-    backgrounds: str = Field(sources.PHOTOS, description="backgrounds: photos, flowers102, a folder or an .npz file")
+    images: str = Field(DIGITS, description="foregrounds: a set that sparsebench data names, or a folder")
+    backgrounds: str = Field(PHOTOS, description="backgrounds: photos, flowers102, a folder or an .npz file")
     canvas: int = Field(32, gt=0, description="side of the image in pixels")
     foreground: int = Field(24, gt=0, description="side of the foreground in pixels")
     placement: Literal["anywhere", "grid", "tiles"] = Field(
@@ -138,7 +126,7 @@ class ImageTask(PictureTask):
         """See `Task.check`."""
         super().check()
         for name in (self.images, self.pretrain_images):
-            if (kind := name.partition("-")[0]) in sources.OWN_TASK:
+            if (kind := name.partition("-")[0]) in OWN_TASK:
                 raise UserError(
                     f"the images of task '{self.name}': {kind} is for the task '{kind}' alone",
                     next_step=f"give other --images, or --task {kind}",
@@ -180,25 +168,25 @@ class ImageTask(PictureTask):
         pictures = {"images": other, "before": self.images} if other else {"images": self.images}
         return Plain(**shared, **pictures, epochs=self.pretrain_epochs), self.pretrain_samples
 
-    def pictures(self, n_train: int, repetition: int, locations: Locations) -> Sequence[sources.Pixels]:
+    def pictures(self, n_train: int, repetition: int, locations: Locations) -> Sequence[Pixels]:
         """See `Task.pictures`."""
         return (
-            *sources.foreground_pixels(self.images, self.foreground, locations),
-            *sources.background_pixels(self.backgrounds, self.canvas, locations),
+            *foreground_pixels(self.images, self.foreground, locations),
+            *background_pixels(self.backgrounds, self.canvas, locations),
         )
 
-    def pool(self, locations: Locations) -> sources.Foregrounds:
+    def pool(self, locations: Locations) -> Foregrounds:
         """Return the foregrounds."""
         self.check()
-        return sources.foregrounds(self.images, self.foreground, locations)
+        return foregrounds(self.images, self.foreground, locations)
 
-    def pair(self, images: str, pool: sources.Foregrounds) -> tuple[str, ...]:
+    def pair(self, images: str, pool: Foregrounds) -> tuple[str, ...]:
         """Return the classes of a source that are held out: as given, bird and airplane, 3 and 8, or the first two."""
         if strange := sorted(set(self.held_out) - set(pool.classes)):
             raise UserError(f"held_out of task '{self.name}'", got=strange, allowed=pool.classes)
         if self.held_out:
             return self.held_out
-        named = sources.HELD_OUT.get(images, ("bird", "airplane"))
+        named = HELD_OUT.get(images, ("bird", "airplane"))
         return named if set(named) <= set(pool.classes) else pool.classes[:2]
 
     def stream(self, repetition: int, split: str) -> np.random.Generator:
@@ -216,55 +204,46 @@ class ImageTask(PictureTask):
         N = (self.canvas // self.patch) ** 2
         return seeds.generator("order of patches", self.canvas, self.patch).permutation(N)
 
-    def compose(
-        self,
-        foregrounds: sources.Foregrounds,
-        classes: tuple[str, ...],
-        labels: np.ndarray,
-        canvas: np.ndarray,
-        groups: np.ndarray,
-        rng: np.random.Generator,
-        *,
-        test: bool,
+    def drawn(
+        self, n_train: int, repetition: int, pool: Foregrounds, classes: tuple[str, ...], scene: Scene,
+        group_names: tuple[str, ...] = ("all",),
+    ) -> Data:  # fmt: skip
+        """Return training and test data, as many of each class as can be, each foreground on a canvas of its scene."""
+        train, test = (
+            self._split(n, self.stream(repetition, split), pool, classes, scene, test=split == "test")
+            for split, n in (("train", n_train), ("test", self.test))
+        )
+        return Data(train, test, classes, group_names)
+
+    def _split(
+        self, n: int, rng: np.random.Generator, pool: Foregrounds, classes: tuple[str, ...], scene: Scene, *, test: bool
     ) -> Split:
-        """Return the split with a foreground of each label on each canvas, patches in the task's order."""
+        """Return n samples, patches in the task's order."""
+        labels = rng.permutation(np.arange(n) % len(classes))
+        canvas, groups = scene(labels, rng, test)
         if self.intensity < 1:
             canvas = np.rint(canvas * self.intensity).astype(np.uint8)
-        per_class = foregrounds.test if test else foregrounds.train
-        chosen, shown, first = [], np.empty(len(labels), dtype=np.int64), _firsts(per_class)
+        per_class = pool.test if test else pool.train
+        first = dict(zip(per_class, np.cumsum([0, *map(len, per_class.values())]), strict=False))
+        pictures, shown = np.empty((n, 3, self.foreground, self.foreground), np.uint8), np.empty(n, dtype=np.int64)
+        changes = rng.spawn(1)[0]  # of its own, so that places and backgrounds are those of the plain foregrounds
         for k, name in enumerate(classes):
-            members, pool = np.flatnonzero(labels == k), per_class[name]
-            chosen.append(Chosen(members, pool, _cycle(len(pool), len(members), rng)))
-            shown[members] = first[name] + chosen[-1].order
-        if self.affine and not test:
-            changes = rng.spawn(1)[0]  # of its own, so that places and backgrounds are those of the plain foregrounds
-            chosen = [
-                Chosen(rows, warp(pool[order], self.affine, changes), np.arange(len(order)))
-                for rows, pool, order in chosen
-            ]
+            members = np.flatnonzero(labels == k)
+            order = _cycle(len(per_class[name]), len(members), rng)
+            shown[members], chosen = first[name] + order, per_class[name][order]
+            pictures[members] = warp(chosen, self.affine, changes) if self.affine and not test else chosen
         step = {"anywhere": 1, "grid": self.patch, "tiles": self.foreground}[self.placement]
-        boxes = paste(canvas, chosen, rng, step)
-        order = self.order()
-        if order is not None:
-            canvas = permute(canvas, self.patch, order)
-        return Split(canvas, labels, groups, boxes=boxes, order=order, mask=self.mask, foregrounds=shown)
-
-
-def _firsts(per_class: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """Return by class the number of its first picture, those of all classes being counted on."""
-    sizes = [len(pool) for pool in per_class.values()]
-    return dict(zip(per_class, np.cumsum([0, *sizes[:-1]]).tolist(), strict=True))
+        boxes = paste(canvas, pictures, rng, step)
+        moved = self.order()
+        if moved is not None:
+            canvas = permute(canvas, self.patch, moved)
+        return Split(canvas, labels, groups, boxes=boxes, order=moved, mask=self.mask, foregrounds=shown)
 
 
 def _cycle(size: int, n: int, rng: np.random.Generator) -> np.ndarray:
     """Return (n,) which pictures of a pool of that size are shown: all of them before any comes again."""
     order = [rng.permutation(size) for _ in range(-(-n // size))] or [np.empty(0, dtype=int)]
     return np.concatenate(order)[:n]
-
-
-def _balanced_labels(n: int, classes: int, rng: np.random.Generator) -> np.ndarray:
-    """Return (n,) labels, as many of each class as can be, in random order."""
-    return rng.permutation(np.arange(n) % classes)
 
 
 class Composite(ImageTask):
@@ -282,7 +261,7 @@ class Composite(ImageTask):
 
     def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
         """See `Task.class_counts`: of a known set of pictures all classes."""
-        known = sources.CLASSES.get(self.images)
+        known = CLASSES.get(self.images)
         return super().class_counts(labels) if known is None else (known,)
 
     def success(self, test_loss: float, accuracy: float) -> bool | None:
@@ -292,15 +271,13 @@ class Composite(ImageTask):
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """See `Task.draw`."""
         pool = self.pool(locations)
-        source = sources.backgrounds(self.backgrounds, self.canvas, locations)
-        splits = []
-        for split, n in (("train", n_train), ("test", self.test)):
-            rng, test = self.stream(repetition, split), split == "test"
-            labels = _balanced_labels(n, len(pool.classes), rng)
-            canvas = source.draw(rng, rng.choice(source.textured, n), test=test)
-            nogroups = np.zeros(n, dtype=np.int64)
-            splits.append(self.compose(pool, pool.classes, labels, canvas, nogroups, rng, test=test))
-        return Data(splits[0], splits[1], pool.classes)
+        source = backgrounds(self.backgrounds, self.canvas, locations)
+
+        def scene(labels: np.ndarray, rng: np.random.Generator, test: bool) -> tuple[np.ndarray, np.ndarray]:
+            kinds = rng.choice(source.textured, len(labels))
+            return source.draw(rng, kinds, test=test), np.zeros_like(labels)
+
+        return self.drawn(n_train, repetition, pool, pool.classes, scene)
 
 
 class Plain(ImageTask):
@@ -319,18 +296,15 @@ class Plain(ImageTask):
         """See `Task.draw`."""
         pool = self.pool(locations)
         later = self.before or self.images
-        without = self.pair(later, sources.foregrounds(later, self.foreground, locations))
+        without = self.pair(later, foregrounds(later, self.foreground, locations))
         classes = tuple(name for name in pool.classes if name not in without)
         if len(classes) < 2:
             classes = pool.classes
-        splits = []
-        for split, n in (("train", n_train), ("test", self.test)):
-            rng, test = self.stream(repetition, split), split == "test"
-            labels = _balanced_labels(n, len(classes), rng)
-            canvas = np.zeros((n, 3, self.canvas, self.canvas), dtype=np.uint8)
-            nogroups = np.zeros(n, dtype=np.int64)
-            splits.append(self.compose(pool, classes, labels, canvas, nogroups, rng, test=test))
-        return Data(splits[0], splits[1], classes)
+
+        def scene(labels: np.ndarray, rng: np.random.Generator, test: bool) -> tuple[np.ndarray, np.ndarray]:
+            return np.zeros((len(labels), 3, self.canvas, self.canvas), dtype=np.uint8), np.zeros_like(labels)
+
+        return self.drawn(n_train, repetition, pool, classes, scene)
 
 
 class Spurious(ImageTask):
@@ -352,25 +326,14 @@ class Spurious(ImageTask):
         """See `Task.draw`."""
         pool = self.pool(locations)
         classes = self.pair(self.images, pool)
-        source = sources.backgrounds(self.backgrounds, self.canvas, locations)
-        splits = []
-        for split, n in (("train", n_train), ("test", self.test)):
-            rng, test = self.stream(repetition, split), split == "test"
-            labels = _balanced_labels(n, 2, rng)
-            agrees = self._agrees(labels, 0.5 if test else self.agreement, rng)
-            kinds = np.where(agrees, labels, 1 - labels)
-            canvas = source.draw(rng, kinds, test=test)
-            splits.append(self.compose(pool, classes, labels, canvas, 2 * labels + kinds, rng, test=test))
+        source = backgrounds(self.backgrounds, self.canvas, locations)
         names = tuple(f"{name} on {kind}" for name in classes for kind in source.kinds)
-        return Data(splits[0], splits[1], classes, names)
 
-    def _agrees(self, labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
-        """Return (n,) booleans, true for that share of each class, rounded."""
-        agrees = np.zeros(len(labels), dtype=bool)
-        for label in (0, 1):
-            order = rng.permutation(np.flatnonzero(labels == label))
-            agrees[order[: round(share * len(order))]] = True
-        return agrees
+        def scene(labels: np.ndarray, rng: np.random.Generator, test: bool) -> tuple[np.ndarray, np.ndarray]:
+            kinds = 1 - labels
+            for label in (0, 1):  # the background agrees in that share of each class, rounded
+                order = rng.permutation(np.flatnonzero(labels == label))
+                kinds[order[: round((0.5 if test else self.agreement) * len(order))]] = label
+            return source.draw(rng, kinds, test=test), 2 * labels + kinds
 
-
-SHIPPED = (Composite, Spurious, Plain)
+        return self.drawn(n_train, repetition, pool, classes, scene, names)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import ClassVar
 
 from pydantic import Field
 
 from sparsebench.errors import UserError
 from sparsebench.tasks.base import Inputs, Recipe, Task, Validated
+
+RECIPE = tuple(field.name for field in fields(Recipe))
 
 
 class PictureTask(Task):
@@ -20,10 +23,7 @@ class PictureTask(Task):
 
     inputs: ClassVar[Inputs] = "images"
     default_model: ClassVar[str] = "vit"
-    training: ClassVar[frozenset[str]] = frozenset(
-        {"epochs", "batch", "lr", "weight_decay", "watch", "spuriosity", "warmup", "smoothing", "flip", "shift",
-         "accumulate", "validation", "patience", "validate_by"}
-    )  # fmt: skip
+    training: ClassVar[frozenset[str]] = frozenset({*RECIPE, "spuriosity"})
     official: ClassVar[bool] = False
 
     test: int = Field(400, gt=0, description="test images")
@@ -60,9 +60,5 @@ class PictureTask(Task):
 
     def recipe(self) -> Recipe:
         """See `Task.recipe`."""
-        return Recipe(
-            "cross-entropy", "adamw", self.lr, self.batch, self.epochs, steps=self.epochs * 10**9,
-            weight_decay=self.weight_decay, watch=self.watch, warmup=self.warmup, smoothing=self.smoothing,
-            flip=self.flip, shift=self.shift, accumulate=self.accumulate, validation=self.validation,
-            patience=self.patience, validate_by=self.validate_by,
-        )  # fmt: skip
+        asked = {name: getattr(self, name) for name in RECIPE if name in type(self).model_fields}
+        return Recipe("cross-entropy", "adamw", steps=self.epochs * 10**9, **asked)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from sparsebench import hookimpl
-from sparsebench.tasks import groups, images
 from sparsebench.tasks.base import Task
 from sparsebench.tasks.folder import Folder
-
-SHIPPED: tuple[type[Task], ...] = (*images.SHIPPED, *groups.SHIPPED, Folder)
+from sparsebench.tasks.groups import CelebA, Waterbirds
+from sparsebench.tasks.images import Composite, Plain, Spurious
 
 
 @hookimpl
 def sparsebench_tasks() -> list[type[Task]]:
     """See `Hooks`."""
-    return list(SHIPPED)
+    return [Composite, Spurious, Plain, Waterbirds, CelebA, Folder]

@@ -14,7 +14,6 @@ from torch import Tensor
 from sparsebench.errors import StrategyError
 from sparsebench.measure.cost import Step, mean_step
 from sparsebench.measure.scores import mean_loss
-from sparsebench.measure.selection import Quality
 from sparsebench.models.actor import Actor, Pass
 from sparsebench.models.base import Network
 from sparsebench.strategy.plans import Rest
@@ -36,16 +35,18 @@ class Choice:
     """What a strategy chose in one block, for n samples of N patches.
 
     Attributes:
-        block: which.
+        block: which; -1 for what came out at the end, with the scores of the first decision.
         kept: (n, N) which patches were there after it.
         scores: (n, N), NaN where a patch was not there before it; `kept` where the strategy gave no scores.
         scored: whether it gave some.
+        made: whether it chose at all, in some batch.
     """
 
     block: int
     kept: np.ndarray
     scores: np.ndarray
     scored: bool
+    made: bool = True
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,7 @@ class Evaluation:
         predicted: (n,) class numbers.
         losses: (n,) of each sample, in single precision.
         kept: (n, N) which input patches were still there at the end.
-        quality: how well the tokens that matter were found at the end, by the scores of the strategy's first decision:
-            constant where it made none, `kept` where it gave no scores. None where nobody asked.
-        quality_by_block: the same after each block in which the strategy acted.
-        choices: what was chosen in each of these blocks, where somebody asked for that or for the quality.
+        choices: the end, and what was chosen in each block in which the strategy acted; empty where nobody asked.
         steps: realised token counts, block by block, mean over samples; empty where nothing acted.
         macs: (n,) of each sample, or empty.
         rank: (n,) how many classes come before the sample's own: 0 where it is the predicted one.
@@ -72,8 +70,6 @@ class Evaluation:
     predicted: np.ndarray
     losses: np.ndarray
     kept: np.ndarray
-    quality: Quality | None
-    quality_by_block: dict[int, Quality]
     choices: list[Choice]
     steps: list[Step]
     macs: np.ndarray
@@ -102,14 +98,13 @@ def evaluate(
     samples: Samples,
     recipe: Recipe,
     batch: int | None = None,
-    matter: np.ndarray | None = None,
     *,
     choices: bool = False,
     on_done: Callable[[int], None] | None = None,
 ) -> Evaluation:
     """Return the evaluation of all samples. A sample's result does not depend on the batch it comes in.
 
-    The device is waited for once, at the end; where tokens that matter are known, or choices are wanted, once a batch.
+    The device is waited for once, at the end; where choices are wanted, once a batch.
 
     Args:
         network: the network.
@@ -118,13 +113,12 @@ def evaluate(
         recipe: of the task.
         batch: how many come at a time, `first_batch` unless it is given; halved for as long as the device has no memory
             for it.
-        matter: (n, N) which tokens matter, where it is to be measured how well they are found.
-        choices: whether what is chosen block by block is wanted itself.
+        choices: whether what is chosen block by block is wanted.
         on_done: called after each batch with how many samples are done.
     """
     told = on_done or (lambda done: None)
     first = batch or first_batch(network, samples)
-    return halving(first, lambda size: _evaluate(network, actor, samples, recipe, size, matter, choices, told))
+    return halving(first, lambda size: _evaluate(network, actor, samples, recipe, size, choices, told))
 
 
 def halving(batch: int, work: Callable[[int], T]) -> T:
@@ -150,7 +144,6 @@ def _evaluate(
     samples: Samples,
     recipe: Recipe,
     batch: int,
-    matter: np.ndarray | None,
     choices: bool,
     on_done: Callable[[int], None],
 ) -> Evaluation:
@@ -171,32 +164,27 @@ def _evaluate(
             sure.append(outputs.float().softmax(dim=1).amax(dim=1))
         if acting is None:
             kept.append(torch.ones(len(rows), N, dtype=torch.bool, device=rows.device))
-            scores = None
         else:
             if rows.device.type == "cpu":
                 acting.settle()  # to read is not to wait there
             elif (doubt := acting.doubtful()) is not None:
                 wrong.append((rows, doubt))
             kept.append(patches_in(acting.index, N))
-            scores = acting.scores
             steps.append([(len(rows), step) for step in acting.steps])
             macs.append(np.broadcast_to(network.cost.macs(acting.steps), len(rows)))
-        if choices or matter is not None:
+        if choices:
+            scores = None if acting is None else acting.scores
             end = _choice(-1, kept[-1], kept[-1] if scores is None else scores, scores is not None)
-            seen.append([(True, end), *(() if acting is None else _choices(acting, N))])
+            seen.append([end, *(() if acting is None else _choices(acting, N))])
         done += len(rows)
         on_done(done)
     if wrong and bool((doubts := torch.stack([doubt for _, doubt in wrong])).any()):
         _raise_illegal(network, actor, samples, wrong[int(doubts.int().argmax())][0])
-    chosen = [_join([one for _, one in parts]) for parts in zip(*seen, strict=True) if any(made for made, _ in parts)]
-    judged = [] if matter is None else [Quality.of(one.kept, one.scores, matter) for one in chosen]
     return Evaluation(
         torch.cat(predicted).cpu().numpy(),
         torch.cat(loss).cpu().numpy(),
         torch.cat(kept).cpu().numpy(),
-        judged[0] if judged else None,
-        {one.block: quality for one, quality in list(zip(chosen, judged, strict=False))[1:]},
-        chosen[1:],
+        [_join(parts) for parts in zip(*seen, strict=True) if any(part.made for part in parts)],
         [mean_step(block) for block in zip(*steps, strict=True)],
         np.concatenate(macs) if macs else np.empty(0),
         torch.cat(rank).cpu().numpy(),
@@ -272,26 +260,24 @@ def _spread(index: Tensor, values: Tensor, N: int) -> Tensor:
     return values.new_zeros(len(index), N + 1).scatter(1, index % (N + 1), values)[:, :-1]
 
 
-def _choice(block: int, kept: Tensor, scores: Tensor, scored: bool) -> Choice:
-    """Return what was chosen for the (B, N) of one batch in a block, -1 for the end."""
-    return Choice(block, kept.cpu().numpy(), scores.float().cpu().numpy(), scored)
+def _choice(block: int, kept: Tensor, scores: Tensor, scored: bool, made: bool = True) -> Choice:
+    """Return what was chosen for the (B, N) of one batch."""
+    return Choice(block, kept.cpu().numpy(), scores.float().cpu().numpy(), scored, made)
 
 
-def _choices(acting: Pass, N: int) -> Iterator[tuple[bool, Choice]]:
-    """Yield what became of the patches in each block in which tokens were to leave, and whether a choice was made."""
+def _choices(acting: Pass, N: int) -> Iterator[Choice]:
+    """Yield what became of the patches in each block in which tokens were to leave."""
     decisions = {decision.block: decision for decision in acting.decisions}
     kept = torch.ones(len(acting.index), N, dtype=torch.bool, device=acting.index.device)
     for block in sorted(acting.actor.keep):
-        present, decision = kept, decisions.get(block)
-        if decision is not None and isinstance(decision.plan, Rest):  # those that rested before are there again
-            present = patches_in(decision.before, N)
-        if decision is not None:
-            kept = patches_in(decision.after, N)
-        given = None if decision is None else decision.plan.scores
-        scores = kept.float()
-        if decision is not None and given is not None:
-            scores = _spread(decision.before, given.float(), N)
-        yield decision is not None, _choice(block, kept, scores.masked_fill(~present, torch.nan), given is not None)
+        if (decision := decisions.get(block)) is None:
+            yield _choice(block, kept, kept.float().masked_fill(~kept, torch.nan), scored=False, made=False)
+            continue
+        # Of tokens that rest those that rested before are there again.
+        present = patches_in(decision.before, N) if isinstance(decision.plan, Rest) else kept
+        kept, given = patches_in(decision.after, N), decision.plan.scores
+        scores = kept.float() if given is None else _spread(decision.before, given.float(), N)
+        yield _choice(block, kept, scores.masked_fill(~present, torch.nan), given is not None)
 
 
 def _join(parts: Sequence[Choice]) -> Choice:

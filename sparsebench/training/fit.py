@@ -1,11 +1,10 @@
-"""What a strategy learns from training images before the test: `Strategy.fit`, called once, watched and checked."""
+"""What a strategy learns from training images before the test: `Strategy.fit`, once, on a copy of the network."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +21,6 @@ from sparsebench.tasks.base import Recipe
 from sparsebench.training.steps import losses
 
 Look = Callable[[TokenView], Plan | None]
-WANTED = "return {block: {name: tensor}}, with the blocks that have a module and the names and shapes of its tensors"
 
 
 class Fitted(NamedTuple):
@@ -98,9 +96,7 @@ class _Frozen:
 def fit(
     network: Network, actor: Actor, images: Images, recipe: Recipe, seed: int, relevance: Tensor | None = None
 ) -> Fitted:
-    """Let the actor's strategy fit; return what it learned, which is in `actor.learned` then.
-
-    The network is afterwards as before, whatever happens.
+    """Let the actor's strategy fit on a copy of the network; return what it learned, which is in `actor.learned` then.
 
     Args:
         network: with trained weights.
@@ -111,13 +107,16 @@ def fit(
         relevance: (n, N) of all training images, for an oracle.
 
     Raises:
-        UserError: what `fit` did wrong: it raised, changed the network, or returned something else than its module has.
+        UserError: what `fit` did wrong: it raised, or returned something else than its module has.
         UnsupportedError: it cannot act on this network.
     """
-    strategy, frozen = actor.strategy, _Frozen(network, actor, recipe, relevance)
-    before = {name: value.clone() for name, value in weights_of(network).items()}
+    strategy, copied = actor.strategy, copy.deepcopy(network)
+    copied.module.eval().requires_grad_(False)
+    frozen = _Frozen(copied, actor, recipe, relevance)
+    device = next(copied.module.parameters()).device
     try:
-        with _own_random_numbers(network, seed), as_in_a_test(network.module), _without_gradients(network.module):
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.enable_grad():
+            torch.manual_seed(seed)
             returned = strategy.fit(images, frozen)
     except (UnsupportedError, MemoryError, torch.OutOfMemoryError):
         raise
@@ -126,17 +125,28 @@ def fit(
         raise UserError(
             f"'{strategy.name}': fit raised {one_line(error)}{where}", next_step="mend it: sparsebench check tries it"
         ) from error
-    finally:
-        changed = _put_back(network, before)
-    if changed:
+    return Fitted(_take(returned, actor), frozen.shown)
+
+
+def _take(returned: Any, actor: Actor) -> dict[str, Tensor]:
+    """Put what `fit` returned into the actor's modules; return it by `block.name`.
+
+    Raises:
+        UserError: it is not what the modules hold.
+    """
+    wanted = modules_of(actor).state_dict()
+    try:
+        load_learned(
+            actor, {f"{block}.{name}": value for block, one in returned.items() for name, value in one.items()}
+        )
+        if nan := [name for name, value in wanted.items() if bool(value.isnan().any())]:
+            raise ValueError(f"NaN in {nan[0]}")
+    except (AttributeError, ValueError, RuntimeError) as error:
         raise UserError(
-            f"'{strategy.name}': fit changed the network's weights{_line(strategy)}",
-            got=f"another {changed[0]}" + (f" and {len(changed) - 1} more" if len(changed) > 1 else ""),
-            allowed="weights as they were", next_step="work on copies, and return what is learned",
-        )  # fmt: skip
-    learned = _tensors_of(returned, actor)
-    load_learned(actor, learned)
-    return Fitted(learned, frozen.shown)
+            f"'{actor.strategy.name}': fit returned something else than its module has{_line(actor.strategy)}",
+            got=one_line(error), allowed=f"{{block: {{name: tensor}}}}, numbers for {', '.join(wanted)}",
+        ) from error  # fmt: skip
+    return {name: value.detach().clone() for name, value in wanted.items()}
 
 
 def modules_of(actor: Actor) -> nn.ModuleDict:
@@ -173,83 +183,3 @@ def _itself(strategy: Any) -> Strategy:
 
 def _line(strategy: Strategy) -> str:
     return line_of(_itself(strategy), "fit")
-
-
-@contextmanager
-def as_in_a_test(model: nn.Module) -> Iterator[None]:
-    """Have all parts of the model as in a test, and then as they were."""
-    training = [part for part in model.modules() if part.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for part in training:
-            part.training = True
-
-
-@contextmanager
-def _without_gradients(model: nn.Module) -> Iterator[None]:
-    """Give the model's weights no gradients, and everything else some."""
-    learning = [weight for weight in model.parameters() if weight.requires_grad]
-    model.requires_grad_(False)
-    try:
-        with torch.enable_grad():
-            yield
-    finally:
-        for weight in learning:
-            weight.requires_grad = True
-
-
-@contextmanager
-def _own_random_numbers(network: Network, seed: int) -> Iterator[None]:
-    """Seed torch's random numbers for what is done meanwhile, and have them as before then."""
-    device = next(network.module.parameters()).device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
-
-
-@torch.no_grad()
-def _put_back(network: Network, before: Mapping[str, Tensor]) -> list[str]:
-    """Give the network its weights again; return the names of those that were others."""
-    now = weights_of(network)
-    changed = [name for name, value in before.items() if name not in now or not _same(now[name], value)]
-    for name in changed:
-        if name in now:
-            now[name].copy_(before[name])
-    return changed
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool(torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num()))
-
-
-def _tensors_of(returned: object, actor: Actor) -> dict[str, Tensor]:
-    """Return the tensors that `fit` returned, by `block.name`.
-
-    Raises:
-        UserError: they are not what the modules hold.
-    """
-    strategy, wanted = actor.strategy, modules_of(actor).state_dict()
-
-    def wrong(what: str, got: str, allowed: str, next_step: str = WANTED) -> UserError:
-        what = f"'{strategy.name}': fit {what}{_line(strategy)}"
-        return UserError(what, got=got, allowed=allowed, next_step=next_step)
-
-    names = ", ".join(wanted)
-    if not isinstance(returned, Mapping) or not all(isinstance(one, Mapping) for one in returned.values()):
-        raise wrong("returned no mapping of mappings", type(returned).__name__, f"tensors for {names}")
-    given = {f"{block}.{name}": value for block, one in returned.items() for name, value in one.items()}
-    if given.keys() != wanted.keys():
-        raise wrong("returned other tensors than its module has", ", ".join(given) or "none", names)
-    for name, like in wanted.items():
-        value = given[name]
-        if not isinstance(value, Tensor) or value.is_floating_point() != like.is_floating_point():
-            got = str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
-            raise wrong(f"returned {name} as another type", got, f"a tensor of {like.dtype}")
-        if value.shape != like.shape:
-            raise wrong(f"returned {name} in another shape", str(tuple(value.shape)), str(tuple(like.shape)))
-        if bool(value.isnan().any()):
-            count = f"{int(value.isnan().sum())} of {value.numel()}"
-            raise wrong(f"returned NaN in {name}", count, "numbers", "look at what it divides by")
-    return {name: given[name].detach().to(like) for name, like in wanted.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from sparsebench import seeds
 from sparsebench.errors import DivergedError
 from sparsebench.measure.scores import group_accuracies
 from sparsebench.models.actor import Actor
-from sparsebench.models.base import Network, Trainer
+from sparsebench.models.base import Network
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.evaluate import evaluate
 from sparsebench.training.steps import Autograd, Samples, Steps, Teacher, under
@@ -26,7 +26,7 @@ def steps_for(
 ) -> Steps:
     """Return the steps of the network's own trainer, where it brings one for such a training, else autograd's."""
     if hasattr(network, "trainer"):
-        steps = cast(Trainer, network).trainer(actor, samples, recipe)
+        steps: Steps | None = network.trainer(actor, samples, recipe)
         if steps is not None:
             return steps
     return Autograd(network, actor, samples, recipe, teacher)
@@ -177,7 +177,7 @@ class EarlyStopping:
 
 @dataclass(eq=False)
 class JointTraining:
-    """A training that may run in one program with others, see `TrainsTogether`.
+    """A training that may run in one program with others, see `Network`.
 
     Attributes:
         actor: the strategy on the network, or None.
@@ -235,55 +235,34 @@ class Training:
         self.early.restore()
         return course.outcome() | {"kept_epoch": float(self.early.kept)}
 
+    def state(self) -> dict[str, Tensor]:
+        """Return all that the rest depends on, of steps by autograd: what its parts hold, and torch's random state."""
+        state = {f"{part}.{name}": x for part, holder in self._parts.items() for name, x in holder.state().items()}
+        state["random.cpu"] = torch.get_rng_state()
+        if self._device.type == "cuda":
+            state["random.cuda"] = torch.cuda.get_rng_state(self._device)
+        return state
 
-def train(
-    steps: Steps,
-    n: int,
-    recipe: Recipe,
-    order_seed: tuple[object, ...],
-    on_step: Callable[[int], None] | None = None,
-) -> dict[str, float]:
-    """Train to the end; see `Course` and `Training.run`."""
-    return Training(steps, Course(n, recipe, order_seed)).run(on_step)
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from that state.
 
+        Raises:
+            ValueError: it is the state of another training; nothing has changed then.
+        """
+        for name, value in self.state().items():
+            if name not in state or state[name].shape != value.shape:
+                raise ValueError(f"its '{name}' does not fit")
+        for part, holder in self._parts.items():
+            holder.load(under(f"{part}.", state))
+        torch.set_rng_state(state["random.cpu"])
+        if self._device.type == "cuda":
+            torch.cuda.set_rng_state(state["random.cuda"], self._device)
 
-def can_be_resumed(training: Training) -> bool:
-    """Say whether its state can be taken: steps by autograd."""
-    return isinstance(training.steps, Autograd)
+    @property
+    def _parts(self) -> dict[str, Any]:
+        parts = {"steps": self.steps, "course": self.course, "early": self.early}
+        return {name: part for name, part in parts.items() if part is not None}
 
-
-def state_of(training: Training) -> dict[str, Tensor]:
-    """Return all that the rest of a training depends on: what its parts hold, and torch's random state (dropout)."""
-    state = {f"{part}.{name}": value for part, holder in _parts(training).items()
-             for name, value in holder.state().items()}  # fmt: skip
-    state["random.cpu"] = torch.get_rng_state()
-    if _device(training).type == "cuda":
-        state["random.cuda"] = torch.cuda.get_rng_state(_device(training))
-    return state
-
-
-def resume(training: Training, state: dict[str, Tensor]) -> None:
-    """Make the training go on from that state.
-
-    Raises:
-        ValueError: it is the state of another training; nothing has changed then.
-    """
-    for name, value in state_of(training).items():
-        if name not in state or state[name].shape != value.shape:
-            raise ValueError(f"its '{name}' does not fit")
-    for part, holder in _parts(training).items():
-        holder.load(under(f"{part}.", state))
-    torch.set_rng_state(state["random.cpu"])
-    if _device(training).type == "cuda":
-        torch.cuda.set_rng_state(state["random.cuda"], _device(training))
-
-
-def _parts(training: Training) -> dict[str, Autograd | Course | EarlyStopping]:
-    parts: dict[str, Autograd | Course | EarlyStopping] = {
-        "steps": cast(Autograd, training.steps), "course": training.course
-    }  # fmt: skip
-    return parts if training.early is None else parts | {"early": training.early}
-
-
-def _device(training: Training) -> torch.device:
-    return cast(Autograd, training.steps).samples.labels.device
+    @property
+    def _device(self) -> torch.device:
+        return cast(Autograd, self.steps).samples.labels.device

@@ -209,7 +209,10 @@ class Teacher(Protocol):
 
 
 class Steps(Protocol):
-    """What takes the steps: one update each."""
+    """What takes the steps: one update each.
+
+    It may have `test(actor, samples)`, a shorter way than the network's own to mean loss and accuracy as it is now.
+    """
 
     def step(self, rows: np.ndarray, visit: int, done: float) -> Tensor | float:
         """Update the network with the samples `rows` and return the sum of their losses before the update.
@@ -222,13 +225,6 @@ class Steps(Protocol):
 
     def store(self) -> None:
         """Put the weights into the network, if they are kept elsewhere while training."""
-
-
-class Tester(Steps, Protocol):
-    """Steps that know a shorter way to what a test comes to than the network's own."""
-
-    def test(self, actor: Actor | None, samples: Samples) -> tuple[float, float]:
-        """Return mean loss and accuracy of the network as it is now, with a strategy on it or None."""
 
 
 class Autograd:

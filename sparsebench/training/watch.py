@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any
 
 import torch
 
 from sparsebench.errors import UnsupportedError
 from sparsebench.models.actor import Actor
-from sparsebench.models.base import Network, Watchable
+from sparsebench.models.base import Network
 from sparsebench.models.shown import SplitPass
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.evaluate import evaluate
-from sparsebench.training.steps import Samples, Steps, Tester
+from sparsebench.training.steps import Samples, Steps
 
 
 class Watch:
@@ -44,7 +44,9 @@ class Watch:
             raise UnsupportedError(
                 "watch=... is for networks that have `observe`, as vit:attention=positional has: others show nothing"
             )
-        self.recipe, self.steps, self.network, self.train, self.test = recipe, steps, network, train, test
+        self.recipe, self.train, self.test = recipe, train, test
+        self.steps: Any = steps
+        self.network: Any = network
         self.first = {name: value.clone() for name, value in network.module.state_dict().items()}
         self.at: list[int] = []
         self.seen: dict[str, list[float]] = {}
@@ -62,20 +64,22 @@ class Watch:
         self.steps.store()
         self.at.append(step)
         loss, accuracy = self._test()
-        shown = cast(Watchable, self.network).observe(_look(*self.train, training=True), _look(*self.test))
+        shown = self.network.observe(_look(*self.train, training=True), _look(*self.test))
         for name, value in {"test_loss": loss, "test_accuracy": accuracy, **shown}.items():
             self.seen.setdefault(name, []).append(value)
 
     @torch.no_grad()
     def trained_values(self) -> dict[str, tuple[float, ...]]:
         """Return what the network keeps of its trained weights."""
-        return cast(Watchable, self.network).trained_values(self.first, _look(self.test[0], None))
+        kept: dict[str, tuple[float, ...]] = self.network.trained_values(self.first, _look(self.test[0], None))
+        return kept
 
     def _test(self) -> tuple[float, float]:
         """Return mean loss and accuracy over the test split."""
         samples, actor = self.test
         if hasattr(self.steps, "test"):
-            return cast(Tester, self.steps).test(actor, samples)
+            loss, accuracy = self.steps.test(actor, samples)
+            return loss, accuracy
         evaluation = evaluate(self.network, actor, samples, self.recipe)
         self.network.module.train()
         return evaluation.loss, float((evaluation.predicted == samples.labels.cpu().numpy()).mean())

@@ -12,8 +12,9 @@ import timm
 import torch
 import vits
 from safetensors.torch import save_file
+from timm.layers import Attention
 from timm.models.vision_transformer import ParallelScalingBlock
-from vits import Gated, any_tokens, close, vit
+from vits import any_tokens, close, vit
 
 import sparsebench
 from sparsebench import seeds
@@ -311,7 +312,7 @@ def test_random_numbers_belong_to_the_seed_and_the_place():
         (vit, int, {"macs": 0.5}, "is not a subclass of sparsebench.Strategy"),
         (MODELS["average pool without class token"], ByClassAttention, {"macs": 0.5},
          "needs class_attention, which this network cannot give; got VisionTransformer with 0 class tokens"),
-        (partial(vit, attn_layer=Gated), "ats:macs=.5", {}, "'ats' needs values, which this network cannot give"),
+        (partial(vit, attn_layer=type("Own", (Attention,), {})), "ats:macs=.5", {}, "attention of type Own"),
         (partial(vit, block_fn=ParallelScalingBlock), "evit:macs=.5", {}, "blocks of type ParallelScalingBlock"),
         (partial(vit, global_pool="avg"), "a_vit:macs=.5", {"learned": "random"}, "reads another; got global_pool"),
     ],

@@ -3,7 +3,6 @@
 from functools import partial
 
 import torch
-from timm.layers import Attention
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 
@@ -26,13 +25,6 @@ def vit(cls=VisionTransformer, **changes):
         for weight in model.parameters():
             weight.add_(torch.randn(weight.shape, generator=rng) * 0.2)
     return model
-
-
-class Gated(Attention):
-    """timm's attention with its gate; the block's constructor has no switch for it."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, gated=True, **kwargs)
 
 
 ARCHITECTURES = {

@@ -6,7 +6,7 @@ import timm
 import torch
 from eva_vits import KINDS, unfused
 from torch.utils.flop_counter import FlopCounterMode
-from vits import ARCHITECTURES, Gated, any_tokens, begin, images, vit
+from vits import ARCHITECTURES, any_tokens, begin, images, vit
 
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.cost import BlockCost, Step, VitCost, mean_step, projected_for, scoring_of
@@ -118,7 +118,7 @@ def test_attention_of_the_block_before_is_made_there():
     ]  # fmt: skip
 
 
-MODELS = ARCHITECTURES | KINDS | {"wide mlp": partial(vit, mlp_ratio=3), "gated": partial(vit, attn_layer=Gated)}
+MODELS = ARCHITECTURES | KINDS | {"wide mlp": partial(vit, mlp_ratio=3)}
 SMALL = {"patch": 8, "dim": 32, "depth": 4, "heads": 4}
 NETWORKS = {name: lambda make=make: DeepViT(unfused(make())) for name, make in MODELS.items()} | {
     "positional": lambda: PositionalDeepViT(unfused(small_vit(32, 5, attention="positional", **SMALL).eval())),

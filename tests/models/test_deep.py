@@ -3,14 +3,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from timm.layers import Attention
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import Block
 from vits import (
     ARCHITECTURES,
     BLOCKS,
     B,
-    Gated,
     N,
     any_tokens,
     begin,
@@ -221,9 +219,8 @@ def fail(view, keep):
     [(any_tokens, None), (fail, RuntimeError), (lambda view, keep: "nonsense", StrategyError)],
     ids=["well", "raising", "illegal"],
 )
-@pytest.mark.parametrize("attn_layer", [Attention, Gated])
-def test_nothing_of_the_model_is_changed_whatever_the_strategy_does(scripted, site, decide, error, attn_layer):
-    model = vit(class_token=False, global_pool="avg", attn_layer=attn_layer)
+def test_nothing_of_the_model_is_changed_whatever_the_strategy_does(scripted, site, decide, error):
+    model = vit(class_token=False, global_pool="avg")
     network = DeepViT(model)
     before, bare = state(model), network(images(network))
     acting = begin(network, scripted(decide, site=site))
@@ -450,18 +447,3 @@ def test_a_field_that_a_site_cannot_give_is_unsupported(scripted, site, field):
     ) as error:
         network(images(network), begin(network, scripted(any_tokens, site=site, needs=(field,))))
     assert ("site = 'attention' gives what attention makes" in str(error.value)) == (site == "input")
-
-
-@torch.no_grad()
-def test_gated_attention_shows_its_maps_and_is_dropped_after_it_ran(scripted):
-    network = DeepViT(vit(attn_layer=Gated))
-    pixels = images(network)
-    attention, received = shown(scripted, network, pixels, SHOWN[:2])
-    full = full_attention(network, pixels, 1)[0]
-    close(attention, full[:, :, 0, 1:].mean(dim=1))
-    close(received, full.mean(dim=(1, 2))[:, 1:])
-    plans = {}
-    strategy = scripted(lambda v, keep: plans.setdefault(v.block, any_tokens(v, keep)), site="attention", needs=())
-    acting = begin(network, strategy)
-    close(network(pixels, acting), reference(network, pixels, "attention", plans))
-    assert not any(step.early for step in acting.steps)

@@ -10,11 +10,11 @@ from fusing import FUSING
 from running import inline
 from vits import BLOCKS, B, N, any_tokens, begin, close
 
-from sparsebench.errors import UnsupportedError, UserError
+from sparsebench.errors import UnsupportedError
 from sparsebench.measure.selection import neighbour_agreement
 from sparsebench.models.deep import DeepViT
 from sparsebench.models.small_vit import PositionalDeepViT, small_vit
-from sparsebench.models.vits import Timm, Vit
+from sparsebench.models.vits import Vit
 from sparsebench.plan.expand import expand
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
@@ -224,11 +224,3 @@ def test_a_network_shows_the_agreement_of_its_first_block():
     assert seen == network.observe(None, None)
     trained_values = network.trained_values({}, None)
     np.testing.assert_allclose(np.reshape(trained_values["similarity"], (N, N)), network.similarity())
-
-
-@pytest.mark.parametrize("model", [Vit(patch=8), Timm(arch="vit_tiny_patch16_224")])
-def test_permuted_patches_that_are_not_the_models_are_a_user_error(model):
-    with pytest.raises(UserError, match="patches must be the model's"):
-        model.check(Plain(permuted=True, patch=4))
-    model.check(Plain(permuted=False, patch=4))
-    model.check(Plain(permuted=True, patch=8 if isinstance(model, Vit) else 16))

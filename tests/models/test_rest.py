@@ -229,8 +229,8 @@ def test_what_was_chosen_is_noted_of_all_tokens_each_time():
     actor = Actor(strategy, budget, case.network.cost, case.network.grid, stream=1)
     samples = Samples(case.inputs, case.labels, case.relevance)
     done = evaluate(case.network, actor, samples, case.recipe, choices=True)
-    assert [choice.block for choice in done.choices] == [0, depth - 1]
-    for choice, count in zip(done.choices, budget.counts, strict=True):
+    assert [choice.block for choice in done.choices] == [-1, 0, depth - 1]
+    for choice, count in zip(done.choices[1:], budget.counts, strict=True):
         assert (choice.kept.sum(axis=1) == count).all() and choice.scored
         lowest = choice.scores.argsort(axis=1)[:, : tokens - count]
         assert not choice.kept[[[row] for row in range(len(lowest))], lowest].any()

@@ -26,7 +26,8 @@ from sparsebench.records import store
 from sparsebench.records.record import Record
 from sparsebench.records.table import row_of
 from sparsebench.runner.prepare import Context, prepare
-from sparsebench.tasks.folder import Folder, read_cropped
+from sparsebench.tasks.folder import Folder, cropped
+from sparsebench.tasks.sources.files import read_rgb
 
 ARCH, CANVAS = "deit_tiny_patch16_224", 32
 TASK = f"folder:canvas={CANVAS}"
@@ -99,7 +100,7 @@ def answers(pictures: Path, weights: Path) -> tuple[np.ndarray, np.ndarray]:
     cfg = {"file": str(weights), "num_classes": 1000}
     model = timm.create_model(ARCH, img_size=CANVAS, pretrained=True, pretrained_cfg_overlay=cfg).eval()
     paths = sorted((pictures / "val").rglob("*.png"))
-    x = torch.from_numpy(np.stack([read_cropped(p, CANVAS, 0.9) for p in paths])).permute(0, 3, 1, 2) / 255
+    x = torch.from_numpy(np.stack([cropped(read_rgb(p), CANVAS, 0.9) for p in paths])).permute(0, 3, 1, 2) / 255
     mean, std = (torch.tensor(model.pretrained_cfg[key])[:, None, None] for key in ("mean", "std"))
     with torch.no_grad():
         logits = model((x - mean) / std)
@@ -186,7 +187,7 @@ def test_a_network_teaches_what_it_becomes_only_if_its_head_is_trained(tmp_path:
 def test_a_head_of_other_classes_is_refused_before_anything_runs(pictures: Path, weights: Path, tmp_path: Path) -> None:
     files = planner.Files((f"folder:{pictures}",), weights=(weights,))
     with pytest.raises(UserError, match="3 class folders, and the head has 1000 classes"):
-        planned(tmp_path, files, tasks=(f"{TASK},labels=folders",))
+        planned(tmp_path, files, tasks=(f"{TASK},labels=names",))
 
 
 def test_nothing_asks_for_training_samples(pictures: Path, weights: Path, tmp_path: Path) -> None:

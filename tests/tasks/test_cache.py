@@ -11,7 +11,8 @@ from waiting import soon
 
 from sparsebench import files
 from sparsebench.errors import UserError
-from sparsebench.tasks.sources import BadPicturesError, Pixels, cache, decode, telling
+from sparsebench.tasks.sources import cache
+from sparsebench.tasks.sources.cache import BadPicturesError, Pixels, decode, telling
 
 SHAPE = (5, 3, 4, 4)
 PIXELS = np.random.default_rng(0).integers(0, 256, SHAPE, dtype=np.uint8)

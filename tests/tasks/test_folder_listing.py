@@ -10,8 +10,9 @@ import pytest
 from PIL import Image
 
 from sparsebench.errors import UserError
-from sparsebench.tasks import sources
 from sparsebench.tasks.folder import Folder, locate
+from sparsebench.tasks.sources.files import known_contents
+from sparsebench.tasks.sources.locate import locate_images
 
 SHADE = {"a": 40, "b": 200}
 
@@ -35,7 +36,7 @@ def outcome(root: Path) -> list[tuple[int, int]]:
 
 def said_of(root: Path, find: Callable[..., tuple[str, Path | None]] = locate) -> str:
     """Return what is said to be left out."""
-    found = sources.known_contents(find(f"folder:{root}")[0])
+    found = known_contents(find(f"folder:{root}")[0])
     assert found is not None
     return found.strays
 
@@ -128,7 +129,7 @@ def test_names_that_look_the_same_are_refused(classes: Path) -> None:
         shutil.copytree(classes / "a", root / split / "a")
         shutil.copytree(classes / "a", root / split / name)
     with pytest.raises(UserError, match="differ in their Unicode normalisation alone"):
-        sources.locate_images(f"folder:{root}")
+        locate_images(f"folder:{root}")
 
 
 def test_a_folder_that_cannot_be_read_is_named(classes: Path) -> None:
@@ -159,8 +160,8 @@ def test_a_source_to_train_on_says_what_it_leaves_out(classes: Path) -> None:
     root = classes.parent / "trained"
     for split in ("train", "test"):
         shutil.copytree(classes, root / split)
-    assert said_of(root, sources.locate_images) == ""
+    assert said_of(root, locate_images) == ""
     stray(root / "train" / "@eaDir" / "a.png")
     stray(root / "train" / "loose.png")
-    said = said_of(root, sources.locate_images)
+    said = said_of(root, locate_images)
     assert "train/@eaDir" in said and "pictures in no class folder: 1 (train/loose.png)" in said

@@ -7,8 +7,8 @@ from sparsebench.cli import main
 from sparsebench.models.vits import Vit
 from sparsebench.records import store
 from sparsebench.runner import prepare
-from sparsebench.tasks import sources
 from sparsebench.tasks.groups import Waterbirds
+from sparsebench.tasks.sources.locate import locate_images
 from sparsebench.training.influence import influences
 from sparsebench.training.steps import Samples
 
@@ -49,15 +49,8 @@ def test_the_place_is_in_no_record(run, waterbirds, tmp_path):
     done, records = run("--images", "waterbirds", "--data-root", tmp_path, "--n-train", 28, "--jobs", 0)
     assert done.exit_code == 0, done.stderr
     for record in records.values():
-        assert record.cell.task.params["images"] == sources.locate_images(f"folder:{waterbirds.root}")[0]
+        assert record.cell.task.params["images"] == locate_images(f"folder:{waterbirds.root}")[0]
         assert str(tmp_path) not in record.model_dump_json()
-
-
-def test_too_many_training_images_are_a_failed_cell_with_the_number(run, waterbirds):
-    done, records = run("--images", f"folder:{waterbirds.root}", "--n-train", 29, "--jobs", 0)
-    assert done.exit_code == 1
-    assert {record.status for record in records.values()} == {"failed"}
-    assert "to 28, all there are" in records["dense"].failure.reason
 
 
 def test_patience_without_a_validation_split_fails_with_its_reason(run, waterbirds):
@@ -79,24 +72,8 @@ def test_a_set_with_a_task_of_its_own_is_for_no_other(waterbirds, tmp_path, opti
     assert done.exit_code == 2 and "waterbirds is for the task 'waterbirds' alone" in done.stderr
 
 
-def test_corrupt_pictures_are_named_before_a_cell_is_run_or_are_left_out(run, waterbirds):
-    rows = [i for i, (split, _, _) in enumerate(waterbirds.rows) if split == 0][:2]
-    rows.append(next(i for i, (split, _, _) in enumerate(waterbirds.rows) if split == 2))
-    for row in rows:
-        (waterbirds.root / waterbirds.names[row]).write_bytes(b"no picture")
-    done, records = run("--images", f"folder:{waterbirds.root}", "--n-train", 26, "--jobs", 0)
-    assert done.exit_code == 1 and records == {}
-    (line,) = [line for line in done.stderr.splitlines() if "Error" in line]
-    for row in rows:
-        assert str(waterbirds.root / waterbirds.names[row]) in line
-    done, records = run("--images", f"folder:{waterbirds.root}", "--n-train", 26, "--jobs", 0, "--skip-bad")
-    assert done.exit_code == 0, done.stderr
-    assert {record.status for record in records.values()} == {"ok", "unsupported"}
-    assert records["dense"].outcomes.n == sum(split == 2 for split, _, _ in waterbirds.rows) - 1
-
-
 def drawn(waterbirds):
-    name, place = sources.locate_images(f"folder:{waterbirds.root}")
+    name, place = locate_images(f"folder:{waterbirds.root}")
     return Waterbirds(images=name, canvas=8).draw(28, 0, {name: place})
 
 

@@ -10,10 +10,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from sparsebench.errors import UserError
-from sparsebench.tasks import images, sources
+from sparsebench.tasks import images
 from sparsebench.tasks.base import Split
-from sparsebench.tasks.images import Chosen, Composite, Plain, Spurious, paste, permute, warp
+from sparsebench.tasks.images import Composite, Plain, Spurious, paste, permute, warp
+from sparsebench.tasks.sources.classes import foregrounds
+from sparsebench.tasks.sources.files import read_rgb, square
 from sparsebench.tasks.sources.listing import listing
+from sparsebench.tasks.sources.locate import locate_backgrounds, locate_images
+from sparsebench.tasks.sources.scenes import backgrounds
 
 SMALL = {"canvas": 16, "foreground": 10, "test": 40}
 
@@ -53,21 +57,17 @@ def test_pasting_puts_the_very_pixels_in_the_box_and_changes_no_others(seed):
     canvas = rng.integers(0, 256, (n, 3, S, S), dtype=np.uint8)
     pictures = rng.integers(0, 256, (n, 3, s, s), dtype=np.uint8)
     expected = canvas.copy()
-    rows, order = rng.permutation(n), rng.integers(0, n, n)
-    half = n // 2
-    chosen = [Chosen(rows[:half], pictures, order[:half]), Chosen(rows[half:], pictures[::-1], order[half:])]
     images = canvas.copy()
-    boxes = paste(images, chosen, rng)
-    shown = {rows[j]: order[j] if j < half else n - 1 - order[j] for j in range(n)}
+    boxes = paste(images, pictures, rng)
     for i, (top, left, height, width) in enumerate(boxes):
         assert (height, width) == (s, s) and 0 <= top <= S - s and 0 <= left <= S - s
-        expected[i, :, top : top + s, left : left + s] = pictures[shown[i]]
+        expected[i, :, top : top + s, left : left + s] = pictures[i]
     np.testing.assert_array_equal(images, expected)
 
 
 def test_foregrounds_come_to_lie_at_every_place():
     canvas, pictures = np.zeros((400, 3, 4, 4), np.uint8), np.ones((400, 3, 2, 2), np.uint8)
-    boxes = paste(canvas, [Chosen(np.arange(400), pictures, np.arange(400))], np.random.default_rng(0))
+    boxes = paste(canvas, pictures, np.random.default_rng(0))
     places, counts = np.unique(boxes[:, :2], axis=0, return_counts=True)
     assert len(places) == 9 and counts.min() > 20
 
@@ -93,7 +93,7 @@ def test_relevance_is_the_share_of_each_patch_that_the_box_covers(seed, grid, si
 
 def test_composite_has_every_class_equally_often_and_the_foreground_of_its_label():
     data = Composite(**SMALL).draw(60, 0, {})
-    pool = sources.foregrounds("digits", 10, {})
+    pool = foregrounds("digits", 10, {})
     for split, per_class, n in ((data.train, pool.train, 60), (data.test, pool.test, 40)):
         assert split.inputs.shape == (n, 3, 16, 16) and split.inputs.dtype == np.uint8
         assert np.bincount(split.labels).tolist() == [n // 10] * 10
@@ -105,7 +105,7 @@ def test_composite_has_every_class_equally_often_and_the_foreground_of_its_label
 
 def test_the_background_of_composite_says_nothing_about_the_class():
     data = Composite(**SMALL).draw(40, 0, {})
-    photos = sources.backgrounds("photos", 16, {}).photos
+    photos = backgrounds("photos", 16, {}).photos
     kinds = []
     for i in range(40):
         line, axis, _ = outside(data.train, i)
@@ -125,7 +125,7 @@ def test_training_and_test_share_no_foreground(task):
 @pytest.mark.parametrize("task", [Composite(**SMALL), Spurious(**SMALL)], ids=lambda t: t.name)
 def test_training_and_test_backgrounds_come_from_parts_of_their_own(task):
     data = task.draw(16, 0, {})
-    photos = sources.backgrounds("photos", 16, {}).photos
+    photos = backgrounds("photos", 16, {}).photos
     for test, split in enumerate((data.train, data.test)):
         for i in range(16):
             line, axis, _ = outside(split, i)
@@ -134,15 +134,15 @@ def test_training_and_test_backgrounds_come_from_parts_of_their_own(task):
 
 
 def test_all_foregrounds_are_used_before_any_comes_again():
-    pool = sources.foregrounds("digits", 10, {})
+    pool = foregrounds("digits", 10, {})
     n = min(len(pool.train[name]) for name in ("3", "8"))
     assert len(set(foregrounds_of(Spurious(**SMALL).draw(2 * n, 0, {}).train))) == 2 * n
 
 
 def test_the_group_of_an_image_names_its_class_and_the_background_behind_it():
     data = Spurious(**SMALL).draw(20, 0, {})
-    photos = sources.backgrounds("photos", 16, {}).photos
-    pool = sources.foregrounds("digits", 10, {})
+    photos = backgrounds("photos", 16, {}).photos
+    pool = foregrounds("digits", 10, {})
     for i, group in enumerate(data.train.groups):
         line, axis, _ = outside(data.train, i)
         assert line.tobytes() in lines(photos[group % 2][0], axis, 16)
@@ -192,25 +192,55 @@ def test_a_repetition_is_the_same_again_and_unlike_the_next(cls):
     assert not np.array_equal(first.test.inputs, other.test.inputs)
 
 
-def test_the_test_set_is_the_same_for_every_number_of_training_images():
-    few, many = (Composite(**SMALL).draw(n, 0, {}) for n in (20, 50))
-    assert same(few.test, many.test)
+GRID = "cannot be shifted, nor permuted patches flipped; got placement=.*permuted="
+TILES = "tiles: the foreground must divide the canvas, and patch the foreground"
+APART = {
+    "a foreground larger than the canvas": ({"canvas": 16, "foreground": 17}, "larger than the canvas; got 17 > 16"),
+    "one class held out": ({"held_out": ("3",)}, "two"),
+    "three": ({"held_out": ("1", "2", "3")}, "two"),
+    "one class twice": ({"held_out": ("3", "3")}, "two"),
+    "permuted and flipped": ({"permuted": True, "flip": True}, GRID),
+    "permuted and shifted": ({"permuted": True, "shift": 2}, GRID),
+    "on the grid and shifted": ({"placement": "grid", "shift": 2}, GRID),
+    "patches that do not divide": ({"permuted": True, "patch": 5}, "patch must divide the canvas; got patch=5"),
+    "tiles that do not fit": ({"placement": "tiles", "canvas": 40, "foreground": 12}, TILES),
+    "tiles of half patches": ({"placement": "tiles", "canvas": 36, "foreground": 18}, TILES),
+    "patience alone": ({"patience": 3}, r"patience needs a validation split.*validation=0\.1"),
+    "a shift out of the image": ({"shift": 32}, "shift; got 32; allowed: less than the image's 32 pixels"),
+}
+TOGETHER = [{"canvas": 16, "foreground": 16}, {"placement": "grid", "flip": True}, {"flip": True}, {"shift": 2},
+            {"permuted": True}, {"patch": 5}, {"patience": 3, "validation": 0.1}, {"validation": 0.1}]  # fmt: skip
 
 
-def test_a_foreground_larger_than_the_canvas_is_a_user_error():
-    for ask in (lambda task: task.check(), lambda task: task.draw(4, 0, {})):
-        with pytest.raises(UserError, match="larger than the canvas; got 17 > 16"):
-            ask(Composite(canvas=16, foreground=17))
-    assert (Composite(canvas=16, foreground=16, test=2).draw(2, 0, {}).train.boxes == [0, 0, 16, 16]).all()
+@pytest.mark.parametrize("what", APART)
+def test_parameters_that_contradict_each_other_are_a_user_error(what):
+    params, says = APART[what]
+    with pytest.raises(UserError, match=says):
+        Spurious(**params).check()
 
 
-@pytest.mark.parametrize(
-    ("held_out", "said"),
-    [(("3", "ten"), r"got \['ten'\]"), (("3",), "two"), (("1", "2", "3"), "two"), (("3", "3"), "two")],
-)
-def test_held_out_classes_that_are_not_two_of_the_source_are_a_user_error(held_out, said):
-    with pytest.raises(UserError, match=said):
-        Spurious(**SMALL, held_out=held_out).draw(4, 0, {})
+@pytest.mark.parametrize("params", TOGETHER, ids=str)
+def test_parameters_that_do_not_are_taken(params):
+    Composite(**params).check()
+
+
+def test_classes_held_out_that_the_source_has_not_are_a_user_error():
+    with pytest.raises(UserError, match=r"got \['ten'\]"):
+        Spurious(**SMALL, held_out=("3", "ten")).draw(4, 0, {})
+
+
+TRAINING = {"warmup": 0.2, "smoothing": 0.1, "flip": True, "shift": 3, "accumulate": 2, "validation": 0.2,
+            "patience": 3, "validate_by": "worst_group"}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", [TRAINING, {"pretrain_samples": 50}, {"pretrain_epochs": 0}], ids=str)
+@pytest.mark.parametrize("cls", [Composite, Spurious])
+def test_how_a_network_is_trained_does_not_touch_what_is_drawn(cls, changes):
+    plain, other = cls(**SMALL).draw(30, 1, {}), cls(**SMALL, **changes).draw(30, 1, {})
+    assert same(plain.train, other.train) and same(plain.test, other.test)
+    assert same(plain.test, cls(**SMALL).draw(50, 1, {}).test)
+    recipe = cls(**TRAINING).recipe()
+    assert {name: getattr(recipe, name) for name in TRAINING} == TRAINING
 
 
 def patches(images, side):
@@ -250,19 +280,6 @@ def test_the_order_of_patches_is_one_for_each_size_of_canvas_and_patch():
     assert not Composite(**SMALL).initial()[0].permuted
 
 
-@pytest.mark.parametrize(
-    ("ask", "said"),
-    [
-        (lambda task: task.check(), "patch must divide the canvas; got patch=5"),
-        (lambda task: task.draw(2, 0, {}), "patch must divide the canvas; got patch=5"),
-    ],
-)
-def test_patches_that_do_not_divide_the_canvas_cannot_be_permuted(ask, said):
-    with pytest.raises(UserError, match=said):
-        ask(Composite(**SMALL, permuted=True, patch=5))
-    Composite(**SMALL, patch=5).check()
-
-
 def test_relevance_on_patches_other_than_the_permuted_is_a_user_error():
     data = Plain(**SMALL, permuted=True, patch=4).draw(2, 0, {})
     with pytest.raises(UserError, match="got 16 permuted patches, a model with 64"):
@@ -281,8 +298,8 @@ def real(real_images, tmp_path_factory):
     (root / "plants").mkdir()
     for path in sorted((real_images / "plants").iterdir())[:25]:
         shutil.copy(path, root / "plants")
-    images, images_root = sources.locate_images(f"folder:{root / 'images'}", None, False)
-    plants, plants_root = sources.locate_backgrounds(os.fspath(root / "plants"))
+    images, images_root = locate_images(f"folder:{root / 'images'}", None, False)
+    plants, plants_root = locate_backgrounds(os.fspath(root / "plants"))
     return SimpleNamespace(
         root=root, names={"images": images, "backgrounds": plants}, locations={images: images_root, plants: plants_root}
     )
@@ -290,7 +307,7 @@ def real(real_images, tmp_path_factory):
 
 def pictures(root, size):
     return {
-        sources.read_square(path, size).transpose(2, 0, 1).tobytes() for path in map(root.joinpath, listing(root).names)
+        square(read_rgb(path), size).transpose(2, 0, 1).tobytes() for path in map(root.joinpath, listing(root).names)
     }
 
 
@@ -298,8 +315,7 @@ def test_real_foregrounds_are_pasted_on_real_backgrounds_split_by_split(real):
     data = Composite(**SMALL, **real.names).draw(60, 0, real.locations)
     assert data.classes == ("airplane", "bird", "cat", "dog")
     every = [
-        sources.read_square(path, 16)
-        for path in map((real.root / "plants").joinpath, listing(real.root / "plants").names)
+        square(read_rgb(path), 16) for path in map((real.root / "plants").joinpath, listing(real.root / "plants").names)
     ]
     for test, (split, part) in enumerate(((data.train, "train"), (data.test, "test"))):
         scenes = [scene for i, scene in enumerate(every) if (i % 5 == 4) == test]
@@ -326,7 +342,7 @@ def test_a_source_of_the_held_out_classes_alone_is_pre_trained_on_both(real, tmp
     for split in ("train", "test"):
         shutil.rmtree(root / split / "cat")
         shutil.rmtree(root / split / "dog")
-    name, place = sources.locate_images(f"folder:{root}", None, False)
+    name, place = locate_images(f"folder:{root}", None, False)
     assert Plain(**SMALL, images=name).draw(6, 0, {name: place}).classes == ("airplane", "bird")
 
 
@@ -343,13 +359,13 @@ def test_a_foreground_has_one_number_in_every_repetition(task):
             assert shown.setdefault(number, pixels) == pixels
         of = dict(zip(test.foregrounds.tolist(), test.labels.tolist(), strict=True))
         assert [of[number] for number in test.foregrounds.tolist()] == test.labels.tolist()
-    pool = sources.foregrounds("digits", 10, {}).test
+    pool = foregrounds("digits", 10, {}).test
     numbered = [picture.tobytes() for pictures in pool.values() for picture in pictures]
     assert all(numbered[number] == pixels for number, pixels in shown.items())
 
 
 def test_a_foreground_has_one_number_in_every_task_of_its_source_and_in_every_part():
-    pictures = [picture.tobytes() for p in sources.foregrounds("digits", 10, {}).train.values() for picture in p]
+    pictures = [picture.tobytes() for p in foregrounds("digits", 10, {}).train.values() for picture in p]
     for task in (Composite(**SMALL), Spurious(**SMALL), Plain(**SMALL, epochs=3)):
         data = task.draw(50, 0, {}).held_back(0.2)
         for split, n in ((data.train, 40), (data.validation, 10)):
@@ -427,3 +443,26 @@ def test_a_picture_that_comes_again_is_drawn_anew() -> None:
     boxes = data.train.boxes
     cut = {x[:, t : t + h, w : w + v].tobytes() for x, (t, w, h, v) in zip(data.train.inputs, boxes, strict=True)}
     assert len(cut) == 600
+
+
+@pytest.mark.parametrize("wrong", [{"warmup": 1.0}, {"smoothing": -0.1}, {"shift": -1}, {"accumulate": 0}])
+def test_numbers_out_of_range_are_refused(wrong):
+    with pytest.raises(ValidationError):
+        Composite(**wrong)
+
+
+@pytest.mark.parametrize("cls", [Composite, Spurious, Plain])
+def test_the_last_of_the_drawn_samples_are_held_back(cls):
+    drawn = cls(canvas=16, foreground=10, test=20).draw(30, 1, {})
+    data = drawn.held_back(0.25)
+    assert len(data.train.labels) == 22 and data.validation is not None
+    for name in ("inputs", "labels", "groups", "boxes"):
+        whole = np.concatenate([getattr(data.train, name), getattr(data.validation, name)])
+        np.testing.assert_array_equal(whole, getattr(drawn.train, name))
+    assert data.test is drawn.test
+
+
+@pytest.mark.parametrize("share", [0.01, 0.99])
+def test_samples_must_be_left_on_both_sides(share):
+    with pytest.raises(UserError, match=r"validation must leave samples on both sides; got (0|8) of 8"):
+        Composite(canvas=16, foreground=10, test=20).draw(8, 0, {}).held_back(share)

@@ -3,8 +3,10 @@ import pytest
 from PIL import Image
 
 from sparsebench.errors import UserError
-from sparsebench.tasks import sources
 from sparsebench.tasks.sources import classes, files, scenes
+from sparsebench.tasks.sources.classes import foregrounds
+from sparsebench.tasks.sources.locate import locate_backgrounds, locate_images
+from sparsebench.tasks.sources.scenes import backgrounds
 
 
 @pytest.fixture(autouse=True)
@@ -24,8 +26,8 @@ def forget():
 @pytest.fixture
 def decoded(monkeypatch):
     """Return the list of files that were decoded."""
-    seen, real = [], files.read_square
-    monkeypatch.setattr(files, "read_square", lambda path, *given: seen.append(path) or real(path, *given))
+    seen, real = [], files.read_rgb
+    monkeypatch.setattr(files, "read_rgb", lambda path, *given: seen.append(path) or real(path, *given))
     return seen
 
 
@@ -46,7 +48,7 @@ def folder(tmp_path):
 
 
 def located(root):
-    name, place = sources.locate_images(f"folder:{root}")
+    name, place = locate_images(f"folder:{root}")
     return name, {name: place}
 
 
@@ -54,14 +56,14 @@ def test_pictures_are_decoded_once_and_each_stays_in_its_class(folder, decoded):
     name, locations = located(folder)
     for _ in range(2):
         forget()
-        found = sources.foregrounds(name, 4, locations)
+        found = foregrounds(name, 4, locations)
         assert found.classes == ("cat", "cat-2")
         shades = [
             [int(p[0, 0, 0]) for p in split[label]] for split in (found.train, found.test) for label in found.classes
         ]
         assert shades == [[1, 2, 3], [4, 5, 6], [7, 8], [9, 10]]
     assert len(decoded) == 10
-    assert sources.foregrounds(name, 5, locations).train["cat"].shape == (3, 3, 5, 5) and len(decoded) == 20
+    assert foregrounds(name, 5, locations).train["cat"].shape == (3, 3, 5, 5) and len(decoded) == 20
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -72,7 +74,7 @@ def test_pictures_that_change_during_a_run_are_a_user_error_or_were_kept(folder,
         monkeypatch.setenv("SPARSEBENCH_CACHE", str(folder.parent / "file"))
     name, locations = located(folder)
     if kept:
-        sources.foregrounds(name, 4, locations)
+        foregrounds(name, 4, locations)
     forget()
     if change == "another picture":
         Image.new("RGB", (9, 9), (99, 0, 0)).save(folder / "train" / "cat" / "1.png")
@@ -81,10 +83,10 @@ def test_pictures_that_change_during_a_run_are_a_user_error_or_were_kept(folder,
     else:
         Image.new("RGB", (9, 9)).save(folder / "test" / "cat" / "new.png")
     if kept:  # they are those that the run began with
-        assert sources.foregrounds(name, 4, locations).train["cat"][:, 0, 0, 0].tolist() == [1, 2, 3]
+        assert foregrounds(name, 4, locations).train["cat"][:, 0, 0, 0].tolist() == [1, 2, 3]
         return
     with pytest.raises(UserError, match="changed while the run was under way; run it again"):
-        sources.foregrounds(name, 4, locations)
+        foregrounds(name, 4, locations)
 
 
 def save(path, *arrays):
@@ -98,9 +100,9 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (10, 6, 8, 3), dtype=np.uint8
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.float64])
 def test_the_first_array_of_an_npz_file_is_a_source_of_backgrounds(tmp_path, dtype):
     path = save(tmp_path / "plants.npz", PIXELS if dtype is np.uint8 else (PIXELS / 255).astype(dtype), np.zeros(3))
-    name, place = sources.locate_backgrounds(str(path))
+    name, place = locate_backgrounds(str(path))
     assert name.startswith("array-") and place == path
-    source = sources.backgrounds(name, 6, {name: place})
+    source = backgrounds(name, 6, {name: place})
     assert source.kinds == ("pictures", "clean")
     for pool, rows in zip(source.pools, ([0, 1, 2, 3, 5, 6, 7, 8], [4, 9]), strict=True):
         np.testing.assert_array_equal(pool, PIXELS[rows][:, :, 1:7].transpose(0, 3, 1, 2))
@@ -122,7 +124,7 @@ def test_the_first_array_of_an_npz_file_is_a_source_of_backgrounds(tmp_path, dty
 )
 def test_an_array_that_holds_no_pictures_is_a_user_error(tmp_path, array, says):
     with pytest.raises(UserError, match=says):
-        sources.locate_backgrounds(str(save(tmp_path / "bad.npz", array)))
+        locate_backgrounds(str(save(tmp_path / "bad.npz", array)))
 
 
 @pytest.mark.parametrize("damage", [b"", b"no archive", None])
@@ -130,18 +132,18 @@ def test_a_file_that_is_no_archive_is_a_user_error(tmp_path, damage):
     path = save(tmp_path / "bad.npz", PIXELS)
     path.write_bytes(path.read_bytes()[:900] if damage is None else damage)
     with pytest.raises(UserError, match=r"bad\.npz cannot be read as an \.npz file"):
-        sources.locate_backgrounds(str(path))
+        locate_backgrounds(str(path))
 
 
 def test_an_archive_of_nothing_few_pictures_and_a_changed_one_are_user_errors(tmp_path):
     with pytest.raises(UserError, match="holds no pictures"):
-        sources.locate_backgrounds(str(save(tmp_path / "none.npz")))
+        locate_backgrounds(str(save(tmp_path / "none.npz")))
     path = save(tmp_path / "few.npz", PIXELS[:4])
-    name, place = sources.locate_backgrounds(str(path))
+    name, place = locate_backgrounds(str(path))
     with pytest.raises(UserError, match="too few pictures; got 4"):
-        sources.backgrounds(name, 6, {name: place})
+        backgrounds(name, 6, {name: place})
     path = save(tmp_path / "all.npz", PIXELS)
-    name, place = sources.locate_backgrounds(str(path))
+    name, place = locate_backgrounds(str(path))
     save(path, PIXELS[::-1])
     with pytest.raises(UserError, match="changed while the run was under way"):
-        sources.backgrounds(name, 6, {name: place})
+        backgrounds(name, 6, {name: place})

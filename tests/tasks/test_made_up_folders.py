@@ -17,8 +17,8 @@ from timm.data import ImageNetInfo
 from timm.utils.misc import natural_key
 
 from sparsebench.errors import UserError
-from sparsebench.tasks import sources
 from sparsebench.tasks.folder import Folder, locate
+from sparsebench.tasks.sources.files import known_contents
 from sparsebench.tasks.sources.labels import described
 
 STEP = 18
@@ -156,7 +156,7 @@ def test_labels_are_right_or_one_line_refuses(named, heads, form, labels, layout
         if labels == "auto" and task.labels == "names":  # the order of every usual program
             for key in (natural_key, lambda name: unicodedata.normalize("NFC", name)):
                 assert sorted(names) == sorted(names, key=key)
-        found = sources.known_contents(images)
+        found = known_contents(images)
         assert found is not None
         said = found.strays
         assert bool(said) == bool(strays or layout == "empty val") and len(said.splitlines()) <= 1

@@ -16,7 +16,10 @@ from scipy.io import savemat
 
 from sparsebench.errors import UserError
 from sparsebench.tasks import sources
+from sparsebench.tasks.sources.classes import foregrounds
 from sparsebench.tasks.sources.known import KNOWN
+from sparsebench.tasks.sources.locate import locate_backgrounds, locate_images
+from sparsebench.tasks.sources.scenes import backgrounds
 
 RNG = np.random.default_rng(0)
 CLASSES = ["apple", "beetle", "cup"]
@@ -77,50 +80,50 @@ def cifar(tmp_path, monkeypatch, served):
 
 def test_a_set_is_fetched_on_request_only_and_then_read(cifar):
     with pytest.raises(UserError, match=r"cifar100 is missing .*train is not there.*--data-root DIR.*--download"):
-        sources.locate_images("cifar100", cifar.root, False)
+        locate_images("cifar100", cifar.root, False)
     assert not cifar.root.exists()
-    assert sources.locate_images("cifar100", cifar.root, True) == ("cifar100", cifar.root)
-    assert sources.locate_images("cifar100", cifar.root, False) == ("cifar100", cifar.root)
+    assert locate_images("cifar100", cifar.root, True) == ("cifar100", cifar.root)
+    assert locate_images("cifar100", cifar.root, False) == ("cifar100", cifar.root)
     for _ in range(2):  # from the files, and from what was kept
         sources.classes._foregrounds.cache_clear()
-        found = sources.foregrounds("cifar100", 32, {"cifar100": cifar.root})
+        found = foregrounds("cifar100", 32, {"cifar100": cifar.root})
         assert found.classes == tuple(CLASSES)
         for split in ("train", "test"):
             pixels, labels = cifar.drawn[split]
             for k, name in enumerate(CLASSES):
                 shown = getattr(found, split)[name].transpose(0, 2, 3, 1)
                 np.testing.assert_array_equal(shown, pixels[labels == k])
-    assert sources.foregrounds("cifar100", 8, {"cifar100": cifar.root}).train["cup"].shape == (4, 3, 8, 8)
+    assert foregrounds("cifar100", 8, {"cifar100": cifar.root}).train["cup"].shape == (4, 3, 8, 8)
 
 
 def test_a_torn_archive_is_not_taken_for_whole_and_a_good_one_mends_it(cifar):
     whole = cifar.archive.read_bytes()
     cifar.archive.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match="cifar100 is missing or corrupt"):
-        sources.locate_images("cifar100", cifar.root, True)
+        locate_images("cifar100", cifar.root, True)
     assert not (cifar.root / "cifar-100-python").exists()
     with pytest.raises(UserError, match="cifar100 is missing"):
-        sources.locate_images("cifar100", cifar.root, False)
+        locate_images("cifar100", cifar.root, False)
     cifar.archive.write_bytes(whole)
-    assert sources.locate_images("cifar100", cifar.root, True)[0] == "cifar100"
+    assert locate_images("cifar100", cifar.root, True)[0] == "cifar100"
 
 
 def test_what_cannot_be_fetched_is_a_user_error(cifar):
     cifar.archive.unlink()
     with pytest.raises(UserError, match=r"cifar100 cannot be read or fetched into"):
-        sources.locate_images("cifar100", cifar.root, True)
+        locate_images("cifar100", cifar.root, True)
 
 
 @pytest.mark.parametrize("damage", [b"", b"other bytes", None], ids=["empty", "other bytes", "missing"])
 def test_a_file_that_is_not_the_official_one_is_refused_and_never_unpickled(cifar, damage):
     shutil.copytree(cifar.folder, cifar.root / cifar.folder.name)
-    name, root = sources.locate_images("cifar100", cifar.root, False)
+    name, root = locate_images("cifar100", cifar.root, False)
     path = cifar.root / cifar.folder.name / "test"
     path.unlink() if damage is None else path.write_bytes(damage)
     with pytest.raises(UserError, match=f"cifar100 is {'missing' if damage is None else 'corrupt'}"):
-        sources.locate_images("cifar100", cifar.root, False)
+        locate_images("cifar100", cifar.root, False)
     with pytest.raises(UserError, match="cifar100 is missing or corrupt"):  # it changed after that
-        sources.foregrounds(name, 7, {name: root})
+        foregrounds(name, 7, {name: root})
 
 
 def test_svhn_has_its_channels_turned_and_its_tens_are_zeros(tmp_path, monkeypatch):
@@ -132,10 +135,10 @@ def test_svhn_has_its_channels_turned_and_its_tens_are_zeros(tmp_path, monkeypat
         split_list[split] = [path.as_uri(), path.name, md5(path)]
         drawn[split] = pixels, labels
     monkeypatch.setattr(made, "split_list", split_list)
-    name, root = sources.locate_images("svhn", tmp_path, False)
+    name, root = locate_images("svhn", tmp_path, False)
     sources.classes._foregrounds.cache_clear()
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "cache"))
-    found = sources.foregrounds(name, 32, {name: root})
+    found = foregrounds(name, 32, {name: root})
     assert found.classes == tuple("0123456789")
     for split, (pixels, labels) in drawn.items():
         for k in range(10):
@@ -161,9 +164,9 @@ def flowers(tmp_path, monkeypatch):
 
 
 def test_flowers_to_train_with_are_none_of_those_to_test_with(flowers):
-    name, root = sources.locate_backgrounds("flowers102", flowers)
+    name, root = locate_backgrounds("flowers102", flowers)
     assert (name, root) == ("flowers102", flowers)
-    source = sources.backgrounds(name, 8, {name: root})
+    source = backgrounds(name, 8, {name: root})
     assert source.kinds == ("flowers", "clean") and source.textured == (0,)
     kinds = np.array([0] * 300 + [1] * 3)
     for test, expected in ((False, {1, 2, 4, 5, 7}), (True, {3, 6, 8, 9, 10})):
@@ -175,4 +178,4 @@ def test_flowers_to_train_with_are_none_of_those_to_test_with(flowers):
 def test_flowers_that_are_not_all_there_are_a_user_error(flowers):
     (flowers / "flowers-102" / "jpg" / "image_00003.jpg").unlink()
     with pytest.raises(UserError, match=r"flowers102 is corrupt .*holds 9 of 10 pictures"):
-        sources.locate_backgrounds("flowers102", flowers)
+        locate_backgrounds("flowers102", flowers)

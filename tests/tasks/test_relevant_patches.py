@@ -13,9 +13,9 @@ from sparsebench.measure.selection import aurocs
 from sparsebench.models.actor import Actor
 from sparsebench.models.vits import Timm, Vit
 from sparsebench.strategy.budget import Budget
-from sparsebench.tasks import sources
 from sparsebench.tasks.base import relevant
 from sparsebench.tasks.images import Composite, Plain, Spurious
+from sparsebench.tasks.sources.locate import locate_images
 
 SMALL = {"canvas": 16, "foreground": 8, "test": 40, "pretrain_epochs": 0}
 LITTLE = {"canvas": 16, "foreground": 8, "test": 4}
@@ -98,15 +98,6 @@ def _box(box: np.ndarray) -> np.ndarray:
     return inside
 
 
-def test_the_groups_of_the_paper():
-    """4500/500/500/4500 training and 4 x 500 test images, every training picture once."""
-    task = Spurious(foreground=8, canvas=8, test=2000, pretrain_epochs=0)
-    data = task.draw(10_000, 0, {})
-    assert np.bincount(data.train.groups).tolist() == [4500, 500, 500, 4500]
-    assert np.bincount(data.test.groups).tolist() == [500] * 4
-    assert data.group_names == ("3 on flower", "3 on china", "8 on flower", "8 on china")
-
-
 @pytest.mark.parametrize("rate", LEVELS)
 def test_images_of_every_group_keep_as_many_tokens_so_that_their_number_tells_no_label(rate):
     task = Spurious(placement="grid", test=80, pretrain_epochs=0)
@@ -147,7 +138,7 @@ def pictures(tmp_path):
             for label in classes:
                 (tmp_path / name / split / label).mkdir(parents=True)
                 Image.new("RGB", (8, 8), (9 * len(label), 0, 0)).save(tmp_path / name / split / label / "0.png")
-        found, place = sources.locate_images(f"folder:{tmp_path / name}")
+        found, place = locate_images(f"folder:{tmp_path / name}")
         return found, {found: place}
 
     return make
@@ -181,14 +172,3 @@ def test_on_tiles_every_patch_is_as_often_foreground_so_that_its_place_tells_not
     places = np.unique(relevance, axis=0) > 0
     assert aurocs(radial[:9], places).mean() == pytest.approx(0.5, abs=1e-12)
     assert aurocs(radial, relevance > 0).mean() == pytest.approx(0.5, abs=0.03)
-
-
-@pytest.mark.parametrize("changes", [{"canvas": 40}, {"foreground": 18, "patch": 4}])
-def test_tiles_that_do_not_fit_are_a_user_error(changes):
-    with pytest.raises(UserError, match="tiles: the foreground must divide the canvas, and patch the foreground"):
-        Composite(**{"placement": "tiles", "canvas": 36, "foreground": 12, "pretrain_epochs": 0} | changes).check()
-
-
-def test_what_begins_from_other_weights_is_tested_on_the_same_pictures():
-    few, many = (Spurious(**SMALL | {"pretrain_epochs": 1, "pretrain_samples": n}).draw(10, 0, {}) for n in (50, 500))
-    assert (few.test.inputs == many.test.inputs).all() and (few.train.inputs == many.train.inputs).all()

@@ -5,7 +5,10 @@ import pytest
 from PIL import Image
 
 from sparsebench.errors import UserError
-from sparsebench.tasks import sources
+from sparsebench.tasks.sources.classes import foregrounds
+from sparsebench.tasks.sources.files import read_rgb, square
+from sparsebench.tasks.sources.locate import locate_backgrounds, locate_images
+from sparsebench.tasks.sources.scenes import Photos, backgrounds
 
 COLOUR = (204, 51, 102)  # one that web palettes have
 
@@ -29,13 +32,13 @@ def folder(tmp_path):
 
 
 def located(root):
-    name, place = sources.locate_images(f"folder:{root}", None, False)
+    name, place = locate_images(f"folder:{root}", None, False)
     return name, {name: place}
 
 
 def test_a_folder_of_classes_is_read_split_by_split(folder):
     name, locations = located(folder)
-    found = sources.foregrounds(name, 8, locations)
+    found = foregrounds(name, 8, locations)
     assert found.classes == ("cat", "dog")
     for split, n, blue in ((found.train, 6, 0), (found.test, 4, 200)):
         for k, label in enumerate(found.classes):
@@ -62,16 +65,16 @@ def test_a_folder_of_classes_is_read_split_by_split(folder):
     ],
 )
 def test_every_kind_of_picture_becomes_rgb(tmp_path, name, mode):
-    square = sources.read_square(save(tmp_path / name, mode=mode), 8)
-    assert square.shape == (8, 8, 3) and square.dtype == np.uint8
-    assert np.abs(square.astype(int) - ((102, 102, 102) if mode == "L" else COLOUR)).max() <= 8
+    found = square(read_rgb(save(tmp_path / name, mode=mode)), 8)
+    assert found.shape == (8, 8, 3) and found.dtype == np.uint8
+    assert np.abs(found.astype(int) - ((102, 102, 102) if mode == "L" else COLOUR)).max() <= 8
 
 
 def test_a_grey_picture_of_16_bits_keeps_its_shades(tmp_path):
     shades = np.repeat(np.linspace(0, 65535, 8).astype(np.uint16)[None], 8, axis=0)
     Image.fromarray(shades).save(tmp_path / "deep.png")
-    square = sources.read_square(tmp_path / "deep.png", 8)
-    assert np.abs(square[0, :, 0].astype(int) - np.linspace(0, 255, 8)).max() <= 2
+    found = square(read_rgb(tmp_path / "deep.png"), 8)
+    assert np.abs(found[0, :, 0].astype(int) - np.linspace(0, 255, 8)).max() <= 2
 
 
 @pytest.mark.parametrize("wide", [True, False])
@@ -79,7 +82,7 @@ def test_the_middle_square_is_taken(tmp_path, wide):
     pixels = np.zeros((10, 30, 3), dtype=np.uint8)
     pixels[:, 10:20] = COLOUR
     Image.fromarray(pixels if wide else pixels.transpose(1, 0, 2)).save(tmp_path / "bands.png")
-    assert (sources.read_square(tmp_path / "bands.png", 10) == COLOUR).all()
+    assert (square(read_rgb(tmp_path / "bands.png"), 10) == COLOUR).all()
 
 
 @pytest.mark.parametrize("content", [b"", b"no picture", None], ids=["empty", "text", "cut off"])
@@ -93,7 +96,7 @@ def test_a_corrupt_picture_is_a_user_error_that_names_the_file(folder, content, 
     bad.write_bytes(content)
     name, locations = located(folder)
     with pytest.raises(UserError, match=f"bad{suffix} cannot be read as a picture"):
-        sources.foregrounds(name, 8, locations)
+        foregrounds(name, 8, locations)
 
 
 def test_a_program_in_postscript_is_no_picture_whatever_it_is_called(folder, monkeypatch):
@@ -107,7 +110,7 @@ def test_a_program_in_postscript_is_no_picture_whatever_it_is_called(folder, mon
     bad.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n")
     name, locations = located(folder)
     with pytest.raises(UserError, match=r"eps.png cannot be read as a picture \(of no known format\)"):
-        sources.foregrounds(name, 8, locations)
+        foregrounds(name, 8, locations)
 
 
 def test_a_picture_of_too_many_pixels_is_an_error_before_it_is_decoded(tmp_path, monkeypatch):
@@ -115,14 +118,14 @@ def test_a_picture_of_too_many_pixels_is_an_error_before_it_is_decoded(tmp_path,
     Image.new("1", (9000, 8000)).save(path)
     monkeypatch.setattr(Image.Image, "load", lambda picture: pytest.fail("it is decoded"))
     with pytest.raises(UserError, match="9000 x 8000 pixels, more than"):
-        sources.read_square(path, 8)
+        square(read_rgb(path), 8)
 
 
 @pytest.mark.parametrize("missing", ["train", "test"])
 def test_a_missing_split_is_a_user_error_that_shows_the_layout(folder, missing):
     shutil.rmtree(folder / missing)
     with pytest.raises(UserError, match=rf"{missing} is not a folder; allowed: .*train/<class>/\* and test/<class>"):
-        sources.locate_images(f"folder:{folder}", None, False)
+        locate_images(f"folder:{folder}", None, False)
 
 
 def test_splits_of_different_classes_are_a_user_error(folder):
@@ -158,20 +161,20 @@ def test_the_name_of_a_folder_is_the_same_wherever_it_lies_and_changes_with_a_ne
 @pytest.mark.parametrize("spec", ["mnist", "folder:", "folder", ""])
 def test_an_unknown_source_is_a_user_error_with_the_known_ones(spec):
     with pytest.raises(UserError, match="allowed: digits, cifar10, cifar100, svhn, folder:DIR"):
-        sources.locate_images(spec, None, False)
+        locate_images(spec, None, False)
 
 
 def test_sources_that_are_not_on_this_machine_are_user_errors_with_the_option_to_give(tmp_path):
     with pytest.raises(UserError, match="not on this machine; give --images"):
-        sources.foregrounds("folder-0123456789ab", 8, {})
+        foregrounds("folder-0123456789ab", 8, {})
     with pytest.raises(UserError, match="are of a task of their own"):
-        sources.foregrounds("waterbirds-0123456789ab", 8, {"waterbirds-0123456789ab": tmp_path})
+        foregrounds("waterbirds-0123456789ab", 8, {"waterbirds-0123456789ab": tmp_path})
     with pytest.raises(UserError, match="give --backgrounds"):
-        sources.backgrounds("pictures-0123456789ab", 8, {})
+        backgrounds("pictures-0123456789ab", 8, {})
 
 
 def test_digits_are_split_two_thirds_to_one_in_ten_classes_of_their_own_colours():
-    found = sources.foregrounds("digits", 12, {})
+    found = foregrounds("digits", 12, {})
     assert found.classes == tuple("0123456789")
     seen = set()
     for name in found.classes:
@@ -189,7 +192,7 @@ def windows(photo, size):
 
 @pytest.mark.parametrize("test", [False, True])
 def test_a_crop_comes_from_the_kind_and_the_part_it_should(test):
-    photos = sources.Photos(8)
+    photos = Photos(8)
     kinds = np.array([0, 1] * 20)
     crops = photos.draw(np.random.default_rng(0), kinds, test=test)
     own = [windows(photos.photos[kind][test], 8) for kind in (0, 1)]
@@ -208,9 +211,9 @@ def pictures(tmp_path):
 
 
 def test_every_fifth_picture_is_for_tests_only_and_the_other_kind_is_black(pictures):
-    name, root = sources.locate_backgrounds(str(pictures))
+    name, root = locate_backgrounds(str(pictures))
     assert name.startswith("pictures-")
-    source = sources.backgrounds(name, 8, {name: root})
+    source = backgrounds(name, 8, {name: root})
     assert source.kinds == ("pictures", "clean") and source.textured == (0,)
     rng, kinds = np.random.default_rng(0), np.array([0] * 200 + [1] * 10)
     for test, expected in ((False, {0, 1, 2, 3, 5, 6, 7, 8, 10, 11}), (True, {4, 9})):
@@ -222,12 +225,12 @@ def test_every_fifth_picture_is_for_tests_only_and_the_other_kind_is_black(pictu
 
 def test_a_background_folder_that_is_missing_empty_or_small_is_a_user_error(tmp_path, pictures):
     with pytest.raises(UserError, match="is not a folder; allowed: photos"):
-        sources.locate_backgrounds(str(tmp_path / "nowhere"))
+        locate_backgrounds(str(tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="holds no pictures"):
-        sources.locate_backgrounds(str(tmp_path / "empty"))
+        locate_backgrounds(str(tmp_path / "empty"))
     for i in range(4, 12):
         (pictures / f"{i:02}.png").unlink()
-    name, root = sources.locate_backgrounds(str(pictures))
+    name, root = locate_backgrounds(str(pictures))
     with pytest.raises(UserError, match="too few pictures; got 4; allowed: 5 or more"):
-        sources.backgrounds(name, 8, {name: root})
+        backgrounds(name, 8, {name: root})

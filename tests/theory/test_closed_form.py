@@ -35,7 +35,7 @@ from sparsebench.records.store import weights_path
 from sparsebench.strategy.budget import FULL, Budget
 from sparsebench.strategy.plans import Keep
 from sparsebench.tasks.base import Recipe
-from sparsebench.training.loop import steps_for, train
+from sparsebench.training.loop import Course, Training, steps_for
 from sparsebench.training.steps import Autograd, Samples
 
 MATRICES = ("W_Q", "W_K", "W_V", "W_O")
@@ -157,7 +157,7 @@ def theory(m=256, n=40, dtype=torch.float32, model=None, **task):
 
 
 def run(engine, recipe, n, **changes):
-    done = train(engine, n, replace(recipe, **changes), ("order", 0))
+    done = Training(engine, Course(n, replace(recipe, **changes), ("order", 0))).run()
     engine.store()
     return done
 

@@ -18,7 +18,7 @@ from sparsebench_theory.shallow.task import Theory
 
 from sparsebench.models.actor import Actor
 from sparsebench.strategy.budget import Budget
-from sparsebench.training.loop import Course, JointTraining, steps_for, train
+from sparsebench.training.loop import Course, JointTraining, Training, steps_for
 from sparsebench.training.steps import Autograd, Samples
 
 SHALLOW = Theory(tokens=20, d=6, relevant=0.4, confusion=0.1, test=20, batch=6, steps=80, lr=0.5)
@@ -40,7 +40,7 @@ def alone(one):
     """Return the network and outcome of the same training by itself, in the ordinary way."""
     network = copy.deepcopy(one.network)
     steps = steps_for(network, one.actor, one.samples, one.recipe)
-    outcome = train(steps, one.course.n, one.recipe, one.course.order_seed)
+    outcome = Training(steps, Course(one.course.n, one.recipe, one.course.order_seed)).run()
     steps.store()
     return network, outcome
 
@@ -185,7 +185,7 @@ def trained(kind, strategy, dtype=torch.float64, changes=None):
     """Return the network and outcome of one training with steps of that kind."""
     one = training(6, strategy=strategy, task=TWO_LAYERS, dtype=dtype, changes=changes)
     steps = kind(one.network, one.actor, one.samples, one.recipe)
-    outcome = train(steps, 6, one.recipe, ("order",))
+    outcome = Training(steps, Course(6, one.recipe, ("order",))).run()
     steps.store()
     return one.network.double(), outcome
 

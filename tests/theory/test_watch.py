@@ -18,7 +18,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records.cell import Cell, Part
 from sparsebench.strategy.budget import FULL, Budget
 from sparsebench.training.evaluate import evaluate
-from sparsebench.training.loop import steps_for, train
+from sparsebench.training.loop import Course, Training, steps_for
 from sparsebench.training.steps import Samples
 from sparsebench.training.watch import Watch
 
@@ -51,7 +51,7 @@ class Trial:
         return Watch(task.recipe(), self.steps, self.network, train_, (self.test, self.tested))
 
     def run(self, on_step=None):
-        self.done = train(self.steps, 20, self.recipe, ("order",), on_step=on_step or self.watch)
+        self.done = Training(self.steps, Course(20, self.recipe, ("order",))).run(on_step or self.watch)
         self.steps.store()
         return self
 

@@ -6,7 +6,6 @@ from token_sets import OneLayer, Sets
 
 from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.measure.cost import Step
-from sparsebench.measure.selection import Quality
 from sparsebench.models.actor import Actor
 from sparsebench.models.vits import Vit
 from sparsebench.strategy.budget import Budget
@@ -35,7 +34,7 @@ def test_without_a_strategy_all_tokens_are_kept_and_nothing_is_recorded():
     found = evaluate(NETWORK, None, of_sets(), TASK.recipe(), on_done=told.append)
     assert told == [BATCH, N]
     assert found.kept.all() and found.kept.shape == (N, 10)
-    assert found.steps == [] and found.quality is None
+    assert found.steps == found.choices == []
     with torch.no_grad():
         margins = NETWORK(of_sets().inputs)
     assert found.predicted.tolist() == (margins > 0).long().tolist()
@@ -87,8 +86,8 @@ def test_each_choice_is_told_block_by_block_with_the_scores_of_what_was_there(sc
 
     strategy = scripted(decide, site="block", needs=())
     found = evaluate(network, actor_of(strategy, network, **STAGES), samples, recipe, choices=True)
-    assert [choice.block for choice in found.choices] == [1, 2, 3]
-    for choice, (index, scores), after in zip(found.choices, seen, [*(i for i, _ in seen[1:]), None], strict=True):
+    assert [choice.block for choice in found.choices] == [-1, 1, 2, 3]
+    for choice, (index, scores), after in zip(found.choices[1:], seen, [*(i for i, _ in seen[1:]), None], strict=True):
         there = {(b, int(k)): float(x) for b in range(8) for k, x in zip(index[b], scores[b], strict=True)}
         for place, score in np.ndenumerate(choice.scores):
             assert score == there[place] if place in there else np.isnan(score)
@@ -105,12 +104,12 @@ def test_a_block_that_a_strategy_lets_pass_is_no_choice_and_samples_it_leaves_al
 
     actor = actor_of(scripted(decide, site="block", needs=()), network, **STAGES)
     found = evaluate(network, actor, samples, recipe, choices=True)
-    assert [choice.block for choice in found.choices] == [2]
-    assert not np.isnan(found.choices[0].scores).any() and found.choices[0].kept.sum() == 8 * 4
+    assert [choice.block for choice in found.choices] == [-1, 2]
+    assert not np.isnan(found.choices[1].scores).any() and found.choices[1].kept.sum() == 8 * 4
     tensors = (samples.inputs, samples.labels, samples.relevance)
     two, calls = Samples(*(torch.cat([x] * (2 * BATCH // 8)) for x in tensors)), []
     last = scripted(lambda view, keep: calls.append(1) or (None if len(calls) == 1 else decide_last(view, keep)))
-    (choice,) = evaluate(network, actor_of(last, network), two, recipe, choices=True).choices
+    _, choice = evaluate(network, actor_of(last, network), two, recipe, choices=True).choices
     assert choice.kept[:BATCH].all() and (choice.scores[:BATCH] == 1).all()
     assert (choice.kept[BATCH:].sum(axis=1) == 8).all()
 
@@ -127,7 +126,8 @@ def test_a_fused_token_has_no_score_of_a_patch(scripted, images):
         return Keep(torch.arange(keep - 1).expand(len(fuse), -1), fuse=fuse, scores=fuse.cumsum(dim=1))
 
     fuse = scripted(decide, site="block", needs=())
-    first, second, _ = evaluate(network, actor_of(fuse, network, **STAGES), samples, recipe, choices=True).choices
+    found = evaluate(network, actor_of(fuse, network, **STAGES), samples, recipe, choices=True)
+    _, first, second, _ = found.choices
     assert first.kept.tolist() == [[True] * 7 + [False] * 9] * 8
     assert second.scores[0, :7].tolist() == [1, 2, 3, 4, 5, 6, 7] and np.isnan(second.scores[0, 7:]).all()
     assert second.kept.tolist() == [[True] * 3 + [False] * 13] * 8
@@ -220,18 +220,6 @@ def test_an_illegal_plan_is_an_error_that_says_what_is_wrong_in_whatever_batch_i
         bad = samples.inputs[number, 0, 0]
         with pytest.raises(StrategyError, match="names a token twice"):
             evaluate(NETWORK, actor_of(strategy), samples, TASK.recipe(), 30)
-
-
-def test_how_well_tokens_are_found_is_that_of_whole_splits_to_the_bit(scripted, images):
-    network, samples, recipe = images
-    strategy = scripted(lambda view, keep: Keep.top(view.random(), keep), site="block", needs=())
-    matter = samples.relevance.numpy() >= 0.5
-    found = evaluate(network, actor_of(strategy, network, **STAGES), samples, recipe, 3, matter, choices=True)
-    assert found.quality_by_block.keys() == {1, 2, 3} == {choice.block for choice in found.choices}
-    for choice in found.choices:
-        whole = Quality.of(choice.kept, choice.scores, matter).means
-        assert found.quality_by_block[choice.block].means == whole
-    assert found.quality.means == Quality.of(found.kept, found.choices[0].scores, matter).means
 
 
 def starving(view, keep):

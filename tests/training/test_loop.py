@@ -8,7 +8,6 @@ import pytest
 import torch
 from sparsebench_plugins.random import Random
 from sparsebench_theory.models import Shallow
-from sparsebench_theory.shallow.closed_form import ClosedForm
 from sparsebench_theory.shallow.task import Theory
 from torch import nn
 
@@ -19,8 +18,7 @@ from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Keep
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Composite
-from sparsebench.training import loop
-from sparsebench.training.loop import steps_for
+from sparsebench.training.loop import Course, Training
 from sparsebench.training.steps import Autograd, Samples, losses, optimiser, predictions
 
 pytestmark = pytest.mark.theory
@@ -28,12 +26,10 @@ TASK = Theory(tokens=20, relevant=0.4, confusion=0.1, batch=5, test=20)
 DATA = TASK.draw(20, 0, {})
 SGD = Recipe("hinge", "sgd", lr=0.0, batch=4, epochs=3, steps=10**9)
 
-either = pytest.mark.parametrize("engine", [ClosedForm, Autograd])
 
-
-def train(network, actor, samples, recipe, order_seed, on_step=None, engine=steps_for):
-    steps = engine(network, actor, samples, recipe)
-    done = loop.train(steps, len(samples.labels), recipe, order_seed, on_step)
+def train(network, actor, samples, recipe, order_seed):
+    steps = Autograd(network, actor, samples, recipe)
+    done = Training(steps, Course(len(samples.labels), recipe, order_seed)).run()
     steps.store()
     return done
 
@@ -126,39 +122,36 @@ def test_cross_entropy_and_its_predictions():
     assert predictions(recipe, logits).tolist() == [1, 0]
 
 
-@either
-def test_stopping_at_zero_loss_changes_nothing(engine):
+def test_stopping_at_zero_loss_changes_nothing():
     network, samples = shallow(), samples_of(DATA.train)
     recipe = replace(TASK.recipe(), steps=400, lr=1.0)
-    done = train(network, None, samples, recipe, ("order", 0), engine=engine)
+    done = train(network, None, samples, recipe, ("order", 0))
     assert done["train_loss"] == 0 and done["steps"] < 400
     stopped = copy.deepcopy(network)
     further = replace(recipe, steps=60, stop_at_zero_loss=False)
-    assert train(network, None, samples, further, ("order", 1), engine=engine)["steps"] == 60
+    assert train(network, None, samples, further, ("order", 1))["steps"] == 60
     assert torch.equal(weights(network), weights(stopped))
     whole = shallow()
-    train(whole, None, samples, replace(recipe, stop_at_zero_loss=False), ("order", 0), engine=engine)
+    train(whole, None, samples, replace(recipe, stop_at_zero_loss=False), ("order", 0))
     assert torch.equal(weights(whole), weights(stopped))
 
 
-@either
-def test_training_goes_on_while_any_sample_of_a_pass_has_a_loss(engine):
+def test_training_goes_on_while_any_sample_of_a_pass_has_a_loss():
     network, samples = shallow(), samples_of(DATA.train)
     recipe = replace(TASK.recipe(), steps=400, lr=1.0)
     before = None
-    done = train(network, None, samples, recipe, ("order", 0), engine=engine)
+    done = train(network, None, samples, recipe, ("order", 0))
     for epochs in (int(done["epochs"]) - 1, int(done["epochs"])):
         before, network = network, shallow()
-        told = train(network, None, samples, replace(recipe, epochs=epochs), ("order", 0), engine=engine)
+        told = train(network, None, samples, replace(recipe, epochs=epochs), ("order", 0))
         assert (told["train_loss"] == 0) == (epochs == done["epochs"])
     assert torch.equal(weights(before), weights(network))
 
 
-@either
-def test_a_step_is_that_of_plain_gradient_descent(engine):
+def test_a_step_is_that_of_plain_gradient_descent():
     network, samples = shallow(), samples_of(DATA.train)
     reference = copy.deepcopy(network)
-    train(network, None, samples, replace(TASK.recipe(), batch=20, steps=1, lr=0.3), ("order",), engine=engine)
+    train(network, None, samples, replace(TASK.recipe(), batch=20, steps=1, lr=0.3), ("order",))
     torch.relu(1 - (2 * samples.labels - 1) * reference(samples.inputs)).mean().backward()
     expected = torch.cat([(p - 0.3 * p.grad).detach().flatten() for p in reference.parameters()])
     torch.testing.assert_close(weights(network), expected, atol=1e-6, rtol=1e-5)
@@ -196,34 +189,29 @@ def test_a_parameter_has_its_own_step_size_where_the_recipe_says_so():
 
 
 @pytest.mark.parametrize("lr", [1e20, math.inf])
-@either
-def test_a_loss_that_is_no_number_ends_training_with_an_error(lr, engine):
+def test_a_loss_that_is_no_number_ends_training_with_an_error(lr):
     with pytest.raises(DivergedError, match="training diverged: the loss of pass"):
-        train(shallow(), None, samples_of(DATA.train), replace(TASK.recipe(), lr=lr), ("order",), engine=engine)
+        train(shallow(), None, samples_of(DATA.train), replace(TASK.recipe(), lr=lr), ("order",))
 
 
 def random_actor(network, seed=3):
     return Actor(Random(), Budget(keep_rate=0.5), network.cost, network.grid, seed)
 
 
-@either
-def test_two_runs_give_the_same_bits(engine):
+def test_two_runs_give_the_same_bits():
     samples, found = samples_of(DATA.train), []
     for _ in range(2):
         network = shallow()
-        done = train(
-            network, random_actor(network), samples, replace(TASK.recipe(), steps=30), ("order", 0), engine=engine
-        )
+        done = train(network, random_actor(network), samples, replace(TASK.recipe(), steps=30), ("order", 0))
         found.append((weights(network), done))
     assert torch.equal(found[0][0], found[1][0]) and found[0][1] == found[1][1]
     other = shallow()
-    train(other, random_actor(other, seed=4), samples, replace(TASK.recipe(), steps=30), ("order", 0), engine=engine)
+    train(other, random_actor(other, seed=4), samples, replace(TASK.recipe(), steps=30), ("order", 0))
     assert not torch.equal(weights(other), found[0][0])
 
 
 @pytest.mark.parametrize("fixed", [True, False])
-@either
-def test_a_fixed_selection_is_the_same_in_every_pass_and_another_one_is_not(scripted, fixed, engine):
+def test_a_fixed_selection_is_the_same_in_every_pass_and_another_one_is_not(scripted, fixed):
     kept = {}
 
     def decide(view, keep):
@@ -235,24 +223,21 @@ def test_a_fixed_selection_is_the_same_in_every_pass_and_another_one_is_not(scri
     network = shallow()
     actor = Actor(scripted(decide), Budget(keep_rate=0.5), network.cost, None, 3)
     recipe = replace(TASK.recipe(), epochs=3, lr=1e-6, fixed_selection=fixed)
-    train(network, actor, samples_of(DATA.train), recipe, ("order",), engine=engine)
-    once = fixed and engine is ClosedForm
-    assert len(kept) == 20 and all(len(passes) == (1 if once else 3) for passes in kept.values())
+    train(network, actor, samples_of(DATA.train), recipe, ("order",))
+    assert len(kept) == 20 and all(len(passes) == 3 for passes in kept.values())
     assert all((len(set(passes)) == 1) == fixed for passes in kept.values())
 
 
-@either
-def test_a_strategy_is_told_that_it_is_trained_with(scripted, engine):
+def test_a_strategy_is_told_that_it_is_trained_with(scripted):
     told = set()
     network = shallow()
     actor = Actor(scripted(lambda view, keep: told.add(view.training)), Budget(keep_rate=0.5), network.cost, None, 3)
     network.eval()
-    train(network, actor, samples_of(DATA.train), replace(TASK.recipe(), steps=2), ("order",), engine=engine)
-    assert told == {True} and (network.training or engine is ClosedForm)
+    train(network, actor, samples_of(DATA.train), replace(TASK.recipe(), steps=2), ("order",))
+    assert told == {True} and network.training
 
 
-@either
-def test_the_oracle_sees_the_mask_of_the_very_samples(scripted, engine):
+def test_the_oracle_sees_the_mask_of_the_very_samples(scripted):
     network, samples = shallow(), samples_of(DATA.train)
     by_token = {x[0, 0].item(): r for x, r in zip(samples.inputs, samples.relevance, strict=True)}
 
@@ -262,4 +247,4 @@ def test_the_oracle_sees_the_mask_of_the_very_samples(scripted, engine):
 
     strategy = scripted(decide, needs=("tokens", "relevance"), kind="oracle")
     actor = Actor(strategy, Budget(keep_rate=0.5), network.cost, None, 3)
-    train(network, actor, samples, replace(TASK.recipe(), epochs=2), ("order",), engine=engine)
+    train(network, actor, samples, replace(TASK.recipe(), epochs=2), ("order",))

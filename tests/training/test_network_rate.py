@@ -14,7 +14,7 @@ from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Keep, Mask
 from sparsebench.tasks.images import Composite
-from sparsebench.training.loop import Course, Training, resume, state_of
+from sparsebench.training.loop import Course, Training
 from sparsebench.training.steps import Autograd, Samples, step_size
 
 TASK = Composite(canvas=16, foreground=10, test=2, epochs=4, batch=8, lr=0.01, weight_decay=0.3, pretrain_epochs=0)
@@ -100,12 +100,12 @@ def train(steps, k=None, state=None):
     """Train to the end, or to step k; return the state then."""
     training = Training(steps, Course(24, RECIPE, ("order",)))
     if state is not None:
-        resume(training, state)
+        training.load(state)
     seen = {}
 
     def note(step):
         if step == k:
-            seen.update({name: value.clone() for name, value in state_of(training).items()})
+            seen.update({name: value.clone() for name, value in training.state().items()})
 
     training.run(note)
     return seen

@@ -15,7 +15,7 @@ from sparsebench.strategy.budget import Budget
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Spurious
 from sparsebench.training.augment import Augmentation
-from sparsebench.training.loop import Course, EarlyStopping, Training, resume, state_of
+from sparsebench.training.loop import Course, EarlyStopping, Training
 from sparsebench.training.steps import Autograd, Samples
 
 TASK = Spurious(
@@ -59,7 +59,7 @@ def stopped_after(training, k):
 
     with pytest.raises(StoppedError):
         training.run(stop)
-    return load(save({name: value.clone() for name, value in state_of(training).items()}))
+    return load(save({name: value.clone() for name, value in training.state().items()}))
 
 
 @cache
@@ -77,7 +77,7 @@ def test_a_resumed_training_ends_as_an_undisturbed_one_to_the_bit(k, early):
     state = stopped_after(begun(early), k)
     training = begun(early)
     torch.manual_seed(99)
-    resume(training, state)
+    training.load(state)
     assert training.run() == done
     here = weights(training)
     assert here.keys() == expected.keys() and all(torch.equal(here[name], expected[name]) for name in here)
@@ -88,7 +88,7 @@ def test_the_state_of_another_training_changes_nothing(other):
     state, training = stopped_after(begun(early=False), 4), begun(**{"early": False} | other)
     before = weights(training)
     with pytest.raises(ValueError, match="does not fit"):
-        resume(training, state)
+        training.load(state)
     assert training.course.step == 0
     assert all(torch.equal(value, before[name]) for name, value in weights(training).items())
 

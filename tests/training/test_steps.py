@@ -15,7 +15,7 @@ from sparsebench.strategy.plans import Keep
 from sparsebench.tasks.base import Split
 from sparsebench.tasks.images import Composite
 from sparsebench.training.augment import Augmentation, Moves, draw, move_boxes, move_images, relevance
-from sparsebench.training.loop import train
+from sparsebench.training.loop import Course, Training
 from sparsebench.training.steps import Autograd, Samples, losses, step_size
 
 TASK = Composite(canvas=16, foreground=10, test=2, epochs=2, batch=10, lr=0.01)
@@ -83,7 +83,7 @@ def test_a_training_has_its_warm_up():
     network = vit()
     recipe = replace(RECIPE, warmup=0.5)
     steps = Autograd(network, None, samples(), recipe)
-    train(steps, 23, recipe, ("order",), lambda step: sizes.append(steps.opt.param_groups[0]["lr"]))
+    Training(steps, Course(23, recipe, ("order",))).run(lambda step: sizes.append(steps.opt.param_groups[0]["lr"]))
     assert sizes[1:] == [step_size(recipe, step / 6, 6) for step in range(6)]
     assert sizes[1] == pytest.approx(0.0025) and max(sizes[1:]) == pytest.approx(0.01)
 
@@ -121,7 +121,7 @@ def test_a_strategy_sees_the_moved_pixels_with_the_moved_relevance(scripted):
     strategy = scripted(decide, needs=("pixels", "relevance"), kind="oracle")
     actor = Actor(strategy, Budget(keep_rate=0.5), network.cost, network.grid, 3)
     given = Samples(torch.from_numpy(white), torch.from_numpy(DATA.train.labels), samples().relevance, augmentation())
-    train(Autograd(network, actor, given, RECIPE), 23, RECIPE, ("order",))
+    Training(Autograd(network, actor, given, RECIPE), Course(23, RECIPE, ("order",))).run()
     assert len(seen) == 6 and not torch.equal(torch.cat(seen[:3]).sort(0).values, torch.cat(seen[3:]).sort(0).values)
     given.forward(network, actor, given.items, visit=0, training=False)
     assert torch.equal(seen[-1], given.relevance)
@@ -144,9 +144,9 @@ class Small:
 @pytest.mark.parametrize("most", [1, 3, 10])
 def test_a_step_that_does_not_fit_is_taken_in_parts(most):
     whole, small = vit(), Small(most)
-    train(Autograd(whole, None, samples(), RECIPE), 23, RECIPE, ("order",))
+    Training(Autograd(whole, None, samples(), RECIPE), Course(23, RECIPE, ("order",))).run()
     steps = Autograd(small, None, samples(), RECIPE)
-    done = train(steps, 23, RECIPE, ("order",))
+    done = Training(steps, Course(23, RECIPE, ("order",))).run()
     assert math.isfinite(done["train_loss"]) and done["steps"] == 6
     torch.testing.assert_close(weights(small), weights(whole), atol=1e-4, rtol=1e-3)
     assert steps.parts == {1: 16, 3: 4, 7: 2, 10: 1}[most]
@@ -155,7 +155,7 @@ def test_a_step_that_does_not_fit_is_taken_in_parts(most):
 
 def test_a_sample_that_does_not_fit_ends_it():
     with pytest.raises(torch.OutOfMemoryError):
-        train(Autograd(Small(0), None, samples(), RECIPE), 23, RECIPE, ("order",))
+        Training(Autograd(Small(0), None, samples(), RECIPE), Course(23, RECIPE, ("order",))).run()
 
 
 SIDE, GRID = 12, (3, 3)

@@ -60,14 +60,14 @@ class TwoLayerViT(OneLayer):
         return (attention * (X @ (self.W_V @ self.w_O))).sum(dim=1)
 
     def trainer(self, actor: Actor | None, samples: Samples, recipe: Recipe) -> Steps | None:
-        """Return steps in the span of the tokens, where that is the shorter way; see `Trainer.trainer`."""
+        """Return steps in the span of the tokens, where that is the shorter way; see `Network`."""
         from sparsebench_theory.overfitting import gram
 
         return gram.InSpan(self, actor, samples, recipe) if gram.applies(self, samples, recipe) else None
 
     @staticmethod
     def train_together(trainings: Sequence[JointTraining]) -> None:
-        """See `TrainsTogether.train_together`."""
+        """See `Network`."""
         from sparsebench_theory.together import train_together
 
         train_together(trainings)

@@ -128,7 +128,7 @@ class ShallowViT(OneLayer):
         return F[0] if len(F) == 1 else torch.stack(F, dim=1)
 
     def trainer(self, actor: Actor | None, samples: Samples, recipe: Recipe) -> Steps | None:
-        """Return the steps of its closed form, which covers eq. (1) as it stands; see `Trainer.trainer`."""
+        """Return the steps of its closed form, which covers eq. (1) as it stands; see `Network`."""
         from sparsebench_theory.shallow import closed_form  # compiles
 
         applies = closed_form.applies(self, recipe)
@@ -136,7 +136,7 @@ class ShallowViT(OneLayer):
 
     @staticmethod
     def train_together(trainings: Sequence[JointTraining]) -> None:
-        """See `TrainsTogether.train_together`."""
+        """See `Network`."""
         from sparsebench_theory.together import train_together
 
         train_together(trainings)

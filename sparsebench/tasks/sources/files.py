@@ -118,7 +118,7 @@ def _undecodable(root: Path, found: Contents, look: bool) -> dict[str, str]:
         return dict(kept or {})
 
     def decode(name: str) -> None:
-        decode_rgb(read_bytes(root / name, found.pictures[name]), root / name, small=True)
+        read_rgb(root / name, found.pictures[name], small=True)
 
     _, bad = _each(decode, list(found.pictures), f"{len(found.pictures):,} pictures to look through for bad ones")
     cache.keep_about(name, bad)
@@ -184,6 +184,13 @@ def sha256_of(path: Path) -> str:
         raise UserError(f"{path} cannot be read: {error.strerror}", next_step="mend or remove it") from error
 
 
+def located(name: str, locations: Locations, option: str = "--images") -> Path:
+    """Return where lies what a cell names by its content; UserError, which says the option, where that is nowhere."""
+    if name not in locations:
+        raise UserError(f"'{name}' of this cell is not on this machine", next_step=f"give {option}")
+    return locations[name]
+
+
 def squares_in(
     root: Path, size: int, fingerprint: str, wanted: Callable[[str], object] = lambda name: True
 ) -> tuple[list[str], cache.Pixels]:
@@ -200,17 +207,39 @@ def squares_in(
     """
     found = contents_of(fingerprint, root)
     names = list(filter(wanted, found.pictures))
-    return names, squares(root, found, names, size)
+    return names, pixels_of(root, found, names, size)
 
 
-def squares(root: Path, found: Contents, names: Sequence[str], size: int) -> cache.Pixels:
-    """Return (n, 3, size, size) pixels of the middle squares, resized (bilinear), of pictures found in a folder."""
+def square(rgb: Picture, size: int) -> np.ndarray:
+    """Return the middle square of an RGB picture, resized (bilinear), as (size, size, 3) uint8."""
+    from PIL import Image
+
+    side = min(rgb.size)
+    left, top = (rgb.width - side) // 2, (rgb.height - side) // 2
+    middle = rgb.crop((left, top, left + side, top + side))
+    return np.asarray(middle.resize((size, size), Image.Resampling.BILINEAR))
+
+
+def pixels_of(
+    root: Path, found: Contents, names: Sequence[str], size: int, cut: Callable[[Picture, int], np.ndarray] = square,
+    how: str = "square",
+) -> cache.Pixels:  # fmt: skip
+    """Return (n, 3, size, size) pixels of pictures found in a folder.
+
+    Args:
+        root: the folder.
+        found: what is in it.
+        names: the paths of the n pictures.
+        size: side in pixels.
+        cut: makes (size, size, 3) uint8 of a picture.
+        how: names the way in which it does.
+    """
 
     def row(i: int) -> np.ndarray:
-        return read_square(root / names[i], size, found.pictures[names[i]]).transpose(2, 0, 1)
+        return cut(read_rgb(root / names[i], found.pictures[names[i]]), size).transpose(2, 0, 1)
 
-    which = hashlib.sha256(os.fsencode("\n".join(names))).hexdigest()[:DIGITS]
-    return cache.Pixels(f"{found.fingerprint}-{which}-{size}-first", (len(names), 3, size, size), row)
+    which = hashlib.sha256(os.fsencode("\0".join(names))).hexdigest()[:DIGITS]
+    return cache.Pixels(f"{found.fingerprint}-{which}-{size}-{how}", (len(names), 3, size, size), row)
 
 
 def read_bytes(path: Path, sha256: str | None = None) -> bytes:
@@ -231,28 +260,16 @@ def read_bytes(path: Path, sha256: str | None = None) -> bytes:
     return data
 
 
-def read_square(path: Path, size: int, sha256: str | None = None) -> np.ndarray:
-    """Return the middle square of a picture as (size, size, 3) uint8; grey and palette pictures become RGB.
-
-    See `read_rgb` for what is raised.
-    """
-    return square(read_rgb(path, sha256), size)
-
-
-def read_rgb(path: Path, sha256: str | None = None) -> Picture:
-    """Return a picture of any size in RGB.
+def read_rgb(path: Path, sha256: str | None = None, *, small: bool = False) -> Picture:
+    """Return a picture of any size in RGB; grey and palette pictures become it. Or `small`, in less time, of a JPEG.
 
     Raises:
         BadPicturesError: it cannot be read.
         UserError: it is not there any more, or has not that SHA-256.
     """
-    return decode_rgb(read_bytes(path, sha256), path)
-
-
-def decode_rgb(data: bytes, path: Path, *, small: bool = False) -> Picture:
-    """Return what `read_rgb` does, from the bytes of the file `path`; or `small`, in a fraction of the time, a JPEG."""
     from PIL import Image, UnidentifiedImageError
 
+    data = read_bytes(path, sha256)
     try:
         if not data:
             raise ValueError("it is empty")
@@ -268,16 +285,6 @@ def decode_rgb(data: bytes, path: Path, *, small: bool = False) -> Picture:
         said = " ".join(text_of(error).split()) or type(error).__name__
         reason = "of no known format" if isinstance(error, UnidentifiedImageError) else said
         raise BadPicturesError({str(path): reason}) from error
-
-
-def square(rgb: Picture, size: int) -> np.ndarray:
-    """Return the middle square of an RGB picture, resized (bilinear), as (size, size, 3) uint8."""
-    from PIL import Image
-
-    side = min(rgb.size)
-    left, top = (rgb.width - side) // 2, (rgb.height - side) // 2
-    middle = rgb.crop((left, top, left + side, top + side))
-    return np.asarray(middle.resize((size, size), Image.Resampling.BILINEAR))
 
 
 def square_of(pixels: np.ndarray, size: int, i: int) -> np.ndarray:

@@ -9,8 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from sparsebench.errors import UserError
 from sparsebench.tasks.sources.listing import listing
 
@@ -189,14 +187,3 @@ def dataset(name: str, root: Path, split: str, *, download: bool = False, **opti
         ) from error
     except OSError as error:
         raise UserError(f"{name} cannot be read or fetched into {root} ({error})") from error
-
-
-def pixels_and_labels(data: Any) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Return the (n, height, width, 3) uint8 pictures of a dataset in memory, their (n,) labels, and the classes.
-
-    SVHN has channels first, calls its targets labels, and has no names for them.
-    """
-    if hasattr(data, "targets"):
-        return data.data, np.array(data.targets), tuple(data.classes)
-    labels = np.asarray(data.labels)
-    return data.data.transpose(0, 2, 3, 1), labels, tuple(map(str, range(10)))

@@ -22,7 +22,7 @@ import numpy as np
 
 from sparsebench.errors import UserError, unknown
 from sparsebench.tasks.sources import cache
-from sparsebench.tasks.sources.files import Contents, Locations, contents_of, sha256_of, squares
+from sparsebench.tasks.sources.files import Contents, Locations, contents_of, located, pixels_of, sha256_of
 from sparsebench.tasks.sources.known import CELEBA, WATERBIRDS
 
 if TYPE_CHECKING:
@@ -55,6 +55,11 @@ class Labelled:
     labels: np.ndarray
     attributes: np.ndarray
 
+    @property
+    def groups(self) -> np.ndarray:
+        """(n,) the numbers of (label, attribute)."""
+        return 2 * self.labels + self.attributes
+
 
 def layout_of(root: Path) -> str | None:
     """Return the name of the set whose published layout a folder has, or None."""
@@ -83,9 +88,7 @@ def labelled_pictures(kind: str, name: str, columns: tuple[str, str], locations:
     known, _, content = name.partition("-")
     if known != kind or not content:
         raise UserError(f"the images '{name}' are not those of task '{kind}'", next_step=f"give --images {kind}")
-    if name not in locations:
-        raise UserError(f"the images '{name}' of this cell are not on this machine", next_step="give --images")
-    return _read(kind, content, locations[name], columns)
+    return _read(kind, content, located(name, locations), columns)
 
 
 @lru_cache(maxsize=4)
@@ -208,7 +211,7 @@ def _read_txt(path: Path) -> pd.DataFrame:
     return found.set_axis(found.index + 3, axis=0)
 
 
-def pixels_of(labelled: Labelled, rows: np.ndarray, size: int) -> tuple[cache.Pixels, np.ndarray | None]:
+def split_pixels(labelled: Labelled, rows: np.ndarray, size: int) -> tuple[cache.Pixels, np.ndarray | None]:
     """Return (n, 3, size, size) pixels with the middle squares of pictures, resized (bilinear), and which are wanted.
 
     They are mapped from a file, so that a set may be larger than the memory.
@@ -225,4 +228,4 @@ def pixels_of(labelled: Labelled, rows: np.ndarray, size: int) -> tuple[cache.Pi
     split, places = np.flatnonzero(labelled.splits == labelled.splits[rows[0]]), None
     if len(rows) < len(split) and len(split) * 3 * size**2 <= cache.LARGE:
         rows, places = split, np.searchsorted(split, rows)
-    return squares(labelled.root, labelled.contents, [labelled.names[i] for i in rows], size), places
+    return pixels_of(labelled.root, labelled.contents, [labelled.names[i] for i in rows], size), places

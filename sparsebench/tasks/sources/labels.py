@@ -34,14 +34,13 @@ SAID: Mapping[str, str] = {
     "numbers": "by their names, which are numbers of the head's classes",
     "names": "in the order of their names, as Python sorts them",
     "file": "by the file {}",
-    "auto": "as ImageNet-1k has them where all are named so, else in the order of their names",
 }
-"""How class folders are numbered, by the parameter `labels`; `auto` is of older records alone."""
+"""How class folders are numbered, by the parameter `labels`."""
 
 
 def described(params: Mapping[str, Any]) -> str:
     """Return how class folders are numbered by the parameters of a task, or "" where it has none."""
-    said = SAID.get("names" if params.get("labels") == "folders" else str(params.get("labels", "")), "")
+    said = SAID.get(str(params.get("labels")), "")
     head = f" (a head of {params['head']} classes)" if said and params.get("head") else ""
     return said.format(params.get("classes", "")) + head
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -12,7 +13,15 @@ from numpy.lib.npyio import NpzFile
 
 from sparsebench.errors import UserError
 from sparsebench.tasks.sources import cache
-from sparsebench.tasks.sources.files import Locations, contents, fingerprint_of, read_square, square_of, squares_in
+from sparsebench.tasks.sources.files import (
+    Locations,
+    contents,
+    fingerprint_of,
+    located,
+    pixels_of,
+    square_of,
+    squares_in,
+)  # fmt: skip
 from sparsebench.tasks.sources.known import FLOWERS102, KNOWN, PHOTOS, dataset, of_scikit_learn
 
 FOLDER, ARRAY = "pictures", "array"
@@ -24,31 +33,54 @@ def backgrounds(name: str, size: int, locations: Locations) -> Backgrounds:
     Raises:
         UserError: it is not on this machine, or cannot be read.
     """
-    return _backgrounds(name, size, locations.get(name))
+    return _backgrounds(name, size, None if name == PHOTOS else located(name, locations, "--backgrounds"))
 
 
 def background_pixels(name: str, size: int, locations: Locations) -> tuple[cache.Pixels, ...]:
     """Return what is to be decoded of a user's own pictures; nothing of a known set."""
-    kind, _, content = name.partition("-")
-    if name not in locations or kind not in (FOLDER, ARRAY):
-        return ()
-    if kind == FOLDER:
-        return (squares_in(locations[name], size, content)[1],)
-    if cache.mapped(f"{ARRAY}-{content}-{size}-first") is not None:
-        return ()
-    return (_squares_of(locations[name], size, content),)
+    return () if name in (PHOTOS, FLOWERS102) else (_own(name, size, located(name, locations, "--backgrounds")),)
 
 
 @lru_cache(maxsize=4)
 def _backgrounds(name: str, size: int, root: Path | None) -> Backgrounds:
-    if name == PHOTOS:
-        return Photos(size)
     if root is None:
-        raise UserError(f"the backgrounds '{name}' of this cell are not here", next_step="give --backgrounds")
+        return Photos(size)
     if name == FLOWERS102:
-        return Flowers(root, size)
+        return _flowers(root, size)
+    pool = _own(name, size, root).array()
+    if len(pool) < 5:
+        raise UserError(f"--backgrounds: {root} has too few pictures", got=len(pool), allowed="5 or more")
+    fifth = np.arange(len(pool)) % 5 == 4
+    return Pool((pool[~fifth], pool[fifth]))
+
+
+def _own(name: str, size: int, root: Path) -> cache.Pixels:
+    """Return (n, 3, size, size) pixels of a user's pictures: of a folder, or of an .npz file as Karp et al. have it."""
     kind, _, content = name.partition("-")
-    return Array(root, size, content) if kind == ARRAY else Pictures(root, size, content)
+    if kind == FOLDER:
+        return squares_in(root, size, content)[1]
+    name = f"{name}-{size}-square"
+    if (kept := cache.mapped(name)) is not None:
+        return cache.Pixels(name, kept.shape, kept.__getitem__)
+    pixels = read_array(root)
+    if fingerprint_of(root) != content:
+        raise UserError(f"{root} changed while the run was under way", next_step="run it again")
+    return cache.Pixels(name, (len(pixels), 3, size, size), partial(square_of, pixels, size))
+
+
+def _flowers(root: Path, size: int) -> Pool:
+    """Return Oxford's 102 flowers (Nilsback & Zisserman 2008): the training and validation splits, and the test's.
+
+    The pictures have no official checksum: what is kept of them is named by their own.
+    """
+    folder = root / KNOWN[FLOWERS102].folder
+    found = contents(folder)
+
+    def squares(*splits: str) -> np.ndarray:
+        paths = [path for split in splits for path, _ in dataset(FLOWERS102, root, split, loader=Path)]
+        return pixels_of(folder, found, [path.relative_to(folder).as_posix() for path in paths], size).array()
+
+    return Pool((squares("train", "val"), squares("test")), ("flowers", "clean"))
 
 
 class Backgrounds:
@@ -96,16 +128,17 @@ class Photos(Backgrounds):
         return out
 
 
+@dataclass(frozen=True)
 class Pool(Backgrounds):
     """Pictures against a clean (black) canvas.
 
     Attributes:
-        pools: (n, 3, size, size) uint8 of training, and of the test.
+        pools: (n, 3, size, size) uint8 of training, and of the test; of a user's every fifth picture is of the test.
     """
 
-    kinds = ("pictures", "clean")
-    textured = (0,)
     pools: tuple[np.ndarray, np.ndarray]
+    kinds: tuple[str, str] = ("pictures", "clean")
+    textured = (0,)
 
     def draw(self, rng: np.random.Generator, kinds: np.ndarray, *, test: bool) -> np.ndarray:
         """See `Backgrounds.draw`."""
@@ -113,55 +146,6 @@ class Pool(Backgrounds):
         chosen = pool[rng.integers(0, len(pool), len(kinds))]
         chosen[np.not_equal(kinds, 0)] = 0
         return chosen
-
-    def split(self, pool: np.ndarray, root: Path) -> None:
-        """Keep every fifth picture for tests only."""
-        if len(pool) < 5:
-            raise UserError(f"--backgrounds: {root} has too few pictures", got=len(pool), allowed="5 or more")
-        fifth = np.arange(len(pool)) % 5 == 4
-        self.pools = pool[~fifth], pool[fifth]
-
-
-class Pictures(Pool):
-    """A folder of pictures. Every fifth picture is for tests only."""
-
-    def __init__(self, root: Path, size: int, content: str):
-        self.split(squares_in(root, size, content)[1].array(), root)
-
-
-class Flowers(Pool):
-    """Oxford's 102 flowers (Nilsback & Zisserman 2008): the official training and validation splits, and the test's.
-
-    The pictures have no official checksum: what is kept of them is named by their own.
-    """
-
-    kinds = ("flowers", "clean")
-
-    def __init__(self, root: Path, size: int):
-        folder = root / KNOWN[FLOWERS102].folder
-        known = contents(folder)
-
-        def read(path: str) -> np.ndarray:
-            return read_square(Path(path), size, known.pictures.get(Path(path).relative_to(folder).as_posix(), ""))
-
-        def squares(split: str) -> np.ndarray:
-            data = dataset(FLOWERS102, root, split, loader=read)
-            name = f"{FLOWERS102}-{known.fingerprint}-{split}-{size}-first"
-            row = lambda i: data[i][0].transpose(2, 0, 1)  # noqa: E731
-            return cache.Pixels(name, (len(data), 3, size, size), row).array()
-
-        self.pools = np.concatenate([squares("train"), squares("val")]), squares("test")
-
-
-class Array(Pool):
-    """The pictures of the first array of an .npz file, as Karp et al. (2021) give theirs; every fifth is for tests.
-
-    It is (n, height, width, 3): uint8, or real in [0, 1].
-    """
-
-    def __init__(self, path: Path, size: int, content: str):
-        kept = cache.mapped(f"{ARRAY}-{content}-{size}-first")
-        self.split(_squares_of(path, size, content).array() if kept is None else kept, path)
 
 
 def read_array(path: Path) -> np.ndarray:
@@ -186,13 +170,3 @@ def read_array(path: Path) -> np.ndarray:
     if not (low >= 0 and high <= 1):
         raise UserError(f"{path}: the pixels of its first array", got=f"{low:g} to {high:g}", allowed=allowed)
     return pixels
-
-
-def _squares_of(path: Path, size: int, content: str) -> cache.Pixels:
-    """Return (n, 3, size, size) of the pictures of an .npz file with that fingerprint."""
-    pixels = read_array(path)
-    if fingerprint_of(path) != content:
-        raise UserError(f"{path} changed while the run was under way", next_step="run it again")
-    return cache.Pixels(
-        f"{ARRAY}-{content}-{size}-first", (len(pixels), 3, size, size), partial(square_of, pixels, size)
-    )
