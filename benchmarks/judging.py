@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from scipy.special import expit, stdtrit
 from scipy.stats import spearmanr
 from tabulate import tabulate
 
 from sparsebench.board.board import read
-from sparsebench.board.columns import Row
-from sparsebench.board.entries import DENSE, frame_of, key_of, settings_of
+from sparsebench.board.curves import Curves, points_of
 from sparsebench.board.judge import judge
-from sparsebench.board.over_budgets import BudgetBoard, points_of
+from sparsebench.board.settings import DENSE
 from sparsebench.stats import curves
 from sparsebench.stats.intervals import LEVEL
 from sparsebench.stats.marks import NOT_SIGNIFICANT, marks
@@ -268,42 +268,41 @@ def settings() -> Iterator[World]:
             yield World(kind, shared=shared, cluster=5)
 
 
-Lines = list[tuple[list[Row], list[Contender]]]
+Lines = list[tuple[pd.DataFrame, list[Contender]]]
 """Of each strategy the rows that spend less than dense does, and how they compare."""
 
 
-def measured(folder: Path) -> tuple[BudgetBoard, Contender, Lines]:
+def measured(folder: Path) -> tuple[Curves, Contender, Lines]:
     """Return the first table of curves of a board, dense, and of each strategy that all networks have its points.
 
     Oracles are left out.
     """
-    (ranking,) = judge(frame_of(read(folder))).rankings
-    board, tested = ranking.budgets, ranking.setting.largest_entries
+    (ranking,) = judge(read(folder)).rankings
+    board, every, contenders = ranking.curves, ranking.every, ranking.setting.contenders
     assert board is not None
-    dense = next(entry.contender for (name, *_), entry in tested.items() if name == DENSE)
+    dense = contenders[every.index[every["line"] == DENSE][0]][0]
     lines = []
-    for name, rows_at in board.lines.items():
-        rows = points_of(rows_at)
-        points = [tested[key_of(row)].contender for row in rows]
-        fair = name != DENSE and rows_at[max(rows_at)]["kind"] != "oracle"
-        if fair and all(one.means.keys() == dense.means.keys() for one in points):
+    for name, kind in board.rows["kind"].items():
+        rows = points_of(every, name)
+        points = [contenders[entry][0] for entry in rows.index]
+        if name != DENSE and kind != "oracle" and all(one.means.keys() == dense.means.keys() for one in points):
             lines.append((rows, points))
     return board, dense, lines
 
 
-def areas(board: BudgetBoard, dense: Contender, lines: Lines) -> list[Contender]:
+def areas(board: Curves, dense: Contender, lines: Lines) -> list[Contender]:
     """Return the curves' areas of the strategies that were asked for the lowest budget."""
     found = (
-        curves.area([*points, dense], [row["macs_ratio"] for row in rows], board.budgets[-1])
+        curves.area([*points, dense], rows["macs_ratio"].tolist(), board.budgets[-1])
         for rows, points in lines
-        if board.budgets[-1] in {row["asked"] for row in rows}
+        if board.budgets[-1] in set(rows["asked"])
     )
     return [area for area in found if area is not None]
 
 
 def at(budget: float, lines: Lines) -> list[Contender]:
     """Return the strategies at one of a board's budgets."""
-    return [one for rows, points in lines for row, one in zip(rows, points, strict=True) if row["asked"] == budget]
+    return [one for rows, points in lines for asked, one in zip(rows["asked"], points, strict=True) if asked == budget]
 
 
 def like(folder: Path) -> Iterator[World]:
@@ -334,10 +333,9 @@ def agreement(folder: Path) -> Iterator[tuple[object, ...]]:
 def published() -> Iterator[tuple[object, ...]]:
     """Yield of each task of each published board how many pairs the items alone, the former rule and this one tell."""
     for folder in sorted(path.parent for path in BOARDS.glob("*/leaderboard.csv")):
-        frame = frame_of(read(folder))
-        for ranking, setting in zip(judge(frame, "task").rankings, settings_of(frame), strict=True):
-            keys = [(row["strategy"], row["kind"], row["budget"]) for row in ranking.rows]
-            contenders, upper = [setting.largest_entries[key].contender for key in keys], np.triu_indices(len(keys), 1)
+        for ranking in judge(read(folder), "task").rankings:
+            setting, entries = ranking.setting, ranking.rows.index
+            contenders, upper = [setting.contenders[i][0] for i in entries], np.triu_indices(len(entries), 1)
             if not upper[0].size:
                 continue
             items = int((holm(ranking.pairs.p_items[upper]) <= 1 - LEVEL).sum())

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 from playwright.sync_api import Browser, sync_playwright
 from tabulate import tabulate
 
@@ -92,11 +93,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
-    rows = made_up(given.rows)
-    render(Board(Leaderboard([]), Leaderboard([])))
+    rows = pd.DataFrame(made_up(given.rows))
+    render(Board(Leaderboard(), Leaderboard()))
     begun = time.perf_counter()
-    ranking: Any = SimpleNamespace(setting=SimpleNamespace(title="made up"), every=rows, budgets=None)
-    content = render(Board(Leaderboard(rows), Leaderboard(rows, rankings=[ranking])))
+    ranking: Any = SimpleNamespace(setting=SimpleNamespace(title="made up"), every=rows, curves=None)
+    content = render(Board(Leaderboard(), Leaderboard([ranking])))
     made = 1000 * (time.perf_counter() - begun)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         path = Path(folder) / "leaderboard.html"

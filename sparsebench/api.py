@@ -58,7 +58,7 @@ def run(
         done = execute(*values_of({"plugins": _words_of(plugins, folder), **options}), folder, callbacks)
     for line in below_chance(done.records):
         log.warning("%s", line)
-    return frame(done.board.rows, done.board.judged.columns)
+    return frame(done.board.judged.rows, done.board.judged.columns)
 
 
 @contextmanager
@@ -216,8 +216,8 @@ class Done(NamedTuple):
 def execute(request: Request, files: Files, how: How, out: Path, callbacks: Callbacks) -> Done:
     """Run what is missing, and write and return the leaderboard; see `run`."""
     from sparsebench.board.board import board_of, read
-    from sparsebench.board.entries import frame_of
     from sparsebench.board.published import publish
+    from sparsebench.board.settings import frame_of
     from sparsebench.plugin.registry import Registry
     from sparsebench.runner import run as runs
 

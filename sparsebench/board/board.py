@@ -11,8 +11,9 @@ from pathlib import Path
 import pandas as pd
 
 from sparsebench import files
-from sparsebench.board.columns import Row
-from sparsebench.board.entries import (
+from sparsebench.board.judge import Flats, Leaderboard, judge
+from sparsebench.board.notes import notes_on
+from sparsebench.board.settings import (
     BADGE,
     DECLARED,
     HOW,
@@ -24,8 +25,6 @@ from sparsebench.board.entries import (
     TRAINED,
     frame_of,
 )
-from sparsebench.board.judge import Flats, Leaderboard, judge
-from sparsebench.board.notes import notes_on
 from sparsebench.errors import plain
 from sparsebench.publish import MANIFEST
 from sparsebench.records import manifests, store, table
@@ -66,11 +65,6 @@ class Board:
     suites: list[str] = field(default_factory=list)
     pictures: Mapping[str, bytes] = field(default_factory=dict)
     papers: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def rows(self) -> list[Row]:
-        """The rows over all tasks."""
-        return self.judged.rows
 
 
 def read(out: Path, metrics: Container[str] | None = METRICS) -> pd.DataFrame:

@@ -287,8 +287,13 @@ FLAGS = ("trained", "pareto", "pareto_speed")
 """Columns that are "yes" or "no" in files."""
 
 
-def frame(rows: Sequence[Row], columns: Sequence[Column]) -> pd.DataFrame:
-    """Return rows as a DataFrame; `attrs` says what each column is, with its unit.
+def dicts(rows: pd.DataFrame) -> list[Row]:
+    """Return the rows of a DataFrame as mappings, with None where a value is missing."""
+    return [{key: None if x != x else x for key, x in row.items()} for row in rows.to_dict("records")]
+
+
+def frame(rows: pd.DataFrame, columns: Sequence[Column]) -> pd.DataFrame:
+    """Return the rows of a board as users have them; `attrs` says what each column is, with its unit.
 
     Flags are booleans. What is not reached is infinity.
     `rank_low` and `rank_high` are the ends of a rank; each parameter of a strategy that is not its default is a column
@@ -296,7 +301,7 @@ def frame(rows: Sequence[Row], columns: Sequence[Column]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    table = pd.DataFrame(rows, columns=keys_of(columns))
+    table = rows.reindex(columns=keys_of(columns)).reset_index(drop=True)
     attrs = {key: column.what for column in columns for key in column.keys}
     for key in (column.key for column in columns if column.interval):
         attrs |= {f"{key}_{end}": f"{end} end of the 95 % interval of {key}" for end in ("low", "high")}
@@ -306,9 +311,8 @@ def frame(rows: Sequence[Row], columns: Sequence[Column]) -> pd.DataFrame:
     for column in (column for column in columns if column.shown != "text"):
         for key in column.keys:
             table[key] = pd.to_numeric(table[key])
-        bounded = [bool(row.get(f"{column.key}_at_most")) for row in rows]
-        if any(bounded):
-            table[f"{column.key}_at_most"] = bounded
+        if f"{column.key}_at_most" in rows:
+            table[f"{column.key}_at_most"] = rows[f"{column.key}_at_most"].eq(True).to_numpy()
             attrs[f"{column.key}_at_most"] = f"whether {column.key} may be less: no lower one was tried"
     _add_parts(table, attrs)
     table.attrs = attrs

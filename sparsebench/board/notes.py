@@ -11,8 +11,17 @@ import numpy as np
 import pandas as pd
 from scipy.special import bdtr
 
-from sparsebench.board.entries import DENSE, NETWORK, PRETRAINING, Setting, add_titles, frame_of, settings_of
-from sparsebench.board.judge import Cell, Flats, Leaderboard, Ranking, missing_of
+from sparsebench.board.judge import Flats, Leaderboard, Ranking, missing_of
+from sparsebench.board.settings import (
+    DENSE,
+    NETWORK,
+    PRETRAINING,
+    Setting,
+    add_titles,
+    dense_of,
+    frame_of,
+    settings_of,
+)
 from sparsebench.records import manifests
 from sparsebench.records.cell import canonical
 from sparsebench.records.record import numbers_of
@@ -77,19 +86,19 @@ def not_ranked(settings: Sequence[Setting], folder: Path | None = None) -> list[
     for one, titled in zip(settings, add_titles(settings), strict=True):
         missing = missing_of(one)
         if missing.dense:
-            failed = any(key[0] == DENSE for key in one.others)
+            failed = (one.others["strategy"] == DENSE).any()
             lines.append(f"{titled.task}: dense {'has no result' if failed else 'is missing'}, so nothing is ranked")
-        sizes = {cell.n_train for cell in missing.wanted}
-        unit = "trials" if len(sizes) > 1 else "tests" if one.networks else "repetitions"
-        cells, budgets = defaultdict[str, set[Cell]](set), defaultdict[str, set[float]](set)
-        for (strategy, *_), (lacking, shares) in missing.lacks.items():
-            cells[strategy] |= lacking
-            budgets[strategy] |= shares
+        sizes = missing.cells.columns.get_level_values("n_train").nunique()
+        unit = "trials" if sizes > 1 else "tests" if one.networks else "repetitions"
+        whose = one.entries["strategy"]
+        cells = missing.cells.groupby(whose).any().sum(axis=1)
         alike = defaultdict[str, list[str]](list)
-        for strategy, some in cells.items():
-            parts = [f"macs {budget:g}" for budget in sorted(budgets[strategy], reverse=True)]
-            parts += [f"{len(some)} of {len(missing.wanted)} {unit}"] if some else []
-            alike[", ".join(parts)].append(strategy)
+        for strategy, lacking in cells.items():
+            budgets = {share for i in whose.index[whose == strategy] for share in missing.shares.get(i, ())}
+            parts = [f"macs {budget:g}" for budget in sorted(budgets, reverse=True)]
+            parts += [f"{lacking} of {missing.cells.shape[1]} {unit}"] if lacking else []
+            if parts:
+                alike[", ".join(parts)].append(strategy)
         for text, strategies in alike.items():
             command = "a run with the options of the others"
             if len(suites) == 1:
@@ -127,28 +136,28 @@ def below_chance(frame: pd.DataFrame) -> list[str]:
     """
     lines = set()
     numbered = [text for text in frame["setting"].unique() if '"labels":' in str(text)]
-    frame = frame[frame["setting"].isin(numbered)]
-    for one in add_titles(settings_of(frame)):
-        for key, entry in one.entries.items() if described(one.params[0]) else ():
-            outcomes = zip(*map(entry.column, (*OUTCOMES, NETWORK)), strict=True) if key[0] == DENSE else ()
-            for n, labels, predictions, network in {each for each in outcomes if each[0] and each[2]}:
-                whose = f" with {network}" if len(one.networks) > 1 else ""
-                answers, truth = numbers_of(predictions, n), numbers_of(labels, n)
-                shares = np.bincount(answers, minlength=MOST_CLASSES) * np.bincount(truth, minlength=MOST_CLASSES)
-                chance, right = float(shares.sum()) / n**2, int((answers == truth).sum())
-                if bdtr(right, n, chance) < SURPRISING:
-                    lines.add(
-                        f"{one.task}, {one.model}{whose}: dense is right in {right} of {n} pictures, and chance would "
-                        f"be {chance * n:.0f}: the class folders are probably in another order than the head's "
-                        "classes; say it with --task folder:classes=FILE"
-                    )
+    for one in add_titles(settings_of(frame[frame["setting"].isin(numbered)])):
+        tested = dense_of(one.records)[[*OUTCOMES, NETWORK]].drop_duplicates()
+        for n, labels, predictions, network in tested.itertuples(index=False):
+            if not n or not predictions or not described(one.params[0]):
+                continue
+            whose = f" with {network}" if len(one.networks) > 1 else ""
+            answers, truth = numbers_of(predictions, n), numbers_of(labels, n)
+            shares = np.bincount(answers, minlength=MOST_CLASSES) * np.bincount(truth, minlength=MOST_CLASSES)
+            chance, right = float(shares.sum()) / n**2, int((answers == truth).sum())
+            if bdtr(right, n, chance) < SURPRISING:
+                lines.add(
+                    f"{one.task}, {one.model}{whose}: dense is right in {right} of {n} pictures, and chance would be "
+                    f"{chance * n:.0f}: the class folders are probably in another order than the head's classes; say "
+                    "it with --task folder:classes=FILE"
+                )
     return sorted(lines)
 
 
 def detectable(rankings: Iterable[Ranking]) -> list[str]:
     """Return the difference in what ranks are by that would be significant in 4 of 5 pairs of each task."""
     judged = [
-        (one, one.pairs, "accuracy") if one.budgets is None else (one, one.budgets.pairs, "mean accuracy over MACs")
+        (one, one.pairs, "accuracy") if one.curves is None else (one, one.curves.pairs, "mean accuracy over MACs")
         for one in rankings
     ]
     clauses = [(one.task, paired.detectable(pairs, what, one.setting.of)) for one, pairs, what in judged]

@@ -5,20 +5,21 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
 
+import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sparsebench.board import picture, report
 from sparsebench.board.board import Board
-from sparsebench.board.columns import BY_TASK, EVERY, NOT_RANKED, Column, Row, file_value, text_of
-from sparsebench.board.entries import DENSE
+from sparsebench.board.columns import BY_TASK, EVERY, NOT_RANKED, Column, Row, dicts, file_value, text_of
+from sparsebench.board.curves import Curves
 from sparsebench.board.judge import Ranking
-from sparsebench.board.over_budgets import BudgetBoard
+from sparsebench.board.settings import DENSE
 from sparsebench.board.tables import with_values
 
 SCRIPTS = ("assets/chart.js", "assets/table.js", "assets/main.js")
@@ -64,18 +65,20 @@ def render(board: Board, docs: str = "") -> bytes:
 def data_of(board: Board) -> dict[str, Any]:
     """Return all that the scripts know of a board: of each task and model columns, and a row a strategy and budget."""
     # Those with charts come first.
-    rankings = sorted(board.by_task.rankings, key=lambda one: one.budgets is None)
-    settings = [_setting(one.setting.title, board.by_task.columns, one.every, one.budgets) for one in rankings]
-    return {"settings": settings or [_setting("", [], [], None)], "papers": dict(board.papers)}
+    rankings = sorted(board.by_task.rankings, key=lambda one: one.curves is None)
+    settings = [_setting(one.setting.title, board.by_task.columns, one.every, one.curves) for one in rankings]
+    nothing = _setting("", [], pd.DataFrame(), None)
+    return {"settings": settings or [nothing], "papers": dict(board.papers)}
 
 
-def _setting(title: str, columns: Sequence[Column], rows: Sequence[Row], over: BudgetBoard | None) -> dict[str, Any]:
+def _setting(title: str, columns: Sequence[Column], frame: pd.DataFrame, over: Curves | None) -> dict[str, Any]:
     """Return what the page knows of one task and model."""
     about: dict[str, Any] = {"budgets": [], "middle": None, "named": []}
     titles, hidden = {"rank": "rank, by accuracy"}, {column.key for column in BY_TASK} | {"track"}
     if over is not None:
-        rows, titles, hidden = list(_over_budgets(over)), {"rank": "rank, all budgets"}, hidden | {"budget"}
-        about = {"budgets": list(over.budgets), "middle": over.middle, "named": picture.named(over)}
+        about = {"budgets": list(over.budgets), "middle": over.middle, "named": picture.named(frame, over)}
+        frame, titles, hidden = _of_curves(frame, over), {"rank": "rank, all budgets"}, hidden | {"budget"}
+    rows = dicts(frame)
     columns = [one for one in (with_values(rows, columns) if rows else []) if one.key not in hidden]
     columns.sort(key=lambda one: FIRST.index(one.key) if one.key in FIRST else len(FIRST) + (one.key in KNOWN))
     keys = ["at", "gmacs", *(key for one in columns for key in one.keys)]
@@ -89,12 +92,11 @@ def _setting(title: str, columns: Sequence[Column], rows: Sequence[Row], over: B
     }  # fmt: skip
 
 
-def _over_budgets(over: BudgetBoard) -> Iterator[Row]:
-    """Yield a row for each strategy and budget, dense's first, with the rank of the strategy."""
-    for of_line in over.rows:
-        name, rank = of_line["strategy"], of_line["rank"]
-        for budget, row in over.lines[name].items():
-            yield row | {"strategy": name, "rank": rank, "at": None if name == DENSE else budget}
+def _of_curves(rows: pd.DataFrame, over: Curves) -> pd.DataFrame:
+    """Return a row for each strategy and budget, dense's first, with the rank of the strategy."""
+    rows = pd.concat([rows[rows["line"] == name] for name in over.rows.index])
+    of_line = over.rows.loc[rows["line"], ["strategy", "rank"]].set_index(rows.index)
+    return rows.assign(**of_line, at=rows["asked"].mask(rows["line"] == DENSE))
 
 
 def _column(column: Column, heading: str) -> dict[str, Any]:
@@ -114,9 +116,9 @@ def _value(row: Row, key: str) -> Any:
     return None if value == NOT_RANKED else float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
-def _opening(board: Board) -> list[Ranking]:
+def _opening(board: Board) -> Sequence[Ranking]:
     """Return those that the page begins with: what has several budgets, or else what the board is about."""
-    return [one for one in board.by_task.rankings if one.budgets is not None] or board.judged.rankings
+    return [one for one in board.by_task.rankings if one.curves is not None] or board.judged.rankings
 
 
 def _first(one: Ranking) -> dict[str, Any]:

@@ -15,8 +15,8 @@ import pandas as pd
 
 from sparsebench.board.board import Board
 from sparsebench.board.columns import BY_KEY, TOLERANCE, rank_ends
-from sparsebench.board.entries import DENSE, about
-from sparsebench.board.over_budgets import BudgetBoard, points_of
+from sparsebench.board.curves import Curves, points_of
+from sparsebench.board.settings import DENSE, about
 from sparsebench.errors import UserError, plain, unknown
 from sparsebench.stats import style
 
@@ -71,8 +71,8 @@ class _Line(NamedTuple):
 
 def measured(board: Board) -> list[str]:
     """Return which pictures there are of a board, of WHAT; of one without any result there is that of accuracy."""
-    found = [what for what in WHAT if any(row.get(COLUMN[what]) is not None for row in board.rows)]
-    return found or [ACCURACY]
+    rows = board.judged.rows.dropna(axis="columns", how="all")
+    return [what for what in WHAT if COLUMN[what] in rows] or [ACCURACY]
 
 
 def draw(board: Board, what: str = ACCURACY, strategies: Sequence[str] = (), width: str = "two") -> Figure:
@@ -89,10 +89,11 @@ def draw(board: Board, what: str = ACCURACY, strategies: Sequence[str] = (), wid
     """
     if what not in measured(board):
         raise UserError("nothing of this was measured", got=what, allowed=measured(board))
-    over, setting = board.judged.budgets, board.judged.parts.get(BY_KEY[COLUMN[what]].part)
+    one, setting = board.judged.over_budgets, board.judged.parts.get(BY_KEY[COLUMN[what]].part)
     words = "" if setting is None else about(setting)
-    if what == ACCURACY and over is not None and any(len(line.x) > 1 for line in _lines(over).values()):
-        return curves(over, words, strategies, width)
+    if what == ACCURACY and one is not None and one.curves is not None:
+        if any(len(line.x) > 1 for line in _lines(one.every, one.curves).values()):
+            return curves(one.every, one.curves, words, strategies, width)
     table = _values(board, COLUMN[what])
     if what == SAMPLES:
         title = f"Training samples until half of the trials succeed (N50); fewer are better. {words}"
@@ -109,17 +110,18 @@ def draw(board: Board, what: str = ACCURACY, strategies: Sequence[str] = (), wid
 
 def _values(board: Board, column: str) -> pd.DataFrame:
     """Return what `dots` draws of a column: a row a strategy, at the budget nearest one half; else one a budget too."""
-    rows = [row for row in board.rows if row.get(column) is not None]
-    if (over := board.judged.budgets) is not None:
-        rows = [row for row in rows if row["asked"] not in set(over.budgets) - {over.middle}]
-    frame = pd.DataFrame(rows, columns=["strategy", "budget", "kind", "macs_ratio", *BY_KEY[column].keys])
+    rows, one = board.judged.rows, board.judged.over_budgets
+    if one is not None and one.curves is not None:
+        rows = rows[~rows["asked"].isin(set(one.curves.budgets) - {one.curves.middle})]
+    frame = rows.reindex(columns=["strategy", "budget", "kind", "macs_ratio", *BY_KEY[column].keys])
     frame.columns = ["strategy", "budget", "kind", "macs_ratio", "value", "low", "high"]
+    frame = frame[frame["value"].notna()]
     alone = ~frame["strategy"].duplicated(keep=False) | (frame["strategy"] == DENSE)
     frame["label"] = frame["strategy"].where(alone, frame["strategy"] + ", " + frame["budget"].astype(str))
     return frame.astype(dict.fromkeys(["macs_ratio", "value", "low", "high"], float))
 
 
-def curves(over: BudgetBoard, title: str, strategies: Sequence[str] = (), width: str = "two") -> Figure:
+def curves(rows: pd.DataFrame, over: Curves, title: str, strategies: Sequence[str] = (), width: str = "two") -> Figure:
     """Return the picture of accuracy against dense over the MACs that were spent, dense at the left.
 
     Named are the strategies that are chosen, or else the most accurate at each budget and those of the best ranks;
@@ -127,7 +129,8 @@ def curves(over: BudgetBoard, title: str, strategies: Sequence[str] = (), width:
     left out.
 
     Args:
-        over: the board.
+        rows: a row a strategy and budget, see `Ranking.every`.
+        over: the curves.
         title: what data, networks and track are.
         strategies: which are named.
         width: "one" or "two" columns of a paper.
@@ -135,11 +138,11 @@ def curves(over: BudgetBoard, title: str, strategies: Sequence[str] = (), width:
     Raises:
         UserError: a strategy that is chosen is not on the board, costs more than dense, or they are too many.
     """
-    lines = _lines(over)
-    chosen = _chosen(strategies, over, lines) if strategies else named(over)
+    lines = _lines(rows, over)
+    chosen = _chosen(strategies, over, lines) if strategies else named(rows, over)
     references = [name for name in REFERENCES if name in lines and name not in chosen]
     others = len(lines) - len(chosen) - len(references)
-    notes = f"Dense: {100 * over.lines[DENSE][1.0]['accuracy']:.1f} % accuracy. Bars: 95 % intervals of differences. "
+    notes = f"Dense: {100 * over.rows.loc[DENSE, 'accuracy']:.1f} % accuracy. Bars: 95 % intervals of differences. "
     notes += f"The vertical axis is stretched near dense.{' Grey: all others.' if others else ''} "
     notes += "" if strategies else "In colour: the most accurate at each budget, then the best ranks. "
     notes += " ".join(f"{REFERENCES[name]}." for name in references) if width == "two" else ""
@@ -172,19 +175,18 @@ def curves(over: BudgetBoard, title: str, strategies: Sequence[str] = (), width:
     return figure
 
 
-def named(over: BudgetBoard) -> list[str]:
+def named(rows: pd.DataFrame, over: Curves) -> list[str]:
     """Return the strategies that `curves` names unless they are chosen, in the board's order.
 
     The most accurate at each budget, then those of best rank; not what is worse than random tokens in the network.
     """
-    lines = _lines(over)
-    fair = {row["strategy"] for row in over.rows if row["kind"] == "deployable"} & set(lines)
+    lines = _lines(rows, over)
+    fair = set(over.rows.index[over.rows["kind"] == "deployable"]) & set(lines)
     ranked = {name for name in fair if not math.isnan(lines[name].rank[0])} or fair
-    found: list[str] = []
-    for budget in sorted(over.budgets):
-        at = {name: over.lines[name][budget] for name in lines if name in ranked and budget in over.lines[name]}
-        able = [name for name, row in at.items() if row["macs_ratio"] <= (1 + TOLERANCE) * budget]
-        found += sorted(able, key=lambda name: -at[name]["accuracy"])[:1]
+    accuracy = rows["accuracy"].where(rows["macs_ratio"] <= (1 + TOLERANCE) * rows["asked"])
+    able = rows.assign(accuracy=accuracy).pivot(index="line", columns="asked", values="accuracy")
+    able = able.reindex([name for name in lines if name in ranked])
+    found = able[sorted(over.budgets)].dropna(axis="columns", how="all").idxmax().tolist()
     by_rank = sorted(ranked, key=lambda name: (*np.nan_to_num(lines[name].rank, nan=math.inf), list(lines).index(name)))
     best = list(dict.fromkeys([*found, *by_rank]))[:NAMED]
     beaten = lines["random_inside"].rank[1] if "random_inside" in lines else math.nan
@@ -285,16 +287,15 @@ def _new(width: str, high: float, title: str, notes: str) -> tuple[Figure, Axes]
     return figure, figure.add_subplot()
 
 
-def _lines(over: BudgetBoard) -> dict[str, _Line]:
+def _lines(rows: pd.DataFrame, over: Curves) -> dict[str, _Line]:
     """Return the strategies that spend less than dense, in the order of the board."""
     lines = {}
-    for row in over.rows:
-        points = [one for one in reversed(points_of(over.lines[row["strategy"]])) if one["accuracy_delta"] is not None]
-        if points:
-            keys = BY_KEY["accuracy_delta"].keys
-            ends = [[one["accuracy_delta"] if one[key] is None else one[key] for one in points] for key in keys]
-            x, (y, low, high) = np.array([one["macs_ratio"] for one in points]), 100 * np.array(ends, dtype=float)
-            lines[row["strategy"]] = _Line(row["strategy"], x, y, low, high, rank_ends(row["rank"]))
+    for name, rank in over.rows["rank"].items():
+        points = points_of(rows, name)[::-1].dropna(subset="accuracy_delta")
+        if len(points):
+            y, low, high = (100 * points[key].fillna(points["accuracy_delta"]).to_numpy(float)
+                            for key in BY_KEY["accuracy_delta"].keys)  # fmt: skip
+            lines[name] = _Line(name, points["macs_ratio"].to_numpy(float), y, low, high, rank_ends(rank))
     return lines
 
 
@@ -304,9 +305,9 @@ def _check(strategies: Sequence[str], known: Collection[str]) -> None:
             raise unknown("strategy in the picture", name, known)
 
 
-def _chosen(strategies: Sequence[str], over: BudgetBoard, lines: Mapping[str, _Line]) -> list[str]:
+def _chosen(strategies: Sequence[str], over: Curves, lines: Mapping[str, _Line]) -> list[str]:
     """Return the chosen strategies, once each."""
-    _check(strategies, over.lines.keys())
+    _check(strategies, over.rows.index)
     if dear := [name for name in strategies if name not in lines and name != DENSE]:
         raise UserError("a strategy that costs as much as dense, or more, is in no picture", got=dear[0])
     found = [name for name in dict.fromkeys(strategies) if name != DENSE]

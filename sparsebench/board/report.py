@@ -21,11 +21,12 @@ from sparsebench.board.columns import (
     Column,
     Row,
     accuracy_at,
+    dicts,
     short,
 )
-from sparsebench.board.entries import DENSE, about, key_of
+from sparsebench.board.curves import Curves
 from sparsebench.board.judge import RANDOM, Leaderboard, Ranking
-from sparsebench.board.over_budgets import BudgetBoard
+from sparsebench.board.settings import DENSE, about
 from sparsebench.board.tables import Report, Table, with_values
 from sparsebench.errors import few
 
@@ -55,34 +56,37 @@ def report(judged: Leaderboard, notes: Sequence[str] = (), *, whole: bool = True
     tables: list[Table] = []
     for one in judged.rankings:
         title = one.setting.title if judged.by_task else ""
-        if whole and (one.budgets is not None or not judged.by_task):
+        if whole and (one.curves is not None or not judged.by_task):
             tables.append(best(one, title))
-        if one.budgets is not None:
+        if one.curves is not None:
             title = ", ".join(filter(None, ("All strategies" if whole else "", title)))
-            tables += _of_budgets(one, one.budgets, judged, title)
-    several = any(one.budgets is not None for one in judged.rankings)
-    others = [row for one in judged.rankings if one.budgets is None for row in one.every]
+            tables += _of_curves(one, one.curves, judged, title)
+    several = judged.over_budgets is not None
+    others = [row for one in judged.rankings if one.curves is None for row in dicts(one.every)]
     if others or not several:
         title = "Other tasks" if several else "All strategies" if tables else ""
         tables.append(Table(others, judged.columns, title, legend=LEGEND, explained=True))
-    return Report(tables, Table(judged.rows, judged.columns), notes)
+    return Report(tables, Table(dicts(judged.rows), judged.columns), notes)
 
 
 def best(one: Ranking, title: str = "") -> Table:
     """Return what was measured, and at each budget the most accurate strategy and those that are not worse."""
+    every, ranked = dicts(one.every), dicts(one.rows)
     beside = dict.fromkeys(BY_KEY["accuracy_delta"].keys)
-    rows = [{**row, **beside, "budget": "1", "best": DENSE} for row in one.every if row["strategy"] == DENSE]
-    random = {_budget_of(row): row["accuracy"] for row in reversed(one.every) if row["strategy"] == RANDOM}
+    rows = [{**row, **beside, "budget": "1", "best": DENSE} for row in every if row["strategy"] == DENSE]
+    random = {_budget_of(row): row["accuracy"] for row in reversed(every) if row["strategy"] == RANDOM}
     budgets = defaultdict[tuple[float, str], list[int]](list)
-    for i, row in enumerate(one.rows):
+    for i, row in enumerate(ranked):
         if row["kind"] == "deployable":
             budgets[_budget_of(row)].append(i)
     for (share, label), at in sorted(budgets.items()):
         better = one.pairs.among(at).better()
-        first = sorted((i for k, i in enumerate(at) if not better[:, k].any()), key=lambda i: -one.rows[i]["accuracy"])
+        first, *others = sorted(
+            (ranked[i] for k, i in enumerate(at) if not better[:, k].any()), key=lambda row: -row["accuracy"]
+        )
         rows.append({
-            **one.rows[first[0]], "budget": label or f"{-share:g}", "random": random.get((share, label)),
-            "best": one.rows[first[0]]["strategy"], "equal": few([one.rows[i]["strategy"] for i in first[1:]], NAMED),
+            **first, "budget": label or f"{-share:g}", "random": random.get((share, label)), "best": first["strategy"],
+            "equal": few([row["strategy"] for row in others], NAMED),
         })  # fmt: skip
     return Table(rows, BEST, title, about(one.setting), legend=LEGEND_OF_BEST, main=False)
 
@@ -92,7 +96,7 @@ def _budget_of(row: Row) -> tuple[float, str]:
     return (0.0, row["budget"]) if row["asked"] is None else (-row["asked"], "")
 
 
-def columns_of(board: BudgetBoard, declared: Sequence[Column] = ()) -> list[Column]:
+def columns_of(board: Curves, declared: Sequence[Column] = ()) -> list[Column]:
     """Return the columns of a board with a row a strategy in which some row has something, with those of tasks."""
     at = f"@{short(board.middle)}"
     every = (
@@ -114,17 +118,17 @@ def columns_of(board: BudgetBoard, declared: Sequence[Column] = ()) -> list[Colu
         CHECKS,
         BADGE,
     )
-    return with_values(board.rows, every)
+    return with_values(dicts(board.rows), every)
 
 
-def _of_budgets(one: Ranking, board: BudgetBoard, judged: Leaderboard, title: str) -> list[Table]:
+def _of_curves(one: Ranking, board: Curves, judged: Leaderboard, title: str) -> list[Table]:
     """Return the table with a row a strategy, and those of gaps, with the accuracy there, and of trials beside it."""
     known = {column.key for column in EVERY}
     columns = columns_of(board, [c for c in judged.columns if c.key not in known and c.task in ("", one.task)])
-    others = sum(row["accuracy"] is not None for row in one.every) - sum(map(len, board.lines.values()))
+    others = (one.every["accuracy"].notna() & one.every["line"].isna()).sum()
     apart = (f"{others} rows have budgets that are no shares of dense MACs; CSV and JSON have them.",) if others else ()
-    tables = [Table(board.rows, columns, title, legend=(*LEGEND, *apart), explained=True)]
-    rows = sorted(one.every, key=lambda row: (row["kind"] == "oracle", row["strategy"] != DENSE, *key_of(row)))
+    tables = [Table(dicts(board.rows), columns, title, legend=(*LEGEND, *apart), explained=True)]
+    rows = sorted(dicts(one.every.sort_index()), key=lambda row: (row["kind"] == "oracle", row["strategy"] != DENSE))
     for what, key, of in (
         ("Spurious correlations", "accuracy_with_gap", GAPS),
         ("Sample complexity", "sample_complexity", TRIALS),

@@ -14,13 +14,23 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sparsebench.board.columns import BY_KEY, PAPER, SPEED_UP, TOLERANCE, Column, Row, keys_of, rank_text, text_of
-from sparsebench.board.entries import DENSE, asked_of, besides_share, key_of
+from sparsebench.board.columns import (
+    BY_KEY,
+    PAPER,
+    SPEED_UP,
+    TOLERANCE,
+    Column,
+    Row,
+    dicts,
+    keys_of,
+    rank_text,
+    text_of,
+)
 from sparsebench.board.judge import Ranking
-from sparsebench.board.over_budgets import speed_up
+from sparsebench.board.settings import DENSE, besides_share, over_seeds, speed_ups
 from sparsebench.board.tables import Report, Table
 from sparsebench.errors import UserError, few, plain, reason_of
-from sparsebench.records.table import OUTCOMES
+from sparsebench.records.table import ITEMS
 
 NEAR = 0.001
 """How far below dense an accuracy may be that counts as the same: a tenth of a point."""
@@ -66,65 +76,61 @@ TIMED = (
 
 def pairs(rankings: Iterable[Ranking]) -> Table:
     """Return a row for each two ranked strategies of each task, the surest differences first."""
-    rows = []
-    for one in rankings:
-        result, p, better = one.pairs, one.pairs.p, one.pairs.better()
-        for i, j in zip(*np.triu_indices(len(one.rows), 1), strict=True):
-            if math.isnan(result.mean[i, j]):
-                continue
-            i, j = (i, j) if result.mean[i, j] >= 0 else (j, i)
-            mean, half = result.mean[i, j], result.half[i, j]
-            numbers = {
-                "difference": mean, "difference_low": mean - half, "difference_high": mean + half, "p": p[i, j],
-                **{key: getattr(result, key)[i, j] for key in ("p_items", "p_seeds", "overdispersion")},
-            }  # fmt: skip
-            row: Row = {"task": one.task}
-            for k, (name, budget) in ((i, ("strategy", "budget")), (j, ("other", "other_budget"))):
-                row |= {name: one.rows[k]["strategy"], budget: one.rows[k]["budget"]}
-            row |= {key: None if math.isnan(x) else float(x) for key, x in numbers.items()}
-            row |= {"told": "yes" if better[i, j] else "no", "n_seeds": int(result.n_seeds[i, j])}
-            rows.append(row)
-    names = ("strategy", "budget", "other", "other_budget")
-    rows.sort(key=lambda r: (r["task"], 2 if r["p"] is None else r["p"], -r["difference"], *(r[n] for n in names)))
-    return Table(rows, PAIRS, explained=True)
+    rows = pd.concat([pd.DataFrame(columns=keys_of(PAIRS)), *map(_pairs, rankings)])
+    names = ["strategy", "budget", "other", "other_budget"]
+    rows = rows.assign(unsure=rows["p"].fillna(2), down=-rows["difference"])
+    return Table(dicts(rows.sort_values(["task", "unsure", "down", *names])[keys_of(PAIRS)]), PAIRS, explained=True)
+
+
+def _pairs(one: Ranking) -> pd.DataFrame:
+    i, j = np.triu_indices(len(one.rows), 1)
+    known, turned = ~np.isnan(one.pairs.mean[i, j]), one.pairs.mean[i, j] < 0
+    i, j = np.where(turned, j, i)[known], np.where(turned, i, j)[known]
+    mean, half = one.pairs.mean[i, j], one.pairs.half[i, j]
+    numbers = {key: getattr(one.pairs, key)[i, j] for key in ("p", "p_items", "p_seeds", "overdispersion", "n_seeds")}
+    strategy, budget = (one.rows[name].to_numpy() for name in ("strategy", "budget"))
+    return pd.DataFrame({
+        "task": one.task, "strategy": strategy[i], "budget": budget[i], "other": strategy[j], "other_budget": budget[j],
+        "difference": mean, "difference_low": mean - half, "difference_high": mean + half, **numbers,
+        "told": np.where(one.pairs.better()[i, j], "yes", "no"),
+    })  # fmt: skip
 
 
 def matched(rankings: Iterable[Ranking]) -> Table:
     """Return the rows of each task at equal cost, then those at equal accuracy."""
-    rows = [row for one in rankings for row in (*_at_equal_cost(one), *_at_equal_accuracy(one))]
-    return Table(rows, MATCHED, legend=LEGEND_OF_MATCHED)
+    parts = [part.assign(task=one.task) for one in rankings for part in (_at_equal_cost(one), _at_equal_accuracy(one))]
+    rows = pd.concat([pd.DataFrame(columns=keys_of(MATCHED)), *parts])
+    return Table(dicts(rows[keys_of(MATCHED)]), MATCHED, legend=LEGEND_OF_MATCHED)
 
 
-def _at_equal_cost(one: Ranking) -> list[Row]:
+def _at_equal_cost(one: Ranking) -> pd.DataFrame:
     """Return the rows whose costs lie within the tolerance of the smallest of them, two or more each."""
-    costs = [math.nan if row["macs_ratio"] is None else row["macs_ratio"] for row in one.rows]
+    costs = one.rows["macs_ratio"].to_numpy(float)
     groups: list[list[int]] = []
-    for place in sorted((i for i, cost in enumerate(costs) if not math.isnan(cost)), key=lambda i: (costs[i], i)):
+    for place in np.argsort(costs, kind="stable")[: (~np.isnan(costs)).sum()].tolist():
         if groups and costs[place] <= costs[groups[-1][0]] * (1 + TOLERANCE):
             groups[-1].append(place)
         else:
             groups.append([place])
-    rows = []
+    parts = [one.rows[:0].assign(matched="")]
     for places in (group for group in groups if len(group) > 1):
-        what = f"at {np.mean([costs[i] for i in places]):.2f} of dense MACs"
-        for place, ends in zip(places, one.pairs.among(places).rank_sets(), strict=True):
-            rows.append(one.rows[place] | {"matched": what, "task": one.task, "rank": rank_text(*ends)})
-    return sorted(rows, key=lambda row: (row["matched"], -row["accuracy"], row["strategy"], row["budget"]))
+        ranks = [rank_text(*ends) for ends in one.pairs.among(places).rank_sets()]
+        what = f"at {np.mean(costs[places]):.2f} of dense MACs"
+        parts.append(one.rows.iloc[places].assign(matched=what, rank=ranks))
+    rows = pd.concat(parts)
+    rows["down"] = -rows["accuracy"]
+    return rows.sort_values(["matched", "down", "strategy", "budget"])
 
 
-def _at_equal_accuracy(one: Ranking) -> list[Row]:
+def _at_equal_accuracy(one: Ranking) -> pd.DataFrame:
     """Return of each strategy the cheapest row that is as accurate as dense; without numbers where there is none."""
-    found: dict[str, Row] = {}
-    dense = next((row["accuracy"] for row in one.rows if row["strategy"] == DENSE), math.nan)
-    for row in sorted(one.rows, key=lambda row: (row["macs_ratio"] or math.inf, row["budget"])):
-        if row["strategy"] != DENSE and row["macs_ratio"] is not None and row["accuracy"] >= dense - NEAR:
-            found.setdefault(row["strategy"], row)
-    for row in () if math.isnan(dense) else one.rows:
-        if row["strategy"] != DENSE:
-            found.setdefault(row["strategy"], {"strategy": row["strategy"], "kind": row["kind"]})
-    rows = [dict.fromkeys(keys_of(MATCHED)) | row for row in found.values()]
-    rows = [row | {"matched": "at dense accuracy", "task": one.task, "rank": ""} for row in rows]
-    return sorted(rows, key=lambda row: (row["macs_ratio"] or math.inf, row["strategy"]))
+    is_dense = one.rows["strategy"] == DENSE
+    if not is_dense.any():
+        return one.rows[:0]
+    rest = one.rows[~is_dense].sort_values(["macs_ratio", "budget"])
+    as_good = rest["macs_ratio"].notna() & (rest["accuracy"] >= one.rows.loc[is_dense, "accuracy"].iloc[0] - NEAR)
+    rows = pd.concat([rest[as_good], rest[["strategy", "kind"]]]).drop_duplicates("strategy")
+    return rows.assign(matched="at dense accuracy", rank="").sort_values(["macs_ratio", "strategy"])
 
 
 def shifts(rankings: Iterable[Ranking]) -> Report:
@@ -145,38 +151,33 @@ def shifts(rankings: Iterable[Ranking]) -> Report:
 
 
 def _shift(sets: list[Ranking]) -> Table:
-    sets = sorted(sets, key=lambda one: -next((r["accuracy"] for r in one.rows if r["strategy"] == DENSE), -1.0))
-    columns = [*BY_BUDGET]
-    rows: dict[tuple[str, str], Row] = defaultdict(dict)
+    sets = sorted(sets, key=lambda one: -one.rows.loc[one.rows["strategy"] == DENSE, "accuracy"].max())
+    columns, parts = [*BY_BUDGET], []
     for number, one in enumerate(sets):
         name, at, rank = one.setting.params[0].get("images", one.task), f"accuracy_{number}", f"rank_{number}"
         columns += [
             Column(at, name, "fraction", f"accuracy on {name}"),
             Column(rank, "rank", "text", f"ranks that it may have on {name}, among the strategies of the budget"),
         ]
-        budgets: dict[str, list[int]] = defaultdict(list)
-        for place, row in enumerate(one.rows):
-            budgets[row["budget"]].append(place)
-        for budget, places in budgets.items():
-            for place, ends in zip(places, one.pairs.among(places).rank_sets(), strict=True):
-                strategy = one.rows[place]["strategy"]
-                rows[budget, strategy] |= {
-                    "strategy": strategy, "budget": budget, at: one.rows[place]["accuracy"],
-                    rank: "" if strategy == DENSE else rank_text(*ends),
-                }  # fmt: skip
-    whole = [dict.fromkeys(keys_of(columns)) | row for row in rows.values()]
-    whole.sort(key=lambda row: (row["strategy"] != DENSE, row["budget"], -(row["accuracy_0"] or 0)))
-    return Table(whole, columns, above=sets[0].setting.model, legend=_rank_correlations(whole, columns[2::2]))
+        ranks = pd.Series("", one.rows.index)
+        for places in one.rows.groupby("budget").indices.values():
+            ranks.iloc[places] = [rank_text(*ends) for ends in one.pairs.among(places).rank_sets()]
+        of = one.rows.assign(**{at: one.rows["accuracy"], rank: ranks.mask(one.rows["strategy"] == DENSE, "")})
+        parts.append(of.set_index(["budget", "strategy"])[[at, rank]])
+    rows = pd.concat(parts, axis=1).reset_index()
+    rows = rows.assign(other=rows["strategy"] != DENSE, down=-rows["accuracy_0"].fillna(0))
+    rows = rows.sort_values(["other", "budget", "down"])
+    legend = _rank_correlations(rows[rows["other"]], columns[2::2])
+    return Table(dicts(rows[keys_of(columns)]), columns, above=sets[0].setting.model, legend=legend)
 
 
-def _rank_correlations(rows: Sequence[Row], sets: Sequence[Column]) -> list[str]:
+def _rank_correlations(rows: pd.DataFrame, sets: Sequence[Column]) -> list[str]:
     """Return in a line how much the order of the strategies on the first set is that on each of the others.
 
     It is Kendall's tau of the accuracies of the strategies of a budget, as a mean over the budgets that have three or
     more; nothing is said of fewer.
     """
-    accuracies = pd.DataFrame([row for row in rows if row["strategy"] != DENSE], columns=keys_of([*BY_BUDGET, *sets]))
-    budgets = [part for _, part in accuracies.groupby("budget") if len(part) >= 3]
+    budgets = [part for _, part in rows.groupby("budget") if len(part) >= 3]
     first, *others = sets
     taus = {
         one.heading: np.mean([part[one.key].corr(part[first.key], method="kendall") for part in budgets])
@@ -217,16 +218,15 @@ def paper(rankings: Sequence[Ranking], speed: Path | None = None) -> Report:
 
 def _left_out(one: Ranking) -> list[str]:
     """Return in a line which strategies of a setting are not in the table of a paper."""
-    ranked = {row["strategy"] for row in one.rows}
-    out = list(dict.fromkeys(name for name, *_ in one.setting.largest_entries if name not in ranked))
+    tested = one.setting.entries.loc[sorted(set(one.setting.tested["entry"])), "strategy"]
+    out = tested[~tested.isin(one.rows["strategy"])].unique().tolist()
     return [f"not in the table, as they are oracles or not ranked: {few(out, NAMED, 100)}"] if out else []
 
 
 def _paper_of(one: Ranking) -> Table:
     setting, rows = one.setting, _rows_of_paper(one)
-    tested = [setting.largest_entries[key_of(row)] for row in one.rows]
     model = setting.params[1].get("arch", setting.model)
-    images = max((int(entry.column(OUTCOMES[0]).max()) for entry in tested), default=0)
+    images = _tested(one)[ITEMS].max() if len(one.rows) else 0
     what = "top-1 and top-5" if any(row["accuracy_top5"] is not None for row in rows) else "top-1"
     above = (
         f"{model} on {setting.task}, {images:,} test images: {what} in %, difference to dense in points with its 95 % "
@@ -241,32 +241,33 @@ def _paper_of(one: Ranking) -> Table:
 
 def _measured(one: Ranking) -> list[str]:
     """Return in a sentence where images/s of records were measured, if they were."""
-    devices = sorted({row["device"] for row in one.rows if row["device"]})
-    tested = [one.setting.largest_entries[key_of(row)] for row in one.rows]
-    batches = sorted({int(n) for entry in tested for n in entry.column("timed_batch") if n > 0})
+    devices, timed = sorted(set(one.rows["device"].dropna())), _tested(one)["timed_batch"]
+    batches = sorted(set(timed[timed > 0].astype(int)))
     batch = [f"batch {' to '.join(str(n) for n in dict.fromkeys((batches[0], batches[-1])))}"] if batches else []
     where = [*devices, str(one.setting.params[1].get("precision", "float32")), *batch]
     return [plain(f"Images/s on {', '.join(where)}.", 500)] if devices else []
 
 
+def _tested(one: Ranking) -> pd.DataFrame:
+    """Return the records behind ranked rows."""
+    return one.setting.tested[one.setting.tested["entry"].isin(one.rows.index)]
+
+
 def _rows_of_paper(one: Ranking) -> list[Row]:
     """Return the rows, which say to which budget they belong, and whether they are the best there."""
-    tested = one.setting.largest_entries
-    dense = next((entry for key, entry in tested.items() if key[0] == DENSE), None)
+    tested, setting = one.setting.tested, one.setting
+    share = setting.entries["asked"]
+    rows = one.rows.assign(task=setting.task, model=setting.model, n_train=setting.largest, **{
+        **over_seeds(tested, dict.fromkeys(("parameters", "accuracy_top5"), "mean")),
+        SPEED_UP.key: speed_ups(tested),
+    })  # fmt: skip
+    rows.loc[rows["strategy"] == DENSE, list(BY_KEY["accuracy_delta"].keys)] = np.nan
     groups: dict[str | float, list[Row]] = defaultdict(list)
-    for row in one.rows:
-        entry, named, is_dense = tested[key_of(row)], row["budget"], row["strategy"] == DENSE
-        asked = asked_of(entry)
-        share = not math.isnan(asked)
-        beside = besides_share(named, asked) if share else named
-        new = {key: row.get(key) for key in keys_of(PAPER)} | {
-            "task": one.setting.task, "model": one.setting.model, "n_train": one.setting.largest,
-            **(dict.fromkeys(BY_KEY["accuracy_delta"].keys) if is_dense else {}),
-            "method": ", ".join(filter(None, (row["strategy"], beside))),
-            **{metric: entry.over_seeds(metric) for metric in ("parameters", "accuracy_top5")},
-            SPEED_UP.key: None if dense is None else speed_up(entry, dense),
-        }  # fmt: skip
-        groups[DENSE if is_dense else asked if share else named].append(new)
+    for entry, row in zip(rows.index, dicts(rows), strict=True):
+        asked, named = share[entry], row["budget"]
+        beside = named if math.isnan(asked) else besides_share(named, asked)
+        row["method"] = ", ".join(filter(None, (row["strategy"], beside)))
+        groups[DENSE if row["strategy"] == DENSE else named if math.isnan(asked) else asked].append(row)
     several = any(len(group) > 1 for group in groups.values())
     for name, group in groups.items():
         group.sort(key=lambda row: (-row["accuracy"], row["method"]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -182,10 +182,10 @@ def _text(
 ) -> bytes:
     from sparsebench.board import views
     from sparsebench.board.board import bibtex, read
-    from sparsebench.board.entries import frame_of
     from sparsebench.board.judge import judge
     from sparsebench.board.notes import machines, not_ranked, notes_on
     from sparsebench.board.report import report
+    from sparsebench.board.settings import frame_of
     from sparsebench.board.tables import render
 
     records = frame_of(read(folder))
@@ -200,7 +200,7 @@ def _text(
         made = views.paper(judged.rankings, speed)
         return render(with_published(made, judged.rankings), form, choice).encode("utf-8", "replace")
     if view != "board":
-        look: Callable[[list[Ranking]], Report | Table] = getattr(views, view)
+        look: Callable[[Sequence[Ranking]], Report | Table] = getattr(views, view)
         return render(look(judged.rankings), form, choice).encode("utf-8", "replace")
     notes: list[str] = []
     if form in ("csv", "json"):  # which hold a table and nothing else

@@ -5,10 +5,11 @@ from itertools import groupby
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 from flats import flat
 
 from sparsebench.board.board import Board
-from sparsebench.board.columns import EVERY, Row
+from sparsebench.board.columns import Row
 from sparsebench.board.judge import Leaderboard, judge
 
 KINDS = {"dense": "baseline", "random": "baseline", "random_inside": "baseline", "oracle": "oracle"}
@@ -44,10 +45,10 @@ def board_of(rows: list[Row], **more: Any) -> Board:
     groups = [list(group) for _, group in groupby(rows, key=lambda one: (one["task"], one["model"], one["n_train"]))]
     titles = [f"{group[0]['task']}, {group[0]['model']}" for group in groups]
     rankings: Any = [
-        SimpleNamespace(setting=SimpleNamespace(title=title), every=group, budgets=None)
+        SimpleNamespace(setting=SimpleNamespace(title=title), every=pd.DataFrame(group), curves=None)
         for title, group in zip(titles, groups, strict=True)
     ]
-    return Board(Leaderboard(rows, EVERY), Leaderboard(rows, EVERY, rankings), **BESIDE | more)
+    return Board(Leaderboard(), Leaderboard(rankings), **BESIDE | more)
 
 
 BESIDE: dict[str, Any] = {

@@ -7,9 +7,9 @@ import pytest
 from flats import WHOLE, Flat, build, drawn, flat, row_of, seeded, with_outcomes
 
 from sparsebench.board.columns import Row
-from sparsebench.board.entries import frame_of
 from sparsebench.board.judge import judge
 from sparsebench.board.notes import detectable, machines, notes_on
+from sparsebench.board.settings import frame_of
 from sparsebench.records.record import bytes_of
 
 

@@ -21,9 +21,9 @@ from scipy import stats
 
 import sparsebench
 from sparsebench.board.board import gather, read
-from sparsebench.board.entries import about
 from sparsebench.board.judge import judge
 from sparsebench.board.notes import notes_on
+from sparsebench.board.settings import about
 from sparsebench.cli import main
 from sparsebench.records import store
 from sparsebench.records.record import Record, bytes_of
@@ -127,13 +127,12 @@ def test_one_network_has_intervals_over_its_items(of_one: Path) -> None:
     error = stats.sem(topk - mean)
     half = row["random_inside_delta_high"] - row["random_inside_delta"]
     assert stats.t.ppf(0.975, 23) * error < half < stats.t.ppf(0.975, 23) * (error + 0.06)
-    board = judge(read(of_one)).budgets
-    assert board is not None
-    for one in board.rows[1:]:
-        assert one["kept_accuracy_low"] < one["kept_accuracy"] < one["kept_accuracy_high"]
-    assert None not in [
-        row[f"accuracy_{end}"] for line in board.lines.values() for row in line.values() for end in ("low", "high")
-    ]
+    one = judge(read(of_one)).over_budgets
+    assert one is not None and one.curves is not None
+    kept = one.curves.rows[1:]
+    assert (kept["kept_accuracy_low"] < kept["kept_accuracy"]).all()
+    assert (kept["kept_accuracy"] < kept["kept_accuracy_high"]).all()
+    assert one.every.dropna(subset="line")[["accuracy_low", "accuracy_high"]].notna().all(axis=None)
 
 
 def test_networks_are_compared_network_by_network_and_called_by_their_files(of_three: Path) -> None:

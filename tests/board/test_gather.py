@@ -12,8 +12,9 @@ from flats import build, rows_in
 
 from sparsebench.board import board as boards
 from sparsebench.board.board import PNG, Board, board_of, describe, gather
-from sparsebench.board.entries import about, frame_of, settings_of
+from sparsebench.board.columns import dicts
 from sparsebench.board.notes import notes_on
+from sparsebench.board.settings import about, frame_of, settings_of
 from sparsebench.records import manifests, store
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
@@ -37,7 +38,7 @@ def described(folder: Path, name: str, **more: Any) -> None:
 
 
 def marked(board: Board) -> dict[str, str | None]:
-    return {row["strategy"]: row["trained"] for row in board.rows}
+    return {row["strategy"]: row["trained"] for row in dicts(board.judged.rows)}
 
 
 def test_strategies_say_whether_they_are_trained_and_what_to_cite(tmp_path: Path) -> None:
@@ -103,8 +104,8 @@ def test_a_folder_is_its_records_board(tmp_path: Path) -> None:
         store.keep(tmp_path / "suites", {"name": "quick", "version": 3, "settings": settings})
     records = rows_in(tmp_path)
     board = gather(tmp_path)
-    assert rows_without(board.rows, "trained") == rows_without(build(records), "trained")
-    assert rows_without(board.by_task.rows, "trained") == rows_without(build(records, "task"), "trained")
+    assert rows_without(dicts(board.judged.rows), "trained") == rows_without(build(records), "trained")
+    assert rows_without(dicts(board.by_task.rows), "trained") == rows_without(build(records, "task"), "trained")
     assert (board.notes, board.suites) == (notes_on(records, board.judged), ["quick, version 3"])
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flats import build, flat
 
+from sparsebench.board.curves import Curves
 from sparsebench.board.judge import judge
 from sparsebench.board.notes import notes_on
 from sparsebench.records import manifests, store
@@ -46,10 +47,17 @@ def ranks(records: list[Flat]) -> dict[str, set[str]]:
     """Return the ranks that each strategy has, in boards over all tasks and by task, by budget and over all budgets."""
     found: dict[str, set[str]] = {}
     for judged in (judge(records), judge(records, "task")):
-        for row in [*judged.rows, *(judged.budgets.rows if judged.budgets else [])]:
-            if row["strategy"] != "dense":
-                found.setdefault(row["strategy"], set()).add(row["rank"])
-    return found
+        curves = [one.curves.rows for one in judged.rankings if one.curves is not None]
+        for rows in (judged.rows, *curves):
+            for strategy, rank in zip(rows["strategy"], rows["rank"], strict=True):
+                found.setdefault(strategy, set()).add(rank)
+    return {strategy: some for strategy, some in found.items() if strategy != "dense"}
+
+
+def curves(records: list[Flat]) -> Curves:
+    (one,) = judge(records).rankings
+    assert one.curves is not None
+    return one.curves
 
 
 LACKING = {
@@ -105,22 +113,17 @@ def test_a_seed_that_one_alone_has_is_wanted_of_nobody() -> None:
 
 def test_a_budget_that_one_alone_has_is_wanted_of_nobody() -> None:
     more = [*WORLD, *(cell_of("good", seed, 0.1, 0.5) for seed in range(3))]
-    board, before = judge(more).budgets, judge(WORLD).budgets
-    assert board is not None and before is not None
-    now, then = ({row["strategy"]: row for row in one.rows} for one in (board, before))
-    assert board.budgets == (*BUDGETS, 0.1) and board.middle == before.middle
-    assert {name: row["rank"] for name, row in now.items()} == {name: row["rank"] for name, row in then.items()}
-    assert now["poor"]["kept_accuracy"] == then["poor"]["kept_accuracy"]
+    now, before = curves(more), curves(WORLD)
+    assert now.budgets == (*BUDGETS, 0.1) and now.middle == before.middle
+    assert now.rows["rank"].to_dict() == before.rows["rank"].to_dict()
+    assert now.rows.loc["poor", "kept_accuracy"] == before.rows.loc["poor", "kept_accuracy"]
 
 
 def test_a_seed_of_dense_that_is_missing_leaves_out_that_seed_for_all() -> None:
     some = without(WORLD, strategy="dense", repetition=2)
-    board, fewer = judge(some).budgets, judge(without(WORLD, repetition=2)).budgets
-    assert board is not None and fewer is not None
-    now, then = ({row["strategy"]: row for row in one.rows} for one in (board, fewer))
-    for name in RATES:
-        assert now[name]["rank"] == then[name]["rank"]
-        assert now[name]["kept_accuracy"] == pytest.approx(then[name]["kept_accuracy"])
+    now, fewer = curves(some).rows.loc[[*RATES]], curves(without(WORLD, repetition=2)).rows.loc[[*RATES]]
+    assert now["rank"].tolist() == fewer["rank"].tolist()
+    assert now["kept_accuracy"].tolist() == pytest.approx(fewer["kept_accuracy"].tolist())
     assert any(
         line.startswith("dense on composite: not ranked there, without 1 of 3 repetitions;") for line in notes_on(some)
     )

@@ -12,12 +12,12 @@ import pytest
 from flats import build
 
 from sparsebench.board import columns
-from sparsebench.board.columns import Row, keys_of
-from sparsebench.board.entries import DECLARED
+from sparsebench.board.columns import Row, dicts, keys_of
+from sparsebench.board.curves import Curves
 from sparsebench.board.judge import Leaderboard, judge
 from sparsebench.board.notes import notes_on
-from sparsebench.board.over_budgets import BudgetBoard
 from sparsebench.board.report import best, report
+from sparsebench.board.settings import DECLARED
 from sparsebench.board.tables import ALL, Choice, render
 from sparsebench.measure.metrics import MetricKind
 from sparsebench.records.record import bytes_of
@@ -65,21 +65,22 @@ WORLD = [
 ]
 
 
-def over(judged: Leaderboard) -> BudgetBoard:
-    assert judged.budgets is not None
-    return judged.budgets
+def over(judged: Leaderboard) -> Curves:
+    one = judged.over_budgets
+    assert one is not None and one.curves is not None
+    return one.curves
 
 
-def row_of(board: BudgetBoard, strategy: str) -> Row:
-    (row,) = (row for row in board.rows if row["strategy"] == strategy)
+def row_of(board: Curves, strategy: str) -> Row:
+    (row,) = dicts(board.rows.loc[[strategy]])
     return row
 
 
 def test_a_row_a_strategy_dense_first_and_oracles_last() -> None:
     board = over(judge(WORLD))
-    assert [row["strategy"] for row in board.rows] == ["dense", "good", "random_inside", "steep", "oracle"]
+    assert list(board.rows["strategy"]) == ["dense", "good", "random_inside", "steep", "oracle"]
     assert (board.budgets, board.middle) == (BUDGETS, 0.5)
-    assert [row["rank"] for row in board.rows] == ["not ranked", "1", "2", "3", "not ranked"]
+    assert list(board.rows["rank"]) == ["not ranked", "1", "2", "3", "not ranked"]
 
 
 def test_a_real_difference_is_told_on_the_area_and_equals_are_not() -> None:
@@ -115,7 +116,8 @@ def test_what_costs_more_than_dense_has_no_area_and_no_rank() -> None:
 
 def test_one_budget_or_no_dense_is_no_board_of_curves() -> None:
     single = [r for r in WORLD if r["macs_ratio_asked"] in (0.5, 1.0)]
-    assert judge(single).budgets is judge([r for r in WORLD if r["strategy"] != "dense"]).budgets is None
+    for some in (single, [r for r in WORLD if r["strategy"] != "dense"]):
+        assert judge(some).over_budgets is None
     assert keys_of(judge(single).columns) == keys_of(columns.COLUMNS)
 
 
@@ -125,7 +127,7 @@ def test_other_budgets_of_a_strategy_are_a_row_of_their_own_and_the_rest_is_name
     rates = [r | {"budget": "keep 0.5 power-floor", "macs_ratio_asked": None, "cell_id": f"k {r['cell_id']}"}
              for r in records("steep", {0.6: 0.5})]  # fmt: skip
     judged = judge([*WORLD, *inside, *rates])
-    assert {"good", "good @0,1"} < {row["strategy"] for row in over(judged).rows}
+    assert {"good", "good @0,1"} < set(over(judged).rows["strategy"])
     assert "1 rows have budgets that are no shares of dense MACs" in text(judged, "md")
     assert "no shares of dense MACs" not in text(judge(WORLD), "md")
 
@@ -177,17 +179,17 @@ def test_tracks_are_never_in_one_ranking_and_are_told_apart_in_titles() -> None:
     assert (
         judged.rankings[0].setting.track == "scratch" and len(over(judged).rows) == 5
     )  # the one with the most records
-    assert over(judged).rows == over(judge(WORLD)).rows
+    assert dicts(over(judged).rows) == dicts(over(judge(WORLD)).rows)
     assert any("1 other setting (data, model, size or track) not shown" in note for note in notes_on(mixed))
     by_task = judge(mixed, "task")
     assert {(one.task, one.setting.track) for one in by_task.rankings} == {
         ("composite(track=frozen)", "frozen"), ("composite(track=scratch)", "scratch"),
     }  # fmt: skip
-    assert {row["track"] for row in by_task.rows} == {"frozen", "scratch"}
+    assert set(by_task.rows["track"]) == {"frozen", "scratch"}
     assert [len(one.rows) for one in by_task.rankings] == [7, 10]  # of each track its own, without the oracle
     assert not any(column.key == "track" for by in (None, "task") for column in judge(WORLD, by).columns)
     only = judge(frozen)
-    assert {row["track"] for row in only.rows} == {"frozen"}
+    assert set(only.rows["track"]) == {"frozen"}
 
 
 def test_who_was_not_asked_for_the_lowest_budget_has_no_area() -> None:
@@ -209,9 +211,9 @@ def test_a_metric_that_a_task_declares_is_shown_at_the_middle_budget() -> None:
     frame = pd.DataFrame([record | {"doubt": 0.125 + record["macs_ratio"]} for record in WORLD])
     frame.attrs[DECLARED] = (MetricKind("doubt", "nats", "how unsure it is", title="doubt, mean"),)
     judged = judge(frame)
-    rows = {row["strategy"]: row for row in over(judged).rows}
-    at_middle = {row["strategy"]: row["doubt"] for row in judged.rows if row["budget"] in ("macs 0.5", "macs 1")}
-    assert {name: row["doubt"] for name, row in rows.items()} == at_middle and rows["dense"]["doubt"] == 1.125
+    at_middle = judged.rows[judged.rows["budget"].isin(("macs 0.5", "macs 1"))].set_index("strategy")["doubt"]
+    doubt = over(judged).rows["doubt"]
+    assert doubt.to_dict() == at_middle.to_dict() and doubt["dense"] == 1.125
     made = text(judged, "md")
     assert "| doubt, mean @.5 |" in made.replace("  ", "") and "doubt, mean @.5: how unsure it is, in nats." in made
     header, *_ = csv.reader(io.StringIO(text(judged, "csv")))

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pandas as pd
@@ -14,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from sparsebench.board import picture
-from sparsebench.board.over_budgets import BudgetBoard
+from sparsebench.board.curves import Curves
 from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.stats import paired, style
@@ -24,21 +25,26 @@ BUDGETS = (0.8, 0.6, 0.4)
 TITLE = "Digits on photographs, ten classes. 24 networks. Tested as they are."
 
 
-def board(lost: dict[str, Sequence[float]], spent: dict[str, float] | None = None, last: int = 0) -> BudgetBoard:
-    """Return a board of strategies that lose so many points at each budget, the first ones ranked together."""
+def board(
+    lost: dict[str, Sequence[float]], spent: dict[str, float] | None = None, last: int = 0
+) -> tuple[pd.DataFrame, Curves]:
+    """Return strategies that lose so many points at each budget, the first ones ranked together."""
     kinds = {"oracle": "oracle", "random": "baseline", "random_inside": "baseline"}
 
-    def point(macs: float, less: float) -> dict[str, float]:
-        return {"macs_ratio": macs, "accuracy": 0.9 - less / 100, "accuracy_delta": -less / 100,
-                "accuracy_delta_low": -less / 100 - 0.001, "accuracy_delta_high": -less / 100 + 0.001}  # fmt: skip
+    def point(name: str, asked: float, macs: float, less: float) -> dict[str, Any]:
+        return {"line": name, "asked": asked, "macs_ratio": macs, "accuracy": 0.9 - less / 100,
+                "accuracy_delta": -less / 100, "accuracy_delta_low": -less / 100 - 0.001,
+                "accuracy_delta_high": -less / 100 + 0.001}  # fmt: skip
 
-    lines, rows = {"dense": {1.0: point(1.0, 0.0)}}, [{"strategy": "dense", "kind": "baseline", "rank": "not ranked"}]
+    points_of = [point("dense", 1.0, 1.0, 0.0)]
+    rows = [{"strategy": "dense", "kind": "baseline", "rank": "not ranked", "accuracy": 0.9}]
     for place, (name, points) in enumerate(lost.items(), 1):
         rank = "not ranked" if name == "oracle" else f"1-{last}" if place <= last else str(place)
         rows.append({"strategy": name, "kind": kinds.get(name, "deployable"), "rank": rank})
         times = (spent or {}).get(name, 1.0)
-        lines[name] = {b: point(b * times, less) for b, less in zip(BUDGETS, points, strict=False)}
-    return BudgetBoard(BUDGETS, 0.6, rows, lines, paired.compare([]))
+        points_of += [point(name, b, b * times, less) for b, less in zip(BUDGETS, points, strict=False)]
+    table = pd.DataFrame(rows).set_index("strategy", drop=False)
+    return pd.DataFrame(points_of), Curves(BUDGETS, 0.6, table, paired.compare([]))
 
 
 REFERENCES = {"random_inside": (2, 5, 10), "random": (5, 9, 20), "oracle": (-0.2, -0.4, -0.6)}
@@ -67,7 +73,7 @@ def lines(figure: Figure) -> dict[str, tuple[str, str]]:
 
 @pytest.mark.parametrize("width", list(style.COLUMNS))
 def test_labels_of_strategies_that_end_together_can_be_read(width: str) -> None:
-    figure = picture.curves(board(ALIKE | REFERENCES), TITLE, list(ALIKE), width)
+    figure = picture.curves(*board(ALIKE | REFERENCES), TITLE, list(ALIKE), width)
     found = boxes(figure)
     labels = {name: found[name] for name in (*ALIKE, *REFERENCES)}
     for (one, a), (other, b) in combinations(labels.items(), 2):
@@ -83,36 +89,37 @@ def test_labels_of_strategies_that_end_together_can_be_read(width: str) -> None:
 
 def test_named_lines_differ_in_colour_or_dash() -> None:
     many = {f"s{i}": (0.1, 0.2, i / 10) for i in range(picture.MOST_NAMED)}
-    looks = lines(picture.curves(board(many | REFERENCES), TITLE, list(many)))
+    looks = lines(picture.curves(*board(many | REFERENCES), TITLE, list(many)))
     assert set(looks) == {*many, *REFERENCES} and len(set(looks.values())) == len(looks)
     with pytest.raises(UserError, match="at most"):
-        picture.curves(board(many | {"more": (1, 1, 1)}), TITLE, [*many, "more"])
+        picture.curves(*board(many | {"more": (1, 1, 1)}), TITLE, [*many, "more"])
 
 
 def test_the_best_at_small_budgets_and_of_the_best_ranks_are_named_and_others_are_grey() -> None:
     rest = {f"other_{i}": (0.5, 1, 3 + i / 10) for i in range(9)}
     lost = {"early": (0, 2, 9), "steady": (1, 1, 1), **rest, **REFERENCES, "worse": (9, 20, 40)}
     frame = board(lost, last=4)
-    named = set(lines(picture.curves(frame, TITLE)))
+    named = set(lines(picture.curves(*frame, TITLE)))
     assert {"early", "steady", *REFERENCES} < named and "worse" not in named
     assert len(named) == picture.NAMED + len(REFERENCES)
-    grey = [line for line in picture.curves(frame, TITLE).axes[0].lines if to_hex(line.get_color()) == style.PALE]
+    grey = [line for line in picture.curves(*frame, TITLE).axes[0].lines if to_hex(line.get_color()) == style.PALE]
     assert len(grey) == len(lost) - len(named)
 
 
 def test_what_costs_more_than_dense_is_in_no_axis() -> None:
     frame = board({"good": (0.1, 0.3, 1), "dear": (0, 0, 0), **REFERENCES}, {"dear": 64.0})
-    figure = picture.curves(frame, TITLE)
+    figure = picture.curves(*frame, TITLE)
     first, last = figure.axes[0].get_xlim()
     assert first == 1 and 0.38 < last < 0.4 and not any("dear" in text for text in boxes(figure))
     with pytest.raises(UserError, match="more"):
-        picture.curves(frame, TITLE, ["dear"])
+        picture.curves(*frame, TITLE, ["dear"])
 
 
 def test_the_axis_fits_what_is_named_and_not_the_worst() -> None:
-    figure = picture.curves(board({"good": (0.1, 0.3, 1), **REFERENCES, "collapsed": (50, 80, 80)}), TITLE)
+    figure = picture.curves(*board({"good": (0.1, 0.3, 1), **REFERENCES, "collapsed": (50, 80, 80)}), TITLE)
     assert -30 < figure.axes[0].get_ylim()[0] < -20
-    low = picture.curves(board({"good": (0.1, 0.2, 0.3), "random_inside": (0.2, 0.5, 1), "random": (5, 20, 40)}), TITLE)
+    fair = {"good": (0.1, 0.2, 0.3), "random_inside": (0.2, 0.5, 1)}
+    low = picture.curves(*board({**fair, "random": (5, 20, 40)}), TITLE)
     assert -2 < low.axes[0].get_ylim()[0] < -1
     assert any(text.startswith("random (") and "40" in text for text in boxes(low))
 
@@ -120,7 +127,7 @@ def test_the_axis_fits_what_is_named_and_not_the_worst() -> None:
 def test_names_of_strangers_are_drawn_as_they_are(tmp_path: Path) -> None:
     names = [r"$\frac{a}{", "two\nlines", "<script>alert(1)</script>", "\x1b[31mred", "名前", "x" * 300, "ok_{}"]
     frame = board({name: (0.1, 0.3, 1 + i) for i, name in enumerate(names)})
-    figure = picture.curves(frame, "a $ and a $ and\nmore", names[: picture.MOST_NAMED])
+    figure = picture.curves(*frame, "a $ and a $ and\nmore", names[: picture.MOST_NAMED])
     for form in style.FORMS:
         content = style.content(figure, form)
         if form == "svg":

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 
@@ -198,7 +199,9 @@ LABELS = [
 
 
 def test_a_frame_has_infinity_where_nothing_is_reached_and_columns_of_parameters_budgets_and_ranks() -> None:
-    table = frame(LABELS, [one._replace(interval=False) for one in columns.COLUMNS if one.key in LABELS[0]])
+    table = frame(
+        pd.DataFrame(LABELS), [one._replace(interval=False) for one in columns.COLUMNS if one.key in LABELS[0]]
+    )
     numbers = table["sample_complexity"]
     assert numbers.dtype == float and numbers[0] == math.inf and math.isnan(numbers[2])
     assert table.sort_values("sample_complexity")["strategy"].iloc[0] == "far"

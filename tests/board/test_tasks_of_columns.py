@@ -9,9 +9,10 @@ from matplotlib.text import Text
 
 from sparsebench.board import picture
 from sparsebench.board.board import Board, gather
-from sparsebench.board.entries import MAIN, SUCCESS
+from sparsebench.board.columns import dicts
 from sparsebench.board.judge import Leaderboard, judge
 from sparsebench.board.published import files
+from sparsebench.board.settings import MAIN, SUCCESS
 from sparsebench.board.tables import FORMATS, Table, render
 from sparsebench.cli import main
 
@@ -80,7 +81,7 @@ def test_each_column_of_a_board_over_all_tasks_is_of_one_task() -> None:
     keys = ("accuracy", "sample_complexity", "spurious_gap", "worst_group_accuracy", "macs_ratio", "strategy")
     assert [tasks_of(judged)[key] for key in keys] == ["composite", "theory", "spurious", "spurious", "", ""]
     assert set(tasks_of(judge(WORLD, "task")).values()) == {""}  # its rows say theirs
-    legend = render(Table(judged.rows, judged.columns, explained=True), "table")
+    legend = render(Table(dicts(judged.rows), judged.columns, explained=True), "table")
     assert (
         "Of task composite, where it was run: accuracy" in legend and "Of task theory, where it was run: N50" in legend
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flats import build
 
 from sparsebench.board import views
 from sparsebench.board.columns import PAPER, keys_of
@@ -105,7 +106,7 @@ def test_the_table_of_a_paper_has_dense_and_then_each_budget_with_its_most_accur
         ("dense", "macs 1"), ("evit", "macs 0.5"), ("tome", "macs 0.5"), ("evit", "macs 0.25"), ("tome", "macs 0.25"),
     ]  # fmt: skip
     assert all(list(row) == keys_of(PAPER) for row in rows)
-    judged = {(row["strategy"], row["budget"]): row for row in judge(PAPER_ROWS).rows}
+    judged = {(row["strategy"], row["budget"]): row for row in build(PAPER_ROWS)}
     for row in rows[1:]:
         of_board = judged[row["strategy"], row["budget"]]
         for key in ("macs", "macs_ratio", "accuracy", "accuracy_delta", "accuracy_delta_low", "accuracy_delta_high"):

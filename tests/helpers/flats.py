@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparsebench.board.columns import Row
+from sparsebench.board.columns import Row, dicts
 from sparsebench.board.judge import Flats, judge
 from sparsebench.records import store, table
 from sparsebench.records.record import Record, bytes_of
@@ -25,7 +25,7 @@ def flatten(record: Record) -> Flat:
 
 def build(records: Flats, by: str | None = None) -> list[Row]:
     """Return the rows of the leaderboard of records."""
-    return judge(records, by).rows
+    return dicts(judge(records, by).rows)
 
 
 def rows_in(out: Path) -> list[Flat]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsebench.board import entries
+from sparsebench.board import settings
 from sparsebench.board.columns import EVERY, keys_of
 from sparsebench.errors import UserError
 from sparsebench.measure import metrics
@@ -73,15 +73,15 @@ def test_columns_that_are_no_metrics_are_reserved() -> None:
     taken = {
         *keys_of(EVERY),
         *table_of([(record, 0)]).column_names,
-        entries.TRAINED,
-        entries.BADGE,
-        entries.HOW,
+        settings.TRAINED,
+        settings.BADGE,
+        settings.HOW,
         "checks_remark",
     }
     for name in sorted(taken):
         with pytest.raises(UserError, match=f"the name of metric '{name}' is taken"):
             check([MetricKind(name, "loss", "anything")])
-    unused = RESERVED - taken - {"macs_ratio_asked", entries.SEED}
+    unused = RESERVED - taken - {"macs_ratio_asked", settings.SEED}
     assert not unused
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import sparsebench
-from sparsebench.board.entries import about, frame_of, settings_of
+from sparsebench.board.settings import about, frame_of, settings_of
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
 from sparsebench.plan.request import Files, How, Request

@@ -1,0 +1,369 @@
+"""Flat records by what they measured: settings of a task, and in each the strategies at their budgets."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sparsebench.board.columns import EVERY
+from sparsebench.errors import few, plain
+from sparsebench.measure.metrics import GROUP as OF_GROUPS
+from sparsebench.measure.metrics import METRICS as KINDS
+from sparsebench.measure.metrics import MetricKind
+from sparsebench.records.cell import canonical
+from sparsebench.records.record import numbers_of
+from sparsebench.records.table import FOREGROUNDS, GROUPS, ITEMS, LABELS, OUTCOMES, PREDICTIONS
+from sparsebench.stats.paired import Contender
+from sparsebench.strategy.spec import label
+from sparsebench.tasks.sources.labels import described
+from sparsebench.testing.reports import CHECKS, UNCHECKED
+
+DENSE = "dense"
+PRETRAINING = "plain"
+SHOWN = tuple(kind for kind in KINDS if kind.over_seeds != "none" and not kind.name.endswith(OF_GROUPS))
+"""The metrics of sparsebench that a board has a column of; of some of them it makes the column itself."""
+METRICS = (
+    *(kind.name for kind in SHOWN), "success", "success_loss", "fitted", "macs", "macs_ratio_planned", "accuracy_top5",
+    "parameters", "timed_batch",
+)  # fmt: skip
+"""The metrics that the board reads, besides those of groups and those that tasks declare."""
+ORDER = ["n_train", "repetition", "cell_id"]
+"""What records are sorted by: sums of floating-point numbers depend on their order, and the board must not."""
+TRAINED, BADGE, HOW, READY = "trained", "badge", "how", "ready for the board"
+NETWORK, SEED = "network", "seed"
+"""The column of `Cell.network`; and of what paired comparisons go by: that network's number, else the repetition."""
+KEY = ["strategy", "kind", "budget"]
+"""What records of one row of a board have in common; the column `entry` numbers them, in order."""
+DECLARED, MAIN, SUCCESS = "metrics of tasks", "main tasks", "metric of success"
+"""Under which a table of records says what the metrics are that its tasks declare, and what its suites say: their main
+tasks, and the metric by which sample complexity is counted, `success` unless they name another."""
+ABOUT = (
+    "cell_id", "status", "reason", "task", "model", "strategy", "kind", "budget", "setting", "device", "environment",
+    "inactive", "cost_model",
+)  # fmt: skip
+ON_BACKGROUND = re.compile(r"accuracy: .+ on .+(?<!\.low)(?<!\.high)")
+"""What records call accuracies of groups that are a class on a background each."""
+TRACK = "scratch"
+"""The track of records that say none."""
+
+
+def frame_of(records: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return flat records as a table with all columns that the board reads, in ORDER."""
+    frame = records if isinstance(records, pd.DataFrame) else pd.DataFrame(list(records))
+    if frame.attrs.get(READY):
+        return frame
+    lacking: dict[str, Any] = {
+        name: ""
+        for name in (*ABOUT, TRAINED, BADGE, HOW, NETWORK, *OUTCOMES[1:], GROUPS, FOREGROUNDS)
+        if name not in frame
+    }
+    lacking |= {"track": TRACK} if "track" not in frame else {}
+    lacking |= {name: 0 for name in ("n_train", "repetition", ITEMS) if name not in frame}
+    read = (*METRICS, "macs_ratio_asked", *(kind.name for kind in metrics_of(frame)))
+    numbers = {name: frame[name].astype(float) if name in frame else np.nan for name in read}
+    if (success := frame.attrs.get(SUCCESS, "success")) in frame:
+        numbers["success"] = frame[success].astype(float)
+    numbers |= {name: np.clip(numbers[name], 0, 1) for name in ("success", "success_loss")}
+    frame = frame.assign(**({CHECKS: UNCHECKED} if CHECKS not in frame else {}), **lacking, **numbers)
+    frame = frame.sort_values(ORDER, kind="stable", ignore_index=True)
+    tested = frame[NETWORK].astype(str)
+    number = {name: i for i, name in enumerate(sorted(set(tested) - {""}))}
+    frame[SEED] = (
+        frame["repetition"].where(tested == "", tested.map(number)).astype(int) if number else frame["repetition"]
+    )
+    frame["entry"] = frame[KEY].astype(str).groupby(KEY).ngroup()
+    frame.attrs[READY] = True
+    return frame
+
+
+def metrics_of(frame: pd.DataFrame) -> list[MetricKind]:
+    """Return the metrics whose columns are their means or medians: those that tasks declare, and others of SHOWN."""
+    own = {column.key for column in EVERY}
+    declared = (kind for kind in frame.attrs.get(DECLARED, ()) if kind.over_seeds != "none")
+    return [*(kind for kind in SHOWN if kind.name not in own), *declared]
+
+
+def entries_of(records: pd.DataFrame) -> pd.DataFrame:
+    """Return a row an entry: strategy, kind and budget, the share of dense MACs that was `asked` for, and its `line`.
+
+    That is the curve over budgets of which it is a point: strategy, kind, and what its budget says besides a share.
+    None of dense, and of a budget that is no share of the dense MACs.
+    """
+    first = records[["entry", *KEY, "macs_ratio_asked"]].drop_duplicates("entry").set_index("entry").sort_index()
+    found = first[KEY].astype(object).assign(asked=first["macs_ratio_asked"])
+    found["line"] = pd.Series([
+        (strategy, kind, besides_share(budget, asked)) if strategy != DENSE and asked < 1 else None
+        for strategy, kind, budget, asked in found.itertuples(index=False)
+    ], found.index, dtype=object)  # fmt: skip
+    return found
+
+
+def besides_share(budget: str, asked: float) -> str:
+    """Return what the label of a budget says besides the share of dense MACs that it asks for."""
+    return budget.removeprefix(f"macs {asked:g}").lstrip(", ")
+
+
+def dense_of(records: pd.DataFrame) -> pd.DataFrame:
+    """Return the records of dense."""
+    dense = records[records["strategy"] == DENSE]
+    return dense[dense["entry"] == dense["entry"].min()]
+
+
+def over_seeds(records: pd.DataFrame, how: Mapping[str, str]) -> pd.DataFrame:
+    """Return metrics, a row an entry: `how` says of each whether it is the mean or the median over seeds.
+
+    Of several draws on one network the mean counts; NaN where nothing was measured.
+    """
+    by_seed = records.groupby(["entry", SEED])[list(how)].mean()
+    entries, first = np.unique(by_seed.index.get_level_values("entry"), return_index=True)
+    found = {}
+    for name, kind in how.items():
+        seeds = (part[~np.isnan(part)] for part in np.split(by_seed[name].to_numpy(), first[1:]))
+        # By NumPy: a mean of pandas may differ in the last digit, and so in what stands in files.
+        found[name] = [getattr(np, kind)(values) if values.size else math.nan for values in seeds]
+    return pd.DataFrame(found, entries, dtype=float)
+
+
+def speed_ups(records: pd.DataFrame) -> pd.Series:
+    """Return by entry images/s over dense's of the same seed and machine, the median, where they were measured."""
+    where = [SEED, "device", "environment"]
+    timed = records[records["images_per_s"].notna()].astype(dict.fromkeys(where[1:], str))
+    base = dense_of(timed).drop_duplicates(where, keep="last").set_index(where)["images_per_s"]
+    ratio = timed["images_per_s"] / timed[where].join(base[base > 0], on=where)["images_per_s"]
+    return ratio.groupby(timed["entry"]).median().dropna()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The records of one task with all its parameters, one model, and one size unless sizes are compared.
+
+    Attributes:
+        task, model: their names, see `add_titles`.
+        setting: their parameters, as `row_of` has them.
+        n_train: 0 where the task has a success criterion: then all sizes are together.
+        track: see `cell.Track`; strategies of two are never ranked together.
+        records: those that are ok; `others` those that are not.
+    """
+
+    task: str
+    model: str
+    setting: str
+    n_train: int
+    track: str
+    records: pd.DataFrame
+    others: pd.DataFrame
+
+    @cached_property
+    def params(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The parameters of task and model; none where it is not said as records say it."""
+        try:
+            task, model = (part["params"] for part in json.loads(self.setting)[:2])
+        except (ValueError, TypeError):
+            return {}, {}
+        return task, model
+
+    @cached_property
+    def entries(self) -> pd.DataFrame:
+        """What its rows are about, see `entries_of`."""
+        return entries_of(self.records)
+
+    @cached_property
+    def largest(self) -> int:
+        """The largest number of training samples."""
+        return int(self.records["n_train"].max())
+
+    @cached_property
+    def tested(self) -> pd.DataFrame:
+        """The records at the largest number of training samples."""
+        return self.records[self.records["n_train"] == self.largest]
+
+    @property
+    def title(self) -> str:
+        """What a reader knows it by; training samples where networks are trained for what is tested."""
+        samples = f"{self.largest} training samples" if self.largest and self.track != "frozen" else ""
+        return ", ".join(filter(None, (self.task, self.model, samples, self.track)))
+
+    @cached_property
+    def networks(self) -> dict[int, str]:
+        """By seed the networks that are tested as they are, see `Cell.network`; none where repetitions are trained."""
+        given = self.records.loc[self.records[NETWORK] != "", [SEED, NETWORK]].drop_duplicates(SEED)
+        return dict(zip(given[SEED].tolist(), given[NETWORK].tolist(), strict=True))
+
+    @property
+    def of(self) -> str:
+        """What is compared one by one: seeds, or networks that are tested as they are."""
+        return "networks" if self.networks else "seeds"
+
+    @cached_property
+    def lone(self) -> bool:
+        """Whether all is of one network, so that intervals and tests are over its test items."""
+        return self.tested[SEED].nunique() == 1
+
+    def has(self, metric: str) -> bool:
+        """Say whether a metric was measured at the largest number of training samples."""
+        return bool(self.tested[metric].notna().any())
+
+    @cached_property
+    def on_backgrounds(self) -> bool:
+        """Whether test groups are numbered 2 class + background, as four named CLASS on BACKGROUND are."""
+        return sum(self.has(name) for name in self.tested if ON_BACKGROUND.fullmatch(name)) == 4
+
+    @cached_property
+    def has_trials(self) -> bool:
+        """Whether the task has a success criterion."""
+        return bool(self.records["success"].notna().any())
+
+    @cached_property
+    def contenders(self) -> dict[int, tuple[Contender, dict[int, np.ndarray]]]:
+        """What entries are compared by, with the group of each test item by seed, where that is known.
+
+        Numbers that strategies of a seed share are one array.
+        """
+        means = self.tested.groupby(["entry", SEED])["accuracy"].mean().dropna()
+        of_entry = {entry: part.droplevel("entry").to_dict() for entry, part in means.groupby("entry")}
+        tests: dict[int, _Tests] = defaultdict(lambda: defaultdict(dict))
+        names = ["entry", SEED, NETWORK, ITEMS, LABELS, FOREGROUNDS, GROUPS, PREDICTIONS]
+        for row in self.tested[names].itertuples(index=False):
+            asks, of_seed = (row.test_labels, row.test_foregrounds), tests[row.entry]
+            if row.test_predictions and row.network:
+                of_seed[row.seed].setdefault(asks, []).append(row)
+            elif row.test_predictions:
+                of_seed[row.seed] = {asks: [row]}
+        numbers = cache(numbers_of)
+        entries = set(self.tested["entry"])
+        return {entry: _contender(of_entry.get(entry, {}), tests[entry], numbers) for entry in entries}
+
+
+_Tests = dict[int, dict[tuple[Any, Any], list[Any]]]
+"""By seed its tests, each named by what it asks, with the records of it: one, but for a network that is tested as it is
+on other pictures in each repetition."""
+
+
+def _contender(means: dict[int, float], tests: _Tests, numbers: Any) -> tuple[Contender, dict[int, np.ndarray]]:
+    """Return the accuracy of each seed, and which test items it got right, mean over draws; and the items' groups."""
+    hits: dict[int, tuple[Hashable, np.ndarray]] = {}
+    groups: dict[int, np.ndarray] = {}
+    shown: dict[int, np.ndarray] = {}
+    for seed, of_seed in tests.items():
+        every = [of_seed[asks] for asks in sorted(of_seed)]
+        hits[seed] = tuple(sorted(of_seed)), _join([_hits(rows, numbers) for rows in every])
+        for name, known in ((GROUPS, groups), (FOREGROUNDS, shown)):
+            if all(getattr(rows[0], name) for rows in every):
+                known[seed] = _join([numbers(getattr(rows[0], name), rows[0].test_items) for rows in every])
+    if any(each.dtype != bool for _, each in hits.values()):
+        hits = {seed: (name, each.astype(float)) for seed, (name, each) in hits.items()}
+    twice = len(shown) == len(tests) > 0 and np.bincount(np.concatenate(list(shown.values()))).max() > 1
+    return Contender(means, hits, shown if twice else None), groups
+
+
+def _hits(rows: Sequence[Any], numbers: Any) -> np.ndarray:
+    """Return (I,) which items of a test are right; the share of draws in which each is, if they differ."""
+    truth = numbers(rows[0].test_labels, rows[0].test_items)
+    first, *others = (numbers_of(row.test_predictions, row.test_items) == truth for row in rows)
+    same = all((one == first).all() for one in others)
+    return first if same else np.mean([first, *others], axis=0)
+
+
+def _join(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Return parts as one; a single one as it is, which others may share."""
+    return np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+
+def settings_of(frame: pd.DataFrame) -> list[Setting]:
+    """Return the settings of the records that are ok, by task, setting, size and track; the frame is `frame_of`'s."""
+    names, ok = ["task", "setting", "track"], (frame["status"] == "ok").to_numpy(bool)
+    good, bad = frame[ok], frame[~ok]
+    good.attrs = bad.attrs = {}  # they are of all, and would be copied with each part
+    size = good["n_train"].where(good["success"].isna(), 0).rename("size")
+    others = {where: part for where, part in bad.groupby(names, observed=True)}
+    groups = good.groupby(["task", "setting", size, "track"], observed=True, sort=False)
+    found = []
+    for (task, setting, n, track), records in sorted(groups, key=lambda group: group[0]):
+        beside = others.get((task, setting, track), bad[:0])
+        beside = beside[beside["n_train"] == n] if n else beside
+        found.append(Setting(task, str(records["model"].iloc[0]), setting, int(n), track, records, beside))
+    return found
+
+
+def add_titles(settings: Sequence[Setting]) -> list[Setting]:
+    """Return the settings, named with what differs among those of the same task and model: parameters, and the track.
+
+    The track is named with the task.
+    """
+    alike: dict[tuple[str, str], list[Setting]] = defaultdict(list)
+    for one in settings:
+        alike[one.task, one.model].append(one)
+    varied = {names: (_varying(group, 0), _varying(group, 1)) for names, group in alike.items()}
+    several = {names for names, group in alike.items() if len({one.track for one in group}) > 1}
+    named = []
+    for one in settings:
+        pairs = zip(one.params, varied[one.task, one.model], strict=True)
+        task, model = ({key: value for key, value in part.items() if key in group} for part, group in pairs)
+        task |= {"track": one.track} if (one.task, one.model) in several else {}
+        named.append(replace(one, task=plain(label(one.task, task), 1000), model=plain(label(one.model, model), 1000)))
+    return named
+
+
+def _varying(settings: Sequence[Setting], part: int) -> set[str]:
+    """Return the parameters of the task (0) or the model (1) that are not the same in all, or missing in some."""
+    params = [one.params[part] for one in settings]
+    every = {key for params_of in params for key in params_of}
+    return {key for key in every if len({canonical(params_of.get(key)) for params_of in params}) > 1}
+
+
+NAMED = 5
+"""Networks that are named in what a board is about."""
+TRACKS = {
+    "frozen": "trained without a strategy; strategies act in the test only",
+    "tuned": "trained further with the strategy",
+    "scratch": "trained with the strategy",
+}
+"""What the networks of a track are."""
+SOURCES = {"photos": "photographs", "pictures": "photographs of a folder", "folder": "pictures of a folder"}
+"""What sources of pictures are called besides their names; those of a user's end with a hash."""
+
+
+def about(setting: Setting) -> str:
+    """Return in a sentence each what the data, the networks and the track are."""
+    task, model = setting.params
+    dense = dense_of(setting.tested)
+    pictures = pictures_of(setting)
+    data = [f"{pictures} (task {setting.task})" if pictures else f"task {setting.task}"]
+    pixels, patch = task.get("canvas"), model.get("patch")
+    if isinstance(pixels, int) and isinstance(patch, int) and patch > 0:  # the parameters may be anybody's
+        data.append(f"{pixels} x {pixels} pixels in {(pixels // patch) ** 2} patches")
+    data += _tested(dense)
+    data += [f"class folders are numbered {words}"] if (words := described(task)) else []
+    number = len(setting.networks) or dense[SEED].nunique()
+    size = [f"{name} {model[name]}" for name in ("depth", "dim", "heads", "patch") if name in model]
+    size += [f"{weights / 1e6:.2g} M weights"] if (weights := dense["parameters"].mean()) > 0 else []
+    size += ["in bfloat16"] if model.get("precision") == "bfloat16" else []
+    size += [few(sorted(setting.networks.values()), NAMED)] if setting.networks else []
+    named = f"{number or 'no'} network{'s' * (number != 1)} of model {setting.model}"
+    networks = " ".join([named, *([f"({', '.join(size)})"] if size else [])])
+    track = TRACKS.get(setting.track, setting.track)
+    return plain(f"Data: {', '.join(data)}. {networks}, {track} (track {setting.track}).", 1000)
+
+
+def pictures_of(setting: Setting) -> str:
+    """Return in words what the pictures of a task are made of; nothing where it has none."""
+    names = (setting.params[0].get(key) for key in ("images", "backgrounds"))
+    return " on ".join(SOURCES.get(x.partition("-")[0], x) for x in names if isinstance(x, str) and x)
+
+
+def _tested(dense: pd.DataFrame) -> list[str]:
+    """Return how many classes and test images there are, as far as that is known."""
+    known = dense.loc[dense[ITEMS] > 0, [LABELS, ITEMS]]
+    if known.empty:
+        return []
+    classes = {number for text, n in known.drop_duplicates().itertuples(index=False) for number in numbers_of(text, n)}
+    return [f"{len(classes)} classes", f"{known[ITEMS].iloc[0]:,} test images for each network"]
