@@ -91,9 +91,13 @@ def draw(board: Board, what: str = ACCURACY, strategies: Sequence[str] = (), wid
         raise UserError("nothing of this was measured", got=what, allowed=measured(board))
     one, setting = board.judged.over_budgets, board.judged.parts.get(BY_KEY[COLUMN[what]].part)
     words = "" if setting is None else about(setting)
-    if what == ACCURACY and one is not None and one.curves is not None:
-        if any(len(line.x) > 1 for line in _lines(one.every, one.curves).values()):
-            return curves(one.every, one.curves, words, strategies, width)
+    if (
+        what == ACCURACY
+        and one is not None
+        and one.curves is not None
+        and (any(len(line.x) > 1 for line in _lines(one.every, one.curves).values()))
+    ):
+        return curves(one.every, one.curves, words, strategies, width)
     table = _values(board, COLUMN[what])
     if what == SAMPLES:
         title = f"Training samples until half of the trials succeed (N50); fewer are better. {words}"
