@@ -162,7 +162,7 @@ class Images:
 
 
 class FrozenNetwork(Protocol):
-    """The trained network in `Strategy.fit`, in evaluation mode; its weights have no gradients and must not change."""
+    """The trained network in `Strategy.fit`, in evaluation mode; a copy whose weights have no gradients."""
 
     def __call__(self, images: Images, look: Callable[[TokenView], Plan | None] | None = None, /) -> Tensor:
         """Return (n, classes) logits of images, with all tokens there.
