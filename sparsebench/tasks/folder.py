@@ -200,7 +200,10 @@ class Folder(Task):
         file = None
         if self.classes:
             file = read_file(located(self.classes, locations, BY_FILE), self.classes)
-        return number(list(folders), "auto" if self.labels == "file" else self.labels, self.head or head, file)
+        try:
+            return number(list(folders), "auto" if self.labels == "file" else self.labels, self.head or head, file)
+        except UserError as error:
+            raise UserError(f"{located(self.images, locations)}: {error}") from error
 
     def pictures(self, n_train: int, repetition: int, locations: Locations) -> Sequence[Pixels]:
         """See `Task.pictures`."""

@@ -361,7 +361,7 @@ def test_the_same_file_twice_is_one_network(
     [
         ({"img_size": 48}, "net-1.pth for 32 x 32 pixels of 3 channels and 3 classes, z.pth for 48 x 48"),
         ({"in_chans": 1}, "z.pth for 32 x 32 pixels of 1 channels"),
-        ({"num_classes": 5}, "z.pth: there are 3 class folders, and the head has 5 classes"),
+        ({"num_classes": 5}, ": there are 3 class folders, and the head has 5 classes"),
         ({"depth": 5}, "z.pth holds the weights of another architecture than test_vit: missing: blocks.5"),
     ],
 )

@@ -163,6 +163,7 @@ def test_an_order_that_nothing_says_is_one_line_before_anything_runs(
     done = command(tmp_path, four, tmp_path / "out")
     (line,) = done.stderr.splitlines()
     assert done.exit_code == 2 and says in line and "classes=FILE" in line and not (tmp_path / "out").exists()
+    assert str(tmp_path) in line
 
 
 @pytest.mark.parametrize(
