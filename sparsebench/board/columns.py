@@ -79,11 +79,11 @@ COLUMNS = (
            falling=False),
     Column("accuracy", "accuracy", "fraction", "test accuracy, mean over seeds", True, "accuracy",
            percent=True),
-    Column("accuracy_delta", "minus dense", "signed", "difference of accuracy to dense, seed by seed", True,
+    Column("accuracy_delta", "gain over dense", "signed", "difference of accuracy to dense, seed by seed", True,
            "accuracy"),
     Column("versus_dense", "vs dense", "text",
            "better, worse or not significant: all differences to dense judged together", False, "accuracy"),
-    Column("random_inside_delta", "minus random_inside", "signed",
+    Column("random_inside_delta", "gain over random_inside", "signed",
            "difference of accuracy to random tokens inside the network at the same budget", True, "accuracy"),
     Column("versus_random_inside", "vs random_inside", "text",
            "better, worse or not significant: all differences to random_inside judged together", False, "accuracy"),
@@ -160,11 +160,11 @@ BEST = (
     Column("budget", "MACs / dense", "text", "what was asked for"),
     Column("best", "most accurate", "text", "the strategy of the highest accuracy"),
     BY_KEY["accuracy"]._replace(heading="accuracy, %", shown="percent", interval=False),
-    BY_KEY["accuracy_delta"]._replace(heading="minus dense, points", shown="points"),
+    BY_KEY["accuracy_delta"]._replace(heading="gain over dense, points", shown="points"),
     Column("random", "random_inside, %", "percent", "accuracy of random tokens inside the network"),
-    BY_KEY["random_inside_delta"]._replace(heading="minus random_inside, points", shown="points"),
+    BY_KEY["random_inside_delta"]._replace(heading="gain over random_inside, points", shown="points"),
     SPEED_UP,
-    Column("equal", "not significantly worse than it", "text", "strategies that it is not significantly better than"),
+    Column("equal", "statistically tied with it", "text", "strategies that it is not significantly better than"),
 )
 """Columns of the best strategies at each budget."""
 PAPER = (
@@ -175,7 +175,7 @@ PAPER = (
     Column("parameters", "params, M", "mega", "parameters of the network, those that the strategy learns included"),
     BY_KEY["accuracy"]._replace(heading="top-1, %", shown="percent", interval=False),
     Column("accuracy_top5", "top-5, %", "percent", "the true class is among the five likeliest, mean over seeds"),
-    BY_KEY["accuracy_delta"]._replace(heading="minus dense, points", shown="points"),
+    BY_KEY["accuracy_delta"]._replace(heading="gain over dense, points", shown="points"),
     BY_KEY["images_per_s"],
     SPEED_UP,
 )
@@ -231,7 +231,8 @@ def rank_ends(rank: Any) -> tuple[float, float]:
 
 def points(share: float) -> str:
     """Return a difference of shares in points, with its sign."""
-    return f"{round(100 * share, 1) + 0.0:+.1f}"  # no minus zero
+    text = f"{100 * share:+.1f}"
+    return text if float(text) else "0.0"
 
 
 def file_value(row: Row, key: str) -> Any:

@@ -148,7 +148,7 @@ def curves(rows: pd.DataFrame, over: Curves, title: str, strategies: Sequence[st
     others = len(lines) - len(chosen) - len(references)
     notes = f"Dense: {100 * over.rows.loc[DENSE, 'accuracy']:.1f} % accuracy. Bars: 95 % intervals of differences. "
     notes += f"The vertical axis is stretched near dense.{' Grey: all others.' if others else ''} "
-    notes += "" if strategies else "In colour: the most accurate at each budget, then the best ranks. "
+    notes += "" if strategies else "In colour: the most accurate at each budget and the best-ranked others. "
     notes += " ".join(f"{REFERENCES[name]}." for name in references) if width == "two" else ""
     with _sheet(width):
         inches = style.COLUMNS[width]

@@ -38,10 +38,10 @@ LEGEND = (
     "Oracles see the relevance mask and are not ranked.",
 )
 LEGEND_OF_BEST = (
-    "Numbers, but for random_inside, are those of the most accurate strategy; in [ ] 95 % intervals. Differences are "
-    "taken before rounding.",
+    "All columns but random_inside describe the most accurate strategy. [ ]: 95 % intervals. Gains are computed before "
+    "rounding.",
     "random_inside: random tokens are dropped inside the network, at the same MACs.",
-    "Speed-up: images/s over dense's on the same machine; - where it was not measured.",
+    "Speed-up: images/s over dense's on the same machine; below 1 is slower than dense, - is not measured.",
 )
 
 
@@ -109,7 +109,7 @@ def columns_of(board: Curves, declared: Sequence[Column] = ()) -> list[Column]:
         KEPT,
         MACS_AT_2,
         *map(accuracy_at, board.budgets),
-        BY_KEY["random_inside_delta"]._replace(heading=f"minus random_inside {at}"),
+        BY_KEY["random_inside_delta"]._replace(heading=f"gain over random_inside {at}"),
         BY_KEY["versus_random_inside"],
         BY_KEY["selection_auroc"]._replace(heading=f"AUROC {at}"),
         SPEED_UP._replace(heading=f"speed-up {at}"),

@@ -189,7 +189,8 @@ class Setting:
     @property
     def title(self) -> str:
         """What a reader knows it by; training samples where networks are trained for what is tested."""
-        samples = f"{self.largest} training samples" if self.largest and self.track != "frozen" else ""
+        most = f"{'up to ' if self.has_trials else ''}{self.largest}"
+        samples = f"{most} training samples" if self.largest and self.track != "frozen" else ""
         return ", ".join(filter(None, (self.task, self.model, samples, self.track)))
 
     @cached_property

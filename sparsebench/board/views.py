@@ -229,7 +229,7 @@ def _paper_of(one: Ranking) -> Table:
     images = _tested(one)[ITEMS].max() if len(one.rows) else 0
     what = "top-1 and top-5" if any(row["accuracy_top5"] is not None for row in rows) else "top-1"
     above = (
-        f"{model} on {setting.task}, {images:,} test images: {what} in %, difference to dense in points with its 95 % "
+        f"{model} on {setting.task}, {images:,} test images: {what} in %, gain over dense in points with its 95 % "
         "interval."
     )
     label = re.sub(r"[^a-z0-9]+", "-", f"{setting.task} {model} {setting.largest or ''}".lower()).strip("-")

@@ -74,8 +74,9 @@ METRICS = (
     _M("worst_group_accuracy", "fraction", "smallest test accuracy of a group", "outcomes", "mean", True),
     _M("spurious_gap", "fraction", "average accuracy minus worst-group accuracy", "outcomes", "mean", False),
     _M("success", "0 or 1", "whether the test result meets the task's criterion", "outcomes", "none", True),
-    _M("success_loss", "0 or 1", "task `theory` with `criterion=error`: whether the test loss meets the criterion of "
-       "the paper", "reported", "none", True),
+    _M("success_loss", "0 or 1",
+       "whether the test loss meets the paper's criterion, where `success` is by the test error", "reported", "none",
+       True),
     _M("fitted", "0 or 1", "whether the training samples were fitted before the step limit", "reported", "none", True),
     _M("test_loss", "loss", "mean loss of the test items", "reported", "none", False),
     _M("train_loss", "loss", "mean loss of the training samples, at the end", "reported", "none", False),

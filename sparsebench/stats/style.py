@@ -22,6 +22,8 @@ white; lighter and darker ones take turns, for print without colours."""
 BLACK, DARK, GREY, PALE = "#000000", "#5f6670", "#8a919c", "#c9cdd3"
 """Of oracles and dense; of baselines; of predictions and notes; of what is there but not named."""
 DASHES: tuple[Any, ...] = ("solid", (0, (4, 1.2)), (0, (6, 1.2, 1.2, 1.2)), (0, (1.2, 1)))
+FIRST = (0, 1, 2, 3, 1, 3)
+"""Which dash the first line of each colour has: those of the two blues differ, and so on for the colour-blind."""
 MARKERS = "osD^vP"
 COLUMNS = {"one": 3.25, "two": 6.75}
 """Inches of one column and of two columns of a paper."""
@@ -72,7 +74,7 @@ def series(place: int) -> Series:
     """Return how the line number `place` is drawn."""
     return Series(
         COLOURS[place % len(COLOURS)],
-        DASHES[(place + place // len(COLOURS)) % len(DASHES)],
+        DASHES[(FIRST[place % len(FIRST)] + place // len(COLOURS)) % len(DASHES)],
         MARKERS[place % len(MARKERS)],
     )
 

@@ -6,6 +6,7 @@ const TICKS = [0, 0.5, -0.5, 1, -1, 2, -2, 5, -5, 10, -10, 20, -20, -50, -100];
 const BEYOND = 4; // random tokens at the input are beyond the axis if they lose so many times what all others do
 const MOST = 24; // strategies that colours and dashes tell apart
 const DASHES = ["", "6 2", "9 2 2 2", "2 2"]; // with colours and shapes in the order of the pictures
+const FIRST = [0, 1, 2, 3, 1, 3]; // dash of the first line of each colour
 const REFERENCES = new Map([
   ["oracle", "8 3 1 3"],
   ["random_inside", "1 3"],
@@ -183,7 +184,7 @@ function look({ name }, on) {
   const place = on.indexOf(name);
   if (place < 0)
     return { class: name === "oracle" ? "oracle" : "baseline", "stroke-dasharray": REFERENCES.get(name) ?? "" };
-  return { class: `c${place % 6}`, "stroke-dasharray": DASHES[(place + Math.floor(place / 6)) % 4] };
+  return { class: `c${place % 6}`, "stroke-dasharray": DASHES[(FIRST[place % 6] + Math.floor(place / 6)) % 4] };
 }
 
 function signed(value, digits) {
