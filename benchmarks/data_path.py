@@ -109,7 +109,6 @@ def count_seconds(root: Path, arch: str, weights: Path, out: Path) -> None:
     """Run in this process and print what its CPU seconds were for."""
     import timm  # noqa: F401  its import is no run's
 
-    from sparsebench.plan import locate as files
     from sparsebench.records import store as records
     from sparsebench.runner import prepare, results, run_cell
     from sparsebench.runner import run as runs
@@ -117,7 +116,7 @@ def count_seconds(root: Path, arch: str, weights: Path, out: Path) -> None:
 
     account = Account()
     account.watch(evaluate, "outputs_of", "networks and strategies")
-    account.watch(files, "decode", "decoding")
+    account.watch(runs, "decode", "decoding")
     account.watch(leak_check, "answers", "the check against labels")
     account.watch(runs, "plan_of", "planning: listing and hashing among it")
     account.watch(prepare, "_data", "drawing")

@@ -307,11 +307,9 @@ def _fit_on_images(network: DeepViT, actor: Actor, images: Any, labels: Any, see
     Raises:
         UserError: they are not what the model takes, or what the strategy does wrong, see `fit`.
     """
-    weight, size, n = next(network.module.parameters()), network.pixels, len(images)
-    if (
-        not isinstance(images, Tensor) or n == 0 or tuple(images.shape) != (n, *size) or images.dtype != weight.dtype
-        or not bool(images.isfinite().all())
-    ):  # fmt: skip
+    weight, size = next(network.module.parameters()), network.pixels
+    n = len(images) if isinstance(images, Tensor) and images.ndim else 0
+    if n == 0 or tuple(images.shape) != (n, *size) or images.dtype != weight.dtype or not images.isfinite().all():
         kind = str(weight.dtype).removeprefix("torch.")
         raise UserError(
             "images to learn from", got=_about(images),

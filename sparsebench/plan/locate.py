@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparsebench.errors import UserError, as_utf8, few, plain
 from sparsebench.files import content_hash
@@ -32,9 +31,6 @@ from sparsebench.tasks.sources import Pixels, cache
 from sparsebench.tasks.sources.files import Bad, known_contents
 from sparsebench.tasks.sources.known import OFFICIAL
 from sparsebench.tasks.sources.locate import locate_backgrounds, locate_images
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 

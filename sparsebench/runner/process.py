@@ -183,6 +183,8 @@ def _become(request: bytes, line: int, log: int) -> None:
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
+    except EOFError:  # its line was closed: it is done
+        code = 0
     except BaseException:  # nobody is there to raise it to
         sys.excepthook(*sys.exc_info())
     finally:
@@ -368,10 +370,10 @@ class Worker:
         """
         try:
             said = self._line.recv_bytes(LONGEST) if self._line.poll(seconds) else None
-        except ConnectionError as error:
-            raise EOFError from error
-        except OSError as error:  # no message is so long
-            raise ValueError(str(error)) from error
+        except OSError as error:
+            if self._line.readable:  # it ended, if in the middle of a message
+                raise EOFError from error
+            raise ValueError(str(error)) from error  # a message that is too long, after which none is read
         try:
             return None if said is None else kind.model_validate_json(said)
         except ValueError:

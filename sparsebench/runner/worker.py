@@ -66,7 +66,7 @@ def main(line: Line) -> None:
             faulthandler.dump_traceback_later(min(timeout - min(1.0, timeout / 4), LONGEST))
         line.say(Message(at=tuple(job.cell.id for job in jobs)))
 
-    with one_thread(), warnings.catch_warnings(), suppress(EOFError):
+    with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         environment.describe()  # as it is before strangers' code is here
         line.say(Message())

@@ -55,6 +55,7 @@ def test_it_learns_from_images_and_comes_back_from_a_file(tmp_path):
         ),
         (WORDS, {"images": pixels(0), "labels": LABELS[:0]}, r"n of 1 or more"),
         (WORDS, {"images": [1], "labels": LABELS}, "images to learn from; got list"),
+        (WORDS, {"images": 5, "labels": LABELS}, "images to learn from; got int"),
         (WORDS, {"images": pixels().double(), "labels": LABELS}, "float64.*allowed: .* float32, n of 1 or more, norm"),
         (WORDS, {"images": pixels() / 0, "labels": LABELS}, "-inf..inf; allowed: .* finite"),
         (WORDS, {"images": pixels(), "labels": LABELS[:2]}, r"got \(2,\) int64, 0..4; allowed: \(5,\) int64"),

@@ -16,7 +16,7 @@ from waiting import soon
 
 from sparsebench.plan.job import Job
 from sparsebench.runner.devices import variables
-from sparsebench.runner.process import Server, Worker
+from sparsebench.runner.process import Message, Server, Worker
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 
@@ -57,6 +57,27 @@ def clinging(server: Server, tmp_path: Path) -> Callable[[str], Worker]:
         return worker
 
     return start
+
+
+SAYS = """
+import os, signal, struct
+
+def main(line):
+    os.write(line.fileno(), struct.pack("!i", {length}) + b"a part")
+    signal.raise_signal(signal.SIGKILL)
+"""
+"""Begins a message of so many bytes and is killed."""
+
+
+@pytest.mark.parametrize(("length", "error"), [(100, EOFError), (2**30, ValueError), (6, ValueError)])
+def test_a_worker_that_is_killed_in_the_middle_of_a_message_is_gone_and_other_bytes_are_no_message(
+    length: int, error: type[Exception], server: Server, tmp_path: Path
+) -> None:
+    (tmp_path / f"says{length}.py").write_text(SAYS.format(length=length))
+    worker = server.start(f"says{length}", {}, tmp_path / "says.log")
+    with pytest.raises(error):
+        worker.answer(300, Message)
+    assert worker.end(300) == -signal.SIGKILL
 
 
 def left(tmp_path: Path) -> list[int]:
