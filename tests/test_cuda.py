@@ -27,6 +27,8 @@ pytestmark = [
         "ignore:Synchronization debug mode is a prototype",
         "ignore:Memory Efficient attention defaults to a non-deterministic",
         "ignore:.torch.jit.script_method. is deprecated",  # torch's compiler, on Python 3.12
+        "ignore:TensorFloat32 tensor cores",  # torch's compiler
+        "ignore:The CUDA Graph is empty",  # its first pass
     ),
 ]
 GPU = "cuda:0"

@@ -57,9 +57,10 @@ class ATC(Strategy):
         import torch
 
         B, N, _ = apart.shape
-        device, far = apart.device, float("inf")
+        device = apart.device
         image, place = torch.arange(B, device=device), torch.arange(N, device=device)
-        apart = apart.masked_fill(place[:, None] == place, far)
+        apart = apart.masked_fill(place[:, None] == place, torch.inf)
+        far = apart.new_full((), torch.inf)  # to assign a number makes the host wait for a GPU
         size, first = apart.new_ones(B, N), place.repeat(B, 1)
         for _ in range(N - keep):
             closest = apart.flatten(1).argmin(dim=1)

@@ -52,7 +52,7 @@ class Downsample(Strategy):
             width = _cover(torch.arange(cells + 1, dtype=torch.float64) * columns / cells, columns)
             weights.append((height[:, None] * width[:, None, :]).flatten(1))
         weight = torch.cat(weights)
-        weight = (weight / weight.sum(dim=1, keepdim=True)).to(view.tokens)
+        weight = (weight / weight.sum(dim=1, keepdim=True)).to(view.tokens, non_blocking=True)
         return Mix(weight.expand(len(view.tokens), -1, -1))
 
 
