@@ -106,14 +106,16 @@ def shaken(values: Iterable[Tensor], *dimensions: object) -> None:
             value.data = (value.data * factor).to(value.dtype)
 
 
-def fingerprint(cls: type[Strategy], draw: int, shake: int = 0) -> dict[str, list[Any]]:
+def fingerprint(
+    cls: type[Strategy], draw: int, shake: int = 0, budgets: Iterable[str] = BUDGETS
+) -> dict[str, list[Any]]:
     """Return the runs of a strategy by name: with its defaults, with each word that a parameter may be, in training."""
     least = BUDGETS["keep 0.4"]
     on = partial(run, draw=draw, shake=shake)
     runs = {
-        f"{network} {name}": on(cls(), network, budget)
+        f"{network} {name}": on(cls(), network, BUDGETS[name])
         for network in ("deep", "no class token")
-        for name, budget in BUDGETS.items()
+        for name in budgets
     }
     runs["shallow keep 0.4"] = on(cls(), "shallow", least)
     others = {f"{name}={value}": cls(**{name: value}) for name, value in words(cls)}
@@ -344,14 +346,14 @@ def watched(users: dict[str, set[str]], name: str) -> Iterator[None]:
 # The file.
 
 
-def rows_now(draws: dict[str, int]) -> dict[str, Rows]:
+def rows_now(draws: dict[str, int], budgets: Iterable[str] = BUDGETS) -> dict[str, Rows]:
     """Return what the file would be now, with the draws that it has; 0 for new strategies."""
     users: dict[str, set[str]] = {helper: set() for helper in HELPERS}
     strategies: Rows = {}
     for name, cls in shipped().items():
         draw = draws.get(name, 0)
         with watched(users, name):
-            strategies[name] = {"revision": cls.revision, "draw": draw, "runs": fingerprint(cls, draw)}
+            strategies[name] = {"revision": cls.revision, "draw": draw, "runs": fingerprint(cls, draw, budgets=budgets)}
     helpers = {helper: {"result": result_of(helper), "used_by": sorted(users[helper])} for helper in HELPERS}
     return {"strategies": strategies, "helpers": helpers}
 

@@ -28,6 +28,7 @@ from sparsebench.plugin import installed
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.cell import Cell, Origin, Part
 from sparsebench.records.record import Failure, Metric, Record
+from sparsebench.runner.process import Server
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import Budget
 
@@ -87,10 +88,11 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep decoded pictures away from the user's."""
+def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep decoded pictures away from the user's, and load no workers before one is asked for."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARSEBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(Server, "begin", lambda self: None)
         yield
 
 

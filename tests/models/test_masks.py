@@ -44,7 +44,7 @@ def ragged(scripted, items=range(B), site="attention", needs=("tokens",), seen=N
     return adaptive(scripted, decide, site, needs)
 
 
-CASES = [(site, name) for site in SITES for name in ARCHITECTURES if name != "odd grid"]
+CASES = [*(("attention", name) for name in ARCHITECTURES if name != "odd grid"), ("input", "plain"), ("block", "plain")]
 
 
 @pytest.mark.parametrize(("site", "name"), CASES)

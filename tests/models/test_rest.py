@@ -71,8 +71,7 @@ def by_loops(network, pixels, resting):
     return model((pixels.double() - 0.5) / 0.5)
 
 
-@pytest.mark.parametrize("blocks", [(0, 2), (3,)])
-@pytest.mark.parametrize("kind", EVERY)
+@pytest.mark.parametrize(("kind", "blocks"), [*((kind, (0, 2)) for kind in EVERY), ("plain", (3,)), ("PE", (3,))])
 def test_those_that_rest_have_skipped_that_block_alone(kind, blocks):
     network, seen = DeepViT(EVERY[kind]()), {}
 
@@ -96,8 +95,10 @@ def test_those_that_rest_have_skipped_that_block_alone(kind, blocks):
     assert acting.sizes.eq(1).all() and acting.resting == 0
 
 
-@pytest.mark.parametrize("needs", [("tokens",), ("previous_attention",)])
-@pytest.mark.parametrize("kind", EVERY)
+@pytest.mark.parametrize(
+    ("kind", "needs"),
+    [*((kind, ("tokens",)) for kind in EVERY), *((kind, ("previous_attention",)) for kind in COUNTED)],
+)
 def test_where_none_rests_it_is_the_dense_network_to_the_bit(kind, needs):
     network = DeepViT(EVERY[kind]())
     acting = begin(network, rests(lambda view, keep: Rest(view.index[:, :0]), needs), blocks=(1,))
@@ -124,8 +125,10 @@ def test_a_count_holds_until_the_next_and_all_are_asked_about_each_time():
     ] * 2
 
 
-@pytest.mark.parametrize("needs", [("tokens",), ("previous_attention",)])
-@pytest.mark.parametrize("kind", COUNTED)
+@pytest.mark.parametrize(
+    ("kind", "needs"),
+    [*((kind, ("tokens",)) for kind in ("plain", "PE")), *((k, ("previous_attention",)) for k in COUNTED)],
+)
 def test_it_costs_what_the_counter_counts(kind, needs):
     """A row of class attention is made by a product and a sum, which the counter does not see; it is counted here."""
     network = DeepViT(unfused(EVERY[kind]()).requires_grad_(False))

@@ -51,17 +51,7 @@ class Hangs(sparsebench.Observer):
 def sparsebench_observers():
     return [Hangs]
 """
-RUN = [
-    "run",
-    "--suite",
-    TINY,
-    "--n-train",
-    "4",
-    "--seeds",
-    "1",
-    "--jobs",
-    "1",
-]
+RUN = ["run", "--suite", TINY, "--n-train", "4", "--seeds", "1", "--jobs", "1"]
 IMPATIENT = """
 import sys
 from sparsebench.plugin import observer

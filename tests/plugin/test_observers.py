@@ -67,23 +67,10 @@ def stored(make_record: Make, tmp_path: Path) -> Path:
     return tmp_path / "stored"
 
 
-@pytest.mark.parametrize("jobs", [0, 2])
+@pytest.mark.parametrize("jobs", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_tells_each_record_once_in_the_process_that_stores_it(own: Path, tmp_path: Path, jobs: int) -> None:
     out = tmp_path / "out"
-    done = call(
-        "run",
-        *RUN,
-        "--jobs",
-        jobs,
-        "--out",
-        out,
-        "--observe",
-        own,
-        "--observe",
-        own,
-        "--format",
-        "csv",
-    )
+    done = call("run", *RUN, "--jobs", jobs, "--out", out, "--observe", own, "--observe", own, "--format", "csv")
     assert done.exit_code == 0 and "an observer's own words" not in done.stdout, done.output
     seen = (out / "seen").read_text().split()
     assert sorted(seen) == sorted(store.read(out)) and len(seen) == 4
@@ -92,13 +79,7 @@ def test_a_run_tells_each_record_once_in_the_process_that_stores_it(own: Path, t
 
 
 def test_an_observer_of_a_plugin_file_is_turned_on_by_its_name_only(own: Path, tmp_path: Path) -> None:
-    request: dict[str, Any] = {
-        "suite": TINY,
-        "n_train": [4],
-        "seeds": 1,
-        "jobs": 0,
-        "device": "cpu",
-    }
+    request: dict[str, Any] = {"suite": TINY, "n_train": [4], "seeds": 1, "jobs": 0, "device": "cpu"}
     sparsebench.run([str(own)], out=tmp_path / "a", **request)
     assert not (tmp_path / "a" / "seen").exists()
     sparsebench.run([str(own)], out=tmp_path / "b", observe="own", **request)

@@ -22,22 +22,15 @@ def named(sample, limit=60.0):
 @pytest.mark.parametrize(
     ("sample", "limit", "check", "status", "says"),
     [
-        pytest.param(
-            "segfaults", 60.0, "acts_without_error", "crashed", "it was ended by SIGSEGV", marks=pytest.mark.slow
-        ),
         ("exits", 60.0, "acts_without_error", "crashed", "it left the process with 0"),
-        pytest.param(
-            "sleeps",
-            3.0,
-            "acts_without_error",
-            "timeout",
-            "it took more than 3 s and was ended",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param("allocates", 20.0, "acts_without_error", "failed", "ran out of memory", marks=pytest.mark.slow),
-        ("import_error", 60.0, "loads", "failed", "a_module_that_is_nowhere"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+            ("segfaults", 60.0, "acts_without_error", "crashed", "it was ended by SIGSEGV"),
+            ("sleeps", 3.0, "acts_without_error", "timeout", "it took more than 3 s and was ended"),
+            ("allocates", 20.0, "acts_without_error", "failed", "ran out of memory"),
+            ("import_error", 60.0, "loads", "failed", "a_module_that_is_nowhere"),
+        )),
     ],
-)
+)  # fmt: skip
 def test_what_a_strategy_does_to_its_process_is_named(sample, limit, check, status, says):
     *found, message, report = named(sample, limit)
     assert found == [check, status] and says in message

@@ -68,8 +68,7 @@ def undisturbed(early):
     return training.run(), weights(training)
 
 
-@pytest.mark.parametrize("early", [False, True])
-@pytest.mark.parametrize("k", [0, 3, 8])
+@pytest.mark.parametrize(("k", "early"), [(0, False), (3, True), (8, False), (8, True)])
 def test_a_resumed_training_ends_as_an_undisturbed_one_to_the_bit(k, early):
     done, expected = undisturbed(early)
     if k >= done["steps"]:
