@@ -168,7 +168,8 @@ class DeepViT:
     def normalise(self, images: Tensor) -> Tensor:
         """Return images, as they come, as the model takes them: real, their mean taken away, divided by their std."""
         real = self._real(images)
-        return (real - self.module.pixel_mean.to(real.dtype)).div_(self.module.pixel_std.to(real.dtype))
+        mean, std = self.module.pixel_mean.to(real.dtype), self.module.pixel_std.to(real.dtype)
+        return (real - mean if real is images else real.sub_(mean)).div_(std)
 
     def restore(self, normed: Tensor) -> Tensor:
         """Return images in [0, 1] from what `normalise` makes of them."""

@@ -150,13 +150,14 @@ def _evaluate(
     network.module.eval()
     predicted, loss, kept, seen, steps, macs, rank, sure, wrong, done = [], [], [], [], [], [], [], [], [], 0
     N, times = network.cost.tokens, _Times(samples.labels.device)
+    never = None if samples.absent is None else torch.where(samples.absent, -torch.inf, 0.0)
     for rows, inputs in samples.batches(batch):
         times.note()
         acting = None if actor is None else samples.begin(actor, rows, visit=0, training=False)
         outputs = outputs_of(network, inputs, acting)
         times.note(len(rows))
-        if samples.absent is not None:
-            outputs = outputs.masked_fill(samples.absent, -torch.inf)
+        if never is not None:
+            outputs = outputs + never.to(outputs.dtype)  # several times as fast as `masked_fill`
         predicted.append(predictions(recipe, outputs))
         loss.append(losses(recipe, outputs, samples.labels[rows]).float())
         rank.append(ranks(recipe, outputs, samples.labels[rows]))
@@ -244,7 +245,7 @@ def ranks(recipe: Recipe, outputs: Tensor, labels: Tensor) -> Tensor:
         return (predictions(recipe, outputs) != labels).long()
     correct = outputs.gather(1, labels[:, None])
     before = torch.arange(outputs.shape[1], device=labels.device) < labels[:, None]
-    return ((outputs > correct) | ((outputs == correct) & before)).sum(dim=1)
+    return ((outputs > correct) | ((outputs == correct) & before)).sum(dim=1, dtype=torch.int32)
 
 
 def patches_in(index: Tensor, N: int) -> Tensor:
