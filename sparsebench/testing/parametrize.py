@@ -82,7 +82,7 @@ def resolve(named: Named, registry: Registry, given: Given | None = None) -> lis
     for name in names:
         registered = registry.strategy(name)
         if registered.failure:
-            raise PluginError(name, registered.origin, registered.failure)
+            raise PluginError(f"plugin '{name}' does not load: {registered.failure}")
         what = f"strategy '{name}'"
         wanted = spec.combinations() if given is None else given.get(name, ())
         made += [(fill(registered.cls, params, what), registered.origin) for params in wanted]
@@ -92,14 +92,4 @@ def resolve(named: Named, registry: Registry, given: Given | None = None) -> lis
 
 
 class PluginError(UserError):
-    """A plugin that was named does not load.
-
-    Args:
-        name: the strategy's, or what stands in its place.
-        origin: where it came from.
-        failure: why.
-    """
-
-    def __init__(self, name: str, origin: Origin, failure: str):
-        super().__init__(f"plugin '{name}' does not load: {failure}")
-        self.name, self.origin, self.failure = name, origin, failure
+    """A plugin that was named does not load."""

@@ -43,16 +43,17 @@ class Message(BaseModel):
     """One line of the process. With nothing in it: nothing of the target has run so far.
 
     Attributes:
-        report: of the strategy, with what the first `decided` of its checks found.
+        report: of the strategy so far.
         strategies: how many the target stands for.
-        error: why the target is none.
+        ended: what the check that ran came to, if it is the last one: the process is gone, or nothing was loaded.
+        error: why there is no such target.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     report: Report | None = None
-    decided: int = 0
     strategies: int = 1
+    ended: tuple[Status, str] | None = None
     error: str = ""
 
 
@@ -81,58 +82,44 @@ def check(
     return reports
 
 
-def of_loading(name: str, origin: Origin) -> Report:
-    """Return the report of a strategy that is not loaded yet."""
-    return Report(strategy=name, origin=origin, versions={"sparsebench": __version__}, outcomes=(LOADS,))
-
-
 def _one(request: Request, limit: float, server: Server, log: Path) -> tuple[Report, int]:
     """Return the report of one strategy from a process of its own, and how many strategies there are."""
     name = as_utf8(request.target)
     origin = Origin(plugin=name, revision=file_revision(Path(parse(request.target).name)))
-    report, decided, strategies, asked = of_loading(name, origin), 0, 1, False
+    report = Report(strategy=name, origin=origin, versions={"sparsebench": __version__}, outcomes=(LOADS,))
+    strategies = 1
     try:
         worker = server.start("sparsebench.testing.process", {}, log)
     except EOFError:
         raise UserError("the checks did not start", got=log.read_text(encoding="utf-8")[-500:]) from None
     try:
-        while decided < len(report.outcomes):
-            message = _answer(worker, limit if asked else START)
+        if ended := _answer(worker, START).ended:
+            raise UserError("the checks did not start", got=ended[1])
+        worker.ask(request)
+        while (outcome := report.undecided) is not None:
+            message = _answer(worker, limit)
             if message.error:
                 raise UserError(message.error)
-            if message.report is not None:
-                report, decided, strategies = message.report, message.decided, message.strategies
-            else:
-                worker.ask(request)
-                asked = True
-    except _LostError as lost:
-        if not asked:
-            raise UserError(f"the checks did not start: {lost}") from None
-        report = report.with_outcome(report.outcomes[decided].after(lost.status, str(lost)))
+            if message.report is None:
+                status, how = message.ended or ("crashed", "it said nothing of the check")
+                return report.with_outcome(outcome.after(status, how)), strategies
+            report, strategies = message.report, message.strategies
     finally:
         worker.end()
     return report, strategies
 
 
-class _LostError(Exception):
-    """The process is gone, or had to be ended, in the midst of a check."""
-
-    def __init__(self, status: Status, how: str):
-        super().__init__(how)
-        self.status = status
-
-
 def _answer(worker: Worker, limit: float) -> Message:
+    """Return the next message of the process; if there is none, one that says why it ended."""
     try:
-        message = worker.answer(limit, Message)
+        if (message := worker.answer(limit, Message)) is not None:
+            return message
     except EOFError:
         how, words = how_it_left(worker.end(PATIENCE)), worker.last_words().strip().splitlines()
-        raise _LostError("crashed", f"it {how}" + (f": {words[-1][:200]}" if words else "")) from None
+        return Message(ended=("crashed", f"it {how}" + (f": {words[-1][:200]}" if words else "")))
     except ValueError as error:
-        raise _LostError("crashed", f"its answer cannot be read: {error}") from error
-    if message is None:
-        raise _LostError("timeout", f"it took more than {limit:g} s and was ended")
-    return message
+        return Message(ended=("crashed", f"its answer cannot be read: {error}"))
+    return Message(ended=("timeout", f"it took more than {limit:g} s and was ended"))
 
 
 def main(line: Line) -> None:
@@ -151,12 +138,11 @@ def main(line: Line) -> None:
         strategy, origin = strategies[request.number]
         report = run.blank(strategy, origin, request.groups)
         line.say(Message(report=report, strategies=len(strategies)))
-        for decided, outcome in enumerate(run.outcomes(strategy, report), 1):
+        for outcome in run.outcomes(strategy, report):
             report = report.with_outcome(outcome)
-            line.say(Message(report=report, decided=decided, strategies=len(strategies)))
+            line.say(Message(report=report, strategies=len(strategies)))
     except PluginError as error:
-        report = of_loading(error.name, error.origin)
-        line.say(Message(report=report.with_outcome(LOADS.after("failed", error.failure)), decided=1))
+        line.say(Message(ended=("failed", str(error))))
     except UserError as error:
         line.say(Message(error=text_of(error)))
     os._exit(0)  # threads that a strategy began are not waited for

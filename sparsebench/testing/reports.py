@@ -75,6 +75,11 @@ class Report(Value):
         return all(o.status in HARMLESS for o in self.outcomes if o.group == "required")
 
     @property
+    def undecided(self) -> Outcome | None:
+        """The first check that is still to be run; of one that is not run for another's failure a message says so."""
+        return next((o for o in self.outcomes if o.status == "not run" and not o.message), None)
+
+    @property
     def label(self) -> str:
         """What tables call it: see `sparsebench.strategy.spec.label`."""
         return label(self.strategy, self.params)
