@@ -17,7 +17,7 @@ from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
 from sparsebench.tasks.sources.cache import Pixels
 from sparsebench.tasks.sources.files import REFUSED, Bad, contents, contents_of, located, pixels_of
 from sparsebench.tasks.sources.labels import BY_FILE, MOST_CLASSES, Numbered, locate_file, number, read_file
-from sparsebench.tasks.sources.listing import Listing, classes_in, is_folder, listing
+from sparsebench.tasks.sources.listing import Listing, classes_in, listing
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -59,9 +59,9 @@ def _test_folder_of(root: Path) -> Listing:
     Raises:
         UserError: it is no folder, or val and test are there and hold none.
     """
-    if not is_folder(root):
+    if not root.is_dir():
         raise UserError(f"--images folder: {root} is not a folder", allowed=LAYOUT)
-    splits = [root / split for split in SPLITS if is_folder(root / split)]
+    splits = [root / split for split in SPLITS if (root / split).is_dir()]
     for split in splits:
         if (listed := listing(split)).names:
             empty = [one.name for one in splits[: splits.index(split)]]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +31,7 @@ SYSTEM = frozenset(
 )  # fmt: skip
 """Folders that file servers, file systems and archives put beside pictures, in lower case."""
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval"})
-NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+AGAIN = "links to folders that are here already"
 UNSAID = "hidden files that are no pictures"
 
 
@@ -80,87 +78,67 @@ class Listing:
 def listing(root: Path) -> Listing:
     """Return the pictures below a folder. Links are followed, but for those to folders that are among it already.
 
-    A folder that is called as a picture is among them, as one that cannot be read.
-
     Raises:
         UserError: a folder cannot be read, or a link makes a picture count twice.
     """
-    names, folders, linked, seen = list[str](), list[str](), set[str](), set[str]()
+
+    def refuse(error: OSError) -> None:
+        raise UserError(
+            f"{error.filename} cannot be read: {error.strerror}", next_step="mend its permissions, or remove it"
+        ) from error
+
+    names, folders = list[str](), list[str]()
     left: defaultdict[str, list[str]] = defaultdict(list)
-    inside, links = [""], list[str]()
-    while inside or links:
-        within = inside.pop() if inside else links.pop(0)  # what lies there itself comes first
-        if (real := os.path.realpath(root / within)) in seen:
-            left["links to folders that are here already"].append(within.rstrip("/"))
-            continue
-        seen.add(real)
-        for entry in sorted(_entries(root / within), key=lambda entry: entry.name):
-            path, kind = within + entry.name, _kind(entry)
-            if reason := _reason(entry.name, kind):
-                left[reason].append(path)
-            elif kind == "folder" and not _is_picture(entry.name):
-                folders.append(path)
-                (links if entry.is_symlink() else inside).append(f"{path}/")
-            else:
-                names.append(path)
-                if entry.is_symlink():
-                    linked.add(path)
-    first: dict[str, str] = {}
-    for path in sorted(names, key=lambda path: path in linked) if linked else ():
-        if (other := first.setdefault(os.path.realpath(root / path), path)) != path:
-            raise UserError(f"{root}: {path} is a link to {other}", next_step="remove one, a picture counts once")
+    top = Path(os.path.realpath(root))
+    seen = {top}
+    for place, inside, files in os.walk(root, onerror=refuse, followlinks=True):
+        within = "" if Path(place) == root else f"{Path(place).relative_to(root).as_posix()}/"
+        for name in sorted(inside):
+            reason = _why_no_folder(os.path.join(place, name), top, seen)
+            if reason in ("", AGAIN):
+                folders.append(within + name)
+            if reason:
+                left[reason].append(within + name)
+                inside.remove(name)
+        for name in files:
+            reason = _why_no_picture(os.path.join(place, name))
+            (left[reason] if reason else names).append(within + name)
+    _check_links(root, names)
     left.pop(UNSAID, None)
     left_out = {reason: sorted(paths) for reason, paths in sorted(left.items())}
     return Listing(root, tuple(sorted(names)), tuple(sorted(folders)), left_out)
 
 
-def _reason(name: str, kind: str) -> str:
-    """Return why an entry of a folder is left out, or ""."""
+def _check_links(root: Path, names: Sequence[str]) -> None:
+    """Raise UserError if a link leads to a picture that is there already."""
+    links = [name for name in names if os.path.islink(root / name)]
+    first = {} if not links else {os.path.realpath(root / name): name for name in set(names).difference(links)}
+    for name in links:
+        if (other := first.setdefault(os.path.realpath(root / name), name)) != name:
+            raise UserError(f"{root}: {name} is a link to {other}", next_step="remove one, a picture counts once")
+
+
+def _why_no_folder(path: str, top: Path, seen: set[Path]) -> str:
+    """Return why a folder is left out, or ""; else add its real path to `seen`, those of the folders so far."""
+    name, real = os.path.basename(path).lower(), Path(os.path.realpath(path))
     if name.startswith("."):
-        return "hidden" if kind == "folder" or _is_picture(name) else UNSAID
-    if kind == "nothing":
-        return "links to nothing"
-    if kind == "folder" and not _is_picture(name):
-        return "a system's folders" if name.lower() in SYSTEM else ""
-    return "files of another kind" if kind == "other" or not _is_picture(name) else ""
+        return "hidden"
+    if name in SYSTEM:
+        return "a system's folders"
+    if real in seen or (os.path.islink(path) and (real.is_relative_to(top) or top.is_relative_to(real))):
+        return AGAIN
+    seen.add(real)
+    return ""
 
 
-def _is_picture(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in suffixes()
-
-
-def is_folder(path: Path) -> bool:
-    """Say whether there is a folder; UserError where that cannot be seen."""
-    try:
-        return stat.S_ISDIR(os.stat(path).st_mode)
-    except OSError as error:
-        if error.errno in NOT_THERE:
-            return False
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: str | Path, error: OSError) -> UserError:
-    return UserError(f"{path} cannot be read: {error.strerror}", next_step="mend its permissions, or remove it")
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except OSError as error:
-        raise _unreadable(folder, error) from error
-
-
-def _kind(entry: os.DirEntry[str]) -> str:
-    """Return "folder", "file", "other" for neither, or "nothing" for a link that leads nowhere."""
-    try:
-        if entry.is_symlink():
-            entry.stat()
-        return "folder" if entry.is_dir() else "file" if entry.is_file() else "other"
-    except OSError as error:
-        if error.errno in NOT_THERE:
-            return "nothing"
-        raise _unreadable(entry.path, error) from error
+def _why_no_picture(path: str) -> str:
+    """Return why a file is left out, or ""."""
+    picture = os.path.splitext(path)[1].lower() in suffixes()
+    if os.path.basename(path).startswith("."):
+        return "hidden" if picture else UNSAID
+    if picture and os.path.isfile(path):
+        return ""
+    return "files of another kind" if os.path.exists(path) else "links to nothing"
 
 
 def classes_in(found: Listing, wanted: str) -> list[str]:

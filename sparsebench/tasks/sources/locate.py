@@ -12,7 +12,7 @@ from sparsebench.tasks.sources.classes import FOLDER, in_a_class
 from sparsebench.tasks.sources.files import REFUSED, Bad, Contents, contents, fingerprint_of
 from sparsebench.tasks.sources.known import DIGITS, KNOWN, PHOTOS, names_for
 from sparsebench.tasks.sources.labelled import DEFAULTS, layout_of, read, tables
-from sparsebench.tasks.sources.listing import Listing, classes_in, is_folder, listing
+from sparsebench.tasks.sources.listing import Listing, classes_in, listing
 from sparsebench.tasks.sources.scenes import ARRAY, read_array
 from sparsebench.tasks.sources.scenes import FOLDER as SCENES
 
@@ -92,7 +92,7 @@ def _locate_labelled(root: Path, kind: str, bad: Bad) -> tuple[str, Path]:
 
 def _locate_classes(root: Path, bad: Bad) -> tuple[str, Path]:
     for split in ("train", "test"):
-        if not is_folder(root / split):
+        if not (root / split).is_dir():
             raise UserError(
                 f"--images folder: {root / split} is not a folder",
                 allowed=LAYOUT,
