@@ -41,7 +41,7 @@ class SparseModel(nn.Module):
         self.spec = spec
         self.training = self.model.training
         self._network, self._actor = network, actor
-        actor.doubts = False  # nobody would read them
+        actor.reads_all = False
         network.hold_methods(True)
         self._visit, self._removed, self._done = 0, False, 1.0
         self._teacher: DeepViT | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +25,6 @@ from sparsebench.strategy.plan_checks import (
     keep_of,
     merges,
     only_removes,
-    unread,
 )
 from sparsebench.strategy.plans import Keep, Mask, Merge, Mix, Plan, Rest, Shift
 from sparsebench.strategy.tokens import Grouped, Padded, Resting, of_index
@@ -67,7 +65,7 @@ class Actor:
         learned: the modules that it learns, by block; they are the network's to train, see `Strategy.module`.
         weighs_sizes: see `Strategy.weighs_sizes`.
         checked: the shapes of plans that were read and are legal.
-        doubts: whether plans that are not read are looked at all the same, see `Pass.settle`.
+        reads_all: whether on a CPU, where to read is not to wait, the numbers of every plan are read.
 
     Args:
         strategy: the strategy.
@@ -105,7 +103,7 @@ class Actor:
         blocks = sorted({*self.keep, *self.more})
         self.learned = {block: module for block in blocks if (module := self._module(block)) is not None}
         self.checked: set[tuple[Any, ...]] = set()
-        self.doubts = True
+        self.reads_all = True
 
     def spend(self, budget: Budget) -> None:
         """Take the counts of that budget; what is asked for and planned stays as it was."""
@@ -179,7 +177,6 @@ class Pass:
         steps: the token counts so far, block by block; of each image where they differ.
         memory: what the strategy wants to know again.
         student, teacher: what came out, where the strategy learns from it.
-        doubts: of each plan that was not read whether it is illegal, and what says how; see `settle`.
         previous: (B, N) see `TokenView.previous_attention`; None where no block was looked at.
         resting: how many tokens pass by the block that runs, see `Rest`.
     """
@@ -203,7 +200,6 @@ class Pass:
     student: ModelOutputs | None = None
     teacher: ModelOutputs | None = None
     own_macs: float = 0.0
-    doubts: list[tuple[Tensor, Callable[[], None]]] = field(default_factory=list)
     previous: Tensor | None = None
     resting: int = 0
     asked: set[str] = field(default_factory=set)
@@ -374,33 +370,21 @@ class Pass:
     def _check(self, block: int, plan: Plan, keep: int) -> tuple[Plan, int]:
         """Raise StrategyError for an illegal plan; return one that can be carried out, and how many tokens go on.
 
-        The numbers of the first plan of each shape are read, and the device waited for. Those of later ones are not:
-        what may be wrong with them is in `doubts`, for `settle`.
+        On a CPU the numbers of every plan are read. On a GPU, which is waited for then, those of the first plan of each
+        shape are, and later ones are kept in range.
         """
-        strategy, index = self.actor.strategy, self.index
-        known: dict[str, Any] = {"training": self.training, "prefix": self.actor.prefix}
+        actor, strategy, index = self.actor, self.actor.strategy, self.index
+        known: dict[str, Any] = {"training": self.training, "prefix": actor.prefix}
         check_form(plan, strategy, index, keep, **known)
         shape = block, type(plan), self.training, tuple(index.shape), keep
-        if strategy.adaptive or not (torch.compiler.is_compiling() or shape in self.actor.checked):
+        seen = torch.compiler.is_compiling() or (
+            shape in actor.checked and not (actor.reads_all and index.device.type == "cpu")
+        )
+        if strategy.adaptive or not seen:
             check_plan(plan, strategy, index, keep, **known)
-            self.actor.checked.add(shape)
+            actor.checked.add(shape)
             return plan, keep_of(plan, strategy, index, keep)
-        if self.actor.doubts:
-            wrong = unread(plan, index.shape[1], keep, self.actor.prefix)
-            self.doubts.append((wrong, partial(check_plan, plan, strategy, index, keep, **known)))
         return plan if torch.compiler.is_compiling() else in_range(plan, index.shape[1], keep), keep
-
-    def doubtful(self) -> Tensor | None:
-        """Return on the device, not read, whether a plan that was not read was illegal; None where all were read."""
-        return torch.stack([wrong for wrong, _ in self.doubts]).any() if self.doubts else None
-
-    def settle(self) -> None:
-        """Raise StrategyError if one of the plans that were not read was illegal; once a pass, at its end."""
-        wrong, doubts = self.doubtful(), self.doubts
-        self.doubts = []
-        if wrong is not None and bool(wrong):
-            for _, check in doubts:
-                check()
 
     def _follow(self, block: int, plan: Plan, keep: int) -> Plan:
         """Note what the plan makes of the tokens' names and sizes; return it as it is to be carried out."""

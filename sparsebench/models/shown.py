@@ -41,7 +41,6 @@ def kept_only(acting: Pass, cost: CostModel, tokens_in: int, given: Given, becau
     scoring = cost.scoring(acting.requires) if acts else ""
     projected = projected_for(acting.requires, scoring) if acts else ""
     plan = acting.decide(0, given)
-    acting.settle()
     acting.went(tokens_in, early=plan is not None, scoring=scoring, projected=projected)
     if plan is None:
         return None

@@ -111,17 +111,8 @@ def check_form(
         raise StrategyError(f"'{name}': Shift is for training only, see view.training")
 
 
-def unread(plan: Plan, N: int, keep: int, prefix: int | None) -> Tensor:
-    """Return a boolean that lies where the plan does: whether its numbers, which nothing reads here, are illegal.
-
-    `keep` of N tokens are to go on; the plan's form is legal, see `check_form`.
-    """
-    flags = [wrong for wrong, _ in _doubts(plan, N, keep, prefix)]
-    return torch.stack(flags).any() if flags else torch.zeros((), dtype=torch.bool)
-
-
 def in_range(plan: Plan, N: int, keep: int) -> Plan:
-    """Return the plan with positions and groups that there are, whatever it names: an illegal one is found out later.
+    """Return the plan with positions and groups that there are, whatever it names.
 
     On a GPU one past the end would end the process, in place of the cell.
     """

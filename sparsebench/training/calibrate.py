@@ -89,7 +89,6 @@ def _mean_macs(network: Network, actor: Actor, samples: Samples, rows: torch.Ten
         for part in rows.split(batch):
             _, acting = samples.forward(network, actor, part, visit=0, training=False)
             assert acting is not None
-            acting.settle()
             spent.append(np.broadcast_to(actor.cost.macs(acting.steps), len(part)))
         return float(np.concatenate(spent).mean())
 

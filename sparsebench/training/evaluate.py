@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsebench.errors import StrategyError
 from sparsebench.measure.cost import Step, mean_step
 from sparsebench.measure.scores import mean_loss
 from sparsebench.models.actor import Actor, Pass
@@ -148,7 +147,7 @@ def _evaluate(
     on_done: Callable[[int], None],
 ) -> Evaluation:
     network.module.eval()
-    predicted, loss, kept, seen, steps, macs, rank, sure, wrong, done = [], [], [], [], [], [], [], [], [], 0
+    predicted, loss, kept, seen, steps, macs, rank, sure, done = [], [], [], [], [], [], [], [], 0
     N, times = network.cost.tokens, _Times(samples.labels.device)
     never = None if samples.absent is None else torch.where(samples.absent, -torch.inf, 0.0)
     for rows, inputs in samples.batches(batch):
@@ -166,10 +165,6 @@ def _evaluate(
         if acting is None:
             kept.append(torch.ones(len(rows), N, dtype=torch.bool, device=rows.device))
         else:
-            if rows.device.type == "cpu":
-                acting.settle()  # to read is not to wait there
-            elif (doubt := acting.doubtful()) is not None:
-                wrong.append((rows, doubt))
             kept.append(patches_in(acting.index, N))
             steps.append([(len(rows), step) for step in acting.steps])
             macs.append(np.broadcast_to(network.cost.macs(acting.steps), len(rows)))
@@ -179,8 +174,6 @@ def _evaluate(
             seen.append([end, *(() if acting is None else _choices(acting, N))])
         done += len(rows)
         on_done(done)
-    if wrong and bool((doubts := torch.stack([doubt for _, doubt in wrong])).any()):
-        _raise_illegal(network, actor, samples, wrong[int(doubts.int().argmax())][0])
     return Evaluation(
         torch.cat(predicted).cpu().numpy(),
         torch.cat(loss).cpu().numpy(),
@@ -193,15 +186,6 @@ def _evaluate(
         batch,
         [taken for n, taken in times.seconds()[1:] if n == batch],
     )
-
-
-def _raise_illegal(network: Network, actor: Actor | None, samples: Samples, rows: Tensor) -> None:
-    """Raise StrategyError that says what was wrong with a plan for these rows, which is made again."""
-    assert actor is not None
-    acting = samples.begin(actor, rows, visit=0, training=False)
-    outputs_of(network, samples.take(rows), acting)
-    acting.settle()
-    raise StrategyError(f"'{actor.strategy.name}' returned an invalid plan, and then a valid one for the same input")
 
 
 class _Times:

@@ -85,9 +85,7 @@ class _Frozen:
         actor.strategy = stand_in
         relevance = None if self._relevance is None else self._relevance[images.items]
         acting = actor.begin(images.items, 0, relevance, tokens=actor.tokens, training=True)
-        logits = self._network(images.inputs, acting)
-        acting.settle()
-        return logits
+        return self._network(images.inputs, acting)
 
     def losses(self, logits: Tensor, labels: Tensor, /) -> Tensor:
         return losses(self._recipe, logits, labels)

@@ -53,8 +53,6 @@ def _all(network: Network, actor: Actor | None, samples: Samples, n: int, togeth
     influences, predicted = [], []
     for rows in samples.items[:n].split(min(BATCH, together)):
         outputs, acting = samples.forward(network, actor, rows, visit=0, training=False)
-        if acting is not None:
-            acting.settle()
         decisions = [] if acting is None else acting.decisions
         if not all(only_removes(decision.plan) and not isinstance(decision.plan, Padded) for decision in decisions):
             return None

@@ -192,11 +192,7 @@ def outputs_of(network: Network, inputs: Tensor, acting: Pass | None) -> Tensor:
     """Return the network's outputs for (B, ..) inputs, with the strategy's pass over them."""
     if acting is None:
         return network(inputs)
-    try:
-        outputs = network(inputs, acting)
-    except Exception:
-        acting.settle()  # what an illegal plan led to is said as what it is
-        raise
+    outputs = network(inputs, acting)
     acting.check_network()
     return outputs
 
@@ -289,8 +285,6 @@ class Autograd:
             outputs, acting = self.samples.forward(
                 self.network, self.actor, rows, visit=visit, training=True, teacher=self.teacher, done=done
             )
-            if acting is not None:
-                acting.settle()
             loss = losses(self.recipe, outputs, self.samples.labels[rows], training=True).sum()
             added = acting.loss() * len(rows) if acting is not None and acting.learns else 0.0
             ((loss + added) / len(chosen)).backward()

@@ -86,7 +86,6 @@ def test_those_that_rest_have_skipped_that_block_alone(kind, blocks):
     acting = begin(network, rests(plan), blocks=blocks[:1])
     with torch.no_grad():
         out = network(pixels, acting)
-        acting.settle()
         dense = network(pixels)
     assert set(seen) == set(blocks)
     torch.testing.assert_close(out.double(), by_loops(network, pixels, seen), atol=1e-5, rtol=1e-5)
@@ -176,7 +175,6 @@ def test_the_attention_of_the_block_before_is_that_of_those_that_took_part_there
     ],
 )
 def test_illegal_positions_are_refused_in_one_line(index, message):
-    """The first plan of a shape is read at once, others at the end of the pass."""
     network, good = DeepViT(vit()), torch.tensor([[4, 7]])
     plans = [None if index is None else torch.tensor(index), good]
     strategy = rests(lambda view, keep: Rest(plans.pop()))
@@ -185,7 +183,6 @@ def test_illegal_positions_are_refused_in_one_line(index, message):
         acting = actor.begin(torch.arange(1), 0, None, tokens=N, training=False)
         with refused:
             network(images(network, 1), acting)
-            acting.settle()
 
 
 def test_tokens_that_are_gone_cannot_rest_and_those_that_rest_cannot_be_dropped(scripted):

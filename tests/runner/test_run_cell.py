@@ -67,7 +67,6 @@ def test_what_a_strategy_does_wrong_is_in_its_record(samples: Path, measured: Me
     ],
 )
 def test_an_illegal_plan_is_found_in_a_later_batch_too(samples: Path, image: Measure, wrong: str, says: str) -> None:
-    """The numbers of plans are read in the first batch of a shape only; of later ones at the end of the batch."""
     record = image(
         f"{samples / 'wrong_later.py'}:wrong={wrong},keep_rate=0.5", COMPOSITE.replace("test=40", "test=700")
     )
