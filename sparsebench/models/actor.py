@@ -18,9 +18,9 @@ from sparsebench.strategy.base import LossInputs, ModelOutputs, Site, Strategy
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plan_checks import (
     check_form,
+    check_numbers,
     check_only_removes,
     check_own_macs,
-    check_plan,
     in_range,
     keep_of,
     merges,
@@ -374,14 +374,13 @@ class Pass:
         shape are, and later ones are kept in range.
         """
         actor, strategy, index = self.actor, self.actor.strategy, self.index
-        known: dict[str, Any] = {"training": self.training, "prefix": actor.prefix}
-        check_form(plan, strategy, index, keep, **known)
+        check_form(plan, strategy, index, keep, training=self.training, prefix=actor.prefix)
         shape = block, type(plan), self.training, tuple(index.shape), keep
         seen = torch.compiler.is_compiling() or (
             shape in actor.checked and not (actor.reads_all and index.device.type == "cpu")
         )
         if strategy.adaptive or not seen:
-            check_plan(plan, strategy, index, keep, **known)
+            check_numbers(plan, strategy, index, keep, actor.prefix)
             actor.checked.add(shape)
             return plan, keep_of(plan, strategy, index, keep)
         return plan if torch.compiler.is_compiling() else in_range(plan, index.shape[1], keep), keep

@@ -24,9 +24,6 @@ WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 AVERAGED = "n_averaged"
 """The count that AveragedModel adds to the weights."""
 
-DEEPEST = 4
-"""Dictionaries in dictionaries that are looked into: one can hold itself."""
-
 
 class Weights(NamedTuple):
     """What a file of weights holds.
@@ -114,15 +111,15 @@ def _no_weights(path: Path, got: str) -> UserError:
     )  # fmt: skip
 
 
-def _states(content: Any, at: str = "", depth: int = 0) -> dict[str, dict[str, Tensor]]:
+def _states(content: Any, at: str = "") -> dict[str, dict[str, Tensor]]:
     """Return the state dicts in the content of a file, by the keys that lead to them."""
-    if not isinstance(content, Mapping) or depth > DEEPEST:
+    if not isinstance(content, Mapping):
         return {}
     named = {key: value for key, value in content.items() if isinstance(key, str)}
     own = {key: value for key, value in named.items() if isinstance(value, Tensor)}
     found = {at: own} if own else {}
     for key, value in named.items():
-        found |= _states(value, f"{at}.{key}" if at else key, depth + 1)
+        found |= _states(value, f"{at}.{key}" if at else key)
     return found
 
 

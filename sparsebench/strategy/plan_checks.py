@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -82,9 +81,7 @@ def check_plan(
     class and register tokens; None where that is not known.
     """
     check_form(plan, strategy, index, keep, training=training, prefix=prefix)
-    for wrong, say in _doubts(plan, index.shape[1], keep_of(plan, strategy, index, keep), prefix):
-        if bool(wrong):
-            raise StrategyError(f"'{strategy.name}': {say()}")
+    check_numbers(plan, strategy, index, keep, prefix)
 
 
 def check_form(
@@ -134,22 +131,50 @@ def keep_of(plan: Plan, strategy: Strategy, index: Tensor, keep: int) -> int:
     return min(index.shape[1], max(1, keep))
 
 
-def _doubts(plan: Plan, N: int, keep: int, prefix: int | None) -> Iterator[tuple[Tensor, Callable[[], str]]]:
-    """Yield what may be wrong with the numbers of a plan of legal form: a boolean, and what is said if it is true."""
-    for what, value, _ in _tensors(plan, len(_first(plan)), N, keep, prefix):
-        if isinstance(value, Tensor) and value.is_floating_point():
-            yield value.isnan().any(), partial("{} holds NaN".format, what)
+def check_numbers(plan: Plan, strategy: Strategy, index: Tensor, keep: int, prefix: int | None = None) -> None:
+    """Raise StrategyError for illegal numbers of a plan of legal form, see `check_form`; they are read."""
+    name, (B, N), keep = strategy.name, index.shape, keep_of(plan, strategy, index, keep)
+    for what, value, _ in _tensors(plan, B, N, keep, prefix):
+        if isinstance(value, Tensor) and value.is_floating_point() and bool(value.isnan().any()):
+            raise StrategyError(f"'{name}': {what} holds NaN")
+    wrong = ""
     if isinstance(plan, Keep | Rest) and plan.index.numel():
-        yield from _doubts_of_index(plan, N)
+        wrong = _wrong_index(plan, N)
     elif isinstance(plan, Merge):
-        yield from _doubts_of_groups(plan.target, keep)
+        wrong = _wrong_groups(plan.target, keep)
     elif isinstance(plan, Mask):
-        yield from _doubts_of_mask(plan)
+        wrong = _wrong_mask(plan)
+    if wrong:
+        raise StrategyError(f"'{name}': {wrong}")
 
 
-def _first(plan: Plan) -> Tensor:
-    """Return the tensor that every plan of its kind has."""
-    return next(value for value in vars(plan).values() if isinstance(value, Tensor))
+def _wrong_index(plan: Keep | Rest, N: int) -> str:
+    """Return what is wrong with the positions of a plan for N tokens, or ""."""
+    ordered = plan.index.sort(dim=1).values
+    low, high = int(ordered.min()), int(ordered.max())
+    if low < 0 or high >= N:
+        return f"{type(plan).__name__}.index must lie in 0..{N - 1}, got {low}..{high}"
+    twice = bool((ordered[:, 1:] == ordered[:, :-1]).any())
+    return f"{type(plan).__name__}.index names a token twice" if twice else ""
+
+
+def _wrong_groups(target: Tensor, keep: int) -> str:
+    """Return what is wrong with the groups (B, N) of a plan, of which there are to be `keep`, or ""."""
+    low, high = int(target.min()), int(target.max())
+    if low < -1 or high >= keep:
+        return f"Merge.target must lie in 0..{keep - 1}, or be -1, got {low}..{high}"
+    members = torch.zeros(target.shape[0], keep + 1, device=target.device).scatter(1, target + 1, 1.0)
+    return "" if bool(members[:, 1:].all()) else f"Merge.target leaves one of its {keep} groups empty"
+
+
+def _wrong_mask(plan: Mask) -> str:
+    """Return what is wrong with the numbers of a mask, or ""."""
+    keep = plan.keep
+    if keep.dtype == torch.bool:
+        return "" if bool(keep.any(dim=1).all()) else "Mask.keep leaves an image without a token"
+    if bool(((keep < -ROUNDING) | (keep > 1 + ROUNDING)).any()):
+        return "Mask.keep must lie in [0, 1]"
+    return "" if plan.sizes is None or bool((plan.sizes > 0).all()) else "Mask.sizes must be positive"
 
 
 def _check_tensor(name: str, what: str, value: object, expected: tuple[int, ...], device: torch.device) -> None:
@@ -171,35 +196,6 @@ def _check_mask(plan: Mask, strategy: Strategy, training: bool) -> None:
         raise StrategyError(f"'{name}': Mask.keep must be booleans, or real numbers in training, got {keep.dtype}")
     elif not training:
         raise StrategyError(f"'{name}': a Mask of real numbers is for training only, see view.training")
-
-
-def _doubts_of_mask(plan: Mask) -> Iterator[tuple[Tensor, Callable[[], str]]]:
-    keep = plan.keep
-    if keep.dtype == torch.bool:
-        yield ~keep.any(dim=1).all(), lambda: "Mask.keep leaves an image without a token"
-        return
-    yield ((keep < -ROUNDING) | (keep > 1 + ROUNDING)).any(), lambda: "Mask.keep must lie in [0, 1]"
-    if plan.sizes is not None:
-        yield ~(plan.sizes > 0).all(), lambda: "Mask.sizes must be positive"
-
-
-def _doubts_of_index(plan: Keep | Rest, N: int) -> Iterator[tuple[Tensor, Callable[[], str]]]:
-    what, ordered = "Rest" if isinstance(plan, Rest) else "Keep", plan.index.sort(dim=1).values
-    yield (
-        (ordered[:, 0] < 0).any() | (ordered[:, -1] >= N).any(),
-        lambda: f"{what}.index must lie in 0..{N - 1}, got {int(ordered.min())}..{int(ordered.max())}",
-    )
-    yield (ordered[:, 1:] == ordered[:, :-1]).any(), lambda: f"{what}.index names a token twice"
-
-
-def _doubts_of_groups(target: Tensor, keep: int) -> Iterator[tuple[Tensor, Callable[[], str]]]:
-    yield (
-        ((target < -1) | (target >= keep)).any(),
-        lambda: f"Merge.target must lie in 0..{keep - 1}, or be -1, got {int(target.min())}..{int(target.max())}",
-    )
-    members = torch.zeros(target.shape[0], keep + 1, device=target.device)
-    members = members.scatter(1, target.clamp(-1, keep - 1) + 1, 1.0)[:, 1:]
-    yield (members == 0).any(), lambda: f"Merge.target leaves one of its {keep} groups empty"
 
 
 def check_own_macs(macs: Any, strategy: Strategy) -> Any:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 Resize = Literal["short", "squash"]
 Filter = Literal["bicubic", "bilinear"]
-MOST_RESIZED = 2**24
-"""Pixels of what a picture is resized to as a whole, before the middle is cut out of it."""
 USUAL = {"canvas": 224, "crop": 0.9, "resize": "short", "filter": "bicubic"}
 """How pictures are cut where the model does not say it."""
 SPLITS = ("val", "test")
@@ -74,19 +72,14 @@ def _test_folder_of(root: Path) -> Listing:
 def cropped(rgb: Picture, canvas: int, crop: float, resize: Resize = "short", filter: Filter = "bicubic") -> np.ndarray:
     """Return a picture as (canvas, canvas, 3) uint8, as networks are tested on ImageNet.
 
-    The short side becomes canvas / crop pixels, or with "squash" both sides do; then the middle is cut out. Of a
-    picture so long that this would take much memory the middle alone is resized, which is the same but for rounding.
+    The short side becomes canvas / crop pixels, or with "squash" both sides do; then the middle is cut out.
     """
     from PIL import Image
 
     side, how = int(canvas / crop), Image.Resampling[filter.upper()]
     width, height = (side if resize == "squash" else int(side * length / min(rgb.size)) for length in rgb.size)
     left, top = round((width - canvas) / 2), round((height - canvas) / 2)
-    if width * height <= MOST_RESIZED:
-        return np.asarray(rgb.resize((width, height), how).crop((left, top, left + canvas, top + canvas)))
-    across, down = rgb.width / width, rgb.height / height  # pixels of the picture in one of what it becomes
-    box = left * across, top * down, (left + canvas) * across, (top + canvas) * down
-    return np.asarray(rgb.resize((canvas, canvas), how, box))
+    return np.asarray(rgb.resize((width, height), how).crop((left, top, left + canvas, top + canvas)))
 
 
 class Folder(Task):

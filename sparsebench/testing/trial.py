@@ -189,20 +189,17 @@ class Trial:
 
 @dataclass(eq=False)
 class Runner:
-    """A strategy on a case's network, ready for passes; `relevance` lies where an oracle's view has its mask."""
+    """A strategy on a case's network, ready for passes."""
 
     strategy: Strategy
     case: Case
     rate: float = 0.5
-    relevance: Any = None
     observed: _Observed = field(init=False)
     actor: Actor = field(init=False)
 
     def __post_init__(self) -> None:
         self.observed = _Observed(self.strategy)
         self.actor = actor_on(self.observed, self.case, Budget(keep_rate=self.rate))
-        if self.relevance is None and self.strategy.kind == "oracle":
-            self.relevance = self.case.relevance
 
     def __call__(self, rows: slice | None = None, *, inputs: Tensor | None = None, training: bool = False) -> Trial:
         """Return what a pass over some rows of the case gives; without gradients unless in training.
@@ -210,7 +207,7 @@ class Runner:
         A strategy that acts in training only is told that it is training in any case.
         """
         rows = rows or slice(None)
-        relevance = self.relevance[rows] if self.strategy.kind == "oracle" else self.relevance
+        relevance = self.case.relevance[rows] if self.strategy.kind == "oracle" else None
         items = torch.arange(len(self.case.inputs))[rows]
         shown = training or self.strategy.trains_only
         acting = self.actor.begin(items, 0, relevance, tokens=self.actor.tokens, training=shown)

@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -130,38 +127,6 @@ def test_a_picture_that_changes_under_a_run_is_refused_and_nothing_of_it_is_kept
     assert (drawn == expected).all()
     (root / "val" / "a" / "new.png").write_bytes(content)  # the run began without it
     assert len(task.model_copy(update={"test": 0}).draw(0, 0, locations).test.labels) == 8
-
-
-@pytest.mark.parametrize("size", [(40, 30), (31, 57), (500, 333), (17, 300), (9, 1)])
-@pytest.mark.parametrize(("canvas", "crop", "resize", "filter"), [
-    (24, 0.9, "short", "bicubic"), (224, 0.875, "short", "bilinear"), (31, 1.0, "squash", "bicubic"),
-])  # fmt: skip
-def test_a_picture_of_which_the_middle_alone_is_resized_has_the_same_pixels_but_for_rounding(
-    tmp_path, monkeypatch, size, canvas, crop, resize, filter
-):
-    across, down = np.arange(size[0]), np.arange(size[1])[:, None]
-    waves = [np.sin(across / 9 + down / 5), np.cos(across / 7 - down / 8), np.sin(across / 6) * np.cos(down / 10)]
-    Image.fromarray((128 + 90 * np.stack(np.broadcast_arrays(*waves), 2)).astype(np.uint8)).save(tmp_path / "x.png")
-    whole = cropped(read_rgb(tmp_path / "x.png"), canvas, crop, resize, filter)
-    monkeypatch.setattr("sparsebench.tasks.folder.MOST_RESIZED", 0)
-    alone = cropped(read_rgb(tmp_path / "x.png"), canvas, crop, resize, filter)
-    assert np.abs(alone.astype(int) - whole).max() <= 1
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere the peak has another unit")
-@pytest.mark.parametrize("size", [(1, 8_000), (20_000, 1)])
-def test_a_very_long_picture_takes_little_memory(tmp_path, size):
-    Image.new("RGB", size, (10, 20, 30)).save(tmp_path / "x.png")
-    code = (
-        "import resource, sys; from pathlib import Path; from sparsebench.tasks.folder import cropped; "
-        "from sparsebench.tasks.sources.files import read_rgb; "
-        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024; "
-        "path = Path(sys.argv[1]); cropped(read_rgb(path.with_name('small.png')), 224, 0.9); before = peak(); "
-        "pixels = cropped(read_rgb(path), 224, 0.9); assert (pixels == (10, 20, 30)).all(); "
-        "assert peak() - before < 2e8, peak() - before"
-    )
-    Image.new("RGB", (30, 30)).save(tmp_path / "small.png")
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "x.png")], check=True)
 
 
 def test_what_is_no_such_folder_is_refused(folder, tmp_path):
