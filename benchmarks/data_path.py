@@ -112,11 +112,12 @@ def count_seconds(root: Path, arch: str, weights: Path, out: Path) -> None:
     from sparsebench.records import store as records
     from sparsebench.runner import prepare, results, run_cell
     from sparsebench.runner import run as runs
-    from sparsebench.training import evaluate
+    from sparsebench.training import evaluate, leak_check
 
     account = Account()
     account.watch(evaluate, "outputs_of", "networks and strategies")
     account.watch(runs, "decode", "decoding")
+    account.watch(leak_check, "answers", "the check against labels")
     account.watch(runs, "plan_of", "planning: listing and hashing among it")
     account.watch(prepare, "_data", "drawing")
     account.watch(run_cell, "prepare", "making networks")

@@ -119,6 +119,7 @@ class Context:
         on_share: called every second with the id of a cell and the share of its training that is done, unless that
             may end sooner; of a cell that trains nothing, of its test.
         drawn: what was drawn for the cell before.
+        trusted: which strategies, on which task and model, were seen not to depend on labels or masks.
         fitted: what strategies learned from training images, by all that it depends on.
     """
 
@@ -126,6 +127,7 @@ class Context:
     alone: bool = False
     on_share: Callable[[str, float], None] = field(default=lambda cell_id, share: None, compare=False)
     drawn: Drawn = field(default_factory=Drawn, compare=False)
+    trusted: set[tuple[str, ...]] = field(default_factory=set, compare=False)
     fitted: dict[str, Fitted] = field(default_factory=dict, compare=False)
 
 

@@ -18,6 +18,7 @@ from sparsebench.records.record import Metric, Outcomes, bytes_of
 from sparsebench.runner.prepare import Prepared
 from sparsebench.tasks.base import Data, Split, Task, relevant
 from sparsebench.tasks.pictures import PictureTask
+from sparsebench.training import leak_check
 from sparsebench.training.calibrate import calibrate
 from sparsebench.training.evaluate import Evaluation, evaluate, first_batch, seconds_per_batch
 from sparsebench.training.influence import influences
@@ -54,7 +55,7 @@ class Result:
 
 def measure(
     result: Result, cell: Prepared, trained: dict[str, float], batch: int | None = None,
-    *, on_done: Callable[[int], None] | None = None,
+    *, leaks: bool = True, on_done: Callable[[int], None] | None = None,
 ) -> None:  # fmt: skip
     """Add all that is measured on the trained network.
 
@@ -63,18 +64,19 @@ def measure(
         cell: the cell.
         trained: how its training came out.
         batch: how many test items are tried at a time; None for `first_batch`.
+        leaks: whether it is looked whether answers depend on labels or masks.
         on_done: called during the test with how many items are done.
 
     Raises:
         DivergedError: its weights or its test loss are not finite.
+        StrategyError: what comes out depends on labels or masks, see `training.leak_check`.
     """
     network, actor, recipe = cell.network, cell.actor, cell.recipe
     if not bool(torch.stack([p.isfinite().all() for p in network.module.parameters()]).all()):
         raise DivergedError("training diverged: the weights after the last step are not finite")
     _calibrate(result, cell)
     first = batch or first_batch(network, cell.test)
-    known = cell.test.relevance is not None
-    evaluation = evaluate(network, cell.in_test, cell.test, recipe, first, choices=known, on_done=on_done)
+    evaluation = _test(cell, first, leaks, on_done)
     if not np.isfinite(evaluation.loss):
         raise DivergedError(f"training diverged: the test loss is {evaluation.loss}")
     for name, value in trained.items():
@@ -97,6 +99,20 @@ def measure(
         result.notes["initial_weights"] = cell.initial
     if actor is not None and (scoring := network.cost.scoring(actor.requires)):
         result.notes["attention"] = "received" if scoring == "received" else network.attention_source
+
+
+def _test(cell: Prepared, batch: int, leaks: bool, on_done: Callable[[int], None] | None) -> Evaluation:
+    """Return what came out of the test; see `measure`."""
+    network, actor, samples, recipe = cell.network, cell.in_test, cell.test, cell.recipe
+    others = None
+    if leaks:
+        others = leak_check.answers(network, actor, samples, recipe, batch)
+        batch = others.batch  # batches alike in size are rounded alike
+    known = samples.relevance is not None
+    evaluation = evaluate(network, actor, samples, recipe, batch, choices=known, on_done=on_done)
+    if others is not None:
+        leak_check.check(others, evaluation)
+    return evaluation
 
 
 def _calibrate(result: Result, cell: Prepared) -> None:

@@ -313,9 +313,15 @@ class _Run:
         """Test it and fill the result; keep the weights if others start from them."""
         assert self.cell is not None and self.trained is not None
         self._fit(self.cell, self.cell.in_test)
+        context, cell = self.context, self.job.cell
+        who = self.job.label, self.job.origin.identity, cell.task.name, cell.model.name
         tests_only = self.cell.outcome is not None or not self.cell.task.trains
         on_done = self._share(len(self.cell.test.labels)) if tests_only else None
-        measure(self.result, self.cell, self.trained, self.setting.batch, on_done=on_done)
+        measure(
+            self.result, self.cell, self.trained, self.setting.batch,
+            leaks=who not in context.trusted, on_done=on_done,
+        )  # fmt: skip
+        context.trusted.add(who)
         if "images_per_s" in self.result.metrics:
             self.result.notes["timed"] = timing(self.setting.device, self.setting.limits.exclusive)
         if self.job.keep_weights:
