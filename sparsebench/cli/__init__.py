@@ -13,6 +13,7 @@ from sparsebench import __version__
 from sparsebench.cli import check, leaderboard, listing, look, papers, publish, run
 from sparsebench.cli.terminal import COMMANDS, EXAMPLES, flush_output, open_streams, refusal
 from sparsebench.errors import UserError
+from sparsebench.plugin.observer import leave_in_time
 
 
 def _example(error: click.ClickException) -> str:
@@ -80,7 +81,7 @@ for command in (
 
 
 def run_cli() -> None:
-    """Start the command line; warnings of the library go to standard error."""
+    """Start the command line; warnings of the library go to standard error, and what hangs at the end is cut off."""
     open_streams()
     gc.set_threshold(50_000)  # most of what is made, modules and records, stays: no need to look through it so often
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
@@ -91,4 +92,5 @@ def run_cli() -> None:
         if (line := flush_output()) is not None and code == 0:  # else it has said what is wrong
             click.echo(f"Error: standard output: {line}", err=True)
             code = 2
+        leave_in_time(code)
         sys.exit(code)

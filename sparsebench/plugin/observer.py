@@ -1,11 +1,16 @@
-"""What an observer is."""
+"""What an observer is, and the thread of its own in which it is called: one that hangs costs a bounded time."""
 
 from __future__ import annotations
 
+import os
+import queue
 import tempfile
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -15,6 +20,9 @@ if TYPE_CHECKING:
     from sparsebench.records.record import Record
 
 See = Callable[["Record"], None]
+T = TypeVar("T")
+PATIENCE = 60.0
+"""Seconds that an observer may take for a record, to be opened, or to let the program end."""
 
 
 class Observer(BaseModel):
@@ -59,3 +67,46 @@ def usable(folder: Path, name: str) -> Path:
 def not_installed(name: str) -> UserError:
     """Return the error for a shipped observer without its library."""
     return UserError(f"observer '{name}' is not installed", next_step=f"pip install 'sparsebench[{name}]'")
+
+
+class ObserverThread:
+    """A thread for the calls of one observer: what a library opens in a thread it may want to be used there only."""
+
+    def __init__(self) -> None:
+        self._asked: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+
+    def call(self, what: Callable[[], T]) -> T:
+        """Return what a call returns, or raise what it raises.
+
+        Raises:
+            TimeoutError: it takes longer than an observer may; later calls would wait for it.
+        """
+        if self._thread.ident is None:
+            self._thread.start()
+        answer: Future[T] = Future()
+        self._asked.put((what, answer))
+        if wait([answer], PATIENCE).not_done:
+            raise TimeoutError(f"no answer in {PATIENCE:g} s")
+        return answer.result()
+
+    def _work(self) -> None:
+        while True:
+            what, answer = self._asked.get()
+            try:
+                answer.set_result(what())
+            except BaseException as error:  # raised again in the thread that asked
+                answer.set_exception(error)
+
+
+def leave_in_time(code: int) -> None:
+    """Have this process end with a code if it does not do so by itself: threads or exit handlers may hang."""
+
+    def end() -> None:
+        threading.Event().wait(PATIENCE)
+        text = f"WARNING: something that an observer or a plugin left did not end in {PATIENCE:g} s and is cut off\n"
+        os.write(2, text.encode())
+        os._exit(code)
+
+    with suppress(RuntimeError):  # the system allows no thread
+        threading.Thread(target=end, daemon=True).start()

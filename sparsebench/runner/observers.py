@@ -6,10 +6,11 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 
 from sparsebench.errors import UserError, one_line
-from sparsebench.plugin.observer import Observer, See
+from sparsebench.plugin.observer import Observer, ObserverThread, See
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
@@ -23,13 +24,14 @@ class Observers:
 
     Attributes:
         registry: where they are found.
-        failed: names of those that raised an exception, and are turned off.
+        failed: names of those that raised or hung, and are turned off.
     """
 
     def __init__(self, registry: Registry):
         self.registry = registry
         self.failed: list[str] = []
-        self._seeing: dict[str, tuple[str, Callable[[Record], object]]] = {}
+        self._seeing: dict[str, tuple[Callable[[Record], object], ObserverThread, str]] = {}
+        self._off = set[str]()
 
     def attach(self, texts: Sequence[str], out: Path) -> None:
         """Turn on the observers that were asked for as NAME[:param=value] or FILE.py[:param=value].
@@ -48,18 +50,21 @@ class Observers:
             for cls in classes:
                 given = {key: value for key, (value,) in spec.params.items()}
                 observer = fill(cls, given, f"observer '{cls.name}'")
-                self._seeing[f"{text} {cls.name}"] = f"observe:{cls.name}", _open(observer, out)
+                thread = ObserverThread()
+                self._seeing[f"{text} {cls.name}"] = _open(observer, out, thread), thread, f"observe:{cls.name}"
 
     def observe(self, record: Record) -> None:
-        """Show a finished record to each; one that raises an exception is reported and turned off."""
+        """Show a finished record to each; one that raises or hangs is reported and turned off."""
         for hook in self.registry.record_hooks():
-            self._seeing.setdefault(hook.plugin_name, (hook.plugin_name, hook.function))
-        for key, (name, see) in self._seeing.items():
+            self._seeing.setdefault(hook.plugin_name, (hook.function, ObserverThread(), hook.plugin_name))
+        for key, (see, thread, name) in self._seeing.items():
+            if key in self._off:
+                continue
             try:
                 with redirect_stdout(sys.stderr):
-                    see(record)
+                    thread.call(partial(see, record))
             except (Exception, SystemExit) as error:  # an observer must never cost a record
-                self._seeing[key] = name, lambda record: None
+                self._off.add(key)
                 self.failed.append(name)
                 log.warning("observer '%s' failed and is turned off: %s", name, one_line(error))
 
@@ -79,9 +84,9 @@ def show_folder(texts: Sequence[str], folder: Path) -> tuple[int, list[str]]:
     return len(records), observers.failed
 
 
-def _open(observer: Observer, out: Path) -> See:
+def _open(observer: Observer, out: Path, thread: ObserverThread) -> See:
     try:
-        see = observer.open(out)
+        see = thread.call(partial(observer.open, out))
     except UserError:
         raise
     except Exception as error:  # a stranger's code, or a library's own mind about a folder
