@@ -47,6 +47,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run what takes more than seconds, and more examples")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out a file of 1,500 slow tests, which takes seconds to collect."""
+    return True if collection_path.name == "test_conformance.py" and not config.getoption("--slow") else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--slow"):
         settings.load_profile("slow")

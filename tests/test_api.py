@@ -33,7 +33,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFra
     out = tmp_path_factory.mktemp("finished")
     seen: list[Record] = []
     table = sparsebench.run(
-        ["attn_topk:keep_rate=0.5", GOOD], suite=TINY, n_train=[4, 8], seeds=2, out=out, jobs=0,
+        ["attn_topk:keep_rate=0.5", GOOD], suite=TINY, n_train=[4], seeds=2, out=out, jobs=0,
         on_record=seen.append,
     )  # fmt: skip
     return out, table, seen
@@ -85,13 +85,7 @@ def test_a_run_of_what_is_there_runs_nothing_and_returns_the_same(
 ) -> None:
     out, table, _ = finished
     seen: list[Record] = []
-    options: dict[str, Any] = {
-        "suite": TINY,
-        "n_train": (8, 4),
-        "seeds": 2,
-        "out": str(out),
-        "jobs": 0,
-    }
+    options: dict[str, Any] = {"suite": TINY, "n_train": (4,), "seeds": 2, "out": str(out), "jobs": 0}
     again = sparsebench.run(("attn_topk:keep_rate=0.5", GOOD), on_record=seen.append, **options)
     assert seen == []
     assert_frame_equal(again, table, check_exact=True)

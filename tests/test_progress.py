@@ -96,24 +96,3 @@ def terminal(out: Path) -> Progress:
     bar = Progress(out)
     bar.live = True
     return bar
-
-
-def now(seconds: float | None, done: float = 0.0) -> underway.Underway:
-    return underway.Underway(host="h", pid=1, workers=1, updated=0.0, since=0.0, left={}, done=done, seconds=seconds)
-
-
-def test_the_bar_shows_what_the_run_says_of_itself(out: Path, suite: str, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = plan_of(suite, out)
-    with terminal(out) as bar:
-        bar.begin(plan, 1)
-        for seconds, text in ((90.0, "1:30 left"), (89.2, "1:30 left"), (None, "unknown time left")):
-            bar.beat(now(seconds))
-            assert text in capsys.readouterr().err
-        bar.beat(now(61.0, done=4.5))
-        assert " 45%|" in capsys.readouterr().err, "it moves between records"
-        for at in range(10):
-            bar.beat(now(7.0))
-            bar.step(done(plan, at, 1.0))
-        assert bar.bar.postfix == "0:00 left, dense on composite done"
-        bar.beat(now(7.0))
-        assert bar.bar.postfix == "0:00 left, dense on composite done"

@@ -1,6 +1,7 @@
 """README.md and the pages of docs/, as tests read them."""
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +35,7 @@ def code(page: str) -> list[str]:
     return [block.code for block in blocks(page, "python")]
 
 
+@cache
 def commands() -> list[Block]:
     """Return the shell commands of all pages, a line each, without comments."""
     every = [block for page in PAGES for block in blocks(page, "bash")]

@@ -288,14 +288,6 @@ def test_a_draw_may_be_of_many_numbers_a_token(scripted):
     assert all(torch.equal(x[[2, 1]], y) for x, y in zip(drawn[0], alone, strict=True))
 
 
-def test_the_plan_of_the_budget_is_known_before_the_first_pass(scripted):
-    actor = Actor(scripted(None, site="attention", needs=()), Budget(keep_rate=0.5, blocks=(1, 3)), FOUR, None, 0)
-    assert actor.keep == {1: 4, 3: 2}
-    assert [(s.tokens_in, s.tokens_out, s.early) for s in actor.planned] == [
-        (8, 8, False), (8, 4, True), (4, 4, False), (4, 2, True)
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("own", [-1.0, float("nan"), float("inf")])
 def test_a_choice_cannot_cost_less_than_nothing(scripted, monkeypatch, own):
     strategy = scripted(lambda view, keep: Keep(GOOD))

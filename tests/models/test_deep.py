@@ -30,15 +30,14 @@ architectures = pytest.mark.parametrize("make", ARCHITECTURES.values(), ids=ARCH
 sites = pytest.mark.parametrize("site", SITES)
 
 
-@architectures
 @pytest.mark.parametrize(
-    ("site", "needs"),
+    ("make", "site", "needs"),
     [
-        ("input", ("tokens", "pixels")),
-        ("block", ("tokens",)),
-        ("attention", ()),
-        ("attention", ("tokens", "queries", "keys", "values")),
-        ("attention", ("attention",)),
+        (vit, "input", ("tokens", "pixels")),
+        (vit, "block", ("tokens",)),
+        (vit, "attention", ()),
+        *((make, "attention", ("tokens", "queries", "keys", "values")) for make in ARCHITECTURES.values()),
+        *((make, "attention", ("attention",)) for make in ARCHITECTURES.values()),
     ],
 )
 @torch.no_grad()
@@ -60,8 +59,9 @@ def test_a_strategy_that_keeps_all_equals_the_bare_model(scripted, make, site, n
 
 
 @architectures
-@sites
-@pytest.mark.parametrize("needs", [(), ("tokens",)])
+@pytest.mark.parametrize(
+    ("site", "needs"), [("input", ()), ("block", ()), ("attention", ()), ("attention", ("tokens",))]
+)
 @torch.no_grad()
 def test_dropping_tokens_equals_the_bare_modules_on_the_gathered_tokens(scripted, make, site, needs):
     plans = {}
@@ -75,18 +75,6 @@ def test_dropping_tokens_equals_the_bare_modules_on_the_gathered_tokens(scripted
     out = network(pixels, begin(network, scripted(decide, site=site, needs=needs)))
     assert sorted(plans) == ([0] if site == "input" else list(BLOCKS))
     close(out, reference(network, pixels, site, plans))
-
-
-@pytest.mark.parametrize("fused_attn", [True, False])
-@torch.no_grad()
-def test_both_attention_kernels_drop_alike(scripted, fused_attn):
-    network = DeepViT(vit(qk_norm=True))
-    pixels = images(network)
-    strategy = scripted(any_tokens, site="attention", needs=("attention",))
-    expected = network(pixels, begin(network, strategy))
-    for block in network.module.blocks:
-        block.attn.fused_attn = fused_attn
-    close(network(pixels, begin(network, strategy)), expected)
 
 
 def fuse(view, keep):

@@ -17,7 +17,7 @@ from sparsebench.records import store
 
 NAMES = ("n01440764", "n01443537", "n01484850")
 ROW = {
-    "id": "mine", "paper": "P", "method": "M", "model": "timm:deit_tiny_patch16_224", "canvas": 32,
+    "id": "mine", "paper": "P", "method": "M", "model": "timm:test_vit", "canvas": 32,
     "plugin": "attn_topk:keep_rate=0.5,convention=compound-ceil", "weights": "off the shelf", "source": "S",
 }  # fmt: skip
 
@@ -32,7 +32,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
             pixels = rng.integers(0, 256, (40, 48, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(root / "val" / name / f"{i}.png")
     torch.manual_seed(1)
-    save_file(timm.create_model("deit_tiny_patch16_224").state_dict(), root / "own.safetensors")
+    save_file(timm.create_model("test_vit").state_dict(), root / "own.safetensors")
     return ["--weights", str(root / "own.safetensors"), "--images", str(root)]
 
 

@@ -1,16 +1,13 @@
 import csv
 import io
 import json
-import re
-from dataclasses import asdict
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.axes import Axes
 
-from sparsebench.paper import COLOURS, Result, Verdict, as_csv, as_json, interval, judge, markdown
+from sparsebench.paper import Verdict, as_csv, as_json, interval, judge, markdown
 
 INFINITY, NAN = float("inf"), float("nan")
 ONE = Verdict("1a", "N ~ alpha_*^-2 | alpha_*", 'says "so"', "1, 2", "", "partly", "rule\nin two lines")
@@ -54,18 +51,6 @@ def test_an_interval_in_words(value: tuple[Any, ...], text: str) -> None:
     assert interval(*value) == text
 
 
-def test_a_bar_or_a_star_in_a_claim_breaks_neither_the_table_nor_the_text() -> None:
-    lines = markdown([ONE], ["a * b | c"]).splitlines()
-    header, row = lines[0], lines[2]
-    assert r"N ~ alpha_\*^-2 \| alpha_\*" in row and "rule in two lines" in row and "**partly**" in row
-    assert row.replace(r"\|", "").count("|") == header.count("|") == len(asdict(ONE)) + 1
-    assert lines[3:] == ["", "[ ] are 95 % intervals.", r"- a \* b \| c"]
-
-
-def test_a_backslash_does_not_free_a_bar() -> None:
-    assert r"a\\\|b" in markdown([Verdict("1", r"a\|b", "", "", "", "partly", "")], [])
-
-
 @given(st.lists(PLAIN, min_size=6, max_size=6), PLAIN)
 def test_any_text_makes_one_row_of_the_table(texts: list[str], note: str) -> None:
     claim, published, measured, fits, rule, figure = texts
@@ -89,15 +74,3 @@ def test_csv_has_nothing_where_there_is_no_number() -> None:
 def test_json_gives_back_what_went_in() -> None:
     again = json.loads(as_json([ONE], ["a note"]))
     assert [Verdict(**one) for one in again["verdicts"]] == [ONE] and again["notes"] == ["a note"]
-
-
-def test_series_differ_in_dashes_and_a_long_title_is_broken_into_lines() -> None:
-    def panel(axis: Axes) -> None:
-        for height, colour in enumerate(COLOURS[:2]):
-            axis.plot([0, 1], [height, height], color=colour, label=f"series {height}")
-        axis.legend()
-
-    made = Result("a title of $\\alpha$ and so on " * 9, {}, [panel], []).pictures()["svg"]
-    assert b"stroke-dasharray" in made
-    lines = [text for text in re.findall(rb"<!-- (.*?) -->", made, re.DOTALL) if b"alpha" in text]
-    assert len(lines) > 2 and b"".join(lines).count(b"$") == 18

@@ -8,12 +8,11 @@ from typing import Any
 
 import forge
 import pytest
-from click.testing import CliRunner, Result
+from commands import call
 from flats import rows_in
 from forge import PLUGIN, Change, put
 
 from sparsebench import api
-from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.publish import MANIFEST
 from sparsebench.publish.submit import git_steps, submit
@@ -23,10 +22,6 @@ from sparsebench.records.cell import Cell, canonical
 from sparsebench.records.record import Record
 
 Raw = dict[str, Any]
-
-
-def call(*arguments: Any) -> Result:
-    return CliRunner().invoke(main, [str(a) for a in arguments])
 
 
 def edited(
@@ -92,7 +87,7 @@ def test_failed_cells_are_published_too(out: Path, tmp_path: Path) -> None:
 
 def test_other_deployable_strategies_are_not_in_it_and_several_are_named(suite: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    api.run(("noise", "value_norm"), suite=str(suite), tasks="spurious", out=out, jobs=0, device="cpu")
+    api.run(("noise", "value_norm"), suite=str(suite), tasks="spurious", seeds=1, out=out, jobs=0, device="cpu")
     with pytest.raises(UserError, match=r"strategies noise, value_norm; name one with --strategy"):
         submit(out, tmp_path / "to")
     with pytest.raises(UserError, match=r"did you mean 'noise'"):

@@ -11,10 +11,9 @@ from typing import Any
 
 import forge
 import pytest
-from click.testing import CliRunner, Result
+from commands import call
 from forge import Change, changed, improve, kinds, put, rewritten
 
-from sparsebench.cli import main
 from sparsebench.publish.verify import MANIFEST, RECORDS, read_records, verify
 from sparsebench.records.record import Record, bytes_of, numbers_of
 
@@ -22,10 +21,6 @@ Raw = dict[str, Any]
 FORGED = put(0.999, "metrics", "accuracy", "value")
 GHOST = {"value": 1.0, "unit": "fraction", "n": 4, "low": None, "high": None, "method": ""}
 GROUPS = ("3 on flower", "3 on china", "8 on flower")
-
-
-def call(*arguments: Any) -> Result:
-    return CliRunner().invoke(main, [str(a) for a in arguments])
 
 
 def flip(name: str) -> Change:
@@ -211,7 +206,6 @@ def test_boards_and_merges_name_what_contradicts_itself(sound: Path, out: Path, 
 
     assert badges(sound) == {"norm": "reported", "dense": "", "random": "", "oracle": ""}
     assert badges(out)["norm"] is None  # no submission, no column
-    assert '"reported"' in call("leaderboard", sound, "--format", "html").stdout
     forged = changed(sound, tmp_path, lambda raw: (put("norm(\x1b[2J\r\n)", "label")(raw), FORGED(raw)))
     merged, found = tmp_path / "merged", call("verify", forged)
     assert found.exit_code == 1 and ": rejected: " in found.stdout and "accuracy is 0.999" in found.stdout

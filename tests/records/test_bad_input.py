@@ -191,7 +191,7 @@ def test_a_record_of_another_version_is_refused(out: Path, read: Any, version: i
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(data=st.data())
 @example(data=b"")
 @example(data=b"[" * 100_000)

@@ -203,9 +203,7 @@ def test_a_run_says_what_its_strategies_are_and_that_it_answers_no_whole_suite(t
     assert (asked.name, asked.version, len(asked.settings)) == (manifests.OWN, 1, 2)
     store.merge([out], merged)
     assert manifests.strategies(merged) == found and manifests.suites(merged) == [asked]
-    api.run("noise", seeds=2, out=out, **SMALL)
-    assert manifests.suites(out) == [asked], "whatever the strategies"
-    api.run("attn_topk", seeds=1, out=less, **SMALL)
+    api.run("noise", seeds=1, out=less, **SMALL)
     (other,) = manifests.suites(less)
     assert set(other.settings) < set(asked.settings)
 

@@ -168,22 +168,6 @@ def evit(seen, tokens, K):
     return [*(tokens[i] for i in sorted(kept)), Token(fused)] if left else tokens
 
 
-def diffrate(undropped):
-    def act(seen, tokens, K):
-        ranked = order_of(seen.of_class())
-        stay, goes = ranked[:K], ranked[K : undropped[seen.block]]
-        like = {i: {j: cosine(tokens[i].row, tokens[j].row) for j in stay} for i in goes}
-        host = {i: max(stay, key=like[i].get) for i in goes}
-        out = []
-        for j in sorted(stay):
-            into = [i for i in goes if host[i] == j]
-            sizes = [tokens[j].size, *(tokens[i].size * max(0.0, like[i][j]) for i in into)]
-            out.append(joined([tokens[i] for i in [j, *into]], [1.0] * len(sizes), sizes))
-        return out
-
-    return act
-
-
 def squeezed(tokens, scores, K):
     """Each token without a place among the K best scores is added to the kept one of the largest cosine (TPS)."""
     kept = sorted(order_of(scores)[:K])
@@ -198,25 +182,6 @@ def squeezed(tokens, scores, K):
 
 def tps(seen, tokens, K):
     return squeezed(tokens, seen.of_class(), K)
-
-
-def ats(patches):
-    """Each of all the image's patches has a score; that of one whose token has left is 0."""
-
-    def act(seen, tokens, M):
-        P, a = seen.prefix, seen.of_class()
-        given = {token.patches[0]: a[j] * math.hypot(*seen.values[P + j]) for j, token in enumerate(tokens)}
-        S = [given.get(i, 0.0) for i in range(patches)]
-        order = order_of([-s for s in S])
-        c = [sum(S[i] for i in order[: n + 1]) / sum(S) for n in range(patches)]
-        c = [(x - c[0]) / (c[-1] - c[0]) if c[-1] > c[0] else 0.0 for x in c]
-        s = min((x for x in c if x > 0), default=1.0)
-        points = [s + m * (1 - s) / (M - 1) for m in range(M)]
-        taken = {order[min(range(patches), key=lambda i: abs(c[i] - y))] for y in points}
-        assert taken <= set(given)
-        return [token for token in tokens if token.patches[0] in taken]
-
-    return act
 
 
 def mixing(weights):

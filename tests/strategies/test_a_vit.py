@@ -128,11 +128,6 @@ def test_with_the_budgets_target_the_prior_is_centred_where_tokens_spend_it():
     assert torch.equal(losses[0], losses[1]) and not torch.allclose(losses[0], losses[2])
 
 
-def test_it_says_which_terms_are_inactive():
-    assert AViT().inactive(teacher=False) == ()
-    assert AViT(ponder=0, distribution=0).inactive(teacher=True) == ("ponder", "distribution")
-
-
 def test_the_blocks_that_the_budget_names_are_the_layers():
     acting, _ = trained(vit(), AViT(ponder=0.0, distribution=1.0), images(), keep_rate=0.5, blocks=(1, 3))
     assert list(acting.memory["scores"]) == [1, 3, L]

@@ -80,21 +80,6 @@ def test_in_training_a_hard_gumbel_softmax_draws_what_stays_and_nothing_comes_ba
     assert torch.allclose(acting.weights.detach(), before) and 0 < float(before.mean()) < 1
 
 
-def test_gradients_of_the_losses_reach_every_layer_of_every_predictor(network):
-    actor = Actor(DynamicViT(), Budget(keep_rate=0.5), network.cost, network.grid, stream=5)
-    acting = actor.begin(torch.arange(B), 0, None, tokens=N, training=True)
-    network(images(), acting).square().mean().backward()
-    by_task = [p.grad.clone() for module in actor.learned.values() for p in module.parameters()]
-    assert len(actor.learned) == 3 and all(bool(g.any()) and bool(g.isfinite().all()) for g in by_task)
-    again = actor.begin(torch.arange(B), 0, None, tokens=N, training=True)
-    for module in actor.learned.values():
-        module.zero_grad()
-    network(images(), again)
-    again.loss().backward()
-    assert all(bool(p.grad.any()) for module in actor.learned.values() for p in module.parameters())
-    network.module.zero_grad()
-
-
 @pytest.fixture(scope="module")
 def told():
     """Return the masks of two stages, of float64, and what student and teacher tell."""

@@ -1,6 +1,5 @@
 """What strategies say of the methods that they are: words that can be typed, counts and MACs as published, names."""
 
-import json
 from dataclasses import replace
 from functools import cache
 
@@ -93,22 +92,13 @@ def test_the_words_of_a_published_method_can_be_typed_and_cost_what_its_authors_
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("evit:counts=5+6+7", "got 5+6+7; allowed: 1 or more each, never more than before"),
-        ("evit:counts=9+8", "got 2 of them; allowed: 12"),
-        ("evit:counts=9+8,blocks=3+3", "got 3+3; allowed: rising numbers from 0, none twice"),
-        ("evit:counts=9+8,blocks=3", "2 counts for 1 blocks"),
-        ("evit:counts=197+8,blocks=3+6", "got 197; allowed: 196 at most"),
         ("evit:counts=9+x,blocks=3+6", "counts"),
         ("diffrate:keep_rate=0.7,undropped=9+8", "got 2 of them; allowed: 12, one for each block of this model"),
         ("diffrate:keep_rate=0.7,undropped=8+9", "undropped: numbers must never be more than before"),
         ("pitome:ratio=1.2", "got 1.2; allowed: (0, 1]"),
-        ("pitome:ratio=0", "got 0; allowed: (0, 1]"),
         ("tome:per_block=26..", "26..0"),
         ("tome:blocks=3+12", "got 3+12; allowed: 0 to 11 for this model"),
-        ("tome:blocks=-1", "got -1; allowed: rising numbers from 0"),
         ("tome:counts=9,blocks=3,schedule=late", "counts says how many tokens leave each block, and schedule=late"),
-        ("random:keep_rate=0.5,blocks=3", "acts at the input only, once"),
-        ("random:ratio=0.5", "acts at the input only, once"),
     ],
 )
 def test_a_wrong_setting_is_one_clear_line_before_anything_runs(tmp_path, words, says):
@@ -116,12 +106,3 @@ def test_a_wrong_setting_is_one_clear_line_before_anything_runs(tmp_path, words,
     done = CliRunner().invoke(main, ["run", "--plugin", words, *given, "--out", str(tmp_path / "out"), "--dry-run"])
     assert done.exit_code == 2 and says in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_the_list_of_published_settings_has_them_all():
-    said = CliRunner().invoke(main, ["list", "--published"]).stdout
-    assert ALL and all(setting.words in said for setting in ALL)
-    rows = json.loads(CliRunner().invoke(main, ["list", "--published", "--json"]).stdout)
-    assert sorted(row["words"] for row in rows) == sorted(setting.words for setting in ALL)
-    wrong = CliRunner().invoke(main, ["list", "tasks", "--published"])
-    assert wrong.exit_code == 2 and "--published" in wrong.stderr

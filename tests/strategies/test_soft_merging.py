@@ -9,10 +9,6 @@ from sparsebench_plugins.patch_merger import PatchMerger
 from sparsebench_plugins.sinkhorn import Sinkhorn
 from sparsebench_plugins.sit import SiT
 from sparsebench_plugins.token_learner import TokenLearner
-from tiny import B, N, images, vit
-
-from sparsebench.models.actor import Actor
-from sparsebench.strategy.budget import Budget
 
 STRATEGIES = [PatchMerger(), SiT(), TokenLearner(hidden=7), Sinkhorn(), Sinkhorn(epsilon=0.1, iterations=7)]
 each = pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
@@ -78,18 +74,3 @@ def test_sinkhorn_takes_the_same_of_each_token_and_at_last_gives_each_centre_as_
         assert T.dtype == torch.float32 and bool((T > 0).all())
         torch.testing.assert_close(T.sum(dim=1), torch.ones(3, 17), atol=5e-5, rtol=0)
         assert least <= float((T.sum(dim=2) * K / 17 - 1).abs().max()) < most
-
-
-def actor_on(network, strategy, **budget):
-    return Actor(strategy, Budget(**(budget or {"keep_rate": 0.5})), network.cost, network.grid, stream=5)
-
-
-@each
-def test_what_it_learns_is_given_gradients_in_each_place(strategy):
-    network = vit()
-    actor = actor_on(network, strategy)
-    network(images(), actor.begin(torch.arange(B), 0, None, tokens=N, training=True)).square().sum().backward()
-    assert list(actor.learned) == [1, 2, 3]
-    for module in actor.learned.values():
-        for name, weight in module.named_parameters():
-            assert bool(weight.grad.isfinite().all()) and bool(weight.grad.any()), name

@@ -29,10 +29,15 @@ SCHEDULES = ("stages", "every", "late")
 SPENDING = {name: cls for name, cls in SHIPPED.items() if cls.budgeted and not cls.trains_only}
 EACH_WAY = ("attn_topk", "patch_variance", "radial")
 """In the fast tests these alone take every disposal: one in attention, one at the input, and one that refuses one."""
+SCHEDULED = (*EACH_WAY, "tome", "mctf", "ats", "idle_vit", "diffrate")
+"""And these alone every schedule: of those that merge, decide themselves, let rest, and do several of these."""
 TABLE = [
     pytest.param(
         cls, disposal, schedule, id=f"{name}-{disposal}-{schedule}",
-        marks=[pytest.mark.slow] * (name not in EACH_WAY and disposal != cls.model_fields["disposal"].default),
+        marks=[pytest.mark.slow] * (
+            (name not in EACH_WAY and disposal != cls.model_fields["disposal"].default)
+            or (name not in SCHEDULED and schedule != "stages")
+        ),
     )
     for (name, cls), disposal, schedule in product(SPENDING.items(), DISPOSALS, SCHEDULES)
     if disposal in cls.allowed_disposals() and (schedule == "stages" or cls.site != "input")

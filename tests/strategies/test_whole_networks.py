@@ -5,9 +5,7 @@ from functools import partial
 import networks as hand
 import pytest
 import torch
-from sparsebench_plugins.ats import ATS
 from sparsebench_plugins.attn_topk import AttnTopK
-from sparsebench_plugins.diffrate import DiffRate
 from sparsebench_plugins.evit import EViT
 from sparsebench_plugins.patch_merger import PatchMerger
 from sparsebench_plugins.tofu import ToFu
@@ -65,8 +63,6 @@ def test_bipartite_matching_is_that_of_the_whole_sequence(name, strategy, r=3):
 
 
 CEIL = {"keep_rate": 0.7, "convention": "compound-ceil"}
-DIFFRATE = {0: 16, 1: 12, 2: 9, 3: 5}
-UNDROPPED = (16, 14, 12, 8)
 
 
 @pytest.mark.parametrize(
@@ -78,9 +74,6 @@ UNDROPPED = (16, 14, 12, 8)
         # One token alone is fused in the first stage, and in the others: ceil(.9 * 16) + 1 = 16.
         (EViT(), hand.at({1: 15, 2: 15, 3: 15}, hand.evit), CEIL | {"keep_rate": 0.9}, {}),
         (TPS(), hand.at({1: 12, 2: 9, 3: 7}, hand.tps), CEIL, {}),
-        (DiffRate(undropped=UNDROPPED), hand.at(DIFFRATE, hand.diffrate(UNDROPPED)),
-         {"counts": tuple(DIFFRATE.values())}, {"proportional": True}),
-        (ATS(), hand.at({1: 9, 2: 6, 3: 4}, hand.ats(16)), {"counts": (9, 6, 4), "blocks": (1, 2, 3)}, {}),
         (PatchMerger(), hand.patch_merger, {"keep_rate": 0.7}, {"site": "block"}),
     ],
     ids=lambda value: getattr(value, "name", ""),

@@ -208,8 +208,6 @@ APART = {
     "patience alone": ({"patience": 3}, r"patience needs a validation split.*validation=0\.1"),
     "a shift out of the image": ({"shift": 32}, "shift; got 32; allowed: less than the image's 32 pixels"),
 }
-TOGETHER = [{"canvas": 16, "foreground": 16}, {"placement": "grid", "flip": True}, {"flip": True}, {"shift": 2},
-            {"permuted": True}, {"patch": 5}, {"patience": 3, "validation": 0.1}, {"validation": 0.1}]  # fmt: skip
 
 
 @pytest.mark.parametrize("what", APART)
@@ -217,11 +215,6 @@ def test_parameters_that_contradict_each_other_are_a_user_error(what):
     params, says = APART[what]
     with pytest.raises(UserError, match=says):
         Spurious(**params).check()
-
-
-@pytest.mark.parametrize("params", TOGETHER, ids=str)
-def test_parameters_that_do_not_are_taken(params):
-    Composite(**params).check()
 
 
 def test_classes_held_out_that_the_source_has_not_are_a_user_error():
@@ -325,16 +318,6 @@ def test_real_foregrounds_are_pasted_on_real_backgrounds_split_by_split(real):
             line, axis, place = outside(split, i)
             assert any(np.array_equal(scene.take(place, axis=axis), line) for scene in scenes)
     assert not set(foregrounds_of(data.train)) & set(foregrounds_of(data.test))
-
-
-def test_real_pictures_with_and_without_scene_make_four_groups(real):
-    data = Spurious(**SMALL, **real.names).draw(60, 0, real.locations)
-    assert data.classes == ("bird", "airplane")
-    assert data.group_names == ("bird on pictures", "bird on clean", "airplane on pictures", "airplane on clean")
-    assert np.bincount(data.train.groups).tolist() == [27, 3, 3, 27]
-    assert np.bincount(data.test.groups).tolist() == [10] * 4
-    for i, group in enumerate(data.train.groups):
-        assert bool(outside(data.train, i)[0].any()) == (group % 2 == 0)
 
 
 def test_a_source_of_the_held_out_classes_alone_is_pre_trained_on_both(real, tmp_path):
@@ -443,12 +426,6 @@ def test_a_picture_that_comes_again_is_drawn_anew() -> None:
     boxes = data.train.boxes
     cut = {x[:, t : t + h, w : w + v].tobytes() for x, (t, w, h, v) in zip(data.train.inputs, boxes, strict=True)}
     assert len(cut) == 600
-
-
-@pytest.mark.parametrize("wrong", [{"warmup": 1.0}, {"smoothing": -0.1}, {"shift": -1}, {"accumulate": 0}])
-def test_numbers_out_of_range_are_refused(wrong):
-    with pytest.raises(ValidationError):
-        Composite(**wrong)
 
 
 @pytest.mark.parametrize("cls", [Composite, Spurious, Plain])

@@ -19,12 +19,6 @@ from sparsebench.testing.parametrize import PluginError, resolve
 from sparsebench.testing.trial import RuleError
 from sparsebench.training.steps import Autograd, Samples
 
-SHIPPED = sorted(name for name, e in Registry().entries.items() if e.value.startswith("sparsebench_plugins."))
-STRATEGIES = [
-    *SHIPPED, "attn_topk:attention=received", "attn_topk:disposal=fuse", "value_norm:disposal=merge",
-    "feature_norm:disposal=squeeze", str(SAMPLES / "good.py"),
-]  # fmt: skip
-
 
 def report_of(strategy, *names):
     """Return the report of the checks of these names, run in this process."""
@@ -48,18 +42,6 @@ def breaks(strategy, name):
     except Exception as error:  # what making the strategy anew raises, too
         return getattr(error, "of", "") in ("", name)
     return False
-
-
-@pytest.mark.slow
-@parametrize_with_strategies(STRATEGIES)
-def test_shipped_strategies_conform(strategy, check):
-    check(strategy)
-
-
-@pytest.mark.slow
-@parametrize_with_strategies(["attn_topk", "noise", "oracle"], groups=("informative",))
-def test_shipped_strategies_are_measured(strategy, check):
-    check(strategy)
 
 
 class FarFromMean(Strategy):

@@ -7,20 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from commands import call
 from measured import TINY
 from samples import SAMPLES
 
 from sparsebench import UserError, api
-from sparsebench.cli import main
 from sparsebench.records.cell import Origin
 from sparsebench.testing import Report, process, reports, results
 
 SMALL = ["--suite", TINY, "--n-train", "4", "--seeds", "1", "--jobs", "0"]
-
-
-def call(*arguments):
-    return CliRunner().invoke(main, [str(a) for a in arguments])
 
 
 def badges_of(folder):

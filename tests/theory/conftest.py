@@ -54,7 +54,17 @@ _registry = functools.cache(Registry)
 
 @functools.cache
 def _jobs(suite, figure):
-    return list(expand(Request(suite=suite, figures=(figure,)), _registry()))
+    """Return the jobs of a figure, each with its task and its model."""
+    registry, known = _registry(), {}
+
+    def made(find, part):
+        key = part.model_dump_json()
+        if key not in known:
+            known[key] = find(part.name)(**part.params)
+        return known[key]
+
+    jobs = expand(Request(suite=suite, figures=(figure,)), registry)
+    return [(j, made(registry.task, j.cell.task), made(registry.model, j.cell.model)) for j in jobs]
 
 
 @pytest.fixture(scope="session")
@@ -65,16 +75,15 @@ def planned():
     """
 
     def make(suite, figure, fill, keep=lambda repetition: True):
-        registry, trials = _registry(), []
-        for job in _jobs(suite, figure):
+        trials = []
+        for job, task, model in _jobs(suite, figure):
             cell = job.cell
             if job.keep_weights or not keep(cell.repetition):
                 continue
             found = fill(job)
             values, curves = found or ({}, {})
             trials.append(Trial(
-                task=registry.task(cell.task.name)(**cell.task.params),
-                model=registry.model(cell.model.name)(**cell.model.params), strategy=job.label,
+                task=task, model=model, strategy=job.label,
                 removed=round(1 - (cell.budget.keep_rate or 1), 6), where=cell.where, n=cell.n_train,
                 repetition=cell.repetition, values=values, curves=curves, diverged=found is None,
             ))  # fmt: skip

@@ -102,8 +102,8 @@ WIDE = pytest.mark.slow  # what is compiled for another width, and takes long
 @pytest.mark.parametrize(
     ("d", "tokens", "m", "n"),
     [
-        (5, 7, 3, 1), (5, 16, 256, 2), (5, 33, 257, 5), (5, 65, 600, 3), (6, 1, 9, 2), (6, 4, 255, 1), (6, 31, 513, 3),
-        (6, 32, 700, 3), *(pytest.param(*shape, marks=WIDE) for shape in ((10, 50, 300, 20), (10, 2, 1000, 2))),
+        (6, 7, 3, 1), (6, 33, 257, 5), (6, 65, 600, 3), (6, 1, 9, 2), (6, 4, 255, 1), (6, 31, 513, 3), (6, 32, 700, 3),
+        *(pytest.param(*shape, marks=WIDE) for shape in ((5, 16, 256, 2), (10, 50, 300, 20), (10, 2, 1000, 2))),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("hinge", ["all", "some"])
@@ -121,13 +121,13 @@ def test_a_step_is_autograds(d, tokens, m, n, hinge, attention):
 
 
 @given(
-    st.sampled_from([5, 6]), st.integers(1, 40), st.integers(1, 600), st.integers(1, 8), st.booleans(),
-    st.sampled_from(["all", "some"]), st.integers(0, 2**32 - 1), st.data(),
+    st.integers(1, 40), st.integers(1, 600), st.integers(1, 8), st.booleans(), st.sampled_from(["all", "some"]),
+    st.integers(0, 2**32 - 1), st.data(),
 )  # fmt: skip
 @settings(max_examples=40, deadline=None)
-def test_a_step_is_autograds_whatever_the_shape_and_the_batch(d, tokens, m, n, frozen, hinge, seed, data):
+def test_a_step_is_autograds_whatever_the_shape_and_the_batch(tokens, m, n, frozen, hinge, seed, data):
     variant = {"attention": "frozen" if frozen else "trained"}
-    network, samples = problem(d, tokens, m, n, hinge=hinge, seed=seed, **variant)
+    network, samples = problem(6, tokens, m, n, hinge=hinge, seed=seed, **variant)
     rows = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=n, unique=True))
     # A change may be the small difference of large gradients, of which the norm of the change knows nothing.
     compare_one_step(network, samples, np.array(rows), limit=1e-10)
@@ -199,7 +199,7 @@ def test_scores_of_hundreds_are_no_trouble():
 
 
 @pytest.mark.parametrize("strategy", [Random(), Oracle(), Noise(), AttnTopK(), None])
-@pytest.mark.parametrize(("d", "tokens", "m"), [(5, 11, 70), (6, 37, 300)])
+@pytest.mark.parametrize(("d", "tokens", "m"), [(6, 11, 70), (6, 37, 300)])
 @pytest.mark.parametrize("fixed", [True, False])
 @pytest.mark.parametrize("repacked", [False, True])
 def test_steps_with_removed_tokens_are_autograds(strategy, d, tokens, m, fixed, repacked):
@@ -240,7 +240,7 @@ def test_a_strategy_that_removes_nothing_changes_no_bit(scripted):
 
 
 @pytest.mark.parametrize("strategy", [None, Random(), AttnTopK()])
-@pytest.mark.parametrize("shape", [(5, 7, 3, 4), (6, 34, 300, 5)])
+@pytest.mark.parametrize("shape", [(6, 7, 3, 4), (6, 34, 300, 5)])
 @pytest.mark.parametrize("repacked", [False, True])
 def test_losses_are_the_hinge_of_the_forward_pass(strategy, shape, repacked):
     network, samples = problem(*shape, repacked=repacked)
@@ -375,7 +375,7 @@ def test_the_bits_are_the_same_just_compiled_and_read_from_the_disk(tmp_path):
      ({}, {"optimizer": "adamw"})],
 )  # fmt: skip
 def test_other_networks_losses_and_optimisers_are_left_to_autograd(variant, change):
-    network, samples = problem(5, 7, 3, 2)
+    network, samples = problem(6, 7, 3, 2)
     assert isinstance(steps_for(network, None, samples, SGD), ClosedForm)
     other = ShallowViT(np.random.default_rng(0), np.eye(5)[:, :4], 7, m=3, first=FirstWeights(0.1, 0.1, 0.1), **variant)
     assert isinstance(steps_for(other, None, samples, replace(SGD, **change)), Autograd)

@@ -54,7 +54,7 @@ WATCHED = {
 }
 
 
-@pytest.mark.parametrize("plugin", ["dense", "oracle:keep_rate=0.5", "attn_topk:keep_rate=0.5"])
+@pytest.mark.parametrize("plugin", ["dense", "attn_topk:keep_rate=0.5"])
 @pytest.mark.parametrize("model", WATCHED)
 def test_a_watched_trial_is_recorded(tmp_path, model, plugin):
     task, n, shows = WATCHED[model]
@@ -170,16 +170,19 @@ def jobs_in(suite):
 
 EVERY = (overfitting.PAPER, spatial.PAPER, sparse_tokens.PAPER)
 PAPERS = [(paper, preset) for paper in EVERY for preset in paper.presets]
-papers = pytest.mark.parametrize(("paper", "preset"), PAPERS, ids=[paper.suites[preset] for paper, preset in PAPERS])
 
 
-@papers
+@pytest.mark.parametrize(("paper", "preset"), PAPERS, ids=[paper.suites[preset] for paper, preset in PAPERS])
 def test_a_suite_of_a_paper_has_every_figure(paper, preset):
     assert paper.presets[0] == "quick" and len(paper.presets) == 2
     assert {entry.figure for entry in suites.load(paper.suites[preset]).task} == set(paper.figures)
 
 
-@papers
+@pytest.mark.parametrize(
+    ("paper", "preset"),
+    [pytest.param(*one, marks=[pytest.mark.slow] * (one[1] != "quick")) for one in PAPERS],
+    ids=[paper.suites[preset] for paper, preset in PAPERS],
+)
 def test_every_cell_of_a_suite_of_a_paper_can_be_drawn_and_built(paper, preset):
     registry, drawn, built = Registry(), {}, set()
     for cell in (job.cell for job in jobs_in(paper.suites[preset])):
@@ -207,6 +210,7 @@ def test_every_cell_of_a_suite_of_a_paper_can_be_drawn_and_built(paper, preset):
     assert len(drawn) >= 9 and built
 
 
+@pytest.mark.slow  # thousands of cells are planned
 @pytest.mark.parametrize("paper", EVERY, ids=lambda paper: paper.name)
 def test_a_paper_says_how_long_its_cells_take_and_the_larger_preset_has_more(paper):
     quick, more = (jobs_in(paper.suites[some]) for some in paper.presets)
@@ -215,6 +219,7 @@ def test_a_paper_says_how_long_its_cells_take_and_the_larger_preset_has_more(pap
     assert len(quick) < len(more)
 
 
+@pytest.mark.slow
 def test_the_published_map_of_overfitting_is_whole():
     cells = [job.cell for job in expand(Request(suite="overfitting-full", figures=("1",)), Registry())]
     found = {(cell.n_train, cell.task.params["signal"], cell.repetition) for cell in cells}

@@ -160,10 +160,6 @@ def test_the_worst_group_may_be_the_result():
 HELD = Spurious(canvas=16, foreground=10, test=8, batch=8, epochs=2, pretrain_epochs=0, validation=0.25, patience=5)
 
 
-def split_samples(split):
-    return Samples(*map(torch.from_numpy, (split.inputs, split.labels, split.relevance_on((4, 4)))))
-
-
 def test_looking_changes_nothing():
     data, found = HELD.draw(24, 0, {}).held_back(0.25), []
     for looks in (True, False):
@@ -171,8 +167,8 @@ def test_looking_changes_nothing():
         network.module.blocks[0].mlp.drop1.p = 0.3
         torch.manual_seed(0)
         actor = Actor(Random(), Budget(keep_rate=0.5), network.cost, network.grid, 3)
-        early = EarlyStopping(network, actor, split_samples(data.validation), data.validation.groups, HELD.recipe())
-        steps = Autograd(network, actor, split_samples(data.train), HELD.recipe())
+        early = EarlyStopping(network, actor, samples_of(data.validation), data.validation.groups, HELD.recipe())
+        steps = Autograd(network, actor, samples_of(data.train), HELD.recipe())
         course = Course(18, HELD.recipe(), ("order",))
         last = []
         keep = lambda step, network=network, last=last: last.append(  # noqa: E731
