@@ -7,10 +7,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
 
 import functools
 import gc
-import posixpath
-import tarfile
 import tomllib
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -120,38 +117,6 @@ def scripted() -> Callable[..., Strategy]:
         return Scripted()
 
     return make
-
-
-@pytest.fixture(scope="session")
-def real_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with some of cifar10/{train,test}/<class>/*.jpg and plants/*.jpg."""
-    given = os.environ.get("SPARSEBENCH_DATA")
-    source = Path(given) if given else ROOT.parent / "shared" / "data"
-    if (source / "cifar10").is_dir() and (source / "plants").is_dir():
-        return source
-    archives = [source / "cifar10-jpeg.tar.xz", source / "plants.tar.xz"]
-    if not all(archive.is_file() for archive in archives):
-        pytest.skip(
-            "no real images: set SPARSEBENCH_DATA to a folder with cifar10 and plants, or their archives, in it"
-        )
-    folder = tmp_path_factory.mktemp("images")
-    for archive in archives:
-        _extract_some(archive, folder)
-    return folder
-
-
-def _extract_some(archive: Path, folder: Path, each: int = 40) -> None:
-    """Extract the first files of each folder only: all 64 311 would keep a busy disk occupied for minutes."""
-    seen: Counter[str] = Counter()
-    with tarfile.open(archive, "r|xz") as tar:
-        for member in tar:
-            parent = posixpath.dirname(member.name)
-            if member.isfile() and seen[parent] < each:
-                seen[parent] += 1
-                (folder / parent).mkdir(parents=True, exist_ok=True)
-                content = tar.extractfile(member)
-                assert content is not None
-                (folder / member.name).write_bytes(content.read())
 
 
 @pytest.fixture(scope="session")

@@ -182,8 +182,7 @@ def test_a_patch_that_cannot_be_halved_is_refused(sizes) -> None:
 def test_a_network_that_is_loaded_is_the_one_that_was_trained(tmp_path) -> None:
     """Running statistics are weights too: with others the test would come out otherwise."""
     sparsebench.run(
-        ["dense", "attn_topk"], alone=True,
-        tasks="composite:canvas=32,foreground=16,test=20,epochs=1,pretrain_epochs=0,batch=8",
+        ["attn_topk"], tasks="composite:canvas=32,foreground=16,test=20,epochs=1,pretrain_epochs=0,batch=8",
         model="vit:dim=32,depth=3,heads=2,patch=8,stem=conv", n_train=[16], seeds=1, out=tmp_path, where="test",
         macs=[1.0, 0.5], device="cpu", jobs=0,
     )  # fmt: skip
