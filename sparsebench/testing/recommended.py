@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from itertools import product
 from typing import Any, cast
@@ -15,6 +16,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorDeviceMismatchError,
     FakeTensorMode,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from sparsebench.deploy.apply import RANDOM, apply
@@ -33,6 +35,8 @@ from sparsebench.training.fit import StandIn, modules_of
 DEEP = ("class token", "no class token")
 FAKE = torch.device("cuda", 0)
 """Where fake tensors lie; no GPU need be there."""
+READS = (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.equal)
+"""What waits for a GPU."""
 
 
 def has_a_docstring(strategy: Strategy) -> None:
@@ -244,7 +248,7 @@ def stays_on_its_device(strategy: Strategy) -> str:
             _on_fake_gpu(strategy, n, training)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             if strategy.adaptive:
-                return "adaptive: it waits for the device to read counts"
+                return f"adaptive: it waits for the device {_reads(strategy)} times a place to read counts"
             raise RuleError(
                 f"it reads numbers back from the device, which is waited for{place_of(error, strategy)}"
             ) from error
@@ -278,6 +282,29 @@ def _on_fake_gpu(strategy: Strategy, n: int, training: bool) -> None:
                 for name, buffer in part.named_buffers(recurse=False):
                     setattr(part, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=FAKE))
         go(torch.empty(case.inputs.shape, device=FAKE), torch.empty(case.relevance.shape, device=FAKE))
+
+
+def _reads(strategy: Strategy) -> int:
+    """Return how many numbers are read of tensors for a place at which a strategy acts, the most of any pass."""
+    case = images_for("class token", tiny(), 7)
+    actor, most = actor_on(fresh(strategy), case, Budget(keep_rate=0.5)), 0.0
+    for training in (False, True):
+        counter = _Reads()
+        with counter, torch.set_grad_enabled(training):
+            acting = actor.begin(torch.arange(7), 0, None, tokens=actor.tokens, training=training)
+            case.network(case.inputs, acting)
+        most = max(most, counter.count / max(1, len(actor.keep)))
+    return math.ceil(most)
+
+
+class _Reads(TorchDispatchMode):
+    """Counts the numbers, and the shapes that hang on numbers, that are read of tensors."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.overloadpacket in READS
+        return func(*args, **(kwargs or {}))
 
 
 CHECKS = (
