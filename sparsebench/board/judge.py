@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,17 +17,13 @@ from sparsebench.board.curves import Curves, curves_of
 from sparsebench.board.settings import (
     BADGE,
     DENSE,
-    KEY,
     MAIN,
-    NETWORK,
     PRETRAINING,
     SEED,
     TRACK,
     TRAINED,
     Setting,
-    add_titles,
     dense_of,
-    entries_of,
     frame_of,
     metrics_of,
     over_seeds,
@@ -36,7 +31,6 @@ from sparsebench.board.settings import (
 )
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import MetricKind
-from sparsebench.records.table import FOREGROUNDS, LABELS, PREDICTIONS
 from sparsebench.stats import gaps, paired
 from sparsebench.stats.intervals import Successes, mean_interval, n50_ratio, sample_complexity
 from sparsebench.stats.marks import marks
@@ -51,26 +45,6 @@ RANDOM = "random_inside"
 NOTHING = {CHECKS: UNCHECKED, BADGE: "", columns.TRACK.key: TRACK, columns.CLASSES.key: ""}
 """What values say nothing, besides missing ones: a column that is in no table always is left out where it has no
 others."""
-
-
-class Missing(NamedTuple):
-    """What is missing in a setting.
-
-    Attributes:
-        dense: whether dense is, by which all others are measured: then nothing is ranked.
-        cells: a row an entry, a column a cell that most strategies have (number of training samples, seed, and draw on
-            a network that is tested as it is, else 0): whether it has no record.
-        budgets: falling shares of dense MACs that most strategies were run at, where some were run at several.
-        shares: of entries the budgets that their curve was not run at, where it lacks some.
-        apart: entries that lack something, and the other points of their curves: a strategy is ranked at all of its
-            budgets or at none.
-    """
-
-    dense: bool
-    cells: pd.DataFrame
-    budgets: tuple[float, ...]
-    shares: Mapping[int, set[float]]
-    apart: set[int]
 
 
 @dataclass(frozen=True)
@@ -142,7 +116,7 @@ def judge(records: Flats, by: str | None = None) -> Leaderboard:
     failed = frame.loc[~frame["status"].isin(("ok", "unsupported")), ["strategy", "budget"]]
     lossy = set(failed.itertuples(index=False, name=None))
     settings, kinds = settings_of(frame), metrics_of(frame)
-    groups = [[one] for one in add_titles(settings)] if by else [_over_all(settings, frame.attrs.get(MAIN, ()))]
+    groups = [[one] for one in settings] if by else [_over_all(settings, frame.attrs.get(MAIN, ()))]
     parts: dict[str, Setting] = {}
     rankings = []
     for group in filter(None, groups):
@@ -161,11 +135,11 @@ def _over_all(settings: Sequence[Setting], mains: Sequence[str]) -> list[Setting
     must give the same board.
     """
     ordered = sorted(settings, key=lambda one: (len(one.records), one.n_train, one.setting, one.track))
-    tasks = {one.task: one for one in ordered}
+    tasks = {one.source: one for one in ordered}
     if len(tasks) > 1:
         tasks.pop(PRETRAINING, None)
     return sorted(tasks.values(), key=lambda one: (
-        mains.index(one.task) if one.task in mains else len(mains), one.has_trials, -len(one.records), one.task
+        mains.index(one.source) if one.source in mains else len(mains), one.has_trials, -len(one.records), one.source
     ))  # fmt: skip
 
 
@@ -197,8 +171,8 @@ def _rows(parts: Mapping[str, Setting], kinds: Sequence[MetricKind]) -> pd.DataF
     """Return one row a strategy and budget: accuracy and cost from the main part, the other columns from theirs."""
     main, tested = parts["accuracy"], parts["accuracy"].tested
     measured = [one.records if part == "sample complexity" else one.tested for part, one in parts.items()]
-    every = pd.concat([part[["entry", *KEY, "macs_ratio_asked", TRAINED, CHECKS, BADGE]] for part in measured])
-    rows = entries_of(every)
+    every = pd.concat([part[["entry", TRAINED, CHECKS, BADGE]] for part in measured])
+    rows = main.every.loc[np.unique(every["entry"])]
     seeds = [part.groupby("entry")[SEED].nunique() for part in measured]
     how = dict.fromkeys(("accuracy", "macs", "macs_ratio", "selection_auroc"), "mean") | {"images_per_s": "median"}
     found = [over_seeds(tested, how)]
@@ -272,7 +246,7 @@ def _rank(rows: pd.DataFrame, main: Setting, lossy: Collection[tuple[str, str]])
     Oracles know the answer and are not ranked, nor is a strategy that lacks cells, or of which some failed: what is
     left of it is no fair sample. Nor has it a say in how much others vary.
     """
-    missing = missing_of(main)
+    missing = main.missing
     lost = rows["strategy"].isin([name for name, _ in lossy]) if missing.budgets else False
     lost |= pd.Series([pair in lossy for pair in zip(rows["strategy"], rows["budget"], strict=True)], rows.index)
     unranked = rows.index[lost | rows.index.isin(missing.apart) | missing.dense]
@@ -335,41 +309,3 @@ def _mark_fronts(rows: pd.DataFrame, ranked: pd.Index, better: np.ndarray, main:
         same = np.array([[sign > 0 or one == other for other in machines] for one in machines], dtype=bool)
         beaten = (better & (costs[:, None] <= costs) & same.reshape(better.shape)).any(axis=0)
         rows[column] = pd.Series(np.where(beaten, "no", "yes"), ranked, dtype=object)[~np.isnan(costs)]
-
-
-def missing_of(setting: Setting) -> Missing:
-    """Return what strategies lack that at least half of those of a setting have: a seed, a network, a draw, a budget.
-
-    A cell that failed is not missing, nor is one that is unsupported.
-    """
-    names = ["entry", "n_train", SEED, "repetition", NETWORK]
-    records, others, entries = setting.records, setting.others[names], setting.entries
-    dense = setting.task != PRETRAINING and DENSE not in set(entries["strategy"])
-    cells = pd.concat([records[names], others[others["entry"].isin(entries.index)]])
-    cells["draw"] = cells["repetition"] if setting.networks else 0
-    has = cells.groupby(["entry", "n_train", SEED, "draw"]).size().unstack(["n_train", SEED, "draw"]).notna()
-    # What draws nothing is tested once on a network, unless each repetition tests it on other pictures.
-    tests = records[records[NETWORK] != ""]
-    tests = tests.loc[tests[PREDICTIONS].map(bool).astype(bool), ["entry", SEED, LABELS, FOREGROUNDS]]
-    drawn = has.columns.get_level_values("draw") > 0
-    drawing = has.loc[:, drawn].any(axis=1) | tests.drop_duplicates().duplicated(["entry", SEED]).any()
-    wanted = 2 * has.sum() >= np.where(drawn, drawing.sum(), len(has))
-    lacking = ~has.loc[:, wanted] & (~drawn[wanted] | drawing.to_numpy()[:, None])
-    budgets, run = _budgets(setting)
-    lines = entries["line"]
-    shares = {i: rest for i, line in lines.items() if (rest := set(budgets) - run.get(line, set(budgets)))}
-    lacks = {*lacking.index[lacking.any(axis=1)], *shares}
-    torn = set(lines[list(lacks)].dropna()) if budgets else set()
-    return Missing(dense, lacking, budgets, shares, lacks | set(lines.index[lines.isin(torn)]))
-
-
-def _budgets(setting: Setting) -> tuple[tuple[float, ...], Mapping[object, set[float]]]:
-    """Return the falling budgets of most curves, nothing where none has several; and those that each was run at."""
-    points = setting.entries[setting.entries.index.isin(setting.tested["entry"])].dropna(subset="line")
-    if not points.duplicated("line").any():
-        return (), {}
-    beside = entries_of(setting.others)
-    every = pd.concat([points, beside[beside["line"].isin(points["line"])]])
-    run = every.groupby("line")["asked"].agg(set).to_dict()
-    counts = Counter(chain.from_iterable(run.values()))
-    return tuple(sorted((budget for budget, n in counts.items() if 2 * n >= len(run)), reverse=True)), run

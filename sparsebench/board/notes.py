@@ -11,13 +11,12 @@ import numpy as np
 import pandas as pd
 from scipy.special import bdtr
 
-from sparsebench.board.judge import Flats, Leaderboard, Ranking, missing_of
+from sparsebench.board.judge import Flats, Leaderboard, Ranking
 from sparsebench.board.settings import (
     DENSE,
     NETWORK,
     PRETRAINING,
     Setting,
-    add_titles,
     dense_of,
     frame_of,
     settings_of,
@@ -48,7 +47,7 @@ def notes_on(
     """
     frame = frame_of(records)
     rankings, every = ([], settings_of(frame)) if judged is None else (judged.rankings, judged.settings)
-    settings = [one for one in every if one.task != PRETRAINING]
+    settings = [one for one in every if one.source != PRETRAINING]
     more = [*left_out(frame, folder), *lone(settings), *not_ranked(settings, folder), *other_settings(settings)]
     more += below_chance(frame)
     frame = frame.drop(columns=[*OUTCOMES[1:], GROUPS, FOREGROUNDS])  # large, and copied with each part of the rows
@@ -69,9 +68,9 @@ def left_out(frame: pd.DataFrame, folder: Path | None) -> Iterator[str]:
 
 def lone(settings: Sequence[Setting]) -> Iterator[str]:
     """Yield each setting that is of one network."""
-    for one, titled in zip(settings, add_titles(settings), strict=True):
+    for one in settings:
         if one.lone and not one.has_trials:
-            yield f"{titled.task}: one network: intervals and tests are over its test items alone"
+            yield f"{one.task}: one network: intervals and tests are over its test items alone"
 
 
 def not_ranked(settings: Sequence[Setting], folder: Path | None = None) -> list[str]:
@@ -83,11 +82,11 @@ def not_ranked(settings: Sequence[Setting], folder: Path | None = None) -> list[
     described = manifests.strategies(folder).values() if folder else ()
     files = {one.name: one.file for one in described if one.file}
     lines = []
-    for one, titled in zip(settings, add_titles(settings), strict=True):
-        missing = missing_of(one)
+    for one in settings:
+        missing = one.missing
         if missing.dense:
             failed = (one.others["strategy"] == DENSE).any()
-            lines.append(f"{titled.task}: dense {'has no result' if failed else 'is missing'}, so nothing is ranked")
+            lines.append(f"{one.task}: dense {'has no result' if failed else 'is missing'}, so nothing is ranked")
         sizes = missing.cells.columns.get_level_values("n_train").nunique()
         unit = "trials" if sizes > 1 else "tests" if one.networks else "repetitions"
         whose = one.entries["strategy"]
@@ -105,9 +104,7 @@ def not_ranked(settings: Sequence[Setting], folder: Path | None = None) -> list[
                 words = (_word(strategy, files) for strategy in strategies)
                 command = f"`sparsebench run {shlex.join(words)} --suite {shlex.quote(*suites)} --out FOLDER`"
                 command += " with this folder and the run's other options"
-            lines.append(
-                f"{', '.join(strategies)} on {titled.task}: not ranked there, without {text}; {command} adds it"
-            )
+            lines.append(f"{', '.join(strategies)} on {one.task}: not ranked there, without {text}; {command} adds it")
     return lines
 
 
@@ -119,10 +116,10 @@ def _word(strategy: str, files: Mapping[str, str]) -> str:
 
 def other_settings(settings: Sequence[Setting]) -> Iterator[str]:
     """Yield for each task how many settings a board over all tasks leaves out."""
-    for task, n in sorted(Counter(one.task for one in settings).items()):
+    for task, n in sorted(Counter(one.source for one in settings).items()):
         if n > 1:
             s = "s" if n > 2 else ""
-            pictures = {one.params[0].get("images") for one in settings if one.task == task}
+            pictures = {one.params[0].get("images") for one in settings if one.source == task}
             beside = ", and sets of pictures side by side with --view shifts" * (len(pictures) > 1)
             others = f"{n - 1} other setting{s} (data, model, size or track) not shown; see them with --by task"
             yield f"{task}: {others}{beside}"
@@ -136,7 +133,7 @@ def below_chance(frame: pd.DataFrame) -> list[str]:
     """
     lines = set()
     numbered = [text for text in frame["setting"].unique() if '"labels":' in str(text)]
-    for one in add_titles(settings_of(frame[frame["setting"].isin(numbered)])):
+    for one in settings_of(frame[frame["setting"].isin(numbered)]):
         tested = dense_of(one.records)[[*OUTCOMES, NETWORK]].drop_duplicates()
         for n, labels, predictions, network in tested.itertuples(index=False):
             if not n or not predictions or not described(one.params[0]):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -46,14 +47,15 @@ KEY = ["strategy", "kind", "budget"]
 DECLARED, MAIN, SUCCESS = "metrics of tasks", "main tasks", "metric of success"
 """Under which a table of records says what the metrics are that its tasks declare, and what its suites say: their main
 tasks, and the metric by which sample complexity is counted, `success` unless they name another."""
-ABOUT = (
-    "cell_id", "status", "reason", "task", "model", "strategy", "kind", "budget", "setting", "device", "environment",
-    "inactive", "cost_model",
-)  # fmt: skip
 ON_BACKGROUND = re.compile(r"accuracy: .+ on .+(?<!\.low)(?<!\.high)")
 """What records call accuracies of groups that are a class on a background each."""
 TRACK = "scratch"
 """The track of records that say none."""
+LACKING = dict.fromkeys((
+    "cell_id", "status", "reason", "task", "model", "strategy", "kind", "budget", "setting", "device", "environment",
+    "inactive", "cost_model", TRAINED, BADGE, HOW, NETWORK, *OUTCOMES[1:], GROUPS, FOREGROUNDS,
+), "") | {"track": TRACK, CHECKS: UNCHECKED, "n_train": 0, "repetition": 0, ITEMS: 0}  # fmt: skip
+"""The columns besides those of metrics that the board reads, and what they hold where a table has none."""
 
 
 def frame_of(records: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFrame:
@@ -61,19 +63,13 @@ def frame_of(records: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFram
     frame = records if isinstance(records, pd.DataFrame) else pd.DataFrame(list(records))
     if frame.attrs.get(READY):
         return frame
-    lacking: dict[str, Any] = {
-        name: ""
-        for name in (*ABOUT, TRAINED, BADGE, HOW, NETWORK, *OUTCOMES[1:], GROUPS, FOREGROUNDS)
-        if name not in frame
-    }
-    lacking |= {"track": TRACK} if "track" not in frame else {}
-    lacking |= {name: 0 for name in ("n_train", "repetition", ITEMS) if name not in frame}
-    read = (*METRICS, "macs_ratio_asked", *(kind.name for kind in metrics_of(frame)))
-    numbers = {name: frame[name].astype(float) if name in frame else np.nan for name in read}
-    if (success := frame.attrs.get(SUCCESS, "success")) in frame:
-        numbers["success"] = frame[success].astype(float)
-    numbers |= {name: np.clip(numbers[name], 0, 1) for name in ("success", "success_loss")}
-    frame = frame.assign(**({CHECKS: UNCHECKED} if CHECKS not in frame else {}), **lacking, **numbers)
+    numbers = frame.reindex(columns=[*METRICS, "macs_ratio_asked", *(kind.name for kind in metrics_of(frame))])
+    if (success := frame.attrs.get(SUCCESS)) in frame:
+        numbers["success"] = frame[success]
+    numbers = numbers.astype(float)
+    numbers[["success", "success_loss"]] = numbers[["success", "success_loss"]].clip(0, 1)
+    lacking = {name: value for name, value in LACKING.items() if name not in frame}
+    frame = frame.assign(**lacking, **numbers)
     frame = frame.sort_values(ORDER, kind="stable", ignore_index=True)
     tested = frame[NETWORK].astype(str)
     number = {name: i for i, name in enumerate(sorted(set(tested) - {""}))}
@@ -128,7 +124,7 @@ def over_seeds(records: pd.DataFrame, how: Mapping[str, str]) -> pd.DataFrame:
     found = {}
     for name, kind in how.items():
         seeds = (part[~np.isnan(part)] for part in np.split(by_seed[name].to_numpy(), first[1:]))
-        # By NumPy: a mean of pandas may differ in the last digit, and so in what stands in files.
+        # By NumPy: a mean of pandas may differ in the last digit, and so which of two equal strategies is first.
         found[name] = [getattr(np, kind)(values) if values.size else math.nan for values in seeds]
     return pd.DataFrame(found, entries, dtype=float)
 
@@ -142,18 +138,42 @@ def speed_ups(records: pd.DataFrame) -> pd.Series:
     return ratio.groupby(timed["entry"]).median().dropna()
 
 
+class Missing(NamedTuple):
+    """What is missing in a setting.
+
+    Attributes:
+        dense: whether dense is, by which all others are measured: then nothing is ranked.
+        cells: a row an entry, a column a cell that most strategies have (number of training samples, seed, and draw on
+            a network that is tested as it is, else 0): whether it has no record.
+        budgets: falling shares of dense MACs that most strategies were run at, where some were run at several.
+        shares: of entries the budgets that their curve was not run at, where it lacks some.
+        apart: entries that lack something, and the other points of their curves: a strategy is ranked at all of its
+            budgets or at none.
+    """
+
+    dense: bool
+    cells: pd.DataFrame
+    budgets: tuple[float, ...]
+    shares: Mapping[int, set[float]]
+    apart: set[int]
+
+
 @dataclass(frozen=True)
 class Setting:
     """The records of one task with all its parameters, one model, and one size unless sizes are compared.
 
     Attributes:
-        task, model: their names, see `add_titles`.
+        source: the name of the task.
+        task, model: the names of both, with what differs among the settings of the same two: parameters, and the track
+            with the task.
         setting: their parameters, as `row_of` has them.
         n_train: 0 where the task has a success criterion: then all sizes are together.
         track: see `cell.Track`; strategies of two are never ranked together.
         records: those that are ok; `others` those that are not.
+        every: a row an entry of all settings, see `entries_of`; `entries` those of its records.
     """
 
+    source: str
     task: str
     model: str
     setting: str
@@ -161,6 +181,7 @@ class Setting:
     track: str
     records: pd.DataFrame
     others: pd.DataFrame
+    every: pd.DataFrame
 
     @cached_property
     def params(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -173,8 +194,8 @@ class Setting:
 
     @cached_property
     def entries(self) -> pd.DataFrame:
-        """What its rows are about, see `entries_of`."""
-        return entries_of(self.records)
+        """What its rows are about."""
+        return self.every.loc[np.unique(self.records["entry"])]
 
     @cached_property
     def largest(self) -> int:
@@ -222,6 +243,42 @@ class Setting:
     def has_trials(self) -> bool:
         """Whether the task has a success criterion."""
         return bool(self.records["success"].notna().any())
+
+    @cached_property
+    def missing(self) -> Missing:
+        """What strategies lack that at least half of all have: a seed, a network, a draw, a budget.
+
+        A cell that failed is not missing, nor is one that is unsupported.
+        """
+        names = ["entry", "n_train", SEED, "repetition", NETWORK]
+        records, others, entries = self.records, self.others[names], self.entries
+        dense = self.source != PRETRAINING and DENSE not in set(entries["strategy"])
+        cells = pd.concat([records[names], others[others["entry"].isin(entries.index)]])
+        cells["draw"] = cells["repetition"] if self.networks else 0
+        has = cells.groupby(["entry", "n_train", SEED, "draw"]).size().unstack(["n_train", SEED, "draw"]).notna()
+        # What draws nothing is tested once on a network, unless each repetition tests it on other pictures.
+        tests = records[records[NETWORK] != ""]
+        tests = tests.loc[tests[PREDICTIONS].map(bool).astype(bool), ["entry", SEED, LABELS, FOREGROUNDS]]
+        drawn = has.columns.get_level_values("draw") > 0
+        drawing = has.loc[:, drawn].any(axis=1) | tests.drop_duplicates().duplicated(["entry", SEED]).any()
+        wanted = 2 * has.sum() >= np.where(drawn, drawing.sum(), len(has))
+        lacking = ~has.loc[:, wanted] & (~drawn[wanted] | drawing.to_numpy()[:, None])
+        budgets, run = self._budgets()
+        lines = entries["line"]
+        shares = {i: rest for i, line in lines.items() if (rest := set(budgets) - run.get(line, set(budgets)))}
+        lacks = {*lacking.index[lacking.any(axis=1)], *shares}
+        torn = set(lines[list(lacks)].dropna()) if budgets else set()
+        return Missing(dense, lacking, budgets, shares, lacks | set(lines.index[lines.isin(torn)]))
+
+    def _budgets(self) -> tuple[tuple[float, ...], Mapping[object, set[float]]]:
+        """Return the falling budgets of most curves, nothing where none has several; and those each was run at."""
+        points = self.every.loc[np.unique(self.tested["entry"])].dropna(subset="line")
+        if not points.duplicated("line").any():
+            return (), {}
+        beside = self.every.loc[np.unique(self.others["entry"])]
+        run = pd.concat([points, beside[beside["line"].isin(points["line"])]]).groupby("line")["asked"].agg(set)
+        counts = Counter(chain.from_iterable(run))
+        return tuple(sorted((budget for budget, n in counts.items() if 2 * n >= len(run)), reverse=True)), run.to_dict()
 
     @cached_property
     def contenders(self) -> dict[int, tuple[Contender, dict[int, np.ndarray]]]:
@@ -281,37 +338,32 @@ def _join(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 def settings_of(frame: pd.DataFrame) -> list[Setting]:
     """Return the settings of the records that are ok, by task, setting, size and track; the frame is `frame_of`'s."""
-    names, ok = ["task", "setting", "track"], (frame["status"] == "ok").to_numpy(bool)
+    names, ok, every = ["task", "setting", "track"], (frame["status"] == "ok").to_numpy(bool), entries_of(frame)
     good, bad = frame[ok], frame[~ok]
     good.attrs = bad.attrs = {}  # they are of all, and would be copied with each part
     size = good["n_train"].where(good["success"].isna(), 0).rename("size")
     others = {where: part for where, part in bad.groupby(names, observed=True)}
     groups = good.groupby(["task", "setting", size, "track"], observed=True, sort=False)
-    found = []
-    for (task, setting, n, track), records in sorted(groups, key=lambda group: group[0]):
+    alike: dict[tuple[str, str], list[Setting]] = defaultdict(list)
+    for (task, setting, n, track), records in groups:
         beside = others.get((task, setting, track), bad[:0])
         beside = beside[beside["n_train"] == n] if n else beside
-        found.append(Setting(task, str(records["model"].iloc[0]), setting, int(n), track, records, beside))
-    return found
+        model = str(records["model"].iloc[0])
+        alike[task, model].append(Setting(task, task, model, setting, int(n), track, records, beside, every))
+    found = (named for group in alike.values() for named in _named(group))
+    return sorted(found, key=lambda one: (one.source, one.setting, one.n_train, one.track))
 
 
-def add_titles(settings: Sequence[Setting]) -> list[Setting]:
-    """Return the settings, named with what differs among those of the same task and model: parameters, and the track.
-
-    The track is named with the task.
-    """
-    alike: dict[tuple[str, str], list[Setting]] = defaultdict(list)
+def _named(settings: Sequence[Setting]) -> Iterator[Setting]:
+    """Yield settings of one task and model with what differs among them in their names."""
+    varied, tracks = (_varying(settings, 0), _varying(settings, 1)), {one.track for one in settings}
     for one in settings:
-        alike[one.task, one.model].append(one)
-    varied = {names: (_varying(group, 0), _varying(group, 1)) for names, group in alike.items()}
-    several = {names for names, group in alike.items() if len({one.track for one in group}) > 1}
-    named = []
-    for one in settings:
-        pairs = zip(one.params, varied[one.task, one.model], strict=True)
-        task, model = ({key: value for key, value in part.items() if key in group} for part, group in pairs)
-        task |= {"track": one.track} if (one.task, one.model) in several else {}
-        named.append(replace(one, task=plain(label(one.task, task), 1000), model=plain(label(one.model, model), 1000)))
-    return named
+        task, model = (
+            {key: value for key, value in part.items() if key in keys}
+            for part, keys in zip(one.params, varied, strict=True)
+        )
+        task |= {"track": one.track} if len(tracks) > 1 else {}
+        yield replace(one, task=plain(label(one.task, task), 1000), model=plain(label(one.model, model), 1000))
 
 
 def _varying(settings: Sequence[Setting], part: int) -> set[str]:
