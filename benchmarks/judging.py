@@ -21,8 +21,7 @@ from scipy.stats import spearmanr
 from tabulate import tabulate
 
 from sparsebench.board.board import read
-from sparsebench.board.curves import Curves, points_of
-from sparsebench.board.judge import judge
+from sparsebench.board.judge import Curves, judge, points_of
 from sparsebench.board.settings import DENSE
 from sparsebench.stats import curves
 from sparsebench.stats.intervals import LEVEL
@@ -281,9 +280,9 @@ def measured(folder: Path) -> tuple[Curves, Contender, Lines]:
     board, every, contenders = ranking.curves, ranking.every, ranking.setting.contenders
     assert board is not None
     dense = contenders[every.index[every["line"] == DENSE][0]][0]
-    lines = []
+    lines, below = [], points_of(every)
     for name, kind in board.rows["kind"].items():
-        rows = points_of(every, name)
+        rows = below.get(name, every[:0])
         points = [contenders[entry][0] for entry in rows.index]
         if name != DENSE and kind != "oracle" and all(one.means.keys() == dense.means.keys() for one in points):
             lines.append((rows, points))

@@ -1,4 +1,4 @@
-"""From records to a leaderboard: a row a strategy and budget, ranked, and beside dense and random tokens."""
+"""From records to a leaderboard: a row a strategy and budget, ranked, and a row a strategy over its budgets."""
 
 from __future__ import annotations
 
@@ -12,11 +12,23 @@ import numpy as np
 import pandas as pd
 
 from sparsebench.board import columns
-from sparsebench.board.columns import EVERY, NOT_RANKED, Column, interval_row, rank_text
-from sparsebench.board.curves import Curves, curves_of
+from sparsebench.board.columns import (
+    EVERY,
+    KEPT,
+    MACS_AT_2,
+    NOT_RANKED,
+    P_LABEL,
+    SPEED_UP,
+    TOLERANCE,
+    Column,
+    accuracy_at,
+    interval_row,
+    rank_text,
+)
 from sparsebench.board.settings import (
     BADGE,
     DENSE,
+    HOW,
     MAIN,
     PRETRAINING,
     SEED,
@@ -28,12 +40,14 @@ from sparsebench.board.settings import (
     metrics_of,
     over_seeds,
     settings_of,
+    speed_ups,
 )
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import MetricKind
-from sparsebench.stats import gaps, paired
+from sparsebench.stats import curves, gaps, paired
 from sparsebench.stats.intervals import Successes, mean_interval, n50_ratio, sample_complexity
 from sparsebench.stats.marks import marks
+from sparsebench.stats.paired import Contender, Pairs
 from sparsebench.strategy.budget import amount_of
 from sparsebench.tasks.sources.labels import described
 from sparsebench.testing.reports import CHECKS, SEVERAL, UNCHECKED
@@ -42,9 +56,26 @@ Flats = Iterable[Mapping[str, Any]]
 """Flat records, a mapping each, or a table of pandas."""
 RANDOM = "random_inside"
 """The strategy that every other is marked against at its own budget, as it is against dense."""
+HALF = 0.5
 NOTHING = {CHECKS: UNCHECKED, BADGE: "", columns.TRACK.key: TRACK, columns.CLASSES.key: ""}
 """What values say nothing, besides missing ones: a column that is in no table always is left out where it has no
 others."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The strategies of one setting over their budgets.
+
+    Attributes:
+        budgets: falling shares of dense MACs that were asked for; `middle` the one nearest one half.
+        rows: one a strategy, dense first; keys as in `report.columns_of`, and all of the strategy's row at `middle`.
+        pairs: the comparisons of the ranked ones by their areas.
+    """
+
+    budgets: tuple[float, ...]
+    middle: float
+    rows: pd.DataFrame
+    pairs: Pairs
 
 
 @dataclass(frozen=True)
@@ -61,7 +92,7 @@ class Ranking:
 
     setting: Setting
     rows: pd.DataFrame
-    pairs: paired.Pairs
+    pairs: Pairs
     every: pd.DataFrame
     curves: Curves | None
 
@@ -263,8 +294,9 @@ def _rank(rows: pd.DataFrame, main: Setting, lossy: Collection[tuple[str, str]])
     _mark_fronts(rows, ranked, pairs.better(), main)
     order = {"oracle": rows["kind"] == "oracle", "last": rows["rank"] == NOT_RANKED, "a": -rows["accuracy"].fillna(0)}
     rows = rows.loc[pd.DataFrame(order).sort_values(list(order)).index]
-    rows, curves = curves_of(main, rows, missing.budgets, missing.apart, unranked)
-    return Ranking(main, rows.loc[ranked], pairs, rows, curves)
+    able = rows[rows["accuracy"].notna() & rows["macs_ratio"].notna()]
+    rows, over = _curves(main, rows, able, unranked)
+    return Ranking(main, rows.loc[ranked], pairs, rows, over)
 
 
 def _places_of_dense(rows: pd.DataFrame) -> dict[int, int]:
@@ -286,7 +318,7 @@ def _places_of_random(rows: pd.DataFrame) -> dict[int, int]:
 
 
 def _compare(
-    rows: pd.DataFrame, able: pd.DataFrame, pairs: paired.Pairs, judged: np.ndarray, name: str, delta: str,
+    rows: pd.DataFrame, able: pd.DataFrame, pairs: Pairs, judged: np.ndarray, name: str, delta: str,
     others: Mapping[int, int],
 ) -> None:  # fmt: skip
     """Add the differences of rows to others, by their places, with intervals and marks; all judged together."""
@@ -309,3 +341,100 @@ def _mark_fronts(rows: pd.DataFrame, ranked: pd.Index, better: np.ndarray, main:
         same = np.array([[sign > 0 or one == other for other in machines] for one in machines], dtype=bool)
         beaten = (better & (costs[:, None] <= costs) & same.reshape(better.shape)).any(axis=0)
         rows[column] = pd.Series(np.where(beaten, "no", "yes"), ranked, dtype=object)[~np.isnan(costs)]
+
+
+def points_of(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return by curve the rows that spend less than dense does, in the order of what they spend."""
+    below = rows[rows["macs_ratio"] < 1].sort_values(["macs_ratio", "asked"])
+    return {str(name): points for name, points in below.groupby("line")}
+
+
+def _curves(
+    main: Setting, rows: pd.DataFrame, able: pd.DataFrame, unranked: Collection[int]
+) -> tuple[pd.DataFrame, Curves | None]:
+    """Return rows with the columns that their curves have, and those curves, a row a strategy.
+
+    None where no strategy has two budgets that are shares of dense MACs, or dense was not measured.
+
+    Args:
+        main: what the rows are of.
+        rows: those of a board with a row a strategy and budget, in order; `able` those that were measured.
+        unranked: those that are not ranked, as they lack cells or some failed.
+    """
+    dense = able.index[able["strategy"] == DENSE][:1]
+    if dense.empty or not able.dropna(subset="line").duplicated("line").any():
+        return rows.assign(line=None), None
+    how = main.tested[HOW].astype(str).groupby(main.tested["entry"])
+    rows = rows.assign(line=_names(able["line"]), **{
+        HOW: how.first().where(how.nunique() == 1, ""),
+        SPEED_UP.key: speed_ups(main.tested),
+        P_LABEL.key: over_seeds(main.tested, {P_LABEL.key: "mean"})[P_LABEL.key],
+    })  # fmt: skip
+    rows.loc[dense, "line"], rows.loc[dense, "asked"] = DENSE, 1.0
+    points = rows.dropna(subset="line")
+    budgets = tuple(sorted(set(points["asked"]) - {1.0}, reverse=True))
+    common = main.missing.budgets or budgets
+    middle = min(common, key=lambda budget: (abs(budget - HALF), budget))
+    heights, of_lines = _heights(main, points, common[-1])
+    rows = rows.drop(columns=[name for name in of_lines if name in rows]).join(of_lines, on="line")
+    points = rows.dropna(subset="line")
+    table = _over_budgets(points, budgets, middle)
+    names = list(heights)
+    left, apart = (set(points.loc[points.index.isin(some), "line"]) for some in (unranked, main.missing.apart))
+    ranked = [k for k, name in enumerate(names) if name not in left and table.loc[name, "kind"] != "oracle"]
+    pairs = paired.compare(list(heights.values()), [k for k, name in enumerate(names) if name in apart]).among(ranked)
+    table.loc[[names[k] for k in ranked], "rank"] = [rank_text(first, last) for first, last in pairs.rank_sets()]
+    order = {"not dense": table.index != DENSE, "oracle": table["kind"] == "oracle",
+             "last": table["rank"] == NOT_RANKED, "kept": -table[KEPT.key].fillna(0), "name": table.index}  # fmt: skip
+    table = table.loc[pd.DataFrame(order, table.index).sort_values(list(order)).index]
+    return rows, Curves(budgets, middle, table, pairs)
+
+
+def _names(lines: pd.Series) -> pd.Series:
+    """Return the names of curves: strategies, and what else their budgets say where some are of one strategy."""
+    every = sorted(set(lines.dropna()))
+    alike = [(strategy, kind) for strategy, kind, _ in every]
+    names = {
+        (strategy, kind, rest): f"{strategy} {rest}" if alike.count((strategy, kind)) > 1 and rest else strategy
+        for strategy, kind, rest in every
+    }
+    return lines.map(names.get).astype(object)
+
+
+def _heights(main: Setting, rows: pd.DataFrame, lowest: float) -> tuple[dict[str, Contender], pd.DataFrame]:
+    """Return what curves are ranked by, and their kept accuracy and least MACs, of those that reach the lowest budget.
+
+    Args:
+        main: what the rows are of.
+        rows: the points of all curves, dense's too.
+        lowest: budget from which on curves are compared.
+    """
+    dense = main.contenders[rows.index[rows["line"] == DENSE][0]][0]
+    heights, found = {}, {DENSE: {KEPT.key: 1.0, MACS_AT_2.key: 1.0}}
+    reaching = set(rows.loc[rows["asked"] == lowest, "line"])
+    for name, points in points_of(rows).items():
+        spent = points["macs_ratio"].tolist()
+        contenders = [*(main.contenders[entry][0] for entry in points.index), dense]
+        if name not in reaching or (height := curves.area(contenders, spent, lowest)) is None:
+            continue
+        heights[name] = height
+        found[name] = interval_row(MACS_AT_2.key, curves.least_macs(contenders, spent, main.lone))
+        found[name] |= {f"{MACS_AT_2.key}_at_most": True} if found[name][MACS_AT_2.key] == spent[0] else {}
+    kept = curves.kept_accuracy(list(heights.values()), dense, main.lone)
+    for name, interval in zip(heights, kept, strict=True):
+        found[name] |= interval_row(KEPT.key, interval)
+    return heights, pd.DataFrame.from_dict(found, orient="index")
+
+
+def _over_budgets(rows: pd.DataFrame, budgets: Sequence[float], middle: float) -> pd.DataFrame:
+    """Return strategies' rows of the table, by the names of their curves, without what comparisons say."""
+    first = rows.drop_duplicates("line").set_index("line")
+    table = rows[(rows["asked"] == middle) | (rows["line"] == DENSE)].set_index("line").reindex(first.index)
+    of_strategy = (HOW, *KEPT.keys, *MACS_AT_2.keys, CHECKS, BADGE, f"{MACS_AT_2.key}_at_most")
+    shared = ["kind", *(key for key in of_strategy if key in first)]
+    table = table.assign(**first[shared], rank=NOT_RANKED, strategy=table.index)
+    for budget in budgets:
+        of, key = rows[rows["asked"] == budget].set_index("line"), accuracy_at(budget).key
+        missed = (of["macs_ratio"] / budget - 1).abs() > TOLERANCE
+        table = table.assign(**{key: of["accuracy"], f"{key}_spent": of["macs_ratio"].where(missed)})
+    return table

@@ -17,8 +17,7 @@ from markupsafe import Markup
 from sparsebench.board import picture, report
 from sparsebench.board.board import Board
 from sparsebench.board.columns import BY_TASK, EVERY, NOT_RANKED, Column, Row, dicts, file_value, text_of
-from sparsebench.board.curves import Curves
-from sparsebench.board.judge import Ranking
+from sparsebench.board.judge import Curves, Ranking
 from sparsebench.board.settings import DENSE
 from sparsebench.board.tables import with_values
 

@@ -15,7 +15,7 @@ import pandas as pd
 
 from sparsebench.board.board import Board
 from sparsebench.board.columns import BY_KEY, TOLERANCE, rank_ends
-from sparsebench.board.curves import Curves, points_of
+from sparsebench.board.judge import Curves, points_of
 from sparsebench.board.settings import DENSE, about
 from sparsebench.errors import UserError, plain, unknown
 from sparsebench.stats import style
@@ -293,10 +293,10 @@ def _new(width: str, high: float, title: str, notes: str) -> tuple[Figure, Axes]
 
 def _lines(rows: pd.DataFrame, over: Curves) -> dict[str, _Line]:
     """Return the strategies that spend less than dense, in the order of the board."""
-    lines = {}
+    lines, every = {}, points_of(rows.dropna(subset="accuracy_delta"))
     for name, rank in over.rows["rank"].items():
-        points = points_of(rows, name)[::-1].dropna(subset="accuracy_delta")
-        if len(points):
+        if name in every:
+            points = every[name][::-1]
             y, low, high = (100 * points[key].fillna(points["accuracy_delta"]).to_numpy(float)
                             for key in BY_KEY["accuracy_delta"].keys)  # fmt: skip
             lines[name] = _Line(name, points["macs_ratio"].to_numpy(float), y, low, high, rank_ends(rank))

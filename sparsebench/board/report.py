@@ -24,8 +24,7 @@ from sparsebench.board.columns import (
     dicts,
     short,
 )
-from sparsebench.board.curves import Curves
-from sparsebench.board.judge import RANDOM, Leaderboard, Ranking
+from sparsebench.board.judge import RANDOM, Curves, Leaderboard, Ranking
 from sparsebench.board.settings import DENSE, about
 from sparsebench.board.tables import Report, Table, with_values
 from sparsebench.errors import few

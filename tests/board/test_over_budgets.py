@@ -13,8 +13,7 @@ from flats import build
 
 from sparsebench.board import columns
 from sparsebench.board.columns import Row, dicts, keys_of
-from sparsebench.board.curves import Curves
-from sparsebench.board.judge import Leaderboard, judge
+from sparsebench.board.judge import Curves, Leaderboard, judge
 from sparsebench.board.notes import notes_on
 from sparsebench.board.report import best, report
 from sparsebench.board.settings import DECLARED

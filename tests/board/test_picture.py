@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from sparsebench.board import picture
-from sparsebench.board.curves import Curves
+from sparsebench.board.judge import Curves
 from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.stats import paired, style
