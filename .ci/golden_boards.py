@@ -9,8 +9,8 @@ from pathlib import Path
 
 from sparsebench.board.board import read
 from sparsebench.board.judge import judge
-from sparsebench.board.report import report
 from sparsebench.board.tables import render
+from sparsebench.board.views import report
 
 ROOT = Path(__file__).resolve().parents[1]
 BOARDS = ("embedded", "cifar", "cifar-networks", "quick", "tuned")

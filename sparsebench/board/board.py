@@ -7,6 +7,7 @@ import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote_plus
 
 import pandas as pd
 
@@ -42,6 +43,7 @@ ADDRESSES = (
     (re.compile(r"(?i:arxiv|eprint)\W{1,6}(?:preprint arXiv:)?(\d{4}\.\d{4,5})"), "https://arxiv.org/abs/"),
 )
 """Of a publication, as citations have them, and what stands before them."""
+SEARCH = "https://scholar.google.com/scholar?q="
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Board:
         bibtex: entries of what is in it.
         environments: machine and libraries by hash; `suites` lines that say what was asked for.
         pictures: PNG files by what they show, such as which tokens were kept.
-        papers: addresses of what strategies cite, by their names without parameters; some have none.
+        papers: what strategies cite and its address, by their names without parameters; a search where none is known.
     """
 
     judged: Leaderboard
@@ -64,7 +66,7 @@ class Board:
     environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     suites: list[str] = field(default_factory=list)
     pictures: Mapping[str, bytes] = field(default_factory=dict)
-    papers: Mapping[str, str] = field(default_factory=dict)
+    papers: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def read(out: Path, metrics: Container[str] | None = METRICS) -> pd.DataFrame:
@@ -163,7 +165,7 @@ def board_of(records: Flats, folder: Path) -> Board:
         by_task,
         notes=notes_on(frame, judged, folder),
         bibtex=bibtex(folder, frame),
-        papers={one.name: found for one in _described(folder, frame) if (found := _address(one))},
+        papers={one.name: found for one in _described(folder, frame) if (found := _paper(one))},
         environments=manifests.environments(folder, set(frame["environment"])),
         suites=list(dict.fromkeys(suites)),  # one that was asked for with other words is there again
         pictures=_pictures(folder),
@@ -184,12 +186,13 @@ def _described(folder: Path, frame: pd.DataFrame) -> list[manifests.Described]:
     return [known[key] for key in sources if key in known]
 
 
-def _address(strategy: manifests.Described) -> str:
-    """Return the first address in what a strategy cites: of the web, a DOI, or arXiv's; "" if there is none."""
+def _paper(strategy: manifests.Described) -> tuple[str, str] | None:
+    """Return what a strategy cites, and the first address in that: of the web, a DOI, or arXiv's; else of a search."""
+    citation = plain(strategy.citation, 300)
     for pattern, begin in ADDRESSES:
         if (found := pattern.search(f"{strategy.bibtex} {strategy.citation}")) is not None:
-            return f"{begin}{found[1]}"
-    return ""
+            return citation, f"{begin}{found[1]}"
+    return (citation, f"{SEARCH}{quote_plus(citation)}") if citation else None
 
 
 def _pictures(folder: Path) -> dict[str, bytes]:

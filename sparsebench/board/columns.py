@@ -125,16 +125,18 @@ BY_LOSS = Column(
     falling=False,
 )
 HOW = Column("how", "reduction", "text",
-             "drop, fuse, merge or mix: what becomes of tokens; trained: it learns that; truth: an oracle")  # fmt: skip
+             "what becomes of tokens: drop (removed), fuse (joined into one), merge (averaged in groups), mix (added "
+             "to others by weights), rest (skip a block), trained (learned with the network), truth (an oracle)",
+)  # fmt: skip
 KEPT = Column(
     "kept_accuracy", "kept accuracy", "fraction",
-    "mean height of accuracy by realised MACs, in straight lines from the lowest budget to dense at 1, over dense's "
-    "accuracy", True,
+    "mean accuracy over MACs / dense, from the lowest budget to 1 and in straight lines between budgets, divided by "
+    "dense's accuracy", True,
 )  # fmt: skip
 MACS_AT_2 = Column(
     "macs_at_2", "MACs at -2 points", "fraction",
-    "smallest share of dense MACs at which that line, followed down from 1, is at most 2 points below dense; not "
-    "reached: it is below at the largest budget; <=: it never is",
+    "the MACs / dense down to which accuracy stays within 2 points of dense's, in straight lines between budgets; not "
+    "reached: the largest budget loses more; <=: the lowest budget loses less",
     True, falling=False,
 )  # fmt: skip
 SPEED_UP = Column("speed_up", "speed-up", "times", "images/s over dense's of the same seed and machine, median")
@@ -193,7 +195,7 @@ def column_of(kind: MetricKind) -> Column:
 
 def accuracy_at(budget: float) -> Column:
     """Return the column of the accuracy at a budget of a board over several."""
-    what = f"accuracy at a budget, and in ( ) what was spent where that is more than {TOLERANCE:.0%} off"
+    what = f"accuracy at a budget; in ( ) the realised MACs / dense where they miss the budget by over {TOLERANCE:.0%}"
     return Column(f"accuracy_at_{budget:g}", f"@{short(budget)}", "spent", what)
 
 

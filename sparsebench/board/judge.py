@@ -68,7 +68,7 @@ class Curves:
 
     Attributes:
         budgets: falling shares of dense MACs that were asked for; `middle` the one nearest one half.
-        rows: one a strategy, dense first; keys as in `report.columns_of`, and all of the strategy's row at `middle`.
+        rows: one a strategy, dense first; keys as in `views.columns_of`, and all of the strategy's row at `middle`.
         pairs: the comparisons of the ranked ones by their areas.
     """
 

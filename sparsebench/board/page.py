@@ -14,9 +14,9 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from sparsebench.board import picture, report
+from sparsebench.board import picture, views
 from sparsebench.board.board import Board
-from sparsebench.board.columns import BY_TASK, EVERY, NOT_RANKED, Column, Row, dicts, file_value, text_of
+from sparsebench.board.columns import BY_TASK, EVERY, HOW, NOT_RANKED, Column, Row, dicts, file_value, text_of
 from sparsebench.board.judge import Curves, Ranking
 from sparsebench.board.settings import DENSE
 from sparsebench.board.tables import with_values
@@ -55,7 +55,7 @@ def render(board: Board, docs: str = "") -> bytes:
                               keep_trailing_newline=True)  # fmt: skip
     page = environment.get_template("page.html").render(
         policy=_policy(scripts), style=_asset(STYLE), scripts=scripts, data=_embed(data_of(board)), board=board,
-        docs=docs, first=[_first(one) for one in _opening(board)], legend=report.LEGEND_OF_BEST,
+        docs=docs, first=[_first(one) for one in _opening(board)], legend=views.LEGEND_OF_BEST, reduction=HOW.what,
         pictures=[(CAPTIONS.get(name, name), base64.b64encode(png).decode()) for name, png in board.pictures.items()],
     )  # fmt: skip
     return page.encode("utf-8", "replace")  # a lone surrogate is in no UTF-8
@@ -122,7 +122,7 @@ def _opening(board: Board) -> Sequence[Ranking]:
 
 def _first(one: Ranking) -> dict[str, Any]:
     """Return a table of the best strategies at each budget."""
-    table = report.best(one)
+    table = views.best(one)
     body = [[text_of(row, column) for column in table.shown] for row in table.rows]
     return {
         "title": one.setting.title, "about": table.above, "headings": [column.heading for column in table.shown],

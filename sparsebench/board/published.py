@@ -17,8 +17,8 @@ from PIL import Image
 
 from sparsebench.board import page, picture
 from sparsebench.board.board import Board, gather
-from sparsebench.board.report import best, report
 from sparsebench.board.tables import render
+from sparsebench.board.views import best, report
 from sparsebench.errors import UserError
 from sparsebench.files import content_or_none, write_whole
 from sparsebench.stats import style

@@ -184,9 +184,9 @@ def _text(
     from sparsebench.board.board import bibtex, read
     from sparsebench.board.judge import judge
     from sparsebench.board.notes import machines, not_ranked, notes_on
-    from sparsebench.board.report import report
     from sparsebench.board.settings import frame_of
     from sparsebench.board.tables import render
+    from sparsebench.board.views import report
 
     records = frame_of(read(folder))
     if form == BIBTEX:

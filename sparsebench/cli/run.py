@@ -60,8 +60,8 @@ def run(
     """
     from sparsebench.api import execute
     from sparsebench.board.notes import below_chance, notes_on
-    from sparsebench.board.report import report
     from sparsebench.board.tables import render
+    from sparsebench.board.views import report
     from sparsebench.records.record import ANSWERS
 
     request, files, how = values_of(values | {"plugins": (*named, *values["plugins"])})

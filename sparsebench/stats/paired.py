@@ -148,12 +148,12 @@ def detectable(pairs: Pairs, what: str = "accuracy", of: str = "seeds") -> str |
         return None
     upper = np.triu_indices(len(pairs.mean), 1)
     n = int(np.median(pairs.n_seeds[upper]))
-    board = f"{f'{n} {of} each' if n > 1 else 'on one network'}, among the {len(upper[0])} pairs of this board"
+    board = f"{f'{n} {of} each' if n > 1 else 'one network'}; {len(upper[0])} pairs of strategies on this board"
     if least > 1:
-        return f"no difference in {what} is large enough to be significant in 4 of 5 pairs of strategies, {board}"
+        return f"no difference in {what} is large enough to be significant in 80 % of cases ({board})"
     return (
-        f"of pairs of strategies that differ by {least:.3f} in {what} 4 of 5 are expected to differ significantly, "
-        f"{board}; smaller differences may exist and not be significant"
+        f"a difference of {least:.3f} in {what} between two strategies is significant in 80 % of cases ({board}); "
+        "smaller differences may exist and not be significant"
     )
 
 

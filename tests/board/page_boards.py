@@ -54,7 +54,7 @@ def board_of(rows: list[Row], **more: Any) -> Board:
 BESIDE: dict[str, Any] = {
     "notes": ["something to know"], "bibtex": ["@article{one,\n title={A & B},\n}"],
     "environments": {"abc": {"python": "3.11", "cores": "2"}}, "suites": ["quick, version 1"],
-    "pictures": {"tokens": PNG}, "papers": {"mine": "https://example.org/mine"},
+    "pictures": {"tokens": PNG}, "papers": {"mine": ("A paper", "https://example.org/mine")},
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from flats import WHOLE, Flat, build, drawn, flat, row_of, seeded, with_outcomes
 
 from sparsebench.board.columns import Row
 from sparsebench.board.judge import judge
-from sparsebench.board.notes import detectable, machines, notes_on
+from sparsebench.board.notes import machines, notes_on
 from sparsebench.board.settings import frame_of
 from sparsebench.records.record import bytes_of
 
@@ -113,12 +113,26 @@ def test_the_gap_is_that_of_groups_whose_background_fits_and_the_worst_group_tha
 
 
 def test_a_note_says_which_differences_would_be_found() -> None:
-    judged = judge(WHOLE)
-    (line,) = detectable(judged.rankings)
-    assert line.startswith("composite: of pairs of strategies that differ by 0.")
-    assert "3 seeds" in line and "3 pairs" in line
-    assert line in notes_on(WHOLE, judged)
-    assert detectable(judge(seeded("mine", [0.5])).rankings) == []
+    (line,) = (line for line in notes_on(WHOLE, judge(WHOLE)) if "significant in 80 % of cases" in line)
+    assert line.startswith("composite: a difference of 0.") and "3 seeds" in line and "3 pairs" in line
+    alone = seeded("mine", [0.5])
+    assert not any("significant" in line for line in notes_on(alone, judge(alone)))
+
+
+def test_a_speed_up_beyond_that_of_the_macs_is_named() -> None:
+    def odd(speed: float) -> list[str]:
+        rows = [
+            row | {"macs_ratio_asked": row["macs_ratio"], "budget": f"macs {row['macs_ratio']:g}"}
+            for part in (
+                seeded("dense", [0.9, 0.9], macs_ratio=1.0, images_per_s=100.0),
+                seeded("mine", [0.8, 0.8], macs_ratio=0.5, images_per_s=speed, cell_id="a"),
+                seeded("mine", [0.7, 0.7], macs_ratio=0.25, images_per_s=300.0, cell_id="b"),
+            )
+            for row in part
+        ]
+        return [line for line in notes_on(rows, judge(rows), technical=False) if "speed-up" in line]
+
+    assert odd(190.0) == [] and "mine (macs 0.5)" in odd(210.0)[0] and "0.25" not in odd(210.0)[0]
 
 
 def on_foregrounds(shown: list[Any]) -> list[Row]:

@@ -61,12 +61,14 @@ def test_strategies_say_whether_they_are_trained_and_what_to_cite(tmp_path: Path
         ({"bibtex": "@article{a, journal = {arXiv preprint arXiv:2202.12015}}"}, "https://arxiv.org/abs/2202.12015"),
         ({"citation": "Shang et al., ICCV 2025, arXiv 2403.15388"}, "https://arxiv.org/abs/2403.15388"),
         ({"bibtex": "@article{a, url = {javascript:alert(1)}}"}, None),
+        ({"citation": 'A. & B, "x"'}, "https://scholar.google.com/scholar?q=A.+%26+B%2C+%22x%22"),
     ],
 )
 def test_papers_have_addresses(tmp_path: Path, cited: dict[str, str], address: str | None) -> None:
     described(tmp_path, "mine", **cited)
     records = pd.DataFrame([record("mine(power=2)", accuracy=0.5)])
-    assert board_of(describe(records, tmp_path), tmp_path).papers.get("mine") == address
+    papers = board_of(describe(records, tmp_path), tmp_path).papers
+    assert papers == ({} if address is None else {"mine": (cited.get("citation", ""), address)})
 
 
 def test_environments_are_those_of_the_records(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,9 +15,9 @@ from sparsebench.board import columns
 from sparsebench.board.columns import Row, dicts, keys_of
 from sparsebench.board.judge import Curves, Leaderboard, judge
 from sparsebench.board.notes import notes_on
-from sparsebench.board.report import best, report
 from sparsebench.board.settings import DECLARED
 from sparsebench.board.tables import ALL, Choice, render
+from sparsebench.board.views import best, report
 from sparsebench.measure.metrics import MetricKind
 from sparsebench.records.record import bytes_of
 
@@ -88,7 +88,7 @@ def test_a_real_difference_is_told_on_the_area_and_equals_are_not() -> None:
     assert {name: row_of(board, name)["rank"] for name in ("good", "goodly", "random_inside", "steep")} == {
         "good": "1-2", "goodly": "1-2", "random_inside": "3", "steep": "4",
     }  # fmt: skip
-    assert any("4 of 5 are expected to differ significantly, 3 seeds each, among the 6 pairs" in line
+    assert any("80 % of cases (3 seeds each; 6 pairs" in line
                for line in notes_on(equal, judge(equal)))  # fmt: skip
 
 

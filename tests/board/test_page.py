@@ -288,7 +288,9 @@ def test_hostile_texts_add_no_element_and_the_data_end_where_they_end() -> None:
     names = [*HOSTILE, "\ud800"]  # no record has the last, and files beside them may
     plain, found = (
         render(
-            board_of([row(name, 0.5, budget=name) for name in texts[:-1]], notes=texts, papers={x: x for x in texts})
+            board_of(
+                [row(name, 0.5, budget=name) for name in texts[:-1]], notes=texts, papers={x: (x, x) for x in texts}
+            )
         ).decode()
         for texts in (["a"] * len(names), names)
     )

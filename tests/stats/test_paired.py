@@ -260,8 +260,8 @@ def test_no_difference_is_named_that_shares_cannot_have() -> None:
     found = compare([contender(one) for one in hits])
     assert found.least() > 1
     assert detectable(found) == (
-        "no difference in accuracy is large enough to be significant in 4 of 5 pairs of strategies, 2 seeds each, "
-        "among the 1 pairs of this board"
+        "no difference in accuracy is large enough to be significant in 80 % of cases (2 seeds each; 1 pairs of "
+        "strategies on this board)"
     )
 
 

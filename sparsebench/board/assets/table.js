@@ -108,8 +108,8 @@ function cell(row, column, papers) {
   const title = short !== text && clip_(text, 500);
   if (column.key !== "strategy")
     return make("td", { class: classOf(column.key, column.unit), title }, ...parts(short, column));
-  const address = papers.get(text.split("(")[0]);
-  const name = address ? make("a", { href: address, rel: "noreferrer", title: "the paper" }, short) : short;
+  const [citation, address] = papers.get(text.split("(")[0]) ?? [];
+  const name = address ? make("a", { href: address, rel: "noreferrer", title: citation || "the paper" }, short) : short;
   return make("th", { scope: "row", class: "strategy", title }, name);
 }
 
