@@ -224,45 +224,69 @@ def compare(contenders: Sequence[Contender], apart: Collection[int] = ()) -> Pai
     R = len(contenders)
     every = _Differences.unknown(R, R)
     blocks = _alike(contenders)
-    for place, (rows, left) in enumerate(blocks):
-        for columns, right in blocks[place:]:
+    for place, left in enumerate(blocks):
+        for right in blocks[place:]:
             result = _differences(left, right)
             for each in fields(result):
-                block = getattr(result, each.name)
+                block, rows, columns = getattr(result, each.name), left.places, right.places
                 getattr(every, each.name)[np.ix_(rows, columns)] = block
                 getattr(every, each.name)[np.ix_(columns, rows)] = -block.T if each.name == "mean" else block.T
     lone, accuracy = len({s for one in contenders for s in one.means}) == 1, np.full((R, 2), np.nan)
-    for rows, left in blocks:
-        accuracy[rows] = _accuracy(_differences(left, [_nothing(left[0])]), lone)
+    for left in blocks:
+        accuracy[left.places] = _accuracy(_differences(left, left.nothing()), lone)
     judged = _judge(every, accuracy, lone)
     rest = np.setdiff1d(np.arange(R), list(apart))
     return judged if len(rest) == R else judged.replaced(rest, _judge(every.among(rest), accuracy[rest], lone))
 
 
-def _alike(contenders: Sequence[Contender]) -> list[tuple[np.ndarray, list[Contender]]]:
-    """Return the contenders that have the same seeds and items, with their places."""
+class _Block:
+    """Contenders that have the same seeds and items.
+
+    Attributes:
+        places: where they are among all.
+        contenders: the contenders; `first` stands for all in what they share.
+    """
+
+    def __init__(self, places: Sequence[int], contenders: Sequence[Contender]) -> None:
+        self.places, self.contenders, self.first = np.array(places), contenders, contenders[0]
+        self._sums: dict[tuple[int, bytes | None], np.ndarray] = {}
+
+    def nothing(self) -> _Block:
+        """Return a contender that gets nothing right on the same tests: a difference to it is an accuracy."""
+        wrong = {s: (name, np.zeros_like(hits)) for s, (name, hits) in self.first.hits.items()}
+        return _Block([0], [Contender(dict.fromkeys(self.first.means, 0.0), wrong, self.first.clusters)])
+
+    def sums(self, seed: int, numbers: np.ndarray | None) -> np.ndarray:
+        """Return (a, C) what contenders score with a seed, added up by the (I,) numbers of clusters if there are.
+
+        Products of booleans count items, which single precision does exactly; real numbers are in double precision.
+        """
+        key = seed, None if numbers is None else numbers.tobytes()
+        if key not in self._sums:
+            scores = [one.hits[seed][1] for one in self.contenders]
+            block = np.array(scores, dtype=np.float32 if all(one.dtype == bool for one in scores) else float)
+            self._sums[key] = block if numbers is None else add_up(block, numbers)[1]
+        return self._sums[key]
+
+
+def _alike(contenders: Sequence[Contender]) -> list[_Block]:
+    """Return the contenders that have the same seeds and items together."""
     alike = defaultdict(list)
     for index, one in enumerate(contenders):
         tests = tuple(sorted((s, name) for s, (name, _) in one.hits.items()))
         counted = all(hits.dtype == bool for _, hits in one.hits.values())
         alike[tuple(sorted(one.means)), tests, one.clusters is None, counted].append(index)
-    return [(np.array(indices), [contenders[i] for i in indices]) for indices in alike.values()]
+    return [_Block(places, [contenders[i] for i in places]) for places in alike.values()]
 
 
-def _nothing(one: Contender) -> Contender:
-    """Return a contender that gets nothing right on the same tests: a difference to it is an accuracy."""
-    wrong = {s: (name, np.zeros_like(hits)) for s, (name, hits) in one.hits.items()}
-    return Contender(dict.fromkeys(one.means, 0.0), wrong, one.clusters)
-
-
-def _differences(left: Sequence[Contender], right: Sequence[Contender]) -> _Differences:
-    """Return the differences of two blocks; within each all have the same seeds and items."""
-    a, b = left[0], right[0]
+def _differences(left: _Block, right: _Block) -> _Differences:
+    """Return the differences of two blocks."""
+    a, b = left.first, right.first
     seeds = sorted(set(a.means) & set(b.means))
-    result = _Differences.unknown(len(left), len(right))
+    result = _Differences.unknown(len(left.contenders), len(right.contenders))
     if not seeds:
         return result
-    first, second = (np.array([[one.means[s] for s in seeds] for one in block]) for block in (left, right))
+    first, second = (np.array([[one.means[s] for s in seeds] for one in x.contenders]) for x in (left, right))
     result.mean = np.array([(one - second).mean(axis=1) for one in first])
     result.n_seeds[:] = len(seeds)
     if len(seeds) > 1:
@@ -272,28 +296,28 @@ def _differences(left: Sequence[Contender], right: Sequence[Contender]) -> _Diff
     return result
 
 
-def _add_items(result: _Differences, left: Sequence[Contender], right: Sequence[Contender], seeds: list[int]) -> None:
+def _add_items(result: _Differences, left: _Block, right: _Block, seeds: list[int]) -> None:
     """Add what items explain of the differences of two blocks that were tested on the same."""
-    S, numbers = len(seeds), _numbers(left[0] if right[0].clusters is None else right[0], seeds)
+    S, numbers = len(seeds), _numbers(left.first if right.first.clusters is None else right.first, seeds)
     names = [clusters_of(n) for n in numbers]
     every = np.unique(np.concatenate(names)) if names else np.empty(0)
-    totals = [np.zeros((n, len(every))) for n in (len(left), len(right), 1)]
+    totals = [np.zeros((n, len(every))) for n in (*result.mean.shape, 1)]
     squares, counts, result.apart, tested = *np.zeros((3, *result.mean.shape)), 0
     for place, seed in enumerate(seeds):
-        parts = [_hits(left, seed), _hits(right, seed)]
-        parts.append(np.ones_like(parts[0][:1]))
+        of_items = numbers[place] if numbers else None
+        x, y = left.sums(seed, of_items), right.sums(seed, of_items)
+        sizes = np.ones(len(left.first.hits[seed][1]), dtype=x.dtype)
         if numbers:
-            parts, where = [add_up(part, numbers[place])[1] for part in parts], np.searchsorted(every, names[place])
-            for total, part in zip(totals, parts, strict=True):
+            sizes, where = add_up(sizes, numbers[place])[1], np.searchsorted(every, names[place])
+            for total, part in zip(totals, (x, y, sizes), strict=True):
                 total[:, where] += part
-        x, y, (sizes,) = parts
         square = squared_differences(x, y)
         squares += square
         counts += x.sum(axis=1)[:, None] - y.sum(axis=1)
         result.apart += item_variance(x, y, sizes, square) / S**2
         tested += len(sizes)
     result.together, result.clusters[:] = result.apart, tested
-    result.sizes[:] = max(len(left[0].hits[s][1]) for s in seeds)
+    result.sizes[:] = max(len(left.first.hits[s][1]) for s in seeds)
     if numbers and len(every) < tested:
         x, y, (sizes,) = totals
         result.together = item_variance(x, y, sizes, squared_differences(x, y))
@@ -303,15 +327,6 @@ def _add_items(result: _Differences, left: Sequence[Contender], right: Sequence[
         result.p_items = student(result.mean, variance, result.clusters - 1)
     else:
         result.p_items = mcnemar((squares + counts) / 2, (squares - counts) / 2)
-
-
-def _hits(block: Sequence[Contender], seed: int) -> np.ndarray:
-    """Return (a, I) what contenders score.
-
-    Products of booleans count items, which single precision does exactly; real numbers are in double precision.
-    """
-    scores = [one.hits[seed][1] for one in block]
-    return np.array(scores, dtype=np.float32 if all(one.dtype == bool for one in scores) else float)
 
 
 def _numbers(one: Contender, seeds: Sequence[int]) -> list[np.ndarray]:
@@ -369,8 +384,8 @@ def halves(contenders: Sequence[Contender], lone: bool = False) -> np.ndarray:
     NaN of a single seed, unless it is a `lone` one, as all others have no more.
     """
     half = np.full(len(contenders), np.nan)
-    for rows, block in _alike(contenders):
-        half[rows] = _half(_differences(block, [_nothing(block[0])]), lone)
+    for block in _alike(contenders):
+        half[block.places] = _half(_differences(block, block.nothing()), lone)
     return half
 
 
