@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -17,7 +17,7 @@ from markupsafe import Markup
 from sparsebench.board import picture, views
 from sparsebench.board.board import Board
 from sparsebench.board.columns import BY_TASK, EVERY, HOW, NOT_RANKED, Column, Row, dicts, file_value, text_of
-from sparsebench.board.judge import Curves, Ranking
+from sparsebench.board.judge import Curves
 from sparsebench.board.settings import DENSE
 from sparsebench.board.tables import with_values
 
@@ -49,16 +49,34 @@ def render(board: Board, docs: str = "") -> bytes:
         board: the board.
         docs: where the site of the documentation lies, seen from the page; "" if the page links to none.
     """
-    scripts = [_asset(name) for name in SCRIPTS]
+    scripts, style = [_asset(name) for name in SCRIPTS], _asset(STYLE)
+    policy = "; ".join([  # nothing from outside, and inline only what is known by its hash
+        "default-src 'none'", f"script-src {' '.join(map(_hash, scripts))}", f"style-src {_hash(style)}",
+        "img-src data:", "base-uri 'none'", "form-action 'none'",
+    ])  # fmt: skip
+    data = json.dumps(data_of(board), ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(ESCAPED)
+    # What has several budgets begins, or else what the board is about.
+    opening = [one for one in board.by_task.rankings if one.curves is not None] or board.judged.rankings
     environment = Environment(loader=PackageLoader("sparsebench.board", "assets"), autoescape=True,
                               undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
                               keep_trailing_newline=True)  # fmt: skip
     page = environment.get_template("page.html").render(
-        policy=_policy(scripts), style=_asset(STYLE), scripts=scripts, data=_embed(data_of(board)), board=board,
-        docs=docs, first=[_first(one) for one in _opening(board)], legend=views.LEGEND_OF_BEST, reduction=HOW.what,
+        policy=policy, style=style, scripts=scripts, data=Markup(data), board=board, docs=docs,
+        first=[(one.setting.title, views.best(one)) for one in opening], text_of=text_of,
+        legend=views.LEGEND_OF_BEST, reduction=HOW.what,
         pictures=[(CAPTIONS.get(name, name), base64.b64encode(png).decode()) for name, png in board.pictures.items()],
     )  # fmt: skip
     return page.encode("utf-8", "replace")  # a lone surrogate is in no UTF-8
+
+
+@cache
+def _asset(name: str) -> Markup:
+    return Markup(resources.files(__package__).joinpath(name).read_text("utf-8"))
+
+
+@cache
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def data_of(board: Board) -> dict[str, Any]:
@@ -66,8 +84,7 @@ def data_of(board: Board) -> dict[str, Any]:
     # Those with charts come first.
     rankings = sorted(board.by_task.rankings, key=lambda one: one.curves is None)
     settings = [_setting(one.setting.title, board.by_task.columns, one.every, one.curves) for one in rankings]
-    nothing = _setting("", [], pd.DataFrame(), None)
-    return {"settings": settings or [nothing], "papers": dict(board.papers)}
+    return {"settings": settings or [_setting("", [], pd.DataFrame(), None)], "papers": dict(board.papers)}
 
 
 def _setting(title: str, columns: Sequence[Column], frame: pd.DataFrame, over: Curves | None) -> dict[str, Any]:
@@ -76,7 +93,11 @@ def _setting(title: str, columns: Sequence[Column], frame: pd.DataFrame, over: C
     titles, hidden = {"rank": "rank, by accuracy"}, {column.key for column in BY_TASK} | {"track"}
     if over is not None:
         about = {"budgets": list(over.budgets), "middle": over.middle, "named": picture.named(frame, over)}
-        frame, titles, hidden = _of_curves(frame, over), {"rank": "rank, all budgets"}, hidden | {"budget"}
+        titles, hidden = {"rank": "rank, all budgets"}, hidden | {"budget"}
+        # A row for each strategy and budget, dense's first, with the rank of the strategy.
+        frame = pd.concat([frame[frame["line"] == name] for name in over.rows.index])
+        of_line = over.rows.loc[frame["line"], ["strategy", "rank"]].set_index(frame.index)
+        frame = frame.assign(**of_line, at=frame["asked"].mask(frame["line"] == DENSE))
     rows = dicts(frame)
     columns = [one for one in (with_values(rows, columns) if rows else []) if one.key not in hidden]
     columns.sort(key=lambda one: FIRST.index(one.key) if one.key in FIRST else len(FIRST) + (one.key in KNOWN))
@@ -89,13 +110,6 @@ def _setting(title: str, columns: Sequence[Column], frame: pd.DataFrame, over: C
         "columns": [_column(one, titles.get(one.key, one.heading)) for one in columns],
         "keys": keys, "rows": [[_value(row, key) for key in keys] for row in rows],
     }  # fmt: skip
-
-
-def _of_curves(rows: pd.DataFrame, over: Curves) -> pd.DataFrame:
-    """Return a row for each strategy and budget, dense's first, with the rank of the strategy."""
-    rows = pd.concat([rows[rows["line"] == name] for name in over.rows.index])
-    of_line = over.rows.loc[rows["line"], ["strategy", "rank"]].set_index(rows.index)
-    return rows.assign(**of_line, at=rows["asked"].mask(rows["line"] == DENSE))
 
 
 def _column(column: Column, heading: str) -> dict[str, Any]:
@@ -113,42 +127,3 @@ def _value(row: Row, key: str) -> Any:
     """Return a row's value as JSON has it, with as many digits as anybody sees."""
     value = file_value(row, key)
     return None if value == NOT_RANKED else float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
-
-
-def _opening(board: Board) -> Sequence[Ranking]:
-    """Return those that the page begins with: what has several budgets, or else what the board is about."""
-    return [one for one in board.by_task.rankings if one.curves is not None] or board.judged.rankings
-
-
-def _first(one: Ranking) -> dict[str, Any]:
-    """Return a table of the best strategies at each budget."""
-    table = views.best(one)
-    body = [[text_of(row, column) for column in table.shown] for row in table.rows]
-    return {
-        "title": one.setting.title, "about": table.above, "headings": [column.heading for column in table.shown],
-        "body": body,
-    }  # fmt: skip
-
-
-@cache
-def _asset(name: str) -> Markup:
-    return Markup(resources.files(__package__).joinpath(name).read_text("utf-8"))
-
-
-def _policy(scripts: Sequence[str]) -> str:
-    """Return the Content-Security-Policy: nothing from outside, and inline only what is known by its hash."""
-    return "; ".join([
-        "default-src 'none'", f"script-src {' '.join(map(_hash, scripts))}", f"style-src {_hash(_asset(STYLE))}",
-        "img-src data:", "base-uri 'none'", "form-action 'none'",
-    ])  # fmt: skip
-
-
-@cache
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _embed(data: Mapping[str, Any]) -> Markup:
-    """Return JSON that no HTML parser mistakes for markup."""
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Markup(text.translate(ESCAPED))
