@@ -66,8 +66,8 @@ def notes_on(
         if SPEED_UP.key in one.every:
             ratio, rows = one.every["macs_ratio"], one.every[["strategy", "budget"]]
             fast = rows[(ratio < 1) & (one.every[SPEED_UP.key] * ratio > 1)]
-            if names := [f"{strategy} ({budget})" for strategy, budget in fast.itertuples(index=False)]:
-                lines.append(f"{one.task}: speed-up beyond that of the MACs, time again: {few(names, NAMED)}")
+            if odd := [f"{strategy} ({budget})" for strategy, budget in fast.itertuples(index=False)]:
+                lines.append(f"{one.task}: a larger speed-up than that of the MACs, time again: {few(odd, NAMED)}")
     if technical:
         lines += _technical(frame, judged)
     said = frame.loc[frame["cost_model"] != "", ["task", "model", "strategy", "budget", "cost_model"]]

@@ -7,9 +7,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -320,117 +318,90 @@ def paper(rankings: Sequence[Ranking], speed: Path | None = None) -> Report:
         UserError: the folder holds no times.
     """
     columns = PAPER if speed is None else TIMED
-    tables = [_paper_of(one) for one in rankings]
-    if speed is None:
-        beside = zip(tables, rankings, strict=True)
-        tables = [replace(table, legend=[*_measured(one), *table.legend]) for table, one in beside]
-    else:
-        try:
-            times = _times(speed / TIMES)
-            tables = [_joined(table, one, times, speed) for table, one in zip(tables, rankings, strict=True)]
-        except KeyError as error:
-            missing = f"{speed / TIMES} has no {error.args[0]}"
-            raise UserError(missing, next_step="measure again with sparsebench speed") from error
+    try:
+        tables = [_paper_of(one, speed) for one in rankings]
+    except KeyError as error:
+        missing = f"{speed and speed / TIMES} has no {error.args[0]}"
+        raise UserError(missing, next_step="measure again with sparsebench speed") from error
+    out = []
+    for one in rankings:
+        tested = one.setting.every.loc[np.unique(one.setting.tested["entry"]), "strategy"]
+        if left := tested[~tested.isin(one.rows["strategy"])].unique().tolist():
+            out.append(f"not in the table, as they are oracles or not ranked: {few(left, NAMED, 100)}")
     data = Table([row for table in tables for row in table.rows], columns)
-    return Report(tables or [Table([], columns)], data, [line for one in rankings for line in _left_out(one)])
+    return Report(tables or [Table([], columns)], data, out)
 
 
-def _left_out(one: Ranking) -> list[str]:
-    """Return in a line which strategies of a setting are not in the table of a paper."""
-    tested = one.setting.entries.loc[sorted(set(one.setting.tested["entry"])), "strategy"]
-    out = tested[~tested.isin(one.rows["strategy"])].unique().tolist()
-    return [f"not in the table, as they are oracles or not ranked: {few(out, NAMED, 100)}"] if out else []
-
-
-def _paper_of(one: Ranking) -> Table:
+def _paper_of(one: Ranking, speed: Path | None) -> Table:
     setting, rows = one.setting, _rows_of_paper(one)
-    model = setting.params[1].get("arch", setting.model)
-    images = _tested(one)[ITEMS].max() if len(one.rows) else 0
-    what = "top-1 and top-5" if any(row["accuracy_top5"] is not None for row in rows) else "top-1"
+    tested = setting.tested[setting.tested["entry"].isin(one.rows.index)]
+    network = str(setting.params[1].get("arch", setting.model))
+    precision = str(setting.params[1].get("precision", "float32"))
+    columns, legend = PAPER, list[str]()
+    times = None if speed is None else _times(speed / TIMES, network, precision)
+    known = set() if times is None else set(zip(times["strategy"], times["budget"], strict=True))
+    keys = list(zip(rows["strategy"], rows["budget"].mask(rows["strategy"] == DENSE, ""), strict=True))
+    if times is not None and (DENSE, "") in known.intersection(keys):
+        columns = TIMED
+        batch = int(times.loc[times["strategy"] == DENSE, "batch"].max())
+        at = times.set_index(["batch", "strategy", "budget"])
+        largest, single = (at.loc[at.index.get_level_values(0) == n].droplevel(0).reindex(keys) for n in (batch, 1))
+        for name in ("images_per_s", SPEED_UP.key, "memory"):
+            rows[name] = largest[name].to_numpy(float)
+        rows["latency"] = 1000 * single["latency"].to_numpy(float)
+        where = ", ".join(sorted(set(times["device"].astype(str))))
+        legend = [plain(f"Images/s and speed-up on {where}, {precision}, batch {batch}; every network in turn.", 500)]
+        without = [f"{strategy} ({budget})" for strategy, budget in keys if (strategy, budget) not in known]
+        legend += [f"Without times: {few(without, NAMED, 100)}."] if without else []
+    elif devices := sorted(set(one.rows["device"].dropna())):
+        batches = sorted(set(tested.loc[tested["timed_batch"] > 0, "timed_batch"].astype(int)))
+        of = [f"batch {' to '.join(str(n) for n in dict.fromkeys((batches[0], batches[-1])))}"] if batches else []
+        legend = [plain(f"Images/s on {', '.join([*devices, precision, *of])}.", 500)]
+    if speed is not None and columns is PAPER:
+        legend.append(f"{plain(str(speed), 200)} has no times of these strategies on {network} in {precision}.")
+    what = "top-1 and top-5" if rows["accuracy_top5"].notna().any() else "top-1"
     above = (
-        f"{model} on {setting.task}, {images:,} test images: {what} in %, gain over dense in points with its 95 % "
-        "interval."
+        f"{network} on {setting.task}, {tested[ITEMS].max() if len(rows) else 0:,} test images: {what} in %, gain over "
+        "dense in points with its 95 % interval."
     )
-    words = dict.fromkeys(f"{setting.task} {setting.model} {model} {setting.largest or ''}".lower().split())
+    words = dict.fromkeys(f"{setting.task} {setting.model} {network} {setting.largest or ''}".lower().split())
     label = re.sub(r"[^a-z0-9]+", "-", " ".join(words)).strip("-")
     return Table(
-        rows, PAPER, above=plain(above, 500), group="group", label=f"tab:{label}",
-        bold="the best of a budget" if any(row["accuracy_best"] for row in rows) else "",
+        dicts(rows), columns, above=plain(above, 500), legend=legend, group="group", label=f"tab:{label}",
+        bold="the best of a budget" if rows["accuracy_best"].any() else "",
     )  # fmt: skip
 
 
-def _measured(one: Ranking) -> list[str]:
-    """Return in a sentence where images/s of records were measured, if they were."""
-    devices, timed = sorted(set(one.rows["device"].dropna())), _tested(one)["timed_batch"]
-    batches = sorted(set(timed[timed > 0].astype(int)))
-    batch = [f"batch {' to '.join(str(n) for n in dict.fromkeys((batches[0], batches[-1])))}"] if batches else []
-    where = [*devices, str(one.setting.params[1].get("precision", "float32")), *batch]
-    return [plain(f"Images/s on {', '.join(where)}.", 500)] if devices else []
-
-
-def _tested(one: Ranking) -> pd.DataFrame:
-    """Return the records behind ranked rows."""
-    return one.setting.tested[one.setting.tested["entry"].isin(one.rows.index)]
-
-
-def _rows_of_paper(one: Ranking) -> list[Row]:
-    """Return the rows, which say to which budget they belong, and whether they are the best there."""
-    tested, setting = one.setting.tested, one.setting
-    share = setting.entries["asked"]
+def _rows_of_paper(one: Ranking) -> pd.DataFrame:
+    """Return the rows in order: to which budget each belongs is its `group`; `accuracy_best` is the best there."""
+    tested, setting, is_dense = one.setting.tested, one.setting, one.rows["strategy"] == DENSE
     rows = one.rows.assign(task=setting.task, model=setting.model, n_train=setting.largest, **{
         **over_seeds(tested, dict.fromkeys(("parameters", "accuracy_top5"), "mean")),
         SPEED_UP.key: speed_ups(tested),
     })  # fmt: skip
-    rows.loc[rows["strategy"] == DENSE, list(BY_KEY["accuracy_delta"].keys)] = np.nan
-    groups: dict[str | float, list[Row]] = defaultdict(list)
-    for entry, row in zip(rows.index, dicts(rows), strict=True):
-        asked, named = share[entry], row["budget"]
-        beside = named if math.isnan(asked) else besides_share(named, asked)
-        row["method"] = ", ".join(filter(None, (row["strategy"], beside)))
-        groups[DENSE if row["strategy"] == DENSE else named if math.isnan(asked) else asked].append(row)
-    several = any(len(group) > 1 for group in groups.values())
-    for name, group in groups.items():
-        group.sort(key=lambda row: (-row["accuracy"], row["method"]))
-        best, last = text_of(group[0], TOP_1), text_of(group[-1], TOP_1)
-        for row in group:
-            row["group"] = name if several else name == DENSE
-            row["accuracy_best"] = text_of(row, TOP_1) == best != last
-    ordered = sorted(groups.items(), key=lambda each: (each[0] != DENSE, -max(r["macs_ratio"] or 0 for r in each[1])))
-    return [row for _, group in ordered for row in group]
+    rows.loc[is_dense, list(BY_KEY["accuracy_delta"].keys)] = np.nan
+    asked = setting.entries.loc[rows.index, "asked"]
+    named = rows["budget"].mask(is_dense, DENSE)
+    groups = asked.map("macs {:g}".format).where(asked.notna() & ~is_dense, named)
+    beside = map(besides_share, rows["budget"], asked)
+    rows["method"] = [", ".join(filter(None, each)) for each in zip(rows["strategy"], beside, strict=True)]
+    rows["shown"] = [text_of(row, TOP_1) for row in dicts(rows)]
+    cost = -rows["macs_ratio"].fillna(0).groupby(groups).transform("max")
+    order = {"first": ~is_dense, "cost": cost, "group": groups, "best": -rows["accuracy"], "method": rows["method"]}
+    rows = rows.loc[pd.DataFrame(order).sort_values(list(order)).index]
+    shown = rows["shown"].groupby(groups)
+    best, last = shown.transform("first"), shown.transform("last")
+    group = groups if groups.duplicated().any() else is_dense
+    return rows.assign(group=group, accuracy_best=(rows["shown"] == best) & (best != last))
 
 
-def _times(path: Path) -> pd.DataFrame:
-    """Return the eager rows that have times."""
+def _times(path: Path, network: str, precision: str) -> pd.DataFrame:
+    """Return the eager rows of a network in a precision that have times."""
     try:
         timed = pd.read_json(path, lines=True, dtype=False)
     except (OSError, ValueError) as error:
         raise UserError(
             f"{path} cannot be read", got=reason_of(error), next_step="give a folder that sparsebench speed has written"
         ) from error
-    return timed[(timed["mode"] == "eager") & timed["latency"].notna()]
-
-
-def _joined(table: Table, one: Ranking, timed: pd.DataFrame, folder: Path) -> Table:
-    """Return the table of a paper with times, joined by network, precision, strategy and budget."""
-    params: dict[str, Any] = one.setting.params[1]
-    network, precision = str(params.get("arch", one.setting.model)), str(params.get("precision", "float32"))
-    timed = timed[(timed["network"] == network) & (timed["precision"] == precision)]
-    keys = [(row["strategy"], "" if row["strategy"] == DENSE else row["budget"]) for row in table.rows]
-    times = timed.set_index(["strategy", "budget", "batch"])
-    known = {(strategy, budget) for strategy, budget, _ in times.index}
-    if not known.intersection(keys) or (DENSE, "") not in known:
-        note = f"{plain(str(folder), 200)} has no times of these strategies on {network} in {precision}."
-        return replace(table, legend=[*_measured(one), *table.legend, note])
-    batch = int(timed.loc[timed["strategy"] == DENSE, "batch"].max())
-    nothing = dict.fromkeys(times.columns)
-    found, rows = times.to_dict("index"), []
-    for row, key in zip(table.rows, keys, strict=True):
-        largest, single = found.get((*key, batch), nothing), found.get((*key, 1), nothing)
-        new = {name: largest[name] for name in ("images_per_s", SPEED_UP.key, "memory")}
-        new["latency"] = None if single["latency"] is None else 1000 * single["latency"]
-        rows.append({**row, **{name: None if pd.isna(value) else float(value) for name, value in new.items()}})
-    without = [f"{strategy} ({budget})" for strategy, budget in keys if (strategy, budget) not in known]
-    devices = ", ".join(sorted(set(timed["device"].astype(str))))
-    legend = [plain(f"Images/s and speed-up on {devices}, {precision}, batch {batch}; every network in turn.", 500)]
-    legend += [*table.legend, *([f"Without times: {few(without, NAMED, 100)}."] if without else [])]
-    return replace(table, rows=rows, columns=TIMED, legend=legend)
+    timed = timed[(timed["mode"] == "eager") & timed["latency"].notna()]
+    return timed[(timed["network"] == network) & (timed["precision"] == precision)]
