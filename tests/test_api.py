@@ -69,7 +69,7 @@ def test_records_of_tasks_with_other_metrics_stand_side_by_side(
 ) -> None:
     shutil.copytree(finished[0] / "records", tmp_path / "records")
     both = sparsebench.run(
-        GOOD, suite=TINY, tasks=["composite", "spurious:epochs=1,test=8,pretrain_epochs=0"], n_train=[4], seeds=2,
+        GOOD, suite=TINY, tasks=["composite", "spurious:epochs=1,test=8,pretrain_epochs=0"], n_train=[4], seeds=1,
         out=tmp_path, jobs=0,
     )  # fmt: skip
     assert both["spurious_gap"].notna().all()
@@ -232,24 +232,23 @@ def test_one_number_will_do_for_several_and_a_folder_for_its_records(tmp_path: P
 SMALL = {"suite": TINY, "n_train": [4], "seeds": 1, "jobs": 0}
 
 
-@pytest.mark.parametrize(("progress", "notebook", "bar"), [(None, True, 1), (False, True, 0)])
-def test_a_run_shows_a_bar_where_it_is_asked_for_and_in_notebooks(
-    progress: bool | None, notebook: bool, bar: int, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    if notebook:
-        monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
-    records: list[str] = []
-    table = sparsebench.run(
-        ["dense"], out=tmp_path, progress=progress, on_record=lambda record: records.append(record.cell_id), **SMALL
-    )
-    assert len(records) == len(set(records)) >= len(table) > 0
-    assert ("cells to run" in capsys.readouterr().err) == bool(bar)
+def test_a_run_in_a_notebook_shows_a_bar(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    records: list[Record] = []
+    table = sparsebench.run(["dense"], out=tmp_path, on_record=records.append, **SMALL)
+    assert len({record.cell_id for record in records}) == len(records) >= len(table) > 0
+    assert "cells to run" in capsys.readouterr().err
 
 
-def test_a_stopped_run_raises_and_does_not_end_the_program(tmp_path: Path) -> None:
+def test_a_stopped_run_raises_and_does_not_end_the_program_and_shows_no_bar_that_is_not_wanted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def stop(_record: object) -> None:
         raise KeyboardInterrupt
 
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
     with pytest.raises(KeyboardInterrupt):
-        sparsebench.run(["dense"], out=tmp_path, progress=True, on_record=stop, **SMALL)
+        sparsebench.run(["dense"], out=tmp_path, progress=False, on_record=stop, **SMALL)
+    assert "cells to run" not in capsys.readouterr().err

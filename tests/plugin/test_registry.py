@@ -187,32 +187,9 @@ def test_a_name_without_its_ending_or_its_prefix_is_guessed(
         registry.model("deit_small_patch16_224")
 
 
-def test_a_plugin_brings_tasks_and_models(registry: Registry, plugin: Callable[..., Path]) -> None:
-    more = """
-
-from sparsebench.models.vits import Vit
-from sparsebench.tasks.images import Composite
-
-
-class MyTask(Composite):
-    name: ClassVar[str] = "my_task"
-
-
-class MyModel(Vit):
-    name: ClassVar[str] = "my_model"
-
-
-@sparsebench.hookimpl
-def sparsebench_tasks():
-    return [MyTask]
-
-
-@sparsebench.hookimpl
-def sparsebench_models():
-    return [MyModel]
-"""
-    registry.load_file(plugin(more=more))
-    assert registry.task("my_task").name == "my_task" and registry.model("my_model").name == "my_model"
+def test_a_plugin_brings_tasks_and_models(registry: Registry) -> None:
+    registry.load_file(SAMPLES / "brings_tokens.py")
+    assert registry.task("sets").name == "sets" and registry.model("one_layer").name == "one_layer"
 
 
 @pytest.mark.parametrize("what", ["task", "model"])
