@@ -146,10 +146,7 @@ def show(name: str, bibtex: bool) -> None:
     registry = Registry()
     if name.endswith(".py"):
         for strategy in registry.load_file(Path(name)):
-            registered = registry.strategy(strategy)
-            if registered.failure:
-                raise UserError(f"{name} does not load: {registered.failure}")
-            _class("strategy", registered.cls, bibtex)
+            _class("strategy", registry.strategy(strategy).cls, bibtex)
         return
     known = _classes_of(registry)
     if name in registry.broken:

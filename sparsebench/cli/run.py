@@ -100,8 +100,6 @@ def forecast(plan: Plan, device: str = "auto") -> None:
     class folders are numbered.
 
     Where trained weights are tested and no test is done yet, their networks are timed on the device.
-
-    Leaves with 1 where a plugin does not load: its cells would have failed.
     """
     from tabulate import tabulate
 
@@ -110,7 +108,7 @@ def forecast(plan: Plan, device: str = "auto") -> None:
     from sparsebench.plugin.registry import Registry
     from sparsebench.tasks.sources.labels import described
 
-    todo, registry = [job for job in plan.todo if job.failure is None], Registry()
+    todo, registry = plan.todo, Registry()
     for file in {file for job in todo for file in job.files}:  # which may bring tasks
         registry.load_file(Path(file))
     expected, bytes_ = plan.expected, 0
@@ -137,11 +135,6 @@ def forecast(plan: Plan, device: str = "auto") -> None:
     )
     again = "".join(f"{line}\n" for line in plan.changed)
     click.echo(f"{len(todo)} of {len(plan.jobs)} cells to run{first}\n{again}{_networks(plan)}{table}{orders}")
-    broken = sorted({(job.label, job.failure) for job in plan.todo if job.failure is not None})
-    for label, reason in broken:
-        click.echo(f"{label} does not load, and its cells would fail: {reason}", err=True)
-    if broken:
-        sys.exit(1)
 
 
 def _networks(plan: Plan) -> str:

@@ -53,8 +53,6 @@ def settings_of(
     for spec in specs_of(words, registry):
         spec = Spec(spec.name, spec.params | {key: [value] for key, value in (more or {}).items()})
         found = registry.strategy(spec.name)
-        if found.failure:
-            raise UserError(f"strategy '{spec.name}' does not load", got=found.failure)
         for params in spec.combinations(without=BUDGET_KEYS):
             made = fill(found.cls, params, f"strategy '{spec.name}'", BUDGET_KEYS)
             budgets: list[Budget | None] = [*budgets_of(spec, others or [])]
@@ -169,7 +167,7 @@ def contenders_of(
         registered = registry.strategy(spec.name)
         for params in spec.combinations(without=BUDGET_KEYS):
             what = f"strategy '{spec.name}'"
-            strategy = registered.cls() if registered.failure else fill(registered.cls, params, what, BUDGET_KEYS)
+            strategy = fill(registered.cls, params, what, BUDGET_KEYS)
             part = Part.of(strategy)
             for budget in each if strategy.budgeted else [FULL]:
                 yield strategy, registered, budget, part
@@ -188,7 +186,7 @@ def able(
     named = {*suite.baselines, *(spec.name for text in others for spec in specs_of(text, registry))}
 
     def can(strategy: Strategy, registered: Found, budget: Budget, part: Part) -> bool:
-        if part.name in named or registered.failure is not None:
+        if part.name in named:
             return True
         if strategy.trained or strategy.trains_only or strategy.fits() or strategy.kind == "oracle":
             return False

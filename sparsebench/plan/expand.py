@@ -139,7 +139,7 @@ def _jobs(
         changed = strategy.model_dump(mode="json", exclude_defaults=True)
         return Job(
             cell=cell, origin=registered.origin, kind=registered.cls.kind, label=label(strategy.name, changed),
-            failure=registered.failure, **plugins_of(cell, registry), after=after, network=network,
+            **plugins_of(cell, registry), after=after, network=network,
             together=setting.model.together and not after, cost=costs.of(cell, tests=bool(network)), **more,
         )  # fmt: skip
 
@@ -204,9 +204,7 @@ class _Costs:
 
 
 def plugins_of(cell: Cell, registry: Registry) -> dict[str, tuple[str, ...]]:
-    """Return `Job.files` and `Job.strangers` of a cell, whose code it runs; none where its strategy failed to load."""
-    if registry.strategy(cell.strategy.name).failure is not None:
-        return {"files": (), "strangers": ()}
+    """Return `Job.files` and `Job.strangers` of a cell, whose code it runs."""
     owners = registry.owners(cell.strategy.name, cell.task.name, cell.model.name)
     strangers = {str(owner.file or owner.origin.plugin) for owner in owners if not owner.origin.is_shipped}
     files = {str(owner.file) for owner in owners if owner.file is not None}

@@ -29,7 +29,6 @@ class Job(BaseModel):
         files: the plugin files that bring its strategy, task or model: what a worker loads for it.
         strangers: the plugins whose code it runs and that do not come with sparsebench: names of installed ones, paths
             of files. No other cells have a worker with them.
-        failure: why the strategy could not be loaded, if so: the cell is recorded as failed and not run.
         after: id of the cell that must be done before, or "".
         network: id of the cell whose trained network this one tests, or "" where it trains its own.
         asked: whether the cell is one of the request; else it is there only because others start from it.
@@ -46,7 +45,6 @@ class Job(BaseModel):
     label: str
     files: tuple[str, ...] = ()
     strangers: tuple[str, ...] = ()
-    failure: str | None = None
     after: str = ""
     network: str = ""
     asked: bool = True

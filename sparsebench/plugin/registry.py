@@ -1,4 +1,4 @@
-"""Finds strategies, tasks, models, suites, papers and observers. A plugin that fails to load costs only itself."""
+"""Finds strategies, tasks, models, suites, papers and observers. A broken installed plugin costs only itself."""
 
 from __future__ import annotations
 
@@ -53,13 +53,15 @@ class Found:
 
     Attributes:
         file: the plugin file it was loaded from, or None.
-        failure: why there is no such class; then `cls` only stands in its place.
     """
 
     cls: type[Any]
     origin: Origin
     file: Path | None = None
-    failure: str | None = None
+
+
+class PluginError(UserError):
+    """A plugin cannot be loaded."""
 
 
 class Registry:
@@ -69,7 +71,7 @@ class Registry:
     that is its entry point's, and all of them only when a name is not found that way or a list is wanted.
 
     Attributes:
-        broken: why a plugin could not be loaded, by its name.
+        broken: why an installed plugin could not be loaded, by its name.
         files: the plugin files that were loaded.
 
     Args:
@@ -88,27 +90,23 @@ class Registry:
 
     def strategy(self, name: str) -> Found:
         """Return the strategy of that name, importing no other plugin if the name is an entry point's."""
-        if (found := self._look_for("strategy", name)) is None:
-            file = f"{name}.py" if Path(f"{name}.py").is_file() else None
-            raise unknown("strategy", name, {*self._found["strategy"], *self.broken}, meant=file)
-        return found
+        return self._named("strategy", name, f"{name}.py" if Path(f"{name}.py").is_file() else None)
 
     def task(self, name: str) -> type[Task]:
         """Return the task of that name."""
-        return self._class("task", name)
+        return self._named("task", name).cls
 
     def model(self, name: str) -> type[Model]:
         """Return the model of that name."""
-        return self._class("model", name, f"timm:{name}" if re.match(r"vit_|deit|eva", name) else None)
+        return self._named("model", name, f"timm:{name}" if re.match(r"vit_|deit|eva", name) else None).cls
 
-    def _class(self, kind: str, name: str, meant: str | None = None) -> type[Any]:
-        """Return the class of a name; if there is none, and a plugin that may bring it is broken, that is said."""
+    def _named(self, kind: str, name: str, meant: str | None = None) -> Found:
+        """Return what has a name; if nothing has, and the plugin of that name is broken, that is said."""
         if (found := self._look_for(kind, name)) is not None:
-            return found.cls
-        for plugin, reason in self.broken.items():
-            if plugin.startswith("file:") or plugin == name:
-                raise UserError(f"unknown {kind} '{name}', and {plugin} could not be loaded", got=reason)
-        raise unknown(kind, name, self._found[kind], meant=meant)
+            return found
+        if name in self.broken:
+            raise PluginError(f"plugin '{name}' does not load: {self.broken[name]}")
+        raise unknown(kind, name, {*self._found[kind], *self.broken}, meant=meant)
 
     def observers_named(self, name: str) -> list[type[Observer]]:
         """Return the observers to turn on for a name, or for a plugin file; none where the plugin is one by itself.
@@ -125,7 +123,7 @@ class Registry:
             found = self._look_for("observer", name)
             plugin, observers = name, [] if found is None else [found.cls]
         if not observers and plugin in self.broken:
-            raise UserError(f"observer '{name}' could not be loaded", got=self.broken[plugin])
+            raise PluginError(f"plugin '{name}' does not load: {self.broken[plugin]}")
         if not observers and plugin not in (each.plugin_name for each in self.record_hooks()):
             raise unknown("observer", name, self._found["observer"])
         return observers
@@ -134,8 +132,6 @@ class Registry:
         """Return what is found of a kind under a name; all plugins are loaded if its entry point does not bring it."""
         if name not in self._found[kind] and name in self.entries:
             self.load_entry(name)
-            if name in self.broken and kind == "strategy":
-                self._found[kind][name] = _stand_in(name, Origin(plugin=name), None, self.broken[name])
         if name not in self._found[kind]:
             self.load_all()
         return self._found[kind].get(name)
@@ -158,17 +154,17 @@ class Registry:
 
     def _all(self, kind: str) -> list[Found]:
         self.load_all()
-        return [found for _, found in sorted(self._found[kind].items()) if found.failure is None]
+        return [found for _, found in sorted(self._found[kind].items())]
 
     def suites(self) -> dict[str, Path | Traversable]:
         """Return the TOML file of every suite that plugins bring, by its name."""
-        return self._named("sparsebench_suites", lambda file: str(file.name).removesuffix(".toml"))
+        return self._answers("sparsebench_suites", lambda file: str(file.name).removesuffix(".toml"))
 
     def papers(self) -> dict[str, Paper]:
         """Return every paper that plugins reproduce, by its name."""
-        return self._named("sparsebench_papers", lambda paper: paper.name)
+        return self._answers("sparsebench_papers", lambda paper: paper.name)
 
-    def _named(self, hook: str, name_of: Callable[[Any], str]) -> dict[str, Any]:
+    def _answers(self, hook: str, name_of: Callable[[Any], str]) -> dict[str, Any]:
         """Return what plugins answer to a hook by name: of two with one the shipped one, else the first, counts.
 
         A plugin that fails is named in `broken`.
@@ -199,21 +195,21 @@ class Registry:
                 f"the installation does not name its plugin '{name}'", next_step="install sparsebench again"
             )
         entry = self.entries[name]
-        if module_of(entry):
-            dist, version = distribution(entry)
-            failure = self._take(entry.load, Origin(plugin=name, distribution=dist, version=version))
-        else:
-            failure = f"its entry point names no module: '{entry.value}'"
-        if failure is not None:
-            self.broken[name] = failure
+        if not module_of(entry):
+            self.broken[name] = f"its entry point names no module: '{entry.value}'"
+            return
+        dist, version = distribution(entry)
+        try:
+            self._take(entry.load, Origin(plugin=name, distribution=dist, version=version))
+        except PluginError as error:
+            self.broken[name] = str(error)
 
     def load_file(self, path: Path) -> list[str]:
         """Load a plugin from a .py file under a private module name; return the names of its strategies.
 
-        A file that fails to load stands for one strategy, named as the file, whose cells will have failed.
-
         Raises:
             UserError: there is no such file, it cannot be read, it brings nothing, or something whose name is taken.
+            PluginError: it fails to load.
         """
         if not path.is_file():
             raise UserError(f"plugin file {path} does not exist")
@@ -222,16 +218,15 @@ class Registry:
             content = Content.of_file(path)
             origin = Origin(plugin=as_utf8(f"file:{path.name}"), revision=content.revision)
             known = self._size()
-            failure = self._take(lambda: _execute(path, content), origin, path)
-            if failure is None and known == self._size():
+            try:
+                self._take(lambda: _execute(path, content), origin, path)
+            except PluginError as error:
+                raise PluginError(f"plugin file {path}: {error}") from error
+            if known == self._size():
                 raise UserError(
                     f"plugin file {path.name} brings no strategy, task, model, suite, paper or observer",
                     next_step="return its classes from sparsebench_strategies(), decorated with sparsebench.hookimpl",
                 )
-            if failure is not None:
-                self.broken[origin.plugin] = failure
-                stem = self._free_name(re.sub(r"\W", "_", as_utf8(path.stem)))
-                self._found["strategy"][stem] = _stand_in(stem, origin, path, failure)
             self.files.append(path)
         return [name for name, found in self._found["strategy"].items() if found.file == path]
 
@@ -241,16 +236,13 @@ class Registry:
         hooks = self.manager.hook.sparsebench_suites, self.manager.hook.sparsebench_papers
         return named + len(self.record_hooks()) + sum(len(hook.get_hookimpls()) for hook in hooks)
 
-    def _free_name(self, name: str) -> str:
-        """Return the name, or one made from it that no strategy has."""
-        while name in self._found["strategy"] or name in self.entries:
-            name = f"file_{name}"
-        return name
-
-    def _take(self, load: Callable[[], ModuleType], origin: Origin, file: Path | None = None) -> str | None:
-        """Load a module and take what its hooks return; return why that failed, or None.
+    def _take(self, load: Callable[[], ModuleType], origin: Origin, file: Path | None = None) -> None:
+        """Load a module and take what its hooks return.
 
         What it prints meanwhile does not go to the standard output, which is the command's.
+
+        Raises:
+            PluginError: that failed; it says why.
         """
         name = self._free_plugin(origin.plugin)
         before = {kind: dict(found) for kind, found in self._found.items()}
@@ -268,10 +260,7 @@ class Registry:
             self._found = before
             if self.manager.has_plugin(name):
                 self.manager.unregister(name=name)
-            if isinstance(error, _TakenError) and file is not None:
-                raise UserError(f"plugin file {file}: {error}") from error
-            return _reason(error)
-        return None
+            raise PluginError(_reason(error)) from error
 
     def owners(self, strategy: str, task: str, model: str) -> list[Found]:
         """Return the strategy, the task and the model of those names, with where they came from."""
@@ -322,12 +311,12 @@ class Registry:
             self._check_metrics(cls)
         entry, taken = self.entries.get(cls.name), self._found[kind].get(cls.name)
         if kind == "strategy" and entry is not None and origin.plugin != cls.name:
-            raise _TakenError(f"its strategy '{cls.name}' has the name of installed plugin '{entry.name}'; rename it")
+            raise UserError(f"its strategy '{cls.name}' has the name of installed plugin '{entry.name}'; rename it")
         if taken is None:
             self._found[kind][cls.name] = Found(cls, origin, file)
         elif taken.cls is not cls:
             other = taken.file or taken.origin.plugin
-            raise _TakenError(f"its {kind} '{cls.name}' has the name of one of plugin '{other}'; rename it")
+            raise UserError(f"its {kind} '{cls.name}' has the name of one of plugin '{other}'; rename it")
 
     def _check_metrics(self, cls: type[Task]) -> None:
         """Raise UserError if metrics of a task are none, or others of that name are not the same."""
@@ -335,17 +324,13 @@ class Registry:
         metrics.check(cls.metrics)
         for kind in cls.metrics:
             if known.get(kind.name, kind) != kind:
-                raise _TakenError(
+                raise UserError(
                     f"another task has a metric '{kind.name}', which is not the same", next_step="rename it"
                 )
 
     def record_hooks(self) -> list[pluggy.HookImpl]:
         """Return what looks at records without being named: each with a `plugin_name` and a `function`."""
         return self.manager.hook.sparsebench_record_finished.get_hookimpls()
-
-
-class _TakenError(UserError):
-    """Something of a plugin has the name of something else."""
 
 
 def _execute(path: Path, content: Content) -> ModuleType:
@@ -378,11 +363,6 @@ def _check_hooks(module: ModuleType) -> None:
     for name, thing in vars(module).items():
         if isinstance(getattr(thing, f"{PROJECT}_impl", None), dict) and name not in known:
             raise unknown("hook", name, known)
-
-
-def _stand_in(name: str, origin: Origin, file: Path | None, failure: str) -> Found:
-    """Return what stands for a strategy that could not be loaded."""
-    return Found(type("Unloaded", (Strategy,), {"name": name, "__module__": __name__}), origin, file, failure)
 
 
 def _complaint(kind: str, cls: Any) -> str | None:

@@ -240,7 +240,7 @@ def _job(cell: Cell, record: Record, manifest: Manifest, registry: Registry, plu
         )  # fmt: skip
     registered = registry.strategy(name)
     return Job(
-        cell=cell, origin=registered.origin, kind=registered.cls.kind, label=name, failure=registered.failure,
+        cell=cell, origin=registered.origin, kind=registered.cls.kind, label=name,
         after=after, **plugins_of(cell, registry),
     )  # fmt: skip
 

@@ -252,15 +252,12 @@ def strategy_of(job: Job, registry: Registry) -> Strategy:
     """Return the job's strategy.
 
     Raises:
-        StrategyError: it does not load, or it has another revision than the run began with.
+        PluginError: it does not load any more.
+        StrategyError: it has another revision than the run began with.
     """
-    if job.failure:
-        raise StrategyError(f"the plugin does not load: {job.failure}")
     for path in job.files:
         registry.load_file(Path(path))
     registered = registry.strategy(job.cell.strategy.name)
-    if registered.failure:
-        raise StrategyError(f"the plugin does not load: {registered.failure}")
     if registered.cls.kind != job.kind:
         raise StrategyError(f"'{registered.cls.name}' is {registered.cls.kind} here, and {job.kind} in its job")
     if registered.origin.identity != job.origin.identity:

@@ -258,8 +258,8 @@ def _keep_manifests(plan: Plan, out: Path, registry: Registry) -> None:
 
 
 def _keep_strategies(out: Path, registry: Registry, jobs: Iterable[Job]) -> None:
-    """Write what the strategies of jobs are, unless it is there; of those that could not be loaded nothing."""
-    revisions = {(job.cell.strategy.name, job.origin.revision) for job in jobs if job.failure is None}
+    """Write what the strategies of jobs are, unless it is there."""
+    revisions = {(job.cell.strategy.name, job.origin.revision) for job in jobs}
     for name, revision in sorted(revisions):
         with suppress(UserError):  # in a file that the workers load
             found = registry.strategy(name)

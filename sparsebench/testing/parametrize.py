@@ -69,7 +69,8 @@ def resolve(named: Named, registry: Registry, given: Given | None = None) -> lis
             of those in the text.
 
     Raises:
-        UserError: there is none, or it does not load.
+        UserError: there is none.
+        PluginError: it does not load.
     """
     from sparsebench.records.cell import Origin
     from sparsebench.strategy.spec import fill, parse
@@ -81,15 +82,9 @@ def resolve(named: Named, registry: Registry, given: Given | None = None) -> lis
     made = []
     for name in names:
         registered = registry.strategy(name)
-        if registered.failure:
-            raise PluginError(f"plugin '{name}' does not load: {registered.failure}")
         what = f"strategy '{name}'"
         wanted = spec.combinations() if given is None else given.get(name, ())
         made += [(fill(registered.cls, params, what), registered.origin) for params in wanted]
     if not made:
         raise UserError(f"{spec.name} brings no strategy to check")
     return made
-
-
-class PluginError(UserError):
-    """A plugin that was named does not load."""

@@ -124,9 +124,9 @@ def _answer(worker: Worker, limit: float) -> Message:
 
 def main(line: Line) -> None:
     """Check what is asked for, in a process of its own: load the strategy, run the checks, say what they found."""
-    from sparsebench.plugin.registry import Registry
+    from sparsebench.plugin.registry import PluginError, Registry
     from sparsebench.testing import networks, run
-    from sparsebench.testing.parametrize import PluginError, resolve
+    from sparsebench.testing.parametrize import resolve
 
     for name in networks.NAMES:
         networks.cached(name)

@@ -305,18 +305,11 @@ def test_what_is_unsupported_is_named_and_is_no_failure(tmp_path: Path) -> None:
     assert "unsupported on composite: 1 cell unsupported: only for round tokens" in result.stdout
 
 
-def test_a_plugin_that_does_not_load_leaves_1_with_its_reason_and_a_board(tmp_path: Path) -> None:
-    result = call("run", *SMALL, "--plugin", SAMPLES / "import_error.py", "--out", tmp_path, "--jobs", 0)
-    assert result.exit_code == 1
-    assert "No module named 'a_module_that_is_nowhere'" in result.stdout
-    assert set(board_in(tmp_path)) == {"dense", "random", "oracle", "anti_oracle"}
-
-
-def test_a_dry_run_says_what_does_not_load_and_plans_nothing_of_it(tmp_path: Path) -> None:
-    result = call("run", *SMALL, "--plugin", SAMPLES / "import_error.py", "--out", tmp_path, "--dry-run")
-    assert result.exit_code == 1 and "import_error" not in result.stdout
-    assert "import_error does not load, and its cells would fail: " in result.stderr
-    assert "No module named 'a_module_that_is_nowhere'" in result.stderr
+@pytest.mark.parametrize("dry", [["--dry-run"], []])
+def test_a_plugin_that_does_not_load_is_refused_before_anything_is_run(tmp_path: Path, dry: list[str]) -> None:
+    plugins = [x for name in ("good", "import_error") for x in ("--plugin", SAMPLES / f"{name}.py")]
+    refused(call("run", *SMALL, *plugins, "--out", tmp_path / "out", *dry), "a_module_that_is_nowhere")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("dry", [["--dry-run"], []])

@@ -208,7 +208,7 @@ def test_records_of_earlier_versions_say_so(mine: Path, tmp_path: Path) -> None:
 def test_a_revision_is_a_whole_number(mine: Path, tmp_path: Path, revision: str) -> None:
     changed(mine, "[int] = 1", f"[object] = {revision}")
     said = CliRunner().invoke(main, ["run", str(mine), "--suite", TINY, "--out", str(tmp_path / "out"), "--dry-run"])
-    assert said.exit_code == 1 and "mine.revision must be a whole number" in said.stderr
+    assert said.exit_code == 2 and "mine.revision must be a whole number" in said.stderr
 
 
 SOURCE = '''# a comment

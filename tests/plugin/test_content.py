@@ -122,7 +122,6 @@ def test_a_file_imports_what_lies_beside_it_and_no_other_file_does(tmp_path: Pat
     registry = Registry()
     for word, name in (("a", "far"), ("b", "further")):
         assert registry.load_file(own(tmp_path / word, word, name)) == [name]
-        assert registry.strategy(name).failure is None, registry.strategy(name).failure
     classes: list[Any] = [registry.strategy(name).cls for name in ("far", "further")]
     assert [cls.what for cls in classes] == ["aaa", "bbb"] == [cls.late() for cls in classes]
     own(tmp_path / "a", "c", "far")

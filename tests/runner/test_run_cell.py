@@ -36,9 +36,6 @@ def image(measured: Measure) -> Measure:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("import_error", "No module named 'a_module_that_is_nowhere'"),
-        ("wrong_hook", "did you mean 'sparsebench_strategies'"),
-        ("undeclared_oracle", "kind must be 'oracle'"),
         ("wrong_shape", "scores must have shape (8, 16), got (8, 16, 16)"),
         ("out_of_range", "must lie in 0..15, got 1000.."),
         ("duplicates", "names a token twice"),

@@ -12,10 +12,10 @@ from samples import SAMPLES
 
 from sparsebench import Keep, Strategy, UserError
 from sparsebench.models.deep import DeepViT
-from sparsebench.plugin.registry import Registry
+from sparsebench.plugin.registry import PluginError, Registry
 from sparsebench.records.cell import Origin
 from sparsebench.testing import parametrize_with_strategies, run
-from sparsebench.testing.parametrize import PluginError, resolve
+from sparsebench.testing.parametrize import resolve
 from sparsebench.testing.trial import RuleError
 from sparsebench.training.steps import Autograd, Samples
 
@@ -284,7 +284,7 @@ def test_one_that_looks_through_all_objects_for_labels_is_named():
 
 
 def test_a_plugin_that_does_not_load_says_why():
-    with pytest.raises(PluginError, match="does not load: ModuleNotFoundError"):
+    with pytest.raises(PluginError, match=r"import_error\.py: ModuleNotFoundError"):
         resolve(str(SAMPLES / "import_error.py"), Registry())
 
 
