@@ -112,21 +112,19 @@ class Registry:
         """Return the observers to turn on for a name, or for a plugin file; none where the plugin is one by itself.
 
         Raises:
-            UserError: there is none, or its plugin could not be loaded.
+            UserError: there is none.
+            PluginError: it cannot be loaded.
         """
+        plugin, found = name, list[Found]()
         if name.endswith(".py"):
-            path = Path(name)
-            self.load_file(path)
-            plugin, path = as_utf8(f"file:{path.name}"), path.resolve()
-            observers = [found.cls for found in self._found["observer"].values() if found.file == path]
-        else:
-            found = self._look_for("observer", name)
-            plugin, observers = name, [] if found is None else [found.cls]
-        if not observers and plugin in self.broken:
-            raise PluginError(f"plugin '{name}' does not load: {self.broken[plugin]}")
-        if not observers and plugin not in (each.plugin_name for each in self.record_hooks()):
-            raise unknown("observer", name, self._found["observer"])
-        return observers
+            self.load_file(Path(name))
+            plugin = str(Path(name).resolve())
+            found = [one for one in self._found["observer"].values() if str(one.file) == plugin]
+        elif (one := self._look_for("observer", name)) is not None:
+            found = [one]
+        if not found and plugin not in (each.plugin_name for each in self.record_hooks()):
+            found = [self._named("observer", name)]
+        return [one.cls for one in found]
 
     def _look_for(self, kind: str, name: str) -> Found | None:
         """Return what is found of a kind under a name; all plugins are loaded if its entry point does not bring it."""
@@ -244,7 +242,7 @@ class Registry:
         Raises:
             PluginError: that failed; it says why.
         """
-        name = self._free_plugin(origin.plugin)
+        name = origin.plugin if file is None else str(file)
         before = {kind: dict(found) for kind, found in self._found.items()}
         try:
             with redirect_stdout(sys.stderr):
@@ -281,12 +279,6 @@ class Registry:
                 f"'{part.name}' has another revision here than in its cell", got=here or "1",
                 allowed=part.revision or "1", next_step="run it again",
             )  # fmt: skip
-
-    def _free_plugin(self, name: str) -> str:
-        """Return the name, marked until no plugin has it."""
-        while self.manager.has_plugin(name):
-            name += "'"
-        return name
 
     def _brought(self, name: str, hook: str) -> Iterator[Any]:
         """Yield what a plugin returns from a hook."""
