@@ -28,7 +28,7 @@ from sparsebench.models.deep import DeepViT
 from sparsebench.models.small_vit import small_vit
 from sparsebench.models.timm_models import named_vit
 from sparsebench.models.vits import Vit
-from sparsebench.runner.worker import one_thread
+from sparsebench.runner.run_cell import one_thread
 from sparsebench.strategy.budget import Budget
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Composite

@@ -23,7 +23,7 @@ from sparsebench.models import attention_fields
 from sparsebench.models.actor import Actor
 from sparsebench.models.attention import qkv
 from sparsebench.models.deep import DeepViT
-from sparsebench.runner.worker import one_thread
+from sparsebench.runner.run_cell import one_thread
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.spec import fill, parse

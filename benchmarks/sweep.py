@@ -35,8 +35,8 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
 from sparsebench.runner.engines import Processes, Queue
-from sparsebench.runner.observers import Observers
 from sparsebench.runner.process import descendants
+from sparsebench.runner.run import Observers
 
 TRIVIAL = "theory:steps=1,test=1,tokens=5"
 BUSY = "theory:steps={steps},test=20,tokens=20,lr=1e-9"
@@ -87,8 +87,7 @@ def overhead(number: int) -> str:
 def bare(number: int) -> tuple[int, str, str]:
     """Return how many trivial cells were run, without engine and store, and the median of their CPU-ms."""
     from sparsebench.runner.prepare import Context
-    from sparsebench.runner.run_cell import run_cell
-    from sparsebench.runner.worker import one_thread
+    from sparsebench.runner.run_cell import one_thread, run_cell
 
     jobs = expand(Request(tasks=(TRIVIAL,), n_train=(4,), seeds=number // 4), Registry())
     registry, used = Registry(), list[float]()
@@ -187,8 +186,7 @@ KINDS = (
 def grouped(rounds: int) -> str:
     """Compare cells that have the data of the one before with cells that draw for themselves, in one process."""
     from sparsebench.runner.prepare import Context, Drawn
-    from sparsebench.runner.run_cell import run_cell
-    from sparsebench.runner.worker import one_thread
+    from sparsebench.runner.run_cell import one_thread, run_cell
 
     rows: list[tuple[object, ...]] = []
     for name, task, n_train, seeds in KINDS:

@@ -31,7 +31,7 @@ from sparsebench_theory.together import gradients_of, train_together
 from timing import Row, Run, ratio, table, turns
 
 from sparsebench.runner.devices import THREADS
-from sparsebench.runner.worker import one_thread
+from sparsebench.runner.run_cell import one_thread
 from sparsebench.tasks.base import Data, Recipe
 from sparsebench.training.loop import Course, JointTraining, Training
 from sparsebench.training.steps import Autograd, Samples, Steps

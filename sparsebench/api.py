@@ -69,11 +69,12 @@ def _callbacks(
     from sparsebench.runner.progress import Progress, in_a_notebook
     from sparsebench.runner.run import Callbacks
 
+    on_record = on_record or (lambda record: None)
     if not (in_a_notebook() if progress is None else progress):
-        yield Callbacks() if on_record is None else Callbacks(on_record=on_record)
+        yield Callbacks(on_record=on_record)
         return
-    with Progress(out, exits=False) as bar:
-        yield bar.callbacks(on_record)
+    with Progress(out, on_record) as bar:
+        yield bar.callbacks
 
 
 def _folder_of(out: Any) -> Path:

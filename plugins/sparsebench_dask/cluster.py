@@ -15,8 +15,7 @@ from sparsebench.errors import UserError, one_line
 from sparsebench.plan.job import Job, Setting
 from sparsebench.records import manifests, store
 from sparsebench.records.record import Failure, Record
-from sparsebench.runner import environment
-from sparsebench.runner.devices import slots, variables
+from sparsebench.runner.devices import environment, slots, variables
 from sparsebench.runner.engines import OnBegin, Queue, Supervisor, log_of, nobody
 from sparsebench.runner.process import kept_server
 
@@ -57,7 +56,7 @@ def answer(setting: Setting, jobs: Sequence[Job], version: str) -> tuple[list[Re
 
     threading.Thread(target=watch, daemon=True).start()
     try:
-        return [record for _, record in supervisor.records(list(jobs))], environment.describe()
+        return [record for _, record in supervisor.records(list(jobs))], environment()
     finally:
         over.set()
         supervisor.end()

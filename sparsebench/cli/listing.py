@@ -319,8 +319,8 @@ def env() -> None:
     from tabulate import tabulate
 
     from sparsebench.records.cell import digest
-    from sparsebench.runner.environment import describe
+    from sparsebench.runner.devices import environment
 
-    environment, gpus = describe(), map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
-    rows = [*environment.items(), ("CUDA devices", ", ".join(gpus) or "none"), ("hash", digest(environment))]
+    machine, gpus = environment(), map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
+    rows = [*machine.items(), ("CUDA devices", ", ".join(gpus) or "none"), ("hash", digest(machine))]
     click.echo(tabulate(rows, tablefmt="plain"))

@@ -57,7 +57,7 @@ def show_tokens(
         forecast(plan_of(request, Trainer(replace(files, dry=True), how, out)))
         return
     with Progress(out) as progress:
-        trainer = Trainer(files, how, out, progress.callbacks())
+        trainer = Trainer(files, how, out, progress.callbacks)
         pictures = show(request, trainer, samples)
     write_whole(file, draw(pictures, form))
     lost = [shown for shown in pictures.shown if shown.why]
@@ -131,7 +131,7 @@ def compare(
         forecast(comparing.plan_of((a, b), request, trainer, drawn))
         return
     with Progress(out) as progress:
-        trainer = Trainer(files, how, out, progress.callbacks())
+        trainer = Trainer(files, how, out, progress.callbacks)
         comparison = comparing.compare((a, b), request, trainer, drawn)
     if picture is not None:
         write_whole(picture, comparing.draw(comparison, form))

@@ -87,7 +87,7 @@ def _make(paper: Paper, figures: tuple[str, ...], preset: str, out: Path | None,
         forecast(plan_of(paper, figures, preset, folder, how, replace(files, dry=True)))
         return
     with Progress(folder) as progress:
-        verdicts, lost = make(paper, figures, preset, folder, how, files, progress.callbacks())
+        verdicts, lost = make(paper, figures, preset, folder, how, files, progress.callbacks)
     figure, claim = (max((len(getattr(v, name)) for v in verdicts), default=0) for name in ("figure", "claim"))
     for verdict in verdicts:
         click.echo(f"{verdict.figure:<{figure}}  {verdict.claim:<{claim}}  {verdict.verdict}")
@@ -185,7 +185,7 @@ def _measure(claim: Claim, weights: Path | None, images: Path | None, out: Path,
         raise UserError("--check needs the network and the pictures", next_step="give --weights FILE and --images DIR")
     request, files = request_of(claim, weights, images, Registry())
     with Progress(out) as progress:
-        records = execute(request, files, values_of(how)[2], out, progress.callbacks()).records
+        records = execute(request, files, values_of(how)[2], out, progress.callbacks).records
     result = result_of(claim, records)
     click.echo(str(result))
     return int(not result.holds)

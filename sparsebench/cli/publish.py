@@ -105,7 +105,7 @@ def _submissions(path: Path) -> list[Path]:
 def _ask(folder: Path, yes: bool) -> None:
     """Say what is going to run, and go on only if that is wanted."""
     from sparsebench.publish.verify import manifest_of, plugin_of
-    from sparsebench.runner.enclosure import has_sandbox, no_network
+    from sparsebench.runner.process import has_sandbox, no_network
 
     manifest = manifest_of(folder)
     plugin = plugin_of(folder, manifest)
@@ -283,7 +283,7 @@ def observe(folder: Path, observers: tuple[str, ...]) -> None:
 
     `run --observe` does this during the run. Exits with 1 if an observer failed.
     """
-    from sparsebench.runner.observers import show_folder
+    from sparsebench.runner.run import show_folder
 
     n, failed = show_folder(observers, folder)
     click.echo(f"{n} records" + (f"; failed: {', '.join(failed)}" if failed else ""), err=True)

@@ -25,8 +25,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.cell import Cell, canonical
 from sparsebench.runner.prepare import Context, Prepared, fit_on, strategy_of, wants_images
-from sparsebench.runner.run_cell import failure_of
-from sparsebench.runner.worker import one_thread
+from sparsebench.runner.run_cell import failure_of, one_thread
 from sparsebench.stats import style
 from sparsebench.stats.intervals import mean_interval
 from sparsebench.strategy.base import Strategy

@@ -22,8 +22,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
 from sparsebench.runner.prepare import Context, Prepared
-from sparsebench.runner.run_cell import failure_of
-from sparsebench.runner.worker import one_thread
+from sparsebench.runner.run_cell import failure_of, one_thread
 from sparsebench.stats import style
 from sparsebench.strategy.budget import FULL
 from sparsebench.strategy.plans import Keep, Merge

@@ -29,7 +29,7 @@ from sparsebench.plan.time_left import Expected
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.table import setting_text
 from sparsebench.runner.process import peak
-from sparsebench.runner.worker import one_thread
+from sparsebench.runner.run_cell import one_thread
 from sparsebench.stats import style
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import Budget

@@ -37,7 +37,7 @@ from sparsebench.records import manifests, store
 from sparsebench.records.cell import Cell, canonical
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
-from sparsebench.runner.enclosure import enclose
+from sparsebench.runner.process import enclose
 from sparsebench.runner.run import Callbacks
 from sparsebench.stats.paired import mcnemar
 from sparsebench.strategy.base import Kind

@@ -1,15 +1,18 @@
-"""On which devices cells run: how many workers there are, where each is, and how one has its device for itself."""
+"""On what cells run: the machine, its devices, where each worker is, and how a cell has its device for itself."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import platform
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 
 from sparsebench.errors import UserError
@@ -177,3 +180,47 @@ def _open(name: str) -> int:
         raise UserError(
             f"--exclusive cannot lock {path}", got=error.strerror, next_step="remove it, or set TMPDIR"
         ) from error
+
+
+PACKAGES = ("sparsebench", "torch", "timm", "torchvision", "numpy", "scipy", "scikit-learn", "pillow", "pluggy",
+            "pydantic", "numba", "llvmlite")  # fmt: skip
+SETTINGS = (
+    "ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_DEBUG_CPU_TYPE", "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "OPENBLAS_CORETYPE",
+    "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_DISABLE_JIT",
+)  # fmt: skip
+"""Variables by which the libraries compute otherwise. Numbers of threads are not among them: a cell has one."""
+NUMBERS = {"tf32": "off", "kernels": "deterministic where torch has them, but attention's gradients on a GPU"}
+"""How every cell computes, whatever the machine's own settings are; see `run_cell.one_thread`."""
+
+
+@lru_cache(maxsize=1)
+def environment() -> dict[str, str]:
+    """Return what the machine and the libraries are that a record is made with; probes no GPU. Imports torch.
+
+    Settings are in it where they are set, as most are nowhere.
+    """
+    import torch
+
+    versions = dict.fromkeys(PACKAGES, "not installed")
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": str(os.cpu_count()),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        **NUMBERS,
+        **{name: os.environ[name] for name in SETTINGS if os.environ.get(name)},
+        **versions,
+    }
+
+
+def _processor() -> str:
+    with suppress(OSError):  # of another system than Linux
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -6,7 +6,6 @@ import logging
 import signal
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
@@ -32,8 +31,6 @@ PATIENCE = 5.0
 """Seconds that a worker may take to leave once it has closed its line."""
 TRIES = 3
 """Workers in a row that may fail to start."""
-WAITING = 3
-"""Workers of a place on the CPU that wait at most, each for cells with other third-party code; on a GPU one does."""
 ECHO = 0.3
 """Seconds after an interrupt in which another is the same one: a program's starter may hand on its own."""
 TOGETHER = 1000
@@ -221,8 +218,7 @@ class InProcess:
     def records(self, queue: Queue, setting: Setting, on_begin: OnBegin = nobody) -> Generator[Record, None, None]:
         """Yield the record of each job, run one after the other in this process; see `Engine`."""
         from sparsebench.runner.prepare import Context
-        from sparsebench.runner.run_cell import run_cells
-        from sparsebench.runner.worker import one_thread
+        from sparsebench.runner.run_cell import one_thread, run_cells
 
         setting = setting.model_copy(update={"device": first_of(setting.device)})
 
@@ -321,6 +317,7 @@ class Supervisor:
     """Gives cells to one worker after another, and ends those that go over a limit or are unfit.
 
     A strategy that does not come with sparsebench has workers of its own: what it changes of a process no other meets.
+    Other code than the last needs another worker.
 
     Args:
         setting: what the cells have in common; the device is the slot's.
@@ -333,8 +330,8 @@ class Supervisor:
     def __init__(self, setting: Setting, slot: Slot, server: Server, log: Path, on_begin: OnBegin = nobody):
         self.server, self.log, self.limits, self.on_begin = server, log, setting.limits, on_begin
         self.setting, self.slot = setting.model_copy(update={"device": slot.device}), slot
-        self.workers: OrderedDict[tuple[str, ...], Worker] = OrderedDict()  # the last one used last
-        self.most = WAITING if slot.device == "cpu" else 1
+        self.worker: Worker | None = None
+        self.code: tuple[str, ...] = ()
         self.stopped = False
         self.lock = threading.Lock()
         self._begins(())
@@ -373,8 +370,7 @@ class Supervisor:
 
     def _ask(self, left: dict[str, Job]) -> Generator[tuple[Job, Record], None, _End | None]:
         """Yield the worker's records and take out their jobs; return how it came to an end with it, if it did."""
-        code = next(iter(left.values())).code
-        worker = self._start(code)
+        worker = self._start(next(iter(left.values())).code)
         if worker is None:
             return None
         self._begins(())
@@ -382,7 +378,7 @@ class Supervisor:
         while left:
             heard = self._hear(worker, left)
             if isinstance(heard, _End):
-                self._end(code)
+                self.end()
                 return heard
             if heard is None:
                 continue
@@ -392,7 +388,7 @@ class Supervisor:
             if not heard.share:
                 self._begins(heard.at)
             if heard.unfit:
-                self._end(code)
+                self.end()
                 return None
         return None
 
@@ -421,46 +417,39 @@ class Supervisor:
 
     def _start(self, code: tuple[str, ...]) -> Worker | None:
         """Return a worker that waits for cells with that code, or None if the run is stopped."""
-        with self.lock:
-            if code in self.workers and not self.stopped:
-                self.workers.move_to_end(code)
-                return self.workers[code]
-        while len(self.workers) >= self.most:
-            self._end(next(iter(self.workers)))
+        if self.worker is not None and self.code == code:
+            return self.worker
+        self.end()
         for _ in range(TRIES):
             try:
-                worker = self.server.start("sparsebench.runner.worker", self.slot.environment, self.log)
+                worker = self.server.start("sparsebench.runner.run_cell", self.slot.environment, self.log)
             except EOFError:
                 if self.stopped:
                     return None
                 continue
             with self.lock:
-                self.workers[code] = worker
+                self.worker, self.code = worker, code
                 if self.stopped:
                     worker.cut()
             worker.ask(self.setting)
             with suppress(EOFError, ValueError):
                 if worker.answer(START, Message) is not None:
                     return worker
-            self._end(code)
+            self.end()
             if self.stopped:
                 return None
         raise UserError(f"{TRIES} workers in a row did not start; {self.log} says why")
 
-    def _end(self, code: tuple[str, ...]) -> None:
-        worker = self.workers[code]
-        worker.end()
-        with self.lock:
-            del self.workers[code]
-
     def end(self) -> None:
-        """End all workers."""
-        for code in list(self.workers):
-            self._end(code)
+        """End the worker, if there is one."""
+        if self.worker is not None:
+            self.worker.end()
+            with self.lock:
+                self.worker = None
 
     def kill(self) -> None:
-        """End the workers and all they started, at once, and start none."""
+        """End the worker and all it started, at once, and start none."""
         with self.lock:
             self.stopped = True
-            for worker in self.workers.values():
-                worker.cut()
+            if self.worker is not None:
+                self.worker.cut()

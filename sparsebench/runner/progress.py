@@ -30,57 +30,55 @@ LINE = 60.0
 class Progress:
     """A bar with the time left as the run says it of itself, see `runner.underway`; it moves also between records.
 
-    In a file it is a line a minute. As a context it ends the bar, and the program if the user stops it.
+    In a file it is a line a minute. As a context it ends the bar.
 
     Args:
         out: the run's folder.
-        exits: whether a stop ends the program; else it is a KeyboardInterrupt.
+        on_record: called with each record.
     """
 
-    def __init__(self, out: Path, exits: bool = True) -> None:
-        self.out, self.exits = out, exits
+    def __init__(self, out: Path, on_record: Callable[[Record], None] = lambda record: None) -> None:
+        self.out, self.on_record = out, on_record
         self.bar: Any = None
-        self.pictures_bar: Any = None
         self.live = sys.stderr.isatty() or in_a_notebook()
         self.cells = self.total = 0
+        self.done = self.began = self.said = 0.0
         self.left = self.last = ""
         self.failures: set[tuple[str, str]] = set()
-        self.began = self.said = time.monotonic()
 
-    def callbacks(self, on_record: Callable[[Record], None] | None = None) -> Callbacks:
-        """Return what tells this bar of a run, and perhaps somebody else of each record."""
+    @property
+    def callbacks(self) -> Callbacks:
+        """What tells this bar of a run."""
         from sparsebench.runner.run import Callbacks
 
-        def step(record: Record) -> None:
-            self.step(record)
-            if on_record is not None:
-                on_record(record)
+        return Callbacks(self.begin, self.step, self.beat, self.stopping, self.pictures)
 
-        return Callbacks(self.begin, step, self.beat, self.stopping, self.pictures)
+    def _open(self, total: int, text: str, delay: float = 0.0) -> None:
+        """Begin to show something; a bar that takes less than a delay is not shown."""
+        self.began = self.said = time.monotonic()
+        if self.live:
+            from tqdm import tqdm
+
+            form = f"{{percentage:3.0f}}%|{{bar}}| {text}"
+            self.bar = tqdm(total=total, bar_format=form, dynamic_ncols=True, delay=delay, mininterval=OFTEN)
 
     def pictures(self, what: str, done: int, total: int) -> None:
-        """Show how far pictures are that are looked at before the first cell, in a bar of their own.
+        """Show how far pictures are that are looked at before the first cell.
 
         What is done with them is said first; where that is "", the bar is there only if it takes more than a second.
         """
         now = time.monotonic()
         if done == 0:
-            self.began = self.said = now
             if what:
                 click.echo(what, err=True)
-            if self.live and total:
-                from tqdm import tqdm
-
-                form = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} pictures, {elapsed} gone, {remaining} left"
-                self.pictures_bar = tqdm(total=total, bar_format=form, dynamic_ncols=True, delay=0 if what else 1)
-        elif self.pictures_bar is not None:
-            self.pictures_bar.update(done - self.pictures_bar.n)
-            if done == total:
-                self.pictures_bar.close()
-                self.pictures_bar = None
+            self._open(total, "{n_fmt}/{total_fmt} pictures, {elapsed} gone, {remaining} left", 0.0 if what else 1.0)
+        elif self.bar is not None:
+            self.bar.update(done - self.bar.n)
         elif (done == total and what) or now > self.said + LINE:
             self.said = now
             click.echo(f"{done}/{total} pictures, {clock(now - self.began)} gone", err=True)
+        if done == total:
+            self._close()
 
     def begin(self, plan: Plan, workers: int) -> None:
         """Say what is to do, and how long that is expected to take if anything is known."""
@@ -98,13 +96,10 @@ class Progress:
         click.echo(f"{len(plan.todo)} of {len(plan.jobs)} cells to run, {where}{about}", err=True)
         for line in plan.changed:
             click.echo(line, err=True)
-        self.cells, self.total, self.left, self.said = 0, len(plan.todo), time_of(seconds), time.monotonic()
-        if self.live:
-            from tqdm import tqdm
-
-            form = "{percentage:3.0f}%|{bar}| {desc}, {elapsed} gone{postfix}"
-            self.bar = tqdm(total=self.total, bar_format=form, dynamic_ncols=True, mininterval=OFTEN)
-            self._show(0.0)
+        self.cells, self.done, self.total, self.left = 0, 0.0, len(plan.todo), time_of(seconds)
+        self._open(self.total, "{desc}, {elapsed} gone{postfix}")
+        if self.bar is not None:
+            self._show(at_once=True)
 
     def step(self, record: Record) -> None:
         """Count one record."""
@@ -115,10 +110,9 @@ class Progress:
         self.cells += 1
         if self.cells == self.total:
             self.left = clock(0)
-        if self.bar is not None:
-            self._show(max(self.bar.n, float(self.cells)), at_once=self.cells == self.total)
-        elif self.cells == self.total:
-            self._say()
+        self.done = max(self.done, self.cells)
+        self._show(at_once=self.cells == self.total)
+        self.on_record(record)
 
     def _tell(self, record: Record) -> None:
         """Say at once, above the bar, why a cell has no result; once for all cells with the same reason."""
@@ -133,44 +127,41 @@ class Progress:
 
     def beat(self, now: Underway) -> None:
         """Show the time gone and left, and how much of the cells under way is done."""
-        if self.cells == self.total:
-            return
-        self.left = time_of(now.seconds)
+        if self.cells < self.total:
+            self.left, self.done = time_of(now.seconds), min(self.cells + now.done, float(self.total))
+            self._show(at_once=True)
+
+    def _show(self, at_once: bool) -> None:
+        """Draw the bar, unless at once not too often, or print a line: once a minute, and when all cells are done."""
+        cells, left = f"{self.cells}/{self.total} cells", f"{self.left} left{self.last}"
         if self.bar is not None:
-            self._show(min(self.cells + now.done, float(self.total)))
-        elif time.monotonic() > self.said + LINE:
-            self._say()
-
-    def _say(self) -> None:
-        self.said = time.monotonic()
-        click.echo(f"{self.cells}/{self.total} cells, {self.left} left{self.last}", err=True)
-
-    def _show(self, done: float, at_once: bool = True) -> None:
-        """Draw the bar with so many cells done, those under way in part; unless it is at once, not too often."""
-        self.bar.n = done
-        self.bar.set_description_str(f"{self.cells}/{self.total} cells", refresh=False)
-        self.bar.set_postfix_str(f"{self.left} left{self.last}", refresh=False)
-        if at_once:
-            self.bar.refresh()
-        else:
-            self.bar.update(0)
+            self.bar.n = self.done
+            self.bar.set_description_str(cells, refresh=False)
+            self.bar.set_postfix_str(left, refresh=False)
+            if at_once:
+                self.bar.refresh()
+            else:
+                self.bar.update(0)
+        elif self.cells == self.total or time.monotonic() > self.said + LINE:
+            self.said = time.monotonic()
+            click.echo(f"{cells}, {left}", err=True)
 
     def stopping(self) -> None:
         """Say what the first Ctrl-C does; in a signal handler, so without the buffers that it may interrupt."""
         os.write(2, b"\nstopping when the cells under way are done; Ctrl-C again stops now\n")
 
+    def _close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_about: object) -> None:
-        stopped = kind is not None and issubclass(kind, KeyboardInterrupt)
-        if stopped:
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
             click.echo(f"\nstopped; what is done is kept in {self.out}: the same command goes on from there", err=True)
-        for bar in (self.bar, self.pictures_bar):
-            if bar is not None:
-                bar.close()
-        if stopped and self.exits:
-            sys.exit(130)
+        self._close()
 
 
 def remedy(statuses: Iterable[str]) -> str:

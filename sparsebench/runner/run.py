@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from sparsebench.errors import UserError, few
+from sparsebench.errors import UserError, few, one_line
 from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import unanswered
 from sparsebench.plan.job import Job, Limits, Setting
@@ -21,17 +24,20 @@ from sparsebench.plan.request import Files, How, Request
 from sparsebench.plan.suite import Suite
 from sparsebench.plan.time_left import Remaining
 from sparsebench.plugin.content import texts_of
+from sparsebench.plugin.observer import Observer, ObserverThread, See
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
 from sparsebench.records.manifests import OWN, Asked, Described, Given, setting_of
 from sparsebench.records.record import Record
-from sparsebench.runner import devices, environment, underway
+from sparsebench.runner import devices, underway
 from sparsebench.runner.engines import TOGETHER, Engine, InProcess, Processes, Queue, first_interrupt
-from sparsebench.runner.observers import Observers
 from sparsebench.runner.process import kept_server
 from sparsebench.strategy.base import how_of
+from sparsebench.strategy.spec import fill, parse
 from sparsebench.tasks.sources.cache import telling
 from sparsebench.tasks.sources.files import known_contents
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -193,7 +199,7 @@ def collect(
         store.seal(out)
         return
     writer = store.Writer(out)
-    store.keep(out / manifests.ENVIRONMENTS, environment.describe())
+    store.keep(out / manifests.ENVIRONMENTS, devices.environment())
     remaining = Remaining(plan.todo, plan.expected)
     beat = underway.Beat(out, remaining, workers, callbacks.on_beat)
     locks = underway.CellLocks(out, plan.known, remaining.drop)
@@ -315,3 +321,80 @@ def _keep_suite(out: Path, suite: Suite, request: Request, registry: Registry, j
     if otherwise or unanswered(suite, cells, registry, any_budget=True):
         asked = asked.model_copy(update={"name": OWN, "version": 1})
     store.keep(out / manifests.SUITES, asked.model_dump(mode="json"))
+
+
+class Observers:
+    """Those that were turned on by name, and the plugins that look at records without being named.
+
+    Attributes:
+        registry: where they are found.
+        failed: names of those that raised or hung, and are turned off.
+    """
+
+    def __init__(self, registry: Registry):
+        self.registry = registry
+        self.failed: list[str] = []
+        self._seeing: dict[str, tuple[Callable[[Record], object], ObserverThread, str]] = {}
+        self._off = set[str]()
+
+    def attach(self, texts: Sequence[str], out: Path) -> None:
+        """Turn on the observers that were asked for as NAME[:param=value] or FILE.py[:param=value].
+
+        Raises:
+            UserError: there is no such observer or parameter, or it cannot be opened.
+        """
+        for text in dict.fromkeys(texts):
+            spec = parse(text)
+            for key, values in spec.params.items():
+                if len(values) > 1:
+                    raise UserError(f"--observe: parameter '{key}' takes one value", got=f"'{text}'")
+            classes = self.registry.observers_named(spec.name)
+            if spec.params and not classes:
+                raise UserError(f"observer '{spec.name}' has no parameters", got=f"'{text}'")
+            for cls in classes:
+                given = {key: value for key, (value,) in spec.params.items()}
+                observer = fill(cls, given, f"observer '{cls.name}'")
+                thread = ObserverThread()
+                self._seeing[f"{text} {cls.name}"] = _open(observer, out, thread), thread, f"observe:{cls.name}"
+
+    def observe(self, record: Record) -> None:
+        """Show a finished record to each; one that raises or hangs is reported and turned off."""
+        for hook in self.registry.record_hooks():
+            self._seeing.setdefault(hook.plugin_name, (hook.function, ObserverThread(), hook.plugin_name))
+        for key, (see, thread, name) in self._seeing.items():
+            if key in self._off:
+                continue
+            try:
+                with redirect_stdout(sys.stderr):
+                    thread.call(partial(see, record))
+            except (Exception, SystemExit) as error:  # an observer must never cost a record
+                self._off.add(key)
+                self.failed.append(name)
+                log.warning("observer '%s' failed and is turned off: %s", name, one_line(error))
+
+
+def show_folder(texts: Sequence[str], folder: Path) -> tuple[int, list[str]]:
+    """Show observers all records of a run's folder; return how many those are, and which observers failed.
+
+    Raises:
+        UserError: as `Observers.attach`, or the folder holds no records.
+    """
+    if not (records := store.read(folder)):
+        raise UserError(f"no records in {folder}", next_step="run `sparsebench run --out` with this folder first")
+    observers = Observers(Registry())
+    observers.attach(texts, folder)
+    for _, record in sorted(records.items()):
+        observers.observe(record)
+    return len(records), observers.failed
+
+
+def _open(observer: Observer, out: Path, thread: ObserverThread) -> See:
+    try:
+        see = thread.call(partial(observer.open, out))
+    except UserError:
+        raise
+    except Exception as error:  # a stranger's code, or a library's own mind about a folder
+        raise UserError(f"observer '{observer.name}' cannot be opened: {type(error).__name__}: {error}") from error
+    if not callable(see):
+        raise UserError(f"`open` of observer '{observer.name}' must return a function", got=see)
+    return see

@@ -1,14 +1,16 @@
-"""From jobs to records: prepare each cell, train it, test it, measure."""
+"""From jobs to records, in this process or a worker of it: prepare each cell, train it, test it, measure."""
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import logging
 import os
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -29,14 +31,14 @@ from sparsebench.errors import (
     text_of,
 )
 from sparsebench.models.actor import Actor
-from sparsebench.plan.job import Job
+from sparsebench.plan.job import Job, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.cell import digest
 from sparsebench.records.record import Failure, Record, Status
-from sparsebench.runner import environment
-from sparsebench.runner.devices import timing
+from sparsebench.runner.devices import environment, timing, turn
 from sparsebench.runner.prepare import Context, Prepared, fit_on, prepare, wants_images, weights_file
+from sparsebench.runner.process import Line, Message, forget_peak, peak
 from sparsebench.runner.results import Result, add_watched, measure
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.contract import place_of
@@ -341,7 +343,7 @@ class _Run:
             cell=job.cell, cell_id=job.cell.id, status=self.status, metrics=result.metrics,
             trajectory=result.trajectory, samples=result.samples, outcomes=result.outcomes, notes=result.notes,
             origin=job.origin, kind=job.kind, label=job.label,
-            environment=digest(environment.describe()), device=device,
+            environment=digest(environment()), device=device,
             started=self.started, seconds=round(seconds, 3),
         )  # fmt: skip
 
@@ -374,3 +376,77 @@ def _seed(seed: int, device: str) -> None:
     torch.default_generator.manual_seed(seed)
     if device != "cpu":
         torch.cuda.manual_seed_all(seed)
+
+
+LONGEST = 1e8
+"""Seconds; timers take no more than some hundred years."""
+
+THREAD_LIMIT = 1
+"""Sums of floating-point numbers depend on how they are split over threads, so a cell has one."""
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Make torch deterministic for a while: one thread, no TF32, deterministic kernels where there are any."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    memory: Any = torch.utils.deterministic
+    convolutions: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    before = torch.get_num_threads(), torch.get_deterministic_debug_mode(), convolutions.fp32_precision
+    filled = memory.fill_uninitialized_memory
+    torch.set_num_threads(THREAD_LIMIT)
+    # As use_deterministic_algorithms(True, warn_only=True), which first imports torch's compiler for seconds.
+    torch.set_deterministic_debug_mode("warn")
+    memory.fill_uninitialized_memory = False  # costs a kernel for each new tensor
+    convolutions.fp32_precision = "ieee"  # the one place where TF32 is on unless told otherwise
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        torch.set_deterministic_debug_mode(before[1])
+        convolutions.fp32_precision = before[2]
+        memory.fill_uninitialized_memory = filled
+
+
+def main(line: Line) -> None:
+    """Answer jobs until the line is closed, or memory or the device is not what the next cell needs."""
+    with suppress(OSError):  # Linux, if it lacks memory, chooses this process, and not the run or somebody else's
+        Path("/proc/self/oom_score_adj").write_text("900", encoding="utf-8")
+    faulthandler.enable()  # a crash says in the log where it was
+    setting: Setting = line.recv()
+    registry = Registry()
+    context = Context(setting, True, lambda cell_id, share: line.say(Message(at=(cell_id,), share=share)))
+
+    def begin(jobs: Sequence[Job]) -> None:
+        forget_peak()
+        if timeout := setting.limits.timeout:  # shortly before it is killed, even if it holds the interpreter's lock
+            faulthandler.dump_traceback_later(min(timeout - min(1.0, timeout / 4), LONGEST))
+        line.say(Message(at=tuple(job.cell.id for job in jobs)))
+
+    with one_thread(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        environment()  # as it is before strangers' code is here
+        line.say(Message())
+        while True:
+            jobs: list[Job] = line.recv()
+            # Who waits says so: no second of it is a cell's.
+            with turn(setting.device, lambda: line.say(Message())) if setting.limits.exclusive else nullcontext():
+                out_of_memory = False
+                for done, record in enumerate(run_cells(jobs, registry, context, begin), 1):
+                    faulthandler.cancel_dump_traceback_later()
+                    out_of_memory = out_of_memory or record.status == "oom"
+                    # Cells that were trained together are all trained by now.
+                    unfit = (out_of_memory and done == len(jobs)) or device_is_lost(setting.device)
+                    line.say(Message(record=record.model_copy(update={"memory": peak()}), unfit=unfit))
+                    if unfit:
+                        return
+
+
+def device_is_lost(device: str) -> bool:
+    """Say whether a CUDA device answers nothing but errors from now on, in this process."""
+    if not device.startswith("cuda"):
+        return False
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return True
+    return False

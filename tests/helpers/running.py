@@ -14,7 +14,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
 from sparsebench.runner.engines import InProcess, Processes, Queue
-from sparsebench.runner.observers import Observers
+from sparsebench.runner.run import Observers
 
 SILENT = runs.SILENT
 

@@ -15,7 +15,7 @@ from sparsebench.errors import UserError
 from sparsebench.plugin import observer
 from sparsebench.records import store
 from sparsebench.records.record import Record
-from sparsebench.runner.observers import show_folder
+from sparsebench.runner.run import show_folder
 
 HANGS = """
 import atexit

@@ -12,7 +12,7 @@ import sparsebench
 from sparsebench.errors import UserError
 from sparsebench.records import store
 from sparsebench.records.record import Record
-from sparsebench.runner.observers import show_folder
+from sparsebench.runner.run import show_folder
 
 Make = Callable[..., Record]
 OWN = """

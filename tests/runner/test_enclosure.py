@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from sparsebench.runner import enclosure
+from sparsebench.runner import process
 from sparsebench.runner.devices import variables
+from sparsebench.runner.process import enclose, has_sandbox, no_network
 
 
 def output(command: list[str]) -> str:
     """Return what a command prints that is started as workers' server is."""
-    done = subprocess.run([*enclosure.prefix(), *command], env=variables(), capture_output=True, text=True)
+    done = subprocess.run([*process.PREFIX, *command], env=variables(), capture_output=True, text=True)
     return done.stdout + done.stderr
 
 
@@ -31,12 +32,12 @@ print(said, sorted(os.environ), file=sys.stderr)
 def test_strangers_have_neither_secrets_nor_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_TOKEN", "secret")
     monkeypatch.setenv("SSH_AUTH_SOCK", "/nowhere")
-    with socket.create_server(("127.0.0.1", 0)) as server, enclosure.enclose():
+    with socket.create_server(("127.0.0.1", 0)) as server, enclose():
         code = CODE.replace("PORT", str(server.getsockname()[1]))
         said = output([sys.executable, "-c", code])
     assert "A_TOKEN" not in said and "SSH_AUTH_SOCK" not in said and "PATH" in said, said
-    assert ("no network" in said) == bool(enclosure.has_sandbox() or enclosure.no_network()), said
-    assert os.environ["A_TOKEN"] == "secret" and enclosure.prefix() == ()
+    assert ("no network" in said) == bool(has_sandbox() or no_network()), said
+    assert os.environ["A_TOKEN"] == "secret" and process.PREFIX == []
 
 
 FILES = """
@@ -56,7 +57,7 @@ print(said, outside, file=sys.stderr)
 """
 
 
-@pytest.mark.skipif(not enclosure.has_sandbox(), reason="bwrap is not there, or may not hide files here")
+@pytest.mark.skipif(not has_sandbox(), reason="bwrap is not there, or may not hide files here")
 def test_strangers_see_no_home_and_write_to_temporary_files_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,7 +69,7 @@ def test_strangers_see_no_home_and_write_to_temporary_files_alone(
     (shared / "other").write_text("secret")
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.chdir(shared)  # names of files may be relative
-    with enclosure.enclose([shared / "mine.py"]):
+    with enclose([shared / "mine.py"]):
         own = Path(tempfile.mkdtemp()) / "result"
         command = [sys.executable, "-c", FILES, str(home), str(shared / "mine.py"), str(own)]
         said = output(command)

@@ -17,8 +17,7 @@ from sparsebench.records import store
 from sparsebench.records.record import Record
 from sparsebench.runner import prepare
 from sparsebench.runner.prepare import Context
-from sparsebench.runner.run_cell import run_cells
-from sparsebench.runner.worker import one_thread
+from sparsebench.runner.run_cell import one_thread, run_cells
 
 TASK = "composite:epochs=1,test=20,pretrain_epochs=0,batch=10"
 PLUGIN = """

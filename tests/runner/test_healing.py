@@ -18,7 +18,7 @@ from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
 from sparsebench.runner import run as runs
 from sparsebench.runner.engines import InProcess, Queue
-from sparsebench.runner.observers import Observers
+from sparsebench.runner.run import Observers
 
 ENDS = """
 with open({tries!r}, "a") as file:

@@ -18,10 +18,9 @@ from sparsebench.records import store
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
 from sparsebench.runner.engines import Engine, InProcess, Processes, Queue
-from sparsebench.runner.observers import Observers
 from sparsebench.runner.prepare import Context
-from sparsebench.runner.run_cell import run_cells
-from sparsebench.runner.worker import one_thread
+from sparsebench.runner.run import Observers
+from sparsebench.runner.run_cell import one_thread, run_cells
 
 
 class Sequential:
