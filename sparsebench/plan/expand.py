@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 from sparsebench.errors import UserError, unknown
 from sparsebench.models.base import Model
@@ -28,7 +28,7 @@ from sparsebench.plan.suite import Suite, SuiteTask, load, training_entry
 from sparsebench.plugin.registry import Found, Registry
 from sparsebench.records.cell import Cell, Part, Precision, Track, Where, digest
 from sparsebench.strategy.base import Strategy
-from sparsebench.strategy.budget import AMOUNTS, FULL, Budget
+from sparsebench.strategy.budget import AMOUNTS, FULL
 from sparsebench.strategy.spec import fill, label, parse
 from sparsebench.tasks.base import Locations, Task, check_items
 
@@ -183,24 +183,20 @@ class _Costs:
     """About the MACs of the training and the test of cells without a strategy, each kind counted once."""
 
     def __init__(self, registry: Registry):
-        self.registry, self.known = registry, dict[tuple[object, ...], float]()
+        self.registry, self.known = registry, dict[str, float]()
 
     def of(self, cell: Cell, tests: bool) -> float:
         """Return what a cell costs; with `tests` it tests a network that another cell trains."""
         trains = not tests and cell.track != "frozen" and cell.n_train > 0
-        key = cell.task.name, repr(cell.task.params), cell.model.name, repr(cell.model_params), cell.n_train, trains
-        if key not in self.known:
-            self.known[key] = self._count(cell, trains)
+        if (key := repr((cell.task, cell.model, cell.n_train, trains))) not in self.known:
+            task = fill(self.registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
+            model = fill(self.registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
+            cost, images = known_cost(task, model), float(getattr(task, "test", 0))
+            if trains and task.trains:
+                recipe = task.recipe()
+                images += 3 * min(cell.n_train * recipe.epochs, (recipe.batch or cell.n_train) * recipe.steps)
+            self.known[key] = OVERHEAD + images * (ANY_NETWORK if cost is None else cost.macs(cost.dense()))
         return self.known[key]
-
-    def _count(self, cell: Cell, trains: bool) -> float:
-        task = fill(self.registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
-        model = fill(self.registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
-        cost, images = known_cost(task, model), float(getattr(task, "test", 0))
-        if trains and task.trains:
-            recipe = task.recipe()
-            images += 3 * min(cell.n_train * recipe.epochs, (recipe.batch or cell.n_train) * recipe.steps)
-        return OVERHEAD + images * (ANY_NETWORK if cost is None else cost.macs(cost.dense()))
 
 
 def plugins_of(cell: Cell, registry: Registry) -> dict[str, tuple[str, ...]]:
@@ -247,40 +243,17 @@ def _where(setting: _Setting, strategy: Strategy) -> Where:
     return "train" if strategy.trains_only else setting.where
 
 
-class _Question(NamedTuple):
-    """What a suite asks of a strategy, or a cell answers; where a suite takes what users choose, that is left out."""
+def _question(cell: Cell) -> tuple[str, str]:
+    """Return which setting of a suite a cell answers, and where and at which amount of budget.
 
-    setting: str
-    where: Where
-    amount: str
-
-
-def _question(
-    task: Part, model: Part, n_train: int, repetition: int, track: Track, where: Where, budget: Budget,
-    precision: Precision = "float32",
-) -> _Question:  # fmt: skip
-    """Return what is asked; of a task that trains nothing, which is about a user's network and data, its name alone."""
-    params = {key: value for key, value in task.params.items() if key not in LOCATED}
-    about: list[Any] = [params, model.model_dump(mode="json")] if n_train else []
-    about += [precision] if about and precision != "float32" else []
-    amount = next(f"{key} {value}" for key in AMOUNTS if (value := getattr(budget, key)) is not None)
-    acts: Where = "test" if where == "test" and track == "scratch" else "both"
-    return _Question(digest([task.name, n_train, repetition, track, *about]), acts, amount)
-
-
-def _questions(suite: Suite, files: Files, registry: Registry) -> Iterator[tuple[_Question, str]]:
-    """Yield what a suite asks of every strategy, and the same in words."""
-    request = Request()
-    for entry in suite.task:
-        alone = suite.model_copy(update={"task": (entry,)})
-        task, seeds = Part(name=entry.name), entry.seeds or suite.seeds
-        each: Iterable[tuple[Part, Part, Where]] = [(task, task, entry.where)]
-        if registry.task(entry.name).trains:
-            each = ((*one.parts, one.where) for one in _settings(alone, request, registry, files))
-        usual = usual_budgets(suite, entry, request)
-        for (task, model, where), n_train, number, budget in product(each, entry.n_train, range(seeds), usual):
-            words = f"{entry.name} with {n_train} samples, repetition {number}, {budget.label}"
-            yield _question(task, model, n_train, number, entry.track, where, budget), words
+    What a suite lets users choose is left out: of a task that trains nothing, all but its name.
+    """
+    params = {key: value for key, value in cell.task.params.items() if key not in LOCATED}
+    about: list[Any] = [params, cell.model.model_dump(mode="json")] if cell.n_train else []
+    about += [cell.precision] if about and cell.precision != "float32" else []
+    amount = next(f"{key} {value}" for key in AMOUNTS if (value := getattr(cell.budget, key)) is not None)
+    acts: Where = "test" if cell.where == "test" and cell.track == "scratch" else "both"
+    return digest([cell.task.name, cell.n_train, cell.repetition, cell.track, *about]), f"{acts} {amount}"
 
 
 def unanswered(suite: Suite, cells: Collection[Cell], registry: Registry, *, any_budget: bool) -> list[str]:
@@ -289,21 +262,29 @@ def unanswered(suite: Suite, cells: Collection[Cell], registry: Registry, *, any
     Pictures are the user's, and so are networks and labels where nothing is trained. With `any_budget` the cells need
     not have the suite's budgets.
     """
-    answered = {
-        _question(
-            cell.task, cell.model, cell.n_train, cell.repetition, cell.track, cell.where, cell.budget, cell.precision
-        )
-        for cell in cells
-    }
-    settings = {one.setting for one in answered}
-    pictures: dict[str, Any] = {
-        key: name for cell in cells for key in LOCATED if (name := cell.task.params.get(key)) and cell.n_train
-    }
-    try:
-        asked = list(_questions(suite, as_named(pictures), registry))
-    except UserError as error:  # a task of the suite needs other pictures than any of the cells have
-        return [str(error)]
-    return [words for one, words in asked if ((one.setting not in settings) if any_budget else (one not in answered))]
+    compared = slice(1 if any_budget else 2)
+    answered = {_question(cell)[compared] for cell in cells}
+    files = as_named({
+        key: str(name) for cell in cells for key in LOCATED if (name := cell.task.params.get(key)) and cell.n_train
+    })  # fmt: skip
+    request, found = Request(), list[str]()
+    for entry in suite.task:
+        alone, task = suite.model_copy(update={"task": (entry,)}), Part(name=entry.name)
+        each: Iterable[tuple[Part, Part, Where]] = [(task, task, entry.where)]
+        if registry.task(entry.name).trains:
+            try:
+                each = [(*one.parts, one.where) for one in _settings(alone, request, registry, files)]
+            except UserError as error:  # it needs other pictures than any of the cells have
+                return [str(error)]
+        seeds, budgets = range(entry.seeds or suite.seeds), usual_budgets(suite, entry, request)
+        for (task, model, where), n_train, repetition, budget in product(each, entry.n_train, seeds, budgets):
+            cell = Cell(
+                task=task, model=model, strategy=Part(name="dense"), budget=budget, n_train=n_train,
+                repetition=repetition, where=where, track=entry.track,
+            )  # fmt: skip
+            if _question(cell)[compared] not in answered:
+                found.append(f"{entry.name} with {n_train} samples, repetition {repetition}, {budget.label}")
+    return found
 
 
 @dataclass(frozen=True)
@@ -501,22 +482,24 @@ def _models(
     task: Task, entry: SuiteTask, request: Request, registry: Registry, networks: Sequence[str], key: str | None
 ) -> Iterator[Model]:
     """Yield the model asked for if it takes the task's inputs, else the suite's or the task's own; see `_starts`."""
-    starts = list(_starts(task, request, networks, key))
+    cls, every = registry.model(entry.model or task.default_model), list(entry.all_model_params())
     if request.model is not None:
-        name = request.model.partition(":")[0]
-        cls = registry.model(name)
-        spec = parse(request.model, positional=cls.positional)
-        if cls.inputs == task.inputs:
-            (params, *more) = spec.combinations()
-            if more:
+        asked = registry.model(request.model.partition(":")[0])
+        spec = parse(request.model, positional=asked.positional)
+        if asked.inputs == task.inputs:
+            cls, every = asked, list(spec.combinations())
+            if len(every) > 1:
                 raise UserError("--model takes one value a parameter", got=request.model)
-            yield from (_model(cls, params | started) for started in starts)
-            return
-        if request.tasks:
-            raise UserError(f"model '{name}' takes {cls.inputs}, and task '{task.name}' gives {task.inputs}")
-    name = entry.model or task.default_model
-    for params in entry.all_model_params():
-        yield from (_model(registry.model(name), params | started) for started in starts)
+        elif request.tasks:
+            raise UserError(f"model '{asked.name}' takes {asked.inputs}, and task '{task.name}' gives {task.inputs}")
+    for params, start in product(every, _starts(task, request, networks, key)):
+        for name in start:
+            if name not in cls.model_fields:
+                raise UserError(
+                    f"--{name.replace('_', '-')}: model '{cls.name}' has no trained weights",
+                    next_step="name one that has, as --model timm:NAME",
+                )
+        yield fill(cls, params | start, f"model '{cls.name}'")
 
 
 def _starts(task: Task, request: Request, networks: Sequence[str], key: str | None) -> Iterator[dict[str, Any]]:
@@ -539,13 +522,3 @@ def _starts(task: Task, request: Request, networks: Sequence[str], key: str | No
         )  # fmt: skip
     of_file = {"weights_key": key} if key else {}
     yield from (fetched | {"weights": name} | of_file for name in networks)
-
-
-def _model(cls: type[Model], params: dict[str, Any]) -> Model:
-    for key in ("pretrained", "weights"):
-        if key in params and key not in cls.model_fields:
-            raise UserError(
-                f"--{key}: model '{cls.name}' has no trained weights",
-                next_step="name one that has, as --model timm:NAME",
-            )
-    return fill(cls, params, f"model '{cls.name}'")
