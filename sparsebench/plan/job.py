@@ -6,6 +6,7 @@ import math
 import re
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -16,6 +17,7 @@ from sparsebench.plugin.hooks import PROJECT
 from sparsebench.records import store
 from sparsebench.records.cell import Cell, Origin
 from sparsebench.records.record import Failure, Record, Status
+from sparsebench.records.table import setting_text
 from sparsebench.strategy.base import Kind
 
 
@@ -57,6 +59,19 @@ class Job(BaseModel):
         """The third-party code that it runs: of a strategy that does not come with sparsebench, it and no other."""
         shipped = not self.files and self.origin.distribution == PROJECT
         return self.strangers if shipped or not self.strangers else (*self.strangers, self.cell.strategy.name)
+
+    @cached_property
+    def alike(self) -> tuple[str, bool, int]:
+        """What it has in common with those that take as long for what they cost.
+
+        That is its task and model with all their parameters, whether it only tests a network, and the training samples.
+        """
+        return setting_text(self.cell), bool(self.network), 0 if self.network else self.cell.n_train
+
+    def __copy__(self) -> Job:
+        copy = super().__copy__()
+        copy.__dict__.pop("alike", None)  # `model_copy` goes on to change what it is made of
+        return copy
 
     @property
     def weights(self) -> str:
@@ -144,7 +159,7 @@ def shown_time(seconds: float) -> str:
 
 
 class Setting(BaseModel):
-    """What all cells of a run have in common; workers are given it as JSON.
+    """What all cells of a run have in common.
 
     Attributes:
         out: the run's folder.
@@ -155,7 +170,7 @@ class Setting(BaseModel):
         batch: how many test images are tried at a time; None for `evaluate.first_batch`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     out: Path
     device: str

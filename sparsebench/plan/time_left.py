@@ -10,10 +10,7 @@ from typing import NamedTuple
 
 from sparsebench.plan.job import Job
 from sparsebench.records.record import Head, Record
-from sparsebench.records.table import setting_text
 
-Kind = tuple[str, bool, int]
-"""Task and model of cells with all their parameters, whether they only test a network, and their training samples."""
 LONGER = 0.25
 """A cell under way that says nothing still takes this share of the time since it was begun, however long that was."""
 
@@ -29,7 +26,7 @@ class Spent(NamedTuple):
 class Expected:
     """The seconds that cells are expected to take: `Job.cost`, at the speed of the cells of their kind that are done.
 
-    Where none of a kind is done, all that are done count.
+    A kind is `Job.alike`. Where none of a kind is done, all that are done count.
 
     Args:
         jobs: of the cells, whose costs are known.
@@ -41,16 +38,12 @@ class Expected:
         self, jobs: Collection[Job], records: Iterable[Head] = (), prior: Callable[[Job], float] | None = None
     ):
         self._jobs = {job.cell.id: job for job in jobs}
-        self._kinds = {
-            job.cell.id: (setting_text(job.cell), bool(job.network), 0 if job.network else job.cell.n_train)
-            for job in jobs
-        }
-        self._spent: defaultdict[Kind | None, Spent] = defaultdict(Spent)  # None has what all kinds spent
-        self._said: defaultdict[Kind | None, Spent] = defaultdict(Spent)
+        self._spent: defaultdict[object, Spent] = defaultdict(Spent)  # None has what all kinds spent
+        self._said: defaultdict[object, Spent] = defaultdict(Spent)
         if prior is not None:
             for job in jobs:
-                seconds, cost, _ = self._said[self.kind(job)]
-                self._said[self.kind(job)] = Spent(seconds + prior(job), cost + job.cost)
+                seconds, cost, _ = self._said[job.alike]
+                self._said[job.alike] = Spent(seconds + prior(job), cost + job.cost)
         for record in records:
             self.add(record)
 
@@ -58,22 +51,18 @@ class Expected:
         """Take note of a record."""
         job = self._jobs.get(record.cell_id)
         if job is not None and record.status == "ok" and record.seconds > 0:
-            for kind in (self.kind(job), None):
+            for kind in (job.alike, None):
                 seconds, cost, memory = self._spent[kind]
                 self._spent[kind] = Spent(seconds + record.seconds, cost + job.cost, max(memory, record.memory))
 
     def say(self, job: Job, seconds: float) -> None:
         """Take note that a cell under way says that it will take so long; it counts until one of its kind is done."""
-        self._said[self.kind(job)] = self._said[None] = Spent(seconds, job.cost)
-
-    def kind(self, job: Job) -> Kind:
-        """Return what a cell has in common with others that take as long for what they cost."""
-        return self._kinds[job.cell.id]
+        self._said[job.alike] = self._said[None] = Spent(seconds, job.cost)
 
     def seconds(self, job: Job) -> float | None:
         """Return the seconds that a cell takes on one worker; None before any cell is done."""
-        kinds = (self.kind(job), None)
-        spent = next((known[kind] for kind in kinds for known in (self._spent, self._said) if kind in known), None)
+        tables = (self._spent, self._said)
+        spent = next((known[kind] for kind in (job.alike, None) for known in tables if kind in known), None)
         return None if spent is None else job.cost * spent.seconds / spent.cost
 
     def length(self, job: Job) -> float:
@@ -82,17 +71,14 @@ class Expected:
 
     def memory(self, job: Job) -> int | None:
         """Return the bytes that a cell's worker needs; None if no cell of its kind is done."""
-        spent = self._spent.get(self.kind(job))
-        return None if spent is None else spent.memory or None
+        return self._spent.get(job.alike, Spent()).memory or None
 
     def longest_first(self, jobs: Sequence[Job]) -> list[Job]:
         """Return the jobs that others start from, then one of each kind of which none is done, then the longest.
 
         Jobs that cost the same stay in their order.
         """
-        first: dict[Kind, str] = {}
-        for job in jobs:
-            first.setdefault(self.kind(job), "" if self.kind(job) in self._spent else job.cell.id)
+        first = {job.alike: job.cell.id for job in reversed(jobs) if job.alike not in self._spent}
         alone = set(first.values())
         return sorted(jobs, key=lambda job: (job.order, job.cell.id not in alone, -self.length(job)))
 
@@ -141,9 +127,9 @@ class Remaining:
 
     def seconds(self, workers: int, now: float = 0.0) -> float | None:
         """Return how long the cells take on so many workers from a time on; None before anything says how fast."""
-        one_of = {(self.expected.kind(job), job.cost): job for job in self.jobs.values()}
-        alike = {like: self.expected.seconds(job) for like, job in one_of.items()}
-        left = {cell_id: alike[self.expected.kind(job), job.cost] for cell_id, job in self.jobs.items()}
+        one_of = {(job.alike, job.cost): job for job in self.jobs.values()}
+        each = {like: self.expected.seconds(job) for like, job in one_of.items()}
+        left = {cell_id: each[job.alike, job.cost] for cell_id, job in self.jobs.items()}
         left |= {cell_id: self._left(cell_id, workers, now) for cell_id in self.running}
         known = [seconds for seconds in left.values() if seconds is not None]
         return max([sum(known) / max(1, workers), *known]) if len(known) == len(left) else None

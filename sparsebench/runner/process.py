@@ -259,15 +259,9 @@ class Server:
     """
 
     def __init__(self, environment: Mapping[str, str]):
-        self.environment, self._python = environment, (*PREFIX, sys.executable)
-        self._driver, self._lock = os.getpid(), threading.Lock()
+        self.environment, self._python, self._lock = environment, (*PREFIX, sys.executable), threading.Lock()
         self._running: tuple[subprocess.Popen[bytes], socket.socket] | None = None
         self.close: Callable[[], object] = lambda: None
-
-    def is_like(self, other: Server) -> bool:
-        """Say whether another would be the same."""
-        mine, others = ((one.environment, one._python, one._driver) for one in (self, other))
-        return mine == others
 
     def begin(self) -> None:
         """Let it load what workers need while its user does something else; the first that it starts waits for that."""
@@ -339,7 +333,7 @@ def _end_server(process: subprocess.Popen[bytes], requests: socket.socket) -> No
         process.wait()
 
 
-_kept: Server | None = None
+_kept: tuple[object, Server] | None = None
 _keeping = threading.Lock()
 
 
@@ -347,10 +341,10 @@ def kept_server(environment: Mapping[str, str]) -> Server:
     """Return the server of this process: what it has imported serves all runs that would start one like it."""
     global _kept
     with _keeping:
-        wanted = Server(environment)
-        if _kept is None or not _kept.is_like(wanted):
-            _kept = wanted
-        return _kept
+        like = environment, tuple(PREFIX), sys.executable, os.getpid()
+        if _kept is None or _kept[0] != like:
+            _kept = like, Server(environment)
+        return _kept[1]
 
 
 class Worker:
