@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from sparsebench.runner import underway
+from sparsebench.runner.progress import underway
 
 LOOK = 0.5
 BEGIN = 0.2
@@ -53,7 +53,7 @@ def watched(run: subprocess.Popen[bytes], folder: Path) -> list[Look]:
     """Return what a run says until it is over."""
     looks: list[Look] = []
     while run.poll() is None:
-        for state in underway.underway(folder):
+        for state in underway(folder):
             finished = sum(state.left.values()) - state.done
             look = Look(state.updated, state.seconds, -finished)
             if not looks or look.now > looks[-1].now:

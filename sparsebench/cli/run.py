@@ -16,7 +16,7 @@ from sparsebench.board.tables import FORMATS, Choice
 from sparsebench.cli.terminal import PLACE, REQUEST, Guided, complete, folder_argument, notes, options, table, write
 from sparsebench.errors import plain
 from sparsebench.plan.request import values_of
-from sparsebench.runner.progress import Progress, clock, remedy, time_of
+from sparsebench.runner.progress import Progress, Underway, clock, remedy, time_of, underway
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from sparsebench.plan.plan import Plan
     from sparsebench.plan.time_left import Expected
     from sparsebench.records.record import Record
-    from sparsebench.runner.underway import Underway
 
 ALSO = {"strategy": "plugin"}
 """Other names of options."""
@@ -168,7 +167,6 @@ def status(folder: Path) -> None:
 
     from sparsebench.errors import UserError
     from sparsebench.records import store
-    from sparsebench.runner.underway import underway
 
     records, runs = list(store.read(folder).values()), underway(folder)
     if not records and not runs:

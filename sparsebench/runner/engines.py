@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import logging
+import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from itertools import islice, takewhile
@@ -18,10 +22,10 @@ from typing import NamedTuple, Protocol
 from sparsebench.errors import UserError
 from sparsebench.plan.job import Job, Setting, shown_size, shown_time
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.record import Failure, Record, Status
+from sparsebench.records import store
+from sparsebench.records.record import Failure, Head, Record, Status
 from sparsebench.runner.devices import Slot, first_of, slots, turn, variables
 from sparsebench.runner.process import START, Message, Server, Worker, how_it_left, kept_server, was_killed
-from sparsebench.runner.underway import CellLocks
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +41,87 @@ TOGETHER = 1000
 """Cells given to a worker on a GPU at once; it trains as many at a time as its memory holds."""
 AHEAD = 64
 """Jobs among which one is chosen."""
+
+
+LOCKS = ".cells.lock"
+"""The file in a run's folder of whose bytes each is the lock of a cell."""
+
+
+class CellLocks:
+    """The cells that a run has begun, which other runs of its folder on this machine leave to it.
+
+    A cell is a byte of a file, locked by its run: the system lets go of locks with a process, however it ends. Where
+    the file cannot be written, or the file system has no locks, every run begins every cell.
+
+    Args:
+        out: the run's folder.
+        known: what the store had of every cell when the run was planned.
+        on_done: called with the id of a cell that another run has done since.
+    """
+
+    def __init__(self, out: Path, known: Mapping[str, Head], on_done: Callable[[str], None] = lambda cell_id: None):
+        self.out, self.known, self.on_done = out, known, on_done
+        self.done, self.new = set[str](), dict[str, Head | Record]()
+        self.sealed: list[Path] | None = None
+        self.read = Counter[Path]()
+        self.file: int | None = None
+        with suppress(OSError):
+            self.file = os.open(out / LOCKS, os.O_RDWR | os.O_CREAT, 0o666)
+
+    def begin(self, cell_id: str) -> bool:
+        """Say whether no other run is at a cell; none is to begin it from now on."""
+        if self.file is None:
+            return True
+        try:
+            fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _place(cell_id))
+        except (BlockingIOError, PermissionError):
+            return False
+        except OSError:  # the file system has no locks
+            self.file = None
+        return True
+
+    def release(self, cell_id: str) -> None:
+        """Let others have a cell."""
+        if self.file is not None:
+            fcntl.lockf(self.file, fcntl.LOCK_UN, 1, _place(cell_id))
+
+    def is_done(self, job: Job) -> bool:
+        """Say whether another run has stored an answer to a cell, of the same revision, since this one was planned."""
+        self._read_on()
+        head, known = self.new.get(job.cell.id), self.known.get(job.cell.id)
+        if head is None or head.status == "skipped" or head.origin.identity != job.origin.identity:
+            return False
+        if known is not None and known.started == head.started:
+            return False
+        self.done.add(job.cell.id)
+        self.on_done(job.cell.id)
+        return True
+
+    def _read_on(self) -> None:
+        """Read what others have stored since: all heads at first and once a run has sealed its records, and lines."""
+        others = [path for path in store.segments(self.out) if store.by_this_process() not in path.name]
+        if (sealed := store.sealed(self.out)) != self.sealed and (sealed or others):
+            self.sealed = sealed
+            self.new |= store.heads(self.out)
+        for path in others:
+            with suppress(FileNotFoundError), path.open("rb") as file:  # it was sealed meanwhile
+                file.seek(self.read[path])
+                for line in (line for line in file if line.endswith(b"\n")):
+                    self.read[path] += len(line)
+                    with suppress(ValueError):
+                        record = store.parse(line)
+                        self.new[record.cell_id] = record
+
+    def __enter__(self) -> CellLocks:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.file is not None:
+            os.close(self.file)
+
+
+def _place(cell_id: str) -> int:
+    return int.from_bytes(hashlib.sha256(cell_id.encode()).digest()[:7])
 
 
 class Queue:

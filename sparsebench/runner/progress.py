@@ -1,23 +1,149 @@
-"""The progress of a run, in a terminal or a notebook."""
+"""How far a run is: the file in its folder that says so, and the bar in a terminal or a notebook."""
 
 from __future__ import annotations
 
 import math
 import os
+import socket
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from pydantic import BaseModel, ConfigDict
+
+from sparsebench import files
+from sparsebench.errors import UserError
 
 if TYPE_CHECKING:
     from sparsebench.plan.plan import Plan
+    from sparsebench.plan.time_left import Remaining
     from sparsebench.records.record import Record
     from sparsebench.runner.run import Callbacks
-    from sparsebench.runner.underway import Underway
+
+EVERY = 1.0
+"""Seconds between two writings."""
+SILENT = 60.0
+"""Seconds after which a run that has written nothing is held for dead."""
+
+
+class Underway(BaseModel):
+    """The file.
+
+    Attributes:
+        updated: when it was written, in seconds since 1970; `since` when the longest cell at work was begun.
+        left, running: by strategy the number of cells without a record, those that are run included; of cells that run.
+        done: how much of the cells that run is done, in cells.
+        seconds: how long what is left takes; None while nothing says so.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str
+    pid: int
+    workers: int
+    updated: float
+    since: float
+    left: dict[str, int]
+    running: dict[str, int] = {}
+    done: float = 0.0
+    seconds: float | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it was written lately, and, on this machine, by a process that is still there."""
+        there = self.host != socket.gethostname() or _is_there(self.pid)
+        return there and time.time() - self.updated < SILENT
+
+
+class Beat:
+    """Keeps the file of a run up to date in a thread of its own, and removes it when the run is over.
+
+    Args:
+        out: the run's folder.
+        remaining: the cells that the run has still to do.
+        workers: its worker processes.
+        tell: called with what was written.
+    """
+
+    def __init__(
+        self, out: Path, remaining: Remaining, workers: int, tell: Callable[[Underway], None] = lambda now: None
+    ):
+        self.out, self.remaining, self.workers, self.tell = out, remaining, workers, tell
+        self.path = out / "underway" / f"{socket.gethostname()}-{os.getpid()}.json"
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._write_on, daemon=True)
+
+    def __enter__(self) -> Beat:
+        clear(self.out)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.over.set()
+        self.thread.join()
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
+            self.path.parent.rmdir()
+
+    def _write_on(self) -> None:
+        while True:
+            now = self._now()
+            with suppress(UserError):  # the run itself will say that the folder cannot be written
+                files.write_whole(self.path, now.model_dump_json().encode())
+            self.tell(now)
+            if self.over.wait(EVERY):
+                return
+
+    def _now(self) -> Underway:
+        now = time.time()
+        with self.remaining.lock:
+            jobs, running = self.remaining.jobs, self.remaining.running
+            return Underway(
+                host=socket.gethostname(), pid=os.getpid(), workers=self.workers, updated=now,
+                since=min((since for since, _ in running.values()), default=now),
+                left=Counter(job.label for job in jobs.values()),
+                running=Counter(jobs[cell_id].label for cell_id in running),
+                done=self.remaining.share(self.workers, now), seconds=self.remaining.seconds(self.workers, now),
+            )  # fmt: skip
+
+
+def underway(out: Path) -> list[Underway]:
+    """Return what the runs of a folder say of themselves; one that was killed is silent and not alive."""
+    return [state for _, state in _files(out / "underway")]
+
+
+def clear(out: Path) -> None:
+    """Remove what runs of a folder have left that were killed: who runs there now goes on with their cells."""
+    for path, run in _files(out / "underway"):
+        if not run.alive:
+            path.unlink(missing_ok=True)
+    with suppress(OSError):  # others are under way, or there is none
+        (out / "underway").rmdir()
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return pid > 0
+
+
+def _files(folder: Path) -> list[tuple[Path, Underway]]:
+    found = []
+    for path in files.files_in(folder, ".json"):
+        with suppress(OSError, ValueError):  # it is gone, or torn
+            found.append((path, Underway.model_validate_json(path.read_bytes())))
+    return found
+
 
 OFTEN = 0.2
 """Seconds between two drawings that records bring about."""
@@ -28,7 +154,7 @@ LINE = 60.0
 
 
 class Progress:
-    """A bar with the time left as the run says it of itself, see `runner.underway`; it moves also between records.
+    """A bar with the time left as the run says it of itself, see `Underway`; it moves also between records.
 
     In a file it is a line a minute. As a context it ends the bar.
 

@@ -29,8 +29,8 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
 from sparsebench.records.manifests import OWN, Asked, Described, Given, setting_of
 from sparsebench.records.record import Record
-from sparsebench.runner import devices, underway
-from sparsebench.runner.engines import TOGETHER, Engine, InProcess, Processes, Queue, first_interrupt
+from sparsebench.runner import devices, progress
+from sparsebench.runner.engines import TOGETHER, CellLocks, Engine, InProcess, Processes, Queue, first_interrupt
 from sparsebench.runner.process import kept_server
 from sparsebench.strategy.base import how_of
 from sparsebench.strategy.spec import fill, parse
@@ -54,7 +54,7 @@ class Callbacks:
 
     on_plan: Callable[[Plan, int], None] = lambda plan, workers: None
     on_record: Callable[[Record], None] = lambda record: None
-    on_beat: Callable[[underway.Underway], None] = lambda now: None
+    on_beat: Callable[[progress.Underway], None] = lambda now: None
     on_stop: Callable[[], None] = lambda: None
     on_pictures: Callable[[str, int, int], None] = lambda what, done, total: None
 
@@ -195,14 +195,14 @@ def collect(
     _keep_manifests(plan, out, observers.registry)
     _clear_checkpoints(plan, out)
     if not plan.todo:
-        underway.clear(out)
+        progress.clear(out)
         store.seal(out)
         return
     writer = store.Writer(out)
     store.keep(out / manifests.ENVIRONMENTS, devices.environment())
     remaining = Remaining(plan.todo, plan.expected)
-    beat = underway.Beat(out, remaining, workers, callbacks.on_beat)
-    locks = underway.CellLocks(out, plan.known, remaining.drop)
+    beat = progress.Beat(out, remaining, workers, callbacks.on_beat)
+    locks = CellLocks(out, plan.known, remaining.drop)
     most = 1 if setting.device == "cpu" else TOGETHER
     queue = Queue(plan.todo, most, plan.expected.length, locks)
     stopped = threading.Event()

@@ -18,7 +18,7 @@ from sparsebench.plan.time_left import Remaining
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
-from sparsebench.runner import underway
+from sparsebench.runner.progress import Beat, Underway, underway
 
 
 def status(out: Path) -> Result:
@@ -54,7 +54,7 @@ def test_a_run_under_way_says_what_it_is_at_and_what_is_left(tmp_path: Path, pla
 
     def look(record: Record) -> None:
         if not seen:
-            assert soon(lambda: sum(n for one in underway.underway(tmp_path) for n in one.left.values()) == 7)
+            assert soon(lambda: sum(n for one in underway(tmp_path) for n in one.left.values()) == 7)
             seen.append(status(tmp_path))
 
     execute(plan, Registry(), tmp_path, 0, look)
@@ -66,9 +66,9 @@ def test_a_run_under_way_says_what_it_is_at_and_what_is_left(tmp_path: Path, pla
 
 
 def test_what_is_run_is_counted_as_running(tmp_path: Path, plan: planner.Plan) -> None:
-    with underway.Beat(tmp_path, Remaining(plan.jobs, plan.expected), 2) as mine:
+    with Beat(tmp_path, Remaining(plan.jobs, plan.expected), 2) as mine:
         mine.remaining.begin([plan.jobs[0].cell.id], 0.0, time.time() - 100)
-        assert soon(lambda: any(one.running for one in underway.underway(tmp_path)))
+        assert soon(lambda: any(one.running for one in underway(tmp_path)))
         result = status(tmp_path)
     assert row(result, plan.jobs[0].label) == ["0", "0", "1", "1"]
     assert "8 cells without a record, unknown time; the longest at work so far: 1:4" in result.output
@@ -76,13 +76,13 @@ def test_what_is_run_is_counted_as_running(tmp_path: Path, plan: planner.Plan) -
 
 def test_a_run_that_was_killed_is_told_from_one_under_way(tmp_path: Path, plan: planner.Plan) -> None:
     left, ago = {"dense": 5}, time.time() - 300
-    file = underway.Underway(host="there", pid=7, workers=2, updated=ago, since=ago, left=left, running=left)
+    file = Underway(host="there", pid=7, workers=2, updated=ago, since=ago, left=left, running=left)
     files.write_whole(tmp_path / "underway" / "there-7.json", file.model_dump_json().encode())
     (tmp_path / "underway" / "torn.json").write_text("{")
     result = status(tmp_path)
     assert "on there (process 7) was stopped with 5 cells left" in result.output and "goes on" in result.output
     assert "dense" not in result.output
-    with underway.Beat(tmp_path, Remaining(plan.jobs, plan.expected), 2):
+    with Beat(tmp_path, Remaining(plan.jobs, plan.expected), 2):
         assert not (tmp_path / "underway" / "there-7.json").exists()
 
 
@@ -93,7 +93,7 @@ def test_what_a_run_left_that_was_killed_just_now_goes_with_the_next(
     killed = subprocess.Popen([sys.executable, "-c", ""])
     killed.wait()
     here, now = socket.gethostname(), time.time()
-    file = underway.Underway(host=here, pid=killed.pid, workers=1, updated=now, since=now, left={"dense": 5})
+    file = Underway(host=here, pid=killed.pid, workers=1, updated=now, since=now, left={"dense": 5})
     if whole:
         execute(plan, Registry(), tmp_path)
     path = tmp_path / "underway" / f"{here}-{killed.pid}.json"

@@ -41,7 +41,7 @@ def test_both_end_with_the_board_that_one_alone_has(tmp_path: Path) -> None:
 HOLDS = """
 import sys
 from pathlib import Path
-from sparsebench.runner.underway import CellLocks
+from sparsebench.runner.engines import CellLocks
 
 with CellLocks(Path(sys.argv[1]), {}) as locks:
     print(locks.begin(sys.argv[2]), flush=True)
