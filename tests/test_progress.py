@@ -11,7 +11,7 @@ from sparsebench.plan.time_left import Remaining
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
-from sparsebench.runner.progress import Beat, Progress, Underway
+from sparsebench.runner.progress import Progress, Underway, beat
 
 SUITE = """
 name = "unequal"
@@ -82,7 +82,7 @@ def test_dry_run_bar_and_status_say_the_same(
         bar.begin(plan, workers)
         assert f"10 of 25 cells to run, on {workers} worker processes, about {left}\n" in capsys.readouterr().err
         told: list[Underway] = []
-        with Beat(out, Remaining(plan.todo, plan.expected), workers, told.append):
+        with beat(out, Remaining(plan.todo, plan.expected), workers, told.append):
             assert soon(lambda: bool(told))
             status = CliRunner().invoke(main, ["status", str(out)]).stdout
         bar.beat(told[0])

@@ -9,8 +9,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,8 +61,25 @@ class Underway(BaseModel):
         return there and time.time() - self.updated < SILENT
 
 
-class Beat:
-    """Keeps the file of a run up to date in a thread of its own, and removes it when the run is over.
+def state_of(remaining: Remaining, workers: int) -> Underway:
+    """Return how far a run of so many workers is now."""
+    now = time.time()
+    with remaining.lock:
+        jobs, running = remaining.jobs, remaining.running
+        return Underway(
+            host=socket.gethostname(), pid=os.getpid(), workers=workers, updated=now,
+            since=min((since for since, _ in running.values()), default=now),
+            left=Counter(job.label for job in jobs.values()),
+            running=Counter(jobs[cell_id].label for cell_id in running),
+            done=remaining.share(workers, now), seconds=remaining.seconds(workers, now),
+        )  # fmt: skip
+
+
+@contextmanager
+def beat(
+    out: Path, remaining: Remaining, workers: int, tell: Callable[[Underway], None] = lambda now: None
+) -> Iterator[None]:
+    """Keep the file of a run up to date for a while, in a thread, and remove it then.
 
     Args:
         out: the run's folder.
@@ -70,47 +87,28 @@ class Beat:
         workers: its worker processes.
         tell: called with what was written.
     """
+    path, over = out / "underway" / f"{socket.gethostname()}-{os.getpid()}.json", threading.Event()
 
-    def __init__(
-        self, out: Path, remaining: Remaining, workers: int, tell: Callable[[Underway], None] = lambda now: None
-    ):
-        self.out, self.remaining, self.workers, self.tell = out, remaining, workers, tell
-        self.path = out / "underway" / f"{socket.gethostname()}-{os.getpid()}.json"
-        self.over = threading.Event()
-        self.thread = threading.Thread(target=self._write_on, daemon=True)
-
-    def __enter__(self) -> Beat:
-        clear(self.out)
-        self.thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.over.set()
-        self.thread.join()
-        with suppress(OSError):
-            self.path.unlink(missing_ok=True)
-            self.path.parent.rmdir()
-
-    def _write_on(self) -> None:
+    def write_on() -> None:
         while True:
-            now = self._now()
+            now = state_of(remaining, workers)
             with suppress(UserError):  # the run itself will say that the folder cannot be written
-                files.write_whole(self.path, now.model_dump_json().encode())
-            self.tell(now)
-            if self.over.wait(EVERY):
+                files.write_whole(path, now.model_dump_json().encode())
+            tell(now)
+            if over.wait(EVERY):
                 return
 
-    def _now(self) -> Underway:
-        now = time.time()
-        with self.remaining.lock:
-            jobs, running = self.remaining.jobs, self.remaining.running
-            return Underway(
-                host=socket.gethostname(), pid=os.getpid(), workers=self.workers, updated=now,
-                since=min((since for since, _ in running.values()), default=now),
-                left=Counter(job.label for job in jobs.values()),
-                running=Counter(jobs[cell_id].label for cell_id in running),
-                done=self.remaining.share(self.workers, now), seconds=self.remaining.seconds(self.workers, now),
-            )  # fmt: skip
+    clear(out)
+    thread = threading.Thread(target=write_on, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+            path.parent.rmdir()
 
 
 def underway(out: Path) -> list[Underway]:

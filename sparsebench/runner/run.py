@@ -201,7 +201,6 @@ def collect(
     writer = store.Writer(out)
     store.keep(out / manifests.ENVIRONMENTS, devices.environment())
     remaining = Remaining(plan.todo, plan.expected)
-    beat = progress.Beat(out, remaining, workers, callbacks.on_beat)
     locks = CellLocks(out, plan.known, remaining.drop)
     most = 1 if setting.device == "cpu" else TOGETHER
     queue = Queue(plan.todo, most, plan.expected.length, locks)
@@ -213,6 +212,7 @@ def collect(
         queue.close()
 
     records = engine.records(queue, setting, remaining.begin)
+    beat = progress.beat(out, remaining, workers, callbacks.on_beat)
     try:
         with locks, first_interrupt(stop), beat, closing(records):
             for record in records:
