@@ -18,6 +18,7 @@ from samples import SAMPLES
 import sparsebench
 from sparsebench.board.columns import COLUMNS, keys_of
 from sparsebench.board.tables import FORMATS
+from sparsebench.plugin.registry import Registry
 
 SHIPPED = {"dense", "random", "attn_topk", "oracle", "anti_oracle", "noise"}
 SMALL = ["--suite", TINY, "--n-train", "4", "--seeds", "1"]
@@ -117,6 +118,36 @@ def test_show_says_what_is_known(name: str, says: list[str]) -> None:
     assert result.exit_code == 0
     for text in says:
         assert text in result.stdout
+
+
+def test_what_is_trained_or_looks_at_images_first_is_said_and_what_to_cite() -> None:
+    rows = {row["name"]: row for row in json.loads(call("list", "plugins", "--json").stdout)}
+    trained = {name: rows[name]["trained"] for name in ("dense", "fisher_mask", "dynamic_vit")}
+    assert trained == {"dense": "no", "fisher_mask": "fits", "dynamic_vit": "yes"}
+    assert "ICLR 2022" in rows["attn_topk"]["citation"] and rows["dense"]["citation"] == ""
+    assert "trained: no; it looks at 256 training images first, with labels" in call("show", "fisher_mask").stdout
+    assert "trained: no\n" in call("show", "tome").stdout and "trained: yes\n" in call("show", "a_vit").stdout
+
+
+def test_each_bibtex_entry_is_printed_once_and_belongs_to_a_citation() -> None:
+    strategies = [found.cls for found in Registry().strategies() if found.cls.bibtex]
+    printed = call("list", "--bibtex").stdout
+    assert strategies and all(cls.citation and printed.count(cls.bibtex) == 1 for cls in strategies)
+    assert all(cls.bibtex.count("{") == cls.bibtex.count("}") for cls in strategies)
+    keys = [line for line in printed.splitlines() if line.startswith("@")]
+    assert len(set(keys)) == len(keys) == len({cls.bibtex for cls in strategies})
+    assert call("show", "attn_topk", "--bibtex").stdout.startswith("@inproceedings{liang2022evit,")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["list", "tasks", "--bibtex"], ["list", "--json", "--bibtex"], ["show", "random", "--bibtex"],
+     ["show", "quick", "--bibtex"], ["show", "composite", "--bibtex"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_bibtex_of_what_has_none_is_refused(arguments: list[str]) -> None:
+    done = call(*arguments)
+    assert done.exit_code == 2 and done.stdout == "" and "bibtex" in done.stderr.lower()
 
 
 def test_env_names_the_libraries_and_the_hash() -> None:
@@ -234,18 +265,13 @@ def test_any_other_wrong_command_leaves_with_2_and_one_line(
     refused(call(*arguments), *says)
 
 
-def test_cells_that_failed_leave_1_and_the_reason(finished: tuple[Path, Result]) -> None:
+def test_cells_that_failed_leave_1_and_the_reason_and_the_others_are_on_the_board(
+    finished: tuple[Path, Result],
+) -> None:
     out, done = finished
-    assert done.exit_code == 1
-    assert (
-        "raises on composite: 1 cell failed: ValueError: no idea which token matters"
-        in (out / "leaderboard.md").read_text()
-    )
-    assert "Traceback" not in done.stderr
-
-
-def test_the_others_are_on_the_board_all_the_same(finished: tuple[Path, Result]) -> None:
-    board = board_in(finished[0])
+    says = "raises on composite: 1 cell failed: ValueError: no idea which token matters"
+    assert done.exit_code == 1 and says in (out / "leaderboard.md").read_text() and "Traceback" not in done.stderr
+    board = board_in(out)
     assert set(board) == {"dense", "random", "oracle", "anti_oracle", "norm"}
     assert all(row["accuracy"] and row["macs_ratio"] for row in board.values())
     assert board["norm"]["kind"] == "deployable" and board["norm"]["budget"] == "macs 0.5"

@@ -184,12 +184,6 @@ def test_a_network_teaches_what_it_becomes_only_if_its_head_is_trained(tmp_path:
     assert torch.equal(cell.teacher.tell(pictures).logits, before)
 
 
-def test_a_head_of_other_classes_is_refused_before_anything_runs(pictures: Path, weights: Path, tmp_path: Path) -> None:
-    files = planner.Files((f"folder:{pictures}",), weights=(weights,))
-    with pytest.raises(UserError, match="3 class folders, and the head has 1000 classes"):
-        planned(tmp_path, files, tasks=(f"{TASK},labels=names",))
-
-
 def test_nothing_asks_for_training_samples(pictures: Path, weights: Path, tmp_path: Path) -> None:
     files = planner.Files((f"folder:{pictures}",), weights=(weights,))
     for suite in ("folder", "quick"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from measured import COMPOSITE, VIT, Measure, reason, value
+from measured import VIT, Measure, reason, value
 from running import inline
 from safetensors.torch import load_file, save, save_file
 
@@ -51,12 +51,6 @@ def test_the_output_layer_is_fresh(pretrained: tuple[Path, Job, Record], tmp_pat
     record = changed(pretrained, tmp_path, lambda name: name.startswith("head."))
     for metric in ("train_loss", "test_loss", "accuracy"):
         assert value(record, metric) == value(pretrained[2], metric)
-
-
-def test_a_start_from_initial_weights_is_not_a_start_at_random(
-    pretrained: tuple[Path, Job, Record], measured: Measure
-) -> None:
-    assert value(pretrained[2], "train_loss") != value(measured("random", COMPOSITE, 40, model=VIT), "train_loss")
 
 
 def test_a_cell_without_its_initial_weights_is_skipped(pretrained: tuple[Path, Job, Record], tmp_path: Path) -> None:

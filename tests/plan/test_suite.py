@@ -276,11 +276,6 @@ def test_tasks_with_other_pictures_do_not_share_an_initial_model() -> None:
     assert len({job.cell.id for job in jobs if job.keep_weights}) == 2
 
 
-def test_a_task_without_pretraining_starts_at_random() -> None:
-    jobs = jobs_of(tasks=(SMALL,))
-    assert {job.cell.init for job in jobs} == {None} and {job.after for job in jobs} == {""}
-
-
 def test_a_task_is_run_with_the_parameters_given_and_swept_over() -> None:
     jobs = jobs_of(tasks=("composite:lr=0.05,0.1,test=30",))
     assert {job.cell.task.params["lr"] for job in jobs} == {0.05, 0.1}

@@ -5,13 +5,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sparsebench_plugins.patch_dropout
 import torch
 from measured import COMPOSITE, VIT, Measure, reason, value, what_was_measured
 from running import inline
 
 from sparsebench.measure.cost import Step
+from sparsebench.plan.job import Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Outcomes, Record, numbers_of
+from sparsebench.runner import run_cell
+from sparsebench.runner.prepare import Context
 from sparsebench.strategy.spec import fill
 
 THEORY = "theory:steps=40,test=20,tokens=20"
@@ -327,7 +331,8 @@ def test_a_step_that_does_not_fit_the_memory_is_taken_in_parts(samples: Path, jo
     text = (samples / "good.py").read_text()
     line = "        return (1 if self.largest"
     refuse = """        if view.training and len(view.tokens) > MOST:
-            import torch
+            import sparsebench_plugins.patch_dropout
+import torch
 
             raise torch.OutOfMemoryError("no memory left")
 """
@@ -341,3 +346,41 @@ def test_a_step_that_does_not_fit_the_memory_is_taken_in_parts(samples: Path, jo
     assert value(parts, "train_loss") == pytest.approx(value(whole, "train_loss"), rel=1e-5)
     assert value(parts, "test_loss") == pytest.approx(value(whole, "test_loss"), rel=1e-4)
     assert never.status == "oom"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "shares"),
+    [("epochs=2,batch=4", [0.25, 0.5, 0.75, 1.0]), ("epochs=4,validation=0.25,patience=2", [])],
+    ids=["so many steps", "which may end sooner"],
+)
+def test_a_training_says_which_share_of_its_steps_is_done(
+    job_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, shares: list[float]
+) -> None:
+    monkeypatch.setattr(run_cell, "EVERY", 0.0)
+    said: list[float] = []
+    jobs = job_of("dense", f"composite:{recipe},test=10,pretrain_epochs=0", n_train=8)
+    context = Context(Setting(out=tmp_path, device="cpu"), on_share=lambda _, done: said.append(done))
+    assert [record.status for record in run_cell.run_cells(jobs, Registry(), context)] == ["ok"]
+    assert said == shares
+
+
+@pytest.fixture(scope="module")
+def only_in_training(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return PatchDropout as a plugin file under another name."""
+    source = Path(sparsebench_plugins.patch_dropout.__file__).read_text()
+    path = tmp_path_factory.mktemp("plugin") / "mine.py"
+    path.write_text(source.replace('"patch_dropout"', '"mine"'))
+    return f"{path}:keep_rate=0.5"
+
+
+@pytest.mark.parametrize("where", ["both", "train", "test"])
+def test_a_strategy_of_training_alone_is_tested_dense_whatever_is_asked(
+    measured: Measure, only_in_training: str, where: str
+) -> None:
+    record, dense = measured(only_in_training, where=where), measured("dense")
+    control = measured("random:keep_rate=0.5", where="train")
+    assert record.status == "ok" and record.cell.where == "train"
+    assert record.metrics["macs_ratio"].value == record.metrics["macs_ratio_planned"].value == 1
+    assert record.trajectory == dense.trajectory
+    for name in ("train_loss", "test_loss"):
+        assert record.metrics[name].value == control.metrics[name].value != dense.metrics[name].value

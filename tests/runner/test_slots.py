@@ -26,12 +26,8 @@ def test_a_worker_has_one_thread_and_the_variables_of_the_run(monkeypatch: pytes
     assert [(slot.device, slot.environment) for slot in slots("cpu", 2)] == [("cpu", {})] * 2
 
 
-def test_more_workers_than_gpus_share_them_evenly() -> None:
-    assert gpus_of("cuda", 5, 2) == ["0", "1", "0", "1", "0"]
-
-
-def test_a_gpu_that_was_named_is_the_only_one_seen() -> None:
-    assert gpus_of("cuda:2", 2, 4) == ["2", "2"]
+def test_workers_share_gpus_evenly_or_have_the_one_that_was_named() -> None:
+    assert gpus_of("cuda", 5, 2) == ["0", "1", "0", "1", "0"] and gpus_of("cuda:2", 2, 4) == ["2", "2"]
 
 
 @pytest.mark.parametrize("listed", ["3,1", "GPU-8932f937-d72c, MIG-GPU-5c89/1/0", " 3 , 1 "])
