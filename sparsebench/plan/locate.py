@@ -229,11 +229,10 @@ def _has_weights(out: Path, cell_id: str, known: Mapping[str, Head]) -> bool:
     return written is not None and written == content_hash(store.weights_path(out, cell_id))
 
 
-SUFFIX = ".safetensors"
-SUFFIXES = (SUFFIX, ".pth", ".pt", ".bin", ".ckpt", ".pth.tar")
+SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".pth.tar")
 CONVERT = (
     "convert it once, where you trust it: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
-    f"'weights{SUFFIX}')"
+    "'weights.safetensors')"
 )
 
 
@@ -249,13 +248,17 @@ def locate_all(given: Sequence[Path], key: str = "") -> dict[str, Path]:
     Raises:
         UserError: there are no such files, or one is damaged or holds no weights.
     """
-    from sparsebench.models.weight_files import read_weights
+    from sparsebench.models.weight_files import content_name, read_weights
 
     located: dict[str, Path] = {}
     said: defaultdict[str, list[Path]] = defaultdict(list)
     for path in files_of(given):
-        name, path = locate_file(path)
-        weights = read_weights(path, key)
+        if not path.name.lower().endswith(SUFFIXES):
+            raise UserError(
+                "--weights reads safetensors, and checkpoints of torch.save that hold weights alone",
+                got=str(path), allowed=", ".join(SUFFIXES), next_step=CONVERT,
+            )  # fmt: skip
+        weights, name = read_weights(path, key), content_name(path)
         if name in located:
             said[f"is the same file as {located[name]}: they are one network"].append(path)
             continue
@@ -300,39 +303,6 @@ def files_of(given: Sequence[Path]) -> list[Path]:
             log.warning("--weights %s: %d files are taken, and left out: %s", path, len(chosen), few(left))
         found += chosen
     return found
-
-
-def locate_file(path: Path) -> tuple[str, Path]:
-    """Return the name that a cell has for a file of weights, from its content, and where it lies.
-
-    Raises:
-        UserError: there is no such file, it is of another kind, or it is truncated or damaged.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    from sparsebench.models.weight_files import content_name
-
-    path = path.expanduser()
-    if not path.name.lower().endswith(SUFFIXES):
-        raise UserError(
-            "--weights reads safetensors, and checkpoints of torch.save that hold weights alone",
-            got=str(path), allowed=", ".join(SUFFIXES), next_step=CONVERT,
-        )  # fmt: skip
-    try:
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            raise UserError(f"--weights: {path} is no plain file")
-        name = content_name(path)
-        if path.suffix.lower() != SUFFIX:
-            return name, path
-        with safe_open(path, framework="numpy") as weights:
-            names = weights.keys()
-    except OSError as error:
-        raise UserError(f"--weights: {path} cannot be read: {error.strerror or error}") from error
-    except SafetensorError as error:
-        raise UserError(f"--weights: {path} is truncated or no safetensors file ({error})") from error
-    if not names:
-        raise UserError(f"--weights: {path} holds no weights")
-    return name, path
 
 
 def file_names(located: Mapping[str, Path]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from sparsebench.errors import UserError
 from sparsebench.models.deep import DeepViT
 from sparsebench.models.timm_models import load_weights, match_weights, named_vit
 from sparsebench.models.vits import Timm
-from sparsebench.plan import locate as weights
+from sparsebench.plan.locate import locate_all
 from sparsebench.tasks.images import Composite
 
 architectures = pytest.mark.parametrize("make", ARCHITECTURES.values(), ids=ARCHITECTURES)
@@ -140,10 +140,10 @@ def test_a_name_in_a_file_does_nothing_to_a_terminal(saved):
 def test_a_file_is_named_by_its_content(saved):
     model = vit()
     path = saved(model)
-    name, place = weights.locate_file(path)
+    ((name, place),) = locate_all([path]).items()
     assert name == f"weights-{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}" and place == path
     assert Timm(weights=name).weights == name
-    assert weights.locate_file(saved(model, "same.safetensors"))[0] == name != weights.locate_file(saved(other(vit)))[0]
+    assert [*locate_all([saved(model, "same.safetensors")])] == [name] != [*locate_all([saved(other(vit))])]
 
 
 def truncated(path):
@@ -163,14 +163,13 @@ def cut_to(path, size):
         (partial(cut_to, size=5), "truncated"),
         (partial(cut_to, size=0), "truncated"),
         (lambda path: path.rename(path.with_name("w.npz")), r"weights alone; got .*w\.npz; .*weights_only=True"),
-        (lambda path: path.with_name("nowhere.safetensors"), "cannot be read: No such file"),
-        (lambda path: path.parent.rename(path.parent.with_suffix(".safetensors")), "cannot be read: Is a directory"),
+        (lambda path: path.with_name("nowhere.safetensors"), "can be read; got No such file"),
     ],
-    ids=["truncated", "no header", "empty", "npz", "nowhere", "folder"],
+    ids=["truncated", "no header", "empty", "npz", "nowhere"],
 )
 def test_a_file_that_is_none_is_refused(saved, spoil, says):
     with pytest.raises(UserError, match=says):
-        weights.locate_file(spoil(saved(vit())))
+        locate_all([spoil(saved(vit()))])
 
 
 class Program:
@@ -205,7 +204,7 @@ def test_weights_of_rotary_and_attention_pooled_models_are_read(saved, kind):
 
 
 def test_weights_that_do_not_fit_are_refused_before_anything_runs(saved):
-    name, path = weights.locate_file(saved(timm.create_model("deit_small_patch16_224")))
+    ((name, path),) = locate_all([saved(timm.create_model("deit_small_patch16_224"))]).items()
     model, task = Timm(arch="deit_tiny_patch16_224", weights=name), Composite()
     with pytest.raises(UserError, match="another architecture than deit_tiny_patch16_224"):
         model.check_weights(task, {name: path})
