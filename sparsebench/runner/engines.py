@@ -61,7 +61,7 @@ class CellLocks:
 
     def __init__(self, out: Path, known: Mapping[str, Head], on_done: Callable[[str], None] = lambda cell_id: None):
         self.out, self.known, self.on_done = out, known, on_done
-        self.done, self.new = set[str](), dict[str, Head | Record]()
+        self.new = dict[str, Head | Record]()
         self.sealed: list[Path] | None = None
         self.read = Counter[Path]()
         self.file: int | None = None
@@ -93,7 +93,6 @@ class CellLocks:
             return False
         if known is not None and known.started == head.started:
             return False
-        self.done.add(job.cell.id)
         self.on_done(job.cell.id)
         return True
 

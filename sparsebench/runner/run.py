@@ -188,10 +188,10 @@ def collect(
         observers: who sees each record, with the registry from which strategies come.
 
     Raises:
-        UserError: the folder cannot be written or is gone, or the engine gave no record of a cell.
+        UserError: the folder cannot be written or is gone.
         KeyboardInterrupt: it was stopped; what is done is stored.
     """
-    out, lost = setting.out, {job.cell.id for job in plan.todo}
+    out = setting.out
     _keep_manifests(plan, out, observers.registry)
     _clear_checkpoints(plan, out)
     if not plan.todo:
@@ -218,7 +218,6 @@ def collect(
             for record in records:
                 writer.append(record)
                 locks.release(record.cell_id)
-                lost.discard(record.cell_id)
                 remaining.done(record)
                 if record.status not in CUT_SHORT:
                     _remove_checkpoint(out, record.cell_id)
@@ -229,11 +228,6 @@ def collect(
     store.seal(out)
     if stopped.is_set():
         raise KeyboardInterrupt
-    if lost := lost - locks.done:
-        raise UserError(
-            f"the engine gave no record of {len(lost)} of {len(plan.todo)} cells, {min(lost)} among them",
-            next_step="the records of the others are stored; the same command goes on",
-        )
 
 
 def _remove_checkpoint(out: Path, cell_id: str) -> None:

@@ -44,7 +44,7 @@ def test_the_shard_of_a_cell_is_for_ever() -> None:
     assert [shard(f"{index}/3")("1eada12d71be1558") for index in range(3)] == [True, False, False]
 
 
-@pytest.mark.parametrize("text", ["", "1", "4/4", "-1/4", "0/0", "1/2/3", "a/b", "1.0/2", "0/9999999"])
+@pytest.mark.parametrize("text", ["", "1", "4/4", "-1/4", "0/0", "1/2/3", "a/b", "1.0/2"])
 def test_another_text_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="--shard; got"):
         shard(text)
