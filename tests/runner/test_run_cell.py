@@ -331,8 +331,7 @@ def test_a_step_that_does_not_fit_the_memory_is_taken_in_parts(samples: Path, jo
     text = (samples / "good.py").read_text()
     line = "        return (1 if self.largest"
     refuse = """        if view.training and len(view.tokens) > MOST:
-            import sparsebench_plugins.patch_dropout
-import torch
+            import torch
 
             raise torch.OutOfMemoryError("no memory left")
 """
