@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,19 +104,12 @@ def _published_methods(registry: Registry) -> list[dict[str, Any]]:
     ]
 
 
-def _tasks(registry: Registry) -> list[dict[str, str]]:
+def _named(classes: Iterable[Any], **columns: str) -> list[dict[str, str]]:
+    """Return a row for each class: its name, the attributes that columns show, and what it is."""
     return [
-        {"name": cls.name, "inputs": cls.inputs, "model": cls.default_model, "what": first_line(cls)}
-        for cls in registry.tasks()
+        {"name": cls.name} | {key: getattr(cls, of) for key, of in columns.items()} | {"what": first_line(cls)}
+        for cls in classes
     ]
-
-
-def _models(registry: Registry) -> list[dict[str, str]]:
-    return [{"name": cls.name, "inputs": cls.inputs, "what": first_line(cls)} for cls in registry.models()]
-
-
-def _observers(registry: Registry) -> list[dict[str, str]]:
-    return [{"name": cls.name, "what": first_line(cls)} for cls in registry.observers()]
 
 
 def _suites(_registry: Registry) -> list[dict[str, str]]:
@@ -126,9 +119,13 @@ def _suites(_registry: Registry) -> list[dict[str, str]]:
 
 
 TABLES: dict[str, Callable[[Registry], list[dict[str, Any]]]] = {
-    "plugins": _plugins, "published": _published_methods, "tasks": _tasks, "models": _models,
-    "observers": _observers, "suites": _suites,
-}  # fmt: skip
+    "plugins": _plugins,
+    "published": _published_methods,
+    "tasks": lambda registry: _named(registry.tasks(), inputs="inputs", model="default_model"),
+    "models": lambda registry: _named(registry.models(), inputs="inputs"),
+    "observers": lambda registry: _named(registry.observers()),
+    "suites": _suites,
+}
 """What makes the rows of each table from a registry."""
 
 

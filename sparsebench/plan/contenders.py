@@ -15,7 +15,7 @@ from sparsebench.plan.request import Request
 from sparsebench.plan.suite import Suite, SuiteTask
 from sparsebench.plugin.registry import Found, Registry
 from sparsebench.records.cell import Part
-from sparsebench.strategy.base import Strategy, Traits
+from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import AMOUNTS, FULL, SHARED, Budget
 from sparsebench.strategy.spec import Spec, fill, parse
 from sparsebench.tasks.base import Task
@@ -114,7 +114,8 @@ def fit_budget(
     suite_blocks = tuple(block for block in suite_blocks or () if block >= first_block(traits)) or None
     if inside and budget.blocks is None and suite_blocks is not None:
         fits = budget.counts is None or len(budget.counts) == len(suite_blocks)
-        if fits and (staged or (deep and suite_blocks != _default_blocks(budget, traits, cost))):
+        usual = stages(budget, traits, cost.depth) if cost and deep and budget.counts is None else None
+        if fits and (staged or (deep and suite_blocks != usual)):
             changes["blocks"] = suite_blocks
     budget = budget.model_copy(update=changes)
     if inside and deep:
@@ -122,12 +123,6 @@ def fit_budget(
         check_fits(budget, traits, cost.tokens, cost.depth)
         traits.own_macs(cost.place(0, cost.tokens, cost.tokens))  # says it of parameters that do not fit the network
     return budget
-
-
-def _default_blocks(budget: Budget, traits: Traits, cost: CostModel | None) -> tuple[int, ...] | None:
-    """Return the blocks in which a strategy acts where nobody names any; None where counts do not fit them."""
-    assert cost is not None
-    return None if budget.counts is not None else stages(budget, traits, cost.depth)
 
 
 ALL = "all"

@@ -122,8 +122,6 @@ def _brought() -> dict[str, Path | Traversable]:
 def text(name: str) -> str:
     """Return the TOML of a suite by name, or from a path to a .toml file."""
     if name.endswith(".toml"):
-        if not Path(name).is_file():
-            raise UserError(f"suite file {name} does not exist")
         try:
             return Path(name).read_text(encoding="utf-8")
         except OSError as error:
@@ -166,16 +164,10 @@ def training_entry(entry: SuiteTask) -> SuiteTask:
     """
     suite = load(entry.network)
     same = [one for one in suite.task if one.name == entry.name]
-    if len(same) != 1:
+    if len(same) != 1 or same[0].network or same[0].sweep or same[0].model_sweep or len(same[0].n_train) > 1:
         raise UserError(
-            f"suite '{entry.network}' must say once how networks are trained on task '{entry.name}'",
-            got=f"{len(same)} tasks of that name", allowed=[one.name for one in suite.task],
-        )  # fmt: skip
-    (training,) = same
-    if training.network or training.sweep or training.model_sweep or len(training.n_train) > 1:
-        raise UserError(
-            f"task '{entry.name}' of suite '{entry.network}' is to be one training",
-            got="several, or one that begins with other networks",
-            next_step="give one value a parameter, and one n_train",
+            f"suite '{entry.network}' must have one training of task '{entry.name}'",
+            got=f"{len(same)} tasks of that name" if len(same) != 1 else "several, or one of other networks",
+            next_step="name the task once, with one value a parameter and one n_train",
         )
-    return training
+    return same[0]

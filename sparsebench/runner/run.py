@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -24,7 +24,7 @@ from sparsebench.plan.request import Files, How, Request
 from sparsebench.plan.suite import Suite
 from sparsebench.plan.time_left import Remaining
 from sparsebench.plugin.content import texts_of
-from sparsebench.plugin.observer import Observer, ObserverThread, See
+from sparsebench.plugin.observer import ObserverThread
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
 from sparsebench.records.manifests import OWN, Asked, Described, Given, setting_of
@@ -281,17 +281,14 @@ def _keep_metrics(out: Path, registry: Registry, jobs: Iterable[Job]) -> None:
 def _keep_files(out: Path, plan: Plan) -> None:
     """Write what files of trained weights are called, and what is left out of folders of pictures."""
     given = [Given(name=name, file=file) for name, file in file_names(plan.locations).items()]
-    given += [Given(name=name, left_out=line) for name, line in (*plan.strays.items(), *_unread(plan.locations))]
-    for one in given:
-        store.keep(out / manifests.FILES, one.model_dump(mode="json"))
-
-
-def _unread(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the names of pictures that were located, and in a line which of them are left out as they are none."""
-    for name in names:
+    given += [Given(name=name, left_out=line) for name, line in plan.strays.items()]
+    for name in plan.locations:
         if (found := known_contents(name)) is not None and found.left_out:
             n, shown = len(found.left_out), few(sorted(found.left_out), BAD, 200)
-            yield name, f"{n:,} of {len(found.pictures) + n:,} pictures, which cannot be read: {shown}"
+            line = f"{n:,} of {len(found.pictures) + n:,} pictures, which cannot be read: {shown}"
+            given.append(Given(name=name, left_out=line))
+    for one in given:
+        store.keep(out / manifests.FILES, one.model_dump(mode="json"))
 
 
 def _keep_suite(out: Path, suite: Suite, request: Request, registry: Registry, jobs: Iterable[Job]) -> None:
@@ -349,7 +346,16 @@ class Observers:
                 given = {key: value for key, (value,) in spec.params.items()}
                 observer = fill(cls, given, f"observer '{cls.name}'")
                 thread = ObserverThread()
-                self._seeing[f"{text} {cls.name}"] = _open(observer, out, thread), thread, f"observe:{cls.name}"
+                try:
+                    see = thread.call(partial(observer.open, out))
+                except UserError:
+                    raise
+                except Exception as error:  # a stranger's code, or a library's own mind about a folder
+                    said = f"{type(error).__name__}: {error}"
+                    raise UserError(f"observer '{cls.name}' cannot be opened: {said}") from error
+                if not callable(see):
+                    raise UserError(f"`open` of observer '{cls.name}' must return a function", got=see)
+                self._seeing[f"{text} {cls.name}"] = see, thread, f"observe:{cls.name}"
 
     def observe(self, record: Record) -> None:
         """Show a finished record to each; one that raises or hangs is reported and turned off."""
@@ -380,15 +386,3 @@ def show_folder(texts: Sequence[str], folder: Path) -> tuple[int, list[str]]:
     for _, record in sorted(records.items()):
         observers.observe(record)
     return len(records), observers.failed
-
-
-def _open(observer: Observer, out: Path, thread: ObserverThread) -> See:
-    try:
-        see = thread.call(partial(observer.open, out))
-    except UserError:
-        raise
-    except Exception as error:  # a stranger's code, or a library's own mind about a folder
-        raise UserError(f"observer '{observer.name}' cannot be opened: {type(error).__name__}: {error}") from error
-    if not callable(see):
-        raise UserError(f"`open` of observer '{observer.name}' must return a function", got=see)
-    return see

@@ -186,7 +186,7 @@ def refused(result: Result, *says: str) -> None:
         (["--model", "vitt"], ["unknown model", "did you mean 'vit'"]),
         (["--task", "composite", "--plugin", TOKENS, "--model", "one_layer"], ["takes tokens"]),
         (["--suite", "quik"], ["unknown suite", "did you mean 'quick'"]),
-        (["--suite", "nowhere.toml"], ["nowhere.toml does not exist"]),
+        (["--suite", "nowhere.toml"], ["suite file nowhere.toml cannot be read: No such file"]),
         (["--suite", "real"], ["--images folder:DIR"]),
         (["--keep", "0"], ["keep rate", "got 0.0", "(0, 1]"]),
         (["--keep", "1.5"], ["keep rate", "got 1.5", "(0, 1]"]),
