@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 from pydantic import ValidationError
 
 from sparsebench.errors import UserError
@@ -281,14 +280,17 @@ def test_relevance_on_patches_other_than_the_permuted_is_a_user_error():
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory):
-    """Return folders of pictures of noise: four classes and 25 backgrounds."""
-    root, rng = tmp_path_factory.mktemp("own"), np.random.default_rng(0)
-    classes = [(split, name) for split in ("train", "test") for name in ("airplane", "bird", "cat", "dog")]
-    for folder, n in [*((root.joinpath("images", *one), 20) for one in classes), (root / "plants", 25)]:
-        folder.mkdir(parents=True)
-        for i in range(n):
-            Image.fromarray(rng.integers(0, 256, (24, 24, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+def real(real_images, tmp_path_factory):
+    """Return real pictures, few enough to be read in no time: four classes and 25 backgrounds."""
+    root = tmp_path_factory.mktemp("real")
+    for split, n in (("train", 30), ("test", 20)):
+        for name in ("airplane", "bird", "cat", "dog"):
+            (root / "images" / split / name).mkdir(parents=True)
+            for path in sorted((real_images / "cifar10" / split / name).iterdir())[:n]:
+                shutil.copy(path, root / "images" / split / name)
+    (root / "plants").mkdir()
+    for path in sorted((real_images / "plants").iterdir())[:25]:
+        shutil.copy(path, root / "plants")
     images, images_root = locate_images(f"folder:{root / 'images'}", None, False)
     plants, plants_root = locate_backgrounds(os.fspath(root / "plants"))
     return SimpleNamespace(
@@ -302,24 +304,24 @@ def pictures(root, size):
     }
 
 
-def test_foregrounds_of_a_folder_are_pasted_on_backgrounds_of_another_split_by_split(own):
-    data = Composite(**SMALL, **own.names).draw(60, 0, own.locations)
+def test_real_foregrounds_are_pasted_on_real_backgrounds_split_by_split(real):
+    data = Composite(**SMALL, **real.names).draw(60, 0, real.locations)
     assert data.classes == ("airplane", "bird", "cat", "dog")
     every = [
-        square(read_rgb(path), 16) for path in map((own.root / "plants").joinpath, listing(own.root / "plants").names)
+        square(read_rgb(path), 16) for path in map((real.root / "plants").joinpath, listing(real.root / "plants").names)
     ]
     for test, (split, part) in enumerate(((data.train, "train"), (data.test, "test"))):
         scenes = [scene for i, scene in enumerate(every) if (i % 5 == 4) == test]
         for i, label in enumerate(split.labels):
-            known = pictures(own.root / "images" / part / data.classes[label], 10) if i < 6 else None
-            assert known is None or foreground_of(split, i).tobytes() in known
+            own = pictures(real.root / "images" / part / data.classes[label], 10) if i < 6 else None
+            assert own is None or foreground_of(split, i).tobytes() in own
             line, axis, place = outside(split, i)
             assert any(np.array_equal(scene.take(place, axis=axis), line) for scene in scenes)
     assert not set(foregrounds_of(data.train)) & set(foregrounds_of(data.test))
 
 
-def test_a_source_of_the_held_out_classes_alone_is_pre_trained_on_both(own, tmp_path):
-    root = shutil.copytree(own.root / "images", tmp_path / "two")
+def test_a_source_of_the_held_out_classes_alone_is_pre_trained_on_both(real, tmp_path):
+    root = shutil.copytree(real.root / "images", tmp_path / "two")
     for split in ("train", "test"):
         shutil.rmtree(root / split / "cat")
         shutil.rmtree(root / split / "dog")
