@@ -188,7 +188,7 @@ def collect(
         observers: who sees each record, with the registry from which strategies come.
 
     Raises:
-        UserError: the folder cannot be written or is gone.
+        UserError: the folder cannot be written or is gone, or the engine gave no record of a cell.
         KeyboardInterrupt: it was stopped; what is done is stored.
     """
     out = setting.out
@@ -228,6 +228,11 @@ def collect(
     store.seal(out)
     if stopped.is_set():
         raise KeyboardInterrupt
+    if lost := remaining.jobs:
+        raise UserError(
+            f"the engine gave no record of {len(lost)} of {len(plan.todo)} cells, {min(lost)} among them",
+            next_step="the records of the others are stored; the same command goes on",
+        )
 
 
 def _remove_checkpoint(out: Path, cell_id: str) -> None:

@@ -9,6 +9,7 @@ from measured import what_was_measured
 from plugin_files import write_strategy
 from running import planned
 
+from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
 from sparsebench.plan.job import Setting
 from sparsebench.plan.request import Request
@@ -23,7 +24,10 @@ from sparsebench.runner.run_cell import one_thread, run_cells
 
 
 class Sequential:
-    """Runs one cell after the other."""
+    """Runs one cell after the other, but for some."""
+
+    def __init__(self, lost: Sequence[str] = ()):
+        self.lost = lost
 
     def records(
         self,
@@ -34,8 +38,9 @@ class Sequential:
         context = Context(setting)
         with one_thread():
             while batch := queue.take():
-                on_begin([batch[0].cell.id], 0.0)
-                yield from run_cells(batch, Registry(), context)
+                if batch[0].label not in self.lost:
+                    on_begin([batch[0].cell.id], 0.0)
+                    yield from run_cells(batch, Registry(), context)
                 queue.done(batch[0])
 
 
@@ -57,6 +62,17 @@ def test_any_engine_can_run_cells(tmp_path: Path) -> None:
     collect(tmp_path / "here", InProcess(Registry()))
     assert len(new) == 4 and measured(tmp_path / "own") == measured(tmp_path / "here")
     assert planned(tmp_path / "own").todo == []
+
+
+def test_an_engine_that_loses_cells_is_noticed_and_what_is_recorded_kept(tmp_path: Path) -> None:
+    (lost,) = (job.cell.id for job in planned(tmp_path).todo if job.label == "random")
+    with pytest.raises(UserError) as error:
+        collect(tmp_path, Sequential(lost=["random"]))
+    line = f"the engine gave no record of 1 of 4 cells, {lost} among them; the records of the others are stored; "
+    assert str(error.value) == line + "the same command goes on"
+    assert len(store.read(tmp_path)) == 3 and [job.cell.id for job in planned(tmp_path).todo] == [lost]
+    collect(tmp_path, Sequential())
+    assert len(store.read(tmp_path)) == 4
 
 
 @pytest.mark.slow
