@@ -228,7 +228,8 @@ def _rows(parts: Mapping[str, Setting], kinds: Sequence[MetricKind]) -> pd.DataF
 
 def _trials(setting: Setting) -> pd.DataFrame:
     """Return the columns of sample complexity of entries, and as n_seeds how many repetitions are complete."""
-    groups = {entry: part for entry, part in setting.records.groupby("entry") if part["success"].notna().any()}
+    records = setting.records[["entry", "repetition", "n_train", "success", "success_loss"]]
+    groups = {entry: part for entry, part in records.groupby("entry") if part["success"].notna().any()}
     trials = {entry: _successes(part, "success") for entry, part in groups.items()}
     dense = trials.get(dense_of(setting.records)["entry"].min())
     rows = {}

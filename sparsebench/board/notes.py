@@ -67,7 +67,9 @@ def notes_on(
             ratio, rows = one.every["macs_ratio"], one.every[["strategy", "budget"]]
             fast = rows[(ratio < 1) & (one.every[SPEED_UP.key] * ratio > 1)]
             if odd := [f"{strategy} ({budget})" for strategy, budget in fast.itertuples(index=False)]:
-                lines.append(f"{one.task}: a larger speed-up than that of the MACs, time again: {few(odd, NAMED)}")
+                lines.append(
+                    f"{one.task}: speed-up above dense MACs / MACs (other work can cause it): {few(odd, NAMED)}"
+                )
     if technical:
         lines += _technical(frame, judged)
     said = frame.loc[frame["cost_model"] != "", ["task", "model", "strategy", "budget", "cost_model"]]
@@ -146,7 +148,7 @@ def below_chance(frame: pd.DataFrame) -> list[str]:
     """
     lines = set()
     numbered = [text for text in frame["setting"].unique() if '"labels":' in str(text)]
-    for one in settings_of(frame[frame["setting"].isin(numbered)]):
+    for one in settings_of(frame[frame["setting"].isin(numbered)]) if numbered else ():
         tested = dense_of(one.records)[[*OUTCOMES, NETWORK]].drop_duplicates()
         for n, labels, predictions, network in tested.itertuples(index=False):
             if not n or not predictions or not described(one.params[0]):

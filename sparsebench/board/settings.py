@@ -132,7 +132,8 @@ def over_seeds(records: pd.DataFrame, how: Mapping[str, str]) -> pd.DataFrame:
 def speed_ups(records: pd.DataFrame) -> pd.Series:
     """Return by entry images/s over dense's of the same seed and machine, the median, where they were measured."""
     where = [SEED, "device", "environment"]
-    timed = records[records["images_per_s"].notna()].astype(dict.fromkeys(where[1:], str))
+    timed = records.loc[records["images_per_s"].notna(), ["entry", "strategy", "images_per_s", *where]]
+    timed = timed.astype(dict.fromkeys(where[1:], str))
     base = dense_of(timed).drop_duplicates(where, keep="last").set_index(where)["images_per_s"]
     ratio = timed["images_per_s"] / timed[where].join(base[base > 0], on=where)["images_per_s"]
     return ratio.groupby(timed["entry"]).median().dropna()
@@ -257,8 +258,8 @@ class Setting:
         cells["draw"] = cells["repetition"] if self.networks else 0
         has = cells.groupby(["entry", "n_train", SEED, "draw"]).size().unstack(["n_train", SEED, "draw"]).notna()
         # What draws nothing is tested once on a network, unless each repetition tests it on other pictures.
-        tests = records[records[NETWORK] != ""]
-        tests = tests.loc[tests[PREDICTIONS].map(bool).astype(bool), ["entry", SEED, LABELS, FOREGROUNDS]]
+        tests = records.loc[records[NETWORK] != "", ["entry", SEED, LABELS, FOREGROUNDS, PREDICTIONS]]
+        tests = tests[tests.pop(PREDICTIONS).map(bool).astype(bool)]
         drawn = has.columns.get_level_values("draw") > 0
         drawing = has.loc[:, drawn].any(axis=1) | tests.drop_duplicates().duplicated(["entry", SEED]).any()
         wanted = 2 * has.sum() >= np.where(drawn, drawing.sum(), len(has))
