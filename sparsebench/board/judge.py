@@ -288,7 +288,8 @@ def _rank(rows: pd.DataFrame, main: Setting, lossy: Collection[tuple[str, str]])
     judged = ~able.index.isin(unranked)
     places = np.flatnonzero(judged & (able["kind"] != "oracle"))
     rows.loc[able.index, ["accuracy_low", "accuracy_high"]] = np.clip(every.accuracy, 0, 1)
-    _compare(rows, able, every, judged, DENSE, "accuracy_delta", _places_of_dense(able))
+    dense = dict.fromkeys(range(len(able)), int(np.argmax(able["strategy"] == DENSE)))
+    _compare(rows, able, every, judged, DENSE, "accuracy_delta", dense if DENSE in set(able["strategy"]) else {})
     _compare(rows, able, every, judged, RANDOM, f"{RANDOM}_delta", _places_of_random(able))
     ranked, pairs = able.index[places], every.among(places.tolist())
     rows.loc[ranked, "rank"] = [rank_text(first, last) for first, last in pairs.rank_sets()]
@@ -298,12 +299,6 @@ def _rank(rows: pd.DataFrame, main: Setting, lossy: Collection[tuple[str, str]])
     able = rows[rows["accuracy"].notna() & rows["macs_ratio"].notna()]
     rows, over = _curves(main, rows, able, unranked)
     return Ranking(main, rows.loc[ranked], pairs, rows, over)
-
-
-def _places_of_dense(rows: pd.DataFrame) -> dict[int, int]:
-    """Return by the place of each row that of dense."""
-    dense = np.flatnonzero(rows["strategy"] == DENSE)
-    return dict.fromkeys(range(len(rows)), int(dense[0])) if len(dense) else {}
 
 
 def _places_of_random(rows: pd.DataFrame) -> dict[int, int]:

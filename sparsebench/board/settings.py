@@ -390,12 +390,16 @@ def about(setting: Setting) -> str:
     """Return in a sentence each what the data, the networks and the track are."""
     task, model = setting.params
     dense = dense_of(setting.tested)
-    pictures = pictures_of(setting)
+    names = (task.get(key) for key in ("images", "backgrounds"))
+    pictures = " on ".join(SOURCES.get(x.partition("-")[0], x) for x in names if isinstance(x, str) and x)
     data = [f"{pictures} (task {setting.task})" if pictures else f"task {setting.task}"]
     pixels, patch = task.get("canvas"), model.get("patch")
     if isinstance(pixels, int) and isinstance(patch, int) and patch > 0:  # the parameters may be anybody's
         data.append(f"{pixels} x {pixels} pixels in {(pixels // patch) ** 2} patches")
-    data += _tested(dense)
+    known = dense.loc[dense[ITEMS] > 0, [LABELS, ITEMS]].drop_duplicates()
+    if len(known):
+        classes = {number for text, n in known.itertuples(index=False) for number in numbers_of(text, n)}
+        data += [f"{len(classes)} classes", f"{known[ITEMS].iloc[0]:,} test images for each network"]
     data += [f"class folders are numbered {words}"] if (words := described(task)) else []
     number = len(setting.networks) or dense[SEED].nunique()
     size = [f"{name} {model[name]}" for name in ("depth", "dim", "heads", "patch") if name in model]
@@ -406,18 +410,3 @@ def about(setting: Setting) -> str:
     networks = " ".join([named, *([f"({', '.join(size)})"] if size else [])])
     track = TRACKS.get(setting.track, setting.track)
     return plain(f"Data: {', '.join(data)}. {networks}, {track} (track {setting.track}).", 1000)
-
-
-def pictures_of(setting: Setting) -> str:
-    """Return in words what the pictures of a task are made of; nothing where it has none."""
-    names = (setting.params[0].get(key) for key in ("images", "backgrounds"))
-    return " on ".join(SOURCES.get(x.partition("-")[0], x) for x in names if isinstance(x, str) and x)
-
-
-def _tested(dense: pd.DataFrame) -> list[str]:
-    """Return how many classes and test images there are, as far as that is known."""
-    known = dense.loc[dense[ITEMS] > 0, [LABELS, ITEMS]]
-    if known.empty:
-        return []
-    classes = {number for text, n in known.drop_duplicates().itertuples(index=False) for number in numbers_of(text, n)}
-    return [f"{len(classes)} classes", f"{known[ITEMS].iloc[0]:,} test images for each network"]
