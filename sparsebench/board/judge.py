@@ -288,8 +288,9 @@ def _rank(rows: pd.DataFrame, main: Setting, lossy: Collection[tuple[str, str]])
     judged = ~able.index.isin(unranked)
     places = np.flatnonzero(judged & (able["kind"] != "oracle"))
     rows.loc[able.index, ["accuracy_low", "accuracy_high"]] = np.clip(every.accuracy, 0, 1)
-    dense = dict.fromkeys(range(len(able)), int(np.argmax(able["strategy"] == DENSE)))
-    _compare(rows, able, every, judged, DENSE, "accuracy_delta", dense if DENSE in set(able["strategy"]) else {})
+    dense = np.flatnonzero(able["strategy"] == DENSE)[:1].tolist()
+    others = {place: dense[0] for place in range(len(able))} if dense else {}
+    _compare(rows, able, every, judged, DENSE, "accuracy_delta", others)
     _compare(rows, able, every, judged, RANDOM, f"{RANDOM}_delta", _places_of_random(able))
     ranked, pairs = able.index[places], every.among(places.tolist())
     rows.loc[ranked, "rank"] = [rank_text(first, last) for first, last in pairs.rank_sets()]
