@@ -94,7 +94,7 @@ def _content(path: Path) -> Any:
         with torch.serialization.safe_globals([argparse.Namespace]):  # timm's own checkpoints have their arguments
             return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
-        raise UserError(f"{path} is no file of weights that can be read", got=error.strerror or str(error)) from error
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     except SafetensorError as error:
         raise UserError(f"{path} is truncated or no safetensors file ({error})") from error
     except Exception as error:  # a damaged pickle may raise anything

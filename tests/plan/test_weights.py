@@ -163,7 +163,7 @@ def cut_to(path, size):
         (partial(cut_to, size=5), "truncated"),
         (partial(cut_to, size=0), "truncated"),
         (lambda path: path.rename(path.with_name("w.npz")), r"weights alone; got .*w\.npz; .*weights_only=True"),
-        (lambda path: path.with_name("nowhere.safetensors"), "can be read; got No such file"),
+        (lambda path: path.with_name("nowhere.safetensors"), "cannot be read: No such file"),
     ],
     ids=["truncated", "no header", "empty", "npz", "nowhere"],
 )
