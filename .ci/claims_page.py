@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from sparsebench.paper.claims import recount, rows, table
+from sparsebench.paper import claims
 from sparsebench.plugin.registry import Registry
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "claims.md"
@@ -13,7 +13,7 @@ MARKED = re.compile(r"(<!-- claims -->\n).*(<!-- end of claims -->)", re.DOTALL)
 def page() -> str:
     """Return the page with the table as it must be."""
     text = PAGE.read_text(encoding="utf-8")
-    shown = table.render(recount.recount_all(rows.load(), Registry()), "md")
+    shown = claims.render(claims.recount_all(claims.load(), Registry()), "md")
     return MARKED.sub(lambda match: f"{match[1]}{shown}{match[2]}", text)
 
 

@@ -33,7 +33,7 @@ from torch import Tensor
 from sparsebench import seeds
 from sparsebench.errors import UnsupportedError
 from sparsebench.models.actor import Pass
-from sparsebench.strategy import disposal, selection, tokens
+from sparsebench.strategy import plans, selection, tokens
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Keep, Mask, Merge, Mix, Place, Rest
@@ -247,7 +247,7 @@ def view() -> TokenView:
     )
 
 
-def plans() -> list[Keep | Merge | Mix]:
+def changes() -> list[Keep | Merge | Mix]:
     """Return plans of whole numbers, after which 8 tokens go on."""
     index, goes = Keep.top(integers(9, B, N, name="scores").float(), 8).index, integers(8, B, N, name="groups")
     groups = goes.scatter(1, index, torch.arange(8).expand(B, 8))
@@ -280,7 +280,7 @@ def _bipartite() -> Iterator[Tensor]:
 
 def _squeeze() -> Iterator[Tensor]:
     state = integers(3, B, N, name="squeeze")
-    yield disposal.squeeze(vectors(), state == 0, state == 1)
+    yield plans.squeeze(vectors(), state == 0, state == 1)
 
 
 HELPERS: dict[str, tuple[Callable[..., Any], Callable[[], Iterable[Any]]]] = {
@@ -300,16 +300,16 @@ HELPERS: dict[str, tuple[Callable[..., Any], Callable[[], Iterable[Any]]]] = {
     ),
     "plans.Rest.all_but_top": (Rest.all_but_top, lambda: [Rest.all_but_top(integers(5, B, N).float(), 9)]),
     "disposal.dispose": (
-        disposal.dispose,
-        lambda: [disposal.dispose(kind, integers(5, B, N).float(), 9, view()) for kind in disposal.DISPOSALS],
+        plans.dispose,
+        lambda: [plans.dispose(kind, integers(5, B, N).float(), 9, view()) for kind in plans.DISPOSALS],
     ),
-    "disposal.squeeze": (disposal.squeeze, _squeeze),
+    "disposal.squeeze": (plans.squeeze, _squeeze),
     "tokens.apply": (
         tokens.apply,
-        lambda: [tokens.apply(plan, integers(9, B, N + 1, 4).float(), view().sizes, 1) for plan in plans()],
+        lambda: [tokens.apply(plan, integers(9, B, N + 1, 4).float(), view().sizes, 1) for plan in changes()],
     ),
-    "tokens.sizes_after": (tokens.sizes_after, lambda: [tokens.sizes_after(plan, view().sizes) for plan in plans()]),
-    "tokens.index_after": (tokens.index_after, lambda: [tokens.index_after(plan, view().index) for plan in plans()]),
+    "tokens.sizes_after": (tokens.sizes_after, lambda: [tokens.sizes_after(plan, view().sizes) for plan in changes()]),
+    "tokens.index_after": (tokens.index_after, lambda: [tokens.index_after(plan, view().index) for plan in changes()]),
     "tokens.Padded.of": (tokens.Padded.of, lambda: [tokens.Padded.of(Mask(integers(2, B, N).bool()))]),
 }
 """Each helper, and what it makes of integers: tensors and plans."""

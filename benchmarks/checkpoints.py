@@ -21,8 +21,7 @@ from scipy.special import expit
 from tabulate import tabulate
 
 from sparsebench.stats.curves import area, kept_accuracy, weights
-from sparsebench.stats.marks import NOT_SIGNIFICANT, marks
-from sparsebench.stats.paired import Contender, Pairs, compare
+from sparsebench.stats.paired import NOT_SIGNIFICANT, Contender, Pairs, compare, marks
 
 ITEMS, OWN, ON_NETWORK = 1.5, 0.7, 0.7
 """Standard deviations in logits: how hard a picture is, how hard for one strategy, and for one network."""

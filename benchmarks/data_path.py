@@ -112,12 +112,12 @@ def count_seconds(root: Path, arch: str, weights: Path, out: Path) -> None:
     from sparsebench.records import store as records
     from sparsebench.runner import prepare, results, run_cell
     from sparsebench.runner import run as runs
-    from sparsebench.training import evaluate, leak_check
+    from sparsebench.training import evaluate
 
     account = Account()
     account.watch(evaluate, "outputs_of", "networks and strategies")
     account.watch(runs, "decode", "decoding")
-    account.watch(leak_check, "answers", "the check against labels")
+    account.watch(results, "answers", "the check against labels")
     account.watch(runs, "plan_of", "planning: listing and hashing among it")
     account.watch(prepare, "_data", "drawing")
     account.watch(run_cell, "prepare", "making networks")
@@ -180,8 +180,7 @@ def simulate(rate: float, n: int) -> None:
     """Print the share of a test's time in which a device of so many images a second is busy."""
     import torch
 
-    from sparsebench.models.deep import DeepViT
-    from sparsebench.models.small_vit import small_vit
+    from sparsebench.models.deep import DeepViT, small_vit
     from sparsebench.tasks.folder import Folder
     from sparsebench.training.evaluate import BATCH, evaluate
     from sparsebench.training.steps import Samples

@@ -26,7 +26,7 @@ import numpy as np
 from sparsebench import api
 from sparsebench.files import content_hash
 from sparsebench.measure.cost import Step
-from sparsebench.measure.scores import scores
+from sparsebench.measure.metrics import scores
 from sparsebench.models.vits import Vit
 from sparsebench.plugin.content import file_revision
 from sparsebench.publish import MANIFEST, replay
@@ -34,8 +34,7 @@ from sparsebench.publish import verify as folders
 from sparsebench.publish.submit import submit
 from sparsebench.publish.verify import items_of
 from sparsebench.records import manifests, store, table
-from sparsebench.records.cell import Cell, canonical
-from sparsebench.records.record import Record, bytes_of, numbers_of
+from sparsebench.records.record import Cell, Record, bytes_of, canonical, numbers_of
 from sparsebench.tasks.images import Spurious
 
 Raw = dict[str, Any]

@@ -24,8 +24,7 @@ from sparsebench_plugins.oracle import Oracle
 from timing import AGAIN, Run, Seconds, ratio, settled, table
 
 from sparsebench.models.actor import Actor
-from sparsebench.models.deep import DeepViT
-from sparsebench.models.small_vit import small_vit
+from sparsebench.models.deep import DeepViT, small_vit
 from sparsebench.models.timm_models import named_vit
 from sparsebench.models.vits import Vit
 from sparsebench.runner.run_cell import one_thread

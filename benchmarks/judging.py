@@ -25,8 +25,7 @@ from sparsebench.board.judge import Curves, judge, points_of
 from sparsebench.board.settings import DENSE
 from sparsebench.stats import curves
 from sparsebench.stats.intervals import LEVEL
-from sparsebench.stats.marks import NOT_SIGNIFICANT, marks
-from sparsebench.stats.paired import Contender, Pairs, compare, holm, student
+from sparsebench.stats.paired import NOT_SIGNIFICANT, Contender, Pairs, compare, holm, marks, student
 
 BOARDS = Path(__file__).resolve().parents[1] / "leaderboard"
 KINDS = ("no seed noise", "one seed noise", "five unsteady", "unequal seed noise", "families")

@@ -26,7 +26,7 @@ from typing import Any
 from tabulate import tabulate
 
 from sparsebench.records import store
-from sparsebench.records.cell import canonical
+from sparsebench.records.record import canonical
 
 REAL = Path(__file__).resolve().parents[1] / "leaderboard" / "quick"
 BUDGETS, VARIANTS = (0.3, 0.4, 0.5, 0.6, 0.7), 20

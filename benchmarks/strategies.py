@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from images import SHARES, network, samples, shares, test_pass
 from timing import AGAIN, Run, ratio, settled, table
 
-from sparsebench.models import attention_fields
+from sparsebench.models import attention
 from sparsebench.models.actor import Actor
 from sparsebench.models.attention import qkv
 from sparsebench.models.deep import DeepViT
@@ -79,7 +79,7 @@ def scoring(device: str, rounds: int, times: int = 50) -> str:
     for T in (197, 138, 99, 50):
         with torch.inference_mode():
             q, k, v = qkv(attn, torch.randn(B, T, 384, device=device, generator=torch.Generator(device).manual_seed(0)))
-        fields = attention_fields.fields_of(attn, q, k, v, net.prefix, net.class_rows)
+        fields = attention.fields_of(attn, q, k, v, net.prefix, net.class_rows)
         fused = repeated(partial(F.scaled_dot_product_attention, q, k, v), times)
         runs = {"fused": fused, "fused" + AGAIN: fused}
         for field in ("class_attention", "mean_query_attention", "received_attention"):

@@ -26,8 +26,7 @@ from sparsebench.strategy.base import (
     Site,
     Strategy,
 )
-from sparsebench.strategy.disposal import Disposal
-from sparsebench.strategy.plans import Keep, Mask, Merge, Mix, Place, Plan, Rest, Shift
+from sparsebench.strategy.plans import Disposal, Keep, Mask, Merge, Mix, Place, Plan, Rest, Shift
 from sparsebench.strategy.view import FrozenNetwork, Images, TokenView
 
 if TYPE_CHECKING:

@@ -50,8 +50,8 @@ def run(
         KeyboardInterrupt: Ctrl-C. The first waits for the running cells, the second stops them. Finished cells are
             kept.
     """
+    from sparsebench.board.board import below_chance
     from sparsebench.board.columns import frame
-    from sparsebench.board.notes import below_chance
 
     folder = _folder_of(out)
     with _callbacks(folder, progress, on_record) as callbacks:
@@ -89,14 +89,14 @@ def _folder_of(out: Any) -> Path:
 def _words_of(plugins: Plugins, out: Path) -> tuple[str, ...]:
     """Return strategies as users name them; the sources of classes and instances are written to the run's folder."""
     from sparsebench.errors import UserError
-    from sparsebench.plugin import source
+    from sparsebench.plugin import content
     from sparsebench.strategy.base import Strategy
 
     several = plugins if isinstance(plugins, list | tuple | set) else [plugins]
     names = []
     for one in several:
         if isinstance(one, Strategy) or (isinstance(one, type) and issubclass(one, Strategy)):
-            names.append(source.write(one, out))
+            names.append(content.write(one, out))
         elif isinstance(one, str | os.PathLike):
             names.append(os.fspath(one))
         else:
@@ -131,8 +131,8 @@ def show_tokens(
     Raises:
         UserError: anything unknown, out of range, missing or unwritable, or no strategy has a result.
     """
+    from sparsebench.deploy.pictures import Trainer
     from sparsebench.deploy.show_tokens import show
-    from sparsebench.deploy.trained import Trainer
 
     folder = _folder_of(out)
     request, files, how = values_of({"plugins": _words_of(plugins, folder), **options, "tasks": task, "seeds": 1})

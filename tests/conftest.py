@@ -22,10 +22,9 @@ from sparsebench.plan.expand import expand
 from sparsebench.plan.job import Job
 from sparsebench.plan.plan import needed_by
 from sparsebench.plan.request import Request
-from sparsebench.plugin import installed
+from sparsebench.plugin import registry
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.cell import Cell, Origin, Part
-from sparsebench.records.record import Failure, Metric, Record
+from sparsebench.records.record import Cell, Failure, Metric, Origin, Part, Record
 from sparsebench.runner.process import Server
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import Budget
@@ -64,7 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _hides_theories() -> bool:
-    return bool(THEORIES & set(os.environ[installed.HIDDEN].split(",")))
+    return bool(THEORIES & set(os.environ[registry.HIDDEN].split(",")))
 
 
 def pytest_configure() -> None:
@@ -74,15 +73,13 @@ def pytest_configure() -> None:
     """
     gc.disable()
     # xdist's workers have what its controller said, and would see none to hide.
-    asked = THEORIES & set(os.environ.pop(installed.HIDDEN, "").split(","))
-    names = {
-        installed.distribution(entry)[0] for entry in installed.entries().values() if not installed.is_shipped(entry)
-    }
-    os.environ[installed.HIDDEN] = ",".join(sorted(names))
+    asked = THEORIES & set(os.environ.pop(registry.HIDDEN, "").split(","))
+    names = {registry.distribution(entry)[0] for entry in registry.entries().values() if not registry.is_shipped(entry)}
+    os.environ[registry.HIDDEN] = ",".join(sorted(names))
     named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["sparsebench"]
-    if named != {name: entry.value for name, entry in installed.entries().items()}:
+    if named != {name: entry.value for name, entry in registry.entries().items()}:
         pytest.exit("other entry points are installed than pyproject.toml has: pip install --no-deps -e .", 2)
-    os.environ[installed.HIDDEN] = ",".join(sorted(names | asked))
+    os.environ[registry.HIDDEN] = ",".join(sorted(names | asked))
 
 
 def pytest_collection_finish() -> None:

@@ -6,8 +6,8 @@ from waiting import soon
 
 from sparsebench.cli import main
 from sparsebench.plan import plan as planner
+from sparsebench.plan.plan import Remaining
 from sparsebench.plan.request import Request
-from sparsebench.plan.time_left import Remaining
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record

@@ -6,7 +6,7 @@ from pydantic import Field
 
 import sparsebench
 from sparsebench import Disposal, LossInputs, Mask, Place, Plan, Published, Site, Strategy, TokenView
-from sparsebench.strategy.disposal import dispose, squeeze
+from sparsebench.strategy.plans import dispose, squeeze
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor, nn
 
 from sparsebench.measure.cost import OneLayerCost
-from sparsebench.models.actor import Pass
-from sparsebench.models.shown import SplitPass, finite, in_chunks, kept_only
+from sparsebench.models.actor import Pass, SplitPass, finite, in_chunks, kept_only
 from sparsebench.strategy.tokens import gather
 
 Fields = dict[str, Callable[[], Tensor]]

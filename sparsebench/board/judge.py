@@ -44,10 +44,9 @@ from sparsebench.board.settings import (
 )
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import MetricKind
-from sparsebench.stats import curves, gaps, paired
+from sparsebench.stats import curves, paired
 from sparsebench.stats.intervals import Successes, mean_interval, n50_ratio, sample_complexity
-from sparsebench.stats.marks import marks
-from sparsebench.stats.paired import Contender, Pairs
+from sparsebench.stats.paired import Contender, Pairs, marks
 from sparsebench.strategy.budget import amount_of
 from sparsebench.tasks.sources.labels import described
 from sparsebench.testing.reports import CHECKS, SEVERAL, UNCHECKED
@@ -255,7 +254,7 @@ def _gaps(setting: Setting) -> pd.DataFrame:
     rows = over_seeds(tested, dict.fromkeys(("spurious_gap", "worst_group_accuracy", "accuracy"), "mean"))
     rows = rows.loc[values.index].rename(columns={"accuracy": "accuracy_with_gap"})
     entries = [setting.contenders[entry] for entry in rows.index]
-    worst = pd.Series([gaps.worst_group(*one) for one in entries], rows.index, dtype=float)
+    worst = pd.Series([curves.worst_group(*one) for one in entries], rows.index, dtype=float)
     rows["worst_group_accuracy"] = worst.fillna(rows["worst_group_accuracy"])
     intervals = {}
     if dense in values.index:
@@ -263,10 +262,10 @@ def _gaps(setting: Setting) -> pd.DataFrame:
         intervals["spurious_gap_reduction"] = [mean_interval(pairs) if pairs else None for pairs in reductions]
     if setting.on_backgrounds:
         contenders, groups = zip(*entries, strict=True)
-        intervals["aligned_gap"] = gaps.aligned_gaps(contenders, groups, setting.lone)
+        intervals["aligned_gap"] = curves.aligned_gaps(contenders, groups, setting.lone)
         if dense in setting.contenders:
             contender = setting.contenders[dense][0]
-            intervals["aligned_gap_reduction"] = gaps.gap_reductions(contenders, contender, groups, setting.lone)
+            intervals["aligned_gap_reduction"] = curves.gap_reductions(contenders, contender, groups, setting.lone)
     for name, of_entries in intervals.items():
         rows = rows.join(pd.DataFrame([interval_row(name, one) for one in of_entries], rows.index, dtype=float))
     return rows

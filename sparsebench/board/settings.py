@@ -20,8 +20,7 @@ from sparsebench.errors import few, plain
 from sparsebench.measure.metrics import GROUP as OF_GROUPS
 from sparsebench.measure.metrics import METRICS as KINDS
 from sparsebench.measure.metrics import MetricKind
-from sparsebench.records.cell import canonical
-from sparsebench.records.record import numbers_of
+from sparsebench.records.record import canonical, numbers_of
 from sparsebench.records.table import FOREGROUNDS, GROUPS, ITEMS, LABELS, OUTCOMES, PREDICTIONS
 from sparsebench.stats.paired import Contender
 from sparsebench.strategy.spec import label

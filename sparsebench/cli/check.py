@@ -2,17 +2,168 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import keyword
+import re
 import sys
+from collections.abc import Callable, Iterable
+from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from sparsebench import __version__
 from sparsebench.cli.terminal import Guided
+from sparsebench.errors import UserError
+from sparsebench.plugin.content import file_revision
+from sparsebench.plugin.hooks import PROJECT
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.record import Record
+from sparsebench.strategy.spec import parse
+from sparsebench.testing import process, reports
+from sparsebench.testing.reports import Report
 
 if TYPE_CHECKING:
-    from sparsebench.testing.reports import Report
+    pass
+
+
+FILES = {"strategy.py.jinja": "{name}.py", "test.py.jinja": "test_{name}.py"}
+PACKAGE = {
+    "strategy.py.jinja": "{name}/src/{name}/strategy.py",
+    "init.py.jinja": "{name}/src/{name}/__init__.py",
+    "package_test.py.jinja": "{name}/tests/test_{name}.py",
+    "pyproject.toml.jinja": "{name}/pyproject.toml",
+    "README.md.jinja": "{name}/README.md",
+    "workflow.yml.jinja": "{name}/.github/workflows/test.yml",
+}
+"""The place of what each template makes; the first is the strategy."""
+
+
+def write(name: str, folder: Path, registry: Registry, *, package: bool = False) -> list[Path]:
+    """Write a strategy with its test, or a distribution of it; return the files, the strategy's first.
+
+    Raises:
+        UserError: the name is taken or none, a file is there already, or the folder cannot be written.
+    """
+    places = {template: folder / place.format(name=name) for template, place in (PACKAGE if package else FILES).items()}
+    _check_name(name)
+    for path in (folder / name, *places.values()) if package else places.values():
+        if path.exists():
+            raise UserError(f"{path} is there already", next_step="choose another name, or --dir")
+    if name in {*registry.entries, *(registered.cls.name for registered in registry.strategies())}:
+        raise UserError(f"there is a strategy '{name}' already", next_step="choose another name")
+    if importlib.util.find_spec(name) is not None:
+        raise UserError(f"there is a Python module '{name}' already", next_step="choose another name")
+    templates = Environment(
+        loader=PackageLoader("sparsebench.plugin"), undefined=StrictUndefined, keep_trailing_newline=True
+    )
+    words = {
+        "name": name,
+        "cls": "".join(part[:1].upper() + part[1:] for part in name.split("_")) or name,
+        "module": f"{name}.strategy" if package else name,
+        "distribution": "sparsebench-" + name.strip("_").replace("_", "-"),
+        "version": __version__,
+        "requirement": _requirement(),
+    }
+    texts = {path: templates.get_template(template).render(words) for template, path in places.items()}
+    try:
+        for path, text in texts.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    return list(texts)
+
+
+def _requirement() -> str:
+    """Return what pip is given to install sparsebench as it is here: a repository or an archive, else its name."""
+    name = f"{PROJECT}>={__version__}"
+    try:
+        place = json.loads(metadata.distribution(PROJECT).read_text("direct_url.json") or "{}")
+        url, vcs = str(place.get("url", "")), place.get("vcs_info")
+        if vcs is not None:
+            url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+    except (metadata.PackageNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return name
+    host = re.fullmatch(r"(?:git\+)?(?:https|ssh)://([\w.-]+|git@[\w.-]+)/[\w./@+~-]+", url)
+    return url if host else name  # a folder of this machine is nowhere else, and passwords are for nobody
+
+
+def _check_name(name: str) -> None:
+    if not (name.isascii() and name.isidentifier() and name[0].isalpha()) or keyword.iskeyword(name):
+        raise UserError("the name of a strategy", got=f"'{name}'", allowed="letters, digits and _, as Python has names")
+
+
+Given = dict[str, list[dict[str, Any]]]
+
+
+def check_recorded(out: Path, target: str | None, limit: float, on_report: Callable[[Report], None]) -> list[str]:
+    """Check strategies in processes of their own, store each report in the folder, and return which were left out.
+
+    Args:
+        out: a results folder.
+        target: what is to be checked: NAME or FILE.py, with parameters; without any it stands for all parameters that
+            the folder has records of. None is every strategy of the records.
+        limit: seconds for each check.
+        on_report: is called with each report when it is stored.
+
+    Raises:
+        UserError: there is no such target, the folder holds no records, or cannot be written.
+    """
+    records = list(store.read(out, needed=True).values())
+    store.check_writable(out)
+
+    def check_one(name: str, given: Given | None) -> None:
+        for report in process.check(name, limit, given=given):
+            reports.write(report, out)
+            on_report(report)
+
+    if target is not None:
+        check_one(target, _recorded_params(target, records))
+        return []
+    left_out = []
+    for name in sorted({record.cell.strategy.name for record in records}):
+        group = [record for record in records if record.cell.strategy.name == name]
+        try:
+            check_one(_installed_name(name, group), _params(group))
+        except UserError as error:
+            left_out.append(f"{name}: {error}")
+    return left_out
+
+
+def _recorded_params(target: str, records: Iterable[Record]) -> Given | None:
+    """Return what the records have of a target that names no parameters; None where they have nothing of it."""
+    spec = parse(target)
+    if spec.params:
+        return None
+    if spec.name.endswith(".py"):
+        revision = file_revision(Path(spec.name))
+        matching = [record for record in records if record.origin.revision == revision != ""]
+    else:
+        matching = [record for record in records if record.cell.strategy.name == spec.name]
+    return _params(matching) or None
+
+
+def _params(records: Iterable[Record]) -> Given:
+    given: Given = {}
+    for record in sorted(records, key=lambda record: record.label):
+        variants = given.setdefault(record.cell.strategy.name, [])
+        if (params := dict(record.cell.strategy.params)) not in variants:
+            variants.append(params)
+    return given
+
+
+def _installed_name(name: str, records: Iterable[Record]) -> str:
+    """Return the name; UserError if its newest records are of a file, of which they do not know where it lies."""
+    origin = max(records, key=lambda record: record.started).origin
+    if origin.plugin.startswith("file:"):
+        path = origin.plugin.removeprefix("file:")
+        raise UserError(f"it comes from a file, {path}", next_step=f"give that too: sparsebench check {path} --results")
+    return name
 
 
 @click.command(cls=Guided)
@@ -32,7 +183,6 @@ def new(name: str, package: bool, folder: Path) -> None:
     The files are NAME.py and its test; both run without changes. Existing files are not overwritten.
     """
     from sparsebench.plugin.registry import Registry
-    from sparsebench.plugin.scaffold import write
 
     files = write(name, folder, Registry(), package=package)
     for path in files:
@@ -70,7 +220,6 @@ def check(targets: tuple[str, ...], results: Path | None, as_json: bool, markdow
     changes. The exit code is then also 1 if a strategy of the folder could not be checked.
     """
     from sparsebench.testing import process, reports
-    from sparsebench.testing import results as of_results
 
     if not targets and results is None:
         raise click.UsageError("name a strategy or a file, or a results folder with --results")
@@ -84,7 +233,7 @@ def check(targets: tuple[str, ...], results: Path | None, as_json: bool, markdow
     left_out: list[str] = []
     for target in targets or (None,):
         if results is not None:
-            left_out += of_results.check(results, target, time_limit, show)
+            left_out += check_recorded(results, target, time_limit, show)
         elif target is not None:
             for report in process.check(target, time_limit):
                 show(report)

@@ -181,9 +181,8 @@ def _text(
     folder: Path, form: str, by: str | None, view: str, speed: Path | None, choice: Choice, technical: bool
 ) -> bytes:
     from sparsebench.board import views
-    from sparsebench.board.board import bibtex, read
+    from sparsebench.board.board import bibtex, machines, not_ranked, notes_on, read
     from sparsebench.board.judge import judge
-    from sparsebench.board.notes import machines, not_ranked, notes_on
     from sparsebench.board.settings import frame_of
     from sparsebench.board.tables import render
     from sparsebench.board.views import report
@@ -195,7 +194,7 @@ def _text(
     if view == "shifts":
         return render(views.shifts(judged.rankings), form, choice).encode("utf-8", "replace")
     if view == "paper":
-        from sparsebench.paper.claims.table import with_published
+        from sparsebench.paper.claims import with_published
 
         made = views.paper(judged.rankings, speed)
         return render(with_published(made, judged.rankings), form, choice).encode("utf-8", "replace")

@@ -113,7 +113,7 @@ def _named(classes: Iterable[Any], **columns: str) -> list[dict[str, str]]:
 
 
 def _suites(_registry: Registry) -> list[dict[str, str]]:
-    from sparsebench.plan.suite import load, names
+    from sparsebench.plan.request import load, names
 
     return [{"name": suite.name, "version": str(suite.version), "what": suite.title} for suite in map(load, names())]
 
@@ -137,7 +137,7 @@ def show(name: str, bibtex: bool) -> None:
 
     NAME may also be a FILE.py, for the strategies in it.
     """
-    from sparsebench.plan import suite as suites
+    from sparsebench.plan import request as suites
     from sparsebench.plugin.registry import Registry
 
     registry = Registry()
@@ -176,7 +176,7 @@ def _say(text: str) -> None:
 
 
 def _class(what: str, cls: Any, bibtex: bool) -> None:
-    from sparsebench.strategy.disposal import DOES
+    from sparsebench.strategy.plans import DOES
 
     if bibtex:
         if not (entry := getattr(cls, "bibtex", "")):
@@ -264,10 +264,8 @@ def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> Non
 
 def _sets(root: Path, verify: bool) -> list[dict[str, Any]]:
     from sparsebench.errors import UserError
-    from sparsebench.tasks.sources.files import Contents
-    from sparsebench.tasks.sources.known import KNOWN
-    from sparsebench.tasks.sources.labelled import DEFAULTS, read
-    from sparsebench.tasks.sources.listing import listing
+    from sparsebench.tasks.sources.files import Contents, listing
+    from sparsebench.tasks.sources.known import DEFAULTS, KNOWN, read
 
     rows = []
     for known in KNOWN.values():
@@ -315,7 +313,7 @@ def env() -> None:
     import torch
     from tabulate import tabulate
 
-    from sparsebench.records.cell import digest
+    from sparsebench.records.record import digest
     from sparsebench.runner.devices import environment
 
     machine, gpus = environment(), map(torch.cuda.get_device_name, range(torch.cuda.device_count()))

@@ -45,8 +45,8 @@ def show_tokens(
     from sparsebench.stats import style
 
     form = style.form_of("--file", file)
+    from sparsebench.deploy.pictures import Trainer
     from sparsebench.deploy.show_tokens import draw, plan_of, show
-    from sparsebench.deploy.trained import Trainer
     from sparsebench.files import write_whole
 
     request, files, how = values_of(values | {"tasks": task, "seeds": 1})
@@ -119,7 +119,7 @@ def compare(
 
     form = style.form_of("--picture", picture) if picture is not None else ""
     from sparsebench.deploy import compare as comparing
-    from sparsebench.deploy.trained import Trainer
+    from sparsebench.deploy.pictures import Trainer
     from sparsebench.files import write_whole
 
     request, files, how = values_of(values | {"tasks": task, "seeds": 1})

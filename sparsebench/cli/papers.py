@@ -18,7 +18,7 @@ from sparsebench.runner.progress import Progress
 
 if TYPE_CHECKING:
     from sparsebench.paper import Paper
-    from sparsebench.paper.claims.rows import Claim
+    from sparsebench.paper.claims import Claim
 
 HOW = ("device", "jobs", "rerun", "checkpoint", "timeout", "memory_limit")
 
@@ -148,16 +148,16 @@ def claims(
     --check tests the given weights, without training. It exits with 1 if the claimed accuracy is outside the
     interval of the measured accuracy.
     """
-    from sparsebench.paper.claims import rows
+    from sparsebench.paper import claims
 
-    ledger = rows.load(file)
+    ledger = claims.load(file)
     if check is not None:
         if names or flagged or output is not None:
             raise UserError("--check is of one row, and prints one line", next_step="leave the other options out")
-        sys.exit(_measure(rows.find(ledger, check), weights, images, out, how))
+        sys.exit(_measure(claims.find(ledger, check), weights, images, out, how))
     if weights is not None or images is not None:
         raise UserError("--weights and --images are for --check", next_step="add --check ROW")
-    text = _table([rows.find(ledger, name) for name in names] or ledger, ledger, form, choice, flagged)
+    text = _table([claims.find(ledger, name) for name in names] or ledger, ledger, form, choice, flagged)
     if output is None:
         click.echo(text, nl=False)
         return
@@ -168,17 +168,17 @@ def claims(
 
 
 def _table(chosen: list[Claim], ledger: list[Claim], form: str, choice: Choice, flagged: bool) -> str:
-    from sparsebench.paper.claims import recount, table
+    from sparsebench.paper import claims
     from sparsebench.plugin.registry import Registry
 
-    shown = recount.recount_all(chosen, Registry(), ledger)
+    shown = claims.recount_all(chosen, Registry(), ledger)
     shown = [one for one in shown if one.flags or not flagged]
-    return table.render(shown, form, choice)
+    return claims.render(shown, form, choice)
 
 
 def _measure(claim: Claim, weights: Path | None, images: Path | None, out: Path, how: dict[str, Any]) -> int:
     from sparsebench.api import execute
-    from sparsebench.paper.claims.measure import request_of, result_of
+    from sparsebench.paper.claims import request_of, result_of
     from sparsebench.plugin.registry import Registry
 
     if weights is None or images is None:

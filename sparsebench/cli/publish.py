@@ -234,7 +234,7 @@ def _write_records(folder: Path, form: str, file: BinaryIO) -> None:
     import pyarrow.parquet as pq
 
     from sparsebench.records import store, table
-    from sparsebench.records.cell import canonical
+    from sparsebench.records.record import canonical
     from sparsebench.testing import reports
 
     rows = table.in_order(store.rows(folder)).sort_by("cell_id")

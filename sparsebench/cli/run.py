@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from sparsebench.plan.job import Job
-    from sparsebench.plan.plan import Plan
-    from sparsebench.plan.time_left import Expected
+    from sparsebench.plan.plan import Expected, Plan
     from sparsebench.records.record import Record
 
 ALSO = {"strategy": "plugin"}
@@ -58,7 +57,7 @@ def run(
     success, 1 if cells failed or pictures cannot be read, 2 if the command is wrong.
     """
     from sparsebench.api import execute
-    from sparsebench.board.notes import below_chance, notes_on
+    from sparsebench.board.board import below_chance, notes_on
     from sparsebench.board.tables import render
     from sparsebench.board.views import report
     from sparsebench.records.record import ANSWERS

@@ -90,13 +90,13 @@ OBSERVERS = ("mlflow", "tensorboard")
 
 def _names(kind: str) -> Iterable[str]:
     """Return the names there are; of strategies, observers and suites nothing is imported."""
-    from sparsebench.plan import suite
+    from sparsebench.plan import request
     from sparsebench.plugin.registry import FIRST, Registry
 
     if kind == "observer":
         return OBSERVERS
     if kind == "suite":
-        return suite.names()
+        return request.names()
     registry = Registry()
     if kind == "strategy":
         return [name for name in registry.entries if name not in (*FIRST, *OBSERVERS)]

@@ -12,8 +12,7 @@ import numpy as np
 from tabulate import tabulate
 
 from sparsebench import seeds
-from sparsebench.deploy.pictures import Block, Ink, Scene, rgb, scene, sheet, spread, tint
-from sparsebench.deploy.trained import Trainer, trained_cell
+from sparsebench.deploy.pictures import Block, Ink, Scene, Trainer, rgb, scene, sheet, spread, tint, trained_cell
 from sparsebench.errors import StrategyError, UserError
 from sparsebench.measure.selection import Quality, expected_iou, iou, rank_correlation
 from sparsebench.models.actor import Actor
@@ -23,15 +22,15 @@ from sparsebench.plan.plan import Plan
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.records.cell import Cell, canonical
+from sparsebench.records.record import Cell, canonical
 from sparsebench.runner.prepare import Context, Prepared, fit_on, strategy_of, wants_images
 from sparsebench.runner.run_cell import failure_of, one_thread
 from sparsebench.stats import style
 from sparsebench.stats.intervals import mean_interval
 from sparsebench.strategy.base import Strategy
 from sparsebench.tasks.base import relevant
-from sparsebench.training.calibrate import calibrate
 from sparsebench.training.evaluate import Choice, evaluate
+from sparsebench.training.fit import calibrate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

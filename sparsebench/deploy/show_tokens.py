@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsebench.deploy.pictures import Block, Ink, Scene, rgb, scene, sheet, spread, tint
-from sparsebench.deploy.trained import Trainer, trained_cell
+from sparsebench.deploy.pictures import Block, Ink, Scene, Trainer, rgb, scene, sheet, spread, tint, trained_cell
 from sparsebench.errors import UserError
 from sparsebench.models.actor import Pass
 from sparsebench.plan.job import Job

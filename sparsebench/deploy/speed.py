@@ -24,8 +24,7 @@ from sparsebench.deploy.sparse_model import SparseModel
 from sparsebench.errors import UserError, one_line
 from sparsebench.plan.contenders import settings_of
 from sparsebench.plan.job import Job
-from sparsebench.plan.plan import Plan
-from sparsebench.plan.time_left import Expected
+from sparsebench.plan.plan import Expected, Plan
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.table import setting_text
 from sparsebench.runner.process import peak

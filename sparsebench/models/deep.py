@@ -1,32 +1,38 @@
-"""Acting on any timm VisionTransformer or Eva, unmodified."""
+"""Acting on any timm VisionTransformer or Eva, unmodified, and on small Vision Transformers for small images."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import MethodType
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from timm.layers import Attention, PatchEmbed
 from timm.models.eva import Eva
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from sparsebench import seeds
 from sparsebench.errors import UnsupportedError
-from sparsebench.models import attention_fields
-from sparsebench.models.actor import Given, Pass
-from sparsebench.models.attention import attend, gather_heads, qkv
-from sparsebench.models.rotary import Rotations, rope_tables
-from sparsebench.models.shown import in_chunks
+from sparsebench.measure.selection import neighbour_agreement
+from sparsebench.models import attention
+from sparsebench.models.actor import Given, Pass, SplitPass, in_chunks
+from sparsebench.models.attention import PositionalAttention, Positions, attend, gather_heads, qkv
 from sparsebench.models.timm_parts import (
     POOLS,
+    ConvStem,
+    Rotations,
     attention_branch,
     attention_input,
     check_block,
     mlp_branch,
     pool,
     refuse,
+    rope_tables,
     vit_cost,
 )
 from sparsebench.strategy import tokens
@@ -160,9 +166,7 @@ class DeepViT:
         """Put in the class and register tokens that the head is to read."""
         (x,) = args
         with self._in_full(x.device.type):
-            prefix = acting.read_out(
-                attention_fields.full(x[:, : self.prefix]), attention_fields.full(x[:, self.prefix :])
-            )
+            prefix = acting.read_out(attention.full(x[:, : self.prefix]), attention.full(x[:, self.prefix :]))
         return (torch.cat([prefix.to(x.dtype), x[:, self.prefix :]], dim=1),)
 
     def normalise(self, images: Tensor) -> Tensor:
@@ -208,9 +212,7 @@ class DeepViT:
     def _decide(self, acting: Pass, number: int, given: Given, device: str) -> Plan | None:
         """Ask the strategy, see `Pass.decide`; what it sees has the precision of the weights."""
         with self._in_full(device):
-            return acting.decide(
-                number, {name: partial(attention_fields.in_full, make) for name, make in given.items()}
-            )
+            return acting.decide(number, {name: partial(attention.in_full, make) for name, make in given.items()})
 
     def _apply(self, plan: Plan, x: Tensor, sizes: Tensor) -> Tensor:
         """Return what the plan makes of the tokens x, see `tokens.apply`."""
@@ -261,14 +263,14 @@ class DeepViT:
             return given | {"previous_attention"}
         for block in self.module.blocks:
             check_block(block)
-        return given | {"branch"} | attention_fields.NAMES - (frozenset() if self.class_rows else {"class_attention"})
+        return given | {"branch"} | attention.NAMES - (frozenset() if self.class_rows else {"class_attention"})
 
     def _input(self, pixels: Callable[[], Tensor], acting: Pass, x: Tensor) -> Tensor:
         """Act after the position embedding, before the first block."""
         given = {
             **self._tokens(x),
             "pixels": lambda: self._patches(pixels()),
-            "outputs": lambda: in_chunks(partial(self._whole, attention_fields.full(x[:, : self.prefix])), len(x)),
+            "outputs": lambda: in_chunks(partial(self._whole, attention.full(x[:, : self.prefix])), len(x)),
         }
         plan = self._decide(acting, 0, given, x.device.type)
         x = x if plan is None else self._apply(plan, x, x.new_ones(x.shape[0], self.cost.tokens))
@@ -377,13 +379,11 @@ class DeepViT:
         """Note the attention that the strategy chooses by before the next block."""
         with self._in_full(q.device.type):
             count = self.prefix + (acting.sizes > 0).sum(dim=1, keepdim=True)
-            acting.previous = attention_fields.in_full(self._fields(acting, attn, q, k, v)["attention"]) * count
+            acting.previous = attention.in_full(self._fields(acting, attn, q, k, v)["attention"]) * count
 
-    def _fields(self, acting: Pass, attn: Any, q: Tensor, k: Tensor, v: Tensor) -> attention_fields.Fields:
+    def _fields(self, acting: Pass, attn: Any, q: Tensor, k: Tensor, v: Tensor) -> attention.Fields:
         present = acting.sizes > 0 if acting.ragged else None
-        return attention_fields.fields_of(
-            attn, q, k, v, self.prefix, self.class_rows, **self._keys(acting), present=present
-        )
+        return attention.fields_of(attn, q, k, v, self.prefix, self.class_rows, **self._keys(acting), present=present)
 
     def _keys(self, acting: Pass) -> dict[str, Tensor | None]:
         """Return what makes the P + N tokens of the moment count differently as keys, see `attend`."""
@@ -425,3 +425,81 @@ def _only_active(acting: Pass, active: Tensor) -> Iterator[None]:
     acting.index, acting.sizes, acting.resting = index, sizes, 0
     if previous is not None and acting.previous is not None and acting.previous is not previous:
         acting.previous = previous.scatter(1, active, acting.previous)
+
+
+class PositionalDeepViT(DeepViT):
+    """A timm VisionTransformer whose attention is positional, as `small_vit` makes it; it shows what positions learn.
+
+    Args:
+        vit: the model.
+        order: (N,) the place in plain order of the patch that each position shows; None for plain order.
+        precision: see `DeepViT`.
+    """
+
+    shows: ClassVar = {"neighbour_agreement": "fraction", "neighbour_agreement_shuffled": "fraction"}
+    shuffles: ClassVar[int] = 20
+
+    def __init__(self, vit: Any, order: np.ndarray | None = None, *, precision: str = "float32"):
+        super().__init__(vit, precision=precision)
+        self.order = np.arange(self.cost.tokens) if order is None else order
+        self.positions: Positions = vit.blocks[0].attn.positions
+
+    @contextmanager
+    def _install(self, pixels: Callable[[], Tensor], acting: Pass) -> Iterator[None]:
+        self.positions.acting = acting
+        try:
+            with super()._install(pixels, acting):
+                yield
+        finally:
+            self.positions.acting = None
+
+    def similarity(self) -> np.ndarray:
+        """Return (N, N) float64, (P W_Q)(P W_K)^T / sqrt(d_h) of the first block, patches only, mean over heads."""
+        attn = self.module.blocks[0].attn
+        with torch.no_grad():
+            q, k = attn.queries_keys()
+            similarity = (q * attn.scale @ k.transpose(-2, -1)).mean(dim=1)[0, self.prefix :, self.prefix :]
+        return similarity.double().cpu().numpy()
+
+    def observe(self, train: SplitPass, test: SplitPass) -> dict[str, float]:
+        """Return the neighbour agreement of the first block, and its mean over `shuffles` shuffled orders."""
+        similarity = self.similarity()
+        null = [
+            neighbour_agreement(similarity, self.grid, seeds.generator("shuffled positions", i).permutation(self.order))
+            for i in range(self.shuffles)
+        ]
+        return {
+            "neighbour_agreement": neighbour_agreement(similarity, self.grid, self.order),
+            "neighbour_agreement_shuffled": float(np.mean(null)),
+        }
+
+    def trained_values(self, first: Mapping[str, Tensor], test: SplitPass) -> dict[str, tuple[float, ...]]:
+        """Return the similarity of the first block, row by row, positions as the images show them."""
+        return {"similarity": tuple(self.similarity().flatten().tolist())}
+
+
+def small_vit(
+    canvas: int, classes: int, *, attention: str = "content", stem: str = "linear", **sizes: int
+) -> VisionTransformer:
+    """Return a timm VisionTransformer for small images: patch, dim, depth, heads, with random weights.
+
+    Its attention is "content", as timm has it, or "positional". The random weights are the same for both. Its patches
+    are made by a "linear" projection or by "conv"olutions.
+    """
+    positional = attention == "positional"
+    vit = VisionTransformer(
+        img_size=canvas,
+        patch_size=sizes["patch"],
+        embed_dim=sizes["dim"],
+        depth=sizes["depth"],
+        num_heads=sizes["heads"],
+        num_classes=classes,
+        embed_layer=ConvStem if stem == "conv" else PatchEmbed,
+        attn_layer=PositionalAttention if positional else Attention,
+    )
+    if positional:
+        positions = Positions(vit)
+        for block in vit.blocks:
+            attn: Any = block.attn
+            attn.positions = positions
+    return vit

@@ -110,14 +110,13 @@ class Vit(_Deep):
         return VitCost(tokens, 1, 1, patch, C * classes, (block,) * self.depth, C, self.heads)
 
     def _vit(self, canvas: int, classes: int) -> Any:
-        from sparsebench.models.small_vit import small_vit
+        from sparsebench.models.deep import small_vit
 
         return small_vit(canvas, classes, **self.model_dump(exclude={"precision"}))
 
     def _network(self, vit: Any, data: Data) -> Network:
         """See `_Deep._network`."""
-        from sparsebench.models.deep import DeepViT
-        from sparsebench.models.small_vit import PositionalDeepViT
+        from sparsebench.models.deep import DeepViT, PositionalDeepViT
 
         if self.attention == "content":
             return DeepViT(vit, precision=self.precision)

@@ -11,10 +11,9 @@ from sparsebench.errors import UserError
 from sparsebench.measure.cost import CostModel
 from sparsebench.measure.counts import check_fits, first_block, schedule_of, solve, stages
 from sparsebench.models.base import Model
-from sparsebench.plan.request import Request
-from sparsebench.plan.suite import Suite, SuiteTask
+from sparsebench.plan.request import Request, Suite, SuiteTask
 from sparsebench.plugin.registry import Found, Registry
-from sparsebench.records.cell import Part
+from sparsebench.records.record import Part
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import AMOUNTS, FULL, SHARED, Budget
 from sparsebench.strategy.spec import Spec, fill, parse

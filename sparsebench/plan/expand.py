@@ -23,10 +23,9 @@ from sparsebench.plan.contenders import (
 )
 from sparsebench.plan.job import Job
 from sparsebench.plan.locate import LOCATED, as_named, networks_of, pictures_for
-from sparsebench.plan.request import Files, Request
-from sparsebench.plan.suite import Suite, SuiteTask, load, training_entry
+from sparsebench.plan.request import Files, Request, Suite, SuiteTask, load, training_entry
 from sparsebench.plugin.registry import Found, Registry
-from sparsebench.records.cell import Cell, Part, Precision, Track, Where, digest
+from sparsebench.records.record import Cell, Part, Precision, Track, Where, digest
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import AMOUNTS, FULL
 from sparsebench.strategy.spec import fill, label, parse

@@ -15,8 +15,7 @@ from sparsebench.errors import UserError
 from sparsebench.plan.request import How
 from sparsebench.plugin.hooks import PROJECT
 from sparsebench.records import store
-from sparsebench.records.cell import Cell, Origin
-from sparsebench.records.record import Failure, Record, Status
+from sparsebench.records.record import Cell, Failure, Origin, Record, Status
 from sparsebench.records.table import setting_text
 from sparsebench.strategy.base import Kind
 

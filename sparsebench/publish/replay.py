@@ -25,17 +25,14 @@ from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import plugins_of, training_of
 from sparsebench.plan.job import Job
 from sparsebench.plan.locate import LOCATED, Networks, files_of, networks_of, pictures_for, places_of
-from sparsebench.plan.plan import Plan
+from sparsebench.plan.plan import Expected, Plan
 from sparsebench.plan.request import Files, How
-from sparsebench.plan.time_left import Expected
 from sparsebench.plugin.content import Content
-from sparsebench.plugin.installed import distribution, entries
-from sparsebench.plugin.installed import files_of as plugin_files
-from sparsebench.plugin.registry import Registry
+from sparsebench.plugin.registry import Registry, distribution, entries
+from sparsebench.plugin.registry import files_of as plugin_files
 from sparsebench.publish.verify import Manifest, Verdict, called, items_of, manifest_of, plugin_of, read_records
 from sparsebench.records import manifests, store
-from sparsebench.records.cell import Cell, canonical
-from sparsebench.records.record import Record
+from sparsebench.records.record import Cell, Record, canonical
 from sparsebench.runner import run as runs
 from sparsebench.runner.process import enclose
 from sparsebench.runner.run import Callbacks

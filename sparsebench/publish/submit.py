@@ -14,9 +14,8 @@ from sparsebench.errors import UserError, unknown
 from sparsebench.publish import MANIFEST
 from sparsebench.publish.verify import PLUGIN, RECORDS, Manifest, Verdict, unanswered_of, verify, version_of
 from sparsebench.records import manifests, store, table
-from sparsebench.records.cell import Value, canonical, digest
 from sparsebench.records.manifests import Asked, Given, setting_of
-from sparsebench.records.record import Record
+from sparsebench.records.record import Record, Value, canonical, digest
 
 AGAIN = "give the command of the run again: it runs what is missing or of another revision"
 

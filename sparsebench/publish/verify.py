@@ -27,17 +27,15 @@ from pydantic import ValidationError
 from sparsebench.errors import UserError, few, plain, reason_of
 from sparsebench.files import content_hash
 from sparsebench.measure.cost import CostModel
-from sparsebench.measure.metrics import decided_by
-from sparsebench.measure.scores import TOP_5_FROM, Items, Score, scores
+from sparsebench.measure.metrics import TOP_5_FROM, Items, Score, decided_by, scores
 from sparsebench.plan.expand import unanswered
-from sparsebench.plan.suite import load, names
+from sparsebench.plan.request import load, names
 from sparsebench.plugin.content import file_revision
 from sparsebench.plugin.registry import Registry
 from sparsebench.publish import MANIFEST
 from sparsebench.records import manifests, store, table
-from sparsebench.records.cell import Cell, Origin, Part, Value, canonical, digest
 from sparsebench.records.manifests import Asked, Described, setting_of
-from sparsebench.records.record import Metric, Record, numbers_of
+from sparsebench.records.record import Cell, Metric, Origin, Part, Record, Value, canonical, digest, numbers_of
 from sparsebench.strategy.budget import FULL
 from sparsebench.strategy.spec import fill
 from sparsebench.tasks.base import Task

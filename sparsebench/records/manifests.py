@@ -17,7 +17,7 @@ from pydantic import AfterValidator, AliasChoices, Field
 from sparsebench.errors import plain
 from sparsebench.measure.metrics import MetricKind, check
 from sparsebench.records import store
-from sparsebench.records.cell import Cell, Value, digest
+from sparsebench.records.record import Cell, Value, digest
 from sparsebench.strategy.base import Kind, Site
 
 STRATEGIES, SUITES, METRICS, ENVIRONMENTS = "strategies", "suites", "metrics", "environments"

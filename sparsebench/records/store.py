@@ -30,8 +30,7 @@ from pydantic import TypeAdapter
 from sparsebench import files
 from sparsebench.errors import UserError, plain, reason_of
 from sparsebench.records import table
-from sparsebench.records.cell import canonical, digest
-from sparsebench.records.record import Head, Record, VersionError
+from sparsebench.records.record import Head, Record, VersionError, canonical, digest
 from sparsebench.records.table import ALL, Columns
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sparsebench import files
 from sparsebench.errors import UserError, plain, reason_of
 from sparsebench.measure.metrics import kind_of
-from sparsebench.records.cell import NETWORK, Cell, Origin, canonical
-from sparsebench.records.record import SCHEMA, Head, Record
+from sparsebench.records.record import NETWORK, SCHEMA, Cell, Head, Origin, Record, canonical
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -23,14 +23,13 @@ from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.base import HEADS, Network, Start
 from sparsebench.plan.job import Job, Setting
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.cell import Cell, digest
+from sparsebench.records.record import Cell, digest
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.spec import fill
 from sparsebench.strategy.view import Images
 from sparsebench.tasks.base import Data, Locations, Recipe, Split, Task, check_items
-from sparsebench.training.augment import Augmentation
 from sparsebench.training.fit import Fitted, fit, load_learned, modules_of, state_digest, weights_of
-from sparsebench.training.steps import Samples, Teacher
+from sparsebench.training.steps import Augmentation, Samples, Teacher
 
 MOST = 2**26
 """Bytes of data that are kept; the largest tests of the suites quick and embedded are a fifth of that."""

@@ -21,8 +21,7 @@ from sparsebench import files
 from sparsebench.errors import UserError
 
 if TYPE_CHECKING:
-    from sparsebench.plan.plan import Plan
-    from sparsebench.plan.time_left import Remaining
+    from sparsebench.plan.plan import Plan, Remaining
     from sparsebench.records.record import Record
     from sparsebench.runner.run import Callbacks
 
@@ -212,7 +211,7 @@ class Progress:
             again = f"; {failed} of them failed, --rerun failed tries them again" if failed else ""
             click.echo(f"all {len(plan.jobs)} cells are in the store{again}", err=True)
             return
-        from sparsebench.plan.time_left import Remaining
+        from sparsebench.plan.plan import Remaining
 
         seconds = Remaining(plan.todo, plan.expected).seconds(workers)
         about = "" if seconds is None else f", {time_of(seconds, 'about ')}"

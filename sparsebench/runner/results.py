@@ -2,28 +2,286 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from sparsebench.errors import DivergedError, UserError
+from sparsebench import seeds
+from sparsebench.errors import DivergedError, StrategyError, UnsupportedError, UserError
 from sparsebench.measure.cost import Step
-from sparsebench.measure.metrics import decided_by, unit_of
-from sparsebench.measure.scores import Items, Score, group_accuracies, scores, share
+from sparsebench.measure.metrics import Items, Score, decided_by, group_accuracies, scores, share, unit_of
 from sparsebench.measure.selection import Quality, token_spuriosity
-from sparsebench.models.actor import Actor
+from sparsebench.models.actor import Actor, Given, Pass, SplitPass
 from sparsebench.models.base import Network
 from sparsebench.records.record import Metric, Outcomes, bytes_of
 from sparsebench.runner.prepare import Prepared
-from sparsebench.tasks.base import Data, Split, Task, relevant
+from sparsebench.strategy.base import Site
+from sparsebench.strategy.plan_checks import only_removes
+from sparsebench.strategy.plans import Keep, Plan
+from sparsebench.strategy.tokens import Padded, sizes_after
+from sparsebench.tasks.base import Data, Recipe, Split, Task, relevant
 from sparsebench.tasks.pictures import PictureTask
-from sparsebench.training import leak_check
-from sparsebench.training.calibrate import calibrate
-from sparsebench.training.evaluate import Evaluation, evaluate, first_batch, seconds_per_batch
-from sparsebench.training.influence import influences
-from sparsebench.training.steps import Samples
-from sparsebench.training.watch import Watch
+from sparsebench.training.evaluate import (
+    BATCH,
+    Evaluation,
+    evaluate,
+    first_batch,
+    halving,
+    patches_in,
+    seconds_per_batch,
+)
+from sparsebench.training.fit import calibrate
+from sparsebench.training.steps import Samples, Steps
+
+
+class Watch:
+    """Called after each step, looks every few of them.
+
+    Args:
+        recipe: says how often to look; the first look is before the first step.
+        steps, network: what trains, and what it trains.
+        train, test: each split with the strategy that acts on it, or None.
+
+    Attributes:
+        at: steps done at each look.
+        seen: at each, the mean test loss, the test accuracy, and what the network shows of itself.
+
+    Raises:
+        UnsupportedError: the network shows nothing.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        steps: Steps,
+        network: Network,
+        train: tuple[Samples, Actor | None],
+        test: tuple[Samples, Actor | None],
+    ):
+        if not hasattr(network, "observe"):
+            raise UnsupportedError(
+                "watch=... is for networks that have `observe`, as vit:attention=positional has: others show nothing"
+            )
+        self.recipe, self.train, self.test = recipe, train, test
+        self.steps: Any = steps
+        self.network: Any = network
+        self.first = {name: value.clone() for name, value in network.module.state_dict().items()}
+        self.at: list[int] = []
+        self.seen: dict[str, list[float]] = {}
+
+    def __call__(self, step: int) -> None:
+        """SplitPass, if it is time to."""
+        if step % self.recipe.watch == 0:
+            self.look(step)
+
+    @torch.no_grad()
+    def look(self, step: int) -> None:
+        """Measure after that many steps, unless that was done."""
+        if self.at and self.at[-1] == step:
+            return
+        self.steps.store()
+        self.at.append(step)
+        loss, accuracy = self._test()
+        shown = self.network.observe(_look(*self.train, training=True), _look(*self.test))
+        for name, value in {"test_loss": loss, "test_accuracy": accuracy, **shown}.items():
+            self.seen.setdefault(name, []).append(value)
+
+    @torch.no_grad()
+    def trained_values(self) -> dict[str, tuple[float, ...]]:
+        """Return what the network keeps of its trained weights."""
+        kept: dict[str, tuple[float, ...]] = self.network.trained_values(self.first, _look(self.test[0], None))
+        return kept
+
+    def _test(self) -> tuple[float, float]:
+        """Return mean loss and accuracy over the test split."""
+        samples, actor = self.test
+        if hasattr(self.steps, "test"):
+            loss, accuracy = self.steps.test(actor, samples)
+            return loss, accuracy
+        evaluation = evaluate(self.network, actor, samples, self.recipe)
+        self.network.module.train()
+        return evaluation.loss, float((evaluation.predicted == samples.labels.cpu().numpy()).mean())
+
+    def iterations(self, success: Callable[[float, float], bool | None]) -> int | None:
+        """Return the steps done at the first look at which loss and accuracy are a success, or None."""
+        looks = zip(self.at, self.seen["test_loss"], self.seen["test_accuracy"], strict=True)
+        return next((step for step, loss, accuracy in looks if success(loss, accuracy)), None)
+
+
+def _look(samples: Samples, actor: Actor | None, training: bool = False) -> SplitPass:
+    acting = None if actor is None else samples.begin(actor, samples.items, visit=0, training=training)
+    relevance = samples.items.new_empty(len(samples.items), 0) if samples.relevance is None else samples.relevance
+    return SplitPass(samples.inputs, samples.labels, relevance, acting)
+
+
+TOGETHER = 256
+"""Disturbed images in one forward pass, or fewer where the device has no memory for them."""
+
+
+class Influences(NamedTuple):
+    """How far the answer for n samples of N tokens moves.
+
+    Attributes:
+        z: (n, N), see `influences`.
+        predicted: (n,) class numbers, with all tokens that the strategy lets through.
+    """
+
+    z: np.ndarray
+    predicted: np.ndarray
+
+
+def influences(network: Network, actor: Actor | None, samples: Samples, n: int) -> Influences | None:
+    """Return z = |p - p^(-k)| of the first n samples, or None where that cannot be told.
+
+    p is the probability of the class that the network predicts, with all tokens that the strategy lets through, and
+    p^(-k) that of the same class with token k discarded after the position embedding (arXiv 2509.04009, where only
+    images that are classified rightly count: `predicted` says which). The strategy does not choose anew without it:
+    the same patches leave at the same blocks. A token that it removes before the first block has z = 0. It can be told
+    of strategies that keep or remove tokens, as many of each image, and do not fuse, merge or mix any.
+    """
+    return halving(TOGETHER, lambda together: _all(network, actor, samples, n, together))
+
+
+@torch.no_grad()
+def _all(network: Network, actor: Actor | None, samples: Samples, n: int, together: int) -> Influences | None:
+    """Return what `influences` does, with at most `together` images in one forward pass."""
+    network.module.eval()
+    influences, predicted = [], []
+    for rows in samples.items[:n].split(min(BATCH, together)):
+        outputs, acting = samples.forward(network, actor, rows, visit=0, training=False)
+        decisions = [] if acting is None else acting.decisions
+        if not all(only_removes(decision.plan) and not isinstance(decision.plan, Padded) for decision in decisions):
+            return None
+        site = "input" if acting is None else acting.site
+        stays = [(decision.block, decision.after.sort(dim=1).values) for decision in decisions]  # as a Replay has them
+        influences.append(_influences(network, samples, rows, outputs, site, stays, together))
+        predicted.append(outputs.argmax(dim=1))
+    return Influences(torch.cat(influences).cpu().numpy(), torch.cat(predicted).cpu().numpy())
+
+
+_Stays = list[tuple[int, Tensor]]
+"""Each block in which tokens left, with the (B, M) patches that stayed, in rising order."""
+
+
+def _influences(
+    network: Network, samples: Samples, rows: Tensor, outputs: Tensor, site: Site, stays: _Stays, together: int
+) -> Tensor:
+    """Return (B, N) z of the samples `rows`, given the outputs of the undisturbed network and what stayed in it."""
+    p, predicted = outputs.softmax(dim=1).max(dim=1)
+    B, N = len(rows), network.cost.tokens
+    z = p.new_zeros(B, N)
+    every = torch.arange(N, device=rows.device).expand(B, N)
+    places: list[tuple[Site, int, Tensor]] = [(site, block, after) for block, after in stays]
+    if site != "input" or not stays:
+        places.insert(0, ("input", 0, every))
+    # Images that lose token k at the same place have as many tokens everywhere, and so go together.
+    left = sum((patches_in(stay, N).long() for _, _, stay in places), start=torch.zeros_like(every))
+    for seen in range(1, len(places) + 1):
+        for pairs in (left == seen).nonzero().split(together):
+            image, token = pairs.unbind(dim=1)
+            script = [
+                (where, block, _without(stay[image], token) if place < seen else stay[image])
+                for place, (where, block, stay) in enumerate(places)
+            ]
+            disturbed = network(samples.take(rows[image]), Replay(N, script)).softmax(dim=1)
+            z[image, token] = (p[image] - disturbed.gather(1, predicted[image, None])[:, 0]).abs()
+    return z
+
+
+def _without(stay: Tensor, token: Tensor) -> Tensor:
+    """Return (R, M - 1), the (R, M) patches without the one token of each row."""
+    return stay[stay != token[:, None]].reshape(len(stay), -1)
+
+
+class Replay(Pass):
+    """A pass in which given patches leave at given places: what was chosen before, or what a measurement takes away.
+
+    Args:
+        N: patches at the input.
+        script: (site, block, (B, M) patches that stay, in rising order) for each place, in the network's order.
+    """
+
+    requires = frozenset()
+    weighs_sizes = ragged = masked = learns = reads_out = False
+    whole = True
+    own_macs = 0.0
+
+    def __init__(self, N: int, script: Sequence[tuple[Site, int, Tensor]]):
+        self.script, self.asked = list(script), set()
+        stay = self.script[0][2]
+        self.index = torch.arange(N, device=stay.device).repeat(len(stay), 1)
+        self.sizes, self.decisions, self.steps = torch.ones_like(self.index, dtype=torch.float32), [], []
+
+    def acts_at(self, site: Site, block: int) -> bool:
+        """See `Pass.acts_at`: here the same number may stay."""
+        return bool(self.script) and self.script[0][:2] == (site, block)
+
+    def decide(self, block: int, given: Given) -> Plan:
+        """See `Pass.decide`: the plan is the next of the script."""
+        _, _, stay = self.script.pop(0)
+        plan = Keep(torch.searchsorted(self.index, stay))
+        self.index, self.sizes = stay, sizes_after(plan, self.sizes)
+        return plan
+
+
+def answers(
+    network: Network, actor: Actor | None, samples: Samples, recipe: Recipe, batch: int | None = None
+) -> Evaluation:
+    """Return what comes out of the first batch where each sample has the label and the mask of another one.
+
+    The batch has `first_batch` samples unless it is given. They are exchanged in place, so that whoever looks for them,
+    by whatever way, comes upon these. An oracle, which is given masks, has its own. Random states are afterwards as
+    before.
+    """
+    mask = None if actor is not None and actor.strategy.kind == "oracle" else samples.relevance
+    few, batch = copy.copy(samples), batch or first_batch(network, samples)
+    few.items = samples.items[:batch]
+    with seeds.global_states_kept(), _exchanged(samples.labels, mask):
+        return evaluate(network, actor, few, recipe, batch)
+
+
+@contextmanager
+def _exchanged(labels: Tensor, mask: Tensor | None) -> Iterator[None]:
+    """Give every sample the label (n,) and the mask (n, N) of another; of another class where there are enough.
+
+    Masks may be alike in all samples, and so have their tokens in reverse order, too. All is put back afterwards.
+    """
+    order = labels.argsort(stable=True)
+    rows = torch.empty_like(order)
+    rows[order] = order.roll(max(1, len(order) // 2))
+    before = labels.clone(), None if mask is None else mask.clone()
+    labels.copy_(before[0][rows])
+    if mask is not None and before[1] is not None:
+        mask.copy_(before[1][rows].flip(1))
+    try:
+        yield
+    finally:
+        labels.copy_(before[0])
+        if mask is not None and before[1] is not None:
+            mask.copy_(before[1])
+
+
+def check(other: Evaluation, evaluation: Evaluation) -> None:
+    """Raise StrategyError if the first batch came out otherwise with the labels and masks of other samples."""
+    n = len(other.predicted)
+    kept = (other.kept != evaluation.kept[:n]).any(axis=1)
+    if kept.any():
+        raise StrategyError(
+            f"with labels and masks of other samples it kept other tokens of {kept.sum()} of {n}: it knows what only "
+            "an oracle may, or does not choose the same twice"
+        )
+    predicted = other.predicted != evaluation.predicted[:n]
+    if predicted.any():
+        raise StrategyError(
+            f"with labels and masks of other samples {predicted.sum()} of {n} had another prediction: what classes "
+            "them knows the labels, or does not do the same twice"
+        )
+
 
 FEWEST_TIMED = 4
 """Batches of a test whose median time counts; where it has fewer, a batch is timed on its own."""
@@ -106,12 +364,12 @@ def _test(cell: Prepared, batch: int, leaks: bool, on_done: Callable[[int], None
     network, actor, samples, recipe = cell.network, cell.in_test, cell.test, cell.recipe
     others = None
     if leaks:
-        others = leak_check.answers(network, actor, samples, recipe, batch)
+        others = answers(network, actor, samples, recipe, batch)
         batch = others.batch  # batches alike in size are rounded alike
     known = samples.relevance is not None
     evaluation = evaluate(network, actor, samples, recipe, batch, choices=known, on_done=on_done)
     if others is not None:
-        leak_check.check(others, evaluation)
+        check(others, evaluation)
     return evaluation
 
 

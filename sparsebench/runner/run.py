@@ -19,10 +19,8 @@ from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import unanswered
 from sparsebench.plan.job import Job, Limits, Setting
 from sparsebench.plan.locate import decode, file_names
-from sparsebench.plan.plan import Plan
-from sparsebench.plan.request import Files, How, Request
-from sparsebench.plan.suite import Suite
-from sparsebench.plan.time_left import Remaining
+from sparsebench.plan.plan import Plan, Remaining
+from sparsebench.plan.request import Files, How, Request, Suite
 from sparsebench.plugin.content import texts_of
 from sparsebench.plugin.observer import ObserverThread
 from sparsebench.plugin.registry import Registry

@@ -34,17 +34,15 @@ from sparsebench.models.actor import Actor
 from sparsebench.plan.job import Job, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.records.cell import digest
-from sparsebench.records.record import Failure, Record, Status
+from sparsebench.records.record import Failure, Record, Status, digest
 from sparsebench.runner.devices import environment, timing, turn
 from sparsebench.runner.prepare import Context, Prepared, fit_on, prepare, wants_images, weights_file
 from sparsebench.runner.process import Line, Message, forget_peak, peak
-from sparsebench.runner.results import Result, add_watched, measure
+from sparsebench.runner.results import Result, Watch, add_watched, measure
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.contract import place_of
 from sparsebench.training.loop import Course, EarlyStopping, JointTraining, Training, steps_for
 from sparsebench.training.steps import Autograd
-from sparsebench.training.watch import Watch
 
 EVERY = 1.0
 """Seconds between two reports of the share that is done."""

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sparsebench.errors import StrategyError, UserError
-from sparsebench.strategy import disposal as disposals
-from sparsebench.strategy.disposal import DISPOSALS, Disposal
-from sparsebench.strategy.plans import Place, Plan
+from sparsebench.strategy import plans as disposals
+from sparsebench.strategy.plans import DISPOSALS, Disposal, Place, Plan
 from sparsebench.strategy.spec import parts_of
 from sparsebench.strategy.view import FrozenNetwork, Images, TokenView
 
@@ -153,7 +152,7 @@ class Strategy(BaseModel):
             strategy with `scores`, `disposal` says this. "rest" if and only if the plans are `Rest`.
         disposals: the allowed values of `disposal`. Default: all for a strategy with `scores`, only the default value
             for a strategy with `plan`.
-        disposal: what happens to the tokens that the scores do not keep, see `sparsebench.strategy.disposal.dispose`.
+        disposal: what happens to the tokens that the scores do not keep, see `sparsebench.strategy.plans.dispose`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -18,7 +18,7 @@ from sparsebench.tasks.sources.cache import Pixels
 from sparsebench.tasks.sources.files import Locations
 
 if TYPE_CHECKING:
-    from sparsebench.measure.scores import Items  # which needs scipy
+    from sparsebench.measure.metrics import Items  # which needs scipy
 
 Inputs = Literal["tokens", "images"]
 Mask = Literal["any", "half", "inside", "top"]

@@ -15,9 +15,18 @@ from sparsebench import seeds
 from sparsebench.errors import UserError
 from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
 from sparsebench.tasks.sources.cache import Pixels
-from sparsebench.tasks.sources.files import REFUSED, Bad, contents, contents_of, located, pixels_of
+from sparsebench.tasks.sources.files import (
+    REFUSED,
+    Bad,
+    Listing,
+    classes_in,
+    contents,
+    contents_of,
+    listing,
+    located,
+    pixels_of,
+)
 from sparsebench.tasks.sources.labels import BY_FILE, MOST_CLASSES, Numbered, locate_file, number, read_file
-from sparsebench.tasks.sources.listing import Listing, classes_in, listing
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture

@@ -13,7 +13,7 @@ from sparsebench.errors import UserError
 from sparsebench.tasks.base import Data, Locations, Split
 from sparsebench.tasks.pictures import PictureTask
 from sparsebench.tasks.sources.cache import Pixels
-from sparsebench.tasks.sources.labelled import Labelled, labelled_pictures, split_pixels
+from sparsebench.tasks.sources.known import Labelled, labelled_pictures, split_pixels
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 OF = {TRAIN: "training", VALIDATION: "validation", TEST: "test"}

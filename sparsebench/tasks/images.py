@@ -13,9 +13,15 @@ from sparsebench.errors import UserError
 from sparsebench.tasks.base import Data, Locations, Mask, Split, Task
 from sparsebench.tasks.pictures import PictureTask
 from sparsebench.tasks.sources.cache import Pixels
-from sparsebench.tasks.sources.classes import HELD_OUT, Foregrounds, foreground_pixels, foregrounds
+from sparsebench.tasks.sources.composites import (
+    HELD_OUT,
+    Foregrounds,
+    background_pixels,
+    backgrounds,
+    foreground_pixels,
+    foregrounds,
+)
 from sparsebench.tasks.sources.known import CLASSES, DIGITS, OWN_TASK, PHOTOS
-from sparsebench.tasks.sources.scenes import background_pixels, backgrounds
 
 Scene = Callable[[np.ndarray, np.random.Generator, bool], tuple[np.ndarray, np.ndarray]]
 """Makes of labels (n,), of a test or not, the canvases (n, 3, S, S) uint8 that foregrounds go on, and groups (n,)."""

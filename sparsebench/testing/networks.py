@@ -13,10 +13,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from sparsebench.measure.cost import OneLayerCost, Step
-from sparsebench.models.actor import Pass
+from sparsebench.models.actor import Pass, in_chunks, kept_only
 from sparsebench.models.base import Network
 from sparsebench.models.deep import DeepViT
-from sparsebench.models.shown import in_chunks, kept_only
 from sparsebench.strategy.tokens import gather
 from sparsebench.tasks.base import Recipe
 

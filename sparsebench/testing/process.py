@@ -1,24 +1,106 @@
-"""The checks in a process of their own, so that a strategy that hangs or dies costs only its own report."""
+"""The checks as pytest tests of the author's own, and each in a process of its own with a time limit."""
 
 from __future__ import annotations
 
 import os
 import resource
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
 from sparsebench import __version__
-from sparsebench.errors import UserError, as_utf8, text_of
+from sparsebench.errors import UnsupportedError, UserError, as_utf8, text_of
 from sparsebench.plugin.content import file_revision
-from sparsebench.records.cell import Origin
+from sparsebench.records.record import Origin
 from sparsebench.runner.devices import variables
 from sparsebench.runner.process import START, Line, Server, Worker, how_it_left, kept_server
 from sparsebench.strategy.spec import parse
 from sparsebench.testing.reports import GROUPS, Group, Outcome, Report, Status
+
+if TYPE_CHECKING:
+    from sparsebench.plugin.registry import Registry
+    from sparsebench.strategy.base import Strategy
+
+    Named = str | Strategy | type[Strategy]
+
+Given = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Parameters by the names of strategies; each is checked with each of its own."""
+
+
+def parametrize_with_strategies(
+    strategies: Iterable[Named], *, groups: Sequence[Group] = ("required", "recommended")
+) -> Callable[..., Any]:
+    """Return a pytest decorator that runs the test for each strategy and each check, as `check(strategy)`.
+
+    A check that the strategy declares in `expected_failures` may fail. A check that does not apply is skipped.
+
+    Args:
+        strategies: instances, classes, or "NAME" or "FILE.py" with ":param=value", as for `sparsebench check`.
+        groups: the groups of checks.
+
+    Raises:
+        UserError: there is no such strategy, file, parameter or check.
+    """
+    import pytest
+
+    from sparsebench.plugin.registry import Registry
+    from sparsebench.testing.run import CHECKS, Check, expected_failures
+
+    def runs(check: Check) -> Callable[[Strategy], None]:
+        def run(strategy: Strategy) -> None:
+            try:
+                check(strategy)
+            except UnsupportedError as error:
+                pytest.skip(str(error))
+
+        run.__name__, run.__doc__ = check.name, check.says
+        return run
+
+    registry, cases = Registry(), []
+    for named in strategies:
+        for strategy, _ in resolve(named, registry):
+            declared = expected_failures(strategy)
+            for check in CHECKS:
+                if check.group in groups:
+                    reason = declared.get(check.name)
+                    marks = () if reason is None else (pytest.mark.xfail(reason=reason, strict=False),)
+                    cases.append(pytest.param(strategy, runs(check), marks=marks, id=f"{strategy.name}-{check.name}"))
+    return pytest.mark.parametrize(("strategy", "check"), cases)
+
+
+def resolve(named: Named, registry: Registry, given: Given | None = None) -> list[tuple[Strategy, Origin]]:
+    """Return the strategies that are meant, with all combinations of the parameters given, and where they come from.
+
+    Args:
+        named: as `parametrize_with_strategies` takes them.
+        registry: where they are looked for.
+        given: the strategies that are wanted of a name or file, each with its parameters as records have them, instead
+            of those in the text.
+
+    Raises:
+        UserError: there is none.
+        PluginError: it does not load.
+    """
+    from sparsebench.records.record import Origin
+    from sparsebench.strategy.spec import fill, parse
+
+    if not isinstance(named, str):
+        return [(named() if isinstance(named, type) else named, Origin(plugin=""))]
+    spec = parse(named)
+    names = registry.load_file(Path(spec.name)) if spec.name.endswith(".py") else [spec.name]
+    made = []
+    for name in names:
+        registered = registry.strategy(name)
+        what = f"strategy '{name}'"
+        wanted = spec.combinations() if given is None else given.get(name, ())
+        made += [(fill(registered.cls, params, what), registered.origin) for params in wanted]
+    if not made:
+        raise UserError(f"{spec.name} brings no strategy to check")
+    return made
+
 
 LIMIT = 60.0
 """Seconds for one check."""
@@ -26,12 +108,11 @@ PATIENCE = 10.0
 """Seconds that the process may take to leave once it has closed the line of its answers."""
 MEMORY = 2 * 1024**3
 """Bytes of address space that checks may take, besides what Python and torch have taken before."""
-Given = Mapping[str, Sequence[Mapping[str, Any]]]
 LOADS = Outcome(check="loads", group="required", says="The plugin loads and brings legal strategies.")
 
 
 class Request(BaseModel):
-    """What is to be checked, see `parametrize.resolve`: of it the strategy of that number, from 0, by these groups."""
+    """What is to be checked, see `resolve`: of it the strategy of that number, from 0, by these groups."""
 
     target: str
     given: Given | None
@@ -126,7 +207,6 @@ def main(line: Line) -> None:
     """Check what is asked for, in a process of its own: load the strategy, run the checks, say what they found."""
     from sparsebench.plugin.registry import PluginError, Registry
     from sparsebench.testing import networks, run
-    from sparsebench.testing.parametrize import resolve
 
     for name in networks.NAMES:
         networks.cached(name)

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from sparsebench import __version__, files
 from sparsebench.errors import plain
-from sparsebench.records.cell import Origin, Value, canonical, digest
+from sparsebench.records.record import Origin, Value, canonical, digest
 from sparsebench.strategy.spec import label
 
 Group = Literal["required", "recommended", "informative"]

@@ -12,7 +12,7 @@ import torch
 
 from sparsebench import __version__
 from sparsebench.errors import UnsupportedError, one_line, text_of, unknown
-from sparsebench.records.cell import Origin
+from sparsebench.records.record import Origin
 from sparsebench.runner.run_cell import one_thread
 from sparsebench.strategy.base import Strategy
 from sparsebench.testing import recommended, required

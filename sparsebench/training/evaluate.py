@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsebench.measure.cost import Step, mean_step
-from sparsebench.measure.scores import mean_loss
+from sparsebench.measure.metrics import mean_loss
 from sparsebench.models.actor import Actor, Pass
 from sparsebench.models.base import Network
 from sparsebench.strategy.plans import Rest

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparsebench import seeds
 from sparsebench.errors import DivergedError
-from sparsebench.measure.scores import group_accuracies
+from sparsebench.measure.metrics import group_accuracies
 from sparsebench.models.actor import Actor
 from sparsebench.models.base import Network
 from sparsebench.tasks.base import Recipe

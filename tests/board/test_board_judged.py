@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from flats import WHOLE, Flat, build, drawn, flat, row_of, seeded, with_outcomes
 
+from sparsebench.board.board import machines, notes_on
 from sparsebench.board.columns import Row
 from sparsebench.board.judge import judge
-from sparsebench.board.notes import machines, notes_on
 from sparsebench.board.settings import frame_of
 from sparsebench.records.record import bytes_of
 

@@ -20,9 +20,8 @@ from safetensors.torch import save_file
 from scipy import stats
 
 import sparsebench
-from sparsebench.board.board import gather, read
+from sparsebench.board.board import gather, notes_on, read
 from sparsebench.board.judge import judge
-from sparsebench.board.notes import notes_on
 from sparsebench.board.settings import about
 from sparsebench.cli import main
 from sparsebench.records import store

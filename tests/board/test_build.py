@@ -7,12 +7,12 @@ import pytest
 from flats import WHOLE, Flat, build, flat, gaps, row_of, seeded, trials
 
 from sparsebench.board import columns
+from sparsebench.board.board import failures, notes_on
 from sparsebench.board.columns import dicts, keys_of
 from sparsebench.board.judge import judge
-from sparsebench.board.notes import failures, notes_on
 from sparsebench.board.settings import frame_of
 from sparsebench.errors import UserError
-from sparsebench.records.cell import canonical
+from sparsebench.records.record import canonical
 
 
 def both_ways(strategy: str, errors: tuple[str, ...], losses: tuple[str, ...]) -> list[Flat]:

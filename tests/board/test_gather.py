@@ -11,9 +11,8 @@ import pytest
 from flats import build, rows_in
 
 from sparsebench.board import board as boards
-from sparsebench.board.board import PNG, Board, board_of, describe, gather
+from sparsebench.board.board import PNG, Board, board_of, describe, gather, notes_on
 from sparsebench.board.columns import dicts
-from sparsebench.board.notes import notes_on
 from sparsebench.board.settings import about, frame_of, settings_of
 from sparsebench.records import manifests, store
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from flats import build, flat
 
+from sparsebench.board.board import notes_on
 from sparsebench.board.judge import Curves, judge
-from sparsebench.board.notes import notes_on
 from sparsebench.records import manifests, store
 from sparsebench.records.record import bytes_of
 

@@ -4,9 +4,8 @@ from typing import Any
 
 from flats import WHOLE, flat, flatten
 
-from sparsebench.board.notes import notes_on
-from sparsebench.records.cell import Cell, Origin, Part
-from sparsebench.records.record import Record
+from sparsebench.board.board import notes_on
+from sparsebench.records.record import Cell, Origin, Part, Record
 from sparsebench.strategy.budget import Budget
 
 

@@ -12,9 +12,9 @@ import pytest
 from flats import build
 
 from sparsebench.board import columns
+from sparsebench.board.board import notes_on
 from sparsebench.board.columns import Row, dicts, keys_of
 from sparsebench.board.judge import Curves, Leaderboard, judge
-from sparsebench.board.notes import notes_on
 from sparsebench.board.settings import DECLARED
 from sparsebench.board.tables import ALL, Choice, render
 from sparsebench.board.views import best, report

@@ -14,7 +14,7 @@ from waiting import soon
 from sparsebench import files
 from sparsebench.cli import main
 from sparsebench.plan import plan as planner
-from sparsebench.plan.time_left import Remaining
+from sparsebench.plan.plan import Remaining
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record

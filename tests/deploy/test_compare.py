@@ -9,14 +9,14 @@ import torch
 from sparsebench_plugins.attn_topk import AttnTopK
 
 from sparsebench.deploy.compare import Agreement, Comparison, Side, compare, rows
-from sparsebench.deploy.trained import Trainer, trained_cell
+from sparsebench.deploy.pictures import Trainer, trained_cell
 from sparsebench.errors import UserError
 from sparsebench.models.actor import Actor
 from sparsebench.plan.job import Setting
 from sparsebench.plan.request import Files, How, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.records.cell import Cell, Part
+from sparsebench.records.record import Cell, Part
 from sparsebench.runner.prepare import Context
 from sparsebench.runner.run import Callbacks
 from sparsebench.strategy.budget import FULL, Budget

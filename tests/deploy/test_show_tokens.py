@@ -7,10 +7,9 @@ import pytest
 from measured import TOKENS
 from running import execute
 
-from sparsebench.deploy.pictures import check_pictures, matters, spread
+from sparsebench.deploy.pictures import check_pictures, matters, narrow, spread
+from sparsebench.deploy.pictures import trained_cell as prepared
 from sparsebench.deploy.show_tokens import look
-from sparsebench.deploy.trained import narrow
-from sparsebench.deploy.trained import trained_cell as prepared
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
 from sparsebench.plan.job import Setting

@@ -12,8 +12,7 @@ from pages import code
 import sparsebench
 from sparsebench.errors import UnsupportedError
 from sparsebench.models.actor import Actor
-from sparsebench.models.deep import DeepViT
-from sparsebench.models.small_vit import small_vit
+from sparsebench.models.deep import DeepViT, small_vit
 from sparsebench.plan.request import values_of
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store

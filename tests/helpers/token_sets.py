@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from sparsebench import seeds
 from sparsebench.measure.cost import OneLayerCost, Step
-from sparsebench.models.actor import Pass
+from sparsebench.models.actor import Pass, finite, in_chunks, kept_only
 from sparsebench.models.base import Model
-from sparsebench.models.shown import finite, in_chunks, kept_only
 from sparsebench.strategy.tokens import gather
 from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
 

@@ -10,8 +10,7 @@ from vits import ARCHITECTURES, any_tokens, begin, images, vit
 
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.cost import BlockCost, Step, VitCost, mean_step, projected_for, scoring_of
-from sparsebench.models.deep import DeepViT
-from sparsebench.models.small_vit import PositionalDeepViT, small_vit
+from sparsebench.models.deep import DeepViT, PositionalDeepViT, small_vit
 from sparsebench.models.timm_parts import vit_cost
 from sparsebench.strategy.base import Traits
 

@@ -8,8 +8,7 @@ from sparsebench.board import settings
 from sparsebench.board.columns import EVERY, keys_of
 from sparsebench.errors import UserError
 from sparsebench.measure import metrics
-from sparsebench.measure.metrics import RESERVED, MetricKind, check, kind_of, unit_of
-from sparsebench.measure.scores import Score
+from sparsebench.measure.metrics import RESERVED, MetricKind, Score, check, kind_of, unit_of
 from sparsebench.records import store
 from sparsebench.records.table import table_of
 from sparsebench.runner.results import Result

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from sparsebench.measure.scores import Items, group_accuracies, group_summary, scores, share
+from sparsebench.measure.metrics import Items, group_accuracies, group_summary, scores, share
 
 
 def items(n: int, classes: int, groups: int, seed: int = 0) -> Items:

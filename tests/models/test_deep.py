@@ -21,7 +21,7 @@ from vits import (
 )
 
 from sparsebench.errors import StrategyError, UnsupportedError
-from sparsebench.models import attention_fields as fields_of
+from sparsebench.models import attention as fields_of
 from sparsebench.models.deep import DeepViT
 from sparsebench.strategy.base import SITES
 from sparsebench.strategy.plans import Keep, Merge, Mix

@@ -12,8 +12,7 @@ from vits import BLOCKS, B, N, any_tokens, begin, close
 
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.selection import neighbour_agreement
-from sparsebench.models.deep import DeepViT
-from sparsebench.models.small_vit import PositionalDeepViT, small_vit
+from sparsebench.models.deep import DeepViT, PositionalDeepViT, small_vit
 from sparsebench.models.vits import Vit
 from sparsebench.plan.expand import expand
 from sparsebench.plan.request import Request

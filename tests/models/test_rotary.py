@@ -10,7 +10,7 @@ from timm.models.eva import Eva
 from vits import any_tokens, begin, close, images, matrix, tokens_at, vit
 
 from sparsebench.errors import UnsupportedError
-from sparsebench.models import rotary
+from sparsebench.models import timm_parts
 from sparsebench.models.attention import qkv
 from sparsebench.models.deep import DeepViT
 from sparsebench.strategy.plans import Keep, Merge, Mix
@@ -51,7 +51,7 @@ def reference(network, pixels, site, plans):
     x, _ = model._pos_embed(model.patch_embed((pixels - 0.5) / 0.5))
     B, P, N = len(x), network.prefix, network.cost.tokens
     sizes = torch.ones(B, N)
-    places = None if rope is None else rotary.coordinates(rope, network.grid, x.device).expand(B, N, 2)
+    places = None if rope is None else timm_parts.coordinates(rope, network.grid, x.device).expand(B, N, 2)
 
     def act(x, block):
         nonlocal sizes, places
@@ -65,7 +65,7 @@ def reference(network, pixels, site, plans):
     x = model.norm_pre(act(x, 0) if site == "input" else x)
     for number, block in enumerate(model.blocks):
         x = act(x, number) if site == "block" else x
-        turn = None if rope is None else rotary.rotations(rope, places, number)
+        turn = None if rope is None else timm_parts.rotations(rope, places, number)
         inside = site == "attention" and number in plans
         x = halves(block, act, number, x, turn) if inside else block(x, rope=turn)
     model.norm(x)
@@ -88,19 +88,19 @@ def test_places_give_timms_own_rotations(kind):
     if model.rope is None:
         return
     grid = tuple(model.patch_embed.grid_size)
-    places = rotary.coordinates(model.rope, grid, torch.device("cpu"))[None]
-    for block, table in enumerate(rotary.rope_tables(model, grid)):
-        close(rotary.rotations(model.rope, places, block)[0], table if table.ndim == 3 else table[None], atol=1e-6)
+    places = timm_parts.coordinates(model.rope, grid, torch.device("cpu"))[None]
+    for block, table in enumerate(timm_parts.rope_tables(model, grid)):
+        close(timm_parts.rotations(model.rope, places, block)[0], table if table.ndim == 3 else table[None], atol=1e-6)
 
 
 @pytest.mark.parametrize("half", [False, True])
 def test_attention_between_rotated_tokens_hangs_on_their_difference_alone(half):
     """The score of two tokens is the same for all pairs that lie as far apart, mean places included."""
-    rope = rotary.RotaryEmbeddingCat(8, in_pixels=False, feat_shape=[4, 4], rotate_half=half)
+    rope = timm_parts.RotaryEmbeddingCat(8, in_pixels=False, feat_shape=[4, 4], rotate_half=half)
     q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
     def score(a, b):
-        turns = (rotary.rotations(rope, torch.tensor([[x]], dtype=torch.float64), 0) for x in (a, b))
+        turns = (timm_parts.rotations(rope, torch.tensor([[x]], dtype=torch.float64), 0) for x in (a, b))
         a, b = (apply_rot_embed_cat(x, turn, half=half) for x, turn in zip((q, k), turns, strict=True))
         return (a * b).sum().item()
 

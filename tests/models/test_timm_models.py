@@ -16,7 +16,7 @@ from sparsebench.models.deep import DeepViT
 from sparsebench.models.timm_models import named_vit
 from sparsebench.models.vits import Timm, Vit
 from sparsebench.records import store
-from sparsebench.records.cell import Part
+from sparsebench.records.record import Part
 from sparsebench.tasks.base import Data, Split
 from sparsebench.tasks.images import Composite
 
@@ -135,8 +135,7 @@ def steps_of(cost: Any, seed: int) -> list[Step]:
     ],
 )
 def test_a_small_vit_costs_what_it_says(canvas: int, classes: int, sizes: dict[str, Any]) -> None:
-    from sparsebench.models.deep import DeepViT
-    from sparsebench.models.small_vit import PositionalDeepViT, small_vit
+    from sparsebench.models.deep import DeepViT, PositionalDeepViT, small_vit
 
     with torch.device("meta"):
         vit = small_vit(canvas, classes, **sizes)

@@ -18,14 +18,12 @@ from sparsebench.board.judge import judge
 from sparsebench.board.views import paper
 from sparsebench.cli import main
 from sparsebench.errors import UserError
-from sparsebench.paper.claims import recount, rows, table
-from sparsebench.paper.claims.recount import Recount
-from sparsebench.paper.claims.rows import Claim
-from sparsebench.paper.claims.table import with_published
+from sparsebench.paper import claims
+from sparsebench.paper.claims import Claim, Recount, with_published
 from sparsebench.plugin.registry import Registry
 
 ROOT = Path(__file__).resolve().parents[2]
-LEDGER = rows.load()
+LEDGER = claims.load()
 TYPED = [claim for claim in LEDGER if claim.plugin]
 FIELDS = {
     "id": "mine", "paper": "P", "method": "M", "model": "timm:deit_small_patch16_224", "weights": "trained",
@@ -43,17 +41,17 @@ NO_TRAPS = ("tome-augreg-s-13", "mame-deit-b")
 def recounts() -> dict[str, Recount]:
     """Return the rows that are named here, recounted."""
     named = [claim for claim in LEDGER if claim.id in {*AGREE, *DENSE, *TRAPS, *NO_TRAPS}]
-    return {one.claim.id: one for one in recount.recount_all(named, Registry())}
+    return {one.claim.id: one for one in claims.recount_all(named, Registry())}
 
 
 def judged(**more: Any) -> Recount:
-    (one,) = recount.recount_all([Claim(**FIELDS | more)], Registry())
+    (one,) = claims.recount_all([Claim(**FIELDS | more)], Registry())
     return one
 
 
 @pytest.mark.slow
 def test_there_are_sixty_rows_that_are_recounted() -> None:
-    assert len([one for one in recount.recount_all(LEDGER, Registry()) if one.gmacs is not None]) >= 60
+    assert len([one for one in claims.recount_all(LEDGER, Registry()) if one.gmacs is not None]) >= 60
 
 
 @pytest.mark.parametrize("name", AGREE)
@@ -196,7 +194,7 @@ def test_any_file_is_a_ledger_or_a_mistake_of_its_writer(tmp_path_factory: pytes
     path = tmp_path_factory.mktemp("any") / "any.toml"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     with suppress(UserError):
-        assert rows.load(path)
+        assert claims.load(path)
 
 
 def test_the_command_shows_rows_in_each_form(tmp_path: Path) -> None:
@@ -204,7 +202,7 @@ def test_the_command_shows_rows_in_each_form(tmp_path: Path) -> None:
     shown = CliRunner().invoke(main, words).stdout
     assert "evit-deit-s-0.7" in shown and "speed-up 3.65 above the MACs ratio 1.99" in shown
     listed = list(csv.DictReader(io.StringIO(CliRunner().invoke(main, [*words, "--format", "csv"]).stdout)))
-    assert [row["claimed"] for row in listed] == ["3.0", "31.0"] and listed[0].keys() == {c.key for c in table.COLUMNS}
+    assert [row["claimed"] for row in listed] == ["3.0", "31.0"] and listed[0].keys() == {c.key for c in claims.COLUMNS}
     flagged = json.loads(CliRunner().invoke(main, [*words, "--flagged", "--format", "json"]).stdout)
     assert [row["row"] for row in flagged] == ["mame-mae-l"]
     done = CliRunner().invoke(main, [*words, "--format", "md", "-o", str(tmp_path / "x.md")])
@@ -226,9 +224,9 @@ def test_the_table_of_a_paper_has_the_published_number_of_the_same_settings_alon
         setting = json.dumps([{"params": {"labels": labels, "canvas": 224, **more}}, {"params": {"arch": arch}}])
         shared = {"status": "ok", "task": "folder", "model": "timm", "setting": setting, "n_train": 0, "repetition": 0,
                   "kind": "deployable", "device": "cpu"}  # fmt: skip
-        rows = [("dense", "", 1.0, 0.8), ("tome", "13 a block", 0.588, 0.79), ("tome", "12 a block", 0.6, 0.79)]
+        claims = [("dense", "", 1.0, 0.8), ("tome", "13 a block", 0.588, 0.79), ("tome", "12 a block", 0.6, 0.79)]
         return [{**shared, "cell_id": budget, "strategy": name, "budget": budget, "macs_ratio": macs, "accuracy": value}
-                for name, budget, macs, value in rows]  # fmt: skip
+                for name, budget, macs, value in claims]  # fmt: skip
 
     def published(labels: str, arch: str, **more: str) -> dict[str, float | None]:
         rankings = judge(records(labels, arch, **more)).rankings

@@ -15,7 +15,7 @@ from running import execute
 from safetensors.torch import load_file, save_file
 
 from sparsebench.deploy.compare import compare
-from sparsebench.deploy.trained import Trainer
+from sparsebench.deploy.pictures import Trainer
 from sparsebench.errors import UserError
 from sparsebench.models.vits import Timm
 from sparsebench.plan import plan as planner

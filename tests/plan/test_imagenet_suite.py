@@ -14,7 +14,7 @@ from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
 from sparsebench.plan.request import Files, Request
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.cell import Cell
+from sparsebench.records.record import Cell
 
 ARCH = "deit_tiny_patch16_224"
 BUDGETS = {0.85, 0.7, 0.6, 0.5, 0.4, 0.3}

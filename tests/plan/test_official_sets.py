@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsebench.deploy.trained import narrow
+from sparsebench.deploy.pictures import narrow
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
 from sparsebench.plan.locate import LOCATED

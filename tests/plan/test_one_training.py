@@ -8,7 +8,7 @@ from measured import VIT, reason
 from running import inline
 from safetensors.torch import load_file, save_file
 
-from sparsebench.deploy.trained import trained_cell
+from sparsebench.deploy.pictures import trained_cell
 from sparsebench.plan.expand import expand
 from sparsebench.plan.job import Job, Setting
 from sparsebench.plan.request import Request

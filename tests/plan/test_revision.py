@@ -19,7 +19,7 @@ from sparsebench import Strategy, TokenView
 from sparsebench.cli import main
 from sparsebench.plugin.content import code_of, file_revision
 from sparsebench.records import store
-from sparsebench.records.cell import Part
+from sparsebench.records.record import Part
 
 MINE = '''"""A plugin."""
 from typing import ClassVar

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from sparsebench.records.cell import Cell, Origin, Part
-from sparsebench.records.record import Failure, Metric, Record
+from sparsebench.records.record import Cell, Failure, Metric, Origin, Part, Record
 from sparsebench.strategy.budget import Budget
 
 HOSTILE = {

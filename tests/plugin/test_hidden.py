@@ -6,13 +6,13 @@ import pytest
 from click.testing import CliRunner
 
 from sparsebench.cli import main
-from sparsebench.plugin import installed
+from sparsebench.plugin import registry
 from sparsebench.plugin.registry import Registry
 
 
 @pytest.fixture(autouse=True)
 def hidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(installed.HIDDEN, "sparsebench_theory")
+    monkeypatch.setenv(registry.HIDDEN, "sparsebench_theory")
     monkeypatch.chdir(tmp_path)
 
 

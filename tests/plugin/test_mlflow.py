@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsebench.plugin.mlflow import MLflow
-from sparsebench.plugin.naming import key
+from sparsebench.plugin.trackers import MLflow, key
 from sparsebench.records.record import Record
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # is read when mlflow is imported
@@ -91,7 +90,7 @@ def test_hostile_names_are_written(make_record: Make, tmp_path: Path, strange: s
 def test_the_library_sends_nothing_home(tmp_path: Path) -> None:
     program = f"""
 from pathlib import Path
-from sparsebench.plugin.mlflow import MLflow
+from sparsebench.plugin.trackers import MLflow
 MLflow().open(Path({str(tmp_path)!r}))
 from mlflow.telemetry.utils import is_telemetry_disabled
 print(is_telemetry_disabled())

@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from sparsebench.cli import main
+from sparsebench.cli.check import write
 from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
-from sparsebench.plugin.scaffold import write
 from sparsebench.testing import process
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from sparsebench.plugin.naming import key
-from sparsebench.plugin.tensorboard import TensorBoard
+from sparsebench.plugin.trackers import TensorBoard, key
 from sparsebench.records.record import Record
 
 pytest.importorskip("tensorboard", reason="needs the extra: pip install 'sparsebench[tensorboard]'")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparsebench.measure.scores import Items
+from sparsebench.measure.metrics import Items
 from sparsebench.publish.replay import compare
 from sparsebench.publish.verify import read_records
 from sparsebench.records.record import Record, bytes_of

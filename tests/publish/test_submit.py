@@ -18,8 +18,7 @@ from sparsebench.publish import MANIFEST
 from sparsebench.publish.submit import git_steps, submit
 from sparsebench.publish.verify import RECORDS, manifest_of, verify
 from sparsebench.records import manifests, store, table
-from sparsebench.records.cell import Cell, canonical
-from sparsebench.records.record import Record
+from sparsebench.records.record import Cell, Record, canonical
 
 Raw = dict[str, Any]
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from sparsebench.errors import UserError
 from sparsebench.measure.cost import Step
 from sparsebench.records import store, table
-from sparsebench.records.cell import Cell, Part, canonical
-from sparsebench.records.record import Failure, Metric, Outcomes, Record, bytes_of, numbers_of
+from sparsebench.records.record import Cell, Failure, Metric, Outcomes, Part, Record, bytes_of, canonical, numbers_of
 from sparsebench.strategy.budget import Budget
 from sparsebench.tasks.images import Composite
 

@@ -15,8 +15,7 @@ from sparsebench.plan.expand import expand
 from sparsebench.plan.job import Job
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.cell import Cell, Origin, Part
-from sparsebench.records.record import Record
+from sparsebench.records.record import Cell, Origin, Part, Record
 from sparsebench.runner.engines import Queue
 from sparsebench.strategy.budget import FULL
 

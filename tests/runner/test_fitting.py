@@ -9,7 +9,7 @@ from measured import VIT, what_was_measured
 from running import inline, local
 from safetensors.torch import load_file
 
-from sparsebench.deploy.trained import trained_cell
+from sparsebench.deploy.pictures import trained_cell
 from sparsebench.models.actor import LEARNED
 from sparsebench.plan.job import Job, Limits, Setting
 from sparsebench.plugin.registry import Registry

@@ -42,7 +42,7 @@ KINDS = {
     "precision": ("", "torch.set_float32_matmul_precision('medium')"),
     "numpy": ("import numpy", "numpy.mean = lambda *given, **more: 0.5; numpy.seterr(all='raise')"),
     "builtins": ("import builtins", "builtins.sum = lambda *given, **more: 0"),
-    "modules": ("import sys, types", "sys.modules['sparsebench.measure.scores'] = types.ModuleType('scores')"),
+    "modules": ("import sys, types", "sys.modules['sparsebench.measure.metrics'] = types.ModuleType('scores')"),
     "seeds": ("import random, numpy", "torch.manual_seed(1); numpy.random.seed(1); random.seed(1)"),
     "environment": ("import os", "os.environ['ATEN_CPU_CAPABILITY'] = 'default'; os.environ['MKL_CBWR'] = 'SSE2'"),
     "folder": ("import os", "os.chdir('/')"),

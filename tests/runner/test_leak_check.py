@@ -11,7 +11,8 @@ from running import inline
 
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
-from sparsebench.training import evaluate, leak_check, steps
+from sparsebench.runner import results
+from sparsebench.training import evaluate, steps
 
 PLUGIN = """
 import gc, sys
@@ -98,16 +99,16 @@ def test_oracles_and_honest_strategies_are_as_ever(
         return what_was_measured(record)
 
     watched = run()
-    monkeypatch.setattr(leak_check, "answers", lambda *given: SimpleNamespace(batch=None))
-    monkeypatch.setattr(leak_check, "check", lambda *given: None)
+    monkeypatch.setattr(results, "answers", lambda *given: SimpleNamespace(batch=None))
+    monkeypatch.setattr(results, "check", lambda *given: None)
     assert run() == watched
 
 
 def test_a_run_looks_once_at_each_strategy_and_again_at_one_that_cheated(
     job_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, answers = [], leak_check.answers
-    monkeypatch.setattr(leak_check, "answers", lambda network, actor, *given: asked.append(
+    asked, answers = [], results.answers
+    monkeypatch.setattr(results, "answers", lambda network, actor, *given: asked.append(
         "dense" if actor is None else actor.strategy.name) or answers(network, actor, *given))  # fmt: skip
 
     def run(plugin: str) -> list[str]:

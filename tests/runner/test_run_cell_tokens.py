@@ -13,12 +13,10 @@ from sparsebench.measure.selection import token_spuriosity
 from sparsebench.models.actor import Actor
 from sparsebench.models.vits import Vit
 from sparsebench.records import store
-from sparsebench.records.cell import canonical
-from sparsebench.records.record import Record
-from sparsebench.runner.results import Result, _add_spuriosity
+from sparsebench.records.record import Record, canonical
+from sparsebench.runner.results import Result, _add_spuriosity, influences
 from sparsebench.strategy.budget import Budget
 from sparsebench.tasks.images import Composite
-from sparsebench.training.influence import influences
 from sparsebench.training.steps import Samples
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sparsebench.stats.gaps import Groups, aligned_gaps, gap_reductions, worst_group
+from sparsebench.stats.curves import Groups, aligned_gaps, gap_reductions, worst_group
 from sparsebench.stats.intervals import Interval
 from sparsebench.stats.paired import Contender
 

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sparsebench.stats.marks import correlation, critical_p, marks
-from sparsebench.stats.paired import Contender, compare
+from sparsebench.stats.paired import Contender, compare, correlation, critical_p, marks
 
 RNG = np.random.default_rng
 

@@ -14,7 +14,7 @@ from sparsebench.measure.counts import solve
 from sparsebench.models.actor import Actor
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.spec import fill
-from sparsebench.training.calibrate import calibrate
+from sparsebench.training.fit import calibrate
 from sparsebench.training.steps import Samples
 
 L = 4

@@ -11,7 +11,7 @@ from tiny import B, N, act, images, vit
 from sparsebench.measure.counts import stages
 from sparsebench.models.actor import Actor
 from sparsebench.strategy.budget import FULL, Budget
-from sparsebench.training.calibrate import calibrate
+from sparsebench.training.fit import calibrate
 from sparsebench.training.steps import Samples
 
 

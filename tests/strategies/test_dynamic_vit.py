@@ -11,7 +11,7 @@ from tiny import B, N, act, images, vit
 from sparsebench.models.actor import Actor
 from sparsebench.strategy.base import LossInputs, ModelOutputs
 from sparsebench.strategy.budget import Budget
-from sparsebench.strategy.disposal import squeeze
+from sparsebench.strategy.plans import squeeze
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from timm.models.deit import VisionTransformerDistilled
 from tiny import B, N, images, vit
 
 from sparsebench.models.actor import Actor
-from sparsebench.models.small_vit import PositionalDeepViT, small_vit
+from sparsebench.models.deep import PositionalDeepViT, small_vit
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Keep
 

@@ -22,7 +22,7 @@ from sparsebench.measure.cost import VitCost
 from sparsebench.measure.counts import schedule_of, solve, stages, traits_as_counted
 from sparsebench.models.timm_parts import vit_cost
 from sparsebench.strategy.budget import Budget
-from sparsebench.strategy.disposal import DISPOSALS
+from sparsebench.strategy.plans import DISPOSALS
 from sparsebench.training.evaluate import patches_in
 
 SCHEDULES = ("stages", "every", "late")

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from sparsebench.errors import UserError
+from sparsebench.plan.locate import locate_images
 from sparsebench.tasks.folder import Folder, locate
 from sparsebench.tasks.sources.files import known_contents
-from sparsebench.tasks.sources.locate import locate_images
 
 SHADE = {"a": 40, "b": 200}
 

@@ -5,11 +5,11 @@ from click.testing import CliRunner
 
 from sparsebench.cli import main
 from sparsebench.models.vits import Vit
+from sparsebench.plan.locate import locate_images
 from sparsebench.records import store
 from sparsebench.runner import prepare
+from sparsebench.runner.results import influences
 from sparsebench.tasks.groups import Waterbirds
-from sparsebench.tasks.sources.locate import locate_images
-from sparsebench.training.influence import influences
 from sparsebench.training.steps import Samples
 
 MODEL = ["--model", "vit:dim=16,depth=2,heads=2,patch=4"]

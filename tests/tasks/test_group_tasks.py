@@ -9,11 +9,11 @@ from PIL import Image
 
 from sparsebench.cli import main
 from sparsebench.errors import UserError
+from sparsebench.plan.locate import locate_images
 from sparsebench.tasks import sources
 from sparsebench.tasks.groups import CelebA, Waterbirds, shares
-from sparsebench.tasks.sources import files, labelled
+from sparsebench.tasks.sources import files, known
 from sparsebench.tasks.sources.files import Bad
-from sparsebench.tasks.sources.locate import locate_images
 
 
 def located(made):
@@ -84,7 +84,7 @@ def test_a_split_is_decoded_once_whatever_is_drawn_of_it(waterbirds, monkeypatch
 def test_a_table_that_changes_under_a_run_is_refused(waterbirds):
     name, locations = located(waterbirds)
     edit(waterbirds, "/sea/3.jpg", "/sea/4.jpg")
-    labelled._read.cache_clear()  # as in another process
+    known._read.cache_clear()  # as in another process
     with pytest.raises(UserError, match="changed while the run was under way"):
         Waterbirds(images=name, canvas=8).draw(28, 0, locations)
 

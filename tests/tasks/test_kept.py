@@ -3,10 +3,9 @@ import pytest
 from PIL import Image
 
 from sparsebench.errors import UserError
-from sparsebench.tasks.sources import classes, files, scenes
-from sparsebench.tasks.sources.classes import foregrounds
-from sparsebench.tasks.sources.locate import locate_backgrounds, locate_images
-from sparsebench.tasks.sources.scenes import backgrounds
+from sparsebench.plan.locate import locate_backgrounds, locate_images
+from sparsebench.tasks.sources import composites, files
+from sparsebench.tasks.sources.composites import backgrounds, foregrounds
 
 
 @pytest.fixture(autouse=True)
@@ -18,8 +17,8 @@ def own_place(tmp_path, monkeypatch):
 
 def forget():
     """Forget what this process knows, as another does not know it."""
-    classes._foregrounds.cache_clear()
-    scenes._backgrounds.cache_clear()
+    composites._foregrounds.cache_clear()
+    composites._backgrounds.cache_clear()
     files._known.clear()
 
 

@@ -15,11 +15,10 @@ from PIL import Image
 from scipy.io import savemat
 
 from sparsebench.errors import UserError
+from sparsebench.plan.locate import locate_backgrounds, locate_images
 from sparsebench.tasks import sources
-from sparsebench.tasks.sources.classes import foregrounds
+from sparsebench.tasks.sources.composites import backgrounds, foregrounds
 from sparsebench.tasks.sources.known import KNOWN
-from sparsebench.tasks.sources.locate import locate_backgrounds, locate_images
-from sparsebench.tasks.sources.scenes import backgrounds
 
 RNG = np.random.default_rng(0)
 CLASSES = ["apple", "beetle", "cup"]
@@ -85,7 +84,7 @@ def test_a_set_is_fetched_on_request_only_and_then_read(cifar):
     assert locate_images("cifar100", cifar.root, True) == ("cifar100", cifar.root)
     assert locate_images("cifar100", cifar.root, False) == ("cifar100", cifar.root)
     for _ in range(2):  # from the files, and from what was kept
-        sources.classes._foregrounds.cache_clear()
+        sources.composites._foregrounds.cache_clear()
         found = foregrounds("cifar100", 32, {"cifar100": cifar.root})
         assert found.classes == tuple(CLASSES)
         for split in ("train", "test"):
@@ -136,7 +135,7 @@ def test_svhn_has_its_channels_turned_and_its_tens_are_zeros(tmp_path, monkeypat
         drawn[split] = pixels, labels
     monkeypatch.setattr(made, "split_list", split_list)
     name, root = locate_images("svhn", tmp_path, False)
-    sources.classes._foregrounds.cache_clear()
+    sources.composites._foregrounds.cache_clear()
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "cache"))
     found = foregrounds(name, 32, {name: root})
     assert found.classes == tuple("0123456789")
@@ -159,7 +158,7 @@ def flowers(tmp_path, monkeypatch):
     sums = {key: (name, md5(folder / name)) for key, name in (("label", "imagelabels.mat"), ("setid", "setid.mat"))}
     monkeypatch.setattr(made, "_file_dict", made._file_dict | sums)
     monkeypatch.setitem(KNOWN, "flowers102", replace(KNOWN["flowers102"], pictures=10))
-    sources.scenes._backgrounds.cache_clear()
+    sources.composites._backgrounds.cache_clear()
     return tmp_path
 
 

@@ -5,10 +5,9 @@ import pytest
 from PIL import Image
 
 from sparsebench.errors import UserError
-from sparsebench.tasks.sources.classes import foregrounds
+from sparsebench.plan.locate import locate_backgrounds, locate_images
+from sparsebench.tasks.sources.composites import Photos, backgrounds, foregrounds
 from sparsebench.tasks.sources.files import read_rgb, square
-from sparsebench.tasks.sources.locate import locate_backgrounds, locate_images
-from sparsebench.tasks.sources.scenes import Photos, backgrounds
 
 COLOUR = (204, 51, 102)  # one that web palettes have
 

@@ -11,7 +11,7 @@ from pages import code, text_of
 from torch.utils.flop_counter import FlopCounterMode
 
 import sparsebench
-from sparsebench.records.cell import Origin
+from sparsebench.records.record import Origin
 from sparsebench.strategy.base import SITES, Strategy
 from sparsebench.strategy.view import NEEDS, TokenView
 from sparsebench.testing import run

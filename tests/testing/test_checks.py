@@ -13,9 +13,9 @@ from samples import SAMPLES
 from sparsebench import Keep, Strategy, UserError
 from sparsebench.models.deep import DeepViT
 from sparsebench.plugin.registry import PluginError, Registry
-from sparsebench.records.cell import Origin
+from sparsebench.records.record import Origin
 from sparsebench.testing import parametrize_with_strategies, run
-from sparsebench.testing.parametrize import resolve
+from sparsebench.testing.process import resolve
 from sparsebench.testing.trial import RuleError
 from sparsebench.training.steps import Autograd, Samples
 

@@ -12,8 +12,7 @@ from flats import filled
 
 import sparsebench
 from sparsebench.cli import main
-from sparsebench.records.cell import Origin
-from sparsebench.records.record import Record
+from sparsebench.records.record import Origin, Record
 from sparsebench.testing import reports
 from sparsebench.testing.reports import CHANGED, SEVERAL, UNCHECKED, Outcome, Report, badge_of
 

@@ -12,8 +12,9 @@ from measured import TINY
 from samples import SAMPLES
 
 from sparsebench import UserError, api
-from sparsebench.records.cell import Origin
-from sparsebench.testing import Report, process, reports, results
+from sparsebench.cli.check import check_recorded
+from sparsebench.records.record import Origin
+from sparsebench.testing import Report, process, reports
 
 SMALL = ["--suite", TINY, "--n-train", "4", "--seeds", "1", "--jobs", "0"]
 
@@ -115,7 +116,7 @@ def test_a_strategy_that_is_gone_leaves_the_others(folder, monkeypatch):
         return []
 
     monkeypatch.setattr(process, "check", check)
-    assert results.check(folder, None, 1.0, lambda _: None)[0] == "noise: unknown strategy"
+    assert check_recorded(folder, None, 1.0, lambda _: None)[0] == "noise: unknown strategy"
 
 
 @pytest.mark.parametrize(

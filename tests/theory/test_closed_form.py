@@ -29,8 +29,7 @@ from sparsebench.errors import DivergedError
 from sparsebench.models.actor import Actor
 from sparsebench.plan.job import Job
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.cell import Cell, Part
-from sparsebench.records.record import Record
+from sparsebench.records.record import Cell, Part, Record
 from sparsebench.records.store import weights_path
 from sparsebench.strategy.budget import FULL, Budget
 from sparsebench.strategy.plans import Keep

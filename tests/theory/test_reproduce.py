@@ -22,8 +22,8 @@ from sparsebench.errors import UserError
 from sparsebench.paper import Paper, Verdict
 from sparsebench.paper.reproduce import publish, reproduce
 from sparsebench.plan.expand import expand
+from sparsebench.plan.plan import Remaining
 from sparsebench.plan.request import How, Request
-from sparsebench.plan.time_left import Remaining
 from sparsebench.plugin.registry import Registry
 from sparsebench.publish.submit import submit
 from sparsebench.records import store

@@ -13,7 +13,7 @@ from sparsebench_theory.shallow import theorems as theory
 from sparsebench_theory.shallow.network import FirstWeights, ShallowViT, complete
 from sparsebench_theory.shallow.task import Theory
 
-from sparsebench.models.shown import SplitPass
+from sparsebench.models.actor import SplitPass
 from sparsebench.training.loop import Course, Training
 from sparsebench.training.steps import Autograd, Samples, losses, predictions
 

@@ -13,8 +13,7 @@ from sparsebench_theory.sparse_tokens.task import SparseTokens
 from sparsebench_theory.spatial.task import Spatial, association
 
 from sparsebench.errors import UserError
-from sparsebench.models.actor import Actor
-from sparsebench.models.shown import SplitPass
+from sparsebench.models.actor import Actor, SplitPass
 from sparsebench.strategy.budget import Budget
 from sparsebench.training.loop import Course, Training
 from sparsebench.training.steps import Autograd, Samples

@@ -13,8 +13,7 @@ from sparsebench_theory.trials import Grid, compete, differences, line, mean, re
 
 from sparsebench.paper import Trial, as_csv
 from sparsebench.paper.reproduce import has_no_answer, trials_of
-from sparsebench.records.cell import Cell, Origin, Part
-from sparsebench.records.record import Failure, Metric, Record
+from sparsebench.records.record import Cell, Failure, Metric, Origin, Part, Record
 from sparsebench.stats.intervals import RESAMPLES
 from sparsebench.strategy.budget import FULL, Budget
 

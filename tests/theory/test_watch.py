@@ -15,12 +15,12 @@ from sparsebench_theory.shallow.task import Theory
 from sparsebench.models.actor import Actor
 from sparsebench.plan.job import Job
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.cell import Cell, Part
+from sparsebench.records.record import Cell, Part
+from sparsebench.runner.results import Watch
 from sparsebench.strategy.budget import FULL, Budget
 from sparsebench.training.evaluate import evaluate
 from sparsebench.training.loop import Course, Training, steps_for
 from sparsebench.training.steps import Samples
-from sparsebench.training.watch import Watch
 
 TASK = Theory(tokens=20, relevant=0.4, confusion=0.1, batch=8, test=12, steps=25, watch=10)
 DATA = TASK.draw(20, 0, {})

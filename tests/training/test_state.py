@@ -14,9 +14,8 @@ from sparsebench.models.vits import Vit
 from sparsebench.strategy.budget import Budget
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Spurious
-from sparsebench.training.augment import Augmentation
 from sparsebench.training.loop import Course, EarlyStopping, Training
-from sparsebench.training.steps import Autograd, Samples
+from sparsebench.training.steps import Augmentation, Autograd, Samples
 
 TASK = Spurious(
     canvas=16, foreground=10, test=8, batch=7, epochs=5, lr=0.01, warmup=0.3, flip=True, shift=2, smoothing=0.1,

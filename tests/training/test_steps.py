@@ -14,9 +14,19 @@ from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Keep
 from sparsebench.tasks.base import Split
 from sparsebench.tasks.images import Composite
-from sparsebench.training.augment import Augmentation, Moves, draw, move_boxes, move_images, relevance
 from sparsebench.training.loop import Course, Training
-from sparsebench.training.steps import Autograd, Samples, losses, step_size
+from sparsebench.training.steps import (
+    Augmentation,
+    Autograd,
+    Moves,
+    Samples,
+    draw,
+    losses,
+    move_boxes,
+    move_images,
+    relevance,
+    step_size,
+)
 
 TASK = Composite(canvas=16, foreground=10, test=2, epochs=2, batch=10, lr=0.01)
 DATA = TASK.draw(23, 0, {})

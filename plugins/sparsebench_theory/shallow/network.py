@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparsebench.models.actor import Actor, Pass
-from sparsebench.models.shown import SplitPass
+from sparsebench.models.actor import Actor, Pass, SplitPass
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.loop import JointTraining
 from sparsebench.training.steps import Samples, Steps

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparsebench.models.actor import Pass
-from sparsebench.models.shown import SplitPass
+from sparsebench.models.actor import Pass, SplitPass
 from sparsebench_theory.models import Attention, PositionalCost
 from sparsebench_theory.one_layer import Fields, OneLayer
 from sparsebench_theory.spatial.task import association

@@ -1,16 +1,28 @@
-"""The data sets that can be named: their use and source, where their files must lie, and how they are read."""
+"""Data sets that can be named: their use and source, where their files lie, how they and their groups are read."""
 
 from __future__ import annotations
 
 import importlib
+import posixpath
+import unicodedata
 import warnings
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from sparsebench.errors import UserError
-from sparsebench.tasks.sources.listing import listing
+import numpy as np
+
+from sparsebench.errors import UserError, unknown
+from sparsebench.tasks.sources import cache
+from sparsebench.tasks.sources.files import Contents, Locations, contents_of, listing, located, pixels_of, sha256_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 DIGITS, CIFAR10, CIFAR100, SVHN = "digits", "cifar10", "cifar100", "svhn"
 CLASSES = {DIGITS: 10, CIFAR10: 10, CIFAR100: 100, SVHN: 10}
@@ -187,3 +199,206 @@ def dataset(name: str, root: Path, split: str, *, download: bool = False, **opti
         ) from error
     except OSError as error:
         raise UserError(f"{name} cannot be read or fetched into {root} ({error})") from error
+
+
+SPLITS = {0: 0, 1: 1, 2: 2}
+BITS = {0: 0, 1: 1}
+SIGNS = {-1: 0, 1: 1}
+METADATA, ATTRIBUTES, PARTITION, FACES = "metadata.csv", "list_attr_celeba", "list_eval_partition", "img_align_celeba"
+DEFAULTS = {WATERBIRDS: ("y", "place"), CELEBA: ("Blond_Hair", "Male")}
+"""The label and the attribute of each set that its papers use."""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Pictures of a set, n of them, in the order of its table.
+
+    Attributes:
+        contents: of the folder `root`, in which the set lies.
+        names: the paths in it of the n pictures.
+        splits: (n,) 0 for training, 1 for validation, 2 for the test.
+        labels, attributes: (n,) 0 or 1.
+    """
+
+    contents: Contents
+    root: Path
+    names: Sequence[str]
+    table: Path
+    splits: np.ndarray
+    labels: np.ndarray
+    attributes: np.ndarray
+
+    @property
+    def groups(self) -> np.ndarray:
+        """(n,) the numbers of (label, attribute)."""
+        return 2 * self.labels + self.attributes
+
+
+def layout_of(root: Path) -> str | None:
+    """Return the name of the set whose published layout a folder has, or None."""
+    if (root / METADATA).is_file():
+        return WATERBIRDS
+    return CELEBA if _table(root, ATTRIBUTES).is_file() else None
+
+
+def tables(root: Path, kind: str) -> list[str]:
+    """Return the names of the files beside the pictures that a set is made of."""
+    return [METADATA] if kind == WATERBIRDS else [_table(root, name).name for name in (ATTRIBUTES, PARTITION)]
+
+
+def labelled_pictures(kind: str, name: str, columns: tuple[str, str], locations: Locations) -> Labelled:
+    """Return a located set.
+
+    Args:
+        kind: "waterbirds" or "celeba".
+        name: what the cell calls it, with its fingerprint.
+        columns: of its table, the label and the attribute.
+        locations: where it lies.
+
+    Raises:
+        UserError: it is of another kind, not here, or its table is wrong; file and line are named.
+    """
+    known, _, content = name.partition("-")
+    if known != kind or not content:
+        raise UserError(f"the images '{name}' are not those of task '{kind}'", next_step=f"give --images {kind}")
+    return _read(kind, content, located(name, locations), columns)
+
+
+@lru_cache(maxsize=4)
+def _read(kind: str, content: str, root: Path, columns: tuple[str, str]) -> Labelled:
+    names = tables(root, kind)
+    found = contents_of(content, root, names)
+    if {name: sha256_of(root / name) for name in names} != found.tables:
+        raise UserError(f"the tables in {root} changed while the run was under way", next_step="run it again")
+    return read(root, kind, columns, found)
+
+
+def read(root: Path, kind: str, columns: tuple[str, str], found: Contents) -> Labelled:
+    """Return the set that lies in a folder, without what is left out of its contents; see `labelled_pictures`."""
+    if kind == WATERBIRDS:
+        table, below = root / METADATA, root
+        rows = _rows(table, "img_filename", {columns[0]: BITS, columns[1]: BITS, "split": SPLITS})
+    else:
+        table, partition, below = _table(root, ATTRIBUTES), _table(root, PARTITION), _faces(root)
+        rows = _rows(table, "image_id", {columns[0]: SIGNS, columns[1]: SIGNS})
+        parts = _rows(partition, "image_id", {"partition": SPLITS})
+        split_of = dict(zip(map(_key, parts["file"]), parts["partition"], strict=True))
+        rows["split"] = [split_of.get(_key(name), -1) for name in rows["file"]]
+        for line, name in rows["file"][rows["split"] < 0].items():
+            raise UserError(f"{table}, line {line}: {name} is not in {partition.name}")
+    prefix = "" if below == root else f"{below.relative_to(root).as_posix()}/"
+    names = [one.removeprefix(prefix) for one in {**found.pictures, **found.left_out} if one.startswith(prefix)]
+    rows["file"] = [prefix + name for name in _on_disk(table, below, names, rows["file"])]
+    rows = rows[~rows["file"].isin(list(found.left_out))]
+    splits, labels, attributes = (rows[name].to_numpy(np.int64) for name in ("split", *columns))
+    return Labelled(found, root, list(rows["file"]), table, splits, labels, attributes)
+
+
+def _table(root: Path, name: str) -> Path:
+    """Return the .csv of that name if there is one, else the .txt."""
+    kaggle = root / f"{name}.csv"
+    return kaggle if kaggle.is_file() else root / f"{name}.txt"
+
+
+def _faces(root: Path) -> Path:
+    inner = root / FACES / FACES
+    return inner if inner.is_dir() else root / FACES
+
+
+def _key(name: str) -> str:
+    """Return a name without what tables and disks spell differently: case, form of Unicode, separators, `./`."""
+    plain = posixpath.normpath(name.replace("\\", "/"))
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", plain).casefold())
+
+
+def _on_disk(table: Path, below: Path, names: Sequence[str], files: pd.Series) -> list[str]:
+    """Return the files of a table's rows as they are called on the disk: `names`, of all that lie in `below`.
+
+    Raises:
+        UserError: a row has no picture, several may be meant, or a picture has two rows.
+    """
+    exact, alike = set(names), defaultdict[str, list[str]](list)
+    if not exact.issuperset(files):
+        for name in names:
+            alike[_key(name)].append(name)
+    seen: dict[str, int] = {}
+    for line, name in files.items():
+        meant = [name] if name in exact else alike[_key(name)]
+        if not meant:
+            raise UserError(f"{table}, line {line}: {below / name} is not there")
+        if len(meant) > 1:
+            raise UserError(f"{table}, line {line}: {name} may be {' or '.join(meant)}", next_step="say which")
+        if seen.setdefault(meant[0], line) != line:
+            raise UserError(f"{table}, line {line}: {name} is in line {seen[meant[0]]}, too")
+    return list(seen)
+
+
+def _rows(path: Path, file: str, values: Mapping[str, Mapping[int, int]]) -> pd.DataFrame:
+    """Return the rows of a table by their line: `file`, the picture's, and the numbers of the columns in `values`.
+
+    Args:
+        path: the table.
+        file: the column with the picture's file.
+        values: of each column, what may be in it and which number that is.
+    """
+    import pandas as pd
+
+    try:
+        found = _read_csv(path) if path.suffix == ".csv" else _read_txt(path)
+    except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
+        raise UserError(f"{path} cannot be read: {error}", next_step="mend or replace it") from error
+    if missing := [name for name in (file, *values) if name not in found]:
+        raise unknown(f"column of {path}", missing[0], list(found))
+    if found.empty:
+        raise UserError(f"{path} has no rows")
+    rows = pd.DataFrame({"file": found[file].str.strip()})
+    for line in rows.index[rows["file"].isna()]:
+        raise UserError(f"{path}, line {line}: no {file}")
+    for column, numbers in values.items():
+        rows[column] = pd.to_numeric(found[column], errors="coerce").map(dict(numbers))
+        for line, text in found[column][rows[column].isna()].items():
+            raise UserError(f"{path}, line {line}: {column}", got=f"'{text}'", allowed=numbers)
+    return rows
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    found = pd.read_csv(path, dtype=str, encoding="utf-8-sig", index_col=False, skip_blank_lines=False)
+    return found.rename(columns=str.strip).set_axis(found.index + 2, axis=0).dropna(how="all")
+
+
+def _read_txt(path: Path) -> pd.DataFrame:
+    """Return one of CelebA's own tables: attributes are headed by their number and names."""
+    import pandas as pd
+
+    if path.stem != ATTRIBUTES:
+        found = pd.read_csv(path, sep=r"\s+", dtype=str, header=None, names=["image_id", "partition"])
+        return found.set_axis(found.index + 1, axis=0)
+    with path.open(encoding="utf-8-sig") as lines:
+        number = lines.readline().strip()
+        names = lines.readline().split()
+        found = pd.read_csv(lines, sep=r"\s+", dtype=str, header=None, names=["image_id", *names])
+    if number != str(len(found)):
+        raise UserError(f"{path} is cut off or torn", got=f"{len(found)} rows", allowed=f"{number}, as it says itself")
+    return found.set_axis(found.index + 3, axis=0)
+
+
+def split_pixels(labelled: Labelled, rows: np.ndarray, size: int) -> tuple[cache.Pixels, np.ndarray | None]:
+    """Return (n, 3, size, size) pixels with the middle squares of pictures, resized (bilinear), and which are wanted.
+
+    They are mapped from a file, so that a set may be larger than the memory.
+
+    Args:
+        labelled: the set.
+        rows: (n,) some of one split, in rising order. A split is decoded as a whole, once for all that is chosen of
+            it; one that would take more than `cache.LARGE` bytes has a file for each choice.
+        size: side of the squares in pixels.
+
+    Returns:
+        The pixels of the split or of its chosen pictures, and where the rows are among them; None for all of them.
+    """
+    split, places = np.flatnonzero(labelled.splits == labelled.splits[rows[0]]), None
+    if len(rows) < len(split) and len(split) * 3 * size**2 <= cache.LARGE:
+        rows, places = split, np.searchsorted(split, rows)
+    return pixels_of(labelled.root, labelled.contents, [labelled.names[i] for i in rows], size), places

@@ -1,0 +1,578 @@
+"""Published numbers of token reduction: what they come to when recounted, and whether they hold when measured."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from sparsebench.board import tables
+from sparsebench.board.columns import Column
+from sparsebench.board.judge import Ranking
+from sparsebench.board.tables import ALL, Choice, Report, Table
+from sparsebench.errors import UnsupportedError, UserError, unknown
+from sparsebench.measure.cost import Step, VitCost
+from sparsebench.measure.counts import check_fits, counts_at, solve, stages
+from sparsebench.plan.contenders import fit_budget, settings_of
+from sparsebench.plan.locate import files_of
+from sparsebench.plan.request import Files, Request
+from sparsebench.plugin.registry import Registry
+from sparsebench.stats.intervals import wilson
+from sparsebench.strategy.base import Convention, Strategy, Traits
+from sparsebench.strategy.budget import FULL, Budget
+from sparsebench.strategy.spec import fill, label
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+MOST = 10**9
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | Decimal):
+        raise ValueError("must be a number")
+    return value
+
+
+Positive = Annotated[Decimal, Field(gt=0, le=MOST), BeforeValidator(_number)]
+
+
+class Claim(BaseModel):
+    """One row of the ledger.
+
+    Attributes:
+        id: what users type.
+        paper: where the method was published; for a comparison, where the comparison was.
+        method: its name there.
+        model: as users type it after --model.
+        canvas: side of the images in pixels; 0 for the model's own.
+        plugin: as users type it after --plugin; "" where the strategy is not here or the settings are not known.
+        counts, blocks: token counts that the source states, and the blocks after whose attention they are left.
+        weights: whether the network was trained with the method.
+        gmacs, dense_gmacs: 10^9 of what the source counts, with and without the method.
+        top1: accuracy on ImageNet-1k in percent.
+        speed, dense_speed: images/s.
+        speedup: where the source has that alone.
+        hardware: what the speed was measured on.
+        source: where the numbers were read.
+        note: what to know of the settings.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str = Field(pattern=r"^[\w.-]+$")
+    paper: str = Field(min_length=1)
+    method: str = Field(min_length=1)
+    model: str = Field(pattern=r"^timm:.")
+    canvas: int = Field(0, ge=0)
+    plugin: str = ""
+    counts: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()
+    weights: Literal["off the shelf", "trained"]
+    gmacs: Positive | None = None
+    dense_gmacs: Positive | None = None
+    top1: Annotated[Positive, Field(le=100)] | None = None
+    speed: Positive | None = None
+    dense_speed: Positive | None = None
+    speedup: Positive | None = None
+    hardware: str = ""
+    source: str = Field(min_length=1)
+    note: str = ""
+
+    @model_validator(mode="after")
+    def _counts_have_blocks(self) -> Claim:
+        if len(self.counts) != len(self.blocks):
+            raise ValueError(f"{len(self.counts)} counts for {len(self.blocks)} blocks")
+        return self
+
+    @property
+    def claimed_speedup(self) -> float | None:
+        """By how much the source says that it is faster than the dense network."""
+        if self.speedup is not None:
+            return float(self.speedup)
+        return float(self.speed / self.dense_speed) if self.speed and self.dense_speed else None
+
+
+def load(path: Path | None = None) -> list[Claim]:
+    """Return the rows of a TOML file with [[claim]] tables, or of the ledger that comes with sparsebench.
+
+    Raises:
+        UserError: the file cannot be read, or a row lacks a field, has a wrong or unknown one, or another's id.
+    """
+    place = resources.files(__package__) / "claims.toml" if path is None else path
+    name = "claims.toml" if path is None else str(path)
+    try:
+        tables = tomllib.loads(place.read_bytes().decode("utf-8"), parse_float=Decimal)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{name} cannot be read as TOML: {error}") from error
+    listed = tables.get("claim")
+    if set(tables) != {"claim"} or not isinstance(listed, list) or not listed:
+        raise UserError(f"{name} is no ledger", got=sorted(tables), allowed="[[claim]] tables, and nothing else")
+    claims = [_claim(table, number, name) for number, table in enumerate(listed, 1)]
+    twice = [id for id, n in Counter(claim.id for claim in claims).items() if n > 1]
+    if twice:
+        raise UserError(f"rows of {name} with the same id", got=twice)
+    return claims
+
+
+def find(claims: list[Claim], id: str) -> Claim:
+    """Return the row with that id.
+
+    Raises:
+        UserError: there is none.
+    """
+    by_id = {claim.id: claim for claim in claims}
+    if id not in by_id:
+        raise unknown("row of the ledger", id, by_id)
+    return by_id[id]
+
+
+def _claim(table: Any, number: int, name: str) -> Claim:
+    try:
+        return Claim.model_validate(table)
+    except ValidationError as error:
+        called = table.get("id", f"number {number}") if isinstance(table, dict) else f"number {number}"
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "row"
+        raise UserError(f"{name}, row {called}: {field}: {first['msg']}") from error
+
+
+Word = Literal["agrees", "other convention", "cannot be", "nothing claimed", "not recounted"]
+TOLERANCE = 0.02
+CLASSES = 1000
+
+
+@dataclass(frozen=True)
+class Recount:
+    """What became of one row.
+
+    Attributes:
+        claim: the row.
+        gmacs: what its settings cost here, in 10^9 MACs; None where that is not known.
+        dense_gmacs: the same of the whole network.
+        verdict: one of the words.
+        why: the convention, or the reason.
+        flags: what a reader should ask about.
+    """
+
+    claim: Claim
+    gmacs: float | None
+    dense_gmacs: float
+    verdict: Word
+    why: str = ""
+    flags: tuple[str, ...] = ()
+
+    @property
+    def difference(self) -> float | None:
+        """Claimed minus recounted GMACs, as a fraction of those recounted."""
+        if self.gmacs is None or self.claim.gmacs is None:
+            return None
+        return float(self.claim.gmacs) / self.gmacs - 1
+
+    @property
+    def macs_ratio(self) -> float | None:
+        """How many times fewer MACs than the dense network: as claimed where both are, else as recounted."""
+        claim = self.claim
+        if claim.gmacs is not None and claim.dense_gmacs is not None:
+            return float(claim.dense_gmacs / claim.gmacs)
+        return None if self.gmacs is None else self.dense_gmacs / self.gmacs
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """The token counts of a row on its network.
+
+    Attributes:
+        strategy: None where the counts are the source's and the strategy is not here.
+        budget: as it fits the network.
+        places: tokens that are left, by block.
+    """
+
+    cost: VitCost
+    strategy: Strategy | None
+    budget: Budget
+    places: dict[int, int] = field(default_factory=dict)
+
+    def steps(self, places: dict[int, int] | None = None) -> list[Step]:
+        """Return the steps of the network, in which all tokens make queries, as published ones do."""
+        places = self.places if places is None else places
+        if self.strategy is None:
+            return [Step(n, out) for n, out in _pairs(self.cost, places)]
+        made = self.cost.steps(self.strategy.traits(), tuple(places), tuple(places.values()))
+        return [replace(step, early=False) for step in made]
+
+
+def recount_all(claims: Sequence[Claim], registry: Registry, ledger: Sequence[Claim] = ()) -> list[Recount]:
+    """Return what became of each row.
+
+    Args:
+        claims: the rows.
+        registry: where strategies come from.
+        ledger: rows that may contradict them; the same ones unless given.
+
+    Raises:
+        UserError: the settings of a row cannot be typed.
+    """
+    each = [_recount(claim, registry) for claim in claims]
+    return [replace(one, flags=tuple(_flags(one, ledger or claims))) for one in each]
+
+
+def setting_of(claim: Claim, registry: Registry) -> tuple[Strategy, Budget]:
+    """Return the strategy and the budget that a row's words are, on its network.
+
+    Raises:
+        UserError: the row has no words, or they cannot be typed.
+    """
+    if not claim.plugin:
+        raise UserError(f"row {claim.id} has no settings that can be typed here", next_step="name another row")
+    cost = _cost(claim.model, claim.canvas)
+    settings = settings_of(claim.plugin, registry, [FULL])
+    if len(settings) != 1:
+        raise UserError(f"row {claim.id}: plugin is several settings", got=claim.plugin, allowed="one")
+    ((strategy, budget),) = settings
+    return strategy, fit_budget(budget or FULL, strategy, None, cost)
+
+
+def _recount(claim: Claim, registry: Registry) -> Recount:
+    try:
+        cost = _cost(claim.model, claim.canvas)
+        setting, why = _setting(claim, cost, registry)
+        dense = cost.macs(cost.dense()) / 1e9
+        if setting is None:
+            return Recount(claim, None, dense, "not recounted", why)
+        counted = _gmacs_of(setting)
+        gmacs = counted[0] if claim.gmacs is None else _nearest(counted, float(claim.gmacs))
+        return Recount(claim, gmacs, dense, *_verdict(claim, setting, gmacs))
+    except (UserError, UnsupportedError) as error:
+        raise UserError(f"row {claim.id}: {error}") from error
+
+
+def _verdict(claim: Claim, setting: _Setting, gmacs: float) -> tuple[Word, str]:
+    """Return the word, and the reason, for settings that come to so many GMACs."""
+    if unreachable := _unreachable(claim, setting):
+        return "cannot be", unreachable
+    if claim.gmacs is None:
+        return "nothing claimed", ""
+    if _fits(claim.gmacs, gmacs):
+        return "agrees", ""
+    others = dict(_other_conventions(setting))
+    name = min(others, key=lambda name: abs(others[name] - float(claim.gmacs or 0)))
+    nearest = f"{name}: {others[name]:.2f} G"
+    if not _fits(claim.gmacs, others[name]):
+        return "cannot be", f"the nearest is {nearest}"
+    return "other convention", nearest
+
+
+def _setting(claim: Claim, cost: VitCost, registry: Registry) -> tuple[_Setting | None, str]:
+    """Return the token counts of a row, or None and the reason why they are not known."""
+    if not claim.plugin:
+        if not claim.counts:
+            return None, claim.note or "its settings cannot be typed here"
+        return _Setting(cost, None, FULL, _places_of(claim, cost)), ""
+    strategy, budget = setting_of(claim, registry)
+    if strategy.adaptive:
+        return None, f"what {strategy.name} costs is known when it has seen images"
+    if not strategy.budgeted:
+        return _Setting(cost, strategy, budget), ""
+    traits = strategy.traits()
+    blocks = stages(budget, traits, cost.depth)
+    return _Setting(cost, strategy, budget, dict(zip(blocks, solve(budget, cost, traits), strict=True))), ""
+
+
+def _places_of(claim: Claim, cost: VitCost) -> dict[int, int]:
+    """Return the token counts that a source states, by block.
+
+    Raises:
+        UserError: no network of that size can have them.
+    """
+    if not claim.counts:
+        return {}
+    budget = fill(Budget, {"counts": claim.counts, "blocks": claim.blocks}, "the stated counts")
+    check_fits(budget, Traits("attention"), cost.tokens, cost.depth)
+    return dict(zip(claim.blocks, claim.counts, strict=True))
+
+
+@lru_cache(maxsize=32)
+def _cost(model: str, canvas: int) -> VitCost:
+    """Return the closed form of a timm model, whose head has the classes of ImageNet-1k; built without numbers."""
+    import torch
+
+    from sparsebench.models.timm_models import cut_of, named_vit
+    from sparsebench.models.timm_parts import vit_cost
+
+    name = model.removeprefix("timm:")
+    with torch.device("meta"):
+        vit = named_vit(name, canvas or cut_of(name).get("canvas", 224), CLASSES)
+    return vit_cost(vit, class_rows=int(vit.cls_token is not None))
+
+
+def _gmacs_of(setting: _Setting) -> tuple[float, float]:
+    """Return the GMACs with the strategy's own products and without: sources count them, or do not."""
+    steps = setting.steps()
+    return setting.cost.macs(steps) / 1e9, setting.cost.macs(_bare(steps)) / 1e9
+
+
+def _bare(steps: list[Step]) -> list[Step]:
+    return [replace(step, own=0.0) for step in steps]
+
+
+def _nearest(counts: Sequence[float], to: float) -> float:
+    return min(counts, key=lambda count: abs(count - to))
+
+
+def _fits(claimed: Decimal, counted: float) -> bool:
+    """Say whether a number is what was counted, within `TOLERANCE` or as it was rounded."""
+    exponent = claimed.as_tuple().exponent
+    assert isinstance(exponent, int)
+    off = abs(float(claimed) - counted)
+    return off <= TOLERANCE * counted or off <= 0.5 * 10.0**exponent * (1 + 1e-9)
+
+
+def _other_conventions(setting: _Setting) -> Iterator[tuple[str, float]]:
+    """Yield other ways in which sources count, each with its GMACs."""
+    cost, steps = setting.cost, _bare(setting.steps())
+    yield "two operations a MAC", 2 * cost.macs(steps) / 1e9
+    bare = replace(cost, blocks=tuple(replace(block, width=0) for block in cost.blocks))
+    yield "without the two products of attention", bare.macs(steps) / 1e9
+    yield "without patch embedding and head", replace(cost, embed=0, head=0).macs(steps) / 1e9
+    pairs = list(_pairs(cost, setting.places))
+    yield "tokens leave before the block", cost.macs([Step(out, out) for _, out in pairs]) / 1e9
+    yield "tokens leave after the block", cost.macs([Step(n, n) for n, _ in pairs]) / 1e9
+    if setting.budget.keep_rate is None or setting.strategy is None:
+        return
+    for convention in get_args(Convention):
+        if convention != setting.budget.convention:
+            fuses = setting.strategy.traits().fuses
+            counts = counts_at(setting.budget.keep_rate, convention, cost.tokens, len(setting.places), fuses)
+            other = setting.steps(dict(zip(setting.places, counts, strict=True)))
+            yield f"counts by {convention}", cost.macs(_bare(other)) / 1e9
+
+
+def _pairs(cost: VitCost, places: dict[int, int]) -> Iterator[tuple[int, int]]:
+    """Yield how many tokens come to each block, and how many leave it."""
+    n = cost.tokens
+    for block in range(cost.depth):
+        out = places.get(block, n)
+        yield n, out
+        n = out
+
+
+def _unreachable(claim: Claim, setting: _Setting) -> str:
+    """Say that a strategy cannot leave as few tokens as the source states, or ""."""
+    stated = _places_of(claim, setting.cost)
+    if setting.strategy is None or not stated or stated == setting.places:
+        return ""
+    as_stated = setting.cost.macs([Step(n, out) for n, out in _pairs(setting.cost, stated)]) / 1e9
+    real = setting.cost.macs(_bare(setting.steps())) / 1e9
+    said, left = ("+".join(map(str, places.values())) for places in (stated, setting.places))
+    return f"{said} tokens would be {as_stated:.2f} G; {setting.strategy.name} leaves {left}: {real:.2f} G"
+
+
+def _flags(one: Recount, claims: Sequence[Claim]) -> Iterator[str]:
+    """Yield what a reader should ask about; what other rows say that the same settings cost is among it."""
+    claim, speedup, ratio = one.claim, one.claim.claimed_speedup, one.macs_ratio
+    if speedup is not None and ratio is not None and speedup > ratio * (1 + TOLERANCE):
+        yield f"speed-up {speedup:.2f} above the MACs ratio {ratio:.2f}"
+    if one.verdict == "cannot be":
+        yield "MACs do not follow from the stated settings"
+    for other in claims:
+        same = (claim.method, claim.model, claim.canvas, claim.plugin, claim.weights) == (
+            other.method, other.model, other.canvas, other.plugin, other.weights,
+        )  # fmt: skip
+        if other is claim or not same or not claim.plugin or claim.gmacs is None or other.gmacs is None:
+            continue
+        if not (_fits(claim.gmacs, float(other.gmacs)) or _fits(other.gmacs, float(claim.gmacs))):
+            yield f"row {other.id} has {other.gmacs} G for the same settings"
+
+
+COLUMNS = (
+    Column("row", "row", "text", "its name in the ledger"),
+    Column("claimed", "claimed G", "text", "10^9 that the source says an image costs, as it is written there"),
+    Column("recounted", "recounted G", "text", "10^9 MACs that the settings come to here"),
+    Column("verdict", "verdict", "text", "agrees, other convention, cannot be, nothing claimed, not recounted"),
+    Column("flags", "flags", "text", "what to ask about"),
+    Column("speedup", "speed-up", "text", "images/s over those of the dense network, both as claimed"),
+    Column("macs_ratio", "MACs ratio", "text", "dense MACs over its own; as claimed where both are, else recounted"),
+    Column("why", "why", "text", "the convention, or the reason of the verdict"),
+    Column("method", "method", "text", "as the source calls it"),
+    Column("model", "model", "text", "to be typed after --model; @ and the side of the images where it is not its own"),
+    Column("plugin", "plugin", "text", "to be typed after --plugin"),
+    Column("top1", "top-1 %", "text", "accuracy on ImageNet-1k as claimed"),
+    Column("weights", "weights", "text", "whether the network was trained with the method"),
+    Column("hardware", "hardware", "text", "of the speed"),
+    Column("source", "source", "text", "where the numbers were read"),
+    Column("difference", "difference", "ratio", "claimed over recounted, less 1", tables=False),
+    Column("images_per_s", "images/s", "text", "as claimed", tables=False),
+    Column("paper", "paper", "text", "of the method, or of the comparison", tables=False),
+    Column("note", "note", "text", "what to know of the settings", tables=False),
+)
+LEGEND = (
+    f"Agrees: within {TOLERANCE:.0%}, or as the source rounds it.",
+    "G: 10^9, which most sources call FLOPs and count as MACs.",
+    "Cannot be: no way of counting that is known here gives the number from the settings as read.",
+)
+
+
+def render(recounts: Sequence[Recount], form: str, choice: Choice = ALL) -> str:
+    """Return the table in one of `tables.FORMATS`.
+
+    Raises:
+        UserError: another format, or a column that there is not.
+    """
+    table = Table([_row(one) for one in recounts], COLUMNS, legend=LEGEND)
+    return tables.render(Report([table], table, summary(recounts)), form, choice)
+
+
+def summary(recounts: Sequence[Recount]) -> list[str]:
+    """Return how many rows there are of each verdict, and a line for each that is flagged."""
+    verdicts = Counter(one.verdict for one in recounts)
+    counted = ", ".join(f"{word} {n}" for word, n in sorted(verdicts.items()))
+    flagged = [f"{one.claim.id}: {'; '.join(one.flags)}{_reason(one)}" for one in recounts if one.flags]
+    return [f"{len(recounts)} rows: {counted}" if recounts else "no rows", *flagged]
+
+
+def _reason(one: Recount) -> str:
+    return f" ({one.why})" if one.verdict == "cannot be" else ""
+
+
+def _row(one: Recount) -> dict[str, Any]:
+    claim = one.claim
+    speed = None if claim.speed is None else str(claim.speed)
+    return {
+        "row": claim.id, "claimed": _text(claim.gmacs), "recounted": _rounded(one.gmacs, 3), "verdict": one.verdict,
+        "flags": "; ".join(one.flags), "speedup": _rounded(claim.claimed_speedup, 2),
+        "macs_ratio": _rounded(one.macs_ratio, 2), "why": one.why, "method": claim.method,
+        "model": claim.model + (f" @{claim.canvas}" if claim.canvas else ""), "plugin": claim.plugin,
+        "top1": _text(claim.top1), "weights": claim.weights, "hardware": claim.hardware, "source": claim.source,
+        "difference": one.difference, "images_per_s": speed, "paper": claim.paper, "note": claim.note,
+    }  # fmt: skip
+
+
+def _text(number: object) -> str:
+    return "" if number is None else str(number)
+
+
+def _rounded(number: float | None, digits: int) -> str:
+    return "" if number is None else f"{number:.{digits}f}"
+
+
+PUBLISHED = Column(
+    "published", "published, %", "percent", "top-1 on ImageNet-1k that a source states for these settings, untrained"
+)
+
+
+def with_published(report: Report, rankings: Sequence[Ranking]) -> Report:
+    """Return the tables of a paper with what the ledger has of the same settings, where it has some.
+
+    These are the architecture, the side of the images, ImageNet's classes, all of which a test may answer with, the
+    strategy with its parameters, and the budget; and weights as they are, not trained with the strategy.
+    """
+    found = [_beside(table, one) for table, one in zip(report.tables, rankings, strict=False)]
+    columns = next((table.columns for table in found if PUBLISHED in table.columns), report.data.columns)
+    data = Table([row for table in found for row in table.rows], columns)
+    return replace(report, tables=found or report.tables, data=data)
+
+
+def _beside(table: Table, one: Ranking) -> Table:
+    task, model = one.setting.params
+    registry, known = Registry(), dict[tuple[str, str], float]()
+    whole = task.get("labels") == "imagenet" and task.get("among", "head") == "head"
+    for claim in load() if whole else ():
+        same = claim.model == f"timm:{model.get('arch')}" and claim.canvas in (0, task.get("canvas"))
+        if same and claim.top1 and claim.plugin and claim.weights == "off the shelf":
+            known.setdefault(_key(claim, registry), float(claim.top1) / 100)
+    keys = [(row["strategy"], "" if row["strategy"] == "dense" else row["budget"]) for row in table.rows]
+    if not known.keys() & set(keys):
+        return table
+    rows = [{**row, PUBLISHED.key: known.get(key)} for row, key in zip(table.rows, keys, strict=True)]
+    return replace(table, rows=rows, columns=(*table.columns, PUBLISHED))
+
+
+def _key(claim: Claim, registry: Registry) -> tuple[str, str]:
+    """Return what a board calls the strategy and the budget of a row; nothing it has of one that is not here."""
+    try:
+        made, budget = settings_of(claim.plugin, registry)[0]
+    except UserError:
+        return "", ""
+    said = label(made.name, made.model_dump(mode="json", exclude_defaults=True))
+    return said, budget.label if budget else ""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What came out of a row.
+
+    Attributes:
+        top1: accuracy in percent, and `low` and `high` its 95 % interval.
+        n: number of images.
+        dense: accuracy in percent of the same weights without the strategy.
+        holds: whether the claimed number, as it is rounded, lies in the interval.
+    """
+
+    claim: Claim
+    top1: float
+    low: float
+    high: float
+    n: int
+    dense: float | None
+    holds: bool
+
+    def __str__(self) -> str:
+        beside = "" if self.dense is None else f"; dense {self.dense:.2f} %"
+        measured = f"measured {self.top1:.2f} % [{self.low:.2f}, {self.high:.2f}] on {self.n} images"
+        said = "the claim lies in the interval" if self.holds else "the claim lies outside the interval"
+        return f"{self.claim.id}: claimed {self.claim.top1} %; {measured}{beside}: {said}"
+
+
+def request_of(claim: Claim, weights: Path, images: Path, registry: Registry) -> tuple[Request, Files]:
+    """Return what is to be run for a row: its strategy and the dense network, with those weights, on those pictures.
+
+    Raises:
+        UserError: the row names no accuracy, or settings that cannot be tested so.
+    """
+    strategy, _ = setting_of(claim, registry)
+    if claim.top1 is None:
+        raise UserError(f"row {claim.id} claims no accuracy", next_step="name another row")
+    if strategy.trained:
+        raise UserError(
+            f"row {claim.id}: '{strategy.name}' is learned with the network, and a file of weights does not hold it",
+            next_step="name a row whose strategy is not learned",
+        )
+    if len(files := files_of((weights,))) > 1:
+        raise UserError(f"row {claim.id} was tested with one network", got=f"{len(files)} files in {weights}")
+    task = f"folder:canvas={claim.canvas}" if claim.canvas else "folder"
+    plugins = tuple(dict.fromkeys(("dense", claim.plugin)))
+    request = Request(plugins, "folder", (task,), claim.model, alone=True)
+    return request, Files((f"folder:{images}",), weights=(weights,))
+
+
+def result_of(claim: Claim, records: pd.DataFrame) -> Measured:
+    """Return what the records of `request_of` come to.
+
+    Raises:
+        UserError: the strategy has no result.
+    """
+    name = claim.plugin.partition(":")[0]
+    row = records[records["strategy"].str.partition("(")[0] == name].iloc[0]
+    if row["status"] != "ok":
+        raise UserError(f"row {claim.id}: '{name}' is {row['status']}: {row['reason']}")
+    n, share = int(row["test_items"]), float(row["accuracy"])
+    low, high = (float(end) for end in wilson(np.array(share), np.array(n)))
+    dense = records[(records["strategy"] == "dense") & (records["status"] == "ok")]["accuracy"]
+    assert claim.top1 is not None
+    exponent = claim.top1.as_tuple().exponent
+    assert isinstance(exponent, int)
+    rounding, said = 0.5 * 10.0**exponent, float(claim.top1)
+    holds = 100 * low - rounding <= said <= 100 * high + rounding
+    beside = 100 * float(dense.iloc[0]) if len(dense) and name != "dense" else None
+    return Measured(claim, 100 * share, 100 * low, 100 * high, n, beside, holds)

@@ -1,0 +1,217 @@
+"""Records as TensorBoard event files and as MLflow runs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from sparsebench import hookimpl
+from sparsebench.plugin.observer import Observer, See, not_installed, usable
+from sparsebench.records.record import Part, Record, canonical
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+
+STEPS, SERIES = "watched_steps", "watched_"
+
+
+def slug(text: str, most: int = 80) -> str:
+    """Return at most so many letters, digits, dots, dashes and underscores that resemble the text."""
+    return re.sub(r"[^\w.-]+", "_", text, flags=re.ASCII)[:most].strip(".") or "_"
+
+
+def key(text: str) -> str:
+    """Return the text if it is a slug, else its slug with a hash of it, so that no two texts have one key."""
+    plain = slug(text)
+    return plain if plain == text else f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def experiment(record: Record) -> str:
+    """Return task-model: what is compared with each other."""
+    return f"{key(record.cell.task.name)}-{key(record.cell.model.name)}"
+
+
+def title(record: Record) -> str:
+    """Return what people call the cell within its experiment."""
+    cell = record.cell
+    where = "" if cell.where == "both" else f", {cell.where} only"
+    return f"{record.label}, {cell.budget.label}{where}, {cell.n_train} samples, repetition {cell.repetition}"
+
+
+def parameters(record: Record) -> dict[str, bool | int | float | str]:
+    """Return the cell flat: strategy, strategy.power, budget.macs, ...; the cell it starts from by its id."""
+    cell = record.cell
+    flat: dict[str, Any] = {"label": record.label, "kind": record.kind, "status": record.status}
+    for name in ("task", "model", "strategy"):
+        part: Part = getattr(cell, name)
+        flat |= {name: part.name} | {f"{name}.{parameter}": value for parameter, value in part.params.items()}
+    flat |= {f"budget.{parameter}": value for parameter, value in cell.budget.model_dump(mode="json").items()}
+    flat |= {"n_train": cell.n_train, "where": cell.where, "repetition": cell.repetition}
+    flat["init"] = cell.init.id if cell.init else None
+    return {key(name): _plain(value) for name, value in flat.items() if value is not None}
+
+
+def _plain(value: Any) -> bool | int | float | str:
+    """Return numbers as they are and all else as text."""
+    return value if isinstance(value, bool | int | float | str) else canonical(value)
+
+
+def metrics(record: Record) -> dict[str, float]:
+    """Return the value of each metric that has one."""
+    return {key(name): float(metric.value) for name, metric in record.metrics.items() if metric.value is not None}
+
+
+def series(record: Record) -> Iterator[tuple[str, int, float]]:
+    """Yield name, step and value of all that was watched while training."""
+    steps = record.samples.get(STEPS, ())
+    for name, values in record.samples.items():
+        if name.startswith(SERIES) and name != STEPS:
+            for step, value in zip(steps, values, strict=True):
+                if step is not None and value is not None:
+                    yield key(name), int(step), value
+
+
+class TensorBoard(Observer):
+    """Writes event files: one folder for each cell, with metrics, hyper-parameters and training curves.
+
+    Attributes:
+        dir: the log folder; OUT/tensorboard unless given.
+    """
+
+    name: ClassVar[str] = "tensorboard"
+
+    dir: str = ""
+
+    def open(self, out: Path) -> See:
+        """Return what writes DIR/task-model/strategy...cell_id of a record, in place of what was there."""
+        try:
+            import torch.utils.tensorboard  # noqa: F401
+        except ImportError as error:
+            raise not_installed(self.name) from error
+        return partial(_write, usable(Path(self.dir) if self.dir else out / "tensorboard", self.name))
+
+
+def _write(root: Path, record: Record) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    folder = root / experiment(record) / f"{slug(title(record))}.{record.cell_id}"
+    for old in folder.glob("events.out.tfevents.*"):
+        old.unlink()
+    with SummaryWriter(str(folder)) as writer:
+        writer.add_hparams(parameters(record), metrics(record), run_name=".")
+        for name, step, value in series(record):
+            writer.add_scalar(name, value, step)
+        if record.failure:
+            writer.add_text("failure", record.failure.reason)
+
+
+T = TypeVar("T")
+CELL = "sparsebench.cell"
+MOST_METRICS, MOST_PARAMS = 1000, 100
+"""What one request may hold."""
+MOST_PARAM, MOST_TAG = 6000, 5000
+"""Characters of a value."""
+
+
+class MLflow(Observer):
+    """Writes MLflow runs: one experiment for each task and model, one run for each cell.
+
+    Attributes:
+        uri: a folder, or any tracking URI that the installed MLflow takes; the folder OUT/mlruns unless given.
+    """
+
+    name: ClassVar[str] = "mlflow"
+
+    uri: str = ""
+
+    def open(self, out: Path) -> See:
+        """Return what writes the run of a record, in place of one that was there."""
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # is read when mlflow is imported
+        try:
+            from mlflow import MlflowClient
+        except ImportError as error:
+            raise not_installed(self.name) from error
+        uri = self.uri
+        if "://" not in uri and not uri.startswith("file:"):
+            uri = usable(Path(uri) if uri else out / "mlruns", self.name).resolve().as_uri()
+        if uri.startswith("file:"):
+            # MLflow 3.7 and later use folders only if told so; databases need more packages
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        return _Runs(MlflowClient(tracking_uri=uri)).write
+
+
+class _Runs:
+    """The runs of a tracking store, by cell."""
+
+    def __init__(self, client: MlflowClient):
+        self.client = client
+        self.experiments: dict[str, tuple[str, dict[str, str]]] = {}
+
+    def write(self, record: Record) -> None:
+        """Write a run, then delete the one that the cell had."""
+        from mlflow.entities import Metric, Param
+
+        id_, runs = self._experiment(experiment(record))
+        begun = _milliseconds(record.started)
+        tags = {CELL: record.cell_id, **_tags(record)}
+        run = self.client.create_run(id_, begun, tags, title(record)[:MOST_TAG]).info.run_id
+        params = [Param(name, str(value)[:MOST_PARAM]) for name, value in parameters(record).items()]
+        values = [Metric(name, value, begun, 0) for name, value in metrics(record).items()]
+        values += [Metric(name, value, begun, step) for name, step, value in series(record)]
+        for batch in _parts(params, MOST_PARAMS):
+            self.client.log_batch(run, params=batch)
+        for part in _parts(values, MOST_METRICS):
+            self.client.log_batch(run, metrics=part)
+        ended = "FINISHED" if record.status in ("ok", "unsupported", "skipped") else "FAILED"
+        self.client.set_terminated(run, ended, begun + round(1000 * record.seconds))
+        if (old := runs.get(record.cell_id)) is not None:
+            self.client.delete_run(old)
+        runs[record.cell_id] = run
+
+    def _experiment(self, name: str) -> tuple[str, dict[str, str]]:
+        """Return the id of an experiment, made if it was not there, and its runs by cell."""
+        if name not in self.experiments:
+            known = self.client.get_experiment_by_name(name)
+            id_ = known.experiment_id if known else self.client.create_experiment(name)
+            self.experiments[name] = id_, dict(self._runs_of(id_))
+        return self.experiments[name]
+
+    def _runs_of(self, experiment: str) -> list[tuple[str, str]]:
+        stored: list[tuple[str, str]] = []
+        token: Any = None
+        while True:
+            page = self.client.search_runs([experiment], page_token=token)
+            stored += [(run.data.tags[CELL], run.info.run_id) for run in page if CELL in run.data.tags]
+            if not (token := page.token):
+                return stored
+
+
+def _tags(record: Record) -> dict[str, str]:
+    tags = {"status": record.status, "device": record.device, "plugin": record.origin.plugin}
+    tags |= {"plugin_revision": record.origin.revision, "environment": record.environment}
+    if record.failure:
+        tags["failure"] = record.failure.reason
+    return {f"sparsebench.{name}": text[:MOST_TAG] for name, text in tags.items()}
+
+
+def _milliseconds(started: str) -> int:
+    """Return a record's time of start since 1970, or now where it has none."""
+    return round(1000 * (datetime.fromisoformat(started).timestamp() if started else time.time()))
+
+
+def _parts(things: Sequence[T], most: int) -> list[Sequence[T]]:
+    return [things[start : start + most] for start in range(0, len(things), most)]
+
+
+@hookimpl
+def sparsebench_observers() -> list[type[Observer]]:
+    """See `Hooks`."""
+    return [TensorBoard, MLflow]
