@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from threadpoolctl import threadpool_limits
 
 from sparsebench.board import columns
 from sparsebench.board.columns import (
@@ -130,6 +131,7 @@ class Leaderboard:
         return next((one for one in self.rankings if one.curves is not None), None)
 
 
+@threadpool_limits.wrap(limits=1, user_api="blas")  # its matrices are small: threads wait longer than they compute
 def judge(records: Flats, by: str | None = None) -> Leaderboard:
     """Return the leaderboard of records.
 

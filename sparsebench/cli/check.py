@@ -13,22 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sparsebench import __version__
 from sparsebench.cli.terminal import Guided
 from sparsebench.errors import UserError
-from sparsebench.plugin.content import file_revision
 from sparsebench.plugin.hooks import PROJECT
-from sparsebench.plugin.registry import Registry
-from sparsebench.records import store
-from sparsebench.records.record import Record
 from sparsebench.strategy.spec import parse
-from sparsebench.testing import process, reports
-from sparsebench.testing.reports import Report
 
 if TYPE_CHECKING:
-    pass
+    from sparsebench.plugin.registry import Registry
+    from sparsebench.records.record import Record
+    from sparsebench.testing.reports import Report
 
 
 FILES = {"strategy.py.jinja": "{name}.py", "test.py.jinja": "test_{name}.py"}
@@ -58,6 +53,8 @@ def write(name: str, folder: Path, registry: Registry, *, package: bool = False)
         raise UserError(f"there is a strategy '{name}' already", next_step="choose another name")
     if importlib.util.find_spec(name) is not None:
         raise UserError(f"there is a Python module '{name}' already", next_step="choose another name")
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     templates = Environment(
         loader=PackageLoader("sparsebench.plugin"), undefined=StrictUndefined, keep_trailing_newline=True
     )
@@ -114,6 +111,9 @@ def check_recorded(out: Path, target: str | None, limit: float, on_report: Calla
     Raises:
         UserError: there is no such target, the folder holds no records, or cannot be written.
     """
+    from sparsebench.records import store
+    from sparsebench.testing import process, reports
+
     records = list(store.read(out, needed=True).values())
     store.check_writable(out)
 
@@ -141,6 +141,8 @@ def _recorded_params(target: str, records: Iterable[Record]) -> Given | None:
     if spec.params:
         return None
     if spec.name.endswith(".py"):
+        from sparsebench.plugin.content import file_revision
+
         revision = file_revision(Path(spec.name))
         matching = [record for record in records if record.origin.revision == revision != ""]
     else:
