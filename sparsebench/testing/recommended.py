@@ -30,7 +30,7 @@ from sparsebench.strategy.view import TokenView
 from sparsebench.testing.networks import Case, build, cached, images_for, tiny
 from sparsebench.testing.trial import RuleError, Runner, Trial, act, actor_on, alike, fresh, on_each, same, tensors
 from sparsebench.training.evaluate import patches_in
-from sparsebench.training.fit import StandIn, modules_of
+from sparsebench.training.fit import modules_of
 
 DEEP = ("class token", "no class token")
 FAKE = torch.device("cuda", 0)
@@ -67,21 +67,22 @@ def each_sample_on_its_own(strategy: Strategy) -> str:
 
 def _where(trial: Trial) -> list[Tensor]:
     """Return for each decision what the tokens after it are, as integers or booleans."""
-    N = trial.acting.count
-    return [_what(d.plan, patches_in(d.after, N)) for d in trial.acting.decisions]
-
-
-def _what(plan: Plan, kept: Tensor) -> Tensor:
-    if isinstance(plan, Merge):
-        return plan.target
-    return plan.weight > 0 if isinstance(plan, Mix) else kept
+    found = []
+    for decision in trial.acting.decisions:
+        if isinstance(decision.plan, Merge):
+            found.append(decision.plan.target)
+        elif isinstance(decision.plan, Mix):
+            found.append(decision.plan.weight > 0)
+        else:
+            found.append(patches_in(decision.after, trial.acting.count))
+    return found
 
 
 def fifth_batch_as_first(strategy: Strategy) -> str:
     """What it did before changes nothing: five batches, of one kind and of others, and the same choice again."""
 
     def do(case: Case) -> None:
-        runner = Runner(fresh(strategy), case)
+        runner = Runner(strategy, case)
         first = runner()
         for visit in range(2, 6):
             runner(slice(0, 1), inputs=case.inputs.flip(0))
@@ -96,16 +97,12 @@ def acts_in_bfloat16(strategy: Strategy) -> str:
     """It acts, with finite outputs, on a network in bfloat16 by autocast."""
 
     def do(case: Case) -> None:
-        halved = images_for(case.name, _copy(case), precision="bfloat16")
-        outputs = Runner(fresh(strategy), halved)().outputs
+        halved = images_for(case.name, build(case.name).network.module, precision="bfloat16")
+        outputs = Runner(strategy, halved)().outputs
         if not bool(outputs.isfinite().all()):
             raise RuleError("the outputs are not finite")
 
     return on_each(do, DEEP)
-
-
-def _copy(case: Case) -> Any:
-    return build(case.name).network.module
 
 
 def order_of_tokens_does_not_matter(strategy: Strategy) -> str:
@@ -117,11 +114,12 @@ def order_of_tokens_does_not_matter(strategy: Strategy) -> str:
             if any(name in asked.read for asked in trial.asked):
                 raise UnsupportedError(f"it reads view.{name}, so places may matter to it")
         order = torch.randperm(case.tokens, generator=torch.Generator().manual_seed(2))
-        shuffled, P = _copy(case), case.network.prefix  # type: ignore[attr-defined]
+        network: Any = build(case.name).network
+        shuffled, P = network.module, network.prefix
         with torch.no_grad():
             shuffled.pos_embed[:, P:] = shuffled.pos_embed[:, P:][:, order]
         moved = images_for(case.name, shuffled)
-        outputs = Runner(fresh(strategy), moved)(inputs=_reorder(case, order)).outputs
+        outputs = Runner(strategy, moved)(inputs=_reorder(case, order)).outputs
         worst = float((outputs - trial.outputs).abs().max())
         if worst > 1e-3 * max(1.0, float(trial.outputs.abs().max())):
             raise RuleError(f"the logits differ by {worst:.1e}")
@@ -183,7 +181,7 @@ UNDERSTATED = 0.02
 """By how much a choice may cost more than the strategy says."""
 
 
-class _Counted(StandIn):
+class _Counted(Runner):
     """Adds up the MACs that torch counts while a strategy's plans are made, without the fields that it reads."""
 
     macs = 0.0
@@ -201,10 +199,8 @@ def own_macs_are_all(strategy: Strategy) -> None:
     """A choice costs no more MACs than `own_macs` says, as torch's FlopCounterMode counts them."""
 
     def do(case: Case) -> None:
-        runner = Runner(fresh(strategy), case)
-        counted: Any = _Counted(runner.strategy)
-        runner.actor = actor_on(counted, case, Budget(keep_rate=runner.rate))
-        steps = runner(slice(0, 1)).acting.steps  # of one image: rows of several may be filled up
+        counted = _Counted(strategy, case)
+        steps = counted(slice(0, 1)).acting.steps  # of one image: rows of several may be filled up
         said = sum(float(np.sum(step.own)) for step in steps)
         if counted.macs > said * (1 + UNDERSTATED):
             raise RuleError(f"its choices cost {counted.macs:,.0f} MACs an image, and own_macs says {said:,.0f}")
@@ -215,7 +211,7 @@ def own_macs_are_all(strategy: Strategy) -> None:
 def gradients_flow(strategy: Strategy) -> str:
     """In training each weight of the dense network, and each that is learned, has a finite gradient that is not 0."""
 
-    def gradients(strategy: Strategy, case: Case, rate: float) -> dict[str, Tensor | None]:
+    def gradients(case: Case, rate: float) -> dict[str, Tensor | None]:
         runner = Runner(strategy, case, rate)
         trial = runner(training=True)
         loss = trial.outputs.square().sum()
@@ -226,8 +222,8 @@ def gradients_flow(strategy: Strategy) -> str:
         return {name: w.grad for name, w in named if w.requires_grad}
 
     def do(shared: Case) -> None:
-        dense = gradients(fresh(strategy), build(shared.name), 1.0)
-        reduced = gradients(fresh(strategy), build(shared.name), 0.5)
+        dense = gradients(build(shared.name), 1.0)
+        reduced = gradients(build(shared.name), 0.5)
         for name, now in reduced.items():
             first = dense[name]
             if not name.startswith("learned.") and (first is None or not bool(first.any())):
@@ -314,7 +310,7 @@ CHECKS = (
 )  # fmt: skip
 
 
-class _Compiled(StandIn):
+class _Compiled(Runner):
     """Makes the first choice of a strategy by way of torch.compile, too."""
 
     answer = ""
@@ -334,11 +330,9 @@ class _Compiled(StandIn):
 
 def compiles_a_choice(strategy: Strategy) -> str:
     """Whether torch.compile takes a choice without a graph break."""
-    runner = Runner(fresh(strategy), cached("class token"))
-    compiled: Any = _Compiled(runner.strategy)
-    runner.actor = actor_on(compiled, runner.case, Budget(keep_rate=runner.rate))
-    runner()
-    return str(compiled.answer)
+    compiled = _Compiled(strategy, cached("class token"))
+    compiled()
+    return compiled.answer
 
 
 def exports(strategy: Strategy) -> str:

@@ -21,18 +21,7 @@ from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.contract import complaint
 from sparsebench.strategy.view import NEEDS
 from sparsebench.testing.networks import PREFIXES, SIZES, Case, build
-from sparsebench.testing.trial import (
-    Asked,
-    RuleError,
-    Runner,
-    act,
-    alike,
-    differences,
-    fresh,
-    on_each,
-    same,
-    tensors,
-)
+from sparsebench.testing.trial import Asked, RuleError, Runner, act, alike, choices, differences, on_each, same
 from sparsebench.training.evaluate import evaluate
 from sparsebench.training.fit import modules_of, state_digest
 from sparsebench.training.steps import Autograd, Samples
@@ -70,7 +59,7 @@ def fits_on_images(strategy: Strategy) -> str:
         return "it has no fit"
 
     def do(case: Case) -> None:
-        first, second = (modules_of(Runner(fresh(strategy), case).actor).state_dict() for _ in range(2))
+        first, second = (modules_of(Runner(strategy, case).actor).state_dict() for _ in range(2))
         if other := [name for name, value in first.items() if not same(value, second[name])]:
             raise RuleError(f"it learned another {other[0]} from the same images")
 
@@ -82,7 +71,7 @@ def acts_without_error(strategy: Strategy) -> str:
 
     def do(case: Case) -> None:
         try:
-            runner = Runner(fresh(strategy), case)
+            runner = Runner(strategy, case)
             for _ in range(BATCHES):
                 runner()
         except (RuleError, UnsupportedError):
@@ -130,7 +119,7 @@ def prefix_tokens_stay(strategy: Strategy) -> str:
 
     def do(case: Case) -> None:
         network: Any = case.network
-        runner = Runner(fresh(strategy), case)
+        runner = Runner(strategy, case)
         first = min(runner.actor.keep)
         block = network.module.blocks[first]
         place = block.norm2 if strategy.site == "attention" else block.norm1
@@ -174,7 +163,7 @@ def same_seed_same_bits(strategy: Strategy) -> str:
         first = act(strategy, case)
         torch.rand(3), np.random.rand(), random.random()
         second = act(strategy, case)
-        if not alike([*first.choices(), first.outputs], [*second.choices(), second.outputs]):
+        if not alike([*choices(first.asked), first.outputs], [*choices(second.asked), second.outputs]):
             raise RuleError("two runs differ; draw random numbers with view.random()")
 
     return on_each(do)
@@ -217,13 +206,13 @@ def _in_a_run(strategy: Strategy, name: str, *, turn_labels: int = 0, turn_mask:
     """Return all choices of a test and a step of training, with labels or masks turned among the samples."""
     built = build(name)
     case = replace(built, labels=built.labels.roll(turn_labels), relevance=built.relevance.roll(turn_mask, 0))
-    runner = Runner(fresh(strategy), case)
+    runner = Runner(strategy, case)
     samples = Samples(case.inputs, case.labels, case.relevance)
     evaluate(case.network, runner.actor, samples, case.recipe)
     steps = Autograd(case.network, runner.actor, samples, case.recipe)
     with torch.enable_grad():
         steps.step(np.arange(len(case.labels)), 0, 0.0)
-    return [value.detach() for asked in runner.observed.asked for value in tensors(asked.plan)]
+    return choices(runner.asked)
 
 
 def view_is_left_alone(strategy: Strategy) -> str:
@@ -283,9 +272,9 @@ def modes_are_left_alone(strategy: Strategy) -> str:
     def do(case: Case) -> None:
         for training in (False, True):
             with torch.set_grad_enabled(training):
-                runner = Runner(fresh(strategy), case)
+                runner = Runner(strategy, case)
                 runner(training=training)
-            if changed := sorted({mode for one in runner.observed.asked for mode in one.modes}):
+            if changed := sorted({mode for one in runner.asked for mode in one.modes}):
                 raise RuleError(f"changed: {', '.join(changed)}")
 
     return on_each(do)
@@ -293,11 +282,11 @@ def modes_are_left_alone(strategy: Strategy) -> str:
 
 def _batches(strategy: Strategy, case: Case) -> list[Asked]:
     """Return what was asked in a few batches that one strategy is given, the last of them in training."""
-    runner = Runner(fresh(strategy), case)
+    runner = Runner(strategy, case)
     for _ in range(BATCHES):
         runner()
     runner(training=True)
-    return runner.observed.asked
+    return runner.asked
 
 
 CHECKS = (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -93,8 +92,7 @@ class _Watched(TokenView):
         return [name for name, was in self.__dict__["shown"].items() if not same(now[name], was)]
 
 
-@dataclass(frozen=True, eq=False)
-class Asked:
+class Asked(NamedTuple):
     """One question to a strategy.
 
     Attributes:
@@ -110,14 +108,28 @@ class Asked:
     modes: list[str]
 
 
-class _Observed(StandIn):
-    """Notes what the strategy is asked and what it does then."""
+class Trial(NamedTuple):
+    """One forward pass: what the strategy was asked, what the harness recorded, what came out."""
 
-    def __init__(self, strategy: Strategy):
-        super().__init__(strategy)
-        self.asked: list[Asked] = []
+    asked: list[Asked]
+    acting: Pass
+    outputs: Tensor
+
+
+class Runner(StandIn):
+    """A strategy on a case's network, made anew from its parameters and observed.
+
+    Attributes:
+        asked: all questions to the strategy so far.
+    """
+
+    def __init__(self, strategy: Strategy, case: Case, rate: float = 0.5):
+        super().__init__(fresh(strategy))
+        self.case, self.asked = case, list[Asked]()
+        self.actor = actor_on(self, case, Budget(keep_rate=rate))
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
+        """Ask the strategy, check its plan, and note what it did."""
         watched, before = _Watched(view), modes()
         try:
             plan = self.strategy.plan(watched, keep)
@@ -135,10 +147,26 @@ class _Observed(StandIn):
         return plan
 
     def fit(self, images: Images, network: FrozenNetwork) -> Any:
+        """Let the strategy fit, and note what it did."""
         before = modes()
         learned = self.strategy.fit(images, network)
         self.asked.append(Asked(None, frozenset(), [], differences(before, modes())))
         return learned
+
+    def __call__(self, rows: slice | None = None, *, inputs: Tensor | None = None, training: bool = False) -> Trial:
+        """Return what a pass over some rows of the case gives; without gradients unless in training.
+
+        A strategy that acts in training only is told that it is training in any case.
+        """
+        rows = rows or slice(None)
+        relevance = self.case.relevance[rows] if self.strategy.kind == "oracle" else None
+        items = torch.arange(len(self.case.inputs))[rows]
+        shown = training or self.strategy.trains_only
+        acting = self.actor.begin(items, 0, relevance, tokens=self.actor.tokens, training=shown)
+        begun = len(self.asked)
+        with torch.set_grad_enabled(training):
+            outputs = self.case.network((self.case.inputs if inputs is None else inputs)[rows], acting)
+        return Trial(self.asked[begun:], acting, outputs)
 
 
 def actor_on(strategy: Any, case: Case, budget: Budget) -> Actor:
@@ -174,47 +202,9 @@ def tensors(plan: Plan | None) -> list[Tensor]:
     return [value for value in (vars(plan).values() if plan is not None else ()) if isinstance(value, Tensor)]
 
 
-@dataclass(frozen=True, eq=False)
-class Trial:
-    """One forward pass: what the strategy was asked, what the harness recorded, what came out."""
-
-    asked: list[Asked]
-    acting: Pass
-    outputs: Tensor
-
-    def choices(self) -> list[Tensor]:
-        """Return all tensors of all plans, in order."""
-        return [value for asked in self.asked for value in tensors(asked.plan)]
-
-
-@dataclass(eq=False)
-class Runner:
-    """A strategy on a case's network, ready for passes."""
-
-    strategy: Strategy
-    case: Case
-    rate: float = 0.5
-    observed: _Observed = field(init=False)
-    actor: Actor = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.observed = _Observed(self.strategy)
-        self.actor = actor_on(self.observed, self.case, Budget(keep_rate=self.rate))
-
-    def __call__(self, rows: slice | None = None, *, inputs: Tensor | None = None, training: bool = False) -> Trial:
-        """Return what a pass over some rows of the case gives; without gradients unless in training.
-
-        A strategy that acts in training only is told that it is training in any case.
-        """
-        rows = rows or slice(None)
-        relevance = self.case.relevance[rows] if self.strategy.kind == "oracle" else None
-        items = torch.arange(len(self.case.inputs))[rows]
-        shown = training or self.strategy.trains_only
-        acting = self.actor.begin(items, 0, relevance, tokens=self.actor.tokens, training=shown)
-        begun = len(self.observed.asked)
-        with torch.set_grad_enabled(training):
-            outputs = self.case.network((self.case.inputs if inputs is None else inputs)[rows], acting)
-        return Trial(self.observed.asked[begun:], acting, outputs)
+def choices(asked: Iterable[Asked]) -> list[Tensor]:
+    """Return all tensors of all plans, in order."""
+    return [value.detach() for one in asked for value in tensors(one.plan)]
 
 
 def fresh(strategy: S) -> S:
@@ -224,7 +214,7 @@ def fresh(strategy: S) -> S:
 
 def act(strategy: Strategy, case: Case, rate: float = 0.5, rows: slice | None = None) -> Trial:
     """Return one pass of a fresh strategy over a case."""
-    return Runner(fresh(strategy), case, rate)(rows)
+    return Runner(strategy, case, rate)(rows)
 
 
 def on_each(do: Callable[[Case], object], names: Iterable[str] = USUAL, *, belongs: str = "") -> str:
