@@ -46,15 +46,16 @@ def show_tokens(
 
     form = style.form_of("--file", file)
     from sparsebench.deploy.pictures import Trainer
-    from sparsebench.deploy.show_tokens import draw, plan_of, show
+    from sparsebench.deploy.show_tokens import draw, show
     from sparsebench.files import write_whole
+    from sparsebench.plugin.registry import Registry
 
     request, files, how = values_of(values | {"tasks": task, "seeds": 1})
     request = replace(request, single=True)
     if dry_run:
         from sparsebench.cli.run import forecast
 
-        forecast(plan_of(request, Trainer(replace(files, dry=True), how, out)))
+        forecast(Trainer(replace(files, dry=True), how, out).plan(request, Registry(), pictures=True))
         return
     with Progress(out) as progress:
         trainer = Trainer(files, how, out, progress.callbacks)

@@ -23,7 +23,7 @@ from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Cell, canonical
-from sparsebench.runner.prepare import Context, Prepared, fit_on, strategy_of, wants_images
+from sparsebench.runner.prepare import Prepared, fit_on, strategy_of, wants_images
 from sparsebench.runner.run_cell import failure_of, one_thread
 from sparsebench.stats import style
 from sparsebench.stats.intervals import mean_interval
@@ -42,18 +42,12 @@ LEGEND = (
     "named after it: of merged patches the first is, a fused or mixed token is named after none."
 )
 Row = dict[str, Any]
+NETWORK: dict[str, Any] = {"plugins": ("dense",), "alone": True}
+"""Of a request for the network alone."""
 BOTH = 2
 INKS = {0: Ink(rgb(style.COLOURS[0]), 0.4), 1: Ink(rgb(style.COLOURS[3]), 0.4), BOTH: Ink(rgb(style.BLACK), 0)}
 """Of patches that A keeps alone, that B does, and that both do: blue, vermilion and black, which the colour-blind tell
 apart from each other, from grey and from yellow."""
-
-
-@dataclass(frozen=True)
-class Side:
-    """One of the two: the strategy's label and its budget's."""
-
-    label: str
-    budget: str
 
 
 @dataclass(frozen=True)
@@ -83,13 +77,13 @@ class Comparison:
 
     Attributes:
         cell: of the network.
-        sides: A and B.
+        sides: A and B, each the label of its strategy and of its budget.
         stages: after each block in which one of them acted; the last is the end.
         scene: the test samples `rows` as pictures, or None where none were asked for.
     """
 
     cell: Cell
-    sides: tuple[Side, Side]
+    sides: tuple[tuple[str, str], tuple[str, str]]
     stages: list[Agreement]
     rows: np.ndarray
     scene: Scene | None
@@ -111,63 +105,51 @@ def compare(plugins: tuple[str, str], request: Request, trainer: Trainer, pictur
         UserError: anything unknown, out of range, missing or unwritable; A and B are the same; or one of them, or the
             training, fails.
     """
-    registry = _registry(request)
-    jobs, strategies = _contenders(plugins, request, trainer, registry)
-    plan, context = trainer.train(_of_network(request), registry, pictures > 0)
-    cell = _network(plan.jobs[-1], registry, context)
+    registry = Registry()
+    sides = _contenders(plugins, request, trainer, registry)
+    plan, context = trainer.train(replace(request, **NETWORK), registry, pictures > 0)
+    job = plan.jobs[-1]
+    failure = store.read(trainer.out)[job.cell.id].failure
+    if failure is not None:
+        raise UserError(f"the network without a strategy has no result: {failure.reason}")
     with one_thread():
-        choices = [_choices(job, strategy, cell) for job, strategy in zip(jobs, strategies, strict=True)]
-    stages = list(_stages(choices, cell))
+        cell = trained_cell(job, registry, context)
+        stages = list(_stages([_choices(*side, cell) for side in sides], cell))
+    a, b = ((job.label, job.cell.budget.label) for job, _ in sides)
     if not stages:
         raise UserError(
-            "neither strategy removes a token", got=f"budget {jobs[0].cell.budget.label}",
-            next_step="give a smaller --keep or --macs",
-        )  # fmt: skip
-    a, b = (Side(job.label, job.cell.budget.label) for job in jobs)
+            "neither strategy removes a token", got=f"budget {a[1]}", next_step="give a smaller --keep or --macs"
+        )
     rows = spread(cell.data, pictures)
     return Comparison(cell.cell, (a, b), stages, rows, scene(cell, rows) if pictures else None)
 
 
 def plan_of(plugins: tuple[str, str], request: Request, trainer: Trainer, pictures: int) -> Plan:
     """Return what `compare` would train; nothing is written."""
-    registry = _registry(request)
-    _contenders(plugins, request, trainer, registry)
-    return trainer.plan(_of_network(request), registry, pictures > 0)
-
-
-def _registry(request: Request) -> Registry:
-    """Return a registry that has loaded the request's plugin files."""
     registry = Registry()
-    for text in request.plugins:
-        if not text.endswith(".py"):
-            raise UserError("--plugin", got=f"'{text}'", allowed="files that bring the task or the model")
-        registry.load_file(Path(text))
-    return registry
-
-
-def _of_network(request: Request) -> Request:
-    return replace(request, plugins=("dense",), alone=True)
+    _contenders(plugins, request, trainer, registry)
+    return trainer.plan(replace(request, **NETWORK), registry, pictures > 0)
 
 
 def _contenders(
     plugins: tuple[str, str], request: Request, trainer: Trainer, registry: Registry
-) -> tuple[list[Job], list[Strategy]]:
-    """Return the jobs of A and B, which must differ, and their strategies."""
-    jobs = [_contender(text, request, trainer, registry) for text in plugins]
+) -> list[tuple[Job, Strategy]]:
+    """Return the jobs of A and B, which must differ, with their strategies; load the request's plugin files."""
+    for text in request.plugins:
+        if not text.endswith(".py"):
+            raise UserError("--plugin", got=f"'{text}'", allowed="files that bring the task or the model")
+        registry.load_file(Path(text))
+    jobs = []
+    for text in plugins:
+        found = expand(replace(request, plugins=(text,), alone=True), registry, trainer.files)
+        job, *more = {_key(job): job for job in found if job.asked}.values()
+        if more:
+            listed = ", ".join(f"{one.label} at {one.cell.budget.label}" for one in (job, *more))
+            raise UserError("two strategies are compared, each at one budget", got=f"'{text}', which is {listed}")
+        jobs.append(job)
     if _key(jobs[0]) == _key(jobs[1]):
         raise UserError("A and B are the same strategy at the same budget", got=" and ".join(map(repr, plugins)))
-    return jobs, [_acting(job, registry) for job in jobs]
-
-
-def _contender(text: str, request: Request, trainer: Trainer, registry: Registry) -> Job:
-    """Return a job of the one strategy, at one budget, that is named so."""
-    jobs = expand(replace(request, plugins=(text,), alone=True), registry, trainer.files)
-    by_key = {_key(job): job for job in jobs if job.asked}
-    job, *more = by_key.values()
-    if more:
-        listed = ", ".join(f"{job.label} at {job.cell.budget.label}" for job in by_key.values())
-        raise UserError("two strategies are compared, each at one budget", got=f"'{text}', which is {listed}")
-    return job
+    return [(job, _acting(job, registry)) for job in jobs]
 
 
 def _key(job: Job) -> str:
@@ -189,14 +171,6 @@ def _acting(job: Job, registry: Registry) -> Strategy:
             "network that was trained without any", next_step="look at its choices with: sparsebench show-tokens",
         )  # fmt: skip
     return strategy
-
-
-def _network(job: Job, registry: Registry, context: Context) -> Prepared:
-    failure = store.read(context.setting.out)[job.cell.id].failure
-    if failure is not None:
-        raise UserError(f"the network without a strategy has no result: {failure.reason}")
-    with one_thread():
-        return trained_cell(job, registry, context)
 
 
 def _choices(job: Job, strategy: Strategy, cell: Prepared) -> list[Choice]:
@@ -242,19 +216,19 @@ def rows(comparison: Comparison) -> list[Row]:
     Its keys: block, end; kept_a, kept_b (patches, mean); iou, iou_low, iou_high, iou_expected; rank_correlation, _low,
     _high and _n (samples that have one); relevant_kept_a, relevant_kept_b (fractions). None for what there is not.
     """
-    return [_row(stage, stage is comparison.stages[-1]) for stage in comparison.stages]
-
-
-def _row(stage: Agreement, end: bool) -> Row:
-    kept_a, kept_b = (float(kept.sum(axis=1).mean()) for kept in stage.kept)
-    correlation = np.empty(0) if stage.correlation is None else stage.correlation
-    recall = (None, None) if stage.recall is None else stage.recall
-    return {
-        "block": stage.block, "end": end, "kept_a": kept_a, "kept_b": kept_b, **_interval("iou", stage.iou),
-        "iou_expected": _interval("iou", stage.expected)["iou"], **_interval("rank_correlation", correlation),
-        "rank_correlation_n": int((~np.isnan(correlation)).sum()),
-        "relevant_kept_a": recall[0], "relevant_kept_b": recall[1],
-    }  # fmt: skip
+    made = []
+    for stage in comparison.stages:
+        kept_a, kept_b = (float(kept.sum(axis=1).mean()) for kept in stage.kept)
+        correlation = np.empty(0) if stage.correlation is None else stage.correlation
+        recall = (None, None) if stage.recall is None else stage.recall
+        made.append({
+            "block": stage.block, "end": stage is comparison.stages[-1], "kept_a": kept_a, "kept_b": kept_b,
+            **_interval("iou", stage.iou), "iou_expected": _interval("iou", stage.expected)["iou"],
+            **_interval("rank_correlation", correlation),
+            "rank_correlation_n": int((~np.isnan(correlation)).sum()),
+            "relevant_kept_a": recall[0], "relevant_kept_b": recall[1],
+        })  # fmt: skip
+    return made
 
 
 def _interval(name: str, values: np.ndarray) -> Row:
@@ -267,7 +241,7 @@ def _interval(name: str, values: np.ndarray) -> Row:
 def as_json(comparison: Comparison) -> str:
     """Return what was compared, and the rows."""
     cell, (n, N) = comparison.cell, comparison.stages[0].kept[0].shape
-    a, b = (vars(side) for side in comparison.sides)
+    a, b = ({"label": label, "budget": budget} for label, budget in comparison.sides)
     about: Row = {"task": cell.task.model_dump(mode="json"), "model": cell.model.model_dump(mode="json")}
     about |= {"n_train": cell.n_train, "samples": n, "patches": N, "a": a, "b": b}
     return json.dumps({**about, "rows": rows(comparison)}, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
@@ -278,13 +252,17 @@ def as_text(comparison: Comparison, *, markdown: bool = False) -> str:
     cell, (n, N) = comparison.cell, comparison.stages[0].kept[0].shape
     sample = "test sample" if n == 1 else "test samples"
     lines = [f"{cell.task.name}, {cell.model.name}, {cell.n_train} training samples; {n} {sample} of {N} patches"]
-    lines += [f"{side}: {of.label}, {of.budget}" for side, of in zip("AB", comparison.sides, strict=True)]
+    lines += _names(comparison)
     body = [_cells(row, stage) for row, stage in zip(rows(comparison), comparison.stages, strict=True)]
     table = tabulate(
         body, headers="keys", tablefmt="pipe" if markdown else "simple", disable_numparse=True,
         colalign=["right"] * len(body[0]),
     )  # fmt: skip
     return "\n\n".join(["  \n".join(lines) if markdown else "\n".join(lines), table, LEGEND]) + "\n"
+
+
+def _names(comparison: Comparison) -> list[str]:
+    return [f"{side}: {label}, {budget}" for side, (label, budget) in zip("AB", comparison.sides, strict=True)]
 
 
 def _cells(row: Row, stage: Agreement) -> Row:
@@ -314,7 +292,7 @@ def draw(comparison: Comparison, form: str = "png") -> bytes:
 def figure(comparison: Comparison) -> Figure:
     """Return the figure: a column for the pictures, then for each block what A and B keep, side by side."""
     assert comparison.scene is not None
-    about = "\n".join(f"{side}: {of.label}, {of.budget}" for side, of in zip("AB", comparison.sides, strict=True))
+    about = "\n".join(_names(comparison))
     inks = {"kept by both": INKS[BOTH], "kept by A only": INKS[0], "kept by B only": INKS[1]}
     blocks = [_block(stage, comparison.rows, comparison.scene) for stage in comparison.stages]
     return sheet(comparison.scene, blocks, inks, about)

@@ -15,7 +15,6 @@ from sparsebench.deploy.pictures import Block, Ink, Scene, Trainer, rgb, scene, 
 from sparsebench.errors import UserError
 from sparsebench.models.actor import Pass
 from sparsebench.plan.job import Job
-from sparsebench.plan.plan import Plan
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
@@ -92,12 +91,6 @@ def show(request: Request, trainer: Trainer, n: int) -> Pictures:
     registry = Registry()
     plan, context = trainer.train(request, registry, pictures=True)
     return look(plan.jobs, store.read(trainer.out), registry, context, n)
-
-
-def plan_of(request: Request, trainer: Trainer) -> Plan:
-    """Return what `show` would train; nothing is written."""
-    registry = Registry()
-    return trainer.plan(request, registry, pictures=True)
 
 
 def look(jobs: Sequence[Job], records: Mapping[str, Record], registry: Registry, context: Context, n: int) -> Pictures:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sparsebench_plugins.attn_topk import AttnTopK
 
-from sparsebench.deploy.compare import Agreement, Comparison, Side, compare, rows
+from sparsebench.deploy.compare import Agreement, Comparison, compare, rows
 from sparsebench.deploy.pictures import Trainer, trained_cell
 from sparsebench.errors import UserError
 from sparsebench.models.actor import Actor
@@ -216,7 +216,7 @@ def comparison(**last: Any) -> Comparison:
     first = Agreement(
         0, (kept(8, 8, 8), kept(16, 16, 16)), np.full(3, 0.5), np.full(3, 0.5), np.full(3, NAN), (0.25, 1)
     )
-    sides = (Side("attn_topk", "macs 0.5"), Side("tome(x=1)", "keep 0.5"))
+    sides = (("attn_topk", "macs 0.5"), ("tome(x=1)", "keep 0.5"))
     return Comparison(CELL, sides, [first, Agreement(2, **given | last)], np.arange(0), None)
 
 

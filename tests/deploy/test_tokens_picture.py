@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from sparsebench.deploy import compare
-from sparsebench.deploy.compare import BOTH, INKS, Agreement, Comparison, Side
+from sparsebench.deploy.compare import BOTH, INKS, Agreement, Comparison
 from sparsebench.deploy.pictures import GONE, Scene
 from sparsebench.deploy.show_tokens import paint
 from sparsebench.measure.selection import iou
@@ -41,7 +41,7 @@ def panel(number: int) -> np.ndarray:
     kept[0][4], kept[1][4] = False, False
     stage = Agreement(0, kept, iou(*kept), np.full(5, 0.2), None, None)
     scene = Scene("composite, vit", GRID, PICTURES, NOTHING, ["a cat"] * 3, np.zeros(3, int), ("cat",))
-    sides = (Side("attn_topk", "macs 0.5"), Side("random", "macs 0.5"))
+    sides = (("attn_topk", "macs 0.5"), ("random", "macs 0.5"))
     made = compare.figure(Comparison(None, sides, [stage], rows, scene))  # type: ignore[arg-type]
     return np.asarray(made.axes[number].images[0].get_array())
 
