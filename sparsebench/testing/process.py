@@ -17,7 +17,7 @@ from sparsebench.plugin.content import file_revision
 from sparsebench.records.record import Origin
 from sparsebench.runner.devices import variables
 from sparsebench.runner.process import START, Line, Server, Worker, how_it_left, kept_server
-from sparsebench.strategy.spec import parse
+from sparsebench.strategy.spec import fill, parse
 from sparsebench.testing.reports import GROUPS, Group, Outcome, Report, Status
 
 if TYPE_CHECKING:
@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 
 Given = Mapping[str, Sequence[Mapping[str, Any]]]
 """Parameters by the names of strategies; each is checked with each of its own."""
+LIMIT = 60.0
+"""Seconds for one check."""
+PATIENCE = 10.0
+"""Seconds that the process may take to leave once it has closed the line of its answers."""
+MEMORY = 2 * 1024**3
+"""Bytes of address space that checks may take, besides what Python and torch have taken before."""
+LOADS = Outcome(check="loads", group="required", says="The plugin loads and brings legal strategies.")
 
 
 def parametrize_with_strategies(
@@ -84,9 +91,6 @@ def resolve(named: Named, registry: Registry, given: Given | None = None) -> lis
         UserError: there is none.
         PluginError: it does not load.
     """
-    from sparsebench.records.record import Origin
-    from sparsebench.strategy.spec import fill, parse
-
     if not isinstance(named, str):
         return [(named() if isinstance(named, type) else named, Origin(plugin=""))]
     spec = parse(named)
@@ -100,15 +104,6 @@ def resolve(named: Named, registry: Registry, given: Given | None = None) -> lis
     if not made:
         raise UserError(f"{spec.name} brings no strategy to check")
     return made
-
-
-LIMIT = 60.0
-"""Seconds for one check."""
-PATIENCE = 10.0
-"""Seconds that the process may take to leave once it has closed the line of its answers."""
-MEMORY = 2 * 1024**3
-"""Bytes of address space that checks may take, besides what Python and torch have taken before."""
-LOADS = Outcome(check="loads", group="required", says="The plugin loads and brings legal strategies.")
 
 
 class Request(BaseModel):

@@ -37,21 +37,28 @@ def main(line):
 """Starts a process that is in a session of its own and has lost its parent; then says so."""
 
 
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    made = Server(variables())
-    yield made
-    made.close()
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder whose modules workers of the server can be."""
+    return tmp_path_factory.mktemp("modules")
+
+
+@pytest.fixture(scope="module")
+def server(modules: Path) -> Iterator[Server]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(modules))
+        made = Server(variables())
+        yield made
+        made.close()
 
 
 @pytest.fixture
-def clinging(server: Server, tmp_path: Path) -> Callable[[str], Worker]:
+def clinging(server: Server, modules: Path, tmp_path: Path) -> Callable[[str], Worker]:
     """Return a maker of workers that have left a process behind, and go on as a line says."""
 
     def start(name: str, then: str = "time.sleep(600)") -> Worker:
         code = CLINGS.replace("{place!r}", repr(str(tmp_path))).replace("{then}", then)
-        (tmp_path / f"{name}.py").write_text(code)
+        (modules / f"{name}.py").write_text(code)
         worker = server.start(name, {}, tmp_path / f"{name}.log")
         assert soon(lambda: "begun" in (tmp_path / f"{name}.log").read_text())
         return worker
@@ -71,9 +78,9 @@ def main(line):
 
 @pytest.mark.parametrize(("length", "error"), [(100, EOFError), (2**30, ValueError), (6, ValueError)])
 def test_a_worker_that_is_killed_in_the_middle_of_a_message_is_gone_and_other_bytes_are_no_message(
-    length: int, error: type[Exception], server: Server, tmp_path: Path
+    length: int, error: type[Exception], server: Server, modules: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / f"says{length}.py").write_text(SAYS.format(length=length))
+    (modules / f"says{length}.py").write_text(SAYS.format(length=length))
     worker = server.start(f"says{length}", {}, tmp_path / "says.log")
     with pytest.raises(error):
         worker.answer(300, Message)
@@ -91,7 +98,7 @@ def test_a_worker_leaves_as_it_did_and_what_it_left_behind_is_ended(
     for number, (then, code) in enumerate(ends.items()):
         assert clinging(f"ends{number}", then).end(300) == code
         assert left(tmp_path) == []
-    staying = clinging("stays")
+    staying = clinging("goes_on")
     assert soon(lambda: left(tmp_path))
     assert staying.end() == 0 and left(tmp_path) == []
 
