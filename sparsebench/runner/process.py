@@ -221,12 +221,12 @@ def _end(pid: int, status: socket.socket, others: set[int]) -> None:
     status.close()
 
 
-def main(descriptor: int) -> None:
-    """Import what workers need, and serve."""
+def main(descriptor: int, modules: Sequence[str]) -> None:
+    """Import the modules that workers need, and serve."""
     requests = socket.socket(fileno=descriptor)
     requests.set_inheritable(False)
     gc.disable()  # it would look through all that is imported again and again
-    for name in PRELOADED:
+    for name in modules:
         importlib.import_module(name)
     environment()  # files are read, and nothing is computed
     gc.enable()
@@ -310,7 +310,7 @@ class Server:
         self.close()
         requests, its = socket.socketpair()
         requests.settimeout(START)
-        code = f"from sparsebench.runner.process import main; main({its.fileno()})"
+        code = f"from sparsebench.runner.process import main; main({its.fileno()}, {PRELOADED})"
         with its:
             process = subprocess.Popen(
                 [*self._python, "-u", "-P", "-c", code], stdin=subprocess.DEVNULL, stdout=log,

@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 from measured import TINY
-from plugin_files import write_strategy
 from processes import processes_in, processes_of
-from running import local
 from waiting import soon
 
-from sparsebench.plan.job import Job
+from sparsebench.runner import process
 from sparsebench.runner.devices import variables
-from sparsebench.runner.process import Message, Server, Worker
+from sparsebench.runner.process import Message, Server, Worker, kept_server
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 
@@ -47,6 +45,7 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(modules: Path) -> Iterator[Server]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(modules))
+        patch.setattr(process, "PRELOADED", ())  # these workers compute nothing
         made = Server(variables())
         yield made
         made.close()
@@ -122,25 +121,33 @@ def _lives(pid: int) -> bool:
         return False
 
 
-WHERE = 'print("server", os.getppid(), "in", os.getcwd(), "with", os.environ.get("A_VARIABLE"))'
+WHERE = """
+import os
+
+def main(line):
+    print(os.getppid(), os.getcwd(), os.environ.get("A_VARIABLE"), flush=True)
+"""
 
 
 def test_runs_of_a_process_share_a_server_while_their_variables_are_alike(
-    job_of: Callable[..., list[Job]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (job,) = job_of(str(write_strategy(tmp_path / "where.py", WHERE, "import os")), n_train=4)
+    monkeypatch.setattr(process, "PRELOADED", ())
+    monkeypatch.setattr(process, "_kept", None)
+    monkeypatch.syspath_prepend(str(modules))
+    (modules / "where.py").write_text(WHERE)
 
     def run(name: str) -> list[str]:
-        (record,) = local([job], 1, tmp_path / name)
-        assert record.status == "ok", record.failure
-        return (tmp_path / name / "logs" / "worker-0.log").read_text().splitlines()[0].split()
+        log = tmp_path / name
+        assert kept_server(variables()).start("where", {}, log).end(300) == 0
+        return log.read_text().split()
 
-    _, first, _, folder, _, _ = run("first")
+    first, folder, _ = run("first")
     assert folder == os.getcwd()
     monkeypatch.chdir(tmp_path)
-    assert run("second") == ["server", first, "in", str(tmp_path.resolve()), "with", "None"]
+    assert run("second") == [first, str(tmp_path.resolve()), "None"]
     monkeypatch.setenv("A_VARIABLE", "1")
-    _, other, *_, variable = run("third")
+    other, _, variable = run("third")
     assert other != first and variable == "1" and not Path("/proc", first).exists()
 
 
