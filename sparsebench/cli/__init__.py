@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import io
 import logging
+import os
 import sys
 from typing import Any
 
@@ -11,7 +13,7 @@ import click
 
 from sparsebench import __version__
 from sparsebench.cli import check, leaderboard, listing, look, papers, publish, run
-from sparsebench.cli.terminal import COMMANDS, EXAMPLES, flush_output, open_streams, refusal
+from sparsebench.cli.terminal import COMMANDS, EXAMPLES, refusal
 from sparsebench.errors import UserError
 from sparsebench.plugin.observer import leave_in_time
 
@@ -82,16 +84,22 @@ for command in (
 
 def run_cli() -> None:
     """Start the command line; warnings of the library go to standard error, and what hangs at the end is cut off."""
-    open_streams()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # no output fails of names that its encoding cannot hold
+            stream.reconfigure(errors="backslashreplace")
     gc.set_threshold(50_000)  # most of what is made, modules and records, stays: no need to look through it so often
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
     try:
         main()
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else int(left.code is not None)
-        if (line := flush_output()) is not None and code == 0:  # else it has said what is wrong
-            click.echo(f"Error: standard output: {line}", err=True)
-            code = 2
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            if code == 0:  # else it has said what is wrong
+                click.echo(f"Error: standard output: {refusal(error)}", err=True)
+                code = 2
         leave_in_time(code)
         gc.freeze()  # else the interpreter looks through all modules several times as it ends, for a second
         sys.exit(code)

@@ -9,13 +9,14 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sparsebench import __version__
-from sparsebench.cli.terminal import Guided
+from sparsebench.cli.terminal import PATH, Guided
 from sparsebench.errors import UserError
 from sparsebench.plugin.hooks import PROJECT
 from sparsebench.strategy.spec import parse
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from sparsebench.plugin.registry import Registry
     from sparsebench.records.record import Record
     from sparsebench.testing.reports import Report
-
 
 FILES = {"strategy.py.jinja": "{name}.py", "test.py.jinja": "test_{name}.py"}
 PACKAGE = {
@@ -45,7 +45,8 @@ def write(name: str, folder: Path, registry: Registry, *, package: bool = False)
         UserError: the name is taken or none, a file is there already, or the folder cannot be written.
     """
     places = {template: folder / place.format(name=name) for template, place in (PACKAGE if package else FILES).items()}
-    _check_name(name)
+    if not (name.isascii() and name.isidentifier() and name[0].isalpha()) or keyword.iskeyword(name):
+        raise UserError("the name of a strategy", got=f"'{name}'", allowed="letters, digits and _, as Python has names")
     for path in (folder / name, *places.values()) if package else places.values():
         if path.exists():
             raise UserError(f"{path} is there already", next_step="choose another name, or --dir")
@@ -90,11 +91,6 @@ def _requirement() -> str:
     return url if host else name  # a folder of this machine is nowhere else, and passwords are for nobody
 
 
-def _check_name(name: str) -> None:
-    if not (name.isascii() and name.isidentifier() and name[0].isalpha()) or keyword.iskeyword(name):
-        raise UserError("the name of a strategy", got=f"'{name}'", allowed="letters, digits and _, as Python has names")
-
-
 Given = dict[str, list[dict[str, Any]]]
 
 
@@ -123,31 +119,29 @@ def check_recorded(out: Path, target: str | None, limit: float, on_report: Calla
             on_report(report)
 
     if target is not None:
-        check_one(target, _recorded_params(target, records))
+        spec = parse(target)
+        if spec.name.endswith(".py"):
+            from sparsebench.plugin.content import file_revision
+
+            revision = file_revision(Path(spec.name))
+            records = [record for record in records if record.origin.revision == revision != ""]
+        else:
+            records = [record for record in records if record.cell.strategy.name == spec.name]
+        check_one(target, None if spec.params else _params(records) or None)
         return []
     left_out = []
     for name in sorted({record.cell.strategy.name for record in records}):
         group = [record for record in records if record.cell.strategy.name == name]
+        origin = max(group, key=lambda record: record.started).origin
         try:
-            check_one(_installed_name(name, group), _params(group))
+            if origin.plugin.startswith("file:"):  # of which the records do not know where it lies
+                path = origin.plugin.removeprefix("file:")
+                step = f"give that too: sparsebench check {path} --results"
+                raise UserError(f"it comes from a file, {path}", next_step=step)
+            check_one(name, _params(group))
         except UserError as error:
             left_out.append(f"{name}: {error}")
     return left_out
-
-
-def _recorded_params(target: str, records: Iterable[Record]) -> Given | None:
-    """Return what the records have of a target that names no parameters; None where they have nothing of it."""
-    spec = parse(target)
-    if spec.params:
-        return None
-    if spec.name.endswith(".py"):
-        from sparsebench.plugin.content import file_revision
-
-        revision = file_revision(Path(spec.name))
-        matching = [record for record in records if record.origin.revision == revision != ""]
-    else:
-        matching = [record for record in records if record.cell.strategy.name == spec.name]
-    return _params(matching) or None
 
 
 def _params(records: Iterable[Record]) -> Given:
@@ -159,22 +153,13 @@ def _params(records: Iterable[Record]) -> Given:
     return given
 
 
-def _installed_name(name: str, records: Iterable[Record]) -> str:
-    """Return the name; UserError if its newest records are of a file, of which they do not know where it lies."""
-    origin = max(records, key=lambda record: record.started).origin
-    if origin.plugin.startswith("file:"):
-        path = origin.plugin.removeprefix("file:")
-        raise UserError(f"it comes from a file, {path}", next_step=f"give that too: sparsebench check {path} --results")
-    return name
-
-
 @click.command(cls=Guided)
 @click.argument("name")
 @click.option("--package", is_flag=True, help="Write a package that can be published, instead of two files.")
 @click.option(
     "--dir",
     "folder",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=Path(),
     metavar="DIR",
     help="Folder to write to.  [default: the current folder]",
@@ -197,7 +182,7 @@ def new(name: str, package: bool, folder: Path) -> None:
 @click.argument("targets", metavar="[NAME|FILE.py[:PARAM=VALUE...]]...", nargs=-1)
 @click.option(
     "--results",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="DIR",
     help="Store the reports in this folder of a run, for its board. Without names, check all its strategies.",
 )
@@ -221,6 +206,7 @@ def check(targets: tuple[str, ...], results: Path | None, as_json: bool, markdow
     With --results the reports are also stored. The board of the folder shows them until the strategy's revision
     changes. The exit code is then also 1 if a strategy of the folder could not be checked.
     """
+    from sparsebench.api import refresh
     from sparsebench.testing import process, reports
 
     if not targets and results is None:
@@ -233,24 +219,17 @@ def check(targets: tuple[str, ...], results: Path | None, as_json: bool, markdow
             click.echo(reports.markdown(report) if markdown else reports.text(report, whole=bool(targets)))
 
     left_out: list[str] = []
-    for target in targets or (None,):
-        if results is not None:
+    if results is None:
+        for report in chain.from_iterable(process.check(target, time_limit) for target in targets):
+            show(report)
+    else:
+        for target in targets or (None,):
             left_out += check_recorded(results, target, time_limit, show)
-        elif target is not None:
-            for report in process.check(target, time_limit):
-                show(report)
     if as_json:
         click.echo(json.dumps([{**r.model_dump(mode="json"), "conforms": r.conforms} for r in shown], indent=1))
     if results is not None:
-        _conclude(results, left_out)
+        for line in left_out:
+            click.echo(f"not checked: {line}", err=True)
+        board = f"; written: {results}/leaderboard.md, .csv, .json, .png, .html" if refresh(results) else ""
+        click.echo(f"stored: {results}/checks{board}", err=True)
     sys.exit(int(bool(left_out) or not all(report.conforms for report in shown)))
-
-
-def _conclude(results: Path, left_out: list[str]) -> None:
-    """Bring the folder's board up to date, and say what is not on it."""
-    from sparsebench.api import refresh
-
-    for line in left_out:
-        click.echo(f"not checked: {line}", err=True)
-    board = f"; written: {results}/leaderboard.md, .csv, .json, .png, .html" if refresh(results) else ""
-    click.echo(f"stored: {results}/checks{board}", err=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sparsebench.board.tables import FORMATS, Choice, Report, Table
-from sparsebench.cli.terminal import Guided, folder_argument, notes, table, write
+from sparsebench.cli.terminal import PATH, Guided, folder_argument, notes, output, table, write
 from sparsebench.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,10 +44,7 @@ SHOWN = 5
     help="Write the boards in FOLDER, also where there is none yet, and the documents that show them.",
 )
 @click.option(
-    "--picture",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Draw the board as PNG, SVG or PDF, depending on the suffix of FILE.",
+    "--picture", type=PATH, metavar="FILE", help="Draw the board as PNG, SVG or PDF, depending on the suffix of FILE."
 )
 @click.option(
     "--of",
@@ -66,15 +63,13 @@ SHOWN = 5
 )
 @click.option(
     "--speed",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FOLDER",
     help="For the table of a paper: take images/s, speed-up, latency and memory from a folder of sparsebench speed.",
 )
 @table
 @notes
-@click.option(
-    "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="File to write. [standard output]"
-)
+@output
 def leaderboard(
     folder: Path,
     form: str,
@@ -112,8 +107,13 @@ def leaderboard(
         raise UserError("a page is not for the terminal", next_step="give -o FILE.html")
     if choice.names and form in (HTML, BIBTEX):
         raise UserError("--columns is of tables", got=f"--format {form}", allowed=list(FORMATS))
-    technical = notes or output is not None
-    content = _page(folder) if form == HTML else _text(folder, form, by, view, speed, choice, technical)
+    if form == HTML:
+        from sparsebench.board.board import gather
+        from sparsebench.board.page import render
+
+        content = render(gather(folder))
+    else:
+        content = _text(folder, form, by, view, speed, choice, notes or output is not None).encode("utf-8", "replace")
     if output is None:
         write(content.decode("utf-8"), form)
         return
@@ -170,16 +170,9 @@ def _compare_or_write(folder: Path, write: bool) -> int:
     return int(wrong + contradicted > 0 or (bool(stale) and not write))
 
 
-def _page(folder: Path) -> bytes:
-    from sparsebench.board.board import gather
-    from sparsebench.board.page import render
-
-    return render(gather(folder))
-
-
 def _text(
     folder: Path, form: str, by: str | None, view: str, speed: Path | None, choice: Choice, technical: bool
-) -> bytes:
+) -> str:
     from sparsebench.board import views
     from sparsebench.board.board import bibtex, machines, not_ranked, notes_on, read
     from sparsebench.board.judge import judge
@@ -189,23 +182,22 @@ def _text(
 
     records = frame_of(read(folder))
     if form == BIBTEX:
-        return "\n\n".join([*bibtex(folder, records), ""]).encode()
+        return "\n\n".join([*bibtex(folder, records), ""])
     judged = judge(records, "task" if view == "shifts" else by)
     if view == "shifts":
-        return render(views.shifts(judged.rankings), form, choice).encode("utf-8", "replace")
+        return render(views.shifts(judged.rankings), form, choice)
     if view == "paper":
         from sparsebench.paper.claims import with_published
 
         made = views.paper(judged.rankings, speed)
-        return render(with_published(made, judged.rankings), form, choice).encode("utf-8", "replace")
+        return render(with_published(made, judged.rankings), form, choice)
     if view != "board":
         look: Callable[[Sequence[Ranking]], Report | Table] = getattr(views, view)
-        return render(look(judged.rankings), form, choice).encode("utf-8", "replace")
+        return render(look(judged.rankings), form, choice)
     notes: list[str] = []
     if form in ("csv", "json"):  # which hold a table and nothing else
         for line in (*not_ranked(judged.settings, folder), *machines(records)):
             click.echo(line, err=True)
     else:
         notes = notes_on(records, judged, folder, technical=technical or form != "table")
-    made = report(judged, notes, whole=form != "latex" and not choice.names)
-    return render(made, form, choice).encode("utf-8", "replace")
+    return render(report(judged, notes, whole=form != "latex" and not choice.names), form, choice)

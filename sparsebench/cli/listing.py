@@ -12,7 +12,7 @@ import click
 
 from sparsebench.board.columns import Column
 from sparsebench.board.tables import WIDTH, fit
-from sparsebench.cli.terminal import Guided, width, write
+from sparsebench.cli.terminal import PATH, Guided, width, write
 from sparsebench.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ def first_line(thing: Any) -> str:
 )
 def list_(what: str, as_json: bool, bibtex: bool, published: bool, wide: bool) -> None:
     """List strategies, tasks, models, suites or observers."""
+    from tabulate import tabulate
+
     from sparsebench.plugin.registry import Registry
 
     if bibtex:
@@ -52,37 +54,23 @@ def list_(what: str, as_json: bool, bibtex: bool, published: bool, wide: bool) -
     if as_json:
         click.echo(json.dumps(rows, indent=1))
         return
-    write(f"{_table(rows, wide or published)}\n", "" if wide or published else "table")
-
-
-def _table(rows: list[dict[str, Any]], wide: bool) -> str:
-    """Return rows as a table, as much of it as a terminal has room for unless all is wanted."""
-    from tabulate import tabulate
-
-    if not wide and rows:
+    fits = not wide and not published
+    if fits and rows:
         columns = [Column(key, key, "text", "") for key in rows[0]]
         shown_rows, left = fit(rows, columns, width(), ("citation", "from", "needs"))
         rows = [{column.key: row[column.key] for column in left} for row in shown_rows]
-    return tabulate(rows, headers="keys", tablefmt="simple")
+    write(f"{tabulate(rows, headers='keys', tablefmt='simple')}\n", "table" if fits else "")
 
 
 def _plugins(registry: Registry) -> list[dict[str, str]]:
     from sparsebench.deploy.export import exportable
 
-    rows = [
-        {
-            "name": registered.cls.name,
-            "kind": registered.cls.kind,
-            "site": registered.cls.site,
-            "needs": ", ".join(sorted(registered.cls.needs)),
-            "trained": "yes" if registered.cls.trained else "fits" if registered.cls.fits() else "no",
-            "exports": exportable(registered.cls),
-            "from": f"{registered.origin.distribution} {registered.origin.version}".strip(),
-            "what": first_line(registered.cls),
-            "citation": registered.cls.citation,
-        }
-        for registered in registry.strategies()
-    ]
+    rows = []
+    for found in registry.strategies():
+        cls, source = found.cls, f"{found.origin.distribution} {found.origin.version}".strip()
+        needs, trained = ", ".join(sorted(cls.needs)), "yes" if cls.trained else "fits" if cls.fits() else "no"
+        values = cls.name, cls.kind, cls.site, needs, trained, exportable(cls), source, first_line(cls), cls.citation
+        rows.append(dict(zip(_KEYS, values, strict=True)))
     broken = [
         {**dict.fromkeys(_KEYS, ""), "name": name, "kind": "broken", "what": reason}
         for name, reason in sorted(registry.broken.items())
@@ -92,15 +80,9 @@ def _plugins(registry: Registry) -> list[dict[str, str]]:
 
 def _published_methods(registry: Registry) -> list[dict[str, Any]]:
     return [
-        {
-            "name": registered.cls.name,
-            "words": setting.words,
-            "network": setting.network,
-            "GMACs": setting.gmacs,
-            "citation": registered.cls.citation,
-        }
-        for registered in registry.strategies()
-        for setting in registered.cls.published
+        {"name": cls.name, "words": one.words, "network": one.network, "GMACs": one.gmacs, "citation": cls.citation}
+        for cls in (found.cls for found in registry.strategies())
+        for one in cls.published
     ]
 
 
@@ -145,7 +127,13 @@ def show(name: str, bibtex: bool) -> None:
         for strategy in registry.load_file(Path(name)):
             _class("strategy", registry.strategy(strategy).cls, bibtex)
         return
-    known = _classes_of(registry)
+    classes: dict[str, Iterable[Any]] = {
+        "strategy": (found.cls for found in registry.strategies()),
+        "task": registry.tasks(),
+        "model": registry.models(),
+        "observer": registry.observers(),
+    }
+    known = {cls.name: (what, cls) for what, several in classes.items() for cls in several}
     if name in registry.broken:
         raise UserError(f"plugin '{name}' does not load: {registry.broken[name]}")
     if name in known:
@@ -160,22 +148,8 @@ def show(name: str, bibtex: bool) -> None:
         raise unknown("strategy, task, model, observer or suite", name, names, meant=bare if bare in names else None)
 
 
-def _classes_of(registry: Registry) -> dict[str, tuple[str, Any]]:
-    """Return, by their names, what a registry has and of which kind it is."""
-    classes: dict[str, list[Any]] = {
-        "strategy": [registered.cls for registered in registry.strategies()],
-        "task": registry.tasks(),
-        "model": registry.models(),
-        "observer": registry.observers(),
-    }
-    return {cls.name: (what, cls) for what, several in classes.items() for cls in several}
-
-
-def _say(text: str) -> None:
-    write(f"{text}\n")
-
-
 def _class(what: str, cls: Any, bibtex: bool) -> None:
+    """Print what a class is, or its BibTeX entry alone."""
     from sparsebench.strategy.plans import DOES
 
     if bibtex:
@@ -183,19 +157,14 @@ def _class(what: str, cls: Any, bibtex: bool) -> None:
             raise UserError(f"{what} '{cls.name}' has no BibTeX entry", next_step="sparsebench list --bibtex")
         click.echo(entry)
         return
-    _say(f"{what} {cls.name}\n")
+    lines = [f"{what} {cls.name}", ""]
     if what == "strategy":
-        _say("\n".join(f"published: {setting}" for setting in cls.published or ("no setting is known here",)))
         differs = cls.differs or ("nothing known" if cls.citation or cls.published else "none is published")
-        _say(f"differs from the published method: {differs}\n")
-    _say(f"{inspect.cleandoc(cls.__doc__ or '')}\n")
+        lines += [f"published: {setting}" for setting in cls.published or ("no setting is known here",)]
+        lines += [f"differs from the published method: {differs}", ""]
+    lines += [inspect.cleandoc(cls.__doc__ or ""), ""]
     if what == "strategy":
-        _say(f"kind: {cls.kind}\nsite: {cls.site}\nneeds: {', '.join(sorted(cls.needs)) or 'nothing'}")
-        _say(f"trained: {_training(cls)}\nexports: {_how_exports(cls)}\ncitation: {cls.citation or '-'}\n")
-    if what == "strategy" and cls.budgeted:
-        from sparsebench.plan.contenders import BUDGET_KEYS  # NumPy
-
-        _say(f"budget options: {', '.join(BUDGET_KEYS)}\n")
+        lines += _traits(cls)
     for key, info in cls.model_fields.items():
         if key == "disposal" and len(cls.allowed_disposals()) == 1:
             continue
@@ -204,30 +173,29 @@ def _class(what: str, cls: Any, bibtex: bool) -> None:
             kind = f"Literal{list(cls.allowed_disposals())}"
         default = "required" if info.is_required() else repr(info.default)
         about = f"  {info.description}" if info.description else ""
-        _say(f"  {key} = {default}  ({kind.replace('typing.', '')}){about}")
+        lines.append(f"  {key} = {default}  ({kind.replace('typing.', '')}){about}")
         if key == "disposal":
-            _say("\n".join(f"    {disposal}: {DOES[disposal]}" for disposal in cls.allowed_disposals()))
+            lines += [f"    {disposal}: {DOES[disposal]}" for disposal in cls.allowed_disposals()]
+    write("".join(f"{line}\n" for line in lines))
 
 
-def _training(cls: Any) -> str:
-    """Return whether a strategy is trained, or what it looks at before the test."""
-    if not cls.fits():
-        return "yes" if cls.trained else "no"
-    return f"no; it looks at {cls.fit_images} training images first" + (", with labels" if cls.fit_labels else "")
-
-
-def _how_exports(cls: Any) -> str:
-    """Return whether a network with a strategy can be written as a file, and who knows where nobody said."""
+def _traits(cls: Any) -> list[str]:
+    """Return the lines that say where a strategy acts, and what it needs."""
     from sparsebench.deploy.export import exportable, never_exported
+    from sparsebench.plan.contenders import BUDGET_KEYS
 
+    trained = "yes" if cls.trained else "no"
+    if cls.fits():
+        trained = f"no; it looks at {cls.fit_images} training images first{', with labels' * cls.fit_labels}"
     why = never_exported(cls) or "its choices read numbers from tensors"
-    return {"yes": "yes", "no": f"no: {why}", "?": "sparsebench check says"}[exportable(cls)]
+    exports = {"yes": "yes", "no": f"no: {why}", "?": "sparsebench check says"}[exportable(cls)]
+    lines = [f"kind: {cls.kind}", f"site: {cls.site}", f"needs: {', '.join(sorted(cls.needs)) or 'nothing'}"]
+    lines += [f"trained: {trained}", f"exports: {exports}", f"citation: {cls.citation or '-'}", ""]
+    return lines + ([f"budget options: {', '.join(BUDGET_KEYS)}", ""] if cls.budgeted else [])
 
 
 @click.command(cls=Guided)
-@click.option(
-    "--data-root", default="data", show_default=True, type=click.Path(path_type=Path), help="Folder with the data sets."
-)
+@click.option("--data-root", default="data", show_default=True, type=PATH, help="Folder with the data sets.")
 @click.option(
     "--verify", is_flag=True, help="Check the contents of the files (checksums and tables), not only their names."
 )
@@ -241,7 +209,6 @@ def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> Non
     For missing data sets, the command says where to get them and where to put them. The names of data sets are values
     for `--images`, `--backgrounds` and `--task` of sparsebench run. `run --download` downloads some of them.
     """
-    from sparsebench.errors import UserError
     from sparsebench.files import cache_folder
     from sparsebench.tasks.sources import cache
 
@@ -251,9 +218,8 @@ def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> Non
         except OSError as error:
             raise UserError(f"the cache cannot be emptied: {error}") from error
         click.echo(f"removed: {files} files, {size / 1e6:.1f} MB", err=True)
-    sets = _sets(data_root, verify)
+    sets, where = _sets(data_root, verify), cache_folder()
     files, size = cache.size()
-    where = cache_folder()
     if as_json:
         kept = {"place": None if where is None else str(where), "files": files, "bytes": size}
         click.echo(json.dumps({"sets": sets, "cache": kept}, indent=1))
@@ -263,7 +229,6 @@ def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> Non
 
 
 def _sets(root: Path, verify: bool) -> list[dict[str, Any]]:
-    from sparsebench.errors import UserError
     from sparsebench.tasks.sources.files import Contents, listing
     from sparsebench.tasks.sources.known import DEFAULTS, KNOWN, read
 
@@ -276,20 +241,12 @@ def _sets(root: Path, verify: bool) -> list[dict[str, Any]]:
                 read(root / known.folder, known.name, DEFAULTS[known.name], Contents(pictures))
             except UserError as error:
                 state, note = "corrupt", str(error)
-        rows.append(
-            {
-                "name": known.name,
-                "for": list(known.uses),
-                "state": state,
-                "note": note,
-                "pictures": known.pictures,
-                "place": [str(root / place) for place in known.places],
-                "source": known.source,
-                "fetched": known.megabytes > 0,
-                "licence": known.licence,
-                "citation": known.citation,
-            }
-        )
+        place, fetched = [str(root / place) for place in known.places], known.megabytes > 0
+        rows.append({
+            "name": known.name, "for": list(known.uses), "state": state, "note": note, "pictures": known.pictures,
+            "place": place, "source": known.source, "fetched": fetched, "licence": known.licence,
+            "citation": known.citation,
+        })  # fmt: skip
     return rows
 
 

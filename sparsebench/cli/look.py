@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsebench.cli.terminal import PLACE, REQUEST, RUN, SETTING, Guided, Numbers, options
+from sparsebench.cli.terminal import PATH, PLACE, REQUEST, RUN, SETTING, Guided, Numbers, options
 from sparsebench.errors import UserError
 from sparsebench.plan.request import values_of
 from sparsebench.runner.progress import Progress
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 @options(*REQUEST)
 @click.option("--task", default="composite", show_default=True, metavar="NAME[:PARAM=V...]", help="An image task.")
 @click.option("--samples", type=click.IntRange(min=1), default=4, show_default=True, help="Number of test pictures.")
-@click.option(
-    "--file", type=click.Path(path_type=Path), help="PNG, SVG or PDF file to write.  [default: tokens.png in --out]"
-)
+@click.option("--file", type=PATH, help="PNG, SVG or PDF file to write.  [default: tokens.png in --out]")
 @options(*PLACE)
 def show_tokens(
     task: str,
@@ -41,9 +39,9 @@ def show_tokens(
     pictures are the first of each class, or of each group if the task has groups. The exit code is 0 for success, 1 if
     a strategy has no result, 2 if the command is wrong.
     """
-    file = file or out / "tokens.png"
     from sparsebench.stats import style
 
+    file = file or out / "tokens.png"
     form = style.form_of("--file", file)
     from sparsebench.deploy.pictures import Trainer
     from sparsebench.deploy.show_tokens import draw, show
@@ -85,10 +83,7 @@ def show_tokens(
 )
 @click.option("--markdown", is_flag=True, help="Print a table for a page or a pull request.")
 @click.option(
-    "--picture",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Draw the patches of both on test pictures, as PNG, SVG or PDF.",
+    "--picture", type=PATH, metavar="FILE", help="Draw the patches of both on test pictures, as PNG, SVG or PDF."
 )
 @click.option(
     "--samples", type=click.IntRange(min=1), default=4, show_default=True, help="Number of test pictures to draw."
@@ -162,11 +157,9 @@ def compare(
     "--rounds", type=click.IntRange(2), default=20, show_default=True, help="Number of timed calls of each network."
 )
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Device. [cuda if available]")
-@click.option(
-    "--weights", type=click.Path(path_type=Path), metavar="FILE.safetensors", help="Trained weights. [random weights]"
-)
+@click.option("--weights", type=PATH, metavar="FILE.safetensors", help="Trained weights. [random weights]")
 @click.option("--weights-key", metavar="NAME", default="", help="The state dict to use if a checkpoint has several.")
-@click.option("--out", type=click.Path(path_type=Path), default="sparsebench-speed", show_default=True)
+@click.option("--out", type=PATH, default="sparsebench-speed", show_default=True)
 def speed(
     models: str, strategies: tuple[str, ...], out: Path, device: str | None, weights: Path | None, weights_key: str,
     **how: Any,
@@ -181,9 +174,11 @@ def speed(
     speed.png. `sparsebench leaderboard --view paper --speed FOLDER` puts the times into the table of a paper.
     """
     import torch
+    from tabulate import tabulate
 
     from sparsebench.deploy.apply import named_model
-    from sparsebench.deploy.speed import MODES, lines, measure
+    from sparsebench.deploy.speed import MODES, draw, lines, measure, timm_csv
+    from sparsebench.files import write_whole
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is there and is not written over", next_step="give another --out")
@@ -206,16 +201,6 @@ def speed(
             rows.append(row)
             file.write(lines([row]))
             file.flush()
-    _finish(rows, out)
-
-
-def _finish(rows: list[Row], out: Path) -> None:
-    """Write the files of all rows, and print them."""
-    from tabulate import tabulate
-
-    from sparsebench.deploy.speed import draw, timm_csv
-    from sparsebench.files import write_whole
-
     write_whole(out / "timm.csv", timm_csv(rows).encode())
     write_whole(out / "speed.png", draw(rows))
     several = len({row.network for row in rows}) > 1

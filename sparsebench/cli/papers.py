@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparsebench.board.tables import FORMATS, Choice
-from sparsebench.cli.terminal import PICTURES, PLACE, options, table
+from sparsebench.cli.terminal import PATH, PICTURES, PLACE, options, output, table
 from sparsebench.errors import UserError
 from sparsebench.plan.request import values_of
 from sparsebench.runner.progress import Progress
 
 if TYPE_CHECKING:
     from sparsebench.paper import Paper
-    from sparsebench.paper.claims import Claim
 
 HOW = ("device", "jobs", "rerun", "checkpoint", "timeout", "memory_limit")
 
@@ -59,7 +58,7 @@ def _command(paper: Paper) -> click.Command:
             show_default=True, help="Number and size of the trials.",
         ),
         click.Option(
-            ["--out"], type=click.Path(path_type=Path),
+            ["--out"], type=PATH,
             help=f"Folder for records, figures and verdicts.  [default: sparsebench-{paper.name}-PRESET]",
         ),
     ]  # fmt: skip
@@ -97,36 +96,18 @@ def _make(paper: Paper, figures: tuple[str, ...], preset: str, out: Path | None,
         sys.exit(1)
 
 
-CHECK_OUT = "sparsebench-claims"
-
-
 @click.command()
 @click.argument("names", metavar="[ROW]...", nargs=-1)
 @click.option("--format", "form", type=click.Choice(FORMATS), default="table", show_default=True)
 @table
 @click.option("--flagged", is_flag=True, help="Show only rows with flags.")
-@click.option(
-    "--file",
-    type=click.Path(path_type=Path),
-    metavar="FILE.toml",
-    help="List of published numbers. [the list of sparsebench]",
-)
-@click.option(
-    "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="File to write. [standard output]"
-)
+@click.option("--file", type=PATH, metavar="FILE.toml", help="List of published numbers. [the list of sparsebench]")
+@output
 @click.option("--check", metavar="ROW", help="Measure the accuracy of ROW again, with --weights and --images.")
+@click.option("--weights", type=PATH, metavar="FILE.safetensors", help="Weights of the network of ROW.")
+@click.option("--images", type=PATH, metavar="DIR", help="ImageNet pictures: val/<class>/* or <class>/*.")
 @click.option(
-    "--weights", type=click.Path(path_type=Path), metavar="FILE.safetensors", help="Weights of the network of ROW."
-)
-@click.option(
-    "--images", type=click.Path(path_type=Path), metavar="DIR", help="ImageNet pictures: val/<class>/* or <class>/*."
-)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=CHECK_OUT,
-    show_default=True,
-    help="Folder for the records of --check.",
+    "--out", type=PATH, default="sparsebench-claims", show_default=True, help="Folder for the records of --check."
 )
 @options("device", "jobs", "timeout", "memory_limit")
 def claims(
@@ -148,44 +129,31 @@ def claims(
     --check tests the given weights, without training. It exits with 1 if the claimed accuracy is outside the
     interval of the measured accuracy.
     """
+    from sparsebench.api import execute
+    from sparsebench.files import write_whole
     from sparsebench.paper import claims
+    from sparsebench.plugin.registry import Registry
 
     ledger = claims.load(file)
     if check is not None:
         if names or flagged or output is not None:
             raise UserError("--check is of one row, and prints one line", next_step="leave the other options out")
-        sys.exit(_measure(claims.find(ledger, check), weights, images, out, how))
+        if weights is None or images is None:
+            step = "give --weights FILE and --images DIR"
+            raise UserError("--check needs the network and the pictures", next_step=step)
+        claim = claims.find(ledger, check)
+        request, files = claims.request_of(claim, weights, images, Registry())
+        with Progress(out) as progress:
+            records = execute(request, files, values_of(how)[2], out, progress.callbacks).records
+        result = claims.result_of(claim, records)
+        click.echo(str(result))
+        sys.exit(int(not result.holds))
     if weights is not None or images is not None:
         raise UserError("--weights and --images are for --check", next_step="add --check ROW")
-    text = _table([claims.find(ledger, name) for name in names] or ledger, ledger, form, choice, flagged)
+    shown = claims.recount_all([claims.find(ledger, name) for name in names] or ledger, Registry(), ledger)
+    text = claims.render([one for one in shown if one.flags or not flagged], form, choice)
     if output is None:
         click.echo(text, nl=False)
         return
-    from sparsebench.files import write_whole
-
     write_whole(output, text.encode())
     click.echo(f"written: {output}", err=True)
-
-
-def _table(chosen: list[Claim], ledger: list[Claim], form: str, choice: Choice, flagged: bool) -> str:
-    from sparsebench.paper import claims
-    from sparsebench.plugin.registry import Registry
-
-    shown = claims.recount_all(chosen, Registry(), ledger)
-    shown = [one for one in shown if one.flags or not flagged]
-    return claims.render(shown, form, choice)
-
-
-def _measure(claim: Claim, weights: Path | None, images: Path | None, out: Path, how: dict[str, Any]) -> int:
-    from sparsebench.api import execute
-    from sparsebench.paper.claims import request_of, result_of
-    from sparsebench.plugin.registry import Registry
-
-    if weights is None or images is None:
-        raise UserError("--check needs the network and the pictures", next_step="give --weights FILE and --images DIR")
-    request, files = request_of(claim, weights, images, Registry())
-    with Progress(out) as progress:
-        records = execute(request, files, values_of(how)[2], out, progress.callbacks).records
-    result = result_of(claim, records)
-    click.echo(str(result))
-    return int(not result.holds)

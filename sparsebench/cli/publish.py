@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from sparsebench.board.tables import cell
-from sparsebench.cli.terminal import PICTURES, Guided, folder_argument, named_or_last, options
+from sparsebench.cli.terminal import PATH, PICTURES, Guided, folder_argument, named_or_last, options
 from sparsebench.errors import UserError, plain
 from sparsebench.plan.request import Files
 from sparsebench.publish import MANIFEST
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 ALL = -1
 """What stands for all cells."""
+SHOWN = 5
+"""Cells that are named."""
 
 
 def cells(text: str) -> int:
@@ -37,7 +39,7 @@ def cells(text: str) -> int:
 
 
 @click.command(cls=Guided)
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=PATH)
 @click.option("--replay", type=cells, metavar="N", help="Run N (or all) cells of one submission again on this machine.")
 @click.option(
     "--replay-seed",
@@ -141,7 +143,7 @@ options("weights", "weights_key", "networks", *PICTURES)(verify)
     "--to",
     default="leaderboard/submissions",
     show_default=True,
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Folder of submissions, in a clone of the repository.",
 )
 def submit(folder: Path, strategy: str | None, to: Path) -> None:
@@ -159,13 +161,9 @@ def submit(folder: Path, strategy: str | None, to: Path) -> None:
     click.echo(git_steps(made))
 
 
-SHOWN = 5
-"""Cells that are named."""
-
-
 @click.command(cls=Guided)
-@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="New folder to write.")
+@click.argument("folders", nargs=-1, required=True, type=PATH)
+@click.option("-o", "--out", required=True, type=PATH, help="New folder to write.")
 def merge(folders: tuple[Path, ...], out: Path) -> None:
     """Merge the records of several FOLDERS into a new one.
 
@@ -185,23 +183,16 @@ def merge(folders: tuple[Path, ...], out: Path) -> None:
 @click.command(cls=Guided)
 @click.argument("what", metavar="[FOLDER|MODEL]", required=False)
 @click.option("--format", "form", type=click.Choice(["csv", "jsonl", "parquet"]), default="csv", show_default=True)
-@click.option("-o", "--out", metavar="FILE", type=click.Path(path_type=Path), help="File to write. [standard output]")
+@click.option("-o", "--out", metavar="FILE", type=PATH, help="File to write. [standard output]")
 @click.option("--plugin", metavar="NAME[:PARAM=V]", help="Export MODEL with this strategy, instead of records.")
-@click.option(
-    "--weights",
-    metavar="FILE.safetensors",
-    type=click.Path(path_type=Path),
-    help="Weights of MODEL. [downloaded by timm]",
-)
+@click.option("--weights", metavar="FILE.safetensors", type=PATH, help="Weights of MODEL. [downloaded by timm]")
 @click.option("--weights-key", metavar="NAME", default="", help="The state dict to use if a checkpoint has several.")
-@click.option(
-    "--learned",
-    metavar="FILE.safetensors",
-    type=click.Path(path_type=Path),
-    help="Tensors that the strategy has learned.",
-)
+@click.option("--learned", metavar="FILE.safetensors", type=PATH, help="Tensors that the strategy has learned.")
 @click.option("--batch", type=int, default=1, show_default=True, help="Batch size of the exported network.")
-def export(what: str | None, form: str, out: Path | None, plugin: str | None, **network: Any) -> None:
+def export(
+    what: str | None, form: str, out: Path | None, plugin: str | None, weights: Path | None, weights_key: str,
+    learned: Path | None, batch: int,
+) -> None:  # fmt: skip
     """Export the records of a run, or a network with a strategy.
 
     With a FOLDER, writes one row per record. docs/reference/records.md describes the columns of csv and parquet; jsonl
@@ -213,11 +204,15 @@ def export(what: str | None, form: str, out: Path | None, plugin: str | None, **
     if plugin is not None:
         if what is None:
             raise UserError("MODEL is missing", next_step="name it, as in timm:deit_small_patch16_224")
-        _export_model(what, plugin, out, **network)
+        if out is None:
+            raise UserError("a network is not for standard output", next_step="give -o FILE.onnx or FILE.pt2")
+        from sparsebench.deploy.apply import apply, named_model
+
+        with apply(named_model(what, weights, weights_key), plugin, learned=learned) as sparse:
+            sparse.export(out, batch)
+            click.echo(f"written: {out}, {sparse.spec}, {sparse.macs_ratio:.3f} of the MACs of {what}")
         return
     folder = named_or_last(what)
-    from sparsebench.files import whole_file
-
     if out is None:
         if form == "parquet":
             raise UserError("parquet is not for standard output", next_step="give -o FILE")
@@ -225,6 +220,8 @@ def export(what: str | None, form: str, out: Path | None, plugin: str | None, **
         return
     if out.exists():
         raise UserError(f"{out} is there and is not written over", next_step="give another -o")
+    from sparsebench.files import whole_file
+
     with whole_file(out) as file:
         _write_records(folder, form, file)
 
@@ -256,27 +253,8 @@ def _write_records(folder: Path, form: str, file: BinaryIO) -> None:
         text.detach()
 
 
-def _export_model(
-    model: str,
-    plugin: str,
-    out: Path | None,
-    weights: Path | None,
-    weights_key: str,
-    learned: Path | None,
-    batch: int,
-) -> None:
-    """Write a sparse network and say what it is."""
-    from sparsebench.deploy.apply import apply, named_model
-
-    if out is None:
-        raise UserError("a network is not for standard output", next_step="give -o FILE.onnx or FILE.pt2")
-    with apply(named_model(model, weights, weights_key), plugin, learned=learned) as sparse:
-        sparse.export(out, batch)
-        click.echo(f"written: {out}, {sparse.spec}, {sparse.macs_ratio:.3f} of the MACs of {model}")
-
-
 @click.command(cls=Guided)
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=PATH)
 @click.argument("observers", nargs=-1, required=True, metavar="NAME|FILE.py[:PARAM=V]...")
 def observe(folder: Path, observers: tuple[str, ...]) -> None:
     """Send the records of a run's FOLDER to observers.

@@ -14,7 +14,7 @@ import click
 
 from sparsebench.board.tables import FORMATS, Choice
 from sparsebench.cli.terminal import PLACE, REQUEST, Guided, complete, folder_argument, notes, options, table, write
-from sparsebench.errors import plain
+from sparsebench.errors import UserError, plain
 from sparsebench.plan.request import values_of
 from sparsebench.runner.progress import Progress, Underway, clock, remedy, time_of, underway
 
@@ -60,13 +60,12 @@ def run(
     from sparsebench.board.board import below_chance, notes_on
     from sparsebench.board.tables import render
     from sparsebench.board.views import report
+    from sparsebench.plugin.registry import Registry
     from sparsebench.records.record import ANSWERS
+    from sparsebench.runner.run import plan_of
 
     request, files, how = values_of(values | {"plugins": (*named, *values["plugins"])})
     if dry_run:
-        from sparsebench.plugin.registry import Registry
-        from sparsebench.runner.run import plan_of
-
         forecast(plan_of(request, replace(files, dry=True), how, Registry(), out), how.device)
         return
     with Progress(out) as progress:
@@ -102,7 +101,7 @@ def forecast(plan: Plan, device: str = "auto") -> None:
     from tabulate import tabulate
 
     from sparsebench.files import cache_folder
-    from sparsebench.plan.locate import pictures_of
+    from sparsebench.plan.locate import file_names, pictures_of
     from sparsebench.plugin.registry import Registry
     from sparsebench.tasks.sources.labels import described
 
@@ -132,16 +131,10 @@ def forecast(plan: Plan, device: str = "auto") -> None:
         n > 0
     )
     again = "".join(f"{line}\n" for line in plan.changed)
-    click.echo(f"{len(todo)} of {len(plan.jobs)} cells to run{first}\n{again}{_networks(plan)}{table}{orders}")
-
-
-def _networks(plan: Plan) -> str:
-    """Return the line that says which files of trained weights the cells test, or begin with; "" for none."""
-    from sparsebench.plan.locate import file_names
-
     used = {job.cell.model.params.get("weights") for job in plan.jobs}
     names = sorted(plain(file) for name, file in file_names(plan.locations).items() if name in used)
-    return f"{len(names)} network{'s' * (len(names) > 1)}: {', '.join(names)}\n" if names else ""
+    networks = f"{len(names)} network{'s' * (len(names) > 1)}: {', '.join(names)}\n" if names else ""
+    click.echo(f"{len(todo)} of {len(plan.jobs)} cells to run{first}\n{again}{networks}{table}{orders}")
 
 
 def _totals(jobs: Sequence[Job], expected: Expected, bytes_: int) -> dict[str, str]:
@@ -164,16 +157,20 @@ def status(folder: Path) -> None:
     """
     from tabulate import tabulate
 
-    from sparsebench.errors import UserError
     from sparsebench.records import store
 
     records, runs = list(store.read(folder).values()), underway(folder)
     if not records and not runs:
         raise UserError(f"no records in {folder}, and no run under way")
-    alive = [run for run in runs if run.alive]
-    write(f"{tabulate(_counts(records, alive), headers='keys', tablefmt='simple')}\n")
+    rows = _counts(records, [run for run in runs if run.alive])
+    write(f"{tabulate(rows, headers='keys', tablefmt='simple')}\n")
     for run in runs:
-        write(f"{_state(run)}\n")
+        left = sum(run.left.values())
+        silent = f"was stopped with {left} cells left, or says nothing since {clock(time.time() - run.updated)}"
+        about = f"{left} cells without a record, {time_of(run.seconds, 'about ')}"
+        longest = f"the longest at work so far: {clock(time.time() - run.since)}"
+        said = f": {about}; {longest}" if run.alive else f" {silent}: the same command goes on"
+        write(f"the run on {plain(run.host)} (process {run.pid}){said}\n")
     if not runs:
         click.echo("no run is under way")
 
@@ -193,13 +190,3 @@ def _counts(records: Iterable[Record], runs: Iterable[Underway]) -> list[dict[st
             counts[label]["running"] += n
     columns = ("done", "failed", "running", "left")
     return [{"strategy": plain(label)} | {name: counts[label][name] for name in columns} for label in sorted(counts)]
-
-
-def _state(run: Underway) -> str:
-    where = f"the run on {plain(run.host)} (process {run.pid})"
-    left = sum(run.left.values())
-    if not run.alive:
-        silent = clock(time.time() - run.updated)
-        return f"{where} was stopped with {left} cells left, or says nothing since {silent}: the same command goes on"
-    about = f"{left} cells without a record, {time_of(run.seconds, 'about ')}"
-    return f"{where}: {about}; the longest at work so far: {clock(time.time() - run.since)}"

@@ -5,7 +5,6 @@ what the system refuses, and options that are made from the fields of a run's re
 from __future__ import annotations
 
 import errno
-import io
 import os
 import shutil
 import sys
@@ -23,6 +22,7 @@ from sparsebench.board.tables import WIDTH, Choice
 from sparsebench.errors import UserError
 from sparsebench.plan.request import OPTIONS, Option
 
+PATH = click.Path(path_type=Path)
 COMMANDS = {
     "Measure": {
         "run": "sparsebench run attn_topk evit:keep_rate=0.7 my.py --out results",
@@ -88,54 +88,46 @@ NAMES = {
 OBSERVERS = ("mlflow", "tensorboard")
 
 
-def _names(kind: str) -> Iterable[str]:
-    """Return the names there are; of strategies, observers and suites nothing is imported."""
+def complete(_context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Return the names that a shell offers for what is begun, or files; for strategies no plugin is imported."""
     from sparsebench.plan import request
     from sparsebench.plugin.registry import FIRST, Registry
 
-    if kind == "observer":
-        return OBSERVERS
-    if kind == "suite":
-        return request.names()
     registry = Registry()
-    if kind == "strategy":
-        return [name for name in registry.entries if name not in (*FIRST, *OBSERVERS)]
-    return [cls.name for cls in (registry.tasks() if kind == "task" else registry.models())]
-
-
-def complete(_context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Return the names that a shell offers for what is begun; files where a strategy's may be."""
-    names = sorted(_names(NAMES[str(parameter.name)]))
-    offered = [CompletionItem(name) for name in names if name.startswith(begun)]
-    return offered or [CompletionItem(begun, type="file")]
-
-
-wide: Callable[[Any], Any] = click.option(
-    "--wide",
-    is_flag=True,
-    help=f"All columns. [those that fit the terminal, or {WIDTH} characters; intervals are left out first]",
-)
-"""Gives a command the option that lets its table be as wide as it is."""
-_columns = click.option("--columns", metavar="NAME[,NAME...]", help="Show only these columns (names as in CSV).")
+    names: dict[str, Callable[[], Iterable[str]]] = {
+        "observer": lambda: OBSERVERS,
+        "suite": request.names,
+        "strategy": lambda: registry.entries.keys() - {*FIRST, *OBSERVERS},
+        "task": lambda: [cls.name for cls in registry.tasks()],
+        "model": lambda: [cls.name for cls in registry.models()],
+    }
+    offered = sorted(name for name in names[NAMES[str(parameter.name)]]() if name.startswith(begun))
+    return [CompletionItem(name) for name in offered] or [CompletionItem(begun, type="file")]
 
 
 def table(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of a table, as one argument, `choice`."""
 
+    @click.option(
+        "--wide", is_flag=True,
+        help=f"All columns. [those that fit the terminal, or {WIDTH} characters; intervals are left out first]",
+    )  # fmt: skip
+    @click.option("--columns", metavar="NAME[,NAME...]", help="Show only these columns (names as in CSV).")
     @wraps(command)
     def with_choice(*args: Any, wide: bool, columns: str | None, **options: Any) -> Any:
         names = tuple(name.strip() for name in columns.split(",")) if columns else ()
         return command(*args, choice=Choice(names, None if wide else width()), **options)
 
-    return wide(_columns(with_choice))
+    return with_choice
 
 
 notes: Callable[[Any], Any] = click.option(
-    "--notes",
-    is_flag=True,
+    "--notes", is_flag=True,
     help="Also show technical notes, such as step limits and detectable differences. [only in files]",
+)  # fmt: skip
+output: Callable[[Any], Any] = click.option(
+    "-o", "--output", metavar="FILE", type=PATH, help="File to write. [standard output]"
 )
-"""Gives a command the option that shows all notes."""
 
 
 def width() -> int:
@@ -157,26 +149,18 @@ def _wrap(line: str) -> str:
     return textwrap.fill(line.strip(), width(), initial_indent=before, subsequent_indent=f"{before}  ")
 
 
-def newest_folder(here: Path) -> Path:
-    """Return the run's folder in `here` whose records were written last.
+def named_or_last(given: Path | str | None) -> Path:
+    """Return the folder that is given, or else that run's folder here whose records were written last, and say so.
 
     Raises:
         UserError: there is none.
     """
-    folders: dict[Path, float] = {}
-    for path in sorted((*here.glob("*/records/*.jsonl"), *here.glob("*/records/*.parquet"))):
-        folder = path.parents[1]
-        folders[folder] = max(folders.get(folder, 0.0), path.stat().st_mtime)
-    if not folders:
-        raise UserError("FOLDER is missing, and no run has written one here", next_step="name it, or sparsebench run")
-    return max(folders, key=lambda path: folders[path])
-
-
-def named_or_last(given: Path | str | None) -> Path:
-    """Return the folder that is given, or else the one written last here, and say which it is; see `newest_folder`."""
     if given is not None:
         return Path(given)
-    folder = newest_folder(Path())
+    records = sorted((*Path().glob("*/records/*.jsonl"), *Path().glob("*/records/*.parquet")))
+    if not records:
+        raise UserError("FOLDER is missing, and no run has written one here", next_step="name it, or sparsebench run")
+    folder = max(records, key=lambda path: path.stat().st_mtime).parents[1]
     click.echo(f"folder: {folder}", err=True)
     return folder
 
@@ -184,28 +168,11 @@ def named_or_last(given: Path | str | None) -> Path:
 folder_argument: Callable[[Any], Any] = click.argument(
     "folder",
     metavar="[FOLDER]",
-    type=click.Path(path_type=Path),
+    type=PATH,
     required=False,
     callback=lambda _context, _parameter, given: named_or_last(given),
 )
 """Gives a command the argument `folder`."""
-
-
-def open_streams() -> None:
-    """Let no output fail of names that its encoding cannot hold."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def flush_output() -> str | None:
-    """Write out what standard output holds; return why that is not possible, and drop it then."""
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return refusal(error)
-    return None
 
 
 def refusal(error: BaseException) -> str | None:
@@ -251,13 +218,13 @@ def _kind_of(one: Option) -> dict[str, Any]:
         return {"is_flag": True}
     if get_origin(one.type) is tuple:
         if Path in types:
-            return {"multiple": True, "type": click.Path(path_type=Path)}
+            return {"multiple": True, "type": PATH}
         return {"multiple": True} if str in types else {"type": Numbers(types[0]), "default": ()}
     if get_origin(one.type) is Literal:
         return {"type": click.Choice(types)}
     if "least" in one.words:
         return {"type": (click.FloatRange if float in types else click.IntRange)(min=one.words["least"])}
-    return {"type": click.Path(path_type=Path) if Path in types else int if int in types else str}
+    return {"type": PATH if Path in types else int if int in types else str}
 
 
 def _option(one: Option) -> Callable[[Any], Any]:
@@ -272,9 +239,7 @@ def _option(one: Option) -> Callable[[Any], Any]:
 
 
 _OPTIONS = {name: _option(one) for fields in OPTIONS.values() for name, one in fields.items()} | {
-    "out": click.option(
-        "--out", default=OUT, show_default=True, type=click.Path(path_type=Path), help="The run's folder."
-    ),
+    "out": click.option("--out", default=OUT, show_default=True, type=PATH, help="The run's folder."),
     "dry_run": click.option("--dry-run", is_flag=True, help="Show the cells and their expected time, but run nothing."),
 }
 
