@@ -29,8 +29,7 @@ from timing import ratio, table, turns
 
 from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import expand
-from sparsebench.plan.job import Job, Setting
-from sparsebench.plan.request import Request
+from sparsebench.plan.request import Job, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs

@@ -19,9 +19,8 @@ from measured import TINY
 from samples import SAMPLES
 
 from sparsebench.plan.expand import expand
-from sparsebench.plan.job import Job
 from sparsebench.plan.plan import needed_by
-from sparsebench.plan.request import Request
+from sparsebench.plan.request import Job, Request
 from sparsebench.plugin import registry
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, Failure, Metric, Origin, Part, Record

@@ -12,7 +12,7 @@ from typing import Any
 
 from sparsebench import __version__
 from sparsebench.errors import UserError, one_line
-from sparsebench.plan.job import Job, Setting
+from sparsebench.plan.request import Job, Setting
 from sparsebench.records import manifests, store
 from sparsebench.records.record import Failure, Record
 from sparsebench.runner.devices import environment, slots, variables

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from sparsebench.plan.job import Job
     from sparsebench.plan.plan import Expected, Plan
+    from sparsebench.plan.request import Job
     from sparsebench.records.record import Record
 
 ALSO = {"strategy": "plugin"}

@@ -17,9 +17,8 @@ from sparsebench.errors import StrategyError, UserError
 from sparsebench.measure.selection import Quality, expected_iou, iou, rank_correlation
 from sparsebench.models.actor import Actor
 from sparsebench.plan.expand import expand
-from sparsebench.plan.job import Job
 from sparsebench.plan.plan import Plan
-from sparsebench.plan.request import Request
+from sparsebench.plan.request import Job, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Cell, canonical

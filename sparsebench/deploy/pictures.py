@@ -15,10 +15,9 @@ from safetensors.torch import load_file
 from sparsebench.errors import UserError
 from sparsebench.models.actor import LEARNED
 from sparsebench.plan import plan as planner
-from sparsebench.plan.job import Job, Setting
 from sparsebench.plan.locate import Networks, places_of
 from sparsebench.plan.plan import Plan
-from sparsebench.plan.request import Files, How, Request
+from sparsebench.plan.request import Files, How, Job, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import canonical
 from sparsebench.runner import devices

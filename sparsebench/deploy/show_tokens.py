@@ -14,8 +14,7 @@ from torch import Tensor
 from sparsebench.deploy.pictures import Block, Ink, Scene, Trainer, rgb, scene, sheet, spread, tint, trained_cell
 from sparsebench.errors import UserError
 from sparsebench.models.actor import Pass
-from sparsebench.plan.job import Job
-from sparsebench.plan.request import Request
+from sparsebench.plan.request import Job, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record

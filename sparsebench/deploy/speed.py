@@ -23,8 +23,8 @@ from sparsebench.deploy.apply import RANDOM, apply
 from sparsebench.deploy.sparse_model import SparseModel
 from sparsebench.errors import UserError, one_line
 from sparsebench.plan.contenders import settings_of
-from sparsebench.plan.job import Job
 from sparsebench.plan.plan import Expected, Plan
+from sparsebench.plan.request import Job
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.table import setting_text
 from sparsebench.runner.process import peak

@@ -59,18 +59,6 @@ def settings_of(
     return settings
 
 
-def shared_amount(budget: Budget) -> Budget:
-    """Return the budget's amount, and its convention if it was asked for; what is left is each strategy's own."""
-    return Budget(**budget.model_dump(include={*SHARED, "convention"}, exclude_unset=True))
-
-
-def share_of_dense(budget: Budget, strategy: Strategy, cost: CostModel) -> float:
-    """Return the fraction of the dense MACs that a strategy is planned to spend, its own products among it."""
-    traits = strategy.traits()
-    steps = cost.steps(traits, stages(budget, traits, cost.depth), solve(budget, cost, traits))
-    return cost.macs(steps) / cost.macs(cost.dense())
-
-
 def known_cost(task: Task, model: Model) -> CostModel | None:
     """Return the closed form of a network, or None where it is not known before that is built."""
     try:
@@ -152,16 +140,18 @@ def contenders_of(
     specs = plugins + [parse(text) for text in named_here or ()]
     usual = usual_budgets(suite, entry, request)
     budgets = [budgets_of(spec, usual) for spec in specs]
-    amounts = (
-        shared_amount(budget) for each in budgets for budget in each if any(getattr(budget, key) for key in SHARED)
-    )
-    every = list(dict.fromkeys(amounts)) or usual
+    amounts = {  # the convention if it was asked for; what is left of a budget is each strategy's own
+        Budget(**budget.model_dump(include={*SHARED, "convention"}, exclude_unset=True)): None
+        for each in budgets
+        for budget in each
+        if any(getattr(budget, key) for key in SHARED)
+    }
+    every = list(amounts) or usual
     baselines = [(Spec(name), every) for name in suite.baselines] if named_here is None else []
     for spec, each in [*zip(specs, budgets, strict=True), *baselines]:
         registered = registry.strategy(spec.name)
         for params in spec.combinations(without=BUDGET_KEYS):
-            what = f"strategy '{spec.name}'"
-            strategy = fill(registered.cls, params, what, BUDGET_KEYS)
+            strategy = fill(registered.cls, params, f"strategy '{spec.name}'", BUDGET_KEYS)
             part = Part.of(strategy)
             for budget in each if strategy.budgeted else [FULL]:
                 yield strategy, registered, budget, part
@@ -184,7 +174,11 @@ def able(
             return True
         if strategy.trained or strategy.trains_only or strategy.fits() or strategy.kind == "oracle":
             return False
-        return not strategy.budgeted or cost is None or share_of_dense(budget, strategy, cost) <= 1
+        if not strategy.budgeted or cost is None:
+            return True
+        traits = strategy.traits()
+        steps = cost.steps(traits, stages(budget, traits, cost.depth), solve(budget, cost, traits))
+        return cost.macs(steps) <= cost.macs(cost.dense())
 
     names = {one[3].name for one in contenders if can(*one)}
     return tuple(one for one in contenders if one[3].name in names)

@@ -21,9 +21,8 @@ from sparsebench.plan.contenders import (
     specs_of,
     usual_budgets,
 )
-from sparsebench.plan.job import Job
 from sparsebench.plan.locate import LOCATED, as_named, networks_of, pictures_for
-from sparsebench.plan.request import Files, Request, Suite, SuiteTask, load, training_entry
+from sparsebench.plan.request import Files, Job, Request, Suite, SuiteTask, combinations, load, training_entry
 from sparsebench.plugin.registry import Found, Registry
 from sparsebench.records.record import Cell, Part, Precision, Track, Where, digest
 from sparsebench.strategy.base import Strategy
@@ -55,7 +54,7 @@ def expand(request: Request, registry: Registry, files: Files | None = None, sui
     _check_taken(files, settings)
     _check_pictures(suite, files, [setting.task for setting in settings])
     _check_weights(list({repr((one.task, one.model)): one for one in settings}.values()), files.places)
-    jobs, costs = dict[str, Job](), _Costs(registry)
+    jobs, costs = dict[str, Job](), dict[str, float]()
     for repetition in range(max(setting.seeds for setting in settings)):
         for setting in settings:
             if repetition >= setting.seeds:
@@ -125,7 +124,7 @@ def _both(one: Job, other: Job) -> Job:
 
 
 def _jobs(
-    setting: _Setting, contender: Contender, n_train: int, repetition: int, registry: Registry, costs: _Costs
+    setting: _Setting, contender: Contender, n_train: int, repetition: int, registry: Registry, costs: dict[str, float]
 ) -> Iterator[Job]:
     """Yield the job of one cell, after those of the cells it starts from, if there are any.
 
@@ -139,7 +138,7 @@ def _jobs(
         return Job(
             cell=cell, origin=registered.origin, kind=registered.cls.kind, label=label(strategy.name, changed),
             **plugins_of(cell, registry), after=after, network=network,
-            together=setting.model.together and not after, cost=costs.of(cell, tests=bool(network)), **more,
+            together=setting.model.together and not after, cost=_cost_of(cell, bool(network), registry, costs), **more,
         )  # fmt: skip
 
     def first(of: Cell) -> Job:
@@ -178,24 +177,21 @@ def _jobs(
     yield job(cell, registered, strategy, network=tested.id if tested else "", keep_weights=keeps)
 
 
-class _Costs:
-    """About the MACs of the training and the test of cells without a strategy, each kind counted once."""
+def _cost_of(cell: Cell, tests: bool, registry: Registry, known: dict[str, float]) -> float:
+    """Return about the MACs of the training and the test of a cell without a strategy, as `known` for its kind.
 
-    def __init__(self, registry: Registry):
-        self.registry, self.known = registry, dict[str, float]()
-
-    def of(self, cell: Cell, tests: bool) -> float:
-        """Return what a cell costs; with `tests` it tests a network that another cell trains."""
-        trains = not tests and cell.track != "frozen" and cell.n_train > 0
-        if (key := repr((cell.task, cell.model, cell.n_train, trains))) not in self.known:
-            task = fill(self.registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
-            model = fill(self.registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
-            cost, images = known_cost(task, model), float(getattr(task, "test", 0))
-            if trains and task.trains:
-                recipe = task.recipe()
-                images += 3 * min(cell.n_train * recipe.epochs, (recipe.batch or cell.n_train) * recipe.steps)
-            self.known[key] = OVERHEAD + images * (ANY_NETWORK if cost is None else cost.macs(cost.dense()))
-        return self.known[key]
+    With `tests` it tests a network that another cell trains.
+    """
+    trains = not tests and cell.track != "frozen" and cell.n_train > 0
+    if (key := repr((cell.task, cell.model, cell.n_train, trains))) not in known:
+        task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
+        model = fill(registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
+        cost, images = known_cost(task, model), float(getattr(task, "test", 0))
+        if trains and task.trains:
+            recipe = task.recipe()
+            images += 3 * min(cell.n_train * recipe.epochs, (recipe.batch or cell.n_train) * recipe.steps)
+        known[key] = OVERHEAD + images * (ANY_NETWORK if cost is None else cost.macs(cost.dense()))
+    return known[key]
 
 
 def plugins_of(cell: Cell, registry: Registry) -> dict[str, tuple[str, ...]]:
@@ -317,7 +313,9 @@ def _settings(suite: Suite, request: Request, registry: Registry, files: Files) 
     for entry, params in _entries(suite, request, registry):
         contenders = tuple(contenders_of(suite, entry, plugins, request, registry))
         trained = training_entry(entry) if entry.network else None
-        for varied, pictures in product(entry.task_params(), pictures_for(registry.task(entry.name), files)):
+        for varied, pictures in product(
+            combinations(entry.params, entry.sweep), pictures_for(registry.task(entry.name), files)
+        ):
             known = {} if trained is None else trained.params
             _check_changed(entry, varied | params, registry)
             task, places = _task(entry.name, known | varied | params | pictures, registry).located()
@@ -440,8 +438,13 @@ def _entries(suite: Suite, request: Request, registry: Registry) -> Iterator[tup
                 f"suite '{suite.name}' needs a task that no installed plugin has: {error}",
                 next_step="install the plugin, or name tasks that are there with --task",
             ) from error
-    if request.n_train or request.model:
-        changed = [entry for entry in of_suite if entry.network and _is_trained(entry, request, registry)]
+    if request.n_train or request.model:  # which says how much is trained, or which other model
+        inputs = None if request.model is None else registry.model(request.model.partition(":")[0]).inputs
+        changed = [
+            entry
+            for entry in of_suite
+            if entry.network and (request.n_train or inputs == registry.task(entry.name).inputs)
+        ]
         if changed and not request.tasks:  # one that is named is trained as asked: it is none of the suite's then
             raise UserError(
                 f"suite '{suite.name}' tests trained networks on {', '.join(entry.name for entry in changed)}",
@@ -464,13 +467,6 @@ def _entries(suite: Suite, request: Request, registry: Registry) -> Iterator[tup
             yield from ((entry, params) for params in spec.combinations())
 
 
-def _is_trained(entry: SuiteTask, request: Request, registry: Registry) -> bool:
-    """Say whether a request trains a task for which its suite has networks: it says how much, or another model."""
-    if request.n_train or request.model is None:
-        return bool(request.n_train)
-    return registry.model(request.model.partition(":")[0]).inputs == registry.task(entry.name).inputs
-
-
 def _task(name: str, params: dict[str, Any], registry: Registry) -> Task:
     task = fill(registry.task(name), params, f"task '{name}'")
     task.check()
@@ -481,7 +477,10 @@ def _models(
     task: Task, entry: SuiteTask, request: Request, registry: Registry, networks: Sequence[str], key: str | None
 ) -> Iterator[Model]:
     """Yield the model asked for if it takes the task's inputs, else the suite's or the task's own; see `_starts`."""
-    cls, every = registry.model(entry.model or task.default_model), list(entry.all_model_params())
+    cls, every = (
+        registry.model(entry.model or task.default_model),
+        list(combinations(entry.model_params, entry.model_sweep)),
+    )
     if request.model is not None:
         asked = registry.model(request.model.partition(":")[0])
         spec = parse(request.model, positional=asked.positional)

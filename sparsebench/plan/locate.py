@@ -16,8 +16,7 @@ from pathlib import Path
 
 from sparsebench.errors import UserError, as_utf8, few, plain
 from sparsebench.files import content_hash
-from sparsebench.plan.job import Job
-from sparsebench.plan.request import Files
+from sparsebench.plan.request import Files, Job
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Head
@@ -49,9 +48,16 @@ from sparsebench.tasks.sources.known import (
     tables,
 )
 
+log = logging.getLogger(__name__)
+
 LAYOUT = "a folder with train/<class>/* and test/<class>/*"
 DATA_ROOT = Path("data")
 """Where official files are looked for unless another place is named."""
+SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".pth.tar")
+CONVERT = (
+    "convert it once, where you trust it: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
+    "'weights.safetensors')"
+)
 
 
 def locate_images(
@@ -126,10 +132,7 @@ def _locate_labelled(root: Path, kind: str, bad: Bad) -> tuple[str, Path]:
 def _locate_classes(root: Path, bad: Bad) -> tuple[str, Path]:
     for split in ("train", "test"):
         if not (root / split).is_dir():
-            raise UserError(
-                f"--images folder: {root / split} is not a folder",
-                allowed=LAYOUT,
-            )
+            raise UserError(f"--images folder: {root / split} is not a folder", allowed=LAYOUT)
     listed = listing(root)
     _check_classes(listed)
     found = contents(root, listed, bad=bad, wanted=in_a_class)
@@ -147,8 +150,6 @@ def _check_classes(found: Listing) -> None:
             next_step="some differ in their Unicode normalisation alone: rename them" if alike else None,
         )  # fmt: skip
 
-
-log = logging.getLogger(__name__)
 
 LOCATED = {
     "images": locate_images,
@@ -266,11 +267,6 @@ def decode(jobs: Sequence[Job], registry: Registry, places: Mapping[str, Path]) 
         cache.decode(wanted)
 
 
-def shipped_folder() -> Path:
-    """Return the folder of the networks that come with sparsebench."""
-    return Path(str(resources.files(__package__))) / "suites" / "networks"
-
-
 @dataclass(frozen=True)
 class Networks:
     """Where the trained weights of cells lie: in a run's own folder, in one that was given, or with sparsebench.
@@ -333,23 +329,15 @@ class Networks:
 
     @cached_property
     def _other_networks(self) -> dict[Path, Mapping[str, Head]]:
-        folders = [
-            folder for folder in (self.given, shipped_folder()) if folder is not None and (folder / "weights").is_dir()
-        ]
-        return {folder: store.heads(folder) for folder in folders}
+        shipped = Path(str(resources.files(__package__))) / "suites" / "networks"
+        folders = [self.given, shipped] if self.given is not None else [shipped]
+        return {folder: store.heads(folder) for folder in folders if (folder / "weights").is_dir()}
 
 
 def _has_weights(out: Path, cell_id: str, known: Mapping[str, Head]) -> bool:
     """Say whether the trained weights of a cell lie there as its record, among the known, says they were written."""
     written = known[cell_id].notes.get("weights") if cell_id in known else None
     return written is not None and written == content_hash(store.weights_path(out, cell_id))
-
-
-SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".pth.tar")
-CONVERT = (
-    "convert it once, where you trust it: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
-    "'weights.safetensors')"
-)
 
 
 def locate_all(given: Sequence[Path], key: str = "") -> dict[str, Path]:

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 from sparsebench.errors import UserError, few, plain
 from sparsebench.plan.expand import expand
-from sparsebench.plan.job import Job
 from sparsebench.plan.locate import Networks, places_of, strays_of
-from sparsebench.plan.request import Files, Request, Rerun, Suite, load
+from sparsebench.plan.request import Files, Job, Request, Rerun, Suite, load
 from sparsebench.plugin.content import CODE
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store

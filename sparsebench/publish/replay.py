@@ -23,10 +23,9 @@ from sparsebench import seeds
 from sparsebench.errors import UserError, plain
 from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import plugins_of, training_of
-from sparsebench.plan.job import Job
 from sparsebench.plan.locate import LOCATED, Networks, files_of, networks_of, pictures_for, places_of
 from sparsebench.plan.plan import Expected, Plan
-from sparsebench.plan.request import Files, How
+from sparsebench.plan.request import Files, How, Job
 from sparsebench.plugin.content import Content
 from sparsebench.plugin.registry import Registry, distribution, entries
 from sparsebench.plugin.registry import files_of as plugin_files

@@ -20,6 +20,19 @@ from sparsebench.plan.plan import Plan
 from sparsebench.tasks.sources.cache import cores
 
 MOST_WORKERS = 16
+THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+LOOK = 0.2
+"""Seconds between two looks whether it is one's turn."""
+PACKAGES = ("sparsebench", "torch", "timm", "torchvision", "numpy", "scipy", "scikit-learn", "pillow", "pluggy",
+            "pydantic", "numba", "llvmlite")  # fmt: skip
+SETTINGS = (
+    "ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_DEBUG_CPU_TYPE", "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "OPENBLAS_CORETYPE",
+    "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_DISABLE_JIT",
+)  # fmt: skip
+"""Variables by which the libraries compute otherwise. Numbers of threads are not among them: a cell has one."""
+NUMBERS = {"tf32": "off", "kernels": "deterministic where torch has them, but attention's gradients on a GPU"}
+"""How every cell computes, whatever the machine's own settings are; see `run_cell.one_thread`."""
 
 
 def workers_for(plan: Plan, device: str, asked: int | None, exclusive: bool = False) -> int:
@@ -64,9 +77,6 @@ def gpus() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
@@ -116,15 +126,11 @@ def first_of(device: str) -> str:
     return "cuda:0" if device == "cuda" else device
 
 
-LOOK = 0.2
-"""Seconds between two looks whether it is one's turn."""
-ALONE = {True: "alone on its machine", False: "alone on its GPU"}
-BESIDE = "perhaps beside other cells"
-
-
 def timing(device: str, exclusive: bool) -> str:
     """Return what a record says of how it was timed."""
-    return ALONE[device == "cpu"] if exclusive else BESIDE
+    if not exclusive:
+        return "perhaps beside other cells"
+    return "alone on its machine" if device == "cpu" else "alone on its GPU"
 
 
 @contextmanager
@@ -151,7 +157,16 @@ def turn(device: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[No
 
 @contextmanager
 def _lock(name: str, kind: int, on_wait: Callable[[], None]) -> Iterator[None]:
-    file = _open(name)
+    path = Path(tempfile.gettempdir()) / f"sparsebench-{name}.lock"
+    try:
+        try:
+            file = os.open(path, os.O_RDONLY)  # with O_CREAT Linux refuses the files of others in /tmp
+        except FileNotFoundError:
+            file = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
+            os.fchmod(file, 0o644)  # for all users
+    except OSError as error:
+        step = "remove it, or set TMPDIR"
+        raise UserError(f"--exclusive cannot lock {path}", got=error.strerror, next_step=step) from error
     try:
         while True:
             try:
@@ -164,34 +179,6 @@ def _lock(name: str, kind: int, on_wait: Callable[[], None]) -> Iterator[None]:
     finally:
         fcntl.flock(file, fcntl.LOCK_UN)  # a copy of this process may have the file open too
         os.close(file)
-
-
-def _open(name: str) -> int:
-    """Return a descriptor of the file of a lock, made for all users if it was not there."""
-    path = Path(tempfile.gettempdir()) / f"sparsebench-{name}.lock"
-    try:
-        try:
-            return os.open(path, os.O_RDONLY)  # with O_CREAT Linux refuses the files of others in /tmp
-        except FileNotFoundError:
-            file = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
-            os.fchmod(file, 0o644)
-            return file
-    except OSError as error:
-        raise UserError(
-            f"--exclusive cannot lock {path}", got=error.strerror, next_step="remove it, or set TMPDIR"
-        ) from error
-
-
-PACKAGES = ("sparsebench", "torch", "timm", "torchvision", "numpy", "scipy", "scikit-learn", "pillow", "pluggy",
-            "pydantic", "numba", "llvmlite")  # fmt: skip
-SETTINGS = (
-    "ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_DEBUG_CPU_TYPE", "ONEDNN_MAX_CPU_ISA",
-    "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "OPENBLAS_CORETYPE",
-    "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_DISABLE_JIT",
-)  # fmt: skip
-"""Variables by which the libraries compute otherwise. Numbers of threads are not among them: a cell has one."""
-NUMBERS = {"tf32": "off", "kernels": "deterministic where torch has them, but attention's gradients on a GPU"}
-"""How every cell computes, whatever the machine's own settings are; see `run_cell.one_thread`."""
 
 
 @lru_cache(maxsize=1)

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import NamedTuple, Protocol
 
 from sparsebench.errors import UserError
-from sparsebench.plan.job import Job, Setting, shown_size, shown_time
+from sparsebench.plan.request import Job, Setting, shown_size, shown_time
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Head, Record, Status
@@ -41,8 +41,6 @@ TOGETHER = 1000
 """Cells given to a worker on a GPU at once; it trains as many at a time as its memory holds."""
 AHEAD = 64
 """Jobs among which one is chosen."""
-
-
 LOCKS = ".cells.lock"
 """The file in a run's folder of whose bytes each is the lock of a cell."""
 
@@ -86,18 +84,10 @@ class CellLocks:
             fcntl.lockf(self.file, fcntl.LOCK_UN, 1, _place(cell_id))
 
     def is_done(self, job: Job) -> bool:
-        """Say whether another run has stored an answer to a cell, of the same revision, since this one was planned."""
-        self._read_on()
-        head, known = self.new.get(job.cell.id), self.known.get(job.cell.id)
-        if head is None or head.status == "skipped" or head.origin.identity != job.origin.identity:
-            return False
-        if known is not None and known.started == head.started:
-            return False
-        self.on_done(job.cell.id)
-        return True
+        """Say whether another run has stored an answer to a cell, of the same revision, since this one was planned.
 
-    def _read_on(self) -> None:
-        """Read what others have stored since: all heads at first and once a run has sealed its records, and lines."""
+        What others have stored since is read: all heads at first and once a run has sealed its records, and lines.
+        """
         others = [path for path in store.segments(self.out) if store.by_this_process() not in path.name]
         if (sealed := store.sealed(self.out)) != self.sealed and (sealed or others):
             self.sealed = sealed
@@ -110,6 +100,13 @@ class CellLocks:
                     with suppress(ValueError):
                         record = store.parse(line)
                         self.new[record.cell_id] = record
+        head, known = self.new.get(job.cell.id), self.known.get(job.cell.id)
+        if head is None or head.status == "skipped" or head.origin.identity != job.origin.identity:
+            return False
+        if known is not None and known.started == head.started:
+            return False
+        self.on_done(job.cell.id)
+        return True
 
     def __enter__(self) -> CellLocks:
         return self
@@ -344,7 +341,7 @@ class Processes:
             Supervisor(setting, slot, server, log_of(setting.out, slot.number), on_begin)
             for slot in slots(setting.device, self.workers)
         ]
-        threads = [threading.Thread(target=_serve, args=(one, queue, records), daemon=True) for one in supervisors]
+        threads = [threading.Thread(target=one.serve, args=(queue, records), daemon=True) for one in supervisors]
         for thread in threads:
             thread.start()
         try:
@@ -363,20 +360,6 @@ class Processes:
                 supervisor.kill()
             for thread in threads:
                 thread.join()
-
-
-def _serve(supervisor: Supervisor, queue: Queue, records: SimpleQueue[Record | BaseException | None]) -> None:
-    """Have a supervisor work through the queue; at the end hand on what went wrong, or None."""
-    error = None
-    try:
-        while not supervisor.stopped and (batch := queue.take(supervisor)) is not None:
-            for job, record in supervisor.records(batch):
-                records.put(record)
-                queue.done(job)
-    except BaseException as raised:  # the thread that waits for records raises it
-        error = raised
-    supervisor.end()
-    records.put(error)
 
 
 def log_of(out: Path, worker: int | str) -> Path:
@@ -423,6 +406,19 @@ class Supervisor:
     def _begins(self, at: Sequence[str]) -> None:
         """Take note of the ids of cells that the worker is at from now on."""
         self.at, self.started, self.clock = at, datetime.now(UTC), time.monotonic()
+
+    def serve(self, queue: Queue, records: SimpleQueue[Record | BaseException | None]) -> None:
+        """Work through a queue; at the end hand on what went wrong, or None."""
+        error = None
+        try:
+            while not self.stopped and (batch := queue.take(self)) is not None:
+                for job, record in self.records(batch):
+                    records.put(record)
+                    queue.done(job)
+        except BaseException as raised:  # the thread that waits for records raises it
+            error = raised
+        self.end()
+        records.put(error)
 
     def records(self, batch: list[Job]) -> Iterator[tuple[Job, Record]]:
         """Yield the record of each job, unless it is killed.
@@ -487,10 +483,8 @@ class Supervisor:
             return _End("crashed", f"the worker {how_it_left(code)}", worker.last_words(), was_killed(code))
         except ValueError as error:
             return _End("crashed", f"the worker's answer cannot be read: {error}", worker.last_words())
-        return self._over(worker) if message is None else message
-
-    def _over(self, worker: Worker) -> _End | None:
-        """Return the end of a worker that is over a limit."""
+        if message is not None:
+            return message
         if 0 < self.limits.timeout < (seconds := time.monotonic() - self.clock):
             reason = f"no result after {shown_time(seconds)}, with --timeout {self.limits.timeout:g}"
             return _End("timeout", reason, worker.last_words())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from sparsebench import seeds
 from sparsebench.errors import NotReadyError, StrategyError, UnsupportedError, UserError
 from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.base import HEADS, Network, Start
-from sparsebench.plan.job import Job, Setting
+from sparsebench.plan.request import Job, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, digest
 from sparsebench.strategy.base import Strategy
@@ -35,6 +34,8 @@ MOST = 2**26
 """Bytes of data that are kept; the largest tests of the suites quick and embedded are a fifth of that."""
 SHARE = 0.5
 """Of a device's free memory that the images of one split may take."""
+TRAINING = "training"
+"""The name under which a file of weights says how they were trained."""
 
 
 class Drawn:
@@ -57,7 +58,9 @@ class Drawn:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seeds.seed_of("draw", cell.draw))
             data = task.draw(cell.n_train, cell.repetition, locations)
-        if _size(data) > MOST:
+        splits = [split for split in (data.train, data.test, data.validation) if split is not None]
+        arrays = [value for of in (data, *splits) for value in vars(of).values() if isinstance(value, np.ndarray)]
+        if any(isinstance(one, np.memmap) for one in arrays) or sum(one.nbytes for one in arrays) > MOST:
             return data
         self.draw, self.data = cell.draw, data
         return copy.deepcopy(data)
@@ -68,7 +71,10 @@ class Drawn:
         Images that are all that a file holds stay on the device for the next cell: what is in a file of pixels never
         changes. On a CPU they are the file's pages.
         """
-        file, tensor = _file_of(inputs), torch.from_numpy(np.ascontiguousarray(inputs))
+        file, tensor = "", torch.from_numpy(np.ascontiguousarray(inputs))
+        if isinstance(inputs, np.memmap) and inputs.filename is not None and inputs.flags.c_contiguous:
+            whole = os.path.getsize(inputs.filename) == inputs.offset + inputs.nbytes
+            file = str(inputs.filename) if whole else ""
         if file in self.images:
             return self.images[file]
         if inputs.ndim == 4 and inputs.nbytes > room(device):
@@ -81,31 +87,12 @@ class Drawn:
         return moved
 
 
-def _file_of(inputs: np.ndarray) -> str:
-    """Return the file of which an array is all, or ""."""
-    if not isinstance(inputs, np.memmap) or inputs.filename is None:
-        return ""
-    whole = os.path.getsize(inputs.filename) == inputs.offset + inputs.nbytes
-    return str(inputs.filename) if whole and inputs.flags.c_contiguous else ""
-
-
 def room(device: str) -> float:
     """Return how many bytes the images of a split may have to be kept on a device."""
     if torch.device(device).type != "cuda":
         return 0.0
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return SHARE * (torch.cuda.mem_get_info(device)[0] + unused)
-
-
-def _size(data: Data) -> float:
-    """Return the bytes of all arrays; infinity where one is mapped from a file."""
-    splits = [split for split in (data.train, data.test, data.validation) if split is not None]
-    held = [value for of in (data, *splits) for value in vars(of).values() if isinstance(value, np.ndarray)]
-    return math.inf if any(isinstance(array, np.memmap) for array in held) else sum(array.nbytes for array in held)
-
-
-TRAINING = "training"
-"""The name under which a file of weights says how they were trained."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +150,11 @@ class Prepared:
     def recipe(self) -> Recipe:
         """The task's recipe."""
         return self.task.recipe()
+
+    @property
+    def joins(self) -> bool:
+        """Whether it can be trained in one program with others."""
+        return hasattr(self.network, "train_together") and not self.recipe.watch
 
     @property
     def order(self) -> tuple[object, ...]:

@@ -44,6 +44,25 @@ from sparsebench.records.record import Record
 from sparsebench.runner.devices import environment
 
 M = TypeVar("M", bound=BaseModel)
+FORKS = sys.platform == "linux"
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PRELOADED = ("sparsebench.runner.run_cell", "sparsebench.plugin.registry", "sparsebench.tasks.shipped",
+             "sparsebench.models.vits", "timm", "torchvision")  # fmt: skip
+PREFIX: list[str] = []
+"""What stands before the command of a server; see `enclose`."""
+PATIENCE = 10.0
+"""Seconds to wait for processes that were killed: one that the kernel holds may take for ever."""
+STARTER = 1.0
+"""Seconds between two looks whether who started the server is still there."""
+START = 300.0
+"""Seconds that a server may take to load, on a file system that is slow."""
+LONGEST = 2**26
+"""Bytes of the longest message: a strategy that finds the descriptor may write to it without end."""
+KEPT = re.compile(
+    r"PATH|HOME|TMPDIR|LANG|LC_\w+|TZ|LD_LIBRARY_PATH|PYTHON(PATH|HOME|HASHSEED|WARNINGS)|VIRTUAL_ENV"
+    r"|(CUDA|CUBLAS|NVIDIA|OMP|MKL|OPENBLAS|ATEN|TORCH|NUMBA|MPL)\w*|XDG_CACHE_HOME|HF_HOME|SPARSEBENCH_\w+"
+)
+"""Variables that libraries need; what else there is may be a token or a password."""
 
 
 class Message(BaseModel):
@@ -79,16 +98,6 @@ class Line(Connection):
         if os.getpid() != self.pid:
             os._exit(0)
         self.send_bytes(message.model_dump_json().encode())
-
-
-FORKS = sys.platform == "linux"
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-PRELOADED = ("sparsebench.runner.run_cell", "sparsebench.plugin.registry", "sparsebench.tasks.shipped",
-             "sparsebench.models.vits", "timm", "torchvision")  # fmt: skip
-PATIENCE = 10.0
-"""Seconds to wait for processes that were killed: one that the kernel holds may take for ever."""
-STARTER = 1.0
-"""Seconds between two looks whether who started the server is still there."""
 
 
 def descendants(pid: int) -> list[int]:
@@ -237,16 +246,6 @@ def main(descriptor: int, modules: Sequence[str]) -> None:
     gc.collect()
     gc.freeze()  # pages that workers share stay shared
     serve(requests)
-
-
-START = 300.0
-"""Seconds that a server may take to load, on a file system that is slow."""
-LONGEST = 2**26
-"""Bytes of the longest message: a strategy that finds the descriptor may write to it without end."""
-
-
-PREFIX: list[str] = []
-"""What stands before the command of a server; see `enclose`."""
 
 
 class Server:
@@ -440,24 +439,16 @@ def how_it_left(code: int) -> str:
     return f"was ended by {name}{hint}"
 
 
-def held_bytes(pids: Sequence[int]) -> int:
-    """Return the bytes that processes hold together and nobody can take from them, what several share counted once.
-
-    That is what was allocated, in memory or swapped out, without the pages of files, which the kernel may drop. It is
-    what Linux says, 0 elsewhere.
-    """
-    return sum(_sum(pid, "smaps_rollup", "Pss_Anon", "Pss_Shmem", "SwapPss") for pid in pids)
-
-
 def held_over(pids: Sequence[int], limit: float) -> int:
-    """Return what processes hold together if it is more than a limit, else 0.
+    """Return the bytes that processes hold together and nobody can take from them if these are more than a limit, or 0.
 
-    What is quickly known, with files and with what they share, is never less: only if that is over the limit are all
-    pages looked at.
+    That is what was allocated, in memory or swapped out, without the pages of files, which the kernel may drop; what
+    several share is counted once. It is what Linux says, 0 elsewhere. What is quickly known, with files and with what
+    they share, is never less: only if that is over the limit are all pages looked at.
     """
     if sum(_sum(pid, "status", "VmRSS", "VmSwap") for pid in pids) <= limit:
         return 0
-    size = held_bytes(pids)
+    size = sum(_sum(pid, "smaps_rollup", "Pss_Anon", "Pss_Shmem", "SwapPss") for pid in pids)
     return size if size > limit else 0
 
 
@@ -480,13 +471,6 @@ def _sum(pid: int, name: str, *keys: str) -> int:
     except OSError:
         return 0
     return 1024 * sum(int(lines[key].split()[0]) for key in keys if key in lines)
-
-
-_KEPT = re.compile(
-    r"PATH|HOME|TMPDIR|LANG|LC_\w+|TZ|LD_LIBRARY_PATH|PYTHON(PATH|HOME|HASHSEED|WARNINGS)|VIRTUAL_ENV"
-    r"|(CUDA|CUBLAS|NVIDIA|OMP|MKL|OPENBLAS|ATEN|TORCH|NUMBA|MPL)\w*|XDG_CACHE_HOME|HF_HOME|SPARSEBENCH_\w+"
-)
-"""Variables that libraries need; what else there is may be a token or a password."""
 
 
 @cache
@@ -542,7 +526,7 @@ def enclose(readable: Iterable[Path] = ()) -> Iterator[None]:
     """
     before, place = dict(os.environ), tempfile.tempdir
     for name in before:
-        if not _KEPT.fullmatch(name):
+        if not KEPT.fullmatch(name):
             del os.environ[name]
     with tempfile.TemporaryDirectory(prefix="sparsebench-") as made:
         room = Path(made).resolve()

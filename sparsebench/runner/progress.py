@@ -29,6 +29,12 @@ EVERY = 1.0
 """Seconds between two writings."""
 SILENT = 60.0
 """Seconds after which a run that has written nothing is held for dead."""
+OFTEN = 0.2
+"""Seconds between two drawings that records bring about."""
+GOOD = ("ok", "unsupported", "skipped")
+"""Statuses of cells in which nothing failed."""
+LINE = 60.0
+"""Seconds between two lines, where what is shown goes to a file."""
 
 
 class Underway(BaseModel):
@@ -56,22 +62,14 @@ class Underway(BaseModel):
     @property
     def alive(self) -> bool:
         """Whether it was written lately, and, on this machine, by a process that is still there."""
-        there = self.host != socket.gethostname() or _is_there(self.pid)
-        return there and time.time() - self.updated < SILENT
-
-
-def state_of(remaining: Remaining, workers: int) -> Underway:
-    """Return how far a run of so many workers is now."""
-    now = time.time()
-    with remaining.lock:
-        jobs, running = remaining.jobs, remaining.running
-        return Underway(
-            host=socket.gethostname(), pid=os.getpid(), workers=workers, updated=now,
-            since=min((since for since, _ in running.values()), default=now),
-            left=Counter(job.label for job in jobs.values()),
-            running=Counter(jobs[cell_id].label for cell_id in running),
-            done=remaining.share(workers, now), seconds=remaining.seconds(workers, now),
-        )  # fmt: skip
+        try:
+            if self.host == socket.gethostname():
+                os.kill(self.pid, 0)
+        except PermissionError:
+            pass
+        except (OSError, OverflowError):
+            return False
+        return self.pid > 0 and time.time() - self.updated < SILENT
 
 
 @contextmanager
@@ -90,10 +88,19 @@ def beat(
 
     def write_on() -> None:
         while True:
-            now = state_of(remaining, workers)
+            now = time.time()
+            with remaining.lock:
+                jobs, running = remaining.jobs, remaining.running
+                state = Underway(
+                    host=socket.gethostname(), pid=os.getpid(), workers=workers, updated=now,
+                    since=min((since for since, _ in running.values()), default=now),
+                    left=Counter(job.label for job in jobs.values()),
+                    running=Counter(jobs[cell_id].label for cell_id in running),
+                    done=remaining.share(workers, now), seconds=remaining.seconds(workers, now),
+                )  # fmt: skip
             with suppress(UserError):  # the run itself will say that the folder cannot be written
-                files.write_whole(path, now.model_dump_json().encode())
-            tell(now)
+                files.write_whole(path, state.model_dump_json().encode())
+            tell(state)
             if over.wait(EVERY):
                 return
 
@@ -124,30 +131,12 @@ def clear(out: Path) -> None:
         (out / "underway").rmdir()
 
 
-def _is_there(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True
-    except (OSError, OverflowError):
-        return False
-    return pid > 0
-
-
 def _files(folder: Path) -> list[tuple[Path, Underway]]:
     found = []
     for path in files.files_in(folder, ".json"):
         with suppress(OSError, ValueError):  # it is gone, or torn
             found.append((path, Underway.model_validate_json(path.read_bytes())))
     return found
-
-
-OFTEN = 0.2
-"""Seconds between two drawings that records bring about."""
-GOOD = ("ok", "unsupported", "skipped")
-"""Statuses of cells in which nothing failed."""
-LINE = 60.0
-"""Seconds between two lines, where what is shown goes to a file."""
 
 
 class Progress:
@@ -225,28 +214,23 @@ class Progress:
             self._show(at_once=True)
 
     def step(self, record: Record) -> None:
-        """Count one record."""
+        """Count one record, and say at once, above the bar, why a cell has no result."""
         good = record.status in GOOD
         self.last = f", {record.label} on {record.cell.task.name} {'done' if good else record.status}"
-        if not good:
-            self._tell(record)
+        reason = record.failure.reason if record.failure is not None else record.status
+        if not good and (record.label, reason) not in self.failures:  # once for all cells with the same reason
+            self.failures.add((record.label, reason))
+            logs = f"; logs: {self.out / 'logs'}" if (self.out / "logs").is_dir() else ""
+            if self.bar is not None:
+                self.bar.clear()
+            line = f"{record.status}: {record.label} on {record.cell.task.name}: {reason}{logs}"
+            click.secho(line, fg="red", err=True)
         self.cells += 1
         if self.cells == self.total:
             self.left = clock(0)
         self.done = max(self.done, self.cells)
         self._show(at_once=self.cells == self.total)
         self.on_record(record)
-
-    def _tell(self, record: Record) -> None:
-        """Say at once, above the bar, why a cell has no result; once for all cells with the same reason."""
-        reason = record.failure.reason if record.failure is not None else record.status
-        if (record.label, reason) not in self.failures:
-            self.failures.add((record.label, reason))
-            logs = f"; logs: {self.out / 'logs'}" if (self.out / "logs").is_dir() else ""
-            line = f"{record.status}: {record.label} on {record.cell.task.name}: {reason}{logs}"
-            if self.bar is not None:
-                self.bar.clear()
-            click.secho(line, fg="red", err=True)
 
     def beat(self, now: Underway) -> None:
         """Show the time gone and left, and how much of the cells under way is done."""

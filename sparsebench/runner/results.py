@@ -24,7 +24,7 @@ from sparsebench.strategy.base import Site
 from sparsebench.strategy.plan_checks import only_removes
 from sparsebench.strategy.plans import Keep, Plan
 from sparsebench.strategy.tokens import Padded, sizes_after
-from sparsebench.tasks.base import Data, Recipe, Split, Task, relevant
+from sparsebench.tasks.base import Data, Recipe, Task, relevant
 from sparsebench.tasks.pictures import PictureTask
 from sparsebench.training.evaluate import (
     BATCH,
@@ -37,6 +37,16 @@ from sparsebench.training.evaluate import (
 )
 from sparsebench.training.fit import calibrate
 from sparsebench.training.steps import Samples, Steps
+
+TOGETHER = 256
+"""Disturbed images in one forward pass, or fewer where the device has no memory for them."""
+FEWEST_TIMED = 4
+"""Batches of a test whose median time counts; where it has fewer, a batch is timed on its own."""
+MISPLANNED = 0.02
+"""How far the MACs of the token counts that were planned may be from the planned ones before a record says so."""
+SELECTION = ("selection_precision", "selection_recall", "selection_auroc")
+Stays = list[tuple[int, Tensor]]
+"""Each block in which tokens left, with the (B, M) patches that stayed, in rising order."""
 
 
 class Watch:
@@ -75,7 +85,7 @@ class Watch:
         self.seen: dict[str, list[float]] = {}
 
     def __call__(self, step: int) -> None:
-        """SplitPass, if it is time to."""
+        """Look, if it is time to."""
         if step % self.recipe.watch == 0:
             self.look(step)
 
@@ -86,7 +96,14 @@ class Watch:
             return
         self.steps.store()
         self.at.append(step)
-        loss, accuracy = self._test()
+        samples, actor = self.test
+        if hasattr(self.steps, "test"):
+            loss, accuracy = self.steps.test(actor, samples)
+        else:
+            evaluation = evaluate(self.network, actor, samples, self.recipe)
+            self.network.module.train()
+            right = evaluation.predicted == samples.labels.cpu().numpy()
+            loss, accuracy = evaluation.loss, float(right.mean())
         shown = self.network.observe(_look(*self.train, training=True), _look(*self.test))
         for name, value in {"test_loss": loss, "test_accuracy": accuracy, **shown}.items():
             self.seen.setdefault(name, []).append(value)
@@ -96,16 +113,6 @@ class Watch:
         """Return what the network keeps of its trained weights."""
         kept: dict[str, tuple[float, ...]] = self.network.trained_values(self.first, _look(self.test[0], None))
         return kept
-
-    def _test(self) -> tuple[float, float]:
-        """Return mean loss and accuracy over the test split."""
-        samples, actor = self.test
-        if hasattr(self.steps, "test"):
-            loss, accuracy = self.steps.test(actor, samples)
-            return loss, accuracy
-        evaluation = evaluate(self.network, actor, samples, self.recipe)
-        self.network.module.train()
-        return evaluation.loss, float((evaluation.predicted == samples.labels.cpu().numpy()).mean())
 
     def iterations(self, success: Callable[[float, float], bool | None]) -> int | None:
         """Return the steps done at the first look at which loss and accuracy are a success, or None."""
@@ -117,10 +124,6 @@ def _look(samples: Samples, actor: Actor | None, training: bool = False) -> Spli
     acting = None if actor is None else samples.begin(actor, samples.items, visit=0, training=training)
     relevance = samples.items.new_empty(len(samples.items), 0) if samples.relevance is None else samples.relevance
     return SplitPass(samples.inputs, samples.labels, relevance, acting)
-
-
-TOGETHER = 256
-"""Disturbed images in one forward pass, or fewer where the device has no memory for them."""
 
 
 class Influences(NamedTuple):
@@ -164,12 +167,8 @@ def _all(network: Network, actor: Actor | None, samples: Samples, n: int, togeth
     return Influences(torch.cat(influences).cpu().numpy(), torch.cat(predicted).cpu().numpy())
 
 
-_Stays = list[tuple[int, Tensor]]
-"""Each block in which tokens left, with the (B, M) patches that stayed, in rising order."""
-
-
 def _influences(
-    network: Network, samples: Samples, rows: Tensor, outputs: Tensor, site: Site, stays: _Stays, together: int
+    network: Network, samples: Samples, rows: Tensor, outputs: Tensor, site: Site, stays: Stays, together: int
 ) -> Tensor:
     """Return (B, N) z of the samples `rows`, given the outputs of the undisturbed network and what stayed in it."""
     p, predicted = outputs.softmax(dim=1).max(dim=1)
@@ -184,18 +183,15 @@ def _influences(
     for seen in range(1, len(places) + 1):
         for pairs in (left == seen).nonzero().split(together):
             image, token = pairs.unbind(dim=1)
-            script = [
-                (where, block, _without(stay[image], token) if place < seen else stay[image])
-                for place, (where, block, stay) in enumerate(places)
-            ]
+            script = []
+            for place, (where, block, stay) in enumerate(places):
+                stayed = stay[image]
+                if place < seen:  # (R, M - 1): without the one token of each row
+                    stayed = stayed[stayed != token[:, None]].reshape(len(stayed), -1)
+                script.append((where, block, stayed))
             disturbed = network(samples.take(rows[image]), Replay(N, script)).softmax(dim=1)
             z[image, token] = (p[image] - disturbed.gather(1, predicted[image, None])[:, 0]).abs()
     return z
-
-
-def _without(stay: Tensor, token: Tensor) -> Tensor:
-    """Return (R, M - 1), the (R, M) patches without the one token of each row."""
-    return stay[stay != token[:, None]].reshape(len(stay), -1)
 
 
 class Replay(Pass):
@@ -229,22 +225,6 @@ class Replay(Pass):
         return plan
 
 
-def answers(
-    network: Network, actor: Actor | None, samples: Samples, recipe: Recipe, batch: int | None = None
-) -> Evaluation:
-    """Return what comes out of the first batch where each sample has the label and the mask of another one.
-
-    The batch has `first_batch` samples unless it is given. They are exchanged in place, so that whoever looks for them,
-    by whatever way, comes upon these. An oracle, which is given masks, has its own. Random states are afterwards as
-    before.
-    """
-    mask = None if actor is not None and actor.strategy.kind == "oracle" else samples.relevance
-    few, batch = copy.copy(samples), batch or first_batch(network, samples)
-    few.items = samples.items[:batch]
-    with seeds.global_states_kept(), _exchanged(samples.labels, mask):
-        return evaluate(network, actor, few, recipe, batch)
-
-
 @contextmanager
 def _exchanged(labels: Tensor, mask: Tensor | None) -> Iterator[None]:
     """Give every sample the label (n,) and the mask (n, N) of another; of another class where there are enough.
@@ -264,30 +244,6 @@ def _exchanged(labels: Tensor, mask: Tensor | None) -> Iterator[None]:
         labels.copy_(before[0])
         if mask is not None and before[1] is not None:
             mask.copy_(before[1])
-
-
-def check(other: Evaluation, evaluation: Evaluation) -> None:
-    """Raise StrategyError if the first batch came out otherwise with the labels and masks of other samples."""
-    n = len(other.predicted)
-    kept = (other.kept != evaluation.kept[:n]).any(axis=1)
-    if kept.any():
-        raise StrategyError(
-            f"with labels and masks of other samples it kept other tokens of {kept.sum()} of {n}: it knows what only "
-            "an oracle may, or does not choose the same twice"
-        )
-    predicted = other.predicted != evaluation.predicted[:n]
-    if predicted.any():
-        raise StrategyError(
-            f"with labels and masks of other samples {predicted.sum()} of {n} had another prediction: what classes "
-            "them knows the labels, or does not do the same twice"
-        )
-
-
-FEWEST_TIMED = 4
-"""Batches of a test whose median time counts; where it has fewer, a batch is timed on its own."""
-MISPLANNED = 0.02
-"""How far the MACs of the token counts that were planned may be from the planned ones before a record says so."""
-SELECTION = ("selection_precision", "selection_recall", "selection_auroc")
 
 
 class Result:
@@ -327,7 +283,7 @@ def measure(
 
     Raises:
         DivergedError: its weights or its test loss are not finite.
-        StrategyError: what comes out depends on labels or masks, see `training.leak_check`.
+        StrategyError: what comes out depends on labels or masks.
     """
     network, actor, recipe = cell.network, cell.actor, cell.recipe
     if not bool(torch.stack([p.isfinite().all() for p in network.module.parameters()]).all()):
@@ -360,16 +316,33 @@ def measure(
 
 
 def _test(cell: Prepared, batch: int, leaks: bool, on_done: Callable[[int], None] | None) -> Evaluation:
-    """Return what came out of the test; see `measure`."""
+    """Return what came out of the test; with `leaks` the first batch is tested before with exchanged labels and masks.
+
+    They are exchanged in place, so that whoever looks for them, by whatever way, comes upon these. An oracle, which is
+    given masks, has its own. Random states are afterwards as before.
+    """
     network, actor, samples, recipe = cell.network, cell.in_test, cell.test, cell.recipe
-    others = None
+    known, others = samples.relevance is not None, None
     if leaks:
-        others = answers(network, actor, samples, recipe, batch)
+        mask = None if actor is not None and actor.strategy.kind == "oracle" else samples.relevance
+        few = copy.copy(samples)
+        few.items = samples.items[:batch]
+        with seeds.global_states_kept(), _exchanged(samples.labels, mask):
+            others = evaluate(network, actor, few, recipe, batch)
         batch = others.batch  # batches alike in size are rounded alike
-    known = samples.relevance is not None
     evaluation = evaluate(network, actor, samples, recipe, batch, choices=known, on_done=on_done)
     if others is not None:
-        check(others, evaluation)
+        n = len(others.predicted)
+        if kept := (others.kept != evaluation.kept[:n]).any(axis=1).sum():
+            raise StrategyError(
+                f"with labels and masks of other samples it kept other tokens of {kept} of {n}: it knows what only an "
+                "oracle may, or does not choose the same twice"
+            )
+        if predicted := (others.predicted != evaluation.predicted[:n]).sum():
+            raise StrategyError(
+                f"with labels and masks of other samples {predicted} of {n} had another prediction: what classes them "
+                "knows the labels, or does not do the same twice"
+            )
     return evaluation
 
 
@@ -415,7 +388,11 @@ def _add_validation(result: Result, cell: Prepared) -> None:
 
 
 def _add_outcomes(result: Result, task: Task, data: Data, evaluation: Evaluation) -> None:
-    """Add accuracy, loss, success and group metrics, and each item's outcome."""
+    """Add accuracy, loss, success, group metrics, what the task declares, and each item's outcome.
+
+    Raises:
+        UserError: the task returns a metric that is not declared or there already, or an infinite value.
+    """
     test, groups_ = data.test, data.group_names
     items = Items(
         evaluation.predicted, test.labels, test.groups, evaluation.rank, evaluation.losses, test.foregrounds,
@@ -428,26 +405,16 @@ def _add_outcomes(result: Result, task: Task, data: Data, evaluation: Evaluation
         result.add_score(items.p_label)
     for name, success in task.successes(items.loss, items.accuracy).items():
         result.add(name, float(success), 1, "" if decided_by(name) else _declared_unit(task, name))
-    _add_declared(result, task, items, test)
-    result.outcomes = Outcomes(
-        n=len(test.labels), predicted=bytes_of(items.predicted), label=bytes_of(items.labels),
-        group=bytes_of(items.groups), rank=bytes_of(items.ranks), foreground=bytes_of(items.foregrounds),
-    )  # fmt: skip
-
-
-def _add_declared(result: Result, task: Task, items: Items, test: Split) -> None:
-    """Add the metrics that the task declares.
-
-    Raises:
-        UserError: it returns another, one that is there already, or an infinite value.
-    """
     for name, value in task.measure(items, test).items():
-        unit = _declared_unit(task, name)
         if name in result.metrics:
             raise UserError(f"metric '{name}' of task '{task.name}' is measured already", next_step="rename it")
         if np.isinf(value):
             raise UserError(f"metric '{name}' of task '{task.name}'", got=value, allowed="a finite number, or NaN")
-        result.add(name, value, len(items.labels), unit)
+        result.add(name, value, len(items.labels), _declared_unit(task, name))
+    result.outcomes = Outcomes(
+        n=len(test.labels), predicted=bytes_of(items.predicted), label=bytes_of(items.labels),
+        group=bytes_of(items.groups), rank=bytes_of(items.ranks), foreground=bytes_of(items.foregrounds),
+    )  # fmt: skip
 
 
 def _declared_unit(task: Task, name: str) -> str:

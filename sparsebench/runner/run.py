@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -17,10 +17,9 @@ from typing import Any
 from sparsebench.errors import UserError, few, one_line
 from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import unanswered
-from sparsebench.plan.job import Job, Limits, Setting
 from sparsebench.plan.locate import decode, file_names
 from sparsebench.plan.plan import Plan, Remaining
-from sparsebench.plan.request import Files, How, Request, Suite
+from sparsebench.plan.request import Files, How, Job, Limits, Request, Setting, Suite
 from sparsebench.plugin.content import texts_of
 from sparsebench.plugin.observer import ObserverThread
 from sparsebench.plugin.registry import Registry
@@ -133,15 +132,6 @@ def device_of(how: How) -> str:
     return "cpu" if how.device == "auto" else how.device
 
 
-def _connect(address: str, device: str) -> AbstractContextManager[Any]:
-    """Return a connection to a Dask scheduler, by the entry point with which another package brings it."""
-    entries = metadata.entry_points(group="sparsebench.engines", name="dask")
-    if not entries:
-        raise UserError("--dask is not installed", next_step="install sparsebench again")
-    connection: AbstractContextManager[Any] = next(iter(entries)).load()(address, device)
-    return connection
-
-
 def carry_out(plan: Plan, how: How, registry: Registry, out: Path, callbacks: Callbacks = SILENT) -> None:
     """Run what is to do of a plan, its pictures decoded first; see `run`."""
     limits = Limits.parse(how.timeout, how.memory_limit, how.jobs != 0, how.exclusive)
@@ -154,7 +144,11 @@ def carry_out(plan: Plan, how: How, registry: Registry, out: Path, callbacks: Ca
         out=out, device=device, locations=dict(plan.locations), checkpoint=how.checkpoint, limits=limits,
         batch=how.batch,
     )  # fmt: skip
-    with _connect(how.dask, device) if how.dask and plan.todo else nullcontext() as cluster:
+    connection: AbstractContextManager[Any] = nullcontext()
+    if how.dask and plan.todo:
+        (dask,) = metadata.entry_points(group="sparsebench.engines", name="dask")  # another package brings it
+        connection = dask.load()(how.dask, device)
+    with connection as cluster:
         workers = (
             devices.workers_for(plan, device, how.jobs, how.exclusive) if cluster is None else cluster.slots() or 1
         )  # none may have come yet
@@ -164,9 +158,7 @@ def carry_out(plan: Plan, how: How, registry: Registry, out: Path, callbacks: Ca
 
 def engine_of(registry: Registry, workers: int) -> Engine:
     """Return the engine of so many worker processes on this machine, or of this process."""
-    if workers == 0:
-        return InProcess(registry)
-    return Processes(workers)
+    return Processes(workers) if workers else InProcess(registry)
 
 
 def collect(
@@ -190,8 +182,13 @@ def collect(
         KeyboardInterrupt: it was stopped; what is done is stored.
     """
     out = setting.out
-    _keep_manifests(plan, out, observers.registry)
-    _clear_checkpoints(plan, out)
+    for folder, value in _manifests(plan, observers.registry):
+        store.keep(out / folder, value)
+    todo = {job.cell.id for job in plan.todo}
+    for cell_id in (job.cell.id for job in plan.jobs if store.checkpoint_path(out, job.cell.id).exists()):
+        finished = cell_id in plan.known and plan.known[cell_id].status not in CUT_SHORT
+        if plan.anew if cell_id in todo else finished:  # nobody is to go on from it
+            _remove_checkpoint(out, cell_id)
     if not plan.todo:
         progress.clear(out)
         store.seal(out)
@@ -241,48 +238,14 @@ def _remove_checkpoint(out: Path, cell_id: str) -> None:
             leftover.unlink()
 
 
-def _clear_checkpoints(plan: Plan, out: Path) -> None:
-    """Remove checkpoints that nobody is to go on from: beside a finished record, and of all that is to start anew."""
-    left = [job.cell.id for job in plan.jobs if store.checkpoint_path(out, job.cell.id).exists()]
-    todo, known = {job.cell.id for job in plan.todo}, plan.known
-    for cell_id in left:
-        finished = cell_id in known and known[cell_id].status not in CUT_SHORT
-        if plan.anew if cell_id in todo else finished:
-            _remove_checkpoint(out, cell_id)
+def _manifests(plan: Plan, registry: Registry) -> Iterator[tuple[str, object]]:
+    """Yield what is to know of the records of a plan's cells: suite, files, strategies and metrics, with their folders.
 
-
-def _keep_manifests(plan: Plan, out: Path, registry: Registry) -> None:
-    """Write what is to know of the records of a plan's cells."""
+    Strategies and tasks of files that only the workers load are left out.
+    """
     if plan.request is not None and plan.suite is not None:
-        _keep_suite(out, plan.suite, plan.request, registry, plan.whole)
-    _keep_files(out, plan)
-    _keep_strategies(out, registry, plan.jobs)
-    _keep_metrics(out, registry, plan.jobs)
-
-
-def _keep_strategies(out: Path, registry: Registry, jobs: Iterable[Job]) -> None:
-    """Write what the strategies of jobs are, unless it is there."""
-    revisions = {(job.cell.strategy.name, job.origin.revision) for job in jobs}
-    for name, revision in sorted(revisions):
-        with suppress(UserError):  # in a file that the workers load
-            found = registry.strategy(name)
-            cls, (file, source) = found.cls, texts_of(found.file, revision) if found.file else ("", {})
-            store.keep(out / manifests.STRATEGIES, Described(
-                name=name, revision=revision, kind=cls.kind, site=cls.site, trained=cls.trained, adaptive=cls.adaptive,
-                citation=cls.citation, bibtex=cls.bibtex, how=how_of(cls), file=file, source=source,
-            ).model_dump(mode="json"))  # fmt: skip
-
-
-def _keep_metrics(out: Path, registry: Registry, jobs: Iterable[Job]) -> None:
-    """Write what the metrics are that the tasks of jobs declare, unless it is there."""
-    for name in sorted({job.cell.task.name for job in jobs}):
-        with suppress(UserError):  # in a file that the workers load
-            for kind in registry.task(name).metrics:
-                store.keep(out / manifests.METRICS, asdict(kind))
-
-
-def _keep_files(out: Path, plan: Plan) -> None:
-    """Write what files of trained weights are called, and what is left out of folders of pictures."""
+        asked = _asked(plan.suite, plan.request, registry, plan.whole)
+        yield manifests.SUITES, asked.model_dump(mode="json")
     given = [Given(name=name, file=file) for name, file in file_names(plan.locations).items()]
     given += [Given(name=name, left_out=line) for name, line in plan.strays.items()]
     for name in plan.locations:
@@ -290,12 +253,22 @@ def _keep_files(out: Path, plan: Plan) -> None:
             n, shown = len(found.left_out), few(sorted(found.left_out), BAD, 200)
             line = f"{n:,} of {len(found.pictures) + n:,} pictures, which cannot be read: {shown}"
             given.append(Given(name=name, left_out=line))
-    for one in given:
-        store.keep(out / manifests.FILES, one.model_dump(mode="json"))
+    yield from ((manifests.FILES, one.model_dump(mode="json")) for one in given)
+    for name, revision in sorted({(job.cell.strategy.name, job.origin.revision) for job in plan.jobs}):
+        with suppress(UserError):
+            strategy = registry.strategy(name)
+            cls, (file, source) = strategy.cls, texts_of(strategy.file, revision) if strategy.file else ("", {})
+            yield manifests.STRATEGIES, Described(
+                name=name, revision=revision, kind=cls.kind, site=cls.site, trained=cls.trained, adaptive=cls.adaptive,
+                citation=cls.citation, bibtex=cls.bibtex, how=how_of(cls), file=file, source=source,
+            ).model_dump(mode="json")  # fmt: skip
+    for name in sorted({job.cell.task.name for job in plan.jobs}):
+        with suppress(UserError):
+            yield from ((manifests.METRICS, asdict(kind)) for kind in registry.task(name).metrics)
 
 
-def _keep_suite(out: Path, suite: Suite, request: Request, registry: Registry, jobs: Iterable[Job]) -> None:
-    """Write which suite was asked for, unless it is there: none where not all of it was.
+def _asked(suite: Suite, request: Request, registry: Registry, jobs: Iterable[Job]) -> Asked:
+    """Return which suite was asked for: none where not all of it was.
 
     A repetition in which some strategies are not tested again, as they draw nothing, is asked of none.
     """
@@ -313,8 +286,8 @@ def _keep_suite(out: Path, suite: Suite, request: Request, registry: Registry, j
     )  # fmt: skip
     otherwise = request.keep or request.macs or request.single or request.where != "both"
     if otherwise or unanswered(suite, cells, registry, any_budget=True):
-        asked = asked.model_copy(update={"name": OWN, "version": 1})
-    store.keep(out / manifests.SUITES, asked.model_dump(mode="json"))
+        return asked.model_copy(update={"name": OWN, "version": 1})
+    return asked
 
 
 class Observers:

@@ -31,7 +31,7 @@ from sparsebench.errors import (
     text_of,
 )
 from sparsebench.models.actor import Actor
-from sparsebench.plan.job import Job, Setting
+from sparsebench.plan.request import Job, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record, Status, digest
@@ -46,6 +46,12 @@ from sparsebench.training.steps import Autograd
 
 EVERY = 1.0
 """Seconds between two reports of the share that is done."""
+LONGEST = 1e8
+"""Seconds; timers take no more than some hundred years."""
+THREAD_LIMIT = 1
+"""Sums of floating-point numbers depend on how they are split over threads, so a cell has one."""
+KNOWN = (StrategyError, DivergedError, UnsupportedError, UserError)
+"""Errors whose text says all; others are shown with their type and kept with their traceback."""
 log = logging.getLogger(__name__)
 
 
@@ -131,7 +137,7 @@ def run_cells(
     for run in runs:
         on_begin([run.job])
         run.attempt(partial(run.prepare, registry))
-    together = [run for run in runs if run.failure is None and run.can_be_joined()]
+    together = [run for run in runs if run.cell is not None and run.failure is None and run.cell.joins]
     if together:
         on_begin([run.job for run in together])
         _train_together(together)
@@ -162,10 +168,6 @@ def _train_together(runs: Sequence[_Run]) -> None:
     context, device = runs[0].context, runs[0].setting.device
     if context.alone and device != "cpu":
         torch.cuda.synchronize(device)  # ends the worker if the device is lost; each cell is tried alone then
-
-
-KNOWN = (StrategyError, DivergedError, UnsupportedError, UserError)
-"""Errors whose text says all; others are shown with their type and kept with their traceback."""
 
 
 def failure_of(error: BaseException, strategy: Strategy | None = None) -> Failure:
@@ -204,7 +206,12 @@ class _Run:
         if self.failure is not None:
             return
         try:
-            _seed(seeds.seed_of("cell", self.job.cell.id), self.setting.device)
+            # Not torch.manual_seed, which seeds every kind of device, and notes it down for those that are not in use
+            # yet, each time with a stack trace, in a list without end.
+            seed = seeds.seed_of("cell", self.job.cell.id)
+            torch.default_generator.manual_seed(seed)
+            if self.setting.device != "cpu":
+                torch.cuda.manual_seed_all(seed)
             stage()
         except BaseException as error:  # a strategy is a stranger's code and may raise anything
             if isinstance(error, KeyboardInterrupt) and not self.context.alone:
@@ -224,11 +231,6 @@ class _Run:
     def prepare(self, registry: Registry) -> None:
         """Draw the data and build the network."""
         self.cell = prepare(self.job, registry, self.context)
-
-    def can_be_joined(self) -> bool:
-        """Say whether it can be trained in one program with others."""
-        assert self.cell is not None
-        return hasattr(self.cell.network, "train_together") and not self.cell.recipe.watch
 
     def train(self) -> None:
         """Train it alone, if its task trains at all."""
@@ -363,24 +365,6 @@ def _inactive(cell: Prepared) -> str:
     untaught = [term for term in actor.strategy.inactive(cell.teacher is not None) if term not in weightless]
     reasons = {"weight 0": weightless, "no teacher": untaught}
     return "; ".join(f"{', '.join(terms)}: {why}" for why, terms in reasons.items() if terms)
-
-
-def _seed(seed: int, device: str) -> None:
-    """Seed torch's own generators, of the CPU and of CUDA if that is used.
-
-    torch.manual_seed does so for every kind of device, and notes it down for those that are not in use yet, each time
-    with a stack trace, in a list without end.
-    """
-    torch.default_generator.manual_seed(seed)
-    if device != "cpu":
-        torch.cuda.manual_seed_all(seed)
-
-
-LONGEST = 1e8
-"""Seconds; timers take no more than some hundred years."""
-
-THREAD_LIMIT = 1
-"""Sums of floating-point numbers depend on how they are split over threads, so a cell has one."""
 
 
 @contextmanager

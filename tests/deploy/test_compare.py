@@ -12,8 +12,7 @@ from sparsebench.deploy.compare import Agreement, Comparison, compare, rows
 from sparsebench.deploy.pictures import Trainer, trained_cell
 from sparsebench.errors import UserError
 from sparsebench.models.actor import Actor
-from sparsebench.plan.job import Setting
-from sparsebench.plan.request import Files, How, Request
+from sparsebench.plan.request import Files, How, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Cell, Part

@@ -12,8 +12,7 @@ from sparsebench.deploy.pictures import trained_cell as prepared
 from sparsebench.deploy.show_tokens import look
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
-from sparsebench.plan.job import Setting
-from sparsebench.plan.request import Request
+from sparsebench.plan.request import Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import numbers_of

@@ -7,9 +7,8 @@ from typing import Any
 from measured import TINY
 
 from sparsebench.plan import plan as planner
-from sparsebench.plan.job import Job, Limits, Setting
 from sparsebench.plan.plan import Plan
-from sparsebench.plan.request import Files, Request, Rerun
+from sparsebench.plan.request import Files, Job, Limits, Request, Rerun, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs

@@ -19,8 +19,7 @@ from sparsebench.deploy.pictures import Trainer
 from sparsebench.errors import UserError
 from sparsebench.models.vits import Timm
 from sparsebench.plan import plan as planner
-from sparsebench.plan.job import Setting
-from sparsebench.plan.request import How, Request
+from sparsebench.plan.request import How, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record

@@ -11,7 +11,7 @@ from measured import VIT, Measure, reason, value
 from running import inline
 from safetensors.torch import load_file, save, save_file
 
-from sparsebench.plan.job import Job
+from sparsebench.plan.request import Job
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record

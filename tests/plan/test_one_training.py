@@ -10,8 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from sparsebench.deploy.pictures import trained_cell
 from sparsebench.plan.expand import expand
-from sparsebench.plan.job import Job, Setting
-from sparsebench.plan.request import Request
+from sparsebench.plan.request import Job, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record

@@ -12,9 +12,8 @@ from sparsebench_theory.shallow.task import Theory
 from sparsebench.errors import UserError
 from sparsebench.plan import request as suites
 from sparsebench.plan.expand import expand, unanswered
-from sparsebench.plan.job import Job
 from sparsebench.plan.locate import as_named
-from sparsebench.plan.request import Request
+from sparsebench.plan.request import Job, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, Part
 from sparsebench.strategy.budget import Budget

@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save_file
 from sparsebench import api, files
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
-from sparsebench.plan.job import Job
-from sparsebench.plan.request import Request
+from sparsebench.plan.request import Job, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record

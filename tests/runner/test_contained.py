@@ -12,8 +12,7 @@ from processes import processes_of
 from running import inline, local
 
 from sparsebench.plan.expand import expand
-from sparsebench.plan.job import Job, Limits, Setting
-from sparsebench.plan.request import Request
+from sparsebench.plan.request import Job, Limits, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner.prepare import Context

@@ -20,8 +20,7 @@ from waiting import soon
 from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.plan.expand import expand
-from sparsebench.plan.job import Job, Limits, Setting
-from sparsebench.plan.request import Request
+from sparsebench.plan.request import Job, Limits, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record

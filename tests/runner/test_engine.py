@@ -12,8 +12,7 @@ from waiting import soon
 
 from sparsebench.errors import UserError
 from sparsebench.plan.expand import expand
-from sparsebench.plan.job import Job
-from sparsebench.plan.request import Request
+from sparsebench.plan.request import Job, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, Origin, Part, Record
 from sparsebench.runner import process

@@ -15,12 +15,11 @@ from running import inline, local
 
 from sparsebench.cli import main
 from sparsebench.plan.expand import expand
-from sparsebench.plan.job import Job, Limits
-from sparsebench.plan.request import Request
+from sparsebench.plan.request import Job, Limits, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
-from sparsebench.runner.devices import ALONE, turn
+from sparsebench.runner.devices import turn
 
 TIMED = "composite:epochs=1,test=20,pretrain_epochs=0"
 SMALL = "vit:dim=16,depth=2,heads=2"
@@ -69,7 +68,7 @@ def test_two_runs_on_one_machine_take_turns(tmp_path: Path) -> None:
         assert started.returncode == 0 and "on 1 worker processes" in said, said
     records = [record for out in runs for record in store.read(tmp_path / out).values()]
     assert len(records) == 8 and min(gaps(records)) > -0.002  # seconds are rounded
-    assert {record.notes["timed"] for record in records} == {ALONE[True]}
+    assert {record.notes["timed"] for record in records} == {"alone on its machine"}
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from sparsebench.deploy.pictures import trained_cell
 from sparsebench.models.actor import LEARNED
-from sparsebench.plan.job import Job, Limits, Setting
+from sparsebench.plan.request import Job, Limits, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record

@@ -14,8 +14,7 @@ from running import inline
 from test_engine import by_cell
 
 from sparsebench.plan.expand import expand
-from sparsebench.plan.job import Job
-from sparsebench.plan.request import Request
+from sparsebench.plan.request import Job, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.runner import prepare
 from sparsebench.runner.engines import Queue

@@ -11,8 +11,7 @@ from plugin_files import write_strategy
 from running import local, planned
 
 from sparsebench.plan.expand import expand
-from sparsebench.plan.job import Job, Setting
-from sparsebench.plan.request import Request
+from sparsebench.plan.request import Job, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record

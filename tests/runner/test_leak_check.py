@@ -2,7 +2,6 @@
 
 import gc
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +10,9 @@ from running import inline
 
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
-from sparsebench.runner import results
+from sparsebench.runner import run_cell
+from sparsebench.runner.prepare import Prepared
+from sparsebench.runner.results import Result, measure
 from sparsebench.training import evaluate, steps
 
 PLUGIN = """
@@ -99,17 +100,20 @@ def test_oracles_and_honest_strategies_are_as_ever(
         return what_was_measured(record)
 
     watched = run()
-    monkeypatch.setattr(results, "answers", lambda *given: SimpleNamespace(batch=None))
-    monkeypatch.setattr(results, "check", lambda *given: None)
+    monkeypatch.setattr(run_cell, "measure", lambda *given, leaks, **more: measure(*given, leaks=False, **more))
     assert run() == watched
 
 
 def test_a_run_looks_once_at_each_strategy_and_again_at_one_that_cheated(
     job_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, answers = [], results.answers
-    monkeypatch.setattr(results, "answers", lambda network, actor, *given: asked.append(
-        "dense" if actor is None else actor.strategy.name) or answers(network, actor, *given))  # fmt: skip
+    asked = []
+
+    def watched(result: Result, cell: Prepared, *given: Any, leaks: bool, **more: Any) -> None:
+        asked.extend([cell.cell.strategy.name] * leaks)
+        measure(result, cell, *given, leaks=leaks, **more)
+
+    monkeypatch.setattr(run_cell, "measure", watched)
 
     def run(plugin: str) -> list[str]:
         jobs = [job_of(plugin, n_train=4, repetition=repetition)[-1] for repetition in (0, 1)]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sparsebench.errors import UserError
-from sparsebench.plan.job import TIMEOUT, Limits
-from sparsebench.runner.process import held_bytes, held_over
+from sparsebench.plan.request import TIMEOUT, Limits
+from sparsebench.runner.process import held_over
 
 MIB = 2**20
 
@@ -41,9 +41,9 @@ def test_without_a_worker_process_no_limit_can_be_held(option: str, given: tuple
 
 
 def test_memory_is_counted_when_it_is_used() -> None:
-    before = held_bytes([os.getpid()])
+    before = held_over([os.getpid()], 0)
     array = np.ones(50 * MIB, dtype=np.uint8)
-    assert 40 * MIB < held_bytes([os.getpid()]) - before < 80 * MIB
+    assert 40 * MIB < held_over([os.getpid()], 0) - before < 80 * MIB
     assert held_over([os.getpid()], before + 30 * MIB) >= before + 30 * MIB
     assert held_over([os.getpid()], before + 300 * MIB) == 0
     del array
@@ -52,13 +52,13 @@ def test_memory_is_counted_when_it_is_used() -> None:
 def test_memory_that_two_processes_share_is_counted_once() -> None:
     with mmap.mmap(-1, 100 * MIB) as shared:
         shared.write(b"1" * (100 * MIB))
-        alone = held_bytes([os.getpid()])
+        alone = held_over([os.getpid()], 0)
         told, tell = os.pipe()
         if (child := os.fork()) == 0:
             sum(shared[k] for k in range(0, 100 * MIB, 4096))
             os.read(told, 1)
             os._exit(0)
-        together = held_bytes([os.getpid(), child])
+        together = held_over([os.getpid(), child], 0)
         os.write(tell, b"1")
         os.waitpid(child, 0)
         os.close(told)

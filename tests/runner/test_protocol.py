@@ -11,8 +11,7 @@ from running import planned
 
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
-from sparsebench.plan.job import Setting
-from sparsebench.plan.request import Request
+from sparsebench.plan.request import Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record

@@ -11,7 +11,7 @@ from measured import COMPOSITE, VIT, Measure, reason, value, what_was_measured
 from running import inline
 
 from sparsebench.measure.cost import Step
-from sparsebench.plan.job import Setting
+from sparsebench.plan.request import Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Outcomes, Record, numbers_of
 from sparsebench.runner import run_cell

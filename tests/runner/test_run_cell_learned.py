@@ -10,7 +10,7 @@ from running import inline
 from safetensors.torch import load_file
 
 from sparsebench.models.actor import LEARNED
-from sparsebench.plan.job import Job, Setting
+from sparsebench.plan.request import Job, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record, numbers_of
