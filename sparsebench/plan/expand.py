@@ -438,13 +438,8 @@ def _entries(suite: Suite, request: Request, registry: Registry) -> Iterator[tup
                 f"suite '{suite.name}' needs a task that no installed plugin has: {error}",
                 next_step="install the plugin, or name tasks that are there with --task",
             ) from error
-    if request.n_train or request.model:  # which says how much is trained, or which other model
-        inputs = None if request.model is None else registry.model(request.model.partition(":")[0]).inputs
-        changed = [
-            entry
-            for entry in of_suite
-            if entry.network and (request.n_train or inputs == registry.task(entry.name).inputs)
-        ]
+    if request.n_train or request.model:
+        changed = [entry for entry in of_suite if entry.network and _is_trained(entry, request, registry)]
         if changed and not request.tasks:  # one that is named is trained as asked: it is none of the suite's then
             raise UserError(
                 f"suite '{suite.name}' tests trained networks on {', '.join(entry.name for entry in changed)}",
@@ -465,6 +460,13 @@ def _entries(suite: Suite, request: Request, registry: Registry) -> Iterator[tup
             )  # fmt: skip
         for entry in entries or [SuiteTask(name=spec.name, n_train=request.n_train or (0,))]:
             yield from ((entry, params) for params in spec.combinations())
+
+
+def _is_trained(entry: SuiteTask, request: Request, registry: Registry) -> bool:
+    """Say whether a request trains a task for which its suite has networks: it says how much, or another model."""
+    if request.n_train or request.model is None:
+        return bool(request.n_train)
+    return registry.model(request.model.partition(":")[0]).inputs == registry.task(entry.name).inputs
 
 
 def _task(name: str, params: dict[str, Any], registry: Registry) -> Task:

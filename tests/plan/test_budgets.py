@@ -106,6 +106,8 @@ def test_a_tasks_own_budgets_keep_their_blocks(labels: Any) -> None:
         ),
         ("a_vit:gamma=10", "gamma is for the late schedule"),
         ("random:macs=0.5,blocks=1", "acts at the input only, once"),
+        ("random:schedule=late", "'random' acts at the input only, once; got budget .*; allowed: macs or keep"),
+        ("random:per_block=8", "acts at the input only, once; got budget .*; allowed: macs or keep"),
     ],
 )
 def test_what_would_be_changed_or_passed_over_in_silence_is_refused(labels: Any, words: str, says: str) -> None:

@@ -107,35 +107,22 @@ def test_a_plan_has_the_longest_first_by_what_the_folder_has(tmp_path: Path, rer
     assert sizes == sorted(sizes, key=lambda size: size != 20) and set(sizes) == {20, 30}
 
 
-def test_the_workers_share_what_is_left() -> None:
-    jobs = jobs_of()
-    assert len(jobs) == 8
-    seconds = [known(jobs).seconds(workers) for workers in (0, 1, 2, 8, 20)]
-    assert seconds == pytest.approx([80.0, 80.0, 40.0, 10.0, 10.0])
-
-
-def test_what_a_cell_under_way_has_done_is_not_left() -> None:
-    remaining = known(jobs_of()[:2])
-    remaining.begin([next(iter(remaining.jobs))], 0.0, 100.0)
-    assert [remaining.seconds(1, now) for now in (100.0, 104.0)] == pytest.approx([20.0, 16.0])
-    assert remaining.seconds(2, 104.0) == pytest.approx(10.0), "the other takes as long, whoever helps"
-    assert remaining.share(2, 104.0) == pytest.approx(0.4)
-
-
-def test_a_cell_that_is_longer_at_work_than_expected_still_takes_a_share_of_its_time() -> None:
-    (job,) = jobs_of(seeds=1)[:1]
-    remaining = known([job])
-    remaining.begin([job.cell.id], 0.0, 100.0)
-    left = [remaining.seconds(1, 100.0 + gone) for gone in (0, 6, 8, 10, 100, 1000)]
-    assert left == pytest.approx([10.0, 4.0, 2.0, 2.5, 25.0, 250.0])
-
-
-def test_cells_that_one_worker_trains_together_share_its_time() -> None:
-    jobs = jobs_of()
-    remaining = known(jobs)
-    for job in jobs:
-        remaining.begin([job.cell.id], 0.0, 0.0)
-    assert remaining.seconds(1, 40.0) == pytest.approx(40.0)
+@pytest.mark.parametrize(
+    ("cells", "begun", "workers", "gone", "left"),
+    [
+        (8, 0, [0, 1, 2, 8, 20], [0], [80.0, 80.0, 40.0, 10.0, 10.0]),
+        (2, 1, [1], [0, 4], [20.0, 16.0]),
+        (2, 1, [2], [4], [10.0]),  # the other takes as long, whoever helps
+        (1, 1, [1], [0, 6, 8, 10, 100, 1000], [10.0, 4.0, 2.0, 2.5, 25.0, 250.0]),  # longer at work than expected
+        (8, 8, [1], [40], [40.0]),  # cells that one worker trains together share its time
+    ],
+)
+def test_the_workers_share_what_is_left(
+    cells: int, begun: int, workers: list[int], gone: list[float], left: list[float]
+) -> None:
+    remaining = known(jobs_of()[:cells])
+    remaining.begin(list(remaining.jobs)[:begun], 0.0, 100.0)
+    assert [remaining.seconds(n, 100.0 + seconds) for n in workers for seconds in gone] == pytest.approx(left)
 
 
 def test_a_training_that_says_how_far_it_is_is_known_and_so_are_those_like_it() -> None:

@@ -18,9 +18,9 @@ from sparsebench.records.record import Record
 from sparsebench.runner.prepare import Context
 from sparsebench.runner.run_cell import run_cell
 
-BAD = ("clings", "allocates", "forks", "closes", "scribbles")
+BAD = ("clings", "allocates", "forks", "closes", "scribbles", "segfaults", "leaves", "prints")
 GOOD = ("dense", "random", "oracle", "anti_oracle")
-LEAVES = """
+ORPHANS = """
 if not os.environ.get("IT_LEFT_ONE"):
     os.environ["IT_LEFT_ONE"] = "1"
     if os.fork() == 0:
@@ -37,8 +37,8 @@ LIMITS = Limits(memory=int(1.25 * 2**30))
 def run(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Record], Path]:
     """Return the records of bad strategies and of good ones after them, by strategy, and the folder."""
     out = tmp_path_factory.mktemp("contained")
-    leaves = write_strategy(out / "leaves.py", LEAVES, "import os, time")
-    plugins = (*(str(samples / f"{name}.py") for name in BAD), str(leaves))
+    orphans = write_strategy(out / "orphans.py", ORPHANS, "import os, time")
+    plugins = (*(str(samples / f"{name}.py") for name in BAD), str(orphans))
     request = Request(suite=TINY, plugins=plugins, n_train=(4,), seeds=1)
     jobs = expand(request, Registry())
     records, hangs = list[Record](), [job for job in jobs if job.label == HANGS]
@@ -59,7 +59,7 @@ def reason(record: Record) -> str:
 @pytest.mark.slow
 def test_each_cell_has_one_record_and_the_good_ones_are_as_ever(run: tuple[dict[str, Record], Path]) -> None:
     records, out = run
-    assert set(records) == {*BAD, "leaves", *GOOD}
+    assert set(records) == {*BAD, "orphans", *GOOD}
     jobs = expand(Request(suite=TINY, n_train=(4,), seeds=1), Registry())
     for record in inline(jobs, Registry(), out / "alone"):
         assert what_was_measured(records[record.label]) == what_was_measured(record)
@@ -86,9 +86,21 @@ def test_a_copy_of_the_process_gives_no_answer(run: tuple[dict[str, Record], Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["closes", "scribbles"])
-def test_who_breaks_the_line_of_the_answers_has_none(run: tuple[dict[str, Record], Path], name: str) -> None:
-    assert run[0][name].status == "crashed"
+@pytest.mark.parametrize(
+    ("name", "says"), [("closes", ""), ("scribbles", ""), ("segfaults", "SIGSEGV"), ("leaves", "3")]
+)
+def test_who_ends_the_process_or_breaks_its_line_has_crashed(
+    run: tuple[dict[str, Record], Path], name: str, says: str
+) -> None:
+    record = run[0][name]
+    assert record.status == "crashed" or (name == "leaves" and record.status == "failed")
+    assert record.metrics == {} and record.seconds > 0 and says in reason(record)
+
+
+@pytest.mark.slow
+def test_what_a_strategy_prints_is_in_the_log(run: tuple[dict[str, Record], Path]) -> None:
+    log = (run[1] / "logs" / "worker-0.log").read_text()
+    assert run[0]["prints"].status == "ok" and "a line\nand another\n" in log and '{"not": "a record"}\n' in log
 
 
 @pytest.mark.slow

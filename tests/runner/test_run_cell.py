@@ -38,24 +38,29 @@ def image(measured: Measure) -> Measure:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "status", "kind", "says"),
     [
-        ("wrong_shape", "scores must have shape (8, 16), got (8, 16, 16)"),
-        ("out_of_range", "must lie in 0..15, got 1000.."),
-        ("duplicates", "names a token twice"),
-        ("nan_scores", "scores holds NaN"),
-        ("no_plan", "returned Tensor, not a plan"),
-        ("undeclared_relevance", "view.relevance was read but not declared"),
-        ("raises", "ValueError: no idea which token matters"),
-        ("raises_contract", "no idea which token matters"),
+        ("wrong_shape", "failed", "StrategyError", "scores must have shape (8, 16), got (8, 16, 16)"),
+        ("out_of_range", "failed", "StrategyError", "must lie in 0..15, got 1000.."),
+        ("duplicates", "failed", "StrategyError", "names a token twice"),
+        ("nan_scores", "failed", "StrategyError", "scores holds NaN"),
+        ("no_plan", "failed", "StrategyError", "returned Tensor, not a plan"),
+        ("undeclared_relevance", "failed", "StrategyError", "view.relevance was read but not declared"),
+        ("raises", "failed", "ValueError", "ValueError: no idea which token matters"),
+        ("raises_contract", "failed", "StrategyError", "no idea which token matters"),
+        ("unsupported", "unsupported", "UnsupportedError", "only for round tokens"),
     ],
 )
-def test_what_a_strategy_does_wrong_is_in_its_record(samples: Path, measured: Measure, name: str, says: str) -> None:
+def test_what_a_strategy_does_wrong_is_in_its_record(
+    samples: Path, measured: Measure, name: str, status: str, kind: str, says: str
+) -> None:
     record = measured(str(samples / f"{name}.py"))
-    assert record.status == "failed" and record.label == name
+    assert record.failure is not None and (record.status, record.label, record.failure.kind) == (status, name, kind)
     assert says in reason(record)
     assert len(reason(record).splitlines()) == 1
     assert record.metrics == {} and record.outcomes is None
+    traceback = record.failure.traceback  # of an error that nobody foresaw
+    assert "raises.py" in traceback and "in scores" in traceback if kind == "ValueError" else traceback == ""
 
 
 @pytest.mark.parametrize(
@@ -73,17 +78,6 @@ def test_an_illegal_plan_is_found_in_a_later_batch_too(samples: Path, image: Mea
     )
     assert record.status == "failed" and record.failure is not None
     assert record.failure.kind == "StrategyError" and says in reason(record)
-
-
-def test_an_error_that_nobody_foresaw_keeps_its_traceback(samples: Path, measured: Measure) -> None:
-    record = measured(str(samples / "raises.py"))
-    assert record.failure is not None and record.failure.kind == "ValueError"
-    assert "raises.py" in record.failure.traceback and "in scores" in record.failure.traceback
-
-
-def test_a_strategy_that_cannot_act_here_is_unsupported_and_not_failed(samples: Path, measured: Measure) -> None:
-    record = measured(str(samples / "unsupported.py"))
-    assert record.status == "unsupported" and reason(record) == "only for round tokens"
 
 
 def test_a_model_of_fewer_blocks_than_the_suites_is_cut_where_it_can_be(image: Measure) -> None:
@@ -147,26 +141,6 @@ def test_a_test_of_many_batches_is_timed_by_these_alone(
     assert value(record, "images_per_s") == pytest.approx(4 / float(np.median(seconds)), rel=0.01)
 
 
-@pytest.mark.theory
-@pytest.mark.parametrize("plugin", ["dense", "random"])
-def test_a_trial_succeeds_by_its_test_loss(measured: Measure, plugin: str) -> None:
-    for n_train in (4, 64):
-        record = measured(plugin, "theory:test=50", n_train)
-        assert value(record, "success") == (value(record, "test_loss") < 1e-3)
-    assert value(measured("dense", "theory:test=50", 4), "success") == 0
-    assert value(measured("dense", "theory:test=50", 64), "success") == 1
-
-
-@pytest.mark.theory
-def test_a_trial_that_succeeds_by_its_test_error_says_what_the_papers_criterion_says(measured: Measure) -> None:
-    found = {n: measured("dense", "theory:test=200,criterion=error", n) for n in (4, 64)}
-    for record in found.values():
-        assert value(record, "success") == (value(record, "accuracy") >= 0.99)
-        assert value(record, "success_loss") == (value(record, "test_loss") < 1e-3)
-    assert [value(record, "success") for record in found.values()] == [0, 1]
-    assert "success_loss" not in measured("dense", "theory:test=50", 4).metrics
-
-
 @pytest.mark.parametrize("plugin", ["dense", "random"])
 def test_the_metrics_are_what_the_outcomes_say(image: Measure, plugin: str) -> None:
     record = image(plugin, SPURIOUS)
@@ -219,14 +193,6 @@ def test_the_oracle_selects_rightly_and_the_anti_oracle_wrongly(measured: Measur
         assert value(measure("anti_oracle"), "selection_auroc") == 0
         assert value(measure("dense"), "selection_auroc") == 0.5
         assert value(measure("dense"), "selection_recall") == 1
-
-
-@pytest.mark.theory
-def test_recall_and_precision_follow_from_how_many_tokens_are_relevant(measured: Measure) -> None:
-    """Of 20 tokens 4 are, and all stay among 10."""
-    assert value(measured("oracle", THEORY), "selection_recall") == 1
-    assert value(measured("anti_oracle:keep_rate=0.5", THEORY), "selection_precision") == 0
-    assert value(measured("oracle:keep_rate=0.5", THEORY), "selection_precision") == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize("plugin", ["dense", "random", "attn_topk:keep_rate=0.5", "attn_topk:macs=0.7"])

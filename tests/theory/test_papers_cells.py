@@ -9,21 +9,25 @@ import pytest
 import torch
 from running import inline
 from safetensors.torch import load_file
-from sparsebench_theory.models import Positional, TwoLayer
+from sparsebench_theory.models import Positional, Shallow, TwoLayer
 from sparsebench_theory.overfitting import figures as overfitting
 from sparsebench_theory.overfitting.network import TwoLayerViT
 from sparsebench_theory.overfitting.task import Overfitting
+from sparsebench_theory.shallow.paper import PAPER
+from sparsebench_theory.shallow.task import Theory
 from sparsebench_theory.sparse_tokens import figures as sparse_tokens
 from sparsebench_theory.sparse_tokens.task import SparseTokens
 from sparsebench_theory.spatial import figures as spatial
 from sparsebench_theory.spatial.network import PositionalViT
 from sparsebench_theory.spatial.task import Spatial
 
+from sparsebench.errors import UserError
 from sparsebench.plan import request as suites
 from sparsebench.plan.expand import expand
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
+from sparsebench.records.record import Cell
 
 OVERFITTING = "overfitting:tokens=6,d=60,signal=8,test=20,lr=1,steps=200,watch=7"
 SPATIAL = "spatial:tokens=12,group=3,d=20,test=60,lr=0.5,lr_attention=20,steps=25,watch=10"
@@ -253,3 +257,31 @@ def test_a_model_of_the_theory_leaves_the_trained_networks_alone():
     jobs = expand(Request(suite="quick", model="shallow:m=8", seeds=1), Registry())
     found = {(job.cell.task.name, job.cell.track, job.cell.model.params.get("m")) for job in jobs if job.asked}
     assert found == {("theory", "scratch", 8), ("composite", "frozen", None), ("spurious", "frozen", None)}
+
+
+@functools.cache
+def theory_cells(preset: str) -> tuple[Cell, ...]:
+    return tuple(job.cell for job in expand(Request(suite=f"theory-{preset}"), Registry()))
+
+
+@pytest.mark.parametrize("preset", PAPER.presets)
+def test_every_cell_of_a_theory_suite_can_be_drawn(preset: str) -> None:
+    tasks = {json.dumps(cell.task.params): cell.task.params for cell in theory_cells(preset)}
+    assert len(tasks) >= 15
+    for params in tasks.values():
+        task = Theory(**params)
+        data = task.draw(2, 0, {})
+        assert task.counts().sum() == task.tokens == data.train.inputs.shape[1]
+        assert data.test.relevance.sum(axis=1).tolist() == [task.counts()[0]] * task.test
+    for cell in theory_cells(preset):
+        assert cell.n_train >= 2 and cell.budget.keep_rate in {None, 0.8, 0.6, 0.4}
+    assert {Shallow(**cell.model.params).m for cell in theory_cells(preset)} == {256 if preset == "quick" else 1000}
+
+
+def test_figures_can_be_asked_for_alone() -> None:
+    jobs = expand(Request(suite="theory-quick", figures=("4", "8")), Registry())
+    wholes = [expand(Request(suite="theory-quick", figures=(figure,)), Registry()) for figure in ("4", "8")]
+    assert {job.cell.id for job in jobs} == {job.cell.id for whole in wholes for job in whole}
+    assert 0 < len(jobs) == sum(map(len, wholes)) < len(theory_cells("quick"))
+    with pytest.raises(UserError, match=r"figure of suite 'theory-quick'.*'6'.*1a, 1b, 2, 3"):
+        expand(Request(suite="theory-quick", figures=("6",)), Registry())
