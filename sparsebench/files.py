@@ -80,15 +80,18 @@ def write_whole(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def cache_folder() -> Path | None:
-    """Return where what can be made again is kept; None where there is no home.
+def cache_folder() -> Path:
+    """Return where what can be made again is kept.
 
     That is $SPARSEBENCH_CACHE, else $XDG_CACHE_HOME/sparsebench or ~/.cache/sparsebench.
+
+    Raises:
+        UserError: there is no home.
     """
+    if given := os.environ.get(CACHE):
+        return Path(given).expanduser()
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "")
     try:
-        if given := os.environ.get(CACHE):
-            return Path(given).expanduser()
-        base = Path(os.environ.get("XDG_CACHE_HOME") or "")
         return (base if base.is_absolute() else Path.home() / ".cache") / "sparsebench"
-    except RuntimeError:
-        return None
+    except RuntimeError as error:
+        raise UserError("there is no home directory", next_step=f"set {CACHE} to a folder") from error

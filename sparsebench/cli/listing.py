@@ -221,11 +221,11 @@ def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> Non
     sets, where = _sets(data_root, verify), cache_folder()
     files, size = cache.size()
     if as_json:
-        kept = {"place": None if where is None else str(where), "files": files, "bytes": size}
+        kept = {"place": str(cache_folder()), "files": files, "bytes": size}
         click.echo(json.dumps({"sets": sets, "cache": kept}, indent=1))
         return
     click.echo(_data_table(sets))
-    click.echo(f"\ncache of decoded pictures: {where or 'none'} ({files} files, {size / 1e6:.1f} MB)")
+    click.echo(f"\ncache of decoded pictures: {cache_folder()} ({files} files, {size / 1e6:.1f} MB)")
 
 
 def _sets(root: Path, verify: bool) -> list[dict[str, Any]]:

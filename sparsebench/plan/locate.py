@@ -26,8 +26,6 @@ from sparsebench.tasks.base import Task
 from sparsebench.tasks.sources import Pixels, cache, known
 from sparsebench.tasks.sources.composites import ARRAY, FOLDER, SCENES, in_a_class, read_array
 from sparsebench.tasks.sources.files import (
-    REFUSED,
-    Bad,
     Contents,
     Listing,
     classes_in,
@@ -61,7 +59,7 @@ CONVERT = (
 
 
 def locate_images(
-    spec: str, data_root: Path | None = None, download: bool = False, bad: Bad = REFUSED
+    spec: str, data_root: Path | None = None, download: bool = False, skip_bad: bool = False
 ) -> tuple[str, Path | None]:
     """Return the name that a cell has for an image source, and where it lies.
 
@@ -69,7 +67,7 @@ def locate_images(
         spec: the name of a known set, or "folder:DIR" for a folder of classes or with a known set's own layout.
         data_root: where official files lie.
         download: whether they may be fetched, if torchvision can.
-        bad: what is to be done about pictures that cannot be read.
+        skip_bad: whether pictures that cannot be read are left out; else they are an error.
 
     Raises:
         UserError: the source is not one of these, or is not there.
@@ -81,11 +79,11 @@ def locate_images(
         known.check(spec, root, download=download)
         return spec, root
     if spec in names_for("task"):
-        return _locate_labelled(root / KNOWN[spec].folder, spec, bad)
+        return _locate_labelled(root / KNOWN[spec].folder, spec, skip_bad)
     if kind == FOLDER and path:
         folder = Path(path).expanduser()
         layout = layout_of(folder)
-        return _locate_classes(folder, bad) if layout is None else _locate_labelled(folder, layout, bad)
+        return _locate_classes(folder, skip_bad) if layout is None else _locate_labelled(folder, layout, skip_bad)
     allowed = (
         f"{', '.join(names_for('foregrounds'))}, folder:DIR; for tasks of their own {', '.join(names_for('task'))}"
     )
@@ -93,13 +91,13 @@ def locate_images(
 
 
 def locate_backgrounds(
-    spec: str, data_root: Path | None = None, download: bool = False, bad: Bad = REFUSED
+    spec: str, data_root: Path | None = None, download: bool = False, skip_bad: bool = False
 ) -> tuple[str, Path | None]:
     """Return the name that a cell has for a background source, and where it lies; see `locate_images`.
 
     Args:
         spec: the name of a known set, a folder of pictures, or an .npz file.
-        data_root, download, bad: see `locate_images`.
+        data_root, download, skip_bad: see `locate_images`.
     """
     if spec == PHOTOS:
         return spec, None
@@ -114,10 +112,10 @@ def locate_backgrounds(
     if not path.is_dir():
         allowed = f"{', '.join(names_for('backgrounds'))}, a folder of pictures or an .npz file"
         raise UserError(f"--backgrounds: {path} is not a folder", allowed=allowed)
-    return f"{SCENES}-{contents(path, bad=bad, wanted=bool).fingerprint}", path
+    return f"{SCENES}-{contents(path, skip_bad=skip_bad, wanted=bool).fingerprint}", path
 
 
-def _locate_labelled(root: Path, kind: str, bad: Bad) -> tuple[str, Path]:
+def _locate_labelled(root: Path, kind: str, skip_bad: bool) -> tuple[str, Path]:
     """Return name and place of a set in its published layout; its table, and that each picture is there, is checked."""
     if layout_of(root) != kind:
         raise UserError(
@@ -126,16 +124,16 @@ def _locate_labelled(root: Path, kind: str, bad: Bad) -> tuple[str, Path]:
         )  # fmt: skip
     listed = listing(root)
     read(root, kind, DEFAULTS[kind], Contents(dict.fromkeys(listed.names, "")))
-    return f"{kind}-{contents(root, listed, tables(root, kind), bad).fingerprint}", root
+    return f"{kind}-{contents(root, listed, tables(root, kind), skip_bad).fingerprint}", root
 
 
-def _locate_classes(root: Path, bad: Bad) -> tuple[str, Path]:
+def _locate_classes(root: Path, skip_bad: bool) -> tuple[str, Path]:
     for split in ("train", "test"):
         if not (root / split).is_dir():
             raise UserError(f"--images folder: {root / split} is not a folder", allowed=LAYOUT)
     listed = listing(root)
     _check_classes(listed)
-    found = contents(root, listed, bad=bad, wanted=in_a_class)
+    found = contents(root, listed, skip_bad=skip_bad, wanted=in_a_class)
     _check_classes(replace(listed, names=tuple(found.pictures)))
     return f"{FOLDER}-{found.fingerprint}", root
 
@@ -184,9 +182,11 @@ def pictures_for(task: type[Task], files: Files) -> list[dict[str, str]]:
 def _name_of(files: Files, parameter: str, spec: str, tested: bool = False) -> str:
     """Return the name that cells have for pictures, looked at the first time only."""
     if (parameter, tested, spec) not in files.pictures:
-        bad = Bad(skip=files.skip_bad, look=not files.dry)
-        fetch = files.download and not files.dry
-        name, place = folder.locate(spec, bad) if tested else LOCATED[parameter](spec, files.data_root, fetch, bad)
+        if tested:
+            name, place = folder.locate(spec, files.skip_bad)
+        else:
+            fetch = files.download and not files.dry
+            name, place = LOCATED[parameter](spec, files.data_root, fetch, files.skip_bad)
         files.pictures[parameter, tested, spec] = name
         if place is not None:
             files.places[name] = place

@@ -16,8 +16,6 @@ from sparsebench.errors import UserError
 from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
 from sparsebench.tasks.sources.cache import Pixels
 from sparsebench.tasks.sources.files import (
-    REFUSED,
-    Bad,
     Listing,
     classes_in,
     contents,
@@ -40,10 +38,10 @@ SPLITS = ("val", "test")
 LAYOUT = "a folder with val/<class>/*, test/<class>/* or <class>/*"
 
 
-def locate(spec: str, bad: Bad = REFUSED) -> tuple[str, Path]:
+def locate(spec: str, skip_bad: bool = False) -> tuple[str, Path]:
     """Return the name that a cell has for folder:DIR, from the contents of the pictures, and where these lie.
 
-    `bad` says what is to be done about pictures that cannot be read.
+    `skip_bad` says whether pictures that cannot be read are left out; else they are an error.
 
     Raises:
         UserError: another source, no such folder, no classes, or one without pictures.
@@ -53,7 +51,7 @@ def locate(spec: str, bad: Bad = REFUSED) -> tuple[str, Path]:
         raise UserError("--images of a test of trained weights", got=f"'{spec}'", allowed="folder:DIR")
     listed = _test_folder_of(Path(path).expanduser())
     classes_in(listed, LAYOUT)
-    found = contents(listed.root, listed, bad=bad, wanted=lambda path: "/" in path)
+    found = contents(listed.root, listed, skip_bad=skip_bad, wanted=lambda path: "/" in path)
     classes_in(replace(listed, names=tuple(found.pictures)), LAYOUT)
     return f"folder-{found.fingerprint}", listed.root
 

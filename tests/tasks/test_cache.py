@@ -1,4 +1,3 @@
-import logging
 import os
 import signal
 import subprocess
@@ -23,7 +22,6 @@ def place(tmp_path, monkeypatch):
     """Return an empty folder that is the cache."""
     folder = tmp_path / "pictures"
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(folder))
-    cache._warn.cache_clear()
     return folder
 
 
@@ -122,18 +120,13 @@ def test_all_bad_pictures_of_all_that_is_decoded_are_one_error_and_what_has_none
     assert [one.kept() is not None for one in wanted] == [False, True, False] and len(kept(place)) == 1
 
 
-def test_without_a_place_to_write_it_goes_on_with_one_warning(tmp_path, monkeypatch, rows, caplog):
-    cache._warn.cache_clear()
+def test_a_place_that_cannot_be_written_is_a_user_error(tmp_path, monkeypatch, rows):
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "file" / "below"))
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            np.testing.assert_array_equal(Pixels("a", SHAPE, rows).array(), PIXELS)
-    assert len(rows.made) == 10
-    (record,) = caplog.records
-    assert "not kept" in record.getMessage() and "SPARSEBENCH_CACHE" in record.getMessage()
-    with pytest.raises(BadPicturesError, match=r"2.png cannot be read as a picture \(torn\); the other 4 can"):
-        Pixels("a", SHAPE, torn(2)).array()
+    with pytest.raises(UserError, match=r"cannot be kept in .*below: .*; set SPARSEBENCH_CACHE to a folder"):
+        Pixels("a", SHAPE, rows).array()
+    cache.keep_about("b", 1)
+    assert rows.made == [] and cache.kept_about("b") is None
 
 
 def test_a_disk_without_room_is_a_user_error_before_a_picture_is_decoded(place, rows, monkeypatch):

@@ -13,7 +13,6 @@ from sparsebench.plan.locate import locate_images
 from sparsebench.tasks import sources
 from sparsebench.tasks.groups import CelebA, Waterbirds, shares
 from sparsebench.tasks.sources import files, known
-from sparsebench.tasks.sources.files import Bad
 
 
 def located(made):
@@ -94,7 +93,7 @@ def test_rows_of_pictures_that_cannot_be_read_are_left_out(waterbirds):
     bad = [*rows[0][:2], rows[1][0]]
     for row in bad:
         (waterbirds.root / waterbirds.names[row]).write_bytes(b"no picture")
-    name, place = locate_images(f"folder:{waterbirds.root}", bad=Bad(skip=True))
+    name, place = locate_images(f"folder:{waterbirds.root}", skip_bad=True)
     data = Waterbirds(images=name, canvas=8).draw(0, 0, {name: place})
     assert [shown(data.train), shown(data.test)] == [[i for i in split if i not in bad] for split in rows]
 

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 import math
 import os
 import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -29,7 +26,6 @@ import numpy as np
 from sparsebench.errors import UserError, reason_of
 from sparsebench.files import CACHE, cache_folder, whole_file, write_whole
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 VERSION = 3
@@ -38,8 +34,6 @@ LARGE = 2 * 10**9
 """Bytes of an array of which only what is needed is decoded."""
 SUFFIX, ABOUT = ".pixels.npy", ".pictures.json"
 LOCK = "decoding.lock"
-CHUNK = 16
-"""Pictures that a thread takes at a time, at most."""
 THREADS = 2
 """Of each core: one works while the other waits for the interpreter."""
 NAMED = 1000
@@ -103,24 +97,15 @@ def each(work: Callable[[int], T], n: int) -> Iterator[T | BadPicturesError]:
         n: how often.
     """
 
-    def attempt(i: int) -> T | BaseException:
+    def attempt(i: int) -> T | BadPicturesError:
         try:
             return work(i)
-        except BaseException as error:
+        except BadPicturesError as error:
             return error
 
-    threads = THREADS * cores()
-    pool = ThreadPool(threads)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), ThreadPoolExecutor(THREADS * cores()) as pool:
         warnings.simplefilter("ignore")  # Pillow's, of what it could still read
-        try:
-            for one in pool.imap(attempt, range(n), max(1, min(CHUNK, n // (4 * threads)))):
-                if isinstance(one, BaseException) and not isinstance(one, BadPicturesError):
-                    raise one
-                yield one
-        finally:
-            pool.terminate()
-            pool.join()
+        yield from pool.map(attempt, range(n))
 
 
 @dataclass(frozen=True)
@@ -151,13 +136,13 @@ class Pixels:
     def array(self) -> np.ndarray:
         """Return (n, 3, height, width) uint8, mapped from its file, which is made where there is none; see `decode`.
 
-        What is written to it stays in memory. Where no file can be written it is in memory altogether.
+        What is written to it stays in memory.
         """
-        if (pixels := self.kept()) is not None:
-            return pixels
-        decode([self])
-        pixels = self.kept()
-        return np.array(list(self.rows()), dtype=np.uint8).reshape(self.shape) if pixels is None else pixels
+        if (pixels := self.kept()) is None:
+            decode([self])
+            pixels = self.kept()
+        assert pixels is not None
+        return pixels
 
     def rows(self, on_done: Callable[[], None] = lambda: None) -> Iterator[np.ndarray]:
         """Yield all rows, one after the other; after the last `BadPicturesError` of all that are bad.
@@ -177,9 +162,7 @@ class Pixels:
 
 def mapped(name: str) -> np.memmap | None:
     """Return the (n, 3, height, width) pixels of that name, mapped from their file, or None if none is there whole."""
-    if (where := cache_folder()) is None:
-        return None
-    path = where / _file_name(name)
+    path = _path(name)
     try:
         pixels = np.lib.format.open_memmap(path, mode="c")
         whole = pixels.dtype == np.uint8 and path.stat().st_size == pixels.offset + pixels.nbytes
@@ -188,8 +171,8 @@ def mapped(name: str) -> np.memmap | None:
     return pixels if whole else None
 
 
-def _file_name(name: str) -> str:
-    return f"{name}-{versions()}{SUFFIX}"
+def _path(name: str) -> Path:
+    return cache_folder() / f"{name}-{versions()}{SUFFIX}"
 
 
 def versions() -> str:
@@ -200,14 +183,20 @@ def versions() -> str:
 
 
 def decode(wanted: Sequence[Pixels]) -> None:
-    """Decode what is not kept yet, and keep it, where a file can be written.
+    """Decode what is not kept yet, and keep it.
 
     Raises:
         BadPicturesError: all that are bad; what has none is kept.
-        UserError: there is no room, or a picture is not what it was.
+        UserError: there is no room, no file can be written, or a picture is not what it was.
     """
-    if (folder := _folder()) is None:
-        return
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"decoded pictures cannot be kept in {folder}: {reason_of(error)}",
+            next_step=f"set {CACHE} to a folder that can be written",
+        ) from error
     with _lock(folder):
         missing = [one for one in wanted if one.kept() is None]  # by who was before
         if not missing:
@@ -223,7 +212,7 @@ def decode(wanted: Sequence[Pixels]) -> None:
         bad: dict[str, str] = {}
         for one in missing:
             try:
-                with whole_file(folder / _file_name(one.name)) as file:
+                with whole_file(_path(one.name)) as file:
                     header = {"descr": "|u1", "fortran_order": False, "shape": one.shape}
                     np.lib.format.write_array_header_1_0(file, header)
                     for row in one.rows(lambda: tell()(what, next(told), n)):
@@ -257,44 +246,23 @@ def _lock(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _folder() -> Path | None:
-    """Return where files can be written, made if need be, or None with a warning, one a process and reason."""
-    try:
-        if (where := cache_folder()) is None:
-            raise OSError("there is no home directory")
-        where.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=where):
-            return where
-    except OSError as error:
-        _warn(reason_of(error))
-        return None
-
-
-@lru_cache
-def _warn(reason: str) -> None:
-    log.warning("decoded pictures are not kept (%s); set %s to a folder that can be written", reason, CACHE)
-
-
 def keep_about(name: str, value: Any) -> None:
     """Keep what is known of pictures, a value of JSON, where a file can be written."""
-    if (where := cache_folder()) is not None:
-        with suppress(UserError):
-            write_whole(where / f"{name}{ABOUT}", json.dumps(value).encode())
+    with suppress(UserError):
+        write_whole(cache_folder() / f"{name}{ABOUT}", json.dumps(value).encode())
 
 
 def kept_about(name: str) -> Any:
     """Return what `keep_about` kept, or None."""
-    where = cache_folder()
     try:
-        return None if where is None else json.loads((where / f"{name}{ABOUT}").read_bytes())
+        return json.loads((cache_folder() / f"{name}{ABOUT}").read_bytes())
     except (OSError, ValueError):
         return None
 
 
 def _files() -> list[Path]:
     """Return the files of the cache, those included that a stopped process left half-written; no other's."""
-    where = cache_folder()
-    return [] if where is None else [path for end in (SUFFIX, ABOUT) for path in where.glob(f"*{end}*")]
+    return [path for end in (SUFFIX, ABOUT) for path in cache_folder().glob(f"*{end}*")]
 
 
 def size() -> tuple[int, int]:

@@ -8,11 +8,11 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -242,25 +242,12 @@ class Contents:
         return digest.hexdigest()[:DIGITS]
 
 
-class Bad(NamedTuple):
-    """What is to be done about pictures that cannot be read.
-
-    Attributes:
-        skip: whether they are left out; else they are an error.
-        look: whether pictures may be decoded to find them, and what is found be kept; else those are that are known.
-    """
-
-    skip: bool = False
-    look: bool = True
-
-
-REFUSED = Bad()
 _known: dict[str, Contents] = {}
 """What this process has looked at, by its fingerprint."""
 
 
 def contents(
-    root: Path, listed: Listing | None = None, tables: Sequence[str] = (), bad: Bad = REFUSED,
+    root: Path, listed: Listing | None = None, tables: Sequence[str] = (), skip_bad: bool = False,
     wanted: Callable[[str], object] | None = None,
 ) -> Contents:  # fmt: skip
     """Return what lies in a folder, every file of which is read, and keep it, so that no other process need look.
@@ -269,7 +256,7 @@ def contents(
         root: the folder.
         listed: its pictures, from `listing`, which is asked where none is given.
         tables: files beside the pictures.
-        bad: what is to be done about pictures that cannot be read.
+        skip_bad: whether pictures that cannot be read are left out; else they are an error.
         wanted: says of a picture's path whether it is where pictures are looked for; None to say nothing of strays.
 
     Raises:
@@ -283,25 +270,23 @@ def contents(
     hashed, left_out = _each(lambda name: hashlib.sha256(read_bytes(root / name)).hexdigest(), names, "")
     strays = strays_in(listed, wanted) if wanted else ""
     found = Contents(hashed, about, left_out, strays)
-    if bad.skip or left_out:
-        left_out |= _undecodable(root, found, bad.look)
-        if not bad.skip:
+    if skip_bad or left_out:
+        left_out |= _undecodable(root, found)
+        if not skip_bad:
             raise BadPicturesError({str(root / name): left_out[name] for name in sorted(left_out)}, len(names))
-        kept = {name: one for name, one in hashed.items() if name not in left_out}
-        found = Contents(kept, about, left_out, strays)
+        found = replace(found, pictures={name: one for name, one in hashed.items() if name not in left_out})
         if not found.pictures:
             raise UserError(f"{root} holds no pictures that can be read", allowed=sorted(suffixes()))
-    if bad.look:
-        cache.keep_about(found.fingerprint, [found.pictures, found.tables, found.left_out])
+    cache.keep_about(found.fingerprint, [found.pictures, found.tables, found.left_out])
     _known[found.fingerprint] = found
     return found
 
 
-def _undecodable(root: Path, found: Contents, look: bool) -> dict[str, str]:
-    """Return why pictures cannot be decoded, by their paths in the folder, as far as it is known if not to `look`."""
+def _undecodable(root: Path, found: Contents) -> dict[str, str]:
+    """Return why pictures cannot be decoded, by their paths in the folder; they are looked through the first time."""
     name = f"{found.fingerprint}-bad-{cache.versions()}"
-    if (kept := cache.kept_about(name)) is not None or not look:
-        return dict(kept or {})
+    if (kept := cache.kept_about(name)) is not None:
+        return dict(kept)
 
     def decode(name: str) -> None:
         read_rgb(root / name, found.pictures[name], small=True)
@@ -343,7 +328,7 @@ def contents_of(fingerprint: str, root: Path, tables: Sequence[str] = ()) -> Con
             return _known.setdefault(fingerprint, kept)
     for skip in (False, True):
         with suppress(BadPicturesError):
-            if (found := contents(root, tables=tables, bad=Bad(skip))).fingerprint == fingerprint:
+            if (found := contents(root, tables=tables, skip_bad=skip)).fingerprint == fingerprint:
                 return found
     raise _change_error(f"the pictures in {root}")
 

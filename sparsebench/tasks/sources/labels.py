@@ -36,6 +36,12 @@ SAID: Mapping[str, str] = {
     "file": "by the file {}",
 }
 """How class folders are numbered, by the parameter `labels`."""
+STRANGE: Mapping[str, str] = {
+    "imagenet": "are named after no class of ImageNet-1k, as n02012849 or tench, or after two",
+    "numbers": "are named by no number",
+    "file": "are not in the file of classes, or stand for two",
+}
+"""What is wrong with class folders that have no number."""
 
 
 def described(params: Mapping[str, Any]) -> str:
@@ -53,7 +59,7 @@ class ClassFile(NamedTuple):
         size: how many classes the head has, or None where the file may be of some of them.
     """
 
-    numbers: Mapping[str, int | None]
+    numbers: dict[str, int | None]
     size: int | None
 
 
@@ -87,33 +93,63 @@ def number(
     """
     if head is not None and head > MOST_CLASSES:
         raise UserError("the weights' head", got=f"{head} classes", allowed=f"at most {MOST_CLASSES}")
+    rule = _rule_for(folders, head) if labels == "auto" else labels
     if file is not None:
-        return _by_file(folders, head, file)
-    if labels == "numbers" or (labels == "auto" and all(map(_is_number, folders))):
-        return _by_number(folders, head, sure=labels == "numbers")
+        rule, found = "file", [file.numbers.get(unicodedata.normalize("NFC", name)) for name in folders]
+        own = {number: name for name, number in reversed(file.numbers.items()) if number is not None}
+    elif rule == "imagenet":
+        found, own = imagenet_numbers(tuple(folders)), dict(enumerate(imagenet_classes()))
+    elif rule == "numbers":
+        found = [int(name) if _is_number(name) else None for name in folders]
+        own = {number: name for number, name in zip(found, folders, strict=True) if number is not None}
+    else:
+        own = dict(enumerate(sorted(folders)))
+        found = [sorted(folders).index(name) for name in folders]
+    if strange := [name for name, number in zip(folders, found, strict=True) if number is None]:
+        raise UserError(
+            f"{len(strange)} of {len(folders)} class folders {STRANGE[rule]}", got=_few(strange),
+            allowed=f"names such as {_few([own[k] for k in sorted(own)])}",
+            next_step=f"rename or remove them, or say which class each is with {BY_FILE}",
+        )  # fmt: skip
+    numbers = [number for number in found if number is not None]
+    times = Counter(numbers)
+    if twice := [name for name, number in zip(folders, numbers, strict=True) if times[number] > 1]:
+        raise UserError("class folders that are of the same class", got=_few(twice), next_step="put them into one")
+    size = (file and file.size) or max(own) + 1
+    if rule == "numbers":
+        _check_numbers(numbers, head, sure=labels == "numbers")
+    elif rule == "names":
+        _check_names(folders, head, sure=labels == "names")
+    elif head is not None and (size > head or (size < head and (file is None or file.size))):
+        raise UserError(
+            f"class folders are numbered by {rule}, of {size} classes, and the head has {head}",
+            next_step=f"give the head's own classes, in its order, with {BY_FILE}",
+        )
+    return Numbered(rule, tuple(own.get(k, str(k)) for k in range(head or size)), tuple(numbers))
+
+
+def _rule_for(folders: Sequence[str], head: int | None) -> Labels:
+    """Return how class folders are numbered whose names alone say it."""
+    if all(map(_is_number, folders)):
+        return "numbers"
     known = [found is not None for found in imagenet_numbers(tuple(folders))]
-    most = sum(known) * 2 > len(known) if head == IMAGENET else all(known) if head is None else False
-    if labels == "imagenet" or (labels == "auto" and most):
-        return _by_imagenet(folders, head)
-    return _by_name(folders, head, sure=labels == "names")
+    most = 2 * sum(known) > len(known) if head == IMAGENET else head is None and all(known)
+    return "imagenet" if most else "names"
 
 
 def _is_number(name: str) -> bool:
     return name.isascii() and name.isdecimal()
 
 
-def _by_number(folders: Sequence[str], head: int | None, *, sure: bool) -> Numbered:
-    if strange := [name for name in folders if not _is_number(name)]:
-        raise UserError("labels=numbers: class folders that are no numbers", got=_few(strange), next_step=BY_FILE)
-    numbers = [int(name) for name in folders]
-    _refuse_twice(folders, numbers)
+def _check_numbers(numbers: Sequence[int], head: int | None, *, sure: bool) -> None:
+    """Raise UserError if class folders of these numbers are not the head's; more is refused unless the user is sure."""
     last = max(numbers)
     if head is None and not sure and last >= len(numbers):
         raise UserError(
             f"class folders are numbers up to {last}, and there are {len(numbers)}: how many classes the head has is "
             "not known", next_step="give labels=numbers if these are its classes, counted from 0, or " + BY_FILE,
         )  # fmt: skip
-    if last >= (MOST_CLASSES if head is None else head):
+    if last >= (head or MOST_CLASSES):
         raise UserError(
             f"class folders are numbers up to {last}, and the head has {head or MOST_CLASSES} classes, counted from 0",
             next_step=f"number them from 0, or say which class each is with {BY_FILE}",
@@ -123,60 +159,22 @@ def _by_number(folders: Sequence[str], head: int | None, *, sure: bool) -> Numbe
             f"class folders are numbers from 1 to {last}, and a head's classes are counted from 0",
             next_step=f"number them from 0, or give labels=numbers if 1 is the head's second class, or {BY_FILE}",
         )
-    own = dict(zip(numbers, folders, strict=True))
-    return Numbered("numbers", tuple(own.get(k, str(k)) for k in range(head or last + 1)), tuple(numbers))
 
 
-def _by_imagenet(folders: Sequence[str], head: int | None) -> Numbered:
-    numbers = imagenet_numbers(tuple(folders))
-    if strange := [name for name, found in zip(folders, numbers, strict=True) if found is None]:
+def _check_names(folders: Sequence[str], head: int | None, *, sure: bool) -> None:
+    """Raise UserError if there are not as many folders as classes, or programs sort them in several ways."""
+    if head not in (None, len(folders)):
         raise UserError(
-            f"{len(strange)} of {len(folders)} class folders are named after no class of ImageNet-1k, or after two",
-            got=_few(strange), allowed="WordNet ids as n02012849, or names that one class has",
-            next_step=f"rename or remove them, or say which class each is with {BY_FILE}",
-        )  # fmt: skip
-    if head not in (None, IMAGENET):
-        raise UserError(f"labels=imagenet is for a head of {IMAGENET} classes", got=f"one of {head}", next_step=BY_FILE)
-    found = [number for number in numbers if number is not None]
-    _refuse_twice(folders, found)
-    return Numbered("imagenet", imagenet_classes(), tuple(found))
-
-
-def _by_file(folders: Sequence[str], head: int | None, file: ClassFile) -> Numbered:
-    known = {name: found for name, found in file.numbers.items() if found is not None}
-    numbers = [known.get(unicodedata.normalize("NFC", name)) for name in folders]
-    if strange := [name for name, found in zip(folders, numbers, strict=True) if found is None]:
-        raise UserError(
-            f"{len(strange)} of {len(folders)} class folders are not in the file of classes, or stand for two",
-            got=_few(strange), allowed=f"names as the file has them: {_few(list(known))}",
-            next_step="add them to the file, or remove them",
-        )  # fmt: skip
-    found = [found for found in numbers if found is not None]
-    _refuse_twice(folders, found)
-    size = file.size or max(known.values()) + 1
-    if head is not None and (size > head or (file.size is not None and size != head)):
-        raise UserError(
-            f"the file of classes has {size}, and the head has {head}",
-            next_step="give the file of the head's own classes, in its order",
-        )
-    own = {found: name for name, found in reversed(known.items())}  # of several names the first
-    return Numbered("file", tuple(own.get(k, str(k)) for k in range(head or size)), tuple(found))
-
-
-def _by_name(folders: Sequence[str], head: int | None, *, sure: bool) -> Numbered:
-    n, ways = len(folders), f"labels=names for the order in which Python and torchvision sort names, or {BY_FILE}"
-    if head not in (None, n):
-        raise UserError(
-            f"there are {n} class folders, and the head has {head} classes: which they are is not known",
+            f"there are {len(folders)} class folders, and the head has {head} classes: which they are is not known",
             got=_few(folders), allowed="a folder of each class, numbers of the head's classes"
             + (", or names of ImageNet-1k" if head == IMAGENET else ""), next_step=f"say it with {BY_FILE}",
         )  # fmt: skip
     if not sure and (pair := _disputed(folders)):
         raise UserError(
             f"torchvision sorts class folder {pair[0]} before {pair[1]}, others sort them the other way round, and "
-            "nothing says which order the head has", next_step=f"give {ways}",
+            "nothing says which order the head has", next_step="give labels=names for the order in which Python and "
+            f"torchvision sort names, or {BY_FILE}",
         )  # fmt: skip
-    return Numbered("names", tuple(sorted(folders)), tuple(map(sorted(folders).index, folders)))
 
 
 def _disputed(folders: Sequence[str]) -> tuple[str, str] | None:
@@ -195,12 +193,6 @@ def _natural(name: str) -> list[tuple[int, str]]:
     """Return what timm sorts a name by."""
     parts = re.split(r"(\d+)", name.lower())
     return [(int(part), "") if place % 2 else (0, part) for place, part in enumerate(parts)]
-
-
-def _refuse_twice(folders: Sequence[str], numbers: Sequence[int]) -> None:
-    times = Counter(numbers)
-    if twice := [name for name, found in zip(folders, numbers, strict=True) if times[found] > 1]:
-        raise UserError("class folders that are of the same class", got=_few(twice), next_step="put them into one")
 
 
 def locate_file(path: Path) -> str:
