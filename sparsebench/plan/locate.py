@@ -182,11 +182,11 @@ def pictures_for(task: type[Task], files: Files) -> list[dict[str, str]]:
 def _name_of(files: Files, parameter: str, spec: str, tested: bool = False) -> str:
     """Return the name that cells have for pictures, looked at the first time only."""
     if (parameter, tested, spec) not in files.pictures:
-        if tested:
-            name, place = folder.locate(spec, files.skip_bad)
-        else:
+        if not tested:
             fetch = files.download and not files.dry
             name, place = LOCATED[parameter](spec, files.data_root, fetch, files.skip_bad)
+        else:
+            name, place = folder.locate(spec, files.skip_bad)
         files.pictures[parameter, tested, spec] = name
         if place is not None:
             files.places[name] = place
