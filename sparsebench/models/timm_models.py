@@ -1,10 +1,11 @@
-"""timm models by name, and the trained weights they can start from."""
+"""timm models by name, and files of trained weights, read without running what is in them."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import argparse
+import hashlib
+from collections.abc import Mapping
+from contextlib import suppress
 from itertools import takewhile
 from math import isqrt
 from pathlib import Path
@@ -12,18 +13,26 @@ from typing import Any, NamedTuple
 
 import timm
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from timm.models import PretrainedCfg, eva, load_model_config_from_hf, vision_transformer
 from timm.models._hub import load_model_config_from_path
 from torch import Tensor
 
-from sparsebench.errors import UserError, few, unknown
+from sparsebench.errors import UserError, few, one_line, unknown
 from sparsebench.models.base import HEADS
 from sparsebench.models.timm_parts import refuse
-from sparsebench.models.weight_files import read_weights
 
 GIVE_A_FILE = "or give --weights FILE.safetensors"
 HUB, FOLDER = "hf-hub:", "local-dir:"
 PATCHES, POSITIONS = "patch_embed.proj.weight", "pos_embed"
+SAFE = ".safetensors"
+USUAL = ("state_dict", "model", "model_state", "model_state_dict", "module", "net", "network", "weights")
+"""What state dicts are called in checkpoints, in the order in which one is taken where several are there."""
+WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+"""Parts of names that torch's wrappers of compiled, sharded and checkpointed modules add, at any place."""
+AVERAGED = "n_averaged"
+"""The count that AveragedModel adds to the weights."""
 
 
 def named_vit(
@@ -50,10 +59,9 @@ def named_vit(
         cfg = None if elsewhere(name) else timm.get_pretrained_cfg(name, allow_unregistered=False)
         if pretrained and not elsewhere(name) and (cfg is None or not cfg.has_weights):
             raise UserError(f"timm has no trained weights for '{name}'", next_step=f"name another model, {GIVE_A_FILE}")
-        with _no_retries_told():
-            vit = timm.create_model(
-                name, pretrained=pretrained, img_size=(height, width), num_classes=classes, in_chans=channels
-            )
+        vit = timm.create_model(
+            name, pretrained=pretrained, img_size=(height, width), num_classes=classes, in_chans=channels
+        )
     except OSError as error:
         if name.startswith(FOLDER):
             raise UserError(f"timm cannot read '{name}': {_first_line(error)}") from error
@@ -82,8 +90,7 @@ def _cfg(name: str) -> Any:
         return timm.get_pretrained_cfg(name, allow_unregistered=True) if timm.models.is_model(name) else None
     load = load_model_config_from_hf if name.startswith(HUB) else load_model_config_from_path
     try:
-        with _no_retries_told():
-            return PretrainedCfg(**load(name.partition(":")[2])[0])
+        return PretrainedCfg(**load(name.partition(":")[2])[0])
     except (OSError, ValueError, TypeError, KeyError, RuntimeError):
         return None  # what is wrong is said when the model is made
 
@@ -111,18 +118,6 @@ def cut_of(name: str) -> dict[str, Any]:
     resize = {"center": "short"}.get(cfg.crop_mode, cfg.crop_mode)
     crop = {"crop": cfg.crop_pct, "resize": resize, "filter": cfg.interpolation}
     return crop | ({"canvas": height} if height == width else {})
-
-
-@contextmanager
-def _no_retries_told() -> Iterator[None]:
-    """Keep what the hub's client tells of each new try to itself: one error says it all in the end."""
-    log = logging.getLogger("huggingface_hub")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
 
 
 def _first_line(error: BaseException) -> str:
@@ -201,14 +196,13 @@ def load_weights(vit: Any, path: Path, key: str = "", *, fresh_head: bool) -> bo
     Returns:
         whether the head is the file's too.
     """
-    state, expected = match_weights(vit, path, key, fresh_head=fresh_head), vit.state_dict()
-    head = all(state[key].data_ptr() != value.data_ptr() for key, value in expected.items() if key.startswith(HEADS))
+    state, head = match_weights(vit, path, key, fresh_head=fresh_head)
     vit.load_state_dict(state)
     return head
 
 
-def match_weights(vit: Any, path: Path, key: str = "", *, fresh_head: bool) -> dict[str, Tensor]:
-    """Return the weights of a file, one for each of the model's.
+def match_weights(vit: Any, path: Path, key: str = "", *, fresh_head: bool) -> tuple[dict[str, Tensor], bool]:
+    """Return the weights of a file, one for each of the model's, and whether the head is the file's too.
 
     Names and sizes must be the model's but for what timm knows how to convert, and for a prefix that all other names
     have; a position embedding of another resolution is resampled as timm does it.
@@ -228,7 +222,14 @@ def match_weights(vit: Any, path: Path, key: str = "", *, fresh_head: bool) -> d
     sizes = [len(state[key]) for key in heads if key in state]
     if not fits:
         state = {key: value for key, value in state.items() if key not in heads} | {key: expected[key] for key in heads}
-    if problems := _problems(state, expected):
+    shapes = [
+        f"{key} {tuple(state[key].shape)} in place of {tuple(value.shape)}"
+        for key, value in expected.items()
+        if key in state and state[key].shape != value.shape
+    ]
+    missing, strange = [key for key in expected if key not in state], [key for key in state if key not in expected]
+    wrong = {"missing": missing, "unexpected": strange, "of another shape": shapes}
+    if problems := [f"{what}: {few(names)}" for what, names in wrong.items() if names]:
         arch = getattr(vit, "pretrained_cfg", {}).get("architecture", type(vit).__name__)
         raise UserError(
             f"{path.name} holds the weights of another architecture than {arch}: {'; '.join(problems)}",
@@ -244,7 +245,7 @@ def match_weights(vit: Any, path: Path, key: str = "", *, fresh_head: bool) -> d
         )  # fmt: skip
     if bad := [key for key, value in state.items() if not value.is_meta and not bool(value.isfinite().all())]:
         raise UserError(f"{path.name} holds numbers that are not finite, in {few(bad)}")
-    return state
+    return state, fits
 
 
 def _by_names_of(vit: Any, given: dict[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -283,21 +284,123 @@ def _as_timm_names_them(given: dict[str, Tensor], vit: Any, expected: Mapping[st
         return given  # what does not fit is named later
 
 
-def _problems(state: dict[str, Tensor], expected: dict[str, Tensor]) -> list[str]:
-    """Return what does not fit between given weights and a model's own, the first few of each kind by name."""
-    missing, strange = [k for k in expected if k not in state], [k for k in state if k not in expected]
-    sizes = [
-        f"{key} {tuple(state[key].shape)} in place of {tuple(value.shape)}"
-        for key, value in expected.items()
-        if key in state and state[key].shape != value.shape
-    ]
-    kinds = {"missing": missing, "unexpected": strange, "of another shape": sizes}
-    return [f"{kind}: {few(names)}" for kind, names in kinds.items() if names]
-
-
 def _other_head(whose: str, head: str, size: int) -> UserError:
     return UserError(
         f"{whose} has {head}, and the task, which trains nothing, has {size}",
         next_step="give weights made for these classes, or name class folders as ImageNet does where the head is "
         "ImageNet's",
     )
+
+
+class Weights(NamedTuple):
+    """What a file of weights holds.
+
+    Attributes:
+        state: the weights by name, without what wrappers add within names.
+        key: of the state dict that they are, "" where it is the file itself.
+        others: keys of other state dicts in the file.
+    """
+
+    state: dict[str, Tensor]
+    key: str = ""
+    others: tuple[str, ...] = ()
+
+
+def content_name(path: Path) -> str:
+    """Return the name that cells have for a file of weights, from its content.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return f"weights-{hashlib.file_digest(file, 'sha256').hexdigest()[:12]}"
+
+
+def read_weights(path: Path, key: str = "") -> Weights:
+    """Return the weights of a file: of safetensors, or of a checkpoint of torch.save.
+
+    A checkpoint is read with weights_only=True, so that no program in it runs.
+
+    Args:
+        path: the file.
+        key: of one of several state dicts, as `model_ema`, or what its names begin with; "" for the first of `USUAL`.
+
+    Raises:
+        UserError: the file cannot be read, holds no weights or anything but numbers, or has not that key, or several
+            state dicts of which none is the usual one.
+    """
+    found = _states(_content(path))
+    most = max(map(len, found.values()), default=0)
+    found = {at: state for at, state in found.items() if 2 * len(state) >= most}  # others are no networks
+    if not found:
+        raise _no_weights(path, "no weights by name")
+    usual = _usual(found)
+    if key:
+        before = f"{key}."
+        named = {f"{at}.{name}" if at else name: value for at, state in found.items() for name, value in state.items()}
+        taken = {name.removeprefix(before): value for name, value in named.items() if name.startswith(before)}
+    else:
+        taken = {} if usual is None else found[usual]
+    if not taken:
+        names = ", ".join(at or "the file itself" for at in sorted(found))
+        raise UserError(
+            f"{path.name} holds no weights under '{key}'" if key else f"{path.name} holds several state dicts",
+            got=names, next_step="name one with --weights-key",
+        )  # fmt: skip
+    parts = {name: [part for part in name.split(".") if part not in WRAPPERS] for name in taken}
+    state = {".".join(parts[name]): value for name, value in taken.items() if name != AVERAGED}
+    odd = [name for name, x in state.items() if x.is_meta or x.is_quantized or x.layout != torch.strided]
+    if odd:
+        raise _no_weights(path, f"{odd[0]} quantized, sparse or without numbers")
+    chosen = key or usual or ""
+    return Weights(state, chosen, tuple(sorted(found.keys() - {chosen})))
+
+
+def _content(path: Path) -> Any:
+    """Return what is in a file."""
+    try:
+        if path.name.lower().endswith(SAFE):
+            return load_file(path)
+        with torch.serialization.safe_globals([argparse.Namespace]):  # timm's own checkpoints have their arguments
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise UserError(f"{path} is truncated or no safetensors file ({error})") from error
+    except Exception as error:  # a damaged pickle may raise anything
+        strange: list[str] = []
+        with suppress(Exception):
+            strange = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+        raise _no_weights(path, ", ".join(strange[:3]) or one_line(error)[:200]) from error
+
+
+def _no_weights(path: Path, got: str) -> UserError:
+    return UserError(
+        f"{path.name} is no checkpoint of weights alone", got=got,
+        next_step="save model.state_dict() alone, with safetensors.torch.save_file or torch.save",
+    )  # fmt: skip
+
+
+def _states(content: Any, at: str = "") -> dict[str, dict[str, Tensor]]:
+    """Return the state dicts in the content of a file, by the keys that lead to them."""
+    if not isinstance(content, Mapping):
+        return {}
+    named = {key: value for key, value in content.items() if isinstance(key, str)}
+    own = {key: value for key, value in named.items() if isinstance(value, Tensor)}
+    found = {at: own} if own else {}
+    for key, value in named.items():
+        found |= _states(value, f"{at}.{key}" if at else key)
+    return found
+
+
+def _usual(found: Mapping[str, Any]) -> str | None:
+    """Return the key of the state dict that is meant unless the user names one, or None if that is not known."""
+    if len(found) == 1:
+        return next(iter(found))
+    if "" in found:
+        return ""
+    for usual in USUAL:
+        inside = [at for at in found if at.startswith(f"{usual}.")]
+        if usual in found or len(inside) == 1:
+            return usual if usual in found else inside[0]
+    return None

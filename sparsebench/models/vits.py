@@ -221,8 +221,7 @@ class Timm(_Deep):
 
     def start(self, network: Network, task: Task, locations: Locations) -> Start:
         """See `Model.start`. What timm fetches is in the built network already."""
-        from sparsebench.models.timm_models import load_weights
-        from sparsebench.models.weight_files import content_name
+        from sparsebench.models.timm_models import content_name, load_weights
 
         vit = network.module
         if self.weights:

@@ -347,12 +347,12 @@ def locate_all(given: Sequence[Path], key: str = "") -> dict[str, Path]:
 
     Args:
         given: files, folders and patterns.
-        key: of the state dict in each file, see `weight_files.read_weights`.
+        key: of the state dict in each file, see `timm_models.read_weights`.
 
     Raises:
         UserError: there are no such files, or one is damaged or holds no weights.
     """
-    from sparsebench.models.weight_files import content_name, read_weights
+    from sparsebench.models.timm_models import content_name, read_weights
 
     located: dict[str, Path] = {}
     said: defaultdict[str, list[Path]] = defaultdict(list)

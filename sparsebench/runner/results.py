@@ -25,7 +25,7 @@ from sparsebench.strategy.plan_checks import only_removes
 from sparsebench.strategy.plans import Keep, Plan
 from sparsebench.strategy.tokens import Padded, sizes_after
 from sparsebench.tasks.base import Data, Recipe, Task, relevant
-from sparsebench.tasks.pictures import PictureTask
+from sparsebench.tasks.images import PictureTask
 from sparsebench.training.evaluate import (
     BATCH,
     Evaluation,

@@ -11,7 +11,7 @@ from pydantic import Field
 from sparsebench import seeds
 from sparsebench.errors import UserError
 from sparsebench.tasks.base import Data, Locations, Split
-from sparsebench.tasks.pictures import PictureTask
+from sparsebench.tasks.images import PictureTask
 from sparsebench.tasks.sources.cache import Pixels
 from sparsebench.tasks.sources.known import Labelled, labelled_pictures, split_pixels
 

@@ -9,7 +9,7 @@ import sparsebench
 from sparsebench import seeds
 from sparsebench.measure.metrics import MetricKind
 from sparsebench.tasks.base import Data, Split
-from sparsebench.tasks.pictures import PictureTask
+from sparsebench.tasks.images import PictureTask
 
 
 class Stripes(PictureTask):
