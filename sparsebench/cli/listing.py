@@ -218,7 +218,7 @@ def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> Non
         except OSError as error:
             raise UserError(f"the cache cannot be emptied: {error}") from error
         click.echo(f"removed: {files} files, {size / 1e6:.1f} MB", err=True)
-    sets, where = _sets(data_root, verify), cache_folder()
+    sets = _sets(data_root, verify)
     files, size = cache.size()
     if as_json:
         kept = {"place": str(cache_folder()), "files": files, "bytes": size}

@@ -4,7 +4,7 @@ OUT/records/<utc>-<host>-<pid>-<random>.jsonl      one record a line, one fsynce
 OUT/records/<the same>.parquet                      the same records, sealed, with what lay beside them; see `table`
 OUT/environments/<hash>.json                        machine and libraries, once each; see `manifests` for what else
 OUT/weights/<cell id>.safetensors                   weights that other cells start from
-OUT/checkpoints/<cell id>.safetensors               a training under way, until its record is there
+OUT/checkpoints/<cell id>.pt                        a training under way, until its record is there
 OUT/underway/<host>-<pid>.json                      how far a run is, until it is over
 OUT/.cells.lock                                     whose bytes are the locks of cells that runs are at
 """
@@ -50,7 +50,7 @@ def weights_path(out: Path, cell_id: str) -> Path:
 
 def checkpoint_path(out: Path, cell_id: str) -> Path:
     """Return where the checkpoint of a cell lies while it is trained."""
-    return out / "checkpoints" / f"{cell_id}.safetensors"
+    return out / "checkpoints" / f"{cell_id}.pt"
 
 
 def check_writable(out: Path) -> None:

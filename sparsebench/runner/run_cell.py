@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from functools import partial
+from io import BytesIO
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from sparsebench import __version__, files, seeds
 from sparsebench.errors import (
@@ -77,19 +77,16 @@ class Checkpoint:
     def resume(self) -> None:
         """Go on from the file, if it is there and fits."""
         try:
-            with safe_open(self.path, "pt") as file:
-                written = file.metadata() or {}
-                if other := [name for name, value in self.made_by.items() if written.get(name) != value]:
-                    raise ValueError(f"it was made with another {other[0]}")
-                names = file.keys()
-                state = {name: file.get_tensor(name).clone() for name in names}
-            self.training.load(state)
+            written = torch.load(self.path, map_location="cpu", weights_only=True)
+            if other := [name for name, value in self.made_by.items() if written["made_by"].get(name) != value]:
+                raise ValueError(f"it was made with another {other[0]}")
         except FileNotFoundError:
             return
-        except (OSError, SafetensorError, ValueError) as error:
-            log.warning("%s is not used and its cell starts anew: %s", self.path.name, error)
+        except (OSError, RuntimeError, ValueError, EOFError, UnpicklingError) as error:
+            log.warning("%s is not used and its cell starts anew: %s", self.path.name, one_line(error)[:200])
             return
-        self.resumed = int(written["resumed"]) + 1
+        self.training.load(written["state"])
+        self.resumed = written["resumed"] + 1
 
     def __call__(self, step: int) -> None:
         """Write, if it is time to and training is not over."""
@@ -99,9 +96,10 @@ class Checkpoint:
 
     def write(self) -> None:
         """Write the file; where that fails, say so once and let the training go on."""
-        state = {name: x.to("cpu", copy=True).contiguous() for name, x in self.training.state().items()}
+        content = BytesIO()
+        torch.save({"made_by": self.made_by, "resumed": self.resumed, "state": self.training.state()}, content)
         try:
-            files.write_whole(self.path, save(state, {**self.made_by, "resumed": str(self.resumed)}))
+            files.write_whole(self.path, content.getvalue())
         except UserError as error:
             if not self.warned:
                 log.warning("no checkpoint: %s", error)
@@ -307,7 +305,8 @@ class _Run:
             return None
         made_by = {
             "cell": job.cell.id, "revision of the strategy": job.origin.revision, "start": cell.initial,
-            "torch": torch.__version__, "device": torch.device(self.setting.device).type, "sparsebench": __version__,
+            "torch": str(torch.__version__), "device": torch.device(self.setting.device).type,
+            "sparsebench": __version__,
         }  # fmt: skip
         return Checkpoint(store.checkpoint_path(self.setting.out, job.cell.id), made_by, every, training)
 

@@ -18,7 +18,10 @@ from sparsebench.models.actor import Actor
 from sparsebench.models.base import Network
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.evaluate import evaluate
-from sparsebench.training.steps import Autograd, Samples, Steps, Teacher, under
+from sparsebench.training.steps import Autograd, Samples, Steps, Teacher
+
+COURSE, EARLY = ("step", "epoch", "mean", "summed", "seen"), ("best", "kept", "weights")
+"""What of a course, and of early stopping, the rest of a training depends on."""
 
 
 def steps_for(
@@ -59,6 +62,7 @@ class Course:
     Attributes:
         step, epoch: steps and passes done.
         mean: mean loss of the last pass.
+        summed, seen: of the pass under way the sum of the losses, and their number.
         fitted: whether the loss was low enough to end.
     """
 
@@ -67,8 +71,8 @@ class Course:
         self.batch, self.total = min(recipe.batch or n, n), recipe.total(n)
         self.step, self.epoch, self.mean = 0, 0, math.nan
         self.fitted, self.finished = False, self.total == 0
-        self._summed: Tensor | float = 0.0
-        self._seen = 0
+        self.summed: Tensor | float = 0.0
+        self.seen = 0
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches that are left in their order, whatever the losses."""
@@ -89,31 +93,18 @@ class Course:
         Raises:
             DivergedError: the loss became NaN or infinite.
         """
-        self._summed, self._seen, self.step = self._summed + loss, self._seen + len(batch.rows), self.step + 1
+        self.summed, self.seen, self.step = self.summed + loss, self.seen + len(batch.rows), self.step + 1
         self.finished = self.step == self.total
         if not batch.ends_pass:
             return
         self.epoch += 1
-        self.mean = float(self._summed) / self._seen
+        self.mean = float(self.summed) / self.seen
         if not math.isfinite(self.mean):
             raise DivergedError(f"training diverged: the loss of pass {self.epoch} is {self.mean}")
         still = self.recipe.stop_at_zero_loss and self.mean == 0.0
-        self.fitted = (still or self.mean < self.recipe.stop_below) and self._seen == self.n
+        self.fitted = (still or self.mean < self.recipe.stop_below) and self.seen == self.n
         self.finished = self.finished or self.fitted
-        self._summed, self._seen = 0.0, 0
-
-    def state(self) -> dict[str, Tensor]:
-        """Return where it is."""
-        whole = {"step": self.step, "epoch": self.epoch, "seen": self._seen}
-        mean = torch.tensor(self.mean, dtype=torch.float64)
-        return {name: torch.tensor(n) for name, n in whole.items()} | {
-            "mean": mean, "summed": torch.as_tensor(self._summed),
-        }  # fmt: skip
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Go on from that state, which is not the end."""
-        self.step, self.epoch, self._seen = int(state["step"]), int(state["epoch"]), int(state["seen"])
-        self.mean, self._summed = float(state["mean"]), state["summed"]
+        self.summed, self.seen = 0.0, 0
 
     def outcome(self) -> dict[str, float]:
         """Return steps and passes done, the last pass's mean loss, and 1 if that was low enough to end, else 0.
@@ -137,7 +128,7 @@ class EarlyStopping:
 
     Attributes:
         best: the best result so far, -1 before the first; one that is as good is not better.
-        kept: the pass that it is from.
+        kept: the pass that it is from; `weights` those of that pass.
     """
 
     def __init__(self, network: Network, actor: Actor | None, samples: Samples, groups: np.ndarray, recipe: Recipe):
@@ -156,15 +147,6 @@ class EarlyStopping:
     def restore(self) -> None:
         """Put the weights of the best pass into the network."""
         self.network.module.load_state_dict(self.weights)
-
-    def state(self) -> dict[str, Tensor]:
-        """Return what its decisions depend on."""
-        weights = {f"weights.{name}": value for name, value in self.weights.items()}
-        return weights | {"best": torch.tensor(self.best, dtype=torch.float64), "kept": torch.tensor(self.kept)}
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Go on from that state."""
-        self.best, self.kept, self.weights = float(state["best"]), int(state["kept"]), under("weights.", state)
 
     def _result(self) -> float:
         evaluation = evaluate(self.network, self.actor, self.samples, self.recipe)
@@ -235,34 +217,28 @@ class Training:
         self.early.restore()
         return course.outcome() | {"kept_epoch": float(self.early.kept)}
 
-    def state(self) -> dict[str, Tensor]:
-        """Return all that the rest depends on, of steps by autograd: what its parts hold, and torch's random state."""
-        state = {f"{part}.{name}": x for part, holder in self._parts.items() for name, x in holder.state().items()}
-        state["random.cpu"] = torch.get_rng_state()
-        if self._device.type == "cuda":
-            state["random.cuda"] = torch.cuda.get_rng_state(self._device)
+    def state(self) -> dict[str, Any]:
+        """Return all that the rest depends on, of steps by autograd: tensors, numbers and words."""
+        steps = cast(Autograd, self.steps)
+        state: dict[str, Any] = {
+            "network": steps.network.module.state_dict(), "optimiser": steps.opt.state_dict(), "parts": steps.parts,
+            "course": {name: getattr(self.course, name) for name in COURSE}, "random": torch.get_rng_state(),
+        }  # fmt: skip
+        if self.early is not None:
+            state["early"] = {name: getattr(self.early, name) for name in EARLY}
+        if (device := steps.samples.labels.device).type == "cuda":
+            state["cuda"] = torch.cuda.get_rng_state(device)
         return state
 
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Go on from that state.
-
-        Raises:
-            ValueError: it is the state of another training; nothing has changed then.
-        """
-        for name, value in self.state().items():
-            if name not in state or state[name].shape != value.shape:
-                raise ValueError(f"its '{name}' does not fit")
-        for part, holder in self._parts.items():
-            holder.load(under(f"{part}.", state))
-        torch.set_rng_state(state["random.cpu"])
-        if self._device.type == "cuda":
-            torch.cuda.set_rng_state(state["random.cuda"], self._device)
-
-    @property
-    def _parts(self) -> dict[str, Any]:
-        parts = {"steps": self.steps, "course": self.course, "early": self.early}
-        return {name: part for name, part in parts.items() if part is not None}
-
-    @property
-    def _device(self) -> torch.device:
-        return cast(Autograd, self.steps).samples.labels.device
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a state of this training, which is not its end; its tensors lie on the CPU."""
+        steps = cast(Autograd, self.steps)
+        steps.network.module.load_state_dict(state["network"])
+        steps.opt.load_state_dict(state["optimiser"])
+        steps.parts = state["parts"]
+        vars(self.course).update(state["course"])
+        if self.early is not None:
+            vars(self.early).update(state["early"])
+        torch.set_rng_state(state["random"])
+        if "cuda" in state:
+            torch.cuda.set_rng_state(state["cuda"], steps.samples.labels.device)

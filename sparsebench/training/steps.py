@@ -388,25 +388,3 @@ class Autograd:
 
     def store(self) -> None:
         """See `Steps.store`: they are there."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Return what the next steps depend on: weights, what the optimiser remembers, parts."""
-        state = {f"weights.{name}": value for name, value in self.network.module.state_dict().items()}
-        for index, remembered in self.opt.state_dict()["state"].items():
-            state |= {f"optimiser.{index}.{key}": value for key, value in remembered.items() if value is not None}
-        return state | {"parts": torch.tensor(self.parts)}
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Go on from that state."""
-        self.parts = int(state["parts"])
-        remembered: dict[int, dict[str, Tensor]] = {}
-        for name, value in under("optimiser.", state).items():
-            index, key = name.split(".")
-            remembered.setdefault(int(index), {})[key] = value
-        self.network.module.load_state_dict(under("weights.", state))
-        self.opt.load_state_dict({"state": remembered, "param_groups": self.opt.state_dict()["param_groups"]})
-
-
-def under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return what is under a prefix, by the rest of its name."""
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

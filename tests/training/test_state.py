@@ -1,10 +1,10 @@
 from dataclasses import replace
 from functools import cache
+from io import BytesIO
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load, save
 from sparsebench_plugins.random import Random
 from token_sets import SetCost
 from torch import nn
@@ -28,9 +28,9 @@ def samples_of(split, augmentation=None):
     return Samples(*map(torch.from_numpy, (split.inputs, split.labels, split.relevance_on((4, 4)))), augmentation)
 
 
-def begun(early=True, **sizes):
+def begun(early=True):
     """Return a training with dropout, in the random state that a cell begins with."""
-    network = Vit(**{"dim": 16, "depth": 2, "heads": 2, "patch": 4} | sizes).build(DATA, 0)
+    network = Vit(dim=16, depth=2, heads=2, patch=4).build(DATA, 0)
     for block in network.module.blocks:
         block.mlp.drop1.p = block.attn.proj_drop.p = 0.3
     recipe = TASK.recipe()
@@ -58,7 +58,10 @@ def stopped_after(training, k):
 
     with pytest.raises(StoppedError):
         training.run(stop)
-    return load(save({name: value.clone() for name, value in training.state().items()}))
+    content = BytesIO()
+    torch.save(training.state(), content)
+    content.seek(0)
+    return torch.load(content, weights_only=True)
 
 
 @cache
@@ -79,16 +82,6 @@ def test_a_resumed_training_ends_as_an_undisturbed_one_to_the_bit(k, early):
     assert training.run() == done
     here = weights(training)
     assert here.keys() == expected.keys() and all(torch.equal(here[name], expected[name]) for name in here)
-
-
-@pytest.mark.parametrize("other", [{"dim": 32}, {"depth": 3}, {"early": True}])
-def test_the_state_of_another_training_changes_nothing(other):
-    state, training = stopped_after(begun(early=False), 4), begun(**{"early": False} | other)
-    before = weights(training)
-    with pytest.raises(ValueError, match="does not fit"):
-        training.load(state)
-    assert training.course.step == 0
-    assert all(torch.equal(value, before[name]) for name, value in weights(training).items())
 
 
 LONG = Recipe("cross-entropy", "adamw", lr=0.1, batch=0, epochs=50, steps=10**9, patience=2)
