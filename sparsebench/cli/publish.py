@@ -23,24 +23,13 @@ from sparsebench.runner.progress import Progress
 if TYPE_CHECKING:
     from sparsebench.publish.verify import Verdict
 
-ALL = -1
-"""What stands for all cells."""
 SHOWN = 5
 """Cells that are named."""
 
 
-def cells(text: str) -> int:
-    """Return a number of cells; `ALL` for "all"."""
-    if text == "all":
-        return ALL
-    if not (text.isascii() and text.isdecimal() and int(text)):
-        raise UserError("--replay", got=f"'{text}'", allowed="1 or more, or all")
-    return int(text)
-
-
 @click.command(cls=Guided)
 @click.argument("path", type=PATH)
-@click.option("--replay", type=cells, metavar="N", help="Run N (or all) cells of one submission again on this machine.")
+@click.option("--replay", metavar="N", help="Run N (or all) cells of one submission again on this machine.")
 @click.option(
     "--replay-seed",
     type=int,
@@ -51,7 +40,7 @@ def cells(text: str) -> int:
 @click.option("--yes", is_flag=True, help="Run the code of the submission without asking.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects, one per submission.")
 def verify(
-    path: Path, replay: int | None, replay_seed: int | None, device: str, yes: bool, as_json: bool,
+    path: Path, replay: str | None, replay_seed: int | None, device: str, yes: bool, as_json: bool,
     **files: Any,
 ) -> None:  # fmt: skip
     """Check each submission below PATH and give it a badge.
@@ -68,6 +57,11 @@ def verify(
     """
     from sparsebench.publish.verify import verify as verified
 
+    number = None
+    if replay is not None and replay != "all":
+        if not (replay.isascii() and replay.isdecimal() and int(replay)):
+            raise UserError("--replay", got=f"'{replay}'", allowed="1 or more, or all")
+        number = int(replay)
     folders, verdicts = _submissions(path), []
     if replay and len(folders) > 1:
         raise UserError("one submission is replayed at a time", got=f"{len(folders)} of them", next_step="name one")
@@ -77,7 +71,6 @@ def verify(
             _ask(folder, yes)
             from sparsebench.publish.replay import replay as replay_cells
 
-            number = None if replay == ALL else replay
             replay_cells(folder, verdict, number, Files(**files), device, replay_seed, Progress(folder).stopping)
         verdicts.append(verdict)
         if not as_json:

@@ -448,43 +448,6 @@ class Job(_Model):
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a cell may take before it is killed; 0 is without limit.
-
-    Attributes:
-        timeout: seconds.
-        memory: bytes, of a worker and all that it has started, the libraries included.
-        exclusive: whether it has its machine, or its GPU, for itself; see `turn`.
-    """
-
-    timeout: float = TIMEOUT
-    memory: int = 0
-    exclusive: bool = False
-
-    @classmethod
-    def parse(
-        cls, timeout: float | str | None, memory: float | str | None, workers: int, exclusive: bool = False
-    ) -> Limits:
-        """Return the limits that a user asks for; None leaves the default.
-
-        Raises:
-            UserError: no such limit, or there is no worker process, which alone can be killed.
-        """
-        for option, asked in (("--timeout", timeout), ("--memory-limit", memory)):
-            if asked is not None and not workers:
-                raise UserError(
-                    f"{option} needs a worker process: only that can be killed", next_step="give --jobs 1 or more"
-                )
-        seconds = TIMEOUT if timeout is None else _number("--timeout", timeout, _SECONDS, "30, 10m, 1.5h, 0 for none")
-        size = _number("--memory-limit", 0 if memory is None else memory, _BYTES, "4GiB, 800MB, 0 for none")
-        if 0 < size < LEAST_MEMORY:
-            raise UserError("--memory-limit", got=str(memory), allowed=f"{shown_size(LEAST_MEMORY)} or more, or 0")
-        if size and sys.platform != "linux":
-            raise UserError("--memory-limit: only Linux says what processes take", next_step="leave it out")
-        return cls(seconds, int(size), exclusive)
-
-
 def _number(option: str, asked: float | str, units: dict[str, int], allowed: str) -> float:
     """Return a number with its unit as a number of seconds or bytes."""
     match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)", str(asked).strip().lower(), re.ASCII)
@@ -511,16 +474,46 @@ class Setting(_Model):
         device: "cpu", "cuda" or "cuda:i".
         locations: where the image sets lie, and by their cells trained weights that are not in the run's folder.
         checkpoint: seconds between checkpoints of a cell, 0 for none.
-        limits: what a cell may take.
         batch: how many test images are tried at a time; None for `evaluate.first_batch`.
+        timeout: seconds that a cell may take before it is killed; 0 is without limit.
+        memory: bytes that a worker and all that it has started may take, the libraries included; 0 is without limit.
+        exclusive: whether a cell has its machine, or its GPU, for itself; see `turn`.
     """
 
     out: Path
     device: str
     locations: dict[str, Path] = {}
     checkpoint: float = How.checkpoint
-    limits: Limits = Limits()
     batch: int | None = None
+    timeout: float = TIMEOUT
+    memory: int = 0
+    exclusive: bool = False
+
+    @classmethod
+    def of(cls, how: How, out: Path, device: str, locations: Mapping[str, Path] | None = None) -> Setting:
+        """Return what a user asks for.
+
+        Raises:
+            UserError: no such number, or a limit without a worker process, which alone can be killed.
+        """
+        if not how.checkpoint >= 0:
+            raise UserError("--checkpoint", got=how.checkpoint, allowed="seconds, or 0 for never")
+        for option, asked in (("--timeout", how.timeout), ("--memory-limit", how.memory_limit)):
+            if asked is not None and how.jobs == 0:
+                raise UserError(
+                    f"{option} needs a worker process: only that can be killed", next_step="give --jobs 1 or more"
+                )
+        timeout, memory = (TIMEOUT if how.timeout is None else how.timeout), how.memory_limit
+        seconds = _number("--timeout", timeout, _SECONDS, "30, 10m, 1.5h, 0 for none")
+        size = _number("--memory-limit", 0 if memory is None else memory, _BYTES, "4GiB, 800MB, 0 for none")
+        if 0 < size < LEAST_MEMORY:
+            raise UserError("--memory-limit", got=str(memory), allowed=f"{shown_size(LEAST_MEMORY)} or more, or 0")
+        if size and sys.platform != "linux":
+            raise UserError("--memory-limit: only Linux says what processes take", next_step="leave it out")
+        return cls(
+            out=out, device=device, locations=dict(locations or {}), checkpoint=how.checkpoint, batch=how.batch,
+            timeout=seconds, memory=int(size), exclusive=how.exclusive,
+        )  # fmt: skip
 
     def weights(self, cell_id: str) -> Path:
         """Return the file of a cell's trained weights."""

@@ -309,7 +309,7 @@ class InProcess:
         with one_thread():
             context = Context(setting, on_share=lambda cell_id, share: on_begin([cell_id], share))
             while batch := queue.take("here"):
-                with turn(setting.device) if setting.limits.exclusive else nullcontext():
+                with turn(setting.device) if setting.exclusive else nullcontext():
                     records = run_cells(batch, self.registry, context, begin)
                     for job, record in zip(batch, records, strict=True):
                         yield record
@@ -395,7 +395,7 @@ class Supervisor:
     """
 
     def __init__(self, setting: Setting, slot: Slot, server: Server, log: Path, on_begin: OnBegin = nobody):
-        self.server, self.log, self.limits, self.on_begin = server, log, setting.limits, on_begin
+        self.server, self.log, self.on_begin = server, log, on_begin
         self.setting, self.slot = setting.model_copy(update={"device": slot.device}), slot
         self.worker: Worker | None = None
         self.code: tuple[str, ...] = ()
@@ -485,11 +485,11 @@ class Supervisor:
             return _End("crashed", f"the worker's answer cannot be read: {error}", worker.last_words())
         if message is not None:
             return message
-        if 0 < self.limits.timeout < (seconds := time.monotonic() - self.clock):
-            reason = f"no result after {shown_time(seconds)}, with --timeout {self.limits.timeout:g}"
+        if 0 < self.setting.timeout < (seconds := time.monotonic() - self.clock):
+            reason = f"no result after {shown_time(seconds)}, with --timeout {self.setting.timeout:g}"
             return _End("timeout", reason, worker.last_words())
-        if self.limits.memory and (size := worker.held_over(self.limits.memory)):
-            limit = shown_size(self.limits.memory)
+        if (memory := self.setting.memory) and (size := worker.held_over(memory)):
+            limit = shown_size(memory)
             return _End("oom", f"its processes held {shown_size(size)}, over the --memory-limit of {limit}")
         return None
 

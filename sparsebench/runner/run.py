@@ -19,7 +19,7 @@ from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import unanswered
 from sparsebench.plan.locate import decode, file_names
 from sparsebench.plan.plan import Plan, Remaining
-from sparsebench.plan.request import Files, How, Job, Limits, Request, Setting, Suite
+from sparsebench.plan.request import Files, How, Job, Request, Setting, Suite
 from sparsebench.plugin.content import texts_of
 from sparsebench.plugin.observer import ObserverThread
 from sparsebench.plugin.registry import Registry
@@ -109,11 +109,8 @@ def plan_of(
     Raises:
         UserError: as `run` does before its first cell.
     """
-    device = device_of(how)
-    Limits.parse(how.timeout, how.memory_limit, how.jobs != 0, how.exclusive)
-    if not how.checkpoint >= 0:
-        raise UserError("--checkpoint", got=how.checkpoint, allowed="seconds, or 0 for never")
-    request = replace(request, on_gpu=device != "cpu")
+    setting = Setting.of(how, out, device_of(how))
+    request = replace(request, on_gpu=setting.device != "cpu")
     return planner.plan(request, files, registry, out, how.rerun, planner.shard(how.shard or "0/1"), prior)
 
 
@@ -134,23 +131,20 @@ def device_of(how: How) -> str:
 
 def carry_out(plan: Plan, how: How, registry: Registry, out: Path, callbacks: Callbacks = SILENT) -> None:
     """Run what is to do of a plan, its pictures decoded first; see `run`."""
-    limits = Limits.parse(how.timeout, how.memory_limit, how.jobs != 0, how.exclusive)
+    setting = Setting.of(how, out, device_of(how), plan.locations)
     store.check_writable(out)
     observers = Observers(registry)
     observers.attach(how.observe, out)
     decode(plan.todo, registry, plan.locations)
-    device = device_of(how)
-    setting = Setting(
-        out=out, device=device, locations=dict(plan.locations), checkpoint=how.checkpoint, limits=limits,
-        batch=how.batch,
-    )  # fmt: skip
     connection: AbstractContextManager[Any] = nullcontext()
     if how.dask and plan.todo:
         (dask,) = metadata.entry_points(group="sparsebench.engines", name="dask")  # another package brings it
-        connection = dask.load()(how.dask, device)
+        connection = dask.load()(how.dask, setting.device)
     with connection as cluster:
         workers = (
-            devices.workers_for(plan, device, how.jobs, how.exclusive) if cluster is None else cluster.slots() or 1
+            devices.workers_for(plan, setting.device, how.jobs, how.exclusive)
+            if cluster is None
+            else cluster.slots() or 1
         )  # none may have come yet
         callbacks.on_plan(plan, workers)
         collect(plan, cluster or engine_of(registry, workers), setting, workers, callbacks, observers)
@@ -295,14 +289,13 @@ class Observers:
 
     Attributes:
         registry: where they are found.
-        failed: names of those that raised or hung, and are turned off.
+        failed: by what they were asked for, the names of those that raised or hung, and are turned off.
     """
 
     def __init__(self, registry: Registry):
         self.registry = registry
-        self.failed: list[str] = []
+        self.failed: dict[str, str] = {}
         self._seeing: dict[str, tuple[Callable[[Record], object], ObserverThread, str]] = {}
-        self._off = set[str]()
 
     def attach(self, texts: Sequence[str], out: Path) -> None:
         """Turn on the observers that were asked for as NAME[:param=value] or FILE.py[:param=value].
@@ -338,14 +331,13 @@ class Observers:
         for hook in self.registry.record_hooks():
             self._seeing.setdefault(hook.plugin_name, (hook.function, ObserverThread(), hook.plugin_name))
         for key, (see, thread, name) in self._seeing.items():
-            if key in self._off:
+            if key in self.failed:
                 continue
             try:
                 with redirect_stdout(sys.stderr):
                     thread.call(partial(see, record))
             except (Exception, SystemExit) as error:  # an observer must never cost a record
-                self._off.add(key)
-                self.failed.append(name)
+                self.failed[key] = name
                 log.warning("observer '%s' failed and is turned off: %s", name, one_line(error))
 
 
@@ -361,4 +353,4 @@ def show_folder(texts: Sequence[str], folder: Path) -> tuple[int, list[str]]:
     observers.attach(texts, folder)
     for _, record in sorted(records.items()):
         observers.observe(record)
-    return len(records), observers.failed
+    return len(records), list(observers.failed.values())

@@ -324,7 +324,7 @@ class _Run:
         )  # fmt: skip
         context.trusted.add(who)
         if "images_per_s" in self.result.metrics:
-            self.result.notes["timed"] = timing(self.setting.device, self.setting.limits.exclusive)
+            self.result.notes["timed"] = timing(self.setting.device, self.setting.exclusive)
         if self.job.keep_weights:
             content = weights_file(self.cell.network, self.cell.initial, self.trained)
             files.write_whole(store.weights_path(self.setting.out, self.job.cell.id), content)
@@ -399,7 +399,7 @@ def main(line: Line) -> None:
 
     def begin(jobs: Sequence[Job]) -> None:
         forget_peak()
-        if timeout := setting.limits.timeout:  # shortly before it is killed, even if it holds the interpreter's lock
+        if timeout := setting.timeout:  # shortly before it is killed, even if it holds the interpreter's lock
             faulthandler.dump_traceback_later(min(timeout - min(1.0, timeout / 4), LONGEST))
         line.say(Message(at=tuple(job.cell.id for job in jobs)))
 
@@ -410,7 +410,7 @@ def main(line: Line) -> None:
         while True:
             jobs: list[Job] = line.recv()
             # Who waits says so: no second of it is a cell's.
-            with turn(setting.device, lambda: line.say(Message())) if setting.limits.exclusive else nullcontext():
+            with turn(setting.device, lambda: line.say(Message())) if setting.exclusive else nullcontext():
                 out_of_memory = False
                 for done, record in enumerate(run_cells(jobs, registry, context, begin), 1):
                     faulthandler.cancel_dump_traceback_later()

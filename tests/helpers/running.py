@@ -8,7 +8,7 @@ from measured import TINY
 
 from sparsebench.plan import plan as planner
 from sparsebench.plan.plan import Plan
-from sparsebench.plan.request import Files, Job, Limits, Request, Rerun, Setting
+from sparsebench.plan.request import Files, Job, Request, Rerun, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
@@ -28,15 +28,13 @@ def inline(
     jobs: Sequence[Job], registry: Registry, out: Path, checkpoint: float = 60.0, exclusive: bool = False
 ) -> Iterator[Record]:
     """Yield the record of each job, run in this process."""
-    setting = Setting(out=out, device="cpu", checkpoint=checkpoint, limits=Limits(exclusive=exclusive))
+    setting = Setting(out=out, device="cpu", checkpoint=checkpoint, exclusive=exclusive)
     return InProcess(registry).records(Queue(jobs, 1), setting)
 
 
-def local(
-    jobs: Sequence[Job], workers: int, out: Path, limits: Limits | None = None, most: int = 1
-) -> Generator[Record, None, None]:
+def local(jobs: Sequence[Job], workers: int, out: Path, most: int = 1, **limits: Any) -> Generator[Record, None, None]:
     """Yield the record of each job as it comes, run by worker processes that are given so many at once."""
-    setting = Setting(out=out, device="cpu", limits=limits or Limits())
+    setting = Setting(out=out, device="cpu", **limits)
     return Processes(workers).records(Queue(jobs, most), setting)
 
 

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from processes import processes_of
 from running import inline, local
 
 from sparsebench.plan.expand import expand
-from sparsebench.plan.request import Job, Limits, Request, Setting
+from sparsebench.plan.request import Job, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner.prepare import Context
@@ -30,7 +29,7 @@ if not os.environ.get("IT_LEFT_ONE"):
 HANGS = "clings"
 SECONDS = 20.0
 """What the cell that hangs may take: on a slow machine it has begun to hang by then."""
-LIMITS = Limits(memory=int(1.25 * 2**30))
+MEMORY = int(1.25 * 2**30)
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +41,11 @@ def run(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[s
     request = Request(suite=TINY, plugins=plugins, n_train=(4,), seeds=1)
     jobs = expand(request, Registry())
     records, hangs = list[Record](), [job for job in jobs if job.label == HANGS]
-    brief = replace(LIMITS, timeout=SECONDS)
-    beside = threading.Thread(target=lambda: records.extend(local(hangs, 1, out / "hangs", limits=brief)))
+    beside = threading.Thread(
+        target=lambda: records.extend(local(hangs, 1, out / "hangs", memory=MEMORY, timeout=SECONDS))
+    )
     beside.start()
-    records += local([job for job in jobs if job.label != HANGS], 1, out, limits=LIMITS)
+    records += local([job for job in jobs if job.label != HANGS], 1, out, memory=MEMORY)
     beside.join()
     assert len(records) == len(plugins) + len(GOOD)
     return {record.label: record for record in records}, out

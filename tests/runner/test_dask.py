@@ -20,7 +20,7 @@ from waiting import soon
 from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.plan.expand import expand
-from sparsebench.plan.request import Job, Limits, Request, Setting
+from sparsebench.plan.request import Job, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
@@ -43,10 +43,9 @@ def records_of(
     cluster: clusters.Cluster,
     jobs: list[Job],
     out: Path,
-    limits: Limits | None = None,
     on_begin: Any = lambda cells, share: None,
 ) -> Iterator[Record]:
-    setting = Setting(out=out, device="cpu", limits=limits or Limits())
+    setting = Setting(out=out, device="cpu")
     return cluster.records(Queue(jobs, 1), setting, on_begin)
 
 

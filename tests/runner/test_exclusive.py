@@ -15,7 +15,7 @@ from running import inline, local
 
 from sparsebench.cli import main
 from sparsebench.plan.expand import expand
-from sparsebench.plan.request import Job, Limits, Request
+from sparsebench.plan.request import Job, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
@@ -75,10 +75,11 @@ def test_two_runs_on_one_machine_take_turns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("waits", "timeout"), [(5.0, 600.0), (35.0, 30.0)])
 def test_waiting_is_none_of_a_cells_seconds(tmp_path: Path, waits: float, timeout: float) -> None:
     jobs = jobs_of("composite:epochs=1,test=10,pretrain_epochs=0")
-    limits = Limits(timeout=timeout, exclusive=True)
     records: list[Record] = []
     with turn("cpu"):
-        thread = threading.Thread(target=lambda: records.extend(local(jobs, 1, tmp_path, limits=limits)))
+        thread = threading.Thread(
+            target=lambda: records.extend(local(jobs, 1, tmp_path, timeout=timeout, exclusive=True))
+        )
         thread.start()
         log = tmp_path / "logs" / "worker-0.log"
         while not log.exists():

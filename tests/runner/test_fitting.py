@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from sparsebench.deploy.pictures import trained_cell
 from sparsebench.models.actor import LEARNED
-from sparsebench.plan.request import Job, Limits, Setting
+from sparsebench.plan.request import Job, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
@@ -203,8 +203,7 @@ def test_a_fit_that_hangs_is_ended_by_the_cells_time_limit(jobs_of: Any, tmp_pat
     *starts, hangs = jobs_of("import time; time.sleep(600)", name="hangs")
     good = jobs_of()[-1]
     run(starts, tmp_path)
-    limits = Limits(timeout=20.0)
-    records = local([hangs, good], 1, tmp_path, limits=limits)
+    records = local([hangs, good], 1, tmp_path, timeout=20.0)
     by_label = {record.label: record for record in records}
     failure = by_label["hangs"].failure
     assert by_label["hangs"].status == "timeout" and failure is not None and "--timeout 20" in failure.reason

@@ -1,15 +1,21 @@
 import mmap
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from sparsebench.errors import UserError
-from sparsebench.plan.request import TIMEOUT, Limits
+from sparsebench.plan.request import TIMEOUT, How, Setting
 from sparsebench.runner.process import held_over
 
 MIB = 2**20
+
+
+def limits(timeout: Any, memory: Any, jobs: int = 1) -> Setting:
+    """Return what a user asks for."""
+    return Setting.of(How(timeout=timeout, memory_limit=memory, jobs=jobs), Path(), "cpu")
 
 
 @pytest.mark.parametrize(
@@ -22,7 +28,8 @@ MIB = 2**20
     ],
 )  # fmt: skip
 def test_a_limit_is_a_number_with_or_without_a_unit(seconds: float, size: int, given: tuple[Any, Any]) -> None:
-    assert Limits.parse(*given, 1) == Limits(seconds, size)
+    setting = limits(*given)
+    assert (setting.timeout, setting.memory) == (seconds, size)
 
 
 @pytest.mark.parametrize("option", ["--timeout", "--memory-limit"])
@@ -30,14 +37,14 @@ def test_a_limit_is_a_number_with_or_without_a_unit(seconds: float, size: int, g
 def test_another_limit_is_refused(option: str, given: Any) -> None:
     if (option, given) != ("--timeout", "100"):
         with pytest.raises(UserError, match=f"{option}; got.*allowed: "):
-            Limits.parse(*((given, None) if option == "--timeout" else (None, given)), 1)
+            limits(*((given, None) if option == "--timeout" else (None, given)))
 
 
 @pytest.mark.parametrize(("option", "given"), [("--timeout", ("1h", None)), ("--memory-limit", (None, "4GiB"))])
 def test_without_a_worker_process_no_limit_can_be_held(option: str, given: tuple[Any, Any]) -> None:
     with pytest.raises(UserError, match=f"{option} needs a worker process.*--jobs 1"):
-        Limits.parse(*given, 0)
-    assert Limits.parse(None, None, 0) == Limits()
+        limits(*given, jobs=0)
+    assert limits(None, None, jobs=0) == Setting(out=Path(), device="cpu")
 
 
 def test_memory_is_counted_when_it_is_used() -> None:
