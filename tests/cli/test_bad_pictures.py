@@ -1,27 +1,21 @@
 """Users' pictures of which some cannot be read, and who looks at them: one command, once, before its cells."""
 
-import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-import timm
-import torch
 from click.testing import CliRunner, Result
-from PIL import Image
-from safetensors.torch import save_file
+from coded import write_noise, write_random_weights
+from running import local
 
 from sparsebench.cli import main
 from sparsebench.plan.locate import decode
-from sparsebench.plan.plan import Plan, plan
+from sparsebench.plan.plan import plan
 from sparsebench.plan.request import Files, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.tasks.folder import Folder
 from sparsebench.tasks.sources import cache
 
 ARCH, NAMES, EACH = "test_vit", ("n01440764", "n01443537"), 7
@@ -37,21 +31,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Return a folder of noise in two classes of ImageNet, seven pictures each."""
-    rng = np.random.default_rng(0)
-    for name in NAMES:
-        (tmp_path / "mine" / name).mkdir(parents=True)
-        for i in range(EACH):
-            pixels = rng.integers(0, 256, (40, 48, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "mine" / name / f"{i}.png")
-    return tmp_path / "mine"
+    return write_noise(tmp_path / "mine", NAMES, EACH)
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(1)
-    path = tmp_path_factory.mktemp("weights") / "own.safetensors"
-    save_file(timm.create_model(ARCH).state_dict(), path)
-    return path
+    return write_random_weights(tmp_path_factory.mktemp("weights") / "own.safetensors", ARCH)
 
 
 def spoil(root: Path) -> dict[str, str]:
@@ -169,49 +154,17 @@ def test_a_dry_run_decodes_nothing_and_says_so(
         assert "0 of 2 cells to run" in known.stdout and "decode" not in known.stdout
 
 
-def planned(files: Files, out: Path, **asked: object) -> Plan:
-    return plan(Request(**{"seeds": 1, **asked}), files, Registry(), out, "missing")  # type: ignore[arg-type]
-
-
-DRAW = """
-import json, sys
-from pathlib import Path
-from sparsebench.plugin.registry import Registry
-from sparsebench.strategy.spec import fill
-name, params, n_train, locations = json.loads(sys.argv[1])
-task = fill(Registry().task(name), params, name)
-data = task.draw(n_train, 0, {name: Path(place) for name, place in locations.items()})
-print(json.dumps([data.test.labels.tolist(), int(data.test.inputs.sum(dtype="int64"))]))
-"""
-
-
-def elsewhere(job_plan: Plan, task: str) -> tuple[list[int], int]:
-    """Return what another process draws for a plan's cells of a task, after their pictures are gone."""
-    for path in set(job_plan.locations.values()):
-        path.rename(path.with_name(f"{path.name}-gone"))
-        path.mkdir()
-    cell = next(job.cell for job in job_plan.todo if job.cell.task.name == task)
-    locations = {name: str(path) for name, path in job_plan.locations.items()}
-    said = json.dumps([task, cell.task.params, cell.n_train, locations])
-    done = subprocess.run([sys.executable, "-c", DRAW, said], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    labels, total = json.loads(done.stdout)
-    return labels, total
-
-
 def test_cells_take_the_decoded_pictures_and_do_not_look_at_the_folder(
     root: Path, weights: Path, tmp_path: Path
 ) -> None:
     files = Files((f"folder:{root}",), weights=(weights,))
-    of = planned(files, tmp_path / "out", suite="folder", tasks=("folder:canvas=32",), model=f"timm:{ARCH}")
-    places = {name: path for name, path in of.locations.items() if name.startswith("folder-")}
+    request = Request(suite="folder", tasks=("folder:canvas=32",), model=f"timm:{ARCH}", seeds=1)
+    of = plan(request, files, Registry(), tmp_path / "out", "missing")
     decode(of.todo, Registry(), of.locations)
-    of = replace(of, locations=places)
-    (name,) = places
-    expected = Folder(images=name, canvas=32, crop=0.95).draw(0, 0, places).test
-    labels, total = elsewhere(of, "folder")
-    assert labels == expected.labels.tolist() and total == expected.inputs.sum(dtype=np.int64)
-    assert set(labels) == {0, 1} and len(labels) == 14
+    for name in NAMES:
+        (root / name).rename(tmp_path / name)
+    records = list(local(of.todo, 1, tmp_path / "out", locations=dict(of.locations)))
+    assert [(record.status, record.metrics["accuracy"].n) for record in records] == [("ok", 14)] * len(of.todo)
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may read anything")

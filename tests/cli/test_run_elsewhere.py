@@ -19,14 +19,6 @@ def run(*words: object) -> Result:
     return CliRunner().invoke(main, ["run", *map(str, (*SMALL, *words))])
 
 
-def test_shards_of_one_folder_make_the_whole_board(tmp_path: Path) -> None:
-    results = [run("--jobs", "0", "--out", tmp_path, "--shard", f"{index}/2") for index in range(2)]
-    assert [result.exit_code for result in results] == [0, 0]
-    assert {record.label for record in store.read(tmp_path).values()} == {"dense", "random", "oracle", "anti_oracle"}
-    board = (tmp_path / "leaderboard.md").read_text()
-    assert all(label in board for label in ("dense", "random", "oracle", "anti_oracle"))
-
-
 def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(tmp_path: Path) -> None:
     result = run("--dry-run", "--out", tmp_path / "out", "--shard", "0/1")
     assert result.exit_code == 0 and "4 of 4 cells to run" in result.output

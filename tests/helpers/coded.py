@@ -55,6 +55,26 @@ def write_weights(path: Path, numbers: Sequence[int]) -> Path:
     return path
 
 
+def write_noise(root: Path, folders: Sequence[str], each: int = 7) -> Path:
+    """Write folders of pictures of noise, 48 x 40 pixels each."""
+    rng = np.random.default_rng(0)
+    for name in folders:
+        (root / name).mkdir(parents=True)
+        for i in range(each):
+            Image.fromarray(rng.integers(0, 256, (40, 48, 3), dtype=np.uint8)).save(root / name / f"{i}.png")
+    return root
+
+
+def write_random_weights(path: Path, arch: str = ARCH) -> Path:
+    """Write random weights of a timm model, whose answers differ from picture to picture."""
+    torch.manual_seed(1)
+    model = timm.create_model(arch)
+    with torch.no_grad():
+        model.head.weight.normal_()  # else it gives the same class for everything
+    save_file(model.state_dict(), path)
+    return path
+
+
 def write_suite(path: Path) -> Path:
     """Write a suite with which dense alone is tested on a folder."""
     path.write_text(

@@ -7,6 +7,7 @@ from typing import Any
 from measured import TINY
 
 from sparsebench.plan import plan as planner
+from sparsebench.plan.expand import expand
 from sparsebench.plan.plan import Plan
 from sparsebench.plan.request import Files, Job, Request, Rerun, Setting
 from sparsebench.plugin.registry import Registry
@@ -22,6 +23,11 @@ def planned(out: Path, rerun: Rerun = "missing", files: Files | None = None, **o
     """Return the plan of the tiny suite, with four training samples and one repetition unless it is said otherwise."""
     request = Request(**{"suite": TINY, "n_train": (4,), "seeds": 1} | options)
     return planner.plan(request, files or Files(), Registry(), out, rerun)
+
+
+def jobs_of(*plugins: str, **options: Any) -> list[Job]:
+    """Return the jobs of the tiny suite, with 4 and 8 training samples and one repetition unless said otherwise."""
+    return expand(Request(plugins=plugins, **({"suite": TINY, "n_train": (4, 8), "seeds": 1} | options)), Registry())
 
 
 def inline(

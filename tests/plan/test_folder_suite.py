@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from PIL import Image
+from coded import write_noise, write_random_weights
 from running import execute
 from safetensors.torch import load_file, save_file
 
@@ -36,25 +36,15 @@ NAMES = ("n01440764", "n01443537", "n01484850")
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder of noise in three classes of ImageNet, seven pictures each."""
-    root, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
-    for name in NAMES:
-        (root / "val" / name).mkdir(parents=True)
-        for i in range(7):
-            pixels = rng.integers(0, 256, (40, 48, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(root / "val" / name / f"{i}.png")
+    root = tmp_path_factory.mktemp("pictures")
+    write_noise(root / "val", NAMES)
     return root
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the file of a model with 1000 classes, in timm's own size."""
-    torch.manual_seed(1)
-    path = tmp_path_factory.mktemp("weights") / "own.safetensors"
-    model = timm.create_model(ARCH)
-    with torch.no_grad():
-        model.head.weight.normal_()  # else it gives the same class for everything
-    save_file(model.state_dict(), path)
-    return path
+    return write_random_weights(tmp_path_factory.mktemp("weights") / "own.safetensors", ARCH)
 
 
 def planned(out: Path, files: planner.Files, **options: Any) -> planner.Plan:
@@ -157,14 +147,8 @@ def test_a_network_teaches_what_it_becomes_only_if_its_head_is_trained(tmp_path:
     path = tmp_path / "own.safetensors"
     save_file(timm.create_model(ARCH, num_classes=classes).state_dict(), path)
     task, files = "composite:epochs=1,test=10,pretrain_epochs=0", planner.Files(weights=(path,))
-    given: dict[str, Any] = {
-        "suite": "quick",
-        "tasks": (task,),
-        "n_train": (10,),
-        "seeds": 1,
-        "plugins": ("dynamic_vit", "attn_topk"),
-    }
-    plan = planned(tmp_path, files, **given)
+    plugins = "dynamic_vit", "attn_topk"
+    plan = planned(tmp_path, files, suite="quick", tasks=(task,), n_train=(10,), seeds=1, plugins=plugins)
     jobs = {job.cell.strategy.name: job for job in plan.jobs}
     context = Context(Setting(out=tmp_path, device="cpu", locations=dict(plan.locations)))
     assert prepare(jobs["attn_topk"], Registry(), context).teacher is None

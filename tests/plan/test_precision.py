@@ -3,12 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import timm
-import torch
-from PIL import Image
-from safetensors.torch import save_file
+from coded import write_noise, write_random_weights
 
 import sparsebench
 from sparsebench.board.settings import about, frame_of, settings_of
@@ -27,16 +23,8 @@ MODEL = f"timm:{ARCH}"
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     """Return a folder of 21 pictures of noise in three classes of ImageNet, and weights for them."""
-    root, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
-    for name in ("n01440764", "n01443537", "n01484850"):
-        (root / name).mkdir()
-        for i in range(7):
-            Image.fromarray(rng.integers(0, 256, (40, 48, 3), dtype=np.uint8)).save(root / name / f"{i}.png")
-    torch.manual_seed(1)
-    model = timm.create_model(ARCH)
-    with torch.no_grad():
-        model.head.weight.normal_()  # else it gives the same class for everything
-    save_file(model.state_dict(), root / "own.safetensors")
+    root = write_noise(tmp_path_factory.mktemp("pictures"), ("n01440764", "n01443537", "n01484850"))
+    write_random_weights(root / "own.safetensors", ARCH)
     return Files((f"folder:{root}",), weights=(root / "own.safetensors",))
 
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from measured import TINY, what_was_measured
 from processes import workers_of
-from running import inline
+from running import inline, jobs_of
 from sparsebench_dask import cluster as clusters
 from waiting import soon
 
@@ -30,13 +30,6 @@ distributed = pytest.importorskip("distributed")
 
 LONG = "composite:epochs=2000"
 QUIET = {"processes": True, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": 50, "host": "127.0.0.1"}
-
-
-def jobs_of(*plugins: str, task: str = "composite", **options: Any) -> list[Job]:
-    return expand(
-        Request(plugins=plugins, tasks=(task,), **{"n_train": (4, 8), "seeds": 1, "suite": TINY} | options),
-        Registry(),
-    )
 
 
 def records_of(
@@ -95,7 +88,7 @@ def test_a_strategy_that_ends_its_process_costs_its_cell_and_no_dask_worker(
 
 @pytest.mark.slow
 def test_a_killed_worker_costs_no_record(tmp_path: Path, cluster: clusters.Cluster) -> None:
-    jobs = jobs_of(task=LONG, seeds=6)
+    jobs = jobs_of(tasks=(LONG,), seeds=6)
     pids = list(cluster.client.run(os.getpid).values())
     found = []
     for record in records_of(cluster, jobs, tmp_path):
@@ -152,7 +145,7 @@ def test_cells_that_start_from_others_find_their_weights(tmp_path: Path, cluster
 
 @pytest.mark.slow
 def test_the_first_interrupt_finishes_what_is_under_way(tmp_path: Path, cluster: clusters.Cluster) -> None:
-    jobs, found = jobs_of(task=LONG, seeds=10), []
+    jobs, found = jobs_of(tasks=(LONG,), seeds=10), []
     queue = Queue(jobs, 1)
     for record in cluster.records(queue, Setting(out=tmp_path, device="cpu"), lambda cells, share: None):
         found.append(record)

@@ -266,19 +266,14 @@ def test_a_run_that_was_stopped_leaves_no_process_and_goes_on_where_it_was(
 
 
 @pytest.mark.slow
-def test_nothing_outlives_a_run_even_if_it_hangs_and_hides(tmp_path: Path, samples: Path) -> None:
+@pytest.mark.parametrize(("plugin", "number", "times"), [("clings", signal.SIGKILL, 1), ("sleeps", signal.SIGINT, 2)])
+def test_nothing_outlives_a_run_that_is_killed_or_hears_ctrl_c_twice_even_if_it_hangs_and_hides(
+    tmp_path: Path, samples: Path, plugin: str, number: int, times: int
+) -> None:
     log = tmp_path / "logs" / "worker-0.log"
     asleep = lambda: log.exists() and "asleep" in log.read_text()  # noqa: E731
-    code, _ = stopped_by(signal.SIGKILL, tmp_path, str(samples / "clings.py"), asleep)
-    assert code == -signal.SIGKILL
-    assert soon(lambda: not processes_of(tmp_path))
-
-
-@pytest.mark.slow
-def test_a_second_ctrl_c_does_not_wait_for_the_cell_under_way(tmp_path: Path, samples: Path) -> None:
-    log = tmp_path / "logs" / "worker-0.log"
-    asleep = lambda: log.exists() and "asleep" in log.read_text()  # noqa: E731
-    code, error = stopped_by(signal.SIGINT, tmp_path, str(samples / "sleeps.py"), asleep, times=2)
-    assert code == 130 and "the same command goes on from there" in error and "Traceback" not in error
-    assert not processes_of(tmp_path)
-    assert "sleeps" not in {record.label for record in store.read(tmp_path).values()}
+    code, error = stopped_by(number, tmp_path, str(samples / f"{plugin}.py"), asleep, times)
+    assert soon(lambda: not processes_of(tmp_path)) and "Traceback" not in error
+    assert code == (130 if times == 2 else -number)
+    assert times == 1 or "the same command goes on from there" in error
+    assert plugin not in {record.label for record in store.read(tmp_path).values()}

@@ -3,21 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from measured import COMPOSITE, VIT, Measure
-from sparsebench_plugins.random import Random
 
-from sparsebench.measure.selection import token_spuriosity
-from sparsebench.models.actor import Actor
-from sparsebench.models.vits import Vit
 from sparsebench.records import store
 from sparsebench.records.record import Record, canonical
-from sparsebench.runner.results import Result, _add_spuriosity, influences
-from sparsebench.strategy.budget import Budget
-from sparsebench.tasks.images import Composite
-from sparsebench.training.steps import Samples
 
 
 @pytest.fixture(scope="session")
@@ -84,26 +74,6 @@ def test_the_spuriosity_of_tokens_is_measured_where_asked_for_and_changes_nothin
         after, before = ([record.metrics[name].value for name in names] for names in (INDICES[:2], INDICES[2:]))
         assert all(value is not None and value > 0 for value in before + after)
         assert (after == before) == (plugin == "dense")
-
-
-@pytest.mark.parametrize("wrong", [[], [1, 4], [0, 1, 2, 3, 4]])
-def test_only_images_that_are_classified_rightly_count(wrong: list[int]) -> None:
-    data = Composite(canvas=16, foreground=10, test=5).draw(4, 0, {})
-    network = Vit(dim=16, depth=2, heads=2, patch=4).build(data, 0)
-    actor = Actor(Random(), Budget(keep_rate=0.3), network.cost, network.grid, 3)
-    relevance = torch.from_numpy(data.test.relevance_on((4, 4)))
-    samples = Samples(torch.from_numpy(data.test.inputs), torch.zeros(5, dtype=torch.long), relevance)
-    right = np.array([i not in wrong for i in range(5)])
-    for acting, end in ((actor, ""), (None, "_dense")):
-        found, result = influences(network, acting, samples, 5), Result()
-        assert found is not None
-        samples.labels = torch.from_numpy(np.where(right, found.predicted, found.predicted + 1))
-        _add_spuriosity(result, network, actor, samples, relevance)
-        expected = token_spuriosity(found.z[right], relevance.numpy()[right] > 0)
-        for name, value in zip(("a_tsi", "m_tsi"), expected, strict=True):
-            metric = result.metrics[name + end]
-            assert metric.n == 5 - len(wrong) and metric.value == (None if np.isnan(value) else value)
-            assert (metric.value is None) == (len(wrong) == 5)
 
 
 def test_where_nothing_acts_in_the_test_both_spuriosities_are_one(image: Measure) -> None:
