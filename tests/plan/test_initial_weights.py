@@ -53,36 +53,26 @@ def test_the_output_layer_is_fresh(pretrained: tuple[Path, Job, Record], tmp_pat
         assert value(record, metric) == value(pretrained[2], metric)
 
 
-def test_a_cell_without_its_initial_weights_is_skipped(pretrained: tuple[Path, Job, Record], tmp_path: Path) -> None:
-    (record,) = inline([pretrained[1]], Registry(), tmp_path)
-    assert record.status == "skipped" and pretrained[1].after in reason(record)
+OTHER = {"nothing": save({}), "another shape": save({"pos_embed": torch.zeros(1, 2, 3)})}
 
 
-def in_place_of_weights(pretrained: tuple[Path, Job, Record], tmp_path: Path, content: bytes) -> Record:
-    """Return the record that comes out when the file of initial weights holds something else."""
-    path = store.weights_path(tmp_path, pretrained[1].after)
-    path.parent.mkdir(parents=True)
-    path.write_bytes(content)
-    (record,) = inline([pretrained[1]], Registry(), tmp_path)
-    assert record.failure is not None and record.failure.kind == "NotReadyError" and record.failure.traceback == ""
-    return record
-
-
-@pytest.mark.parametrize("left", [0, 5, 1000, -1])
-def test_a_cell_with_torn_initial_weights_is_skipped(
-    pretrained: tuple[Path, Job, Record], tmp_path: Path, left: int
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(None, "is not there"), (0, "is torn"), (5, "is torn"), (1000, "is torn"), (-1, "is torn"),
+     ("nothing", "another network's"), ("another shape", "another network's")],
+)  # fmt: skip
+def test_a_cell_whose_initial_weights_are_missing_torn_or_another_networks_is_skipped(
+    pretrained: tuple[Path, Job, Record], tmp_path: Path, content: int | str | None, says: str
 ) -> None:
-    whole = store.weights_path(pretrained[0], pretrained[1].after).read_bytes()
-    record = in_place_of_weights(pretrained, tmp_path, whole[:left])
-    assert record.status == "skipped" and "is torn" in reason(record) and "the same command" in reason(record)
-
-
-@pytest.mark.parametrize("state", [{}, {"pos_embed": torch.zeros(1, 2, 3)}])
-def test_a_cell_with_initial_weights_of_another_network_is_skipped(
-    pretrained: tuple[Path, Job, Record], tmp_path: Path, state: dict[str, torch.Tensor]
-) -> None:
-    record = in_place_of_weights(pretrained, tmp_path, save(state))
-    assert record.status == "skipped" and "another network's" in reason(record)
+    out, job, _ = pretrained
+    whole, path = store.weights_path(out, job.after).read_bytes(), store.weights_path(tmp_path, job.after)
+    if content is not None:
+        path.parent.mkdir(parents=True)
+        path.write_bytes(OTHER[content] if isinstance(content, str) else whole[:content])
+    (record,) = inline([job], Registry(), tmp_path)
+    assert record.status == "skipped" and says in reason(record) and job.after in reason(record)
+    assert "the same command" in reason(record) and record.failure is not None
+    assert (record.failure.kind, record.failure.traceback) == ("NotReadyError", "")
 
 
 def test_records_name_the_weights_by_their_content(

@@ -29,28 +29,22 @@ n_train = [10]
 """
 
 
-def plan(tmp_path: Path, files: planner.Files) -> planner.Plan:
-    (tmp_path / "own.toml").write_text(SUITE)
+def plan(tmp_path: Path, files: planner.Files, text: str = SUITE) -> planner.Plan:
+    (tmp_path / "own.toml").write_text(text)
     return planner.plan(Request(suite=str(tmp_path / "own.toml")), files, Registry(), tmp_path / "out", "missing")
 
 
-def test_it_is_looked_for_below_the_data_root_before_anything_runs(tmp_path: Path) -> None:
+def test_each_kind_is_looked_for_below_the_data_root_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cifar10 is missing in .*root .*--data-root DIR .* or --download"):
         plan(tmp_path, planner.Files(data_root=tmp_path / "root"))
+    first = SUITE.replace('images = "cifar10", pretrain_epochs = 0', 'pretrain_images = "cifar100"')
+    with pytest.raises(UserError, match="cifar100 is missing"):
+        plan(tmp_path, planner.Files(), first)
 
 
 def test_pictures_that_the_user_names_take_its_place(tmp_path: Path) -> None:
     made = plan(tmp_path, planner.Files(images=("digits",)))
     assert {job.cell.task.params["images"] for job in made.todo} == {"digits"} and made.locations == {}
-
-
-def test_each_kind_of_pictures_may_be_named(tmp_path: Path) -> None:
-    text = SUITE.replace('images = "cifar10", pretrain_epochs = 0', 'pretrain_images = "cifar100"')
-    (tmp_path / "own.toml").write_text(text)
-    with pytest.raises(UserError, match="cifar100 is missing"):
-        planner.plan(
-            Request(suite=str(tmp_path / "own.toml")), planner.Files(), Registry(), tmp_path / "out", "missing"
-        )
 
 
 def test_what_is_drawn_needs_its_pictures_though_nothing_is_to_be_trained(

@@ -20,19 +20,9 @@ PLUGINS = ("random", "attn_topk", "tome")
 TIMED = {"images_per_s"}
 
 
-def jobs_of(where: str = "test", **options) -> list[Job]:
-    request = Request(
-        suite="quick-scratch",
-        plugins=PLUGINS,
-        tasks=(TASK,),
-        model=VIT,
-        n_train=(40,),
-        seeds=1,
-        where=where,
-        alone=True,
-        **options,
-    )
-    return expand(request, Registry())
+def jobs_of(where: str = "test", more: str = "", **options) -> list[Job]:
+    given = {"plugins": PLUGINS, "model": VIT, "n_train": (40,), "seeds": 1, "where": where, "alone": True} | options
+    return expand(Request(suite="quick-scratch", tasks=(TASK + more,), **given), Registry())
 
 
 @pytest.fixture(scope="module")
@@ -71,17 +61,8 @@ def test_a_record_is_that_of_a_network_of_its_own_to_the_bit(run, tmp_path: Path
 
 
 def test_what_learns_on_the_way_or_ends_by_validation_has_a_training_of_its_own() -> None:
-    for more in ("watch=1", "patience=1,validation=0.5"):
-        request = Request(
-            suite="quick-scratch",
-            plugins=PLUGINS,
-            tasks=(f"{TASK},{more}",),
-            model=VIT,
-            n_train=(40,),
-            seeds=1,
-            where="test",
-        )
-        assert not any(job.network for job in expand(request, Registry()))
+    for more in (",watch=1", ",patience=1,validation=0.5"):
+        assert not any(job.network for job in jobs_of(more=more, alone=False))
     assert not any(job.network for where in ("both", "train") for job in jobs_of(where))
 
 

@@ -152,22 +152,21 @@ def test_a_second_run_does_nothing_and_a_lacking_network_is_trained(
     assert [job.cell.repetition for job in alone.todo if job.cell.track == "scratch"] == [0, 1, 2]
 
 
-def test_networks_that_were_changed_or_are_not_there_are_one_line(
+def test_networks_that_were_changed_or_are_others_or_are_not_there_are_one_line(
     suites: tuple[Path, Path], trained: Path, tmp_path: Path
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(trained, copy)
     path = next((copy / "weights").iterdir())
     path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
-    for folder, says in ((copy, "is not the network that was trained"), (tmp_path, "holds no trained networks")):
-        result = run(suites[1], tmp_path / "out", "--networks", str(folder))
+    for suite, folder, says in (
+        (suites[1], copy, "is not the network that was trained"),
+        (suites[1], tmp_path, "holds no trained networks"),
+        (Path("quick"), trained, "has none of the networks"),
+    ):
+        result = run(suite, tmp_path / "out", "--networks", str(folder), "--task", "composite")
         assert result.exit_code == 2 and says in result.output and "Traceback" not in result.output
         assert not (tmp_path / "out" / "records").exists()
-
-
-def test_a_folder_of_other_networks_is_one_line(suites: tuple[Path, Path], trained: Path, tmp_path: Path) -> None:
-    result = run(Path("quick"), tmp_path / "out", "--task", "spurious", "--networks", str(trained))
-    assert result.exit_code == 2 and "has none of the networks" in result.output and "Traceback" not in result.output
 
 
 @pytest.mark.parametrize(

@@ -45,19 +45,8 @@ def gaps(records: Iterable[Record]) -> list[float]:
 
 
 def run(out: Path, *options: str) -> "subprocess.Popen[str]":
-    words = [
-        sys.executable,
-        "-m",
-        "sparsebench",
-        "run",
-        "--suite",
-        "quick-scratch",
-        *OPTIONS,
-        "--out",
-        str(out),
-        *options,
-    ]
-    return subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    words = ["-m", "sparsebench", "run", "--suite", "quick-scratch", *OPTIONS, "--out", str(out), *options]
+    return subprocess.Popen([sys.executable, *words], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 @pytest.mark.slow
