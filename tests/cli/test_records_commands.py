@@ -1,6 +1,5 @@
 """sparsebench export, merge, and leaderboard of folders that older versions wrote."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -12,8 +11,6 @@ from commands import call
 
 from sparsebench.board.board import gather
 from sparsebench.board.published import publish
-from sparsebench.records import store
-from sparsebench.records.record import SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "store"
@@ -42,10 +39,7 @@ def test_a_file_and_standard_output_get_the_same(out: Path, tmp_path: Path, form
         (["export", "OUT", "-o", "OLD"], "OLD is there and is not written over; give another -o"),
         (["export", "OUT", "--format", "parquet"], "parquet is not for standard output; give -o FILE"),
         (["export", "NONE", "-o", "NEW"], NO_RECORDS),
-        (
-            ["merge", "OUT", "NONE", "-o", "NEW"],
-            "no records in NONE; run `sparsebench run --out` with this folder first",
-        ),
+        (["merge", "OUT", "NONE", "-o", "NEW"], NO_RECORDS),
         (["merge", "OUT", "-o", "OUT"], "OUT is there and is not written over; give another -o"),
     ],
 )
@@ -58,23 +52,6 @@ def test_mistakes_are_one_line_and_change_nothing(tmp_path: Path, out: Path, arg
         said = said.replace(word, str(path))
     assert (result.exit_code, result.stderr) == (2, f"Error: {said}\n")
     assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "old").read_text() == "mine"
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["leaderboard", "OUT"], ["export", "OUT"], ["merge", "OUT", "-o", "NEW"],
-     ["run", "--out", "OUT", "--task", "composite", "--rerun", "always"]],
-    ids=" ".join,
-)  # fmt: skip
-def test_records_of_a_newer_version_stop_every_command(out: Path, tmp_path: Path, arguments: list[str]) -> None:
-    path = store.segments(out)[0]
-    raw = json.loads(path.read_bytes().splitlines()[0]) | {"schema_version": SCHEMA + 1}
-    path.write_text(json.dumps(raw) + "\n")
-    before = {path: path.read_bytes() for path in store.segments(out)}
-    result = call(*({"OUT": out, "NEW": tmp_path / "new"}.get(a, a) for a in arguments))
-    assert result.exit_code == 2 and result.stderr.count("\n") == 1
-    assert f"{path} line 1: " in result.stderr and "upgrade sparsebench" in result.stderr
-    assert {path: path.read_bytes() for path in store.segments(out)} == before
 
 
 @pytest.mark.parametrize("form", ["md", "html"])

@@ -77,13 +77,6 @@ def test_strategies_can_be_compared_on_it_though_nobody_knows_what_matters(
     assert found.scene is not None and not found.scene.matters.any()
 
 
-def test_tokens_cannot_be_removed_in_a_training_that_is_none(pictures: Path, weights: Path, tmp_path: Path) -> None:
-    files = planner.Files((f"folder:{pictures}",), weights=(weights,))
-    with pytest.raises(UserError, match=r"task 'folder' trains nothing; got where: train; allowed: both, test"):
-        planned(tmp_path, files, where="train")
-    assert {job.cell.where for job in planned(tmp_path, files, where="test").jobs} == {"both", "test"}
-
-
 def answers(pictures: Path, weights: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return what the bare timm model answers: (21,) classes, and whether the label is among the first five."""
     cfg = {"file": str(weights), "num_classes": 1000}
@@ -167,25 +160,29 @@ def test_a_network_teaches_what_it_becomes_only_if_its_head_is_trained(tmp_path:
     assert torch.equal(cell.teacher.tell(pictures).logits, before)
 
 
-def test_nothing_asks_for_training_samples(pictures: Path, weights: Path, tmp_path: Path) -> None:
+def test_nothing_is_trained(pictures: Path, weights: Path, tmp_path: Path) -> None:
     files = planner.Files((f"folder:{pictures}",), weights=(weights,))
     for suite in ("folder", "quick"):
         assert {job.cell.n_train for job in planned(tmp_path, files, suite=suite).jobs} == {0}
-    with pytest.raises(UserError, match=r"'folder' trains nothing; .*leave --n-train out"):
-        planned(tmp_path, files, n_train=(4,))
+    assert {job.cell.where for job in planned(tmp_path, files, where="test").jobs} == {"both", "test"}
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("given", "options", "says"),
     [
-        ({}, "task 'folder' tests trained weights; give --pretrained or --weights"),
-        ({"model": "vit"}, "model 'vit' has none"),
-        ({"model": "vit", "pretrained": True}, "--pretrained: model 'vit' has no trained weights"),
+        (True, {"n_train": (4,)}, "'folder' trains nothing; .*leave --n-train out"),
+        (True, {"where": "train"}, "task 'folder' trains nothing; got where: train; allowed: both, test"),
+        (False, {}, "task 'folder' tests trained weights; give --pretrained or --weights"),
+        (False, {"model": "vit"}, "model 'vit' has none"),
+        (False, {"model": "vit", "pretrained": True}, "--pretrained: model 'vit' has no trained weights"),
     ],
 )
-def test_weights_must_come_from_somewhere(pictures: Path, tmp_path: Path, options: Any, says: str) -> None:
+def test_what_trains_or_has_no_weights_is_refused(
+    pictures: Path, weights: Path, tmp_path: Path, given: bool, options: Any, says: str
+) -> None:
+    files = planner.Files((f"folder:{pictures}",), weights=(weights,) * given)
     with pytest.raises(UserError, match=says):
-        planned(tmp_path, planner.Files((f"folder:{pictures}",)), **options)
+        planned(tmp_path, files, **options)
 
 
 def command(*arguments: object, cache: Path) -> subprocess.CompletedProcess[str]:

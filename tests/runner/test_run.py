@@ -19,7 +19,6 @@ from running import execute
 from waiting import soon
 
 from sparsebench import api
-from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
@@ -174,17 +173,6 @@ def test_pictures_are_named_by_their_content_and_not_by_their_place(tmp_path: Pa
     (second / "train" / "cat" / "0.png").unlink()
     other = planned(tmp_path, images=planner.Files((f"folder:{second}",)), **options)
     assert not {job.cell.id for job in other.jobs} & {job.cell.id for job in plans[0].jobs}
-
-
-@pytest.mark.parametrize("device", ["foo", "", "cpu:0", "auto:0", "cuda:x", "cuda:-1", "cuda:0:1", "cuda:²"])
-def test_a_device_that_does_not_exist_is_refused(device: str) -> None:
-    with pytest.raises(UserError, match=r"--device.*allowed: auto, cpu, cuda"):
-        devices.resolve_device(device)
-
-
-def test_a_device_is_found_or_taken_as_given() -> None:
-    assert devices.resolve_device("cpu") == "cpu"
-    assert devices.resolve_device("auto") == ("cuda:0" if torch.cuda.is_available() else "cpu")
 
 
 def test_there_are_as_many_workers_as_asked_for_and_no_more_than_cells(again: Callable[..., planner.Plan]) -> None:

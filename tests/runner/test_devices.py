@@ -1,0 +1,110 @@
+"""Devices and workers on them, what a machine and its libraries are described by, and how torch computes in a cell."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from sparsebench.errors import UserError
+from sparsebench.runner import devices
+from sparsebench.runner.devices import SETTINGS, THREADS, slots, variables
+from sparsebench.runner.run_cell import one_thread
+
+DESCRIBE = "import json; from sparsebench.runner.devices import environment; print(json.dumps(environment()))"
+
+
+def described(**variables: str) -> dict[str, str]:
+    known = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+    done = subprocess.run(
+        [sys.executable, "-c", DESCRIBE], env=known | variables, capture_output=True, text=True, check=True
+    )
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.slow
+def test_the_environment_names_what_libraries_compute_with_and_no_numbers_of_threads() -> None:
+    usual = described()
+    assert usual["capability"] == torch.backends.cpu.get_cpu_capability()
+    assert not usual.keys() & set(SETTINGS)
+    assert described(OMP_NUM_THREADS="3", MKL_NUM_THREADS="2") == usual
+    default = described(ATEN_CPU_CAPABILITY="default")
+    assert default == usual | {"capability": "DEFAULT", "ATEN_CPU_CAPABILITY": "default"}
+    assert described(MKL_CBWR="COMPATIBLE") == usual | {"MKL_CBWR": "COMPATIBLE"}
+
+
+HOW: list[Callable[[], object]] = [
+    torch.get_num_threads,
+    torch.are_deterministic_algorithms_enabled,
+    lambda: torch.backends.cudnn.conv.fp32_precision,
+    lambda: torch.backends.cuda.matmul.fp32_precision,
+    torch.get_default_dtype,
+    torch.is_grad_enabled,
+]
+
+
+def values() -> list[object]:
+    return [setting() for setting in HOW]
+
+
+def test_cells_have_one_thread_and_exact_kernels_and_nothing_stays() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        before = values()
+        with one_thread():
+            assert values()[:3] == [1, True, "ieee"]
+            assert values()[4:] == before[4:]
+        assert values() == before
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def no_gpus_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def gpus_of(device: str, workers: int, gpus: int) -> list[str]:
+    """Return what each worker is told that it sees."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(devices, "gpus", lambda: gpus)
+        placed = slots(device, workers)
+    assert [slot.number for slot in placed] == list(range(workers))
+    assert {slot.device for slot in placed} == {"cuda:0"}
+    return [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in placed]
+
+
+def test_a_worker_has_one_thread_and_the_variables_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    assert (variables() | THREADS).items() == variables().items() and variables()["HOME"] == "/home/me"
+    assert [(slot.device, slot.environment) for slot in slots("cpu", 2)] == [("cpu", {})] * 2
+
+
+def test_workers_share_gpus_evenly_or_have_the_one_that_was_named() -> None:
+    assert gpus_of("cuda", 5, 2) == ["0", "1", "0", "1", "0"] and gpus_of("cuda:2", 2, 4) == ["2", "2"]
+
+
+@pytest.mark.parametrize("listed", ["3,1", "GPU-8932f937-d72c, MIG-GPU-5c89/1/0", " 3 , 1 "])
+def test_gpus_that_the_run_was_given_are_called_what_it_calls_them(
+    listed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    names = [name.strip() for name in listed.split(",")]
+    assert gpus_of("cuda", 2, 2) == names
+    assert gpus_of("cuda:1", 1, 2) == names[1:]
+
+
+@pytest.mark.parametrize("device", ["foo", "", "cpu:0", "auto:0", "cuda:x", "cuda:-1", "cuda:0:1", "cuda:²"])
+def test_a_device_that_does_not_exist_is_refused(device: str) -> None:
+    with pytest.raises(UserError, match=r"--device.*allowed: auto, cpu, cuda"):
+        devices.resolve_device(device)
+
+
+def test_a_device_is_found_or_taken_as_given() -> None:
+    assert devices.resolve_device("cpu") == "cpu"
+    assert devices.resolve_device("auto") == ("cuda:0" if torch.cuda.is_available() else "cpu")
