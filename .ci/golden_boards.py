@@ -7,8 +7,8 @@ python .ci/golden_boards.py quick   # one
 import sys
 from pathlib import Path
 
-from sparsebench.board.board import read
 from sparsebench.board.judge import judge
+from sparsebench.board.settings import read
 from sparsebench.board.tables import render
 from sparsebench.board.views import report
 

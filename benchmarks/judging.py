@@ -20,9 +20,8 @@ from scipy.special import expit, stdtrit
 from scipy.stats import spearmanr
 from tabulate import tabulate
 
-from sparsebench.board.board import read
 from sparsebench.board.judge import Curves, judge, points_of
-from sparsebench.board.settings import DENSE
+from sparsebench.board.settings import DENSE, read
 from sparsebench.stats import curves
 from sparsebench.stats.intervals import LEVEL
 from sparsebench.stats.paired import NOT_SIGNIFICANT, Contender, Pairs, compare, holm, marks, student

@@ -216,9 +216,9 @@ class Done(NamedTuple):
 
 def execute(request: Request, files: Files, how: How, out: Path, callbacks: Callbacks) -> Done:
     """Run what is missing, and write and return the leaderboard; see `run`."""
-    from sparsebench.board.board import board_of, read
+    from sparsebench.board.board import board_of
     from sparsebench.board.published import publish
-    from sparsebench.board.settings import frame_of
+    from sparsebench.board.settings import frame_of, read
     from sparsebench.plugin.registry import Registry
     from sparsebench.runner import run as runs
 
@@ -247,7 +247,7 @@ def load_records(path: str | os.PathLike[str]) -> pd.DataFrame:
     Raises:
         UserError: the folder has no records.
     """
-    from sparsebench.board.board import read
+    from sparsebench.board.settings import read
 
     return read(Path(path), None)
 

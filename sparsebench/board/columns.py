@@ -220,13 +220,8 @@ def interval_row(key: str, interval: Interval | None) -> Row:
     return {name: None if x is None or math.isnan(x) else x + 0.0 for name, x in named}
 
 
-def rank_text(first: int, last: int) -> str:
-    """Return the ranks that a strategy may have."""
-    return str(first) if first == last else f"{first}-{last}"
-
-
 def rank_ends(rank: Any) -> tuple[float, float]:
-    """Return the ends of the ranks in a `rank_text`; NaN of what is not ranked."""
+    """Return the ends of ranks as `Pairs.ranks` has them; NaN of what is not ranked."""
     first, _, last = str(rank).partition("-")
     return (float(first), float(last or first)) if first.isdigit() else (math.nan, math.nan)
 

@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from sparsebench.board import columns
-from sparsebench.board.columns import (
-    EVERY,
-    KEPT,
-    MACS_AT_2,
-    NOT_RANKED,
-    P_LABEL,
-    SPEED_UP,
-    TOLERANCE,
-    Column,
-    accuracy_at,
-    interval_row,
-    rank_text,
-)
+from sparsebench.board.columns import EVERY, KEPT, MACS_AT_2, NOT_RANKED, P_LABEL, SPEED_UP, Column, interval_row
 from sparsebench.board.settings import (
-    BADGE,
     DENSE,
-    HOW,
     MAIN,
+    ON_BACKGROUND,
     PRETRAINING,
     SEED,
     TRACK,
-    TRAINED,
+    Flats,
     Setting,
     dense_of,
     frame_of,
@@ -52,12 +38,10 @@ from sparsebench.strategy.budget import amount_of
 from sparsebench.tasks.sources.labels import described
 from sparsebench.testing.reports import CHECKS, SEVERAL, UNCHECKED
 
-Flats = Iterable[Mapping[str, Any]]
-"""Flat records, a mapping each, or a table of pandas."""
 RANDOM = "random_inside"
 """The strategy that every other is marked against at its own budget, as it is against dense."""
 HALF = 0.5
-NOTHING = {CHECKS: UNCHECKED, BADGE: "", columns.TRACK.key: TRACK, columns.CLASSES.key: ""}
+NOTHING = {CHECKS: UNCHECKED, "badge": "", columns.TRACK.key: TRACK, columns.CLASSES.key: ""}
 """What values say nothing, besides missing ones: a column that is in no table always is left out where it has no
 others."""
 
@@ -135,6 +119,10 @@ class Leaderboard:
 def judge(records: Flats, by: str | None = None) -> Leaderboard:
     """Return the leaderboard of records.
 
+    A board over all tasks has of each task the setting with the most records, never the latest: the same cells must
+    give the same board. First is the main task of a suite, else one without trials, with the most records. Of a part of
+    the columns the first setting counts that has it. Columns say which task they are of.
+
     Args:
         records: flat records, a mapping or a row each; only those that are ok count.
         by: None for one row a strategy and budget over all tasks, "task" for one row a task and model as well.
@@ -147,63 +135,48 @@ def judge(records: Flats, by: str | None = None) -> Leaderboard:
     frame = frame_of(records)
     failed = frame.loc[~frame["status"].isin(("ok", "unsupported")), ["strategy", "budget"]]
     lossy = set(failed.itertuples(index=False, name=None))
-    settings, kinds = settings_of(frame), metrics_of(frame)
-    groups = [[one] for one in settings] if by else [_over_all(settings, frame.attrs.get(MAIN, ()))]
+    settings, kinds, mains = settings_of(frame), metrics_of(frame), frame.attrs.get(MAIN, ())
+    if by:
+        groups = [[one] for one in settings]
+    else:
+        ordered = sorted(settings, key=lambda one: (len(one.records), one.n_train, one.setting, one.track))
+        tasks = {one.source: one for one in ordered}
+        if len(tasks) > 1:
+            tasks.pop(PRETRAINING, None)
+        groups = [sorted(tasks.values(), key=lambda one: (
+            mains.index(one.source) if one.source in mains else len(mains), one.has_trials, -len(one.records),
+            one.source,
+        ))] if tasks else []  # fmt: skip
     parts: dict[str, Setting] = {}
     rankings = []
-    for group in filter(None, groups):
-        parts, one = _parts(group, kinds), group[0]
-        about = {"task": one.task, "model": one.model, "n_train": one.largest} if by else {}
-        rankings.append(_rank(_rows(parts, kinds).assign(**about), one, lossy))
+    for group in groups:
+        main = group[0]
+        parts = {"accuracy": main}
+        for one in reversed(group):
+            parts |= {"sample complexity": one} if one.has_trials else {}
+            parts |= {"spurious gap": one} if one.has("spurious_gap") else {}
+            parts |= {kind.name: one for kind in kinds if one.has(kind.name)}
+        rows = _rows(parts, kinds)
+        if by:
+            rows = rows.assign(task=main.task, model=main.model, n_train=main.largest)
+        rankings.append(_rank(rows, main, lossy))
     board = Leaderboard(rankings, EVERY, {} if by else parts, by is not None, settings)
-    shown = _columns(board.rows, kinds, board.parts)
+    rows = board.rows
+    said = set(rows.dropna(axis="columns", how="all"))
+    said -= {key for key, nothing in NOTHING.items() if (rows[key] == nothing).all()}
+    shown = []
+    for column in (*EVERY, *map(columns.column_of, kinds)):
+        if column not in columns.BY_TASK and (column.key in said or column in columns.COLUMNS):
+            of_task = board.parts[column.part].task if column.key in said and column.part in board.parts else ""
+            shown.append(column._replace(task=of_task))
     return replace(board, columns=[*columns.BY_TASK, *shown] if by else shown)
-
-
-def _over_all(settings: Sequence[Setting], mains: Sequence[str]) -> list[Setting]:
-    """Return of each task its setting with the most records.
-
-    First is the main task of a suite, else one without trials, with the most records. Never the latest: the same cells
-    must give the same board.
-    """
-    ordered = sorted(settings, key=lambda one: (len(one.records), one.n_train, one.setting, one.track))
-    tasks = {one.source: one for one in ordered}
-    if len(tasks) > 1:
-        tasks.pop(PRETRAINING, None)
-    return sorted(tasks.values(), key=lambda one: (
-        mains.index(one.source) if one.source in mains else len(mains), one.has_trials, -len(one.records), one.source
-    ))  # fmt: skip
-
-
-def _parts(settings: Sequence[Setting], kinds: Sequence[MetricKind]) -> dict[str, Setting]:
-    """Return the setting that each part of the columns is of: the first that has it, and of accuracy the first."""
-    found = {"accuracy": settings[0]}
-    for one in reversed(settings):
-        found |= {"sample complexity": one} if one.has_trials else {}
-        found |= {"spurious gap": one} if one.has("spurious_gap") else {}
-        found |= {kind.name: one for kind in kinds if one.has(kind.name)}
-    return found
-
-
-def _columns(rows: pd.DataFrame, kinds: Sequence[MetricKind], parts: Mapping[str, Setting]) -> list[Column]:
-    """Return the columns that boards always have, and those of which some row says something.
-
-    In a board over all tasks they say the task that each was taken from, if any was.
-    """
-    every = [one for one in (*EVERY, *map(columns.column_of, kinds)) if one not in columns.BY_TASK]
-    empty = {key for key, nothing in NOTHING.items() if (rows[key] == nothing).all()}
-    said = set(rows.dropna(axis="columns", how="all")) - empty
-    says = [one for one in every if one.key in said]
-    tasks = {one.part: parts[one.part].task for one in says if one.part in parts}
-    shown = [one for one in every if one in says or one in columns.COLUMNS]
-    return [one._replace(task=tasks.get(one.part, "")) for one in shown]
 
 
 def _rows(parts: Mapping[str, Setting], kinds: Sequence[MetricKind]) -> pd.DataFrame:
     """Return one row a strategy and budget: accuracy and cost from the main part, the other columns from theirs."""
     main, tested = parts["accuracy"], parts["accuracy"].tested
     measured = [one.records if part == "sample complexity" else one.tested for part, one in parts.items()]
-    every = pd.concat([part[["entry", TRAINED, CHECKS, BADGE]] for part in measured])
+    every = pd.concat([part[["entry", "trained", CHECKS, "badge"]] for part in measured])
     rows = main.every.loc[np.unique(every["entry"])]
     seeds = [part.groupby("entry")[SEED].nunique() for part in measured]
     how = dict.fromkeys(("accuracy", "macs", "macs_ratio", "selection_auroc"), "mean") | {"images_per_s": "median"}
@@ -219,7 +192,7 @@ def _rows(parts: Mapping[str, Setting], kinds: Sequence[MetricKind]) -> pd.DataF
     devices = tested[tested["images_per_s"].notna()].groupby("entry")["device"]
     rows["device"] = devices.agg(lambda names: ", ".join(sorted(set(names)))) if len(devices) else None
     rows["n_seeds"] = pd.concat(seeds, axis=1).min(axis=1).astype(int)
-    for name, otherwise in ((TRAINED, ""), (CHECKS, SEVERAL), (BADGE, "")):  # of several versions
+    for name, otherwise in (("trained", ""), (CHECKS, SEVERAL), ("badge", "")):  # of several versions
         words = every[name].astype(str).groupby(every["entry"])
         rows[name] = words.first().where(words.nunique() == 1, otherwise)
     rows["rank"] = NOT_RANKED
@@ -262,7 +235,7 @@ def _gaps(setting: Setting) -> pd.DataFrame:
     if dense in values.index:
         reductions = (values.loc[dense] - values).apply(lambda row: row.dropna().tolist(), axis=1)
         intervals["spurious_gap_reduction"] = [mean_interval(pairs) if pairs else None for pairs in reductions]
-    if setting.on_backgrounds:
+    if sum(setting.has(name) for name in tested if ON_BACKGROUND.fullmatch(name)) == 4:
         contenders, groups = zip(*entries, strict=True)
         intervals["aligned_gap"] = curves.aligned_gaps(contenders, groups, setting.lone)
         if dense in setting.contenders:
@@ -294,12 +267,23 @@ def _rank(rows: pd.DataFrame, main: Setting, lossy: Collection[tuple[str, str]])
     _compare(rows, able, every, judged, DENSE, "accuracy_delta", others)
     _compare(rows, able, every, judged, RANDOM, f"{RANDOM}_delta", _places_of_random(able))
     ranked, pairs = able.index[places], every.among(places.tolist())
-    rows.loc[ranked, "rank"] = [rank_text(first, last) for first, last in pairs.rank_sets()]
-    _mark_fronts(rows, ranked, pairs.better(), main)
+    rows.loc[ranked, "rank"] = pairs.ranks()
+    # On a front is what none that costs no more is significantly better than: MACs, and seconds on one machine.
+    machines: dict[int, set[object]] = defaultdict(set)
+    for entry, *machine in main.tested[["entry", "device", "environment"]].drop_duplicates().itertuples(index=False):
+        machines[entry].add(tuple(machine))
+    same = [[machines[entry] == machines[other] for other in ranked] for entry in ranked]
+    better = pairs.better()
+    for column, cost, comparable in (
+        ("pareto", rows["macs_ratio"], np.ones_like(better)),
+        ("pareto_speed", -rows["images_per_s"], np.array(same, dtype=bool).reshape(better.shape)),
+    ):
+        costs = cost[ranked].to_numpy(float)
+        beaten = (better & (costs[:, None] <= costs) & comparable).any(axis=0)
+        rows[column] = pd.Series(np.where(beaten, "no", "yes"), ranked, dtype=object)[~np.isnan(costs)]
     order = {"oracle": rows["kind"] == "oracle", "last": rows["rank"] == NOT_RANKED, "a": -rows["accuracy"].fillna(0)}
     rows = rows.loc[pd.DataFrame(order).sort_values(list(order)).index]
-    able = rows[rows["accuracy"].notna() & rows["macs_ratio"].notna()]
-    rows, over = _curves(main, rows, able, unranked)
+    rows, over = _curves(main, rows, unranked)
     return Ranking(main, rows.loc[ranked], pairs, rows, over)
 
 
@@ -328,43 +312,33 @@ def _compare(
     rows[f"versus_{name}"] = pd.Series({able.index[i]: word for i, word in marks(pairs, marked).items()}, dtype=object)
 
 
-def _mark_fronts(rows: pd.DataFrame, ranked: pd.Index, better: np.ndarray, main: Setting) -> None:
-    """Mark the rows than which none that costs no more is significantly better: MACs, and seconds on one machine."""
-    places: dict[int, set[object]] = defaultdict(set)
-    for entry, *place in main.tested[["entry", "device", "environment"]].drop_duplicates().itertuples(index=False):
-        places[entry].add(tuple(place))
-    machines = [places[entry] for entry in ranked]
-    for column, cost, sign in (("pareto", "macs_ratio", 1), ("pareto_speed", "images_per_s", -1)):
-        costs = sign * rows.loc[ranked, cost].to_numpy(float)
-        same = np.array([[sign > 0 or one == other for other in machines] for one in machines], dtype=bool)
-        beaten = (better & (costs[:, None] <= costs) & same.reshape(better.shape)).any(axis=0)
-        rows[column] = pd.Series(np.where(beaten, "no", "yes"), ranked, dtype=object)[~np.isnan(costs)]
-
-
 def points_of(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return by curve the rows that spend less than dense does, in the order of what they spend."""
     below = rows[rows["macs_ratio"] < 1].sort_values(["macs_ratio", "asked"])
     return {str(name): points for name, points in below.groupby("line")}
 
 
-def _curves(
-    main: Setting, rows: pd.DataFrame, able: pd.DataFrame, unranked: Collection[int]
-) -> tuple[pd.DataFrame, Curves | None]:
+def _curves(main: Setting, rows: pd.DataFrame, unranked: Collection[int]) -> tuple[pd.DataFrame, Curves | None]:
     """Return rows with the columns that their curves have, and those curves, a row a strategy.
 
     None where no strategy has two budgets that are shares of dense MACs, or dense was not measured.
 
     Args:
         main: what the rows are of.
-        rows: those of a board with a row a strategy and budget, in order; `able` those that were measured.
+        rows: those of a board with a row a strategy and budget, in order.
         unranked: those that are not ranked, as they lack cells or some failed.
     """
+    able = rows[rows["accuracy"].notna() & rows["macs_ratio"].notna()]
     dense = able.index[able["strategy"] == DENSE][:1]
     if dense.empty or not able.dropna(subset="line").duplicated("line").any():
         return rows.assign(line=None), None
-    how = main.tested[HOW].astype(str).groupby(main.tested["entry"])
-    rows = rows.assign(line=_names(able["line"]), **{
-        HOW: how.first().where(how.nunique() == 1, ""),
+    # Curves are called by their strategies, and by what else their budgets say where some are of one strategy.
+    every = sorted(set(able["line"].dropna()))
+    alike = Counter(line[:2] for line in every)
+    called = {line: f"{line[0]} {line[2]}" if alike[line[:2]] > 1 and line[2] else line[0] for line in every}
+    how = main.tested["how"].astype(str).groupby(main.tested["entry"])
+    rows = rows.assign(line=able["line"].map(called.get).astype(object), **{
+        "how": how.first().where(how.nunique() == 1, ""),
         SPEED_UP.key: speed_ups(main.tested),
         P_LABEL.key: over_seeds(main.tested, {P_LABEL.key: "mean"})[P_LABEL.key],
     })  # fmt: skip
@@ -376,27 +350,26 @@ def _curves(
     heights, of_lines = _heights(main, points, common[-1])
     rows = rows.drop(columns=[name for name in of_lines if name in rows]).join(of_lines, on="line")
     points = rows.dropna(subset="line")
-    table = _over_budgets(points, budgets, middle)
+
+    # A row a strategy: what is measured at the middle budget, what is of its curve, and its accuracy at each budget.
+    first = points.drop_duplicates("line").set_index("line")
+    table = points[(points["asked"] == middle) | (points["line"] == DENSE)].set_index("line").reindex(first.index)
+    of_strategy = ("kind", "how", *KEPT.keys, *MACS_AT_2.keys, CHECKS, "badge", f"{MACS_AT_2.key}_at_most")
+    shared = [key for key in of_strategy if key in first]
+    table = table.assign(**first[shared], rank=NOT_RANKED, strategy=table.index)
+    for budget in budgets:
+        of, key = points[points["asked"] == budget].set_index("line"), columns.accuracy_at(budget).key
+        missed = (of["macs_ratio"] / budget - 1).abs() > columns.TOLERANCE
+        table = table.assign(**{key: of["accuracy"], f"{key}_spent": of["macs_ratio"].where(missed)})
     names = list(heights)
     left, apart = (set(points.loc[points.index.isin(some), "line"]) for some in (unranked, main.missing.apart))
     ranked = [k for k, name in enumerate(names) if name not in left and table.loc[name, "kind"] != "oracle"]
     pairs = paired.compare(list(heights.values()), [k for k, name in enumerate(names) if name in apart]).among(ranked)
-    table.loc[[names[k] for k in ranked], "rank"] = [rank_text(first, last) for first, last in pairs.rank_sets()]
+    table.loc[[names[k] for k in ranked], "rank"] = pairs.ranks()
     order = {"not dense": table.index != DENSE, "oracle": table["kind"] == "oracle",
              "last": table["rank"] == NOT_RANKED, "kept": -table[KEPT.key].fillna(0), "name": table.index}  # fmt: skip
     table = table.loc[pd.DataFrame(order, table.index).sort_values(list(order)).index]
     return rows, Curves(budgets, middle, table, pairs)
-
-
-def _names(lines: pd.Series) -> pd.Series:
-    """Return the names of curves: strategies, and what else their budgets say where some are of one strategy."""
-    every = sorted(set(lines.dropna()))
-    alike = [(strategy, kind) for strategy, kind, _ in every]
-    names = {
-        (strategy, kind, rest): f"{strategy} {rest}" if alike.count((strategy, kind)) > 1 and rest else strategy
-        for strategy, kind, rest in every
-    }
-    return lines.map(names.get).astype(object)
 
 
 def _heights(main: Setting, rows: pd.DataFrame, lowest: float) -> tuple[dict[str, Contender], pd.DataFrame]:
@@ -422,17 +395,3 @@ def _heights(main: Setting, rows: pd.DataFrame, lowest: float) -> tuple[dict[str
     for name, interval in zip(heights, kept, strict=True):
         found[name] |= interval_row(KEPT.key, interval)
     return heights, pd.DataFrame.from_dict(found, orient="index")
-
-
-def _over_budgets(rows: pd.DataFrame, budgets: Sequence[float], middle: float) -> pd.DataFrame:
-    """Return strategies' rows of the table, by the names of their curves, without what comparisons say."""
-    first = rows.drop_duplicates("line").set_index("line")
-    table = rows[(rows["asked"] == middle) | (rows["line"] == DENSE)].set_index("line").reindex(first.index)
-    of_strategy = (HOW, *KEPT.keys, *MACS_AT_2.keys, CHECKS, BADGE, f"{MACS_AT_2.key}_at_most")
-    shared = ["kind", *(key for key in of_strategy if key in first)]
-    table = table.assign(**first[shared], rank=NOT_RANKED, strategy=table.index)
-    for budget in budgets:
-        of, key = rows[rows["asked"] == budget].set_index("line"), accuracy_at(budget).key
-        missed = (of["macs_ratio"] / budget - 1).abs() > TOLERANCE
-        table = table.assign(**{key: of["accuracy"], f"{key}_spent": of["macs_ratio"].where(missed)})
-    return table

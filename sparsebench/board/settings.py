@@ -1,15 +1,17 @@
-"""Flat records by what they measured: settings of a task, and in each the strategies at their budgets."""
+"""The records of a folder as a table, and its settings: in each the strategies at their budgets are compared."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,13 +22,19 @@ from sparsebench.errors import few, plain
 from sparsebench.measure.metrics import GROUP as OF_GROUPS
 from sparsebench.measure.metrics import METRICS as KINDS
 from sparsebench.measure.metrics import MetricKind
+from sparsebench.publish import MANIFEST
+from sparsebench.records import manifests, store, table
 from sparsebench.records.record import canonical, numbers_of
 from sparsebench.records.table import FOREGROUNDS, GROUPS, ITEMS, LABELS, OUTCOMES, PREDICTIONS
 from sparsebench.stats.paired import Contender
+from sparsebench.strategy.base import how_of_label
 from sparsebench.strategy.spec import label
 from sparsebench.tasks.sources.labels import described
-from sparsebench.testing.reports import CHECKS, UNCHECKED
+from sparsebench.testing import reports
+from sparsebench.testing.reports import CHECKS, REMARK, UNCHECKED
 
+Flats = Iterable[Mapping[str, Any]]
+"""Flat records, a mapping each, or a table of pandas."""
 DENSE = "dense"
 PRETRAINING = "plain"
 SHOWN = tuple(kind for kind in KINDS if kind.over_seeds != "none" and not kind.name.endswith(OF_GROUPS))
@@ -38,9 +46,9 @@ METRICS = (
 """The metrics that the board reads, besides those of groups and those that tasks declare."""
 ORDER = ["n_train", "repetition", "cell_id"]
 """What records are sorted by: sums of floating-point numbers depend on their order, and the board must not."""
-TRAINED, BADGE, HOW, READY = "trained", "badge", "how", "ready for the board"
-NETWORK, SEED = "network", "seed"
-"""The column of `Cell.network`; and of what paired comparisons go by: that network's number, else the repetition."""
+READY = "ready for the board"
+SEED = "seed"
+"""The column of what paired comparisons go by: the number of the network that is tested, else the repetition."""
 KEY = ["strategy", "kind", "budget"]
 """What records of one row of a board have in common; the column `entry` numbers them, in order."""
 DECLARED, MAIN, SUCCESS = "metrics of tasks", "main tasks", "metric of success"
@@ -52,12 +60,94 @@ TRACK = "scratch"
 """The track of records that say none."""
 LACKING = dict.fromkeys((
     "cell_id", "status", "reason", "task", "model", "strategy", "kind", "budget", "setting", "device", "environment",
-    "inactive", "cost_model", TRAINED, BADGE, HOW, NETWORK, *OUTCOMES[1:], GROUPS, FOREGROUNDS,
+    "inactive", "cost_model", "trained", "badge", "how", "network", *OUTCOMES[1:], GROUPS, FOREGROUNDS,
 ), "") | {"track": TRACK, CHECKS: UNCHECKED, "n_train": 0, "repetition": 0, ITEMS: 0}  # fmt: skip
 """The columns besides those of metrics that the board reads, and what they hold where a table has none."""
+NAMED = 5
+"""Networks that are named in what a board is about."""
+TRACKS = {
+    "frozen": "trained without a strategy; strategies act in the test only",
+    "tuned": "trained further with the strategy",
+    "scratch": "trained with the strategy",
+}
+"""What the networks of a track are."""
+SOURCES = {"photos": "photographs", "pictures": "photographs of a folder", "folder": "pictures of a folder"}
+"""What sources of pictures are called besides their names; those of a user's end with a hash."""
 
 
-def frame_of(records: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+def read(out: Path, metrics: Container[str] | None = METRICS) -> pd.DataFrame:
+    """Return the records of a run's folder as a table, with badges, and whether and how each strategy is trained.
+
+    It has the plain columns of `table`, those of outcomes, and the metrics: `metrics` or all, and those that tasks
+    declare, of which the table's attributes say what they are, with what suites say of their board. Predictions are
+    read as they are looked at. Pictures and weights have the names that users have for them.
+
+    Raises:
+        UserError: as `store.rows`.
+    """
+    import pyarrow as pa
+
+    kinds = manifests.metrics(out)
+    declared = {kind.name for kind in kinds}
+
+    def wanted(name: str) -> bool:
+        if not table.is_metric(name):
+            return name not in (*table.PARTS, table.RANKS, "memory", table.CHECKSUM)
+        return metrics is None or name in metrics or name in declared or ON_BACKGROUND.fullmatch(name) is not None
+
+    rows = store.rows(out, wanted).drop_columns([table.CHECKSUM])
+    rows = rows.sort_by([(name, "ascending") for name in ORDER])
+    kept = {pa.string(), pa.binary()}
+    records = rows.to_pandas(types_mapper=lambda kind: pd.ArrowDtype(kind) if kind in kept else None)
+    records = describe(_with_names(records, manifests.file_names(out)), out)
+    records.attrs[DECLARED] = kinds
+    suites = sorted(manifests.suites(out), key=lambda suite: len(suite.settings), reverse=True)
+    records.attrs[MAIN] = tuple(dict.fromkeys(suite.main_task for suite in suites if suite.main_task))
+    if success := next((suite.sample_complexity for suite in suites if suite.sample_complexity), ""):
+        records.attrs[SUCCESS] = success
+    return records
+
+
+def _with_names(records: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
+    """Return records with what users call their folders of pictures and files of weights, in place of hashes.
+
+    A name that settings have for something else, such as shipped pictures, is followed by the hash.
+    """
+    settings, networks = (records[name].astype("category") for name in ("setting", "network"))
+    text = "\n".join(settings.cat.categories)
+    names = {name: f"{file} ({name})" if canonical(file) in text else file for name, file in names.items()}
+    in_json = {canonical(name): canonical(file) for name, file in names.items()}
+    pattern = re.compile("|".join(map(re.escape, in_json)) or "(?!)")
+    return records.assign(
+        setting=settings.cat.rename_categories(lambda one: pattern.sub(lambda found: in_json[found[0]], one)),
+        network=networks.cat.rename_categories(lambda whole: " ".join(names.get(one, one) for one in whole.split(" "))),
+    )
+
+
+def describe(records: pd.DataFrame, out: Path) -> pd.DataFrame:
+    """Return records with what a run's folder says of their strategies: badge, remarks, whether trained, and how."""
+    submitted = badge = ""
+    if os.path.lexists(out / MANIFEST):
+        from sparsebench.publish.verify import verify
+
+        verdict = verify(out)
+        submitted, badge = verdict.strategy, verdict.badge
+    every, known = reports.read(out), manifests.strategies(out)
+    grouped = records.groupby(["strategy", "revision"], observed=True, sort=False)
+    said = []
+    for strategy, revision in grouped.groups:
+        name = strategy.partition("(")[0]
+        about = known.get((name, revision))
+        trained = "" if about is None else "yes" if about.trained else "no"
+        how = "" if about is None else how_of_label(about.how, strategy)
+        checked = reports.badge_of(every, strategy, revision)
+        said.append((*checked, trained, badge if name == submitted else "", plain(how)))
+    number = grouped.ngroup()
+    named = zip((CHECKS, REMARK, "trained", "badge", "how"), zip(*said, strict=True), strict=True)
+    return records.assign(**{name: pd.Categorical(values).take(number) for name, values in named})
+
+
+def frame_of(records: Flats) -> pd.DataFrame:
     """Return flat records as a table with all columns that the board reads, in ORDER."""
     frame = records if isinstance(records, pd.DataFrame) else pd.DataFrame(list(records))
     if frame.attrs.get(READY):
@@ -70,11 +160,9 @@ def frame_of(records: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFram
     lacking = {name: value for name, value in LACKING.items() if name not in frame}
     frame = frame.assign(**lacking, **numbers)
     frame = frame.sort_values(ORDER, kind="stable", ignore_index=True)
-    tested = frame[NETWORK].astype(str)
+    tested = frame["network"].astype(str)
     number = {name: i for i, name in enumerate(sorted(set(tested) - {""}))}
-    frame[SEED] = (
-        frame["repetition"].where(tested == "", tested.map(number)).astype(int) if number else frame["repetition"]
-    )
+    frame[SEED] = frame["repetition"].where(tested == "", tested.map(number)).astype(int)
     frame["entry"] = frame[KEY].astype(str).groupby(KEY).ngroup()
     frame.attrs[READY] = True
     return frame
@@ -85,21 +173,6 @@ def metrics_of(frame: pd.DataFrame) -> list[MetricKind]:
     own = {column.key for column in EVERY}
     declared = (kind for kind in frame.attrs.get(DECLARED, ()) if kind.over_seeds != "none")
     return [*(kind for kind in SHOWN if kind.name not in own), *declared]
-
-
-def entries_of(records: pd.DataFrame) -> pd.DataFrame:
-    """Return a row an entry: strategy, kind and budget, the share of dense MACs that was `asked` for, and its `line`.
-
-    That is the curve over budgets of which it is a point: strategy, kind, and what its budget says besides a share.
-    None of dense, and of a budget that is no share of the dense MACs.
-    """
-    first = records[["entry", *KEY, "macs_ratio_asked"]].drop_duplicates("entry").set_index("entry").sort_index()
-    found = first[KEY].astype(object).assign(asked=first["macs_ratio_asked"])
-    found["line"] = pd.Series([
-        (strategy, kind, besides_share(budget, asked)) if strategy != DENSE and asked < 1 else None
-        for strategy, kind, budget, asked in found.itertuples(index=False)
-    ], found.index, dtype=object)  # fmt: skip
-    return found
 
 
 def besides_share(budget: str, asked: float) -> str:
@@ -170,7 +243,9 @@ class Setting:
         n_train: 0 where the task has a success criterion: then all sizes are together.
         track: see `cell.Track`; strategies of two are never ranked together.
         records: those that are ok; `others` those that are not.
-        every: a row an entry of all settings, see `entries_of`; `entries` those of its records.
+        every: a row an entry of all settings: strategy, kind and budget, the share of dense MACs that was `asked` for,
+            and the `line`: the curve over budgets of which it is a point, which is strategy, kind, and what the budget
+            says besides a share. None of dense, and of a budget that is no share of the dense MACs.
     """
 
     source: str
@@ -194,7 +269,7 @@ class Setting:
 
     @cached_property
     def entries(self) -> pd.DataFrame:
-        """What its rows are about."""
+        """The rows of `every` that its records are of."""
         return self.every.loc[np.unique(self.records["entry"])]
 
     @cached_property
@@ -217,32 +292,22 @@ class Setting:
     @cached_property
     def networks(self) -> dict[int, str]:
         """By seed the networks that are tested as they are, see `Cell.network`; none where repetitions are trained."""
-        given = self.records.loc[self.records[NETWORK] != "", [SEED, NETWORK]].drop_duplicates(SEED)
-        return dict(zip(given[SEED].tolist(), given[NETWORK].tolist(), strict=True))
-
-    @property
-    def of(self) -> str:
-        """What is compared one by one: seeds, or networks that are tested as they are."""
-        return "networks" if self.networks else "seeds"
+        given = self.records.loc[self.records["network"] != "", [SEED, "network"]].drop_duplicates(SEED)
+        return dict(zip(given[SEED].tolist(), given["network"].tolist(), strict=True))
 
     @cached_property
     def lone(self) -> bool:
         """Whether all is of one network, so that intervals and tests are over its test items."""
         return self.tested[SEED].nunique() == 1
 
-    def has(self, metric: str) -> bool:
-        """Say whether a metric was measured at the largest number of training samples."""
-        return bool(self.tested[metric].notna().any())
-
-    @cached_property
-    def on_backgrounds(self) -> bool:
-        """Whether test groups are numbered 2 class + background, as four named CLASS on BACKGROUND are."""
-        return sum(self.has(name) for name in self.tested if ON_BACKGROUND.fullmatch(name)) == 4
-
     @cached_property
     def has_trials(self) -> bool:
         """Whether the task has a success criterion."""
         return bool(self.records["success"].notna().any())
+
+    def has(self, metric: str) -> bool:
+        """Say whether a metric was measured at the largest number of training samples."""
+        return bool(self.tested[metric].notna().any())
 
     @cached_property
     def missing(self) -> Missing:
@@ -250,77 +315,68 @@ class Setting:
 
         A cell that failed is not missing, nor is one that is unsupported.
         """
-        names = ["entry", "n_train", SEED, "repetition", NETWORK]
+        names = ["entry", "n_train", SEED, "repetition", "network"]
         records, others, entries = self.records, self.others[names], self.entries
-        dense = self.source != PRETRAINING and DENSE not in set(entries["strategy"])
         cells = pd.concat([records[names], others[others["entry"].isin(entries.index)]])
         cells["draw"] = cells["repetition"] if self.networks else 0
         has = cells.groupby(["entry", "n_train", SEED, "draw"]).size().unstack(["n_train", SEED, "draw"]).notna()
         # What draws nothing is tested once on a network, unless each repetition tests it on other pictures.
-        tests = records.loc[records[NETWORK] != "", ["entry", SEED, LABELS, FOREGROUNDS, PREDICTIONS]]
+        tests = records.loc[records["network"] != "", ["entry", SEED, LABELS, FOREGROUNDS, PREDICTIONS]]
         tests = tests[tests.pop(PREDICTIONS).map(bool).astype(bool)]
         drawn = has.columns.get_level_values("draw") > 0
         drawing = has.loc[:, drawn].any(axis=1) | tests.drop_duplicates().duplicated(["entry", SEED]).any()
         wanted = 2 * has.sum() >= np.where(drawn, drawing.sum(), len(has))
         lacking = ~has.loc[:, wanted] & (~drawn[wanted] | drawing.to_numpy()[:, None])
-        budgets, run = self._budgets()
-        lines = entries["line"]
-        shares = {i: rest for i, line in lines.items() if (rest := set(budgets) - run.get(line, set(budgets)))}
-        lacks = {*lacking.index[lacking.any(axis=1)], *shares}
-        torn = set(lines[list(lacks)].dropna()) if budgets else set()
-        return Missing(dense, lacking, budgets, shares, lacks | set(lines.index[lines.isin(torn)]))
-
-    def _budgets(self) -> tuple[tuple[float, ...], Mapping[object, set[float]]]:
-        """Return the falling budgets of most curves, nothing where none has several; and those each was run at."""
+        lacks, lines = set(lacking.index[lacking.any(axis=1)]), entries["line"]
+        budgets, shares = tuple[float, ...](), dict[int, set[float]]()
         points = self.every.loc[np.unique(self.tested["entry"])].dropna(subset="line")
-        if not points.duplicated("line").any():
-            return (), {}
-        beside = self.every.loc[np.unique(self.others["entry"])]
-        run = pd.concat([points, beside[beside["line"].isin(points["line"])]]).groupby("line")["asked"].agg(set)
-        counts = Counter(chain.from_iterable(run))
-        return tuple(sorted((budget for budget, n in counts.items() if 2 * n >= len(run)), reverse=True)), run.to_dict()
+        if points.duplicated("line").any():
+            beside = self.every.loc[np.unique(others["entry"])]
+            of_curves = pd.concat([points, beside[beside["line"].isin(points["line"])]])
+            run = of_curves.groupby("line")["asked"].agg(set).to_dict()
+            counts = Counter(chain.from_iterable(run.values()))
+            budgets = tuple(sorted((budget for budget, n in counts.items() if 2 * n >= len(run)), reverse=True))
+            shares = {i: rest for i, line in lines.items() if line in run and (rest := set(budgets) - run[line])}
+            lacks |= set(shares)
+            torn = set(lines[list(lacks)].dropna())
+            lacks |= set(lines.index[lines.isin(torn)])
+        no_dense = self.source != PRETRAINING and DENSE not in set(entries["strategy"])
+        return Missing(no_dense, lacking, budgets, shares, lacks)
 
     @cached_property
     def contenders(self) -> dict[int, tuple[Contender, dict[int, np.ndarray]]]:
         """What entries are compared by, with the group of each test item by seed, where that is known.
 
-        Numbers that strategies of a seed share are one array.
+        Of each seed they have its accuracy, and which test items it gets right, or in what share of draws. Items of a
+        network that is tested on other pictures in each repetition are joined. Numbers that strategies of a seed share
+        are one array.
         """
         means = self.tested.groupby(["entry", SEED])["accuracy"].mean().dropna()
         of_entry = {entry: part.droplevel("entry").to_dict() for entry, part in means.groupby("entry")}
-        tests: dict[int, _Tests] = defaultdict(lambda: defaultdict(dict))
-        names = ["entry", SEED, NETWORK, ITEMS, LABELS, FOREGROUNDS, GROUPS, PREDICTIONS]
+        # By entry and seed the records of each test, which is named by what it asks.
+        tests: dict[int, dict[int, dict[tuple[Any, Any], list[Any]]]] = {i: {} for i in set(self.tested["entry"])}
+        names = ["entry", SEED, ITEMS, LABELS, FOREGROUNDS, GROUPS, PREDICTIONS]
         for row in self.tested[names].itertuples(index=False):
-            asks, of_seed = (row.test_labels, row.test_foregrounds), tests[row.entry]
-            if row.test_predictions and row.network:
-                of_seed[row.seed].setdefault(asks, []).append(row)
-            elif row.test_predictions:
-                of_seed[row.seed] = {asks: [row]}
+            if row.test_predictions:
+                of_seed = tests[row.entry].setdefault(row.seed, defaultdict(list))
+                of_seed[row.test_labels, row.test_foregrounds].append(row)
         numbers = cache(numbers_of)
-        entries = set(self.tested["entry"])
-        return {entry: _contender(of_entry.get(entry, {}), tests[entry], numbers) for entry in entries}
-
-
-_Tests = dict[int, dict[tuple[Any, Any], list[Any]]]
-"""By seed its tests, each named by what it asks, with the records of it: one, but for a network that is tested as it is
-on other pictures in each repetition."""
-
-
-def _contender(means: dict[int, float], tests: _Tests, numbers: Any) -> tuple[Contender, dict[int, np.ndarray]]:
-    """Return the accuracy of each seed, and which test items it got right, mean over draws; and the items' groups."""
-    hits: dict[int, tuple[Hashable, np.ndarray]] = {}
-    groups: dict[int, np.ndarray] = {}
-    shown: dict[int, np.ndarray] = {}
-    for seed, of_seed in tests.items():
-        every = [of_seed[asks] for asks in sorted(of_seed)]
-        hits[seed] = tuple(sorted(of_seed)), _join([_hits(rows, numbers) for rows in every])
-        for name, known in ((GROUPS, groups), (FOREGROUNDS, shown)):
-            if all(getattr(rows[0], name) for rows in every):
-                known[seed] = _join([numbers(getattr(rows[0], name), rows[0].test_items) for rows in every])
-    if any(each.dtype != bool for _, each in hits.values()):
-        hits = {seed: (name, each.astype(float)) for seed, (name, each) in hits.items()}
-    twice = len(shown) == len(tests) > 0 and np.bincount(np.concatenate(list(shown.values()))).max() > 1
-    return Contender(means, hits, shown if twice else None), groups
+        found = {}
+        for entry, seeds in tests.items():
+            hits: dict[int, tuple[Hashable, np.ndarray]] = {}
+            known: dict[str, dict[int, np.ndarray]] = {GROUPS: {}, FOREGROUNDS: {}}
+            for seed, of_seed in seeds.items():
+                every = [of_seed[asks] for asks in sorted(of_seed)]
+                hits[seed] = tuple(sorted(of_seed)), _join([_hits(rows, numbers) for rows in every])
+                for name, parts in known.items():
+                    if all(getattr(rows[0], name) for rows in every):
+                        parts[seed] = _join([numbers(getattr(rows[0], name), rows[0].test_items) for rows in every])
+            if any(each.dtype != bool for _, each in hits.values()):
+                hits = {seed: (name, each.astype(float)) for seed, (name, each) in hits.items()}
+            shown = known[FOREGROUNDS]
+            twice = len(shown) == len(seeds) > 0 and np.bincount(np.concatenate(list(shown.values()))).max() > 1
+            found[entry] = Contender(of_entry.get(entry, {}), hits, shown if twice else None), known[GROUPS]
+        return found
 
 
 def _hits(rows: Sequence[Any], numbers: Any) -> np.ndarray:
@@ -337,52 +393,45 @@ def _join(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def settings_of(frame: pd.DataFrame) -> list[Setting]:
-    """Return the settings of the records that are ok, by task, setting, size and track; the frame is `frame_of`'s."""
-    names, ok, every = ["task", "setting", "track"], (frame["status"] == "ok").to_numpy(bool), entries_of(frame)
+    """Return the settings of the records that are ok, by task, setting, size and track; the frame is `frame_of`'s.
+
+    Of settings of one task and model their names say what differs.
+    """
+    first = frame[["entry", *KEY, "macs_ratio_asked"]].drop_duplicates("entry").set_index("entry").sort_index()
+    entries = first[KEY].astype(object).assign(asked=first["macs_ratio_asked"])
+    entries["line"] = pd.Series([
+        (strategy, kind, besides_share(budget, asked)) if strategy != DENSE and asked < 1 else None
+        for strategy, kind, budget, asked in entries.itertuples(index=False)
+    ], entries.index, dtype=object)  # fmt: skip
+    names, ok = ["task", "setting", "track"], (frame["status"] == "ok").to_numpy(bool)
     good, bad = frame[ok], frame[~ok]
     good.attrs = bad.attrs = {}  # they are of all, and would be copied with each part
     size = good["n_train"].where(good["success"].isna(), 0).rename("size")
     others = {where: part for where, part in bad.groupby(names, observed=True)}
-    groups = good.groupby(["task", "setting", size, "track"], observed=True, sort=False)
     alike: dict[tuple[str, str], list[Setting]] = defaultdict(list)
-    for (task, setting, n, track), records in groups:
+    for (task, setting, n, track), records in good.groupby(
+        ["task", "setting", size, "track"], observed=True, sort=False
+    ):
         beside = others.get((task, setting, track), bad[:0])
         beside = beside[beside["n_train"] == n] if n else beside
         model = str(records["model"].iloc[0])
-        alike[task, model].append(Setting(task, task, model, setting, int(n), track, records, beside, every))
-    found = (named for group in alike.values() for named in _named(group))
+        alike[task, model].append(Setting(task, task, model, setting, int(n), track, records, beside, entries))
+    found = []
+    for (task, model), same in alike.items():
+        tasks, models = (_varying(params) for params in zip(*(one.params for one in same), strict=True))
+        tracks = {one.track for one in same}
+        for one, of_task, of_model in zip(same, tasks, models, strict=True):
+            of_task |= {"track": one.track} if len(tracks) > 1 else {}
+            said = plain(label(task, of_task), 1000), plain(label(model, of_model), 1000)
+            found.append(replace(one, task=said[0], model=said[1]))
     return sorted(found, key=lambda one: (one.source, one.setting, one.n_train, one.track))
 
 
-def _named(settings: Sequence[Setting]) -> Iterator[Setting]:
-    """Yield settings of one task and model with what differs among them in their names."""
-    varied, tracks = (_varying(settings, 0), _varying(settings, 1)), {one.track for one in settings}
-    for one in settings:
-        task, model = (
-            {key: value for key, value in part.items() if key in keys}
-            for part, keys in zip(one.params, varied, strict=True)
-        )
-        task |= {"track": one.track} if len(tracks) > 1 else {}
-        yield replace(one, task=plain(label(one.task, task), 1000), model=plain(label(one.model, model), 1000))
-
-
-def _varying(settings: Sequence[Setting], part: int) -> set[str]:
-    """Return the parameters of the task (0) or the model (1) that are not the same in all, or missing in some."""
-    params = [one.params[part] for one in settings]
-    every = {key for params_of in params for key in params_of}
-    return {key for key in every if len({canonical(params_of.get(key)) for params_of in params}) > 1}
-
-
-NAMED = 5
-"""Networks that are named in what a board is about."""
-TRACKS = {
-    "frozen": "trained without a strategy; strategies act in the test only",
-    "tuned": "trained further with the strategy",
-    "scratch": "trained with the strategy",
-}
-"""What the networks of a track are."""
-SOURCES = {"photos": "photographs", "pictures": "photographs of a folder", "folder": "pictures of a folder"}
-"""What sources of pictures are called besides their names; those of a user's end with a hash."""
+def _varying(every: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return of several sets of parameters those that are not the same in all, or missing in some."""
+    keys = {key for params in every for key in params}
+    varied = {key for key in keys if len({canonical(params.get(key)) for params in every}) > 1}
+    return [{key: value for key, value in params.items() if key in varied} for params in every]
 
 
 def about(setting: Setting) -> str:

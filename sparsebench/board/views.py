@@ -32,7 +32,6 @@ from sparsebench.board.columns import (
     accuracy_at,
     dicts,
     keys_of,
-    rank_text,
     short,
     text_of,
 )
@@ -231,7 +230,7 @@ def _at_equal_cost(one: Ranking) -> pd.DataFrame:
             groups.append([place])
     parts = [one.rows[:0].assign(matched="")]
     for places in (group for group in groups if len(group) > 1):
-        ranks = [rank_text(*ends) for ends in one.pairs.among(places).rank_sets()]
+        ranks = one.pairs.among(places).ranks()
         what = f"at {np.mean(costs[places]):.2f} of dense MACs"
         parts.append(one.rows.iloc[places].assign(matched=what, rank=ranks))
     rows = pd.concat(parts)
@@ -278,7 +277,7 @@ def _shift(sets: list[Ranking]) -> Table:
         ]
         ranks = pd.Series("", one.rows.index)
         for places in one.rows.groupby("budget").indices.values():
-            ranks.iloc[places] = [rank_text(*ends) for ends in one.pairs.among(places).rank_sets()]
+            ranks.iloc[places] = one.pairs.among(places).ranks()
         of = one.rows.assign(**{at: one.rows["accuracy"], rank: ranks.mask(one.rows["strategy"] == DENSE, "")})
         parts.append(of.set_index(["budget", "strategy"])[[at, rank]])
     rows = pd.concat(parts, axis=1).reset_index()

@@ -174,9 +174,9 @@ def _text(
     folder: Path, form: str, by: str | None, view: str, speed: Path | None, choice: Choice, technical: bool
 ) -> str:
     from sparsebench.board import views
-    from sparsebench.board.board import bibtex, machines, not_ranked, notes_on, read
+    from sparsebench.board.board import bibtex, machines, not_ranked, notes_on
     from sparsebench.board.judge import judge
-    from sparsebench.board.settings import frame_of
+    from sparsebench.board.settings import frame_of, read
     from sparsebench.board.tables import render
     from sparsebench.board.views import report
 

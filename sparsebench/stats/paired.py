@@ -104,10 +104,14 @@ class Pairs:
         with np.errstate(invalid="ignore"):
             return np.asarray((self.p <= 1 - LEVEL) & (self.mean > 0))
 
-    def rank_sets(self) -> list[tuple[int, int]]:
-        """Return the ranks that each may have: below all that are significantly better, above all that are worse."""
+    def ranks(self) -> list[str]:
+        """Return the ranks that each may have: below all that are significantly better, above all that are worse.
+
+        "3-9" are several, "3" is one.
+        """
         better = self.better()
-        return list(zip((1 + better.sum(axis=0)).tolist(), (len(better) - better.sum(axis=1)).tolist(), strict=True))
+        first, last = 1 + better.sum(axis=0), len(better) - better.sum(axis=1)
+        return [f"{low}-{high}" if low < high else f"{low}" for low, high in zip(first, last, strict=True)]
 
     def least(self) -> float:
         """Return the difference that would be significant in 4 of 5 pairs, beside those that are; NaN of none.

@@ -119,22 +119,6 @@ def test_a_note_says_which_differences_would_be_found() -> None:
     assert not any("significant" in line for line in notes_on(alone, judge(alone)))
 
 
-def test_a_speed_up_beyond_that_of_the_macs_is_named() -> None:
-    def odd(speed: float) -> list[str]:
-        rows = [
-            row | {"macs_ratio_asked": row["macs_ratio"], "budget": f"macs {row['macs_ratio']:g}"}
-            for part in (
-                seeded("dense", [0.9, 0.9], macs_ratio=1.0, images_per_s=100.0),
-                seeded("mine", [0.8, 0.8], macs_ratio=0.5, images_per_s=speed, cell_id="a"),
-                seeded("mine", [0.7, 0.7], macs_ratio=0.25, images_per_s=300.0, cell_id="b"),
-            )
-            for row in part
-        ]
-        return [line for line in notes_on(rows, judge(rows), technical=False) if "speed-up" in line]
-
-    assert odd(190.0) == [] and "mine (macs 0.5)" in odd(210.0)[0] and "0.25" not in odd(210.0)[0]
-
-
 def on_foregrounds(shown: list[Any]) -> list[Row]:
     """Return a board whose items show these foregrounds in each seed; five at a time, and the seeds, are alike."""
     records = []

@@ -20,9 +20,9 @@ from safetensors.torch import save_file
 from scipy import stats
 
 import sparsebench
-from sparsebench.board.board import gather, notes_on, read
+from sparsebench.board.board import gather, notes_on
 from sparsebench.board.judge import judge
-from sparsebench.board.settings import about
+from sparsebench.board.settings import about, read
 from sparsebench.cli import main
 from sparsebench.records import store
 from sparsebench.records.record import Record, bytes_of

@@ -11,9 +11,9 @@ import pytest
 from flats import build, rows_in
 
 from sparsebench.board import board as boards
-from sparsebench.board.board import PNG, Board, board_of, describe, gather, notes_on
+from sparsebench.board.board import PNG, Board, board_of, gather, notes_on
 from sparsebench.board.columns import dicts
-from sparsebench.board.settings import about, frame_of, settings_of
+from sparsebench.board.settings import about, describe, frame_of, read, settings_of
 from sparsebench.records import manifests, store
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
@@ -120,7 +120,7 @@ def test_a_folder_that_is_called_as_shipped_pictures_are_stays_apart_from_them(t
         writer.append(one)
     writer.close()
     store.keep(tmp_path / manifests.FILES, manifests.Given(name=name, file="digits").model_dump(mode="json"))
-    settings = set(boards.read(tmp_path)["setting"].astype(str))
+    settings = set(read(tmp_path)["setting"].astype(str))
     assert len(settings) == 2 and any(f"digits ({name})" in text for text in settings)
     assert len(gather(tmp_path).by_task.rows) == 2
 

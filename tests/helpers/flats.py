@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparsebench.board.columns import Row, dicts
-from sparsebench.board.judge import Flats, judge
+from sparsebench.board.judge import judge
+from sparsebench.board.settings import Flats
 from sparsebench.records import store, table
 from sparsebench.records.record import Record, bytes_of
 

@@ -123,7 +123,7 @@ def test_a_single_seed_is_told_apart_by_its_items() -> None:
     hits = np.zeros((2, 1, 40), bool)
     hits[0, 0, :30] = True
     found = compare([contender(one) for one in hits])
-    assert found.p[0, 1] == pytest.approx(2 * 0.5**30) and found.rank_sets() == [(1, 1), (2, 2)]
+    assert found.p[0, 1] == pytest.approx(2 * 0.5**30) and found.ranks() == ["1", "2"]
 
 
 def test_a_single_seed_is_judged_by_its_clusters_where_they_are_known() -> None:
@@ -139,7 +139,7 @@ def test_a_single_seed_is_judged_by_its_clusters_where_they_are_known() -> None:
 
 def test_contenders_without_a_seed_in_common_are_not_told_apart() -> None:
     found = compare([contender(np.ones((2, 9), bool)), contender(np.zeros((2, 9), bool), first=5)])
-    assert np.isnan(found.mean[0, 1]) and found.rank_sets() == [(1, 2), (1, 2)]
+    assert np.isnan(found.mean[0, 1]) and found.ranks() == ["1-2", "1-2"]
 
 
 def crossed_by_loops(difference: np.ndarray) -> tuple[float, float]:
@@ -284,18 +284,18 @@ def test_blocks_of_unlike_seeds_compare_as_pairs_do() -> None:
                 np.testing.assert_allclose(getattr(whole, name)[i, j], getattr(pair, name)[0, 1], atol=1e-12)
 
 
-def test_rank_sets_are_bounded_by_those_that_are_told_to_be_better_and_worse() -> None:
+def test_ranks_are_bounded_by_those_that_are_told_to_be_better_and_worse() -> None:
     rates = [0.9, 0.88, 0.7, 0.69, 0.3]
     hits = np.stack([RNG([7, k]).random((5, 400)) < rate for k, rate in enumerate(rates)])
     found = compare([contender(one) for one in hits])
-    assert found.rank_sets() == [(1, 2), (1, 2), (3, 4), (3, 4), (5, 5)]
-    assert found.among([2, 4]).rank_sets() == [(1, 1), (2, 2)]
+    assert found.ranks() == ["1-2", "1-2", "3-4", "3-4", "5"]
+    assert found.among([2, 4]).ranks() == ["1", "2"]
 
 
 def test_equals_are_not_told_apart() -> None:
     hits = drawn(1, 3, 30)[0]
     found = compare([contender(hits)] * 3)
-    assert found.rank_sets() == [(1, 3)] * 3 and found.p[0, 1] == 1 and found.mean[0, 1] == 0
+    assert found.ranks() == ["1-3"] * 3 and found.p[0, 1] == 1 and found.mean[0, 1] == 0
 
 
 @pytest.mark.slow
