@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from sparsebench.board.board import gather
-from sparsebench.board.page import render
-from sparsebench.board.published import boards
+from sparsebench.board.published import boards, page
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -13,4 +12,4 @@ if __name__ == "__main__":
         out = ROOT / "docs" / "results" / folder.name
         if out.with_suffix(".md").is_file():
             out.mkdir(exist_ok=True)
-            (out / "page.html").write_bytes(render(gather(folder), docs="../.."))
+            (out / "page.html").write_bytes(page(gather(folder), docs="../.."))

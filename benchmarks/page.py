@@ -25,7 +25,7 @@ from tabulate import tabulate
 from sparsebench.board.board import Board
 from sparsebench.board.columns import COLUMNS, Row
 from sparsebench.board.judge import Leaderboard
-from sparsebench.board.page import render
+from sparsebench.board.published import page as render
 
 WATCH = """
 (() => {

@@ -61,13 +61,10 @@ class Column(NamedTuple):
         return (self.key, *(f"{self.key}{end}" for end in ("_low", "_high") if self.interval))
 
 
-BY_TASK = (
+EVERY = (
     Column("task", "task", "text", "name of the task"),
     Column("model", "model", "text", "name of the model"),
     Column("n_train", "N", "count", "training samples; where trials of several sizes were made the largest"),
-)
-"""The first columns of a board with a row a task and model."""
-COLUMNS = (
     Column("rank", "rank", "text",
            "by accuracy; 3-9: two rows are significantly better than it, six do not differ significantly from it, and "
            "all others are worse"),
@@ -94,6 +91,9 @@ COLUMNS = (
            True, "sample complexity", falling=False),
     Column("sample_complexity_ratio", "N50 / dense", "ratio", "N50 divided by that of dense", True, "sample complexity",
            falling=False),
+    Column("sample_complexity_loss", "N50, loss", "samples",
+           "N50 by the paper's criterion, the test loss, where the task's is the test error", True, "sample complexity",
+           falling=False),
     Column("aligned_gap", "gap", "fraction",
            "accuracy where the background fits the class minus that where it does not", True, "spurious gap",
            falling=False, percent=True),
@@ -112,76 +112,31 @@ COLUMNS = (
     Column("pareto_speed", "Pareto, speed", "text",
            "no: a ranked row that is no slower on this device is significantly more accurate", False, "accuracy"),
     Column("n_seeds", "seeds", "count", "repetitions"),
+    Column("checks", "checks", "text", "what `sparsebench check` found of this source, in this version"),
+    Column("badge", "badge", "text", "of a submission: reported, or rejected, by its files alone"),
+    Column("how", "reduction", "text",
+           "what becomes of tokens: drop (removed), fuse (joined into one), merge (averaged in groups), mix (added to "
+           "others by weights), rest (skip a block), trained (learned with the network), truth (an oracle)"),
+    Column("kept_accuracy", "kept accuracy", "fraction",
+           "mean accuracy over MACs / dense, from the lowest budget to 1 and in straight lines between budgets, "
+           "divided by dense's accuracy", True),
+    Column("macs_at_2", "MACs at -2 points", "fraction",
+           "the MACs / dense down to which accuracy stays within 2 points of dense's, in straight lines between "
+           "budgets; not reached: the largest budget loses more; <=: the lowest budget loses less", True,
+           falling=False),
+    Column("speed_up", "speed-up", "times", "images/s over dense's of the same seed and machine, median"),
+    Column("p_label", "p(label)", "fraction", "mean probability of the right class in the test"),
+    Column("track", "track", "text", "scratch, frozen or tuned: what strategies are tested on"),
+    Column("class_folders", "class folders", "text", "how class folders were numbered", tables=False),
 )  # fmt: skip
-CHECKS = Column("checks", "checks", "text", "what `sparsebench check` found of this source, in this version")
-BADGE = Column("badge", "badge", "text", "of a submission: reported, or rejected, by its files alone")
-BY_LOSS = Column(
-    "sample_complexity_loss",
-    "N50, loss",
-    "samples",
-    "N50 by the paper's criterion, the test loss, where the task's is the test error",
-    True,
-    "sample complexity",
-    falling=False,
-)
-HOW = Column("how", "reduction", "text",
-             "what becomes of tokens: drop (removed), fuse (joined into one), merge (averaged in groups), mix (added "
-             "to others by weights), rest (skip a block), trained (learned with the network), truth (an oracle)",
-)  # fmt: skip
-KEPT = Column(
-    "kept_accuracy", "kept accuracy", "fraction",
-    "mean accuracy over MACs / dense, from the lowest budget to 1 and in straight lines between budgets, divided by "
-    "dense's accuracy", True,
-)  # fmt: skip
-MACS_AT_2 = Column(
-    "macs_at_2", "MACs at -2 points", "fraction",
-    "the MACs / dense down to which accuracy stays within 2 points of dense's, in straight lines between budgets; not "
-    "reached: the largest budget loses more; <=: the lowest budget loses less",
-    True, falling=False,
-)  # fmt: skip
-SPEED_UP = Column("speed_up", "speed-up", "times", "images/s over dense's of the same seed and machine, median")
-P_LABEL = Column("p_label", "p(label)", "fraction", "mean probability of the right class in the test")
-TRACK = Column("track", "track", "text", "scratch, frozen or tuned: what strategies are tested on")
-CLASSES = Column("class_folders", "class folders", "text", "how class folders were numbered", tables=False)
-_AFTER = [column.key for column in COLUMNS].index("sample_complexity_ratio") + 1
-EVERY = (
-    *BY_TASK, *COLUMNS[:_AFTER], BY_LOSS, *COLUMNS[_AFTER:], CHECKS, BADGE, HOW, KEPT, MACS_AT_2, SPEED_UP, P_LABEL,
-    TRACK, CLASSES,
-)  # fmt: skip
+"""The columns of boards, in order."""
 BY_KEY = {column.key: column for column in EVERY}
-GAPS = (
-    *(BY_KEY[key] for key in ("strategy", "budget", "aligned_gap", "aligned_gap_reduction", "worst_group_accuracy")),
-    BY_KEY["spurious_gap"],
-    Column("accuracy_with_gap", "accuracy", "fraction", "test accuracy in this task"),
-)
-TRIALS = tuple(
-    BY_KEY[key] for key in ("strategy", "budget", "sample_complexity", "sample_complexity_ratio", BY_LOSS.key)
-)
-"""Columns of tables of their own under a board of curves."""
-BEST = (
-    Column("budget", "MACs / dense", "text", "what was asked for"),
-    Column("best", "most accurate", "text", "the strategy of the highest accuracy"),
-    BY_KEY["accuracy"]._replace(heading="accuracy, %", shown="percent", interval=False),
-    BY_KEY["accuracy_delta"]._replace(heading="gain over dense, points", shown="points"),
-    Column("random", "random_inside, %", "percent", "accuracy of random tokens inside the network"),
-    BY_KEY["random_inside_delta"]._replace(heading="gain over random_inside, points", shown="points"),
-    SPEED_UP,
-    Column("equal", "statistically tied with it", "text", "strategies that it is not significantly better than"),
-)
-"""Columns of the best strategies at each budget."""
-PAPER = (
-    *(column._replace(tables=False) for column in (*BY_TASK, BY_KEY["strategy"], BY_KEY["budget"])),
-    Column("method", "method", "text", "strategy, with what its budget says besides a share of dense MACs"),
-    BY_KEY["macs_ratio"]._replace(heading="MACs/dense"),
-    Column("macs", "GMACs", "giga", "realised MACs of one test image"),
-    Column("parameters", "params, M", "mega", "parameters of the network, those that the strategy learns included"),
-    BY_KEY["accuracy"]._replace(heading="top-1, %", shown="percent", interval=False),
-    Column("accuracy_top5", "top-5, %", "percent", "the true class is among the five likeliest, mean over seeds"),
-    BY_KEY["accuracy_delta"]._replace(heading="gain over dense, points", shown="points"),
-    BY_KEY["images_per_s"],
-    SPEED_UP,
-)
-"""Columns of the table of a paper."""
+BY_TASK = EVERY[:3]
+"""The first columns of a board with a row a task and model; others begin with the next."""
+SOMETIMES = ("sample_complexity_loss", *(column.key for column in EVERY[EVERY.index(BY_KEY["checks"]):]))  # fmt: skip
+"""Keys of columns that a board has where some row says something."""
+COLUMNS = tuple(column for column in EVERY[3:] if column.key not in SOMETIMES)
+"""The columns that every board has."""
 
 
 SHOWN: dict[str, Shown] = {"fraction": "fraction", "samples": "samples", "images/s": "speed"}

@@ -12,7 +12,7 @@ import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from sparsebench.board import columns
-from sparsebench.board.columns import EVERY, KEPT, MACS_AT_2, NOT_RANKED, P_LABEL, SPEED_UP, Column, interval_row
+from sparsebench.board.columns import BY_KEY, EVERY, NOT_RANKED, Column, interval_row
 from sparsebench.board.settings import (
     DENSE,
     MAIN,
@@ -41,7 +41,7 @@ from sparsebench.testing.reports import CHECKS, SEVERAL, UNCHECKED
 RANDOM = "random_inside"
 """The strategy that every other is marked against at its own budget, as it is against dense."""
 HALF = 0.5
-NOTHING = {CHECKS: UNCHECKED, "badge": "", columns.TRACK.key: TRACK, columns.CLASSES.key: ""}
+NOTHING = {CHECKS: UNCHECKED, "badge": "", "track": TRACK, "class_folders": ""}
 """What values say nothing, besides missing ones: a column that is in no table always is left out where it has no
 others."""
 
@@ -196,7 +196,7 @@ def _rows(parts: Mapping[str, Setting], kinds: Sequence[MetricKind]) -> pd.DataF
         words = every[name].astype(str).groupby(every["entry"])
         rows[name] = words.first().where(words.nunique() == 1, otherwise)
     rows["rank"] = NOT_RANKED
-    rows[columns.TRACK.key], rows[columns.CLASSES.key] = main.track, described(main.params[0])
+    rows["track"], rows["class_folders"] = main.track, described(main.params[0])
     return rows.reindex(columns=list(dict.fromkeys([*columns.keys_of(EVERY), *rows])))
 
 
@@ -211,7 +211,7 @@ def _trials(setting: Setting) -> pd.DataFrame:
         rows[entry] = {"n_seeds": len(one.seeds)} | interval_row("sample_complexity", sample_complexity(one))
         if groups[entry]["success_loss"].notna().any():
             by_loss = _successes(groups[entry], "success_loss")
-            rows[entry] |= interval_row(columns.BY_LOSS.key, sample_complexity(by_loss))
+            rows[entry] |= interval_row("sample_complexity_loss", sample_complexity(by_loss))
         if dense is not None and math.isfinite(dense.n50):
             rows[entry] |= interval_row("sample_complexity_ratio", n50_ratio(one, dense))
     return pd.DataFrame.from_dict(rows, orient="index")
@@ -339,8 +339,8 @@ def _curves(main: Setting, rows: pd.DataFrame, unranked: Collection[int]) -> tup
     how = main.tested["how"].astype(str).groupby(main.tested["entry"])
     rows = rows.assign(line=able["line"].map(called.get).astype(object), **{
         "how": how.first().where(how.nunique() == 1, ""),
-        SPEED_UP.key: speed_ups(main.tested),
-        P_LABEL.key: over_seeds(main.tested, {P_LABEL.key: "mean"})[P_LABEL.key],
+        "speed_up": speed_ups(main.tested),
+        "p_label": over_seeds(main.tested, {"p_label": "mean"})["p_label"],
     })  # fmt: skip
     rows.loc[dense, "line"], rows.loc[dense, "asked"] = DENSE, 1.0
     points = rows.dropna(subset="line")
@@ -354,7 +354,15 @@ def _curves(main: Setting, rows: pd.DataFrame, unranked: Collection[int]) -> tup
     # A row a strategy: what is measured at the middle budget, what is of its curve, and its accuracy at each budget.
     first = points.drop_duplicates("line").set_index("line")
     table = points[(points["asked"] == middle) | (points["line"] == DENSE)].set_index("line").reindex(first.index)
-    of_strategy = ("kind", "how", *KEPT.keys, *MACS_AT_2.keys, CHECKS, "badge", f"{MACS_AT_2.key}_at_most")
+    of_strategy = (
+        "kind",
+        "how",
+        *BY_KEY["kept_accuracy"].keys,
+        *BY_KEY["macs_at_2"].keys,
+        CHECKS,
+        "badge",
+        "macs_at_2_at_most",
+    )
     shared = [key for key in of_strategy if key in first]
     table = table.assign(**first[shared], rank=NOT_RANKED, strategy=table.index)
     for budget in budgets:
@@ -366,8 +374,10 @@ def _curves(main: Setting, rows: pd.DataFrame, unranked: Collection[int]) -> tup
     ranked = [k for k, name in enumerate(names) if name not in left and table.loc[name, "kind"] != "oracle"]
     pairs = paired.compare(list(heights.values()), [k for k, name in enumerate(names) if name in apart]).among(ranked)
     table.loc[[names[k] for k in ranked], "rank"] = pairs.ranks()
-    order = {"not dense": table.index != DENSE, "oracle": table["kind"] == "oracle",
-             "last": table["rank"] == NOT_RANKED, "kept": -table[KEPT.key].fillna(0), "name": table.index}  # fmt: skip
+    order = {
+        "not dense": table.index != DENSE, "oracle": table["kind"] == "oracle", "last": table["rank"] == NOT_RANKED,
+        "kept": -table["kept_accuracy"].fillna(0), "name": table.index,
+    }  # fmt: skip
     table = table.loc[pd.DataFrame(order, table.index).sort_values(list(order)).index]
     return rows, Curves(budgets, middle, table, pairs)
 
@@ -381,7 +391,7 @@ def _heights(main: Setting, rows: pd.DataFrame, lowest: float) -> tuple[dict[str
         lowest: budget from which on curves are compared.
     """
     dense = main.contenders[rows.index[rows["line"] == DENSE][0]][0]
-    heights, found = {}, {DENSE: {KEPT.key: 1.0, MACS_AT_2.key: 1.0}}
+    heights, found = {}, {DENSE: {"kept_accuracy": 1.0, "macs_at_2": 1.0}}
     reaching = set(rows.loc[rows["asked"] == lowest, "line"])
     for name, points in points_of(rows).items():
         spent = points["macs_ratio"].tolist()
@@ -389,9 +399,9 @@ def _heights(main: Setting, rows: pd.DataFrame, lowest: float) -> tuple[dict[str
         if name not in reaching or (height := curves.area(contenders, spent, lowest)) is None:
             continue
         heights[name] = height
-        found[name] = interval_row(MACS_AT_2.key, curves.least_macs(contenders, spent, main.lone))
-        found[name] |= {f"{MACS_AT_2.key}_at_most": True} if found[name][MACS_AT_2.key] == spent[0] else {}
+        found[name] = interval_row("macs_at_2", curves.least_macs(contenders, spent, main.lone))
+        found[name] |= {"macs_at_2_at_most": True} if found[name]["macs_at_2"] == spent[0] else {}
     kept = curves.kept_accuracy(list(heights.values()), dense, main.lone)
     for name, interval in zip(heights, kept, strict=True):
-        found[name] |= interval_row(KEPT.key, interval)
+        found[name] |= interval_row("kept_accuracy", interval)
     return heights, pd.DataFrame.from_dict(found, orient="index")

@@ -12,32 +12,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from sparsebench.board.columns import (
-    BADGE,
-    BEST,
-    BY_KEY,
-    CHECKS,
-    EVERY,
-    GAPS,
-    HOW,
-    KEPT,
-    MACS_AT_2,
-    P_LABEL,
-    PAPER,
-    SPEED_UP,
-    TOLERANCE,
-    TRIALS,
-    Column,
-    Row,
-    accuracy_at,
-    dicts,
-    keys_of,
-    short,
-    text_of,
-)
+from sparsebench.board.columns import BY_KEY, BY_TASK, TOLERANCE, Column, Row, accuracy_at, dicts, keys_of, text_of
 from sparsebench.board.judge import RANDOM, Curves, Leaderboard, Ranking
 from sparsebench.board.settings import DENSE, about, besides_share, over_seeds, speed_ups
-from sparsebench.board.tables import Report, Table, with_values
+from sparsebench.board.tables import Report, Table
 from sparsebench.errors import UserError, few, plain, reason_of
 from sparsebench.records.table import ITEMS
 
@@ -58,8 +36,41 @@ NEAR = 0.001
 """How far below dense an accuracy may be that counts as the same: a tenth of a point."""
 NAMED = 5
 """Strategies that are not in the table of a paper, and are named below it."""
+GAPS = (
+    *(BY_KEY[key] for key in ("strategy", "budget", "aligned_gap", "aligned_gap_reduction", "worst_group_accuracy")),
+    BY_KEY["spurious_gap"],
+    Column("accuracy_with_gap", "accuracy", "fraction", "test accuracy in this task"),
+)
+TRIALS = (
+    *(BY_KEY[key] for key in ("strategy", "budget", "sample_complexity", "sample_complexity_ratio")),
+    BY_KEY["sample_complexity_loss"],
+)
+"""Columns of tables of their own under a board of curves."""
+BEST = (
+    Column("budget", "MACs / dense", "text", "what was asked for"),
+    Column("best", "most accurate", "text", "the strategy of the highest accuracy"),
+    BY_KEY["accuracy"]._replace(heading="accuracy, %", shown="percent", interval=False),
+    BY_KEY["accuracy_delta"]._replace(heading="gain over dense, points", shown="points"),
+    Column("random", "random_inside, %", "percent", "accuracy of random tokens inside the network"),
+    BY_KEY["random_inside_delta"]._replace(heading="gain over random_inside, points", shown="points"),
+    BY_KEY["speed_up"],
+    Column("equal", "statistically tied with it", "text", "strategies that it is not significantly better than"),
+)
+"""Columns of the best strategies at each budget."""
+PAPER = (
+    *(column._replace(tables=False) for column in (*BY_TASK, BY_KEY["strategy"], BY_KEY["budget"])),
+    Column("method", "method", "text", "strategy, with what its budget says besides a share of dense MACs"),
+    BY_KEY["macs_ratio"]._replace(heading="MACs/dense"),
+    Column("macs", "GMACs", "giga", "realised MACs of one test image"),
+    Column("parameters", "params, M", "mega", "parameters of the network, those that the strategy learns included"),
+    BY_KEY["accuracy"]._replace(heading="top-1, %", shown="percent", interval=False),
+    Column("accuracy_top5", "top-5, %", "percent", "the true class is among the five likeliest, mean over seeds"),
+    BY_KEY["accuracy_delta"]._replace(heading="gain over dense, points", shown="points"),
+    BY_KEY["images_per_s"],
+    BY_KEY["speed_up"],
+)
+"""Columns of the table of a paper."""
 BY_BUDGET = [BY_KEY["strategy"], BY_KEY["budget"]]
-TOP_1 = next(column for column in PAPER if column.key == "accuracy")
 PAIRS = (
     Column("task", "task", "text", "name of the task"),
     Column("strategy", "strategy", "text", "one of both"),
@@ -88,7 +99,9 @@ LEGEND_OF_MATCHED = (
     "where there is none. Nothing is interpolated.",
 )
 TIMES = "speed.jsonl"
-"""What `sparsebench speed` writes."""
+MEASURED = ("network", "strategy", "budget", "mode", "precision", "device", "batch", "latency", "images_per_s",
+            "speed_up", "memory")  # fmt: skip
+"""What `sparsebench speed` writes, and what is read of it."""
 TIMED = (
     *PAPER,
     Column("latency", "ms at batch 1", "times", "median time of one image, in milliseconds"),
@@ -104,16 +117,17 @@ def report(judged: Leaderboard, notes: Sequence[str] = (), *, whole: bool = True
         notes: the lines.
         whole: whether it begins with what was measured and the best at each budget, not with the full table.
     """
-    tables: list[Table] = []
+    tables, others = list[Table](), list[Row]()
     for one in judged.rankings:
         title = one.setting.title if judged.by_task else ""
         if whole and (one.curves is not None or not judged.by_task):
             tables.append(best(one, title))
-        if one.curves is not None:
+        if one.curves is None:
+            others += dicts(one.every)
+        else:
             title = ", ".join(filter(None, ("All strategies" if whole else "", title)))
             tables += _of_curves(one, one.curves, judged, title)
     several = judged.over_budgets is not None
-    others = [row for one in judged.rankings if one.curves is None for row in dicts(one.every)]
     if others or not several:
         title = "Other tasks" if several else "All strategies" if tables else ""
         tables.append(Table(others, judged.columns, title, legend=LEGEND, explained=True))
@@ -147,37 +161,27 @@ def _budget_of(row: Row) -> tuple[float, str]:
     return (0.0, row["budget"]) if row["asked"] is None else (-row["asked"], "")
 
 
-def columns_of(board: Curves, declared: Sequence[Column] = ()) -> list[Column]:
-    """Return the columns of a board with a row a strategy in which some row has something, with those of tasks."""
-    at = f"@{short(board.middle)}"
-    every = (
+def _of_curves(one: Ranking, board: Curves, judged: Leaderboard, title: str) -> list[Table]:
+    """Return the table with a row a strategy, and those of gaps, with the accuracy there, and of trials beside it."""
+    at = accuracy_at(board.middle).heading
+    declared = [column for column in judged.columns if column.key not in BY_KEY and column.task in ("", one.task)]
+    at_middle = (BY_KEY["speed_up"], BY_KEY["p_label"], *declared)
+    columns = (
         BY_KEY["rank"]._replace(
             what="by kept accuracy; 3-9: two strategies are significantly better than it, six do not differ "
             "significantly from it, and all others are worse; dense has no rank"
         ),
-        BY_KEY["strategy"],
-        HOW,
-        KEPT,
-        MACS_AT_2,
+        *(BY_KEY[key] for key in ("strategy", "how", "kept_accuracy", "macs_at_2")),
         *map(accuracy_at, board.budgets),
         BY_KEY["random_inside_delta"]._replace(heading=f"gain over random_inside {at}"),
         BY_KEY["versus_random_inside"],
         BY_KEY["selection_auroc"]._replace(heading=f"AUROC {at}"),
-        SPEED_UP._replace(heading=f"speed-up {at}"),
-        P_LABEL._replace(heading=f"p(label) {at}"),
-        *(column._replace(heading=f"{column.heading} {at}") for column in declared),
-        CHECKS,
-        BADGE,
+        *(column._replace(heading=f"{column.heading} {at}") for column in at_middle),
+        BY_KEY["checks"],
+        BY_KEY["badge"],
     )
-    return with_values(dicts(board.rows), every)
-
-
-def _of_curves(one: Ranking, board: Curves, judged: Leaderboard, title: str) -> list[Table]:
-    """Return the table with a row a strategy, and those of gaps, with the accuracy there, and of trials beside it."""
-    known = {column.key for column in EVERY}
-    columns = columns_of(board, [c for c in judged.columns if c.key not in known and c.task in ("", one.task)])
-    others = (one.every["accuracy"].notna() & one.every["line"].isna()).sum()
-    apart = (f"{others} rows have budgets that are no shares of dense MACs; CSV and JSON have them.",) if others else ()
+    beyond = (one.every["accuracy"].notna() & one.every["line"].isna()).sum()
+    apart = (f"{beyond} rows have budgets that are no shares of dense MACs; CSV and JSON have them.",) if beyond else ()
     tables = [Table(dicts(board.rows), columns, title, legend=(*LEGEND, *apart), explained=True)]
     rows = sorted(dicts(one.every.sort_index()), key=lambda row: (row["kind"] == "oracle", row["strategy"] != DENSE))
     for what, key, of in (
@@ -316,48 +320,54 @@ def paper(rankings: Sequence[Ranking], speed: Path | None = None) -> Report:
     Raises:
         UserError: the folder holds no times.
     """
-    columns = PAPER if speed is None else TIMED
-    try:
-        tables = [_paper_of(one, speed) for one in rankings]
-    except KeyError as error:
-        missing = f"{speed and speed / TIMES} has no {error.args[0]}"
-        raise UserError(missing, next_step="measure again with sparsebench speed") from error
+    times = None
+    if speed is not None:
+        try:
+            times = pd.read_json(speed / TIMES, lines=True, dtype=False)[list(MEASURED)]
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(
+                f"{speed / TIMES} cannot be read", got=reason_of(error),
+                next_step="give a folder that sparsebench speed has written, or measure again with it",
+            ) from error  # fmt: skip
+        times = times[(times["mode"] == "eager") & times["latency"].notna()]
+    tables = [_paper_of(one, times, speed) for one in rankings]
     out = []
     for one in rankings:
         tested = one.setting.every.loc[np.unique(one.setting.tested["entry"]), "strategy"]
         if left := tested[~tested.isin(one.rows["strategy"])].unique().tolist():
             out.append(f"not in the table, as they are oracles or not ranked: {few(left, NAMED, 100)}")
+    columns = PAPER if speed is None else TIMED
     data = Table([row for table in tables for row in table.rows], columns)
     return Report(tables or [Table([], columns)], data, out)
 
 
-def _paper_of(one: Ranking, speed: Path | None) -> Table:
+def _paper_of(one: Ranking, times: pd.DataFrame | None, speed: Path | None) -> Table:
     setting, rows = one.setting, _rows_of_paper(one)
     tested = setting.tested[setting.tested["entry"].isin(one.rows.index)]
     network = str(setting.params[1].get("arch", setting.model))
     precision = str(setting.params[1].get("precision", "float32"))
     columns, legend = PAPER, list[str]()
-    times = None if speed is None else _times(speed / TIMES, network, precision)
-    known = set() if times is None else set(zip(times["strategy"], times["budget"], strict=True))
     keys = list(zip(rows["strategy"], rows["budget"].mask(rows["strategy"] == DENSE, ""), strict=True))
-    if times is not None and (DENSE, "") in known.intersection(keys):
-        columns = TIMED
-        batch = int(times.loc[times["strategy"] == DENSE, "batch"].max())
-        at = times.set_index(["batch", "strategy", "budget"])
-        largest, single = (at.loc[at.index.get_level_values(0) == n].droplevel(0).reindex(keys) for n in (batch, 1))
-        for name in ("images_per_s", SPEED_UP.key, "memory"):
-            rows[name] = largest[name].to_numpy(float)
-        rows["latency"] = 1000 * single["latency"].to_numpy(float)
-        where = ", ".join(sorted(set(times["device"].astype(str))))
-        legend = [plain(f"Images/s and speed-up on {where}, {precision}, batch {batch}; every network in turn.", 500)]
-        without = [f"{strategy} ({budget})" for strategy, budget in keys if (strategy, budget) not in known]
-        legend += [f"Without times: {few(without, NAMED, 100)}."] if without else []
-    elif devices := sorted(set(one.rows["device"].dropna())):
+    if times is not None:
+        times = times[(times["network"] == network) & (times["precision"] == precision)]
+        known = set(zip(times["strategy"], times["budget"], strict=True))
+        if (DENSE, "") in known.intersection(keys):
+            columns, batch = TIMED, int(times.loc[times["strategy"] == DENSE, "batch"].max())
+            at = times.set_index(["batch", "strategy", "budget"])
+            largest, single = (at.loc[at.index.get_level_values(0) == n].droplevel(0).reindex(keys) for n in (batch, 1))
+            for name in ("images_per_s", "speed_up", "memory"):
+                rows[name] = largest[name].to_numpy(float)
+            rows["latency"] = 1000 * single["latency"].to_numpy(float)
+            where = ", ".join(sorted(set(times["device"].astype(str))))
+            legend = [f"Images/s and speed-up on {where}, {precision}, batch {batch}; every network in turn."]
+            without = [f"{strategy} ({budget})" for strategy, budget in keys if (strategy, budget) not in known]
+            legend += [f"Without times: {few(without, NAMED, 100)}."] if without else []
+    if columns is PAPER and (devices := sorted(set(one.rows["device"].dropna()))):
         batches = sorted(set(tested.loc[tested["timed_batch"] > 0, "timed_batch"].astype(int)))
         of = [f"batch {' to '.join(str(n) for n in dict.fromkeys((batches[0], batches[-1])))}"] if batches else []
-        legend = [plain(f"Images/s on {', '.join([*devices, precision, *of])}.", 500)]
-    if speed is not None and columns is PAPER:
-        legend.append(f"{plain(str(speed), 200)} has no times of these strategies on {network} in {precision}.")
+        legend = [f"Images/s on {', '.join([*devices, precision, *of])}."]
+    if times is not None and columns is PAPER:
+        legend.append(f"{plain(str(speed))} has no times of these strategies on {network} in {precision}.")
     what = "top-1 and top-5" if rows["accuracy_top5"].notna().any() else "top-1"
     above = (
         f"{network} on {setting.task}, {tested[ITEMS].max() if len(rows) else 0:,} test images: {what} in %, gain over "
@@ -366,8 +376,8 @@ def _paper_of(one: Ranking, speed: Path | None) -> Table:
     words = dict.fromkeys(f"{setting.task} {setting.model} {network} {setting.largest or ''}".lower().split())
     label = re.sub(r"[^a-z0-9]+", "-", " ".join(words)).strip("-")
     return Table(
-        dicts(rows), columns, above=plain(above, 500), legend=legend, group="group", label=f"tab:{label}",
-        bold="the best of a budget" if rows["accuracy_best"].any() else "",
+        dicts(rows), columns, above=plain(above, 500), legend=[plain(line, 500) for line in legend], group="group",
+        label=f"tab:{label}", bold="the best of a budget" if rows["accuracy_best"].any() else "",
     )  # fmt: skip
 
 
@@ -376,7 +386,7 @@ def _rows_of_paper(one: Ranking) -> pd.DataFrame:
     tested, setting, is_dense = one.setting.tested, one.setting, one.rows["strategy"] == DENSE
     rows = one.rows.assign(task=setting.task, model=setting.model, n_train=setting.largest, **{
         **over_seeds(tested, dict.fromkeys(("parameters", "accuracy_top5"), "mean")),
-        SPEED_UP.key: speed_ups(tested),
+        "speed_up": speed_ups(tested),
     })  # fmt: skip
     rows.loc[is_dense, list(BY_KEY["accuracy_delta"].keys)] = np.nan
     asked = setting.entries.loc[rows.index, "asked"]
@@ -384,7 +394,8 @@ def _rows_of_paper(one: Ranking) -> pd.DataFrame:
     groups = asked.map("macs {:g}".format).where(asked.notna() & ~is_dense, named)
     beside = map(besides_share, rows["budget"], asked)
     rows["method"] = [", ".join(filter(None, each)) for each in zip(rows["strategy"], beside, strict=True)]
-    rows["shown"] = [text_of(row, TOP_1) for row in dicts(rows)]
+    top_1 = next(column for column in PAPER if column.key == "accuracy")
+    rows["shown"] = [text_of(row, top_1) for row in dicts(rows)]
     cost = -rows["macs_ratio"].fillna(0).groupby(groups).transform("max")
     order = {"first": ~is_dense, "cost": cost, "group": groups, "best": -rows["accuracy"], "method": rows["method"]}
     rows = rows.loc[pd.DataFrame(order).sort_values(list(order)).index]
@@ -392,15 +403,3 @@ def _rows_of_paper(one: Ranking) -> pd.DataFrame:
     best, last = shown.transform("first"), shown.transform("last")
     group = groups if groups.duplicated().any() else is_dense
     return rows.assign(group=group, accuracy_best=(rows["shown"] == best) & (best != last))
-
-
-def _times(path: Path, network: str, precision: str) -> pd.DataFrame:
-    """Return the eager rows of a network in a precision that have times."""
-    try:
-        timed = pd.read_json(path, lines=True, dtype=False)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path} cannot be read", got=reason_of(error), next_step="give a folder that sparsebench speed has written"
-        ) from error
-    timed = timed[(timed["mode"] == "eager") & timed["latency"].notna()]
-    return timed[(timed["network"] == network) & (timed["precision"] == precision)]

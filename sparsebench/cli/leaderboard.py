@@ -109,9 +109,9 @@ def leaderboard(
         raise UserError("--columns is of tables", got=f"--format {form}", allowed=list(FORMATS))
     if form == HTML:
         from sparsebench.board.board import gather
-        from sparsebench.board.page import render
+        from sparsebench.board.published import page
 
-        content = render(gather(folder))
+        content = page(gather(folder))
     else:
         content = _text(folder, form, by, view, speed, choice, notes or output is not None).encode("utf-8", "replace")
     if output is None:

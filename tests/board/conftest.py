@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparsebench.board.board import Board
-from sparsebench.board.page import render
+from sparsebench.board.published import page as render
 
 CHROMIUM = os.environ.get("SPARSEBENCH_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 

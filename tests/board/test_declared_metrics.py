@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 import sparsebench
 from sparsebench.board.board import gather
-from sparsebench.board.page import render
+from sparsebench.board.published import page as render
 from sparsebench.cli import main
 from sparsebench.records import manifests, store
 

@@ -16,7 +16,7 @@ from page_boards import HOSTILE, board_of, over_budgets, row, single
 
 from sparsebench.board.board import Board
 from sparsebench.board.judge import Leaderboard
-from sparsebench.board.page import render
+from sparsebench.board.published import page as render
 
 Open = Callable[..., Any]
 NARROW: dict[str, Any] = {"viewport": {"width": 390, "height": 844}}

@@ -10,7 +10,7 @@ import pytest
 from flats import build
 
 from sparsebench.board import views
-from sparsebench.board.columns import PAPER, keys_of
+from sparsebench.board.columns import keys_of
 from sparsebench.board.judge import Ranking, judge
 from sparsebench.board.tables import ALL, Choice, render
 from sparsebench.errors import UserError
@@ -105,7 +105,7 @@ def test_the_table_of_a_paper_has_dense_and_then_each_budget_with_its_most_accur
     assert [(row["strategy"], row["budget"]) for row in rows] == [
         ("dense", "macs 1"), ("evit", "macs 0.5"), ("tome", "macs 0.5"), ("evit", "macs 0.25"), ("tome", "macs 0.25"),
     ]  # fmt: skip
-    assert all(list(row) == keys_of(PAPER) for row in rows)
+    assert all(list(row) == keys_of(views.PAPER) for row in rows)
     judged = {(row["strategy"], row["budget"]): row for row in build(PAPER_ROWS)}
     for row in rows[1:]:
         of_board = judged[row["strategy"], row["budget"]]
