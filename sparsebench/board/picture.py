@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 ACCURACY, GAP, SAMPLES = WHAT = ("accuracy", "gap", "samples")
 """What pictures show."""
 COLUMN = {ACCURACY: "accuracy", GAP: "aligned_gap_reduction", SAMPLES: "sample_complexity"}
+DOTS = {
+    ACCURACY: ("Test accuracy.", "accuracy, %"),
+    GAP: ("By how much the spurious gap shrinks: how much better a network is where the background fits the class than "
+          "where it does not.", "points less than dense"),
+    SAMPLES: ("Training samples until half of the trials succeed (N50); fewer are better.", "training samples"),
+}  # fmt: skip
+"""What pictures of dots are of, and what their axis says."""
 REFERENCES = {
     "oracle": "oracle: knows the relevant tokens",
     "random_inside": "random_inside: random tokens in the network",
@@ -89,40 +96,24 @@ def draw(board: Board, what: str = ACCURACY, strategies: Sequence[str] = (), wid
     """
     if what not in measured(board):
         raise UserError("nothing of this was measured", got=what, allowed=measured(board))
-    one, setting = board.judged.over_budgets, board.judged.parts.get(BY_KEY[COLUMN[what]].part)
+    one, column = board.judged.over_budgets, BY_KEY[COLUMN[what]]
+    setting, rows = board.judged.parts.get(column.part), board.judged.rows
     words = "" if setting is None else about(setting)
-    if (
-        what == ACCURACY
-        and one is not None
-        and one.curves is not None
-        and (any(len(line.x) > 1 for line in _lines(one.every, one.curves).values()))
-    ):
-        return curves(one.every, one.curves, words, strategies, width)
-    table = _values(board, COLUMN[what])
-    if what == SAMPLES:
-        title = f"Training samples until half of the trials succeed (N50); fewer are better. {words}"
-        return dots(table, title, "training samples", strategies, width, falling=False, logarithmic=True)
-    table[["value", "low", "high"]] *= 100
-    if what == GAP:
-        title = (
-            "By how much the spurious gap shrinks: how much better a network is where the background fits the class "
-            f"than where it does not. {words}"
-        )
-        return dots(table, title, "points less than dense", strategies, width)
-    return dots(table, f"Test accuracy. {words}", "accuracy, %", strategies, width)
-
-
-def _values(board: Board, column: str) -> pd.DataFrame:
-    """Return what `dots` draws of a column: a row a strategy, at the budget nearest one half; else one a budget too."""
-    rows, one = board.judged.rows, board.judged.over_budgets
     if one is not None and one.curves is not None:
+        if what == ACCURACY and any(len(line.x) > 1 for line in _lines(one.every, one.curves).values()):
+            return curves(one.every, one.curves, words, strategies, width)
         rows = rows[~rows["asked"].isin(set(one.curves.budgets) - {one.curves.middle})]
-    frame = rows.reindex(columns=["strategy", "budget", "kind", "macs_ratio", *BY_KEY[column].keys])
-    frame.columns = ["strategy", "budget", "kind", "macs_ratio", "value", "low", "high"]
-    frame = frame[frame["value"].notna()]
-    alone = ~frame["strategy"].duplicated(keep=False) | (frame["strategy"] == DENSE)
-    frame["label"] = frame["strategy"].where(alone, frame["strategy"] + ", " + frame["budget"].astype(str))
-    return frame.astype(dict.fromkeys(["macs_ratio", "value", "low", "high"], float))
+    # A row a strategy, at the budget nearest one half; else one a budget too.
+    values = rows.reindex(columns=["strategy", "budget", "kind", "macs_ratio", *column.keys])
+    values.columns = ["strategy", "budget", "kind", "macs_ratio", "value", "low", "high"]
+    values = values[values["value"].notna()]
+    alone = ~values["strategy"].duplicated(keep=False) | (values["strategy"] == DENSE)
+    values["label"] = values["strategy"].where(alone, values["strategy"] + ", " + values["budget"].astype(str))
+    values = values.astype(dict.fromkeys(["macs_ratio", "value", "low", "high"], float))
+    if what != SAMPLES:
+        values[["value", "low", "high"]] *= 100
+    title, unit = DOTS[what]
+    return dots(values, f"{title} {words}", unit, strategies, width, samples=what == SAMPLES)
 
 
 def curves(rows: pd.DataFrame, over: Curves, title: str, strategies: Sequence[str] = (), width: str = "two") -> Figure:
@@ -203,9 +194,7 @@ def dots(
     unit: str,
     strategies: Sequence[str] = (),
     width: str = "two",
-    *,
-    falling: bool = True,
-    logarithmic: bool = False,
+    samples: bool = False,
 ) -> Figure:
     """Return the picture of one quantity: a dot a strategy with its 95 % interval, the best on top, dense as a line.
 
@@ -216,8 +205,7 @@ def dots(
         unit: what the axis says.
         strategies: which are drawn beside dense; none means all.
         width: "one" or "two" columns of a paper.
-        falling: whether large values are good.
-        logarithmic: whether the axis is.
+        samples: whether values are numbers of training samples: fewer are better, and the axis is logarithmic.
 
     Raises:
         UserError: a strategy that is chosen has no value.
@@ -228,7 +216,7 @@ def dots(
     if strategies:
         _check(strategies, set(values["strategy"]))
         values = values[values["strategy"].isin([*strategies, DENSE])]
-    order = values.sort_values("value", ascending=not falling, kind="stable")
+    order = values.sort_values("value", ascending=samples, kind="stable")
     value, low, high = (order[name].to_numpy(float) for name in ("value", "low", "high"))
     place, reached, dense = np.arange(len(order)), np.isfinite(value), (order["strategy"] == DENSE).to_numpy()
     low, high = np.fmin(low, value), np.fmax(high, value)
@@ -238,7 +226,7 @@ def dots(
         figure, axis = _new(width, max(0.16 * len(order) + 0.1, 0.5), title, note)
         if order.empty:
             axis.set_axis_off()
-        if logarithmic:
+        if samples:
             axis.set_xscale("log")
             axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axis.xaxis.set_major_formatter("{x:g}")
@@ -343,6 +331,8 @@ def _label(
     figure: Figure, axis: Axes, lines: Sequence[_Line], looks: Sequence[style.Series], bottom: float, letters: int
 ) -> None:
     """Put a name at the end of each line, moved up or down so that none lies on another, and join both."""
+    from scipy.optimize import isotonic_regression
+
     labels: list[Annotation] = []
     for line in lines:
         beyond = f" ({line.y[-1]:.0f})" if line.y[-1] < bottom else ""
@@ -355,7 +345,9 @@ def _label(
     at = axis.transData.transform([(line.x[-1], line.y[-1]) for line in lines])
     wanted = np.clip(at[:, 1], box.y0, box.y1)
     order = np.argsort(-wanted, kind="stable")
-    placed = _apart(wanted[order], apart)
+    # Falling places that are so far apart and, in all, as near to those wanted as can be.
+    steps = apart * np.arange(len(wanted))
+    placed = np.asarray(isotonic_regression(wanted[order] + steps, increasing=False).x - steps)
     placed += min(0.0, box.y1 + 0.1 * dpi - placed[0])
     placed += max(0.0, box.y0 - 0.1 * dpi - placed[-1])
     back = axis.transData.inverted().transform
@@ -367,11 +359,3 @@ def _label(
         joint = back([(at[place, 0], wanted[place]), (x[0], wanted[place]), (x[1], height), (x[2], height)])
         axis.plot(*joint.T, color=how.color, linewidth=0.7, clip_on=False, zorder=2)
         axis.plot(*joint[-1:].T, how.marker or "none", color=how.color, clip_on=False)
-
-
-def _apart(wanted: np.ndarray, apart: float) -> np.ndarray:
-    """Return falling places that are at least so far apart and, in all, as near to those wanted as can be."""
-    from scipy.optimize import isotonic_regression
-
-    steps = apart * np.arange(len(wanted))
-    return np.asarray(isotonic_regression(wanted + steps, increasing=False).x - steps)

@@ -118,7 +118,15 @@ def load(path: Path | None = None) -> list[Claim]:
     listed = tables.get("claim")
     if set(tables) != {"claim"} or not isinstance(listed, list) or not listed:
         raise UserError(f"{name} is no ledger", got=sorted(tables), allowed="[[claim]] tables, and nothing else")
-    claims = [_claim(table, number, name) for number, table in enumerate(listed, 1)]
+    claims = []
+    for number, table in enumerate(listed, 1):
+        try:
+            claims.append(Claim.model_validate(table))
+        except ValidationError as error:
+            called = table.get("id", f"number {number}") if isinstance(table, dict) else f"number {number}"
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"])) or "row"
+            raise UserError(f"{name}, row {called}: {field}: {first['msg']}") from error
     twice = [id for id, n in Counter(claim.id for claim in claims).items() if n > 1]
     if twice:
         raise UserError(f"rows of {name} with the same id", got=twice)
@@ -135,16 +143,6 @@ def find(claims: list[Claim], id: str) -> Claim:
     if id not in by_id:
         raise unknown("row of the ledger", id, by_id)
     return by_id[id]
-
-
-def _claim(table: Any, number: int, name: str) -> Claim:
-    try:
-        return Claim.model_validate(table)
-    except ValidationError as error:
-        called = table.get("id", f"number {number}") if isinstance(table, dict) else f"number {number}"
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"])) or "row"
-        raise UserError(f"{name}, row {called}: {field}: {first['msg']}") from error
 
 
 Word = Literal["agrees", "other convention", "cannot be", "nothing claimed", "not recounted"]
@@ -250,8 +248,10 @@ def _recount(claim: Claim, registry: Registry) -> Recount:
         dense = cost.macs(cost.dense()) / 1e9
         if setting is None:
             return Recount(claim, None, dense, "not recounted", why)
-        counted = _gmacs_of(setting)
-        gmacs = counted[0] if claim.gmacs is None else _nearest(counted, float(claim.gmacs))
+        # Sources count the strategy's own products, or do not.
+        steps = setting.steps()
+        counted = [cost.macs(some) / 1e9 for some in (steps, _bare(steps))]
+        gmacs = min(counted, key=lambda count: 0.0 if claim.gmacs is None else abs(count - float(claim.gmacs)))
         return Recount(claim, gmacs, dense, *_verdict(claim, setting, gmacs))
     except (UserError, UnsupportedError) as error:
         raise UserError(f"row {claim.id}: {error}") from error
@@ -316,26 +316,22 @@ def _cost(model: str, canvas: int) -> VitCost:
     return vit_cost(vit, class_rows=int(vit.cls_token is not None))
 
 
-def _gmacs_of(setting: _Setting) -> tuple[float, float]:
-    """Return the GMACs with the strategy's own products and without: sources count them, or do not."""
-    steps = setting.steps()
-    return setting.cost.macs(steps) / 1e9, setting.cost.macs(_bare(steps)) / 1e9
-
-
 def _bare(steps: list[Step]) -> list[Step]:
+    """Return steps without the strategy's own products."""
     return [replace(step, own=0.0) for step in steps]
 
 
-def _nearest(counts: Sequence[float], to: float) -> float:
-    return min(counts, key=lambda count: abs(count - to))
+def _rounding(number: Decimal) -> float:
+    """Return by how much a number may differ from what it was rounded from."""
+    exponent = number.as_tuple().exponent
+    assert isinstance(exponent, int)
+    return 0.5 * 10.0**exponent
 
 
 def _fits(claimed: Decimal, counted: float) -> bool:
     """Say whether a number is what was counted, within `TOLERANCE` or as it was rounded."""
-    exponent = claimed.as_tuple().exponent
-    assert isinstance(exponent, int)
     off = abs(float(claimed) - counted)
-    return off <= TOLERANCE * counted or off <= 0.5 * 10.0**exponent * (1 + 1e-9)
+    return off <= TOLERANCE * counted or off <= _rounding(claimed) * (1 + 1e-9)
 
 
 def _other_conventions(setting: _Setting) -> Iterator[tuple[str, float]]:
@@ -437,29 +433,25 @@ def summary(recounts: Sequence[Recount]) -> list[str]:
     """Return how many rows there are of each verdict, and a line for each that is flagged."""
     verdicts = Counter(one.verdict for one in recounts)
     counted = ", ".join(f"{word} {n}" for word, n in sorted(verdicts.items()))
-    flagged = [f"{one.claim.id}: {'; '.join(one.flags)}{_reason(one)}" for one in recounts if one.flags]
-    return [f"{len(recounts)} rows: {counted}" if recounts else "no rows", *flagged]
-
-
-def _reason(one: Recount) -> str:
-    return f" ({one.why})" if one.verdict == "cannot be" else ""
+    lines = [f"{len(recounts)} rows: {counted}" if recounts else "no rows"]
+    for one in recounts:
+        if one.flags:
+            reason = f" ({one.why})" if one.verdict == "cannot be" else ""
+            lines.append(f"{one.claim.id}: {'; '.join(one.flags)}{reason}")
+    return lines
 
 
 def _row(one: Recount) -> dict[str, Any]:
     claim = one.claim
-    speed = None if claim.speed is None else str(claim.speed)
     return {
-        "row": claim.id, "claimed": _text(claim.gmacs), "recounted": _rounded(one.gmacs, 3), "verdict": one.verdict,
+        "row": claim.id, "claimed": str(claim.gmacs or ""), "recounted": _rounded(one.gmacs, 3), "verdict": one.verdict,
         "flags": "; ".join(one.flags), "speedup": _rounded(claim.claimed_speedup, 2),
         "macs_ratio": _rounded(one.macs_ratio, 2), "why": one.why, "method": claim.method,
         "model": claim.model + (f" @{claim.canvas}" if claim.canvas else ""), "plugin": claim.plugin,
-        "top1": _text(claim.top1), "weights": claim.weights, "hardware": claim.hardware, "source": claim.source,
-        "difference": one.difference, "images_per_s": speed, "paper": claim.paper, "note": claim.note,
+        "top1": str(claim.top1 or ""), "weights": claim.weights, "hardware": claim.hardware, "source": claim.source,
+        "difference": one.difference, "images_per_s": claim.speed and str(claim.speed), "paper": claim.paper,
+        "note": claim.note,
     }  # fmt: skip
-
-
-def _text(number: object) -> str:
-    return "" if number is None else str(number)
 
 
 def _rounded(number: float | None, digits: int) -> str:
@@ -570,9 +562,7 @@ def result_of(claim: Claim, records: pd.DataFrame) -> Measured:
     low, high = (float(end) for end in wilson(np.array(share), np.array(n)))
     dense = records[(records["strategy"] == "dense") & (records["status"] == "ok")]["accuracy"]
     assert claim.top1 is not None
-    exponent = claim.top1.as_tuple().exponent
-    assert isinstance(exponent, int)
-    rounding, said = 0.5 * 10.0**exponent, float(claim.top1)
+    rounding, said = _rounding(claim.top1), float(claim.top1)
     holds = 100 * low - rounding <= said <= 100 * high + rounding
     beside = 100 * float(dense.iloc[0]) if len(dense) and name != "dense" else None
     return Measured(claim, 100 * share, 100 * low, 100 * high, n, beside, holds)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from flats import build, rows_in
+from flats import Flat, build, flat, rows_in
 
 from sparsebench.board import board as boards
 from sparsebench.board.board import PNG, Board, board_of, gather, notes_on
@@ -18,16 +18,10 @@ from sparsebench.records import manifests, store
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
 QUICK = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"
-Flat = dict[str, Any]
 
 
-def record(strategy: str = "mine", seed: int = 0, n_train: int = 8, **more: Any) -> Flat:
-    return {
-        "cell_id": f"{strategy} {seed} {n_train}", "status": "ok", "reason": "", "task": "theory", "model": "vit",
-        "strategy": strategy, "kind": "deployable", "budget": "macs 0.5", "n_train": n_train, "repetition": seed,
-        "setting": "one", "device": "cpu", "started": "2026-01-01T00:00:00+00:00", "seconds": 1.0, "revision": "abc",
-        "environment": "", "success": None,
-    } | more  # fmt: skip
+def record(strategy: str = "mine", seed: int = 0, **more: Any) -> Flat:
+    return flat(strategy, seed, "theory", n_train=8, **{"revision": "abc", "environment": "", "success": None} | more)
 
 
 def described(folder: Path, name: str, **more: Any) -> None:

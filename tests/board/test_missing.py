@@ -3,33 +3,19 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from flats import build, flat
+from flats import Flat, build, of_items
 
 from sparsebench.board.board import notes_on
 from sparsebench.board.judge import Curves, judge
 from sparsebench.records import manifests, store
-from sparsebench.records.record import bytes_of
 
 BUDGETS = (0.8, 0.5, 0.3)
 RATES = {"good": 0.85, "fair": 0.7, "poor": 0.4, "random_inside": 0.5}
-Flat = dict[str, Any]
 
 
-def cell_of(strategy: str, seed: int, asked: float, rate: float, **more: Any) -> Flat:
-    """Return the flat record of one test on 300 items; which of them are right follows from how hard each is."""
-    hard = np.random.default_rng(seed).random(300)
-    hits = hard + np.random.default_rng([seed, int(100 * asked), *strategy.encode()]).normal(0, 0.05, 300) < rate
-    labels = np.arange(300) % 2 + 2 * seed
-    predictions = bytes_of(np.where(hits, labels, 60000))
-    return flat(strategy, seed, cell_id=f"{strategy} {asked} {seed}", budget=f"macs {asked:g}", macs_ratio=asked,
-                macs_ratio_asked=asked, accuracy=hits.mean(), test_items=300, test_labels=bytes_of(labels),
-                revision="0", environment="", test_predictions=predictions, **more)  # fmt: skip
-
-
-WORLD = [cell_of("dense", seed, 1.0, 0.9) for seed in range(3)] + [
-    cell_of(strategy, seed, asked, rate * (0.5 + asked / 2))
+WORLD = [of_items("dense", seed, 1.0, 0.9) for seed in range(3)] + [
+    of_items(strategy, seed, asked, rate * (0.5 + asked / 2))
     for strategy, rate in RATES.items()
     for asked in BUDGETS
     for seed in range(3)
@@ -105,13 +91,13 @@ def test_what_failed_at_one_budget_is_ranked_at_none_and_what_cannot_be_is_not_m
 
 
 def test_a_seed_that_one_alone_has_is_wanted_of_nobody() -> None:
-    more = [*WORLD, *(cell_of("good", seed, asked, 0.8) for seed in (3, 4) for asked in BUDGETS)]
+    more = [*WORLD, *(of_items("good", seed, asked, 0.8) for seed in (3, 4) for asked in BUDGETS)]
     assert all("not ranked" not in found for found in ranks(more).values())
     assert notes_on(more, technical=False) == []
 
 
 def test_a_budget_that_one_alone_has_is_wanted_of_nobody() -> None:
-    more = [*WORLD, *(cell_of("good", seed, 0.1, 0.5) for seed in range(3))]
+    more = [*WORLD, *(of_items("good", seed, 0.1, 0.5) for seed in range(3))]
     now, before = curves(more), curves(WORLD)
     assert now.budgets == (*BUDGETS, 0.1) and now.middle == before.middle
     assert now.rows["rank"].to_dict() == before.rows["rank"].to_dict()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from flats import build
+from flats import Flat, build, of_items
 
 from sparsebench.board import columns
 from sparsebench.board.board import notes_on
@@ -19,35 +19,21 @@ from sparsebench.board.settings import DECLARED
 from sparsebench.board.tables import ALL, Choice, render
 from sparsebench.board.views import best, report
 from sparsebench.measure.metrics import MetricKind
-from sparsebench.records.record import bytes_of
 
-KINDS = {"dense": "baseline", "random_inside": "baseline", "oracle": "oracle"}
 BUDGETS = (0.7, 0.5, 0.3)
-OWN = {"environment": "", "revision": "0"}
-Flat = dict[str, Any]
 
 
 def records(
     strategy: str, rates: dict[float, float], spent: dict[float, float] | None = None, **more: Any
 ) -> list[Flat]:
-    """Return flat records of three seeds: which of 600 items are right follows from how hard each is."""
-    found = []
-    for asked, rate in rates.items():
-        for seed in range(3):
-            hard = np.random.default_rng(seed).random(600)
-            noise = np.random.default_rng([seed, int(1000 * asked), *strategy.encode()])
-            hits = hard + noise.normal(0, 0.05, 600) < rate
-            labels = np.arange(600) % 2 + 2 * seed
-            found.append({
-                "cell_id": f"{strategy} {asked} {seed} {more.get('task')} {more.get('track')}", "status": "ok",
-                "reason": "", "task": "composite", "model": "vit", "strategy": strategy,
-                "kind": KINDS.get(strategy, "deployable"), "budget": f"macs {asked:g}", "n_train": 600,
-                "repetition": seed, "setting": "s", "device": "cpu", "started": "2026-01-01T00:00:00+00:00",
-                "macs_ratio_asked": asked, "macs_ratio": (spent or {}).get(asked, asked), "accuracy": hits.mean(),
-                "images_per_s": 100 / asked, "selection_auroc": 0.5, "test_items": 600, "test_labels": bytes_of(labels),
-                "test_predictions": bytes_of(np.where(hits, labels, 60000)), "how": "drop", **more,
-            })  # fmt: skip
-    return found
+    """Return flat records of three seeds at some budgets."""
+    about = {"setting": "s", "how": "drop"} | more
+    return [
+        of_items(strategy, seed, asked, rate, macs_ratio=(spent or {}).get(asked, asked), images_per_s=100 / asked,
+                 selection_auroc=0.5, **about)
+        for asked, rate in rates.items()
+        for seed in range(3)
+    ]  # fmt: skip
 
 
 def text(judged: Leaderboard, form: str, choice: Choice = ALL, notes: Sequence[str] = ()) -> str:

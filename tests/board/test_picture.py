@@ -153,7 +153,7 @@ VALUES = pd.DataFrame(
 
 @pytest.mark.parametrize("width", list(style.COLUMNS))
 def test_dots_are_of_what_was_measured_the_best_on_top(width: str) -> None:
-    figure = picture.dots(VALUES, TITLE, "training samples", width=width, falling=False, logarithmic=True)
+    figure = picture.dots(VALUES, TITLE, "training samples", width=width, samples=True)
     found = boxes(figure)
     rows = {text.get_text(): -text.get_window_extent().y0 for text in figure.axes[0].get_yticklabels()}
     assert sorted(rows, key=lambda name: rows[name]) == ["oracle", "fast", "dense", "slow", "never"]

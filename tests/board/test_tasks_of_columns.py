@@ -5,6 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from flats import flat
 from matplotlib.text import Text
 
 from sparsebench.board import picture
@@ -57,18 +58,10 @@ def test_no_output_of_a_task_names_another(alone: tuple[str, Path, str]) -> None
     assert [(name, word) for name, text in made.items() for word in others(task) if word in text] == []
 
 
-def record(task: str, strategy: str, **more: float) -> dict[str, object]:
-    return {
-        "cell_id": f"{task} {strategy}", "status": "ok", "reason": "", "task": task, "model": "vit",
-        "strategy": strategy, "kind": "baseline", "budget": "macs 1", "n_train": 600, "repetition": 0,
-        "setting": f"setting of {task}", "device": "cpu", "environment": "",
-    } | more  # fmt: skip
-
-
 WORLD = [
-    record("composite", "dense", accuracy=0.9, macs_ratio=1.0),
-    record("theory", "dense", accuracy=0.8, success=1.0),
-    record("spurious", "dense", accuracy=0.7, spurious_gap=0.2, worst_group_accuracy=0.5),
+    flat("dense", 0, "composite", accuracy=0.9, macs_ratio=1.0),
+    flat("dense", 0, "theory", accuracy=0.8, success=1.0),
+    flat("dense", 0, "spurious", accuracy=0.7, spurious_gap=0.2, worst_group_accuracy=0.5),
 ]
 
 
@@ -88,7 +81,7 @@ def test_each_column_of_a_board_over_all_tasks_is_of_one_task() -> None:
 
 
 def test_gaps_are_of_the_task_that_has_them() -> None:
-    judged = judge([record("waterbirds", "dense", accuracy=0.7, spurious_gap=0.2, worst_group_accuracy=0.5)])
+    judged = judge([flat("dense", 0, "waterbirds", accuracy=0.7, spurious_gap=0.2, worst_group_accuracy=0.5)])
     assert tasks_of(judged)["spurious_gap"] == tasks_of(judged)["accuracy"] == "waterbirds"
     assert tasks_of(judge(WORLD[:2]))["spurious_gap"] == ""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flats import build
+from flats import Flat, build, flat
 
 from sparsebench.board import views
 from sparsebench.board.columns import keys_of
@@ -15,19 +15,13 @@ from sparsebench.board.judge import Ranking, judge
 from sparsebench.board.tables import ALL, Choice, render
 from sparsebench.errors import UserError
 
-Flat = dict[str, Any]
-
 
 def seeded(strategy: str, values: list[float], macs: float, budget: str = "", task: str = "composite") -> list[Flat]:
+    about = {"budget": budget or f"macs {macs:g}", "macs_ratio": macs, "n_train": 100}
     return [
-        {
-            "cell_id": f"{task} {strategy} {macs} {seed}", "status": "ok", "task": task, "model": "vit",
-            "strategy": strategy, "kind": "oracle" if strategy == "oracle" else "deployable", "setting": task,
-            "budget": budget or f"macs {macs:g}", "n_train": 100, "repetition": seed, "accuracy": value,
-            "macs_ratio": macs, "device": "cpu",
-        }
+        flat(strategy, seed, task, cell_id=f"{task} {strategy} {macs} {seed}", accuracy=value, **about)
         for seed, value in enumerate(values)
-    ]  # fmt: skip
+    ]
 
 
 def rankings(*parts: list[Flat]) -> list[Ranking]:

@@ -14,7 +14,13 @@ from sparsebench.board.settings import Flats
 from sparsebench.records import store, table
 from sparsebench.records.record import Record, bytes_of
 
-KINDS = {"dense": "baseline", "random": "baseline", "oracle": "oracle", "anti_oracle": "oracle"}
+KINDS = {
+    "dense": "baseline",
+    "random": "baseline",
+    "random_inside": "baseline",
+    "oracle": "oracle",
+    "anti_oracle": "oracle",
+}
 Flat = dict[str, Any]
 
 
@@ -112,6 +118,19 @@ def with_outcomes(strategy: str, hits: np.ndarray, groups: np.ndarray | None = N
              test_predictions=bytes_of(np.where(one, labels[seed], 60000)), **packed[seed] | more)
         for seed, one in enumerate(hits)
     ]  # fmt: skip
+
+
+def of_items(strategy: str, seed: int, asked: float, rate: float, I: int = 600, **more: Any) -> Flat:
+    """Return the flat record of one test at a share of dense MACs; how hard items are decides which are right."""
+    hard = np.random.default_rng(seed).random(I)
+    hits = hard + np.random.default_rng([seed, int(1000 * asked), *strategy.encode()]).normal(0, 0.05, I) < rate
+    labels = np.arange(I) % 2 + 2 * seed
+    about = {
+        "cell_id": f"{strategy} {asked} {seed} {more.get('task')} {more.get('track')}", "budget": f"macs {asked:g}",
+        "macs_ratio": asked, "macs_ratio_asked": asked, "accuracy": hits.mean(), "test_items": I,
+        "test_labels": bytes_of(labels), "test_predictions": bytes_of(np.where(hits, labels, 60000)),
+    }  # fmt: skip
+    return flat(strategy, seed) | about | more
 
 
 def drawn(rate: float, seed: int, I: int = 400) -> np.ndarray:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from sparsebench.board import settings
 from sparsebench.board.columns import EVERY, keys_of
 from sparsebench.errors import UserError
 from sparsebench.measure import metrics
@@ -69,18 +68,11 @@ def test_metrics_of_groups_are_known_by_what_they_begin_with() -> None:
 
 def test_columns_that_are_no_metrics_are_reserved() -> None:
     record = next(iter(store.read(GOLDEN).values())).model_copy(update={"metrics": {}})
-    taken = {
-        *keys_of(EVERY),
-        *table_of([(record, 0)]).column_names,
-        settings.TRAINED,
-        settings.BADGE,
-        settings.HOW,
-        "checks_remark",
-    }
+    taken = {*keys_of(EVERY), *table_of([(record, 0)]).column_names, "checks_remark"}
     for name in sorted(taken):
         with pytest.raises(UserError, match=f"the name of metric '{name}' is taken"):
             check([MetricKind(name, "loss", "anything")])
-    unused = RESERVED - taken - {"macs_ratio_asked", settings.SEED}
+    unused = RESERVED - taken - {"macs_ratio_asked", "seed"}
     assert not unused
 
 
