@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from measured import TINY
 from samples import SAMPLES
 
+from sparsebench.board import picture
 from sparsebench.plan.expand import expand
 from sparsebench.plan.plan import needed_by
 from sparsebench.plan.request import Job, Request
@@ -25,6 +26,7 @@ from sparsebench.plugin import registry
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, Failure, Metric, Origin, Part, Record
 from sparsebench.runner.process import Server
+from sparsebench.stats import style
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import Budget
 
@@ -88,10 +90,14 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep decoded pictures away from the user's, and load no workers before one is asked for."""
+    """Keep decoded pictures away from the user's, and load no workers before one is asked for.
+
+    The picture of a run's board is empty, as drawing takes longer than a small run. Tests of boards have it drawn.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARSEBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(Server, "begin", lambda self: None)
+        patch.setattr(picture, "draw", lambda *_, **__: style.new(1, 1))
         yield
 
 

@@ -8,10 +8,22 @@ from typing import Any
 
 import pytest
 
+from sparsebench.board import picture
 from sparsebench.board.board import Board
 from sparsebench.board.published import page as render
 
 CHROMIUM = os.environ.get("SPARSEBENCH_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+
+
+DRAW = picture.draw
+
+
+@pytest.fixture(scope="package", autouse=True)
+def drawn() -> Iterator[None]:
+    """Have pictures of boards drawn."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(picture, "draw", DRAW)
+        yield
 
 
 @pytest.fixture(scope="session")
