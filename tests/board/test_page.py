@@ -21,6 +21,7 @@ from sparsebench.board.published import page as render
 Open = Callable[..., Any]
 NARROW: dict[str, Any] = {"viewport": {"width": 390, "height": 844}}
 DARK = {"color_scheme": "dark"}
+SIZES = [pytest.param({}, id="wide"), pytest.param(NARROW, id="narrow", marks=pytest.mark.slow)]
 EMPTY = Board(Leaderboard(), Leaderboard(), ["mine on theory: 3 cells failed: it broke"])
 
 
@@ -97,7 +98,7 @@ def test_the_best_and_the_references_are_named_and_what_costs_more_than_dense_is
     assert page.locator("#table tr.divider").count() == 2
 
 
-@pytest.mark.parametrize("options", [{}, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize("options", SIZES)
 def test_no_two_lines_look_alike_and_no_label_lies_on_another(opened: Open, options: dict[str, Any]) -> None:
     page = opened(over_budgets(), "#on=", **options)
     page.locator("#chosen").click()
@@ -245,7 +246,14 @@ def test_everything_is_reached_with_the_keyboard_and_has_an_outline(opened: Open
     assert {"budget", "search", "every", "two", "accuracy", "scroll", "CSV"} <= set(reached)
 
 
-@pytest.mark.parametrize(("make", "options"), [(over_budgets, {}), (over_budgets, DARK), (single, NARROW | DARK)])
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (over_budgets, {}),
+        pytest.param(over_budgets, DARK, marks=pytest.mark.slow),
+        (single, NARROW | DARK),
+    ],
+)
 def test_axe_finds_nothing_serious(opened: Open, make: Callable[[], Board], options: dict[str, Any]) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe: pip install 'sparsebench[test]'")
     page = opened(make(), "#every=", **options)
@@ -255,7 +263,7 @@ def test_axe_finds_nothing_serious(opened: Open, make: Callable[[], Board], opti
     assert [(v["id"], [n["html"] for n in v["nodes"]]) for v in found if v["impact"] in ("serious", "critical")] == []
 
 
-@pytest.mark.parametrize("options", [{}, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize("options", SIZES)
 def test_hostile_texts_are_texts_and_leave_the_page_as_wide_as_it_is(opened: Open, options: dict[str, Any]) -> None:
     rows = [row(name, 0.9 - k / 20, budget=name, checks=name) for k, name in enumerate(HOSTILE)]
     about = {"notes": HOSTILE, "suites": HOSTILE, "bibtex": HOSTILE, "environments": {"a": {x: x for x in HOSTILE}}}
