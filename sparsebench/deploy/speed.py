@@ -10,7 +10,6 @@ import json
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -122,7 +121,6 @@ class _Runner:
     row: Row
     sparse: SparseModel | None = None
     seconds: list[float] = field(default_factory=list)
-    choices: list[float] = field(default_factory=list)
 
 
 def measure(
@@ -220,7 +218,7 @@ def _times(runners: list[_Runner], rounds: int, device: str, image: tuple[int, i
                 each.seconds.append(seconds)
     for each in shown:
         if each.sparse is not None and each.row.mode == "eager":
-            _time_choices(each, each.sparse, pixels, min(rounds, 5))
+            _time_choices(each, each.sparse._actor.strategy, pixels, min(rounds, 5))
     times = {(each.name, each.row.mode): each.seconds for each in runners if not each.row.problem}
     yield from (_row(each, times) for each in shown)
 
@@ -247,20 +245,16 @@ def _once(runner: _Runner, pixels: Tensor) -> float | None:
 
 
 def _row(runner: _Runner, times: Mapping[tuple[str, str], list[float]]) -> Row:
-    row, seconds = runner.row, runner.seconds
-    if runner.sparse is not None:
-        row = replace(
-            row, macs=runner.sparse.macs, macs_ratio=runner.sparse.macs_ratio, tokens=runner.sparse.tokens[-1]
-        )
+    row, sparse, seconds = runner.row, runner.sparse, runner.seconds
+    if sparse is not None:
+        row = replace(row, macs=sparse.macs, macs_ratio=sparse.macs_ratio, tokens=sparse.tokens[-1])
     if row.problem:
         return row
-    latency, mode = statistics.median(seconds), row.mode
-    again = _ratio(times.get((DENSE, mode)), times.get((AGAIN, mode)))
+    latency, again = statistics.median(seconds), _ratio(times.get((DENSE, row.mode)), times.get((AGAIN, row.mode)))
     return replace(
         row, latency=latency, latency_p95=float(np.percentile(seconds, 95, method="higher")),
         images_per_s=row.batch / latency, speed_up=_ratio(times.get((DENSE, "eager")), seconds),
         speed_up_compiled=_ratio(times.get((DENSE, "compiled")), seconds),
-        choice=statistics.median(runner.choices) if runner.choices else None,
         spread=None if again is None else abs(again - 1),
     )  # fmt: skip
 
@@ -278,32 +272,25 @@ def _problem(error: BaseException, mode: str) -> str:
     return f"cannot be compiled: {text}" if mode == "compiled" else f"failed: {text}"
 
 
-def _time_choices(runner: _Runner, sparse: SparseModel, pixels: Tensor, rounds: int) -> None:
+def _time_choices(runner: _Runner, strategy: Strategy, pixels: Tensor, rounds: int) -> None:
     """Measure what the choice costs, in calls of their own: waiting for the GPU at each choice slows the rest."""
-    for _ in range(rounds):
-        spent: list[float] = []
-        with _timed_plan(sparse._actor.strategy, spent, pixels.device):
-            _once(runner, pixels)
-        if not runner.row.problem:
-            runner.choices.append(sum(spent))
-
-
-@contextmanager
-def _timed_plan(strategy: Strategy, spent: list[float], device: torch.device) -> Iterator[None]:
-    """Add the seconds of each `plan` of the strategy to a list."""
-    plan = strategy.plan
+    plan, spent = strategy.plan, list[float]()
 
     def timed(*args: Any, **kwargs: Any) -> Any:
-        start = clock(device)
+        start = clock(pixels.device)
         result = plan(*args, **kwargs)
-        spent.append(clock(device) - start)
+        spent[-1] += clock(pixels.device) - start
         return result
 
     object.__setattr__(strategy, "plan", timed)
     try:
-        yield
+        for _ in range(rounds):
+            spent.append(0.0)
+            _once(runner, pixels)
     finally:
         object.__delattr__(strategy, "plan")
+    if not runner.row.problem:
+        runner.row = replace(runner.row, choice=statistics.median(spent))
 
 
 def of_tests(plan: Plan, registry: Registry, device: str) -> tuple[Expected, int]:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Given = Mapping[str, Sequence[Mapping[str, Any]]]
 """Parameters by the names of strategies; each is checked with each of its own."""
+Request = tuple[str, Given | None, int, tuple[Group, ...]]
+"""What is to be checked, see `resolve`: of a target the strategy of that number, from 0, by these groups."""
 LIMIT = 60.0
 """Seconds for one check."""
 PATIENCE = 10.0
@@ -106,15 +108,6 @@ def resolve(named: Named, registry: Registry, given: Given | None = None) -> lis
     return made
 
 
-class Request(BaseModel):
-    """What is to be checked, see `resolve`: of it the strategy of that number, from 0, by these groups."""
-
-    target: str
-    given: Given | None
-    number: int
-    groups: tuple[Group, ...] = GROUPS
-
-
 class Message(BaseModel):
     """One line of the process. With nothing in it: nothing of the target has run so far.
 
@@ -152,7 +145,7 @@ def check(
     reports, strategies, server = list[Report](), 1, kept_server(variables())
     with tempfile.TemporaryDirectory() as folder:
         while len(reports) < strategies:
-            request = Request(target=target, given=given, number=len(reports), groups=groups)
+            request = target, given, len(reports), groups
             report, strategies = _one(request, limit, server, Path(folder) / "log")
             reports.append(report)
     return reports
@@ -160,8 +153,9 @@ def check(
 
 def _one(request: Request, limit: float, server: Server, log: Path) -> tuple[Report, int]:
     """Return the report of one strategy from a process of its own, and how many strategies there are."""
-    name = as_utf8(request.target)
-    origin = Origin(plugin=name, revision=file_revision(Path(parse(request.target).name)))
+    target, *_ = request
+    name = as_utf8(target)
+    origin = Origin(plugin=name, revision=file_revision(Path(parse(target).name)))
     report = Report(strategy=name, origin=origin, versions={"sparsebench": __version__}, outcomes=(LOADS,))
     strategies = 1
     try:
@@ -205,13 +199,16 @@ def main(line: Line) -> None:
 
     for name in networks.NAMES:
         networks.cached(name)
-    _limit_memory()
+    held = Path("/proc/self/statm")
+    if held.exists():
+        taken = int(held.read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
     line.say(Message())
-    request: Request = line.recv()
+    target, given, number, groups = line.recv()
     try:
-        strategies = resolve(request.target, Registry(), request.given)
-        strategy, origin = strategies[request.number]
-        report = run.blank(strategy, origin, request.groups)
+        strategies = resolve(target, Registry(), given)
+        strategy, origin = strategies[number]
+        report = run.blank(strategy, origin, groups)
         line.say(Message(report=report, strategies=len(strategies)))
         for outcome in run.outcomes(strategy, report):
             report = report.with_outcome(outcome)
@@ -221,11 +218,3 @@ def main(line: Line) -> None:
     except UserError as error:
         line.say(Message(error=text_of(error)))
     os._exit(0)  # threads that a strategy began are not waited for
-
-
-def _limit_memory() -> None:
-    """Let this process take so much more memory and no more, where the system says how much it has."""
-    status = Path("/proc/self/statm")
-    if status.exists():
-        taken = int(status.read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
