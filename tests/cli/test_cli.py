@@ -1,6 +1,5 @@
 import csv
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from click.testing import Result
 from commands import call
 from measured import TINY, TOKENS
 from PIL import Image
+from plugin_files import write_distribution
 from samples import SAMPLES
 
 import sparsebench
@@ -22,12 +22,6 @@ from sparsebench.plugin.registry import Registry
 
 SHIPPED = {"dense", "random", "attn_topk", "oracle", "anti_oracle", "noise"}
 SMALL = ["--suite", TINY, "--n-train", "4", "--seeds", "1"]
-
-
-def command(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Return what the command line does as a process of its own."""
-    line = [sys.executable, "-W", "error", "-m", "sparsebench", *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=300, **options)
 
 
 def board_in(folder: Path) -> dict[str, dict[str, str]]:
@@ -86,23 +80,16 @@ def test_lists_name_everything(what: str, names: set[str]) -> None:
     assert [line.split()[0] for line in lines] == [row["name"] for row in rows]
 
 
-@pytest.fixture
-def stranger(tmp_path: Path) -> dict[str, str]:
-    """Return an environment in which a plugin named `stranger` is installed that cannot be imported."""
-    info = tmp_path / "stranger-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[sparsebench]\nstranger = a_module_that_is_nowhere\n")
-    return os.environ | {"PYTHONPATH": str(tmp_path)}
-
-
-def test_a_broken_plugin_is_listed_and_shown_with_its_reason_and_disturbs_no_help(stranger: dict[str, str]) -> None:
-    rows = {row["name"]: row for row in json.loads(command("list", "--json", env=stranger).stdout)}
+def test_a_broken_plugin_is_listed_and_shown_with_its_reason_and_disturbs_no_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(write_distribution(tmp_path, {"stranger": "a_module_that_is_nowhere"}))
+    rows = {row["name"]: row for row in json.loads(call("list", "--json").stdout)}
     assert set(rows) >= SHIPPED | {"stranger"} and rows["stranger"]["kind"] == "broken"
-    shown, said = command("show", "stranger", env=stranger), "No module named 'a_module_that_is_nowhere'"
-    assert said in rows["stranger"]["what"] and shown.returncode == 2 and said in shown.stderr
-    done = command("run", "--help", env=stranger)
-    assert done.returncode == 0 and "--plugin" in done.stdout and done.stderr == ""
+    shown, said = call("show", "stranger"), "No module named 'a_module_that_is_nowhere'"
+    assert said in rows["stranger"]["what"] and shown.exit_code == 2 and said in shown.stderr
+    done = call("run", "--help")
+    assert done.exit_code == 0 and "--plugin" in done.stdout and done.stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -277,7 +264,7 @@ def test_the_board_is_printed_and_written_in_every_form(
     assert [row["strategy"] for row in rows] == list(board_in(out))
     assert "| dense" in (out / "leaderboard.md").read_text()
     with Image.open(out / "leaderboard.png") as picture:
-        assert picture.width > 500
+        assert picture.format == "PNG"
     assert (out / "leaderboard.html").read_text().startswith("<!doctype html>")
     assert str(out) in done.stderr
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from pages import blocks, code
+from plugin_files import write_distribution
 
 from sparsebench.cli import main
 from sparsebench.paper import Result
@@ -17,11 +18,7 @@ PAGE = "docs/write/paper.md"
 def test_the_paper_of_the_page_is_listed_and_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     suite = next(block.code for block in blocks(PAGE, "text") if block.code.startswith("name ="))
     assert len((code(PAGE)[0] + suite).splitlines()) < 60
-    site = tmp_path / "site"
-    (info := site / "half-1.dist-info").mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: half\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[sparsebench]\nhalf_paper = half_paper\n")
-    (site / "half_paper.py").write_text(code(PAGE)[0], encoding="utf-8")
+    site = write_distribution(tmp_path / "site", {"half_paper": "half_paper"}, half_paper=code(PAGE)[0])
     (site / "half.toml").write_text(suite, encoding="utf-8")
     monkeypatch.syspath_prepend(site)
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Files with a strategy that does something besides choosing tokens."""
+"""Files with a strategy that does something besides choosing tokens, and installed distributions."""
 
 from pathlib import Path
 
@@ -19,6 +19,18 @@ class Own(sparsebench.Strategy):
 def sparsebench_strategies():
     return [Own]
 '''
+
+
+def write_distribution(site: Path, entries: dict[str, str], *, name: str = "stranger", **modules: str) -> Path:
+    """Write version 1.5 of a distribution with entry points and modules of one file into a folder, and return that."""
+    info = site / "stranger-1.5.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\n" + f"Name: {name}\nVersion: 1.5\n" * bool(name))
+    lines = [f"{entry} = {module}" for entry, module in entries.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[sparsebench]", *lines, ""]))
+    for module, text in modules.items():
+        (site / f"{module}.py").write_text(text, encoding="utf-8")
+    return site
 
 
 def write_strategy(path: Path, body: str = "pass", before: str = "") -> Path:

@@ -1,6 +1,5 @@
 """What runs again: the cells of what has another revision, and no others."""
 
-import importlib
 import json
 import os
 import re
@@ -13,6 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from measured import TINY
+from plugin_files import write_distribution
 
 import sparsebench
 from sparsebench import Strategy, TokenView
@@ -97,15 +97,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     """Return what installs a distribution `far` with one module; it returns that module's file."""
 
     def make(text: str) -> Path:
-        info = tmp_path / "site" / "far-1.5.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: far\nVersion: 1.5\n")
-        (info / "entry_points.txt").write_text("[sparsebench]\nmine = far_module\n")
-        (info.parent / "far_module.py").write_text(text)
+        site = write_distribution(tmp_path / "site", {"mine": "far_module"}, name="far", far_module=text)
         monkeypatch.delitem(sys.modules, "far_module", raising=False)
-        monkeypatch.syspath_prepend(info.parent)
-        importlib.invalidate_caches()
-        return info.parent / "far_module.py"
+        monkeypatch.syspath_prepend(site)
+        return site / "far_module.py"
 
     return make
 

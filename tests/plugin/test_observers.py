@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from commands import call
 from measured import TINY
+from plugin_files import write_distribution
 
 import sparsebench
 from sparsebench.errors import UserError
@@ -114,13 +115,10 @@ def test_a_file_with_the_hook_alone_is_an_observer(tmp_path: Path, stored: Path)
 def test_an_installed_observer_is_found_by_the_name_of_its_entry_point_and_by_its_own(
     tmp_path: Path, stored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = tmp_path / "site"
-    (site / "stranger-1.dist-info").mkdir(parents=True)
-    (site / "stranger-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1\n")
-    entries = "[sparsebench]\nbundle = stranger_own\nbare = stranger_bare\nbroken = stranger_broken\n"
-    (site / "stranger-1.dist-info" / "entry_points.txt").write_text(entries)
-    for name, text in {"own": OWN, "bare": BARE, "broken": "1 / 0\n"}.items():
-        (site / f"stranger_{name}.py").write_text(text)
+    entries = {"bundle": "stranger_own", "bare": "stranger_bare", "broken": "stranger_broken"}
+    site = write_distribution(
+        tmp_path / "site", entries, stranger_own=OWN, stranger_bare=BARE, stranger_broken="1 / 0\n"
+    )
     monkeypatch.syspath_prepend(site)
     assert show_folder(["own", "bare"], stored) == (3, [])
     assert len((stored / "seen").read_text().split()) == len((site / "bare_seen").read_text().split()) == 3

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from plugin_files import write_distribution
 from samples import SAMPLES
 
 from sparsebench.cli import main
@@ -50,13 +51,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     """
 
     def install(entries: dict[str, str], *, name: str = "stranger", last: bool = False, **modules: str) -> Registry:
-        info = tmp_path / "stranger-1.5.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\n" + f"Name: {name}\nVersion: 1.5\n" * bool(name))
-        lines = [f"{entry} = {module}" for entry, module in entries.items()]
-        (info / "entry_points.txt").write_text("\n".join(["[sparsebench]", *lines, ""]))
-        for module, text in modules.items():
-            (tmp_path / f"{module}.py").write_text(text)
+        write_distribution(tmp_path, entries, name=name, **modules)
         monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)] if last else [str(tmp_path), *sys.path])
         importlib.invalidate_caches()
         return Registry()

@@ -1,6 +1,5 @@
 import csv
 import json
-import shutil
 import subprocess
 import sys
 from dataclasses import asdict
@@ -8,6 +7,7 @@ from dataclasses import asdict
 import click
 import pytest
 from click.testing import CliRunner
+from plugin_files import write_distribution
 from samples import SAMPLES
 from sparsebench_theory.overfitting import figures as overfitting
 from sparsebench_theory.shallow import images
@@ -171,13 +171,9 @@ def test_the_plan_is_told_with_the_time_it_takes_before_anything_runs(tmp_path, 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
     """Install a strategy that raises, and return its name."""
-    source = SAMPLES / "raises.py"
-    site = tmp_path / "site"
-    (info := site / "raising-1.dist-info").mkdir(parents=True)
-    shutil.copy(source, site / "a_module_that_raises.py")
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: raising\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[sparsebench]\nraises = a_module_that_raises\n")
-    monkeypatch.syspath_prepend(site)
+    text = (SAMPLES / "raises.py").read_text()
+    entries = {"raises": "a_module_that_raises"}
+    monkeypatch.syspath_prepend(write_distribution(tmp_path / "site", entries, a_module_that_raises=text))
     yield "raises"
     sys.modules.pop("a_module_that_raises", None)
 
