@@ -331,8 +331,6 @@ def _label(
     figure: Figure, axis: Axes, lines: Sequence[_Line], looks: Sequence[style.Series], bottom: float, letters: int
 ) -> None:
     """Put a name at the end of each line, moved up or down so that none lies on another, and join both."""
-    from scipy.optimize import isotonic_regression
-
     labels: list[Annotation] = []
     for line in lines:
         beyond = f" ({line.y[-1]:.0f})" if line.y[-1] < bottom else ""
@@ -345,9 +343,10 @@ def _label(
     at = axis.transData.transform([(line.x[-1], line.y[-1]) for line in lines])
     wanted = np.clip(at[:, 1], box.y0, box.y1)
     order = np.argsort(-wanted, kind="stable")
-    # Falling places that are so far apart and, in all, as near to those wanted as can be.
+    # Falling places that are so far apart: halfway between moving names only down and moving them only up.
     steps = apart * np.arange(len(wanted))
-    placed = np.asarray(isotonic_regression(wanted[order] + steps, increasing=False).x - steps)
+    falling = wanted[order] + steps
+    placed = (np.minimum.accumulate(falling) + np.maximum.accumulate(falling[::-1])[::-1]) / 2 - steps
     placed += min(0.0, box.y1 + 0.1 * dpi - placed[0])
     placed += max(0.0, box.y0 - 0.1 * dpi - placed[-1])
     back = axis.transData.inverted().transform
