@@ -225,6 +225,19 @@ class Replay(Pass):
         return plan
 
 
+def exchanged(network: Network, actor: Actor, samples: Samples, recipe: Recipe, batch: int) -> Evaluation:
+    """Return what comes out of the first batch where each sample has the label and the mask of another one.
+
+    They are exchanged in place, so that whoever looks for them, by whatever way, comes upon these. An oracle, which is
+    given masks, has its own. Random states are afterwards as before.
+    """
+    mask = None if actor.strategy.kind == "oracle" else samples.relevance
+    few = copy.copy(samples)
+    few.items = samples.items[:batch]
+    with seeds.global_states_kept(), _exchanged(samples.labels, mask):
+        return evaluate(network, actor, few, recipe, batch)
+
+
 @contextmanager
 def _exchanged(labels: Tensor, mask: Tensor | None) -> Iterator[None]:
     """Give every sample the label (n,) and the mask (n, N) of another; of another class where there are enough.
@@ -316,19 +329,11 @@ def measure(
 
 
 def _test(cell: Prepared, batch: int, leaks: bool, on_done: Callable[[int], None] | None) -> Evaluation:
-    """Return what came out of the test; with `leaks` the first batch is tested before with exchanged labels and masks.
-
-    They are exchanged in place, so that whoever looks for them, by whatever way, comes upon these. An oracle, which is
-    given masks, has its own. Random states are afterwards as before.
-    """
+    """Return what came out of the test; with `leaks` it is compared with `exchanged` of what acts, if anything does."""
     network, actor, samples, recipe = cell.network, cell.in_test, cell.test, cell.recipe
     known, others = samples.relevance is not None, None
-    if leaks:
-        mask = None if actor is not None and actor.strategy.kind == "oracle" else samples.relevance
-        few = copy.copy(samples)
-        few.items = samples.items[:batch]
-        with seeds.global_states_kept(), _exchanged(samples.labels, mask):
-            others = evaluate(network, actor, few, recipe, batch)
+    if leaks and actor is not None:
+        others = exchanged(network, actor, samples, recipe, batch)
         batch = others.batch  # batches alike in size are rounded alike
     evaluation = evaluate(network, actor, samples, recipe, batch, choices=known, on_done=on_done)
     if others is not None:

@@ -123,7 +123,7 @@ def listing(root: Path) -> Listing:
 
 def _check_links(root: Path, names: Sequence[str]) -> None:
     """Raise UserError if a link leads to a picture that is there already."""
-    links = [name for name in names if os.path.islink(root / name)]
+    links = [name for name in names if os.path.islink(f"{root}/{name}")]
     first = {} if not links else {os.path.realpath(root / name): name for name in set(names).difference(links)}
     for name in links:
         if (other := first.setdefault(os.path.realpath(root / name), name)) != name:
