@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +20,15 @@ if TYPE_CHECKING:
 
 ROTARY = (EvaAttention, AttentionRope)
 """timm's kinds of attention that rotate queries and keys by the places of their tokens."""
+Fields = dict[str, Callable[[], Any]]
+NAMES = frozenset(
+    {"queries", "keys", "values", "attention", "class_attention", "received_attention", "mean_query_attention",
+     "attention_maps"}
+)  # fmt: skip
+"""What `fields_of` can give."""
+IN_CACHE = 2**18
+"""Numbers of attention maps that are made at a time on a CPU, where only their mean is wanted: 1 MiB."""
+ALL = slice(None)
 
 
 class Positions:
@@ -196,84 +204,6 @@ def masked_softmax(scores: Tensor, weights: Tensor, diagonal: Tensor, eps: float
     return (e + eps / z.shape[-1]) / (e.sum(dim=-1, keepdim=True) + eps)
 
 
-Fields = dict[str, Callable[[], Any]]
-
-NAMES = frozenset(
-    {"queries", "keys", "values", "attention", "class_attention", "received_attention", "mean_query_attention",
-     "attention_maps"}
-)  # fmt: skip
-"""What `fields_of` can give."""
-IN_CACHE = 2**18
-"""Numbers of attention maps that are made at a time on a CPU, where only their mean is wanted: 1 MiB."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Attention:
-    """A block's attention, of which single parts are made. See `fields_of` for what it is made of."""
-
-    scale: float
-    q: Tensor
-    k: Tensor
-    prefix: int
-    bias: Tensor | None
-    weights: Tensor | None
-    present: Tensor | None
-
-    def softmax(
-        self, scores: Tensor, diagonal: Callable[[], Tensor], start: int = 0, stop: int | None = None
-    ) -> Tensor:
-        """Return attention for the scores (B, H, Q, T) of some images; `diagonal`: which key is the query's."""
-        scores = scores if self.bias is None else scores + self.bias[start:stop]
-        if self.weights is None:
-            return torch.softmax(scores, dim=-1)
-        return masked_softmax(scores, self.weights[start:stop], diagonal())
-
-    def eye(self) -> Tensor:
-        """Return (T, T) booleans, True on the diagonal."""
-        return torch.eye(self.k.shape[2], device=self.k.device, dtype=torch.bool)
-
-    def maps(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """Return (B, H, T, T) of some images."""
-        # Keys lie head by head before they are turned: a product of turned views would copy them number by number.
-        q, k = full(self.q[start:stop]), full(self.k[start:stop])
-        scores = q * self.scale @ k.contiguous().transpose(-2, -1)
-        return self.softmax(scores, self.eye, start, stop)
-
-    def received_attention(self) -> Tensor:
-        """Return (B, N), what each patch receives, mean over heads and queries."""
-        B, H, T, _ = self.q.shape
-        size = max(1, IN_CACHE // (H * T * T)) if self.q.device.type == "cpu" else B
-        parts = [(i, i + size) for i in range(0, B, size)]
-        means = [self._over_queries(self.maps(*part), 0, *part).mean(dim=1) for part in parts]
-        return torch.cat(means)[:, self.prefix :]
-
-    def class_rows(self, number: int) -> Tensor:
-        """Return (B, N), what the first `number` tokens give each patch, mean over heads."""
-        return self._row(self.q[:, :, :number], lambda: self.eye()[:number])
-
-    def mean_query(self) -> Tensor:
-        """Return (B, N), what the mean query of the patches gives each of them, mean over heads."""
-        query = self._over_queries(full(self.q), self.prefix)[:, :, None]
-        return self._row(query, lambda: torch.zeros_like(self.eye()[:1]))
-
-    def _row(self, queries: Tensor, diagonal: Callable[[], Tensor]) -> Tensor:
-        # A product and a sum: for one row several times faster than a matrix product.
-        scores = torch.stack([(one[:, :, None] * full(self.k)).sum(-1) for one in queries.unbind(2)], dim=2)
-        return self.softmax(scores * self.scale, diagonal).mean(dim=(1, 2))[:, self.prefix :]
-
-    def _over_queries(self, x: Tensor, first: int, start: int = 0, stop: int | None = None) -> Tensor:
-        """Return the mean of (B, H, T, d) over the queries from the `first` on, by what they count, without padding."""
-        x = x[:, :, first:]
-        if self.weights is not None:
-            counts = self.weights
-        elif self.present is not None:
-            counts = F.pad(self.present, (self.prefix, 0), value=True)
-        else:
-            return x.mean(dim=2)
-        real = counts[start:stop, None, first:, None]
-        return (x.masked_fill(real == 0, 0.0) * real).sum(dim=2) / real.sum(dim=2).clamp(min=1e-6)
-
-
 def fields_of(
     attn: Any,
     q: Tensor,
@@ -295,17 +225,50 @@ def fields_of(
         weights: (B, P + N) how much each key counts, see `masked_softmax`, or None.
         present: (B, N) booleans, which patch tokens are no padding; None for all.
     """
-    P, attention = prefix, _Attention(attn.scale, q, k, prefix, bias, weights, present)
+    P, T = prefix, k.shape[2]
+    counts = weights if weights is not None or present is None else F.pad(present, (P, 0), value=True)
+
+    def softmax(scores: Tensor, own: slice | None, part: slice) -> Tensor:
+        """Return the attention of (B, H, Q, T) scores of some images; the queries are the `own` tokens, or no token."""
+        scores = scores if bias is None else scores + bias[part]
+        if weights is None:
+            return torch.softmax(scores, dim=-1)
+        diagonal = torch.eye(T, device=k.device, dtype=torch.bool)
+        return masked_softmax(scores, weights[part], diagonal.new_zeros(1, T) if own is None else diagonal[own])
+
+    def maps(part: slice = ALL) -> Tensor:
+        # Keys lie head by head before they are turned: a product of turned views would copy them number by number.
+        return softmax(full(q[part]) * attn.scale @ full(k[part]).contiguous().transpose(-2, -1), ALL, part)
+
+    def over_queries(x: Tensor, first: int, part: slice = ALL) -> Tensor:
+        """Return the mean of (B, H, T, d) over the queries from the `first` on, by what they count, without padding."""
+        x = x[:, :, first:]
+        if counts is None:
+            return x.mean(dim=2)
+        real = counts[part, None, first:, None]
+        return (x.masked_fill(real == 0, 0.0) * real).sum(dim=2) / real.sum(dim=2).clamp(min=1e-6)
+
+    def received() -> Tensor:
+        B, H = q.shape[:2]
+        size = max(1, IN_CACHE // (H * T * T)) if q.device.type == "cpu" else B
+        parts = [slice(start, start + size) for start in range(0, B, size)]
+        return torch.cat([over_queries(maps(part), 0, part).mean(dim=1) for part in parts])[:, P:]
+
+    def row(queries: Tensor, own: slice | None) -> Tensor:
+        # A product and a sum: for one row several times faster than a matrix product.
+        scores = torch.stack([(one[:, :, None] * full(k)).sum(-1) for one in queries.unbind(2)], dim=2)
+        return softmax(scores * attn.scale, own, ALL).mean(dim=(1, 2))[:, P:]
+
     fields: Fields = {
         "queries": lambda: q[:, :, P:],
         "keys": lambda: k[:, :, P:],
         "values": lambda: v[:, :, P:],
-        "attention_maps": attention.maps,
-        "received_attention": attention.received_attention,
-        "mean_query_attention": attention.mean_query,
+        "attention_maps": maps,
+        "received_attention": received,
+        "mean_query_attention": lambda: row(over_queries(full(q), P)[:, :, None], None),
     }
     if class_rows:
-        fields["class_attention"] = lambda: attention.class_rows(class_rows)
+        fields["class_attention"] = lambda: row(q[:, :, :class_rows], slice(class_rows))
     fields["attention"] = fields["class_attention" if class_rows else "received_attention"]
     return fields
 

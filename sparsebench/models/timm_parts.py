@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,13 +21,12 @@ from sparsebench.models.actor import Pass
 from sparsebench.models.attention import is_plain, masked_softmax
 from sparsebench.models.base import stem_macs, stem_widths
 from sparsebench.strategy import tokens
-from sparsebench.strategy.plans import Keep, Mask, Merge, Mix, Plan, Rest, Shift
-from sparsebench.strategy.tokens import Grouped, Padded
+from sparsebench.strategy.plans import Keep, Mask, Merge, Mix, Plan, Shift
+from sparsebench.strategy.tokens import Grouped
 
-if TYPE_CHECKING:
-    pass
-
-
+FORWARDS = (Block.forward, EvaBlock.forward, EvaBlockPostNorm.forward)
+POOLS = ("avg", "avgmax", "map")
+"""Those in which sizes matter."""
 KINDS = (RotaryEmbeddingCat, RotaryEmbeddingDinoV3, RotaryEmbeddingMixed)
 
 
@@ -132,25 +131,17 @@ class Rotations:
 
 def places_after(plan: Plan, places: Tensor, sizes: Tensor) -> Tensor:
     """Return (B, M, 2), the mean places of what a plan makes of tokens at (B, N, 2) with sizes (B, N)."""
-    if isinstance(plan, Mask | Shift | Rest):
+    if isinstance(plan, Mask | Shift):
         return places
     if isinstance(plan, Merge):
-        return tokens.apply(replace(Grouped.of(plan), weight=None), places, sizes)
-    if isinstance(plan, Mix):
-        weight = plan.weight.abs().to(places.dtype)
-        return weight @ places / weight.sum(dim=2, keepdim=True).clamp(min=1e-12)
-    kept = tokens.gather(places, plan.index.clamp(min=0) if isinstance(plan, Padded) else plan.index)
-    if plan.fuse is None:
-        return kept
-    assert isinstance(plan, Keep)
-    left = sizes.scatter(1, plan.index, 0.0)
-    fused = left[:, None] @ places / left.sum(dim=1)[:, None, None].clamp(min=1e-12)
-    return torch.cat([kept, fused], dim=1)
-
-
-FORWARDS = (Block.forward, EvaBlock.forward, EvaBlockPostNorm.forward)
-POOLS = ("avg", "avgmax", "map")
-"""Those in which sizes matter."""
+        plan = replace(Grouped.of(plan), weight=None)
+    elif isinstance(plan, Mix):
+        weight = plan.weight.abs()
+        plan = Mix(weight / weight.sum(dim=2, keepdim=True).clamp(min=1e-12))
+    elif isinstance(plan, Keep) and plan.fuse is not None:
+        left = sizes.scatter(1, plan.index, 0.0)
+        plan = replace(plan, fuse=left / left.sum(dim=1, keepdim=True).clamp(min=1e-12))
+    return tokens.apply(plan, places, sizes)
 
 
 def refuse(vit: Any) -> None:
