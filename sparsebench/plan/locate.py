@@ -124,7 +124,8 @@ def _locate_labelled(root: Path, kind: str, skip_bad: bool) -> tuple[str, Path]:
         )  # fmt: skip
     listed = listing(root)
     read(root, kind, DEFAULTS[kind], Contents(dict.fromkeys(listed.names, "")))
-    return f"{kind}-{contents(root, listed, tables(root, kind), skip_bad).fingerprint}", root
+    found = contents(root, replace(listed, left={}), tables(root, kind), skip_bad)
+    return f"{kind}-{found.fingerprint}", root
 
 
 def _locate_classes(root: Path, skip_bad: bool) -> tuple[str, Path]:

@@ -121,7 +121,7 @@ def _from_folder(root: Path, size: int, content: str) -> Foregrounds:
     return Foregrounds(classes, *({name: splits[split][name] for name in classes} for split in ("train", "test")))
 
 
-def backgrounds(name: str, size: int, locations: Locations) -> Backgrounds:
+def backgrounds(name: str, size: int, locations: Locations) -> Photos | Pool:
     """Return a source of backgrounds of `size` x `size` pixels.
 
     Raises:
@@ -136,7 +136,7 @@ def background_pixels(name: str, size: int, locations: Locations) -> tuple[cache
 
 
 @lru_cache(maxsize=4)
-def _backgrounds(name: str, size: int, root: Path | None) -> Backgrounds:
+def _backgrounds(name: str, size: int, root: Path | None) -> Photos | Pool:
     if root is None:
         return Photos(size)
     if name == FLOWERS102:
@@ -177,27 +177,15 @@ def _flowers(root: Path, size: int) -> Pool:
     return Pool((squares("train", "val"), squares("test")), ("flowers", "clean"))
 
 
-class Backgrounds:
-    """Backgrounds of two kinds, for the spurious task; training and test never share pixels.
+class Photos:
+    """Crops of scikit-learn's two photographs, a kind each: the left three fifths train, the rest tests.
 
-    Attributes:
-        kinds: the names of the two kinds.
-        textured: the kinds that show something, from which the composite task draws.
+    A source of backgrounds has two kinds, for the spurious task; `textured` are those that show something, from which
+    the composite task draws. Training and test never share pixels.
     """
 
-    kinds: tuple[str, str]
-    textured: tuple[int, ...]
-
-    def draw(self, rng: np.random.Generator, kinds: np.ndarray, *, test: bool) -> np.ndarray:
-        """Return (n, 3, size, size) uint8 backgrounds of the (n,) kinds, 0 or 1."""
-        raise NotImplementedError
-
-
-class Photos(Backgrounds):
-    """Crops of scikit-learn's two photographs, a kind each: the left three fifths train, the rest tests."""
-
-    kinds = ("flower", "china")
-    textured = (0, 1)
+    kinds: tuple[str, str] = ("flower", "china")
+    textured: tuple[int, ...] = (0, 1)
 
     def __init__(self, size: int):
         from PIL import Image
@@ -213,7 +201,7 @@ class Photos(Backgrounds):
             self.photos.append((pixels[:, :cut], pixels[:, cut:]))
 
     def draw(self, rng: np.random.Generator, kinds: np.ndarray, *, test: bool) -> np.ndarray:
-        """See `Backgrounds.draw`."""
+        """Return (n, 3, size, size) uint8 backgrounds of the (n,) kinds, 0 or 1."""
         out = np.empty((len(kinds), 3, self.size, self.size), dtype=np.uint8)
         for row, kind in zip(out, kinds, strict=True):
             photo = self.photos[kind][test]
@@ -223,8 +211,8 @@ class Photos(Backgrounds):
 
 
 @dataclass(frozen=True)
-class Pool(Backgrounds):
-    """Pictures against a clean (black) canvas.
+class Pool:
+    """Pictures against a clean (black) canvas, as a source of backgrounds; see `Photos`.
 
     Attributes:
         pools: (n, 3, size, size) uint8 of training, and of the test; of a user's every fifth picture is of the test.
@@ -232,10 +220,10 @@ class Pool(Backgrounds):
 
     pools: tuple[np.ndarray, np.ndarray]
     kinds: tuple[str, str] = ("pictures", "clean")
-    textured = (0,)
+    textured: tuple[int, ...] = (0,)
 
     def draw(self, rng: np.random.Generator, kinds: np.ndarray, *, test: bool) -> np.ndarray:
-        """See `Backgrounds.draw`."""
+        """See `Photos.draw`."""
         pool = self.pools[test]
         chosen = pool[rng.integers(0, len(pool), len(kinds))]
         chosen[np.not_equal(kinds, 0)] = 0

@@ -45,6 +45,13 @@ SYSTEM = frozenset(
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval"})
 AGAIN = "links to folders that are here already"
 UNSAID = "hidden files that are no pictures"
+T = TypeVar("T")
+Locations = Mapping[str, Path]
+"""Where each named image set lies on this machine. Names are in the cell, places are not."""
+MOST_PIXELS = 2**26
+"""Of one picture."""
+DIGITS = 12
+"""Hexadecimal digits of a fingerprint."""
 
 
 @lru_cache(maxsize=1)
@@ -195,28 +202,6 @@ def classes_in(found: Listing, wanted: str) -> list[str]:
     return classes
 
 
-def strays_in(found: Listing, wanted: Callable[[str], object]) -> str:
-    """Return in one line how much was left out of a folder of pictures, and what, or "".
-
-    Args:
-        found: what is in the folder.
-        wanted: says of a picture's path in it whether it is in a place where pictures are looked for.
-    """
-    reasons = dict(found.left)
-    if loose := [name for name in found.names if not wanted(name)]:
-        reasons["pictures in no class folder"] = loose
-    return "; ".join(f"{reason}: {len(paths)} ({few(paths, width=60)})" for reason, paths in reasons.items())
-
-
-T = TypeVar("T")
-Locations = Mapping[str, Path]
-"""Where each named image set lies on this machine. Names are in the cell, places are not."""
-MOST_PIXELS = 2**26
-"""Of one picture."""
-DIGITS = 12
-"""Hexadecimal digits of a fingerprint."""
-
-
 @dataclass(frozen=True)
 class Contents:
     """What lies in a folder, by which each file that is read can be checked.
@@ -248,7 +233,7 @@ _known: dict[str, Contents] = {}
 
 def contents(
     root: Path, listed: Listing | None = None, tables: Sequence[str] = (), skip_bad: bool = False,
-    wanted: Callable[[str], object] | None = None,
+    wanted: Callable[[str], object] = bool,
 ) -> Contents:  # fmt: skip
     """Return what lies in a folder, every file of which is read, and keep it, so that no other process need look.
 
@@ -257,7 +242,7 @@ def contents(
         listed: its pictures, from `listing`, which is asked where none is given.
         tables: files beside the pictures.
         skip_bad: whether pictures that cannot be read are left out; else they are an error.
-        wanted: says of a picture's path whether it is where pictures are looked for; None to say nothing of strays.
+        wanted: says of a picture's path whether it is where pictures are looked for.
 
     Raises:
         BadPicturesError: some cannot even be read as files; all that cannot be decoded are named with them.
@@ -268,8 +253,11 @@ def contents(
         raise UserError(f"{root} holds no pictures", allowed=sorted(suffixes()))
     about = {name: sha256_of(root / name) for name in tables}
     hashed, left_out = _each(lambda name: hashlib.sha256(read_bytes(root / name)).hexdigest(), names, "")
-    strays = strays_in(listed, wanted) if wanted else ""
-    found = Contents(hashed, about, left_out, strays)
+    strays = dict(listed.left)
+    if loose := [name for name in names if not wanted(name)]:
+        strays["pictures in no class folder"] = loose
+    said = "; ".join(f"{reason}: {len(paths)} ({few(paths, width=60)})" for reason, paths in strays.items())
+    found = Contents(hashed, about, left_out, said)
     if skip_bad or left_out:
         left_out |= _undecodable(root, found)
         if not skip_bad:

@@ -29,6 +29,12 @@ CLASSES = {DIGITS: 10, CIFAR10: 10, CIFAR100: 100, SVHN: 10}
 """How many classes known sets have."""
 PHOTOS, FLOWERS102 = "photos", "flowers102"
 WATERBIRDS, CELEBA = "waterbirds", "celeba"
+SPLITS = {0: 0, 1: 1, 2: 2}
+BITS = {0: 0, 1: 1}
+SIGNS = {-1: 0, 1: 1}
+METADATA, ATTRIBUTES, PARTITION, FACES = "metadata.csv", "list_attr_celeba", "list_eval_partition", "img_align_celeba"
+DEFAULTS = {WATERBIRDS: ("y", "place"), CELEBA: ("Blond_Hair", "Male")}
+"""The label and the attribute of each set that its papers use."""
 
 Use = Literal["foregrounds", "backgrounds", "task"]
 State = Literal["there", "missing", "corrupt"]
@@ -162,21 +168,21 @@ def of_scikit_learn(name: str) -> Path:
 
 def check(name: str, root: Path, *, download: bool) -> None:
     """Raise UserError unless the files of a set are the official ones; fetch them first if asked to and if not."""
-    known = KNOWN[name]
     if download:
         for split in ("train", "test"):
             dataset(name, root, split, download=True)
-    state, note = known.look(root, verify=True)
+    state, note = KNOWN[name].look(root, verify=True)
     if state != "there":
-        raise UserError(
-            f"{name} is {state} in {root} ({note})",
-            next_step=f"give --data-root DIR with {_places(name)} in it, or --download to fetch it "
-            f"({known.megabytes} MB from {known.source})",
-        )
+        raise _not_there(name, state, root, note)
 
 
-def _places(name: str) -> str:
-    return " and ".join(KNOWN[name].places)
+def _not_there(name: str, state: str, root: Path, note: object) -> UserError:
+    known = KNOWN[name]
+    return UserError(
+        f"{name} is {state} in {root} ({note})",
+        next_step=f"give --data-root DIR with {' and '.join(known.places)} in it, or --download to fetch it "
+        f"({known.megabytes} MB from {known.source})",
+    )
 
 
 def dataset(name: str, root: Path, split: str, *, download: bool = False, **options: Any) -> Any:
@@ -193,20 +199,9 @@ def dataset(name: str, root: Path, split: str, *, download: bool = False, **opti
             warnings.simplefilter("ignore")
             return made(str(root), download=download, **which, **options)
     except RuntimeError as error:
-        raise UserError(
-            f"{name} is missing or corrupt in {root} ({error})",
-            next_step=f"give --data-root DIR with {_places(name)} in it, or --download to fetch it",
-        ) from error
+        raise _not_there(name, "missing or corrupt", root, error) from error
     except OSError as error:
         raise UserError(f"{name} cannot be read or fetched into {root} ({error})") from error
-
-
-SPLITS = {0: 0, 1: 1, 2: 2}
-BITS = {0: 0, 1: 1}
-SIGNS = {-1: 0, 1: 1}
-METADATA, ATTRIBUTES, PARTITION, FACES = "metadata.csv", "list_attr_celeba", "list_eval_partition", "img_align_celeba"
-DEFAULTS = {WATERBIRDS: ("y", "place"), CELEBA: ("Blond_Hair", "Male")}
-"""The label and the attribute of each set that its papers use."""
 
 
 @dataclass(frozen=True)
