@@ -19,7 +19,6 @@ from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plan_checks import (
     check_form,
     check_numbers,
-    check_only_removes,
     check_own_macs,
     in_range,
     keep_of,
@@ -360,8 +359,12 @@ class Pass:
         plan = strategy.plan(self._view(block, given), keep)
         if plan is not None:
             plan, keep = self._check(block, plan, keep)
-            if self.site == "attention" and "tokens" not in self.requires and isinstance(plan, Keep | Merge | Mix):
-                check_only_removes(plan, strategy.name)
+            more = isinstance(plan, Merge | Mix) or (isinstance(plan, Keep) and plan.fuse is not None)
+            if self.site == "attention" and "tokens" not in self.requires and more:
+                raise StrategyError(
+                    f"'{strategy.name}' fuses, merges or mixes tokens and does not read them: add tokens to `needs`, "
+                    "as what is only removed leaves before the attention and costs less"
+                )
             plan = self._follow(block, plan, keep)
         place = self.actor.cost.place(block, came, self.present if strategy.adaptive else keep)
         self.own_macs += check_own_macs(self.actor.traits.own_macs(place), strategy)

@@ -29,15 +29,6 @@ def merges(plan: Plan) -> bool:
     return isinstance(plan, Merge) or (isinstance(plan, Mask) and plan.sizes is not None)
 
 
-def check_only_removes(plan: Plan, name: str) -> None:
-    """Raise StrategyError for a plan that does more, of a strategy at the attention site that reads no tokens."""
-    if not only_removes(plan):
-        raise StrategyError(
-            f"'{name}' fuses, merges or mixes tokens and does not read them: add tokens to `needs`, as what is only "
-            "removed leaves before the attention and costs less"
-        )
-
-
 def _tensors(
     plan: Plan, B: int, N: int, keep: int, prefix: int | None
 ) -> Iterator[tuple[str, object, tuple[int, ...]]]:
@@ -96,16 +87,31 @@ def check_form(
         wants = "return Rest or None" if strategy.rests else "add how = 'rest' and site = 'block' to the class"
         raise StrategyError(f"'{name}' returned {type(plan).__name__}, and its how is {strategy.how!r}: {wants}")
     B, N = index.shape
-    for part in _tensors(plan, B, N, keep_of(plan, strategy, index, keep), prefix):
-        _check_tensor(name, *part, index.device)
-    if isinstance(plan, Keep | Rest) and plan.index.dtype != torch.int64:
-        raise StrategyError(f"'{name}': {type(plan).__name__}.index must be int64, got {plan.index.dtype}")
-    if isinstance(plan, Merge) and plan.target.dtype != torch.int64:
-        raise StrategyError(f"'{name}': Merge.target must be int64, got {plan.target.dtype}")
+    for what, value, shape in _tensors(plan, B, N, keep_of(plan, strategy, index, keep), prefix):
+        if not isinstance(value, Tensor) or tuple(value.shape) != shape:
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise StrategyError(f"'{name}': {what} must have shape {shape}, got {got}")
+        if value.device != index.device:
+            raise StrategyError(f"'{name}': {what} is on {value.device}, the tokens are on {index.device}")
+        if what.endswith((".index", ".target")) and value.dtype != torch.int64:
+            raise StrategyError(f"'{name}': {what} must be int64, got {value.dtype}")
     if isinstance(plan, Mask):
         _check_mask(plan, strategy, training)
     elif isinstance(plan, Shift) and not training:
         raise StrategyError(f"'{name}': Shift is for training only, see view.training")
+
+
+def _check_mask(plan: Mask, strategy: Strategy, training: bool) -> None:
+    name = strategy.name
+    if plan.keep.dtype == torch.bool:
+        if plan.values is not None or plan.sizes is not None:
+            raise StrategyError(f"'{name}': a Mask of booleans has neither values nor sizes")
+        if not strategy.adaptive:
+            raise StrategyError(f"'{name}': only an adaptive strategy keeps a number of its own of each image")
+    elif not plan.keep.is_floating_point():
+        raise StrategyError(f"'{name}': Mask.keep must be booleans, or real numbers in training, got {plan.keep.dtype}")
+    elif not training:
+        raise StrategyError(f"'{name}': a Mask of real numbers is for training only, see view.training")
 
 
 def in_range(plan: Plan, N: int, keep: int) -> Plan:
@@ -137,19 +143,17 @@ def check_numbers(plan: Plan, strategy: Strategy, index: Tensor, keep: int, pref
     for what, value, _ in _tensors(plan, B, N, keep, prefix):
         if isinstance(value, Tensor) and value.is_floating_point() and bool(value.isnan().any()):
             raise StrategyError(f"'{name}': {what} holds NaN")
-    wrong = ""
     if isinstance(plan, Keep | Rest) and plan.index.numel():
-        wrong = _wrong_index(plan, N)
+        wrong = _wrong_positions(plan, N)
     elif isinstance(plan, Merge):
         wrong = _wrong_groups(plan.target, keep)
-    elif isinstance(plan, Mask):
-        wrong = _wrong_mask(plan)
+    else:
+        wrong = _wrong_mask(plan) if isinstance(plan, Mask) else ""
     if wrong:
         raise StrategyError(f"'{name}': {wrong}")
 
 
-def _wrong_index(plan: Keep | Rest, N: int) -> str:
-    """Return what is wrong with the positions of a plan for N tokens, or ""."""
+def _wrong_positions(plan: Keep | Rest, N: int) -> str:
     ordered = plan.index.sort(dim=1).values
     low, high = int(ordered.min()), int(ordered.max())
     if low < 0 or high >= N:
@@ -159,7 +163,6 @@ def _wrong_index(plan: Keep | Rest, N: int) -> str:
 
 
 def _wrong_groups(target: Tensor, keep: int) -> str:
-    """Return what is wrong with the groups (B, N) of a plan, of which there are to be `keep`, or ""."""
     low, high = int(target.min()), int(target.max())
     if low < -1 or high >= keep:
         return f"Merge.target must lie in 0..{keep - 1}, or be -1, got {low}..{high}"
@@ -168,34 +171,12 @@ def _wrong_groups(target: Tensor, keep: int) -> str:
 
 
 def _wrong_mask(plan: Mask) -> str:
-    """Return what is wrong with the numbers of a mask, or ""."""
     keep = plan.keep
     if keep.dtype == torch.bool:
         return "" if bool(keep.any(dim=1).all()) else "Mask.keep leaves an image without a token"
     if bool(((keep < -ROUNDING) | (keep > 1 + ROUNDING)).any()):
         return "Mask.keep must lie in [0, 1]"
     return "" if plan.sizes is None or bool((plan.sizes > 0).all()) else "Mask.sizes must be positive"
-
-
-def _check_tensor(name: str, what: str, value: object, expected: tuple[int, ...], device: torch.device) -> None:
-    if not isinstance(value, Tensor) or tuple(value.shape) != expected:
-        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise StrategyError(f"'{name}': {what} must have shape {expected}, got {got}")
-    if value.device != device:
-        raise StrategyError(f"'{name}': {what} is on {value.device}, the tokens are on {device}")
-
-
-def _check_mask(plan: Mask, strategy: Strategy, training: bool) -> None:
-    name, keep = strategy.name, plan.keep
-    if keep.dtype == torch.bool:
-        if plan.values is not None or plan.sizes is not None:
-            raise StrategyError(f"'{name}': a Mask of booleans has neither values nor sizes")
-        if not strategy.adaptive:
-            raise StrategyError(f"'{name}': only an adaptive strategy keeps a number of its own of each image")
-    elif not keep.is_floating_point():
-        raise StrategyError(f"'{name}': Mask.keep must be booleans, or real numbers in training, got {keep.dtype}")
-    elif not training:
-        raise StrategyError(f"'{name}': a Mask of real numbers is for training only, see view.training")
 
 
 def check_own_macs(macs: Any, strategy: Strategy) -> Any:

@@ -24,6 +24,11 @@ from sparsebench.training.evaluate import first_batch, halving
 from sparsebench.training.steps import Samples, losses
 
 Look = Callable[[TokenView], Plan | None]
+IMAGES = 256
+"""Training images on which it is measured what a calibrated strategy spends."""
+NEAR = 0.005
+"""Share of the asked-for MACs by which it may be off."""
+TRIES = 10
 
 
 class Fitted(NamedTuple):
@@ -122,7 +127,7 @@ def fit(
     except (UnsupportedError, MemoryError, torch.OutOfMemoryError):
         raise
     except (Exception, SystemExit) as error:
-        where = place_of(error, _itself(strategy)) or _line(strategy)
+        where = place_of(error, _itself(strategy)) or line_of(_itself(strategy), "fit")
         raise UserError(
             f"'{strategy.name}': fit raised {one_line(error)}{where}", next_step="mend it: sparsebench check tries it"
         ) from error
@@ -144,7 +149,8 @@ def _take(returned: Any, actor: Actor) -> dict[str, Tensor]:
             raise ValueError(f"NaN in {nan[0]}")
     except (AttributeError, ValueError, RuntimeError) as error:
         raise UserError(
-            f"'{actor.strategy.name}': fit returned something else than its module has{_line(actor.strategy)}",
+            f"'{actor.strategy.name}': fit returned something else than its module has"
+            f"{line_of(_itself(actor.strategy), 'fit')}",
             got=one_line(error), allowed=f"{{block: {{name: tensor}}}}, numbers for {', '.join(wanted)}",
         ) from error  # fmt: skip
     return {name: value.detach().clone() for name, value in wanted.items()}
@@ -180,17 +186,6 @@ def _itself(strategy: Any) -> Strategy:
     while isinstance(strategy, StandIn):
         strategy = strategy.strategy
     return strategy
-
-
-def _line(strategy: Strategy) -> str:
-    return line_of(_itself(strategy), "fit")
-
-
-IMAGES = 256
-"""Training images on which it is measured what is spent."""
-NEAR = 0.005
-"""Share of the asked-for MACs by which it may be off."""
-TRIES = 10
 
 
 class Calibration(NamedTuple):
