@@ -342,8 +342,11 @@ class DeepViT:
         else:
             acting.went(acting.present, scoring=self.cost.scoring(["attention"]) if looked else "")
             q, k, v = qkv(block.attn, attention_input(block, x), kwargs.get("rope"))
-            if looked:
-                self._note_attention(acting, block.attn, q, k, v)
+            if looked:  # the strategy chooses by it before the next block
+                with self._in_full(q.device.type):
+                    count = self.prefix + (acting.sizes > 0).sum(dim=1, keepdim=True)
+                    shown = self._fields(acting, block.attn, q, k, v)["attention"]
+                    acting.previous = attention.in_full(shown) * count
             x = x + attention_branch(block, attend(block.attn, q, k, v, **self._keys(acting)))
         return x + mlp_branch(block, x)
 
@@ -374,12 +377,6 @@ class DeepViT:
         x = x + attention_branch(block, attend(block.attn, q, k, v, **keys, rows=rows))
         acting.went(came, early=early, scoring=scoring)
         return x if early or plan is None else self._apply(plan, x, sizes)
-
-    def _note_attention(self, acting: Pass, attn: Any, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """Note the attention that the strategy chooses by before the next block."""
-        with self._in_full(q.device.type):
-            count = self.prefix + (acting.sizes > 0).sum(dim=1, keepdim=True)
-            acting.previous = attention.in_full(self._fields(acting, attn, q, k, v)["attention"]) * count
 
     def _fields(self, acting: Pass, attn: Any, q: Tensor, k: Tensor, v: Tensor) -> attention.Fields:
         present = acting.sizes > 0 if acting.ragged else None

@@ -148,7 +148,9 @@ def refuse(vit: Any) -> None:
     """Raise UnsupportedError for architectures in which dropping tokens would go wrong silently."""
     name = type(vit).__name__
     if not isinstance(vit, VisionTransformer | Eva):
-        raise UnsupportedError(f"{name} is no timm VisionTransformer or Eva: {_obstacle(vit)}")
+        raise UnsupportedError(
+            f"{name} is no timm VisionTransformer or Eva: only of these classes is it known here how tokens are dropped"
+        )
     if getattr(vit, "grad_checkpointing", False):
         raise UnsupportedError(f"{name}: gradient checkpointing is on; call set_grad_checkpointing(False)")
     if getattr(vit, "rope", None) is not None:
@@ -174,18 +176,6 @@ def _refuse_ends(vit: Any, name: str) -> None:
         n * side != pixels for n, side, pixels in zip(embed.grid_size, embed.patch_size, embed.img_size, strict=True)
     ):
         raise UnsupportedError(f"{name}: {embed.img_size} pixels are no whole number of patches of {embed.patch_size}")
-
-
-def _obstacle(model: Any) -> str:
-    """Return why tokens cannot be dropped from a model that is neither."""
-    if getattr(model, "rope", None) is not None:
-        return "its rotary position embeddings are bound to the full token grid"
-    relative = ("relative_position_bias_table", "rel_pos", "rel_pos_bias")
-    if any(getattr(part, key, None) is not None for part in model.modules() for key in relative):
-        return "its relative positions are bound to the full token grid"
-    if type(model).__name__.startswith("NaFlex"):
-        return "it takes patches of any number in place of images of one size"
-    return "only of these classes is it known here how tokens are dropped"
 
 
 def linear_macs(module: nn.Module | None) -> int:

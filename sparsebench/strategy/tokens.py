@@ -120,28 +120,19 @@ def apply(plan: Plan, tokens: Tensor, sizes: Tensor, prefix: int = 0) -> Tensor:
 def _new(plan: Plan, patches: Tensor, sizes: Tensor) -> Tensor:
     """Return (B, M, C), what becomes of the (B, N, C) patch tokens."""
     if isinstance(plan, Keep):
-        return torch.cat([gather(patches, plan.index), _fuse(plan, patches)], dim=1)
+        assert plan.fuse is not None
+        weight = plan.fuse.scatter(1, plan.index, 0.0).to(patches.dtype)
+        return torch.cat([gather(patches, plan.index), weight[:, None, :] @ patches], dim=1)
     if isinstance(plan, Merge):
-        return _merge(plan, patches, sizes)
+        plan = Grouped.of(plan)
+        weight = shares_of(plan, sizes, _sums(plan, sizes)) if plan.weight is None else plan.weight
+        return _by_group(plan, patches, weight)
     if isinstance(plan, Shift):
         return patches + plan.by.to(patches.dtype)
     if isinstance(plan, Mask):
         return patches if plan.values is None else plan.values.to(patches.dtype)
     assert isinstance(plan, Mix)
     return plan.weight.to(patches.dtype) @ (patches if plan.values is None else plan.values.to(patches.dtype))
-
-
-def _fuse(plan: Keep, patches: Tensor) -> Tensor:
-    """Return (B, 1, C), the tokens not kept summed with their weights (EViT, eq. for the inattentive token)."""
-    assert plan.fuse is not None
-    weight = plan.fuse.scatter(1, plan.index, 0.0).to(patches.dtype)
-    return weight[:, None, :] @ patches
-
-
-def _merge(plan: Merge, patches: Tensor, sizes: Tensor) -> Tensor:
-    """Return (B, M, C), each group's members summed with their weights."""
-    plan = Grouped.of(plan)
-    return _by_group(plan, patches, shares_of(plan, sizes, _sums(plan, sizes)) if plan.weight is None else plan.weight)
 
 
 def shares_of(plan: Merge, sizes: Tensor, sums: Tensor) -> Tensor:

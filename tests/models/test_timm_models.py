@@ -67,8 +67,8 @@ def test_a_model_is_made_by_name_and_a_wrong_name_gets_a_hint():
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("swin_tiny_patch4_window7_224", "relative positions"),
-        ("naflexvit_base_patch16_gap", "NaFlexVit is no timm VisionTransformer or Eva: it takes patches of any number"),
+        ("swin_tiny_patch4_window7_224", "SwinTransformer is no timm VisionTransformer or Eva"),
+        ("naflexvit_base_patch16_gap", "NaFlexVit is no timm VisionTransformer or Eva"),
         ("vit_base_patch16_18x2_224", "ParallelThingsBlock"),
         ("deit_tiny_patch16_224.nowhere", "Invalid pretrained tag"),
     ],

@@ -411,14 +411,6 @@ def test_training_foregrounds_change_and_nothing_else_does(cls) -> None:
     assert not differs.any()
 
 
-def test_permuted_patches_stay_so_in_both_parts():
-    drawn = Composite(canvas=16, foreground=10, test=20, permuted=True).draw(30, 1, {})
-    data = drawn.held_back(0.5)
-    assert data.validation is not None
-    parts = [part.relevance_on((4, 4)) for part in (data.train, data.validation)]
-    np.testing.assert_array_equal(np.concatenate(parts), drawn.train.relevance_on((4, 4)))
-
-
 def test_a_picture_that_comes_again_is_drawn_anew() -> None:
     data = Spurious(**TILED, affine=1.0).draw(600, 0, {})  # 240 digits of two classes, each at least twice
     boxes = data.train.boxes
@@ -428,12 +420,14 @@ def test_a_picture_that_comes_again_is_drawn_anew() -> None:
 
 @pytest.mark.parametrize("cls", [Composite, Spurious, Plain])
 def test_the_last_of_the_drawn_samples_are_held_back(cls):
-    drawn = cls(canvas=16, foreground=10, test=20).draw(30, 1, {})
+    drawn = cls(canvas=16, foreground=10, test=20, permuted=True).draw(30, 1, {})
     data = drawn.held_back(0.25)
     assert len(data.train.labels) == 22 and data.validation is not None
     for name in ("inputs", "labels", "groups", "boxes"):
         whole = np.concatenate([getattr(data.train, name), getattr(data.validation, name)])
         np.testing.assert_array_equal(whole, getattr(drawn.train, name))
+    parts = [part.relevance_on((4, 4)) for part in (data.train, data.validation)]
+    np.testing.assert_array_equal(np.concatenate(parts), drawn.train.relevance_on((4, 4)))
     assert data.test is drawn.test
 
 

@@ -49,15 +49,6 @@ def test_mask_rules_say_what_their_names_say(seed, foreground):
         assert np.flatnonzero(chosen).tolist() == sorted(expected)
 
 
-def test_a_26_pixel_foreground_on_patches_of_4_covers_as_many_as_are_known():
-    shares = np.concatenate([shares_of(seed, 26) for seed in range(200)])
-    ranges = {mask: relevant(shares, mask).sum(axis=1) for mask in ("any", "half", "inside", "top")}
-    assert (ranges["any"].min(), ranges["any"].max()) == (49, 64)
-    assert (ranges["half"].min(), ranges["half"].max()) == (36, 49)
-    assert (ranges["inside"].min(), ranges["inside"].max()) == (25, 36)
-    assert set(ranges["top"]) == {42}
-
-
 @pytest.mark.parametrize("cls", [Composite, Spurious])
 def test_on_the_grid_each_patch_matters_wholly_or_not_at_all(cls):
     data = cls(placement="grid", test=200, pretrain_epochs=0).draw(200, 0, {})

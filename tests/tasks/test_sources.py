@@ -35,17 +35,6 @@ def located(root):
     return name, {name: place}
 
 
-def test_a_folder_of_classes_is_read_split_by_split(folder):
-    name, locations = located(folder)
-    found = foregrounds(name, 8, locations)
-    assert found.classes == ("cat", "dog")
-    for split, n, blue in ((found.train, 6, 0), (found.test, 4, 200)):
-        for k, label in enumerate(found.classes):
-            assert split[label].shape == (n, 3, 8, 8) and split[label].dtype == np.uint8
-            for i, picture in enumerate(split[label]):
-                assert (picture.transpose(1, 2, 0) == (100 * k, 10 * i, blue)).all()
-
-
 @pytest.mark.parametrize(
     ("name", "mode"),
     [

@@ -10,7 +10,6 @@ from sparsebench.models.actor import Actor
 from sparsebench.models.vits import Vit
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Keep, Merge
-from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Composite
 from sparsebench.training.evaluate import BATCH, evaluate, ranks
 from sparsebench.training.steps import Samples
@@ -169,17 +168,6 @@ def test_a_full_batch_is_timed_with_what_its_strategy_took_but_the_first_and_the
     samples.items = samples.items[:70]
     monkeypatch.setattr("sparsebench.training.evaluate.first_batch", lambda network, samples: 20)
     assert evaluate(NETWORK, actor_of(strategy), samples, TASK.recipe()).seconds == [20, 20]
-
-
-def test_the_loss_weighs_samples_and_not_batches():
-    recipe = Recipe("hinge", "sgd", lr=1, batch=1, epochs=1, steps=1)
-    samples = of_sets()
-    parts = []
-    for rows in (samples.items[:BATCH], samples.items[BATCH:]):
-        samples.items = rows
-        parts.append(evaluate(NETWORK, None, samples, recipe).loss)
-    whole = evaluate(NETWORK, None, of_sets(), recipe).loss
-    assert whole == pytest.approx((BATCH * parts[0] + 30 * parts[1]) / N, rel=1e-9)
 
 
 def test_the_rank_of_a_label_is_its_place_in_a_stable_sort():

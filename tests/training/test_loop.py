@@ -101,25 +101,25 @@ def test_the_reported_loss_is_the_mean_over_the_samples_of_the_last_pass(steps):
     assert done["train_loss"] == pytest.approx(float(expected), rel=1e-6)
 
 
-def test_the_hinge_loss_and_its_predictions():
-    outputs, labels = torch.tensor([2.0, 0.5, -0.5, -2.0]), torch.tensor([1, 1, 1, 0])
-    assert losses(SGD, outputs, labels).tolist() == [0, 0.5, 1.5, 0]
-    assert predictions(SGD, outputs).tolist() == [1, 1, 0, 0]
-
-
-def test_four_classes_are_the_signs_of_two_outputs():
-    outputs = torch.tensor([[-1.5, -0.5], [-2.0, 1.0], [0.25, -3.0], [4.0, -1.0]])
-    labels = torch.tensor([0, 1, 2, 3])
-    assert losses(SGD, outputs, labels).tolist() == [0.5, 0, 0.75, 2]
-    assert losses(SGD, outputs, torch.tensor([3, 2, 1, 0])).tolist() == [4, 5, 5.25, 5]
-    assert predictions(SGD, outputs).tolist() == [0, 1, 2, 2]
-
-
-def test_cross_entropy_and_its_predictions():
-    recipe = replace(SGD, loss="cross-entropy")
-    logits, labels = torch.tensor([[0.0, math.log(3)], [math.log(3), 0.0]]), torch.tensor([1, 1])
-    assert losses(recipe, logits, labels).tolist() == pytest.approx([-math.log(0.75), -math.log(0.25)])
-    assert predictions(recipe, logits).tolist() == [1, 0]
+@pytest.mark.parametrize(
+    ("loss", "outputs", "labels", "expected", "predicted"),
+    [
+        ("hinge", [2.0, 0.5, -0.5, -2.0], [1, 1, 1, 0], [0, 0.5, 1.5, 0], [1, 1, 0, 0]),
+        (
+            "hinge",
+            [[-1.5, -0.5], [-2.0, 1.0], [0.25, -3.0], [4.0, -1.0]],
+            [0, 1, 2, 3],
+            [0.5, 0, 0.75, 2],
+            [0, 1, 2, 2],
+        ),
+        ("hinge", [[-1.5, -0.5], [-2.0, 1.0]], [3, 2], [4, 5], [0, 1]),
+        ("cross-entropy", [[0.0, math.log(3)], [math.log(3), 0.0]], [1, 1], [-math.log(0.75), -math.log(0.25)], [1, 0]),
+    ],
+)
+def test_losses_and_predictions_are_those_of_the_recipe(loss, outputs, labels, expected, predicted):
+    recipe, outputs = replace(SGD, loss=loss), torch.tensor(outputs)
+    assert losses(recipe, outputs, torch.tensor(labels)).tolist() == pytest.approx(expected)
+    assert predictions(recipe, outputs).tolist() == predicted
 
 
 def test_stopping_at_zero_loss_changes_nothing():

@@ -17,7 +17,8 @@ from sparsebench.tasks.images import Composite
 from sparsebench.training.loop import Course, Training
 from sparsebench.training.steps import Autograd, Samples, step_size
 
-TASK = Composite(canvas=16, foreground=10, test=2, epochs=4, batch=8, lr=0.01, weight_decay=0.3, pretrain_epochs=0)
+TASK = Composite(canvas=16, foreground=10, test=2, epochs=4, batch=8, lr=0.01, weight_decay=0.3, pretrain_epochs=0,
+                 warmup=0.2)  # fmt: skip
 DATA, RECIPE = TASK.draw(24, 0, {}), TASK.recipe()
 STEPS = 12  # three a pass
 
@@ -105,7 +106,7 @@ def train(steps, k=None, state=None):
 
     def note(step):
         if step == k:
-            seen.update({name: value.clone() for name, value in training.state().items()})
+            seen.update(copy.deepcopy(training.state()))
 
     training.run(note)
     return seen

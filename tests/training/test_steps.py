@@ -12,7 +12,6 @@ from sparsebench.models.actor import Actor
 from sparsebench.models.vits import Vit
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Keep
-from sparsebench.tasks.base import Split
 from sparsebench.tasks.images import Composite
 from sparsebench.training.loop import Course, Training
 from sparsebench.training.steps import (
@@ -86,16 +85,6 @@ def test_a_warm_up_rises_linearly_to_the_largest_step_size_and_then_falls_to_zer
     assert (np.diff(sizes[~rising]) < 0).all()
     assert step_size(recipe, 1.0, total) == pytest.approx(0, abs=1e-12)
     assert step_size(recipe, warmup, total) == pytest.approx(recipe.lr)
-
-
-def test_a_training_has_its_warm_up():
-    sizes = []
-    network = vit()
-    recipe = replace(RECIPE, warmup=0.5)
-    steps = Autograd(network, None, samples(), recipe)
-    Training(steps, Course(23, recipe, ("order",))).run(lambda step: sizes.append(steps.opt.param_groups[0]["lr"]))
-    assert sizes[1:] == [step_size(recipe, step / 6, 6) for step in range(6)]
-    assert sizes[1] == pytest.approx(0.0025) and max(sizes[1:]) == pytest.approx(0.01)
 
 
 def test_labels_are_smoothed_in_training_alone():
@@ -212,14 +201,6 @@ def test_relevance_moves_with_the_pixels(box, how):
     patches = moved_by_hand(mask, *how)[0].reshape(3, 4, 3, 4).mean(axis=(1, 3)).ravel()
     boxes = move_boxes(torch.tensor([box]), one(*how), SIDE)
     np.testing.assert_allclose(relevance(boxes, SIDE, SIDE, GRID)[0].numpy(), patches, atol=1e-7)
-
-
-@given(st.lists(box, min_size=1, max_size=5), st.sampled_from([(3, 3), (4, 6), (5, 7)]))
-def test_boxes_that_are_not_moved_have_the_relevance_of_their_split(boxes, grid):
-    zeros = np.zeros(len(boxes), dtype=int)
-    split = Split(np.zeros((len(boxes), 3, SIDE, SIDE), np.uint8), zeros, zeros, boxes=np.array(boxes))
-    here = relevance(torch.tensor(boxes), SIDE, SIDE, grid)
-    np.testing.assert_array_equal(here.numpy(), split.relevance_on(grid))
 
 
 def test_moves_are_uniform():
