@@ -101,34 +101,12 @@ def test_a_strategy_that_fails_is_one_line(out: Path) -> None:
     assert "Error: strategy 'raises' has no result: ValueError: no idea which token matters" in done.output
 
 
-LINES = """
-import sparsebench
-
-class Lines(sparsebench.Observer):
-    "Writes a line a record."
-    name = "lines"
-
-    def open(self, out):
-        path = out / "lines.txt"
-
-        def see(record):
-            with path.open("a") as file:
-                file.write(f"{record.cell_id} {record.label}\\n")
-
-        return see
-
-@sparsebench.hookimpl
-def sparsebench_observers():
-    return [Lines]
-"""
-
-
 def test_observers_are_told_of_what_is_trained(tmp_path: Path) -> None:
-    (tmp_path / "lines.py").write_text(LINES)
+    (tmp_path / "lines.py").write_text(code("docs/write/observer.md")[0])
     words = ("attn_topk", "random", *SMALL, "--out", tmp_path / "out", "--observe", tmp_path / "lines.py")
     dry = call(*words, "--dry-run")
     assert dry.exit_code == 0 and dry.stdout.startswith("1 of 1 cells to run\n") and not (tmp_path / "out").exists()
     done = call(*words)
     assert done.exit_code == 0, done.output
     (line,) = (tmp_path / "out" / "lines.txt").read_text().splitlines()
-    assert line.split() == [*store.read(tmp_path / "out"), "dense"]
+    assert line.split()[:3] == [*store.read(tmp_path / "out"), "dense", "ok"]
