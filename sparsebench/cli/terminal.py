@@ -93,13 +93,12 @@ def complete(_context: click.Context, parameter: click.Parameter, begun: str) ->
     from sparsebench.plan import request
     from sparsebench.plugin.registry import FIRST, Registry
 
-    registry = Registry()
     names: dict[str, Callable[[], Iterable[str]]] = {
         "observer": lambda: OBSERVERS,
         "suite": request.names,
-        "strategy": lambda: registry.entries.keys() - {*FIRST, *OBSERVERS},
-        "task": lambda: [cls.name for cls in registry.tasks()],
-        "model": lambda: [cls.name for cls in registry.models()],
+        "strategy": lambda: Registry().entries.keys() - {*FIRST, *OBSERVERS},
+        "task": lambda: [cls.name for cls in Registry().tasks()],
+        "model": lambda: [cls.name for cls in Registry().models()],
     }
     offered = sorted(name for name in names[NAMES[str(parameter.name)]]() if name.startswith(begun))
     return [CompletionItem(name) for name in offered] or [CompletionItem(begun, type="file")]
