@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -98,9 +96,8 @@ def test_every_command_is_in_a_group_of_the_help_and_has_an_example_that_parses(
 def test_a_shell_completes_names(line: str, offered: str) -> None:
     words = f"sparsebench {line}"
     about = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1), "_SPARSEBENCH_COMPLETE": "bash_complete"}
-    code = "from sparsebench.cli import main; main(prog_name='sparsebench')"
-    done = subprocess.run([sys.executable, "-c", code], env=os.environ | about, capture_output=True, text=True)
-    assert f"plain,{offered}" in done.stdout.splitlines(), done.stderr
+    done = CliRunner().invoke(main, prog_name="sparsebench", env=about)
+    assert f"plain,{offered}" in done.stdout.splitlines(), done.output
 
 
 @pytest.mark.parametrize(

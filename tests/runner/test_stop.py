@@ -14,7 +14,7 @@ from sparsebench.runner.engines import first_interrupt
 
 
 def plan(out: Path) -> planner.Plan:
-    return planned(out, tasks=("composite:epochs=400",), n_train=(4, 8), seeds=10)
+    return planned(out, tasks=("composite:epochs=100",), n_train=(4, 8), seeds=10)
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 from merging import cosine, mean
+from tiny import images
+
+from sparsebench.models.actor import Actor
+from sparsebench.strategy.budget import Budget
 
 
 class Token(NamedTuple):
@@ -93,6 +97,41 @@ def by_hand(network, image, rule: Rule, *, site="attention", prefix=1, proportio
         return model.forward_head(x[None])[0], tokens
     pooled = mean(x.tolist(), [token.size for token in tokens])
     return model.head(model.fc_norm(torch.tensor(pooled, dtype=torch.float64))), tokens
+
+
+NETWORKS = {"class token": (1, {}), "no class token": (0, {"class_token": False, "global_pool": "avg"})}
+"""Prefix tokens, and what makes such a network."""
+
+
+@torch.no_grad()
+def compare(strategy, network, rule_of, budget, *, sized=False, **how):
+    """Check logits to 1e-5, and exactly which patches go on in which order, and how many; return the pass.
+
+    Args:
+        strategy, network: what is checked.
+        rule_of: the rule, or what makes one of the modules that were learned.
+        budget: of the strategy.
+        sized: whether for how many each stands is checked too, as it is where attention is proportional.
+        how: see `by_hand`.
+    """
+    actor = Actor(strategy, Budget(**budget), network.cost, network.grid, stream=5)
+    rng = torch.Generator().manual_seed(3)
+    for module in actor.learned.values():
+        for weight in module.parameters():
+            weight.add_(0.3 * torch.randn(weight.shape, generator=rng))
+    pixels = images().to(next(network.module.parameters()).dtype)
+    acting = actor.begin(torch.arange(len(pixels)), 0, None, tokens=network.cost.tokens, training=False)
+    out = network(pixels, acting)
+    rule = rule_of(actor.learned) if actor.learned else rule_of
+    for b, image in enumerate(pixels):
+        logits, tokens = by_hand(network, image, rule, **how)
+        torch.testing.assert_close(out[b].double(), logits, atol=1e-5, rtol=1e-5)
+        index = [i for i in acting.index[b].tolist() if i >= 0 or not acting.ragged]
+        assert index == [min(token.patches, default=-1) for token in tokens]
+        if sized or how.get("proportional"):
+            sizes = torch.tensor([token.size for token in tokens])
+            torch.testing.assert_close(acting.sizes[b], sizes, atol=1e-5, rtol=1e-5)
+    return acting
 
 
 def joined(group, weights=None, sizes=None):

@@ -2,18 +2,13 @@
 
 import networks as hand
 import pytest
-import torch
 from merging import cosine, view
 from sparsebench_plugins.pru_merge import PruMerge
 from sparsebench_plugins.vis_pruner import VisPruner
 from sparsebench_plugins.vision_zip import VisionZip
-from tiny import B, act, images, vit
+from tiny import B, vit
 
 COUNTS = {0: 13, 1: 10, 2: 7, 3: 4}
-NETWORKS = {
-    "class token": (1, {}),
-    "no class token": (0, {"class_token": False, "global_pool": "avg"}),
-}
 
 
 def attention_of(seen):
@@ -66,16 +61,11 @@ def pru_merge(seen, tokens, K):
     [(VisionZip(contextual=0.3), vision_zip), (VisPruner(step=2), vis_pruner), (PruMerge(share=0.25), pru_merge)],
     ids=["vision_zip", "vis_pruner", "pru_merge"],
 )
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", hand.NETWORKS)
 def test_the_logits_and_the_sizes_are_those_of_loops(name, strategy, rule):
-    prefix, changes = NETWORKS[name]
-    network = vit(**changes)
+    prefix, changes = hand.NETWORKS[name]
     budget = {"blocks": tuple(COUNTS), "counts": tuple(COUNTS.values())}
-    acting, out = act(strategy, network, images(), None, None, **budget)
-    for b, image in enumerate(images()):
-        logits, tokens = hand.by_hand(network, image, hand.at(COUNTS, rule), prefix=prefix)
-        torch.testing.assert_close(out[b].double(), logits, atol=2e-5, rtol=2e-5)
-        assert acting.sizes[b].tolist() == [token.size for token in tokens]
+    acting = hand.compare(strategy, vit(**changes), hand.at(COUNTS, rule), budget, sized=True, prefix=prefix)
     assert acting.sizes.shape == (B, COUNTS[3])
 
 

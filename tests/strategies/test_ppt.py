@@ -5,13 +5,9 @@ import pytest
 import torch
 from merging import view
 from sparsebench_plugins.ppt import PPT
-from tiny import B, N, act, images, vit
+from tiny import B, N, vit
 
 COUNTS = {0: 13, 1: 9, 2: 6, 3: 4}
-NETWORKS = {
-    "class token": (1, {}),
-    "no class token": (0, {"class_token": False, "global_pool": "avg"}),
-}
 
 
 def importance(attention, values):
@@ -38,21 +34,12 @@ def rule_of(threshold, chosen):
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.3, 0.6, 1.0, 100.0])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", hand.NETWORKS)
 def test_the_logits_and_the_sizes_are_those_of_loops(name, threshold):
-    prefix, changes = NETWORKS[name]
-    network = vit(**changes)
-    budget = {"blocks": tuple(COUNTS), "counts": tuple(COUNTS.values())}
-    acting, out = act(PPT(threshold=threshold), network, images(), None, None, **budget)
-    every = []
-    for b, image in enumerate(images()):
-        chosen = []
-        rule = hand.at(COUNTS, rule_of(threshold, chosen))
-        logits, tokens = hand.by_hand(network, image, rule, prefix=prefix, proportional=True)
-        torch.testing.assert_close(out[b].double(), logits, atol=2e-5, rtol=2e-5)
-        assert acting.sizes[b].tolist() == [token.size for token in tokens]
-        assert acting.index[b].tolist() == [min(token.patches) for token in tokens]
-        every += chosen
+    prefix, changes = hand.NETWORKS[name]
+    budget, every = {"blocks": tuple(COUNTS), "counts": tuple(COUNTS.values())}, []
+    rule = hand.at(COUNTS, rule_of(threshold, every))
+    acting = hand.compare(PPT(threshold=threshold), vit(**changes), rule, budget, prefix=prefix, proportional=True)
     assert set(every) == ({"drop"} if threshold == 0 else {"merge"} if threshold == 100 else {"drop", "merge"}), every
     assert acting.index.shape == (B, COUNTS[3])
 

@@ -24,29 +24,6 @@ NETWORKS = {
 }
 
 
-@torch.no_grad()
-def compare(strategy, network, rule_of, budget, **how):
-    """Check logits to 1e-5, and exactly which patches go on in which order, how many, and for how many each stands."""
-    actor = Actor(strategy, Budget(**budget), network.cost, network.grid, stream=5)
-    rng = torch.Generator().manual_seed(3)
-    for module in actor.learned.values():
-        for weight in module.parameters():
-            weight.add_(0.3 * torch.randn(weight.shape, generator=rng))
-    pixels = images().to(next(network.module.parameters()).dtype)
-    acting = actor.begin(torch.arange(len(pixels)), 0, None, tokens=network.cost.tokens, training=False)
-    out = network(pixels, acting)
-    rule = rule_of(actor.learned) if actor.learned else rule_of
-    for b, image in enumerate(pixels):
-        logits, tokens = hand.by_hand(network, image, rule, **how)
-        torch.testing.assert_close(out[b].double(), logits, atol=1e-5, rtol=1e-5)
-        index = [i for i in acting.index[b].tolist() if i >= 0 or not acting.ragged]
-        assert index == [min(token.patches, default=-1) for token in tokens]
-        if how.get("proportional"):
-            sizes = torch.tensor([token.size for token in tokens])
-            torch.testing.assert_close(acting.sizes[b], sizes, atol=1e-5, rtol=1e-5)
-    return acting
-
-
 @pytest.mark.parametrize(
     "strategy",
     [ToMe(), ToMe(proportional=False), ToFu(), ToFu(length="paper", proportional=True)],
@@ -58,7 +35,7 @@ def test_bipartite_matching_is_that_of_the_whole_sequence(name, strategy, r=3):
     act = partial(hand.tofu, length=strategy.length) if strategy.name == "tofu" else hand.tome
     rule = hand.at({block: 16 - r * (block + 1) for block in range(4)}, act)
     how = {"prefix": prefix, "proportional": strategy.proportional}
-    acting = compare(strategy, vit(**changes), rule, {"per_block": r}, **how)
+    acting = hand.compare(strategy, vit(**changes), rule, {"per_block": r}, **how)
     assert [step.tokens_out for step in acting.steps] == [16 - r, 16 - 2 * r, 16 - 3 * r, 16 - 4 * r]
 
 
@@ -80,7 +57,7 @@ CEIL = {"keep_rate": 0.7, "convention": "compound-ceil"}
 )  # fmt: skip
 def test_logits_order_and_counts_are_those_of_loops(strategy, rule, budget, how):
     """One strategy of each way to act; what every other strategy chooses is compared with loops in its own tests."""
-    compare(strategy, vit(), rule, budget, **how)
+    hand.compare(strategy, vit(), rule, budget, **how)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from samples import SAMPLES
 
 from sparsebench import Keep, Strategy, UserError
 from sparsebench.models.deep import DeepViT
-from sparsebench.plugin.registry import PluginError, Registry
+from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Origin
 from sparsebench.testing import parametrize_with_strategies, run
 from sparsebench.testing.process import resolve
@@ -32,16 +32,6 @@ def report_of(strategy, *names):
 
 def failed(report):
     return {outcome.check for outcome in report.outcomes if outcome.status == "failed"}
-
-
-def breaks(strategy, name):
-    """Say whether the check of that name fails for the strategy."""
-    (check,) = (check for check in run.CHECKS if check.name == name)
-    try:
-        check(strategy)
-    except Exception as error:  # what making the strategy anew raises, too
-        return getattr(error, "of", "") in ("", name)
-    return False
 
 
 class FarFromMean(Strategy):
@@ -223,20 +213,24 @@ def test_a_fit_is_watched_as_choices_are(fit, fails, says):
     assert "acts_without_error" not in says_of or says_of["acts_without_error"][0] == "fits_on_images"
 
 
-def test_parameters_without_defaults_and_those_that_json_loses_are_named():
-    assert breaks(NeedsACount(count=3), "constructs_with_defaults")
-    assert breaks(Forgets(secret=2.0), "parameters_survive_json")
+@pytest.mark.parametrize(
+    ("strategy", "name"),
+    [
+        (NeedsACount(count=3), "constructs_with_defaults"),
+        (Forgets(secret=2.0), "parameters_survive_json"),
+        (type("Hidden", (FarFromMean,), {"__module__": __name__})(), "pickles_by_reference"),
+        (resolve(str(SAMPLES / "peeks_at_labels.py"), Registry())[0][0], "labels_change_nothing"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_found_out_of_parameters_of_the_class_and_of_other_objects(strategy, name):
+    assert failed(report_of(strategy, name)) == {name}
 
 
 def test_a_state_that_makes_trouble_later_is_found():
     report = report_of(Remembers(), "acts_without_error", "plans_are_legal", "fifth_batch_as_first")
     assert failed(report) == {"acts_without_error"} and not report.conforms
     assert any("no room for another batch" in outcome.message for outcome in report.outcomes)
-
-
-def test_a_class_that_is_found_nowhere_does_not_pickle():
-    hidden = type("Hidden", (FarFromMean,), {"__module__": __name__, "__doc__": "Hidden."})()
-    assert breaks(hidden, "pickles_by_reference") and not breaks(FarFromMean(), "pickles_by_reference")
 
 
 def test_what_a_strategy_does_to_the_process_is_put_back():
@@ -260,6 +254,7 @@ def test_what_a_strategy_does_to_the_process_is_put_back():
         ("random:size=3", "unknown parameter"),
         (str(SAMPLES / "brings_task.py"), "brings no strategy to check"),
         (str(SAMPLES / "empty.py"), "brings no strategy"),
+        (str(SAMPLES / "import_error.py"), r"import_error\.py: ModuleNotFoundError"),
     ],
 )
 def test_a_target_that_is_none_is_a_users_error(target, says):
@@ -276,16 +271,6 @@ def test_bad_plugins_fail_one_required_check_which_says_why(sample, check):
     assert failed(report) == {check}
     assert all(o.message == f"see {check}" for o in report.outcomes if o.status == "not run")
     assert not report.conforms and all(len(o.message.splitlines()) <= 1 for o in report.outcomes)
-
-
-def test_one_that_looks_through_all_objects_for_labels_is_named():
-    ((strategy, _),) = resolve(str(SAMPLES / "peeks_at_labels.py"), Registry())
-    assert breaks(strategy, "labels_change_nothing")
-
-
-def test_a_plugin_that_does_not_load_says_why():
-    with pytest.raises(PluginError, match=r"import_error\.py: ModuleNotFoundError"):
-        resolve(str(SAMPLES / "import_error.py"), Registry())
 
 
 @pytest.mark.slow
