@@ -1,5 +1,10 @@
+"""Observers: who is told of which records, and what one does that raises, hangs or is no observer."""
+
 import logging
+import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +16,7 @@ from plugin_files import write_distribution
 
 import sparsebench
 from sparsebench.errors import UserError
+from sparsebench.plugin import observer
 from sparsebench.records import store
 from sparsebench.records.record import Record
 from sparsebench.runner.run import show_folder
@@ -47,6 +53,47 @@ def sparsebench_record_finished(record):
     with Path(__file__).with_name("bare_seen").open("a") as file:
         file.write(record.cell_id + "\\n")
 """
+HANGS = """
+import atexit
+import threading
+import time
+from typing import ClassVar
+import sparsebench
+
+def for_ever():
+    while True:
+        time.sleep(1000)
+
+class Hangs(sparsebench.Observer):
+    name: ClassVar[str] = "hangs"
+    at: str
+
+    def open(self, out):
+        if self.at == "open":
+            for_ever()
+        if self.at == "exit":
+            atexit.register(for_ever)
+        if self.at == "thread":
+            threading.Thread(target=for_ever, daemon=False).start()
+
+        def see(record):
+            with (out / self.at).open("a") as file:
+                file.write(f"{record.cell_id} {threading.get_ident()}\\n")
+            if self.at == "record":
+                for_ever()
+        return see
+
+@sparsebench.hookimpl
+def sparsebench_observers():
+    return [Hangs]
+"""
+IMPATIENT = """
+import sys
+from sparsebench.plugin import observer
+from sparsebench.cli import run_cli
+observer.PATIENCE = 1.5
+run_cli()
+"""
 RUN = ["--suite", TINY, "--n-train", "4", "--seeds", "1", "--device", "cpu"]
 
 
@@ -54,6 +101,12 @@ RUN = ["--suite", TINY, "--n-train", "4", "--seeds", "1", "--device", "cpu"]
 def own(tmp_path: Path) -> Path:
     (tmp_path / "own.py").write_text(OWN)
     return tmp_path / "own.py"
+
+
+@pytest.fixture
+def hangs(tmp_path: Path) -> Path:
+    (tmp_path / "hangs.py").write_text(HANGS)
+    return tmp_path / "hangs.py"
 
 
 @pytest.fixture
@@ -169,3 +222,41 @@ def test_an_observer_without_its_library_says_what_to_install(
     done = call("run", *RUN, "--out", tmp_path, "--observe", name)
     says = f"Error: observer '{name}' is not installed; pip install 'sparsebench[{name}]'\n"
     assert (done.exit_code, done.stderr) == (2, says)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("at", "says"), [("record", "is turned off"), ("exit", "cut off"), ("thread", "cut off")]
+)  # fmt: skip
+def test_a_run_ends_and_stores_all_records_whatever_hangs(hangs: Path, tmp_path: Path, at: str, says: str) -> None:
+    out = tmp_path / "out"
+    words = ["run", *RUN, "--jobs", "1", "--out", str(out), "--observe", f"{hangs}:at={at}", "--format", "csv"]
+    begun = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", IMPATIENT, *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - begun < 100
+    assert [record.status for record in store.read(out).values()] == ["ok"] * 4
+    assert "oracle" in done.stdout and (out / "leaderboard.csv").exists()
+    assert len((out / at).read_text().splitlines()) == (1 if at == "record" else 4)
+    assert done.stderr.count("WARNING") == 1 and says in done.stderr
+
+
+def test_the_observer_that_hangs_is_named_and_the_others_go_on(
+    hangs: Path, stored: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(observer, "PATIENCE", 0.3)
+    with caplog.at_level(logging.WARNING):
+        assert show_folder([f"{hangs}:at=record", f"{hangs}:at=good"], stored) == (3, ["observe:hangs"])
+    seen = [line.split() for line in (stored / "good").read_text().splitlines()]
+    assert [cell for cell, _ in seen] == sorted(store.read(stored))
+    assert len({thread for _, thread in seen}) == 1 and seen[0][1] != str(threading.get_ident())
+    (message,) = caplog.messages
+    assert message.startswith("observer 'observe:hangs' failed and is turned off: TimeoutError: no answer in 0.3 s")
+
+
+def test_one_that_does_not_open_stops_the_run_before_it_begins(
+    hangs: Path, stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observer, "PATIENCE", 0.3)
+    with pytest.raises(UserError, match=r"observer 'hangs' cannot be opened: TimeoutError: no answer in 0.3 s"):
+        show_folder([f"{hangs}:at=open"], stored)
