@@ -56,12 +56,11 @@ def parameters(record: Record) -> dict[str, bool | int | float | str]:
     flat |= {f"budget.{parameter}": value for parameter, value in cell.budget.model_dump(mode="json").items()}
     flat |= {"n_train": cell.n_train, "where": cell.where, "repetition": cell.repetition}
     flat["init"] = cell.init.id if cell.init else None
-    return {key(name): _plain(value) for name, value in flat.items() if value is not None}
-
-
-def _plain(value: Any) -> bool | int | float | str:
-    """Return numbers as they are and all else as text."""
-    return value if isinstance(value, bool | int | float | str) else canonical(value)
+    return {
+        key(name): value if isinstance(value, bool | int | float | str) else canonical(value)
+        for name, value in flat.items()
+        if value is not None
+    }
 
 
 def metrics(record: Record) -> dict[str, float]:
@@ -160,7 +159,8 @@ class _Runs:
         from mlflow.entities import Metric, Param
 
         id_, runs = self._experiment(experiment(record))
-        begun = _milliseconds(record.started)
+        started = datetime.fromisoformat(record.started).timestamp() if record.started else time.time()
+        begun = round(1000 * started)
         tags = {CELL: record.cell_id, **_tags(record)}
         run = self.client.create_run(id_, begun, tags, title(record)[:MOST_TAG]).info.run_id
         params = [Param(name, str(value)[:MOST_PARAM]) for name, value in parameters(record).items()]
@@ -200,11 +200,6 @@ def _tags(record: Record) -> dict[str, str]:
     if record.failure:
         tags["failure"] = record.failure.reason
     return {f"sparsebench.{name}": text[:MOST_TAG] for name, text in tags.items()}
-
-
-def _milliseconds(started: str) -> int:
-    """Return a record's time of start since 1970, or now where it has none."""
-    return round(1000 * (datetime.fromisoformat(started).timestamp() if started else time.time()))
 
 
 def _parts(things: Sequence[T], most: int) -> list[Sequence[T]]:

@@ -230,11 +230,11 @@ def model_is_left_alone(strategy: Strategy) -> str:
     """Weights, hooks and forward methods of the model are afterwards what they were."""
 
     def state(module: torch.nn.Module) -> dict[str, Any]:
-        parts = {
-            f"hooks or forward of '{name}'": (type(part).forward, vars(part).get("forward"), *map(len, _hooks(part)))
-            for name, part in module.named_modules()
-        }
-        return parts | {"weights": state_digest(module.state_dict())}
+        found: dict[str, Any] = {"weights": state_digest(module.state_dict())}
+        for name, part in module.named_modules():
+            hooks = [len(held) for kind, held in vars(part).items() if kind.endswith("_hooks")]
+            found[f"hooks or forward of '{name}'"] = type(part).forward, vars(part).get("forward"), hooks
+        return found
 
     def do(shared: Case) -> None:
         case = build(shared.name)
@@ -245,10 +245,6 @@ def model_is_left_alone(strategy: Strategy) -> str:
             raise RuleError(f"changed: {', '.join(changed)}")
 
     return on_each(do)
-
-
-def _hooks(module: torch.nn.Module) -> list[Any]:
-    return [hooks for name, hooks in vars(module).items() if name.endswith("_hooks")]
 
 
 def random_state_is_left_alone(strategy: Strategy) -> str:
