@@ -169,8 +169,7 @@ class Timm(_Deep):
                 f"the weights are made for {height} x {width} pixels, and pictures are cut to squares",
                 next_step=f"say to which: with --task {task.name}:canvas=SIDE position embeddings are resampled",
             )
-        vit = self.empty(task, 2)
-        self._check_patch(task, vit.patch_embed.patch_size[0])
+        self._check_patch(task, self._empty(task, 2).patch[0])
 
     def with_weights(self, locations: Locations) -> Self:
         """See `Model.with_weights`: with the channels and the image size that a file's weights are made for."""
@@ -204,7 +203,7 @@ class Timm(_Deep):
         from sparsebench.models.timm_models import check_head, cut_of, match_weights, named_vit
 
         classes, canvas = task.known_classes(locations), _canvas(task)
-        vit = self.empty(task, 2 if classes is None else len(classes))
+        vit = self._empty(task, 2 if classes is None else len(classes)).module
         whose, size = f"timm's '{self.arch}'", (cut_of(self.arch).get("canvas", canvas),) * 2
         if self.weights:
             file = located(self.weights, locations, "--weights")
@@ -238,13 +237,12 @@ class Timm(_Deep):
 
     def cost(self, task: Task, classes: int) -> CostModel:
         """See `Model.cost`. The network is made without numbers for that; imports torch."""
-        with self._supported():
-            return _empty(self.arch, _canvas(task), classes, self.in_chans).cost
+        return self._empty(task, classes).cost
 
-    def empty(self, task: Task, classes: int) -> Any:
-        """Return the timm model without numbers, if it can be acted on; to be read only."""
+    def _empty(self, task: Task, classes: int) -> DeepViT:
+        """Return the network without numbers, if it can be acted on; to be read only."""
         with self._supported():
-            return _empty(self.arch, _canvas(task), classes, self.in_chans).module
+            return _empty(self.arch, _canvas(task), classes, self.in_chans)
 
     @contextmanager
     def _supported(self) -> Iterator[None]:
