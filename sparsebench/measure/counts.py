@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from sparsebench.errors import UnsupportedError, UserError
@@ -170,10 +170,21 @@ def rate_of(budget: Budget, cost: CostModel, traits: Traits) -> float | None:
 
     To spend few MACs where tokens leave every block, it may be so small that more are asked to leave than are there.
     """
-    if budget.macs is None:
-        return budget.keep_rate
+    target = budget.macs
+    if target is None or target == 1.0:
+        return target or budget.keep_rate
     traits, blocks = traits_as_counted(budget, cost, traits), stages(budget, traits, cost.depth)
-    return _nearest(budget.macs, lambda rate: counts_of(budget, rate, cost, traits), cost, traits, blocks)
+    dense = cost.macs(cost.dense())
+
+    def ratio(rate: float) -> float:
+        counts = counts_of(budget, rate, cost, traits)
+        return cost.macs(cost.steps(traits, blocks, counts)) / dense
+
+    low, high = 1e-6, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if ratio(middle) <= target else (low, middle)
+    return min((low, high, 1.0), key=lambda rate: abs(ratio(rate) - target))
 
 
 def counts_of(budget: Budget, rate: float | None, cost: CostModel, traits: Traits) -> tuple[int, ...]:
@@ -221,33 +232,10 @@ def _falling(budget: Budget, tokens: int, number: int, most: float) -> tuple[int
             leave = n - min(n, budget.counts[place])
         elif budget.ratio is not None:
             leave = math.floor(n - budget.ratio * n)
+        elif isinstance(budget.per_block, str):
+            first, last = map(int, budget.per_block.split(".."))
+            leave = int(first + (last - first) / max(1, number - 1) * place)
         else:
-            leave = _leaving(budget.per_block, place, number)
+            leave = budget.per_block or 0
         counts.append(max(1, n - min(leave, math.floor(most * n + 1e-9))))
     return tuple(counts[1:])
-
-
-def _leaving(per_block: int | str | None, place: int, number: int) -> int:
-    """Return how many tokens leave at one of a number of places."""
-    if isinstance(per_block, str):
-        first, last = map(int, per_block.split(".."))
-        return int(first + (last - first) / max(1, number - 1) * place)
-    return per_block or 0
-
-
-def _nearest(
-    target: float, counts: Callable[[float], tuple[int, ...]], cost: CostModel, traits: Traits, blocks: tuple[int, ...]
-) -> float:
-    """Return the keep rate whose counts' MACs lie nearest to a fraction of the dense ones."""
-    dense = cost.macs(cost.dense())
-
-    def ratio(rate: float) -> float:
-        return cost.macs(cost.steps(traits, blocks, counts(rate))) / dense
-
-    if target == 1.0:
-        return 1.0
-    low, high = 1e-6, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if ratio(middle) <= target else (low, middle)
-    return min((low, high, 1.0), key=lambda rate: abs(ratio(rate) - target))

@@ -135,17 +135,16 @@ def has_no_answer(record: Record) -> bool:
 
 def trials_of(records: Iterable[Record]) -> list[Trial]:
     """Return the trials of the records that have an answer."""
-    registry = Registry()
-    return [_trial(record, registry) for record in records if not has_no_answer(record)]
-
-
-def _trial(record: Record, registry: Registry) -> Trial:
-    cell = record.cell
-    return Trial(
-        task=registry.task(cell.task.name)(**cell.task.params),
-        model=registry.model(cell.model.name)(**cell.model.params), strategy=record.label,
-        removed=round(1 - (cell.budget.keep_rate or 1.0), 6), where=cell.where, n=cell.n_train,
-        repetition=cell.repetition, values={name: metric.value for name, metric in record.metrics.items()},
-        curves=cast(Mapping[str, tuple[float, ...]], record.samples),  # what is watched has no holes
-        diverged=record.status != "ok",
-    )  # fmt: skip
+    registry, trials = Registry(), []
+    for record in records:
+        cell = record.cell
+        if not has_no_answer(record):
+            trials.append(Trial(
+                task=registry.task(cell.task.name)(**cell.task.params),
+                model=registry.model(cell.model.name)(**cell.model.params), strategy=record.label,
+                removed=round(1 - (cell.budget.keep_rate or 1.0), 6), where=cell.where, n=cell.n_train,
+                repetition=cell.repetition, values={name: metric.value for name, metric in record.metrics.items()},
+                curves=cast(Mapping[str, tuple[float, ...]], record.samples),  # what is watched has no holes
+                diverged=record.status != "ok",
+            ))  # fmt: skip
+    return trials

@@ -351,8 +351,12 @@ def _judge(result: _Differences, accuracy: np.ndarray, lone: bool) -> Pairs:
     half, least = student_half(variance, freedom), student_half(result.together, items)
     with np.errstate(invalid="ignore"):
         by_items = np.isnan(half) | (least > half)
+    of_one = np.full_like(half, np.nan)
+    if lone:
+        of_one = student_half(_of_one(result), items)
+        np.fill_diagonal(of_one, np.where(np.isnan(np.diag(of_one)), np.nan, 0.0))  # of each to itself
     return Pairs(
-        mean=result.mean, half=np.where(S > 1, np.fmax(half, least), _half_of_one(result) if lone else np.nan),
+        mean=result.mean, half=np.where(S > 1, np.fmax(half, least), of_one),
         error=np.sqrt(np.where(by_items, result.together, variance)), freedom=np.where(by_items, items, freedom),
         overdispersion=factor, p_items=result.p_items, p_seeds=p_seeds, n_seeds=S, accuracy=accuracy,
     )  # fmt: skip
@@ -365,13 +369,6 @@ def _of_one(result: _Differences) -> np.ndarray:
     comparing matched proportions"): where two differ on few, their spread alone says too little.
     """
     return np.asarray(result.together + 1 / result.clusters**2)
-
-
-def _half_of_one(result: _Differences) -> np.ndarray:
-    """Return (a, b) half the widths of the intervals of differences on one network, over its items."""
-    half = student_half(_of_one(result), result.clusters - 1)
-    np.fill_diagonal(half, np.where(np.isnan(np.diag(half)), np.nan, 0.0))  # of each to itself
-    return half
 
 
 def halves(contenders: Sequence[Contender], lone: bool = False) -> np.ndarray:
