@@ -151,12 +151,7 @@ def column_of(kind: MetricKind) -> Column:
 def accuracy_at(budget: float) -> Column:
     """Return the column of the accuracy at a budget of a board over several."""
     what = f"accuracy at a budget; in ( ) the realised MACs / dense where they miss the budget by over {TOLERANCE:.0%}"
-    return Column(f"accuracy_at_{budget:g}", f"@{short(budget)}", "spent", what)
-
-
-def short(budget: float) -> str:
-    """Return a share without the zero before its point."""
-    return f"{budget:g}".removeprefix("0")
+    return Column(f"accuracy_at_{budget:g}", "@" + f"{budget:g}".removeprefix("0"), "spent", what)
 
 
 def keys_of(columns: Sequence[Column]) -> list[str]:

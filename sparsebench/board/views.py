@@ -287,25 +287,19 @@ def _shift(sets: list[Ranking]) -> Table:
     rows = pd.concat(parts, axis=1).reset_index()
     rows = rows.assign(other=rows["strategy"] != DENSE, down=-rows["accuracy_0"].fillna(0))
     rows = rows.sort_values(["other", "budget", "down"])
-    legend = _rank_correlations(rows[rows["other"]], columns[2::2])
-    return Table(dicts(rows[keys_of(columns)]), columns, above=sets[0].setting.model, legend=legend)
-
-
-def _rank_correlations(rows: pd.DataFrame, sets: Sequence[Column]) -> list[str]:
-    """Return in a line how much the order of the strategies on the first set is that on each of the others.
-
-    It is Kendall's tau of the accuracies of the strategies of a budget, as a mean over the budgets that have three or
-    more; nothing is said of fewer.
-    """
-    budgets = [part for _, part in rows.groupby("budget") if len(part) >= 3]
-    first, *others = sets
+    # How much the order of the strategies on the first set is that on each of the others, over the budgets of three or
+    # more strategies; nothing is said of fewer.
+    budgets = [part for _, part in rows[rows["other"]].groupby("budget") if len(part) >= 3]
+    first, *others = columns[2::2]
     taus = {
         one.heading: np.mean([part[one.key].corr(part[first.key], method="kendall") for part in budgets])
         for one in (others if budgets else ())
     }
     said = "; ".join(f"{name} {tau:.2f}" for name, tau in taus.items() if not math.isnan(tau))
     over = f"mean over {len(budgets)} budgets" if len(budgets) > 1 else "one budget"
-    return [f"Rank correlation with {first.heading} (Kendall's tau of the accuracies, {over}): {said}."] if said else []
+    alike = f"Rank correlation with {first.heading} (Kendall's tau of the accuracies, {over}): {said}."
+    legend = [alike] if said else []
+    return Table(dicts(rows[keys_of(columns)]), columns, above=sets[0].setting.model, legend=legend)
 
 
 def paper(rankings: Sequence[Ranking], speed: Path | None = None) -> Report:
