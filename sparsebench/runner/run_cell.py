@@ -80,12 +80,12 @@ class Checkpoint:
             written = torch.load(self.path, map_location="cpu", weights_only=True)
             if other := [name for name, value in self.made_by.items() if written["made_by"].get(name) != value]:
                 raise ValueError(f"it was made with another {other[0]}")
+            self.training.load(written["state"])
         except FileNotFoundError:
             return
-        except (OSError, RuntimeError, ValueError, EOFError, UnpicklingError) as error:
+        except (OSError, RuntimeError, ValueError, LookupError, TypeError, EOFError, UnpicklingError) as error:
             log.warning("%s is not used and its cell starts anew: %s", self.path.name, one_line(error)[:200])
             return
-        self.training.load(written["state"])
         self.resumed = written["resumed"] + 1
 
     def __call__(self, step: int) -> None:

@@ -1,4 +1,8 @@
 import logging
+import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -6,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from measured import TINY, what_was_measured
+from processes import processes_of
 from running import execute, inline
 from safetensors.torch import load_file, save_file
 
@@ -178,3 +183,40 @@ def test_a_training_that_began_from_other_initial_weights_is_not_gone_on_with(
 def test_seconds_that_are_none_are_refused(tmp_path: Path, seconds: float) -> None:
     with pytest.raises(UserError, match=r"--checkpoint.*0 for never"):
         api.run(suite=TINY, n_train=[4], seeds=1, out=tmp_path, jobs=0, checkpoint=seconds)
+
+
+LONG = "composite:epochs=12,test=20,pretrain_epochs=1,pretrain_samples=60,flip=True,validation=0.2,patience=11,batch=10"
+
+
+def begun(out: Path) -> bool:
+    """Say whether a cell of the comparison has a checkpoint: pre-training, which is the first, has a record by then."""
+    records = "".join(path.read_text() for path in out.glob("records/*.jsonl"))
+    return bool(records) and any(path.stem not in records for path in out.glob("checkpoints/*.pt"))
+
+
+@pytest.mark.slow
+def test_a_run_killed_in_the_middle_of_a_cell_goes_on_there(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sparsebench", "run", "--suite", "quick-scratch", "--task", LONG, "--model", VIT,
+               "--n-train", "100", "--seeds", "1", "--jobs", "1", "--checkpoint", "0.05",
+               "--out", str(tmp_path)]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 300
+        while not begun(tmp_path):
+            assert time.monotonic() < end and process.poll() is None
+            time.sleep(0.002)
+    finally:
+        process.kill()
+        process.wait()
+    while processes_of(tmp_path):
+        time.sleep(0.01)
+    assert list(tmp_path.glob("checkpoints/*.pt"))
+    request = Request(suite="quick-scratch", tasks=(LONG,), model=VIT, n_train=(100,), seeds=1)
+    plan = planner.plan(request, planner.Files(), Registry(), tmp_path, "missing")
+    new: list[Record] = []
+    execute(plan, Registry(), tmp_path, 0, new.append)
+    (resumed,) = (record for record in new if "resumed" in record.notes)
+    assert resumed.notes["resumed"] == "1" and list((tmp_path / "checkpoints").iterdir()) == []
+    (job,) = (job for job in plan.todo if job.cell.id == resumed.cell_id)
+    shutil.copytree(tmp_path / "weights", tmp_path / "undisturbed" / "weights")
+    assert measured(resumed) == measured(run(job, tmp_path / "undisturbed", 0))
