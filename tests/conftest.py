@@ -7,6 +7,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
 
 import functools
 import gc
+import subprocess
 import tomllib
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -119,6 +120,30 @@ def scripted() -> Callable[..., Strategy]:
         return Scripted()
 
     return make
+
+
+CLASSES = ("airplane", "bird", "cat", "dog")
+
+
+@pytest.fixture(scope="session")
+def real_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with some of cifar10/{train,test}/<class>/*.jpg, of `CLASSES`, and plants/*.jpg."""
+    given = os.environ.get("SPARSEBENCH_DATA")
+    source = Path(given) if given else ROOT.parent / "shared" / "data"
+    if (source / "cifar10").is_dir() and (source / "plants").is_dir():
+        return source
+    folder = tmp_path_factory.mktemp("images")
+    some = {
+        "cifar10-jpeg": [f"cifar10/*/{name}/*{end}0.jpg" for name in CLASSES for end in "05"],
+        "plants": ["plants/*_n.jpg"],
+    }
+    for name, patterns in some.items():
+        if not (archive := source / f"{name}.tar.xz").is_file():
+            pytest.skip(
+                "no real images: set SPARSEBENCH_DATA to a folder with cifar10 and plants, or their archives, in it"
+            )
+        subprocess.run(["tar", "-xJf", archive, "-C", folder, "--wildcards", *patterns], check=True)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -39,11 +39,11 @@ class GroupTask(PictureTask):
 
     def columns(self) -> tuple[str, str]:
         """Return which columns of the set's table are the label and the attribute."""
-        raise NotImplementedError
+        raise NotImplementedError(f"task '{self.name}' must define columns()")
 
     def names(self) -> tuple[tuple[str, str], tuple[str, ...]]:
         """Return the names of the classes, and of the groups in the order (0, 0), (0, 1), (1, 0), (1, 1)."""
-        raise NotImplementedError
+        raise NotImplementedError(f"task '{self.name}' must define names()")
 
     def check(self) -> None:
         """See `Task.check`."""

@@ -168,6 +168,9 @@ def test_the_attention_of_the_block_before_is_that_of_those_that_took_part_there
     [
         ([[0, 0]], r"^'rests': Rest.index names a token twice$"),
         ([[3, 16]], r"^'rests': Rest.index must lie in 0..15, got 3..16$"),
+        ([[-1, 3]], r"^'rests': Rest.index must lie in 0..15, got -1..3$"),
+        ([[1, 2, 3]], r"^'rests': Rest.index must have shape \(1, 2\), got \(1, 3\)$"),
+        ([[1.0, 2.0]], r"^'rests': Rest.index must be int64, got torch.float32$"),
         (None, r"^'rests': Rest.index must have shape \(1, 2\), got NoneType$"),
     ],
 )

@@ -147,11 +147,6 @@ def test_pre_training_on_other_pictures_leaves_out_the_classes_that_come_after(p
     assert named.draw(4, 0, here | there).classes == ("dog", "fox", "gnu", "hen")
 
 
-def test_a_source_of_the_held_out_classes_alone_is_pre_trained_on_both(pictures):
-    two, here = pictures("two", ["cat", "dog"])
-    assert Plain(images=two, **LITTLE).draw(6, 0, here).classes == ("cat", "dog")
-
-
 def test_a_training_is_a_success_from_the_accuracy_asked_for_on():
     assert Composite().success(0.1, 1.0) is None
     assert [Composite(success_accuracy=0.775).success(9.0, a) for a in (0.774, 0.775, 0.9)] == [False, True, True]
