@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 Resize = Literal["short", "squash"]
 Filter = Literal["bicubic", "bilinear"]
+LONG = 50
+"""Times the short side above which only the middle of a picture is resized: all of it could be gigabytes."""
 USUAL = {"canvas": 224, "crop": 0.9, "resize": "short", "filter": "bicubic"}
 """How pictures are cut where the model does not say it."""
 SPLITS = ("val", "test")
@@ -86,6 +88,10 @@ def cropped(rgb: Picture, canvas: int, crop: float, resize: Resize = "short", fi
     side, how = int(canvas / crop), Image.Resampling[filter.upper()]
     width, height = (side if resize == "squash" else int(side * length / min(rgb.size)) for length in rgb.size)
     left, top = round((width - canvas) / 2), round((height - canvas) / 2)
+    if resize == "short" and max(rgb.size) > LONG * min(rgb.size):
+        cut = [max(0, length // 2 - 2 * min(rgb.size)) for length in rgb.size]  # alike at both ends
+        middle = rgb.crop((*cut, *(length - n for length, n in zip(rgb.size, cut, strict=True))))
+        return cropped(middle, canvas, crop, resize, filter)
     return np.asarray(rgb.resize((width, height), how).crop((left, top, left + canvas, top + canvas)))
 
 

@@ -55,6 +55,16 @@ def test_pictures_are_cut_as_timm_cuts_them(tmp_path, size, canvas, crop, mode, 
     assert (found.transpose(2, 0, 1) == expected.numpy()).all()
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_a_picture_that_would_be_terabytes_only_the_middle_is_resized(turned):
+    rng = np.random.default_rng(0)
+    long = np.full((2, 2**24, 3), 200, np.uint8)
+    long[:, 2**23 - 8 : 2**23 + 8] = rng.integers(0, 255, (2, 16, 3))
+    middle = long[:, 2**23 - 40 : 2**23 + 40]
+    found, expected = (cropped(Image.fromarray(x.swapaxes(0, 1) if turned else x), 32, 0.9) for x in (long, middle))
+    assert np.abs(found.astype(int) - expected).max() <= 1
+
+
 @pytest.mark.parametrize("below", ["val", "test", "."])
 def test_each_layout_gives_the_classes_in_the_order_of_their_names(folder, below):
     root = folder(below=below)
