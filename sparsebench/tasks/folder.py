@@ -89,8 +89,8 @@ def cropped(rgb: Picture, canvas: int, crop: float, resize: Resize = "short", fi
     width, height = (side if resize == "squash" else int(side * length / min(rgb.size)) for length in rgb.size)
     left, top = round((width - canvas) / 2), round((height - canvas) / 2)
     if resize == "short" and max(rgb.size) > LONG * min(rgb.size):
-        cut = [max(0, length // 2 - 2 * min(rgb.size)) for length in rgb.size]  # alike at both ends
-        middle = rgb.crop((*cut, *(length - n for length, n in zip(rgb.size, cut, strict=True))))
+        x, y = (max(0, length // 2 - 2 * min(rgb.size)) for length in rgb.size)  # alike at both ends
+        middle = rgb.crop((x, y, rgb.width - x, rgb.height - y))
         return cropped(middle, canvas, crop, resize, filter)
     return np.asarray(rgb.resize((width, height), how).crop((left, top, left + canvas, top + canvas)))
 
