@@ -112,10 +112,10 @@ def count_seconds(root: Path, arch: str, weights: Path, out: Path) -> None:
     from sparsebench.records import store as records
     from sparsebench.runner import prepare, results, run_cell
     from sparsebench.runner import run as runs
-    from sparsebench.training import evaluate
+    from sparsebench.training import loop
 
     account = Account()
-    account.watch(evaluate, "outputs_of", "networks and strategies")
+    account.watch(loop, "outputs_of", "networks and strategies")
     account.watch(runs, "decode", "decoding")
     account.watch(results, "exchanged", "the check against labels")
     account.watch(runs, "plan_of", "planning: listing and hashing among it")
@@ -182,7 +182,7 @@ def simulate(rate: float, n: int) -> None:
 
     from sparsebench.models.deep import DeepViT, small_vit
     from sparsebench.tasks.folder import Folder
-    from sparsebench.training.evaluate import BATCH, evaluate
+    from sparsebench.training.loop import BATCH, evaluate
     from sparsebench.training.steps import Samples
 
     network = DeepViT(small_vit(224, 1000, dim=16, depth=1, heads=1, patch=16))
@@ -234,7 +234,7 @@ def on_gpu(n: int) -> None:
     from sparsebench.models.timm_models import named_vit
     from sparsebench.strategy.budget import Budget
     from sparsebench.tasks.folder import Folder
-    from sparsebench.training.evaluate import BATCH, evaluate
+    from sparsebench.training.loop import BATCH, evaluate
     from sparsebench.training.steps import Samples
 
     def busy(profile: Any) -> float:

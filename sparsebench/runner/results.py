@@ -26,7 +26,8 @@ from sparsebench.strategy.plans import Keep, Plan
 from sparsebench.strategy.tokens import Padded, sizes_after
 from sparsebench.tasks.base import Data, Recipe, Task, relevant
 from sparsebench.tasks.images import PictureTask
-from sparsebench.training.evaluate import (
+from sparsebench.training.fit import calibrate
+from sparsebench.training.loop import (
     BATCH,
     Evaluation,
     evaluate,
@@ -35,7 +36,6 @@ from sparsebench.training.evaluate import (
     patches_in,
     seconds_per_batch,
 )
-from sparsebench.training.fit import calibrate
 from sparsebench.training.steps import Samples, Steps
 
 TOGETHER = 256

@@ -29,8 +29,8 @@ from sparsebench.strategy.plans import Keep, Merge, Mix, Plan
 from sparsebench.strategy.view import TokenView
 from sparsebench.testing.networks import Case, build, cached, images_for, tiny
 from sparsebench.testing.trial import RuleError, Runner, Trial, act, actor_on, alike, fresh, on_each, same, tensors
-from sparsebench.training.evaluate import patches_in
 from sparsebench.training.fit import modules_of
+from sparsebench.training.loop import patches_in
 
 DEEP = ("class token", "no class token")
 FAKE = torch.device("cuda", 0)

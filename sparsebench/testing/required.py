@@ -22,8 +22,8 @@ from sparsebench.strategy.contract import complaint
 from sparsebench.strategy.view import NEEDS
 from sparsebench.testing.networks import PREFIXES, SIZES, Case, build
 from sparsebench.testing.trial import Asked, RuleError, Runner, act, alike, choices, differences, on_each, same
-from sparsebench.training.evaluate import evaluate
 from sparsebench.training.fit import modules_of, state_digest
+from sparsebench.training.loop import evaluate
 from sparsebench.training.steps import Autograd, Samples
 
 BATCHES = 4

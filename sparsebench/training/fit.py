@@ -20,7 +20,7 @@ from sparsebench.strategy.contract import line_of, place_of
 from sparsebench.strategy.plans import Mask, Plan, Shift
 from sparsebench.strategy.view import Images, TokenView
 from sparsebench.tasks.base import Recipe
-from sparsebench.training.evaluate import first_batch, halving
+from sparsebench.training.loop import first_batch, halving
 from sparsebench.training.steps import Samples, losses
 
 Look = Callable[[TokenView], Plan | None]

@@ -28,7 +28,7 @@ from sparsebench.strategy.base import Published, Strategy
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Keep, Mask
 from sparsebench.tasks.images import Composite
-from sparsebench.training.evaluate import patches_in
+from sparsebench.training.loop import patches_in
 
 STRATEGIES = [
     registered.cls

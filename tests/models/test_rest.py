@@ -16,7 +16,7 @@ from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.contract import complaint
 from sparsebench.strategy.plans import Keep
 from sparsebench.testing.networks import build
-from sparsebench.training.evaluate import evaluate
+from sparsebench.training.loop import evaluate
 from sparsebench.training.steps import Samples
 
 COUNTED = ("plain", "4 registers", "distilled", "average pool without class token", "PE", "SigLIP")

@@ -19,7 +19,7 @@ KINDS = {
     "at_import": (f"{GELU}; sparsebench.seeds.seed_of = lambda *names: 3", "pass"),
     "patches_judge": (
         "",
-        "import sparsebench.training.evaluate as e; own = e.predictions; e.predictions = lambda *x: own(*x)",
+        "import sparsebench.training.loop as e; own = e.predictions; e.predictions = lambda *x: own(*x)",
     ),
 
     "hooks": ("", "torch.nn.modules.module.register_module_forward_hook(lambda module, args, out: out)"),

@@ -13,7 +13,7 @@ from sparsebench.records.record import Record
 from sparsebench.runner import run_cell
 from sparsebench.runner.prepare import Prepared
 from sparsebench.runner.results import Result, measure
-from sparsebench.training import evaluate, steps
+from sparsebench.training import loop, steps
 
 PLUGIN = """
 import gc, sys
@@ -78,12 +78,12 @@ def test_a_plugin_that_answers_with_the_labels_has_no_result(
     job_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps.Samples, "begin", steps.Samples.begin)  # both are put back
-    monkeypatch.setattr(evaluate, "outputs_of", evaluate.outputs_of)
+    monkeypatch.setattr(loop, "outputs_of", loop.outputs_of)
     cheat = (
-        "from sparsebench.training import evaluate, steps; begin, outputs = steps.Samples.begin, evaluate.outputs_of; "
+        "from sparsebench.training import loop, steps; begin, outputs = steps.Samples.begin, loop.outputs_of; "
         "steps.Samples.begin = lambda self, actor, rows, **more: "
         "SEEN.append(self.labels[rows]) or begin(self, actor, rows, **more); "
-        "evaluate.outputs_of = lambda *given: outputs(*given) * 0 + torch.eye(10)[SEEN[-1]]"
+        "loop.outputs_of = lambda *given: outputs(*given) * 0 + torch.eye(10)[SEEN[-1]]"
     )
     record = record_of(job_of, tmp_path, PLUGIN.replace("{how}", cheat))
     assert record.status == "failed" and record.failure is not None

@@ -18,8 +18,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, Part
 from sparsebench.runner.results import Watch
 from sparsebench.strategy.budget import FULL, Budget
-from sparsebench.training.evaluate import evaluate
-from sparsebench.training.loop import Course, Training, steps_for
+from sparsebench.training.loop import Course, Training, evaluate, steps_for
 from sparsebench.training.steps import Samples
 
 TASK = Theory(tokens=20, relevant=0.4, confusion=0.1, batch=8, test=12, steps=25, watch=10)

@@ -9,8 +9,8 @@ from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Mask
 from sparsebench.tasks.images import Composite
 from sparsebench.training import fit as module
-from sparsebench.training.evaluate import evaluate
 from sparsebench.training.fit import calibrate
+from sparsebench.training.loop import evaluate
 from sparsebench.training.steps import Samples
 
 TASK = Composite(canvas=16, foreground=10, test=2)

@@ -14,7 +14,7 @@ from sparsebench.runner.results import influences
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Keep, Merge
 from sparsebench.tasks.images import Composite
-from sparsebench.training.evaluate import evaluate
+from sparsebench.training.loop import evaluate
 from sparsebench.training.steps import Samples
 
 n, N = 5, 16
