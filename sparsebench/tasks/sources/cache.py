@@ -34,6 +34,8 @@ LARGE = 2 * 10**9
 """Bytes of an array of which only what is needed is decoded."""
 SUFFIX, ABOUT = ".pixels.npy", ".pictures.json"
 LOCK = "decoding.lock"
+CHUNK = 16
+"""Pictures that a thread takes at a time, at most."""
 THREADS = 2
 """Of each core: one works while the other waits for the interpreter."""
 NAMED = 1000
@@ -97,15 +99,22 @@ def each(work: Callable[[int], T], n: int) -> Iterator[T | BadPicturesError]:
         n: how often.
     """
 
+    threads = THREADS * cores()
+    chunk = max(1, min(CHUNK, n // (4 * threads)))
+
     def attempt(i: int) -> T | BadPicturesError:
         try:
             return work(i)
         except BadPicturesError as error:
             return error
 
-    with warnings.catch_warnings(), ThreadPoolExecutor(THREADS * cores()) as pool:
+    def several(first: int) -> list[T | BadPicturesError]:
+        return [attempt(i) for i in range(first, min(n, first + chunk))]
+
+    with warnings.catch_warnings(), ThreadPoolExecutor(threads) as pool:
         warnings.simplefilter("ignore")  # Pillow's, of what it could still read
-        yield from pool.map(attempt, range(n))
+        for some in pool.map(several, range(0, n, chunk)):
+            yield from some
 
 
 @dataclass(frozen=True)
