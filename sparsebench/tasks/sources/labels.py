@@ -108,7 +108,7 @@ def number(
     if strange := [name for name, number in zip(folders, found, strict=True) if number is None]:
         raise UserError(
             f"{len(strange)} of {len(folders)} class folders {STRANGE[rule]}", got=_few(strange),
-            allowed=f"names such as {_few([own[k] for k in sorted(own)])}",
+            allowed=f"names such as {_few([own[k] for k in sorted(own)] or ['0', '1'])}",
             next_step=f"rename or remove them, or say which class each is with {BY_FILE}",
         )  # fmt: skip
     numbers = [number for number in found if number is not None]
