@@ -215,7 +215,9 @@ def read(path: Path, columns: Columns = ALL) -> pa.Table:
         UserError: it is torn, or none, or a later sparsebench wrote it.
     """
     with _open(path) as file:
-        return file.read(list(filter(columns, file.schema_arrow.names)))
+        rows = file.read(list(filter(columns, file.schema_arrow.names)))
+        rows.validate(full=True)  # checksums are those of pages, not of what says how many values a page has
+        return rows
 
 
 @contextmanager

@@ -91,6 +91,24 @@ def test_a_damaged_file_is_one_line_and_nothing_is_written(tmp_path: Path, name:
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
+def test_a_bit_that_changes_among_the_columns_changes_no_value(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "records", tmp_path / "out" / "records")
+    store.seal(tmp_path / "out")
+    file = store.sealed(tmp_path / "out")[0]
+    content, whole = file.read_bytes(), table.read(file)
+    columns = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    rng, refused = np.random.default_rng(0), 0
+    for place in rng.integers(4, columns, 300):
+        torn = bytearray(content)
+        torn[place] ^= 1 << rng.integers(8)
+        file.write_bytes(torn)
+        try:
+            assert table.read(file).equals(whole)
+        except UserError:
+            refused += 1
+    assert refused > 200
+
+
 @pytest.fixture
 def out(tmp_path: Path, make_record: Make) -> Path:
     """Return a folder with a record, to whose segment `lines` are added."""
