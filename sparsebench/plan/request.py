@@ -474,7 +474,7 @@ class Setting(_Model):
         device: "cpu", "cuda" or "cuda:i".
         locations: where the image sets lie, and by their cells trained weights that are not in the run's folder.
         checkpoint: seconds between checkpoints of a cell, 0 for none.
-        batch: how many test images are tried at a time; None for `evaluate.first_batch`.
+        batch: how many test images are tried at a time; None for `training.loop.first_batch`.
         timeout: seconds that a cell may take before it is killed; 0 is without limit.
         memory: bytes that a worker and all that it has started may take, the libraries included; 0 is without limit.
         exclusive: whether a cell has its machine, or its GPU, for itself; see `turn`.

@@ -55,7 +55,7 @@ class Asked(Value):
     Attributes:
         name, version: the suite's, if all its cells were asked for; else `OWN`, 1.
         settings: the hashes of what every strategy of it is measured on, see `setting_of`, sorted.
-        main_task, sample_complexity: the suite's, see `plan.suite.Suite`; "" of no suite, or of an earlier version.
+        main_task, sample_complexity: the suite's, see `plan.request.Suite`; "" of no suite, or of an earlier version.
     """
 
     name: str

@@ -213,7 +213,7 @@ class Failure(Value):
 
 
 class Outcomes(Value):
-    """What came out for each of n test items, as bytes, see `bytes_of` and `measure.scores.Items`.
+    """What came out for each of n test items, as bytes, see `bytes_of` and `measure.metrics.Items`.
 
     In JSON they are zlib-compressed 16-bit integers in base 64. `foreground` is empty where items show none, and where
     a source has more pictures than 16 bits can number.

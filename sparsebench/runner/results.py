@@ -225,7 +225,7 @@ class Replay(Pass):
         return plan
 
 
-def exchanged(network: Network, actor: Actor, samples: Samples, recipe: Recipe, batch: int) -> Evaluation:
+def evaluate_with_others(network: Network, actor: Actor, samples: Samples, recipe: Recipe, batch: int) -> Evaluation:
     """Return what comes out of the first batch where each sample has the label and the mask of another one.
 
     They are exchanged in place, so that whoever looks for them, by whatever way, comes upon these. An oracle, which is
@@ -234,12 +234,12 @@ def exchanged(network: Network, actor: Actor, samples: Samples, recipe: Recipe, 
     mask = None if actor.strategy.kind == "oracle" else samples.relevance
     few = copy.copy(samples)
     few.items = samples.items[:batch]
-    with seeds.global_states_kept(), _exchanged(samples.labels, mask):
+    with seeds.global_states_kept(), _exchange(samples.labels, mask):
         return evaluate(network, actor, few, recipe, batch)
 
 
 @contextmanager
-def _exchanged(labels: Tensor, mask: Tensor | None) -> Iterator[None]:
+def _exchange(labels: Tensor, mask: Tensor | None) -> Iterator[None]:
     """Give every sample the label (n,) and the mask (n, N) of another; of another class where there are enough.
 
     Masks may be alike in all samples, and so have their tokens in reverse order, too. All is put back afterwards.
@@ -329,11 +329,11 @@ def measure(
 
 
 def _test(cell: Prepared, batch: int, leaks: bool, on_done: Callable[[int], None] | None) -> Evaluation:
-    """Return what came out of the test; with `leaks` it is compared with `exchanged` of what acts, if anything does."""
+    """Return what came out of the test; with `leaks` that of what acts is compared with `evaluate_with_others`."""
     network, actor, samples, recipe = cell.network, cell.in_test, cell.test, cell.recipe
     known, others = samples.relevance is not None, None
     if leaks and actor is not None:
-        others = exchanged(network, actor, samples, recipe, batch)
+        others = evaluate_with_others(network, actor, samples, recipe, batch)
         batch = others.batch  # batches alike in size are rounded alike
     evaluation = evaluate(network, actor, samples, recipe, batch, choices=known, on_done=on_done)
     if others is not None:
