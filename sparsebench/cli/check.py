@@ -7,11 +7,11 @@ import json
 import keyword
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,7 +19,6 @@ from sparsebench import __version__
 from sparsebench.cli.terminal import PATH, Guided
 from sparsebench.errors import UserError
 from sparsebench.plugin.hooks import PROJECT
-from sparsebench.strategy.spec import parse
 
 if TYPE_CHECKING:
     from sparsebench.plugin.registry import Registry
@@ -91,66 +90,37 @@ def _requirement() -> str:
     return url if host else name  # a folder of this machine is nowhere else, and passwords are for nobody
 
 
-Given = dict[str, list[dict[str, Any]]]
-
-
-def check_recorded(out: Path, target: str | None, limit: float, on_report: Callable[[Report], None]) -> list[str]:
-    """Check strategies in processes of their own, store each report in the folder, and return which were left out.
-
-    Args:
-        out: a results folder.
-        target: what is to be checked: NAME or FILE.py, with parameters; without any it stands for all parameters that
-            the folder has records of. None is every strategy of the records.
-        limit: seconds for each check.
-        on_report: is called with each report when it is stored.
+def check_target(target: str, records: Iterable[Record], limit: float) -> Iterator[Report]:
+    """Yield the reports of NAME or FILE.py; without parameters, with each that records have of it, if there are some.
 
     Raises:
-        UserError: there is no such target, the folder holds no records, or cannot be written.
+        UserError: there is no such target.
     """
-    from sparsebench.records import store
-    from sparsebench.testing import process, reports
+    from sparsebench.plugin.content import file_revision
+    from sparsebench.testing import process
 
-    records = list(store.read(out, needed=True).values())
-    store.check_writable(out)
+    revision = file_revision(Path(target)) if target.endswith(".py") else ""
+    parts = {
+        record.label: record.cell.strategy
+        for record in sorted(records, key=lambda record: record.label)
+        if (record.origin.revision == revision if revision else record.cell.strategy.name == target)
+    }
+    for part in parts.values() or (None,):
+        yield from process.check(target, limit, part)
 
-    def check_one(name: str, given: Given | None) -> None:
-        for report in process.check(name, limit, given=given):
-            reports.write(report, out)
-            on_report(report)
 
-    if target is not None:
-        spec = parse(target)
-        if spec.name.endswith(".py"):
-            from sparsebench.plugin.content import file_revision
-
-            revision = file_revision(Path(spec.name))
-            records = [record for record in records if record.origin.revision == revision != ""]
-        else:
-            records = [record for record in records if record.cell.strategy.name == spec.name]
-        check_one(target, None if spec.params else _params(records) or None)
-        return []
-    left_out = []
-    for name in sorted({record.cell.strategy.name for record in records}):
-        group = [record for record in records if record.cell.strategy.name == name]
-        origin = max(group, key=lambda record: record.started).origin
+def check_all(records: Sequence[Record], limit: float, left_out: list[str]) -> Iterator[Report]:
+    """Yield the reports of every strategy of records, and add to `left_out` those that cannot be checked, with why."""
+    plugins = {record.cell.strategy.name: record.origin.plugin for record in records}
+    for name, plugin in sorted(plugins.items()):
         try:
-            if origin.plugin.startswith("file:"):  # of which the records do not know where it lies
-                path = origin.plugin.removeprefix("file:")
+            if plugin.startswith("file:"):  # of which the records do not know where it lies
+                path = plugin.removeprefix("file:")
                 step = f"give that too: sparsebench check {path} --results"
                 raise UserError(f"it comes from a file, {path}", next_step=step)
-            check_one(name, _params(group))
+            yield from check_target(name, records, limit)
         except UserError as error:
             left_out.append(f"{name}: {error}")
-    return left_out
-
-
-def _params(records: Iterable[Record]) -> Given:
-    given: Given = {}
-    for record in sorted(records, key=lambda record: record.label):
-        variants = given.setdefault(record.cell.strategy.name, [])
-        if (params := dict(record.cell.strategy.params)) not in variants:
-            variants.append(params)
-    return given
 
 
 @click.command(cls=Guided)
@@ -207,24 +177,24 @@ def check(targets: tuple[str, ...], results: Path | None, as_json: bool, markdow
     changes. The exit code is then also 1 if a strategy of the folder could not be checked.
     """
     from sparsebench.api import refresh
-    from sparsebench.testing import process, reports
+    from sparsebench.records import store
+    from sparsebench.testing import reports
 
     if not targets and results is None:
         raise click.UsageError("name a strategy or a file, or a results folder with --results")
+    records: list[Record] = []
+    if results is not None:
+        records = list(store.read(results, needed=True).values())
+        store.check_writable(results)
     shown: list[Report] = []
-
-    def show(report: Report) -> None:
+    left_out: list[str] = []
+    named = chain.from_iterable(check_target(target, records, time_limit) for target in targets)
+    for report in named if targets else check_all(records, time_limit, left_out):
         shown.append(report)
+        if results is not None:
+            reports.write(report, results)
         if not as_json:
             click.echo(reports.markdown(report) if markdown else reports.text(report, whole=bool(targets)))
-
-    left_out: list[str] = []
-    if results is None:
-        for report in chain.from_iterable(process.check(target, time_limit) for target in targets):
-            show(report)
-    else:
-        for target in targets or (None,):
-            left_out += check_recorded(results, target, time_limit, show)
     if as_json:
         click.echo(json.dumps([{**r.model_dump(mode="json"), "conforms": r.conforms} for r in shown], indent=1))
     if results is not None:

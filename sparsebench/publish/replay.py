@@ -131,12 +131,13 @@ def _check_source(manifest: Manifest, registry: Registry) -> None:
 def _unfair(manifest: Manifest, records: Sequence[Record], plugin: Path | None) -> list[str]:
     """Return which required checks the strategy fails, with the parameters of the cells that are run again."""
     name = manifest.strategy
-    own = [record.cell.strategy.params for record in records if record.cell.strategy.name == name]
-    given = {name: list({canonical(params): params for params in own}.values())}
-    reports = process.check(str(plugin) if plugin else name, given=given, groups=("required",))
+    parts = (record.cell.strategy for record in records if record.cell.strategy.name == name)
+    own = {canonical(part.params): part for part in parts}
+    target = str(plugin) if plugin else name
     return [
         f"{plain(report.label, 60)} does not conform: check {plain(one.check, 60)} {one.status}: {plain(one.message)}"
-        for report in reports
+        for part in own.values()
+        for report in process.check(target, part=part, groups=("required",))
         for one in report.outcomes
         if one.status not in HARMLESS
     ]

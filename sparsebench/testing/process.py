@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from sparsebench import __version__
 from sparsebench.errors import UnsupportedError, UserError, as_utf8, text_of
 from sparsebench.plugin.content import file_revision
-from sparsebench.records.record import Origin
+from sparsebench.records.record import Origin, Part
 from sparsebench.runner.devices import variables
 from sparsebench.runner.process import START, Line, Server, Worker, how_it_left, kept_server
 from sparsebench.strategy.spec import fill, parse
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
     Named = str | Strategy | type[Strategy]
 
-Given = Mapping[str, Sequence[Mapping[str, Any]]]
-"""Parameters by the names of strategies; each is checked with each of its own."""
-Request = tuple[str, Given | None, int, tuple[Group, ...]]
+Request = tuple[str, Part | None, int, tuple[Group, ...]]
 """What is to be checked, see `resolve`: of a target the strategy of that number, from 0, by these groups."""
 LIMIT = 60.0
 """Seconds for one check."""
@@ -56,7 +54,8 @@ def parametrize_with_strategies(
     import pytest
 
     from sparsebench.plugin.registry import Registry
-    from sparsebench.testing.run import CHECKS, Check, expected_failures
+    from sparsebench.testing.checks import CHECKS, expected_failures
+    from sparsebench.testing.trial import Check
 
     def runs(check: Check) -> Callable[[Strategy], None]:
         def run(strategy: Strategy) -> None:
@@ -72,7 +71,7 @@ def parametrize_with_strategies(
     for named in strategies:
         for strategy, _ in resolve(named, registry):
             declared = expected_failures(strategy)
-            for check in CHECKS:
+            for check in CHECKS.values():
                 if check.group in groups:
                     reason = declared.get(check.name)
                     marks = () if reason is None else (pytest.mark.xfail(reason=reason, strict=False),)
@@ -80,14 +79,13 @@ def parametrize_with_strategies(
     return pytest.mark.parametrize(("strategy", "check"), cases)
 
 
-def resolve(named: Named, registry: Registry, given: Given | None = None) -> list[tuple[Strategy, Origin]]:
+def resolve(named: Named, registry: Registry, part: Part | None = None) -> list[tuple[Strategy, Origin]]:
     """Return the strategies that are meant, with all combinations of the parameters given, and where they come from.
 
     Args:
         named: as `parametrize_with_strategies` takes them.
         registry: where they are looked for.
-        given: the strategies that are wanted of a name or file, each with its parameters as records have them, instead
-            of those in the text.
+        part: the one strategy that is wanted of a name or file, with its parameters, as records have it.
 
     Raises:
         UserError: there is none.
@@ -98,11 +96,10 @@ def resolve(named: Named, registry: Registry, given: Given | None = None) -> lis
     spec = parse(named)
     names = registry.load_file(Path(spec.name)) if spec.name.endswith(".py") else [spec.name]
     made = []
-    for name in names:
+    for name in names if part is None else [part.name]:
         registered = registry.strategy(name)
-        what = f"strategy '{name}'"
-        wanted = spec.combinations() if given is None else given.get(name, ())
-        made += [(fill(registered.cls, params, what), registered.origin) for params in wanted]
+        wanted = spec.combinations() if part is None else [part.params]
+        made += [(fill(registered.cls, params, f"strategy '{name}'"), registered.origin) for params in wanted]
     if not made:
         raise UserError(f"{spec.name} brings no strategy to check")
     return made
@@ -127,7 +124,7 @@ class Message(BaseModel):
 
 
 def check(
-    target: str, limit: float = LIMIT, given: Given | None = None, groups: tuple[Group, ...] = GROUPS
+    target: str, limit: float = LIMIT, part: Part | None = None, groups: tuple[Group, ...] = GROUPS
 ) -> list[Report]:
     """Return the report of each strategy that NAME or FILE.py, with parameters, stands for.
 
@@ -136,7 +133,7 @@ def check(
     Args:
         target: what is to be checked, as `sparsebench run --plugin` takes it.
         limit: seconds for each check; a strategy that takes longer is ended.
-        given: by name the strategies that are wanted of the target, with parameters, in place of those in its text.
+        part: the one strategy that is wanted of the target, with its parameters, in place of all.
         groups: of the checks that are run.
 
     Raises:
@@ -145,7 +142,7 @@ def check(
     reports, strategies, server = list[Report](), 1, kept_server(variables())
     with tempfile.TemporaryDirectory() as folder:
         while len(reports) < strategies:
-            request = target, given, len(reports), groups
+            request = target, part, len(reports), groups
             report, strategies = _one(request, limit, server, Path(folder) / "log")
             reports.append(report)
     return reports
@@ -195,7 +192,7 @@ def _answer(worker: Worker, limit: float) -> Message:
 def main(line: Line) -> None:
     """Check what is asked for, in a process of its own: load the strategy, run the checks, say what they found."""
     from sparsebench.plugin.registry import PluginError, Registry
-    from sparsebench.testing import networks, run
+    from sparsebench.testing import checks, networks
 
     for name in networks.NAMES:
         networks.cached(name)
@@ -204,13 +201,13 @@ def main(line: Line) -> None:
         taken = int(held.read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
     line.say(Message())
-    target, given, number, groups = line.recv()
+    target, part, number, groups = line.recv()
     try:
-        strategies = resolve(target, Registry(), given)
+        strategies = resolve(target, Registry(), part)
         strategy, origin = strategies[number]
-        report = run.blank(strategy, origin, groups)
+        report = checks.blank(strategy, origin, groups)
         line.say(Message(report=report, strategies=len(strategies)))
-        for outcome in run.outcomes(strategy, report):
+        for outcome in checks.outcomes(strategy, report):
             report = report.with_outcome(outcome)
             line.say(Message(report=report, strategies=len(strategies)))
     except PluginError as error:

@@ -1,24 +1,30 @@
-"""A strategy acts on a case, under observation: what it read, what it returned, which rule it broke."""
+"""What a check is, and a strategy that acts under observation: what it read, what it returned, which rule it broke."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from sparsebench import seeds
-from sparsebench.errors import StrategyError, UnsupportedError, UserError
+from sparsebench.errors import StrategyError, UnsupportedError, UserError, one_line
 from sparsebench.models.actor import Actor, Pass
+from sparsebench.runner.run_cell import one_thread
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.contract import place_of
 from sparsebench.strategy.plan_checks import check_plan
 from sparsebench.strategy.plans import Plan
 from sparsebench.strategy.view import FrozenNetwork, Images, TokenView
-from sparsebench.testing.networks import USUAL, Case, cached
+from sparsebench.testing.networks import Case, cached
+from sparsebench.testing.reports import Group
 from sparsebench.training.fit import StandIn, fit
 
 S = TypeVar("S", bound=Strategy)
@@ -43,6 +49,8 @@ MODES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "the number of threads": (torch.get_num_threads, torch.set_num_threads),
 }
 """What every cell of a process has in common: how it is read, and how it is set."""
+WAITS = (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.equal)
+"""What waits for a GPU."""
 
 
 def modes() -> dict[str, Any]:
@@ -169,6 +177,50 @@ class Runner(StandIn):
         return Trial(self.asked[begun:], acting, outputs)
 
 
+class Counted(Runner):
+    """Adds up the MACs that torch counts while a strategy's plans are made, without the fields that it reads."""
+
+    macs = 0.0
+
+    def plan(self, view: TokenView, keep: int) -> Plan | None:
+        """Ask the strategy, and count."""
+        for name in self.strategy.reads():
+            getattr(view, name)
+        with FlopCounterMode(display=False) as counter:
+            plan = self.strategy.plan(view, keep)
+        self.macs += counter.get_total_flops() / 2
+        return plan
+
+
+class Compiled(Runner):
+    """Makes the first choice of a strategy by way of torch.compile, too."""
+
+    answer = ""
+
+    def plan(self, view: TokenView, keep: int) -> Plan | None:
+        """Ask the strategy, the first time compiled."""
+        import torch._dynamo  # takes longer than all other checks together
+
+        if not self.answer:
+            torch._dynamo.reset()
+            try:
+                torch.compile(lambda: tensors(self.strategy.plan(view, keep)), backend="eager", fullgraph=True)()
+                self.answer = "yes"
+            except Exception as error:
+                self.answer = f"no: {str(error).strip().partition(chr(10))[0][:200]}"
+        return self.strategy.plan(view, keep)
+
+
+class Reads(TorchDispatchMode):
+    """Counts the numbers, and the shapes that hang on numbers, that are read of tensors."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.overloadpacket in WAITS
+        return func(*args, **(kwargs or {}))
+
+
 def actor_on(strategy: Any, case: Case, budget: Budget) -> Actor:
     """Return a strategy, or what stands in for it, on a case's network; one with a `fit` has looked at images.
 
@@ -189,7 +241,7 @@ def actor_on(strategy: Any, case: Case, budget: Budget) -> Actor:
 
 
 def _error_text(error: BaseException, strategy: Strategy) -> RuleError:
-    text = " ".join(f"{type(error).__name__}: {error}".split()) + place_of(error, strategy)
+    text = one_line(error) + place_of(error, strategy)
     if isinstance(error, StrategyError) and "view.relevance" in text:
         return RuleError(text, "reads_no_relevance")
     if isinstance(error, MemoryError) or "allocate" in text:
@@ -217,22 +269,23 @@ def act(strategy: Strategy, case: Case, rate: float = 0.5, rows: slice | None = 
     return Runner(strategy, case, rate)(rows)
 
 
-def on_each(do: Callable[[Case], object], names: Iterable[str] = USUAL, *, belongs: str = "") -> str:
-    """Do something with each case; return on which ones the strategy cannot act.
+def on_each(names: Sequence[str], strategy: S, do: Callable[[S, Case], str | None], *, belongs: str = "") -> str:
+    """Do something with a strategy and each case; return the remarks, and on which cases the strategy cannot act.
 
     Args:
-        do: raises UnsupportedError where the strategy cannot act.
         names: of the cases.
+        strategy: it.
+        do: raises UnsupportedError where the strategy cannot act.
         belongs: a check's name, for which violations of other checks' rules are no matter.
 
     Raises:
         UnsupportedError: it can act on none of them.
         RuleError: as `do` raises it, with the name of the case.
     """
-    names, cannot = list(names), dict[str, str]()
+    remarks, cannot = dict[str, None](), dict[str, str]()
     for name in names:
         try:
-            do(cached(name))
+            remarks[do(strategy, cached(name)) or ""] = None
         except UnsupportedError as error:
             cannot[name] = str(error)
         except RuleError as error:
@@ -241,7 +294,57 @@ def on_each(do: Callable[[Case], object], names: Iterable[str] = USUAL, *, belon
             raise RuleError(f"{error} [{name}]", error.of) from error
     if len(cannot) == len(names):
         raise UnsupportedError(next(iter(cannot.values())))
-    return "; ".join(f"not on '{name}': {reason}" for name, reason in cannot.items())
+    notes = (f"not on '{name}': {reason}" for name, reason in cannot.items())
+    return "; ".join(filter(None, (*remarks, *notes)))
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check; call it with a strategy. It returns a remark and raises RuleError or UnsupportedError.
+
+    Attributes:
+        function: takes a strategy and, if there are cases, one of these.
+        cases: names of networks.
+        alone: whether violations of other checks' rules are no matter.
+    """
+
+    function: Callable[..., str | None]
+    group: Group
+    cases: tuple[str, ...]
+    alone: bool
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.function.__name__
+
+    @property
+    def says(self) -> str:
+        """What holds where it passes."""
+        return (self.function.__doc__ or "").partition("\n")[0]
+
+    def __call__(self, strategy: Strategy) -> str:
+        """Run it as a cell is run: on one thread, without warnings; what it changes of the process is put back."""
+        with put_back(), one_thread(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if not self.cases:
+                return self.function(strategy) or ""
+            return on_each(self.cases, strategy, self.function, belongs=self.name if self.alone else "")
+
+
+CHECKS: dict[str, Check] = {}
+"""All checks in their order, by name."""
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def check(group: Group, cases: tuple[str, ...] = (), *, alone: bool = False) -> Callable[[F], F]:
+    """Return a decorator that makes a check of a function, see `Check`."""
+
+    def add(function: F) -> F:
+        CHECKS[function.__name__] = Check(function, group, cases, alone)
+        return function
+
+    return add
 
 
 def same(a: Tensor | None, b: Tensor | None) -> bool:

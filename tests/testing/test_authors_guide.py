@@ -14,7 +14,7 @@ import sparsebench
 from sparsebench.records.record import Origin
 from sparsebench.strategy.base import SITES, Strategy
 from sparsebench.strategy.view import NEEDS, TokenView
-from sparsebench.testing import run
+from sparsebench.testing import checks
 
 GUIDE = "docs/write/strategy.md"
 CODE = code(GUIDE)
@@ -38,7 +38,7 @@ def strategy_in(code):
 def test_the_strategies_of_the_pages_conform(code):
     strategy, names = strategy_in(code)
     assert names.get("sparsebench_strategies", lambda: [type(strategy)])() == [type(strategy)]
-    outcomes = list(run.outcomes(strategy, run.blank(strategy, Origin(plugin="page"))))
+    outcomes = list(checks.outcomes(strategy, checks.blank(strategy, Origin(plugin="page"))))
     bad = [(o.check, o.message) for o in outcomes if o.status not in ("passed", "unsupported")]
     assert [check for check, _ in bad] == ["pickles_by_reference"], bad  # they live in no module
 

@@ -14,20 +14,17 @@ from sparsebench import Keep, Strategy, UserError
 from sparsebench.models.deep import DeepViT
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Origin
-from sparsebench.testing import parametrize_with_strategies, run
+from sparsebench.testing import checks, parametrize_with_strategies
 from sparsebench.testing.process import resolve
-from sparsebench.testing.trial import RuleError
+from sparsebench.testing.trial import CHECKS, RuleError
 from sparsebench.training.steps import Autograd, Samples
 
 
 def report_of(strategy, *names):
     """Return the report of the checks of these names, run in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "CHECKS", tuple(check for check in run.CHECKS if check.name in names))
-        report = run.blank(strategy, Origin(plugin="test"))
-        for outcome in run.outcomes(strategy, report):
-            report = report.with_outcome(outcome)
-    return report
+    report = checks.blank(strategy, Origin(plugin="test"))
+    report = report.model_copy(update={"outcomes": tuple(one for one in report.outcomes if one.check in names)})
+    return report.model_copy(update={"outcomes": tuple(checks.outcomes(strategy, report))})
 
 
 def failed(report):
@@ -175,12 +172,10 @@ BROKEN = {
 def test_a_broken_rule_is_named_by_its_check(name):
     broken = type("Broken", (FarFromMean,), {"__module__": __name__, "__doc__": "Broken.", **BROKEN[name]})()
     name = name.partition(",")[0]
-    (check,) = (check for check in run.CHECKS if check.name == name)
     with pytest.raises(RuleError) as caught:
-        check(broken)
-    for other in run.CHECKS:
-        if other.name == caught.value.of != name:
-            other(broken)  # what that check looks at is well
+        CHECKS[name](broken)
+    if caught.value.of not in ("", name):
+        CHECKS[caught.value.of](broken)  # what that check looks at is well
 
 
 @pytest.mark.parametrize(
@@ -202,12 +197,11 @@ def test_a_fit_is_watched_as_choices_are(fit, fails, says):
     strategy = type("Fitting", (FarFromMean,), {"__module__": __name__, **body})()
     names = {"fits_on_images", "acts_without_error", fails} - {""}
     says_of = {}
-    for check in run.CHECKS:
-        if check.name in names:
-            try:
-                check(strategy)
-            except RuleError as error:
-                says_of[check.name] = error.of, str(error)
+    for name in names:
+        try:
+            CHECKS[name](strategy)
+        except RuleError as error:
+            says_of[name] = error.of, str(error)
     assert (fails in says_of) == bool(fails) and says in says_of.get(fails, ("", ""))[1]
     assert says_of.keys() <= {fails, "acts_without_error"}
     assert "acts_without_error" not in says_of or says_of["acts_without_error"][0] == "fits_on_images"
@@ -275,13 +269,12 @@ def test_bad_plugins_fail_one_required_check_which_says_why(sample, check):
 
 @pytest.mark.slow
 def test_measurements_say_no_where_something_cannot_be_done():
-    informative = {check.name: check for check in run.CHECKS if check.group == "informative"}
     broken = type(
         "Breaks", (FarFromMean,), {"__module__": __name__, **of(lambda view: view.tokens.sum().item() and None)}
     )
-    assert informative["compiles_a_choice"](broken()).startswith("no: ")
-    assert informative["exports"](broken()).startswith("no: ") and informative["exports"](FarFromMean()) == "yes"
-    assert informative["compiles_a_choice"](FarFromMean()) == "yes"
+    assert CHECKS["compiles_a_choice"](broken()).startswith("no: ")
+    assert CHECKS["exports"](broken()).startswith("no: ") and CHECKS["exports"](FarFromMean()) == "yes"
+    assert CHECKS["compiles_a_choice"](FarFromMean()) == "yes"
 
 
 def test_fused_tokens_count_for_the_budget():

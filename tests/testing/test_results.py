@@ -12,7 +12,6 @@ from measured import TINY
 from samples import SAMPLES
 
 from sparsebench import UserError, api
-from sparsebench.cli.check import check_recorded
 from sparsebench.records.record import Origin
 from sparsebench.testing import Report, process, reports
 
@@ -48,22 +47,17 @@ def asked(monkeypatch):
     """Note which checks are asked for, in place of running them in processes; each strategy passes none."""
     calls = []
 
-    def check(target, limit, given=None):
-        calls.append((Path(target).name, given))
-        names = given or {Path(target).stem: [{}]}
-        return [
-            Report(strategy=name, params=one, origin=Origin(plugin=name), outcomes=())
-            for name, several in names.items()
-            for one in several
-        ]
+    def check(target, limit, part=None):
+        calls.append((Path(target).name, None if part is None else (part.name, part.params)))
+        name, params = (Path(target).stem, {}) if part is None else (part.name, part.params)
+        return [Report(strategy=name, params=params, origin=Origin(plugin=name), outcomes=())]
 
     monkeypatch.setattr(process, "check", check)
     monkeypatch.setattr(api, "refresh", lambda out: False)
     return calls
 
 
-def given_of(*values):
-    return {"norm": [{"disposal": "drop", "largest": value} for value in values]}
+NORMS = [("norm", {"disposal": "drop", "largest": largest}) for largest in (True, False)]
 
 
 @pytest.mark.slow
@@ -93,30 +87,29 @@ def test_without_a_name_all_installed_strategies_are_checked_and_files_are_named
     assert [name for name, _ in asked] == ["anti_oracle", "dense", "noise", "oracle", "random"]
     assert "not checked: norm: it comes from a file, own.py; give that too" in done.stderr
     assert len(reports.read(folder)) == 5
-    assert dict(asked)["random"] == {"random": [{"cell": 2, "disposal": "drop", "stratified": False}]}
+    assert dict(asked)["random"] == ("random", {"cell": 2, "disposal": "drop", "stratified": False})
 
 
-@pytest.mark.parametrize(("says", "given"), [("", given_of(True, False)), (":largest=false", None)])
+@pytest.mark.parametrize(("says", "given"), [("", NORMS), (":largest=false", [None])])
 def test_a_file_stands_for_the_parameters_of_the_records_unless_it_names_some(folder, asked, says, given):
     assert call("check", f"{folder.parent / 'own.py'}{says}", "--results", folder).exit_code == 0
-    assert [found for _, found in asked] == [given]
+    assert [found for _, found in asked] == given
 
 
 def test_a_name_stands_for_its_records_and_another_file_or_name_for_itself(folder, asked):
     call("check", "noise", "tome", SAMPLES / "good.py", SAMPLES / "prints.py", "--results", folder)
-    assert [given for _, given in asked] == [
-        {"noise": [{"by": "sigma", "disposal": "drop"}]}, None, given_of(True, False), None
-    ]  # fmt: skip
+    assert [given for _, given in asked] == [("noise", {"by": "sigma", "disposal": "drop"}), None, *NORMS, None]
 
 
 def test_a_strategy_that_is_gone_leaves_the_others(folder, monkeypatch):
-    def check(target, limit, given=None):
+    def check(target, limit, part=None):
         if target == "noise":
             raise UserError("unknown strategy")
         return []
 
     monkeypatch.setattr(process, "check", check)
-    assert check_recorded(folder, None, 1.0, lambda _: None)[0] == "noise: unknown strategy"
+    done = call("check", "--results", folder)
+    assert done.exit_code == 1 and "not checked: noise: unknown strategy\n" in done.stderr
 
 
 @pytest.mark.parametrize(

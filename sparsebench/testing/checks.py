@@ -1,0 +1,593 @@
+"""What strategies are checked for. Each check takes a strategy, or a strategy and a tiny network with images.
+
+Required checks say what every strategy must do, recommended ones what a good one does besides, informative ones what is
+worth knowing of it. They raise, or return a remark.
+
+Raises (all of them):
+    RuleError: the strategy breaks the rule that the docstring says; so it does where another error is raised.
+    UnsupportedError: the strategy cannot act on the network, or there is nothing to check.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import random
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any, cast
+
+import numpy as np
+import timm
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorDeviceMismatchError,
+    FakeTensorMode,
+)
+
+from sparsebench import __version__, seeds
+from sparsebench.deploy.apply import RANDOM, apply
+from sparsebench.deploy.export import first_cause, never_exported
+from sparsebench.errors import StrategyError, UnsupportedError, one_line, text_of, unknown
+from sparsebench.records.record import Origin
+from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.contract import complaint, place_of
+from sparsebench.strategy.plans import Keep, Merge, Mix
+from sparsebench.strategy.view import NEEDS
+from sparsebench.testing.networks import PREFIXES, SIZES, USUAL, Case, build, cached, images_for, tiny
+from sparsebench.testing.reports import GROUPS, Group, Outcome, Report
+from sparsebench.testing.trial import (
+    CHECKS,
+    Compiled,
+    Counted,
+    Reads,
+    RuleError,
+    Runner,
+    Trial,
+    act,
+    actor_on,
+    alike,
+    check,
+    choices,
+    differences,
+    fresh,
+    on_each,
+    same,
+)
+from sparsebench.training.fit import modules_of, state_digest
+from sparsebench.training.loop import evaluate, patches_in
+from sparsebench.training.steps import Autograd, Samples
+
+BATCHES = 4
+"""How many batches a strategy is given where what it does besides choosing is watched."""
+DEEP = ("class token", "no class token")
+FEW = (*DEEP, "one layer")
+IN_RUNS = (*DEEP, "36 patches", "one layer")
+UNDERSTATED = 0.02
+"""By how much a choice may cost more than the strategy says."""
+FAKE = torch.device("cuda", 0)
+"""Where fake tensors lie; no GPU need be there."""
+
+
+@check("required")
+def declares_itself(strategy: Strategy) -> None:
+    """Name, kind, site and needs are legal, and only an oracle asks for the relevance mask."""
+    if problem := complaint(type(strategy)):
+        raise RuleError(problem)
+    if extra := sorted(set(strategy.requires()) - NEEDS):
+        raise RuleError(f"requires() asks for {', '.join(extra)}; allowed: {', '.join(sorted(NEEDS))}")
+    if "relevance" in strategy.requires() and strategy.kind != "oracle":
+        raise RuleError(f"requires() asks for the relevance mask, so kind must be 'oracle', not '{strategy.kind}'")
+
+
+@check("required")
+def constructs_with_defaults(strategy: Strategy) -> None:
+    """Every parameter has a default."""
+    type(strategy)()
+
+
+@check("required")
+def parameters_survive_json(strategy: Strategy) -> None:
+    """Written as JSON and read again, the parameters are the same: records hold them so."""
+    again = type(strategy).model_validate_json(strategy.model_dump_json())
+    if again.model_dump() != strategy.model_dump():
+        raise RuleError(f"written {strategy.model_dump()}, read {again.model_dump()}")
+
+
+@check("required", USUAL)
+def fits_on_images(strategy: Strategy, case: Case) -> str:
+    """What it learns from training images has the form that its module has, and is the same each time."""
+    if not strategy.fits():
+        return "it has no fit"
+    first, second = (modules_of(Runner(strategy, case).actor).state_dict() for _ in range(2))
+    if other := [name for name, value in first.items() if not same(value, second[name])]:
+        raise RuleError(f"it learned another {other[0]} from the same images")
+    return ""
+
+
+@check("required")
+def acts_without_error(strategy: Strategy) -> str:
+    """It acts on a tiny network at least, batch after batch, and raises nothing but UnsupportedError."""
+
+    def acts(strategy: Strategy, case: Case) -> None:
+        try:
+            runner = Runner(strategy, case)
+            for _ in range(BATCHES):
+                runner()
+        except (RuleError, UnsupportedError):
+            raise
+        except StrategyError as error:
+            raise RuleError(str(error)) from error
+        except Exception as error:
+            raise RuleError(f"the network cannot go on with its plan: {one_line(error)}") from error
+
+    try:
+        return on_each(USUAL, strategy, acts, belongs="acts_without_error")
+    except UnsupportedError as error:
+        raise RuleError(f"it can act on none of the networks: {error}") from error
+
+
+@check("required", USUAL, alone=True)
+def reads_no_relevance(strategy: Strategy, case: Case) -> str:
+    """Only an oracle reads the relevance mask; for any other it raises."""
+    if strategy.kind == "oracle":
+        return "it is an oracle"
+    act(strategy, case)
+    return ""
+
+
+@check("required", USUAL, alone=True)
+def plans_are_legal(strategy: Strategy, case: Case) -> str:
+    """Plans are legal, hold no NaN, and let as many tokens go on as the budget says, from one token to all but one."""
+    for rate in (1 / case.tokens, 0.5, 1 - 1 / max(2, case.tokens)):
+        trial = act(strategy, case, rate)
+        planned = [step.tokens_out for step in trial.acting.actor.planned]
+        realised = [step.tokens_out for step in trial.acting.steps]
+        if strategy.budgeted and not strategy.adaptive and realised != planned:
+            raise RuleError(f"tokens after each block: planned {planned}, realised {realised}")
+        if not bool(trial.outputs.isfinite().all()):
+            raise RuleError("the network's outputs are not finite")
+    if strategy.adaptive:
+        return "each image keeps as many as it needs (adaptive = True)"
+    return "" if strategy.budgeted else "it spends the same whatever the budget (budgeted = False)"
+
+
+@check("required", PREFIXES)
+def prefix_tokens_stay(strategy: Strategy, case: Case) -> None:
+    """Class, distillation and register tokens stay as they are: 0, 1, 2 and 5 of them."""
+    network: Any = case.network
+    runner = Runner(strategy, case)
+    first = min(runner.actor.keep)
+    block = network.module.blocks[first]
+    place = block.norm2 if strategy.site == "attention" else block.norm1
+    seen: list[Tensor] = []
+    hook = place.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
+    try:
+        with torch.no_grad():
+            network(case.inputs)
+        trial = runner()
+    finally:
+        hook.remove()
+    P, before, after = network.prefix, seen[0], seen[-1]  # between them what it asked the network itself
+    went_on = int(np.max(trial.acting.steps[first].tokens_out))
+    if after.shape[1] != P + went_on or not torch.allclose(after[:, :P], before[:, :P], atol=1e-5):
+        raise RuleError(f"of {P} prefix tokens and {went_on} patches, others came to block {first}")
+
+
+@check("required", USUAL)
+def keep_all_is_dense(strategy: Strategy, case: Case) -> None:
+    """Where all tokens are to stay, also after it has acted, the logits are the bare network's to 1e-6."""
+    with torch.no_grad():
+        dense = case.network(case.inputs)
+    act(strategy, case, 0.5)
+    kept = act(strategy, case, 1.0).outputs
+    with torch.no_grad():
+        after = case.network(case.inputs)
+    worst = max(float((x - dense).abs().max()) for x in (kept, after))
+    if worst > 1e-6 * max(1.0, float(dense.abs().max())):
+        raise RuleError(f"logits differ by {worst:.1e}")
+
+
+@check("required", USUAL)
+def same_seed_same_bits(strategy: Strategy, case: Case) -> None:
+    """Made and run twice, it chooses the same to the bit."""
+    first = act(strategy, case)
+    torch.rand(3), np.random.rand(), random.random()
+    second = act(strategy, case)
+    if not alike([*choices(first.asked), first.outputs], [*choices(second.asked), second.outputs]):
+        raise RuleError("two runs differ; draw random numbers with view.random()")
+
+
+@check("required", SIZES)
+def odd_sizes(strategy: Strategy, case: Case) -> None:
+    """An odd number of tokens, a grid that is not square, a single token and a single sample are no trouble."""
+    for rate in (1 / case.tokens, 0.5, 1 - 1 / max(2, case.tokens)):
+        for rows in (slice(0, 1), slice(None)):
+            act(strategy, case, rate, rows)
+
+
+@check("required", IN_RUNS)
+def labels_change_nothing(strategy: Strategy, case: Case) -> None:
+    """In a training step and in the test it chooses the same with other labels."""
+    other = replace(case, labels=case.labels.roll(1))
+    if not alike(_in_a_run(strategy, case), _in_a_run(strategy, other)):
+        raise RuleError("the choice depends on the labels")
+
+
+@check("required", IN_RUNS)
+def relevance_changes_nothing(strategy: Strategy, case: Case) -> str:
+    """Where it is no oracle, it chooses the same with another relevance mask, in a training step and in the test."""
+    if strategy.kind == "oracle":
+        return "it is an oracle"
+    other = replace(case, relevance=case.relevance.roll(1, 0))
+    if not alike(_in_a_run(strategy, case), _in_a_run(strategy, other)):
+        raise RuleError("the choice depends on the relevance mask")
+    return ""
+
+
+def _in_a_run(strategy: Strategy, case: Case) -> list[Tensor]:
+    """Return all choices of a test and of a step of training, which is that of a new network."""
+    network = build(case.name).network
+    runner = Runner(strategy, replace(case, network=network))
+    samples = Samples(case.inputs, case.labels, case.relevance)
+    evaluate(network, runner.actor, samples, case.recipe)
+    steps = Autograd(network, runner.actor, samples, case.recipe)
+    with torch.enable_grad():
+        steps.step(np.arange(len(case.labels)), 0, 0.0)
+    return choices(runner.asked)
+
+
+@check("required", USUAL)
+def view_is_left_alone(strategy: Strategy, case: Case) -> None:
+    """It changes no tensor of its view in place: the network goes on with them."""
+    if changed := sorted({name for asked in _batches(strategy, case).asked for name in asked.changed}):
+        raise RuleError(f"changed in place: {', '.join(f'view.{name}' for name in changed)}")
+
+
+@check("required", USUAL)
+def model_is_left_alone(strategy: Strategy, case: Case) -> None:
+    """Weights, hooks and forward methods of the model are afterwards what they were."""
+
+    def state(module: nn.Module) -> dict[str, Any]:
+        found: dict[str, Any] = {"weights": state_digest(module.state_dict())}
+        for name, part in module.named_modules():
+            hooks = [len(held) for kind, held in vars(part).items() if kind.endswith("_hooks")]
+            found[f"hooks or forward of '{name}'"] = type(part).forward, vars(part).get("forward"), hooks
+        return found
+
+    case = build(case.name)
+    before = state(case.network.module)
+    _batches(strategy, case)
+    if changed := differences(before, state(case.network.module)):
+        raise RuleError(f"changed: {', '.join(changed)}")
+
+
+@check("required", USUAL)
+def random_state_is_left_alone(strategy: Strategy, case: Case) -> None:
+    """The global random states of torch, numpy and Python are untouched."""
+    for seed in (torch.manual_seed, np.random.seed, random.seed):
+        seed(20_250_101)
+    before = seeds.global_states()
+    _batches(strategy, case)
+    if changed := differences(before, seeds.global_states()):
+        raise RuleError(f"changed: the global random state of {', '.join(changed)}; use view.random()")
+
+
+@check("required", USUAL)
+def modes_are_left_alone(strategy: Strategy, case: Case) -> None:
+    """Gradients, the default dtype and the number of threads of torch are untouched, in training too."""
+    for training in (False, True):
+        with torch.set_grad_enabled(training):
+            runner = Runner(strategy, case)
+            runner(training=training)
+        if changed := sorted({mode for one in runner.asked for mode in one.modes}):
+            raise RuleError(f"changed: {', '.join(changed)}")
+
+
+def _batches(strategy: Strategy, case: Case) -> Runner:
+    """Return a strategy that was given a few batches, the last of them in training."""
+    runner = Runner(strategy, case)
+    for _ in range(BATCHES):
+        runner()
+    runner(training=True)
+    return runner
+
+
+@check("recommended")
+def has_a_docstring(strategy: Strategy) -> None:
+    """The class says in a docstring what it does: `sparsebench list` and `show` print it."""
+    if not (type(strategy).__dict__.get("__doc__") or "").strip():
+        raise RuleError("the class has no docstring")
+
+
+@check("recommended")
+def pickles_by_reference(strategy: Strategy) -> None:
+    """The class is found again by its module and name, and an instance comes back equal."""
+    cls, again = pickle.loads(pickle.dumps((type(strategy), strategy)))
+    if cls is not type(strategy) or again != strategy:
+        raise RuleError("what was pickled comes back as something else")
+
+
+@check("recommended", USUAL)
+def each_sample_on_its_own(strategy: Strategy, case: Case) -> None:
+    """A sample alone and in a batch has the same tokens kept."""
+    together = act(strategy, case)
+    for i in range(len(case.inputs)):
+        alone = act(strategy, case, rows=slice(i, i + 1))
+        if not alike(_where(alone), [after[i : i + 1] for after in _where(together)]):
+            raise RuleError("the choice for a sample depends on the others of its batch")
+
+
+def _where(trial: Trial) -> list[Tensor]:
+    """Return for each decision what the tokens after it are, as integers or booleans."""
+    found = []
+    for decision in trial.acting.decisions:
+        if isinstance(decision.plan, Merge):
+            found.append(decision.plan.target)
+        elif isinstance(decision.plan, Mix):
+            found.append(decision.plan.weight > 0)
+        else:
+            found.append(patches_in(decision.after, trial.acting.count))
+    return found
+
+
+@check("recommended", USUAL)
+def fifth_batch_as_first(strategy: Strategy, case: Case) -> None:
+    """What it did before changes nothing: five batches, of one kind and of others, and the same choice again."""
+    runner = Runner(strategy, case)
+    first = runner()
+    for visit in range(2, 6):
+        runner(slice(0, 1), inputs=case.inputs.flip(0))
+        now = runner()
+        if not alike(_where(first), _where(now)) or not same(first.outputs, now.outputs):
+            raise RuleError(f"at visit {visit} it chooses otherwise than at the first: it keeps a state")
+
+
+@check("recommended", DEEP)
+def acts_in_bfloat16(strategy: Strategy, case: Case) -> None:
+    """It acts, with finite outputs, on a network in bfloat16 by autocast."""
+    halved = images_for(case.name, build(case.name).network.module, precision="bfloat16")
+    if not bool(Runner(strategy, halved)().outputs.isfinite().all()):
+        raise RuleError("the outputs are not finite")
+
+
+@check("recommended", DEEP)
+def order_of_tokens_does_not_matter(strategy: Strategy, case: Case) -> None:
+    """Tokens in another order, each with its position embedding, give the same logits, unless it looks at places."""
+    trial = act(strategy, case)
+    for name in ("grid", "index", "random"):
+        if any(name in asked.read for asked in trial.asked):
+            raise UnsupportedError(f"it reads view.{name}, so places may matter to it")
+    order = torch.randperm(case.tokens, generator=torch.Generator().manual_seed(2))
+    network: Any = build(case.name).network
+    shuffled, P = network.module, network.prefix
+    with torch.no_grad():
+        shuffled.pos_embed[:, P:] = shuffled.pos_embed[:, P:][:, order]
+    moved = images_for(case.name, shuffled)
+    outputs = Runner(strategy, moved)(inputs=_reorder(case, order)).outputs
+    worst = float((outputs - trial.outputs).abs().max())
+    if worst > 1e-3 * max(1.0, float(trial.outputs.abs().max())):
+        raise RuleError(f"the logits differ by {worst:.1e}")
+
+
+def _reorder(case: Case, order: Tensor) -> Tensor:
+    """Return the images with their patches in another order."""
+    network: Any = case.network
+    (rows, columns), (height, width) = network.grid, network.patch
+    B, c = case.inputs.shape[:2]
+    cut = case.inputs.reshape(B, c, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)[:, order]
+    whole = cut.unflatten(1, (rows, columns)).permute(0, 3, 1, 4, 2, 5)
+    return whole.reshape(case.inputs.shape)
+
+
+@check("recommended", USUAL)
+def merged_sizes_sum_to_all(strategy: Strategy, case: Case) -> None:
+    """What it merges or fuses, token for token, stands for all patches there were."""
+    trial = act(strategy, case)
+    plans = [decision.plan for decision in trial.acting.decisions]
+    if not plans or not all(_merges_all(plan) for plan in plans):
+        raise UnsupportedError("it does not merge, or drops tokens too")
+    sums = trial.acting.sizes.sum(dim=1)
+    if bool(((sums - case.tokens).abs() > 1e-4 * case.tokens).any()):
+        raise RuleError(f"sizes sum to {sums.tolist()}, not to {case.tokens}")
+
+
+def _merges_all(plan: Any) -> bool:
+    if isinstance(plan, Keep):
+        return plan.fuse is not None
+    return isinstance(plan, Merge) and bool((plan.target >= 0).all())
+
+
+@check("recommended", FEW)
+def macs_fall_with_the_budget(strategy: Strategy, case: Case) -> None:
+    """The fewer tokens may stay, the fewer MACs are spent, and at last fewer than by the dense network."""
+    if not strategy.budgeted:
+        raise UnsupportedError("it spends the same whatever the budget (budgeted = False)")
+    cost, rates = case.network.cost, (0.9, 0.7, 0.5, 0.3, 0.1)
+    spent = [float(np.mean(cost.macs(act(strategy, case, rate).acting.steps))) for rate in rates]
+    dense = cost.macs(act(strategy, case, 1.0).acting.steps)
+    if strategy.trained and strategy.adaptive and len(set(spent)) == 1:
+        raise UnsupportedError("it follows no counts: how much it spends it learns from its loss")
+    if spent != sorted(spent, reverse=True) or len(set(spent)) == 1:
+        raise RuleError(f"MACs at keep rates {rates}: {', '.join(f'{x:,.0f}' for x in spent)}")
+    if spent[-1] >= dense:
+        raise RuleError(f"at a keep rate of 0.1 it spends {spent[-1]:,.0f} MACs, the dense network {dense:,.0f}")
+
+
+@check("recommended", USUAL)
+def own_macs_are_all(strategy: Strategy, case: Case) -> None:
+    """A choice costs no more MACs than `own_macs` says, as torch's FlopCounterMode counts them."""
+    counted = Counted(strategy, case)
+    steps = counted(slice(0, 1)).acting.steps  # of one image: rows of several may be filled up
+    said = sum(float(np.sum(step.own)) for step in steps)
+    if counted.macs > said * (1 + UNDERSTATED):
+        raise RuleError(f"its choices cost {counted.macs:,.0f} MACs an image, and own_macs says {said:,.0f}")
+
+
+@check("recommended", FEW)
+def gradients_flow(strategy: Strategy, case: Case) -> None:
+    """In training each weight of the dense network, and each that is learned, has a finite gradient that is not 0."""
+
+    def gradients(case: Case, rate: float) -> dict[str, Tensor | None]:
+        runner = Runner(strategy, case, rate)
+        trial = runner(training=True)
+        loss = trial.outputs.square().sum()
+        (loss + trial.acting.loss() if trial.acting.learns and trial.asked else loss).backward()
+        learned = modules_of(runner.actor)
+        modules = {"": case.network.module, "learned.": learned}
+        named = ((prefix + name, w) for prefix, one in modules.items() for name, w in one.named_parameters())
+        return {name: w.grad for name, w in named if w.requires_grad}
+
+    dense = gradients(build(case.name), 1.0)
+    for name, now in gradients(build(case.name), 0.5).items():
+        first = dense[name]
+        if not name.startswith("learned.") and (first is None or not bool(first.any())):
+            continue
+        if now is None or not bool(now.any()) or not bool(now.isfinite().all()):
+            raise RuleError(f"the gradient of '{name}' is missing, zero or not finite")
+
+
+@check("recommended")
+def stays_on_its_device(strategy: Strategy) -> str:
+    """On a GPU, in the test and in training, it mixes no devices and, unless adaptive, reads no number back.
+
+    It is tried without one, with tensors that have shapes and a device alone.
+    """
+    for n, training in product((1, 7), (False, True)):
+        try:
+            _on_fake_gpu(strategy, n, training)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            if strategy.adaptive:
+                return f"adaptive: it waits for the device {_reads(strategy)} times a place to read counts"
+            raise RuleError(
+                f"it reads numbers back from the device, which is waited for{place_of(error, strategy)}"
+            ) from error
+        except FakeTensorDeviceMismatchError as error:
+            raise RuleError(f"it mixes tensors of the CPU and the GPU{place_of(error, strategy)}") from error
+    return ""
+
+
+def _on_fake_gpu(strategy: Strategy, n: int, training: bool) -> None:
+    """Pass n images through a network on a GPU that is not there; in training up to the loss."""
+    case = images_for("class token", tiny(), n)
+    actor = actor_on(fresh(strategy), case, Budget(keep_rate=0.5))
+
+    def go(images: Tensor, relevance: Tensor) -> None:
+        shown = relevance if strategy.kind == "oracle" else None
+        items = torch.arange(n, device=images.device)
+        acting = actor.begin(items, 0, shown, tokens=actor.tokens, training=training or strategy.trains_only)
+        with torch.set_grad_enabled(training):
+            case.network(images, acting)
+            if training and acting.learns:
+                acting.loss()
+
+    go(case.inputs, case.relevance)  # on the CPU, where numbers of the first plan of each shape are read
+    with FakeTensorMode():
+        for module in (case.network.module, modules_of(actor)):
+            for part in module.modules():
+                for name, weight in part.named_parameters(recurse=False):
+                    fake = torch.empty(weight.shape, dtype=weight.dtype, device=FAKE)
+                    weight = nn.Parameter(fake, requires_grad=weight.requires_grad)
+                    part.register_parameter(name, weight)
+                for name, buffer in part.named_buffers(recurse=False):
+                    setattr(part, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=FAKE))
+        go(torch.empty(case.inputs.shape, device=FAKE), torch.empty(case.relevance.shape, device=FAKE))
+
+
+def _reads(strategy: Strategy) -> int:
+    """Return how many numbers are read of tensors for a place at which a strategy acts, the most of any pass."""
+    case = images_for("class token", tiny(), 7)
+    actor, most = actor_on(fresh(strategy), case, Budget(keep_rate=0.5)), 0.0
+    for training in (False, True):
+        counter = Reads()
+        with counter, torch.set_grad_enabled(training):
+            acting = actor.begin(torch.arange(7), 0, None, tokens=actor.tokens, training=training)
+            case.network(case.inputs, acting)
+        most = max(most, counter.count / max(1, len(actor.keep)))
+    return math.ceil(most)
+
+
+@check("informative")
+def compiles_a_choice(strategy: Strategy) -> str:
+    """Whether torch.compile takes a choice without a graph break."""
+    compiled = Compiled(strategy, cached("class token"))
+    compiled()
+    return compiled.answer
+
+
+@check("informative")
+def exports(strategy: Strategy) -> str:
+    """Whether torch.export takes a whole network on which it acts, as `sparsebench export` writes it."""
+    if reason := never_exported(type(strategy)):
+        return f"no: {reason}"
+    budget: dict[str, Any] = {"keep_rate": 0.7} if strategy.budgeted else {}
+    model, cudnn = tiny(depth=2), cast(Any, torch.backends.cudnn)
+    before = "tf32" in (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision)
+    try:
+        cudnn.allow_tf32 = False  # torch.export refuses to look at parts that differ
+        learned = RANDOM if strategy.trained or strategy.fits() else None
+        with apply(model, fresh(strategy), learned=learned, **budget) as sparse:
+            torch.export.export(sparse.eval(), (torch.zeros(1, 3, 32, 32),), strict=False)
+    except Exception as error:  # torch has many of its own for what it cannot follow
+        return f"no: {first_cause(error)[:200]}"
+    finally:
+        cudnn.allow_tf32 = before
+    return "yes"
+
+
+def expected_failures(strategy: Strategy | type[Strategy]) -> dict[str, str]:
+    """Return the checks that the strategy declares to fail, with the reasons.
+
+    Raises:
+        UserError: there is no check of that name.
+    """
+    for name in strategy.expected_failures:
+        if name not in CHECKS:
+            raise unknown(f"check in {strategy.name}.expected_failures", name, CHECKS)
+    return dict(strategy.expected_failures)
+
+
+def blank(strategy: Strategy, origin: Origin, groups: Collection[Group] = GROUPS) -> Report:
+    """Return the report before any check of these groups was run."""
+    return Report(
+        strategy=strategy.name,
+        params=strategy.model_dump(mode="json", exclude_defaults=True),
+        kind=strategy.kind,
+        site=strategy.site,
+        origin=origin,
+        versions={"sparsebench": __version__, "torch": torch.__version__, "timm": timm.__version__},
+        outcomes=tuple(
+            Outcome(check=one.name, group=one.group, says=one.says) for one in CHECKS.values() if one.group in groups
+        ),
+    )
+
+
+def outcomes(strategy: Strategy, report: Report) -> Iterator[Outcome]:
+    """Run the checks of a report in their order and yield what each found."""
+    failed: set[str] = set()
+    declared = expected_failures(strategy)
+    for outcome in report.outcomes:
+        begun = time.perf_counter()
+        try:
+            remark = CHECKS[outcome.check](strategy)
+        except UnsupportedError as error:
+            yield outcome.after("unsupported", text_of(error), time.perf_counter() - begun)
+        except BaseException as error:  # a strategy is a stranger's code and may raise anything
+            if isinstance(error, RuleError) and error.of in failed - {outcome.check}:
+                yield outcome.after("not run", f"see {error.of}")
+                continue
+            failed.add(outcome.check)
+            what = " ".join((text_of(error) if isinstance(error, RuleError) else one_line(error)).split())
+            reason = declared.get(outcome.check)
+            message = what if reason is None else f"{reason} ({what})"
+            yield outcome.after("failed" if reason is None else "expected", message, time.perf_counter() - begun)
+        else:
+            if outcome.check in declared:
+                remark = f"it passes, though it is declared to fail; {remark}".rstrip("; ")
+            yield outcome.after("passed", remark, time.perf_counter() - begun)
