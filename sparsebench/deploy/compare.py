@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,40 +50,21 @@ apart from each other, from grey and from yellow."""
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """How two strategies agree after one block, on n test samples of N patches.
-
-    Attributes:
-        block: which; at least one of them acted there.
-        kept: two (n, N) booleans, after which patches a token is named.
-        iou: (n,) of these, `expected` that of independent random choices; NaN where neither kept any.
-        correlation: (n,) rank correlation of the scores that each gave last, over the patches that were there for both;
-            NaN where there is none; None where a strategy that acted gave no scores.
-        recall: the share of the relevant patches that each kept, mean over samples; None where nobody knows them.
-    """
-
-    block: int
-    kept: tuple[np.ndarray, np.ndarray]
-    iou: np.ndarray
-    expected: np.ndarray
-    correlation: np.ndarray | None
-    recall: tuple[float, float] | None
-
-
-@dataclass(frozen=True)
 class Comparison:
-    """Two strategies on one network.
+    """Two strategies on one network, on n test samples of N patches.
 
     Attributes:
         cell: of the network.
         sides: A and B, each the label of its strategy and of its budget.
-        stages: after each block in which one of them acted; the last is the end.
-        scene: the test samples `rows` as pictures, or None where none were asked for.
+        stages: by the blocks in which one of them acted what A and B chose last; the last is the end.
+        matter: (n, N) which patches matter to the label, or None where nobody knows.
+        rows: (k,) test samples that `scene` has as pictures; it is None where none were asked for.
     """
 
     cell: Cell
     sides: tuple[tuple[str, str], tuple[str, str]]
-    stages: list[Agreement]
+    stages: dict[int, tuple[Choice, Choice]]
+    matter: np.ndarray | None
     rows: np.ndarray
     scene: Scene | None
 
@@ -113,14 +94,16 @@ def compare(plugins: tuple[str, str], request: Request, trainer: Trainer, pictur
         raise UserError(f"the network without a strategy has no result: {failure.reason}")
     with one_thread():
         cell = trained_cell(job, registry, context)
-        stages = list(_stages([_choices(*side, cell) for side in sides], cell))
+        shape = len(cell.test.labels), cell.network.cost.tokens
+        stages = _stages([_choices(*side, cell) for side in sides], shape)
     a, b = ((job.label, job.cell.budget.label) for job, _ in sides)
     if not stages:
         raise UserError(
             "neither strategy removes a token", got=f"budget {a[1]}", next_step="give a smaller --keep or --macs"
         )
-    rows = spread(cell.data, pictures)
-    return Comparison(cell.cell, (a, b), stages, rows, scene(cell, rows) if pictures else None)
+    shares, rows = cell.test.relevance, spread(cell.data, pictures)
+    matter = None if shares is None else relevant(shares.cpu().numpy(), cell.data.test.mask)
+    return Comparison(cell.cell, (a, b), stages, matter, rows, scene(cell, rows) if pictures else None)
 
 
 def plan_of(plugins: tuple[str, str], request: Request, trainer: Trainer, pictures: int) -> Plan:
@@ -187,26 +170,13 @@ def _choices(job: Job, strategy: Strategy, cell: Prepared) -> list[Choice]:
         raise UserError(f"strategy '{job.label}' has no result: {failure_of(error).reason}") from error
 
 
-def _stages(choices: Sequence[list[Choice]], cell: Prepared) -> Iterator[Agreement]:
-    """Yield the agreement after each block in which somebody acted, by what each chose last."""
-    n, N = len(cell.test.labels), cell.network.cost.tokens
-    shares = cell.test.relevance
-    matter = None if shares is None else relevant(shares.cpu().numpy(), cell.data.test.mask)
-    nothing = Choice(-1, np.ones((n, N), dtype=bool), np.full((n, N), np.nan), scored=True)
-    last = [nothing, nothing]
+def _stages(choices: Sequence[list[Choice]], shape: tuple[int, int]) -> dict[int, tuple[Choice, Choice]]:
+    """Return what each side chose last, after each block in which somebody acted."""
+    last, stages = [Choice(-1, np.ones(shape, dtype=bool), np.full(shape, np.nan), scored=True)] * 2, {}
     for block in sorted({choice.block for side in choices for choice in side}):
-        for side, made in enumerate(choices):
-            last[side] = next((choice for choice in made if choice.block == block), last[side])
-        a, b = last
-        yield Agreement(
-            block, (a.kept, b.kept), iou(a.kept, b.kept), expected_iou(a.kept, b.kept),
-            rank_correlation(a.scores, b.scores) if a.scored and b.scored else None,
-            None if matter is None else (_recall(a, matter), _recall(b, matter)),
-        )  # fmt: skip
-
-
-def _recall(choice: Choice, matter: np.ndarray) -> float:
-    return Quality.of(choice.kept, choice.scores, matter).means[1]
+        last = [next((choice for choice in side if choice.block == block), last[k]) for k, side in enumerate(choices)]
+        stages[block] = last[0], last[1]
+    return stages
 
 
 def rows(comparison: Comparison) -> list[Row]:
@@ -215,17 +185,18 @@ def rows(comparison: Comparison) -> list[Row]:
     Its keys: block, end; kept_a, kept_b (patches, mean); iou, iou_low, iou_high, iou_expected; rank_correlation, _low,
     _high and _n (samples that have one); relevant_kept_a, relevant_kept_b (fractions). None for what there is not.
     """
-    made = []
-    for stage in comparison.stages:
-        kept_a, kept_b = (float(kept.sum(axis=1).mean()) for kept in stage.kept)
-        correlation = np.empty(0) if stage.correlation is None else stage.correlation
-        recall = (None, None) if stage.recall is None else stage.recall
+    made, matter = [], comparison.matter
+    for block, (a, b) in comparison.stages.items():
+        correlation = rank_correlation(a.scores, b.scores) if a.scored and b.scored else np.empty(0)
+        found = [None if matter is None else Quality.of(one.kept, one.scores, matter).means[1] for one in (a, b)]
         made.append({
-            "block": stage.block, "end": stage is comparison.stages[-1], "kept_a": kept_a, "kept_b": kept_b,
-            **_interval("iou", stage.iou), "iou_expected": _interval("iou", stage.expected)["iou"],
+            "block": block, "end": block == max(comparison.stages),
+            "kept_a": float(a.kept.sum(axis=1).mean()), "kept_b": float(b.kept.sum(axis=1).mean()),
+            **_interval("iou", iou(a.kept, b.kept)),
+            "iou_expected": _interval("iou", expected_iou(a.kept, b.kept))["iou"],
             **_interval("rank_correlation", correlation),
             "rank_correlation_n": int((~np.isnan(correlation)).sum()),
-            "relevant_kept_a": recall[0], "relevant_kept_b": recall[1],
+            "relevant_kept_a": found[0], "relevant_kept_b": found[1],
         })  # fmt: skip
     return made
 
@@ -239,20 +210,26 @@ def _interval(name: str, values: np.ndarray) -> Row:
 
 def as_json(comparison: Comparison) -> str:
     """Return what was compared, and the rows."""
-    cell, (n, N) = comparison.cell, comparison.stages[0].kept[0].shape
+    cell, (n, N) = comparison.cell, _shape(comparison)
     a, b = ({"label": label, "budget": budget} for label, budget in comparison.sides)
     about: Row = {"task": cell.task.model_dump(mode="json"), "model": cell.model.model_dump(mode="json")}
     about |= {"n_train": cell.n_train, "samples": n, "patches": N, "a": a, "b": b}
     return json.dumps({**about, "rows": rows(comparison)}, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
+def _shape(comparison: Comparison) -> tuple[int, int]:
+    """Return the numbers of test samples and of patches."""
+    n, N = next(iter(comparison.stages.values()))[0].kept.shape
+    return n, N
+
+
 def as_text(comparison: Comparison, *, markdown: bool = False) -> str:
     """Return it as a table for a terminal, or in Markdown, under what A and B are."""
-    cell, (n, N) = comparison.cell, comparison.stages[0].kept[0].shape
+    cell, (n, N) = comparison.cell, _shape(comparison)
     sample = "test sample" if n == 1 else "test samples"
     lines = [f"{cell.task.name}, {cell.model.name}, {cell.n_train} training samples; {n} {sample} of {N} patches"]
     lines += _names(comparison)
-    body = [_cells(row, stage) for row, stage in zip(rows(comparison), comparison.stages, strict=True)]
+    body = [_cells(row) for row in rows(comparison)]
     table = tabulate(
         body, headers="keys", tablefmt="pipe" if markdown else "simple", disable_numparse=True,
         colalign=["right"] * len(body[0]),
@@ -264,14 +241,13 @@ def _names(comparison: Comparison) -> list[str]:
     return [f"{side}: {label}, {budget}" for side, (label, budget) in zip("AB", comparison.sides, strict=True)]
 
 
-def _cells(row: Row, stage: Agreement) -> Row:
-    correlation = "no scores" if stage.correlation is None else _number(row, "rank_correlation")
+def _cells(row: Row) -> Row:
     cells = {
         "after block": f"{row['block']}, the end" if row["end"] else str(row["block"]),
-        "A keeps": f"{row['kept_a']:.4g}", "B keeps": f"{row['kept_b']:.4g}",
-        "IoU": _number(row, "iou"), "chance": _number(row, "iou_expected"), "rank correlation": correlation,
+        "A keeps": f"{row['kept_a']:.4g}", "B keeps": f"{row['kept_b']:.4g}", "IoU": _number(row, "iou"),
+        "chance": _number(row, "iou_expected"), "rank correlation": _number(row, "rank_correlation"),
     }  # fmt: skip
-    if stage.recall is not None:
+    if row["relevant_kept_a"] is not None:
         cells |= {f"relevant kept by {side}": f"{row[f'relevant_kept_{side.lower()}']:.3f}" for side in "AB"}
     return cells
 
@@ -293,23 +269,17 @@ def figure(comparison: Comparison) -> Figure:
     assert comparison.scene is not None
     about = "\n".join(_names(comparison))
     inks = {"kept by both": INKS[BOTH], "kept by A only": INKS[0], "kept by B only": INKS[1]}
-    blocks = [_block(stage, comparison.rows, comparison.scene) for stage in comparison.stages]
+    blocks = []
+    for block, choices in comparison.stages.items():
+        a, b = (choice.kept[comparison.rows] for choice in choices)
+        columns = []
+        for side, kept, other in (("A", a, b), ("B", b, a)):
+            area = np.where(kept, np.where(other, BOTH, "AB".index(side)), -1)
+            each = zip(comparison.scene.pictures, comparison.scene.matters, area, strict=True)
+            few, many = kept.sum(axis=1).min(), kept.sum(axis=1).max()
+            count = f"{few}" if few == many else f"{few}-{many}"
+            painted = [tint(*one, comparison.scene.grid, INKS) for one in each]
+            columns.append((f"{side}: {count} of {kept.shape[1]}", painted))
+        says = ["neither names a patch" if np.isnan(agreed) else f"IoU {agreed:.2f}" for agreed in iou(a, b)]
+        blocks.append(Block(f"after block {block}", "", columns, [(words, style.BLACK) for words in says]))
     return sheet(comparison.scene, blocks, inks, about)
-
-
-def _block(stage: Agreement, rows: np.ndarray, shown: Scene) -> Block:
-    """Return the pictures of what A and B keep after one block, with their IoU below each pair."""
-    a, b = (kept[rows] for kept in stage.kept)
-    columns = []
-    for side, kept, other in (("A", a, b), ("B", b, a)):
-        area = np.where(kept, np.where(other, BOTH, "AB".index(side)), -1)
-        painted = [tint(*each, shown.grid, INKS) for each in zip(shown.pictures, shown.matters, area, strict=True)]
-        columns.append((f"{side}: {_count(kept)} of {kept.shape[1]}", painted))
-    says = ["neither names a patch" if np.isnan(agreed) else f"IoU {agreed:.2f}" for agreed in stage.iou[rows]]
-    return Block(f"after block {stage.block}", "", columns, [(words, style.BLACK) for words in says])
-
-
-def _count(kept: np.ndarray) -> str:
-    """Return how many patches are kept, of one picture or as a range."""
-    few, many = kept.sum(axis=1).min(), kept.sum(axis=1).max()
-    return str(few) if few == many else f"{few}-{many}"

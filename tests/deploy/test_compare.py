@@ -8,9 +8,10 @@ import pytest
 import torch
 from sparsebench_plugins.attn_topk import AttnTopK
 
-from sparsebench.deploy.compare import Agreement, Comparison, compare, rows
+from sparsebench.deploy.compare import Comparison, compare, rows
 from sparsebench.deploy.pictures import Trainer, trained_cell
 from sparsebench.errors import UserError
+from sparsebench.measure.selection import expected_iou, iou, rank_correlation
 from sparsebench.models.actor import Actor
 from sparsebench.plan.request import Files, How, Request, Setting
 from sparsebench.plugin.registry import Registry
@@ -20,6 +21,7 @@ from sparsebench.runner.prepare import Context
 from sparsebench.runner.run import Callbacks
 from sparsebench.strategy.budget import FULL, Budget
 from sparsebench.tasks.base import relevant
+from sparsebench.training.loop import Choice
 
 TASK = "spurious:epochs=1,lr=0.003,test=40,pretrain_epochs=1,pretrain_samples=40"
 VIT = "vit:dim=16,depth=3,heads=2"
@@ -75,18 +77,19 @@ def test_only_the_network_without_a_strategy_is_trained_and_that_once(tmp_path: 
 def test_strategies_that_choose_alike_agree_wholly(compared: Compare, tmp_path: Path) -> None:
     (tmp_path / "twin.py").write_text(TWIN)
     found = compared("feature_norm", str(tmp_path / "twin.py"))
-    assert [stage.block for stage in found.stages] == [1, 2]
-    for stage in found.stages:
-        assert (stage.iou == 1).all() and (stage.expected < 1).all()
-        assert stage.correlation == pytest.approx(np.ones(40))
-        assert stage.recall[0] == stage.recall[1]
+    assert list(found.stages) == [1, 2]
+    for (a, b), row in zip(found.stages.values(), rows(found), strict=True):
+        assert (a.kept == b.kept).all() and row["iou"] == 1 > row["iou_expected"]
+        assert row["rank_correlation"] == pytest.approx(1) and row["rank_correlation_n"] == 40
+        assert row["relevant_kept_a"] == row["relevant_kept_b"]
 
 
 @pytest.mark.parametrize("b", ["random:stratified=true", "random_inside", "random:keep_rate=0.3"])
 def test_random_choices_are_independent_and_agree_as_expected(b: str, compared: Compare) -> None:
-    last = compared("random", b).stages[-1]
-    off, rho = last.iou - last.expected, last.correlation[~np.isnan(last.correlation)]
-    assert 0.1 < last.expected.mean() < 0.5
+    *_, (one, other) = compared("random", b).stages.values()
+    expected, rho = expected_iou(one.kept, other.kept), rank_correlation(one.scores, other.scores)
+    off, rho = iou(one.kept, other.kept) - expected, rho[~np.isnan(rho)]
+    assert 0.1 < expected.mean() < 0.5
     assert abs(off.mean()) < 4 * off.std() / 40**0.5 and abs(rho.mean()) < 4 * rho.std() / len(rho) ** 0.5
 
 
@@ -102,7 +105,7 @@ def test_agreement_is_that_of_what_each_strategy_keeps_alone(compared: Compare) 
     cell = trained_cell(plan.jobs[-1], registry, Context(Setting(out=compared.out, device="cpu")))
     assert cell.cell == found.cell
     shares = cell.test.relevance.numpy()
-    matter, by_oracle = relevant(shares, cell.data.test.mask), found.stages[0].kept[1]
+    matter, by_oracle = relevant(shares, cell.data.test.mask), found.stages[0][1].kept
     assert (np.where(by_oracle, shares, 9).min(axis=1) >= np.where(by_oracle, 0, shares).max(axis=1)).all()
     actor = Actor(AttnTopK(), Budget(keep_rate=0.5), cell.network.cost, cell.network.grid, stream=0)
     with torch.no_grad():
@@ -111,21 +114,22 @@ def test_agreement_is_that_of_what_each_strategy_keeps_alone(compared: Compare) 
     for decision in acting.decisions:
         by_attention.append(np.array([np.isin(np.arange(64), stays) for stays in decision.after]))
     # The oracle acts at the input, the other one in two blocks.
-    assert [stage.block for stage in found.stages] == [0, 1, 2] and np.isnan(found.stages[0].correlation).all()
+    made = rows(found)
+    assert list(found.stages) == [0, 1, 2] and made[0]["rank_correlation"] is None
     assert [kept.sum(axis=1).tolist() for kept in by_attention] == [[64] * 40, [32] * 40, [16] * 40]
-    for stage, attended in zip(found.stages, by_attention, strict=True):
-        assert (stage.kept[0] == attended).all() and (stage.kept[1] == by_oracle).all()
+    for (a, b), row, attended in zip(found.stages.values(), made, by_attention, strict=True):
+        assert (a.kept == attended).all() and (b.kept == by_oracle).all()
         both, either = attended & by_oracle, attended | by_oracle
-        assert stage.iou == pytest.approx(both.sum(axis=1) / either.sum(axis=1))
+        assert row["iou"] == pytest.approx((both.sum(axis=1) / either.sum(axis=1)).mean())
         found_by = [(kept & matter).sum(axis=1) / matter.sum(axis=1) for kept in (attended, by_oracle)]
-        assert stage.recall == pytest.approx([share.mean() for share in found_by])
+        assert [row["relevant_kept_a"], row["relevant_kept_b"]] == pytest.approx([share.mean() for share in found_by])
 
 
 def test_merging_strategies_keep_what_tokens_are_named_after_and_give_no_scores(compared: Compare) -> None:
-    last = compared("tome", "attn_topk").stages[-1]
-    assert last.correlation is None and set(last.kept[0].sum(axis=1)) == {32}
-    mixed = compared("downsample", "attn_topk").stages[-1]
-    assert not mixed.kept[0].any() and (mixed.iou == 0).all()
+    merged = compared("tome", "attn_topk")
+    assert rows(merged)[-1]["rank_correlation_n"] == 0 and set(merged.stages[2][0].kept.sum(axis=1)) == {32}
+    mixed = compared("downsample", "attn_topk")
+    assert not mixed.stages[2][0].kept.any() and rows(mixed)[-1]["iou"] == 0
 
 
 @pytest.mark.parametrize(
@@ -191,41 +195,34 @@ def test_an_adaptive_strategy_is_compared_at_the_counts_it_would_be_tested_with(
     compared: Compare, tmp_path: Path
 ) -> None:
     (tmp_path / "frugal.py").write_text(FRUGAL)
-    (stage,) = compared("random", str(tmp_path / "frugal.py")).stages
-    random, frugal = (float(kept.sum(axis=1).mean()) for kept in stage.kept)
-    assert random == 32 and frugal == pytest.approx(random, abs=1)
+    (row,) = rows(compared("random", str(tmp_path / "frugal.py")))
+    assert row["kept_a"] == 32 and row["kept_b"] == pytest.approx(32, abs=1)
 
 
 CELL = Cell(
     task=Part(name="composite"), model=Part(name="vit"), strategy=Part(name="dense"), budget=FULL, n_train=600,
     repetition=0,
 )  # fmt: skip
-NAN = float("nan")
-
-
-def kept(*counts: int) -> np.ndarray:
-    return np.arange(16) < np.array(counts)[:, None]
-
-
-def comparison(**last: Any) -> Comparison:
-    given: dict[str, Any] = {
-        "kept": (kept(8, 8, 8), kept(4, 4, 5)), "iou": np.array([0.2, 0.4, NAN]), "expected": np.array([0.1, 0.3, NAN]),
-        "correlation": np.array([0.5, 0.5, NAN]), "recall": (0.25, 0.125),
-    }  # fmt: skip
-    first = Agreement(
-        0, (kept(8, 8, 8), kept(16, 16, 16)), np.full(3, 0.5), np.full(3, 0.5), np.full(3, NAN), (0.25, 1)
-    )
-    sides = (("attn_topk", "macs 0.5"), ("tome(x=1)", "keep 0.5"))
-    return Comparison(CELL, sides, [first, Agreement(2, **given | last)], np.arange(0), None)
 
 
 def test_a_row_has_means_and_intervals_over_the_samples_that_have_a_value() -> None:
-    first, last = rows(comparison())
-    assert (first["block"], first["end"], last["block"], last["end"]) == (0, False, 2, True)
-    assert last["kept_a"] == 8 and last["kept_b"] == pytest.approx(13 / 3)
-    half = 12.706204736432095 * 0.1 * 2**0.5 / 2**0.5  # Student t, one degree of freedom; s = 0.1 sqrt(2)
-    assert [last["iou"], last["iou_low"], last["iou_high"]] == pytest.approx([0.3, 0.3 - half, 0.3 + half])
-    assert last["iou_expected"] == pytest.approx(0.2)
-    assert (last["rank_correlation"], last["rank_correlation_n"]) == (0.5, 2)
+    def choice(block: int, *counts: int, scores: Any = None) -> Choice:
+        kept = np.arange(16) < np.array(counts)[:, None]
+        return Choice(block, kept, np.full((3, 16), np.nan) if scores is None else scores, scored=True)
+
+    rising, flat = np.tile(np.arange(16.0), (3, 1)), np.zeros(16)
+    turned = np.stack([rising[0], -rising[0], flat])
+    a, before, last = choice(0, 8, 8, 0, scores=rising), choice(-1, 16, 16, 16), choice(2, 4, 8, 0, scores=turned)
+    matter = np.arange(16) < np.array([8, 16, 1])[:, None]
+    sides = (("attn_topk", "macs 0.5"), ("tome(x=1)", "keep 0.5"))
+    found = Comparison(CELL, sides, {0: (a, before), 2: (a, last)}, matter, np.arange(0), None)
+    first, end = rows(found)
+    assert (first["block"], first["end"], end["block"], end["end"]) == (0, False, 2, True)
+    assert (end["kept_a"], end["kept_b"]) == pytest.approx((16 / 3, 4))
+    half = 12.706204736432095 * 0.25  # Student t, one degree of freedom, of 0.5 and 1; the third keeps nothing
+    assert [end["iou"], end["iou_low"], end["iou_high"]] == pytest.approx([0.75, 0.75 - half, 0.75 + half])
+    chance = expected_iou(a.kept, last.kept)
+    assert end["iou_expected"] == pytest.approx(chance[:2].mean()) and np.isnan(chance[2])
+    assert (end["rank_correlation"], end["rank_correlation_n"]) == (pytest.approx(0), 2)
     assert (first["rank_correlation"], first["rank_correlation_n"]) == (None, 0)
-    assert (last["relevant_kept_a"], last["relevant_kept_b"]) == (0.25, 0.125)
+    assert (end["relevant_kept_a"], end["relevant_kept_b"]) == pytest.approx((0.5, 1 / 3))

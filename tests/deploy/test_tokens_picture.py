@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from sparsebench.deploy import compare
-from sparsebench.deploy.compare import BOTH, INKS, Agreement, Comparison
+from sparsebench.deploy.compare import BOTH, INKS, Comparison
 from sparsebench.deploy.pictures import GONE, Scene
 from sparsebench.deploy.show_tokens import paint
-from sparsebench.measure.selection import iou
+from sparsebench.training.loop import Choice
 
 RNG = np.random.default_rng(0)
 GRID = (4, 4)
@@ -39,10 +39,10 @@ def panel(number: int) -> np.ndarray:
     """Return the pixels of one panel of a comparison: the 3 pictures come first, then A on each, then B."""
     kept, rows = (masks(A), masks(B)), np.array([0, 2, 4])
     kept[0][4], kept[1][4] = False, False
-    stage = Agreement(0, kept, iou(*kept), np.full(5, 0.2), None, None)
+    a, b = (Choice(0, one, one, scored=False) for one in kept)
     scene = Scene("composite, vit", GRID, PICTURES, NOTHING, ["a cat"] * 3, np.zeros(3, int), ("cat",))
     sides = (("attn_topk", "macs 0.5"), ("random", "macs 0.5"))
-    made = compare.figure(Comparison(None, sides, [stage], rows, scene))  # type: ignore[arg-type]
+    made = compare.figure(Comparison(None, sides, {0: (a, b)}, None, rows, scene))  # type: ignore[arg-type]
     return np.asarray(made.axes[number].images[0].get_array())
 
 
