@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import logging
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,6 @@ from sparsebench.errors import UserError, one_line
 from sparsebench.strategy.base import Strategy
 
 if TYPE_CHECKING:
-    from torch.nn import Module
-
     from sparsebench.deploy.sparse_model import SparseModel
 
 # torch is imported where something is written: `sparsebench list` asks which strategies are exportable.
@@ -45,34 +42,23 @@ def export(sparse: SparseModel, file: str | os.PathLike[str], batch: int = 1) ->
 
     path = Path(file)
     _check(sparse, path, batch)
-    with _as_in_a_test(sparse.model), torch.no_grad():
-        weight = next(sparse.model.parameters())
-        pixels = torch.zeros(batch, *sparse._network.pixels, device=weight.device, dtype=weight.dtype)
-        try:
-            program = torch.export.export(sparse, (pixels,), strict=False)
-            if path.suffix == ".pt2":
-                torch.export.save(program, path)
-            else:
-                _write_onnx(program, path)
-        except Exception as error:  # torch has many of its own for what it cannot follow
-            path.unlink(missing_ok=True)
-            raise UserError(
-                f"'{sparse.spec}' cannot be written as {path.suffix}", got=first_cause(error),
-                next_step="take another strategy, or the other of " + ", ".join(FORMS),
-            ) from error  # fmt: skip
-    return path
-
-
-@contextmanager
-def _as_in_a_test(model: Module) -> Iterator[None]:
-    """Have all parts of the model as in a test, and then as they were."""
-    training = [part for part in model.modules() if part.training]
-    model.eval()
+    network = copy.deepcopy(sparse).eval()
+    weight = next(network.parameters())
+    pixels = torch.zeros(batch, *sparse._network.pixels, device=weight.device, dtype=weight.dtype)
     try:
-        yield
-    finally:
-        for part in training:
-            part.training = True
+        with torch.no_grad():
+            program = torch.export.export(network, (pixels,), strict=False)
+        if path.suffix == ".pt2":
+            torch.export.save(program, path)
+        else:
+            _write_onnx(program, path)
+    except Exception as error:  # torch has many of its own for what it cannot follow
+        path.unlink(missing_ok=True)
+        raise UserError(
+            f"'{sparse.spec}' cannot be written as {path.suffix}", got=first_cause(error),
+            next_step="take another strategy, or the other of " + ", ".join(FORMS),
+        ) from error  # fmt: skip
+    return path
 
 
 def first_cause(error: BaseException) -> str:
@@ -108,21 +94,18 @@ def _write_onnx(program: Any, path: Path) -> None:
     """Write a program as ONNX, without what torch's own parts say to each other."""
     import torch
 
-    logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [log.level for log in logs]
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        for log in logs:
-            log.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             made = torch.onnx.export(
                 program, dynamo=True, custom_translation_table=_translations(), verbose=False, optimize=True
             )
-            assert made is not None
-            made.save(path, external_data=False)
+        assert made is not None
+        made.save(path, external_data=False)
     finally:
-        for log, level in zip(logs, levels, strict=True):
-            log.setLevel(level)
+        logging.disable(before)
 
 
 def _translations() -> dict[Any, Any]:

@@ -49,10 +49,15 @@ class Trainer:
     callbacks: runs.Callbacks = runs.SILENT
 
     def plan(self, request: Request, registry: Registry, pictures: bool = False) -> Plan:
-        """Return what is to be looked at and what of it is still to be trained, see `narrow`; nothing is written."""
+        """Return what is to be looked at and what of it is still to be trained, see `narrow`; nothing is written.
+
+        UserError where the task must be one of pictures and is none.
+        """
         plan = narrow(runs.plan_of(request, self.files, self.how, registry, self.out), self.files, self.out)
-        if pictures:
-            check_pictures(plan, registry)
+        task = registry.task(plan.jobs[-1].cell.task.name)
+        if pictures and task.inputs != "images":
+            allowed = [cls.name for cls in registry.tasks() if cls.inputs == "images"]
+            raise UserError("this needs a task of pictures", got=f"'{task.name}'", allowed=allowed)
         return plan
 
     def train(self, request: Request, registry: Registry, pictures: bool = False) -> tuple[Plan, Context]:
@@ -158,14 +163,6 @@ class Scene:
     names: list[str]
     labels: np.ndarray
     classes: tuple[str, ...]
-
-
-def check_pictures(plan: Plan, registry: Registry) -> None:
-    """Raise UserError unless the task of a plan gives pictures."""
-    task = registry.task(plan.jobs[-1].cell.task.name)
-    if task.inputs != "images":
-        allowed = [cls.name for cls in registry.tasks() if cls.inputs == "images"]
-        raise UserError("this needs a task of pictures", got=f"'{task.name}'", allowed=allowed)
 
 
 def scene(cell: Prepared, rows: np.ndarray) -> Scene:

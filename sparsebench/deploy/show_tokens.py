@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,8 +17,7 @@ from sparsebench.models.actor import Pass
 from sparsebench.plan.request import Job, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.records.record import Record
-from sparsebench.runner.prepare import Context, Prepared
+from sparsebench.runner.prepare import Prepared
 from sparsebench.runner.run_cell import failure_of, one_thread
 from sparsebench.stats import style
 from sparsebench.strategy.budget import FULL
@@ -77,7 +76,9 @@ class Pictures(Scene):
 
 
 def show(request: Request, trainer: Trainer, n: int) -> Pictures:
-    """Train what a request lacks for its pictures, and return what its strategies do to n of them; see `look`.
+    """Train what a request lacks for its pictures, and return what its strategies do to n pictures of the test split.
+
+    The pictures are spread over its groups or else its classes. What only other strategies start from is not shown.
 
     Args:
         request: of one task and one repetition.
@@ -89,25 +90,9 @@ def show(request: Request, trainer: Trainer, n: int) -> Pictures:
     """
     registry = Registry()
     plan, context = trainer.train(request, registry, pictures=True)
-    return look(plan.jobs, store.read(trainer.out), registry, context, n)
-
-
-def look(jobs: Sequence[Job], records: Mapping[str, Record], registry: Registry, context: Context, n: int) -> Pictures:
-    """Return what the trained cells do to n pictures of the test split, spread over its groups or else its classes.
-
-    Args:
-        jobs: from `training.narrow`; what only others start from is not shown.
-        records: at least theirs, by cell.
-        registry: where their strategies are.
-        context: where their weights are, and where to run them.
-        n: the most pictures.
-
-    Raises:
-        UserError: none of them has a result.
-    """
-    shown, seen = [], None
+    records, shown, seen = store.read(trainer.out), list[Shown](), None
     with one_thread():
-        for job in (job for job in jobs if job.asked):
+        for job in (job for job in plan.jobs if job.asked):
             failure = records[job.cell.id].failure
             if failure is None:
                 try:

@@ -7,12 +7,12 @@ import pytest
 from measured import TOKENS
 from running import execute
 
-from sparsebench.deploy.pictures import check_pictures, matters, narrow, spread
+from sparsebench.deploy.pictures import Trainer, matters, narrow, spread
 from sparsebench.deploy.pictures import trained_cell as prepared
-from sparsebench.deploy.show_tokens import look
+from sparsebench.deploy.show_tokens import show
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
-from sparsebench.plan.request import Request, Setting
+from sparsebench.plan.request import Files, How, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import numbers_of
@@ -25,13 +25,18 @@ TASK = "spurious:epochs=2,lr=0.003,test=40,pretrain_epochs=1,pretrain_samples=40
 VIT = "vit:dim=16,depth=3,heads=2"
 
 
-def plan(out: Path, *plugins: str, rerun: Any = "missing", **options: Any) -> tuple[planner.Plan, Registry]:
+def request(*plugins: str, **options: Any) -> Request:
+    given = {"suite": "quick-scratch", "tasks": (TASK,), "model": VIT, "n_train": (20, 40), "seeds": 1} | options
+    return Request(plugins=plugins, **given)
+
+
+def trainer(out: Path) -> Trainer:
+    return Trainer(Files(), How("cpu", jobs=0, checkpoint=0.0), out)
+
+
+def plan(out: Path, *plugins: str, **options: Any) -> tuple[planner.Plan, Registry]:
     registry = Registry()
-    options = {"tasks": (TASK,), "model": VIT, "n_train": (20, 40), "seeds": 1} | options
-    planned = planner.plan(
-        Request(plugins=plugins, **({"suite": "quick-scratch"} | options)), planner.Files(), registry, out, rerun
-    )
-    return narrow(planned, planner.Files(), out), registry
+    return narrow(planner.plan(request(*plugins, **options), Files(), registry, out, "missing"), Files(), out), registry
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +69,7 @@ def test_what_is_trained_is_not_trained_again_unless_its_weights_are_gone(traine
 def test_what_is_shown_is_what_the_test_saw(trained: Any) -> None:
     out, planned, registry = trained
     context, records = Context(Setting(out=out, device="cpu")), store.read(out)
-    seen = look(planned.jobs, records, registry, context, 8)
+    seen = show(request("attn_topk", planned.jobs[2].files[0]), trainer(out), 8)
     assert seen.grid == (8, 8) and seen.pictures.shape == (8, 32, 32, 3)
     data = Spurious(test=40).draw(40, 0, {})
     rows = spread(data, 8)
@@ -88,25 +93,25 @@ def test_what_is_shown_is_what_the_test_saw(trained: Any) -> None:
 
 
 def test_where_nothing_has_a_result_there_is_nothing_to_draw(trained: Any) -> None:
-    out, planned, registry = trained
+    out, planned, _ = trained
     with pytest.raises(UserError, match=r"no strategy has a result; raises: .*no idea which token matters"):
-        look(planned.jobs[2:3], store.read(out), registry, Context(Setting(out=out, device="cpu")), 4)
+        show(request(planned.jobs[2].files[0], alone=True), trainer(out), 4)
 
 
-def test_weights_that_cannot_be_read_cost_only_their_strategy(trained: Any, tmp_path: Path) -> None:
-    out, planned, registry = trained
-    jobs = [job for job in planned.jobs if job.label in ("random", "oracle")]
-    for job in jobs:
-        source, copy = (store.weights_path(folder, job.cell.id) for folder in (out, tmp_path))
-        copy.parent.mkdir(exist_ok=True)
-        copy.write_bytes(source.read_bytes()[: None if job.label == "oracle" else 100])
-    seen = look(jobs, store.read(out), registry, Context(Setting(out=tmp_path, device="cpu")), 4)
-    assert [bool(shown.why) for shown in seen.shown] == [True, False]
+def test_weights_that_cannot_be_read_are_trained_again(trained: Any, tmp_path: Path) -> None:
+    out, planned, _ = trained
+    shutil.copytree(out, tmp_path, dirs_exist_ok=True)
+    (random,) = (store.weights_path(tmp_path, job.cell.id) for job in planned.jobs if job.label == "random")
+    whole = random.read_bytes()
+    random.write_bytes(whole[:100])
+    seen = show(request("random", "oracle", alone=True), trainer(tmp_path), 4)
+    assert [(shown.label, shown.why) for shown in seen.shown] == [("random", ""), ("oracle", "")]
+    assert random.read_bytes() == whole
 
 
 def test_a_task_without_pictures_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"needs a task of pictures; got 'sets'; allowed: .*composite"):
-        check_pictures(*plan(tmp_path, TOKENS, tasks=("sets",), model=None))
+        show(request(TOKENS, tasks=("sets",), model=None), trainer(tmp_path), 4)
 
 
 def data_of(labels: list[int], groups: list[int], names: tuple[str, ...] = ("all",)) -> Data:
@@ -150,7 +155,7 @@ def test_what_a_strategy_is_taught_by_is_shown_if_it_was_asked_for(tmp_path: Pat
             job.cell.id for job in (planned.jobs if alone else rest[1:])
         ]
         execute(planned, registry, tmp_path)
-        seen = look(planned.jobs, store.read(tmp_path), registry, Context(Setting(out=tmp_path, device="cpu")), 2)
+        seen = show(request("dynamic_vit", alone=alone, **options), trainer(tmp_path), 2)
         assert [shown.label for shown in seen.shown] == [job.label for job in planned.jobs if job.asked]
         assert not any(shown.why for shown in seen.shown) and len(seen.shown) == (1 if alone else 5)
     store.weights_path(tmp_path, dense.cell.id).unlink()
