@@ -89,16 +89,19 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def each(work: Callable[[int], T], n: int) -> Iterator[T | BadPicturesError]:
-    """Yield what `work` returns for 0 to n - 1, or the `BadPicturesError` that it raises; all cores do it.
+def each(
+    work: Callable[[int], T], n: int, bad: dict[str, str], on_done: Callable[[], None] = lambda: None
+) -> Iterator[tuple[int, T]]:
+    """Yield 0 to n - 1, each with what `work` returns for it; all cores do it.
 
     Threads will do, which need no main guard in scripts: Pillow, hashlib and numpy let go of the interpreter.
 
     Args:
         work: thread-safe.
         n: how often.
+        bad: to which the reasons of each `BadPicturesError` that `work` raises are added, in place of a yield.
+        on_done: called after each.
     """
-
     threads = THREADS * cores()
     chunk = max(1, min(CHUNK, n // (4 * threads)))
 
@@ -113,8 +116,12 @@ def each(work: Callable[[int], T], n: int) -> Iterator[T | BadPicturesError]:
 
     with warnings.catch_warnings(), ThreadPoolExecutor(threads) as pool:
         warnings.simplefilter("ignore")  # Pillow's, of what it could still read
-        for some in pool.map(several, range(0, n, chunk)):
-            yield from some
+        for i, one in enumerate(itertools.chain.from_iterable(pool.map(several, range(0, n, chunk)))):
+            on_done()
+            if isinstance(one, BadPicturesError):
+                bad |= one.reasons
+            else:
+                yield i, one
 
 
 @dataclass(frozen=True)
@@ -152,21 +159,6 @@ class Pixels:
             pixels = self.kept()
         assert pixels is not None
         return pixels
-
-    def rows(self, on_done: Callable[[], None] = lambda: None) -> Iterator[np.ndarray]:
-        """Yield all rows, one after the other; after the last `BadPicturesError` of all that are bad.
-
-        `on_done` is called after each picture.
-        """
-        bad: dict[str, str] = {}
-        for one in each(self.row, self.shape[0]):
-            on_done()
-            if isinstance(one, BadPicturesError):
-                bad |= one.reasons
-            else:
-                yield one
-        if bad:
-            raise BadPicturesError(bad, self.shape[0])
 
 
 def mapped(name: str) -> np.memmap | None:
@@ -220,14 +212,15 @@ def decode(wanted: Sequence[Pixels]) -> None:
         tell()(what, 0, n)
         bad: dict[str, str] = {}
         for one in missing:
-            try:
-                with whole_file(_path(one.name)) as file:
-                    header = {"descr": "|u1", "fortran_order": False, "shape": one.shape}
-                    np.lib.format.write_array_header_1_0(file, header)
-                    for row in one.rows(lambda: tell()(what, next(told), n)):
-                        file.write(row.tobytes())
-            except BadPicturesError as error:
-                bad |= error.reasons
+            torn: dict[str, str] = {}
+            with suppress(BadPicturesError), whole_file(_path(one.name)) as file:
+                header = {"descr": "|u1", "fortran_order": False, "shape": one.shape}
+                np.lib.format.write_array_header_1_0(file, header)
+                for _, row in each(one.row, one.shape[0], torn, lambda: tell()(what, next(told), n)):
+                    file.write(row.tobytes())
+                if torn:
+                    raise BadPicturesError(torn)
+            bad |= torn
     if bad:
         raise BadPicturesError(bad, n)
 

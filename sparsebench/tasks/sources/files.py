@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
-import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -43,7 +43,7 @@ SYSTEM = frozenset(
 )  # fmt: skip
 """Folders that file servers, file systems and archives put beside pictures, in lower case."""
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval"})
-AGAIN = "links to folders that are here already"
+AGAIN = "links to what is here already"
 UNSAID = "hidden files that are no pictures"
 T = TypeVar("T")
 Locations = Mapping[str, Path]
@@ -95,10 +95,10 @@ class Listing:
 
 
 def listing(root: Path) -> Listing:
-    """Return the pictures below a folder. Links are followed, but for those to folders that are among it already.
+    """Return the pictures below a folder. Links are followed, but for those to what is among it already.
 
     Raises:
-        UserError: a folder cannot be read, or a link makes a picture count twice.
+        UserError: a folder cannot be read.
     """
 
     def refuse(error: OSError) -> None:
@@ -106,9 +106,9 @@ def listing(root: Path) -> Listing:
             f"{error.filename} cannot be read: {error.strerror}", next_step="mend its permissions, or remove it"
         ) from error
 
-    names, folders = list[str](), list[str]()
+    names, links, folders = list[str](), list[str](), list[str]()
     left: defaultdict[str, list[str]] = defaultdict(list)
-    top = Path(os.path.realpath(root))
+    top = os.path.realpath(root)
     seen = {top}
     for place, inside, files in os.walk(root, onerror=refuse, followlinks=True):
         within = "" if Path(place) == root else f"{Path(place).relative_to(root).as_posix()}/"
@@ -120,44 +120,34 @@ def listing(root: Path) -> Listing:
                 left[reason].append(within + name)
                 inside.remove(name)
         for name in files:
-            reason = _why_no_picture(os.path.join(place, name))
-            (left[reason] if reason else names).append(within + name)
-    _check_links(root, names)
+            path, picture = os.path.join(place, name), os.path.splitext(name)[1].lower() in suffixes()
+            if name.startswith("."):
+                left["hidden" if picture else UNSAID].append(within + name)
+            elif picture and os.path.isfile(path):
+                (links if os.path.islink(path) else names).append(within + name)
+            else:
+                left["files of another kind" if os.path.exists(path) else "links to nothing"].append(within + name)
+    there = {os.path.realpath(root / name) for name in names} if links else set[str]()
+    for name in sorted(links):
+        real = os.path.realpath(root / name)
+        (left[AGAIN] if real in there else names).append(name)
+        there.add(real)
     left.pop(UNSAID, None)
     left_out = {reason: sorted(paths) for reason, paths in sorted(left.items())}
     return Listing(root, tuple(sorted(names)), tuple(sorted(folders)), left_out)
 
 
-def _check_links(root: Path, names: Sequence[str]) -> None:
-    """Raise UserError if a link leads to a picture that is there already."""
-    links = [name for name in names if os.path.islink(f"{root}/{name}")]
-    first = {} if not links else {os.path.realpath(root / name): name for name in set(names).difference(links)}
-    for name in links:
-        if (other := first.setdefault(os.path.realpath(root / name), name)) != name:
-            raise UserError(f"{root}: {name} is a link to {other}", next_step="remove one, a picture counts once")
-
-
-def _why_no_folder(path: str, top: Path, seen: set[Path]) -> str:
+def _why_no_folder(path: str, top: str, seen: set[str]) -> str:
     """Return why a folder is left out, or ""; else add its real path to `seen`, those of the folders so far."""
-    name, real = os.path.basename(path).lower(), Path(os.path.realpath(path))
+    name, real = os.path.basename(path).lower(), os.path.realpath(path)
     if name.startswith("."):
         return "hidden"
     if name in SYSTEM:
         return "a system's folders"
-    if real in seen or (os.path.islink(path) and (real.is_relative_to(top) or top.is_relative_to(real))):
+    if real in seen or (os.path.islink(path) and os.path.commonpath([real, top]) in (real, top)):
         return AGAIN
     seen.add(real)
     return ""
-
-
-def _why_no_picture(path: str) -> str:
-    """Return why a file is left out, or ""."""
-    picture = os.path.splitext(path)[1].lower() in suffixes()
-    if os.path.basename(path).startswith("."):
-        return "hidden" if picture else UNSAID
-    if picture and os.path.isfile(path):
-        return ""
-    return "files of another kind" if os.path.exists(path) else "links to nothing"
 
 
 def classes_in(found: Listing, wanted: str) -> list[str]:
@@ -170,8 +160,7 @@ def classes_in(found: Listing, wanted: str) -> list[str]:
         wanted: the layout that it should have, for an error.
 
     Raises:
-        UserError: there are fewer than two, two look the same, one has no pictures, or the folder holds splits and no
-            classes.
+        UserError: there are fewer than two, one has no pictures, or the folder holds splits and no classes.
     """
     root, classes = found.root, [path for path in found.folders if "/" not in path]
     if classes and SPLITS.issuperset(map(str.lower, classes)):
@@ -183,14 +172,6 @@ def classes_in(found: Listing, wanted: str) -> list[str]:
         loose = sum("/" not in name for name in found.names)
         beside = f" and {loose} pictures in no class folder" if loose else ""
         raise UserError(f"{root}: too few classes", got=f"{classes}{beside}", allowed=f"2 or more: {wanted}")
-    alike: defaultdict[str, list[str]] = defaultdict(list)
-    for name in classes:
-        alike[unicodedata.normalize("NFC", name)].append(name)
-    if twice := [group for group in alike.values() if len(group) > 1]:
-        raise UserError(
-            f"{root}: class folders whose names differ in their Unicode normalisation alone",
-            got=[ascii(name) for name in twice[0]], next_step="put their pictures into one",
-        )  # fmt: skip
     full = {name.partition("/")[0] for name in found.names if "/" in name}
     if empty := [name for name in classes if name not in full]:
         more = f", and {len(empty) - 1} more class folders" if len(empty) > 1 else ""
@@ -252,7 +233,7 @@ def contents(
     if not (names := listed.names):
         raise UserError(f"{root} holds no pictures", allowed=sorted(suffixes()))
     about = {name: sha256_of(root / name) for name in tables}
-    hashed, left_out = _each(lambda name: hashlib.sha256(read_bytes(root / name)).hexdigest(), names, "")
+    hashed, left_out = _each(root, names, lambda name: hashlib.sha256(read_bytes(root / name)).hexdigest())
     strays = dict(listed.left)
     if loose := [name for name in names if not wanted(name)]:
         strays["pictures in no class folder"] = loose
@@ -279,22 +260,20 @@ def _undecodable(root: Path, found: Contents) -> dict[str, str]:
     def decode(name: str) -> None:
         read_rgb(root / name, found.pictures[name], small=True)
 
-    _, bad = _each(decode, list(found.pictures), f"{len(found.pictures):,} pictures to look through for bad ones")
+    _, bad = _each(root, list(found.pictures), decode, f"{len(found.pictures):,} pictures to look through for bad ones")
     cache.keep_about(name, bad)
     return bad
 
 
-def _each(work: Callable[[str], T], names: Sequence[str], what: str) -> tuple[dict[str, T], dict[str, str]]:
-    """Return what `work` makes of each name, and why others are bad, see `cache.each`; who is told is told `what`."""
-    tell, found, bad = cache.tell(), dict[str, T](), dict[str, str]()
+def _each(
+    root: Path, names: Sequence[str], work: Callable[[str], T], what: str = ""
+) -> tuple[dict[str, T], dict[str, str]]:
+    """Return what `work` makes of each picture in a folder, and why others are bad; who is told is told `what`."""
+    tell, done, bad = cache.tell(), itertools.count(1), dict[str, str]()
     tell(what, 0, len(names))
-    for name, one in zip(names, cache.each(lambda i: work(names[i]), len(names)), strict=True):
-        if isinstance(one, BadPicturesError):
-            (bad[name],) = one.reasons.values()
-        else:
-            found[name] = one
-        tell(what, len(found) + len(bad), len(names))
-    return found, bad
+    each = cache.each(lambda i: work(names[i]), len(names), bad, lambda: tell(what, next(done), len(names)))
+    found = {names[i]: one for i, one in each}
+    return found, {name: bad[path] for name in names if (path := str(root / name)) in bad}
 
 
 def known_contents(name: str) -> Contents | None:
