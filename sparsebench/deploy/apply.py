@@ -20,7 +20,7 @@ from sparsebench.measure.cost import CostModel
 from sparsebench.measure.counts import stages
 from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.deep import DeepViT
-from sparsebench.models.timm_models import MadeFor, classes_of, load_weights, made_for, named_vit, size_of
+from sparsebench.models.timm_models import MadeFor, load_weights, made_for, named_vit, published
 from sparsebench.models.vits import Timm
 from sparsebench.plan.contenders import BUDGET_KEYS, fit_budget, settings_of
 from sparsebench.plan.locate import locate_all
@@ -111,13 +111,14 @@ def named_model(text: str, weights: Path | None, key: str = "", *, fetched: bool
             raise UserError("one file of weights makes the network", got=f"{len(located)} files in {weights}")
         (weights,) = located.values()
     try:
-        made = MadeFor() if weights is None else made_for(arch, weights, key)
+        size, classes = published(arch)
+        made = MadeFor(size, 3, classes) if weights is None else made_for(arch, weights, key)
         if weights is not None and made.channels and made.classes is None:
             raise UserError(
                 f"{weights.name} has no output layer", next_step="give weights with head.weight and head.bias"
             )
-        classes, size = made.classes or classes_of(arch), made.size or size_of(arch)
-        vit = named_vit(arch, size, classes, channels=made.channels or 3, pretrained=fetched and weights is None)
+        size, classes, fetched = made.size or size, made.classes or classes, fetched and weights is None
+        vit = named_vit(arch, size, classes, channels=made.channels or 3, pretrained=fetched)
     except UnsupportedError as error:
         raise UserError(f"model '{text}' is not supported: {error}") from error
     if weights is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import takewhile
@@ -95,16 +94,13 @@ def _cfg(name: str) -> Any:
         return None  # what is wrong is said when the model is made
 
 
-def classes_of(name: str) -> int:
-    """Return how many classes the weights know that timm has under a name; 1000 where it does not say."""
-    cfg = _cfg(name)
-    return 1000 if cfg is None else cfg.num_classes
+def published(name: str) -> tuple[tuple[int, int], int]:
+    """Return (height, width) of the images and the number of classes for the weights that timm has under a name.
 
-
-def size_of(name: str) -> tuple[int, int]:
-    """Return (height, width) in pixels of the images that timm has a name for; 224 where it does not say."""
+    224 pixels and 1000 classes where it does not say.
+    """
     cfg = _cfg(name)
-    return (224, 224) if cfg is None else tuple(cfg.input_size[1:])
+    return ((224, 224), 1000) if cfg is None else (tuple(cfg.input_size[1:]), cfg.num_classes)
 
 
 def cut_of(name: str) -> dict[str, Any]:
@@ -122,13 +118,6 @@ def cut_of(name: str) -> dict[str, Any]:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def check_head(vit: Any, what: str) -> None:
-    """Raise UserError unless the weights that timm has for the model come with a head of its size."""
-    classes, size = vit.pretrained_cfg["num_classes"], vit.num_classes
-    if classes != size:
-        raise _other_head(what, f"a head of {classes} classes", size)
 
 
 class MadeFor(NamedTuple):
@@ -167,7 +156,7 @@ def made_for(name: str, path: Path, key: str = "") -> MadeFor:
         UserError, UnsupportedError: as `named_vit` and `read_weights`.
     """
     with torch.device("meta"):
-        vit = named_vit(name, size_of(name), 1)
+        vit = named_vit(name, published(name)[0], 1)
     expected, embed = vit.state_dict(), vit.patch_embed
     vit.pos_embed = None  # else timm resamples what the file has
     state = _by_names_of(vit, read_weights(path, key).state, expected)
@@ -236,7 +225,7 @@ def match_weights(vit: Any, path: Path, key: str = "", *, fresh_head: bool) -> t
             next_step="name the model they were made with, or with --weights-key the part of the file",
         )
     if not (fits or fresh_head):
-        raise _other_head(path.name, f"a head of {sizes[0]} classes" if sizes else "no head", vit.num_classes)
+        raise other_head(path.name, f"a head of {sizes[0]} classes" if sizes else "no head", vit.num_classes)
     whole = [key for key, value in state.items() if expected[key].is_floating_point() > value.is_floating_point()]
     if whole:
         raise UserError(
@@ -284,7 +273,8 @@ def _as_timm_names_them(given: dict[str, Tensor], vit: Any, expected: Mapping[st
         return given  # what does not fit is named later
 
 
-def _other_head(whose: str, head: str, size: int) -> UserError:
+def other_head(whose: str, head: str, size: int) -> UserError:
+    """Return the error for weights whose head is not the one of `size` classes that a test needs."""
     return UserError(
         f"{whose} has {head}, and the task, which trains nothing, has {size}",
         next_step="give weights made for these classes, or name class folders as ImageNet does where the head is "
@@ -304,16 +294,6 @@ class Weights(NamedTuple):
     state: dict[str, Tensor]
     key: str = ""
     others: tuple[str, ...] = ()
-
-
-def content_name(path: Path) -> str:
-    """Return the name that cells have for a file of weights, from its content.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    with path.open("rb") as file:
-        return f"weights-{hashlib.file_digest(file, 'sha256').hexdigest()[:12]}"
 
 
 def read_weights(path: Path, key: str = "") -> Weights:

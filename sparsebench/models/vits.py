@@ -15,7 +15,7 @@ from sparsebench.measure.cost import BlockCost, CostModel, VitCost
 from sparsebench.models.base import Model, Network, Start, number_of, stem_macs
 from sparsebench.strategy.spec import unused_parameters
 from sparsebench.tasks.base import Data, Inputs, Locations, Task
-from sparsebench.tasks.sources.files import located
+from sparsebench.tasks.sources.files import fingerprint_of, located
 
 if TYPE_CHECKING:
     from sparsebench.models.deep import DeepViT
@@ -192,15 +192,15 @@ class Timm(_Deep):
 
     def classes(self, locations: Locations) -> int | None:
         """See `Model.classes`; of a file's weights only after `with_weights`."""
-        from sparsebench.models.timm_models import classes_of
+        from sparsebench.models.timm_models import published
 
-        if self.weights:
-            return None if self._made is None else self._made.classes
-        return (classes_of(self.arch) or None) if self.pretrained else None
+        if self.pretrained:
+            return published(self.arch)[1] or None
+        return None if self._made is None else self._made.classes
 
     def check_weights(self, task: Task, locations: Locations) -> str:
         """See `Model.check_weights`. What timm has to fetch is fetched here, once for all cells."""
-        from sparsebench.models.timm_models import check_head, cut_of, match_weights, named_vit
+        from sparsebench.models.timm_models import cut_of, match_weights, named_vit, other_head
 
         classes, canvas = task.known_classes(locations), _canvas(task)
         vit = self._empty(task, 2 if classes is None else len(classes)).module
@@ -210,8 +210,9 @@ class Timm(_Deep):
             match_weights(vit, file, self.weights_key, fresh_head=task.trains)
             whose, size = file.name, (self._made and self._made.size) or (canvas, canvas)
         if self.pretrained:
-            if not task.trains:
-                check_head(vit, whose)
+            head = vit.pretrained_cfg["num_classes"]
+            if not task.trains and head != vit.num_classes:
+                raise other_head(whose, f"a head of {head} classes", vit.num_classes)
             named_vit(self.arch, canvas, vit.num_classes, channels=self.in_chans, pretrained=True)
         if not (self.weights or self.pretrained) or size == (canvas, canvas) or vit.pos_embed is None:
             return ""
@@ -220,13 +221,13 @@ class Timm(_Deep):
 
     def start(self, network: Network, task: Task, locations: Locations) -> Start:
         """See `Model.start`. What timm fetches is in the built network already."""
-        from sparsebench.models.timm_models import content_name, load_weights
+        from sparsebench.models.timm_models import load_weights
 
         vit = network.module
         if self.weights:
             file = located(self.weights, locations, "--weights")
             head = load_weights(vit, file, self.weights_key, fresh_head=task.trains)
-            if content_name(file) != self.weights:
+            if self.weights != f"weights-{fingerprint_of(file)}":
                 raise UserError(f"{file.name} was changed while the run was under way", next_step="run it again")
             return Start(self.weights, head)
         if not self.pretrained:

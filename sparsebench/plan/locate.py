@@ -348,7 +348,7 @@ def locate_all(given: Sequence[Path], key: str = "") -> dict[str, Path]:
     Raises:
         UserError: there are no such files, or one is damaged or holds no weights.
     """
-    from sparsebench.models.timm_models import content_name, read_weights
+    from sparsebench.models.timm_models import read_weights
 
     located: dict[str, Path] = {}
     said: defaultdict[str, list[Path]] = defaultdict(list)
@@ -358,7 +358,7 @@ def locate_all(given: Sequence[Path], key: str = "") -> dict[str, Path]:
                 "--weights reads safetensors, and checkpoints of torch.save that hold weights alone",
                 got=str(path), allowed=", ".join(SUFFIXES), next_step=CONVERT,
             )  # fmt: skip
-        weights, name = read_weights(path, key), content_name(path)
+        weights, name = read_weights(path, key), f"weights-{fingerprint_of(path)}"
         if name in located:
             said[f"is the same file as {located[name]}: they are one network"].append(path)
             continue
