@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import ConfigDict, with_config
@@ -72,46 +72,54 @@ def _cov(a: np.ndarray, b: np.ndarray) -> float:
     return 0.0 if (a == a[0]).all() or (b == b[0]).all() else float((a * b).mean() - a.mean() * b.mean())
 
 
-class CostModel(Protocol):
-    """The MACs of one network in closed form.
+class CostModel:
+    """The MACs of one network in closed form; `steps`, `place` and `macs` are those of each kind of network.
 
     Attributes:
+        tokens: patch tokens at the input.
+        class_rows: class and distillation tokens; if there are none, "attention" is that received by each token.
+        embed: MACs of the embedding per patch.
         alike: whether the network is of a theory, whose training does not support trained or adaptive strategies.
     """
 
-    alike: ClassVar[bool]
-
-    @property
-    def tokens(self) -> int:
-        """Patch tokens at the input."""
+    tokens: int
+    class_rows: int
+    embed: int
+    alike: ClassVar[bool] = False
 
     @property
     def depth(self) -> int:
         """Number of blocks."""
+        return 1
 
     def scoring(self, needs: Collection[str]) -> Scoring:
         """Return the attention that is computed only to score tokens, for a strategy with these needs."""
+        if {"received_attention", "attention_maps"} & set(needs) or ("attention" in needs and not self.class_rows):
+            return "received"
+        if {"class_attention", "attention"} & set(needs):
+            return "class"
+        return "mean" if "mean_query_attention" in needs else ""
 
     def place(self, block: int, tokens: float, keep: float) -> Place:
         """Return the sizes at this block, on which the MACs of a strategy's own products depend."""
+        raise NotImplementedError
 
     def steps(self, traits: Traits, blocks: Sequence[int], counts: Sequence[int]) -> list[Step]:
         """Return the steps of a schedule: `counts` tokens remain at the `blocks`; the site "input" has one count."""
+        raise NotImplementedError
 
     def dense(self) -> list[Step]:
         """Return the steps if all tokens stay."""
+        return [Step(self.tokens, self.tokens)] * self.depth
+
+    @cached_property
+    def _answer(self) -> float:
+        """MACs of one answer of `TokenView.outputs`: the patches are embedded already."""
+        return self.macs(self.dense()) - self.embed * self.tokens
 
     def macs(self, steps: Sequence[Step]) -> float:
         """Return the MACs of one image."""
-
-
-def scoring_of(needs: Collection[str], source: Scoring) -> Scoring:
-    """Return which attention must be computed for these needs; `source` is what plain "attention" means here."""
-    if {"received_attention", "attention_maps"} & set(needs) or ("attention" in needs and source == "received"):
-        return "received"
-    if {"class_attention", "attention"} & set(needs):
-        return "class"
-    return "mean" if "mean_query_attention" in needs else ""
+        raise NotImplementedError
 
 
 def projected_for(needs: Collection[str], scoring: Scoring) -> str:
@@ -139,7 +147,7 @@ class BlockCost:
 
 
 @dataclass(frozen=True)
-class VitCost:
+class VitCost(CostModel):
     """A Vision Transformer: `embed` MACs per patch, `head` MACs per image, P = `prefix` class and register tokens.
 
     `channels` is the width of a token. `plain` says whether queries can be computed for only the remaining tokens.
@@ -156,26 +164,16 @@ class VitCost:
     heads: int = 1
     plain: bool = True
     pooled: int = 0
-    alike: ClassVar[bool] = False
 
     @property
     def depth(self) -> int:
         """Number of blocks."""
         return len(self.blocks)
 
-    def scoring(self, needs: Collection[str]) -> Scoring:
-        """See `CostModel.scoring`."""
-        return scoring_of(needs, "class" if self.class_rows else "received")
-
     def place(self, block: int, tokens: float, keep: float) -> Place:
         """See `CostModel.place`."""
         width, N = self.blocks[block].width // self.heads, self.tokens
         return Place(block, self.depth, tokens, keep, self.channels, self.heads, width, self.prefix, N, self._answer)
-
-    @cached_property
-    def _answer(self) -> float:
-        """MACs of one answer of `TokenView.outputs`: the patches are embedded already."""
-        return self.macs(self.dense()) - self.embed * self.tokens
 
     def steps(self, traits: Traits, blocks: Sequence[int], counts: Sequence[int]) -> list[Step]:
         """See `CostModel.steps`."""
@@ -195,10 +193,6 @@ class VitCost:
             n = out
         return steps
 
-    def dense(self) -> list[Step]:
-        """See `CostModel.dense`."""
-        return [Step(self.tokens, self.tokens)] * self.depth
-
     def macs(self, steps: Sequence[Step]) -> float:
         """See `CostModel.macs`."""
         inside = sum(b.macs(s, self.prefix, self.class_rows) for b, s in zip(self.blocks, steps, strict=True))
@@ -206,7 +200,7 @@ class VitCost:
 
 
 @dataclass(frozen=True)
-class OneLayerCost:
+class OneLayerCost(CostModel):
     """A network of one attention layer; every strategy acts before this layer, whatever its `site`.
 
     Attributes:
@@ -217,34 +211,17 @@ class OneLayerCost:
     tokens: int
     d: int
     alike: ClassVar[bool] = True
-
-    @property
-    def depth(self) -> int:
-        """Number of blocks."""
-        return 1
-
-    def scoring(self, needs: Collection[str]) -> Scoring:
-        """See `CostModel.scoring`."""
-        return scoring_of(needs, "received")
+    class_rows = embed = 0
 
     def place(self, block: int, tokens: float, keep: float) -> Place:
         """See `CostModel.place`."""
         heads = getattr(self, "heads", 1)
         return Place(block, self.depth, tokens, keep, self.d, heads, self.head_width, 0, self.tokens, self._answer)
 
-    @cached_property
-    def _answer(self) -> float:
-        """MACs of one answer of `TokenView.outputs`."""
-        return self.macs(self.dense())
-
     @property
     def head_width(self) -> int:
         """Width of the queries and keys of one head."""
         return self.d
-
-    def macs(self, steps: Sequence[Step]) -> float:
-        """See `CostModel.macs`."""
-        raise NotImplementedError
 
     def steps(self, traits: Traits, blocks: Sequence[int], counts: Sequence[int]) -> list[Step]:
         """See `CostModel.steps`."""
@@ -253,7 +230,3 @@ class OneLayerCost:
         scoring = self.scoring(traits.needs)
         own_macs = traits.own_macs(self.place(0, self.tokens, counts[0]))
         return [Step(self.tokens, counts[0], True, scoring, projected_for(traits.needs, scoring), own_macs)]
-
-    def dense(self) -> list[Step]:
-        """See `CostModel.dense`."""
-        return [Step(self.tokens, self.tokens)]

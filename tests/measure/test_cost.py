@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vits import ARCHITECTURES, any_tokens, begin, images, vit
 
 from sparsebench.errors import UnsupportedError
-from sparsebench.measure.cost import BlockCost, Step, VitCost, mean_step, projected_for, scoring_of
+from sparsebench.measure.cost import BlockCost, Step, VitCost, mean_step, projected_for
 from sparsebench.models.deep import DeepViT, PositionalDeepViT, small_vit
 from sparsebench.models.timm_parts import vit_cost
 from sparsebench.strategy.base import Traits
@@ -73,18 +73,18 @@ def test_steps_name_what_enters_and_leaves_each_block():
 
 
 @pytest.mark.parametrize(
-    ("needs", "source", "scoring"),
+    ("needs", "class_rows", "scoring"),
     [
-        ({"tokens", "keys"}, "class", ""),
-        ({"attention"}, "class", "class"),
-        ({"attention"}, "received", "received"),
-        ({"class_attention"}, "class", "class"),
-        ({"received_attention"}, "class", "received"),
-        ({"class_attention", "received_attention"}, "class", "received"),
+        ({"tokens", "keys"}, 1, ""),
+        ({"attention"}, 1, "class"),
+        ({"attention"}, 0, "received"),
+        ({"class_attention"}, 1, "class"),
+        ({"received_attention"}, 1, "received"),
+        ({"class_attention", "received_attention"}, 1, "received"),
     ],
 )
-def test_which_attention_has_to_be_computed_follows_from_the_needs(needs, source, scoring):
-    assert scoring_of(needs, source) == scoring
+def test_which_attention_has_to_be_computed_follows_from_the_needs(needs, class_rows, scoring):
+    assert VitCost(8, 1, class_rows, 0, 0, (BlockCost(0, 0, 0, 0),)).scoring(needs) == scoring
 
 
 @pytest.mark.parametrize(
