@@ -22,17 +22,39 @@ def complaint(candidate: object) -> str | None:
     name = getattr(candidate, "name", None)
     if not isinstance(name, str) or not name.isidentifier():
         return f"{candidate.__name__}.name must be a plain identifier, got {name!r}"
-    if candidate.kind not in KINDS:
-        return f"{name}.kind must be one of {', '.join(KINDS)}, got {candidate.kind!r}"
-    if candidate.site not in SITES:
-        return f"{name}.site must be one of {', '.join(SITES)}, got {candidate.site!r}"
-    if candidate.how == "rest" and (candidate.site != "block" or candidate.adaptive or candidate.trained):
-        return f"{name} lets tokens rest, so its site must be 'block', and it neither adaptive nor trained"
-    if problem := complaint_on_revision(candidate) or _complaint_on_fit(candidate):
-        return problem
-    if clash := sorted(set(candidate.model_fields) & set(Budget.model_fields)):
-        return f"{name} has parameters with names of budget options; rename them: {', '.join(clash)}"
-    return _complaint_on_needs(candidate) or _complaint_on_methods(candidate)
+    return complaint_on_revision(candidate) or next(
+        (f"{name}{what}" for what, wrong in _complaints(candidate).items() if wrong), None
+    )
+
+
+def _complaints(cls: type[Strategy]) -> dict[str, object]:
+    """Return what may be wrong with a class, each with what is true where it is."""
+    needs = set(cls.needs) if isinstance(cls.needs, set | frozenset) else set[str]()
+    count, clash = cls.fit_images, set(cls.model_fields) & set(Budget.model_fields)
+    decides = not cls.budgeted or cls.plan is not Strategy.plan or cls.scores is not Strategy.scores
+    near = [name for method in ("scores", "plan") for name in difflib.get_close_matches(method, vars(cls), n=1)]
+    return {
+        f".kind must be one of {', '.join(KINDS)}, got {cls.kind!r}": cls.kind not in KINDS,
+        f".site must be one of {', '.join(SITES)}, got {cls.site!r}": cls.site not in SITES,
+        " lets tokens rest, so its site must be 'block', and it neither adaptive nor trained":
+            cls.how == "rest" and (cls.site != "block" or cls.adaptive or cls.trained),
+        " has a fit and no module: write module(place), which returns what holds the tensors of fit":
+            cls.fits() and cls.module is Strategy.module,
+        " has a fit and is trained: it is one or the other, leave out fit or trained = True":
+            cls.fits() and cls.trained,
+        f".fit_images must be a number of images, 1 or more, got {count!r}":
+            not isinstance(count, int) or isinstance(count, bool) or count < 1,
+        f" has parameters with names of budget options; rename them: {', '.join(sorted(clash))}": clash,
+        f".needs must be a set, as frozenset({{'keys'}}), got {cls.needs!r}":
+            not isinstance(cls.needs, set | frozenset),
+        f".needs has unknown {', '.join(sorted(needs - NEEDS))}; allowed: {', '.join(sorted(NEEDS))}": needs - NEEDS,
+        f" needs the relevance mask, so its kind must be 'oracle', got '{cls.kind}'":
+            "relevance" in needs and cls.kind != "oracle",
+        f" needs previous_attention, so its site must be 'block', got '{cls.site}'":
+            "previous_attention" in needs and cls.site != "block",
+        " has neither scores(self, view) nor plan(self, view, keep); "
+        + (f"rename {near[0]}" if near else "write one of them"): not decides,
+    }  # fmt: skip
 
 
 def complaint_on_revision(cls: type) -> str | None:
@@ -41,44 +63,6 @@ def complaint_on_revision(cls: type) -> str | None:
     if isinstance(revision, int) and not isinstance(revision, bool) and revision >= 1:
         return None
     return f"{getattr(cls, 'name', cls.__name__)}.revision must be a whole number, 1 or more, got {revision!r}"
-
-
-def _complaint_on_methods(strategy: type[Strategy]) -> str | None:
-    """Return what is wrong with a class that decides nothing, or None."""
-    if not strategy.budgeted or strategy.plan is not Strategy.plan or strategy.scores is not Strategy.scores:
-        return None
-    near = [name for method in ("scores", "plan") for name in difflib.get_close_matches(method, vars(strategy), n=1)]
-    what = f"rename {near[0]}" if near else "write one of them"
-    return f"{strategy.name} has neither scores(self, view) nor plan(self, view, keep); {what}"
-
-
-def _complaint_on_fit(strategy: type[Strategy]) -> str | None:
-    """Return what is wrong with a class that looks at training images first, or None."""
-    if not strategy.fits():
-        return None
-    name, count = strategy.name, strategy.fit_images
-    if strategy.module is Strategy.module:
-        return f"{name} has a fit and no module: write module(place), which returns what holds the tensors of fit"
-    if strategy.trained:
-        return f"{name} has a fit and is trained: it is one or the other, leave out fit or trained = True"
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        return f"{name}.fit_images must be a number of images, 1 or more, got {count!r}"
-    return None
-
-
-def _complaint_on_needs(strategy: type[Strategy]) -> str | None:
-    """Return what is wrong with what a class says that it reads, or None."""
-    name = strategy.name
-    if not isinstance(strategy.needs, set | frozenset):
-        return f"{name}.needs must be a set, as frozenset({{'keys'}}), got {strategy.needs!r}"
-    needs = set(strategy.needs)
-    if extra := sorted(needs - NEEDS):
-        return f"{name}.needs has unknown {', '.join(extra)}; allowed: {', '.join(sorted(NEEDS))}"
-    if "relevance" in needs and strategy.kind != "oracle":
-        return f"{name} needs the relevance mask, so its kind must be 'oracle', got '{strategy.kind}'"
-    if "previous_attention" in needs and strategy.site != "block":
-        return f"{name} needs previous_attention, so its site must be 'block', got '{strategy.site}'"
-    return None
 
 
 def place_of(error: BaseException, strategy: Strategy) -> str:
