@@ -3,6 +3,7 @@
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 
@@ -98,21 +99,31 @@ def matrix(plan, sizes, prefix):
 def reference(network, pixels, site, plans):
     """Return the logits by the bare modules, with each plan's matrix at its place."""
     model, sizes = network.module, torch.ones(len(pixels), network.cost.tokens)
+    positions = model.pos_embed if hasattr(network, "positions") else None
 
     def act(x, block):
-        nonlocal sizes
+        nonlocal sizes, positions
         if block not in plans:
             return x
         P = network.prefix
         T = matrix(plans[block], sizes, P)
         sizes = ((T[:, P:, P:] > 0).float() @ sizes[:, :, None])[:, :, 0]
+        positions = None if positions is None else T @ positions
         return T @ x
+
+    def attend(attn, x):
+        if positions is None:
+            return attn(x)
+        rows = zip((positions, positions, x), attn.qkv.weight.chunk(3), attn.qkv.bias.chunk(3), strict=True)
+        q, k, v = (F.linear(*row).unflatten(2, (attn.num_heads, -1)).transpose(1, 2) for row in rows)
+        A = torch.softmax(q @ k.mT / attn.head_dim**0.5, dim=-1)
+        return attn.proj((A @ v).transpose(1, 2).flatten(2))
 
     x = model._pos_embed(model.patch_embed((pixels - 0.5) / 0.5))
     x = model.norm_pre(act(x, 0) if site == "input" else x)
     for number, block in enumerate(model.blocks):
         x = act(x, number) if site == "block" else x
-        x = x + block.ls1(block.attn(block.norm1(x)))
+        x = x + block.ls1(attend(block.attn, block.norm1(x)))
         x = act(x, number) if site == "attention" else x
         x = x + block.ls2(block.mlp(block.norm2(x)))
     return model.forward_head(model.norm(x))

@@ -3,6 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fusing import FUSING
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import Block
 from vits import (
@@ -24,7 +25,7 @@ from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.models import attention as fields_of
 from sparsebench.models.deep import DeepViT
 from sparsebench.strategy.base import SITES
-from sparsebench.strategy.plans import Keep, Merge, Mix
+from sparsebench.strategy.plans import Merge
 
 architectures = pytest.mark.parametrize("make", ARCHITECTURES.values(), ids=ARCHITECTURES)
 sites = pytest.mark.parametrize("site", SITES)
@@ -77,25 +78,8 @@ def test_dropping_tokens_equals_the_bare_modules_on_the_gathered_tokens(scripted
     close(out, reference(network, pixels, site, plans))
 
 
-def fuse(view, keep):
-    weights = torch.rand(view.index.shape, generator=torch.Generator().manual_seed(9 + view.block))
-    return Keep(any_tokens(view, keep - 1).index, fuse=weights)
-
-
-def merge(view, keep):
-    rng = torch.Generator().manual_seed(view.block)
-    n, N = view.index.shape
-    target = torch.randint(0, keep, (n, N), generator=rng)
-    return Merge(target.scatter(1, torch.arange(keep).expand(n, keep), torch.arange(keep).expand(n, keep)))
-
-
-def mix(view, keep):
-    n, N = view.index.shape
-    return Mix(torch.rand(n, keep, N, generator=torch.Generator().manual_seed(view.block)).softmax(dim=2))
-
-
 @sites
-@pytest.mark.parametrize("how", [fuse, merge, mix])
+@pytest.mark.parametrize("how", FUSING.values(), ids=FUSING)
 @pytest.mark.parametrize("make", [vit, ARCHITECTURES["distilled"], ARCHITECTURES["4 registers"]])
 @torch.no_grad()
 def test_fusing_merging_and_mixing_equal_their_matrices(scripted, make, how, site):
@@ -112,7 +96,7 @@ def test_fusing_merging_and_mixing_equal_their_matrices(scripted, make, how, sit
     assert not any(step.early for step in acting.steps)
 
 
-@pytest.mark.parametrize("how", [fuse, merge, mix])
+@pytest.mark.parametrize("how", FUSING.values(), ids=FUSING)
 @torch.no_grad()
 def test_what_is_more_than_removal_must_read_the_tokens_where_its_macs_are_others(scripted, how):
     network = DeepViT(vit())
@@ -127,7 +111,7 @@ def test_average_pooling_weighs_merged_tokens_by_their_patches(scripted, pool, p
     plans = {}
 
     def decide(view, keep):
-        plans[view.block] = merge(view, keep)
+        plans[view.block] = FUSING["merge"](view, keep)
         return plans[view.block]
 
     network = DeepViT(vit(global_pool=pool, pool_include_prefix=prefix))

@@ -1,4 +1,3 @@
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from fusing import FUSING
 from running import inline
-from vits import BLOCKS, B, N, any_tokens, begin, close
+from vits import BLOCKS, B, N, any_tokens, begin, close, ordered, reference
 
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.selection import neighbour_agreement
@@ -18,17 +17,16 @@ from sparsebench.plan.expand import expand
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.strategy.base import SITES
-from sparsebench.strategy.plans import Keep
 from sparsebench.tasks.images import Plain
 
-DEPTH, HEADS = 4, 4
+HEADS = 4
 PIXELS = torch.rand(B, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 sites = pytest.mark.parametrize("site", SITES)
 
 
 def build(attention: str = "positional", **changes: int) -> torch.nn.Module:
     """Return a small model whose every weight matters: 32 x 32 pixels, 4 x 4 patches, 4 blocks."""
-    sizes = {"patch": 8, "dim": 32, "depth": DEPTH, "heads": HEADS} | changes
+    sizes = {"patch": 8, "dim": 32, "depth": 4, "heads": HEADS} | changes
     model = small_vit(32, 5, attention=attention, **sizes).eval()
     rng = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -38,72 +36,20 @@ def build(attention: str = "positional", **changes: int) -> torch.nn.Module:
     return model
 
 
-def attended(state: dict[str, np.ndarray], number: int, x: np.ndarray, places: list[int]) -> np.ndarray:
-    """Return (T, C), positional attention of the (T, C) tokens at these rows of P, head by head."""
-
-    def linear(part: str, tokens: np.ndarray) -> np.ndarray:
-        q, k, v = np.split(np.arange(3 * 32), 3)
-        rows = {"q": q, "k": k, "v": v}[part]
-        name = f"blocks.{number}.attn.qkv"
-        return tokens @ state[f"{name}.weight"][rows].T + state[f"{name}.bias"][rows]
-
-    P = state["pos_embed"][0][places]
-    q, k, v = linear("q", P), linear("k", P), linear("v", x)
-    out = np.empty_like(x)
-    for h in range(HEADS):
-        own = slice(8 * h, 8 * h + 8)
-        for i in range(len(x)):
-            weights = np.exp([q[i, own] @ k[j, own] / 8**0.5 for j in range(len(x))])
-            out[i, own] = (weights / weights.sum()) @ v[:, own]
-    return out @ state[f"blocks.{number}.attn.proj.weight"].T + state[f"blocks.{number}.attn.proj.bias"]
-
-
-def reference(model: Any, image: torch.Tensor, site: str, kept: dict[int, list[int]]) -> np.ndarray:
-    """Return (5,) float64, the logits of one image by numpy; `kept` has the patches that are there from a block on.
-
-    Attention, the only place where tokens meet, is written out; norms and MLPs are done by torch in float64.
-    """
-    model = copy.deepcopy(model).double()
-    state = {name: value.numpy() for name, value in model.state_dict().items()}
-    with torch.no_grad():
-        x = model._pos_embed(model.patch_embed((image[None].double() - 0.5) / 0.5))[0]
-        there = list(range(N))
-
-        def remove(tokens: torch.Tensor, block: int) -> torch.Tensor:
-            nonlocal there
-            if block not in kept:
-                return tokens
-            rows = [0] + [1 + i for i, patch in enumerate(there) if patch in kept[block]]
-            there = kept[block]
-            return tokens[rows]
-
-        x = remove(x, 0) if site == "input" else x
-        for number, block in enumerate(model.blocks):
-            x = remove(x, number) if site == "block" else x
-            normed = block.norm1(x).numpy()
-            x = x + torch.from_numpy(attended(state, number, normed, [0] + [1 + patch for patch in there]))
-            x = remove(x, number) if site == "attention" else x
-            x = x + block.mlp(block.norm2(x))
-        return model.forward_head(model.norm(x[None]))[0].numpy()
-
-
 @sites
 @pytest.mark.parametrize("needs", [(), ("tokens",)])
 @torch.no_grad()
 def test_removing_tokens_equals_positional_attention_written_out_for_those_that_stay(scripted, site, needs):
     network = PositionalDeepViT(build())
-    stages: dict[int, torch.Tensor] = {}
+    plans = {}
 
     def decide(view, keep):
-        plan = any_tokens(view, keep)
-        stages[view.block] = view.index.gather(1, plan.index)
-        return plan
+        plans[view.block] = any_tokens(view, keep)
+        return plans[view.block]
 
     out = network(PIXELS, begin(network, scripted(decide, site=site, needs=needs)))
-    assert sorted(stages) == ([0] if site == "input" else list(BLOCKS))
-    for i in range(B):
-        kept = {block: index[i].tolist() for block, index in stages.items()}
-        np.testing.assert_allclose(out[i], reference(network.module, PIXELS[i], site, kept), atol=2e-5)
+    assert sorted(plans) == ([0] if site == "input" else list(BLOCKS))
+    close(out, reference(network, PIXELS, site, plans), atol=2e-5)
 
 
 @sites
@@ -111,10 +57,6 @@ def test_removing_tokens_equals_positional_attention_written_out_for_those_that_
 @torch.no_grad()
 def test_tokens_in_another_order_keep_their_positions(scripted, site, needs):
     network = PositionalDeepViT(build())
-
-    def ordered(view, keep):
-        return Keep(any_tokens(view, keep).index.flip(1), ordered=True)
-
     strategies = (scripted(decide, site=site, needs=needs) for decide in (any_tokens, ordered))
     close(*(network(PIXELS, begin(network, strategy, blocks=(1,))) for strategy in strategies))
 

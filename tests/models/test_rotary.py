@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from eva_vits import EVAS, KINDS, SIGLIPS, unfused
+from fusing import fuse, mix
 from timm.layers import PatchDropoutWithIndices, apply_rot_embed_cat
 from timm.models.eva import Eva
 from vits import any_tokens, begin, close, images, matrix, tokens_at, vit
@@ -13,7 +14,7 @@ from sparsebench.errors import UnsupportedError
 from sparsebench.models import timm_parts
 from sparsebench.models.attention import qkv
 from sparsebench.models.deep import DeepViT
-from sparsebench.strategy.plans import Keep, Merge, Mix
+from sparsebench.strategy.plans import Keep, Merge
 
 SITES = ["input", "block", "attention"]
 
@@ -24,17 +25,6 @@ def pairs(view, keep):
     rng = torch.Generator().manual_seed(view.block)
     place = torch.rand(B, N, generator=rng).argsort(dim=1)
     return Merge(place % keep)
-
-
-def fused(view, keep):
-    left = torch.full(view.index.shape, 1 / view.index.shape[1])
-    return Keep(any_tokens(view, keep - 1).index, fuse=left)
-
-
-def mixed(view, keep):
-    B, N = view.index.shape
-    rng = torch.Generator().manual_seed(view.block)
-    return Mix(torch.rand(B, keep, N, generator=rng).softmax(dim=2))
 
 
 def mean_places(plan, places, sizes):
@@ -145,7 +135,10 @@ def test_dropping_before_the_first_block_is_timms_own_patch_dropout(scripted, ki
 @pytest.mark.parametrize("site", SITES)
 @pytest.mark.parametrize(
     ("kind", "decide"),
-    [*((kind, pairs) for kind in EVAS), *(("EVA-02", decide) for decide in (any_tokens, fused, mixed))],
+    [
+        *((kind, pairs) for kind in EVAS),
+        *(("EVA-02", decide) for decide in (any_tokens, fuse, mix)),
+    ],
 )
 @torch.no_grad()
 def test_each_plan_equals_its_matrix_and_its_mean_places(scripted, kind, decide, site):
