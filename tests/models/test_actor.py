@@ -31,7 +31,8 @@ def full(*rows, dtype=torch.int64):
     return torch.tensor(rows, dtype=dtype)
 
 
-NAN = torch.full((B, N), float("nan"))
+NAN, HALF, ALIKE = torch.full((B, N), float("nan")), torch.full((B, N), 0.5), torch.ones(B, N)
+NO_TOKEN = torch.arange(B)[:, None].expand(B, N) > 0
 GOOD = full([0, 1, 2], [3, 4, 5])
 ILLEGAL = {
     "a string": (lambda: "keep", "returned str"),
@@ -61,13 +62,47 @@ ILLEGAL = {
     "no weight": (lambda: Mix(None), "Mix.weight"),
     "weights of another shape": (lambda: Mix(torch.rand(B, 4, N)), r"Mix.weight must have shape \(2, 3, 6\)"),
     "NaN weights": (lambda: Mix(torch.full((B, KEEP, N), float("nan"))), "Mix.weight holds NaN"),
+    "values of a mask of booleans": (
+        lambda: Mask(ALIKE > 0, values=TOKENS),
+        "of booleans has neither values nor sizes",
+        "training",
+    ),
+    "sizes of a mask of booleans": (
+        lambda: Mask(ALIKE > 0, sizes=ALIKE),
+        "of booleans has neither values nor sizes",
+        "training",
+    ),
+    "few values": (lambda: Mask(HALF, values=TOKENS[:, :3]), r"Mask.values must have shape \(2, 6, 2\)", "training"),
+    "few sizes": (lambda: Mask(HALF, sizes=ALIKE[:, :3]), r"Mask.sizes must have shape \(2, 6\)", "training"),
+    "NaN values": (lambda: Mask(HALF, values=TOKENS * NAN[:, :, None]), "Mask.values holds NaN", "training"),
+    "a size of 0": (lambda: Mask(HALF, sizes=ALIKE.triu()), "Mask.sizes must be positive", "training"),
+    "a mask of whole numbers": (lambda: Mask(ALIKE.long()), "booleans, or real numbers", "training"),
+    "above 1": (lambda: Mask(3 * HALF), "must lie in", "training"),
+    "below 0": (lambda: Mask(-HALF), "must lie in", "training"),
+    "NaN masks": (lambda: Mask(NAN), "holds NaN", "training"),
+    "a mask of another shape": (lambda: Mask(ALIKE[:, 1:]), "must have shape", "training"),
+    "a soft mask in a test": (lambda: Mask(ALIKE), "for training only", "test"),
+    "a hard mask": (lambda: Mask(ALIKE > 0), "only an adaptive strategy", "test"),
+    "an image without a token": (lambda: Mask(NO_TOKEN), "an image without a token", "adaptive"),
+    "a shift in a test": (lambda: Shift(TOKENS), "for training only", "test"),
+    "a shift of another shape": (lambda: Shift(TOKENS[:, 1:]), "must have shape", "training"),
+    "values of another shape": (
+        lambda: Mix(torch.zeros(B, KEEP, N), values=TOKENS[:, 1:]),
+        "must have shape",
+        "training",
+    ),
+    "no token": (lambda: Keep(torch.empty(B, 0, dtype=torch.int64)), "must have shape", "adaptive"),
+    "an empty group of all": (lambda: Merge(torch.ones(B, N, dtype=torch.int64)), "empty", "adaptive"),
 }
 
 
-@pytest.mark.parametrize(("plan", "said"), ILLEGAL.values(), ids=ILLEGAL)
-def test_an_illegal_plan_is_a_strategy_error_that_names_the_strategy(scripted, plan, said):
+@pytest.mark.parametrize("what", ILLEGAL)
+def test_an_illegal_plan_is_a_strategy_error_that_names_the_strategy(scripted, what):
+    plan, said, *where = ILLEGAL[what]
+    strategy = scripted(lambda view, keep: plan())
+    type(strategy).adaptive = where == ["adaptive"]
     with pytest.raises(StrategyError, match=rf"'scripted'.*{said}"):
-        begin(scripted(lambda view, keep: plan())).decide(0, GIVEN)
+        begin(strategy, replace(FOUR, tokens=N) if where else ONE, training=where == ["training"]).decide(0, GIVEN)
 
 
 @pytest.mark.parametrize(
@@ -86,41 +121,6 @@ def test_a_legal_plan_leaves_as_many_tokens_as_asked_for(scripted, plan):
     assert acting.index.shape == acting.sizes.shape == (B, KEEP)
     acting.went(N)
     assert acting.steps == [Step(N, KEEP)]
-
-
-HALF, ALIKE = torch.full((B, N), 0.5), torch.ones(B, N)
-NO_TOKEN = torch.arange(B)[:, None].expand(B, N) > 0
-
-
-@pytest.mark.parametrize(
-    ("plan", "where", "said"),
-    [
-        (Mask(ALIKE > 0, values=TOKENS), "training", "a Mask of booleans has neither values nor sizes"),
-        (Mask(ALIKE > 0, sizes=ALIKE), "training", "a Mask of booleans has neither values nor sizes"),
-        (Mask(HALF, values=TOKENS[:, :3]), "training", r"Mask.values must have shape \(2, 6, 2\)"),
-        (Mask(HALF, sizes=ALIKE[:, :3]), "training", r"Mask.sizes must have shape \(2, 6\)"),
-        (Mask(HALF, values=TOKENS * NAN[:, :, None]), "training", "Mask.values holds NaN"),
-        (Mask(HALF, sizes=ALIKE.triu()), "training", "Mask.sizes must be positive"),
-        (Mask(ALIKE.long()), "training", "booleans, or real numbers"),
-        (Mask(3 * HALF), "training", "must lie in"),
-        (Mask(-HALF), "training", "must lie in"),
-        (Mask(NAN), "training", "holds NaN"),
-        (Mask(ALIKE[:, 1:]), "training", "must have shape"),
-        (Mask(ALIKE), "test", "for training only"),
-        (Mask(ALIKE > 0), "test", "only an adaptive strategy"),
-        (Mask(NO_TOKEN), "adaptive", "an image without a token"),
-        (Shift(TOKENS), "test", "for training only"),
-        (Shift(TOKENS[:, 1:]), "training", "must have shape"),
-        (Mix(torch.zeros(B, KEEP, N), values=TOKENS[:, 1:]), "training", "must have shape"),
-        (Keep(torch.empty(B, 0, dtype=torch.int64)), "adaptive", "must have shape"),
-        (Merge(torch.ones(B, N, dtype=torch.int64)), "adaptive", "empty"),
-    ],
-)
-def test_a_plan_of_another_place_is_a_strategy_error(scripted, plan, where, said):
-    strategy = scripted(lambda view, keep: plan)
-    type(strategy).adaptive = where == "adaptive"
-    with pytest.raises(StrategyError, match=rf"'scripted'.*{said}"):
-        begin(strategy, replace(FOUR, tokens=N), training=where == "training").decide(0, GIVEN)
 
 
 def test_a_mask_in_training_may_say_what_tokens_and_sizes_become(scripted):

@@ -14,7 +14,6 @@ from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Keep, Mask
 from sparsebench.tasks.images import Composite
-from sparsebench.training.loop import Course, Training
 from sparsebench.training.steps import Autograd, Samples, step_size
 
 TASK = Composite(canvas=16, foreground=10, test=2, epochs=4, batch=8, lr=0.01, weight_decay=0.3, pretrain_epochs=0,
@@ -95,25 +94,3 @@ def test_dynamic_vit_freezes_a_sixth_and_then_has_a_hundredth():
     assert rates == [0.0] * 5 + [0.01] * 25
     assert DynamicViT(frozen=0, backbone_rate=1).network_rate(0.0) == 1
     assert {Gate().network_rate(done) for done in (0.0, 0.5)} == {1.0}
-
-
-def train(steps, k=None, state=None):
-    """Train to the end, or to step k; return the state then."""
-    training = Training(steps, Course(24, RECIPE, ("order",)))
-    if state is not None:
-        training.load(state)
-    seen = {}
-
-    def note(step):
-        if step == k:
-            seen.update(copy.deepcopy(training.state()))
-
-    training.run(note)
-    return seen
-
-
-def test_a_resumed_training_ends_as_an_undisturbed_one_to_the_bit():
-    whole, again = begun(DynamicViT()), begun(DynamicViT())
-    train(again, state=train(whole, k=4))
-    expected = weights(whole)
-    assert all(torch.equal(value, expected[name]) for name, value in weights(again).items())

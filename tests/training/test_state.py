@@ -5,15 +5,17 @@ from io import BytesIO
 import numpy as np
 import pytest
 import torch
+from sparsebench_plugins.dynamic_vit import DynamicViT
 from sparsebench_plugins.random import Random
 from token_sets import SetCost
 from torch import nn
 
-from sparsebench.models.actor import Actor
+from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.vits import Vit
 from sparsebench.strategy.budget import Budget
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Spurious
+from sparsebench.training.fit import modules_of
 from sparsebench.training.loop import Course, EarlyStopping, Training
 from sparsebench.training.steps import Augmentation, Autograd, Samples
 
@@ -28,13 +30,14 @@ def samples_of(split, augmentation=None):
     return Samples(*map(torch.from_numpy, (split.inputs, split.labels, split.relevance_on((4, 4)))), augmentation)
 
 
-def begun(early=True):
+def begun(early=True, strategy=None):
     """Return a training with dropout, in the random state that a cell begins with."""
     network = Vit(dim=16, depth=2, heads=2, patch=4).build(DATA, 0)
     for block in network.module.blocks:
         block.mlp.drop1.p = block.attn.proj_drop.p = 0.3
     recipe = TASK.recipe()
-    actor = Actor(Random(), Budget(keep_rate=0.5), network.cost, network.grid, 3)
+    actor = Actor(strategy or Random(), Budget(keep_rate=0.5), network.cost, network.grid, 3)
+    network.module.add_module(LEARNED, modules_of(actor))
     moved = Augmentation(torch.arange(len(DATA.train.labels)), 5, True, 2, torch.from_numpy(DATA.train.boxes), (4, 4))
     validation = DATA.validation
     stopping = EarlyStopping(network, actor, samples_of(validation), validation.groups, recipe) if early else None
@@ -65,18 +68,21 @@ def stopped_after(training, k):
 
 
 @cache
-def undisturbed(early):
-    training = begun(early)
+def undisturbed(*how):
+    training = begun(*how)
     return training.run(), weights(training)
 
 
-@pytest.mark.parametrize(("k", "early"), [(0, False), (3, True), (8, False), (8, True)])
-def test_a_resumed_training_ends_as_an_undisturbed_one_to_the_bit(k, early):
-    done, expected = undisturbed(early)
+@pytest.mark.parametrize(
+    ("k", "early", "strategy"),
+    [(0, False, None), (3, True, None), (8, False, None), (8, True, None), (4, False, DynamicViT())],
+)
+def test_a_resumed_training_ends_as_an_undisturbed_one_to_the_bit(k, early, strategy):
+    done, expected = undisturbed(early, strategy)
     if k >= done["steps"]:
         return
-    state = stopped_after(begun(early), k)
-    training = begun(early)
+    state = stopped_after(begun(early, strategy), k)
+    training = begun(early, strategy)
     torch.manual_seed(99)
     training.load(state)
     assert training.run() == done
