@@ -169,8 +169,5 @@ def token_spuriosity(influence: np.ndarray, inside: np.ndarray) -> tuple[float, 
     z, inside = influence[both].astype(float), inside[both]
     means = [(z * part).sum(axis=1) / part.sum(axis=1) for part in (~inside, inside)]
     largest = [np.where(part, z, 0.0).max(axis=1) for part in (~inside, inside)]
-    return _ratio_of_sums(*means), _ratio_of_sums(*largest)
-
-
-def _ratio_of_sums(above: np.ndarray, below: np.ndarray) -> float:
-    return float(above.sum() / below.sum()) if below.sum() > 0 else float("nan")
+    a_tsi, m_tsi = _ratio(*np.array([means, largest]).sum(axis=2).T)
+    return float(a_tsi), float(m_tsi)

@@ -90,10 +90,9 @@ class DeepViT:
         self.prefix: int = vit.num_prefix_tokens
         self.grid: tuple[int, int] = tuple(self.module.patch_embed.grid_size)
         self.patch: tuple[int, int] = tuple(self.module.patch_embed.patch_size)
-        has_class = self.module.cls_token is not None
-        self.class_rows = (2 if getattr(vit, "dist_token", None) is not None else 1) if has_class else 0
+        self.cost = vit_cost(vit)
+        self.class_rows = self.cost.class_rows
         self.attention_source = ("received", "class", "class+distillation")[self.class_rows]
-        self.cost = vit_cost(self.module, self.class_rows)
 
     @property
     def pixels(self) -> tuple[int, int, int]:

@@ -185,7 +185,7 @@ def linear_macs(module: nn.Module | None) -> int:
     return sum(x.in_features * x.out_features for x in module.modules() if isinstance(x, nn.Linear))
 
 
-def vit_cost(vit: Any, class_rows: int) -> VitCost:
+def vit_cost(vit: Any) -> VitCost:
     """Return the closed form of a timm VisionTransformer or Eva."""
     blocks = []
     for block in vit.blocks:
@@ -205,6 +205,7 @@ def vit_cost(vit: Any, class_rows: int) -> VitCost:
     pooled, pool = (0, 0) if vit.attn_pool is None else _pool_macs(vit.attn_pool)
     if includes_prefix(vit):
         pool += prefix * pooled
+    class_rows = (vit.cls_token is not None) + (getattr(vit, "dist_token", None) is not None)
     ends = (patch_macs, head + pool)
     return VitCost(tokens_, prefix, class_rows, *ends, tuple(blocks), vit.embed_dim, heads, pooled=pooled)
 

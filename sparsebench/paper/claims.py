@@ -313,7 +313,7 @@ def _cost(model: str, canvas: int) -> VitCost:
     name = model.removeprefix("timm:")
     with torch.device("meta"):
         vit = named_vit(name, canvas or cut_of(name).get("canvas", 224), CLASSES)
-    return vit_cost(vit, class_rows=int(vit.cls_token is not None))
+    return vit_cost(vit)
 
 
 def _bare(steps: list[Step]) -> list[Step]:

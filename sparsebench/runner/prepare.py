@@ -27,7 +27,7 @@ from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.spec import fill
 from sparsebench.strategy.view import Images
 from sparsebench.tasks.base import Data, Locations, Recipe, Split, Task, check_items
-from sparsebench.training.fit import Fitted, fit, load_learned, modules_of, state_digest, weights_of
+from sparsebench.training.fit import Fitted, fit, modules_of, state_digest, weights_of
 from sparsebench.training.steps import Augmentation, Samples, Teacher
 
 MOST = 2**26
@@ -383,7 +383,7 @@ def fit_on(cell: Prepared, actor: Actor, known: dict[str, Fitted]) -> str:
     weights = [state_digest(weights_of(cell.network)), state_digest(modules_of(actor).state_dict())]
     key = digest([data, by, weights])
     if key in known:
-        load_learned(actor, known[key].learned)
+        modules_of(actor).load_state_dict(known[key].learned)
     else:
         images = Images(train.take(rows), rows, train.labels[rows] if strategy.fit_labels else None)
         seed = seeds.seed_of("fit", *named, strategy.name)

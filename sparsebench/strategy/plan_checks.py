@@ -29,9 +29,7 @@ def merges(plan: Plan) -> bool:
     return isinstance(plan, Merge) or (isinstance(plan, Mask) and plan.sizes is not None)
 
 
-def _tensors(
-    plan: Plan, B: int, N: int, keep: int, prefix: int | None
-) -> Iterator[tuple[str, object, tuple[int, ...]]]:
+def _tensors(plan: Plan, B: int, N: int, keep: int, prefix: int) -> Iterator[tuple[str, object, tuple[int, ...]]]:
     """Yield the name, the value and the right shape of what the plan holds."""
     kind, a_token = type(plan).__name__, []
     if plan.scores is not None:
@@ -50,7 +48,7 @@ def _tensors(
         a_token += ["sizes"]
     else:
         yield "Shift.by", plan.by, (B, N, _width(plan.by))
-        if plan.prefix is not None and prefix is not None:
+        if plan.prefix is not None:
             yield "Shift.prefix", plan.prefix, (B, prefix, _width(plan.by))
     for what in a_token:
         if (value := getattr(plan, what)) is not None:
@@ -63,22 +61,12 @@ def _width(values: object) -> int:
     return values.shape[-1] if isinstance(values, Tensor) and values.ndim else 0
 
 
-def check_plan(
-    plan: Plan, strategy: Strategy, index: Tensor, keep: int, *, training: bool, prefix: int | None = None
-) -> None:
-    """Raise StrategyError unless the plan turns the (B, N) tokens into `keep` of them, legally.
+def check_form(plan: Plan, strategy: Strategy, index: Tensor, keep: int, *, training: bool, prefix: int) -> None:
+    """Raise StrategyError for what of an illegal plan is to be seen without reading its numbers.
 
-    An adaptive strategy may let any number go on; and masks and shifts, in training, all of them. There are `prefix`
-    class and register tokens; None where that is not known.
+    A plan turns the (B, N) tokens into `keep` of them. An adaptive strategy may let any number go on; and masks and
+    shifts, in training, all of them. There are `prefix` class and register tokens.
     """
-    check_form(plan, strategy, index, keep, training=training, prefix=prefix)
-    check_numbers(plan, strategy, index, keep, prefix)
-
-
-def check_form(
-    plan: Plan, strategy: Strategy, index: Tensor, keep: int, *, training: bool, prefix: int | None = None
-) -> None:
-    """Raise StrategyError for what of an illegal plan is to be seen without reading its numbers; see `check_plan`."""
     name = strategy.name
     if not isinstance(plan, Keep | Merge | Mix | Mask | Shift | Rest):
         kinds = "Keep, Merge, Mix, Mask, Shift, Rest or None"
@@ -137,7 +125,7 @@ def keep_of(plan: Plan, strategy: Strategy, index: Tensor, keep: int) -> int:
     return min(index.shape[1], max(1, keep))
 
 
-def check_numbers(plan: Plan, strategy: Strategy, index: Tensor, keep: int, prefix: int | None = None) -> None:
+def check_numbers(plan: Plan, strategy: Strategy, index: Tensor, keep: int, prefix: int) -> None:
     """Raise StrategyError for illegal numbers of a plan of legal form, see `check_form`; they are read."""
     name, (B, N), keep = strategy.name, index.shape, keep_of(plan, strategy, index, keep)
     for what, value, _ in _tensors(plan, B, N, keep, prefix):

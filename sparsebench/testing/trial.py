@@ -20,7 +20,7 @@ from sparsebench.runner.run_cell import one_thread
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.contract import place_of
-from sparsebench.strategy.plan_checks import check_plan
+from sparsebench.strategy.plan_checks import check_form, check_numbers
 from sparsebench.strategy.plans import Plan
 from sparsebench.strategy.view import FrozenNetwork, Images, TokenView
 from sparsebench.testing.networks import Case, cached
@@ -147,7 +147,9 @@ class Runner(StandIn):
             raise _error_text(error, self.strategy) from error
         if plan is not None:
             try:
-                check_plan(plan, self.strategy, view.index, keep, training=view.training)
+                about = plan, self.strategy, view.index, keep
+                check_form(*about, training=view.training, prefix=view.prefix_count)
+                check_numbers(*about, view.prefix_count)
             except StrategyError as error:
                 raise RuleError(f"{error}{place_of(error, self.strategy)}", "plans_are_legal") from error
         read, changed = frozenset(watched.__dict__["read"]), watched.changed_fields()

@@ -142,9 +142,8 @@ def _take(returned: Any, actor: Actor) -> dict[str, Tensor]:
     """
     wanted = modules_of(actor).state_dict()
     try:
-        load_learned(
-            actor, {f"{block}.{name}": value for block, one in returned.items() for name, value in one.items()}
-        )
+        given = {f"{block}.{name}": value for block, one in returned.items() for name, value in one.items()}
+        modules_of(actor).load_state_dict(given)
         if nan := [name for name, value in wanted.items() if bool(value.isnan().any())]:
             raise ValueError(f"NaN in {nan[0]}")
     except (AttributeError, ValueError, RuntimeError) as error:
@@ -159,11 +158,6 @@ def _take(returned: Any, actor: Actor) -> dict[str, Tensor]:
 def modules_of(actor: Actor) -> nn.ModuleDict:
     """Return the modules of what the strategy learns, by block."""
     return nn.ModuleDict({str(block): module for block, module in actor.learned.items()})
-
-
-def load_learned(actor: Actor, learned: Mapping[str, Tensor]) -> None:
-    """Put what was learned, by `block.name`, into the actor's modules."""
-    modules_of(actor).load_state_dict(dict(learned))
 
 
 def weights_of(network: Network) -> dict[str, Tensor]:

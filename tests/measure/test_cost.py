@@ -19,7 +19,7 @@ STAGES = (3, 6, 9)
 
 def deit(size) -> VitCost:
     with torch.device("meta"):
-        return vit_cost(timm.create_model(f"deit_{size}_patch16_224"), class_rows=1)
+        return vit_cost(timm.create_model(f"deit_{size}_patch16_224"))
 
 
 @pytest.fixture(scope="module")

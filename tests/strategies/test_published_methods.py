@@ -24,7 +24,7 @@ ALL = [setting for cls in SHIPPED.values() for setting in cls.published]
 @cache
 def deit_small() -> VitCost:
     with torch.device("meta"):
-        return vit_cost(timm.create_model("deit_small_patch16_224"), class_rows=1)
+        return vit_cost(timm.create_model("deit_small_patch16_224"))
 
 
 REGISTRY = Registry()

@@ -68,7 +68,7 @@ def network():
 @pytest.fixture(scope="module")
 def deit_small() -> VitCost:
     with torch.device("meta"):
-        return vit_cost(timm.create_model("deit_small_patch16_224"), class_rows=1)
+        return vit_cost(timm.create_model("deit_small_patch16_224"))
 
 
 def relevance():
