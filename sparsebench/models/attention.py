@@ -29,6 +29,7 @@ NAMES = frozenset(
 IN_CACHE = 2**18
 """Numbers of attention maps that are made at a time on a CPU, where only their mean is wanted: 1 MiB."""
 ALL = slice(None)
+Own = slice | Tensor | None
 
 
 class Positions:
@@ -169,24 +170,24 @@ def attend(
         weights: (B, T) how much each key counts, see `masked_softmax`, or None.
         rows: (B, Q) which of the keys' tokens the queries are of; None where they are the same.
     """
-    bias = None if bias is None else bias.to(q.dtype)
+    bias, own = None if bias is None else bias.to(q.dtype), ALL if rows is None else rows
     if weights is None and attn.fused_attn:
         drop = attn.attn_drop.p if attn.training else 0.0
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=drop)
     else:
-        scores = q * attn.scale @ k.transpose(-2, -1)
-        scores = scores if bias is None else scores + bias
-        if weights is None:
-            A = torch.softmax(scores, dim=-1)
-        else:
-            diagonal = torch.eye(k.shape[2], device=k.device, dtype=torch.bool)
-            A = masked_softmax(scores, weights, diagonal if rows is None else diagonal[rows]).to(v.dtype)
-        x = attn.attn_drop(A) @ v
+        A = softmax(q * attn.scale @ k.transpose(-2, -1), bias, weights, own)
+        x = attn.attn_drop(A.to(v.dtype)) @ v
     x = x.transpose(1, 2).flatten(2)
     return attn.proj_drop(attn.proj(getattr(attn, "norm", nn.Identity())(x)))
 
 
-def masked_softmax(scores: Tensor, weights: Tensor, diagonal: Tensor, eps: float = 1e-6) -> Tensor:
+def softmax(scores: Tensor, bias: Tensor | None, weights: Tensor | None, own: Own) -> Tensor:
+    """Return (B, H, Q, T) attention of scores of that shape, with a bias and weights of keys, or None."""
+    scores = scores if bias is None else scores + bias
+    return torch.softmax(scores, dim=-1) if weights is None else masked_softmax(scores, weights, own)
+
+
+def masked_softmax(scores: Tensor, weights: Tensor, own: Own, eps: float = 1e-6) -> Tensor:
     """Return (B, H, Q, T) attention in which key j counts as D_j, and each token fully for itself, in float32 or more.
 
     (e^(z_ij) G_ij + eps / T) / (sum_k e^(z_ik) G_ik + eps), G_ij = 1 for i = j and D_j otherwise, the largest z of a
@@ -195,10 +196,12 @@ def masked_softmax(scores: Tensor, weights: Tensor, diagonal: Tensor, eps: float
     Args:
         scores: z, (B, H, Q, T).
         weights: D, (B, T).
-        diagonal: (Q, T) or (B, Q, T) booleans, which key is the query's own.
+        own: which keys are the queries' own, (B, Q) or a part of all; None if queries are of no token.
         eps: keeps a row without any key from 0 / 0.
     """
     z = scores if scores.dtype == torch.float64 else scores.float()
+    diagonal = torch.eye(z.shape[-1], device=z.device, dtype=torch.bool)
+    diagonal = diagonal.new_zeros(1, z.shape[-1]) if own is None else diagonal[own]
     G = torch.where(diagonal, 1.0, weights[:, None, :].to(z.dtype))[:, None]
     e = (z - z.amax(dim=-1, keepdim=True).detach()).exp() * G
     return (e + eps / z.shape[-1]) / (e.sum(dim=-1, keepdim=True) + eps)
@@ -228,17 +231,11 @@ def fields_of(
     P, T = prefix, k.shape[2]
     counts = weights if weights is not None or present is None else F.pad(present, (P, 0), value=True)
 
-    def softmax(scores: Tensor, own: slice | None, part: slice) -> Tensor:
-        """Return the attention of (B, H, Q, T) scores of some images; the queries are the `own` tokens, or no token."""
-        scores = scores if bias is None else scores + bias[part]
-        if weights is None:
-            return torch.softmax(scores, dim=-1)
-        diagonal = torch.eye(T, device=k.device, dtype=torch.bool)
-        return masked_softmax(scores, weights[part], diagonal.new_zeros(1, T) if own is None else diagonal[own])
-
     def maps(part: slice = ALL) -> Tensor:
         # Keys lie head by head before they are turned: a product of turned views would copy them number by number.
-        return softmax(full(q[part]) * attn.scale @ full(k[part]).contiguous().transpose(-2, -1), ALL, part)
+        scores = full(q[part]) * attn.scale @ full(k[part]).contiguous().transpose(-2, -1)
+        keys, counting = (None if each is None else each[part] for each in (bias, weights))
+        return softmax(scores, keys, counting, ALL)
 
     def over_queries(x: Tensor, first: int, part: slice = ALL) -> Tensor:
         """Return the mean of (B, H, T, d) over the queries from the `first` on, by what they count, without padding."""
@@ -254,10 +251,10 @@ def fields_of(
         parts = [slice(start, start + size) for start in range(0, B, size)]
         return torch.cat([over_queries(maps(part), 0, part).mean(dim=1) for part in parts])[:, P:]
 
-    def row(queries: Tensor, own: slice | None) -> Tensor:
+    def row(queries: Tensor, own: Own) -> Tensor:
         # A product and a sum: for one row several times faster than a matrix product.
         scores = torch.stack([(one[:, :, None] * full(k)).sum(-1) for one in queries.unbind(2)], dim=2)
-        return softmax(scores * attn.scale, own, ALL).mean(dim=(1, 2))[:, P:]
+        return softmax(scores * attn.scale, bias, weights, own).mean(dim=(1, 2))[:, P:]
 
     fields: Fields = {
         "queries": lambda: q[:, :, P:],

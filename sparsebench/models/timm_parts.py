@@ -303,8 +303,7 @@ def attention_pool(part: Any, x: Tensor, sizes: Tensor) -> Tensor:
     q = part.q(part.latent.expand(B, -1, -1)).reshape(B, part.latent_len, part.num_heads, part.head_dim)
     k, v = part.kv(x).reshape(B, T, 2, part.num_heads, part.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
     q, k = part.q_norm(q.transpose(1, 2)), part.k_norm(k)
-    nobody = torch.zeros(part.latent_len, T, dtype=torch.bool, device=x.device)
-    A = masked_softmax(q * part.scale @ k.transpose(-2, -1), sizes, nobody, eps=0.0).to(v.dtype)
+    A = masked_softmax(q * part.scale @ k.transpose(-2, -1), sizes, None, eps=0.0).to(v.dtype)
     out = part.proj_drop(part.proj((A @ v).transpose(1, 2).flatten(2)))
     if part.mlp is not None:
         out = out + part.mlp(part.norm(out))

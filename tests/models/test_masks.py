@@ -164,22 +164,20 @@ def test_masked_attention_is_equation_11():
     rng = np.random.default_rng(0)
     z, D = rng.normal(size=(2, 3, 5, 5)), rng.random((2, 5)).round(1)
     D[0, 2] = 0.0
-    A = masked_softmax(torch.from_numpy(z), torch.from_numpy(D), torch.eye(5, dtype=torch.bool)).numpy()
+    A = masked_softmax(torch.from_numpy(z), torch.from_numpy(D), slice(None)).numpy()
     for b in range(2):
         for h in range(3):
             for i in range(5):
                 assert A[b, h, i] == pytest.approx(masked_softmax_by_hand(z[b, h, i], D[b], i, 1e-6), abs=1e-12)
     rows = torch.tensor([[3, 0], [4, 1]])
-    own = torch.eye(5, dtype=torch.bool)[rows]
-    few = masked_softmax(torch.from_numpy(np.stack([z[b][:, rows[b]] for b in range(2)])), torch.from_numpy(D), own)
+    few = masked_softmax(torch.from_numpy(np.stack([z[b][:, rows[b]] for b in range(2)])), torch.from_numpy(D), rows)
     assert few.numpy() == pytest.approx(np.stack([A[b][:, rows[b]] for b in range(2)]), abs=1e-15)
 
 
 def test_a_mask_of_zeros_lets_gradients_through():
     D = torch.tensor([[1.0, 0.0, 0.0, 1.0]], dtype=torch.float64, requires_grad=True)
     z = torch.randn(1, 2, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    own = torch.eye(4, dtype=torch.bool)
-    assert torch.autograd.gradcheck(lambda D: masked_softmax(z, D, own), (D,))
+    assert torch.autograd.gradcheck(lambda D: masked_softmax(z, D, slice(None)), (D,))
 
 
 @pytest.mark.parametrize("site", SITES)
