@@ -148,9 +148,7 @@ def run(
             train(actor.learned, shake)
         items = torch.arange(len(case.inputs))
         relevance = case.relevance if strategy.kind == "oracle" else None
-        acting = actor.begin(
-            items, 0, relevance, tokens=actor.tokens, training=training, done=1.0 if done is None else done
-        )
+        acting = actor.begin(items, 0, relevance, training=training, done=1.0 if done is None else done)
         if training and strategy.distils:
             acting.teacher = case.network.tell(case.inputs)
         logits = case.network(case.inputs, acting)

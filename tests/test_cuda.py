@@ -54,7 +54,7 @@ def prepared(name, device, dtype=torch.float64, precision="float32", n=7):
 def passed(network, actor, inputs, relevance, rows, training=False):
     """Return one pass and what came out of it."""
     shown = training or actor.strategy.trains_only
-    acting = actor.begin(rows, 0, relevance, tokens=actor.tokens, training=shown)
+    acting = actor.begin(rows, 0, relevance, training=shown)
     with torch.set_grad_enabled(training):
         return acting, network(inputs, acting)
 

@@ -79,7 +79,7 @@ class SparseModel(nn.Module):
         network, actor = self._network, self._actor
         items = torch.arange(len(x), device=x.device)
         training = self.model.training
-        acting = actor.begin(items, self._visit, None, tokens=actor.tokens, training=training, done=self._done)
+        acting = actor.begin(items, self._visit, None, training=training, done=self._done)
         outputs = network.act(x, acting, lambda: network.restore(x))
         if self._teacher is not None and acting.learns:
             acting.teacher = self._teacher.tell_of(x)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -143,31 +143,22 @@ class Actor:
             module = self.strategy.module(place)
         return module.requires_grad_(False) if module is not None and self.strategy.fits() else module
 
-    def begin(
-        self,
-        items: Tensor,
-        visit: int,
-        relevance: Tensor | None,
-        *,
-        tokens: int,
-        training: bool,
-        done: float = 1.0,
-    ) -> Pass:
+    def begin(self, items: Tensor, visit: int, relevance: Tensor | None, *, training: bool, done: float = 1.0) -> Pass:
         """Start a forward pass over the (B,) items, seen for the `visit`-th time; relevance is (B, N) or None.
 
         The pass has the relevance only where the strategy reads it. `done` is the share of the training that is done.
         """
-        relevance = relevance if "relevance" in self.requires else None
-        keep, scaled = self.counts(done) if training else (self.keep, self.scaled)
-        return Pass(self, items, visit, relevance, tokens, training, keep, scaled)
+        return Pass(self, items, visit, relevance if "relevance" in self.requires else None, training, done)
 
 
-@dataclass(eq=False)
 class Pass:
     """The state of one forward pass. Networks call `acts` and `decide`; the rest is its record.
 
     Attributes:
         keep, scaled: as in `Actor`, in this pass.
+        site: where the strategy acts; `requires` are the fields of the view that it reads.
+        rests: whether tokens that it does not choose are there again after the block.
+        count: how many tokens there were at first.
         index, sizes: (B, N) of the tokens that are there now, see `TokenView`.
         asked: what the network asked for of what it must heed, see `check_network`.
         ragged: whether images kept different numbers of tokens; what fills up their rows has size 0 and index -1.
@@ -180,48 +171,25 @@ class Pass:
         resting: how many tokens pass by the block that runs, see `Rest`.
     """
 
-    actor: Actor
-    items: Tensor
-    visit: int
-    relevance: Tensor | None
-    count: int
-    training: bool
-    keep: dict[int, int]
-    scaled: frozenset[int]
-    index: Tensor = field(init=False)
-    sizes: Tensor = field(init=False)
-    _weights: Tensor = field(init=False)
-    ragged: bool = False
-    masked: bool = False
-    decisions: list[Decision] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
-    memory: dict[str, Any] = field(default_factory=dict)
-    student: ModelOutputs | None = None
-    teacher: ModelOutputs | None = None
-    own_macs: float = 0.0
-    previous: Tensor | None = None
-    resting: int = 0
-    asked: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        B, device = len(self.items), self.items.device
-        self.index = torch.arange(self.count, device=device).expand(B, self.count)
-        self.sizes = self._weights = torch.ones(B, self.count, device=device)
+    def __init__(self, actor: Actor, items: Tensor, visit: int, relevance: Tensor | None, training: bool, done: float):
+        self.actor, self.items, self.visit, self.relevance, self.training = actor, items, visit, relevance, training
+        self.keep, self.scaled = actor.counts(done) if training else (actor.keep, actor.scaled)
+        self.site: Site = actor.strategy.site
+        self.requires, self.rests, self.count = actor.requires, actor.strategy.rests, actor.tokens
+        self.index = torch.arange(self.count, device=items.device).expand(len(items), self.count)
+        self.sizes = self._weights = torch.ones(len(items), self.count, device=items.device)
+        self.ragged = self.masked = False
+        self.decisions, self.steps = list[Decision](), list[Step]()
+        self.memory, self.asked = dict[str, Any](), set[str]()
+        self.student: ModelOutputs | None = None
+        self.teacher: ModelOutputs | None = None
+        self.previous: Tensor | None = None
+        self.own_macs, self.resting = 0.0, 0
 
     @property
     def scores(self) -> Tensor | None:
         """(B, N) of the strategy's first decision, or None."""
         return self.decisions[0].plan.scores if self.decisions else None
-
-    @property
-    def site(self) -> Site:
-        """Where the strategy acts."""
-        return self.actor.strategy.site
-
-    @property
-    def requires(self) -> frozenset[str]:
-        """The fields of the view that the strategy reads."""
-        return self.actor.requires
 
     def acts(self, block: int) -> bool:
         """Say whether fewer tokens are to leave this block than are there now; how many an adaptive one decides.
@@ -233,11 +201,6 @@ class Pass:
         if self.actor.strategy.adaptive:
             return block in self.keep and self.actor.acts
         return block in self.scaled or self._count_at(block) < (self.count if self.rests else self.index.shape[1])
-
-    @property
-    def rests(self) -> bool:
-        """Whether tokens that the strategy does not choose are there again after the block."""
-        return self.actor.strategy.rests
 
     def _count_at(self, block: int) -> int:
         """Return how many tokens are to go on after a block, or where tokens rest, to take part in it."""

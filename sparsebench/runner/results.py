@@ -205,7 +205,7 @@ class Replay(Pass):
     requires = frozenset()
     weighs_sizes = ragged = masked = learns = reads_out = False
     whole = True
-    own_macs = 0.0
+    own_macs, resting, previous = 0.0, 0, None
 
     def __init__(self, N: int, script: Sequence[tuple[Site, int, Tensor]]):
         self.script, self.asked = list(script), set()

@@ -481,7 +481,7 @@ def _on_fake_gpu(strategy: Strategy, n: int, training: bool) -> None:
     def go(images: Tensor, relevance: Tensor) -> None:
         shown = relevance if strategy.kind == "oracle" else None
         items = torch.arange(n, device=images.device)
-        acting = actor.begin(items, 0, shown, tokens=actor.tokens, training=training or strategy.trains_only)
+        acting = actor.begin(items, 0, shown, training=training or strategy.trains_only)
         with torch.set_grad_enabled(training):
             case.network(images, acting)
             if training and acting.learns:
@@ -507,7 +507,7 @@ def _reads(strategy: Strategy) -> int:
     for training in (False, True):
         counter = Reads()
         with counter, torch.set_grad_enabled(training):
-            acting = actor.begin(torch.arange(7), 0, None, tokens=actor.tokens, training=training)
+            acting = actor.begin(torch.arange(7), 0, None, training=training)
             case.network(case.inputs, acting)
         most = max(most, counter.count / max(1, len(actor.keep)))
     return math.ceil(most)

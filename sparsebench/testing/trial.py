@@ -172,7 +172,7 @@ class Runner(StandIn):
         relevance = self.case.relevance[rows] if self.strategy.kind == "oracle" else None
         items = torch.arange(len(self.case.inputs))[rows]
         shown = training or self.strategy.trains_only
-        acting = self.actor.begin(items, 0, relevance, tokens=self.actor.tokens, training=shown)
+        acting = self.actor.begin(items, 0, relevance, training=shown)
         begun = len(self.asked)
         with torch.set_grad_enabled(training):
             outputs = self.case.network((self.case.inputs if inputs is None else inputs)[rows], acting)

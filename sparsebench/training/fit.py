@@ -92,7 +92,7 @@ class _Frozen:
         stand_in: Any = _Looking(self._actor.strategy, look)
         actor.strategy = stand_in
         relevance = None if self._relevance is None else self._relevance[images.items]
-        acting = actor.begin(images.items, 0, relevance, tokens=actor.tokens, training=True)
+        acting = actor.begin(images.items, 0, relevance, training=True)
         return self._network(images.inputs, acting)
 
     def losses(self, logits: Tensor, labels: Tensor, /) -> Tensor:

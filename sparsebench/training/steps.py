@@ -280,7 +280,7 @@ class Samples:
         """Return the strategy's pass over those rows; `relevance` replaces the split's own."""
         if relevance is None and self.relevance is not None:
             relevance = self.relevance if rows is self.items else self.relevance[rows]
-        return actor.begin(self.items[rows], visit, relevance, tokens=actor.tokens, training=training, done=done)
+        return actor.begin(self.items[rows], visit, relevance, training=training, done=done)
 
 
 def outputs_of(network: Network, inputs: Tensor, acting: Pass | None) -> Tensor:

@@ -74,7 +74,7 @@ def test_outputs_are_those_of_the_benchmark(cls, kind):
     x, sparse = network.normalise(images), sparsebench.apply(model, cls.name, macs=0.6)
     outputs = sparse(x)
     actor = Actor(cls(), Budget(macs=0.6), network.cost, network.grid, seeds.seed_of("strategy", "apply", 0))
-    acting = actor.begin(torch.arange(3), 0, None, tokens=16, training=False)
+    acting = actor.begin(torch.arange(3), 0, None, training=False)
     close(outputs, network(images, None if cls.trains_only else acting), atol=1e-6)
     if cls.trains_only:
         assert torch.equal(outputs, model(x)) and sparse.macs_ratio == 1

@@ -79,7 +79,7 @@ def test_strategies_do_on_the_transformer_of_the_page_what_they_do_on_timms(
     outputs, passes = [], []
     for network in networks:
         actor = Actor(strategy, Budget(keep_rate=0.7), network.cost, network.grid, 0)
-        acting = actor.begin(torch.arange(6), 0, None, tokens=36, training=False)
+        acting = actor.begin(torch.arange(6), 0, None, training=False)
         with torch.no_grad():
             outputs.append(outputs_of(network, images, acting))
         passes.append(acting)
@@ -149,7 +149,7 @@ def test_a_transformer_that_weighs_no_keys_takes_no_strategy_that_hangs_on_it(tm
             network.blocks[0].qkv.weight.mul_(20)  # attention that differs from image to image
             images = torch.randint(0, 256, (6, 3, 24, 24), dtype=torch.uint8)
             actor = Actor(Registry().strategy("ats").cls(), Budget(keep_rate=0.7), network.cost, network.grid, 0)
-            acting = actor.begin(torch.arange(6), 0, None, tokens=36, training=False)
+            acting = actor.begin(torch.arange(6), 0, None, training=False)
             with nullcontext() if heeds else pytest.raises(UnsupportedError, match=r"add acting\.bias"):
                 outputs_of(network, images, acting)
         assert acting.ragged

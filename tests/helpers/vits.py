@@ -48,7 +48,7 @@ def images(network, n=B, seed=1):
 def begin(network, strategy, rate=0.5, *, n=B, training=False, relevance=None, blocks=BLOCKS):
     budget = Budget(keep_rate=rate, blocks=blocks)
     actor = Actor(strategy, budget, network.cost, network.grid, stream=7)
-    return actor.begin(torch.arange(n), 0, relevance, tokens=network.cost.tokens, training=training)
+    return actor.begin(torch.arange(n), 0, relevance, training=training)
 
 
 def any_tokens(view, keep):

@@ -24,7 +24,7 @@ def begin(
     strategy, cost=ONE, *, rate=0.5, items=(0, 1), visit=0, stream=7, relevance=None, blocks=None, training=False
 ):
     actor = Actor(strategy, Budget(keep_rate=rate, blocks=blocks), cost, None, stream)
-    return actor.begin(torch.tensor(items), visit, relevance, tokens=cost.tokens, training=training)
+    return actor.begin(torch.tensor(items), visit, relevance, training=training)
 
 
 def full(*rows, dtype=torch.int64):

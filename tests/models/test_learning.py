@@ -154,4 +154,4 @@ def test_a_ramp_outside_zero_to_one_is_an_error(scripted):
     network = DeepViT(vit())
     actor = Actor(strategy, Budget(keep_rate=0.5), network.cost, network.grid, stream=1)
     with pytest.raises(StrategyError, match=r"ramp must lie in \[0, 1\], got 2.0"):
-        actor.begin(torch.arange(3), 0, None, tokens=16, training=True, done=0.5)
+        actor.begin(torch.arange(3), 0, None, training=True, done=0.5)

@@ -44,7 +44,7 @@ def rests(plan, needs=("tokens",)):
 
 def begin(network, strategy, n=B, training=False, **budget):
     actor = Actor(strategy, Budget(**({"keep_rate": 0.5} | budget)), network.cost, network.grid, stream=7)
-    return actor.begin(torch.arange(n), 0, None, tokens=network.cost.tokens, training=training)
+    return actor.begin(torch.arange(n), 0, None, training=training)
 
 
 @torch.no_grad()
@@ -180,7 +180,7 @@ def test_illegal_positions_are_refused_in_one_line(index, message):
     strategy = rests(lambda view, keep: Rest(plans.pop()))
     actor = Actor(strategy, Budget(counts=(14,), blocks=(3,)), network.cost, network.grid, stream=7)
     for refused in (nullcontext(), pytest.raises(StrategyError, match=message)):
-        acting = actor.begin(torch.arange(1), 0, None, tokens=N, training=False)
+        acting = actor.begin(torch.arange(1), 0, None, training=False)
         with refused:
             network(images(network, 1), acting)
 

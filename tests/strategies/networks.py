@@ -120,7 +120,7 @@ def compare(strategy, network, rule_of, budget, *, sized=False, **how):
         for weight in module.parameters():
             weight.add_(0.3 * torch.randn(weight.shape, generator=rng))
     pixels = images().to(next(network.module.parameters()).dtype)
-    acting = actor.begin(torch.arange(len(pixels)), 0, None, tokens=network.cost.tokens, training=False)
+    acting = actor.begin(torch.arange(len(pixels)), 0, None, training=False)
     out = network(pixels, acting)
     rule = rule_of(actor.learned) if actor.learned else rule_of
     for b, image in enumerate(pixels):

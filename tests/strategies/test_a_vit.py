@@ -23,7 +23,7 @@ L = 4
 def trained(network, strategy, inputs, **budget):
     """Return the pass and the logits of a pass in training."""
     actor = Actor(strategy, Budget(**(budget or {"keep_rate": 0.5})), network.cost, network.grid, stream=5)
-    acting = actor.begin(torch.arange(len(inputs)), 0, None, tokens=N, training=True)
+    acting = actor.begin(torch.arange(len(inputs)), 0, None, training=True)
     return acting, network(inputs, acting)
 
 

@@ -108,7 +108,7 @@ def actor_on(network, budget, **parameters):
 
 
 def begin(actor, training, n=B):
-    return actor.begin(torch.arange(n), 0, None, tokens=16, training=training)
+    return actor.begin(torch.arange(n), 0, None, training=training)
 
 
 NETWORKS = pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_in_the_test_the_most_probable_stay(network):
 def test_in_training_a_hard_gumbel_softmax_draws_what_stays_and_nothing_comes_back(network):
     strategy, seen = noted(DynamicViT())
     actor = Actor(strategy, Budget(keep_rate=0.5), network.cost, network.grid, stream=5)
-    acting = actor.begin(torch.arange(B), 0, None, tokens=N, training=True)
+    acting = actor.begin(torch.arange(B), 0, None, training=True)
     with torch.no_grad():
         network(images(), acting)
     before = torch.ones(B, N)
@@ -144,7 +144,7 @@ def squeezed_by_hand(x, hosts, gone):
 def test_with_squeeze_what_is_drawn_to_leave_in_training_goes_to_the_most_similar_that_stays(network):
     strategy, seen = noted(DynamicViT(disposal="squeeze"))
     actor = Actor(strategy, Budget(keep_rate=0.5), network.cost, network.grid, stream=5)
-    acting = actor.begin(torch.arange(B), 0, None, tokens=N, training=True)
+    acting = actor.begin(torch.arange(B), 0, None, training=True)
     with torch.no_grad():
         network(images(), acting)
     before = torch.ones(B, N)

@@ -50,7 +50,7 @@ def test_in_training_the_keep_rate_falls_by_a_cosine_from_epoch_10_to_110_of_300
     budget = Budget(keep_rate=0.5, convention="compound-ceil", blocks=(1,))
     actor = Actor(EViT(), budget, network.cost, network.grid, stream=5)
     for training in (True, False):
-        acting = actor.begin(torch.arange(B), 0, None, tokens=N, training=training, done=done)
+        acting = actor.begin(torch.arange(B), 0, None, training=training, done=done)
         network(images(), acting)
         assert acting.index.shape == (B, count if training else 9)
     assert [step.tokens_out for step in actor.planned] == [N, 9, 9, 9]

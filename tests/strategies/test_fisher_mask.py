@@ -75,7 +75,7 @@ def test_every_image_keeps_the_same_positions_and_they_are_those_with_the_most_i
     network = vit()
     actor, _ = fitted(network)
     best = chosen(by_hand(network, images(), LABELS), 8)
-    acting = actor.begin(torch.arange(7), 0, None, tokens=N, training=False)
+    acting = actor.begin(torch.arange(7), 0, None, training=False)
     network(torch.rand(7, 3, 32, 32), acting)
     assert acting.index.tolist() == [best] * 7
     assert best != list(range(8))

@@ -65,7 +65,7 @@ def act(strategy, network, inputs, **budget):
     """Return the MACs of its own of each choice that has some, and those that the counter saw."""
     found: list[float] = []
     actor = Actor(Watched(strategy, found), Budget(**budget), network.cost, network.grid, stream=5)
-    acting = actor.begin(torch.arange(len(inputs)), 0, None, tokens=network.cost.tokens, training=False)
+    acting = actor.begin(torch.arange(len(inputs)), 0, None, training=False)
     with torch.no_grad():
         network(inputs, acting)
     assert acting.steps == actor.planned
@@ -146,7 +146,7 @@ def test_where_they_cost_more_than_is_saved_a_fraction_is_of_the_rest(macs):
     bare = Actor(SHIPPED["patch_variance"](), Budget(macs=macs), network.cost, network.grid, stream=5)
     assert 1 < actor.keep[0] == bare.keep[0] < N
     assert network.cost.macs(actor.planned) / dense == pytest.approx(macs, abs=0.04)
-    acting = actor.begin(torch.arange(B), 0, None, tokens=N, training=False)
+    acting = actor.begin(torch.arange(B), 0, None, training=False)
     network(images(), acting)
     asked = (N + 1) * (dense - network.cost.embed * N)
     assert network.cost.macs(acting.steps) == network.cost.macs(actor.planned) + asked

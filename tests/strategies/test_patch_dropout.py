@@ -12,7 +12,7 @@ from sparsebench.strategy.budget import Budget
 def trained(network, visit=0, rate=0.5):
     """Return the pass of one training step."""
     actor = Actor(PatchDropout(), Budget(keep_rate=rate), network.cost, network.grid, stream=5)
-    acting = actor.begin(torch.arange(B), visit, None, tokens=N, training=True)
+    acting = actor.begin(torch.arange(B), visit, None, training=True)
     network(images(), acting)
     return acting
 

@@ -32,7 +32,7 @@ DEEP = {
 
 def begin(strategy, network, n=B, training=False, **budget):
     actor = Actor(strategy, Budget(**(budget or {"keep_rate": 0.5})), network.cost, network.grid, stream=5)
-    return actor.begin(torch.arange(n), 0, None, tokens=network.cost.tokens, training=training)
+    return actor.begin(torch.arange(n), 0, None, training=training)
 
 
 def seen(strategy, network, inputs, need=None):

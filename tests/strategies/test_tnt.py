@@ -26,7 +26,7 @@ class Watched(TNT):
 def start(strategy, network, rows=slice(None), visit=0, stream=5):
     """Return a pass in training."""
     actor = Actor(strategy, Budget(keep_rate=0.5), network.cost, network.grid, stream=stream)
-    return actor.begin(torch.arange(B)[rows], visit, None, tokens=N, training=True)
+    return actor.begin(torch.arange(B)[rows], visit, None, training=True)
 
 
 def alphas(x, g):
@@ -121,7 +121,7 @@ def test_it_learns_in_those_blocks_and_the_budgets_and_in_the_test_acts_in_the_b
     acting, _ = act(Watched(), network, images(), blocks=blocks)
     assert list(acting.actor.learned) == union and [d.block for d in acting.decisions] == list(blocks)
     assert acting.steps == acting.actor.planned
-    begun = acting.actor.begin(torch.arange(B), 0, None, tokens=N, training=True)
+    begun = acting.actor.begin(torch.arange(B), 0, None, training=True)
     network(images(), begun)
     assert [d.block for d in begun.decisions] == union
     keeps = [keep for *_, keep, _ in begun.memory["seen"]]

@@ -74,7 +74,7 @@ def test_gradients_are_those_of_loops(strategy, rule):
     network, image = vit(), images(1)
     network.module.double()
     actor = Actor(strategy, Budget(**CEIL), network.cost, network.grid, stream=5)
-    acting = actor.begin(torch.arange(1), 0, None, tokens=network.cost.tokens, training=False)
+    acting = actor.begin(torch.arange(1), 0, None, training=False)
     network(image.double(), acting)[0, 0].backward()
     rng = torch.Generator().manual_seed(2)
     along = {name: torch.randn(p.shape, generator=rng).double() for name, p in network.module.named_parameters()}

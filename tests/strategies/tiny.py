@@ -31,7 +31,7 @@ def act(strategy, network, inputs, relevance=None, rate=0.5, items=None, **budge
     n = len(inputs)
     actor = Actor(strategy, Budget(keep_rate=rate, **budget), network.cost, network.grid, stream=5)
     items = torch.arange(n) if items is None else items
-    acting = actor.begin(items, 0, relevance, tokens=network.cost.tokens, training=False)
+    acting = actor.begin(items, 0, relevance, training=False)
     return acting, network(inputs, acting)
 
 

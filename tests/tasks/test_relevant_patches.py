@@ -96,7 +96,7 @@ def test_images_of_every_group_keep_as_many_tokens_so_that_their_number_tells_no
     network = Vit(dim=16, depth=2, heads=2).build(data, 0)
     actor = Actor(Oracle(), Budget(keep_rate=rate), network.cost, network.grid, 0)
     shares = torch.from_numpy(data.test.relevance_on(network.grid))
-    acting = actor.begin(torch.arange(80), 0, shares, tokens=64, training=False)
+    acting = actor.begin(torch.arange(80), 0, shares, training=False)
     network(torch.from_numpy(data.test.inputs), acting)
     kept = torch.zeros(80, 64).scatter(1, acting.index, 1.0)
     per_group = [set(kept[torch.from_numpy(data.test.groups == g)].sum(dim=1).tolist()) for g in range(4)]

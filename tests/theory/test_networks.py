@@ -72,7 +72,7 @@ RELEVANCE = torch.from_numpy(SAMPLES.relevance)
 
 def begin(net, strategy, rate=0.5):
     actor = Actor(strategy, Budget(keep_rate=rate), net.cost, None, stream=3)
-    return actor.begin(torch.arange(N), 0, RELEVANCE, tokens=L, training=False)
+    return actor.begin(torch.arange(N), 0, RELEVANCE, training=False)
 
 
 def softmax(scores):
@@ -292,7 +292,7 @@ def test_the_closed_form_of_the_shallow_model_is_what_the_counter_counts(scripte
         np.random.default_rng(0), np.eye(8)[:, :4], L, m=m, first=FirstWeights(0.1, 0.2, 0.1), **variant
     )
     actor = Actor(scripted(decide, needs=needs), Budget(keep_rate=rate), network.cost, None, 0)
-    acting = actor.begin(torch.arange(1), 0, None, tokens=L, training=False)
+    acting = actor.begin(torch.arange(1), 0, None, training=False)
     # The read-out is a sum of products by element, which the counter does not see.
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         network(torch.rand(1, L, 8), acting)

@@ -102,7 +102,7 @@ def test_what_it_shows_is_of_the_training_samples_with_all_tokens_there():
     net = two_network()
     shown = net.observe(look(TWO_DATA.train), look(TWO_DATA.test))
     actor = Actor(Random(), Budget(keep_rate=0.5), net.cost, None, stream=3)
-    acting = actor.begin(torch.arange(TWO_N), 0, look(TWO_DATA.train).relevance, tokens=TWO_L, training=False)
+    acting = actor.begin(torch.arange(TWO_N), 0, look(TWO_DATA.train).relevance, training=False)
     assert net.observe(look(TWO_DATA.train, acting), look(TWO_DATA.train)) == shown
     assert net.observe(look(TWO_DATA.test), look(TWO_DATA.train)) != shown
     assert net.trained_values({}, look(TWO_DATA.train)) == {}
