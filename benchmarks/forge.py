@@ -30,9 +30,8 @@ from sparsebench.measure.metrics import scores
 from sparsebench.models.vits import Vit
 from sparsebench.plugin.content import file_revision
 from sparsebench.publish import MANIFEST, replay
-from sparsebench.publish import verify as folders
-from sparsebench.publish.submit import submit
-from sparsebench.publish.verify import items_of
+from sparsebench.publish import submission as folders
+from sparsebench.publish.submission import items_of, submit
 from sparsebench.records import manifests, store, table
 from sparsebench.records.record import Cell, Record, bytes_of, canonical, numbers_of
 from sparsebench.tasks.images import Spurious

@@ -30,14 +30,15 @@ from sparsebench.strategy.plans import Disposal, Keep, Mask, Merge, Mix, Place, 
 from sparsebench.strategy.view import FrozenNetwork, Images, TokenView
 
 if TYPE_CHECKING:
-    from sparsebench.api import apply, leaderboard, load_records, run, show_tokens
+    from sparsebench.api import leaderboard, load_records, run, show_tokens
+    from sparsebench.deploy.apply import apply
     from sparsebench.measure.cost import CostModel
     from sparsebench.models.base import Model, Network
     from sparsebench.tasks.base import Data, Recipe, Split, Task
 
 _LATER = {
     "CostModel": "measure.cost", "Data": "tasks.base", "Model": "models.base", "Network": "models.base",
-    "Recipe": "tasks.base", "Split": "tasks.base", "Task": "tasks.base", "apply": "api", "leaderboard": "api",
+    "Recipe": "tasks.base", "Split": "tasks.base", "Task": "tasks.base", "apply": "deploy.apply", "leaderboard": "api",
     "load_records": "api", "run": "api", "show_tokens": "api",
 }  # fmt: skip
 """Public names whose modules take long to import, and where they are; a strategy needs none of them."""

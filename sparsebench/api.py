@@ -15,12 +15,9 @@ from sparsebench.plan.request import OPTIONS, Files, How, Request, values_of
 
 if TYPE_CHECKING:
     import pandas as pd
-    from torch import Tensor
-    from torch.nn import Module
 
     from sparsebench.board.board import Board
     from sparsebench.deploy.show_tokens import Pictures
-    from sparsebench.deploy.sparse_model import SparseModel
     from sparsebench.records.record import Record
     from sparsebench.runner.run import Callbacks
     from sparsebench.strategy.base import Strategy
@@ -138,52 +135,6 @@ def show_tokens(
     request, files, how = values_of({"plugins": _words_of(plugins, folder), **options, "tasks": task, "seeds": 1})
     with _callbacks(folder, progress) as callbacks:
         return show(replace(request, single=True), Trainer(files, how, folder, callbacks), samples)
-
-
-def apply(
-    model: Module,
-    strategy: str | type[Strategy] | Strategy,
-    *,
-    learned: str | os.PathLike[str] | None = None,
-    images: Tensor | None = None,
-    labels: Tensor | None = None,
-    seed: int = 0,
-    mean: float | Sequence[float] | None = None,
-    std: float | Sequence[float] | None = None,
-    **options: Any,
-) -> SparseModel:
-    """Apply a strategy to a timm model. The result has the same inputs and the same output format as the model.
-
-    sparse = sparsebench.apply(model, "tome:per_block=13")
-    logits = sparse(pixels)
-    print(sparse.macs_ratio, sparse.tokens)
-
-    The weights are shared with the model and have the same names, so training the sparse network trains the model. The
-    model itself is not changed. Plans are fully checked at the first call for each input shape. For an adaptive
-    strategy, the token counts of the budget are not calibrated on pictures (a run calibrates them). A strategy whose
-    published setting has no budget, such as `a_vit:beta=-75`, needs no budget: any number of tokens may stay.
-
-    Args:
-        model: a timm VisionTransformer, with weights of 32 or 64 bits.
-        strategy: a value of `--plugin`, or your own strategy class or instance.
-        learned: tensors that the strategy has learned, for a strategy that is trained or needs training images: a
-            .safetensors file with tensors named `strategy.*`, as in `sparse.state_dict()`; or "random" to start a
-            training.
-        images: (n, channels, height, width) training pictures, normalised as for the model, for a strategy with `fit`.
-        labels: (n,) int64 class numbers of `images`, for a strategy that needs labels.
-        seed: seed of the strategy's random numbers, which also depend on the position of a picture in its batch.
-        mean: mean of the pixel normalisation, for strategies that read pixels: one number, or one per channel. Default:
-            `model.pretrained_cfg` (averaged over channels if the network has another number of channels), else 0.5.
-        std: standard deviation of the pixel normalisation, as `mean`.
-        options: budget and parameters of the strategy by name, such as macs=0.5, disposal="merge".
-
-    Raises:
-        UserError: the model, the strategy or an argument is not supported; the model is unchanged.
-    """
-    from sparsebench.deploy.apply import apply as deploy
-
-    given: dict[str, Any] = {"learned": learned, "images": images, "labels": labels}
-    return deploy(model, strategy, **given, seed=seed, mean=mean, std=std, **options)
 
 
 def _signature() -> inspect.Signature:

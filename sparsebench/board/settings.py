@@ -128,7 +128,7 @@ def describe(records: pd.DataFrame, out: Path) -> pd.DataFrame:
     """Return records with what a run's folder says of their strategies: badge, remarks, whether trained, and how."""
     submitted = badge = ""
     if os.path.lexists(out / MANIFEST):
-        from sparsebench.publish.verify import verify
+        from sparsebench.publish.submission import verify
 
         verdict = verify(out)
         submitted, badge = verdict.strategy, verdict.badge

@@ -137,7 +137,7 @@ def _compare_or_write(folder: Path, write: bool) -> int:
     """Compare the boards in a folder with their records, or write them; return how the command leaves."""
     from sparsebench.board import published
     from sparsebench.publish import MANIFEST
-    from sparsebench.publish.verify import contradictions
+    from sparsebench.publish.submission import contradictions
 
     if write and (folder / MANIFEST).is_file():
         raise UserError(

@@ -21,7 +21,7 @@ from sparsebench.publish import MANIFEST
 from sparsebench.runner.progress import Progress
 
 if TYPE_CHECKING:
-    from sparsebench.publish.verify import Verdict
+    from sparsebench.publish.submission import Verdict
 
 SHOWN = 5
 """Cells that are named."""
@@ -55,7 +55,7 @@ def verify(
 
     The exit code is 0 if no submission is rejected, 1 if one is, 2 if the command is wrong.
     """
-    from sparsebench.publish.verify import verify as verified
+    from sparsebench.publish.submission import verify as verified
 
     number = None
     if replay is not None and replay != "all":
@@ -99,7 +99,7 @@ def _submissions(path: Path) -> list[Path]:
 
 def _ask(folder: Path, yes: bool) -> None:
     """Say what is going to run, and go on only if that is wanted."""
-    from sparsebench.publish.verify import manifest_of, plugin_of
+    from sparsebench.publish.submission import manifest_of, plugin_of
     from sparsebench.runner.process import has_sandbox, no_network
 
     manifest = manifest_of(folder)
@@ -146,8 +146,8 @@ def submit(folder: Path, strategy: str | None, to: Path) -> None:
     and the suite. It names a suite only if it has all cells of the suite. Nothing is uploaded: the command writes
     TO/<strategy>/<version> and prints the git commands that publish it.
     """
-    from sparsebench.publish.submit import git_steps
-    from sparsebench.publish.submit import submit as write_submission
+    from sparsebench.publish.submission import git_steps
+    from sparsebench.publish.submission import submit as write_submission
 
     made = write_submission(folder, to, strategy)
     click.echo(f"written: {made.folder}, {made.records} records, {made.badge}: {made.said}", err=True)
@@ -163,7 +163,7 @@ def merge(folders: tuple[Path, ...], out: Path) -> None:
     The same records always give the same bytes. If several folders have a cell, the newest success is used. Exits with
     1 if a record contradicts itself, see sparsebench verify.
     """
-    from sparsebench.publish.verify import contradictions
+    from sparsebench.publish.submission import contradictions
     from sparsebench.records import store
 
     click.echo(f"written: {out}, {store.merge(folders, out)} records", err=True)

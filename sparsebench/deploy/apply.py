@@ -53,7 +53,34 @@ def apply(
     std: float | Sequence[float] | None = None,
     **options: Any,
 ) -> SparseModel:
-    """Return the sparse network; see `sparsebench.apply`, whose documentation this is."""
+    """Apply a strategy to a timm model. The result has the same inputs and the same output format as the model.
+
+    sparse = sparsebench.apply(model, "tome:per_block=13")
+    logits = sparse(pixels)
+    print(sparse.macs_ratio, sparse.tokens)
+
+    The weights are shared with the model and have the same names, so training the sparse network trains the model. The
+    model itself is not changed. Plans are fully checked at the first call for each input shape. For an adaptive
+    strategy, the token counts of the budget are not calibrated on pictures (a run calibrates them). A strategy whose
+    published setting has no budget, such as `a_vit:beta=-75`, needs no budget: any number of tokens may stay.
+
+    Args:
+        model: a timm VisionTransformer, with weights of 32 or 64 bits.
+        strategy: a value of `--plugin`, or your own strategy class or instance.
+        learned: tensors that the strategy has learned, for a strategy that is trained or needs training images: a
+            .safetensors file with tensors named `strategy.*`, as in `sparse.state_dict()`; or "random" to start a
+            training.
+        images: (n, channels, height, width) training pictures, normalised as for the model, for a strategy with `fit`.
+        labels: (n,) int64 class numbers of `images`, for a strategy that needs labels.
+        seed: seed of the strategy's random numbers, which also depend on the position of a picture in its batch.
+        mean: mean of the pixel normalisation, for strategies that read pixels: one number, or one per channel. Default:
+            `model.pretrained_cfg` (averaged over channels if the network has another number of channels), else 0.5.
+        std: standard deviation of the pixel normalisation, as `mean`.
+        options: budget and parameters of the strategy by name, such as macs=0.5, disposal="merge".
+
+    Raises:
+        UserError: the model, the strategy or an argument is not supported; the model is unchanged.
+    """
     _check_model(model)
     asked = strategy_of(strategy, options)
     cfg = getattr(model, "pretrained_cfg", None) or {}
@@ -83,7 +110,7 @@ def apply(
     if macs is not None and abs(sparse.macs_ratio - macs) > FAR:
         warnings.warn(
             f"'{sparse.spec}' spends {sparse.macs_ratio:.3f} of the dense MACs on this network, the nearest it can",
-            stacklevel=3,
+            stacklevel=2,
         )
     return sparse
 

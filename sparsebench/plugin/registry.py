@@ -253,11 +253,10 @@ class Registry:
                 f"the installation does not name its plugin '{name}'", next_step="install sparsebench again"
             )
         entry = self.entries[name]
-        if not module_of(entry):
-            self.broken[name] = f"its entry point names no module: '{entry.value}'"
-            return
         dist, version = distribution(entry)
         try:
+            if not module_of(entry):
+                raise PluginError(f"its entry point names no module: '{entry.value}'")
             self._take(entry.load, Origin(plugin=name, distribution=dist, version=version))
         except PluginError as error:
             self.broken[name] = str(error)
@@ -275,24 +274,17 @@ class Registry:
         if path not in self.files:
             content = Content.of_file(path)
             origin = Origin(plugin=as_utf8(f"file:{path.name}"), revision=content.revision)
-            known = self._size()
             try:
                 self._take(lambda: _execute(path, content), origin, path)
             except PluginError as error:
                 raise PluginError(f"plugin file {path}: {error}") from error
-            if known == self._size():
+            if not self.manager.get_hookcallers(self.manager.get_plugin(str(path))):
                 raise UserError(
                     f"plugin file {path.name} brings no strategy, task, model, suite, paper or observer",
                     next_step="return its classes from sparsebench_strategies(), decorated with sparsebench.hookimpl",
                 )
             self.files.append(path)
         return [name for name, found in self._found["strategy"].items() if found.file == path]
-
-    def _size(self) -> int:
-        """Return how much there is to name, and how many look at records without being named."""
-        named = sum(map(len, self._found.values()))
-        hooks = self.manager.hook.sparsebench_suites, self.manager.hook.sparsebench_papers
-        return named + len(self.record_hooks()) + sum(len(hook.get_hookimpls()) for hook in hooks)
 
     def _take(self, load: Callable[[], ModuleType], origin: Origin, file: Path | None = None) -> None:
         """Load a module and take what its hooks return.

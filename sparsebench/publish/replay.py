@@ -29,7 +29,7 @@ from sparsebench.plan.request import Files, How, Job
 from sparsebench.plugin.content import Content
 from sparsebench.plugin.registry import Registry, distribution, entries
 from sparsebench.plugin.registry import files_of as plugin_files
-from sparsebench.publish.verify import Manifest, Verdict, called, items_of, manifest_of, plugin_of, read_records
+from sparsebench.publish.submission import Manifest, Verdict, called, items_of, manifest_of, plugin_of, read_records
 from sparsebench.records import manifests, store
 from sparsebench.records.record import Cell, Record, canonical
 from sparsebench.runner import run as runs

@@ -11,7 +11,7 @@ from measured import TINY
 
 from sparsebench.cli import main
 from sparsebench.cli.terminal import COMMANDS, EXAMPLES
-from sparsebench.publish.submit import submit
+from sparsebench.publish.submission import submit
 
 SMALL = ["--suite", TINY, "--n-train", "4", "--seeds", "1"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparsebench import api
-from sparsebench.publish.submit import submit
+from sparsebench.publish.submission import submit
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import forge

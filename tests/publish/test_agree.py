@@ -9,7 +9,7 @@ import pytest
 
 from sparsebench.measure.metrics import Items
 from sparsebench.publish.replay import compare
-from sparsebench.publish.verify import read_records
+from sparsebench.publish.submission import read_records
 from sparsebench.records.record import Record, bytes_of
 
 ELSEWHERE = "0" * 16

@@ -19,8 +19,7 @@ from sparsebench.errors import UserError
 from sparsebench.plan.request import Files
 from sparsebench.plugin.registry import Registry
 from sparsebench.publish.replay import replay
-from sparsebench.publish.submit import submit
-from sparsebench.publish.verify import Verdict, manifest_of, read_records, verify
+from sparsebench.publish.submission import Verdict, manifest_of, read_records, submit, verify
 
 
 def replayed(folder: Path, number: int | None = None, seed: int | None = None) -> Verdict:

@@ -15,8 +15,7 @@ from forge import PLUGIN, Change, put
 from sparsebench import api
 from sparsebench.errors import UserError
 from sparsebench.publish import MANIFEST
-from sparsebench.publish.submit import git_steps, submit
-from sparsebench.publish.verify import RECORDS, manifest_of, verify
+from sparsebench.publish.submission import RECORDS, git_steps, manifest_of, submit, verify
 from sparsebench.records import manifests, store, table
 from sparsebench.records.record import Cell, Record, canonical
 

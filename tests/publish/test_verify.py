@@ -14,7 +14,7 @@ import pytest
 from commands import call
 from forge import Change, changed, improve, kinds, put, rewritten
 
-from sparsebench.publish.verify import MANIFEST, RECORDS, read_records, verify
+from sparsebench.publish.submission import MANIFEST, RECORDS, read_records, verify
 from sparsebench.records.record import Record, bytes_of, numbers_of
 
 Raw = dict[str, Any]

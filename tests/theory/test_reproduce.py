@@ -25,7 +25,7 @@ from sparsebench.plan.expand import expand
 from sparsebench.plan.plan import Remaining
 from sparsebench.plan.request import How, Request
 from sparsebench.plugin.registry import Registry
-from sparsebench.publish.submit import submit
+from sparsebench.publish.submission import submit
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Metric, Record
 from sparsebench.runner import run as runs

@@ -1,10 +1,10 @@
-"""A submission's badge: from its files alone, without running its code, whether it is whole and consistent.
+"""A submission: how it is written from a run's folder, and whether it is whole and consistent, by its files alone.
 
 FOLDER/manifest.json                which strategy it publishes, and where that came from
 FOLDER/records/records.parquet      a sealed file: the records, and what their machines, strategies and suite are
 FOLDER/plugin/                      the strategy's file, and the modules beside it that it imports
 
-But for the manifest and the plugin it is laid out as a run's folder, and can be read as one.
+But for the manifest and the plugin it is laid out as a run's folder, and can be read as one. None of its code is run.
 
 Accuracies follow from the outcomes of the test items, MACs from the token counts and the network's closed form. The
 losses of single items are in no record, so `test_loss` and `p_label` are taken as they stand. What belongs to a
@@ -14,7 +14,11 @@ task or model of a plugin is taken as it stands too: nothing of a plugin is impo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import os
+import secrets
+import shlex
+import shutil
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -24,8 +28,8 @@ from typing import Literal
 import numpy as np
 from pydantic import ValidationError
 
-from sparsebench.errors import UserError, few, plain, reason_of
-from sparsebench.files import content_hash
+from sparsebench import files
+from sparsebench.errors import UserError, few, plain, reason_of, unknown
 from sparsebench.measure.cost import CostModel
 from sparsebench.measure.metrics import TOP_5_FROM, Items, Score, decided_by, scores
 from sparsebench.plan.expand import unanswered
@@ -34,13 +38,14 @@ from sparsebench.plugin.content import file_revision
 from sparsebench.plugin.registry import Registry
 from sparsebench.publish import MANIFEST
 from sparsebench.records import manifests, store, table
-from sparsebench.records.manifests import Asked, Described, setting_of
+from sparsebench.records.manifests import Asked, Described, Given, setting_of
 from sparsebench.records.record import Cell, Metric, Origin, Part, Record, Value, canonical, digest, numbers_of
 from sparsebench.strategy.budget import FULL
 from sparsebench.strategy.spec import fill
 from sparsebench.tasks.base import Task
 
 RECORDS, PLUGIN = "records/records.parquet", "plugin"
+AGAIN = "give the command of the run again: it runs what is missing or of another revision"
 Badge = Literal["rejected", "reported", "replayed"]
 """In rising order; what is rejected has none."""
 SAID: dict[Badge, str] = {
@@ -155,6 +160,110 @@ def verify(folder: Path, *, placed: bool = False) -> Verdict:
     return verdict
 
 
+def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
+    """Write TO/<strategy>/<version>/ from a run's folder, and return what `verify` says of it.
+
+    It has every record of the strategy in the suite that the folder answers, or else in all that was run, failures
+    among them; those of the baselines and oracles in the same settings, since differences to them are paired by seed
+    and only hold for records of one run; and those of the cells that others start from. No other deployable strategy's.
+    A strategy from a file has that file in it, and the modules beside it that it imports. The same records always give
+    the same bytes.
+
+    Raises:
+        UserError: the folder has no such strategy, or several; the records are not all of one source; they lack
+            settings of the suite; what would be published contradicts itself; or it is there already.
+    """
+    records = store.read(out, needed=True)
+    name = _strategy(records.values(), strategy)
+    own = [record for record in records.values() if record.cell.strategy.name == name]
+    origin, described = max((one.origin for one in own), key=repr), manifests.strategies(out)
+    about = described.get((name, origin.revision))
+    if about is None or (origin.plugin.startswith("file:") and not about.source):
+        missing = "what strategy" if about is None else "from which file strategy"
+        raise UserError(f"{out} does not say {missing} '{name}' is", next_step=AGAIN)
+    suite = _suite(manifests.suites(out), own, out)
+    chosen = {
+        cell_id: one
+        for cell_id, one in records.items()
+        if (one.cell.strategy.name == name or one.kind != "deployable") and setting_of(one.cell) in suite.settings
+    }
+    starts = {one.cell.init.id for one in chosen.values() if one.cell.init is not None}
+    chosen |= {cell_id: records[cell_id] for cell_id in starts & set(records)}
+
+    revisions = {(one.cell.strategy.name, one.origin.revision) for one in chosen.values()}
+    said = [described[key].model_copy(update={"file": "", "source": {}}) for key in revisions & set(described)]
+    things: list[tuple[str, Value]] = [(manifests.SUITES, suite), *((manifests.STRATEGIES, one) for one in said)]
+    things += [(manifests.FILES, Given(name=name, left_out=line)) for name, line in manifests.left_out(out)]
+    dumped = [(folder, one.model_dump(mode="json")) for folder, one in things]
+    beside = {f"{folder}/{digest(one)}.json": canonical(one) for folder, one in dumped}
+    machines = store.beside(out, manifests.ENVIRONMENTS)
+    used = {f"{manifests.ENVIRONMENTS}/{one.environment}.json" for one in chosen.values()}
+    beside |= {name: text for name, text in machines.items() if name in used}
+
+    folder = to / name / version_of(suite, origin)
+    if folder.is_symlink() or folder.exists():
+        raise UserError(f"{folder} is there and is not written over", next_step="remove it, or give another --to")
+    part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
+    try:
+        table.write(part / RECORDS, table.table_of((one, 0) for one in chosen.values()), beside)
+        for path, text in about.source.items():
+            files.write_whole(part / PLUGIN / path, text.encode())
+        records_hash = files.content_hash(part / RECORDS)
+        manifest = Manifest(strategy=name, plugin=origin, file=about.file, records=records_hash)
+        files.write_whole(part / MANIFEST, (canonical(manifest.model_dump(mode="json")) + "\n").encode())
+        verdict = verify(part)
+        if verdict.wrong:
+            raise UserError(f"{out} is not whole or not consistent: {'; '.join(verdict.why)}", next_step=AGAIN)
+        verdict.folder = str(folder)
+        os.replace(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return verdict
+
+
+def _strategy(records: Collection[Record], asked: str | None) -> str:
+    """Return the name of the strategy to publish: as asked, or the only one that may be deployed."""
+    kinds = {record.cell.strategy.name: record.kind for record in records}
+    if asked is not None:
+        if asked not in kinds:
+            raise unknown("strategy in these records", asked, kinds)
+        return asked
+    names = sorted(name for name, kind in kinds.items() if kind == "deployable")
+    if len(names) != 1:
+        contents = f"strategies {', '.join(names)}" if names else "no strategy but baselines and oracles"
+        raise UserError(f"these records are of {contents}", next_step="name one with --strategy")
+    return names[0]
+
+
+def _suite(asked: Collection[Asked], own: Collection[Record], out: Path) -> Asked:
+    """Return the suite that the records answer in full: of several the one that asks for most; or what else they are.
+
+    A folder of an earlier sparsebench has the suite's name where only a part of it was asked for.
+    """
+    if not asked:
+        raise UserError(f"{out} does not say which suite it answers", next_step=AGAIN)
+    cells = [one.cell for one in own]
+    settings = set(map(setting_of, cells))
+    full = [one for one in asked if settings.issuperset(one.settings)]
+    named = [one for one in full if one.name != manifests.OWN and not unanswered_of(one, cells)]
+    if named or not full:  # then `verify` says what is missing
+        return max(named or asked, key=lambda one: len(one.settings))
+    every = {each for one in full for each in one.settings}
+    return Asked(name=manifests.OWN, version=1, settings=tuple(sorted(every)))
+
+
+def git_steps(made: Verdict) -> str:
+    """Return what to type to publish a submission that lies in a clone of the repository."""
+    about = f"{made.strategy}-{made.version}"
+    return (
+        f"git switch -c submit-{about}\n"
+        f"git add {shlex.quote(made.folder)}\n"
+        f'git commit -m "Records of {made.strategy}{f" for suite {made.suite}" if made.suite else ""}"\n'
+        f"git push -u origin submit-{about}\n"
+        "then open a pull request; the same checks run there"
+    )
+
+
 def unanswered_of(suite: Asked, cells: Sequence[Cell]) -> list[str]:
     """Return what a suite asks and cells of one strategy do not answer; nothing where the suite is not known here."""
     if suite.name not in names() or (known := load(suite.name)).version != suite.version:
@@ -171,7 +280,7 @@ def _wrong(folder: Path, verdict: Verdict, placed: bool) -> Iterator[str]:
     if len(suites) != 1 or described is None:
         raise UserError("it does not say which suite it answers, or what its strategy is, or not of that revision")
     (suite,) = suites
-    if content_hash(folder / RECORDS) != manifest.records:
+    if files.content_hash(folder / RECORDS) != manifest.records:
         yield f"'{RECORDS}' has another SHA-256 than {MANIFEST} says"
     version = version_of(suite, manifest.plugin)
     verdict.version = plain(version)
