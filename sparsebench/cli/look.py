@@ -156,13 +156,12 @@ def compare(
 @click.option(
     "--rounds", type=click.IntRange(2), default=20, show_default=True, help="Number of timed calls of each network."
 )
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Device. [cuda if available]")
+@options("device")
 @click.option("--weights", type=PATH, metavar="FILE.safetensors", help="Trained weights. [random weights]")
 @click.option("--weights-key", metavar="NAME", default="", help="The state dict to use if a checkpoint has several.")
 @click.option("--out", type=PATH, default="sparsebench-speed", show_default=True)
 def speed(
-    models: str, strategies: tuple[str, ...], out: Path, device: str | None, weights: Path | None, weights_key: str,
-    **how: Any,
+    models: str, strategies: tuple[str, ...], out: Path, device: str, weights: Path | None, weights_key: str, **how: Any
 ) -> None:  # fmt: skip
     """Measure the speed of timm models with strategies.
 
@@ -173,18 +172,15 @@ def speed(
     The folder --out must be new or empty. It gets speed.jsonl, timm.csv with the columns of timm's own tables, and
     speed.png. `sparsebench leaderboard --view paper --speed FOLDER` puts the times into the table of a paper.
     """
-    import torch
     from tabulate import tabulate
 
     from sparsebench.deploy.apply import named_model
     from sparsebench.deploy.speed import MODES, draw, lines, measure, timm_csv
     from sparsebench.files import write_whole
+    from sparsebench.runner.devices import first_of, resolve_device
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is there and is not written over", next_step="give another --out")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("there is no GPU that torch can use", got="--device cuda", allowed="cpu")
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     names = models.split(",")
     if weights is not None and len(names) > 1:
         raise UserError("--weights are of one network", got=models, allowed="one MODEL")
@@ -193,7 +189,7 @@ def speed(
         for name in names
     }
     how["modes"] = how["modes"] or MODES
-    measured = measure(networks, strategies, device=device, **how)
+    measured = measure(networks, strategies, device=first_of(resolve_device(device)), **how)
     rows: list[Row] = []
     out.mkdir(parents=True, exist_ok=True)
     with (out / "speed.jsonl").open("a", encoding="utf-8") as file:

@@ -36,7 +36,7 @@ SHOWN = 5
     metavar="SEED",
     help="Seed of the random choice of cells, as printed by an earlier replay.",
 )
-@click.option("--device", default="auto", show_default=True, help="Device for the replay: auto, cpu, cuda or cuda:i.")
+@options("device")
 @click.option("--yes", is_flag=True, help="Run the code of the submission without asking.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects, one per submission.")
 def verify(

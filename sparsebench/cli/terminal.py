@@ -20,7 +20,7 @@ from click.shell_completion import CompletionItem
 from sparsebench.api import OUT
 from sparsebench.board.tables import WIDTH, Choice
 from sparsebench.errors import UserError
-from sparsebench.plan.request import OPTIONS, Option
+from sparsebench.plan.request import OPTIONS, Files, How, Option, Request
 
 PATH = click.Path(path_type=Path)
 COMMANDS = {
@@ -55,15 +55,11 @@ COMMANDS = {
 """The commands by what they are for, each with an example."""
 EXAMPLES = {name: example for group in COMMANDS.values() for name, example in group.items()}
 GROUPS = {
-    "Cells": ("plugins", "suite", "tasks", "model", "seeds", "keep", "macs", "n_train", "where"),
-    "Pictures and weights": (
-        "images", "backgrounds", "pretrain_images", "data_root", "download", "skip_bad", "pretrained", "weights",
-        "weights_key", "networks",
-    ),
-    "Execution": ("out", "dry_run", "rerun", "jobs", "device", "checkpoint", "timeout", "memory_limit", "exclusive",
-                      "observe"),
-    "Several machines": ("shard", "dask"),
-}  # fmt: skip
+    "Cells": OPTIONS[Request],
+    "Pictures and weights": OPTIONS[Files],
+    "Execution": (*OPTIONS[How], "out", "dry_run"),
+}
+"""The options of a run by what they are for; a command's own ones come after these."""
 
 
 class Guided(click.Command):

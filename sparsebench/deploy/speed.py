@@ -137,7 +137,7 @@ def measure(
         strategies: words of `--plugin`; several values of a parameter or a budget are several strategies.
         batches, modes, precisions: see `Row`.
         rounds: how often each network is called.
-        device: "cpu" or "cuda".
+        device: "cpu" or "cuda:i".
 
     Raises:
         UserError: a strategy or a value that is not known.
@@ -154,7 +154,7 @@ def measure(
             networks = [network.eval().to(device) for network in sparse[name]]
             dense = _sparse(model, registry.strategy(DENSE).cls(), None)
             base = Row(
-                name, DENSE, "", "eager", "", 0, torch.cuda.get_device_name() if device == "cuda" else device,
+                name, DENSE, "", "eager", "", 0, device if device == "cpu" else torch.cuda.get_device_name(device),
                 dense._network.pixels[1], _parameters(model), dense.macs, 1.0, dense._actor.cost.tokens,
             )  # fmt: skip
             for precision in precisions:
