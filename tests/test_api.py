@@ -85,27 +85,11 @@ def test_a_run_of_what_is_there_runs_nothing_and_returns_the_same(
 ) -> None:
     out, table, _ = finished
     seen: list[Record] = []
+    stored = {path: path.read_bytes() for path in (out / "records").iterdir()}
     options: dict[str, Any] = {"suite": TINY, "n_train": (4,), "seeds": 2, "out": str(out), "jobs": 0}
     again = sparsebench.run(("attn_topk:keep_rate=0.5", GOOD), on_record=seen.append, **options)
-    assert seen == []
+    assert seen == [] and {path: path.read_bytes() for path in (out / "records").iterdir()} == stored
     assert_frame_equal(again, table, check_exact=True)
-
-
-def test_a_folder_without_records_is_the_users_mistake(tmp_path: Path) -> None:
-    for path in (tmp_path, str(tmp_path / "nowhere")):
-        with pytest.raises(sparsebench.UserError, match="no records"):
-            sparsebench.load_records(path)
-
-
-def test_mistakes_are_user_errors(tmp_path: Path) -> None:
-    with pytest.raises(sparsebench.UserError, match="did you mean 'attn_topk'"):
-        sparsebench.run("atn_topk", suite=TINY, n_train=[4], out=tmp_path)
-    with pytest.raises(sparsebench.UserError, match="--device"):
-        sparsebench.run(suite=TINY, n_train=[4], device="tpu", out=tmp_path)
-    nowhere: Any = None
-    for call in (sparsebench.run, sparsebench.show_tokens):
-        with pytest.raises(sparsebench.UserError, match="out; got None; allowed: the path of a folder"):
-            call("attn_topk", out=nowhere)
 
 
 def test_the_function_and_the_command_have_the_same_options() -> None:
@@ -211,7 +195,9 @@ def test_a_script_runs_on_two_workers_and_goes_on_after_it_was_killed(tmp_path: 
     [({"seeds": "three"}, "seeds: .* integer.*; got 'three'"), ({"keep": "half"}, "keep: .*; got 'half'"),
      ({"n_train": [1.5]}, "n_train: .*; got .1.5"), ({"suite": 3}, "suite: .* string; got 3"),
      ({"jobs": 1.5}, "jobs: .*; got 1.5"), ({"download": "maybe"}, "download: .*; got 'maybe'"),
-     ({"rerun": "never"}, "rerun: .*'missing'.*; got 'never'"), ({"plugins": 7}, "plugins; got 7")],
+     ({"rerun": "never"}, "rerun: .*'missing'.*; got 'never'"), ({"plugins": 7}, "plugins; got 7"),
+     ({"plugins": "atn_topk"}, "did you mean 'attn_topk'"), ({"device": "tpu"}, "--device"),
+     ({"out": None}, "out; got None; allowed: the path of a folder")],
     ids=json.dumps,
 )  # fmt: skip
 def test_wrong_arguments_are_user_errors(tmp_path: Path, wrong: dict[str, Any], says: str) -> None:
@@ -224,8 +210,8 @@ def test_one_number_will_do_for_several_and_a_folder_for_its_records(tmp_path: P
     assert "keep 0.5 power-floor" in " ".join(table["budget"])
     board = sparsebench.leaderboard(str(tmp_path))
     assert list(board["strategy"]) == list(table["strategy"]) and "MACs" in board.attrs["macs_ratio"]
-    for wrong in (tmp_path / "nowhere", 3, board):
-        with pytest.raises(sparsebench.UserError):
+    for wrong, says in ((tmp_path / "nowhere", "no records"), (3, "records; got int"), (board, "got DataFrame")):
+        with pytest.raises(sparsebench.UserError, match=says):
             sparsebench.leaderboard(wrong)  # type: ignore[arg-type]
 
 

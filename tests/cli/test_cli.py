@@ -281,26 +281,3 @@ def test_the_board_is_made_again_from_the_records_alone(
     else:
         assert "norm" in result.stdout and "it broke" not in result.stdout
         assert "raises on composite" in result.stdout
-
-
-def test_a_board_by_task_has_the_task_in_its_rows(finished: tuple[Path, Result]) -> None:
-    rows = json.loads(call("leaderboard", finished[0], "--by", "task", "--format", "json").stdout)
-    assert {(row["task"], row["model"], row["n_train"]) for row in rows} == {("composite", "vit", 4)}
-
-
-def test_a_finished_run_leaves_with_0_and_its_repetition_runs_nothing(tmp_path: Path) -> None:
-    arguments = ["run", *SMALL, "--plugin", "noise", "--out", tmp_path / "out", "--jobs", 0, "--format", "json"]
-    first = call(*arguments)
-    assert first.exit_code == 0, first.output
-    records = [path.read_bytes() for path in (tmp_path / "out" / "records").iterdir()]
-    again = call(*arguments)
-    assert again.exit_code == 0 and again.stdout == first.stdout
-    assert "all 5 cells are in the store" in again.stderr
-    assert [path.read_bytes() for path in (tmp_path / "out" / "records").iterdir()] == records
-    assert {row["strategy"] for row in json.loads(first.stdout)} >= {"noise", "dense"}
-
-
-def test_what_is_unsupported_is_named_and_is_no_failure(tmp_path: Path) -> None:
-    result = call("run", *SMALL, "--plugin", SAMPLES / "unsupported.py", "--out", tmp_path, "--jobs", 0)
-    assert result.exit_code == 0
-    assert "unsupported on composite: 1 cell unsupported: only for round tokens" in result.stdout

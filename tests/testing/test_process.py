@@ -104,14 +104,6 @@ def test_the_command_checks_each_combination_and_each_strategy_of_a_file(tmp_pat
     assert all(o.seconds > 0 for r in reports for o in r.outcomes if o.group == "informative")
 
 
-@pytest.mark.slow
-def test_the_command_checks_several_one_after_the_other():
-    done = command(SAMPLES / "good.py", f"{SAMPLES / 'good.py'}:largest=false", SAMPLES / "raises.py", "--json")
-    assert done.returncode == 1, done.stderr
-    found = [(one["strategy"], one["params"], one["conforms"]) for one in json.loads(done.stdout)]
-    assert found == [("norm", {}, True), ("norm", {"largest": False}, True), ("raises", {}, False)]
-
-
 def test_a_target_that_is_none_is_one_line_and_another_exit_code():
     done = CliRunner().invoke(main, ["check", "nowhere.py"])
     assert (done.exit_code, done.stderr) == (2, "Error: plugin file nowhere.py does not exist\n")
