@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from sparsebench import seeds
 from sparsebench.deploy.sparse_model import SparseModel
 from sparsebench.errors import UnsupportedError, UserError
-from sparsebench.measure.cost import CostModel
 from sparsebench.measure.counts import stages
 from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.deep import DeepViT
@@ -93,8 +92,9 @@ def apply(
         _check_pixels(network.channels, mean=mean, std=std)
         _check_strategy(asked.strategy, learned, images, labels)
         _check_needs(asked.strategy, network)
-        if asked.budget is None:
-            budget = _all_tokens(asked.strategy, network.cost)
+        if asked.budget is None:  # all tokens as upper bounds, wherever it acts
+            blocks = stages(FULL, asked.strategy.traits(), network.cost.depth)
+            budget = Budget(counts=(network.cost.tokens,) * len(blocks), blocks=blocks)
         else:
             budget = fit_budget(asked.budget, asked.strategy, None, network.cost)
         stream = seeds.seed_of("strategy", "apply", seed)
@@ -221,12 +221,6 @@ def spec_of(asked: AtBudget) -> str:
     amounts = asked.budget.model_dump(exclude_unset=True) if asked.budget and asked.strategy.budgeted else {}
     said = {**params, **{key: value for key, value in amounts.items() if value is not None}}
     return asked.name + words_of(said)
-
-
-def _all_tokens(strategy: Strategy, cost: CostModel) -> Budget:
-    """Return the budget of a strategy that decides itself: all tokens as upper bounds, wherever it acts."""
-    blocks = stages(FULL, strategy.traits(), cost.depth)
-    return Budget(counts=(cost.tokens,) * len(blocks), blocks=blocks)
 
 
 def _check_model(model: Any) -> None:

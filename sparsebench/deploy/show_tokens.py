@@ -159,7 +159,8 @@ def draw(pictures: Pictures, form: str = "png") -> bytes:
 
 def figure(pictures: Pictures) -> Figure:
     """Return the figure: a column for the pictures, then each strategy with its stages."""
-    shares = any(_shares(stage) for shown in pictures.shown for stage in shown.stages)
+    tokens = (stage.token for shown in pictures.shown for stage in shown.stages if stage.token is not None)
+    shares = any(np.bincount(row[row >= 0]).max(initial=0) > 1 for token in tokens for row in token)
     inks = {"patches that share a token": Ink(TOKENS[0])} if shares else {}
     return sheet(pictures, [_block(shown, pictures) for shown in pictures.shown], inks)
 
@@ -182,8 +183,3 @@ def _block(shown: Shown, pictures: Pictures) -> Block:
         for said, label in zip(shown.predicted, pictures.labels, strict=True)
     ]
     return Block(shown.label, shown.budget, columns, below)
-
-
-def _shares(stage: Stage) -> bool:
-    """Say whether some token stands for several patches."""
-    return stage.token is not None and any(np.bincount(row[row >= 0]).max(initial=0) > 1 for row in stage.token)

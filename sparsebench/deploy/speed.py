@@ -38,7 +38,6 @@ from sparsebench.training.steps import Samples
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MODES = ("eager", "compiled")
@@ -335,40 +334,34 @@ def timm_csv(rows: Iterable[Row]) -> str:
     """
     import pandas as pd
 
-    known = [row for row in rows if row.latency is not None and row.images_per_s is not None]
-    table = {
-        "model": [f"{row.network}+{row.label}+{row.mode}+{row.precision}" for row in known],
-        "infer_img_size": [row.image for row in known],
-        "infer_samples_per_sec": [round(row.images_per_s or 0, 2) for row in known],
-        "infer_step_time": [round(1000 * (row.latency or 0), 3) for row in known],
-        "infer_batch_size": [row.batch for row in known],
-        "param_count": [round(row.parameters / 1e6, 2) for row in known],
-        "infer_gmacs": [round(row.macs / 1e9, 2) for row in known],
-        "infer_macts": "",
-    }
+    table = [
+        {
+            "model": f"{row.network}+{row.label}+{row.mode}+{row.precision}", "infer_img_size": row.image,
+            "infer_samples_per_sec": round(row.batch / row.latency, 2),
+            "infer_step_time": round(1000 * row.latency, 3), "infer_batch_size": row.batch,
+            "param_count": round(row.parameters / 1e6, 2), "infer_gmacs": round(row.macs / 1e9, 2), "infer_macts": "",
+        }
+        for row in rows
+        if row.latency is not None
+    ]  # fmt: skip
     return pd.DataFrame(table).to_csv(index=False, lineterminator="\n")
 
 
-def draw(rows: Sequence[Row]) -> bytes:
+def draw(rows: Iterable[Row]) -> bytes:
     """Return a PNG of latency against tokens, and of speed-up over the eager dense network against batch size."""
     with style.sheet():
-        return style.content(_figure([row for row in rows if row.latency is not None]))
-
-
-def _figure(rows: Sequence[Row]) -> Figure:
-    figure = style.new(9, 4, layout="constrained")
-    left, right = figure.subplots(1, 2)
-    left.set(xlabel="patch tokens after the last block", ylabel="ms a batch")
-    right.set(xlabel="batch size", ylabel="speed-up over eager dense", xscale="log")
-    points: dict[tuple[Axes, str], list[tuple[float, float]]] = defaultdict(list)
-    for row in rows:
-        where = f"{row.network}, {row.mode}, {row.precision}"
-        points[left, f"batch {row.batch}, {where}"].append((row.tokens, 1000 * (row.latency or 0)))
-        if row.speed_up is not None:
-            points[right, f"{row.label}, {where}"].append((row.batch, row.speed_up))
-    for (axes, name), line in points.items():
-        axes.plot(*zip(*sorted(line), strict=True), label=name, **style.series(len(axes.lines))._asdict())
-    for axes in (left, right):
-        if axes.lines:
+        figure = style.new(9, 4, layout="constrained")
+        left, right = figure.subplots(1, 2)
+        left.set(xlabel="patch tokens after the last block", ylabel="ms a batch")
+        right.set(xlabel="batch size", ylabel="speed-up over eager dense", xscale="log")
+        points: dict[tuple[Axes, str], list[tuple[float, float]]] = defaultdict(list)
+        for row in rows:
+            where = f"{row.network}, {row.mode}, {row.precision}"
+            if row.latency is not None:
+                points[left, f"batch {row.batch}, {where}"].append((row.tokens, 1000 * row.latency))
+            if row.speed_up is not None:
+                points[right, f"{row.label}, {where}"].append((row.batch, row.speed_up))
+        for (axes, name), line in points.items():
+            axes.plot(*zip(*sorted(line), strict=True), label=name, **style.series(len(axes.lines))._asdict())
             axes.legend(fontsize=6)
-    return figure
+        return style.content(figure)

@@ -308,7 +308,8 @@ def _add(thing: type | FunctionType, parts: dict[str, str]) -> None:
     """Add the source of a class or function after that of all that it uses."""
     text, names = _source(thing)
     parts[thing.__name__] = ""  # it may name itself
-    for name in _names_in(text):
+    read = dict.fromkeys(node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name))
+    for name in read:  # those in annotations among them
         if name in names and name not in parts:
             parts[name] = _line(name, names[name], thing, parts)
     del parts[thing.__name__]
@@ -358,12 +359,6 @@ def _functions(thing: type | FunctionType) -> Iterator[FunctionType]:
         one = one.fget if isinstance(one, property) else one
         if isinstance(one, FunctionType):
             yield one
-
-
-def _names_in(text: str) -> list[str]:
-    """Return the names that a text reads, those in annotations among them, in order."""
-    names = (node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name))
-    return list(dict.fromkeys(names))
 
 
 def write(strategy: Strategy | type[Strategy], out: Path) -> str:
