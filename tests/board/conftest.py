@@ -13,17 +13,14 @@ from sparsebench.board.board import Board
 from sparsebench.board.published import page as render
 
 CHROMIUM = os.environ.get("SPARSEBENCH_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-
-
 DRAW = picture.draw
+WIDE = {"width": 1280, "height": 720}
 
 
-@pytest.fixture(scope="package", autouse=True)
-def drawn() -> Iterator[None]:
-    """Have pictures of boards drawn."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(picture, "draw", DRAW)
-        yield
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have pictures of boards drawn, which takes longer than all else of a small one."""
+    monkeypatch.setattr(picture, "draw", DRAW)
 
 
 @pytest.fixture(scope="session")
@@ -38,29 +35,44 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture
-def opened(chromium: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Return a function that opens a board's page, and see that nothing goes wrong in it, or out of it."""
-    wrong, contexts = [], []
+@pytest.fixture(scope="session")
+def tabs(chromium: Any) -> list[Any]:
+    """Return the tabs that tests have in turn, as to open one takes longer than most of what is done in it."""
+    contexts = [chromium.new_context(permissions=["clipboard-read", "clipboard-write"]) for _ in range(2)]
+    for context in contexts:
+        context.set_default_timeout(10_000)
+    return [context.new_page() for context in contexts]
 
-    def open_(board: Board, state: str = "", **options: Any) -> Any:
-        path = tmp_path / "leaderboard.html"
+
+@pytest.fixture
+def opened(tabs: list[Any], tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Return a function that opens a board's page, and see that nothing goes wrong in it, or out of it."""
+    wrong: list[str] = []
+    free, path = iter(tabs), tmp_path / "leaderboard.html"
+    listeners: dict[str, Callable[[Any], Any]] = {
+        "console": lambda message: wrong.append(f"{message.type}: {message.text}"),
+        "pageerror": lambda error: wrong.append(str(error)),
+        "dialog": lambda dialog: (wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()),
+        "request": lambda request: _is_own(request.url, path) or wrong.append(f"request: {request.url}"),
+    }
+
+    def open_(board: Board, state: str = "", viewport: Any = WIDE, color_scheme: str = "light") -> Any:
         path.write_bytes(render(board))
-        contexts.append(context := chromium.new_context(**options))
-        context.grant_permissions(["clipboard-read", "clipboard-write"])
-        shown = context.new_page()
-        shown.set_default_timeout(10_000)
-        shown.on("console", lambda message: wrong.append(f"{message.type}: {message.text}"))
-        shown.on("pageerror", lambda error: wrong.append(str(error)))
-        shown.on("dialog", lambda dialog: (wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        shown.on("request", lambda request: _is_own(request.url, path) or wrong.append(f"request: {request.url}"))
+        shown = next(free)
+        shown.set_viewport_size(viewport)
+        shown.emulate_media(color_scheme=color_scheme)
+        shown.mouse.move(0, 0)
+        for event, listener in listeners.items():
+            shown.on(event, listener)
         shown.goto(path.as_uri() + state)
         shown.wait_for_selector("html[data-ready]")
         return shown
 
     yield open_
-    for context in contexts:
-        context.close()
+    for tab in tabs[: len(tabs) - len(list(free))]:
+        for event, listener in listeners.items():
+            tab.remove_listener(event, listener)
+        tab.goto("about:blank")
     assert not wrong
 
 

@@ -61,11 +61,10 @@ def test_neither_the_order_of_the_records_nor_when_they_were_started_matters(by:
         flat("mine", 7, status="failed", reason="it broke"),
     ]
     rows, notes = build(records, by), notes_on(records)
-    for seed in range(2):
-        shuffled = random.Random(seed).sample(records, len(records))
-        later = [record | {"started": "2027"} for record in shuffled]
-        assert build(later, by) == rows
-        assert notes_on(later) == notes
+    shuffled = random.Random(by).sample(records, len(records))
+    later = [record | {"started": "2027"} for record in shuffled]
+    assert build(later, by) == rows
+    assert notes_on(later) == notes
 
 
 def test_seeds_that_one_side_lacks_are_not_compared() -> None:

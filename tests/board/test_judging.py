@@ -17,7 +17,7 @@ WORLDS = 200
 MOST = stats.binom.ppf(0.995, WORLDS, 0.05) / WORLDS
 """Of the worlds, in each of ten settings: what 5 % leaves open."""
 SEED_NOISE = judging.KINDS[1:]
-SETS = 200
+SETS = 100
 """Of pictures that checkpoints are tested on; intervals of one set are as good as one."""
 FEWEST = stats.binom.ppf(0.0005, SETS, 0.95) / SETS
 

@@ -8,6 +8,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pandas as pd
+import pyarrow.compute as pc
 import pytest
 from click.testing import CliRunner
 from matplotlib.colors import to_hex
@@ -18,6 +19,7 @@ from sparsebench.board import picture
 from sparsebench.board.judge import Curves
 from sparsebench.cli import main
 from sparsebench.errors import UserError
+from sparsebench.records import store, table
 from sparsebench.stats import paired, style
 
 QUICK = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"
@@ -170,10 +172,19 @@ def call(*words: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_leaderboard_draws_a_picture_by_the_ending_of_the_file(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of the records of a few strategies; do not write to it."""
+    folder, rows = tmp_path_factory.mktemp("few"), store.rows(QUICK)
+    rows = rows.filter(pc.field("strategy").isin(["dense", "tome", "noise", "attn_topk", "random_inside", "oracle"]))
+    table.write(folder / "records" / "few.parquet", rows, store.beside(QUICK, *store.BESIDE))
+    return folder
+
+
+def test_leaderboard_draws_a_picture_by_the_ending_of_the_file(few: Path, tmp_path: Path, drawn: None) -> None:
     begins = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
     for form, first in begins.items():
-        code, said = call(QUICK, "--picture", tmp_path / f"board.{form}", "--strategies", "tome, noise")
+        code, said = call(few, "--picture", tmp_path / f"board.{form}", "--strategies", "tome, noise")
         assert code == 0 and "written" in said and (tmp_path / f"board.{form}").read_bytes().startswith(first)
     texts = (tmp_path / "board.svg").read_text(encoding="utf-8")
     assert "<!-- tome -->" in texts and "<!-- noise -->" in texts and "<!-- attn_topk -->" not in texts
@@ -181,8 +192,8 @@ def test_leaderboard_draws_a_picture_by_the_ending_of_the_file(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("of", "says"), [("gap", "points less than dense"), ("samples", "training samples")])
-def test_gap_and_samples_have_pictures_of_their_own(tmp_path: Path, of: str, says: str) -> None:
-    assert call(QUICK, "--picture", tmp_path / "one.svg", "--of", of, "--width", "one")[0] == 0
+def test_gap_and_samples_have_pictures_of_their_own(few: Path, tmp_path: Path, of: str, says: str, drawn: None) -> None:
+    assert call(few, "--picture", tmp_path / "one.svg", "--of", of, "--width", "one")[0] == 0
     texts = (tmp_path / "one.svg").read_text(encoding="utf-8")
     assert says in texts and "<!-- oracle -->" in texts and 'width="234pt"' in texts
 
@@ -196,8 +207,10 @@ def test_gap_and_samples_have_pictures_of_their_own(tmp_path: Path, of: str, say
         (["--strategies", "tome"], "--picture"),
     ],
 )
-def test_a_picture_that_cannot_be_drawn_is_the_users_mistake(words: list[str], named: str) -> None:
-    code, said = call(QUICK, *words)
+def test_a_picture_that_cannot_be_drawn_is_the_users_mistake(
+    few: Path, words: list[str], named: str, drawn: None
+) -> None:
+    code, said = call(few, *words)
     assert code == 2 and named in said and "Traceback" not in said and not Path("board.png").exists()
 
 

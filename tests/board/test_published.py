@@ -12,7 +12,6 @@ from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.records import store, table
 
-ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"
 
 
@@ -29,13 +28,20 @@ def differing(folder: Path) -> list[str]:
     return [path.name for path in published.differing(published.made(folder))]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a published board, not to be written to."""
+    folder = tmp_path_factory.mktemp("boards") / "one"
+    write_board(folder)
+    published.write(published.made(folder))
+    return folder
+
+
 @pytest.fixture
-def board(tmp_path: Path) -> Path:
+def board(whole: Path, tmp_path: Path) -> Path:
     """Return a published board, in a folder of several things."""
-    write_board(tmp_path / "boards" / "one")
-    (tmp_path / "boards" / "figures").mkdir()
-    published.write(published.made(tmp_path / "boards" / "one"))
-    return tmp_path / "boards" / "one"
+    (tmp_path / "boards" / "figures").mkdir(parents=True)
+    return Path(shutil.copytree(whole, tmp_path / "boards" / "one"))
 
 
 def call(*words: object) -> tuple[int, str]:
@@ -63,15 +69,17 @@ def test_a_file_that_was_changed_or_is_missing_is_named_and_mended(board: Path, 
     assert code == 0 and f"written: {name}" in said and (board / name).read_bytes() == content
 
 
-def test_another_picture_is_named_and_one_of_another_drawer_is_not(board: Path) -> None:
+def test_another_picture_is_named_and_one_of_another_drawer_is_not(board: Path, drawn: None) -> None:
+    wanted = published.made(board)
+    published.write(wanted)
     path = board / "leaderboard.png"
-    with Image.open(path) as drawn:
-        picture = drawn.convert("RGB")
+    with Image.open(path) as image:
+        picture = image.convert("RGB")
     picture.save(path, pnginfo=None, compress_level=1)  # other bytes, the same pixels
-    assert differing(board) == []
+    assert published.differing(wanted) == []
     for wrong in (picture.rotate(180), picture.resize((8, 8)), Image.new("RGB", picture.size)):
         wrong.save(path)
-        assert differing(board) == ["leaderboard.png"]
+        assert published.differing(wanted) == [path]
     path.write_bytes(Path("/etc/hostname").read_bytes())
     code, said = call(board.parent, "--check")
     assert code == 1 and "leaderboard.png" in said
@@ -116,10 +124,8 @@ PAGE = "above\n<!-- one board -->\nold\n<!-- end of one board -->\nbetween\n<!--
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(board: Path, tmp_path: Path) -> Path:
     """Return a folder of a board, of verdicts, and of documents that show them."""
-    write_board(tmp_path / "boards" / "one")
-    published.write(published.made(tmp_path / "boards" / "one"))
     (tmp_path / "boards" / "paper").mkdir()
     (tmp_path / "boards" / "paper" / "verdicts.md").write_text("| claim |\n")
     (tmp_path / "boards" / "paper" / "figure.png").write_bytes(b"new")
@@ -153,11 +159,12 @@ def test_check_names_the_document_in_which_one_figure_is_another(project: Path, 
     assert call(project / "boards", "--update")[0] == 0 and (project / name).read_bytes() == content
 
 
-def test_a_readme_has_what_a_board_tells_first(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "leaderboard" / "tuned", tmp_path / "boards" / "one")
+def test_a_readme_has_what_a_board_tells_first(board: Path, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("above\n<!-- one board -->\nold\n<!-- end of one board -->\nbelow\n")
     assert call(tmp_path / "boards", "--update")[0] == 0
     text = (tmp_path / "README.md").read_text()
-    assert "most accurate" in text and "track tuned" in text.lower() and "old" not in text
-    assert "kept accuracy" not in text and text.startswith("above\n") and text.endswith("below\n")
+    assert "most accurate" in text and "track frozen" in text.lower() and "old" not in text
+    whole = (board / "leaderboard.md").read_text()
+    assert "All strategies" in whole and "All strategies" not in text
+    assert text.startswith("above\n") and text.endswith("below\n")
     assert call(tmp_path / "boards", "--check")[0] == 0
