@@ -25,6 +25,7 @@ from sparsebench.plan.request import Job, Request
 from sparsebench.plugin import registry
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, Failure, Metric, Origin, Part, Record
+from sparsebench.runner import results
 from sparsebench.runner.process import Server
 from sparsebench.stats import style
 from sparsebench.strategy.base import Strategy
@@ -92,12 +93,14 @@ def pytest_collection_finish() -> None:
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep decoded pictures away from the user's, and load no workers before one is asked for.
 
-    The picture of a run's board is empty, as drawing takes longer than a small run. Tests of boards have it drawn.
+    The picture of a run's board is empty, as drawing takes longer than a small run; tests of pictures have it drawn. A
+    batch is timed once, and not seven times.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARSEBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(Server, "begin", lambda self: None)
         patch.setattr(picture, "draw", lambda *_, **__: style.new(1, 1))
+        patch.setattr(results, "seconds_per_batch", functools.partial(results.seconds_per_batch, repeats=1))
         yield
 
 

@@ -29,5 +29,5 @@ def reason(record: Record) -> str:
 
 def what_was_measured(record: Record) -> dict[str, Any]:
     """Return the record without what belongs to the run and not to the cell."""
-    metrics = {name: metric for name, metric in record.metrics.items() if name != "images_per_s"}
+    metrics = {name: metric for name, metric in record.metrics.items() if name not in ("images_per_s", "timed_batch")}
     return record.model_dump(exclude={"started", "seconds", "memory", "samples"}) | {"metrics": metrics}

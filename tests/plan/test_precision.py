@@ -16,7 +16,7 @@ from sparsebench.records import store
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
 
-ARCH, TASK = "deit_tiny_patch16_224", "folder:canvas=32"
+ARCH, TASK = "test_vit", "folder:canvas=32"
 MODEL = f"timm:{ARCH}"
 
 
@@ -99,7 +99,6 @@ def test_a_batch_that_is_asked_for_is_tried_and_said(both: Any, files: Files, tm
         assert record.cell_id == single[name].cell_id and record.notes["test_batch"] == "8"
         assert record.outcomes == single[name].outcomes
         assert "test_batch" not in single[name].notes
-    assert len(asked["dense"].samples["seconds_per_batch"]) == 7
 
 
 HUNGRY = """

@@ -59,8 +59,13 @@ def strategies_of(jobs: list[Job]) -> set[str]:
     return {job.cell.strategy.name for job in jobs}
 
 
+LARGE = {"overfitting-full", "samples", "theory-default", "theory-full"}
+"""Suites of thousands of cells."""
+SHIPPED = sorted(set(suites.names()) - {"folder", "imagenet"})
+
+
 @pytest.mark.theory
-@pytest.mark.parametrize("name", sorted(set(suites.names()) - {"folder", "imagenet"}))
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE)) for name in SHIPPED])
 def test_a_shipped_suite_has_the_baselines_on_and_its_cells_answer_all_that_it_asks(name: str) -> None:
     suite, registry = suites.load(name), Registry()
     assert suite.name == name
