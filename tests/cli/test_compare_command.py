@@ -74,10 +74,9 @@ def test_files_bring_the_task_and_the_model(tmp_path: Path) -> None:
         (tmp_path / f"{name}.py").write_text(text)
     more = ["--n-train", "20", "--device", "cpu", "--model", "plain_vit:depth=2", "--task", "stripes:epochs=1,test=12"]
     files = [word for name in ("stripes", "plain_vit") for word in ("--plugin", tmp_path / f"{name}.py")]
-    for jobs, out in (("0", tmp_path / "a"), ("1", tmp_path / "b")):
-        done = call("attn_topk", SAMPLES / "good.py", *more, *files, "--jobs", jobs, "--out", out, "--json")
-        assert done.exit_code == 0, done.output
-        assert json.loads(done.stdout)["samples"] == 12
+    done = call("attn_topk", SAMPLES / "good.py", *more, *files, "--jobs", "0", "--out", tmp_path / "a", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["samples"] == 12
     assert call("attn_topk", "random", *more, *files, "--dry-run", "--out", tmp_path / "c").exit_code == 0
     refused = call("attn_topk", "random", *more, "--out", tmp_path / "c")
     assert refused.exit_code == 2 and "stripes" in refused.output

@@ -39,14 +39,18 @@ n_train = [0]
 """
 
 
+OTHER = os.fsdecode(b"b\xe4ume")
+
+
 @pytest.mark.parametrize(
-    "letters",
+    ("letters", "workers"),
     [
-        pytest.param("bäume", id="UTF-8", marks=pytest.mark.slow),
-        pytest.param(os.fsdecode(b"b\xe4ume"), id="other bytes"),
+        pytest.param("bäume", "1", id="UTF-8", marks=pytest.mark.slow),
+        pytest.param(OTHER, "1", id="other bytes, and a worker", marks=pytest.mark.slow),
+        pytest.param(OTHER, "0", id="other bytes"),
     ],
 )
-def test_names_of_any_letters_are_the_same_cells_as_in_other_shells(tmp_path: Path, letters: str) -> None:
+def test_names_of_any_letters_are_the_same_cells_as_in_other_shells(tmp_path: Path, letters: str, workers: str) -> None:
     rng = np.random.default_rng(0)
     for number in range(8):
         path = tmp_path / letters / "val" / ("a", "ä")[number % 2] / f"ü{number}.png"
@@ -58,7 +62,7 @@ def test_names_of_any_letters_are_the_same_cells_as_in_other_shells(tmp_path: Pa
     (tmp_path / "süß.toml").write_text(SUITE, encoding="utf-8")
     out = tmp_path / letters / "läuft"
     asked = ["--suite", "süß.toml", "--model", "timm:test_vit", "--weights", "mine.safetensors", "--device", "cpu"]
-    named = ["--images", f"folder:{letters}", "--out", f"{letters}/läuft", "--jobs", "1"]
+    named = ["--images", f"folder:{letters}", "--out", f"{letters}/läuft", "--jobs", workers]
     done = call("run", "gü.py", *asked, *named, folder=tmp_path)
     assert done.returncode == 0, done.stderr.decode("latin-1")
     assert "läuft/leaderboard.md".encode() in done.stderr + done.stdout

@@ -356,7 +356,8 @@ def fingerprint_elsewhere(**environment):
     return told.stdout.strip()
 
 
-@pytest.mark.parametrize("threads", [pytest.param("1", marks=pytest.mark.slow), "2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", ["1", "2"])
 def test_the_bits_are_those_of_a_fresh_process_with_any_number_of_threads(threads):
     names = ("OMP", "MKL", "OPENBLAS", "NUMBA")
     assert fingerprint_elsewhere(**{f"{name}_NUM_THREADS": threads for name in names}) == fingerprint()

@@ -264,7 +264,9 @@ def theory_cells(preset: str) -> tuple[Cell, ...]:
     return tuple(job.cell for job in expand(Request(suite=f"theory-{preset}"), Registry()))
 
 
-@pytest.mark.parametrize("preset", PAPER.presets)
+@pytest.mark.parametrize(
+    "preset", [pytest.param(name, marks=[pytest.mark.slow] * (name == "full")) for name in PAPER.presets]
+)
 def test_every_cell_of_a_theory_suite_can_be_drawn(preset: str) -> None:
     tasks = {json.dumps(cell.task.params): cell.task.params for cell in theory_cells(preset)}
     assert len(tasks) >= 15
