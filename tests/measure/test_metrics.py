@@ -1,13 +1,29 @@
 """What is said of a metric is said in one place."""
 
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest
 
 from sparsebench.board.columns import EVERY, keys_of
 from sparsebench.errors import UserError
 from sparsebench.measure import metrics
-from sparsebench.measure.metrics import RESERVED, MetricKind, Score, check, kind_of, unit_of
+from sparsebench.measure.metrics import (
+    RESERVED,
+    Items,
+    MetricKind,
+    Score,
+    check,
+    group_summary,
+    kind_of,
+    scores,
+    share,
+    unit_of,
+)
 from sparsebench.records import store
 from sparsebench.records.table import table_of
 from sparsebench.runner.results import Result
@@ -108,3 +124,75 @@ def test_names_that_are_taken_are_refused(kinds: list[MetricKind], message: str)
     with pytest.raises(UserError) as caught:
         check(kinds)
     assert str(caught.value).startswith(message)
+
+
+def items(n: int, classes: int, groups: int, seed: int = 0) -> Items:
+    rng = np.random.default_rng(seed)
+    labels, ranks = rng.integers(0, classes, n), rng.integers(0, classes, n)
+    predicted = np.where(ranks == 0, labels, (labels + ranks) % classes)
+    return Items(predicted, labels, rng.integers(0, groups, n), ranks, rng.random(n).astype(np.float32))
+
+
+@given(st.integers(1, 60), st.sampled_from([2, 10]), st.integers(1, 4), st.integers(0, 9))
+def test_scores_are_counted_item_by_item(n: int, classes: int, groups: int, seed: int) -> None:
+    one, names, sizes = items(n, classes, groups, seed), [f"g{k}" for k in range(groups)], list(range(1, groups + 1))
+    found = {score.name: score for score in scores(one, classes, names, sizes)}
+    hits = [p == label for p, label in zip(one.predicted, one.labels, strict=True)]
+    assert found["accuracy"].value == sum(hits) / n and found["accuracy"].n == n
+    assert found["test_loss"].value == pytest.approx(sum(map(float, one.losses)) / n)
+    assert ("accuracy_top5" in found) == (classes >= 10)
+    if classes >= 10:
+        assert found["accuracy_top5"].value == sum(rank < 5 for rank in one.ranks) / n
+    assert ("spurious_gap" in found) == (groups > 1)
+    if groups > 1:
+        own = [[h for h, g in zip(hits, one.groups, strict=True) if g == k] for k in range(groups)]
+        worst = min(sum(some) / len(some) for some in own if some)
+        assert found["worst_group_accuracy"].value == pytest.approx(worst)
+        assert found["spurious_gap"].value == pytest.approx(sum(hits) / n - worst)
+        assert found["train_samples: g1"].value == 2
+        assert [found[f"accuracy: {name}"].n for name in names] == [len(some) for some in own]
+
+
+def test_a_share_has_its_wilson_interval_and_none_of_nothing() -> None:
+    found = share("accuracy", np.array([True, True, False]))
+    low, high = binomtest(2, 3).proportion_ci(method="wilson")
+    assert found[:4] == ("accuracy", 2 / 3, "fraction", 3) and found.method == "Wilson 95 %"
+    assert (found.low, found.high) == pytest.approx((low, high), abs=1e-12)
+    assert type(found.low) is type(found.high) is float
+    assert share("accuracy", np.empty(0, bool)) == ("accuracy", None, "fraction", 0, None, None, "")
+
+
+@given(st.lists(st.floats(0, 200, width=32), min_size=1, max_size=60))
+def test_the_probability_of_the_label_is_what_cross_entropies_come_to(losses: list[float]) -> None:
+    zeros = np.zeros(len(losses), int)
+    found = Items(zeros, zeros, zeros, zeros, np.array(losses, np.float32)).p_label
+    assert found.value == pytest.approx(sum(math.exp(-loss) for loss in losses) / len(losses), rel=1e-13)
+    assert found[2:] == ("fraction", len(losses), None, None, "") and found.name == "p_label"
+
+
+def outcomes(*groups):
+    """Return correct and groups arrays from (hits, misses) of each group."""
+    correct = [c for hits, misses in groups for c in [1] * hits + [0] * misses]
+    number = [g for g, (hits, misses) in enumerate(groups) for _ in range(hits + misses)]
+    return np.array(correct, dtype=bool), np.array(number)
+
+
+@pytest.mark.parametrize(
+    ("groups", "train", "test_average", "train_average", "worst"),
+    [
+        ([(10, 0), (2, 8), (6, 4), (9, 1)], [90, 10, 10, 90], 27 / 40, (90 * 1 + 10 * 0.2 + 10 * 0.6 + 90 * 0.9) / 200,
+         0.2),
+        ([(1, 0), (0, 1)], [1, 1], 0.5, 0.5, 0.0),
+        ([(9, 0), (0, 1)], [1, 1], 0.9, 0.5, 0.0),  # unequal groups of the test move the test's average alone
+        ([(4, 0), (0, 0), (3, 1)], [1, 3, 1], 7 / 8, (1 + 0.75) / 2, 0.75),  # one that the test lacks is not weighed
+        ([(3, 1), (0, 0)], [0, 2], 0.75, 0.75, 0.75),  # training has none of the groups of the test
+        ([(7, 3)], [5], 0.7, 0.7, 0.7),
+    ],
+)  # fmt: skip
+def test_averages_weigh_groups_by_test_or_training_and_the_gap_is_to_the_worst(
+    groups, train, test_average, train_average, worst
+):
+    found = group_summary(*outcomes(*groups), np.array(train))
+    expected = {"average_test": test_average, "average_train": train_average, "worst_group_accuracy": worst,
+                "spurious_gap": test_average - worst}  # fmt: skip
+    assert found == pytest.approx(expected)
