@@ -5,19 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
+from pydantic import StringConstraints
+from pydantic.dataclasses import dataclass as checked
 
 from sparsebench.errors import UserError
 from sparsebench.stats.intervals import wilson
 
 DecidedBy = Literal["outcomes", "trajectory", "reported"]
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 OverSeeds = Literal["mean", "median", "none"]
 FORM = re.compile(r"[a-z][a-z0-9_]*")
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class MetricKind:
     """What one metric is.
 
@@ -30,29 +33,15 @@ class MetricKind:
         over_seeds: how boards take it together over seeds; "none" where no board has it.
         more_is_better: None where neither is.
         title: the heading of its column; the name with spaces unless given.
-
-    Raises:
-        UserError: no name, unit or meaning, or another word than those.
     """
 
-    name: str
-    unit: str
-    what: str
+    name: Text
+    unit: Text
+    what: Text
     decided_by: DecidedBy = "reported"
     over_seeds: OverSeeds = "mean"
     more_is_better: bool | None = None
     title: str = ""
-
-    def __post_init__(self) -> None:
-        for field in ("name", "unit", "what"):
-            value = getattr(self, field)
-            if not (isinstance(value, str) and value.strip()):
-                raise UserError(f"metric {self.name!r} has no {field}", next_step=f"give it one: {field}='...'")
-        for field, words in (("decided_by", get_args(DecidedBy)), ("over_seeds", get_args(OverSeeds))):
-            if getattr(self, field) not in words:
-                raise UserError(f"{field} of metric {self.name!r}", got=getattr(self, field), allowed=words)
-        if self.more_is_better not in (None, True, False) or not isinstance(self.title, str):
-            raise UserError(f"metric {self.name!r}: more_is_better is True, False or None, and title a text")
 
     @property
     def heading(self) -> str:
