@@ -8,7 +8,6 @@ from eva_vits import KINDS, unfused
 from torch.utils.flop_counter import FlopCounterMode
 from vits import ARCHITECTURES, any_tokens, begin, images, vit
 
-from sparsebench.errors import UnsupportedError
 from sparsebench.measure.cost import BlockCost, Step, VitCost, mean_step, projected_for
 from sparsebench.models.deep import DeepViT, PositionalDeepViT, small_vit
 from sparsebench.models.timm_parts import vit_cost
@@ -161,20 +160,3 @@ def test_the_closed_form_is_what_the_counter_counts(scripted, name, site, needs,
     assert network.cost.macs(acting.steps) - found in (0, rows)
     assert network.cost.macs(acting.steps) == pytest.approx(found, rel=0.005)
     assert acting.steps == acting.actor.planned
-
-
-@pytest.mark.parametrize(
-    "make",
-    [partial(vit, global_pool="prr"), lambda: timm.create_model("vit_tiny_r_s16_p8_224", img_size=64).eval()],
-    ids=["residual attention pool", "convolutional stem of timm's"],
-)
-def test_products_outside_blocks_embedding_and_head_are_counted_or_the_model_is_refused(make):
-    module = make()
-    for part in module.modules():
-        if hasattr(part, "fused_attn"):
-            part.fused_attn = False
-    try:
-        network = DeepViT(module)
-    except UnsupportedError:
-        return
-    assert network.cost.macs(network.cost.dense()) == pytest.approx(counted(network, None), rel=0.005)

@@ -7,8 +7,7 @@ import torch
 from eva_vits import EVAS, KINDS, SIGLIPS, unfused
 from fusing import fuse, mix
 from timm.layers import PatchDropoutWithIndices, apply_rot_embed_cat
-from timm.models.eva import Eva
-from vits import any_tokens, begin, close, images, matrix, tokens_at, vit
+from vits import any_tokens, begin, close, images, matrix, tokens_at
 
 from sparsebench.errors import UnsupportedError
 from sparsebench.models import timm_parts
@@ -196,28 +195,6 @@ def test_places_that_move_in_training_are_no_places_of_merged_tokens(scripted):
     network(images(network), begin(network, scripted(any_tokens, site="block"), training=True))
     with pytest.raises(UnsupportedError, match="moves its rotary positions in training"):
         network(images(network), begin(network, scripted(pairs, site="block", needs=("tokens",)), training=True))
-
-
-def with_gate():
-    model = vit(Eva)
-    model.blocks[1].attn.gate = torch.nn.Linear(32, 32)
-    return model
-
-
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (lambda: vit(Eva, use_rot_pos_emb=True, attn_type="rope", rope_type="mrope", rope_mrope_section=(0, 2, 2)),
-         "RotaryEmbeddingMRope"),
-        (with_gate, "with a gate"),
-        (lambda: vit(Eva, patch_drop_rate=0.5), "drops patches on its own"),
-        (lambda: vit(Eva, dynamic_img_size=True, dynamic_img_pad=True), "of any size"),
-    ],
-    ids=["mrope", "gate", "patch dropout", "padding"],
-)  # fmt: skip
-def test_what_is_not_carried_is_refused_with_the_reason(make, reason):
-    with pytest.raises(UnsupportedError, match=reason):
-        DeepViT(make())
 
 
 def test_pixels_of_another_size_are_refused_by_a_model_of_any_size(scripted):

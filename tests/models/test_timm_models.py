@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from timm.models.eva import Eva
 from token_sets import Sets
 from vits import vit
 
@@ -30,6 +31,12 @@ def with_rope():
     return model
 
 
+def with_gate():
+    model = vit(Eva)
+    model.blocks[1].attn.gate = torch.nn.Linear(32, 32)
+    return model
+
+
 def with_checkpointing():
     model = vit()
     model.set_grad_checkpointing(True)
@@ -47,8 +54,14 @@ def with_checkpointing():
         (partial(timm.create_model, "vit_tiny_r_s16_p8_224", img_size=64), "patches"),
         (partial(vit, img_size=36), "patches"),
         (partial(vit, attn_layer="diff"), "DiffAttention"),
+        (partial(vit, global_pool="prr"), "pools with"),
+        (partial(vit, Eva, dynamic_img_size=True, dynamic_img_pad=True), "of any size"),
+        (
+            partial(vit, Eva, use_rot_pos_emb=True, attn_type="rope", rope_type="mrope", rope_mrope_section=(0, 2, 2)),
+            "RotaryEmbeddingMRope",
+        ),
+        (with_gate, "with a gate"),
     ],
-    ids=["checkpointing", "rope", "resnet", "padding", "patch dropout", "stem", "pixels left over", "diff"],
 )
 def test_a_model_in_which_dropping_goes_wrong_is_refused_with_the_reason(make, reason):
     with torch.device("meta"):

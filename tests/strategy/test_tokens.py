@@ -107,12 +107,6 @@ def test_index_after_names_a_token_after_itself_its_first_member_or_nothing():
     assert tokens.index_after(Mix(torch.rand(1, 2, 4)), index).tolist() == [[-1, -1]]
 
 
-def test_a_group_weighs_its_members_by_the_patches_they_stand_for():
-    x = torch.tensor([[[1.0], [4.0], [10.0]]])
-    out = tokens.apply(Merge(torch.tensor([[0, 0, 1]])), x, torch.tensor([[2.0, 1.0, 5.0]]))
-    assert out.flatten().tolist() == [2.0, 10.0]
-
-
 def test_merging_as_told_drops_what_has_no_group_and_adds_up_the_given_sizes():
     target, index = torch.tensor([[1, -1, 0, 1]]), torch.tensor([[2, 5, 7, 9]])
     plan = Merge(target, sizes=torch.tensor([[1.0, 9.0, 2.0, 0.25]]))
@@ -138,12 +132,6 @@ def test_gradients_flow_through_merged_tokens_and_their_weights(kind):
         return tokens.apply(Merge(plan.target, weight=weight[0] if weight else None), x, torch.ones(2, 6).double())
 
     assert torch.autograd.gradcheck(merged, (x, *weights))
-
-
-def test_the_fused_weight_of_a_kept_token_does_not_count():
-    x = torch.tensor([[[1.0], [2.0], [4.0]]])
-    out = tokens.apply(Keep(torch.tensor([[1]]), fuse=torch.tensor([[0.5, 100.0, 0.25]])), x, torch.ones(1, 3))
-    assert out.flatten().tolist() == [2.0, 1.5]
 
 
 def test_gather_takes_the_rows_of_each_sample_and_its_gradient_reaches_only_them():

@@ -160,13 +160,6 @@ assert (Pixels("a", (5, 3, 4, 4), row).array() == 7).all()
 """
 
 
-def test_many_processes_make_one_file_once(place, tmp_path):
-    line = [sys.executable, "-c", MAKE, str(tmp_path / "made"), "0.3"]
-    started = [subprocess.Popen(line) for _ in range(2)]
-    assert [process.wait() for process in started] == [0] * 2
-    assert (tmp_path / "made").read_text() == "x" * 5 and len(kept(place)) == 1
-
-
 @pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
 def test_what_a_killed_process_leaves_is_taken_away_by_the_next(place, tmp_path, rows):
     process = subprocess.Popen([sys.executable, "-c", MAKE, str(tmp_path / "made"), "1000"])

@@ -109,18 +109,6 @@ def test_folders_are_known_by_wordnet_ids_and_by_class_names():
     assert numbers_of(("crane", "maillot", "airplane")) == [None] * 3  # two cranes: a bird and a machine
 
 
-@pytest.mark.parametrize("names", [("n02981792", "n01440764"), ("tench", "catamaran")])
-def test_folders_named_after_imagenet_have_its_classes(folder, names):
-    task, locations = task_on(folder(names, each=1))
-    data = task.draw(0, 0, locations)
-    assert len(data.classes) == 1000 and data.classes[0] == "n01440764" and data.classes[484] == "n02981792"
-    in_order = {"n01440764": 0, "tench": 0, "n02981792": 484, "catamaran": 484}
-    assert data.test.labels.tolist() == [in_order[name] for name in sorted(names)]
-    plain = task.model_copy(update={"labels": "names"})
-    assert plain.draw(0, 0, locations).test.labels.tolist() == [0, 1]
-    assert plain.known_classes(locations) == tuple(sorted(names))
-
-
 @pytest.mark.parametrize("test", [0, 6])
 def test_a_picture_that_changes_under_a_run_is_refused_and_nothing_of_it_is_kept(folder, test):
     root = folder(each=4)

@@ -395,11 +395,6 @@ def test_each_pixel_is_read_from_where_the_changes_say(strength: float) -> None:
             assert np.abs(made[n, channel] - expected).max() < 1  # whole numbers
 
 
-def test_without_strength_nothing_changes_and_many_are_as_few() -> None:
-    pictures = np.random.default_rng(2).integers(0, 256, (1500, 3, 6, 6), dtype=np.uint8)
-    assert (warp(pictures, 0.0, np.random.default_rng(0)) == pictures).all()
-
-
 @pytest.mark.parametrize("cls", [Composite, Spurious])
 def test_training_foregrounds_change_and_nothing_else_does(cls) -> None:
     plain, changed = (cls(**TILED, affine=a).draw(60, 0, {}) for a in (0.0, 1.0))
