@@ -101,17 +101,6 @@ def test_composite_has_every_class_equally_often_and_the_foreground_of_its_label
     assert data.classes == pool.classes and data.group_names == ("all",)
 
 
-def test_the_background_of_composite_says_nothing_about_the_class():
-    data = Composite(**SMALL).draw(40, 0, {})
-    photos = backgrounds("photos", 16, {}).photos
-    kinds = []
-    for i in range(40):
-        line, axis, _ = outside(data.train, i)
-        kinds.append([line.tobytes() in lines(photos[kind][0], axis, 16) for kind in (0, 1)])
-    assert all(sum(kind) == 1 for kind in kinds)
-    assert 8 < sum(kind[0] for kind in kinds) < 32
-
-
 @pytest.mark.parametrize(
     "task", [Composite(**SMALL), Spurious(**SMALL), Plain(**SMALL, epochs=3)], ids=lambda t: t.name
 )
@@ -121,30 +110,28 @@ def test_training_and_test_share_no_foreground(task):
 
 
 @pytest.mark.parametrize("task", [Composite(**SMALL), Spurious(**SMALL)], ids=lambda t: t.name)
-def test_training_and_test_backgrounds_come_from_parts_of_their_own(task):
-    data = task.draw(16, 0, {})
-    photos = backgrounds("photos", 16, {}).photos
+def test_a_background_is_of_the_part_for_its_split_and_only_a_group_tells_its_kind(task):
+    data, photos, pool = task.draw(40, 0, {}), backgrounds("photos", 16, {}).photos, foregrounds("digits", 10, {})
+    parts = {(k, t, axis): lines(photos[k][t], axis, 16) for k in (0, 1) for t in (0, 1) for axis in (0, 1)}
     for test, split in enumerate((data.train, data.test)):
-        for i in range(16):
+        kinds = []
+        for i in range(40):
             line, axis, _ = outside(split, i)
-            found = [[line.tobytes() in lines(part, axis, 16) for part in photo] for photo in photos]
-            assert any(kind[test] for kind in found) and not any(kind[1 - test] for kind in found)
+            ((kind, part),) = [key[:2] for key, known in parts.items() if key[2] == axis and line.tobytes() in known]
+            assert part == test
+            kinds.append(kind)
+        if task.name == "composite":
+            assert 8 < sum(kinds) < 32
+            continue
+        assert kinds == (split.groups % 2).tolist()
+        shown = [{x.tobytes() for x in (pool.test if test else pool.train)[name]} for name in data.classes]
+        assert all(f in shown[g // 2] for f, g in zip(foregrounds_of(split), split.groups, strict=True))
 
 
 def test_all_foregrounds_are_used_before_any_comes_again():
     pool = foregrounds("digits", 10, {})
     n = min(len(pool.train[name]) for name in ("3", "8"))
     assert len(set(foregrounds_of(Spurious(**SMALL).draw(2 * n, 0, {}).train))) == 2 * n
-
-
-def test_the_group_of_an_image_names_its_class_and_the_background_behind_it():
-    data = Spurious(**SMALL).draw(20, 0, {})
-    photos = backgrounds("photos", 16, {}).photos
-    pool = foregrounds("digits", 10, {})
-    for i, group in enumerate(data.train.groups):
-        line, axis, _ = outside(data.train, i)
-        assert line.tobytes() in lines(photos[group % 2][0], axis, 16)
-        assert foreground_of(data.train, i).tobytes() in {x.tobytes() for x in pool.train["38"[group // 2]]}
 
 
 @pytest.mark.parametrize(
