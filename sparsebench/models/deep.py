@@ -328,58 +328,42 @@ class DeepViT:
     def _run(
         self, acting: Pass, turn: Rotations | None, number: int, block: Any, x: Tensor, kwargs: dict[str, Any]
     ) -> Tensor:
-        """Run one block on the tokens that take part, with the strategy's choice inside it."""
-        if turn is not None:
-            kwargs["rope"] = turn.of(acting, kwargs["rope"], number)
-        acts, looked = acting.acts_at("attention", number), _reads_attention(acting, number)
-        if not acts and not looked and acting.even:
-            acting.went(acting.present)
-            return type(block).forward(block, x, **kwargs)
-        check_block(block)
-        if acts:
-            x = self._attention_site(acting, number, block, x, kwargs.get("rope"))
-        else:
-            acting.went(acting.present, scoring=self.cost.scoring(["attention"]) if looked else "")
-            q, k, v = qkv(block.attn, attention_input(block, x), kwargs.get("rope"))
-            if looked:  # the strategy chooses by it before the next block
-                with self._in_full(q.device.type):
-                    count = self.prefix + (acting.sizes > 0).sum(dim=1, keepdim=True)
-                    shown = self._fields(acting, block.attn, q, k, v)["attention"]
-                    acting.previous = attention.in_full(shown) * count
-            x = x + attention_branch(block, attend(block.attn, q, k, v, **self._keys(acting)))
-        return x + mlp_branch(block, x)
-
-    def _attention_site(self, acting: Pass, number: int, block: Any, x: Tensor, rope: Tensor | None) -> Tensor:
-        """Return x + Attn(x) with the chosen tokens only.
+        """Run one block on the tokens that take part, with the strategy's choice inside it.
 
         Where the choice needs nothing that attention makes, it comes first and only the tokens that stay are queries
         (all are keys and values): the same result for fewer MACs.
         """
-        came, sizes = acting.present, acting.sizes
-        scoring, keys = self.cost.scoring(acting.requires), self._keys(acting)
-        q, k, v = qkv(block.attn, attention_input(block, x), rope)
-        given = self._fields(acting, block.attn, q, k, v)
-        if RESULTS & acting.requires:
-            branch = attention_branch(block, attend(block.attn, q, k, v, **keys))
-            x = x + branch
-            given = {**given, **self._tokens(x), "branch": lambda: branch[:, self.prefix :]}
-            plan = self._decide(acting, number, given, x.device.type)
-            acting.went(came, scoring=scoring)
-            return x if plan is None else self._apply(plan, x, sizes)
-        rows = None
-        plan = self._decide(acting, number, given, x.device.type)
-        early = isinstance(plan, Keep) and plan.fuse is None
-        if early:
-            rows = tokens.rows_of(plan, self.prefix)  # type: ignore[arg-type]
-            q = gather_heads(q, rows)
-            x = tokens.gather(x, rows)
-        x = x + attention_branch(block, attend(block.attn, q, k, v, **keys, rows=rows))
-        acting.went(came, early=early, scoring=scoring)
-        return x if early or plan is None else self._apply(plan, x, sizes)
-
-    def _fields(self, acting: Pass, attn: Any, q: Tensor, k: Tensor, v: Tensor) -> attention.Fields:
-        present = acting.sizes > 0 if acting.ragged else None
-        return attention.fields_of(attn, q, k, v, self.prefix, self.class_rows, **self._keys(acting), present=present)
+        if turn is not None:
+            kwargs["rope"] = turn.of(acting, kwargs["rope"], number)
+        acts, looked, device = acting.acts_at("attention", number), _reads_attention(acting, number), x.device.type
+        if not acts and not looked and acting.even:
+            acting.went(acting.present)
+            return type(block).forward(block, x, **kwargs)
+        check_block(block)
+        came, sizes, keys, after = acting.present, acting.sizes, self._keys(acting), RESULTS & acting.requires
+        q, k, v = qkv(block.attn, attention_input(block, x), kwargs.get("rope"))
+        there = sizes > 0 if acting.ragged else None
+        given = attention.fields_of(block.attn, q, k, v, self.prefix, self.class_rows, **keys, present=there)
+        plan, rows = None, None
+        if looked:  # the strategy chooses by it before the next block
+            with self._in_full(device):
+                count = self.prefix + (sizes > 0).sum(dim=1, keepdim=True)
+                acting.previous = attention.in_full(given["attention"]) * count
+        if acts and not after:
+            plan = self._decide(acting, number, given, device)
+            if isinstance(plan, Keep) and plan.fuse is None:
+                rows = tokens.rows_of(plan, self.prefix)
+                q, x = gather_heads(q, rows), tokens.gather(x, rows)
+        branch = attention_branch(block, attend(block.attn, q, k, v, **keys, rows=rows))
+        x = x + branch
+        if acts and after:
+            given |= {**self._tokens(x), "branch": lambda: branch[:, self.prefix :]}
+            plan = self._decide(acting, number, given, device)
+        scoring = self.cost.scoring(acting.requires if acts else ["attention"] * looked)
+        acting.went(came, early=rows is not None, scoring=scoring)
+        if plan is not None and rows is None:
+            x = self._apply(plan, x, sizes)
+        return x + mlp_branch(block, x)
 
     def _keys(self, acting: Pass) -> dict[str, Tensor | None]:
         """Return what makes the P + N tokens of the moment count differently as keys, see `attend`."""
