@@ -15,6 +15,7 @@ from vits import (
     begin,
     close,
     images,
+    noting,
     ordered,
     reference,
     tokens_at,
@@ -66,14 +67,9 @@ def test_a_strategy_that_keeps_all_equals_the_bare_model(scripted, make, site, n
 @torch.no_grad()
 def test_dropping_tokens_equals_the_bare_modules_on_the_gathered_tokens(scripted, make, site, needs):
     plans = {}
-
-    def decide(view, keep):
-        plans[view.block] = any_tokens(view, keep)
-        return plans[view.block]
-
     network = DeepViT(make())
     pixels = images(network)
-    out = network(pixels, begin(network, scripted(decide, site=site, needs=needs)))
+    out = network(pixels, begin(network, scripted(noting(plans), site=site, needs=needs)))
     assert sorted(plans) == ([0] if site == "input" else list(BLOCKS))
     close(out, reference(network, pixels, site, plans))
 
@@ -84,14 +80,9 @@ def test_dropping_tokens_equals_the_bare_modules_on_the_gathered_tokens(scripted
 @torch.no_grad()
 def test_fusing_merging_and_mixing_equal_their_matrices(scripted, make, how, site):
     plans = {}
-
-    def decide(view, keep):
-        plans[view.block] = how(view, keep)
-        return plans[view.block]
-
     network = DeepViT(make())
     pixels = images(network)
-    acting = begin(network, scripted(decide, site=site))
+    acting = begin(network, scripted(noting(plans, how), site=site))
     close(network(pixels, acting), reference(network, pixels, site, plans))
     assert not any(step.early for step in acting.steps)
 
@@ -109,14 +100,9 @@ def test_what_is_more_than_removal_must_read_the_tokens_where_its_macs_are_other
 @torch.no_grad()
 def test_average_pooling_weighs_merged_tokens_by_their_patches(scripted, pool, prefix):
     plans = {}
-
-    def decide(view, keep):
-        plans[view.block] = FUSING["merge"](view, keep)
-        return plans[view.block]
-
     network = DeepViT(vit(global_pool=pool, pool_include_prefix=prefix))
     pixels = images(network)
-    acting = begin(network, scripted(decide, site="block"))
+    acting = begin(network, scripted(noting(plans, FUSING["merge"]), site="block"))
     seen = []
     handle = network.module.fc_norm.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     last = network.module.norm.register_forward_pre_hook(lambda _, args: seen.append(args[0]))

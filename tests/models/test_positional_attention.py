@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from fusing import FUSING
 from running import inline
-from vits import BLOCKS, B, N, any_tokens, begin, close, ordered, reference
+from vits import BLOCKS, B, N, any_tokens, begin, close, noting, ordered, reference
 
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.selection import neighbour_agreement
@@ -42,12 +42,7 @@ def build(attention: str = "positional", **changes: int) -> torch.nn.Module:
 def test_removing_tokens_equals_positional_attention_written_out_for_those_that_stay(scripted, site, needs):
     network = PositionalDeepViT(build())
     plans = {}
-
-    def decide(view, keep):
-        plans[view.block] = any_tokens(view, keep)
-        return plans[view.block]
-
-    out = network(PIXELS, begin(network, scripted(decide, site=site, needs=needs)))
+    out = network(PIXELS, begin(network, scripted(noting(plans), site=site, needs=needs)))
     assert sorted(plans) == ([0] if site == "input" else list(BLOCKS))
     close(out, reference(network, PIXELS, site, plans), atol=2e-5)
 
