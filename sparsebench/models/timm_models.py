@@ -18,7 +18,7 @@ from timm.models import PretrainedCfg, eva, load_model_config_from_hf, vision_tr
 from timm.models._hub import load_model_config_from_path
 from torch import Tensor
 
-from sparsebench.errors import UserError, few, one_line, unknown
+from sparsebench.errors import UserError, few, one_line, reason_of, unknown
 from sparsebench.models.base import HEADS
 from sparsebench.models.timm_parts import refuse
 
@@ -63,9 +63,9 @@ def named_vit(
         )
     except OSError as error:
         if name.startswith(FOLDER):
-            raise UserError(f"timm cannot read '{name}': {_first_line(error)}") from error
+            raise UserError(f"timm cannot read '{name}': {reason_of(error)}") from error
         raise UserError(
-            f"timm cannot fetch the trained weights of '{name}' ({_first_line(error)})",
+            f"timm cannot fetch the trained weights of '{name}' ({reason_of(error)})",
             next_step=f"check the network, {GIVE_A_FILE}",
         ) from error
     except (AssertionError, ValueError, TypeError, RuntimeError, KeyError) as error:
@@ -73,7 +73,7 @@ def named_vit(
             with torch.device("meta"):
                 refuse(timm.create_model(name))
         what = f"timm cannot make '{name}' for {height} x {width} pixels"
-        raise UserError(f"{what}: {_first_line(error)}") from error
+        raise UserError(f"{what}: {reason_of(error)}") from error
     refuse(vit)
     return vit
 
@@ -116,10 +116,6 @@ def cut_of(name: str) -> dict[str, Any]:
     return crop | ({"canvas": height} if height == width else {})
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 class MadeFor(NamedTuple):
     """What trained weights are made for; None where they do not say it.
 
@@ -132,14 +128,6 @@ class MadeFor(NamedTuple):
     size: tuple[int, int] | None = None
     channels: int | None = None
     classes: int | None = None
-
-    @property
-    def canvas(self) -> int | None:
-        """The side of its images; 0 where they are no squares."""
-        if self.size is None:
-            return None
-        height, width = self.size
-        return height if height == width else 0
 
 
 def made_for(name: str, path: Path, key: str = "") -> MadeFor:

@@ -187,8 +187,8 @@ class Timm(_Deep):
         """See `Model.cut`: as timm has it for the name, whose weights they are or not, at the size of a file's."""
         from sparsebench.models.timm_models import cut_of
 
-        canvas = None if self._made is None else self._made.canvas
-        return cut_of(self.arch) | ({} if canvas is None else {"canvas": canvas})
+        height, width = (self._made and self._made.size) or (None, None)
+        return cut_of(self.arch) | ({"canvas": height if height == width else 0} if height else {})
 
     def classes(self, locations: Locations) -> int | None:
         """See `Model.classes`; of a file's weights only after `with_weights`."""

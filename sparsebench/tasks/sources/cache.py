@@ -269,11 +269,8 @@ def _files() -> list[Path]:
 
 def size() -> tuple[int, int]:
     """Return the number of files and of bytes."""
-    sizes = []
-    for path in _files():
-        with suppress(OSError):
-            sizes.append(path.stat().st_size)
-    return len(sizes), sum(sizes)
+    files = _files()
+    return len(files), sum(path.stat().st_size for path in files)
 
 
 def clear() -> tuple[int, int]:
