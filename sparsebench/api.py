@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -134,7 +133,7 @@ def show_tokens(
     folder = _folder_of(out)
     request, files, how = values_of({"plugins": _words_of(plugins, folder), **options, "tasks": task, "seeds": 1})
     with _callbacks(folder, progress) as callbacks:
-        return show(replace(request, single=True), Trainer(files, how, folder, callbacks), samples)
+        return show(request, Trainer(files, how, folder, callbacks), samples)
 
 
 def _signature() -> inspect.Signature:

@@ -49,7 +49,6 @@ def show_tokens(
     from sparsebench.plugin.registry import Registry
 
     request, files, how = values_of(values | {"tasks": task, "seeds": 1})
-    request = replace(request, single=True)
     if dry_run:
         from sparsebench.cli.run import forecast
 
@@ -119,7 +118,7 @@ def compare(
     from sparsebench.files import write_whole
 
     request, files, how = values_of(values | {"tasks": task, "seeds": 1})
-    request, drawn = replace(request, single=True), samples if picture else 0
+    drawn = samples if picture else 0
     if dry_run:
         from sparsebench.cli.run import forecast
 

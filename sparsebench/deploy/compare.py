@@ -123,7 +123,7 @@ def _contenders(
         registry.load_file(Path(text))
     jobs = []
     for text in plugins:
-        found = expand(replace(request, plugins=(text,), alone=True), registry, trainer.files)
+        found = expand(replace(request, plugins=(text,), alone=True, single=True), registry, trainer.files)
         job, *more = {_key(job): job for job in found if job.asked}.values()
         if more:
             listed = ", ".join(f"{one.label} at {one.cell.budget.label}" for one in (job, *more))

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 
 from sparsebench.errors import UserError
 from sparsebench.models.actor import LEARNED
-from sparsebench.plan import plan as planner
 from sparsebench.plan.locate import Networks, places_of
 from sparsebench.plan.plan import Plan
 from sparsebench.plan.request import Files, How, Job, Request, Setting
@@ -49,19 +48,9 @@ class Trainer:
     callbacks: runs.Callbacks = runs.SILENT
 
     def plan(self, request: Request, registry: Registry, pictures: bool = False) -> Plan:
-        """Return what is to be looked at and what of it is still to be trained, see `narrow`; nothing is written.
+        """Return what is to be looked at and what of it is still to be trained; nothing is written.
 
-        UserError where the task must be one of pictures and is none.
-        """
-        plan = narrow(runs.plan_of(request, self.files, self.how, registry, self.out), self.files, self.out)
-        task = registry.task(plan.jobs[-1].cell.task.name)
-        if pictures and task.inputs != "images":
-            allowed = [cls.name for cls in registry.tasks() if cls.inputs == "images"]
-            raise UserError("this needs a task of pictures", got=f"'{task.name}'", allowed=allowed)
-        return plan
-
-    def train(self, request: Request, registry: Registry, pictures: bool = False) -> tuple[Plan, Context]:
-        """Train what is to do; return what is to be looked at, and where its weights are.
+        What has a result but no weights is trained again. Pictures are located for all of it.
 
         Args:
             request: of one task with one model.
@@ -69,54 +58,33 @@ class Trainer:
             pictures: whether its task must be one of pictures.
 
         Raises:
-            UserError: anything unknown, out of range, missing or unwritable; before anything is trained.
+            UserError: anything unknown, out of range, missing or unwritable.
         """
+        plan = runs.plan_of(replace(request, single=True), self.files, self.how, registry, self.out)
+        settings = {
+            canonical([job.cell.task.model_dump(), job.cell.model.model_dump()]) for job in plan.jobs if job.asked
+        }
+        if len(settings) > 1:
+            raise UserError(
+                "this takes one task with one model", got=f"{len(settings)} of them",
+                next_step="name their parameters with --task and --model, and give one file of weights",
+            )  # fmt: skip
+        task = registry.task(plan.jobs[-1].cell.task.name)
+        if pictures and task.inputs != "images":
+            allowed = [cls.name for cls in registry.tasks() if cls.inputs == "images"]
+            raise UserError("this needs a task of pictures", got=f"'{task.name}'", allowed=allowed)
+        networks = Networks(self.out, plan.known, self.files.networks).places({job.weights for job in plan.jobs})
+        places = dict(plan.locations) | places_of(self.files, plan.jobs) | networks
+        return replace(plan, locations=places, request=None)
+
+    def train(self, request: Request, registry: Registry, pictures: bool = False) -> tuple[Plan, Context]:
+        """Train what `plan` says; return what is to be looked at, and where its weights are."""
         with telling(self.callbacks.on_pictures):
             plan = self.plan(request, registry, pictures)
             runs.carry_out(plan, self.how, registry, self.out, self.callbacks)
         # What a cluster has trained is looked at here.
         device = devices.resolve_device("auto" if self.how.dask else self.how.device)
         return plan, Context(Setting(out=self.out, device=first_of(device), locations=dict(plan.locations)))
-
-
-def narrow(plan: Plan, files: Files, out: Path) -> Plan:
-    """Return the plan of the largest number of training samples alone, in which the weights of every cell are kept.
-
-    What has a result but no weights is trained again. Pictures are located for all of it: what is trained is looked at.
-
-    Raises:
-        UserError: pictures are not there, or there are several tasks or models.
-    """
-    wanted = [job for job in plan.jobs if job.asked]
-    settings = {canonical([job.cell.task.model_dump(), job.cell.model.model_dump()]) for job in wanted}
-    if len(settings) > 1:
-        raise UserError(
-            "this takes one task with one model", got=f"{len(settings)} of them",
-            next_step="name their parameters with --task and --model, and give one file of weights",
-        )  # fmt: skip
-    largest, known = max(job.cell.n_train for job in wanted), plan.known
-    chosen = {job.cell.id: job for job in wanted if job.cell.n_train == largest}
-    starts = planner.needed_by(chosen, plan.jobs, lambda _: True)
-    jobs = [
-        job.model_copy(update={"keep_weights": not job.network, "asked": job.cell.id in chosen})
-        for job in plan.jobs
-        if job.cell.id in chosen or job.cell.id in starts
-    ]
-    planned, weights = {job.cell.id for job in plan.todo}, {job.cell.id: job.weights for job in jobs}
-    networks = Networks(out, known, files.networks)
-
-    def lacks(cell_id: str) -> bool:
-        return cell_id in planned or not networks.has(weights.get(cell_id, cell_id))
-
-    again = {
-        cell_id
-        for cell_id in chosen
-        if cell_id in planned or (cell_id in known and known[cell_id].status == "ok" and lacks(cell_id))
-    }
-    again |= planner.needed_by(again, jobs, lacks)
-    todo = [job for job in jobs if job.cell.id in again]
-    places = dict(plan.locations) | places_of(files, jobs) | networks.places({job.weights for job in jobs})
-    return replace(plan, jobs=jobs, todo=todo, locations=places, request=None)
 
 
 def trained_cell(job: Job, registry: Registry, context: Context) -> Prepared:

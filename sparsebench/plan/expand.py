@@ -341,7 +341,7 @@ def _settings(suite: Suite, request: Request, registry: Registry, files: Files) 
                 yield _Setting(
                     fitted, model, (registry.part_of(fitted), registry.part_of(model)), placed,
                     _sizes(task, entry, request), seeds, _asked_where(task, entry, request), entry.track, training,
-                    suite.keep_weights, _precision(task, model, entry, request),
+                    suite.keep_weights or request.single, _precision(task, model, entry, request),
                 )  # fmt: skip
 
 
@@ -421,7 +421,7 @@ def _sizes(task: Task, entry: SuiteTask, request: Request) -> tuple[int, ...]:
     sizes = request.n_train or entry.n_train
     if min(sizes) < 1:
         raise UserError(f"n_train of task '{task.name}'", got=list(sizes), allowed="1 or more")
-    return sizes
+    return (max(sizes),) if request.single else sizes
 
 
 def _entries(suite: Suite, request: Request, registry: Registry) -> Iterator[tuple[SuiteTask, dict[str, Any]]]:

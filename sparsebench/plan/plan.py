@@ -230,6 +230,9 @@ def plan(
     whole = [job for job in whole if job.cell.id in asked | before]
     jobs = [job for job in whole if in_shard(job.cell.id)]
     again = {job.cell.id for job in jobs if rerun == "always" or _is_missing(job, known, rerun)}
+    if request.single:
+        good = (job for job in jobs if job.asked and job.cell.id in known and known[job.cell.id].status == "ok")
+        again |= {job.cell.id for job in good if not networks.has(job.weights)}
     needed = needed_by(again, whole, lambda first: not networks.has(first))
     ids = {job.cell.id for job in jobs} | needed
     todo = [job for job in whole if job.cell.id in again | needed]

@@ -220,7 +220,8 @@ class Request:
 
     Attributes:
         figures: only what the suite has for these figures of a paper.
-        single: whether a task with several budgets has its suite's one: two strategies are to be looked at, not judged.
+        single: whether networks are to be looked at, not judged: a task with several budgets has its suite's one, only
+            the largest number of training samples counts, and weights are kept.
         alone: whether the plugins are all, without the suite's baselines and its tasks' own strategies.
         on_gpu: whether cells run on one, for which a suite may have another precision.
     """

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from sparsebench.deploy.pictures import narrow
+from sparsebench.deploy.pictures import Trainer
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
 from sparsebench.plan.locate import LOCATED
-from sparsebench.plan.request import Request
+from sparsebench.plan.request import How, Request
 from sparsebench.plugin.registry import Registry
+from sparsebench.runner import run
 
 SUITE = """
 name = "own"
@@ -53,5 +54,6 @@ def test_what_is_drawn_needs_its_pictures_though_nothing_is_to_be_trained(
     monkeypatch.setitem(LOCATED, "images", lambda name, root, download: (name, root))
     files = planner.Files(data_root=tmp_path)
     done = replace(plan(tmp_path, files), todo=[], locations={})
-    shown = narrow(done, files, tmp_path / "out")
+    monkeypatch.setattr(run, "plan_of", lambda *_: done)
+    shown = Trainer(files, How("cpu"), tmp_path / "out").plan(Request(), Registry())
     assert shown.todo == [] and shown.locations == {"cifar10": tmp_path}
