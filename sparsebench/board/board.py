@@ -92,7 +92,7 @@ def board_of(records: Flats, folder: Path) -> Board:
             room -= len(content)
     return Board(
         judged,
-        judge(frame, "task"),
+        judge(frame, "task", judged),
         notes=notes_on(frame, judged, folder),
         bibtex=bibtex(folder, frame),
         environments=manifests.environments(folder, set(frame["environment"])),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -67,18 +67,23 @@ class Ranking:
     """What the rows of one setting come to.
 
     Attributes:
-        setting: the setting.
+        parts: by part of a board's columns the setting that they are of; of accuracy, cost and ranks "accuracy".
         rows: those that are ranked, and `pairs` how they compare pair by pair.
         every: all of them in order, oracles last. Besides columns of the board they have `macs`, what was `asked` for
             as a share of dense MACs, and the `line`: the name of the curve of which a row is a point, if it is.
         curves: the strategies over their budgets, where they have several.
     """
 
-    setting: Setting
+    parts: Mapping[str, Setting]
     rows: pd.DataFrame
     pairs: Pairs
     every: pd.DataFrame
     curves: Curves | None
+
+    @property
+    def setting(self) -> Setting:
+        """What is ranked."""
+        return self.parts["accuracy"]
 
     @property
     def task(self) -> str:
@@ -93,13 +98,11 @@ class Leaderboard:
     Attributes:
         rankings: of the main task of a board over all tasks, or of each task and model where it is `by_task`.
         columns: of the rows; in a board over all tasks with the task that each was taken from.
-        parts: in a board over all tasks, by part of its columns, the setting that they are of.
         settings: of the records, whether they are on the board or not.
     """
 
     rankings: Sequence[Ranking] = ()
     columns: Sequence[Column] = EVERY
-    parts: Mapping[str, Setting] = field(default_factory=dict)
     by_task: bool = False
     settings: Sequence[Setting] = ()
 
@@ -110,13 +113,18 @@ class Leaderboard:
         return pd.concat(every, ignore_index=True) if every else pd.DataFrame(columns=columns.keys_of(self.columns))
 
     @property
+    def parts(self) -> Mapping[str, Setting]:
+        """In a board over all tasks, by part of its columns, the setting that they are of."""
+        return {} if self.by_task or not self.rankings else self.rankings[0].parts
+
+    @property
     def over_budgets(self) -> Ranking | None:
         """The first ranking with several budgets."""
         return next((one for one in self.rankings if one.curves is not None), None)
 
 
 @threadpool_limits.wrap(limits=1, user_api="blas")  # its matrices are small: threads wait longer than they compute
-def judge(records: Flats, by: str | None = None) -> Leaderboard:
+def judge(records: Flats, by: str | None = None, judged: Leaderboard | None = None) -> Leaderboard:
     """Return the leaderboard of records.
 
     A board over all tasks has of each task the setting with the most records, never the latest: the same cells must
@@ -126,6 +134,7 @@ def judge(records: Flats, by: str | None = None) -> Leaderboard:
     Args:
         records: flat records, a mapping or a row each; only those that are ok count.
         by: None for one row a strategy and budget over all tasks, "task" for one row a task and model as well.
+        judged: another leaderboard of these records: what both have in common is not computed again.
 
     Raises:
         UserError: `by` is another word.
@@ -135,7 +144,9 @@ def judge(records: Flats, by: str | None = None) -> Leaderboard:
     frame = frame_of(records)
     failed = frame.loc[~frame["status"].isin(("ok", "unsupported")), ["strategy", "budget"]]
     lossy = set(failed.itertuples(index=False, name=None))
-    settings, kinds, mains = settings_of(frame), metrics_of(frame), frame.attrs.get(MAIN, ())
+    settings = settings_of(frame) if judged is None else judged.settings
+    known = () if judged is None else judged.rankings
+    kinds, mains = metrics_of(frame), frame.attrs.get(MAIN, ())
     if by:
         groups = [[one] for one in settings]
     else:
@@ -147,20 +158,16 @@ def judge(records: Flats, by: str | None = None) -> Leaderboard:
             mains.index(one.source) if one.source in mains else len(mains), one.has_trials, -len(one.records),
             one.source,
         ))] if tasks else []  # fmt: skip
-    parts: dict[str, Setting] = {}
     rankings = []
     for group in groups:
-        main = group[0]
-        parts = {"accuracy": main}
+        parts = {"accuracy": group[0]}
         for one in reversed(group):
             parts |= {"sample complexity": one} if one.has_trials else {}
             parts |= {"spurious gap": one} if one.has("spurious_gap") else {}
             parts |= {kind.name: one for kind in kinds if one.has(kind.name)}
-        rows = _rows(parts, kinds)
-        if by:
-            rows = rows.assign(task=main.task, model=main.model, n_train=main.largest)
-        rankings.append(_rank(rows, main, lossy))
-    board = Leaderboard(rankings, EVERY, {} if by else parts, by is not None, settings)
+        same = (one for one in known if one.parts == parts)
+        rankings.append(next(same, None) or _rank(parts, kinds, lossy))
+    board = Leaderboard(rankings, EVERY, by is not None, settings)
     rows = board.rows
     said = set(rows.dropna(axis="columns", how="all"))
     said -= {key for key, nothing in NOTHING.items() if (rows[key] == nothing).all()}
@@ -197,6 +204,7 @@ def _rows(parts: Mapping[str, Setting], kinds: Sequence[MetricKind]) -> pd.DataF
         rows[name] = words.first().where(words.nunique() == 1, otherwise)
     rows["rank"] = NOT_RANKED
     rows["track"], rows["class_folders"] = main.track, described(main.params[0])
+    rows["task"], rows["model"], rows["n_train"] = main.task, main.model, main.largest
     return rows.reindex(columns=list(dict.fromkeys([*columns.keys_of(EVERY), *rows])))
 
 
@@ -246,12 +254,13 @@ def _gaps(setting: Setting) -> pd.DataFrame:
     return rows
 
 
-def _rank(rows: pd.DataFrame, main: Setting, lossy: Collection[tuple[str, str]]) -> Ranking:
-    """Add ranks, differences to dense, Pareto fronts and what curves over budgets say; return the rows in order.
+def _rank(parts: Mapping[str, Setting], kinds: Sequence[MetricKind], lossy: Collection[tuple[str, str]]) -> Ranking:
+    """Return the rows in order, with ranks, differences to dense, Pareto fronts and what curves over budgets say.
 
     Oracles know the answer and are not ranked, nor is a strategy that lacks cells, or of which some failed: what is
     left of it is no fair sample. Nor has it a say in how much others vary.
     """
+    rows, main = _rows(parts, kinds), parts["accuracy"]
     missing = main.missing
     lost = rows["strategy"].isin([name for name, _ in lossy]) if missing.budgets else False
     lost |= pd.Series([pair in lossy for pair in zip(rows["strategy"], rows["budget"], strict=True)], rows.index)
@@ -284,7 +293,7 @@ def _rank(rows: pd.DataFrame, main: Setting, lossy: Collection[tuple[str, str]])
     order = {"oracle": rows["kind"] == "oracle", "last": rows["rank"] == NOT_RANKED, "a": -rows["accuracy"].fillna(0)}
     rows = rows.loc[pd.DataFrame(order).sort_values(list(order)).index]
     rows, over = _curves(main, rows, unranked)
-    return Ranking(main, rows.loc[ranked], pairs, rows, over)
+    return Ranking(parts, rows.loc[ranked], pairs, rows, over)
 
 
 def _places_of_random(rows: pd.DataFrame) -> dict[int, int]:

@@ -231,7 +231,7 @@ class Missing(NamedTuple):
     apart: set[int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Setting:
     """The records of one task with all its parameters, one model, and one size unless sizes are compared.
 

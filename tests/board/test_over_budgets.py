@@ -164,7 +164,8 @@ def test_tracks_are_never_in_one_ranking_and_are_told_apart_in_titles() -> None:
     assert (
         judged.rankings[0].setting.track == "scratch" and len(over(judged).rows) == 5
     )  # the one with the most records
-    assert dicts(over(judged).rows) == dicts(over(judge(WORLD)).rows)
+    alone = over(judge(WORLD)).rows  # where nothing differs the task has no more than its name
+    assert dicts(over(judged).rows.drop(columns="task")) == dicts(alone.drop(columns="task"))
     assert any("1 other setting (data, model, size or track) not shown" in note for note in notes_on(mixed))
     by_task = judge(mixed, "task")
     assert {(one.task, one.setting.track) for one in by_task.rankings} == {
