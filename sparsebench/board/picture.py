@@ -30,8 +30,8 @@ ACCURACY, GAP, SAMPLES = WHAT = ("accuracy", "gap", "samples")
 COLUMN = {ACCURACY: "accuracy", GAP: "aligned_gap_reduction", SAMPLES: "sample_complexity"}
 DOTS = {
     ACCURACY: ("Test accuracy.", "accuracy, %"),
-    GAP: ("By how much the spurious gap shrinks: how much better a network is where the background fits the class than "
-          "where it does not.", "points less than dense"),
+    GAP: ("Reduction of the spurious gap, which is the accuracy where the background fits the class minus that where it "
+          "does not.", "gap of dense minus gap of the strategy, points"),
     SAMPLES: ("Training samples until half of the trials succeed (N50); fewer are better.", "training samples"),
 }  # fmt: skip
 """What pictures of dots are of, and what their axis says."""
@@ -113,7 +113,9 @@ def draw(board: Board, what: str = ACCURACY, strategies: Sequence[str] = (), wid
     if what != SAMPLES:
         values[["value", "low", "high"]] *= 100
     title, unit = DOTS[what]
-    return dots(values, f"{title} {words}", unit, strategies, width, samples=what == SAMPLES)
+    budgets = values.loc[values["strategy"] != DENSE, "budget"].unique()
+    at = f"Budget: {budgets[0]}." if len(budgets) == 1 else ""
+    return dots(values, " ".join(filter(None, (title, at, words))), unit, strategies, width, samples=what == SAMPLES)
 
 
 def curves(rows: pd.DataFrame, over: Curves, title: str, strategies: Sequence[str] = (), width: str = "two") -> Figure:
@@ -136,9 +138,13 @@ def curves(rows: pd.DataFrame, over: Curves, title: str, strategies: Sequence[st
     lines = _lines(rows, over)
     chosen = _chosen(strategies, over, lines) if strategies else named(rows, over)
     references = [name for name in REFERENCES if name in lines and name not in chosen]
-    others = len(lines) - len(chosen) - len(references)
+    looks = {name: LOOKS[name] for name in references}
+    looks |= {name: style.series(place) for place, name in enumerate(chosen)}
+    shown, others = [lines[name] for name in looks], [line for name, line in lines.items() if name not in looks]
+    bottom = _bottom(shown)
+    deep = "; lines that leave the chart lose more" if any(line.y.min() < bottom for line in others) else ""
     notes = f"Dense: {100 * over.rows.loc[DENSE, 'accuracy']:.1f} % accuracy. Bars: 95 % intervals of differences. "
-    notes += f"The vertical axis is stretched near dense.{' Grey: all others.' if others else ''} "
+    notes += f"The vertical axis is stretched near dense.{f' Grey: all others{deep}.' if others else ''} "
     notes += "" if strategies else "In colour: the most accurate at each budget and the best-ranked others. "
     notes += " ".join(f"{REFERENCES[name]}." for name in references) if width == "two" else ""
     with _sheet(width):
@@ -146,12 +152,8 @@ def curves(rows: pd.DataFrame, over: Curves, title: str, strategies: Sequence[st
         figure, axis = _new(width, max(0.5 * inches, 2.4, 0.155 * (len(chosen) + len(references)) + 0.2), title, notes)
         axis.set_yscale("asinh", linear_width=LINEAR)
         axis.axhline(0, color=style.BLACK, linewidth=0.7)
-        for name, line in lines.items():
-            if name not in chosen and name not in references:
-                axis.plot([1, *line.x], [0, *line.y], color=style.PALE, linewidth=0.7, zorder=1)
-        looks = {name: LOOKS[name] for name in references}
-        looks |= {name: style.series(place) for place, name in enumerate(chosen)}
-        shown = [lines[name] for name in looks]
+        for line in others:
+            axis.plot([1, *line.x], [0, *line.y], color=style.PALE, linewidth=0.7, zorder=1)
         for line, how in zip(shown, looks.values(), strict=True):
             ends, order = ([1, *line.x], [0, *line.y]), 3 if how.marker else 2
             axis.plot(*ends, color=how.color, linestyle=how.linestyle, zorder=order, label=line.name)
@@ -162,7 +164,7 @@ def curves(rows: pd.DataFrame, over: Curves, title: str, strategies: Sequence[st
         axis.set_xlim(1, last - 0.01 * (1 - last))
         ticks = np.arange(1, last - 0.01, -0.1 if width == "two" else -0.2).round(1)
         axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        bottom = _fit(axis, shown)
+        _fit(axis, bottom, max(0.2, *(line.high.max() for line in shown)))
         axis.set_xlabel("MACs spent, share of dense")
         axis.set_ylabel("accuracy against dense, points")
         axis.grid(axis="y")
@@ -308,12 +310,16 @@ def _chosen(strategies: Sequence[str], over: Curves, lines: Mapping[str, _Line])
     return found
 
 
-def _fit(axis: Axes, shown: Sequence[_Line]) -> float:
-    """Let the axis of losses span what is shown, with ticks that keep a distance; return the lowest points on it."""
+def _bottom(shown: Sequence[_Line]) -> float:
+    """Return the lowest points on the axis of losses."""
     lowest = {line.name: float(min(line.low.min(), -0.5)) for line in shown}
     random = lowest.get("random", -0.5)
     others = min((low for name, low in lowest.items() if name != "random"), default=random)
-    bottom, top = min(others, random if random > BELOW * others else 0), max(0.2, *(line.high.max() for line in shown))
+    return min(others, random if random > BELOW * others else 0)
+
+
+def _fit(axis: Axes, bottom: float, top: float) -> None:
+    """Let the axis of losses span these points, with ticks that keep a distance."""
     place: Callable[[float], float] = lambda y: math.asinh(y / LINEAR)  # noqa: E731
     room = 0.04 * (place(top) - place(bottom))
     low, high = place(bottom) - room, place(top) + room
@@ -324,7 +330,6 @@ def _fit(axis: Axes, shown: Sequence[_Line]) -> float:
             ticks.append(tick)
     axis.set_yticks(ticks, [f"{tick:+g}" if tick else "dense 0" for tick in ticks])
     axis.set_yticks([], minor=True)
-    return bottom
 
 
 def _label(

@@ -191,7 +191,7 @@ def test_leaderboard_draws_a_picture_by_the_ending_of_the_file(few: Path, tmp_pa
     assert "depth 5" in texts and "nan" not in texts.lower().replace("dominant-", "")
 
 
-@pytest.mark.parametrize(("of", "says"), [("gap", "points less than dense"), ("samples", "training samples")])
+@pytest.mark.parametrize(("of", "says"), [("gap", "gap of the strategy, points"), ("samples", "training samples")])
 def test_gap_and_samples_have_pictures_of_their_own(few: Path, tmp_path: Path, of: str, says: str, drawn: None) -> None:
     assert call(few, "--picture", tmp_path / "one.svg", "--of", of, "--width", "one")[0] == 0
     texts = (tmp_path / "one.svg").read_text(encoding="utf-8")
