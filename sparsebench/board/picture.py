@@ -30,8 +30,8 @@ ACCURACY, GAP, SAMPLES = WHAT = ("accuracy", "gap", "samples")
 COLUMN = {ACCURACY: "accuracy", GAP: "aligned_gap_reduction", SAMPLES: "sample_complexity"}
 DOTS = {
     ACCURACY: ("Test accuracy.", "accuracy, %"),
-    GAP: ("Reduction of the spurious gap, which is the accuracy where the background fits the class minus that where it "
-          "does not.", "gap of dense minus gap of the strategy, points"),
+    GAP: ("Reduction of the spurious gap. The gap is the accuracy where the background fits the class minus that where "
+          "it does not.", "gap of dense minus gap of the strategy, points"),
     SAMPLES: ("Training samples until half of the trials succeed (N50); fewer are better.", "training samples"),
 }  # fmt: skip
 """What pictures of dots are of, and what their axis says."""
