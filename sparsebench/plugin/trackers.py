@@ -181,17 +181,14 @@ class _Runs:
         if name not in self.experiments:
             known = self.client.get_experiment_by_name(name)
             id_ = known.experiment_id if known else self.client.create_experiment(name)
-            self.experiments[name] = id_, dict(self._runs_of(id_))
+            runs: dict[str, str] = {}
+            token: str | None = ""
+            while token is not None:
+                page = self.client.search_runs([id_], page_token=token or None)
+                runs |= {run.data.tags[CELL]: run.info.run_id for run in page if CELL in run.data.tags}
+                token = page.token or None
+            self.experiments[name] = id_, runs
         return self.experiments[name]
-
-    def _runs_of(self, experiment: str) -> list[tuple[str, str]]:
-        stored: list[tuple[str, str]] = []
-        token: Any = None
-        while True:
-            page = self.client.search_runs([experiment], page_token=token)
-            stored += [(run.data.tags[CELL], run.info.run_id) for run in page if CELL in run.data.tags]
-            if not (token := page.token):
-                return stored
 
 
 def _tags(record: Record) -> dict[str, str]:
