@@ -111,7 +111,8 @@ def check_target(target: str, records: Iterable[Record], limit: float) -> Iterat
 
 def check_all(records: Sequence[Record], limit: float, left_out: list[str]) -> Iterator[Report]:
     """Yield the reports of every strategy of records, and add to `left_out` those that cannot be checked, with why."""
-    plugins = {record.cell.strategy.name: record.origin.plugin for record in records}
+    by_time = sorted(records, key=lambda record: record.started)
+    plugins = {record.cell.strategy.name: record.origin.plugin for record in by_time}
     for name, plugin in sorted(plugins.items()):
         try:
             if plugin.startswith("file:"):  # of which the records do not know where it lies

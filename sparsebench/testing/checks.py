@@ -67,7 +67,7 @@ from sparsebench.training.steps import Autograd, Samples
 BATCHES = 4
 """How many batches a strategy is given where what it does besides choosing is watched."""
 DEEP = ("class token", "no class token")
-FEW = (*DEEP, "one layer")
+PLAIN = (*DEEP, "one layer")
 IN_RUNS = (*DEEP, "36 patches", "one layer")
 UNDERSTATED = 0.02
 """By how much a choice may cost more than the strategy says."""
@@ -404,7 +404,7 @@ def _merges_all(plan: Any) -> bool:
     return isinstance(plan, Merge) and bool((plan.target >= 0).all())
 
 
-@check("recommended", FEW)
+@check("recommended", PLAIN)
 def macs_fall_with_the_budget(strategy: Strategy, case: Case) -> None:
     """The fewer tokens may stay, the fewer MACs are spent, and at last fewer than by the dense network."""
     if not strategy.budgeted:
@@ -430,7 +430,7 @@ def own_macs_are_all(strategy: Strategy, case: Case) -> None:
         raise RuleError(f"its choices cost {counted.macs:,.0f} MACs an image, and own_macs says {said:,.0f}")
 
 
-@check("recommended", FEW)
+@check("recommended", PLAIN)
 def gradients_flow(strategy: Strategy, case: Case) -> None:
     """In training each weight of the dense network, and each that is learned, has a finite gradient that is not 0."""
 
