@@ -237,7 +237,8 @@ FLAGS = ("trained", "pareto", "pareto_speed")
 
 def dicts(rows: pd.DataFrame) -> list[Row]:
     """Return the rows of a DataFrame as mappings, with None where a value is missing."""
-    return [{key: None if x != x else x for key, x in row.items()} for row in rows.to_dict("records")]
+    columns = {key: [None if x != x else x for x in column.tolist()] for key, column in rows.items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def frame(rows: pd.DataFrame, columns: Sequence[Column]) -> pd.DataFrame:

@@ -59,6 +59,10 @@ KNOWN = {column.key for column in EVERY}
 SORTED = ("sample_complexity", "aligned_gap_reduction", "accuracy")
 """The first of them that was measured decides the order of a table of the page."""
 DIGITS, GIGA = 6, 1e9
+TEMPLATES = Environment(
+    loader=PackageLoader("sparsebench.board", "assets"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+    lstrip_blocks=True, keep_trailing_newline=True,
+)  # fmt: skip
 ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
@@ -170,10 +174,7 @@ def page(board: Board, docs: str = "") -> bytes:
     data = json.dumps(data_of(board), ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(ESCAPED)
     # What has several budgets begins, or else what the board is about.
     opening = [one for one in board.by_task.rankings if one.curves is not None] or board.judged.rankings
-    environment = Environment(loader=PackageLoader("sparsebench.board", "assets"), autoescape=True,
-                              undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-                              keep_trailing_newline=True)  # fmt: skip
-    content = environment.get_template("page.html").render(
+    content = TEMPLATES.get_template("page.html").render(
         policy=policy, style=sheet, scripts=scripts, data=Markup(data), board=board, docs=docs,
         first=[(one.setting.title, views.best(one)) for one in opening], text_of=text_of,
         legend=views.LEGEND_OF_BEST, reduction=BY_KEY["how"].what,

@@ -3,32 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from sparsebench_plugins.atc import ATC
-from sparsebench_plugins.diffrate import DiffRate
-from sparsebench_plugins.divprune import DivPrune
-from sparsebench_plugins.dpc_knn import DPCKNN
-from sparsebench_plugins.dpp import DPP
-from sparsebench_plugins.dynamic_vit import DynamicViT
-from sparsebench_plugins.farthest_point import FarthestPoint
-from sparsebench_plugins.k_medoids import KMedoids
-from sparsebench_plugins.mctf import MCTF
-from sparsebench_plugins.patch_merger import PatchMerger
-from sparsebench_plugins.perturbation import Perturbation
-from sparsebench_plugins.pitome import PiToMe
-from sparsebench_plugins.ppt import PPT
-from sparsebench_plugins.pru_merge import PruMerge
-from sparsebench_plugins.sinkhorn import Sinkhorn
-from sparsebench_plugins.sit import SiT
-from sparsebench_plugins.tnt import TNT
-from sparsebench_plugins.tofu import ToFu
-from sparsebench_plugins.token_learner import TokenLearner
-from sparsebench_plugins.tome import ToMe
-from sparsebench_plugins.tps import TPS
-from sparsebench_plugins.value_norm import ValueNorm
-from sparsebench_plugins.vid_tldr import VidTLDR
-from sparsebench_plugins.vis_pruner import VisPruner
-from sparsebench_plugins.vision_zip import VisionZip
-from sparsebench_plugins.zero_tprune import ZeroTPrune
 from sparsebench_theory.overfitting.network import TwoLayerViT
 from sparsebench_theory.shallow.network import FirstWeights, ShallowViT
 from tiny import SHIPPED, B, N, images, vit
@@ -72,18 +46,22 @@ def act(strategy, network, inputs, **budget):
     return [step.own for step in acting.steps if step.own], [macs for macs in found if macs]
 
 
-COUNTED = {
-    "tome": ToMe(), "tofu": ToFu(), "pitome": PiToMe(), "mctf": MCTF(), "atc": ATC(), "diffrate": DiffRate(),
-    "diffrate that merges all": DiffRate(merged=1.0), "zero_tprune": ZeroTPrune(iterations=(7, 3, 2)), "tps": TPS(),
-    "dynamic_vit": DynamicViT(), "dynamic_vit, squeezed": DynamicViT(disposal="squeeze"),
-    "value_norm, merged": ValueNorm(disposal="merge"), "divprune": DivPrune(), "dpp": DPP(), "vid_tldr": VidTLDR(),
-    "ppt": PPT(), "ppt that drops all": PPT(threshold=0.0), "perturbation": Perturbation(draws=2),
-    "vision_zip": VisionZip(contextual=0.3), "vis_pruner": VisPruner(step=2), "pru_merge": PruMerge(),
-    "patch_merger": PatchMerger(), "sit": SiT(), "token_learner": TokenLearner(hidden=7),
-    "sinkhorn": Sinkhorn(epsilon=0.1, iterations=7), "tnt": TNT(),
-}  # fmt: skip
-
-
+PLAIN = (
+    "tome", "tofu", "pitome", "mctf", "atc", "diffrate", "tps", "dynamic_vit", "divprune", "dpp", "vid_tldr", "ppt",
+    "pru_merge", "patch_merger", "sit", "tnt",
+)  # fmt: skip
+COUNTED = {name: SHIPPED[name]() for name in PLAIN} | {
+    "diffrate that merges all": SHIPPED["diffrate"](merged=1.0),
+    "zero_tprune": SHIPPED["zero_tprune"](iterations=(7, 3, 2)),
+    "dynamic_vit, squeezed": SHIPPED["dynamic_vit"](disposal="squeeze"),
+    "value_norm, merged": SHIPPED["value_norm"](disposal="merge"),
+    "ppt that drops all": SHIPPED["ppt"](threshold=0.0),
+    "perturbation": SHIPPED["perturbation"](draws=2),
+    "vision_zip": SHIPPED["vision_zip"](contextual=0.3),
+    "vis_pruner": SHIPPED["vis_pruner"](step=2),
+    "token_learner": SHIPPED["token_learner"](hidden=7),
+    "sinkhorn": SHIPPED["sinkhorn"](epsilon=0.1, iterations=7),
+}
 FEW_LEAVE = ("tome", "mctf", "diffrate", "ppt", "tps", "sinkhorn")
 """One of each kind of which also one token of 16 leaves."""
 
@@ -102,7 +80,7 @@ def test_own_macs_are_what_the_counter_counts(name, rate, prefix):
 
 
 @pytest.mark.theory
-@pytest.mark.parametrize("strategy", [ToFu(merge_from=1.0), ZeroTPrune(iterations=(7, 3, 2))], ids=lambda s: s.name)
+@pytest.mark.parametrize("strategy", [SHIPPED["tofu"](merge_from=1.0), COUNTED["zero_tprune"]], ids=lambda s: s.name)
 def test_keys_of_theory_models_have_their_own_width(strategy):
     rng = np.random.default_rng(0)
     sizes = {"m": 5, "first": FirstWeights(0.1, 0.2, 0.1), "heads": 3}
@@ -119,10 +97,10 @@ def test_keys_of_theory_models_have_their_own_width(strategy):
 def test_distances_cost_a_multiplication_a_channel():
     """The counter does not know them."""
     for strategy, macs in (
-        (DPCKNN(), N * N * 32),
-        (FarthestPoint(), N * N * 32),
-        (KMedoids(iterations=3), N * N * 32 + 3 * N * N),
-        (KMedoids(iterations=0, weights="equal"), N * N * 32),
+        (SHIPPED["dpc_knn"](), N * N * 32),
+        (SHIPPED["farthest_point"](), N * N * 32),
+        (SHIPPED["k_medoids"](iterations=3), N * N * 32 + 3 * N * N),
+        (SHIPPED["k_medoids"](iterations=0, weights="equal"), N * N * 32),
     ):
         own, found = act(strategy, vit(), images(), keep_rate=0.5, blocks=(1,))
         assert own == [macs] and not found
@@ -130,7 +108,7 @@ def test_distances_cost_a_multiplication_a_channel():
 
 def test_a_budget_includes_them():
     network = vit()
-    traits = KMedoids(iterations=100).traits()
+    traits = SHIPPED["k_medoids"](iterations=100).traits()
     free = traits._replace(own_macs=lambda place: 0.0)
     dear, cheap = (solve(Budget(macs=0.7), network.cost, h) for h in (traits, free))
     assert sum(dear) < sum(cheap)
@@ -142,7 +120,7 @@ def test_a_budget_includes_them():
 def test_where_they_cost_more_than_is_saved_a_fraction_is_of_the_rest(macs):
     network = vit()
     dense = network.cost.macs(network.cost.dense())
-    actor = Actor(Perturbation(), Budget(macs=macs), network.cost, network.grid, stream=5)
+    actor = Actor(SHIPPED["perturbation"](), Budget(macs=macs), network.cost, network.grid, stream=5)
     bare = Actor(SHIPPED["patch_variance"](), Budget(macs=macs), network.cost, network.grid, stream=5)
     assert 1 < actor.keep[0] == bare.keep[0] < N
     assert network.cost.macs(actor.planned) / dense == pytest.approx(macs, abs=0.04)

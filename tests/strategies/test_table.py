@@ -6,14 +6,6 @@ from itertools import product
 import pytest
 import timm
 import torch
-from sparsebench_plugins.atc import ATC
-from sparsebench_plugins.diffrate import DiffRate
-from sparsebench_plugins.dpc_knn import DPCKNN
-from sparsebench_plugins.k_medoids import KMedoids
-from sparsebench_plugins.mctf import MCTF
-from sparsebench_plugins.pitome import PiToMe
-from sparsebench_plugins.tofu import ToFu
-from sparsebench_plugins.tome import ToMe
 from tiny import SHIPPED, B, N, act, images, vit
 from token_sets import OneLayer, Sets
 
@@ -142,27 +134,27 @@ def test_on_a_network_of_token_sets_it_keeps_the_counts_or_says_why_not(name):
         assert acting.index.shape == (6, 10 if name in SPENDING else 20)
 
 
-@pytest.mark.parametrize("make", [ToMe, PiToMe, MCTF, ATC, DPCKNN], ids=lambda cls: cls.name)
+@pytest.mark.parametrize("name", ["tome", "pitome", "mctf", "atc", "dpc_knn"])
 @torch.no_grad()
-def test_sizes_add_up_to_all_patches_where_nothing_is_dropped(network, make):
-    acting, _ = act(make(), network, images(), rate=0.6)
+def test_sizes_add_up_to_all_patches_where_nothing_is_dropped(network, name):
+    acting, _ = act(SHIPPED[name](), network, images(), rate=0.6)
     assert acting.sizes.sum(dim=1).tolist() == [16.0] * 4 and acting.sizes.max() > 1
 
 
-@pytest.mark.parametrize("make", [ToMe, ToFu, PiToMe, MCTF, ATC, DiffRate], ids=lambda cls: cls.name)
+@pytest.mark.parametrize("name", ["tome", "tofu", "pitome", "mctf", "atc", "diffrate"])
 @torch.no_grad()
-def test_attention_weighs_sizes_where_it_is_asked_to(network, make):
+def test_attention_weighs_sizes_where_it_is_asked_to(network, name):
     out = []
     for proportional in (True, False):
-        strategy = pickle.loads(pickle.dumps(make(proportional=proportional)))
+        strategy = pickle.loads(pickle.dumps(SHIPPED[name](proportional=proportional)))
         acting, logits = act(strategy, network, images(), rate=0.6, blocks=(2, 3))
         assert strategy.weighs_sizes == acting.weighs_sizes == proportional and acting.sizes.max() > 1
         out.append(logits)
     assert float((out[0] - out[1]).abs().max()) > 1e-3
-    assert make().proportional == (make not in (PiToMe, ToFu))
+    assert SHIPPED[name]().proportional == (name not in ("pitome", "tofu"))
 
 
 def test_what_has_no_say_in_it_does_not_weigh_sizes():
-    assert not KMedoids().weighs_sizes and not DPCKNN().weighs_sizes
+    assert not SHIPPED["k_medoids"]().weighs_sizes and not SHIPPED["dpc_knn"]().weighs_sizes
     with pytest.raises(ValueError, match="proportional"):
-        KMedoids(proportional=True)
+        SHIPPED["k_medoids"](proportional=True)
