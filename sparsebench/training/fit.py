@@ -216,26 +216,24 @@ def calibrate(network: Network, actor: Actor, samples: Samples) -> Calibration:
         return _mean_macs(network, actor, samples, rows) / dense
 
     shape = actor.budget.model_dump(exclude=set(AMOUNTS))
-    low, high, best, follows = 0.0, 1.0, (np.inf, target, np.nan), True
-    first: tuple[float, dict[int, int]] = (np.nan, {})
-    for attempt in range(TRIES):
-        macs = target if attempt == 0 else (low + high) / 2
+    low, high, follows = 0.0, 1.0, True
+    tried: list[tuple[float, float, float]] = []  # how far off, with which MACs, and what was spent
+    for _ in range(TRIES):
+        macs = (low + high) / 2 if tried else target
         ratio = spent(macs)
-        off = abs(ratio - target) if actor.acts else np.inf
-        if attempt == 0:
-            best, first = (off, macs, ratio), (ratio, actor.keep)
-        elif off < best[0]:
-            best = off, macs, ratio
+        if not tried:
+            first = ratio, actor.keep
         follows = ratio != first[0] or actor.keep == first[1]
-        if off <= NEAR * target or not follows:
+        tried.append((abs(ratio - target) if actor.acts else np.inf, macs, ratio))
+        if tried[-1][0] <= NEAR * target or not follows:
             break
         # Where it does not act it is the dense network, and what it spends is too much.
         low, high = (macs, high) if actor.acts and ratio < target else (low, macs)
-    if best[0] > NEAR * target and high == 1.0 and follows:
+    if min(tried)[0] > NEAR * target and high == 1.0 and follows:
         # With all tokens as upper bounds it may still spend less than was asked for.
         ratio = spent(high)
-        best = min(best, (abs(ratio - target), high, ratio))
-    _, macs, ratio = best
+        tried.append((abs(ratio - target), high, ratio))
+    _, macs, ratio = min(tried, key=lambda one: one[0])
     taken = Budget(macs=macs, **shape)
     actor.spend(taken)
     return Calibration(taken, ratio, len(rows))

@@ -21,9 +21,7 @@ from sparsebench.training.steps import (
     Samples,
     draw,
     losses,
-    move_boxes,
     move_images,
-    relevance,
     step_size,
 )
 
@@ -181,7 +179,6 @@ def one(down, right, mirrored):
 
 
 moved = st.tuples(st.integers(-5, 5), st.integers(-5, 5), st.booleans())
-box = st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(1, 4), st.integers(1, 4))
 
 
 @given(moved)
@@ -190,17 +187,6 @@ def test_an_image_is_shifted_and_then_mirrored(how):
     image = pictures(1)
     expected = moved_by_hand(image[0].numpy(), *how)
     np.testing.assert_array_equal(move_images(image, one(*how), 5)[0].numpy(), expected)
-
-
-@given(box, moved)
-@settings(max_examples=30)
-def test_relevance_moves_with_the_pixels(box, how):
-    top, left, height, width = box
-    mask = np.zeros((1, SIDE, SIDE))
-    mask[0, top : top + height, left : left + width] = 1
-    patches = moved_by_hand(mask, *how)[0].reshape(3, 4, 3, 4).mean(axis=(1, 3)).ravel()
-    boxes = move_boxes(torch.tensor([box]), one(*how), SIDE)
-    np.testing.assert_allclose(relevance(boxes, SIDE, SIDE, GRID)[0].numpy(), patches, atol=1e-7)
 
 
 def test_moves_are_uniform():
