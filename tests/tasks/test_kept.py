@@ -111,14 +111,14 @@ def test_the_first_array_of_an_npz_file_is_a_source_of_backgrounds(tmp_path, dty
 @pytest.mark.parametrize(
     ("array", "says"),
     [
-        (PIXELS[0], r"holds no pictures; got shape \(6, 8, 3\); allowed: \(n, height, width, 3\)"),
+        (PIXELS[0], r"holds no pictures; got uint8 of shape \(6, 8, 3\); allowed: \(n, height, width, 3\)"),
         (PIXELS[..., :2], "holds no pictures"),
         (PIXELS[:0], "holds no pictures"),
         (PIXELS.astype(np.int64), "got int64"),
         (PIXELS.astype(np.uint16), "got uint16"),
-        (PIXELS.astype(np.float32), r"got 0 to 255; allowed: .* \[0, 1\]"),
-        (PIXELS / 255 - 0.1, "got -0.1 to 0.9"),
-        (np.where(PIXELS > 250, np.nan, 0.5), "got nan to nan"),
+        (PIXELS.astype(np.float32), r"float32 of shape .*, 0 to 255; allowed: .* \[0, 1\]"),
+        (PIXELS / 255 - 0.1, ", -0.1 to 0.9"),
+        (np.where(PIXELS > 250, np.nan, 0.5), ", nan to nan"),
         (np.array([{"a": 1}], dtype=object), "cannot be read as an .npz file"),
     ],
 )

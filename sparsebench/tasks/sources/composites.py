@@ -241,14 +241,12 @@ def read_array(path: Path) -> np.ndarray:
             pixels = archive[archive.files[0]] if archive.files else np.empty(0)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path} cannot be read as an .npz file ({error})", next_step="mend or replace it") from error
-    allowed = "(n, height, width, 3) of uint8, or of real numbers in [0, 1]"
-    if pixels.ndim != 4 or pixels.shape[3] != 3 or 0 in pixels.shape:
-        raise UserError(f"{path}: its first array holds no pictures", got=f"shape {pixels.shape}", allowed=allowed)
-    if pixels.dtype == np.uint8:
-        return pixels
-    if pixels.dtype.kind != "f":
-        raise UserError(f"{path}: the pixels of its first array", got=str(pixels.dtype), allowed=allowed)
-    low, high = float(pixels.min()), float(pixels.max())
-    if not (low >= 0 and high <= 1):
-        raise UserError(f"{path}: the pixels of its first array", got=f"{low:g} to {high:g}", allowed=allowed)
+    of_bytes, real = pixels.dtype == np.uint8, pixels.dtype.kind == "f"
+    shaped = pixels.ndim == 4 and pixels.shape[3] == 3 and 0 not in pixels.shape
+    if not (shaped and (of_bytes or (real and pixels.min() >= 0 and pixels.max() <= 1))):
+        span = f", {pixels.min():g} to {pixels.max():g}" if shaped and real else ""
+        raise UserError(
+            f"{path}: its first array holds no pictures", got=f"{pixels.dtype} of shape {pixels.shape}{span}",
+            allowed="(n, height, width, 3) of uint8, or of real numbers in [0, 1]",
+        )  # fmt: skip
     return pixels
