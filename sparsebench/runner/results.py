@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 from sparsebench import seeds
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError, UserError
 from sparsebench.measure.cost import Step
-from sparsebench.measure.metrics import Items, Score, decided_by, group_accuracies, scores, share, unit_of
+from sparsebench.measure.metrics import Score, decided_by, group_accuracies, scores, share, unit_of
 from sparsebench.measure.selection import Quality, token_spuriosity
 from sparsebench.models.actor import Actor, Given, Pass, SplitPass
 from sparsebench.models.base import Network
@@ -102,8 +103,7 @@ class Watch:
         else:
             evaluation = evaluate(self.network, actor, samples, self.recipe)
             self.network.module.train()
-            right = evaluation.predicted == samples.labels.cpu().numpy()
-            loss, accuracy = evaluation.loss, float(right.mean())
+            loss, accuracy = evaluation.loss, evaluation.accuracy
         shown = self.network.observe(_look(*self.train, training=True), _look(*self.test))
         for name, value in {"test_loss": loss, "test_accuracy": accuracy, **shown}.items():
             self.seen.setdefault(name, []).append(value)
@@ -399,10 +399,7 @@ def _add_outcomes(result: Result, task: Task, data: Data, evaluation: Evaluation
         UserError: the task returns a metric that is not declared or there already, or an infinite value.
     """
     test, groups_ = data.test, data.group_names
-    items = Items(
-        evaluation.predicted, test.labels, test.groups, evaluation.rank, evaluation.losses, test.foregrounds,
-        evaluation.confidence, evaluation.kept,
-    )  # fmt: skip
+    items = replace(evaluation, labels=test.labels, groups=test.groups, foregrounds=test.foregrounds)
     sizes = np.bincount(data.train.groups, minlength=len(groups_))
     for score in scores(items, len(data.classes), groups_, sizes.tolist()):
         result.add_score(score)

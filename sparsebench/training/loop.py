@@ -15,7 +15,7 @@ from torch import Tensor
 from sparsebench import seeds
 from sparsebench.errors import DivergedError
 from sparsebench.measure.cost import Step, mean_step
-from sparsebench.measure.metrics import group_accuracies, mean_loss
+from sparsebench.measure.metrics import Items, group_accuracies
 from sparsebench.models.actor import Actor, Pass
 from sparsebench.models.base import Network
 from sparsebench.strategy.plans import Rest
@@ -51,39 +51,25 @@ class Choice:
     made: bool = True
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """What came out of the test split, n samples of N tokens.
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Items):
+    """What came out of the test split, n samples of N tokens: the items, whose groups are not known here, and more.
 
     Attributes:
-        predicted: (n,) class numbers.
-        losses: (n,) of each sample, in single precision.
-        kept: (n, N) which input patches were still there at the end.
         choices: the end, and what was chosen in each block in which the strategy acted; empty where nobody asked.
         steps: realised token counts, block by block, mean over samples; empty where nothing acted.
         macs: (n,) of each sample, or empty.
-        rank: (n,) how many classes come before the sample's own: 0 where it is the predicted one.
-        confidence: (n,) the probability of the predicted class; None where the loss is no cross-entropy.
         batch: how many samples came at a time.
         seconds: wall seconds of the network and the strategy for each batch of so many, but the first one, with which
             what a process does once is done.
     """
 
-    predicted: np.ndarray
-    losses: np.ndarray
     kept: np.ndarray
     choices: list[Choice]
     steps: list[Step]
     macs: np.ndarray
-    rank: np.ndarray
-    confidence: np.ndarray | None
     batch: int
     seconds: list[float]
-
-    @property
-    def loss(self) -> float:
-        """The mean loss."""
-        return mean_loss(self.losses)
 
 
 def first_batch(network: Network, samples: Samples) -> int:
@@ -177,17 +163,20 @@ def _evaluate(
             seen.append([end, *(() if acting is None else _choices(acting, N))])
         done += len(rows)
         on_done(done)
+    labels = samples.labels[samples.items].cpu().numpy()
     return Evaluation(
-        torch.cat(predicted).cpu().numpy(),
-        torch.cat(loss).cpu().numpy(),
-        torch.cat(kept).cpu().numpy(),
-        [_join(parts) for parts in zip(*seen, strict=True) if any(part.made for part in parts)],
-        [mean_step(block) for block in zip(*steps, strict=True)],
-        np.concatenate(macs) if macs else np.empty(0),
-        torch.cat(rank).cpu().numpy(),
-        torch.cat(sure).cpu().numpy() if sure else None,
-        batch,
-        [taken for n, taken in times.seconds()[1:] if n == batch],
+        predicted=torch.cat(predicted).cpu().numpy(),
+        labels=labels,
+        groups=np.zeros_like(labels),
+        ranks=torch.cat(rank).cpu().numpy(),
+        losses=torch.cat(loss).cpu().numpy(),
+        confidence=torch.cat(sure).cpu().numpy() if sure else None,
+        kept=torch.cat(kept).cpu().numpy(),
+        choices=[_join(parts) for parts in zip(*seen, strict=True) if any(part.made for part in parts)],
+        steps=[mean_step(block) for block in zip(*steps, strict=True)],
+        macs=np.concatenate(macs) if macs else np.empty(0),
+        batch=batch,
+        seconds=[taken for n, taken in times.seconds()[1:] if n == batch],
     )
 
 
@@ -432,10 +421,9 @@ class EarlyStopping:
     def _result(self) -> float:
         evaluation = evaluate(self.network, self.actor, self.samples, self.recipe)
         self.network.module.train()
-        correct = evaluation.predicted == self.samples.labels.cpu().numpy()
         if self.recipe.validate_by == "accuracy":
-            return float(correct.mean())
-        return float(np.nanmin(group_accuracies(correct, self.groups, int(self.groups.max()) + 1)))
+            return evaluation.accuracy
+        return float(np.nanmin(group_accuracies(evaluation.correct, self.groups, int(self.groups.max()) + 1)))
 
 
 @dataclass(eq=False)
