@@ -11,7 +11,6 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
-    field_validator,
     model_serializer,
     model_validator,
 )
@@ -86,30 +85,21 @@ class Budget(BaseModel):
             raise UserError(SHARES[key], got=value, allowed="(0, 1]")
         return data | {key: float(value)}
 
-    @field_validator("counts")
-    @classmethod
-    def _check_counts(cls, counts: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    @model_validator(mode="after")
+    def _check_lists(self) -> Budget:
+        counts, blocks = self.counts, self.blocks
         if counts is not None and (not counts or min(counts) < 1 or any(a < b for a, b in pairwise(counts))):
             raise UserError(
                 "token counts (counts)", got="+".join(map(str, counts)) or "none",
                 allowed="1 or more each, never more than before",
             )  # fmt: skip
-        return counts
-
-    @field_validator("blocks")
-    @classmethod
-    def _check_blocks(cls, blocks: tuple[int, ...] | None) -> tuple[int, ...] | None:
         if blocks is not None and (not blocks or min(blocks) < 0 or any(a >= b for a, b in pairwise(blocks))):
             raise UserError(
                 "budget blocks", got="+".join(map(str, blocks)) or "none", allowed="rising numbers from 0, none twice"
             )
-        return blocks
-
-    @model_validator(mode="after")
-    def _check_lengths(self) -> Budget:
-        if self.counts is not None and self.blocks is not None and len(self.counts) != len(self.blocks):
+        if counts is not None and blocks is not None and len(counts) != len(blocks):
             raise UserError(
-                "counts and blocks of a budget", got=f"{len(self.counts)} counts for {len(self.blocks)} blocks",
+                "counts and blocks of a budget", got=f"{len(counts)} counts for {len(blocks)} blocks",
                 allowed="one count a block",
             )  # fmt: skip
         return self

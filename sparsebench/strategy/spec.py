@@ -94,6 +94,7 @@ def words_of(params: Mapping[str, Any]) -> str:
     return f":{','.join(words)}" if words else ""
 
 
+_JSON = {"True": "true", "False": "false", "None": "null"}
 _LABEL = re.compile(r"(?P<name>[^()]*)(?:\((?P<params>.*)\))?", re.DOTALL)
 
 
@@ -101,12 +102,10 @@ def parts_of(label: str) -> tuple[str, dict[str, Any]]:
     """Return the name and the parameters in a `label`, values as Python has them where they can be read."""
     match = _LABEL.fullmatch(label)
     pieces = re.split(r", (?=\w+=)", match["params"]) if match is not None and match["params"] else []
-    params = {name: _of_python(text) for name, _, text in (piece.partition("=") for piece in pieces) if name}
+    params = {
+        name: _value(_JSON.get(text, text)) for name, _, text in (piece.partition("=") for piece in pieces) if name
+    }
     return (label if match is None else match["name"]), params
-
-
-def _of_python(text: str) -> Any:
-    return _value({"True": "true", "False": "false", "None": "null"}.get(text, text))
 
 
 def _value(text: str) -> Any:
