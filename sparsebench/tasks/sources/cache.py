@@ -89,9 +89,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def each(
-    work: Callable[[int], T], n: int, bad: dict[str, str], on_done: Callable[[], None] = lambda: None
-) -> Iterator[tuple[int, T]]:
+def each(work: Callable[[int], T], n: int, bad: dict[str, str], on_done: Callable[[], None]) -> Iterator[tuple[int, T]]:
     """Yield 0 to n - 1, each with what `work` returns for it; all cores do it.
 
     Threads will do, which need no main guard in scripts: Pillow, hashlib and numpy let go of the interpreter.
@@ -218,7 +216,7 @@ def decode(wanted: Sequence[Pixels]) -> None:
                 np.lib.format.write_array_header_1_0(file, header)
                 for _, row in each(one.row, one.shape[0], torn, lambda: tell()(what, next(told), n)):
                     file.write(row.tobytes())
-                if torn:
+                if torn:  # so that the file is not kept
                     raise BadPicturesError(torn)
             bad |= torn
     if bad:
