@@ -13,7 +13,6 @@ from sparsebench.errors import UserError
 from sparsebench.tasks.base import Data, Locations, Split
 from sparsebench.tasks.images import PictureTask
 from sparsebench.tasks.sources.cache import Pixels
-from sparsebench.tasks.sources.files import located
 from sparsebench.tasks.sources.known import Labelled, labelled_pictures, split_pixels
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
@@ -88,8 +87,7 @@ class GroupTask(PictureTask):
         return [split_pixels(labelled, of_split, self.canvas)[0] for of_split in rows]
 
     def _labelled(self, locations: Locations) -> Labelled:
-        content = self.images.partition("-")[2]
-        return labelled_pictures(self.name, content, located(self.images, locations), self.columns())
+        return labelled_pictures(self.name, self.images, self.columns(), locations)
 
     def _rows(self, labelled: Labelled, n_train: int, repetition: int) -> dict[int, np.ndarray]:
         """Return which rows are drawn of each split."""

@@ -1,5 +1,6 @@
 import re
 import shutil
+import unicodedata
 
 import numpy as np
 import pytest
@@ -88,7 +89,7 @@ def test_a_split_is_decoded_once_whatever_is_drawn_of_it(waterbirds, monkeypatch
 def test_a_table_that_changes_under_a_run_is_refused(waterbirds):
     name, locations = located(waterbirds)
     edit(waterbirds, "/sea/3.jpg", "/sea/4.jpg")
-    known.labelled_pictures.cache_clear()  # as in another process
+    known._read.cache_clear()  # as in another process
     with pytest.raises(UserError, match="changed while the run was under way"):
         Waterbirds(images=name, canvas=8).draw(28, 0, locations)
 
@@ -152,9 +153,11 @@ def test_a_task_without_its_images_is_refused_at_once(waterbirds, tmp_path):
         Waterbirds().check()
     with pytest.raises(UserError, match="got 'folder-0123'; give --images celeba"):
         CelebA(images="folder-0123").check()
-    name, _ = located(waterbirds)
+    name, locations = located(waterbirds)
     with pytest.raises(UserError, match="not on this machine; give --images"):
         Waterbirds(images=name).draw(8, 0, {})
+    with pytest.raises(UserError, match="not those of task 'celeba'"):
+        CelebA(images=name).draw(8, 0, locations)
     with pytest.raises(UserError, match=r"celeba is not in .*; get it from https.* and give --images folder:DIR"):
         locate_images("celeba", tmp_path)
 
@@ -182,7 +185,7 @@ WRONG = {
     "another picture": (in_line(4, 1, "nowhere.jpg"), "metadata.csv, line 4: .*is not there"),
     "twice": (
         lambda text: text.replace("002.Bird/Bird_0002.jpg,", "001.Bird/Bird_0001.jpg,"),
-        "metadata.csv, line 4: .*has another line before",
+        "metadata.csv, line 4: .*is in line 3, too",
     ),
     "a class": (in_line(7, 2, "7"), "metadata.csv, line 7: y; got '7'; allowed: 0, 1"),
     "a split": (in_line(7, 3, "7"), "metadata.csv, line 7: split; got '7'; allowed: 0, 1"),
@@ -221,6 +224,40 @@ def test_a_celeba_table_that_is_cut_off_is_a_user_error(celeba):
     partition.unlink()
     with pytest.raises(UserError, match=r"list_eval_partition\.txt cannot be read"):
         located(celeba)
+
+
+@pytest.mark.parametrize(
+    "spell",
+    [lambda name: "./" + name.upper(), lambda name: name.replace("/", "\\"), lambda name: name.replace("/", "//")],
+    ids=["upper case", "backslash", "twice"],
+)
+def test_a_table_may_spell_names_otherwise_than_the_disk(waterbirds, celeba, spell):
+    for made, cls in ((waterbirds, Waterbirds), (celeba, CelebA)):
+        before = draw(made, cls=cls)
+        for name in made.names[::2]:
+            edit(made, name, spell(name))
+        after = draw(made, cls=cls)
+        for one, other in ((before.train, after.train), (before.test, after.test)):
+            np.testing.assert_array_equal(one.inputs, other.inputs)
+            assert one.groups.tolist() == other.groups.tolist()
+
+
+@pytest.mark.parametrize("forms", [("NFC", "NFD"), ("NFD", "NFC")])
+def test_a_table_may_have_another_form_of_unicode(waterbirds, forms):
+    on_disk, in_table = (unicodedata.normalize(form, "Küken.jpg") for form in forms)
+    path = waterbirds.root / waterbirds.names[0]
+    path.rename(path.with_name(on_disk))
+    edit(waterbirds, waterbirds.names[0], f"{path.parent.name}/{in_table}")
+    assert len(draw(waterbirds).train.labels) == 28
+
+
+def test_what_may_be_two_pictures_is_refused(waterbirds):
+    first = waterbirds.root / waterbirds.names[0]
+    shutil.copy(first, first.with_suffix(".JPG"))
+    assert len(draw(waterbirds).train.labels) == 28  # the table says which
+    edit(waterbirds, waterbirds.names[0], waterbirds.names[0].replace("Bird_", "bird_"))
+    with pytest.raises(UserError, match=r"line 2: .*may be .*Bird_0000\.(jpg|JPG) or .*; say which"):
+        located(waterbirds)
 
 
 def test_whole_numbers_may_be_written_as_spreadsheets_do(waterbirds, celeba):

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import posixpath
+import unicodedata
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from sparsebench.errors import UserError, unknown
 from sparsebench.tasks.sources import cache
-from sparsebench.tasks.sources.files import Contents, contents_of, listing, pixels_of, sha256_of
+from sparsebench.tasks.sources.files import Contents, Locations, contents_of, listing, located, pixels_of, sha256_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -238,19 +241,26 @@ def tables(root: Path, kind: str) -> list[str]:
     return [METADATA] if kind == WATERBIRDS else [_table(root, name).name for name in (ATTRIBUTES, PARTITION)]
 
 
-@lru_cache(maxsize=4)
-def labelled_pictures(kind: str, content: str, root: Path, columns: tuple[str, str]) -> Labelled:
-    """Return the set that lies in a folder.
+def labelled_pictures(kind: str, name: str, columns: tuple[str, str], locations: Locations) -> Labelled:
+    """Return a located set.
 
     Args:
         kind: "waterbirds" or "celeba".
-        content: the fingerprint of the folder's contents when the run began.
-        root: the folder.
+        name: what the cell calls it, with its fingerprint.
         columns: of its table, the label and the attribute.
+        locations: where it lies.
 
     Raises:
-        UserError: it has changed, or its table is wrong; file and line are named.
+        UserError: it is of another kind, not here, or its table is wrong; file and line are named.
     """
+    known, _, content = name.partition("-")
+    if known != kind or not content:
+        raise UserError(f"the images '{name}' are not those of task '{kind}'", next_step=f"give --images {kind}")
+    return _read(kind, content, located(name, locations), columns)
+
+
+@lru_cache(maxsize=4)
+def _read(kind: str, content: str, root: Path, columns: tuple[str, str]) -> Labelled:
     names = tables(root, kind)
     found = contents_of(content, root, names)
     if {name: sha256_of(root / name) for name in names} != found.tables:
@@ -267,14 +277,13 @@ def read(root: Path, kind: str, columns: tuple[str, str], found: Contents) -> La
         table, partition, below = _table(root, ATTRIBUTES), _table(root, PARTITION), _faces(root)
         rows = _rows(table, "image_id", {columns[0]: SIGNS, columns[1]: SIGNS})
         parts = _rows(partition, "image_id", {"partition": SPLITS})
-        rows["split"] = rows["file"].map(dict(zip(parts["file"], parts["partition"], strict=True)))
-        for line, name in rows["file"][rows["split"].isna()].items():
+        split_of = dict(zip(map(_key, parts["file"]), parts["partition"], strict=True))
+        rows["split"] = [split_of.get(_key(name), -1) for name in rows["file"]]
+        for line, name in rows["file"][rows["split"] < 0].items():
             raise UserError(f"{table}, line {line}: {name} is not in {partition.name}")
-    rows["file"] = [str(PurePosixPath(below.relative_to(root)) / name) for name in rows["file"]]
-    for line, name in rows["file"][~rows["file"].isin([*found.pictures, *found.left_out])].items():
-        raise UserError(f"{table}, line {line}: {root / name} is not there")
-    for line, name in rows["file"][rows["file"].duplicated()].items():
-        raise UserError(f"{table}, line {line}: {name} has another line before")
+    prefix = "" if below == root else f"{below.relative_to(root).as_posix()}/"
+    names = [one.removeprefix(prefix) for one in {**found.pictures, **found.left_out} if one.startswith(prefix)]
+    rows["file"] = [prefix + name for name in _on_disk(table, below, names, rows["file"])]
     rows = rows[~rows["file"].isin(list(found.left_out))]
     splits, labels, attributes = (rows[name].to_numpy(np.int64) for name in ("split", *columns))
     return Labelled(found, root, list(rows["file"]), table, splits, labels, attributes)
@@ -289,6 +298,34 @@ def _table(root: Path, name: str) -> Path:
 def _faces(root: Path) -> Path:
     inner = root / FACES / FACES
     return inner if inner.is_dir() else root / FACES
+
+
+def _key(name: str) -> str:
+    """Return a name without what tables and disks spell differently: case, form of Unicode, separators, `./`."""
+    plain = posixpath.normpath(name.replace("\\", "/"))
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", plain).casefold())
+
+
+def _on_disk(table: Path, below: Path, names: Sequence[str], files: pd.Series) -> list[str]:
+    """Return the files of a table's rows as they are called on the disk: `names`, of all that lie in `below`.
+
+    Raises:
+        UserError: a row has no picture, several may be meant, or a picture has two rows.
+    """
+    exact, alike = set(names), defaultdict[str, list[str]](list)
+    if not exact.issuperset(files):
+        for name in names:
+            alike[_key(name)].append(name)
+    seen: dict[str, int] = {}
+    for line, name in files.items():
+        meant = [name] if name in exact else alike[_key(name)]
+        if not meant:
+            raise UserError(f"{table}, line {line}: {below / name} is not there")
+        if len(meant) > 1:
+            raise UserError(f"{table}, line {line}: {name} may be {' or '.join(meant)}", next_step="say which")
+        if seen.setdefault(meant[0], line) != line:
+            raise UserError(f"{table}, line {line}: {name} is in line {seen[meant[0]]}, too")
+    return list(seen)
 
 
 def _rows(path: Path, file: str, values: Mapping[str, Mapping[int, int]]) -> pd.DataFrame:
