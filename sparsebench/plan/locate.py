@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import logging
 import os
+import unicodedata
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -142,7 +143,11 @@ def _check_classes(found: Listing) -> None:
     """Raise UserError unless train and test have the same classes, two or more, and a picture in each."""
     train, test = (classes_in(found.below(split), LAYOUT) for split in ("train", "test"))
     if odd := sorted({*train} ^ {*test}):
-        raise UserError(f"{found.root}: train and test have different classes", got=odd)
+        alike = len({unicodedata.normalize("NFC", name) for name in odd}) < len(odd)
+        raise UserError(
+            f"{found.root}: train and test have different classes", got=[ascii(name) for name in odd] if alike else odd,
+            next_step="some differ in their Unicode normalisation alone: rename them" if alike else None,
+        )  # fmt: skip
 
 
 LOCATED = {

@@ -135,6 +135,18 @@ def test_loose_pictures_alone_and_splits_are_no_classes(classes: Path) -> None:
     refused(root, r"holds splits and no classes; got \['train', 'validation'\]")
 
 
+def test_names_that_look_the_same_are_refused(classes: Path) -> None:
+    for name in ("e\u0301cole", "\u00e9cole"):
+        shutil.copytree(classes / "a", classes / name)
+    refused(classes, "differ in their Unicode normalisation alone")
+    root = classes.parent / "trained"
+    for split, name in (("train", "e\u0301cole"), ("test", "\u00e9cole")):
+        shutil.copytree(classes / "a", root / split / "a")
+        shutil.copytree(classes / "a", root / split / name)
+    with pytest.raises(UserError, match="differ in their Unicode normalisation alone"):
+        locate_images(f"folder:{root}")
+
+
 def test_a_folder_that_cannot_be_read_is_named(classes: Path) -> None:
     for deep in (classes / "a" / "deep", classes / "b", classes):
         place = Path(tempfile.mkdtemp())

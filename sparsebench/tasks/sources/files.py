@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -160,7 +161,8 @@ def classes_in(found: Listing, wanted: str) -> list[str]:
         wanted: the layout that it should have, for an error.
 
     Raises:
-        UserError: there are fewer than two, one has no pictures, or the folder holds splits and no classes.
+        UserError: there are fewer than two, two look the same, one has no pictures, or the folder holds splits and no
+            classes.
     """
     root, classes = found.root, [path for path in found.folders if "/" not in path]
     if classes and SPLITS.issuperset(map(str.lower, classes)):
@@ -172,6 +174,14 @@ def classes_in(found: Listing, wanted: str) -> list[str]:
         loose = sum("/" not in name for name in found.names)
         beside = f" and {loose} pictures in no class folder" if loose else ""
         raise UserError(f"{root}: too few classes", got=f"{classes}{beside}", allowed=f"2 or more: {wanted}")
+    alike: defaultdict[str, list[str]] = defaultdict(list)
+    for name in classes:
+        alike[unicodedata.normalize("NFC", name)].append(name)
+    if twice := [group for group in alike.values() if len(group) > 1]:
+        raise UserError(
+            f"{root}: class folders whose names differ in their Unicode normalisation alone",
+            got=[ascii(name) for name in twice[0]], next_step="put their pictures into one",
+        )  # fmt: skip
     full = {name.partition("/")[0] for name in found.names if "/" in name}
     if empty := [name for name in classes if name not in full]:
         more = f", and {len(empty) - 1} more class folders" if len(empty) > 1 else ""
