@@ -40,6 +40,7 @@ def test_equals_on_checkpoints_have_no_winner_and_what_is_better_has_won(S: int)
     assert difference < 0.3 and told >= 0.7
 
 
+@pytest.mark.slow
 def test_few_items_on_which_equals_differ_do_not_tell_them_apart() -> None:
     """The reference draws at random, so that it differs by thirds from 34 others, on few of 200 items."""
     world = Checkpoints(S=1, R=35, accuracy=0.98, apart=0.0)

@@ -25,7 +25,7 @@ RUNS = {
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=[pytest.mark.theory] * (name != "stripes")) for name in RUNS]
+    scope="module", params=["stripes", pytest.param("theory", marks=[pytest.mark.theory, pytest.mark.slow])]
 )
 def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, str]:
     """Return a task, the folder of a run of it alone, and what the command said; do not write to the folder."""

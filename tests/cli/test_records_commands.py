@@ -6,11 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pytest
 from commands import call
 
 from sparsebench.board.board import gather
 from sparsebench.board.published import publish
+from sparsebench.records import store, table
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "store"
@@ -23,6 +25,14 @@ NO_RECORDS = "no records in NONE; run `sparsebench run --out` with this folder f
 def out(tmp_path: Path) -> Path:
     shutil.copytree(GOLDEN / "records", tmp_path / "out" / "records")
     return tmp_path / "out"
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    """Return a folder of the records of two strategies, whose board is soon made."""
+    rows = store.rows(GOLDEN).filter(pc.field("strategy").isin(["dense", "random"]))
+    table.write(tmp_path / "few" / "records" / "few.parquet", rows, store.beside(GOLDEN, *store.BESIDE))
+    return tmp_path / "few"
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
@@ -54,23 +64,23 @@ def test_mistakes_are_one_line_and_change_nothing(tmp_path: Path, out: Path, arg
     assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "old").read_text() == "mine"
 
 
-def test_a_board_goes_to_a_file_or_a_pipe(out: Path, tmp_path: Path) -> None:
-    shown = call("leaderboard", out, "--format", "md", "--notes")
-    written = call("leaderboard", out, "--format", "md", "-o", tmp_path / "new" / "board")
+def test_a_board_goes_to_a_file_or_a_pipe(few: Path, tmp_path: Path) -> None:
+    shown = call("leaderboard", few, "--format", "md", "--notes")
+    written = call("leaderboard", few, "--format", "md", "-o", tmp_path / "new" / "board")
     assert shown.exit_code == written.exit_code == 0 and written.stdout == ""
     assert written.stderr == f"written: {tmp_path / 'new' / 'board'}\n"
     assert shown.stdout_bytes == (tmp_path / "new" / "board").read_bytes() and b"dense" in shown.stdout_bytes
 
 
-def test_a_page_is_not_for_the_terminal(out: Path) -> None:
+def test_a_page_is_not_for_the_terminal(few: Path) -> None:
     leader, follower = os.openpty()
-    command = [sys.executable, "-m", "sparsebench", "leaderboard", str(out), "--format", "html"]
+    command = [sys.executable, "-m", "sparsebench", "leaderboard", str(few), "--format", "html"]
     done = subprocess.run(command, stdout=follower, stderr=subprocess.PIPE, text=True, timeout=300)
     os.close(follower)
     os.close(leader)
     assert (done.returncode, done.stderr) == (2, "Error: a page is not for the terminal; give -o FILE.html\n")
 
 
-def test_the_page_beside_the_records_is_the_one_of_the_command(out: Path) -> None:
-    publish(gather(out), out)
-    assert (out / "leaderboard.html").read_bytes() == call("leaderboard", out, "--format", "html").stdout_bytes
+def test_the_page_beside_the_records_is_the_one_of_the_command(few: Path) -> None:
+    publish(gather(few), few)
+    assert (few / "leaderboard.html").read_bytes() == call("leaderboard", few, "--format", "html").stdout_bytes

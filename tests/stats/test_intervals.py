@@ -96,10 +96,26 @@ def test_the_sample_complexity_is_that_of_the_mean_success() -> None:
     assert low is not None and high is not None and 4 <= low <= value <= high <= 16
 
 
-def test_the_interval_resamples_whole_repetitions() -> None:
-    # One in 27 draws takes the best repetition three times, and one the worst; farther out there is nothing.
-    _, low, high = sample_complexity(trials("011", "001", "111"))
-    assert (low, high) == pytest.approx((4, 128**0.5))
+@pytest.mark.parametrize(
+    ("successes", "expected"),
+    [
+        # One in 27 draws takes the best repetition three times, and one the worst; farther out there is nothing.
+        (("011", "001", "111"), (32**0.5, 4, 128**0.5)),
+        (("000", "001", "000"), (INFINITY, 128**0.5, INFINITY)),
+        (("000", "000"), (INFINITY, INFINITY, INFINITY)),
+        (("011",), (32**0.5, None, None)),
+    ],
+)
+def test_the_interval_resamples_whole_repetitions(successes: tuple[str, ...], expected: Interval) -> None:
+    assert sample_complexity(trials(*successes)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "more", [{9: {4: 1.0, 8: 1.0}}, {0: {4: 0.0, 8: 0.0, 16: 1.0, 512: 1.0}}], ids=["lacks a size", "has one alone"]
+)
+def test_neither_order_nor_what_not_all_repetitions_have_matters(more: dict[int, dict[int, float]]) -> None:
+    whole = trials("001", "011", "001", "001", "001")
+    assert sample_complexity(dict(reversed((whole | more).items()))) == sample_complexity(whole)
 
 
 def test_the_interval_of_many_repetitions_is_that_of_all_resamples_counted_one_by_one() -> None:
@@ -167,33 +183,6 @@ def test_bootstrap_means_are_of_rows_drawn_together() -> None:
     assert np.isnan(bootstrap_means(values[:1])).all() and bootstrap_means(values[:0, 0]).shape == means[:, 0].shape
 
 
-def test_a_sample_complexity_that_is_not_reached_is_infinite() -> None:
-    assert sample_complexity(trials("000", "001", "000")) == (INFINITY, pytest.approx(128**0.5), INFINITY)
-    assert sample_complexity(trials("000", "000")) == (INFINITY, INFINITY, INFINITY)
-
-
-def test_the_interval_does_not_depend_on_chance_or_order() -> None:
-    found = trials("0011", "0111", "0001", "0011", "0000")
-    assert sample_complexity(found) == sample_complexity(dict(reversed(found.items())))
-    assert sample_complexity(found) == sample_complexity(found)
-
-
-def test_one_repetition_has_no_interval() -> None:
-    assert sample_complexity(trials("011")) == (pytest.approx(32**0.5), None, None)
-
-
-def test_a_repetition_without_all_sizes_does_not_count() -> None:
-    whole = trials("011", "001", "001")
-    assert sample_complexity(whole | {9: {4: 1.0, 8: 1.0}}) == sample_complexity(whole)
-
-
 def test_without_one_whole_repetition_there_is_no_number() -> None:
     value, low, high = sample_complexity({0: {4: 0.0}, 1: {8: 1.0}})
     assert np.isnan(value) and low is None and high is None
-
-
-def test_a_size_that_few_repetitions_have_is_no_part_of_the_grid() -> None:
-    trials = {seed: {4: 0.0, 8: float(seed > 0), 16: 1.0} for seed in range(5)}
-    without = sample_complexity(trials)
-    trials[0][512] = 1.0
-    assert sample_complexity(trials) == without and without[0] < 16
