@@ -5,7 +5,7 @@ import pytest
 import torch
 from sparsebench_theory.overfitting.network import TwoLayerViT
 from sparsebench_theory.shallow.network import FirstWeights, ShallowViT
-from tiny import SHIPPED, B, N, images, vit
+from tiny import B, N, images, made, vit
 from torch.utils.flop_counter import FlopCounterMode
 
 from sparsebench.errors import UnsupportedError
@@ -46,33 +46,22 @@ def act(strategy, network, inputs, **budget):
     return [step.own for step in acting.steps if step.own], [macs for macs in found if macs]
 
 
-PLAIN = (
-    "tome", "tofu", "pitome", "mctf", "atc", "diffrate", "tps", "dynamic_vit", "divprune", "dpp", "vid_tldr", "ppt",
-    "pru_merge", "patch_merger", "sit", "tnt",
+COUNTED = (
+    "tome", "tofu", "pitome", "mctf", "atc", "diffrate", "diffrate:merged=1.0", "zero_tprune:iterations=7+3+2", "tps",
+    "dynamic_vit", "dynamic_vit:disposal=squeeze", "value_norm:disposal=merge", "divprune", "dpp", "vid_tldr", "ppt",
+    "ppt:threshold=0.0", "perturbation:draws=2", "vision_zip:contextual=0.3", "vis_pruner:step=2", "pru_merge",
+    "patch_merger", "sit", "token_learner:hidden=7", "sinkhorn:epsilon=0.1,iterations=7", "tnt",
 )  # fmt: skip
-COUNTED = {name: SHIPPED[name]() for name in PLAIN} | {
-    "diffrate that merges all": SHIPPED["diffrate"](merged=1.0),
-    "zero_tprune": SHIPPED["zero_tprune"](iterations=(7, 3, 2)),
-    "dynamic_vit, squeezed": SHIPPED["dynamic_vit"](disposal="squeeze"),
-    "value_norm, merged": SHIPPED["value_norm"](disposal="merge"),
-    "ppt that drops all": SHIPPED["ppt"](threshold=0.0),
-    "perturbation": SHIPPED["perturbation"](draws=2),
-    "vision_zip": SHIPPED["vision_zip"](contextual=0.3),
-    "vis_pruner": SHIPPED["vis_pruner"](step=2),
-    "token_learner": SHIPPED["token_learner"](hidden=7),
-    "sinkhorn": SHIPPED["sinkhorn"](epsilon=0.1, iterations=7),
-}
 FEW_LEAVE = ("tome", "mctf", "diffrate", "ppt", "tps", "sinkhorn")
 """One of each kind of which also one token of 16 leaves."""
 
 
 @pytest.mark.parametrize(
-    ("name", "rate", "prefix"),
-    [*((name, 0.6, {"reg_tokens": 3}) for name in COUNTED), *((name, 15 / 16, {}) for name in FEW_LEAVE)],
+    ("words", "rate", "prefix"),
+    [*((words, 0.6, {"reg_tokens": 3}) for words in COUNTED), *((name, 15 / 16, {}) for name in FEW_LEAVE)],
 )
-def test_own_macs_are_what_the_counter_counts(name, rate, prefix):
-    strategy = COUNTED[name]
-    network = vit(**prefix)
+def test_own_macs_are_what_the_counter_counts(words, rate, prefix):
+    strategy, network = made(words), vit(**prefix)
     for block in network.module.blocks:
         block.attn.fused_attn = False  # the counter does not see it on a CPU
     own, found = act(strategy, network, images(1), keep_rate=rate)
@@ -80,14 +69,14 @@ def test_own_macs_are_what_the_counter_counts(name, rate, prefix):
 
 
 @pytest.mark.theory
-@pytest.mark.parametrize("strategy", [SHIPPED["tofu"](merge_from=1.0), COUNTED["zero_tprune"]], ids=lambda s: s.name)
-def test_keys_of_theory_models_have_their_own_width(strategy):
+@pytest.mark.parametrize("words", ["tofu:merge_from=1.0", "zero_tprune:iterations=7+3+2"])
+def test_keys_of_theory_models_have_their_own_width(words):
     rng = np.random.default_rng(0)
     sizes = {"m": 5, "first": FirstWeights(0.1, 0.2, 0.1), "heads": 3}
     shallow, two_layer = ShallowViT(rng, np.eye(8)[:, :4], 11, **sizes), TwoLayerViT(rng, 11, 8, d_h=6, d_v=5, shrink=1)
     for network in (shallow, two_layer):
         try:
-            own, found = act(strategy, network, torch.rand(B, 11, 8), keep_rate=0.6)
+            own, found = act(made(words), network, torch.rand(B, 11, 8), keep_rate=0.6)
         except UnsupportedError:
             assert network is two_layer
         else:
@@ -96,19 +85,19 @@ def test_keys_of_theory_models_have_their_own_width(strategy):
 
 def test_distances_cost_a_multiplication_a_channel():
     """The counter does not know them."""
-    for strategy, macs in (
-        (SHIPPED["dpc_knn"](), N * N * 32),
-        (SHIPPED["farthest_point"](), N * N * 32),
-        (SHIPPED["k_medoids"](iterations=3), N * N * 32 + 3 * N * N),
-        (SHIPPED["k_medoids"](iterations=0, weights="equal"), N * N * 32),
+    for words, macs in (
+        ("dpc_knn", N * N * 32),
+        ("farthest_point", N * N * 32),
+        ("k_medoids:iterations=3", N * N * 32 + 3 * N * N),
+        ("k_medoids:iterations=0,weights=equal", N * N * 32),
     ):
-        own, found = act(strategy, vit(), images(), keep_rate=0.5, blocks=(1,))
+        own, found = act(made(words), vit(), images(), keep_rate=0.5, blocks=(1,))
         assert own == [macs] and not found
 
 
 def test_a_budget_includes_them():
     network = vit()
-    traits = SHIPPED["k_medoids"](iterations=100).traits()
+    traits = made("k_medoids:iterations=100").traits()
     free = traits._replace(own_macs=lambda place: 0.0)
     dear, cheap = (solve(Budget(macs=0.7), network.cost, h) for h in (traits, free))
     assert sum(dear) < sum(cheap)
@@ -120,8 +109,8 @@ def test_a_budget_includes_them():
 def test_where_they_cost_more_than_is_saved_a_fraction_is_of_the_rest(macs):
     network = vit()
     dense = network.cost.macs(network.cost.dense())
-    actor = Actor(SHIPPED["perturbation"](), Budget(macs=macs), network.cost, network.grid, stream=5)
-    bare = Actor(SHIPPED["patch_variance"](), Budget(macs=macs), network.cost, network.grid, stream=5)
+    actor = Actor(made("perturbation"), Budget(macs=macs), network.cost, network.grid, stream=5)
+    bare = Actor(made("patch_variance"), Budget(macs=macs), network.cost, network.grid, stream=5)
     assert 1 < actor.keep[0] == bare.keep[0] < N
     assert network.cost.macs(actor.planned) / dense == pytest.approx(macs, abs=0.04)
     acting = actor.begin(torch.arange(B), 0, None, training=False)

@@ -6,23 +6,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from sparsebench_plugins.anti_oracle import AntiOracle
-from sparsebench_plugins.attn_topk import AttnTopK
-from sparsebench_plugins.attn_value_norm import AttnValueNorm
-from sparsebench_plugins.column_norm import ColumnNorm
-from sparsebench_plugins.evit import EViT
-from sparsebench_plugins.feature_norm import FeatureNorm
-from sparsebench_plugins.gradient_energy import GradientEnergy
-from sparsebench_plugins.noise import ROUNDING, Noise
-from sparsebench_plugins.oracle import Oracle
-from sparsebench_plugins.patch_variance import PatchVariance
-from sparsebench_plugins.radial import Radial
-from sparsebench_plugins.random import Random
-from sparsebench_plugins.rep_shift import RepShift
-from sparsebench_plugins.tps import TPS
-from sparsebench_plugins.value_norm import ValueNorm
-from sparsebench_plugins.zero_tprune import ZeroTPrune
-from tiny import ENTRIES, ROOT, SHIPPED, B, N, act, chosen, images, inside, vit
+from sparsebench_plugins.noise import ROUNDING
+from tiny import ENTRIES, ROOT, SHIPPED, B, N, act, chosen, images, inside, made, vit
 from token_sets import OneLayer, Sets
 
 from sparsebench.errors import UnsupportedError, UserError
@@ -72,31 +57,31 @@ def column_norm(n, s, b, j, P):
     return sum(sum(s["A"][b, h, i, P + j] ** n for i in range(T)) ** (1 / n) for h in range(H)) / H
 
 
-CASES = {
-    "attn_topk mean_query": (AttnTopK(attention="mean_query"), CLASS, mean_query),
-    "attn_topk mean_query, no class token": (AttnTopK(attention="mean_query"), CLASSLESS, mean_query),
-    "attn_topk": (AttnTopK(), CLASS, class_attention),
-    "attn_topk received": (AttnTopK(attention="received"), CLASS, partial(class_attention, classless=True)),
-    "attn_topk, no class token": (AttnTopK(), CLASSLESS, partial(class_attention, classless=True)),
-    "tps": (TPS(), CLASS, class_attention),
-    "evit": (EViT(), CLASS, class_attention),
-    "evit, no class token": (EViT(), CLASSLESS, partial(class_attention, classless=True)),
-    "value_norm": (ValueNorm(), CLASS, value_norm),
-    "value_norm, smallest": (ValueNorm(keep="smallest"), CLASS, lambda *a: -value_norm(*a)),
-    "attn_value_norm": (AttnValueNorm(), CLASS, ats),
-    "attn_value_norm, no class token": (AttnValueNorm(), CLASSLESS, partial(ats, classless=True)),
-    "feature_norm": (FeatureNorm(), CLASS, feature_norm),
-    "feature_norm, smallest": (FeatureNorm(keep="smallest"), CLASS, lambda *a: -feature_norm(*a)),
-    "rep_shift": (RepShift(), CLASS, rep_shift),
-    "column_norm": (ColumnNorm(), CLASS, partial(column_norm, 2.0)),
-    "column_norm 5.5": (ColumnNorm(n=5.5), CLASSLESS, partial(column_norm, 5.5)),
-}
+CASES = [
+    ("attn_topk:attention=mean_query", CLASS, mean_query),
+    ("attn_topk:attention=mean_query", CLASSLESS, mean_query),
+    ("attn_topk", CLASS, class_attention),
+    ("attn_topk:attention=received", CLASS, partial(class_attention, classless=True)),
+    ("attn_topk", CLASSLESS, partial(class_attention, classless=True)),
+    ("tps", CLASS, class_attention),
+    ("evit", CLASS, class_attention),
+    ("evit", CLASSLESS, partial(class_attention, classless=True)),
+    ("value_norm", CLASS, value_norm),
+    ("value_norm:keep=smallest", CLASS, lambda *a: -value_norm(*a)),
+    ("attn_value_norm", CLASS, ats),
+    ("attn_value_norm", CLASSLESS, partial(ats, classless=True)),
+    ("feature_norm", CLASS, feature_norm),
+    ("feature_norm:keep=smallest", CLASS, lambda *a: -feature_norm(*a)),
+    ("rep_shift", CLASS, rep_shift),
+    ("column_norm", CLASS, partial(column_norm, 2.0)),
+    ("column_norm:n=5.5", CLASSLESS, partial(column_norm, 5.5)),
+]
 
 
 @pytest.mark.parametrize("block", [0, 2])
-@pytest.mark.parametrize(("strategy", "make", "score"), CASES.values(), ids=CASES)
-def test_scores_are_the_equations_and_the_largest_stay(strategy, make, score, block):
-    network = make()
+@pytest.mark.parametrize(("words", "make", "score"), CASES)
+def test_scores_are_the_equations_and_the_largest_stay(words, make, score, block):
+    strategy, network = made(words), make()
     shown = inside(network, images(), block)
     expected = np.array([[score(shown, b, j, network.prefix) for j in range(N)] for b in range(B)])
     acting, _ = act(strategy, network, images(), blocks=(block,))
@@ -111,7 +96,7 @@ def test_scores_are_the_equations_and_the_largest_stay(strategy, make, score, bl
 
 def test_a_high_order_of_the_column_norm_is_the_largest_entry_and_no_power_vanishes():
     shown = inside(vit(), images(), 1)
-    acting, _ = act(ColumnNorm(n=1000), vit(), images(), blocks=(1,))
+    acting, _ = act(made("column_norm:n=1000"), vit(), images(), blocks=(1,))
     np.testing.assert_allclose(acting.scores, shown["A"][..., 1:].max(axis=2).mean(axis=1), rtol=5e-3)
 
 
@@ -142,29 +127,29 @@ def sigma(P):
     return math.sqrt(math.pi / 2) * sum(answers) / len(answers) / 6
 
 
-PIXELS = {
-    "patch_variance": (PatchVariance(), variance),
-    "gradient_energy": (GradientEnergy(), energy),
-    "noise": (Noise(), lambda P: -sigma(P)),
-    "noise by ratio": (Noise(by="ratio"), lambda P: -(sigma(P) ** 2) / max(variance(P), ROUNDING)),
-}
+PIXELS = [
+    ("patch_variance", variance),
+    ("gradient_energy", energy),
+    ("noise", lambda P: -sigma(P)),
+    ("noise:by=ratio", lambda P: -(sigma(P) ** 2) / max(variance(P), ROUNDING)),
+]
 
 
-@pytest.mark.parametrize(("strategy", "score"), PIXELS.values(), ids=PIXELS)
-def test_scores_of_pixels_are_the_equations_and_the_largest_stay(strategy, score):
+@pytest.mark.parametrize(("words", "score"), PIXELS)
+def test_scores_of_pixels_are_the_equations_and_the_largest_stay(words, score):
     pixels = images()
     pixels[0, :, :16] = pixels[0, :, :16] * 0.1 + torch.linspace(0, 0.8, 32)
     expected = np.array([[score(patch(pixels, b, j)) for j in range(N)] for b in range(B)])
-    acting, _ = act(strategy, vit(), pixels)
+    acting, _ = act(made(words), vit(), pixels)
     np.testing.assert_allclose(acting.scores, expected, rtol=1e-5, atol=1e-7)
     assert acting.index.tolist() == [chosen(row, 8) for row in expected]
 
 
-@pytest.mark.parametrize(("strategy", "side"), [(Noise(), 2), (GradientEnergy(), 1)], ids=str)
-def test_patches_too_small_to_tell_are_unsupported(strategy, side):
+@pytest.mark.parametrize(("name", "side"), [("noise", 2), ("gradient_energy", 1)])
+def test_patches_too_small_to_tell_are_unsupported(name, side):
     network = vit(img_size=4 * side, patch_size=side)
     with pytest.raises(UnsupportedError, match="pixels a side"):
-        act(strategy, network, torch.rand(1, 3, 4 * side, 4 * side))
+        act(made(name), network, torch.rand(1, 3, 4 * side, 4 * side))
 
 
 ITERATIONS = (30, 5, 5, 1)  # of the four blocks
@@ -199,22 +184,16 @@ def stay(s, keys, keep, similar, groups):
     return chosen(left, keep)
 
 
-RANKED = {
-    "as it comes": {},
-    "halves": {"groups": "rank"},
-    "similar only": {"similar": 1.0},
-    "rank only": {"similar": 0.0},
-    "few heads": {"low": 0.1, "high": 0.4},
-    "no head": {"low": 5.0, "high": 6.0},
-}
+RANKED = ("", ":groups=rank", ":similar=1.0", ":similar=0.0", ":low=0.1,high=0.4", ":low=5.0,high=6.0")
+"""The last two have few heads that count, and none."""
 
 
 @pytest.mark.parametrize(
     ("params", "block", "keep"),
-    [*((name, 1, 3) for name in RANKED), *((name, 3, 13) for name in RANKED), ("as it comes", 0, 3)],
+    [*((params, 1, 3) for params in RANKED), *((params, 3, 13) for params in RANKED), ("", 0, 3)],
 )
 def test_it_keeps_what_the_equations_keep(params, block, keep):
-    strategy, network = ZeroTPrune(**RANKED[params]), vit(reg_tokens=1)
+    strategy, network = made(f"zero_tprune{params}"), vit(reg_tokens=1)
     shown = inside(network, images(), block)
     acting, _ = act(strategy, network, images(), blocks=(block,), rate=keep / N)
     for b in range(B):
@@ -232,7 +211,7 @@ def drawn(n, keep, cell, rows=8, columns=8):
     network = vit(**(BIG | {"img_size": (8 * rows, 8 * columns)}))
     tokens = rows * columns
     pixels = torch.zeros(1, 3, 8 * rows, 8 * columns).expand(n, -1, -1, -1)
-    acting, _ = act(Random(stratified=True, cell=cell), network, pixels, rate=keep / tokens)
+    acting, _ = act(made(f"random:stratified=true,cell={cell}"), network, pixels, rate=keep / tokens)
     kept = np.zeros((n, tokens), dtype=bool)
     np.put_along_axis(kept, acting.index.numpy(), True, axis=1)
     assert (kept.sum(axis=1) == keep).all()
@@ -256,11 +235,11 @@ def test_stratified_keeps_every_token_equally_often_though_cells_at_the_border_a
     np.testing.assert_allclose(kept.mean(axis=0), 17 / 35, atol=0.05)
 
 
-@pytest.mark.parametrize("strategy", [Random(stratified=True), Radial()], ids=lambda s: s.name)
-def test_tokens_without_a_grid_are_unsupported(strategy):
+@pytest.mark.parametrize("words", ["random:stratified=true", "radial"])
+def test_tokens_without_a_grid_are_unsupported(words):
     data = Sets(tokens=20, relevant=0.4, confusion=0.1).draw(3, 0, {})
-    with pytest.raises(UnsupportedError, match=f"{strategy.name}: tokens without a grid"):
-        act(strategy, OneLayer(m=8).build(data, 0), torch.from_numpy(data.train.inputs))
+    with pytest.raises(UnsupportedError, match="tokens without a grid"):
+        act(made(words), OneLayer(m=8).build(data, 0), torch.from_numpy(data.train.inputs))
 
 
 @pytest.mark.parametrize("p", [1, 2, "inf"])
@@ -275,17 +254,17 @@ def test_radial_keeps_the_nearest_to_the_centre(p, rows, columns):
     ]
     pixels = torch.rand(2, 3, 8 * rows, 8 * columns)
     for keep in (1, 2, 5, 9, rows * columns - 1):
-        acting, _ = act(Radial(p=p), network, pixels, rate=keep / (rows * columns), blocks=(1,))
+        acting, _ = act(made(f"radial:p={p}"), network, pixels, rate=keep / (rows * columns), blocks=(1,))
         assert acting.index.tolist() == [chosen(scores, keep)] * 2
     np.testing.assert_allclose(acting.scores[0], scores, rtol=1e-6)
 
 
 def test_radial_counts_a_fused_token_as_the_farthest_and_never_mixes_them():
-    acting, _ = act(Radial(disposal="fuse"), vit(), images(), blocks=(1, 2))
+    acting, _ = act(made("radial:disposal=fuse"), vit(), images(), blocks=(1, 2))
     assert acting.decisions[1].before[:, -1].tolist() == [-1] * B
     assert acting.decisions[1].plan.scores.argmin(dim=1).tolist() == [N // 2 - 1] * B
     with pytest.raises(UserError, match="'radial' does not take this disposal of tokens; got disposal=squeeze"):
-        Radial(disposal="squeeze")
+        made("radial:disposal=squeeze")
 
 
 def test_each_file_of_a_strategy_has_an_entry_point():
@@ -313,8 +292,8 @@ def masks(share):
 @pytest.mark.parametrize("rate", [3 / 16, 0.5])
 def test_the_oracle_keeps_what_matters_first_and_the_anti_oracle_removes_it_first(share, rate):
     mask, network, M = masks(share), vit(), round(rate * 16)
-    for strategy, relevant in ((Oracle(), min(5, M)), (AntiOracle(), max(0, M - 11))):
-        acting, _ = act(strategy, network, images(), mask, rate)
+    for name, relevant in (("oracle", min(5, M)), ("anti_oracle", max(0, M - 11))):
+        acting, _ = act(made(name), network, images(), mask, rate)
         assert acting.index.shape == (B, M)
         assert (mask.gather(1, acting.index) > 0).sum(1).tolist() == [relevant] * B
 
@@ -324,17 +303,17 @@ def test_the_oracle_orders_partly_covered_patches_by_their_share():
     network = vit()
     relevance = torch.from_numpy(data.train.relevance_on(network.grid))
     assert len(relevance.unique()) > 5
-    for strategy, sign in ((Oracle(), 1), (AntiOracle(), -1)):
-        acting, _ = act(strategy, network, torch.from_numpy(data.train.inputs), relevance)
+    for name, sign in (("oracle", 1), ("anti_oracle", -1)):
+        acting, _ = act(made(name), network, torch.from_numpy(data.train.inputs), relevance)
         kept = (sign * relevance).gather(1, acting.index).sum(1)
         best = (sign * relevance).sort(dim=1, descending=True).values[:, :8].sum(1)
         torch.testing.assert_close(kept, best)
 
 
-@pytest.mark.parametrize("strategy", [Oracle(), AntiOracle(), Random()], ids=lambda s: s.name)
-def test_equals_are_drawn_at_random_for_each_sample(strategy):
+@pytest.mark.parametrize("name", ["oracle", "anti_oracle", "random"])
+def test_equals_are_drawn_at_random_for_each_sample(name):
     items = torch.arange(300)
-    acting, _ = act(strategy, vit(depth=1), images(1).expand(300, -1, -1, -1), torch.full((300, N), 0.5), items=items)
+    acting, _ = act(made(name), vit(depth=1), images(1).expand(300, -1, -1, -1), torch.full((300, N), 0.5), items=items)
     assert len({tuple(row) for row in acting.index.tolist()}) > 250
     often = torch.bincount(acting.index.flatten(), minlength=N)
     assert int(often.min()) > 110 and int(often.max()) < 190
@@ -348,11 +327,11 @@ def test_noise_drops_tokens_of_unusual_length_where_there_are_no_pixels():
     tokens[1, [0, 9]] *= 0.2
     tokens[2, 1] *= 2
     tokens[2, 8] *= 0.5
-    acting, _ = act(Noise(), network, tokens, rate=0.8)
+    acting, _ = act(made("noise"), network, tokens, rate=0.8)
     removed = [sorted(set(range(10)) - set(row)) for row in acting.index.tolist()]
     assert removed == [[2, 5], [0, 9], [1, 8]]
 
 
 def test_class_attention_without_a_class_token_is_unsupported():
     with pytest.raises(UnsupportedError, match="'attn_topk' needs class_attention"):
-        act(AttnTopK(attention="class"), vit(class_token=False, global_pool="avg"), images(), blocks=(1,))
+        act(made("attn_topk:attention=class"), vit(class_token=False, global_pool="avg"), images(), blocks=(1,))

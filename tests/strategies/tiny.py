@@ -12,12 +12,20 @@ import vits
 from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
 from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.spec import fill, parse
 
 B, N = 4, 16
 ROOT = Path(__file__).resolve().parents[2]
 EVERY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["sparsebench"]
 ENTRIES = {name: module for name, module in EVERY.items() if module.startswith("sparsebench_plugins.")}
 SHIPPED = {name: importlib.import_module(module).sparsebench_strategies()[0] for name, module in ENTRIES.items()}
+
+
+def made(words):
+    """Return a shipped strategy as users name it, as in "tome:proportional=false"."""
+    spec = parse(words)
+    (params,) = spec.combinations()
+    return fill(SHIPPED[spec.name], params, spec.name)
 
 
 def vit(*args, **changes):
