@@ -35,6 +35,7 @@ from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
 from sparsebench.runner.engines import Processes, Queue
 from sparsebench.runner.process import descendants
+from sparsebench.runner.progress import Callbacks
 from sparsebench.runner.run import Observers
 
 TRIVIAL = "theory:steps=1,test=1,tokens=5"
@@ -63,7 +64,7 @@ def overhead(number: int) -> str:
             request = Request(tasks=(TRIVIAL,), n_train=(4,), seeds=number // 4)
             plan = planner.plan(request, planner.Files(), Registry(), Path(folder), "missing")
             engine, registry = runs.engine_of(Registry(), workers), Registry()
-            setting, callbacks = Setting(out=Path(folder), device="cpu"), runs.Callbacks(on_record=note)
+            setting, callbacks = Setting(out=Path(folder), device="cpu"), Callbacks(on_record=note)
             runs.collect(plan, engine, setting, workers, callbacks, Observers(registry))
         pairs = list(zip(marks[WARM:-1], marks[WARM + 1 :], strict=True))
         here = statistics.median(then[2] - before[2] for before, then in pairs)
@@ -260,7 +261,7 @@ def drive(number: int, address: str) -> None:
             if seen in at:
                 marks.append(resident())
 
-        setting, callbacks = Setting(out=Path(folder), device="cpu"), runs.Callbacks(on_record=note)
+        setting, callbacks = Setting(out=Path(folder), device="cpu"), Callbacks(on_record=note)
         runs.collect(plan, cluster, setting, 2, callbacks, Observers(Registry()))
     print(time.monotonic() - start, *marks)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sparsebench.board.board import Board
     from sparsebench.deploy.show_tokens import Pictures
     from sparsebench.records.record import Record
-    from sparsebench.runner.run import Callbacks
+    from sparsebench.runner.progress import Callbacks
     from sparsebench.strategy.base import Strategy
 
 log = logging.getLogger(__name__)
@@ -62,15 +62,14 @@ def _callbacks(
     out: Path, progress: bool | None, on_record: Callable[[Record], None] | None = None
 ) -> Iterator[Callbacks]:
     """Yield the callbacks of a run, which show a bar if that is asked for."""
-    from sparsebench.runner.progress import Progress, in_a_notebook
-    from sparsebench.runner.run import Callbacks
+    from sparsebench.runner.progress import Callbacks, Progress, in_a_notebook
 
     on_record = on_record or (lambda record: None)
     if not (in_a_notebook() if progress is None else progress):
         yield Callbacks(on_record=on_record)
         return
     with Progress(out, on_record) as bar:
-        yield bar.callbacks
+        yield bar
 
 
 def _folder_of(out: Any) -> Path:

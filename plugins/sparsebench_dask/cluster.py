@@ -15,9 +15,8 @@ from sparsebench.errors import UserError, one_line
 from sparsebench.plan.request import Job, Setting
 from sparsebench.records import manifests, store
 from sparsebench.records.record import Failure, Record
-from sparsebench.runner.devices import environment, slots, variables
-from sparsebench.runner.engines import OnBegin, Queue, Supervisor, log_of, nobody
-from sparsebench.runner.process import kept_server
+from sparsebench.runner.devices import environment, places
+from sparsebench.runner.engines import OnBegin, Queue, Supervisor, nobody
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +43,9 @@ def answer(setting: Setting, jobs: Sequence[Job], version: str) -> tuple[list[Re
             f"{dask.address} on {socket.gethostname()}: another sparsebench", got=__version__, allowed=version
         )
     task, over = dask.get_current_task(), threading.Event()
-    (slot,) = slots(setting.device, 1)
+    (place,) = places(setting.device, 1)
     name = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
-    supervisor = Supervisor(setting, slot, kept_server(variables()), log_of(setting.out, name))
+    supervisor = Supervisor(setting, name, place)
 
     def watch() -> None:
         while not over.wait(LOOK):

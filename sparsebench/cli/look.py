@@ -55,7 +55,7 @@ def show_tokens(
         forecast(Trainer(replace(files, dry=True), how, out).plan(request, Registry(), pictures=True))
         return
     with Progress(out) as progress:
-        trainer = Trainer(files, how, out, progress.callbacks)
+        trainer = Trainer(files, how, out, progress)
         pictures = show(request, trainer, samples)
     write_whole(file, draw(pictures, form))
     lost = [shown for shown in pictures.shown if shown.why]
@@ -126,7 +126,7 @@ def compare(
         forecast(comparing.plan_of((a, b), request, trainer, drawn))
         return
     with Progress(out) as progress:
-        trainer = Trainer(files, how, out, progress.callbacks)
+        trainer = Trainer(files, how, out, progress)
         comparison = comparing.compare((a, b), request, trainer, drawn)
     if picture is not None:
         write_whole(picture, comparing.draw(comparison, form))

@@ -86,7 +86,7 @@ def _make(paper: Paper, figures: tuple[str, ...], preset: str, out: Path | None,
         forecast(plan_of(paper, figures, preset, folder, how, replace(files, dry=True)))
         return
     with Progress(folder) as progress:
-        verdicts, lost = make(paper, figures, preset, folder, how, files, progress.callbacks)
+        verdicts, lost = make(paper, figures, preset, folder, how, files, progress)
     figure, claim = (max((len(getattr(v, name)) for v in verdicts), default=0) for name in ("figure", "claim"))
     for verdict in verdicts:
         click.echo(f"{verdict.figure:<{figure}}  {verdict.claim:<{claim}}  {verdict.verdict}")
@@ -144,7 +144,7 @@ def claims(
         claim = claims.find(ledger, check)
         request, files = claims.request_of(claim, weights, images, Registry())
         with Progress(out) as progress:
-            records = execute(request, files, values_of(how)[2], out, progress.callbacks).records
+            records = execute(request, files, values_of(how)[2], out, progress).records
         result = claims.result_of(claim, records)
         click.echo(str(result))
         sys.exit(int(not result.holds))

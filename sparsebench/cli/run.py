@@ -69,7 +69,7 @@ def run(
         forecast(plan_of(request, replace(files, dry=True), how, Registry(), out), how.device)
         return
     with Progress(out) as progress:
-        board, finished = execute(request, files, how, out, progress.callbacks)
+        board, finished = execute(request, files, how, out, progress)
     judged = board.judged
     whole = notes or form != "table"
     lines = board.notes if whole else notes_on(finished, judged, out, technical=False)

@@ -23,6 +23,7 @@ from sparsebench.runner import devices
 from sparsebench.runner import run as runs
 from sparsebench.runner.devices import first_of
 from sparsebench.runner.prepare import Context, Prepared, fit_on, prepare, wants_images
+from sparsebench.runner.progress import SILENT, Callbacks
 from sparsebench.stats import style
 from sparsebench.tasks.base import Data, Split
 from sparsebench.tasks.sources.cache import telling
@@ -45,7 +46,7 @@ class Trainer:
     files: Files
     how: How
     out: Path
-    callbacks: runs.Callbacks = runs.SILENT
+    callbacks: Callbacks = SILENT
 
     def plan(self, request: Request, registry: Registry, pictures: bool = False) -> Plan:
         """Return what is to be looked at and what of it is still to be trained; nothing is written.

@@ -18,6 +18,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
+from sparsebench.runner.progress import SILENT, Callbacks
 
 USUAL = How()
 
@@ -48,7 +49,7 @@ def reproduce(
     out: Path,
     how: How = USUAL,
     files: Files | None = None,
-    callbacks: runs.Callbacks = runs.SILENT,
+    callbacks: Callbacks = SILENT,
 ) -> tuple[list[Verdict], int]:
     """Make a paper's figures in a folder; return the verdicts and how many trials have no answer.
 

@@ -34,7 +34,7 @@ from sparsebench.records import manifests, store
 from sparsebench.records.record import Cell, Record, canonical
 from sparsebench.runner import run as runs
 from sparsebench.runner.process import enclose
-from sparsebench.runner.run import Callbacks
+from sparsebench.runner.progress import Callbacks
 from sparsebench.stats.paired import mcnemar
 from sparsebench.strategy.base import Kind
 from sparsebench.strategy.spec import fill

@@ -8,9 +8,8 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -79,21 +78,6 @@ def gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-@dataclass(frozen=True)
-class Slot:
-    """Where one worker after another runs.
-
-    Attributes:
-        number: from 0.
-        device: "cpu" or "cuda:0", as the worker sees it.
-        environment: variables of the worker besides those of the run.
-    """
-
-    number: int
-    device: str
-    environment: Mapping[str, str] = field(repr=False)
-
-
 def variables() -> dict[str, str]:
     """Return the variables of a run's workers: those of this process, one thread, and where it finds modules."""
     path = os.pathsep.join(map(os.path.abspath, sys.path))
@@ -101,24 +85,24 @@ def variables() -> dict[str, str]:
     return named | THREADS | {"PYTHONPATH": path}
 
 
-def slots(device: str, workers: int) -> list[Slot]:
-    """Return the places of a run's workers.
+def places(device: str, workers: int) -> list[dict[str, str]]:
+    """Return, for each worker of a run, its variables besides those of the run.
 
-    A worker on a GPU sees that one alone, so that what a strategy puts on "cuda" is where its cell is. Workers on
-    "cuda" are spread over all GPUs that this process sees. A GPU is called as CUDA_VISIBLE_DEVICES lists it, by number,
-    UUID or MIG, or else by its number.
+    A worker on a GPU sees that one alone, as "cuda:0", so that what a strategy puts on "cuda" is where its cell is.
+    Workers on "cuda" are spread over all GPUs that this process sees. A GPU is called as CUDA_VISIBLE_DEVICES lists
+    it, by number, UUID or MIG, or else by its number.
 
     Args:
         device: "cpu", "cuda" or "cuda:i".
         workers: how many.
     """
     if device == "cpu":
-        return [Slot(i, device, {}) for i in range(workers)]
+        return [{} for _ in range(workers)]
     listed, seen = os.environ.get("CUDA_VISIBLE_DEVICES"), gpus()
     names = [str(i) for i in range(seen)] if listed is None else [name.strip() for name in listed.split(",")][:seen]
     _, _, number = device.partition(":")
     chosen = [names[int(number)]] if number else names
-    return [Slot(i, "cuda:0", {"CUDA_VISIBLE_DEVICES": chosen[i % len(chosen)]}) for i in range(workers)]
+    return [{"CUDA_VISIBLE_DEVICES": chosen[i % len(chosen)]} for i in range(workers)]
 
 
 def first_of(device: str) -> str:

@@ -24,8 +24,8 @@ from sparsebench.plan.request import Job, Setting, shown_size, shown_time
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Head, Record, Status
-from sparsebench.runner.devices import Slot, first_of, slots, turn, variables
-from sparsebench.runner.process import START, Message, Server, Worker, how_it_left, kept_server, was_killed
+from sparsebench.runner.devices import first_of, places, turn
+from sparsebench.runner.process import START, Message, Worker, how_it_left, server, was_killed
 
 log = logging.getLogger(__name__)
 
@@ -335,11 +335,10 @@ class Processes:
         Raises:
             UserError: workers do not start.
         """
-        server = kept_server(variables())
         records: SimpleQueue[Record | BaseException | None] = SimpleQueue()
         supervisors = [
-            Supervisor(setting, slot, server, log_of(setting.out, slot.number), on_begin)
-            for slot in slots(setting.device, self.workers)
+            Supervisor(setting, str(number), place, on_begin)
+            for number, place in enumerate(places(setting.device, self.workers))
         ]
         threads = [threading.Thread(target=one.serve, args=(queue, records), daemon=True) for one in supervisors]
         for thread in threads:
@@ -362,11 +361,6 @@ class Processes:
                 thread.join()
 
 
-def log_of(out: Path, worker: int | str) -> Path:
-    """Return where what a worker prints is added."""
-    return out / "logs" / f"worker-{worker}.log"
-
-
 class _End(NamedTuple):
     """How it came to an end with a worker that did not answer.
 
@@ -387,16 +381,16 @@ class Supervisor:
     Other code than the last needs another worker.
 
     Args:
-        setting: what the cells have in common; the device is the slot's.
-        slot: where the workers run.
-        server: which starts them.
-        log: where what they print is added.
+        setting: what the cells have in common.
+        name: of the file in the run's folder to which what the workers print is added.
+        place: their own variables, see `places`; those of one on a GPU say which.
         on_begin: called with the ids of cells that something begins for.
     """
 
-    def __init__(self, setting: Setting, slot: Slot, server: Server, log: Path, on_begin: OnBegin = nobody):
-        self.server, self.log, self.on_begin = server, log, on_begin
-        self.setting, self.slot = setting.model_copy(update={"device": slot.device}), slot
+    def __init__(self, setting: Setting, name: str, place: Mapping[str, str], on_begin: OnBegin = nobody):
+        self.setting = setting.model_copy(update={"device": "cuda:0" if place else "cpu"})
+        self.log, self.place, self.on_begin = setting.out / "logs" / f"worker-{name}.log", place, on_begin
+        self.server = server()
         self.worker: Worker | None = None
         self.code: tuple[str, ...] = ()
         self.stopped = False
@@ -500,7 +494,7 @@ class Supervisor:
         self.end()
         for _ in range(TRIES):
             try:
-                worker = self.server.start("sparsebench.runner.run_cell", self.slot.environment, self.log)
+                worker = self.server.start("sparsebench.runner.run_cell", self.place, self.log)
             except EOFError:
                 if self.stopped:
                     return None

@@ -32,7 +32,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
+from functools import cache, lru_cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,7 +41,7 @@ from pydantic import BaseModel, ConfigDict
 
 from sparsebench.errors import UserError
 from sparsebench.records.record import Record
-from sparsebench.runner.devices import environment
+from sparsebench.runner.devices import environment, variables
 
 M = TypeVar("M", bound=BaseModel)
 FORKS = sys.platform == "linux"
@@ -255,10 +255,11 @@ class Server:
 
     Args:
         environment: its variables, and those of its workers.
+        python: the command that starts Python.
     """
 
-    def __init__(self, environment: Mapping[str, str]):
-        self.environment, self._python, self._lock = environment, (*PREFIX, sys.executable), threading.Lock()
+    def __init__(self, environment: Mapping[str, str], python: Sequence[str] = (sys.executable,)):
+        self.environment, self._python, self._lock = environment, python, threading.Lock()
         self._running: tuple[subprocess.Popen[bytes], socket.socket] | None = None
         self.close: Callable[[], object] = lambda: None
 
@@ -332,18 +333,14 @@ def _end_server(process: subprocess.Popen[bytes], requests: socket.socket) -> No
         process.wait()
 
 
-_kept: tuple[object, Server] | None = None
-_keeping = threading.Lock()
+@lru_cache(maxsize=1)
+def _server(environment: tuple[tuple[str, str], ...], python: tuple[str, ...], pid: int) -> Server:
+    return Server(dict(environment), python)
 
 
-def kept_server(environment: Mapping[str, str]) -> Server:
+def server() -> Server:
     """Return the server of this process: what it has imported serves all runs that would start one like it."""
-    global _kept
-    with _keeping:
-        like = environment, tuple(PREFIX), sys.executable, os.getpid()
-        if _kept is None or _kept[0] != like:
-            _kept = like, Server(environment)
-        return _kept[1]
+    return _server(tuple(variables().items()), (*PREFIX, sys.executable), os.getpid())
 
 
 class Worker:

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +24,10 @@ from sparsebench.errors import UserError
 if TYPE_CHECKING:
     from sparsebench.plan.plan import Plan, Remaining
     from sparsebench.records.record import Record
-    from sparsebench.runner.run import Callbacks
 
 EVERY = 1.0
 """Seconds between two writings."""
-SILENT = 60.0
+DEAD = 60.0
 """Seconds after which a run that has written nothing is held for dead."""
 OFTEN = 0.2
 """Seconds between two drawings that records bring about."""
@@ -69,7 +69,7 @@ class Underway(BaseModel):
             pass
         except (OSError, OverflowError):
             return False
-        return self.pid > 0 and time.time() - self.updated < SILENT
+        return self.pid > 0 and time.time() - self.updated < DEAD
 
 
 @contextmanager
@@ -139,7 +139,29 @@ def _files(folder: Path) -> list[tuple[Path, Underway]]:
     return found
 
 
-class Progress:
+@dataclass(eq=False)
+class Callbacks:
+    """Who is told of a run.
+
+    Attributes:
+        on_plan: called with the plan and the number of workers before the first cell starts.
+        on_record: called with each stored record.
+        on_beat: called about every second, in a thread, with how far the run is.
+        on_stop: called, in a signal handler, at the first Ctrl-C.
+        on_pictures: called with how far pictures are that are looked at before, see `sources.cache.Tell`.
+    """
+
+    on_plan: Callable[[Plan, int], None] = lambda plan, workers: None
+    on_record: Callable[[Record], None] = lambda record: None
+    on_beat: Callable[[Underway], None] = lambda now: None
+    on_stop: Callable[[], None] = lambda: None
+    on_pictures: Callable[[str, int, int], None] = lambda what, done, total: None
+
+
+SILENT = Callbacks()
+
+
+class Progress(Callbacks):
     """A bar with the time left as the run says it of itself, see `Underway`; it moves also between records.
 
     In a file it is a line a minute. As a context it ends the bar.
@@ -150,20 +172,14 @@ class Progress:
     """
 
     def __init__(self, out: Path, on_record: Callable[[Record], None] = lambda record: None) -> None:
-        self.out, self.on_record = out, on_record
+        super().__init__(self.begin, self.step, self.beat, self.stopping, self.pictures)
+        self.out, self.then = out, on_record
         self.bar: Any = None
         self.live = sys.stderr.isatty() or in_a_notebook()
         self.cells = self.total = 0
         self.done = self.began = self.said = 0.0
         self.left = self.last = ""
         self.failures: set[tuple[str, str]] = set()
-
-    @property
-    def callbacks(self) -> Callbacks:
-        """What tells this bar of a run."""
-        from sparsebench.runner.run import Callbacks
-
-        return Callbacks(self.begin, self.step, self.beat, self.stopping, self.pictures)
 
     def _open(self, total: int, text: str, delay: float = 0.0) -> None:
         """Begin to show something; a bar that takes less than a delay is not shown."""
@@ -230,7 +246,7 @@ class Progress:
             self.left = clock(0)
         self.done = max(self.done, self.cells)
         self._show(at_once=self.cells == self.total)
-        self.on_record(record)
+        self.then(record)
 
     def beat(self, now: Underway) -> None:
         """Show the time gone and left, and how much of the cells under way is done."""

@@ -8,7 +8,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, redirect_stdout, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -28,7 +28,8 @@ from sparsebench.records.manifests import OWN, Asked, Described, Given, setting_
 from sparsebench.records.record import Record
 from sparsebench.runner import devices, progress
 from sparsebench.runner.engines import TOGETHER, CellLocks, Engine, InProcess, Processes, Queue, first_interrupt
-from sparsebench.runner.process import kept_server
+from sparsebench.runner.process import server
+from sparsebench.runner.progress import SILENT, Callbacks
 from sparsebench.strategy.base import how_of
 from sparsebench.strategy.spec import fill, parse
 from sparsebench.tasks.sources.cache import telling
@@ -37,26 +38,6 @@ from sparsebench.tasks.sources.files import known_contents
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Callbacks:
-    """Who is told of a run.
-
-    Attributes:
-        on_plan: called with the plan and the number of workers before the first cell starts.
-        on_record: called with each stored record.
-        on_beat: called about every second, in a thread, with how far the run is.
-        on_stop: called, in a signal handler, at the first Ctrl-C.
-        on_pictures: called with how far pictures are that are looked at before, see `sources.cache.Tell`.
-    """
-
-    on_plan: Callable[[Plan, int], None] = lambda plan, workers: None
-    on_record: Callable[[Record], None] = lambda record: None
-    on_beat: Callable[[progress.Underway], None] = lambda now: None
-    on_stop: Callable[[], None] = lambda: None
-    on_pictures: Callable[[str, int, int], None] = lambda what, done, total: None
-
-
-SILENT = Callbacks()
 Prior = Callable[[Job], float]
 CUT_SHORT = ("crashed", "timeout", "oom")
 """Statuses of cells that were ended before their time: what runs them again goes on from their checkpoints."""
@@ -89,7 +70,7 @@ def run(
         KeyboardInterrupt: it was stopped; what is done is stored.
     """
     if how.jobs != 0 and how.dask is None and not store.segments(out) and not store.sealed(out):
-        kept_server(devices.variables()).begin()  # a new folder has cells to run: load while they are planned
+        server().begin()  # a new folder has cells to run: load while they are planned
     with telling(callbacks.on_pictures):
         plan = plan_of(request, files, how, registry, out, prior)
         carry_out(plan, how, registry, out, callbacks)

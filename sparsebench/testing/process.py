@@ -15,8 +15,7 @@ from sparsebench import __version__
 from sparsebench.errors import UnsupportedError, UserError, as_utf8, text_of
 from sparsebench.plugin.content import file_revision
 from sparsebench.records.record import Origin, Part
-from sparsebench.runner.devices import variables
-from sparsebench.runner.process import START, Line, Server, Worker, how_it_left, kept_server
+from sparsebench.runner.process import START, Line, Worker, how_it_left, server
 from sparsebench.strategy.spec import fill, parse
 from sparsebench.testing.reports import GROUPS, Group, Outcome, Report, Status
 
@@ -139,16 +138,16 @@ def check(
     Raises:
         UserError: there is no such strategy, file or parameter.
     """
-    reports, strategies, server = list[Report](), 1, kept_server(variables())
+    reports, strategies = list[Report](), 1
     with tempfile.TemporaryDirectory() as folder:
         while len(reports) < strategies:
             request = target, part, len(reports), groups
-            report, strategies = _one(request, limit, server, Path(folder) / "log")
+            report, strategies = _one(request, limit, Path(folder) / "log")
             reports.append(report)
     return reports
 
 
-def _one(request: Request, limit: float, server: Server, log: Path) -> tuple[Report, int]:
+def _one(request: Request, limit: float, log: Path) -> tuple[Report, int]:
     """Return the report of one strategy from a process of its own, and how many strategies there are."""
     target, *_ = request
     name = as_utf8(target)
@@ -156,7 +155,7 @@ def _one(request: Request, limit: float, server: Server, log: Path) -> tuple[Rep
     report = Report(strategy=name, origin=origin, versions={"sparsebench": __version__}, outcomes=(LOADS,))
     strategies = 1
     try:
-        worker = server.start("sparsebench.testing.process", {}, log)
+        worker = server().start("sparsebench.testing.process", {}, log)
     except EOFError:
         raise UserError("the checks did not start", got=log.read_text(encoding="utf-8")[-500:]) from None
     try:

@@ -18,7 +18,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Cell, Part
 from sparsebench.runner.prepare import Context
-from sparsebench.runner.run import Callbacks
+from sparsebench.runner.progress import Callbacks
 from sparsebench.strategy.budget import FULL, Budget
 from sparsebench.tasks.base import relevant
 from sparsebench.training.loop import Choice

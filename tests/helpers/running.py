@@ -14,9 +14,8 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
 from sparsebench.runner.engines import InProcess, Processes, Queue
+from sparsebench.runner.progress import SILENT, Callbacks
 from sparsebench.runner.run import Observers
-
-SILENT = runs.SILENT
 
 
 def planned(out: Path, rerun: Rerun = "missing", files: Files | None = None, **options: Any) -> Plan:
@@ -55,5 +54,5 @@ def execute(
     """Run what is to do of a plan."""
     setting = Setting(out=out, device="cpu", locations=dict(plan.locations))
     engine = runs.engine_of(registry, workers)
-    callbacks = runs.Callbacks(on_record=on_record, on_stop=on_stop)
+    callbacks = Callbacks(on_record=on_record, on_stop=on_stop)
     runs.collect(plan, engine, setting, workers, callbacks, Observers(registry))

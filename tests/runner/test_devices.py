@@ -11,7 +11,7 @@ import torch
 
 from sparsebench.errors import UserError
 from sparsebench.runner import devices
-from sparsebench.runner.devices import SETTINGS, THREADS, slots, variables
+from sparsebench.runner.devices import SETTINGS, THREADS, places, variables
 from sparsebench.runner.run_cell import one_thread
 
 DESCRIBE = "import json; from sparsebench.runner.devices import environment; print(json.dumps(environment()))"
@@ -72,17 +72,14 @@ def gpus_of(device: str, workers: int, gpus: int) -> list[str]:
     """Return what each worker is told that it sees."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices, "gpus", lambda: gpus)
-        placed = slots(device, workers)
-    assert [slot.number for slot in placed] == list(range(workers))
-    assert {slot.device for slot in placed} == {"cuda:0"}
-    return [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in placed]
+        return [place["CUDA_VISIBLE_DEVICES"] for place in places(device, workers)]
 
 
 def test_a_worker_has_one_thread_and_the_variables_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
     assert (variables() | THREADS).items() == variables().items() and variables()["HOME"] == "/home/me"
-    assert [(slot.device, slot.environment) for slot in slots("cpu", 2)] == [("cpu", {})] * 2
+    assert places("cpu", 2) == [{}, {}]
 
 
 def test_workers_share_gpus_evenly_or_have_the_one_that_was_named() -> None:

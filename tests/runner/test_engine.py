@@ -22,7 +22,7 @@ from sparsebench.plan.expand import expand
 from sparsebench.plan.request import Job, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, Origin, Part, Record
-from sparsebench.runner import prepare, process
+from sparsebench.runner import prepare
 from sparsebench.runner.engines import Queue
 from sparsebench.runner.prepare import Drawn
 from sparsebench.strategy.budget import FULL
@@ -166,7 +166,6 @@ def test_workers_know_the_tasks_that_plugin_files_bring(samples: Path, tmp_path:
 
 
 def test_workers_that_do_not_start_end_the_run_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_kept", None)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(UserError, match=r"workers in a row did not start; .*worker-0.log"):
         list(local([a_job(0)], 1, tmp_path))

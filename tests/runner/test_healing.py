@@ -17,6 +17,7 @@ from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
 from sparsebench.runner import run as runs
 from sparsebench.runner.engines import InProcess, Queue
+from sparsebench.runner.progress import SILENT
 from sparsebench.runner.run import Observers
 
 ENDS = """
@@ -82,7 +83,7 @@ class Disturbed:
 def collect(out: Path, disturb: Callable[[Job, Record], Record] = lambda job, record: record) -> dict[str, Record]:
     """Give the command; return what the store has then."""
     setting = Setting(out=out, device="cpu")
-    runs.collect(planned(out, **COMPOSITE), Disturbed(disturb), setting, 1, runs.SILENT, Observers(Registry()))
+    runs.collect(planned(out, **COMPOSITE), Disturbed(disturb), setting, 1, SILENT, Observers(Registry()))
     return dict(store.read(out))
 
 

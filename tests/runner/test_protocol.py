@@ -18,6 +18,7 @@ from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
 from sparsebench.runner.engines import Engine, InProcess, Processes, Queue
 from sparsebench.runner.prepare import Context
+from sparsebench.runner.progress import Callbacks
 from sparsebench.runner.run import Observers
 from sparsebench.runner.run_cell import one_thread, run_cells
 
@@ -45,7 +46,7 @@ class Sequential:
 
 def collect(out: Path, made: Engine, **callbacks: Any) -> None:
     setting = Setting(out=out, device="cpu")
-    runs.collect(planned(out), made, setting, 1, runs.Callbacks(**callbacks), Observers(Registry()))
+    runs.collect(planned(out), made, setting, 1, Callbacks(**callbacks), Observers(Registry()))
 
 
 def measured(out: Path) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from waiting import soon
 
 from sparsebench.runner import process
 from sparsebench.runner.devices import variables
-from sparsebench.runner.process import Message, Server, Worker, kept_server
+from sparsebench.runner.process import Message, Server, Worker
+from sparsebench.runner.process import server as shared_server
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 
@@ -133,13 +134,13 @@ def test_runs_of_a_process_share_a_server_while_their_variables_are_alike(
     modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "PRELOADED", ())
-    monkeypatch.setattr(process, "_kept", None)
+    process._server.cache_clear()
     monkeypatch.syspath_prepend(str(modules))
     (modules / "where.py").write_text(WHERE)
 
     def run(name: str) -> list[str]:
         log = tmp_path / name
-        assert kept_server(variables()).start("where", {}, log).end(300) == 0
+        assert shared_server().start("where", {}, log).end(300) == 0
         return log.read_text().split()
 
     first, folder, _ = run("first")

@@ -29,7 +29,7 @@ from sparsebench.publish.submission import submit
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Metric, Record
 from sparsebench.runner import run as runs
-from sparsebench.runner.run import Callbacks
+from sparsebench.runner.progress import Callbacks
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 TINY = """
