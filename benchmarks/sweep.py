@@ -222,7 +222,7 @@ def lost_worker(number: int, steps: int) -> str:
     with tempfile.TemporaryDirectory() as folder, on_loopback(2, folder) as cluster:
         pids, found = list(cluster.client.run(os.getpid).values()), list[Record]()
         setting = Setting(out=Path(folder) / "out", device="cpu")
-        for record in cluster.records(Queue(jobs, 1), setting, lambda cells, share: begun.update(cells)):
+        for record in cluster.records(Queue(jobs, 1, begin=lambda cells, share: begun.update(cells)), setting):
             found.append(record)
             if len(found) == number // 2:
                 os.kill(pids[0], signal.SIGKILL)

@@ -16,7 +16,7 @@ from sparsebench.plan.request import Job, Setting
 from sparsebench.records import manifests, store
 from sparsebench.records.record import Failure, Record
 from sparsebench.runner.devices import environment, places
-from sparsebench.runner.engines import OnBegin, Queue, Supervisor, nobody
+from sparsebench.runner.engines import Queue, Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def answer(setting: Setting, jobs: Sequence[Job], version: str) -> tuple[list[Re
     task, over = dask.get_current_task(), threading.Event()
     (place,) = places(setting.device, 1)
     name = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
-    supervisor = Supervisor(setting, name, place)
+    supervisor = Supervisor(setting, name, place, lambda cells, share: None)
 
     def watch() -> None:
         while not over.wait(LOOK):
@@ -77,7 +77,7 @@ class Cluster:
         workers = self.client.scheduler_info(n_workers=-1)["workers"].values()
         return sum(int(each["nthreads"] if self.device == "cpu" else each["resources"].get(GPU, 0)) for each in workers)
 
-    def records(self, queue: Queue, setting: Setting, on_begin: OnBegin = nobody) -> Generator[Record, None, None]:
+    def records(self, queue: Queue, setting: Setting) -> Generator[Record, None, None]:
         """Yield the record of each job as it comes; see `Engine`. Cells are begun, here, when the scheduler has them.
 
         A cell with which as many Dask workers are lost as the scheduler allows has a record that says `crashed`.
@@ -87,7 +87,7 @@ class Cluster:
         """
         places = {name: path.resolve() for name, path in setting.locations.items()}
         setting = setting.model_copy(update={"out": setting.out.resolve(), "locations": places})
-        task = _Run(self, setting, queue, on_begin)
+        task = _Run(self, setting, queue)
         try:
             while (result := task.next()) is not None:
                 for job, record in task.records_of(*result):
@@ -101,10 +101,10 @@ class Cluster:
 class _Run:
     """The jobs of a run on their way to the scheduler and back."""
 
-    def __init__(self, cluster: Cluster, setting: Setting, queue: Queue, on_begin: OnBegin):
+    def __init__(self, cluster: Cluster, setting: Setting, queue: Queue):
         from distributed import as_completed
 
-        self.cluster, self.setting, self.queue, self.on_begin = cluster, setting, queue, on_begin
+        self.cluster, self.setting, self.queue = cluster, setting, queue
         self.futures: dict[Any, list[Job]] = {}
         self.coming = as_completed(with_results=True, raise_errors=False, loop=cluster.client.loop)
 
@@ -127,7 +127,7 @@ class _Run:
         future = self.cluster.client.submit(answer, self.setting, jobs, __version__, pure=False, **resources)
         self.futures[future] = jobs
         self.coming.add(future)
-        self.on_begin([job.cell.id for job in jobs], 0.0)
+        self.queue.begin([job.cell.id for job in jobs], 0.0)
 
     def records_of(self, future: Any, result: Any) -> list[tuple[Job, Record]]:
         """Return what a task has come to; jobs with which workers were lost are given out once more, each alone."""

@@ -195,11 +195,11 @@ def _cost_of(cell: Cell, tests: bool, registry: Registry, known: dict[str, float
 
 
 def plugins_of(cell: Cell, registry: Registry) -> dict[str, tuple[str, ...]]:
-    """Return `Job.files` and `Job.strangers` of a cell, whose code it runs."""
+    """Return `Job.files` and `Job.code` of a cell, whose code it runs."""
     owners = registry.owners(cell.strategy.name, cell.task.name, cell.model.name)
-    strangers = {str(owner.file or owner.origin.plugin) for owner in owners if not owner.origin.is_shipped}
-    files = {str(owner.file) for owner in owners if owner.file is not None}
-    return {"files": tuple(sorted(files)), "strangers": tuple(sorted(strangers))}
+    strangers = sorted({str(owner.file or owner.origin.plugin) for owner in owners if not owner.origin.is_shipped})
+    files = sorted({str(owner.file) for owner in owners if owner.file is not None})
+    return {"files": tuple(files), "code": (*strangers, cell.strategy.name) if strangers else ()}
 
 
 def training_of(cell: Cell, task: Task, model: Model, registry: Registry) -> Cell | None:

@@ -266,11 +266,9 @@ def needed_by(cells: Iterable[str], jobs: Sequence[Job], lacks: Callable[[str], 
 
 
 def _is_missing(job: Job, known: Mapping[str, Head], rerun: Rerun) -> bool:
-    """Say whether a cell has no answer: no record, one that was skipped, or one of another revision."""
-    record = known.get(job.cell.id)
-    if record is None or record.status == "skipped" or record.origin.identity != job.origin.identity:
-        return True
-    return rerun == "failed" and record.status not in ANSWERS
+    """Say whether a cell has no answer, or, if failures are run again, no result."""
+    head = known.get(job.cell.id)
+    return head is None or not job.is_answered_by(head) or (rerun == "failed" and head.status not in ANSWERS)
 
 
 def changed(todo: Iterable[Job], known: Mapping[str, Head]) -> tuple[str, ...]:

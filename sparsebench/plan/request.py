@@ -29,9 +29,8 @@ from pydantic import (
 )
 
 from sparsebench.errors import UserError, unknown
-from sparsebench.plugin.hooks import PROJECT
 from sparsebench.records import store
-from sparsebench.records.record import Cell, Failure, Origin, Precision, Record, Status, Track, Where
+from sparsebench.records.record import Cell, Failure, Head, Origin, Precision, Record, Status, Track, Where
 from sparsebench.records.table import setting_text
 from sparsebench.strategy.base import Kind
 from sparsebench.strategy.budget import Budget
@@ -389,8 +388,8 @@ class Job(_Model):
         kind: the strategy's kind.
         label: what tables call it: its name, with the parameters that are not its defaults.
         files: the plugin files that bring its strategy, task or model: what a worker loads for it.
-        strangers: the plugins whose code it runs and that do not come with sparsebench: names of installed ones, paths
-            of files. No other cells have a worker with them.
+        code: the plugins whose code it runs and that do not come with sparsebench, by name or path, and its strategy;
+            () if there are none. Cells with other code have other workers.
         after: id of the cell that must be done before, or "".
         network: id of the cell whose trained network this one tests, or "" where it trains its own.
         asked: whether the cell is one of the request; else it is there only because others start from it.
@@ -404,19 +403,13 @@ class Job(_Model):
     kind: Kind
     label: str
     files: tuple[str, ...] = ()
-    strangers: tuple[str, ...] = ()
+    code: tuple[str, ...] = ()
     after: str = ""
     network: str = ""
     asked: bool = True
     keep_weights: bool = False
     together: bool = False
     cost: float = 1.0
-
-    @property
-    def code(self) -> tuple[str, ...]:
-        """The third-party code that it runs: of a strategy that does not come with sparsebench, it and no other."""
-        shipped = not self.files and self.origin.distribution == PROJECT
-        return self.strangers if shipped or not self.strangers else (*self.strangers, self.cell.strategy.name)
 
     @cached_property
     def alike(self) -> tuple[str, bool, int]:
@@ -425,11 +418,6 @@ class Job(_Model):
         That is its task and model with all their parameters, whether it only tests a network, and the training samples.
         """
         return setting_text(self.cell), bool(self.network), 0 if self.network else self.cell.n_train
-
-    def __copy__(self) -> Job:
-        copy = super().__copy__()
-        copy.__dict__.pop("alike", None)  # `model_copy` goes on to change what it is made of
-        return copy
 
     @property
     def weights(self) -> str:
@@ -440,6 +428,10 @@ class Job(_Model):
     def order(self) -> tuple[bool, int]:
         """Rises in the order in which jobs are begun: those that others start from first, as they start from others."""
         return not self.keep_weights, len(self.cell.inits) if self.keep_weights else 0
+
+    def is_answered_by(self, head: Head | Record) -> bool:
+        """Say whether a record of its cell is one of its revision that was not skipped."""
+        return head.status != "skipped" and head.origin.identity == self.origin.identity
 
     def record_of_failure(self, status: Status, failure: Failure, started: str = "", seconds: float = 0.0) -> Record:
         """Return a record that says why there is no result."""

@@ -233,7 +233,7 @@ def _job(cell: Cell, record: Record, manifest: Manifest, registry: Registry, plu
         source = manifest.plugin
         return Job(
             cell=cell, origin=source, kind=cast(Kind, record.kind), label=name, after=after,
-            files=() if plugin is None else (str(plugin.resolve()),), strangers=(f"{source.plugin} {source.revision}",),
+            files=() if plugin is None else (str(plugin.resolve()),), code=(f"{source.plugin} {source.revision}",),
         )  # fmt: skip
     registered = registry.strategy(name)
     return Job(

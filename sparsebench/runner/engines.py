@@ -43,6 +43,7 @@ AHEAD = 64
 """Jobs among which one is chosen."""
 LOCKS = ".cells.lock"
 """The file in a run's folder of whose bytes each is the lock of a cell."""
+OnBegin = Callable[[Sequence[str], float], None]
 
 
 class CellLocks:
@@ -101,9 +102,7 @@ class CellLocks:
                         record = store.parse(line)
                         self.new[record.cell_id] = record
         head, known = self.new.get(job.cell.id), self.known.get(job.cell.id)
-        if head is None or head.status == "skipped" or head.origin.identity != job.origin.identity:
-            return False
-        if known is not None and known.started == head.started:
+        if head is None or not job.is_answered_by(head) or (known is not None and known.started == head.started):
             return False
         self.on_done(job.cell.id)
         return True
@@ -132,6 +131,8 @@ class Queue:
         most: how many are handed out at once, of those that can be trained together.
         seconds: what each is expected to take, or None if nobody knows.
         locks: which of them other runs are at: those are waited for last, and left out once they are done.
+        begin: called, maybe in other threads, with the ids of cells that something begins for, and 0, or of one and
+            the share of its training that is done.
     """
 
     def __init__(
@@ -140,8 +141,9 @@ class Queue:
         most: int,
         seconds: Callable[[Job], float | None] = lambda job: None,
         locks: CellLocks | None = None,
+        begin: OnBegin = lambda cells, share: None,
     ):
-        self.most, self.locks = most, locks
+        self.most, self.locks, self.begin = most, locks, begin
         self.length = {job.cell.id: (job.order, None if self._joins(job) else seconds(job)) for job in jobs}
         self.left, self.open = list(jobs), {job.cell.id for job in jobs}
         self.at: dict[object, Job] = {}
@@ -258,27 +260,15 @@ def first_interrupt(on_first: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-OnBegin = Callable[[Sequence[str], float], None]
-"""Called with the ids of cells that something begins for, and 0, or of one and the share of its training that is done.
-
-Maybe in other threads.
-"""
-
-
-def nobody(cells: Sequence[str], share: float) -> None:
-    """Tell nobody which cells are begun."""
-
-
 class Engine(Protocol):
     """Runs cells, wherever that is."""
 
-    def records(self, queue: Queue, setting: Setting, on_begin: OnBegin) -> Generator[Record, None, None]:
+    def records(self, queue: Queue, setting: Setting) -> Generator[Record, None, None]:
         """Yield the record of each job as it comes; once the queue is closed, only of those that are under way.
 
         Args:
-            queue: gives the jobs, and is to be told of each that has its record.
+            queue: gives the jobs, and is to be told of each that begins and of each that has its record.
             setting: what they have in common.
-            on_begin: called with the ids of cells that are begun.
 
         Raises:
             UserError: cells cannot be run.
@@ -296,7 +286,7 @@ class InProcess:
     def __init__(self, registry: Registry):
         self.registry = registry
 
-    def records(self, queue: Queue, setting: Setting, on_begin: OnBegin = nobody) -> Generator[Record, None, None]:
+    def records(self, queue: Queue, setting: Setting) -> Generator[Record, None, None]:
         """Yield the record of each job, run one after the other in this process; see `Engine`."""
         from sparsebench.runner.prepare import Context
         from sparsebench.runner.run_cell import one_thread, run_cells
@@ -304,10 +294,10 @@ class InProcess:
         setting = setting.model_copy(update={"device": first_of(setting.device)})
 
         def begin(jobs: Sequence[Job]) -> None:
-            on_begin([job.cell.id for job in jobs], 0.0)
+            queue.begin([job.cell.id for job in jobs], 0.0)
 
         with one_thread():
-            context = Context(setting, on_share=lambda cell_id, share: on_begin([cell_id], share))
+            context = Context(setting, on_share=lambda cell_id, share: queue.begin([cell_id], share))
             while batch := queue.take("here"):
                 with turn(setting.device) if setting.exclusive else nullcontext():
                     records = run_cells(batch, self.registry, context, begin)
@@ -329,7 +319,7 @@ class Processes:
     def __init__(self, workers: int):
         self.workers = workers
 
-    def records(self, queue: Queue, setting: Setting, on_begin: OnBegin = nobody) -> Generator[Record, None, None]:
+    def records(self, queue: Queue, setting: Setting) -> Generator[Record, None, None]:
         """Yield the record of each job as it comes; see `Engine`.
 
         Raises:
@@ -337,7 +327,7 @@ class Processes:
         """
         records: SimpleQueue[Record | BaseException | None] = SimpleQueue()
         supervisors = [
-            Supervisor(setting, str(number), place, on_begin)
+            Supervisor(setting, str(number), place, queue.begin)
             for number, place in enumerate(places(setting.device, self.workers))
         ]
         threads = [threading.Thread(target=one.serve, args=(queue, records), daemon=True) for one in supervisors]
@@ -384,10 +374,10 @@ class Supervisor:
         setting: what the cells have in common.
         name: of the file in the run's folder to which what the workers print is added.
         place: their own variables, see `places`; those of one on a GPU say which.
-        on_begin: called with the ids of cells that something begins for.
+        on_begin: see `Queue`.
     """
 
-    def __init__(self, setting: Setting, name: str, place: Mapping[str, str], on_begin: OnBegin = nobody):
+    def __init__(self, setting: Setting, name: str, place: Mapping[str, str], on_begin: OnBegin):
         self.setting = setting.model_copy(update={"device": "cuda:0" if place else "cpu"})
         self.log, self.place, self.on_begin = setting.out / "logs" / f"worker-{name}.log", place, on_begin
         self.server = server()

@@ -173,7 +173,7 @@ def collect(
     remaining = Remaining(plan.todo, plan.expected)
     locks = CellLocks(out, plan.known, remaining.drop)
     most = 1 if setting.device == "cpu" else TOGETHER
-    queue = Queue(plan.todo, most, plan.expected.length, locks)
+    queue = Queue(plan.todo, most, plan.expected.length, locks, remaining.begin)
     stopped = threading.Event()
 
     def stop() -> None:
@@ -181,7 +181,7 @@ def collect(
         callbacks.on_stop()
         queue.close()
 
-    records = engine.records(queue, setting, remaining.begin)
+    records = engine.records(queue, setting)
     beat = progress.beat(out, remaining, workers, callbacks.on_beat)
     try:
         with locks, first_interrupt(stop), beat, closing(records):

@@ -38,8 +38,7 @@ def records_of(
     out: Path,
     on_begin: Any = lambda cells, share: None,
 ) -> Iterator[Record]:
-    setting = Setting(out=out, device="cpu")
-    return cluster.records(Queue(jobs, 1), setting, on_begin)
+    return cluster.records(Queue(jobs, 1, begin=on_begin), Setting(out=out, device="cpu"))
 
 
 def by_cell(records: Iterator[Record]) -> dict[str, dict[str, Any]]:
@@ -147,7 +146,7 @@ def test_cells_that_start_from_others_find_their_weights(tmp_path: Path, cluster
 def test_the_first_interrupt_finishes_what_is_under_way(tmp_path: Path, cluster: clusters.Cluster) -> None:
     jobs, found = jobs_of(tasks=(LONG,), seeds=10), []
     queue = Queue(jobs, 1)
-    for record in cluster.records(queue, Setting(out=tmp_path, device="cpu"), lambda cells, share: None):
+    for record in cluster.records(queue, Setting(out=tmp_path, device="cpu")):
         found.append(record)
         assert len(cluster.client.futures) <= clusters.LEAST < len(jobs)
         queue.close()

@@ -73,9 +73,9 @@ class Disturbed:
     def __init__(self, disturb: Callable[[Job, Record], Record]):
         self.disturb = disturb
 
-    def records(self, queue: Queue, setting: Setting, on_begin: Any) -> Iterator[Record]:
+    def records(self, queue: Queue, setting: Setting) -> Iterator[Record]:
         jobs = {job.cell.id: job for job in planned(setting.out, **COMPOSITE).jobs}
-        for record in InProcess(Registry()).records(queue, setting, on_begin):
+        for record in InProcess(Registry()).records(queue, setting):
             job = jobs[record.cell_id]
             yield self.disturb(job, record) if job.keep_weights else record
 

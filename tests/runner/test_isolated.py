@@ -66,8 +66,8 @@ def test_a_job_has_only_the_files_that_bring_its_strategy_and_task(samples: Path
     )  # fmt: skip
     found = {(job.cell.task.name, job.label): job for job in expand(request, Registry())}
     names = {key: {Path(path).name for path in job.files} for key, job in found.items()}
-    assert names["composite", "dense"] == set() and found["composite", "dense"].strangers == ()
+    assert names["composite", "dense"] == set() and found["composite", "dense"].code == ()
     assert names["composite", "norm"] == {"good.py"}
     assert names["small", "dense"] == {"brings_task.py"}
     assert names["small", "norm"] == {"good.py", "brings_task.py"}
-    assert len(found["small", "norm"].strangers) == 2
+    assert len(found["small", "norm"].code) == 3

@@ -1,6 +1,6 @@
 """What a run asks of an engine: the protocol, and a record of each cell."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +29,12 @@ class Sequential:
     def __init__(self, lost: Sequence[str] = ()):
         self.lost = lost
 
-    def records(
-        self,
-        queue: Queue,
-        setting: Setting,
-        on_begin: Callable[[Sequence[str], float], None],
-    ) -> Iterator[Record]:
+    def records(self, queue: Queue, setting: Setting) -> Iterator[Record]:
         context = Context(setting)
         with one_thread():
             while batch := queue.take():
                 if batch[0].label not in self.lost:
-                    on_begin([batch[0].cell.id], 0.0)
+                    queue.begin([batch[0].cell.id], 0.0)
                     yield from run_cells(batch, Registry(), context)
                 queue.done(batch[0])
 
@@ -84,12 +79,9 @@ def test_an_engine_says_which_share_of_a_training_is_done(workers: int, tmp_path
     jobs = [job for job in plan.jobs if job.label == "slow"]
     said: list[tuple[Sequence[str], float]] = []
 
-    def on_begin(cells: Sequence[str], share: float) -> None:
-        said.append((cells, share))
-
     made = Processes(1) if workers else InProcess(registry)
     setting = Setting(out=tmp_path / "out", device="cpu")
-    (record,) = made.records(Queue(jobs, 1), setting, on_begin)
+    (record,) = made.records(Queue(jobs, 1, begin=lambda cells, share: said.append((cells, share))), setting)
     assert record.status == "ok", record.failure
     shares = [share for cells, share in said if list(cells) == [record.cell_id]]
     assert shares[0] == 0.0 and len(shares) > 2 and shares[-1] <= 1
