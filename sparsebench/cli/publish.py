@@ -99,8 +99,8 @@ def _submissions(path: Path) -> list[Path]:
 
 def _ask(folder: Path, yes: bool) -> None:
     """Say what is going to run, and go on only if that is wanted."""
+    from sparsebench.publish.replay import has_sandbox, no_network
     from sparsebench.publish.submission import manifest_of, plugin_of
-    from sparsebench.runner.process import has_sandbox, no_network
 
     manifest = manifest_of(folder)
     plugin = plugin_of(folder, manifest)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from sparsebench.publish.replay import enclose, has_sandbox, no_network
 from sparsebench.runner import process
 from sparsebench.runner.devices import variables
-from sparsebench.runner.process import enclose, has_sandbox, no_network
 
 
 def output(command: list[str]) -> str:
