@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -165,11 +166,14 @@ class Done(NamedTuple):
 
 def execute(request: Request, files: Files, how: How, out: Path, callbacks: Callbacks) -> Done:
     """Run what is missing, and write and return the leaderboard; see `run`."""
+    from sparsebench.plugin.registry import Registry
+    from sparsebench.runner import run as runs
+
+    runs.begin(how, out)  # the board is imported while workers load
+    import_module("matplotlib.backends.backend_agg")
     from sparsebench.board.board import board_of
     from sparsebench.board.published import publish
     from sparsebench.board.settings import frame_of, read
-    from sparsebench.plugin.registry import Registry
-    from sparsebench.runner import run as runs
 
     plan = runs.run(request, files, how, Registry(), out, callbacks)
     known = frame_of(read(out))

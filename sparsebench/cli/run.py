@@ -57,9 +57,6 @@ def run(
     success, 1 if cells failed or pictures cannot be read, 2 if the command is wrong.
     """
     from sparsebench.api import execute
-    from sparsebench.board.board import below_chance, notes_on
-    from sparsebench.board.tables import render
-    from sparsebench.board.views import report
     from sparsebench.plugin.registry import Registry
     from sparsebench.records.record import ANSWERS
     from sparsebench.runner.run import plan_of
@@ -70,6 +67,10 @@ def run(
         return
     with Progress(out) as progress:
         board, finished = execute(request, files, how, out, progress)
+    from sparsebench.board.board import below_chance, notes_on
+    from sparsebench.board.tables import render
+    from sparsebench.board.views import report
+
     judged = board.judged
     whole = notes or form != "table"
     lines = board.notes if whole else notes_on(finished, judged, out, technical=False)

@@ -14,7 +14,7 @@ from functools import cached_property
 from importlib import resources
 from pathlib import Path
 
-from sparsebench.errors import UserError, as_utf8, few, plain
+from sparsebench.errors import UserError, as_utf8, few
 from sparsebench.files import content_hash
 from sparsebench.plan.request import Files, Job
 from sparsebench.plugin.registry import Registry
@@ -23,7 +23,7 @@ from sparsebench.records.record import Head
 from sparsebench.strategy.spec import fill
 from sparsebench.tasks import folder
 from sparsebench.tasks.base import Task
-from sparsebench.tasks.sources import Pixels, cache, known
+from sparsebench.tasks.sources import Pixels, known
 from sparsebench.tasks.sources.composites import ARRAY, FOLDER, SCENES, in_a_class, read_array
 from sparsebench.tasks.sources.files import (
     Contents,
@@ -31,7 +31,6 @@ from sparsebench.tasks.sources.files import (
     classes_in,
     contents,
     fingerprint_of,
-    known_contents,
     listing,
 )
 from sparsebench.tasks.sources.known import (
@@ -217,16 +216,6 @@ def networks_of(files: Files) -> list[str]:
     return files.trained
 
 
-def strays_of(files: Files) -> dict[str, str]:
-    """Return what is left out of the folders of pictures, in one line by the name of the pictures; warn of it."""
-    said = {}
-    for name in files.pictures.values():
-        if (found := known_contents(name)) is not None and found.strays:
-            log.warning("%s: left out: %s", plain(files.places[name], None), found.strays)
-            said[name] = found.strays
-    return said
-
-
 def places_of(files: Files, jobs: Sequence[Job]) -> dict[str, Path]:
     """Return where all files of the jobs lie: those that the user named, and official sets that suites name.
 
@@ -255,17 +244,6 @@ def pictures_of(jobs: Sequence[Job], registry: Registry, places: Mapping[str, Pa
             task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
             wanted |= {one.name: one for one in task.pictures(cell.n_train, cell.repetition, places)}
     return [one for one in wanted.values() if one.kept() is None]
-
-
-def decode(jobs: Sequence[Job], registry: Registry, places: Mapping[str, Path]) -> None:
-    """Decode what jobs need of users' pictures, so that no cell has to, nor has to look through folders again.
-
-    Raises:
-        BadPicturesError: all that cannot be read.
-        UserError: there is no room for what they become, or a picture is not what it was.
-    """
-    if wanted := pictures_of(jobs, registry, places):
-        cache.decode(wanted)
 
 
 @dataclass(frozen=True)

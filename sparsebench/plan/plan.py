@@ -4,34 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
 
 from sparsebench.errors import UserError, few, plain
 from sparsebench.plan.expand import expand
-from sparsebench.plan.locate import Networks, places_of, strays_of
+from sparsebench.plan.locate import Networks, places_of
 from sparsebench.plan.request import Files, Job, Request, Rerun, Suite, load
 from sparsebench.plugin.content import CODE
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import ANSWERS, Head, Record, canonical
+from sparsebench.tasks.sources.files import known_contents
+
+log = logging.getLogger(__name__)
 
 LONGER = 0.25
 """A cell under way that says nothing still takes this share of the time since it was begun, however long that was."""
-
-
-class Spent(NamedTuple):
-    """The seconds that cells took, what they cost, and the bytes of the largest."""
-
-    seconds: float = 0.0
-    cost: float = 0.0
-    memory: int = 0
 
 
 class Expected:
@@ -49,12 +47,11 @@ class Expected:
         self, jobs: Collection[Job], records: Iterable[Head] = (), prior: Callable[[Job], float] | None = None
     ):
         self._jobs = {job.cell.id: job for job in jobs}
-        self._spent: defaultdict[object, Spent] = defaultdict(Spent)  # None has what all kinds spent
-        self._said: defaultdict[object, Spent] = defaultdict(Spent)
+        self._spent, self._said = (defaultdict[object, Any](lambda: np.zeros(2)) for _ in range(2))  # seconds and costs
+        self._memory: dict[object, int] = {}
         if prior is not None:
             for job in jobs:
-                seconds, cost, _ = self._said[job.alike]
-                self._said[job.alike] = Spent(seconds + prior(job), cost + job.cost)
+                self._said[job.alike] += prior(job), job.cost
         for record in records:
             self.add(record)
 
@@ -62,19 +59,19 @@ class Expected:
         """Take note of a record."""
         job = self._jobs.get(record.cell_id)
         if job is not None and record.status == "ok" and record.seconds > 0:
-            for kind in (job.alike, None):
-                seconds, cost, memory = self._spent[kind]
-                self._spent[kind] = Spent(seconds + record.seconds, cost + job.cost, max(memory, record.memory))
+            for kind in (job.alike, None):  # None is for all kinds
+                self._spent[kind] += record.seconds, job.cost
+            self._memory[job.alike] = max(self._memory.get(job.alike, 0), record.memory)
 
     def say(self, job: Job, seconds: float) -> None:
         """Take note that a cell under way says that it will take so long; it counts until one of its kind is done."""
-        self._said[job.alike] = self._said[None] = Spent(seconds, job.cost)
+        self._said[job.alike] = self._said[None] = np.array([seconds, job.cost])
 
     def seconds(self, job: Job) -> float | None:
         """Return the seconds that a cell takes on one worker; None before any cell is done."""
         tables = (self._spent, self._said)
         spent = next((known[kind] for kind in (job.alike, None) for known in tables if kind in known), None)
-        return None if spent is None else job.cost * spent.seconds / spent.cost
+        return None if spent is None else float(job.cost * spent[0] / spent[1])
 
     def length(self, job: Job) -> float:
         """Return what is longer for longer cells: their seconds, or before any cell is done what they cost."""
@@ -82,7 +79,7 @@ class Expected:
 
     def memory(self, job: Job) -> int | None:
         """Return the bytes that a cell's worker needs; None if no cell of its kind is done."""
-        return self._spent.get(job.alike, Spent()).memory or None
+        return self._memory.get(job.alike) or None
 
     def longest_first(self, jobs: Sequence[Job]) -> list[Job]:
         """Return the jobs that others start from, then one of each kind of which none is done, then the longest.
@@ -187,7 +184,6 @@ class Plan:
         expected: what the cells are expected to take.
         request: None where the jobs are only some of what it asks for.
         anew: whether trainings that were cut short start again from their beginning.
-        strays: what lies in folders of pictures and is left out, in one line by their names.
         changed: why cells that have records are run again, in lines; see `changed`.
     """
 
@@ -200,7 +196,6 @@ class Plan:
     request: Request | None
     suite: Suite | None = None
     anew: bool = False
-    strays: Mapping[str, str] = field(default_factory=dict)
     changed: tuple[str, ...] = ()
 
 
@@ -241,9 +236,10 @@ def plan(
     places = places_of(files, todo) | networks.places({job.after for job in todo} - {""})
     ordered = expected.longest_first(todo)
     why = changed(todo, known)
-    return Plan(
-        jobs, ordered, places, whole, known, expected, request, suite, rerun == "always", strays_of(files), why
-    )  # fmt: skip
+    for name in files.pictures.values():
+        if (found := known_contents(name)) is not None and found.strays:
+            log.warning("%s: left out: %s", plain(files.places[name], None), found.strays)
+    return Plan(jobs, ordered, places, whole, known, expected, request, suite, rerun == "always", why)
 
 
 def needed_by(cells: Iterable[str], jobs: Sequence[Job], lacks: Callable[[str], bool]) -> set[str]:

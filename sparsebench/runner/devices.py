@@ -110,13 +110,6 @@ def first_of(device: str) -> str:
     return "cuda:0" if device == "cuda" else device
 
 
-def timing(device: str, exclusive: bool) -> str:
-    """Return what a record says of how it was timed."""
-    if not exclusive:
-        return "perhaps beside other cells"
-    return "alone on its machine" if device == "cpu" else "alone on its GPU"
-
-
 @contextmanager
 def turn(device: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Wait for one's turn and have it: no other turn at the same time on this machine, or on this GPU.

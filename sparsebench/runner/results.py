@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -126,16 +126,8 @@ def _look(samples: Samples, actor: Actor | None, training: bool = False) -> Spli
     return SplitPass(samples.inputs, samples.labels, relevance, acting)
 
 
-class Influences(NamedTuple):
-    """How far the answer for n samples of N tokens moves.
-
-    Attributes:
-        z: (n, N), see `influences`.
-        predicted: (n,) class numbers, with all tokens that the strategy lets through.
-    """
-
-    z: np.ndarray
-    predicted: np.ndarray
+Influences = tuple[np.ndarray, np.ndarray]
+"""(n, N) of `influences`, and the (n,) class numbers with all tokens that the strategy lets through."""
 
 
 def influences(network: Network, actor: Actor | None, samples: Samples, n: int) -> Influences | None:
@@ -164,7 +156,7 @@ def _all(network: Network, actor: Actor | None, samples: Samples, n: int, togeth
         stays = [(decision.block, decision.after.sort(dim=1).values) for decision in decisions]  # as a Replay has them
         influences.append(_influences(network, samples, rows, outputs, site, stays, together))
         predicted.append(outputs.argmax(dim=1))
-    return Influences(torch.cat(influences).cpu().numpy(), torch.cat(predicted).cpu().numpy())
+    return torch.cat(influences).cpu().numpy(), torch.cat(predicted).cpu().numpy()
 
 
 def _influences(
@@ -464,8 +456,8 @@ def _add_spuriosity(
     if acted is None:
         result.notes["spuriosity"] = "not measured: tokens are fused, merged, mixed or of a number of each image's own"
     for end, outcome in (("", acted), ("_dense", dense)):
-        right = np.zeros(n, dtype=bool) if outcome is None else outcome.predicted == labels
-        indices = (None, None) if outcome is None else token_spuriosity(outcome.z[right], inside[right])
+        right = np.zeros(n, dtype=bool) if outcome is None else outcome[1] == labels
+        indices = (None, None) if outcome is None else token_spuriosity(outcome[0][right], inside[right])
         for name, value in zip(("a_tsi", "m_tsi"), indices, strict=True):
             result.add(name + end, value, int(right.sum()))
 

@@ -17,7 +17,7 @@ from typing import Any
 from sparsebench.errors import UserError, few, one_line
 from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import unanswered
-from sparsebench.plan.locate import decode, file_names
+from sparsebench.plan.locate import file_names, pictures_of
 from sparsebench.plan.plan import Plan, Remaining
 from sparsebench.plan.request import Files, How, Job, Request, Setting, Suite
 from sparsebench.plugin.content import texts_of
@@ -32,7 +32,7 @@ from sparsebench.runner.process import server
 from sparsebench.runner.progress import SILENT, Callbacks
 from sparsebench.strategy.base import how_of
 from sparsebench.strategy.spec import fill, parse
-from sparsebench.tasks.sources.cache import telling
+from sparsebench.tasks.sources.cache import decode, telling
 from sparsebench.tasks.sources.files import known_contents
 
 log = logging.getLogger(__name__)
@@ -69,12 +69,17 @@ def run(
         UserError: anything unknown, out of range, missing or unwritable.
         KeyboardInterrupt: it was stopped; what is done is stored.
     """
-    if how.jobs != 0 and how.dask is None and not store.segments(out) and not store.sealed(out):
-        server().begin()  # a new folder has cells to run: load while they are planned
+    begin(how, out)
     with telling(callbacks.on_pictures):
         plan = plan_of(request, files, how, registry, out, prior)
         carry_out(plan, how, registry, out, callbacks)
     return plan
+
+
+def begin(how: How, out: Path) -> None:
+    """Let workers load what they need, while something else is done, if a folder is new, which has cells to run."""
+    if how.jobs != 0 and how.dask is None and not store.segments(out) and not store.sealed(out):
+        server().begin()
 
 
 def plan_of(
@@ -111,12 +116,13 @@ def device_of(how: How) -> str:
 
 
 def carry_out(plan: Plan, how: How, registry: Registry, out: Path, callbacks: Callbacks = SILENT) -> None:
-    """Run what is to do of a plan, its pictures decoded first; see `run`."""
+    """Run what is to do of a plan, its pictures decoded first, so that no cell looks through folders; see `run`."""
     setting = Setting.of(how, out, device_of(how), plan.locations)
     store.check_writable(out)
     observers = Observers(registry)
     observers.attach(how.observe, out)
-    decode(plan.todo, registry, plan.locations)
+    if wanted := pictures_of(plan.todo, registry, plan.locations):
+        decode(wanted)
     connection: AbstractContextManager[Any] = nullcontext()
     if how.dask and plan.todo:
         (dask,) = metadata.entry_points(group="sparsebench.engines", name="dask")  # another package brings it
@@ -222,9 +228,10 @@ def _manifests(plan: Plan, registry: Registry) -> Iterator[tuple[str, object]]:
         asked = _asked(plan.suite, plan.request, registry, plan.whole)
         yield manifests.SUITES, asked.model_dump(mode="json")
     given = [Given(name=name, file=file) for name, file in file_names(plan.locations).items()]
-    given += [Given(name=name, left_out=line) for name, line in plan.strays.items()]
     for name in plan.locations:
-        if (found := known_contents(name)) is not None and found.left_out:
+        if (found := known_contents(name)) is not None and found.strays:
+            given.append(Given(name=name, left_out=found.strays))
+        if found is not None and found.left_out:
             n, shown = len(found.left_out), few(sorted(found.left_out), BAD, 200)
             line = f"{n:,} of {len(found.pictures) + n:,} pictures, which cannot be read: {shown}"
             given.append(Given(name=name, left_out=line))

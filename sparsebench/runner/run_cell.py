@@ -35,7 +35,7 @@ from sparsebench.plan.request import Job, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record, Status, digest
-from sparsebench.runner.devices import environment, timing, turn
+from sparsebench.runner.devices import environment, turn
 from sparsebench.runner.prepare import Context, Prepared, fit_on, prepare, wants_images, weights_file
 from sparsebench.runner.process import Line, Message, forget_peak, peak
 from sparsebench.runner.results import Result, Watch, add_watched, measure
@@ -324,7 +324,8 @@ class _Run:
         )  # fmt: skip
         context.trusted.add(who)
         if "images_per_s" in self.result.metrics:
-            self.result.notes["timed"] = timing(self.setting.device, self.setting.exclusive)
+            alone = "alone on its machine" if self.setting.device == "cpu" else "alone on its GPU"
+            self.result.notes["timed"] = alone if self.setting.exclusive else "perhaps beside other cells"
         if self.job.keep_weights:
             content = weights_file(self.cell.network, self.cell.initial, self.trained)
             files.write_whole(store.weights_path(self.setting.out, self.job.cell.id), content)

@@ -11,7 +11,7 @@ from coded import write_noise, write_random_weights
 from running import local
 
 from sparsebench.cli import main
-from sparsebench.plan.locate import decode
+from sparsebench.plan.locate import pictures_of
 from sparsebench.plan.plan import plan
 from sparsebench.plan.request import Files, Request
 from sparsebench.plugin.registry import Registry
@@ -160,7 +160,7 @@ def test_cells_take_the_decoded_pictures_and_do_not_look_at_the_folder(
     files = Files((f"folder:{root}",), weights=(weights,))
     request = Request(suite="folder", tasks=("folder:canvas=32",), model=f"timm:{ARCH}", seeds=1)
     of = plan(request, files, Registry(), tmp_path / "out", "missing")
-    decode(of.todo, Registry(), of.locations)
+    cache.decode(pictures_of(of.todo, Registry(), of.locations))
     for name in NAMES:
         (root / name).rename(tmp_path / name)
     records = list(local(of.todo, 1, tmp_path / "out", locations=dict(of.locations)))
