@@ -12,7 +12,7 @@ from measured import TINY
 from samples import SAMPLES
 
 import sparsebench
-from sparsebench.plugin.content import file_revision
+from sparsebench.plugin.content import code_of, file_revision
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.testing import process
@@ -145,3 +145,60 @@ def test_check_run_and_apply_take_what_lies_beside_a_file(tmp_path: Path) -> Non
     assert {record.status for record in store.read(tmp_path / "out").values()} == {"ok"}
     sparse = sparsebench.apply(timm.create_model("test_vit"), f"{path}:macs=0.5")
     assert sparse(torch.rand(1, 3, 160, 160)).shape == (1, 1000) and sparse.macs_ratio < 0.7
+
+
+SOURCE = '''# a comment
+"""A module."""
+from __future__ import annotations
+import math as m
+from . import a as b, c
+X: int | None = None
+def f(a, /, b: int = 0x10, *c, d, e=1e-3, **g) -> "t":
+    "Says."
+    if not (y := a @ b) or a is not ...:
+        return {**g, "é\\u2028": [*c, -1, 2j, b"\\0"], None: {1, True}}
+    else:
+        raise ValueError(f"{a!r:>{b}} and{y=}" "more" f"{b:}") from None
+    lambda z, *, w=(1,): z[1:, ::2] if w else (yield)
+@m.cache
+class C[T](Base, metaclass=M):
+    """Of it."""
+    async def g(self):
+        async with a as (b, c), d: pass
+        async for x in [i for j in k if j async for i in j]: del x, self.y
+        try: await x
+        except* (A, B) as e: global q
+        finally: assert x, "y"
+    match x:
+        case {"a": 1, **rest} | [1, *_] | Point(x=0, y=None) if a < b <= c: x += 1; y //= 2
+        case _: nonlocal_ = x if y else z
+'''.replace("C[T]", "C")
+
+
+GOLDEN = "219ac9ba769d6ba1e60f53082717ed4ebaecd58444975a54767fb71f3c33d86b"
+
+
+def test_the_hash_of_code_is_the_same_on_every_python_and_of_layout_nothing() -> None:
+    assert code_of(SOURCE.encode()) == GOLDEN
+    assert code_of(SOURCE.replace("# a comment", "").replace('    """Of it."""\n', "").encode()) == GOLDEN
+    assert code_of(b"x = 'a'  \n") == code_of(b'x = ("a")') != code_of(b"x = 'b'")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("x = 1", "x = 1.0"), ("x = 1", "x = True"), ("x = '1'", "x = b'1'"), ("x = y", "x = 'y'"),
+        ("x = a, b", "x = [a, b]"), ("x[1:]", "x[:1]"), ("x = f''", "x = ''"), ("{**a}", "{a: a}"),
+        ("def f(*, a=1, b): 0", "def f(*, a, b=1): 0"), ("f(a, *b)", "f(*b, a)"), ("a = b = c", "a = c"),
+        ("from a import b", "from .a import b"), ("if a:\n  b\nc", "if a:\n  b\n  c"), ("f'{a}b'", "f'{a!r}b'"),
+        ("x = None", "x: None"), ("def f(): return", "def f(): return None"),
+    ],
+)  # fmt: skip
+def test_other_code_has_another_hash(one: str, other: str) -> None:
+    assert code_of(one.encode()) != code_of(other.encode())
+
+
+def test_what_is_no_python_counts_by_its_bytes_and_long_numbers_are_known() -> None:
+    assert code_of(b"what is # this") != code_of(b"what is # that")
+    long = b"x = 0x" + b"f" * 9000  # which Python does not write in decimals
+    assert code_of(long) == code_of(long + b" # a comment") != code_of(long + b"f")

@@ -80,11 +80,13 @@ def whole(job_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Record:
     return run(job, tmp_path_factory.mktemp("whole"), 0)
 
 
-@pytest.mark.parametrize("times", [1, 7])
+@pytest.mark.parametrize(("plugin", "times"), [("random", 1), ("random", 7), ("dynamic_vit:keep_rate=0.5", 4)])
 def test_a_cell_goes_on_from_its_checkpoint(
-    tmp_path: Path, job: Job, whole: Record, killed: Callable[..., Path], times: int
+    tmp_path: Path, job_of: Any, killed: Callable[..., Path], plugin: str, times: int
 ) -> None:
-    path = killed(tmp_path, times)
+    *starts, job = job_of(plugin, TASK, n_train=40, model=VIT)
+    *_, whole = (run(one, tmp_path, 0) for one in (*starts, job))
+    path = killed(tmp_path, times, job)
     assert path.exists()
     record = run(job, tmp_path)
     assert record.notes["resumed"] == "1" and "resumed" not in whole.notes

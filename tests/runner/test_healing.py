@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,29 +88,25 @@ def collect(out: Path, disturb: Callable[[Job, Record], Record] = lambda job, re
     return dict(store.read(out))
 
 
-def check_healing(out: Path, first: str, disturb: Callable[[Job, Record], Record]) -> None:
-    """Check that with a disturbance what begins with weights is skipped, and that the same command runs it."""
-    records = collect(out, disturb)
+def crash(out: Path, job: Job, record: Record) -> Record:
+    store.weights_path(out, job.cell.id).unlink()
+    return job.record_of_failure("crashed", Failure(reason="the worker was ended by SIGKILL", kind="crashed"))
+
+
+def tear(out: Path, job: Job, record: Record) -> Record:
+    path = store.weights_path(out, job.cell.id)
+    path.write_bytes(path.read_bytes()[:-4])
+    return record
+
+
+@pytest.mark.parametrize(("disturb", "first"), [(crash, "crashed"), (tear, "ok")])
+def test_what_begins_with_weights_that_are_gone_or_torn_is_skipped_and_the_same_command_runs_it(
+    tmp_path: Path, disturb: Callable[[Path, Job, Record], Record], first: str
+) -> None:
+    records = collect(tmp_path, partial(disturb, tmp_path))
     assert sorted(record.status for record in records.values()) == sorted([first, *["skipped"] * 4])
     reasons = {record.failure.reason for record in records.values() if record.status == "skipped" and record.failure}
     assert all("the same command" in reason for reason in reasons) and len(reasons) == 1
-    assert len(planned(out, **COMPOSITE).todo) == 5
-    assert {record.status for record in collect(out).values()} == {"ok"}
-    assert planned(out, **COMPOSITE).todo == []
-
-
-def test_cells_that_begin_with_what_crashed_are_skipped_and_the_same_command_runs_them(tmp_path: Path) -> None:
-    def crash(job: Job, record: Record) -> Record:
-        store.weights_path(tmp_path, job.cell.id).unlink()
-        return job.record_of_failure("crashed", Failure(reason="the worker was ended by SIGKILL", kind="crashed"))
-
-    check_healing(tmp_path, "crashed", crash)
-
-
-def test_weights_that_are_torn_meanwhile_are_noticed_and_made_again(tmp_path: Path) -> None:
-    def tear(job: Job, record: Record) -> Record:
-        path = store.weights_path(tmp_path, job.cell.id)
-        path.write_bytes(path.read_bytes()[:-4])
-        return record
-
-    check_healing(tmp_path, "ok", tear)
+    assert len(planned(tmp_path, **COMPOSITE).todo) == 5
+    assert {record.status for record in collect(tmp_path).values()} == {"ok"}
+    assert planned(tmp_path, **COMPOSITE).todo == []

@@ -15,7 +15,6 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record, numbers_of
 from sparsebench.runner.prepare import Context, prepare
-from sparsebench.runner.run_cell import Checkpoint
 
 TASK = "composite:epochs=2,test=40,pretrain_epochs=1,pretrain_samples=40,batch=10"
 UNTAUGHT = TASK.replace("pretrain_epochs=1,pretrain_samples=40", "pretrain_epochs=0")
@@ -93,33 +92,6 @@ def test_a_record_says_which_published_terms_were_inactive(
         job = job.model_copy(update={"after": "", "cell": job.cell.model_copy(update={"init": None})})
     record = run([*starts, job] if taught else [job], tmp_path)
     assert record.notes.get("inactive", "") == note
-
-
-class Killed(KeyboardInterrupt):
-    """As good as a signal: nobody handles it."""
-
-
-def test_a_learned_strategy_goes_on_from_its_checkpoint(
-    jobs: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    *starts, job = jobs
-    whole = run([*starts, job], tmp_path)
-    written = 0
-
-    def write(self: Checkpoint) -> None:
-        nonlocal written
-        keep(self)
-        written += 1
-        if written == 4:
-            raise Killed
-
-    keep = Checkpoint.write
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(Checkpoint, "write", write)
-        run([job], tmp_path, 1e-9)
-    resumed = run([job], tmp_path, 1e-9)
-    assert resumed.notes["resumed"] == "1" and resumed.outcomes == whole.outcomes
-    assert resumed.metrics["test_loss"] == whole.metrics["test_loss"]
 
 
 THEORY = "theory:steps=4,test=4,tokens=20"

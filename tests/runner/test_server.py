@@ -1,7 +1,6 @@
 """Workers are forked, end with all that they have started, and need no main guard."""
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from waiting import soon
 
 from sparsebench.runner import process
 from sparsebench.runner.devices import variables
-from sparsebench.runner.process import Message, Server, Worker
+from sparsebench.runner.process import Server, Worker
 from sparsebench.runner.process import server as shared_server
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
@@ -66,27 +65,6 @@ def clinging(server: Server, modules: Path, tmp_path: Path) -> Callable[[str], W
     return start
 
 
-SAYS = """
-import os, signal, struct
-
-def main(line):
-    os.write(line.fileno(), struct.pack("!i", {length}) + b"a part")
-    signal.raise_signal(signal.SIGKILL)
-"""
-"""Begins a message of so many bytes and is killed."""
-
-
-@pytest.mark.parametrize(("length", "error"), [(100, EOFError), (2**30, ValueError), (6, ValueError)])
-def test_a_worker_that_is_killed_in_the_middle_of_a_message_is_gone_and_other_bytes_are_no_message(
-    length: int, error: type[Exception], server: Server, modules: Path, tmp_path: Path
-) -> None:
-    (modules / f"says{length}.py").write_text(SAYS.format(length=length))
-    worker = server.start(f"says{length}", {}, tmp_path / "says.log")
-    with pytest.raises(error):
-        worker.answer(300, Message)
-    assert worker.end(300) == -signal.SIGKILL
-
-
 def left(tmp_path: Path) -> list[int]:
     return processes_in(f"CLINGS_TO={tmp_path}")
 
@@ -101,25 +79,6 @@ def test_a_worker_leaves_as_it_did_and_what_it_left_behind_is_ended(
     staying = clinging("goes_on")
     assert soon(lambda: left(tmp_path))
     assert staying.end() == 0 and left(tmp_path) == []
-
-
-@pytest.mark.slow
-def test_workers_end_with_the_server_and_another_is_started(clinging: Callable[..., Worker], tmp_path: Path) -> None:
-    worker = clinging("stays")
-    parent = int(Path(f"/proc/{worker.pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-    os.kill(parent, signal.SIGKILL)
-    assert soon(lambda: not _lives(worker.pid))
-    assert worker.end(300) == -signal.SIGKILL
-    for pid in left(tmp_path):  # nobody was there to end it
-        os.kill(pid, signal.SIGKILL)
-    assert clinging("another", "sys.exit(3)").end(300) == 3
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
-    except OSError:
-        return False
 
 
 WHERE = """
