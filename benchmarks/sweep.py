@@ -19,7 +19,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -185,7 +184,7 @@ KINDS = (
 
 def grouped(rounds: int) -> str:
     """Compare cells that have the data of the one before with cells that draw for themselves, in one process."""
-    from sparsebench.runner.prepare import Context, Drawn
+    from sparsebench.runner.prepare import Context
     from sparsebench.runner.run_cell import one_thread, run_cell
 
     rows: list[tuple[object, ...]] = []
@@ -199,7 +198,8 @@ def grouped(rounds: int) -> str:
                 context = Context(Setting(out=Path(folder), device="cpu"))
                 for job in jobs:
                     if anew:
-                        context = replace(context, drawn=Drawn())
+                        trusted, context = context.trusted, Context(context.setting)
+                        context.trusted = trusted
                     assert run_cell(job, registry, context).status in ("ok", "unsupported")
 
         variants = {

@@ -25,7 +25,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Head, Record, Status
 from sparsebench.runner.devices import first_of, places, turn
-from sparsebench.runner.process import START, Message, Worker, how_it_left, server, was_killed
+from sparsebench.runner.process import START, Message, OnBegin, Worker, how_it_left, server, was_killed
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,6 @@ AHEAD = 64
 """Jobs among which one is chosen."""
 LOCKS = ".cells.lock"
 """The file in a run's folder of whose bytes each is the lock of a cell."""
-OnBegin = Callable[[Sequence[str], float], None]
 
 
 class CellLocks:
@@ -131,8 +130,7 @@ class Queue:
         most: how many are handed out at once, of those that can be trained together.
         seconds: what each is expected to take, or None if nobody knows.
         locks: which of them other runs are at: those are waited for last, and left out once they are done.
-        begin: called, maybe in other threads, with the ids of cells that something begins for, and 0, or of one and
-            the share of its training that is done.
+        begin: told, maybe in other threads, of cells.
     """
 
     def __init__(
@@ -293,14 +291,11 @@ class InProcess:
 
         setting = setting.model_copy(update={"device": first_of(setting.device)})
 
-        def begin(jobs: Sequence[Job]) -> None:
-            queue.begin([job.cell.id for job in jobs], 0.0)
-
         with one_thread():
-            context = Context(setting, on_share=lambda cell_id, share: queue.begin([cell_id], share))
+            context = Context(setting, begin=queue.begin)
             while batch := queue.take("here"):
                 with turn(setting.device) if setting.exclusive else nullcontext():
-                    records = run_cells(batch, self.registry, context, begin)
+                    records = run_cells(batch, self.registry, context)
                     for job, record in zip(batch, records, strict=True):
                         yield record
                         queue.done(job)
@@ -374,7 +369,7 @@ class Supervisor:
         setting: what the cells have in common.
         name: of the file in the run's folder to which what the workers print is added.
         place: their own variables, see `places`; those of one on a GPU say which.
-        on_begin: see `Queue`.
+        on_begin: told of cells.
     """
 
     def __init__(self, setting: Setting, name: str, place: Mapping[str, str], on_begin: OnBegin):

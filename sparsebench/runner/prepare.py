@@ -6,8 +6,8 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,10 +23,11 @@ from sparsebench.models.base import HEADS, Network, Start
 from sparsebench.plan.request import Job, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, digest
+from sparsebench.runner.process import OnBegin
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.spec import fill
 from sparsebench.strategy.view import Images
-from sparsebench.tasks.base import Data, Locations, Recipe, Split, Task, check_items
+from sparsebench.tasks.base import Data, Recipe, Split, Task, check_items
 from sparsebench.training.fit import Fitted, fit, modules_of, state_digest, weights_of
 from sparsebench.training.steps import Augmentation, Samples, Teacher
 
@@ -38,52 +39,65 @@ TRAINING = "training"
 """The name under which a file of weights says how they were trained."""
 
 
-class Drawn:
-    """What a process drew last, for the next cell with the same data: every cell is given a copy of its own.
+class Context:
+    """What a process needs for its cells that their hashes do not know, and what it keeps from one to the next.
 
-    Drawing is up to a quarter of a short cell of tokens, and a twentieth of a test of a trained network on pictures.
-    What is mapped from a file is not kept: a copy would have to read all of it.
+    Args:
+        setting: what all cells of the run have in common; the device is this process's.
+        alone: whether nobody interrupts this process, so that a KeyboardInterrupt is a strategy's own.
+        begin: told of each cell, and every second of the share of its training, unless that may end sooner, or, if it
+            trains nothing, of its test.
+
+    Attributes:
+        trusted: which strategies, on which task and model, were seen not to depend on labels or masks.
+        fitted: what strategies learned from training images, by all that it depends on.
     """
 
-    def __init__(self) -> None:
-        self.draw = ""
-        self.data: Data | None = None
-        self.images: dict[str, torch.Tensor] = {}
+    def __init__(self, setting: Setting, alone: bool = False, begin: OnBegin = lambda cells, share: None):
+        self.setting, self.alone, self.begin = setting, alone, begin
+        self.trusted, self.fitted = set[tuple[str, ...]](), dict[str, Fitted]()
+        self._draw, self._data = "", cast(Data | None, None)
+        self._images: dict[str, torch.Tensor] = {}
 
-    def of(self, task: Task, cell: Cell, locations: Locations) -> Data:
-        """Return the data of a cell; a task that draws from torch's own generator gives each cell the same, too."""
-        if self.data is not None and self.draw == cell.draw:
-            return copy.deepcopy(self.data)
-        self.data = None  # its memory, before there is more
+    def draw(self, task: Task, cell: Cell) -> Data:
+        """Return the data of a cell, a copy of its own; the data drawn last are kept for the next cell that has them.
+
+        Drawing is up to a quarter of a short cell of tokens, and a twentieth of a test of a trained network on
+        pictures. What is mapped from a file is not kept: a copy would have to read all of it. A task that draws from
+        torch's own generator gives each cell the same, too.
+        """
+        if self._data is not None and self._draw == cell.draw:
+            return copy.deepcopy(self._data)
+        self._data = None  # its memory, before there is more
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seeds.seed_of("draw", cell.draw))
-            data = task.draw(cell.n_train, cell.repetition, locations)
+            data = task.draw(cell.n_train, cell.repetition, self.setting.locations)
         splits = [split for split in (data.train, data.test, data.validation) if split is not None]
         arrays = [value for of in (data, *splits) for value in vars(of).values() if isinstance(value, np.ndarray)]
         if any(isinstance(one, np.memmap) for one in arrays) or sum(one.nbytes for one in arrays) > MOST:
             return data
-        self.draw, self.data = cell.draw, data
+        self._draw, self._data = cell.draw, data
         return copy.deepcopy(data)
 
-    def on_device(self, inputs: np.ndarray, device: str) -> torch.Tensor:
-        """Return the inputs of a split on a device; of images for which that has no room, in the memory of the host.
+    def on_device(self, inputs: np.ndarray) -> torch.Tensor:
+        """Return the inputs of a split on the device; of images for which that has no room, in the memory of the host.
 
         Images that are all that a file holds stay on the device for the next cell: what is in a file of pixels never
         changes. On a CPU they are the file's pages.
         """
-        file, tensor = "", torch.from_numpy(np.ascontiguousarray(inputs))
+        device, file, tensor = self.setting.device, "", torch.from_numpy(np.ascontiguousarray(inputs))
         if isinstance(inputs, np.memmap) and inputs.filename is not None and inputs.flags.c_contiguous:
             whole = os.path.getsize(inputs.filename) == inputs.offset + inputs.nbytes
             file = str(inputs.filename) if whole else ""
-        if file in self.images:
-            return self.images[file]
+        if file in self._images:
+            return self._images[file]
         if inputs.ndim == 4 and inputs.nbytes > room(device):
-            self.images.clear()
+            self._images.clear()
             if inputs.nbytes > room(device):
                 return tensor
         moved = tensor.to(device)
         if file:
-            self.images[file] = moved
+            self._images[file] = moved
         return moved
 
 
@@ -93,28 +107,6 @@ def room(device: str) -> float:
         return 0.0
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return SHARE * (torch.cuda.mem_get_info(device)[0] + unused)
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a process needs for its cells that their hashes do not know, and what it keeps from one to the next.
-
-    Attributes:
-        setting: what all cells of the run have in common; the device is this process's.
-        alone: whether nobody interrupts this process, so that a KeyboardInterrupt is a strategy's own.
-        on_share: called every second with the id of a cell and the share of its training that is done, unless that
-            may end sooner; of a cell that trains nothing, of its test.
-        drawn: what was drawn for the cell before.
-        trusted: which strategies, on which task and model, were seen not to depend on labels or masks.
-        fitted: what strategies learned from training images, by all that it depends on.
-    """
-
-    setting: Setting
-    alone: bool = False
-    on_share: Callable[[str, float], None] = field(default=lambda cell_id, share: None, compare=False)
-    drawn: Drawn = field(default_factory=Drawn, compare=False)
-    trusted: set[tuple[str, ...]] = field(default_factory=set, compare=False)
-    fitted: dict[str, Fitted] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -224,7 +216,7 @@ def _teacher(network: Network, strategy: Strategy) -> Teacher:
 
 def _data(task: Task, cell: Cell, context: Context) -> Data:
     """Draw the data, with a validation split if the recipe asks for one and none is drawn."""
-    data, recipe = context.drawn.of(task, cell, context.setting.locations), task.recipe()
+    data, recipe = context.draw(task, cell), task.recipe()
     check_items(task, len(data.test.labels))
     if recipe.validation and data.validation is None:
         data = data.held_back(recipe.validation)
@@ -346,7 +338,7 @@ def _on_device(
     """Return the split as tensors; many images stay where they are, and go to the device batch by batch."""
     relevance, device = split.relevance_on(grid), context.setting.device
     return Samples(
-        context.drawn.on_device(split.inputs, device),
+        context.on_device(split.inputs),
         torch.from_numpy(np.ascontiguousarray(split.labels)).to(device),
         None if relevance is None else torch.from_numpy(np.ascontiguousarray(relevance)).to(device),
         augmentation,

@@ -41,6 +41,8 @@ from sparsebench.records.record import Record
 from sparsebench.runner.devices import environment, variables
 
 M = TypeVar("M", bound=BaseModel)
+OnBegin = Callable[[Sequence[str], float], None]
+"""Told of the ids of cells that something begins for, and 0, or of one and the share of its training that is done."""
 FORKS = sys.platform == "linux"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 PRELOADED = ("sparsebench.runner.run_cell", "sparsebench.plugin.registry", "sparsebench.tasks.shipped",

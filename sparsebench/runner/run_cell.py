@@ -112,19 +112,11 @@ def run_cell(job: Job, registry: Registry, context: Context) -> Record:
     return record
 
 
-def run_cells(
-    jobs: Sequence[Job],
-    registry: Registry,
-    context: Context,
-    on_begin: Callable[[Sequence[Job]], None] = lambda jobs: None,
-) -> Iterator[Record]:
-    """Yield the record of each job. Several that can are trained in one program on CUDA; on the CPU one by one.
-
-    `on_begin` is called with the jobs that something begins for, which may not come to its end.
-    """
+def run_cells(jobs: Sequence[Job], registry: Registry, context: Context) -> Iterator[Record]:
+    """Yield the record of each job. Several that can are trained in one program on CUDA; on the CPU one by one."""
     if context.setting.device == "cpu" or len(jobs) == 1:
         for job in jobs:
-            on_begin([job])
+            context.begin([job.cell.id], 0.0)
             run = _Run(job, context)
             run.attempt(partial(run.prepare, registry))
             run.attempt(run.train)
@@ -133,14 +125,14 @@ def run_cells(
         return
     runs = [_Run(job, context) for job in jobs]
     for run in runs:
-        on_begin([run.job])
+        context.begin([run.job.cell.id], 0.0)
         run.attempt(partial(run.prepare, registry))
     together = [run for run in runs if run.cell is not None and run.failure is None and run.cell.joins]
     if together:
-        on_begin([run.job for run in together])
+        context.begin([run.job.cell.id for run in together], 0.0)
         _train_together(together)
     for run in runs:
-        on_begin([run.job])
+        context.begin([run.job.cell.id], 0.0)
         if run.trained is None:
             run.attempt(run.train)
         run.attempt(run.measure)
@@ -281,7 +273,7 @@ class _Run:
         def report(done: int) -> None:
             nonlocal due
             if done and time.monotonic() >= due:
-                self.context.on_share(self.job.cell.id, done / total)
+                self.context.begin([self.job.cell.id], done / total)
                 due = time.monotonic() + EVERY
 
         return report
@@ -396,14 +388,15 @@ def main(line: Line) -> None:
     faulthandler.enable()  # a crash says in the log where it was
     setting: Setting = line.recv()
     registry = Registry()
-    context = Context(setting, True, lambda cell_id, share: line.say(Message(at=(cell_id,), share=share)))
 
-    def begin(jobs: Sequence[Job]) -> None:
-        forget_peak()
-        if timeout := setting.timeout:  # shortly before it is killed, even if it holds the interpreter's lock
+    def begin(cells: Sequence[str], share: float) -> None:
+        if not share:
+            forget_peak()
+        if not share and (timeout := setting.timeout):  # shortly before it is killed, even if it holds the lock
             faulthandler.dump_traceback_later(min(timeout - min(1.0, timeout / 4), LONGEST))
-        line.say(Message(at=tuple(job.cell.id for job in jobs)))
+        line.say(Message(at=tuple(cells), share=share))
 
+    context = Context(setting, True, begin)
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         environment()  # as it is before strangers' code is here
@@ -413,7 +406,7 @@ def main(line: Line) -> None:
             # Who waits says so: no second of it is a cell's.
             with turn(setting.device, lambda: line.say(Message())) if setting.exclusive else nullcontext():
                 out_of_memory = False
-                for done, record in enumerate(run_cells(jobs, registry, context, begin), 1):
+                for done, record in enumerate(run_cells(jobs, registry, context), 1):
                     faulthandler.cancel_dump_traceback_later()
                     out_of_memory = out_of_memory or record.status == "oom"
                     # Cells that were trained together are all trained by now.

@@ -19,12 +19,12 @@ from waiting import soon
 
 from sparsebench.errors import UserError
 from sparsebench.plan.expand import expand
-from sparsebench.plan.request import Job, Request
+from sparsebench.plan.request import Job, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, Origin, Part, Record
 from sparsebench.runner import prepare
 from sparsebench.runner.engines import Queue
-from sparsebench.runner.prepare import Drawn
+from sparsebench.runner.prepare import Context
 from sparsebench.strategy.budget import FULL
 from sparsebench.tasks.base import Data
 from sparsebench.tasks.images import Composite
@@ -246,9 +246,9 @@ COUNTED: list[int] = []
 def test_data_are_drawn_once_unless_they_are_large(monkeypatch: pytest.MonkeyPatch, most: int, times: int) -> None:
     monkeypatch.setattr(prepare, "MOST", most)
     COUNTED.clear()
-    kept, task = Drawn(), Counted(canvas=16, foreground=8, test=20)
+    kept, task = Context(Setting(out=Path(), device="cpu")), Counted(canvas=16, foreground=8, test=20)
     cells = [job.cell for job in jobs_of(n_train=(4,))]
-    found = [kept.of(task, cell, {}) for cell in cells]
+    found = [kept.draw(task, cell) for cell in cells]
     assert len(COUNTED) == times and len(found) == 4
     assert all(np.array_equal(found[0].train.inputs, other.train.inputs) for other in found)
     assert found[0].train.inputs is not found[1].train.inputs

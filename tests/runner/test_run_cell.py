@@ -317,9 +317,9 @@ def test_a_training_says_which_share_of_its_steps_is_done(
     monkeypatch.setattr(run_cell, "EVERY", 0.0)
     said: list[float] = []
     jobs = job_of("dense", f"composite:{recipe},test=10,pretrain_epochs=0", n_train=8)
-    context = Context(Setting(out=tmp_path, device="cpu"), on_share=lambda _, done: said.append(done))
+    context = Context(Setting(out=tmp_path, device="cpu"), begin=lambda _, done: said.append(done))
     assert [record.status for record in run_cell.run_cells(jobs, Registry(), context)] == ["ok"]
-    assert said == shares
+    assert said == [0.0, *shares]
 
 
 @pytest.fixture(scope="module")
