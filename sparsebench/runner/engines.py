@@ -25,7 +25,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Head, Record, Status
 from sparsebench.runner.devices import first_of, places, turn
-from sparsebench.runner.process import START, Message, OnBegin, Worker, how_it_left, server, was_killed
+from sparsebench.runner.process import START, Message, OnBegin, Worker, descendants, held_over, how_it_left, server
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,8 @@ ECHO = 0.3
 """Seconds after an interrupt in which another is the same one: a program's starter may hand on its own."""
 TOGETHER = 1000
 """Cells given to a worker on a GPU at once; it trains as many at a time as its memory holds."""
+KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that others send, as the kernel does that lacks memory, and not the code of a cell."""
 AHEAD = 64
 """Jobs among which one is chosen."""
 LOCKS = ".cells.lock"
@@ -106,10 +108,8 @@ class CellLocks:
         self.on_done(job.cell.id)
         return True
 
-    def __enter__(self) -> CellLocks:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """Let others have all cells."""
         if self.file is not None:
             os.close(self.file)
 
@@ -379,7 +379,6 @@ class Supervisor:
         self.worker: Worker | None = None
         self.code: tuple[str, ...] = ()
         self.stopped = False
-        self.lock = threading.Lock()
         self._begins(())
 
     def _begins(self, at: Sequence[str]) -> None:
@@ -459,7 +458,7 @@ class Supervisor:
                 raise ValueError("it is about another cell")
         except EOFError:
             code = worker.end(PATIENCE)
-            return _End("crashed", f"the worker {how_it_left(code)}", worker.last_words(), was_killed(code))
+            return _End("crashed", f"the worker {how_it_left(code)}", worker.last_words(), -code in KILLS)
         except ValueError as error:
             return _End("crashed", f"the worker's answer cannot be read: {error}", worker.last_words())
         if message is not None:
@@ -467,7 +466,7 @@ class Supervisor:
         if 0 < self.setting.timeout < (seconds := time.monotonic() - self.clock):
             reason = f"no result after {shown_time(seconds)}, with --timeout {self.setting.timeout:g}"
             return _End("timeout", reason, worker.last_words())
-        if (memory := self.setting.memory) and (size := worker.held_over(memory)):
+        if (memory := self.setting.memory) and (size := held_over([worker.pid, *descendants(worker.pid)], memory)):
             limit = shown_size(memory)
             return _End("oom", f"its processes held {shown_size(size)}, over the --memory-limit of {limit}")
         return None
@@ -484,10 +483,9 @@ class Supervisor:
                 if self.stopped:
                     return None
                 continue
-            with self.lock:
-                self.worker, self.code = worker, code
-                if self.stopped:
-                    worker.cut()
+            self.worker, self.code = worker, code
+            if self.stopped:  # by `kill`, which has not seen it
+                worker.cut()
             worker.ask(self.setting)
             with suppress(EOFError, ValueError):
                 if worker.answer(START, Message) is not None:
@@ -501,12 +499,10 @@ class Supervisor:
         """End the worker, if there is one."""
         if self.worker is not None:
             self.worker.end()
-            with self.lock:
-                self.worker = None
+            self.worker = None
 
     def kill(self) -> None:
-        """End the worker and all it started, at once, and start none."""
-        with self.lock:
-            self.stopped = True
-            if self.worker is not None:
-                self.worker.cut()
+        """End the worker and all it started, at once, and start none; another thread may say so."""
+        self.stopped = True
+        if (worker := self.worker) is not None:
+            worker.cut()

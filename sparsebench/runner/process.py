@@ -379,10 +379,6 @@ class Worker:
     def _size(self) -> int:
         return self.log.stat().st_size if self.log.exists() else 0
 
-    def held_over(self, limit: int) -> int:
-        """Return what it holds of the memory, with all that it has started, if that is more than a limit, else 0."""
-        return held_over([self.pid, *descendants(self.pid)], limit)
-
     def end(self, patience: float = 0.0) -> int:
         """End it, with all that it has started, unless it ends by itself in time; return how it left."""
         if self._left is None:
@@ -412,11 +408,6 @@ class Worker:
         if not FORKS:
             with suppress(OSError):
                 os.killpg(self.pid, signal.SIGKILL)
-
-
-def was_killed(code: int) -> bool:
-    """Say whether an exit code tells of a signal that somebody else sent, as the kernel does that lacks memory."""
-    return -code in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def how_it_left(code: int) -> str:

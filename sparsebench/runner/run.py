@@ -190,7 +190,7 @@ def collect(
     records = engine.records(queue, setting)
     beat = progress.beat(out, remaining, workers, callbacks.on_beat)
     try:
-        with locks, first_interrupt(stop), beat, closing(records):
+        with closing(locks), first_interrupt(stop), beat, closing(records):
             for record in records:
                 writer.append(record)
                 locks.release(record.cell_id)

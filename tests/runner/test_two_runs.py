@@ -43,9 +43,9 @@ import sys
 from pathlib import Path
 from sparsebench.runner.engines import CellLocks
 
-with CellLocks(Path(sys.argv[1]), {}) as locks:
-    print(locks.begin(sys.argv[2]), flush=True)
-    sys.stdin.read()
+locks = CellLocks(Path(sys.argv[1]), {})
+print(locks.begin(sys.argv[2]), flush=True)
+sys.stdin.read()
 """
 
 
