@@ -10,6 +10,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable
+from dataclasses import Field
 from functools import wraps
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -20,7 +21,7 @@ from click.shell_completion import CompletionItem
 from sparsebench.api import OUT
 from sparsebench.board.tables import WIDTH, Choice
 from sparsebench.errors import UserError
-from sparsebench.plan.request import OPTIONS, Files, How, Option, Request
+from sparsebench.plan.request import OPTIONS, Files, How, Request
 
 PATH = click.Path(path_type=Path)
 COMMANDS = {
@@ -206,7 +207,7 @@ class Numbers(click.ParamType):
             self.fail(f"got '{value}', allowed: numbers with commas between", param, ctx)
 
 
-def _kind_of(one: Option) -> dict[str, Any]:
+def _kind_of(one: Field[Any]) -> dict[str, Any]:
     """Return how click reads a field's value."""
     types = get_args(one.type) or (one.type,)
     if one.type is bool:
@@ -217,15 +218,15 @@ def _kind_of(one: Option) -> dict[str, Any]:
         return {"multiple": True} if str in types else {"type": Numbers(types[0]), "default": ()}
     if get_origin(one.type) is Literal:
         return {"type": click.Choice(types)}
-    if "least" in one.words:
-        return {"type": (click.FloatRange if float in types else click.IntRange)(min=one.words["least"])}
+    if "least" in one.metadata:
+        return {"type": (click.FloatRange if float in types else click.IntRange)(min=one.metadata["least"])}
     return {"type": PATH if Path in types else int if int in types else str}
 
 
-def _option(one: Option) -> Callable[[Any], Any]:
+def _option(one: Field[Any]) -> Callable[[Any], Any]:
     """Return what gives a command the option of a field."""
-    name = one.words.get("name", one.name.replace("_", "-"))
-    more = _kind_of(one) | {key: one.words[key] for key in ("help", "metavar") if key in one.words}
+    name = one.metadata.get("name", one.name.replace("_", "-"))
+    more = _kind_of(one) | {key: one.metadata[key] for key in ("help", "metavar") if key in one.metadata}
     if one.default not in (None, False, ()):
         more |= {"default": one.default, "show_default": True}
     if one.name in NAMES:

@@ -2,31 +2,21 @@
 limits, and jobs, which are cells to run with what their hashes do not know.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from functools import cached_property
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, TypeVar, get_origin, get_type_hints
+from typing import Any, Literal, Self, TypeVar, cast, get_origin
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
+import pydantic
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError, model_validator
 
 from sparsebench.errors import UserError, unknown
 from sparsebench.records import store
@@ -69,12 +59,12 @@ class SuiteTask(_Model):
     """
 
     name: str
-    params: dict[str, Any] = Field(default_factory=dict)
-    sweep: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+    params: dict[str, Any] = {}
+    sweep: dict[str, tuple[Any, ...]] = {}
     model: str | None = None
-    model_params: dict[str, Any] = Field(default_factory=dict)
-    model_sweep: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
-    n_train: tuple[NonNegativeInt, ...] = Field(min_length=1)
+    model_params: dict[str, Any] = {}
+    model_sweep: dict[str, tuple[Any, ...]] = {}
+    n_train: tuple[NonNegativeInt, ...] = pydantic.Field(min_length=1)
     seeds: PositiveInt | None = None
     budgets: tuple[Budget, ...] = ()
     strategies: tuple[str, ...] | None = None
@@ -117,13 +107,13 @@ class Suite(_Model):
     version: int
     title: str
     baselines: tuple[str, ...]
-    seeds: int = Field(gt=0)
+    seeds: PositiveInt
     budget: Budget
     keep_weights: bool = False
     own_pictures: bool = False
     main_task: str = ""
     sample_complexity: str = ""
-    task: tuple[SuiteTask, ...] = Field(min_length=1)
+    task: tuple[SuiteTask, ...] = pydantic.Field(min_length=1)
 
 
 def names() -> list[str]:
@@ -329,37 +319,8 @@ class How:
     )
 
 
-class Option(NamedTuple):
-    """A field that users may set: its name, type, default, and what `option` was given."""
-
-    name: str
-    type: Any
-    default: Any
-    words: Mapping[str, Any]
-
-    def value(self, given: Any) -> Any:
-        """Return what a user gave as the field has it; None is 0 of a number, and else what the option is unless given.
-
-        Raises:
-            UserError: it is of another type.
-        """
-        several = get_origin(self.type) is tuple
-        if given is None:
-            return 0.0 if self.type is float else self.default if several else None
-        many = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
-        try:
-            return TypeAdapter(self.type).validate_python(many if several else given)
-        except ValidationError as error:
-            raise UserError(f"{self.name}: {error.errors()[0]['msg']}", got=repr(given)) from error
-
-
-OPTIONS: Mapping[type, Mapping[str, Option]] = {
-    value: {
-        one.name: Option(one.name, get_type_hints(value)[one.name], one.default, one.metadata)
-        for one in fields(value)
-        if one.metadata
-    }
-    for value in (Request, Files, How)
+OPTIONS: Mapping[type, Mapping[str, Field[Any]]] = {
+    value: {one.name: one for one in fields(value) if one.metadata} for value in (Request, Files, How)
 }
 """The fields of each value that users may set; no two have the same name."""
 
@@ -367,15 +328,27 @@ OPTIONS: Mapping[type, Mapping[str, Option]] = {
 def values_of(keywords: Mapping[str, Any]) -> tuple[Request, Files, How]:
     """Return the three values of what a user gave by the names of their fields.
 
+    None is 0 of a number, and else what the field is unless given. One value may stand for several.
+
     Raises:
-        UserError: there is no such field for users.
+        UserError: there is no such field for users, or what is given is of another type.
     """
     names = {name for options in OPTIONS.values() for name in options}
     if others := keywords.keys() - names:
         raise unknown("argument", min(others), names)
 
-    def new(value: type[T]) -> T:
-        return value(**{name: one.value(keywords[name]) for name, one in OPTIONS[value].items() if name in keywords})
+    def value(one: Field[Any], given: Any) -> Any:
+        several = get_origin(one.type) is tuple
+        if given is None:
+            return 0.0 if one.type is float else one.default if several else None
+        many = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+        try:
+            return TypeAdapter(cast(Any, one.type)).validate_python(many if several else given)
+        except ValidationError as error:
+            raise UserError(f"{one.name}: {error.errors()[0]['msg']}", got=repr(given)) from error
+
+    def new(kind: type[T]) -> T:
+        return kind(**{name: value(one, keywords[name]) for name, one in OPTIONS[kind].items() if name in keywords})
 
     return new(Request), new(Files), new(How)
 
@@ -483,7 +456,7 @@ class Setting(_Model):
     exclusive: bool = False
 
     @classmethod
-    def of(cls, how: How, out: Path, device: str, locations: Mapping[str, Path] | None = None) -> Setting:
+    def of(cls, how: How, out: Path, device: str, locations: Mapping[str, Path] | None = None) -> Self:
         """Return what a user asks for.
 
         Raises:
