@@ -56,13 +56,13 @@ def expand(request: Request, registry: Registry, files: Files | None = None, sui
     _check_weights(list({repr((one.task, one.model)): one for one in settings}.values()), files.places)
     jobs, costs = dict[str, Job](), dict[str, float]()
     for repetition in range(max(setting.seeds for setting in settings)):
-        for setting in settings:
-            if repetition >= setting.seeds:
-                continue
-            for contender in setting.contenders:
-                for n_train in setting.n_train:
-                    for job in _jobs(setting, contender, n_train, repetition, registry, costs):
-                        jobs[job.cell.id] = _both(jobs.get(job.cell.id, job), job)
+        for setting in (one for one in settings if repetition < one.seeds):
+            for contender, n_train in product(setting.contenders, setting.n_train):
+                for job in _jobs(setting, contender, n_train, repetition, registry, costs):
+                    one = jobs.setdefault(job.cell.id, job)
+                    both = {"asked": one.asked or job.asked, "keep_weights": one.keep_weights or job.keep_weights}
+                    if both != {"asked": one.asked, "keep_weights": one.keep_weights}:
+                        jobs[job.cell.id] = one.model_copy(update=both)
     return sorted(jobs.values(), key=lambda job: job.order)
 
 
@@ -114,13 +114,6 @@ def _check_pictures(suite: Suite, files: Files, tasks: Iterable[Task]) -> None:
                 f"suite '{suite.name}' is for pictures of one's own", got=f"none for task '{task.name}'",
                 next_step="give --images folder:DIR, or a name that sparsebench data lists",
             )  # fmt: skip
-
-
-def _both(one: Job, other: Job) -> Job:
-    """Return the job that is what two of the same cell are for."""
-    asked, keeps = one.asked or other.asked, one.keep_weights or other.keep_weights
-    same = (asked, keeps) == (one.asked, one.keep_weights)
-    return one if same else one.model_copy(update={"asked": asked, "keep_weights": keeps})
 
 
 def _jobs(

@@ -56,7 +56,8 @@ class Context:
     def __init__(self, setting: Setting, alone: bool = False, begin: OnBegin = lambda cells, share: None):
         self.setting, self.alone, self.begin = setting, alone, begin
         self.trusted, self.fitted = set[tuple[str, ...]](), dict[str, Fitted]()
-        self._draw, self._data = "", cast(Data | None, None)
+        self._draw = ""
+        self._data: Data | None = None
         self._images: dict[str, torch.Tensor] = {}
 
     def draw(self, task: Task, cell: Cell) -> Data:

@@ -69,18 +69,13 @@ def test_of_a_kind_of_which_nothing_is_known_all_that_is_known_counts() -> None:
     assert (expected.seconds(small), expected.seconds(large)) == (pytest.approx(2.0), pytest.approx(7.0))
 
 
-def test_tests_of_trained_networks_are_a_kind_of_their_own() -> None:
+def test_tests_of_trained_networks_are_a_kind_of_their_own_and_memory_is_the_most_of_a_kind() -> None:
     job = jobs_of(seeds=1)[0]
     cell = job.cell.model_copy(update={"where": "test"})
     test = job.model_copy(update={"cell": cell, "network": "f" * 16})
-    expected = learned([job, test], took(job, 60.0), took(test, 0.5))
+    expected = learned([job, test], took(job, 60.0, 5), took(job, 60.0, 7), took(test, 0.5))
     assert [expected.seconds(one) for one in (job, test)] == [60.0, 0.5]
-
-
-def test_the_memory_is_the_most_of_like_cells() -> None:
-    (job,) = jobs_of(seeds=1)[:1]
-    assert learned([job], took(job, 1.0, 5), took(job, 1.0, 7)).memory(job) == 7
-    assert learned([job], took(job, 1.0)).memory(job) is None and Expected([job]).memory(job) is None
+    assert [expected.memory(one) for one in (job, test)] == [7, None]
 
 
 def test_one_of_each_kind_comes_first_and_then_the_longest() -> None:
@@ -139,14 +134,9 @@ def test_a_training_that_says_how_far_it_is_is_known_and_so_are_those_like_it() 
     assert remaining.seconds(3, 40.0) == pytest.approx(50.0)
     remaining.done(took(jobs[0], 60.0))
     assert remaining.seconds(1, 50.0) == pytest.approx(120.0) and remaining.share(1, 50.0) == 0.0
-
-
-def test_how_far_a_training_is_counts_more_than_what_others_took() -> None:
-    (job,) = jobs_of(seeds=1)[:1]
-    remaining = known([job], seconds=10.0)
-    remaining.begin([job.cell.id], 0.0, 0.0)
-    remaining.begin([job.cell.id], 0.05, 5.0)
-    assert remaining.seconds(1, 5.0) == pytest.approx(95.0)
+    remaining.begin([jobs[1].cell.id], 0.0, 50.0)
+    remaining.begin([jobs[1].cell.id], 0.05, 60.0)  # which counts more than what others took
+    assert remaining.seconds(2, 60.0) == pytest.approx(190.0)
 
 
 def simulated(

@@ -19,8 +19,7 @@ from waiting import soon
 
 from sparsebench.cli import main
 from sparsebench.errors import UserError
-from sparsebench.plan.expand import expand
-from sparsebench.plan.request import Job, Request, Setting
+from sparsebench.plan.request import Job, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
@@ -130,16 +129,6 @@ def test_what_the_workers_run_ends_when_nobody_waits_for_it(
     assert soon(lambda: workers_of(tmp_path))
     cluster.client.close()
     assert soon(lambda: not workers_of(tmp_path))
-
-
-@pytest.mark.slow
-def test_cells_that_start_from_others_find_their_weights(tmp_path: Path, cluster: clusters.Cluster) -> None:
-    task = "composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40"
-    jobs = expand(
-        Request(suite="quick-scratch", tasks=(task,), model="vit:dim=16,depth=2,heads=2", n_train=(20,), seeds=1),
-        Registry(),
-    )
-    assert {record.status for record in records_of(cluster, jobs[::-1], tmp_path)} == {"ok"}
 
 
 @pytest.mark.slow

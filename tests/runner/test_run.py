@@ -8,12 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
 from measured import TINY
-from PIL import Image
 from processes import processes_of
 from running import execute
 from waiting import soon
@@ -151,28 +149,6 @@ def test_the_environment_lies_beside_the_records_that_name_it(done: Path) -> Non
     named = {record.environment for record in store.read(done).values() if record.status == "ok"}
     assert named == {Path(name).stem}
     assert json.loads(text)["torch"] in torch.__version__
-
-
-def test_pictures_are_named_by_their_content_and_not_by_their_place(tmp_path: Path) -> None:
-    first, second = tmp_path / "first", tmp_path / "elsewhere" / "second"
-    for split in ("train", "test"):
-        for name in ("cat", "dog"):
-            (first / split / name).mkdir(parents=True)
-            for k in range(5):
-                pixels = np.random.default_rng(k).integers(0, 255, (8, 8, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(first / split / name / f"{k}.png")
-    shutil.copytree(first, second)
-    options = {"tasks": ("composite:pretrain_epochs=0",), "n_train": (40,)}
-    plans = [
-        planned(tmp_path, images=planner.Files((f"folder:{root}",), str(root / "train" / "cat")), **options)
-        for root in (first, second)
-    ]
-    assert [job.cell.id for job in plans[0].jobs] == [job.cell.id for job in plans[1].jobs]
-    assert not any(str(tmp_path) in job.cell.model_dump_json() for plan in plans for job in plan.jobs)
-    assert set(plans[1].locations.values()) == {second, second / "train" / "cat"}
-    (second / "train" / "cat" / "0.png").unlink()
-    other = planned(tmp_path, images=planner.Files((f"folder:{second}",)), **options)
-    assert not {job.cell.id for job in other.jobs} & {job.cell.id for job in plans[0].jobs}
 
 
 def test_there_are_as_many_workers_as_asked_for_and_no_more_than_cells(again: Callable[..., planner.Plan]) -> None:
