@@ -1,6 +1,7 @@
 import re
 import shutil
 import unicodedata
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.models.vits import Vit
 from sparsebench.plan.locate import locate_images
+from sparsebench.plan.request import Setting
 from sparsebench.records import store
 from sparsebench.runner import prepare
 from sparsebench.runner.results import influences
@@ -348,8 +350,8 @@ def drawn(waterbirds):
     return Waterbirds(images=name, canvas=8).draw(28, 0, {name: place})
 
 
-def on_device(inputs, device, drawn_before=None):
-    return (drawn_before or prepare.Drawn()).on_device(inputs, device)
+def on_device(inputs, device):
+    return prepare.Context(Setting(out=Path(), device=device)).on_device(inputs)
 
 
 @pytest.mark.parametrize(("room", "kind"), [(28 * 192 - 1, "cpu"), (28 * 192, "meta")])
@@ -371,7 +373,7 @@ def test_images_of_the_host_give_what_images_on_the_device_give(waterbirds, monk
         for rows in (samples.items, samples.items[3:9]):
             outputs.append(samples.forward(network, None, rows, visit=0, training=False)[0])
         outputs.append(torch.cat([network(inputs) for _, inputs in samples.batches(5)]))
-        moved.append(influences(network, None, samples, 5).z)
+        moved.append(influences(network, None, samples, 5)[0])
     assert samples.inputs.device.type == "cpu"
     assert all(torch.equal(one, other) for one, other in zip(outputs[:3], outputs[3:], strict=True))
     np.testing.assert_array_equal(*moved)
