@@ -51,8 +51,7 @@ def expand(request: Request, registry: Registry, files: Files | None = None, sui
         raise UserError("--seeds", got=request.seeds, allowed="1 or more")
     suite = load(request.suite) if suite is None else suite
     settings = list(_settings(suite, request, registry, files))
-    _check_taken(files, settings)
-    _check_pictures(suite, files, [setting.task for setting in settings])
+    _check_files(suite, files, settings)
     _check_weights(list({repr((one.task, one.model)): one for one in settings}.values()), files.places)
     jobs, costs = dict[str, Job](), dict[str, float]()
     for repetition in range(max(setting.seeds for setting in settings)):
@@ -93,8 +92,8 @@ def _check_weights(settings: Collection[_Setting], locations: Locations) -> None
             )
 
 
-def _check_taken(files: Files, settings: Collection[_Setting]) -> None:
-    """Raise UserError if no task or model of a run takes the pictures or weights that the user named."""
+def _check_files(suite: Suite, files: Files, settings: Collection[_Setting]) -> None:
+    """Raise UserError if nothing takes files that the user named, or a suite for one's own pictures has none."""
     fields = {name for one in settings for part in (one.task, one.model) for name in type(part).model_fields}
     for name in (*LOCATED, "weights"):
         if getattr(files, name) and name not in fields:
@@ -103,11 +102,7 @@ def _check_taken(files: Files, settings: Collection[_Setting]) -> None:
                 f"--{name.replace('_', '-')} is taken by no task of this run", got=tasks,
                 next_step="leave it out, or name another with --task",
             )  # fmt: skip
-
-
-def _check_pictures(suite: Suite, files: Files, tasks: Iterable[Task]) -> None:
-    """Raise UserError if a task of a suite for a user's own pictures would take the shipped ones."""
-    for task in tasks if suite.own_pictures and not files.images else ():
+    for task in (one.task for one in settings if suite.own_pictures and not files.images):
         field = type(task).model_fields.get("images")
         if field is not None and task.model_dump()["images"] == field.default:
             raise UserError(

@@ -224,10 +224,16 @@ def plan(
     before = needed_by(asked, whole, lambda first: networks.elsewhere(first) is None)
     whole = [job for job in whole if job.cell.id in asked | before]
     jobs = [job for job in whole if in_shard(job.cell.id)]
-    again = {job.cell.id for job in jobs if rerun == "always" or _is_missing(job, known, rerun)}
-    if request.single:
-        good = (job for job in jobs if job.asked and job.cell.id in known and known[job.cell.id].status == "ok")
-        again |= {job.cell.id for job in good if not networks.has(job.weights)}
+
+    def has_answer(job: Job) -> bool:
+        head = known.get(job.cell.id)
+        if head is None or rerun == "always" or not job.is_answered_by(head):
+            return False
+        if request.single and job.asked and head.status == "ok":  # what is looked at has weights
+            return networks.has(job.weights)
+        return rerun == "missing" or head.status in ANSWERS
+
+    again = {job.cell.id for job in jobs if not has_answer(job)}
     needed = needed_by(again, whole, lambda first: not networks.has(first))
     ids = {job.cell.id for job in jobs} | needed
     todo = [job for job in whole if job.cell.id in again | needed]
@@ -259,12 +265,6 @@ def needed_by(cells: Iterable[str], jobs: Sequence[Job], lacks: Callable[[str], 
                 needed.add(first)
                 left.append(first)
     return needed
-
-
-def _is_missing(job: Job, known: Mapping[str, Head], rerun: Rerun) -> bool:
-    """Say whether a cell has no answer, or, if failures are run again, no result."""
-    head = known.get(job.cell.id)
-    return head is None or not job.is_answered_by(head) or (rerun == "failed" and head.status not in ANSWERS)
 
 
 def changed(todo: Iterable[Job], known: Mapping[str, Head]) -> tuple[str, ...]:

@@ -243,7 +243,8 @@ class _Run:
         checkpoint = self._checkpoint(training)
         if checkpoint is not None:
             checkpoint.resume()
-        self.trained = training.run(self._on_step(training, watch or checkpoint))
+        sooner = cell.recipe.stop_at_zero_loss or cell.recipe.stop_below or cell.recipe.patience
+        self.trained = training.run(self._reports(0 if sooner else training.course.total, watch or checkpoint))
         if checkpoint is not None and checkpoint.resumed:
             self.result.notes["resumed"] = str(checkpoint.resumed)
         if isinstance(steps, Autograd) and steps.parts > cell.recipe.accumulate:
@@ -253,26 +254,20 @@ class _Run:
         if watch is not None:
             add_watched(self.result, watch, int(self.trained["steps"]), cell.task)
 
-    def _on_step(self, training: Training, other: Callable[[int], None] | None) -> Callable[[int], None]:
-        """Return what is called after each step; one that may end sooner than its recipe says reports no share."""
-        recipe = training.course.recipe
-        sooner = recipe.stop_at_zero_loss or recipe.stop_below or recipe.patience
-        report = (lambda step: None) if sooner else self._share(training.course.total)
+    def _reports(self, total: int, first: Callable[[int], None] | None = None) -> Callable[[int], None]:
+        """Return what is called with how many steps, or test items, are done; it tells the share every second.
 
-        def call(step: int) -> None:
-            if other is not None:
-                other(step)
-            report(step)
-
-        return call
-
-    def _share(self, total: int) -> Callable[[int], None]:
-        """Return what is called with how many steps, or test items, are done, and reports the share every second."""
+        Args:
+            total: of the steps or items; 0 if they may be fewer than anybody knows, of which no share is told.
+            first: called before.
+        """
         due = time.monotonic() + EVERY
 
         def report(done: int) -> None:
             nonlocal due
-            if done and time.monotonic() >= due:
+            if first is not None:
+                first(done)
+            if total and done and time.monotonic() >= due:
                 self.context.begin([self.job.cell.id], done / total)
                 due = time.monotonic() + EVERY
 
@@ -309,7 +304,7 @@ class _Run:
         context, cell = self.context, self.job.cell
         who = self.job.label, self.job.origin.identity, cell.task.name, cell.model.name
         tests_only = self.cell.outcome is not None or not self.cell.task.trains
-        on_done = self._share(len(self.cell.test.labels)) if tests_only else None
+        on_done = self._reports(len(self.cell.test.labels)) if tests_only else None
         measure(
             self.result, self.cell, self.trained, self.setting.batch,
             leaks=who not in context.trusted, on_done=on_done,
