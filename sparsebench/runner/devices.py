@@ -82,7 +82,7 @@ def variables() -> dict[str, str]:
     """Return the variables of a run's workers: those of this process, one thread, and where it finds modules."""
     path = os.pathsep.join(map(os.path.abspath, sys.path))
     named = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}  # in each test another
-    return named | THREADS | {"PYTHONPATH": path}
+    return {"KMP_DUPLICATE_LIB_OK": "True"} | named | THREADS | {"PYTHONPATH": path}  # as scikit-learn's import sets it
 
 
 def places(device: str, workers: int) -> list[dict[str, str]]:

@@ -80,6 +80,10 @@ def test_a_worker_has_one_thread_and_the_variables_of_the_run(monkeypatch: pytes
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
     assert (variables() | THREADS).items() == variables().items() and variables()["HOME"] == "/home/me"
     assert places("cpu", 2) == [{}, {}]
+    monkeypatch.delenv("KMP_DUPLICATE_LIB_OK", raising=False)
+    before = variables()
+    monkeypatch.setenv("KMP_DUPLICATE_LIB_OK", "True")  # as scikit-learn's import does, between a run's parts
+    assert variables() == before, "or the run would start its server anew"
 
 
 def test_workers_share_gpus_evenly_or_have_the_one_that_was_named() -> None:
