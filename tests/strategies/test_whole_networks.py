@@ -5,14 +5,8 @@ from functools import partial
 import networks as hand
 import pytest
 import torch
-from sparsebench_plugins.attn_topk import AttnTopK
-from sparsebench_plugins.evit import EViT
-from sparsebench_plugins.patch_merger import PatchMerger
-from sparsebench_plugins.tofu import ToFu
-from sparsebench_plugins.tome import ToMe
-from sparsebench_plugins.tps import TPS
 from timm.models.deit import VisionTransformerDistilled
-from tiny import images, vit
+from tiny import images, made, vit
 
 from sparsebench.models.actor import Actor
 from sparsebench.strategy.budget import Budget
@@ -24,14 +18,10 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [ToMe(), ToMe(proportional=False), ToFu(), ToFu(length="paper", proportional=True)],
-    ids=lambda s: s.name,
-)
+@pytest.mark.parametrize("words", ["tome", "tome:proportional=false", "tofu", "tofu:length=paper,proportional=true"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_bipartite_matching_is_that_of_the_whole_sequence(name, strategy, r=3):
-    prefix, changes = NETWORKS[name]
+def test_bipartite_matching_is_that_of_the_whole_sequence(name, words, r=3):
+    strategy, (prefix, changes) = made(words), NETWORKS[name]
     act = partial(hand.tofu, length=strategy.length) if strategy.name == "tofu" else hand.tome
     rule = hand.at({block: 16 - r * (block + 1) for block in range(4)}, act)
     how = {"prefix": prefix, "proportional": strategy.proportional}
@@ -43,37 +33,35 @@ CEIL = {"keep_rate": 0.7, "convention": "compound-ceil"}
 
 
 @pytest.mark.parametrize(
-    ("strategy", "rule", "budget", "how"),
+    ("name", "rule", "budget", "how"),
     [
         # ceil(.7 * 16) = 12, and with a fused token ceil(.7 * 13) = 10, ceil(.7 * 11) = 8.
-        (AttnTopK(), hand.at({1: 12, 2: 9, 3: 7}, hand.top_k), CEIL, {}),
-        (EViT(), hand.at({1: 12, 2: 10, 3: 8}, hand.evit), CEIL, {}),
+        ("attn_topk", hand.at({1: 12, 2: 9, 3: 7}, hand.top_k), CEIL, {}),
+        ("evit", hand.at({1: 12, 2: 10, 3: 8}, hand.evit), CEIL, {}),
         # One token alone is fused in the first stage, and in the others: ceil(.9 * 16) + 1 = 16.
-        (EViT(), hand.at({1: 15, 2: 15, 3: 15}, hand.evit), CEIL | {"keep_rate": 0.9}, {}),
-        (TPS(), hand.at({1: 12, 2: 9, 3: 7}, hand.tps), CEIL, {}),
-        (PatchMerger(), hand.patch_merger, {"keep_rate": 0.7}, {"site": "block"}),
+        ("evit", hand.at({1: 15, 2: 15, 3: 15}, hand.evit), CEIL | {"keep_rate": 0.9}, {}),
+        ("tps", hand.at({1: 12, 2: 9, 3: 7}, hand.tps), CEIL, {}),
+        ("patch_merger", hand.patch_merger, {"keep_rate": 0.7}, {"site": "block"}),
     ],
-    ids=lambda value: getattr(value, "name", ""),
-)  # fmt: skip
-def test_logits_order_and_counts_are_those_of_loops(strategy, rule, budget, how):
+)
+def test_logits_order_and_counts_are_those_of_loops(name, rule, budget, how):
     """One strategy of each way to act; what every other strategy chooses is compared with loops in its own tests."""
-    hand.compare(strategy, vit(), rule, budget, **how)
+    hand.compare(made(name), vit(), rule, budget, **how)
 
 
 @pytest.mark.parametrize(
-    ("strategy", "rule"),
+    ("name", "rule"),
     [
-        (AttnTopK(), hand.at({1: 12, 2: 9, 3: 7}, hand.top_k)),
-        (EViT(), hand.at({1: 12, 2: 10, 3: 8}, hand.evit)),
-        (TPS(), hand.at({1: 12, 2: 9, 3: 7}, hand.tps)),
+        ("attn_topk", hand.at({1: 12, 2: 9, 3: 7}, hand.top_k)),
+        ("evit", hand.at({1: 12, 2: 10, 3: 8}, hand.evit)),
+        ("tps", hand.at({1: 12, 2: 9, 3: 7}, hand.tps)),
     ],
-    ids=lambda value: getattr(value, "name", ""),
 )
-def test_gradients_are_those_of_loops(strategy, rule):
+def test_gradients_are_those_of_loops(name, rule):
     """The slope of a logit in a direction of all weights, by automatic differentiation and by the loops' difference."""
     network, image = vit(), images(1)
     network.module.double()
-    actor = Actor(strategy, Budget(**CEIL), network.cost, network.grid, stream=5)
+    actor = Actor(made(name), Budget(**CEIL), network.cost, network.grid, stream=5)
     acting = actor.begin(torch.arange(1), 0, None, training=False)
     network(image.double(), acting)[0, 0].backward()
     rng = torch.Generator().manual_seed(2)
