@@ -117,7 +117,7 @@ def count_seconds(root: Path, arch: str, weights: Path, out: Path) -> None:
     account = Account()
     account.watch(loop, "outputs_of", "networks and strategies")
     account.watch(runs, "decode", "decoding")
-    account.watch(results, "evaluate_with_others", "the check against labels")
+    account.watch(results, "check_leaks", "the check against labels")
     account.watch(runs, "plan_of", "planning: listing and hashing among it")
     account.watch(prepare, "_data", "drawing")
     account.watch(run_cell, "prepare", "making networks")

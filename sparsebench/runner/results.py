@@ -43,6 +43,8 @@ TOGETHER = 256
 """Disturbed images in one forward pass, or fewer where the device has no memory for them."""
 FEWEST_TIMED = 4
 """Batches of a test whose median time counts; where it has fewer, a batch is timed on its own."""
+ASKED_TWICE = 50
+"""Test items that are asked again with the labels and masks of others, where it is looked for leaks."""
 MISPLANNED = 0.02
 """How far the MACs of the token counts that were planned may be from the planned ones before a record says so."""
 SELECTION = ("selection_precision", "selection_recall", "selection_auroc")
@@ -217,17 +219,36 @@ class Replay(Pass):
         return plan
 
 
-def evaluate_with_others(network: Network, actor: Actor, samples: Samples, recipe: Recipe, batch: int) -> Evaluation:
-    """Return what comes out of the first batch where each sample has the label and the mask of another one.
+def check_leaks(cell: Prepared, batch: int) -> None:
+    """Ask some test samples twice, the second time with labels and masks of others: the same must come out.
 
     They are exchanged in place, so that whoever looks for them, by whatever way, comes upon these. An oracle, which is
     given masks, has its own. Random states are afterwards as before.
+
+    Raises:
+        StrategyError: what comes out depends on labels or masks.
     """
+    network, actor, samples, recipe = cell.network, cell.in_test, cell.test, cell.recipe
+    if actor is None:
+        return
     mask = None if actor.strategy.kind == "oracle" else samples.relevance
     few = copy.copy(samples)
-    few.items = samples.items[:batch]
+    few.items, few.inputs = samples.items[:ASKED_TWICE], samples.inputs[:ASKED_TWICE]
+    with seeds.global_states_kept():
+        own = evaluate(network, actor, few, recipe, batch)
     with seeds.global_states_kept(), _exchange(samples.labels, mask):
-        return evaluate(network, actor, few, recipe, batch)
+        others = evaluate(network, actor, few, recipe, batch)
+    n = len(few.items)
+    if kept := (others.kept != own.kept).any(axis=1).sum():
+        raise StrategyError(
+            f"with labels and masks of other samples it kept other tokens of {kept} of {n}: it knows what only an "
+            "oracle may, or does not choose the same twice"
+        )
+    if predicted := (others.predicted != own.predicted).sum():
+        raise StrategyError(
+            f"with labels and masks of other samples {predicted} of {n} had another prediction: what classes them "
+            "knows the labels, or does not do the same twice"
+        )
 
 
 @contextmanager
@@ -295,7 +316,10 @@ def measure(
         raise DivergedError("training diverged: the weights after the last step are not finite")
     _calibrate(result, cell)
     first = batch or first_batch(network, cell.test)
-    evaluation = _test(cell, first, leaks, on_done)
+    if leaks:
+        check_leaks(cell, first)
+    known = cell.test.relevance is not None
+    evaluation = evaluate(network, cell.in_test, cell.test, recipe, first, choices=known, on_done=on_done)
     if not np.isfinite(evaluation.loss):
         raise DivergedError(f"training diverged: the test loss is {evaluation.loss}")
     for name, value in trained.items():
@@ -303,8 +327,7 @@ def measure(
     _add_validation(result, cell)
     _add_outcomes(result, cell.task, cell.data, evaluation)
     _add_selection(result, cell, evaluation)
-    if isinstance(cell.task, PictureTask) and cell.task.spuriosity and cell.test.relevance is not None:
-        _add_spuriosity(result, network, cell.in_test, cell.test, cell.test.relevance[: cell.task.spuriosity])
+    _add_spuriosity(result, cell)
     _add_cost(result, network, cell.in_test, evaluation)
     result.add("parameters", sum(weight.numel() for weight in network.module.parameters()), 1)
     if cell.task.inputs == "images":
@@ -318,29 +341,6 @@ def measure(
         result.notes["initial_weights"] = cell.initial
     if actor is not None and (scoring := network.cost.scoring(actor.requires)):
         result.notes["attention"] = "received" if scoring == "received" else network.attention_source
-
-
-def _test(cell: Prepared, batch: int, leaks: bool, on_done: Callable[[int], None] | None) -> Evaluation:
-    """Return what came out of the test; with `leaks` that of what acts is compared with `evaluate_with_others`."""
-    network, actor, samples, recipe = cell.network, cell.in_test, cell.test, cell.recipe
-    known, others = samples.relevance is not None, None
-    if leaks and actor is not None:
-        others = evaluate_with_others(network, actor, samples, recipe, batch)
-        batch = others.batch  # batches alike in size are rounded alike
-    evaluation = evaluate(network, actor, samples, recipe, batch, choices=known, on_done=on_done)
-    if others is not None:
-        n = len(others.predicted)
-        if kept := (others.kept != evaluation.kept[:n]).any(axis=1).sum():
-            raise StrategyError(
-                f"with labels and masks of other samples it kept other tokens of {kept} of {n}: it knows what only an "
-                "oracle may, or does not choose the same twice"
-            )
-        if predicted := (others.predicted != evaluation.predicted[:n]).sum():
-            raise StrategyError(
-                f"with labels and masks of other samples {predicted} of {n} had another prediction: what classes them "
-                "knows the labels, or does not do the same twice"
-            )
-    return evaluation
 
 
 def _calibrate(result: Result, cell: Prepared) -> None:
@@ -442,14 +442,16 @@ def _add_selection(result: Result, cell: Prepared, evaluation: Evaluation) -> No
         result.samples[f"selection_{name}"] = tuple(None if np.isnan(value) else float(value) for value in values)
 
 
-def _add_spuriosity(
-    result: Result, network: Network, actor: Actor | None, samples: Samples, relevance: torch.Tensor
-) -> None:
-    """Add the token spuriosity indices over those of the first images that are classified rightly.
+def _add_spuriosity(result: Result, cell: Prepared) -> None:
+    """Add the token spuriosity indices over those of the first images that are classified rightly, if they are wanted.
 
     With the strategy they are those that the network gets right as it is tested, with nothing acting (`_dense`) those
     that it gets right so: the two may be others. There is no value where it gets none right.
     """
+    network, actor, samples = cell.network, cell.in_test, cell.test
+    if not isinstance(cell.task, PictureTask) or not cell.task.spuriosity or samples.relevance is None:
+        return
+    relevance = samples.relevance[: cell.task.spuriosity]
     n, inside, labels = len(relevance), relevance.cpu().numpy() > 0, samples.labels[: len(relevance)].cpu().numpy()
     dense = influences(network, None, samples, n)
     acted = dense if actor is None else influences(network, actor, samples, n)

@@ -1,4 +1,4 @@
-"""Who knows labels or masks has no record: the first test batch is asked again with those of other samples."""
+"""Who knows labels or masks has no record: some test items are asked again with those of other samples."""
 
 import gc
 from pathlib import Path
