@@ -13,6 +13,7 @@ import math
 import os
 import shutil
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -114,12 +115,18 @@ def each(work: Callable[[int], T], n: int, bad: dict[str, str], on_done: Callabl
 
     with warnings.catch_warnings(), ThreadPoolExecutor(threads) as pool:
         warnings.simplefilter("ignore")  # Pillow's, of what it could still read
-        for i, one in enumerate(itertools.chain.from_iterable(pool.map(several, range(0, n, chunk)))):
-            on_done()
-            if isinstance(one, BadPicturesError):
-                bad |= one.reasons
-            else:
-                yield i, one
+        chunks = iter(range(0, n, chunk))
+        # No more than these are in memory, however slow who takes them is.
+        ahead = deque((first, pool.submit(several, first)) for first in itertools.islice(chunks, 4 * threads))
+        while ahead:
+            first, some = ahead.popleft()
+            for i, one in enumerate(some.result(), first):
+                on_done()
+                if isinstance(one, BadPicturesError):
+                    bad |= one.reasons
+                else:
+                    yield i, one
+            ahead.extend((first, pool.submit(several, first)) for first in itertools.islice(chunks, 1))
 
 
 @dataclass(frozen=True)
