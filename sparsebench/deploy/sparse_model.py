@@ -42,7 +42,6 @@ class SparseModel(nn.Module):
         self.training = self.model.training
         self._network, self._actor = network, actor
         actor.reads_all = False
-        network.hold_methods(True)
         self._visit, self._removed, self._done = 0, False, 1.0
         self._teacher: DeepViT | None = None
         self._last: Pass | None = None
@@ -260,7 +259,6 @@ class SparseModel(nn.Module):
         """Remove the strategy and return the model; this module can no longer be called."""
         if SparseModel.on(self.model) is self:
             del _HOLDERS[self.model]
-            self._network.hold_methods(False)
         self._removed, self._last = True, None
         return self.model
 

@@ -43,12 +43,14 @@ class Decision:
         before, after: (B, N) and (B, M) of the tokens there, see `TokenView.index`; where tokens rest, of those that
             take part in the block.
         plan: what it was; the positions of a `Keep` in the order in which the tokens go on, rising unless `ordered`.
+        sizes: (B, N) of the tokens there before.
     """
 
     block: int
     before: Tensor
     after: Tensor
     plan: Plan
+    sizes: Tensor
 
 
 class Actor:
@@ -179,8 +181,10 @@ class Pass:
         self.index = torch.arange(self.count, device=items.device).expand(len(items), self.count)
         self.sizes = self._weights = torch.ones(len(items), self.count, device=items.device)
         self.ragged = self.masked = False
-        self.decisions, self.steps = list[Decision](), list[Step]()
-        self.memory, self.asked = dict[str, Any](), set[str]()
+        self.decisions: list[Decision] = []  # torch's compiler cannot follow `list[Decision]()`
+        self.steps: list[Step] = []
+        self.memory: dict[str, Any] = {}
+        self.asked: set[str] = set()
         self.student: ModelOutputs | None = None
         self.teacher: ModelOutputs | None = None
         self.previous: Tensor | None = None
@@ -355,7 +359,7 @@ class Pass:
         """Note what the plan makes of the tokens' names and sizes; return it as it is to be carried out."""
         if isinstance(plan, Rest):
             plan = Resting.of(plan, self.index.shape[1])
-            self.decisions.append(Decision(block, self.index, self.index.gather(1, plan.active), plan))
+            self.decisions.append(Decision(block, self.index, self.index.gather(1, plan.active), plan, self.sizes))
             return plan
         if isinstance(plan, Merge):
             plan = Grouped.of(plan, keep)
@@ -373,7 +377,7 @@ class Pass:
             self._weights = tokens.sizes_after(plan, self._weights)
         elif not isinstance(plan, Shift):
             self._weights, self.masked = torch.ones_like(self.sizes), False
-        self.decisions.append(Decision(block, before, self.index, plan))
+        self.decisions.append(Decision(block, before, self.index, plan, sizes))
         if isinstance(plan, Grouped) and plan.weight is None and plan.sizes is None:
             return replace(plan, weight=tokens.shares_of(plan, sizes, self.sizes))  # the sums are known now
         return plan

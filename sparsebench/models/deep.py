@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from types import MethodType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,7 +31,6 @@ from sparsebench.models.timm_parts import (
     mlp_branch,
     pool,
     refuse,
-    rope_tables,
     vit_cost,
 )
 from sparsebench.strategy import tokens
@@ -48,9 +46,8 @@ LUMA = (0.299, 0.587, 0.114)
 class DeepViT:
     """A timm VisionTransformer or Eva that a strategy can act on; without one it is just called.
 
-    Nothing of the model is changed but for the time of a call: a `forward` of `patch_drop`, of `norm_pre` in an Eva,
-    for the input site, and of the blocks for the others; see `hold_methods` for networks that are compiled. The weights
-    and the state_dict are never touched.
+    Nothing of the model is changed: where a strategy acts, the parts of the model are called here in timm's order, with
+    the choices between them.
 
     In bfloat16 the products of the model are made by autocast. What a strategy sees and computes stays in float32, so
     that rounding makes no ties between scores, and tokens are merged in float32; logits are float32.
@@ -119,14 +116,35 @@ class DeepViT:
             acting: the pass.
             pixels: gives the same images in [0, 1].
         """
-        size = self.pixels[1:]
+        vit, size = self.module, self.pixels[1:]
         if normed.shape[2:] != size:  # a model of dynamic_img_size would take them
             raise UnsupportedError(f"pixels of {tuple(normed.shape[2:])}, and the network's tokens are those of {size}")
-        with self._install(pixels, acting), self._capture(acting) as seen:
-            outputs = self.module(normed)
+        if acting.reads_out and vit.global_pool != "token":
+            name = acting.actor.strategy.name
+            raise UnsupportedError(
+                f"'{name}' says what the head reads of the class token, and this model's head reads another"
+            )
+        placed = vit._pos_embed(vit.patch_embed(normed))
+        x, table = placed if isinstance(vit, Eva) else (placed, None)
+        if acting.acts_at("input", 0):
+            x = self._input(pixels, acting, x)
+        x = vit.norm_pre(x)
+        turn = Rotations(vit, self.grid, table)
+        for number, block in enumerate(vit.blocks):
+            x = self._block(acting, turn, number, block, x)
+        if acting.reads_out:
+            with self._in_full(x.device.type):
+                prefix = acting.read_out(attention.full(x[:, : self.prefix]), attention.full(x[:, self.prefix :]))
+            x = torch.cat([prefix.to(x.dtype), x[:, self.prefix :]], dim=1)
+        x = vit.norm(x)
+        if acting.whole or vit.global_pool not in POOLS:
+            outputs = vit.forward_head(x)
+        else:
+            outputs = vit.head(vit.head_drop(vit.fc_norm(pool(vit, acting, x))))
         if acting.learns:
             logits = outputs if isinstance(outputs, Tensor) else outputs[0]  # distilled ones give two in training
-            acting.student = ModelOutputs(logits.to(normed.dtype), seen[0])
+            seen = x[:, self.prefix :].to(acting.sizes.dtype)
+            acting.student = ModelOutputs(logits.to(normed.dtype), seen)
         return outputs
 
     @torch.no_grad()
@@ -140,33 +158,6 @@ class DeepViT:
         """Return what comes out of pixels as the model takes them, with nothing acting, without gradients."""
         x = self.module.forward_features(normed)
         return ModelOutputs(self.module.forward_head(x).to(normed.dtype), x[:, self.prefix :].to(normed.dtype))
-
-    @contextmanager
-    def _capture(self, acting: Pass) -> Iterator[list[Tensor]]:
-        """Let the strategy say what the head reads; yield where the patch tokens go that it learns from."""
-        seen: list[Tensor] = []
-        with ExitStack() as stack:
-            if acting.reads_out:
-                if self.module.global_pool != "token":
-                    raise UnsupportedError(
-                        f"'{acting.actor.strategy.name}' says what the head reads of the class token, and this model's "
-                        "head reads another"
-                    )
-                hook = self.module.norm.register_forward_pre_hook(partial(self._read_out, acting))
-                stack.callback(hook.remove)
-            if acting.learns:
-                after = self.module.norm.register_forward_hook(
-                    lambda _module, _args, x: seen.append(x[:, self.prefix :].to(acting.sizes.dtype))
-                )
-                stack.callback(after.remove)
-            yield seen
-
-    def _read_out(self, acting: Pass, _module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
-        """Put in the class and register tokens that the head is to read."""
-        (x,) = args
-        with self._in_full(x.device.type):
-            prefix = acting.read_out(attention.full(x[:, : self.prefix]), attention.full(x[:, self.prefix :]))
-        return (torch.cat([prefix.to(x.dtype), x[:, self.prefix :]], dim=1),)
 
     def normalise(self, images: Tensor) -> Tensor:
         """Return images, as they come, as the model takes them: real, their mean taken away, divided by their std."""
@@ -218,37 +209,6 @@ class DeepViT:
         with self._in_full(x.device.type):
             return tokens.apply(plan, x, sizes, self.prefix)
 
-    @contextmanager
-    def _install(self, pixels: Callable[[], Tensor], acting: Pass) -> Iterator[None]:
-        with ExitStack() as stack:
-            if acting.acts_at("input", 0):
-                part = self._after_positions  # a hook would not be compiled
-                _replace(stack, part, "forward", partial(self._input, pixels, acting))
-            rope = getattr(self.module, "rope", None)
-            turn = None if rope is None else Rotations(rope, self.grid)
-            for number, block in enumerate(self.module.blocks):
-                _replace(stack, block, "forward", partial(self._block, acting, turn, number, block))
-            if self.module.global_pool in POOLS:
-                _replace(stack, self.module, "pool", partial(pool, self.module, acting))
-            yield
-
-    def hold_methods(self, hold: bool) -> None:
-        """Give the parts that are replaced in a pass their own methods as attributes, or take these away.
-
-        Before version 2.14 torch's compiler cannot trace that an attribute is deleted, only that it is set back.
-        """
-        named = [(part, "forward") for part in (self._after_positions, *self.module.blocks)]
-        for part, name in [*named, *([(self.module, "pool")] if self.module.global_pool in POOLS else [])]:
-            if hold:
-                setattr(part, name, MethodType(getattr(type(part), name), part))
-            else:
-                vars(part).pop(name, None)
-
-    @property
-    def _after_positions(self) -> Any:
-        """The part to which tokens come when they have their positions; it does nothing in a VisionTransformer."""
-        return self.module.norm_pre if isinstance(self.module, Eva) else self.module.patch_drop
-
     def gives(self, site: Site) -> frozenset[str]:
         """Return the fields of the view that it can give at that site.
 
@@ -272,33 +232,24 @@ class DeepViT:
             "outputs": lambda: in_chunks(partial(self._whole, attention.full(x[:, : self.prefix])), len(x)),
         }
         plan = self._decide(acting, 0, given, x.device.type)
-        x = x if plan is None else self._apply(plan, x, x.new_ones(x.shape[0], self.cost.tokens))
-        part = self._after_positions
-        return type(part).forward(part, x)
+        return x if plan is None else self._apply(plan, x, x.new_ones(x.shape[0], self.cost.tokens))
 
     def _whole(self, prefix: Tensor, tokens_: Tensor, sample: Tensor) -> Tensor:
-        """Return the logits of other patch tokens at the input site, with each sample's prefix (B, P, C)."""
+        """Return the logits of other patch tokens at the input site, with each sample's prefix (B, P, C), in a test."""
         vit = self.module
-        with self._bare():
-            x = torch.cat([prefix[sample], tokens_.to(prefix.dtype)], dim=1)
-            x = type(vit.norm_pre).forward(vit.norm_pre, x)
-            tables = rope_tables(vit, self.grid)
-            for block, table in zip(vit.blocks, tables, strict=True):
-                x = block(x) if table is None else block(x, rope=table)
-            return vit.forward_head(vit.norm.forward(x))  # past the hooks of `_capture`
-
-    @contextmanager
-    def _bare(self) -> Iterator[None]:
-        """Have the model as in a test with nothing acting, in the middle of a pass; see `_install`."""
-        with ExitStack() as stack:
-            for part in (self.module, *self.module.blocks):
-                for name in {"forward", "pool"} & set(vars(part)):
-                    _replace(stack, part, name, partial(getattr(type(part), name), part))
-            for part in self.module.modules() if self.module.training else ():
-                if part.training:
-                    part.training = False
-                    stack.callback(setattr, part, "training", True)
-            yield
+        training = [part for part in vit.modules() if part.training]
+        try:
+            for part in training:
+                part.training = False
+            x = vit.norm_pre(torch.cat([prefix[sample], tokens_.to(prefix.dtype)], dim=1))
+            table = None if getattr(vit, "rope", None) is None else vit.rope.get_embed(shape=list(self.grid))
+            turn = Rotations(vit, self.grid, table)
+            for number, block in enumerate(vit.blocks):
+                x = block(x, **turn.of(number))
+            return vit.forward_head(vit.norm(x))
+        finally:
+            for part in training:
+                part.training = True
 
     def _tokens(self, x: Tensor) -> dict[str, Callable[[], Any]]:
         return {"tokens": lambda: x[:, self.prefix :], "prefix": lambda: x[:, : self.prefix]}
@@ -310,7 +261,7 @@ class DeepViT:
         cut = images.reshape(B, c, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
         return cut.reshape(B, rows * columns, c, height, width)
 
-    def _block(self, acting: Pass, turn: Rotations | None, number: int, block: Any, x: Tensor, **kwargs: Any) -> Tensor:
+    def _block(self, acting: Pass, turn: Rotations, number: int, block: Any, x: Tensor) -> Tensor:
         """Run one block, with the strategy's choice before it or inside it."""
         if acting.acts_at("block", number):
             sizes, given = acting.sizes, self._tokens(x)
@@ -320,28 +271,25 @@ class DeepViT:
             if isinstance(plan, Resting) and plan.index.shape[1]:
                 rows = tokens.with_prefix(plan.active, self.prefix)
                 with _only_active(acting, plan.active):
-                    new = self._run(acting, turn, number, block, tokens.gather(x, rows), kwargs)
+                    new = self._run(acting, turn, number, block, tokens.gather(x, rows))
                 return tokens.put_back(x, rows, new)
             x = x if plan is None else self._apply(plan, x, sizes)
-        return self._run(acting, turn, number, block, x, kwargs)
+        return self._run(acting, turn, number, block, x)
 
-    def _run(
-        self, acting: Pass, turn: Rotations | None, number: int, block: Any, x: Tensor, kwargs: dict[str, Any]
-    ) -> Tensor:
+    def _run(self, acting: Pass, turn: Rotations, number: int, block: Any, x: Tensor) -> Tensor:
         """Run one block on the tokens that take part, with the strategy's choice inside it.
 
         Where the choice needs nothing that attention makes, it comes first and only the tokens that stay are queries
         (all are keys and values): the same result for fewer MACs.
         """
-        if turn is not None:
-            kwargs["rope"] = turn.of(acting, kwargs["rope"], number)
+        rope = turn.of(number, acting)
         acts, looked, device = acting.acts_at("attention", number), _reads_attention(acting, number), x.device.type
         if not acts and not looked and acting.even:
             acting.went(acting.present)
-            return type(block).forward(block, x, **kwargs)
+            return block(x, **rope)
         check_block(block)
         came, sizes, keys, after = acting.present, acting.sizes, self._keys(acting), RESULTS & acting.requires
-        q, k, v = qkv(block.attn, attention_input(block, x), kwargs.get("rope"))
+        q, k, v = qkv(block.attn, attention_input(block, x), **rope)
         there = sizes > 0 if acting.ragged else None
         given = attention.fields_of(block.attn, q, k, v, self.prefix, self.class_rows, **keys, present=there)
         plan, rows = None, None
@@ -380,15 +328,6 @@ def _of_channels(values: float | Sequence[float], channels: int) -> Tensor:
     return each if len(each) == channels else each.mean(dim=0, keepdim=True)
 
 
-def _replace(stack: ExitStack, part: Any, name: str, method: Callable[..., Any]) -> None:
-    """Have a part another method until the stack is closed."""
-    if name in vars(part):
-        stack.callback(setattr, part, name, getattr(part, name))
-    else:
-        stack.callback(vars(part).pop, name)
-    setattr(part, name, method)
-
-
 def _reads_attention(acting: Pass, block: int) -> bool:
     """Say whether the strategy chooses by this block's attention before the next one."""
     reads = "previous_attention" in acting.requires and acting.site == "block"  # a replay requires nothing
@@ -424,12 +363,11 @@ class PositionalDeepViT(DeepViT):
         self.order = np.arange(self.cost.tokens) if order is None else order
         self.positions: Positions = vit.blocks[0].attn.positions
 
-    @contextmanager
-    def _install(self, pixels: Callable[[], Tensor], acting: Pass) -> Iterator[None]:
+    def act(self, normed: Tensor, acting: Pass, pixels: Callable[[], Tensor]) -> Any:
+        """See `DeepViT.act`."""
         self.positions.acting = acting
         try:
-            with super()._install(pixels, acting):
-                yield
+            return super().act(normed, acting, pixels)
         finally:
             self.positions.acting = None
 

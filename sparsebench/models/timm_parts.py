@@ -25,26 +25,11 @@ from sparsebench.strategy.plans import Keep, Mask, Merge, Mix, Plan, Shift
 from sparsebench.strategy.tokens import Grouped
 
 FORWARDS = (Block.forward, EvaBlock.forward, EvaBlockPostNorm.forward)
+OWN = {getattr(cls, way) for cls in (VisionTransformer, Eva) for way in ("forward", "forward_features")}
+"""Passes through a whole network whose order is known."""
 POOLS = ("avg", "avgmax", "map")
 """Those in which sizes matter."""
 KINDS = (RotaryEmbeddingCat, RotaryEmbeddingDinoV3, RotaryEmbeddingMixed)
-
-
-def obstacle(rope: Any) -> str:
-    """Return why the rotations of a single token cannot be had of it, or "" where they can."""
-    if type(rope) not in KINDS:
-        return f"rotary position embeddings of type {type(rope).__name__} are bound to the full token grid"
-    grid = getattr(rope, "grid_type", "index")  # timm before 1.0.31 has no other
-    if isinstance(rope, RotaryEmbeddingCat) and grid != "index":
-        return f"the grid of its rotary position embeddings is '{grid}', and only 'index' is known here"
-    return ""
-
-
-def rope_tables(vit: Any, grid: tuple[int, int]) -> list[Tensor | None]:
-    """Return what each block of a model rotates all patches by, as in a test; None where it has no such embedding."""
-    rope = getattr(vit, "rope", None)
-    table: Any = None if rope is None else rope.get_embed(shape=list(grid))
-    return [table[n] if isinstance(rope, RotaryEmbeddingMixed) else table for n in range(len(vit.blocks))]
 
 
 def coordinates(rope: Any, grid: tuple[int, int], device: torch.device) -> Tensor:
@@ -89,42 +74,40 @@ class Rotations:
     the rotation of the mean place of what it stands for, weighted by sizes, or by the weights of a `Mix`.
 
     Args:
-        rope: timm's module.
+        vit: timm's model.
         grid: (rows, columns) of the patches.
+        table: what the model's embedding gives for all patches; None of a model without one.
     """
 
-    def __init__(self, rope: Any, grid: tuple[int, int]):
-        self.rope, self.grid = rope, grid
+    def __init__(self, vit: Any, grid: tuple[int, int], table: Any):
+        self.rope, self.grid = getattr(vit, "rope", None), grid
+        mixed = isinstance(self.rope, RotaryEmbeddingMixed)
+        self.tables = None if table is None else [table[n] if mixed else table for n in range(len(vit.blocks))]
         self.followed = 0
         self.places: Tensor | None = None
-        self.sizes: Tensor | None = None
 
-    def of(self, acting: Pass, table: Tensor, block: int) -> Tensor:
-        """Return what a block rotates the tokens by that are there now.
-
-        Args:
-            acting: the pass.
-            table: what timm gives the block: (N, 2 D) for all patches, or (H, N, 2 D).
-            block: which block.
-        """
-        if not acting.decisions and acting.index.shape[1] == table.shape[-2]:
-            return table
+    def of(self, block: int, acting: Pass | None = None) -> dict[str, Tensor]:
+        """Return the argument of a block by which it rotates the tokens that are there now, all without a pass."""
+        if self.tables is None:
+            return {}
+        table = self.tables[block]  # (N, 2 D) for all patches, or (H, N, 2 D)
+        if acting is None or (not acting.decisions and acting.index.shape[1] == table.shape[-2]):
+            return {"rope": table}
         if acting.whole:
             rows = table[..., acting.index, :]
-            return rows[:, None] if table.ndim == 2 else rows.transpose(0, 1)
-        if self.rope.training and self.rope.aug_active:
+            return {"rope": rows[:, None] if table.ndim == 2 else rows.transpose(0, 1)}
+        rope: Any = self.rope
+        if rope.training and rope.aug_active:
             raise UnsupportedError("this model moves its rotary positions in training, and merged tokens have no place")
-        return rotations(self.rope, self._follow(acting), block).to(table.dtype)
+        return {"rope": rotations(rope, self._follow(acting), block).to(table.dtype)}
 
     def _follow(self, acting: Pass) -> Tensor:
         """Return (B, M, 2), the mean places of the tokens that are there now."""
-        if self.places is None or self.sizes is None:
-            B, N = acting.decisions[0].before.shape
-            self.places = coordinates(self.rope, self.grid, acting.index.device).expand(B, N, 2)
-            self.sizes = torch.ones_like(self.places[..., 0])
+        if self.places is None:
+            places = coordinates(self.rope, self.grid, acting.index.device)
+            self.places = places.expand(len(acting.index), *places.shape)
         for decision in acting.decisions[self.followed :]:
-            self.places = places_after(decision.plan, self.places, self.sizes)
-            self.sizes = tokens.sizes_after(decision.plan, self.sizes)
+            self.places = places_after(decision.plan, self.places, decision.sizes)
         self.followed = len(acting.decisions)
         return self.places
 
@@ -151,31 +134,39 @@ def refuse(vit: Any) -> None:
         raise UnsupportedError(
             f"{name} is no timm VisionTransformer or Eva: only of these classes is it known here how tokens are dropped"
         )
+    if reason := _obstacle(vit) or _end_obstacle(vit):
+        raise UnsupportedError(f"{name}: {reason}")
+
+
+def _obstacle(vit: Any) -> str:
+    """Return what of a network between its ends stands in the way, or ""."""
+    rope = getattr(vit, "rope", None)
+    if any(getattr(type(vit), way) not in OWN for way in ("forward", "forward_features")):
+        return "the order in which it calls its parts is not timm's"
     if getattr(vit, "grad_checkpointing", False):
-        raise UnsupportedError(f"{name}: gradient checkpointing is on; call set_grad_checkpointing(False)")
-    if getattr(vit, "rope", None) is not None:
-        reason = obstacle(vit.rope) if isinstance(vit, Eva) else "rotary position embeddings are an Eva's only"
-        if reason:
-            raise UnsupportedError(f"{name}: {reason}")
-    _refuse_ends(vit, name)
-    if not (vit.patch_drop is None or isinstance(vit.patch_drop, nn.Identity)):
-        raise UnsupportedError(f"{name}: it drops patches on its own (patch_drop_rate > 0)")
+        return "gradient checkpointing is on; call set_grad_checkpointing(False)"
+    if rope is not None and not isinstance(vit, Eva):
+        return "rotary position embeddings are an Eva's only"
+    if rope is not None and type(rope) not in KINDS:
+        return f"rotary position embeddings of type {type(rope).__name__} are bound to the full token grid"
+    grid = getattr(rope, "grid_type", "index")  # timm before 1.0.31 has no other
+    if isinstance(rope, RotaryEmbeddingCat) and grid != "index":
+        return f"the grid of its rotary position embeddings is '{grid}', and only 'index' is known here"
+    drops = not (vit.patch_drop is None or isinstance(vit.patch_drop, nn.Identity))
+    return "it drops patches on its own (patch_drop_rate > 0)" if drops else ""
 
 
-def _refuse_ends(vit: Any, name: str) -> None:
-    """Raise UnsupportedError for a way to make patches, or to pool them, that is not known here."""
-    part = vit.attn_pool
+def _end_obstacle(vit: Any) -> str:
+    """Return what stands in the way of how a network makes patches, or pools them, or ""."""
+    part, embed = vit.attn_pool, vit.patch_embed
     if not (part is None or (type(part) is AttentionPoolLatent and part.pos_embed is None)):
-        raise UnsupportedError(f"{name}: its MACs are not known here, as it pools with {type(part).__name__}")
-    embed = vit.patch_embed
+        return f"its MACs are not known here, as it pools with {type(part).__name__}"
     if type(embed) not in (PatchEmbed, ConvStem):
-        raise UnsupportedError(f"{name}: its patches are made by {type(embed).__name__}, not by a projection")
+        return f"its patches are made by {type(embed).__name__}, not by a projection"
     if embed.grid_size is None or embed.dynamic_img_pad:
-        raise UnsupportedError(f"{name}: its pixels are of any size (dynamic_img_pad), so the tokens are not fixed")
-    if any(
-        n * side != pixels for n, side, pixels in zip(embed.grid_size, embed.patch_size, embed.img_size, strict=True)
-    ):
-        raise UnsupportedError(f"{name}: {embed.img_size} pixels are no whole number of patches of {embed.patch_size}")
+        return "its pixels are of any size (dynamic_img_pad), so the tokens are not fixed"
+    whole = tuple(n * side for n, side in zip(embed.grid_size, embed.patch_size, strict=True)) == tuple(embed.img_size)
+    return "" if whole else f"{embed.img_size} pixels are no whole number of patches of {embed.patch_size}"
 
 
 def linear_macs(module: nn.Module | None) -> int:
@@ -269,19 +260,17 @@ def mlp_branch(block: Any, x: Tensor) -> Tensor:
     return block.drop_path2(block.ls2(made))
 
 
-def pool(vit: Any, acting: Pass, x: Tensor, pool_type: str | None = None) -> Tensor:
+def pool(vit: Any, acting: Pass, x: Tensor) -> Tensor:
     """Pool the (B, P + N, C) tokens of a model, each weighted by its size and by what it counts.
 
     A mean weighs them so; an attention pool multiplies its weights by theirs before they are made to sum to 1.
     """
-    if acting.whole:
-        return type(vit).pool(vit, x, pool_type)
     P, with_prefix = vit.num_prefix_tokens, includes_prefix(vit)
     sizes = acting.sizes * acting.weights if acting.masked else acting.sizes
     if vit.attn_pool is not None:
         pooled = (x, F.pad(sizes, (P, 0), value=1)) if with_prefix else (x[:, P:], sizes)
         return attention_pool(vit.attn_pool, *pooled)
-    plain, alike, present = type(vit).pool(vit, x, pool_type), (sizes == sizes[:, :1]).all(), acting.sizes > 0
+    plain, alike, present = vit.pool(x), (sizes == sizes[:, :1]).all(), acting.sizes > 0
     if with_prefix:
         sizes, present = (F.pad(one, (P, 0), value=1) for one in (sizes, present))
     else:

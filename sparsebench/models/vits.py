@@ -39,11 +39,8 @@ class _Deep(Model):
         "float32", description="precision of matrix products; bfloat16 uses autocast"
     )
 
-    def _vit(self, canvas: int, classes: int) -> Any:
-        raise NotImplementedError
-
-    def _network(self, vit: Any, data: Data) -> Network:
-        """Return what acts on the timm model."""
+    def _network(self, canvas: int, data: Data) -> Network:
+        """Return what acts on the timm model, for images of canvas x canvas pixels."""
         raise NotImplementedError
 
     def build(self, data: Data, repetition: int) -> Network:
@@ -53,7 +50,7 @@ class _Deep(Model):
         law = self.model_dump_json(exclude=set(self.later) | unused_parameters(self))
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seeds.seed_of("init", self.name, law, repetition))
-            return self._network(self._vit(data.train.inputs.shape[-1], len(data.classes)), data)
+            return self._network(data.train.inputs.shape[-1], data)
 
     def _check_patch(self, task: Task, patch: int) -> None:
         """Raise UserError if the task needs patches that are not the model's, `patch` pixels a side."""
@@ -109,15 +106,11 @@ class Vit(_Deep):
         patch = 3 * self.patch**2 * C if self.stem == "linear" else stem_macs(C, self.patch)
         return VitCost(tokens, 1, 1, patch, C * classes, (block,) * self.depth, C, self.heads)
 
-    def _vit(self, canvas: int, classes: int) -> Any:
-        from sparsebench.models.deep import small_vit
-
-        return small_vit(canvas, classes, **self.model_dump(exclude={"precision"}))
-
-    def _network(self, vit: Any, data: Data) -> Network:
+    def _network(self, canvas: int, data: Data) -> Network:
         """See `_Deep._network`."""
-        from sparsebench.models.deep import DeepViT, PositionalDeepViT
+        from sparsebench.models.deep import DeepViT, PositionalDeepViT, small_vit
 
+        vit = small_vit(canvas, len(data.classes), **self.model_dump(exclude={"precision"}))
         if self.attention == "content":
             return DeepViT(vit, precision=self.precision)
         return PositionalDeepViT(vit, data.train.order, precision=self.precision)
@@ -253,15 +246,12 @@ class Timm(_Deep):
         except UnsupportedError as error:
             raise UserError(f"model 'timm:{self.arch}' is not supported: {error}") from error
 
-    def _vit(self, canvas: int, classes: int) -> Any:
-        from sparsebench.models.timm_models import named_vit
-
-        return named_vit(self.arch, canvas, classes, channels=self.in_chans, pretrained=self.pretrained)
-
-    def _network(self, vit: Any, data: Data) -> Network:
+    def _network(self, canvas: int, data: Data) -> Network:
         """See `_Deep._network`."""
         from sparsebench.models.deep import DeepViT
+        from sparsebench.models.timm_models import named_vit
 
+        vit = named_vit(self.arch, canvas, len(data.classes), channels=self.in_chans, pretrained=self.pretrained)
         cfg = vit.pretrained_cfg
         return DeepViT(vit, mean=cfg["mean"], std=cfg["std"], precision=self.precision)
 

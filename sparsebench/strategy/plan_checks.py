@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -29,36 +29,20 @@ def merges(plan: Plan) -> bool:
     return isinstance(plan, Merge) or (isinstance(plan, Mask) and plan.sizes is not None)
 
 
-def _tensors(plan: Plan, B: int, N: int, keep: int, prefix: int) -> Iterator[tuple[str, object, tuple[int, ...]]]:
+def _tensors(plan: Plan, B: int, N: int, keep: int, prefix: int) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
     """Yield the name, the value and the right shape of what the plan holds."""
-    kind, a_token = type(plan).__name__, []
-    if plan.scores is not None:
-        yield "scores", plan.scores, (B, N)
-    if isinstance(plan, Keep | Rest):
-        fuses = isinstance(plan, Keep) and plan.fuse is not None
-        yield f"{kind}.index", plan.index, (B, N - keep if isinstance(plan, Rest) else keep - fuses)
-        a_token += ["fuse"] * fuses
-    elif isinstance(plan, Merge):
-        yield "Merge.target", plan.target, (B, N)
-        a_token += ["weight", "sizes"]
-    elif isinstance(plan, Mix):
-        yield "Mix.weight", plan.weight, (B, keep, N)
-    elif isinstance(plan, Mask):
-        yield "Mask.keep", plan.keep, (B, N)
-        a_token += ["sizes"]
-    else:
-        yield "Shift.by", plan.by, (B, N, _width(plan.by))
-        if plan.prefix is not None:
-            yield "Shift.prefix", plan.prefix, (B, prefix, _width(plan.by))
-    for what in a_token:
-        if (value := getattr(plan, what)) is not None:
-            yield f"{kind}.{what}", value, (B, N)
-    if (values := getattr(plan, "values", None)) is not None:
-        yield f"{kind}.values", values, (B, N, _width(values))
-
-
-def _width(values: object) -> int:
-    return values.shape[-1] if isinstance(values, Tensor) and values.ndim else 0
+    wide = getattr(plan, "by", getattr(plan, "values", None))
+    C = wide.shape[-1] if isinstance(wide, Tensor) and wide.ndim else 0
+    fuses = isinstance(plan, Keep) and plan.fuse is not None
+    shapes: dict[str, tuple[int, ...]] = {
+        "index": (B, N - keep if isinstance(plan, Rest) else keep - fuses), "values": (B, N, C), "by": (B, N, C),
+        "weight": (B, keep, N) if isinstance(plan, Mix) else (B, N), "prefix": (B, prefix, C),
+        **dict.fromkeys(("scores", "fuse", "target", "keep", "sizes"), (B, N)),
+    }  # fmt: skip
+    for field in fields(plan):
+        value = getattr(plan, field.name)
+        if field.name in shapes and (value is not None or field.default is not None):
+            yield f"{type(plan).__name__}.{field.name}", value, shapes[field.name]
 
 
 def check_form(plan: Plan, strategy: Strategy, index: Tensor, keep: int, *, training: bool, prefix: int) -> None:
@@ -83,23 +67,21 @@ def check_form(plan: Plan, strategy: Strategy, index: Tensor, keep: int, *, trai
             raise StrategyError(f"'{name}': {what} is on {value.device}, the tokens are on {index.device}")
         if what.endswith((".index", ".target")) and value.dtype != torch.int64:
             raise StrategyError(f"'{name}': {what} must be int64, got {value.dtype}")
-    if isinstance(plan, Mask):
-        _check_mask(plan, strategy, training)
-    elif isinstance(plan, Shift) and not training:
+    if isinstance(plan, Shift) and not training:
         raise StrategyError(f"'{name}': Shift is for training only, see view.training")
+    if isinstance(plan, Mask) and (wrong := _wrong_kind(plan, strategy, training)):
+        raise StrategyError(f"'{name}': {wrong}")
 
 
-def _check_mask(plan: Mask, strategy: Strategy, training: bool) -> None:
-    name = strategy.name
-    if plan.keep.dtype == torch.bool:
-        if plan.values is not None or plan.sizes is not None:
-            raise StrategyError(f"'{name}': a Mask of booleans has neither values nor sizes")
-        if not strategy.adaptive:
-            raise StrategyError(f"'{name}': only an adaptive strategy keeps a number of its own of each image")
-    elif not plan.keep.is_floating_point():
-        raise StrategyError(f"'{name}': Mask.keep must be booleans, or real numbers in training, got {plan.keep.dtype}")
-    elif not training:
-        raise StrategyError(f"'{name}': a Mask of real numbers is for training only, see view.training")
+def _wrong_kind(mask: Mask, strategy: Strategy, training: bool) -> str:
+    """Return why a mask of these numbers is not for that strategy here, or ""."""
+    if mask.keep.dtype == torch.bool:
+        if mask.values is not None or mask.sizes is not None:
+            return "a Mask of booleans has neither values nor sizes"
+        return "" if strategy.adaptive else "only an adaptive strategy keeps a number of its own of each image"
+    if not mask.keep.is_floating_point():
+        return f"Mask.keep must be booleans, or real numbers in training, got {mask.keep.dtype}"
+    return "" if training else "a Mask of real numbers is for training only, see view.training"
 
 
 def in_range(plan: Plan, N: int, keep: int) -> Plan:
@@ -127,44 +109,38 @@ def keep_of(plan: Plan, strategy: Strategy, index: Tensor, keep: int) -> int:
 
 def check_numbers(plan: Plan, strategy: Strategy, index: Tensor, keep: int, prefix: int) -> None:
     """Raise StrategyError for illegal numbers of a plan of legal form, see `check_form`; they are read."""
-    name, (B, N), keep = strategy.name, index.shape, keep_of(plan, strategy, index, keep)
+    (B, N), keep = index.shape, keep_of(plan, strategy, index, keep)
     for what, value, _ in _tensors(plan, B, N, keep, prefix):
-        if isinstance(value, Tensor) and value.is_floating_point() and bool(value.isnan().any()):
-            raise StrategyError(f"'{name}': {what} holds NaN")
+        if value.is_floating_point() and bool(value.isnan().any()):
+            raise StrategyError(f"'{strategy.name}': {what} holds NaN")
+    if wrong := _wrong_numbers(plan, N, keep):
+        raise StrategyError(f"'{strategy.name}': {wrong}")
+
+
+def _wrong_numbers(plan: Plan, N: int, keep: int) -> str:
+    """Return which numbers of a plan are illegal, NaN apart, or ""."""
     if isinstance(plan, Keep | Rest) and plan.index.numel():
-        wrong = _wrong_positions(plan, N)
-    elif isinstance(plan, Merge):
-        wrong = _wrong_groups(plan.target, keep)
-    else:
-        wrong = _wrong_mask(plan) if isinstance(plan, Mask) else ""
-    if wrong:
-        raise StrategyError(f"'{name}': {wrong}")
+        ordered = plan.index.sort(dim=1).values
+        low, high = int(ordered.min()), int(ordered.max())
+        if low < 0 or high >= N:
+            return f"{type(plan).__name__}.index must lie in 0..{N - 1}, got {low}..{high}"
+        twice = bool((ordered[:, 1:] == ordered[:, :-1]).any())
+        return f"{type(plan).__name__}.index names a token twice" if twice else ""
+    if isinstance(plan, Merge):
+        low, high = int(plan.target.min()), int(plan.target.max())
+        if low < -1 or high >= keep:
+            return f"Merge.target must lie in 0..{keep - 1}, or be -1, got {low}..{high}"
+        members = torch.zeros(len(plan.target), keep + 1, device=plan.target.device).scatter(1, plan.target + 1, 1.0)
+        return "" if bool(members[:, 1:].all()) else f"Merge.target leaves one of its {keep} groups empty"
+    return _wrong_mask(plan) if isinstance(plan, Mask) else ""
 
 
-def _wrong_positions(plan: Keep | Rest, N: int) -> str:
-    ordered = plan.index.sort(dim=1).values
-    low, high = int(ordered.min()), int(ordered.max())
-    if low < 0 or high >= N:
-        return f"{type(plan).__name__}.index must lie in 0..{N - 1}, got {low}..{high}"
-    twice = bool((ordered[:, 1:] == ordered[:, :-1]).any())
-    return f"{type(plan).__name__}.index names a token twice" if twice else ""
-
-
-def _wrong_groups(target: Tensor, keep: int) -> str:
-    low, high = int(target.min()), int(target.max())
-    if low < -1 or high >= keep:
-        return f"Merge.target must lie in 0..{keep - 1}, or be -1, got {low}..{high}"
-    members = torch.zeros(target.shape[0], keep + 1, device=target.device).scatter(1, target + 1, 1.0)
-    return "" if bool(members[:, 1:].all()) else f"Merge.target leaves one of its {keep} groups empty"
-
-
-def _wrong_mask(plan: Mask) -> str:
-    keep = plan.keep
-    if keep.dtype == torch.bool:
-        return "" if bool(keep.any(dim=1).all()) else "Mask.keep leaves an image without a token"
-    if bool(((keep < -ROUNDING) | (keep > 1 + ROUNDING)).any()):
+def _wrong_mask(mask: Mask) -> str:
+    if mask.keep.dtype == torch.bool:
+        return "" if bool(mask.keep.any(dim=1).all()) else "Mask.keep leaves an image without a token"
+    if bool(((mask.keep < -ROUNDING) | (mask.keep > 1 + ROUNDING)).any()):
         return "Mask.keep must lie in [0, 1]"
-    return "" if plan.sizes is None or bool((plan.sizes > 0).all()) else "Mask.sizes must be positive"
+    return "" if mask.sizes is None or bool((mask.sizes > 0).all()) else "Mask.sizes must be positive"
 
 
 def check_own_macs(macs: Any, strategy: Strategy) -> Any:

@@ -109,30 +109,25 @@ def apply(plan: Plan, tokens: Tensor, sizes: Tensor, prefix: int = 0) -> Tensor:
     """
     if isinstance(plan, Keep) and plan.fuse is None:
         return gather(tokens, rows_of(plan, prefix))
-    if isinstance(plan, Rest) or (isinstance(plan, Mask) and plan.values is None):
-        return tokens
     first, patches = tokens[:, :prefix], tokens[:, prefix:]
-    if isinstance(plan, Shift) and plan.prefix is not None:
-        first = first + plan.prefix.to(first.dtype)
-    return torch.cat([first, _new(plan, patches, sizes)], dim=1)
-
-
-def _new(plan: Plan, patches: Tensor, sizes: Tensor) -> Tensor:
-    """Return (B, M, C), what becomes of the (B, N, C) patch tokens."""
     if isinstance(plan, Keep):
         assert plan.fuse is not None
         weight = plan.fuse.scatter(1, plan.index, 0.0).to(patches.dtype)
-        return torch.cat([gather(patches, plan.index), weight[:, None, :] @ patches], dim=1)
+        return torch.cat([first, gather(patches, plan.index), weight[:, None, :] @ patches], dim=1)
     if isinstance(plan, Merge):
         plan = Grouped.of(plan)
         weight = shares_of(plan, sizes, _sums(plan, sizes)) if plan.weight is None else plan.weight
-        return _by_group(plan, patches, weight)
-    if isinstance(plan, Shift):
-        return patches + plan.by.to(patches.dtype)
-    if isinstance(plan, Mask):
-        return patches if plan.values is None else plan.values.to(patches.dtype)
-    assert isinstance(plan, Mix)
-    return plan.weight.to(patches.dtype) @ (patches if plan.values is None else plan.values.to(patches.dtype))
+        new = _by_group(plan, patches, weight)
+    elif isinstance(plan, Mix):
+        new = plan.weight.to(patches.dtype) @ (patches if plan.values is None else plan.values.to(patches.dtype))
+    elif isinstance(plan, Shift):
+        first = first if plan.prefix is None else first + plan.prefix.to(first.dtype)
+        new = patches + plan.by.to(patches.dtype)
+    elif isinstance(plan, Mask) and plan.values is not None:
+        new = plan.values.to(patches.dtype)
+    else:
+        return tokens
+    return torch.cat([first, new], dim=1)
 
 
 def shares_of(plan: Merge, sizes: Tensor, sums: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ def test_places_give_timms_own_rotations(kind):
         return
     grid = tuple(model.patch_embed.grid_size)
     places = timm_parts.coordinates(model.rope, grid, torch.device("cpu"))[None]
-    for block, table in enumerate(timm_parts.rope_tables(model, grid)):
+    for block, table in enumerate(timm_parts.Rotations(model, grid, model.rope.get_embed(shape=list(grid))).tables):
         close(timm_parts.rotations(model.rope, places, block)[0], table if table.ndim == 3 else table[None], atol=1e-6)
 
 

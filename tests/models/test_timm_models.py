@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 from timm.models.eva import Eva
+from timm.models.vision_transformer import VisionTransformer
 from token_sets import Sets
 from vits import vit
 
@@ -43,9 +44,15 @@ def with_checkpointing():
     return model
 
 
+class Backwards(VisionTransformer):
+    def forward_features(self, x):
+        return self.norm(self.blocks[::-1](self._pos_embed(self.patch_embed(x))))
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
+        (partial(vit, Backwards), "the order in which it calls its parts is not timm's"),
         (with_checkpointing, "gradient checkpointing is on"),
         (with_rope, "rotary position embeddings"),
         (partial(timm.create_model, "resnet18"), "ResNet is no timm VisionTransformer"),
