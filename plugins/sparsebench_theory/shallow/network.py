@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import embedding
 
 from sparsebench.models.actor import Actor, Pass, SplitPass
 from sparsebench.tasks.base import Recipe
@@ -122,8 +123,9 @@ class ShallowViT(OneLayer):
         mixed = self.attention(X) @ self._by_head(X, self.W_V)
         if self.skip:
             mixed = mixed + X[:, None]
-        hidden = torch.relu(mixed.transpose(1, 2).flatten(2) @ self.W_O.T)
-        F = [(hidden * (a if places is None else a[places])).sum(dim=2).mean(dim=1) for a in self.a]
+        hidden = (mixed.transpose(1, 2).flatten(2) @ self.W_O.T).relu_()
+        read_out = self.a if places is None else [embedding(places, a) for a in self.a]  # faster than a[places]
+        F = [(hidden * a).sum(dim=2).mean(dim=1) for a in read_out]
         return F[0] if len(F) == 1 else torch.stack(F, dim=1)
 
     def trainer(self, actor: Actor | None, samples: Samples, recipe: Recipe) -> Steps | None:
