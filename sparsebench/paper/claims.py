@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import lru_cache
-from itertools import accumulate, pairwise
 from importlib import resources
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -343,7 +343,9 @@ def _other_conventions(setting: _Setting) -> Iterator[tuple[str, float]]:
     yield "tokens leave before the block", cost.macs([Step(out, out) for _, out in pairs]) / 1e9
     yield "tokens leave after the block", cost.macs([Step(n, n) for n, _ in pairs]) / 1e9
     rate, strategy = setting.budget.keep_rate, setting.strategy
-    for convention in () if rate is None or strategy is None else get_args(Convention):
+    if rate is None or strategy is None:
+        return
+    for convention in get_args(Convention):
         if convention != setting.budget.convention:
             counts = counts_at(rate, convention, cost.tokens, len(setting.places), strategy.traits().fuses)
             other = replace(setting, places=dict(zip(setting.places, counts, strict=True)))
