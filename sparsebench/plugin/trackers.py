@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sparsebench import hookimpl
-from sparsebench.plugin.observer import Observer, See, not_installed, usable
+from sparsebench.files import check_writable
+from sparsebench.plugin.observer import Observer, See, not_installed
 from sparsebench.records.record import Part, Record, canonical
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class TensorBoard(Observer):
             import torch.utils.tensorboard  # noqa: F401
         except ImportError as error:
             raise not_installed(self.name) from error
-        return partial(_write, usable(Path(self.dir) if self.dir else out / "tensorboard", self.name))
+        return partial(_write, check_writable(Path(self.dir) if self.dir else out / "tensorboard"))
 
 
 def _write(root: Path, record: Record) -> None:
@@ -134,7 +135,7 @@ class MLflow(Observer):
             raise not_installed(self.name) from error
         uri = self.uri
         if "://" not in uri and not uri.startswith("file:"):
-            uri = usable(Path(uri) if uri else out / "mlruns", self.name).resolve().as_uri()
+            uri = check_writable(Path(uri) if uri else out / "mlruns").resolve().as_uri()
         if uri.startswith("file:"):
             # MLflow 3.7 and later use folders only if told so; databases need more packages
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
