@@ -398,17 +398,12 @@ LEGEND = (
 
 
 def render(recounts: Sequence[Recount], form: str, choice: Choice = ALL) -> str:
-    """Return the table in one of `tables.FORMATS`.
+    """Return the table in one of `tables.FORMATS`, with how many rows have each verdict, and those that are flagged.
 
     Raises:
         UserError: another format, or a column that there is not.
     """
     table = Table([_row(one) for one in recounts], COLUMNS, legend=LEGEND)
-    return tables.render(Report([table], table, summary(recounts)), form, choice)
-
-
-def summary(recounts: Sequence[Recount]) -> list[str]:
-    """Return how many rows there are of each verdict, and a line for each that is flagged."""
     verdicts = Counter(one.verdict for one in recounts)
     counted = ", ".join(f"{word} {n}" for word, n in sorted(verdicts.items()))
     lines = [f"{len(recounts)} rows: {counted}" if recounts else "no rows"]
@@ -416,19 +411,18 @@ def summary(recounts: Sequence[Recount]) -> list[str]:
         if one.flags:
             reason = f" ({one.why})" if one.verdict == "cannot be" else ""
             lines.append(f"{one.claim.id}: {'; '.join(one.flags)}{reason}")
-    return lines
+    return tables.render(Report([table], table, lines), form, choice)
 
 
 def _row(one: Recount) -> dict[str, Any]:
     claim = one.claim
     return {
+        **claim.model_dump(include={"method", "plugin", "weights", "hardware", "source", "paper", "note"}),
         "row": claim.id, "claimed": str(claim.gmacs or ""), "recounted": _rounded(one.gmacs, 3), "verdict": one.verdict,
         "flags": "; ".join(one.flags), "speedup": _rounded(claim.claimed_speedup, 2),
-        "macs_ratio": _rounded(one.macs_ratio, 2), "why": one.why, "method": claim.method,
-        "model": claim.model + (f" @{claim.canvas}" if claim.canvas else ""), "plugin": claim.plugin,
-        "top1": str(claim.top1 or ""), "weights": claim.weights, "hardware": claim.hardware, "source": claim.source,
-        "difference": one.difference, "images_per_s": claim.speed and str(claim.speed), "paper": claim.paper,
-        "note": claim.note,
+        "macs_ratio": _rounded(one.macs_ratio, 2), "why": one.why, "top1": str(claim.top1 or ""),
+        "model": claim.model + (f" @{claim.canvas}" if claim.canvas else ""),
+        "difference": one.difference, "images_per_s": claim.speed and str(claim.speed),
     }  # fmt: skip
 
 

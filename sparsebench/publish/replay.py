@@ -124,17 +124,16 @@ def replay(
 
 def _check_source(manifest: Manifest, registry: Registry) -> None:
     """Raise UserError unless an installed strategy is here as it was published; its code is not run."""
-    name, origin = manifest.strategy, manifest.plugin
-    known = entries().get(origin.plugin)
-    found = distribution(known.dist) if known else ("", "")
-    if found[0] != origin.distribution or (found != (origin.distribution, origin.version) and not origin.is_shipped):
+    name, origin, known = manifest.strategy, manifest.plugin, entries().get(manifest.plugin.plugin)
+    here, version = distribution(known.dist) if known else ("", "")
+    found, wanted = (f"{one[0]} {one[1]}".strip() for one in ((here, version), (origin.distribution, origin.version)))
+    if origin.is_shipped and here == origin.distribution:  # whose version does not matter
+        found, wanted = (f"revision {one.revision}" for one in (registry.strategy(name).origin, origin))
+    if found != wanted:
         raise UserError(
-            f"strategy '{name}' is not here as it was run", got=" ".join(found).strip() or "none that is installed",
-            allowed=f"{origin.distribution} {origin.version}", next_step="install that, and give the command again",
+            f"strategy '{name}' is not here as it was run", got=found or "none that is installed", allowed=wanted,
+            next_step="install that, and give the command again",
         )  # fmt: skip
-    if origin.is_shipped and (here := registry.strategy(name).origin.revision) != origin.revision:
-        raise UserError(f"'{name}' has another revision here", got=here, allowed=origin.revision,
-                        next_step="install the sparsebench that was run")  # fmt: skip
 
 
 def _unfair(manifest: Manifest, records: Sequence[Record], plugin: Path | None) -> list[str]:

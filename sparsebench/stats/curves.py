@@ -54,7 +54,7 @@ def area(points: Sequence[Contender], spent: Sequence[float], lowest: float) -> 
     means = {s: float(sum(w * one.means[s] for w, one in zip(counts, points, strict=True))) for s in seeds}
     hits = {}
     for s in seeds:
-        if all(s in one.hits and one.hits[s][0] == dense.hits[s][0] for one in (dense, *points)):
+        if _known(points, [s]):
             parts = (w * one.hits[s][1] for w, one in zip(counts, points, strict=True))
             hits[s] = dense.hits[s][0], np.asarray(sum(parts), dtype=float)
     return Contender(means, hits, dense.clusters)
