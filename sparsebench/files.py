@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,16 @@ log = logging.getLogger(__name__)
 
 CACHE = "SPARSEBENCH_CACHE"
 """The variable that names the user's cache folder."""
+
+
+def check_writable(folder: Path, next_step: str | None = None) -> Path:
+    """Return a folder, made if it was not there; UserError unless files can be made in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except (OSError, ValueError) as error:  # ValueError: a null character
+        raise UserError(f"cannot write to {plain(folder)}: {reason_of(error)}", next_step=next_step) from error
 
 
 def content_hash(path: Path) -> str:

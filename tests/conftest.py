@@ -76,7 +76,9 @@ def pytest_configure() -> None:
     gc.disable()
     # xdist's workers have what its controller said, and would see none to hide.
     asked = THEORIES & set(os.environ.pop(registry.HIDDEN, "").split(","))
-    names = {registry.distribution(entry)[0] for entry in registry.entries().values() if not registry.is_shipped(entry)}
+    names = {
+        registry.distribution(entry.dist)[0] for entry in registry.entries().values() if not registry.is_shipped(entry)
+    }
     os.environ[registry.HIDDEN] = ",".join(sorted(names))
     named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["sparsebench"]
     if named != {name: entry.value for name, entry in registry.entries().items()}:

@@ -145,9 +145,9 @@ def claims(
         request, files = claims.request_of(claim, weights, images, Registry())
         with Progress(out) as progress:
             records = execute(request, files, values_of(how)[2], out, progress).records
-        result = claims.result_of(claim, records)
-        click.echo(str(result))
-        sys.exit(int(not result.holds))
+        text, holds = claims.result_of(claim, records)
+        click.echo(text)
+        sys.exit(int(not holds))
     if weights is not None or images is not None:
         raise UserError("--weights and --images are for --check", next_step="add --check ROW")
     shown = claims.recount_all([claims.find(ledger, name) for name in names] or ledger, Registry(), ledger)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import lru_cache
 from importlib import resources
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -19,7 +21,7 @@ from sparsebench.board import tables
 from sparsebench.board.columns import Column
 from sparsebench.board.judge import Ranking
 from sparsebench.board.tables import ALL, Choice, Report, Table
-from sparsebench.errors import UnsupportedError, UserError, unknown
+from sparsebench.errors import UnsupportedError, UserError, reason_of, unknown
 from sparsebench.measure.cost import Step, VitCost
 from sparsebench.measure.counts import check_fits, counts_at, solve, stages
 from sparsebench.plan.contenders import fit_budget, settings_of
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
 
 
 MOST = 10**9
+TOLERANCE = 0.02
+CLASSES = 1000
+Word = Literal["agrees", "other convention", "cannot be", "nothing claimed", "not recounted"]
 
 
 def _number(value: Any) -> Any:
@@ -118,19 +123,16 @@ def load(path: Path | None = None) -> list[Claim]:
     listed = tables.get("claim")
     if set(tables) != {"claim"} or not isinstance(listed, list) or not listed:
         raise UserError(f"{name} is no ledger", got=sorted(tables), allowed="[[claim]] tables, and nothing else")
-    claims = []
+    claims: dict[str, Claim] = {}
     for number, table in enumerate(listed, 1):
         try:
-            claims.append(Claim.model_validate(table))
+            claim = Claim.model_validate(table)
         except ValidationError as error:
             called = table.get("id", f"number {number}") if isinstance(table, dict) else f"number {number}"
-            first = error.errors()[0]
-            field = ".".join(map(str, first["loc"])) or "row"
-            raise UserError(f"{name}, row {called}: {field}: {first['msg']}") from error
-    twice = [id for id, n in Counter(claim.id for claim in claims).items() if n > 1]
-    if twice:
-        raise UserError(f"rows of {name} with the same id", got=twice)
-    return claims
+            raise UserError(f"{name}, row {called}: {reason_of(error)}") from error
+        if claims.setdefault(claim.id, claim) is not claim:
+            raise UserError(f"rows of {name} with the same id", got=claim.id)
+    return list(claims.values())
 
 
 def find(claims: list[Claim], id: str) -> Claim:
@@ -143,11 +145,6 @@ def find(claims: list[Claim], id: str) -> Claim:
     if id not in by_id:
         raise unknown("row of the ledger", id, by_id)
     return by_id[id]
-
-
-Word = Literal["agrees", "other convention", "cannot be", "nothing claimed", "not recounted"]
-TOLERANCE = 0.02
-CLASSES = 1000
 
 
 @dataclass(frozen=True)
@@ -201,13 +198,18 @@ class _Setting:
     budget: Budget
     places: dict[int, int] = field(default_factory=dict)
 
-    def steps(self, places: dict[int, int] | None = None) -> list[Step]:
-        """Return the steps of the network, in which all tokens make queries, as published ones do."""
-        places = self.places if places is None else places
-        if self.strategy is None:
-            return [Step(n, out) for n, out in _pairs(self.cost, places)]
-        made = self.cost.steps(self.strategy.traits(), tuple(places), tuple(places.values()))
-        return [replace(step, early=False) for step in made]
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """How many tokens come to each block, and how many leave it."""
+        left = accumulate(range(self.cost.depth), lambda n, block: self.places.get(block, n), initial=self.cost.tokens)
+        return list(pairwise(left))
+
+    def gmacs(self, *, own: bool = False) -> float:
+        """Return 10^9 MACs, with the strategy's own products or without; all tokens make queries, as published."""
+        steps = [Step(n, out) for n, out in self.pairs]
+        if self.strategy is not None:
+            steps = self.cost.steps(self.strategy.traits(), tuple(self.places), tuple(self.places.values()))
+        return self.cost.macs([replace(step, early=False, own=step.own if own else 0.0) for step in steps]) / 1e9
 
 
 def recount_all(claims: Sequence[Claim], registry: Registry, ledger: Sequence[Claim] = ()) -> list[Recount]:
@@ -249,9 +251,8 @@ def _recount(claim: Claim, registry: Registry) -> Recount:
         if setting is None:
             return Recount(claim, None, dense, "not recounted", why)
         # Sources count the strategy's own products, or do not.
-        steps = setting.steps()
-        counted = [cost.macs(some) / 1e9 for some in (steps, _bare(steps))]
-        gmacs = min(counted, key=lambda count: 0.0 if claim.gmacs is None else abs(count - float(claim.gmacs)))
+        counted = setting.gmacs(own=True), setting.gmacs()
+        gmacs = min(counted, key=lambda count: abs(count - float(claim.gmacs or "inf")))
         return Recount(claim, gmacs, dense, *_verdict(claim, setting, gmacs))
     except (UserError, UnsupportedError) as error:
         raise UserError(f"row {claim.id}: {error}") from error
@@ -259,8 +260,11 @@ def _recount(claim: Claim, registry: Registry) -> Recount:
 
 def _verdict(claim: Claim, setting: _Setting, gmacs: float) -> tuple[Word, str]:
     """Return the word, and the reason, for settings that come to so many GMACs."""
-    if unreachable := _unreachable(claim, setting):
-        return "cannot be", unreachable
+    stated = replace(setting, strategy=None, places=_places_of(claim, setting.cost))
+    if setting.strategy is not None and stated.places and stated.places != setting.places:
+        said, left = ("+".join(map(str, one.places.values())) for one in (stated, setting))
+        here = f"{setting.strategy.name} leaves {left}: {setting.gmacs():.2f} G"
+        return "cannot be", f"{said} tokens would be {stated.gmacs():.2f} G; {here}"
     if claim.gmacs is None:
         return "nothing claimed", ""
     if _fits(claim.gmacs, gmacs):
@@ -316,11 +320,6 @@ def _cost(model: str, canvas: int) -> VitCost:
     return vit_cost(vit)
 
 
-def _bare(steps: list[Step]) -> list[Step]:
-    """Return steps without the strategy's own products."""
-    return [replace(step, own=0.0) for step in steps]
-
-
 def _rounding(number: Decimal) -> float:
     """Return by how much a number may differ from what it was rounded from."""
     exponent = number.as_tuple().exponent
@@ -336,42 +335,21 @@ def _fits(claimed: Decimal, counted: float) -> bool:
 
 def _other_conventions(setting: _Setting) -> Iterator[tuple[str, float]]:
     """Yield other ways in which sources count, each with its GMACs."""
-    cost, steps = setting.cost, _bare(setting.steps())
-    yield "two operations a MAC", 2 * cost.macs(steps) / 1e9
-    bare = replace(cost, blocks=tuple(replace(block, width=0) for block in cost.blocks))
-    yield "without the two products of attention", bare.macs(steps) / 1e9
-    yield "without patch embedding and head", replace(cost, embed=0, head=0).macs(steps) / 1e9
-    pairs = list(_pairs(cost, setting.places))
+    cost, pairs = setting.cost, setting.pairs
+    yield "two operations a MAC", 2 * setting.gmacs()
+    without = replace(cost, blocks=tuple(replace(block, width=0) for block in cost.blocks))
+    yield "without the two products of attention", replace(setting, cost=without).gmacs()
+    yield "without patch embedding and head", replace(setting, cost=replace(cost, embed=0, head=0)).gmacs()
     yield "tokens leave before the block", cost.macs([Step(out, out) for _, out in pairs]) / 1e9
     yield "tokens leave after the block", cost.macs([Step(n, n) for n, _ in pairs]) / 1e9
-    if setting.budget.keep_rate is None or setting.strategy is None:
+    rate, strategy = setting.budget.keep_rate, setting.strategy
+    if rate is None or strategy is None:
         return
     for convention in get_args(Convention):
         if convention != setting.budget.convention:
-            fuses = setting.strategy.traits().fuses
-            counts = counts_at(setting.budget.keep_rate, convention, cost.tokens, len(setting.places), fuses)
-            other = setting.steps(dict(zip(setting.places, counts, strict=True)))
-            yield f"counts by {convention}", cost.macs(_bare(other)) / 1e9
-
-
-def _pairs(cost: VitCost, places: dict[int, int]) -> Iterator[tuple[int, int]]:
-    """Yield how many tokens come to each block, and how many leave it."""
-    n = cost.tokens
-    for block in range(cost.depth):
-        out = places.get(block, n)
-        yield n, out
-        n = out
-
-
-def _unreachable(claim: Claim, setting: _Setting) -> str:
-    """Say that a strategy cannot leave as few tokens as the source states, or ""."""
-    stated = _places_of(claim, setting.cost)
-    if setting.strategy is None or not stated or stated == setting.places:
-        return ""
-    as_stated = setting.cost.macs([Step(n, out) for n, out in _pairs(setting.cost, stated)]) / 1e9
-    real = setting.cost.macs(_bare(setting.steps())) / 1e9
-    said, left = ("+".join(map(str, places.values())) for places in (stated, setting.places))
-    return f"{said} tokens would be {as_stated:.2f} G; {setting.strategy.name} leaves {left}: {real:.2f} G"
+            counts = counts_at(rate, convention, cost.tokens, len(setting.places), strategy.traits().fuses)
+            other = replace(setting, places=dict(zip(setting.places, counts, strict=True)))
+            yield f"counts by {convention}", other.gmacs()
 
 
 def _flags(one: Recount, claims: Sequence[Claim]) -> Iterator[str]:
@@ -420,17 +398,12 @@ LEGEND = (
 
 
 def render(recounts: Sequence[Recount], form: str, choice: Choice = ALL) -> str:
-    """Return the table in one of `tables.FORMATS`.
+    """Return the table in one of `tables.FORMATS`, with how many rows have each verdict, and those that are flagged.
 
     Raises:
         UserError: another format, or a column that there is not.
     """
     table = Table([_row(one) for one in recounts], COLUMNS, legend=LEGEND)
-    return tables.render(Report([table], table, summary(recounts)), form, choice)
-
-
-def summary(recounts: Sequence[Recount]) -> list[str]:
-    """Return how many rows there are of each verdict, and a line for each that is flagged."""
     verdicts = Counter(one.verdict for one in recounts)
     counted = ", ".join(f"{word} {n}" for word, n in sorted(verdicts.items()))
     lines = [f"{len(recounts)} rows: {counted}" if recounts else "no rows"]
@@ -438,19 +411,18 @@ def summary(recounts: Sequence[Recount]) -> list[str]:
         if one.flags:
             reason = f" ({one.why})" if one.verdict == "cannot be" else ""
             lines.append(f"{one.claim.id}: {'; '.join(one.flags)}{reason}")
-    return lines
+    return tables.render(Report([table], table, lines), form, choice)
 
 
 def _row(one: Recount) -> dict[str, Any]:
     claim = one.claim
     return {
+        **claim.model_dump(include={"method", "plugin", "weights", "hardware", "source", "paper", "note"}),
         "row": claim.id, "claimed": str(claim.gmacs or ""), "recounted": _rounded(one.gmacs, 3), "verdict": one.verdict,
         "flags": "; ".join(one.flags), "speedup": _rounded(claim.claimed_speedup, 2),
-        "macs_ratio": _rounded(one.macs_ratio, 2), "why": one.why, "method": claim.method,
-        "model": claim.model + (f" @{claim.canvas}" if claim.canvas else ""), "plugin": claim.plugin,
-        "top1": str(claim.top1 or ""), "weights": claim.weights, "hardware": claim.hardware, "source": claim.source,
-        "difference": one.difference, "images_per_s": claim.speed and str(claim.speed), "paper": claim.paper,
-        "note": claim.note,
+        "macs_ratio": _rounded(one.macs_ratio, 2), "why": one.why, "top1": str(claim.top1 or ""),
+        "model": claim.model + (f" @{claim.canvas}" if claim.canvas else ""),
+        "difference": one.difference, "images_per_s": claim.speed and str(claim.speed),
     }  # fmt: skip
 
 
@@ -482,48 +454,15 @@ def _beside(table: Table, one: Ranking) -> Table:
     for claim in load() if whole else ():
         same = claim.model == f"timm:{model.get('arch')}" and claim.canvas in (0, task.get("canvas"))
         if same and claim.top1 and claim.plugin and claim.weights == "off the shelf":
-            known.setdefault(_key(claim, registry), float(claim.top1) / 100)
+            with suppress(UserError):  # the strategy is not here
+                made, budget = settings_of(claim.plugin, registry)[0]
+                name = label(made.name, made.model_dump(mode="json", exclude_defaults=True))
+                known.setdefault((name, budget.label if budget else ""), float(claim.top1) / 100)
     keys = [(row["strategy"], "" if row["strategy"] == "dense" else row["budget"]) for row in table.rows]
     if not known.keys() & set(keys):
         return table
     rows = [{**row, PUBLISHED.key: known.get(key)} for row, key in zip(table.rows, keys, strict=True)]
     return replace(table, rows=rows, columns=(*table.columns, PUBLISHED))
-
-
-def _key(claim: Claim, registry: Registry) -> tuple[str, str]:
-    """Return what a board calls the strategy and the budget of a row; nothing it has of one that is not here."""
-    try:
-        made, budget = settings_of(claim.plugin, registry)[0]
-    except UserError:
-        return "", ""
-    said = label(made.name, made.model_dump(mode="json", exclude_defaults=True))
-    return said, budget.label if budget else ""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What came out of a row.
-
-    Attributes:
-        top1: accuracy in percent, and `low` and `high` its 95 % interval.
-        n: number of images.
-        dense: accuracy in percent of the same weights without the strategy.
-        holds: whether the claimed number, as it is rounded, lies in the interval.
-    """
-
-    claim: Claim
-    top1: float
-    low: float
-    high: float
-    n: int
-    dense: float | None
-    holds: bool
-
-    def __str__(self) -> str:
-        beside = "" if self.dense is None else f"; dense {self.dense:.2f} %"
-        measured = f"measured {self.top1:.2f} % [{self.low:.2f}, {self.high:.2f}] on {self.n} images"
-        said = "the claim lies in the interval" if self.holds else "the claim lies outside the interval"
-        return f"{self.claim.id}: claimed {self.claim.top1} %; {measured}{beside}: {said}"
 
 
 def request_of(claim: Claim, weights: Path, images: Path, registry: Registry) -> tuple[Request, Files]:
@@ -548,8 +487,8 @@ def request_of(claim: Claim, weights: Path, images: Path, registry: Registry) ->
     return request, Files((f"folder:{images}",), weights=(weights,))
 
 
-def result_of(claim: Claim, records: pd.DataFrame) -> Measured:
-    """Return what the records of `request_of` come to.
+def result_of(claim: Claim, records: pd.DataFrame) -> tuple[str, bool]:
+    """Return what the records of `request_of` come to, and whether the claim, as it is rounded, lies in the interval.
 
     Raises:
         UserError: the strategy has no result.
@@ -559,10 +498,11 @@ def result_of(claim: Claim, records: pd.DataFrame) -> Measured:
     if row["status"] != "ok":
         raise UserError(f"row {claim.id}: '{name}' is {row['status']}: {row['reason']}")
     n, share = int(row["test_items"]), float(row["accuracy"])
-    low, high = (float(end) for end in wilson(np.array(share), np.array(n)))
+    low, high = (100 * float(end) for end in wilson(np.array(share), np.array(n)))
     dense = records[(records["strategy"] == "dense") & (records["status"] == "ok")]["accuracy"]
     assert claim.top1 is not None
-    rounding, said = _rounding(claim.top1), float(claim.top1)
-    holds = 100 * low - rounding <= said <= 100 * high + rounding
-    beside = 100 * float(dense.iloc[0]) if len(dense) and name != "dense" else None
-    return Measured(claim, 100 * share, 100 * low, 100 * high, n, beside, holds)
+    holds = low - _rounding(claim.top1) <= float(claim.top1) <= high + _rounding(claim.top1)
+    beside = f"; dense {100 * float(dense.iloc[0]):.2f} %" if len(dense) and name != "dense" else ""
+    measured = f"measured {100 * share:.2f} % [{low:.2f}, {high:.2f}] on {n} images{beside}"
+    said = f"the claim lies {'in' if holds else 'outside'} the interval"
+    return f"{claim.id}: claimed {claim.top1} %; {measured}: {said}", holds

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -51,17 +50,6 @@ class Observer(BaseModel):
             UserError: the observer cannot be turned on; no cell has been run.
         """
         raise NotImplementedError(f"observer '{self.name}' has no method `open`")
-
-
-def usable(folder: Path, name: str) -> Path:
-    """Return the folder, made if it was not there; UserError unless files can be made in it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except (OSError, ValueError) as error:  # ValueError: a null character
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"observer '{name}' cannot write to {str(folder)[:200]!r}: {reason}") from error
 
 
 def not_installed(name: str) -> UserError:

@@ -43,16 +43,12 @@ HIDDEN = "SPARSEBENCH_HIDE"
 
 
 @lru_cache(64)
-def _name_and_version(dist: metadata.Distribution) -> tuple[str, str]:
-    """Return a distribution's name and version; each look at them parses its metadata anew, in a millisecond."""
-    about = dist.metadata
-    name, version = (str((about.get_all(key) or [""])[0]) for key in ("Name", "Version"))
+def distribution(dist: metadata.Distribution | None) -> tuple[str, str]:
+    """Return a distribution's name and version, "" of none; its metadata take a millisecond to parse."""
+    if dist is None:
+        return "", ""
+    name, version = (str((dist.metadata.get_all(key) or [""])[0]) for key in ("Name", "Version"))
     return name, version
-
-
-def distribution(entry: metadata.EntryPoint) -> tuple[str, str]:
-    """Return the name and the version of the distribution that brings an entry point; "" where there is none."""
-    return _name_and_version(entry.dist) if entry.dist is not None else ("", "")
 
 
 def module_of(entry: metadata.EntryPoint) -> str:
@@ -69,12 +65,13 @@ def entries() -> dict[str, metadata.EntryPoint]:
     present = (
         entry
         for entry in metadata.entry_points(group=PROJECT)
-        if not {distribution(entry)[0], module_of(entry).partition(".")[0]} & hidden
+        if not {distribution(entry.dist)[0], module_of(entry).partition(".")[0]} & hidden
     )
     for entry in sorted(present, key=lambda e: (e.name, not is_shipped(e))):
         first = known.setdefault(entry.name, entry)
         if first.value != entry.value:
-            log.warning("plugin '%s' of %s is left out: its name is taken", entry.name, distribution(entry)[0] or "?")
+            dist = distribution(entry.dist)[0] or "?"
+            log.warning("plugin '%s' of %s is left out: its name is taken", entry.name, dist)
     return known
 
 
@@ -92,7 +89,7 @@ def files_of(entry: metadata.EntryPoint) -> list[Path]:
 
 def is_shipped(entry: metadata.EntryPoint) -> bool:
     """Say whether an entry point is of sparsebench's own."""
-    return distribution(entry)[0] == PROJECT
+    return distribution(entry.dist)[0] == PROJECT
 
 
 FIRST = ("tasks", "models")
@@ -253,7 +250,7 @@ class Registry:
                 f"the installation does not name its plugin '{name}'", next_step="install sparsebench again"
             )
         entry = self.entries[name]
-        dist, version = distribution(entry)
+        dist, version = distribution(entry.dist)
         try:
             if not module_of(entry):
                 raise PluginError(f"its entry point names no module: '{entry.value}'")

@@ -6,14 +6,15 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import datetime
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sparsebench import hookimpl
-from sparsebench.plugin.observer import Observer, See, not_installed, usable
+from sparsebench.files import check_writable
+from sparsebench.plugin.observer import Observer, See, not_installed
 from sparsebench.records.record import Part, Record, canonical
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 
 STEPS, SERIES = "watched_steps", "watched_"
+CELL = "sparsebench.cell"
+"""The tag of an MLflow run that names its cell."""
 
 
 def slug(text: str, most: int = 80) -> str:
@@ -95,7 +98,7 @@ class TensorBoard(Observer):
             import torch.utils.tensorboard  # noqa: F401
         except ImportError as error:
             raise not_installed(self.name) from error
-        return partial(_write, usable(Path(self.dir) if self.dir else out / "tensorboard", self.name))
+        return partial(_write, check_writable(Path(self.dir) if self.dir else out / "tensorboard"))
 
 
 def _write(root: Path, record: Record) -> None:
@@ -110,14 +113,6 @@ def _write(root: Path, record: Record) -> None:
             writer.add_scalar(name, value, step)
         if record.failure:
             writer.add_text("failure", record.failure.reason)
-
-
-T = TypeVar("T")
-CELL = "sparsebench.cell"
-MOST_METRICS, MOST_PARAMS = 1000, 100
-"""What one request may hold."""
-MOST_PARAM, MOST_TAG = 6000, 5000
-"""Characters of a value."""
 
 
 class MLflow(Observer):
@@ -140,67 +135,44 @@ class MLflow(Observer):
             raise not_installed(self.name) from error
         uri = self.uri
         if "://" not in uri and not uri.startswith("file:"):
-            uri = usable(Path(uri) if uri else out / "mlruns", self.name).resolve().as_uri()
+            uri = check_writable(Path(uri) if uri else out / "mlruns").resolve().as_uri()
         if uri.startswith("file:"):
             # MLflow 3.7 and later use folders only if told so; databases need more packages
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        return _Runs(MlflowClient(tracking_uri=uri)).write
+        client = MlflowClient(tracking_uri=uri)
+        return partial(_log, client, lru_cache(maxsize=None)(partial(_experiment, client)))
 
 
-class _Runs:
-    """The runs of a tracking store, by cell."""
+def _log(client: MlflowClient, experiment_of: Callable[[str], tuple[str, dict[str, str]]], record: Record) -> None:
+    """Write a run, then delete the one that the cell had; MLflow cuts what is too long for it."""
+    from mlflow.entities import Metric, Param
 
-    def __init__(self, client: MlflowClient):
-        self.client = client
-        self.experiments: dict[str, tuple[str, dict[str, str]]] = {}
-
-    def write(self, record: Record) -> None:
-        """Write a run, then delete the one that the cell had."""
-        from mlflow.entities import Metric, Param
-
-        id_, runs = self._experiment(experiment(record))
-        started = datetime.fromisoformat(record.started).timestamp() if record.started else time.time()
-        begun = round(1000 * started)
-        tags = {CELL: record.cell_id, **_tags(record)}
-        run = self.client.create_run(id_, begun, tags, title(record)[:MOST_TAG]).info.run_id
-        params = [Param(name, str(value)[:MOST_PARAM]) for name, value in parameters(record).items()]
-        values = [Metric(name, value, begun, 0) for name, value in metrics(record).items()]
-        values += [Metric(name, value, begun, step) for name, step, value in series(record)]
-        for batch in _parts(params, MOST_PARAMS):
-            self.client.log_batch(run, params=batch)
-        for part in _parts(values, MOST_METRICS):
-            self.client.log_batch(run, metrics=part)
-        ended = "FINISHED" if record.status in ("ok", "unsupported", "skipped") else "FAILED"
-        self.client.set_terminated(run, ended, begun + round(1000 * record.seconds))
-        if (old := runs.get(record.cell_id)) is not None:
-            self.client.delete_run(old)
-        runs[record.cell_id] = run
-
-    def _experiment(self, name: str) -> tuple[str, dict[str, str]]:
-        """Return the id of an experiment, made if it was not there, and its runs by cell."""
-        if name not in self.experiments:
-            known = self.client.get_experiment_by_name(name)
-            id_ = known.experiment_id if known else self.client.create_experiment(name)
-            runs: dict[str, str] = {}
-            token: str | None = ""
-            while token is not None:
-                page = self.client.search_runs([id_], page_token=token or None)
-                runs |= {run.data.tags[CELL]: run.info.run_id for run in page if CELL in run.data.tags}
-                token = page.token or None
-            self.experiments[name] = id_, runs
-        return self.experiments[name]
+    id_, runs = experiment_of(experiment(record))
+    started = datetime.fromisoformat(record.started).timestamp() if record.started else time.time()
+    begun = round(1000 * started)
+    tags = {
+        "cell": record.cell_id, "status": record.status, "device": record.device, "plugin": record.origin.plugin,
+        "plugin_revision": record.origin.revision, "environment": record.environment,
+        **({"failure": record.failure.reason} if record.failure else {}),
+    }  # fmt: skip
+    tags = {f"sparsebench.{name}": text for name, text in tags.items()}
+    run = client.create_run(id_, begun, tags, title(record)).info.run_id
+    values = [Metric(name, value, begun, 0) for name, value in metrics(record).items()]
+    values += [Metric(name, value, begun, step) for name, step, value in series(record)]
+    client.log_batch(run, values, [Param(name, str(value)) for name, value in parameters(record).items()])
+    ended = "FINISHED" if record.status in ("ok", "unsupported", "skipped") else "FAILED"
+    client.set_terminated(run, ended, begun + round(1000 * record.seconds))
+    if (old := runs.get(record.cell_id)) is not None:
+        client.delete_run(old)
+    runs[record.cell_id] = run
 
 
-def _tags(record: Record) -> dict[str, str]:
-    tags = {"status": record.status, "device": record.device, "plugin": record.origin.plugin}
-    tags |= {"plugin_revision": record.origin.revision, "environment": record.environment}
-    if record.failure:
-        tags["failure"] = record.failure.reason
-    return {f"sparsebench.{name}": text[:MOST_TAG] for name, text in tags.items()}
-
-
-def _parts(things: Sequence[T], most: int) -> list[Sequence[T]]:
-    return [things[start : start + most] for start in range(0, len(things), most)]
+def _experiment(client: MlflowClient, name: str) -> tuple[str, dict[str, str]]:
+    """Return the id of an experiment, made if it was not there, and its runs by cell."""
+    known = client.get_experiment_by_name(name)
+    id_ = known.experiment_id if known else client.create_experiment(name)
+    runs = client.search_runs([id_], max_results=50_000)
+    return id_, {run.data.tags[CELL]: run.info.run_id for run in runs if CELL in run.data.tags}
 
 
 @hookimpl

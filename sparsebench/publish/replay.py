@@ -124,17 +124,16 @@ def replay(
 
 def _check_source(manifest: Manifest, registry: Registry) -> None:
     """Raise UserError unless an installed strategy is here as it was published; its code is not run."""
-    name, origin = manifest.strategy, manifest.plugin
-    known = entries().get(origin.plugin)
-    found = distribution(known) if known else ("", "")
-    if found[0] != origin.distribution or (found != (origin.distribution, origin.version) and not origin.is_shipped):
+    name, origin, known = manifest.strategy, manifest.plugin, entries().get(manifest.plugin.plugin)
+    here, version = distribution(known.dist) if known else ("", "")
+    found, wanted = (f"{one[0]} {one[1]}".strip() for one in ((here, version), (origin.distribution, origin.version)))
+    if origin.is_shipped and here == origin.distribution:  # whose version does not matter
+        found, wanted = (f"revision {one.revision}" for one in (registry.strategy(name).origin, origin))
+    if found != wanted:
         raise UserError(
-            f"strategy '{name}' is not here as it was run", got=" ".join(found).strip() or "none that is installed",
-            allowed=f"{origin.distribution} {origin.version}", next_step="install that, and give the command again",
+            f"strategy '{name}' is not here as it was run", got=found or "none that is installed", allowed=wanted,
+            next_step="install that, and give the command again",
         )  # fmt: skip
-    if origin.is_shipped and (here := registry.strategy(name).origin.revision) != origin.revision:
-        raise UserError(f"'{name}' has another revision here", got=here, allowed=origin.revision,
-                        next_step="install the sparsebench that was run")  # fmt: skip
 
 
 def _unfair(manifest: Manifest, records: Sequence[Record], plugin: Path | None) -> list[str]:
@@ -330,28 +329,24 @@ def _better(group: Sequence[Pair], old: np.ndarray, new: np.ndarray) -> Iterator
             yield f"in {len(group)} cells the mean {name} is {there:.4g} there and {here:.4g} here"
 
 
+def _starts(command: Sequence[str]) -> bool:
+    """Say whether a command starts Python: many containers refuse."""
+    python = [*command, sys.executable, "-c", ""]
+    return not subprocess.run(python, capture_output=True, stdin=subprocess.DEVNULL, check=False).returncode
+
+
 @cache
 def no_network() -> tuple[str, ...]:
     """Return the command that runs another without network, which is tried; nothing where the system has none."""
-    unshare = shutil.which("unshare")
-    if unshare is None:
-        return ()
-    command = unshare, "--map-root-user", "--net"
-    tried = subprocess.run(
-        [*command, sys.executable, "-c", ""], capture_output=True, stdin=subprocess.DEVNULL, check=False
-    )
-    return command if tried.returncode == 0 else ()
+    command = "unshare", "--map-root-user", "--net"
+    return command if shutil.which("unshare") and _starts(command) else ()
 
 
 @cache
 def has_sandbox() -> bool:
-    """Say whether the system's `bwrap` can hide files, which is tried: many containers refuse."""
-    if shutil.which("bwrap") is None:
-        return False
+    """Say whether the system's `bwrap` can hide files, which is tried."""
     with tempfile.TemporaryDirectory() as room:
-        command = [*_sandbox((), Path(room)), sys.executable, "-c", ""]
-        tried = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)
-    return tried.returncode == 0
+        return shutil.which("bwrap") is not None and _starts(_sandbox((), Path(room)))
 
 
 def _sandbox(readable: Iterable[Path], room: Path) -> list[str]:
@@ -368,7 +363,7 @@ def _sandbox(readable: Iterable[Path], room: Path) -> list[str]:
     tmpfs = [part for path in dict.fromkeys(hidden) if path.is_dir() for part in ("--tmpfs", str(path))]
     binds = [part for path in shown for part in ("--ro-bind-try", path, path)]
     return [
-        shutil.which("bwrap") or "bwrap", "--unshare-net", "--unshare-pid", "--unshare-ipc", "--die-with-parent",
+        "bwrap", "--unshare-net", "--unshare-pid", "--unshare-ipc", "--die-with-parent",
         "--cap-drop", "ALL", "--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--proc", "/proc", *tmpfs, *binds,
         "--bind", str(room), str(room), "--dir", os.getcwd(), "--chdir", os.getcwd(),
     ]  # fmt: skip

@@ -115,18 +115,15 @@ def left_out(out: Path) -> list[tuple[str, str]]:
 
 def environments(out: Path, wanted: Iterable[str]) -> dict[str, dict[str, str]]:
     """Return what a run's folder says of some machines and their libraries, by their hashes."""
-    names = {f"{name}.json": name for name in wanted}
-    return {
-        names[file]: {plain(key): plain(value) for key, value in sorted(said.items())}
-        for file, said in store.values(out, ENVIRONMENTS, dict[str, Any]).items()
-        if file in names
-    }
+    known = store.values(out, ENVIRONMENTS, dict[str, Any])
+    said = {name: known[f"{name}.json"] for name in wanted if f"{name}.json" in known}
+    return {name: {plain(key): plain(x) for key, x in sorted(about.items())} for name, about in said.items()}
 
 
 def metrics(out: Path) -> tuple[MetricKind, ...]:
     """Return what a run's folder says of the metrics that its tasks declare, by name."""
     kinds = {kind.name: kind for kind in store.values(out, METRICS, Declared).values()}
-    return tuple(kinds[name] for name in sorted(kinds))
+    return tuple(kind for _, kind in sorted(kinds.items()))
 
 
 def _declared(kind: MetricKind) -> MetricKind:

@@ -16,7 +16,6 @@ import logging
 import os
 import secrets
 import socket
-import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -54,14 +53,9 @@ def checkpoint_path(out: Path, cell_id: str) -> Path:
 
 
 def check_writable(out: Path) -> None:
-    """Raise UserError unless files can be made in the folder; makes it if it is not there."""
-    try:
-        for folder in (out, out / "records"):
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                pass
-    except OSError as error:
-        raise UserError(f"cannot write to {out}: {error.strerror or error}", next_step="give another --out") from error
+    """Raise UserError unless records can be written to a run's folder; makes it if it is not there."""
+    for folder in (out, out / "records"):
+        files.check_writable(folder, "give another --out")
 
 
 class Writer:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from functools import lru_cache
 
 import numpy as np
 
-from sparsebench.stats.intervals import Interval, percentiles
+from sparsebench.stats.intervals import Interval, draws, percentiles
 from sparsebench.stats.paired import Contender, halves
 from sparsebench.stats.variance import add_up, clusters_of
 
@@ -55,7 +54,7 @@ def area(points: Sequence[Contender], spent: Sequence[float], lowest: float) -> 
     means = {s: float(sum(w * one.means[s] for w, one in zip(counts, points, strict=True))) for s in seeds}
     hits = {}
     for s in seeds:
-        if all(s in one.hits and one.hits[s][0] == dense.hits[s][0] for one in (dense, *points)):
+        if _known(points, [s]):
             parts = (w * one.hits[s][1] for w, one in zip(counts, points, strict=True))
             hits[s] = dense.hits[s][0], np.asarray(sum(parts), dtype=float)
     return Contender(means, hits, dense.clusters)
@@ -67,11 +66,15 @@ def kept_accuracy(heights: Sequence[Contender], dense: Contender, lone: bool = F
     What items add to a ratio is to first order (z - r d) / mean(d), r the ratio of the seed. A single seed has an
     interval, over its items, where it is `lone`, as in `paired.halves`.
     """
-    ratios = [_ratio(height, dense) for height in heights]
-    means = [float(np.mean(list(one.means.values()))) if one.means else float("nan") for one in ratios]
+    return _over_seeds([_ratio(height, dense) for height in heights], lone, 0.0, math.inf)
+
+
+def _over_seeds(every: Sequence[Contender], lone: bool, least: float, most: float) -> list[Interval]:
+    """Return the means over seeds, NaN of no seed, with their 95 % intervals, which end at what there is at all."""
+    means = [float(np.mean(list(one.means.values()))) if one.means else math.nan for one in every]
     return [
-        (mean, None, None) if np.isnan(half) else (mean, max(0.0, mean - half), mean + half)
-        for mean, half in zip(means, halves(ratios, lone).tolist(), strict=True)
+        (mean, None, None) if math.isnan(half) else (mean, max(least, mean - half), min(most, mean + half))
+        for mean, half in zip(means, halves(every, lone).tolist(), strict=True)
     ]
 
 
@@ -144,7 +147,7 @@ def _resample(points: Sequence[Contender], seeds: Sequence[int], means: np.ndarr
     for place, (seed, items, of_seed) in enumerate(zip(seeds, numbers, names, strict=True)):
         hits = np.array([*(one.hits[seed][1] for one in points), np.ones(len(items))], dtype=float)
         scores[place][:, np.searchsorted(every, of_seed)] = add_up(hits, items)[1]
-    drawn = (_draws(len(every)) @ scores.reshape(-1, len(every)).T).reshape(DRAWS, len(seeds), -1)
+    drawn = (draws(len(every), DRAWS) @ scores.reshape(-1, len(every)).T).reshape(DRAWS, len(seeds), -1)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(drawn[:, :, :-1] / drawn[:, :, -1:])
 
@@ -165,13 +168,6 @@ def _clusters(one: Contender, seeds: Sequence[int]) -> list[np.ndarray]:
     return [starts[one.hits[s][0]] + np.arange(len(one.hits[s][1])) for s in seeds]
 
 
-@lru_cache(maxsize=2)
-def _draws(n: int) -> np.ndarray:
-    """Return (DRAWS, n) how often each of n clusters is in each draw of n."""
-    rng = np.random.default_rng(0)
-    return np.stack([np.bincount(rng.integers(0, n, n), minlength=n) for _ in range(DRAWS)]).astype(float)
-
-
 SIGNS = np.array([0.5, -0.5, -0.5, 0.5])
 """What the accuracy of each group counts in the gap: groups are numbered 2 class + background, which fit where they are
 the same."""
@@ -187,10 +183,7 @@ def aligned_gaps(every: Sequence[Contender], groups: Sequence[Groups], lone: boo
     """
     values = [{s: hits for s, (_, hits) in sorted(one.hits.items()) if s in known}
               for one, known in zip(every, groups, strict=True)]  # fmt: skip
-    return [
-        gap if gap is None or gap[1] is None or gap[2] is None else (gap[0], max(-1.0, gap[1]), min(1.0, gap[2]))
-        for gap in _intervals(values, every, groups, lone)
-    ]
+    return _intervals(values, every, groups, lone, 1.0)
 
 
 def gap_reductions(
@@ -206,7 +199,7 @@ def gap_reductions(
          if s in known and s in of_dense and name == of_dense[s][0]}
         for one, known in zip(every, groups, strict=True)
     ]  # fmt: skip
-    return _intervals(values, every, groups, lone)
+    return _intervals(values, every, groups, lone, math.inf)
 
 
 def worst_group(one: Contender, groups: Groups) -> float | None:
@@ -225,7 +218,11 @@ def _means(values: np.ndarray, group: np.ndarray, G: int) -> np.ndarray:
 
 
 def _intervals(
-    values: Sequence[Mapping[int, np.ndarray]], every: Sequence[Contender], groups: Sequence[Groups], lone: bool
+    values: Sequence[Mapping[int, np.ndarray]],
+    every: Sequence[Contender],
+    groups: Sequence[Groups],
+    lone: bool,
+    most: float,
 ) -> list[Interval | None]:
     """Return the means over seeds of gaps, with their 95 % intervals; None where a group is empty.
 
@@ -234,6 +231,7 @@ def _intervals(
         every: whose tests they are.
         groups: of the items, of each.
         lone: whether a single seed has an interval, over its items.
+        most: the largest that an end of an interval may be.
     """
     parts: list[tuple[dict[int, float], dict[int, tuple[Hashable, np.ndarray]]]] = [({}, {}) for _ in every]
     alike: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -245,11 +243,7 @@ def _intervals(
         for i, gap, score in zip(places, gaps.tolist(), scores, strict=True):
             parts[i][0][s], parts[i][1][s] = gap, (every[i].hits[s][0], score)
     linear = [Contender(*part, one.clusters) for part, one in zip(parts, every, strict=True)]
-    means = [float(np.mean(list(one.means.values()))) if one.means else math.nan for one in linear]
-    return [
-        None if math.isnan(mean) else (mean, None, None) if math.isnan(half) else (mean, mean - half, mean + half)
-        for mean, half in zip(means, halves(linear, lone).tolist(), strict=True)
-    ]
+    return [None if math.isnan(gap[0]) else gap for gap in _over_seeds(linear, lone, -most, most)]
 
 
 def _linear(values: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -178,12 +178,11 @@ def bootstrap_means(values: np.ndarray, stream: int = 0) -> np.ndarray:
     they are independent.
     """
     n = len(values)
-    return _draws(n, stream) @ values / n if n > 1 else np.full((RESAMPLES, *values.shape[1:]), np.nan)
+    return draws(n, RESAMPLES, stream) @ values / n if n > 1 else np.full((RESAMPLES, *values.shape[1:]), np.nan)
 
 
 @lru_cache(maxsize=4)
-def _draws(n: int, stream: int) -> np.ndarray:
-    """Return how often each of n repetitions is in each resample, (RESAMPLES, n)."""
-    drawn = np.random.default_rng(stream).integers(0, n, (RESAMPLES, n))
-    rows = n * np.arange(RESAMPLES)[:, None]
-    return np.bincount((rows + drawn).ravel(), minlength=RESAMPLES * n).reshape(RESAMPLES, n).astype(float)
+def draws(n: int, times: int, stream: int = 0) -> np.ndarray:
+    """Return (times, n) how often each of n things is in each draw of n."""
+    rng = np.random.default_rng(stream)
+    return np.stack([np.bincount(rng.integers(0, n, n), minlength=n) for _ in range(times)]).astype(float)

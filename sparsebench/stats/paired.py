@@ -13,7 +13,6 @@ from sparsebench.stats.intervals import LEVEL, wilson
 from sparsebench.stats.variance import (
     add_up,
     clusters_of,
-    half_width,
     item_parts,
     item_variance,
     optional,
@@ -24,6 +23,17 @@ from sparsebench.stats.variance import (
 )
 
 POWER = 0.8
+"""Share of pairs in which a difference is to be found that counts as large enough to be found."""
+DRAWS = 10_000
+MANY = 1e6
+"""Degrees of freedom as good as infinitely many."""
+BETTER, WORSE, NOT_SIGNIFICANT = "better", "worse", "not significant"
+DIFFERENCE = np.dtype([(name, float) for name in (
+    "mean", "between", "n_seeds", "apart", "together", "clusters", "sizes", "p_items",
+)])  # fmt: skip
+"""What one contender comes to against another, see `Pairs`. `between` is the variance of the mean by its seeds, NaN of
+a single one; `apart` and `together` are what items explain of it, see `variance.item_parts`; `clusters` is how many
+were tested, and `sizes` how many items of a seed."""
 
 
 @dataclass(frozen=True)
@@ -180,36 +190,6 @@ def student(mean: np.ndarray, variance: np.ndarray, freedom: np.ndarray) -> np.n
     return np.asarray(2 * stdtr(freedom, -ratio))
 
 
-@dataclass
-class _Differences:
-    """What a contenders come to against b others; see `Pairs`.
-
-    Attributes:
-        between: variance of the mean by its seeds; NaN of a single one.
-        apart, together: what items explain of it, see `variance.item_parts`; `clusters` how many were tested.
-        sizes: test items of a seed.
-    """
-
-    mean: np.ndarray
-    between: np.ndarray
-    n_seeds: np.ndarray
-    apart: np.ndarray
-    together: np.ndarray
-    clusters: np.ndarray
-    sizes: np.ndarray
-    p_items: np.ndarray
-
-    @classmethod
-    def unknown(cls, a: int, b: int) -> _Differences:
-        """Return those of which nothing is known."""
-        mean, between, apart, together, clusters, sizes, p_items = np.full((7, a, b), np.nan)
-        return cls(mean, between, np.zeros((a, b), dtype=int), apart, together, clusters, sizes, p_items)
-
-    def among(self, places: np.ndarray) -> _Differences:
-        """Return the differences of some of all contenders to each other."""
-        return _Differences(*(getattr(self, each.name)[np.ix_(places, places)] for each in fields(self)))
-
-
 def compare(contenders: Sequence[Contender], apart: Collection[int] = ()) -> Pairs:
     """Return the comparisons of all pairs.
 
@@ -218,21 +198,20 @@ def compare(contenders: Sequence[Contender], apart: Collection[int] = ()) -> Pai
         apart: places of those that say nothing of how much others vary, as they lack seeds that these have.
     """
     R = len(contenders)
-    every = _Differences.unknown(R, R)
+    every = np.empty((R, R), DIFFERENCE)
     blocks = _alike(contenders)
     for place, left in enumerate(blocks):
         for right in blocks[place:]:
             result = _differences(left, right)
-            for each in fields(result):
-                block, rows, columns = getattr(result, each.name), left.places, right.places
-                getattr(every, each.name)[np.ix_(rows, columns)] = block
-                getattr(every, each.name)[np.ix_(columns, rows)] = -block.T if each.name == "mean" else block.T
+            every[np.ix_(left.places, right.places)] = result
+            result["mean"] *= -1
+            every[np.ix_(right.places, left.places)] = result.T
     lone, accuracy = len({s for one in contenders for s in one.means}) == 1, np.full((R, 2), np.nan)
     for left in blocks:
         accuracy[left.places] = _accuracy(_differences(left, left.nothing()), lone)
     judged = _judge(every, accuracy, lone)
     rest = np.setdiff1d(np.arange(R), list(apart))
-    return judged if len(rest) == R else judged.replaced(rest, _judge(every.among(rest), accuracy[rest], lone))
+    return judged if len(rest) == R else judged.replaced(rest, _judge(every[np.ix_(rest, rest)], accuracy[rest], lone))
 
 
 class _Block:
@@ -275,30 +254,30 @@ def _alike(contenders: Sequence[Contender]) -> list[_Block]:
     return [_Block(places, [contenders[i] for i in places]) for places in alike.values()]
 
 
-def _differences(left: _Block, right: _Block) -> _Differences:
-    """Return the differences of two blocks."""
+def _differences(left: _Block, right: _Block) -> np.ndarray:
+    """Return (a, b) differences of two blocks, each a DIFFERENCE."""
     a, b = left.first, right.first
     seeds = sorted(set(a.means) & set(b.means))
-    result = _Differences.unknown(len(left.contenders), len(right.contenders))
+    result = np.full((len(left.contenders), len(right.contenders)), np.nan, DIFFERENCE)
+    result["n_seeds"] = len(seeds)
     if not seeds:
         return result
     first, second = (np.array([[one.means[s] for s in seeds] for one in x.contenders]) for x in (left, right))
-    result.mean = np.array([(one - second).mean(axis=1) for one in first])
-    result.n_seeds[:] = len(seeds)
+    result["mean"] = np.array([(one - second).mean(axis=1) for one in first])
     if len(seeds) > 1:
-        result.between = np.array([(one - second).var(axis=1, ddof=1) for one in first]) / len(seeds)
+        result["between"] = np.array([(one - second).var(axis=1, ddof=1) for one in first]) / len(seeds)
     if all(s in a.hits and s in b.hits and a.hits[s][0] == b.hits[s][0] for s in seeds):
         _add_items(result, left, right, seeds)
     return result
 
 
-def _add_items(result: _Differences, left: _Block, right: _Block, seeds: list[int]) -> None:
+def _add_items(result: np.ndarray, left: _Block, right: _Block, seeds: list[int]) -> None:
     """Add what items explain of the differences of two blocks that were tested on the same."""
     S, numbers = len(seeds), _numbers(left.first if right.first.clusters is None else right.first, seeds)
     names = [clusters_of(n) for n in numbers]
     every = np.unique(np.concatenate(names)) if names else np.empty(0)
-    totals = [np.zeros((n, len(every))) for n in (*result.mean.shape, 1)]
-    squares, counts, result.apart, tested = *np.zeros((3, *result.mean.shape)), 0
+    totals = [np.zeros((n, len(every))) for n in (*result.shape, 1)]
+    squares, counts, result["apart"], tested = *np.zeros((3, *result.shape)), 0
     for place, seed in enumerate(seeds):
         of_items = numbers[place] if numbers else None
         x, y = left.sums(seed, of_items), right.sums(seed, of_items)
@@ -310,19 +289,19 @@ def _add_items(result: _Differences, left: _Block, right: _Block, seeds: list[in
         square = squared_differences(x, y)
         squares += square
         counts += x.sum(axis=1)[:, None] - y.sum(axis=1)
-        result.apart += item_variance(x, y, sizes, square) / S**2
+        result["apart"] += item_variance(x, y, sizes, square) / S**2
         tested += len(sizes)
-    result.together, result.clusters[:] = result.apart, tested
-    result.sizes[:] = max(len(left.first.hits[s][1]) for s in seeds)
+    result["together"], result["clusters"] = result["apart"], tested
+    result["sizes"] = max(len(left.first.hits[s][1]) for s in seeds)
     if numbers and len(every) < tested:
         x, y, (sizes,) = totals
-        result.together = item_variance(x, y, sizes, squared_differences(x, y))
-        result.clusters[:] = len(every)
+        result["together"] = item_variance(x, y, sizes, squared_differences(x, y))
+        result["clusters"] = len(every)
     if numbers or float in (x.dtype, y.dtype):
-        variance = result.together if S > 1 else _of_one(result)
-        result.p_items = student(result.mean, variance, result.clusters - 1)
+        variance = result["together"] if S > 1 else _of_one(result)
+        result["p_items"] = student(result["mean"], variance, result["clusters"] - 1)
     else:
-        result.p_items = mcnemar((squares + counts) / 2, (squares - counts) / 2)
+        result["p_items"] = mcnemar((squares + counts) / 2, (squares - counts) / 2)
 
 
 def _numbers(one: Contender, seeds: Sequence[int]) -> list[np.ndarray]:
@@ -334,21 +313,21 @@ def _numbers(one: Contender, seeds: Sequence[int]) -> list[np.ndarray]:
     return []
 
 
-def _judge(result: _Differences, accuracy: np.ndarray, lone: bool) -> Pairs:
+def _judge(result: np.ndarray, accuracy: np.ndarray, lone: bool) -> Pairs:
     """Return how differences are judged: by seeds and items together, and never more surely than by items alone.
 
     Where they are `lone`, all of one seed, by items.
     """
-    S, items = result.n_seeds, result.clusters - 1
-    rest, main = item_parts(result.apart, result.together, S)
-    factor, freedom = overdispersion(result.between, rest, S, result.sizes)
+    S, items = result["n_seeds"], result["clusters"] - 1
+    rest, main = item_parts(result["apart"], result["together"], S)
+    factor, freedom = overdispersion(result["between"], rest, S, result["sizes"])
     own = np.isnan(factor)
-    seeds = np.where(own, result.between, factor * rest), np.where(own, S - 1.0, freedom)
+    seeds = np.where(own, result["between"], factor * rest), np.where(own, S - 1.0, freedom)
     variance, freedom = satterthwaite(seeds, optional(main, items))
-    p_seeds = student(result.mean, variance, freedom)
+    p_seeds = student(result["mean"], variance, freedom)
     # Far in the tail Satterthwaite's approximation is too bold where a pair has its own seeds alone.
-    p_seeds = np.where(own, np.fmax(p_seeds, student(result.mean, *seeds)), p_seeds)
-    half, least = student_half(variance, freedom), student_half(result.together, items)
+    p_seeds = np.where(own, np.fmax(p_seeds, student(result["mean"], *seeds)), p_seeds)
+    half, least = student_half(variance, freedom), student_half(result["together"], items)
     with np.errstate(invalid="ignore"):
         by_items = np.isnan(half) | (least > half)
     of_one = np.full_like(half, np.nan)
@@ -356,19 +335,19 @@ def _judge(result: _Differences, accuracy: np.ndarray, lone: bool) -> Pairs:
         of_one = student_half(_of_one(result), items)
         np.fill_diagonal(of_one, np.where(np.isnan(np.diag(of_one)), np.nan, 0.0))  # of each to itself
     return Pairs(
-        mean=result.mean, half=np.where(S > 1, np.fmax(half, least), of_one),
-        error=np.sqrt(np.where(by_items, result.together, variance)), freedom=np.where(by_items, items, freedom),
-        overdispersion=factor, p_items=result.p_items, p_seeds=p_seeds, n_seeds=S, accuracy=accuracy,
+        mean=result["mean"], half=np.where(S > 1, np.fmax(half, least), of_one),
+        error=np.sqrt(np.where(by_items, result["together"], variance)), freedom=np.where(by_items, items, freedom),
+        overdispersion=factor, p_items=result["p_items"], p_seeds=p_seeds, n_seeds=S.astype(int), accuracy=accuracy,
     )  # fmt: skip
 
 
-def _of_one(result: _Differences) -> np.ndarray:
+def _of_one(result: np.ndarray) -> np.ndarray:
     """Return (a, b) variances of differences on one network, were its clusters of items drawn again.
 
     As if half a cluster more told for either side (Agresti and Min 2005, "Simple improved confidence intervals for
     comparing matched proportions"): where two differ on few, their spread alone says too little.
     """
-    return np.asarray(result.together + 1 / result.clusters**2)
+    return np.asarray(result["together"] + 1 / result["clusters"] ** 2)
 
 
 def halves(contenders: Sequence[Contender], lone: bool = False) -> np.ndarray:
@@ -382,33 +361,36 @@ def halves(contenders: Sequence[Contender], lone: bool = False) -> np.ndarray:
     return half
 
 
-def _half(result: _Differences, lone: bool) -> np.ndarray:
-    """Return (a,) half the widths of the intervals of means, from their differences to nothing."""
-    half = half_width(result.between, result.apart, result.together, result.n_seeds, result.clusters)
-    return (student_half(result.together, result.clusters - 1) if lone else half)[:, 0]
+def _half(result: np.ndarray, lone: bool) -> np.ndarray:
+    """Return (a,) half the widths of the 95 % intervals of means over seeds, from their differences to nothing.
+
+    Student's of seeds and items that both vary: what resampling both would give, without its surplus at few seeds (Owen
+    2007). It is never narrower than Student's of the seeds, or of the items. NaN of a single seed, unless it is a
+    `lone` one: then Student's of the items.
+    """
+    S, clusters, between = result["n_seeds"], result["clusters"] - 1, result["between"]
+    items = student_half(result["together"], clusters)
+    _, main = item_parts(result["apart"], result["together"], S)
+    both = student_half(*satterthwaite((between, S - 1), optional(main, clusters)))
+    seeds = student_half(between, S - 1)
+    return (items if lone else np.where(S > 1, np.fmax(np.fmax(both, seeds), items), np.nan))[:, 0]
 
 
-def _accuracy(result: _Differences, lone: bool) -> np.ndarray:
+def _accuracy(result: np.ndarray, lone: bool) -> np.ndarray:
     """Return (a, 2) ends of the 95 % intervals of accuracies, from their differences to nothing right.
 
     They are never within Wilson's of the items, or of as many as their clusters are worth, and of a lone network they
     are these. NaN of a single seed elsewhere.
     """
     half = _half(result, lone)
-    mean, items = result.mean[:, 0], result.together[:, 0]
+    mean, items = result["mean"][:, 0], result["together"][:, 0]
     with np.errstate(divide="ignore", invalid="ignore"):
-        worth = np.where(items > 0, mean * (1 - mean) / items, result.clusters[:, 0])
+        worth = np.where(items > 0, mean * (1 - mean) / items, result["clusters"][:, 0])
     low, high = wilson(mean, worth)
     if not lone:
         low, high = np.fmin(mean - half, low), np.fmax(mean + half, high)
     ends = np.stack([low, high], axis=1)
     return np.where(np.isnan(half)[:, None], np.nan, ends)
-
-
-DRAWS = 10_000
-MANY = 1e6
-"""Degrees of freedom as good as infinitely many."""
-BETTER, WORSE, NOT_SIGNIFICANT = "better", "worse", "not significant"
 
 
 def marks(pairs: Pairs, references: Mapping[int, int]) -> dict[int, str]:

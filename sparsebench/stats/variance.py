@@ -112,25 +112,6 @@ def student_half(variance: np.ndarray, freedom: np.ndarray) -> np.ndarray:
     return np.asarray(stdtrit(freedom, 0.5 + LEVEL / 2) * np.sqrt(variance))
 
 
-def half_width(
-    between: np.ndarray, apart: np.ndarray, together: np.ndarray, S: np.ndarray, clusters: np.ndarray
-) -> np.ndarray:
-    """Return half the width of the 95 % interval of a mean over S seeds, from these seeds and their items alone.
-
-    Student's of seeds and items that both vary: what resampling both would give, without its surplus at few seeds (Owen
-    2007). It is never narrower than Student's of the seeds, or of the items. NaN of a single seed.
-
-    Args:
-        between: the variance of the mean as its seeds show it.
-        apart, together: what items explain of that, see `item_parts`; NaN where it is not known.
-        clusters: how many were tested.
-    """
-    _, main = item_parts(apart, together, S)
-    both = student_half(*satterthwaite((between, S - 1.0), optional(main, clusters - 1.0)))
-    seeds, items = student_half(between, S - 1.0), student_half(together, clusters - 1.0)
-    return np.where(S > 1, np.fmax(np.fmax(both, seeds), items), np.nan)
-
-
 def inverse_trigamma(value: float) -> float:
     """Return where the trigamma function has this positive value, by Newton's method (Smyth 2004, appendix)."""
     x = 0.5 + 1 / value
@@ -213,15 +194,10 @@ def by_strategy(between: np.ndarray, items: np.ndarray, freedom: np.ndarray) -> 
         freedom: (R, R) seeds less one.
     """
     known = np.isfinite(between) & np.isfinite(items)
-    b, w = (about_mean(np.where(known, x, np.nan)) for x in (between, items))
+    rows = np.nanmean(np.where(known, [between, items], np.nan), axis=2)
+    b, w = rows - rows.mean(axis=1, keepdims=True) / 2  # about the mean of all, from those of differences
     w[w <= 0] = np.nan
     factors, d = shrink(b / w, np.nanmean(np.where(known, freedom, np.nan), axis=1))
     parts = factors * w
     total, more = satterthwaite((parts[:, None], d[:, None]), (parts[None], d[None]))
     return total / (w[:, None] + w), more
-
-
-def about_mean(squares: np.ndarray) -> np.ndarray:
-    """Return (R,) variances of strategies about the mean of all, from those (R, R) of their differences."""
-    rows = np.nanmean(squares, axis=1)
-    return np.asarray(rows - rows.mean() / 2)

@@ -1,11 +1,9 @@
 import numpy as np
 import pytest
 from loops import overdispersion_by_loops
-from scipy import stats
 
 from sparsebench.stats.variance import (
     FEWEST,
-    half_width,
     item_parts,
     item_variance,
     overdispersion,
@@ -83,15 +81,3 @@ def test_the_larger_overdispersion_of_pair_and_strategies_counts_with_the_fewer_
     expected = overdispersion_by_loops(between, items, S, I)
     np.testing.assert_allclose(factors, expected[0], rtol=1e-6)
     np.testing.assert_allclose(freedom, expected[1], rtol=1e-5)
-
-
-def test_intervals_are_never_narrower_than_seeds_or_items_ask_for() -> None:
-    S, C, zero = np.array(3), np.array(100), np.array(0.0)
-    t = stats.t.ppf
-    by_items = half_width(zero, np.array(1e-4), np.array(1e-4), S, C)
-    assert float(by_items) == pytest.approx(t(0.975, 99) * 0.01)
-    by_seeds = half_width(np.array(1e-4), np.array(1e-6), np.array(1e-6), S, C)
-    assert float(by_seeds) == pytest.approx(t(0.975, 2) * 0.01)
-    unknown = half_width(np.array(1e-4), np.array(np.nan), np.array(np.nan), S, np.array(np.nan))
-    assert float(unknown) == pytest.approx(t(0.975, 2) * 0.01)
-    assert np.isnan(half_width(np.array(np.nan), np.array(1e-4), np.array(1e-4), np.array(1), C))
