@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -37,6 +37,7 @@ RANDOM = "random"
 """In place of a file: what the strategy learns begins with random numbers, and is to be trained."""
 FAR = 0.05
 """Share of the dense MACs by which a budget may be missed without a word."""
+AtBudget = tuple[Strategy, Budget | None, str]
 TAKES = "a timm VisionTransformer, as timm.create_model('deit_small_patch16_224', pretrained=True) gives it"
 
 
@@ -81,7 +82,7 @@ def apply(
         UserError: the model, the strategy or an argument is not supported; the model is unchanged.
     """
     _check_model(model)
-    asked = strategy_of(strategy, options)
+    made, budget, name = strategy_of(strategy, options)
     cfg = getattr(model, "pretrained_cfg", None) or {}
     try:
         network = DeepViT(
@@ -90,23 +91,22 @@ def apply(
             std=cfg.get("std", 0.5) if std is None else std,
         )
         _check_pixels(network.channels, mean=mean, std=std)
-        _check_strategy(asked.strategy, learned, images, labels)
-        _check_needs(asked.strategy, network)
-        if asked.budget is None:  # all tokens as upper bounds, wherever it acts
-            blocks = stages(FULL, asked.strategy.traits(), network.cost.depth)
-            budget = Budget(counts=(network.cost.tokens,) * len(blocks), blocks=blocks)
+        _check_strategy(made, learned, images, labels)
+        _check_needs(made, network)
+        if budget is None:  # all tokens as upper bounds, wherever it acts
+            blocks = stages(FULL, made.traits(), network.cost.depth)
+            spent = Budget(counts=(network.cost.tokens,) * len(blocks), blocks=blocks)
         else:
-            budget = fit_budget(asked.budget, asked.strategy, None, network.cost)
-        stream = seeds.seed_of("strategy", "apply", seed)
-        actor = Actor(asked.strategy, budget, network.cost, network.grid, stream)
+            spent = fit_budget(budget, made, None, network.cost)
+        actor = Actor(made, spent, network.cost, network.grid, seeds.seed_of("strategy", "apply", seed))
     except UnsupportedError as error:
         raise UserError(str(error), got=type(model).__name__, allowed=TAKES) from error
     if learned is not None:
-        _load(actor, asked, learned)
+        _load(actor, learned)
     if images is not None:
         _fit_on_images(network, actor, images, labels, seed)
-    sparse = SparseModel(network, actor, spec_of(asked))
-    macs = None if asked.strategy.trains_only or asked.strategy.adaptive else budget.macs
+    sparse = SparseModel(network, actor, spec_of(made, budget, name))
+    macs = None if made.trains_only or made.adaptive else spent.macs
     if macs is not None and abs(sparse.macs_ratio - macs) > FAR:
         warnings.warn(
             f"'{sparse.spec}' spends {sparse.macs_ratio:.3f} of the dense MACs on this network, the nearest it can",
@@ -153,20 +153,11 @@ def named_model(text: str, weights: Path | None, key: str = "", *, fetched: bool
     return vit.eval()
 
 
-class AtBudget(NamedTuple):
-    """A strategy with its budget, and the name or file it goes by.
+def strategy_of(strategy: str | type[Strategy] | Strategy, options: dict[str, Any]) -> AtBudget:
+    """Return what words, or a class or an instance, and options ask for: a strategy, its budget, its name or file.
 
     The budget is None where nobody gives one and the strategy decides itself how much it spends: an adaptive one of
     which published words name none.
-    """
-
-    strategy: Strategy
-    budget: Budget | None
-    name: str
-
-
-def strategy_of(strategy: str | type[Strategy] | Strategy, options: dict[str, Any]) -> AtBudget:
-    """Return the strategy and the budget that words, or a class or an instance, and options ask for.
 
     Raises:
         UserError: anything unknown, said twice, of several values, or missing.
@@ -208,19 +199,18 @@ def strategy_of(strategy: str | type[Strategy] | Strategy, options: dict[str, An
                 f"the budget of '{made.name}' is missing",
                 next_step="give one, as in macs=0.5, keep_rate=0.7 or per_block=13",
             )
-    return AtBudget(made, budget if made.budgeted else FULL, name)
+    return made, budget if made.budgeted else FULL, name
 
 
-def spec_of(asked: AtBudget) -> str:
+def spec_of(strategy: Strategy, budget: Budget | None, name: str) -> str:
     """Return what `strategy_of` makes the same of, where the strategy is known by its name or file.
 
-    >>> spec_of(strategy_of("tome:per_block=13", {"proportional": False}))
+    >>> spec_of(*strategy_of("tome:per_block=13", {"proportional": False}))
     'tome:proportional=false,per_block=13'
     """
-    params = asked.strategy.model_dump(mode="json", exclude_defaults=True)
-    amounts = asked.budget.model_dump(exclude_unset=True) if asked.budget and asked.strategy.budgeted else {}
-    said = {**params, **{key: value for key, value in amounts.items() if value is not None}}
-    return asked.name + words_of(said)
+    params = strategy.model_dump(mode="json", exclude_defaults=True)
+    amounts = budget.model_dump(exclude_unset=True, exclude_none=True) if budget and strategy.budgeted else {}
+    return name + words_of(params | amounts)
 
 
 def _check_model(model: Any) -> None:
@@ -298,7 +288,7 @@ def _check_needs(strategy: Strategy, network: DeepViT) -> None:
         )  # fmt: skip
 
 
-def _load(actor: Actor, asked: AtBudget, learned: str | os.PathLike[str]) -> None:
+def _load(actor: Actor, learned: str | os.PathLike[str]) -> None:
     """Put what the strategy learned, the weights of a file whose names begin with `strategy.`, into its modules."""
     if str(learned) == RANDOM:
         return
@@ -316,7 +306,7 @@ def _load(actor: Actor, asked: AtBudget, learned: str | os.PathLike[str]) -> Non
     if {key: tuple(value.shape) for key, value in given.items()} != wanted:
         wrong = sorted(set(wanted) ^ set(given)) or sorted(k for k in wanted if tuple(given[k].shape) != wanted[k])
         raise UserError(
-            f"{path.name} does not hold what '{asked.strategy.name}' learned at this budget",
+            f"{path.name} does not hold what '{actor.strategy.name}' learned at this budget",
             got=f"{len(given)} weights of it; {LEARNED}.{wrong[0]} does not fit",
             allowed=f"{len(wanted)} weights that begin with {LEARNED}.",
         )  # fmt: skip

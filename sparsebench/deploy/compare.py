@@ -12,7 +12,7 @@ import numpy as np
 from tabulate import tabulate
 
 from sparsebench import seeds
-from sparsebench.deploy.pictures import Block, Ink, Scene, Trainer, rgb, scene, sheet, spread, tint, trained_cell
+from sparsebench.deploy.pictures import Block, Ink, Scene, Trainer, scene, sheet, spread, tint, trained_cell
 from sparsebench.errors import StrategyError, UserError
 from sparsebench.measure.selection import Quality, expected_iou, iou, rank_correlation
 from sparsebench.models.actor import Actor
@@ -44,7 +44,7 @@ Row = dict[str, Any]
 NETWORK: dict[str, Any] = {"plugins": ("dense",), "alone": True}
 """Of a request for the network alone."""
 BOTH = 2
-INKS = {0: Ink(rgb(style.COLOURS[0]), 0.4), 1: Ink(rgb(style.COLOURS[3]), 0.4), BOTH: Ink(rgb(style.BLACK), 0)}
+INKS = {0: Ink(style.COLOURS[0], 0.4), 1: Ink(style.COLOURS[3], 0.4), BOTH: Ink(style.BLACK, 0)}
 """Of patches that A keeps alone, that B does, and that both do: blue, vermilion and black, which the colour-blind tell
 apart from each other, from grey and from yellow."""
 

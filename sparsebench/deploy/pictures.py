@@ -108,8 +108,7 @@ each picture, of the lower margin, and of a line."""
 POINT = 0.6 / 72
 """Inches that a letter takes for each point of its size, at most."""
 PIXELS, DPI = 256, 150
-GONE = np.array([203, 208, 216])
-MATTERS = np.array([250, 204, 21])
+GONE, MATTERS = "#cbd0d8", "#facc15"
 
 
 @dataclass(frozen=True)
@@ -184,26 +183,15 @@ def matters(split: Split, rows: np.ndarray, relevant: np.ndarray | None, grid: t
 
 
 class Ink(NamedTuple):
-    """How an area is marked: its outline has the (3,) RGB colour, and the share `strength` of its inside."""
+    """How an area is marked: its outline has the colour, "#rrggbb", and the share `strength` of its inside."""
 
-    colour: np.ndarray
+    colour: str
     strength: float = 0.25
-
-    @property
-    def line(self) -> tuple[float, float, float]:
-        """The colour of the outline as matplotlib has it."""
-        red, green, blue = (self.colour / 255).tolist()
-        return red, green, blue
-
-    @property
-    def inside(self) -> tuple[float, float, float]:
-        """What white becomes inside an area."""
-        return Ink(255 * (1 - self.strength) + self.strength * self.colour).line
 
 
 def rgb(colour: str) -> np.ndarray:
-    """Return the (3,) RGB of a colour of the style sheet, from 0 to 255."""
-    return np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)])
+    """Return the (3,) RGB of a colour, "#rrggbb", from 0 to 255."""
+    return np.array([*bytes.fromhex(colour[1:])])
 
 
 def tint(
@@ -228,13 +216,13 @@ def tint(
     line = max(1, large.shape[0] // 64)
     if area is not None:
         areas = _enlarge(area.reshape(grid), scale * height // grid[0], scale * width // grid[1])
-        large[areas < 0] = (large[areas < 0] + 7.0 * GONE) / 8
+        large[areas < 0] = (large[areas < 0] + 7.0 * rgb(GONE)) / 8
         outlined = _edges(areas, line)
         for number, ink in (inks or {}).items():
             inside = areas == number
-            large[inside] = (1 - ink.strength) * large[inside] + ink.strength * ink.colour
-            large[inside & outlined] = ink.colour
-    large[_edges(_enlarge(matters, scale, scale).astype(int), line) & _enlarge(matters, scale, scale)] = MATTERS
+            large[inside] = (1 - ink.strength) * large[inside] + ink.strength * rgb(ink.colour)
+            large[inside & outlined] = rgb(ink.colour)
+    large[_edges(_enlarge(matters, scale, scale).astype(int), line) & _enlarge(matters, scale, scale)] = rgb(MATTERS)
     return large
 
 
@@ -316,9 +304,9 @@ def sheet(scene: Scene, blocks: Sequence[Block], inks: Mapping[str, Ink], about:
             fits = textwrap.shorten(words, int(block.width / (POINT * 8)), placeholder="...")
             text(middle, row + SIDE + 0.03, fits, 8, va="top", color=colour)
         left += block.width + APART
-    handles = [Patch(facecolor=ink.inside, edgecolor=ink.line, linewidth=1.5, label=says) for says, ink in inks.items()]
-    handles.append(Patch(facecolor=Ink(GONE).line, label="removed"))
-    handles.append(Patch(facecolor="none", edgecolor=Ink(MATTERS).line, linewidth=1.5, label="matters to the label"))
+    marks: list[tuple[Any, str, str]] = [((ink.colour, ink.strength), ink.colour, says) for says, ink in inks.items()]
+    marks += [(GONE, GONE, "removed"), ("none", MATTERS, "matters to the label")]
+    handles = [Patch(facecolor=face, edgecolor=edge, linewidth=1.5, label=says) for face, edge, says in marks]
     figure.legend(handles=handles, loc="lower left", ncols=3, fontsize=7, frameon=False)
     return figure
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsebench.deploy.pictures import Block, Ink, Scene, Trainer, rgb, scene, sheet, spread, tint, trained_cell
+from sparsebench.deploy.pictures import Block, Ink, Scene, Trainer, scene, sheet, spread, tint, trained_cell
 from sparsebench.errors import UserError
 from sparsebench.models.actor import Pass
 from sparsebench.plan.request import Job, Request
@@ -28,7 +28,7 @@ from sparsebench.training.steps import predictions
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TOKENS = np.array([rgb(colour) for colour in (*style.COLOURS, style.BLACK, "#ffffff")])
+TOKENS = (*style.COLOURS, style.BLACK, "#ffffff")
 RIGHT, WRONG = style.COLOURS[0], style.COLOURS[3]
 
 

@@ -45,7 +45,6 @@ class SparseModel(nn.Module):
         self._visit, self._removed, self._done = 0, False, 1.0
         self._teacher: DeepViT | None = None
         self._last: Pass | None = None
-        self._dense: Tensor | None = None  # the images of the last call, if nothing acted: all patches are there
         if actor.learned:
             device = next(self.model.parameters()).device
             learned = modules_of(actor).to(device).train(self.training)
@@ -61,7 +60,7 @@ class SparseModel(nn.Module):
         return None if holder is None else holder()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_last": None, "_dense": None}
+        return self.__dict__ | {"_last": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -71,20 +70,15 @@ class SparseModel(nn.Module):
     def forward(self, x: Tensor) -> Any:
         """Return what the model returns for (B, channels, height, width) pixels, normalised as for the model."""
         self._check(x)
-        if not self._acts:
-            if not torch.compiler.is_compiling():
-                self._last, self._dense = None, torch.arange(len(x), device=x.device)
-            return self.model(x)
-        network, actor = self._network, self._actor
+        network, training = self._network, self.model.training
         items = torch.arange(len(x), device=x.device)
-        training = self.model.training
-        acting = actor.begin(items, self._visit, None, training=training, done=self._done)
-        outputs = network.act(x, acting, lambda: network.restore(x))
+        acting = self._actor.begin(items, self._visit, None, training=training, done=self._done)
+        outputs = network.act(x, acting, lambda: network.restore(x)) if self._acts else self.model(x)
         if self._teacher is not None and acting.learns:
             acting.teacher = self._teacher.tell_of(x)
         if not torch.compiler.is_compiling():
             self._visit += training
-            self._last, self._dense = acting, None
+            self._last = acting
         return outputs
 
     @property
@@ -204,17 +198,14 @@ class SparseModel(nn.Module):
         if x is not None:
             with torch.no_grad():
                 self(x)
-        N, last = self._network.cost.tokens, self._last
-        if last is not None and any(isinstance(decision.plan, Mix) for decision in last.decisions):
+        if self._last is None:
+            raise UserError("nothing was called yet", next_step="give the pixels: kept(x)")
+        if any(isinstance(decision.plan, Mix) for decision in self._last.decisions):
             raise UserError(
                 f"'{self.spec}' mixes each token of many patches, so that no patch stays",
                 next_step="sparse.tokens says how many tokens there are after each block",
             )
-        if last is not None:
-            return patches_in(last.index, N)
-        if self._dense is None:
-            raise UserError("nothing was called yet", next_step="give the pixels: kept(x)")
-        return torch.ones(len(self._dense), N, dtype=torch.bool, device=self._dense.device)
+        return patches_in(self._last.index, self._network.cost.tokens)
 
     def steps(self) -> list[Step]:
         """Return the token counts of each block: as planned, or, if adaptive, the means of the last call."""

@@ -3,7 +3,7 @@ import pytest
 
 from sparsebench.deploy import compare
 from sparsebench.deploy.compare import BOTH, INKS, Comparison
-from sparsebench.deploy.pictures import GONE, Scene
+from sparsebench.deploy.pictures import GONE, Scene, rgb
 from sparsebench.deploy.show_tokens import paint
 from sparsebench.training.loop import Choice
 
@@ -28,7 +28,7 @@ def test_patches_that_are_gone_are_greyed_and_others_are_as_they_were() -> None:
     assert (plain[::16, ::16] == small).all() and plain.shape == (256, 256, 3)  # pictures of 16 pixels are enlarged
     for number in range(16):
         now, before = patch(large, number, inset=0), patch(plain, number, inset=0)
-        assert (now == before).all() if number in (0, 5, 15) else np.abs(now - GONE).max() < 256 / 8 + 1
+        assert (now == before).all() if number in (0, 5, 15) else np.abs(now - rgb(GONE)).max() < 256 / 8 + 1
 
 
 def masks(patches: list[int], n: int = 5) -> np.ndarray:
@@ -52,9 +52,9 @@ def test_patches_are_coloured_by_who_keeps_them(first: int, own: list[int], othe
     for number in range(16):
         was, now = patch(plain, number), patch(large, number)
         if number not in own:
-            assert np.abs(now - GONE).max() < 256 / 8 + 1
+            assert np.abs(now - rgb(GONE)).max() < 256 / 8 + 1
             continue
         ink = INKS[BOTH if number in other else side]
-        assert np.abs(now - (1 - ink.strength) * was - ink.strength * ink.colour).max() <= 1
+        assert np.abs(now - (1 - ink.strength) * was - ink.strength * rgb(ink.colour)).max() <= 1
     rim = large[0, large.shape[1] // 8 + 16 * 4]  # in the outline of patch 1, which both keep
-    assert (rim == INKS[BOTH].colour).all()
+    assert (rim == rgb(INKS[BOTH].colour)).all()
