@@ -144,6 +144,7 @@ def test_merging_strategies_keep_what_tokens_are_named_after_and_give_no_scores(
         ("attn_topk", "random", {"keep": (1.0,)}, "neither strategy removes a token; got budget keep 1"),
         ("attn_topk", "dense", {}, "strategy 'dense' chooses no tokens"),
         ("patch_dropout", "random", {}, "'patch_dropout' removes tokens in training only"),
+        ("attn_topk", "dynamic_vit", {}, "'dynamic_vit' learns with the network it acts on"),
         ("attn_topk", "random", {"tasks": ("composite:epochs=1,2",)}, "one task with one model"),
         ("raises.py", "random", {}, "strategy 'raises' has no result: ValueError: no idea which token matters"),
         ("wrong_shape.py", "random", {}, "strategy 'wrong_shape' has no result: .*must have shape"),
@@ -168,11 +169,6 @@ def test_a_network_that_cannot_be_trained_is_said(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match="the network without a strategy has no result: training diverged"):
         compare(("attn_topk", "random"), request, trainer(tmp_path, []), 0)
-
-
-def test_what_is_learned_with_a_network_is_not_compared_on_another(compared: Compare) -> None:
-    with pytest.raises(UserError, match="'dynamic_vit' learns with the network it acts on"):
-        compared("attn_topk", "dynamic_vit")
 
 
 FRUGAL = """

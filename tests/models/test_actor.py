@@ -86,6 +86,11 @@ ILLEGAL = {
     "an image without a token": (lambda: Mask(NO_TOKEN), "an image without a token", "adaptive"),
     "a shift in a test": (lambda: Shift(TOKENS), "for training only", "test"),
     "a shift of another shape": (lambda: Shift(TOKENS[:, 1:]), "must have shape", "training"),
+    "a shift of few class tokens": (
+        lambda: Shift(TOKENS, prefix=TOKENS[:, :0]),
+        r"Shift.prefix must have shape \(2, 1, 2\), got \(2, 0, 2\)",
+        "training",
+    ),
     "values of another shape": (
         lambda: Mix(torch.zeros(B, KEEP, N), values=TOKENS[:, 1:]),
         "must have shape",

@@ -157,42 +157,6 @@ def test_bytes_and_shares_of_one_are_the_same_images(scripted):
     assert float(seen[0].max()) == 1
 
 
-def leftovers(model):
-    """Return what a call might leave behind: hooks, and instance attributes in place of methods."""
-    hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
-    return hooks, [name for m in model.modules() for name in ("forward", "pool") if name in m.__dict__]
-
-
-def state(model):
-    return {name: value.numpy().tobytes() for name, value in model.state_dict().items()}
-
-
-def fail(view, keep):
-    raise RuntimeError("a stranger's mistake")
-
-
-@sites
-@pytest.mark.parametrize(
-    ("decide", "error"),
-    [(any_tokens, None), (fail, RuntimeError), (lambda view, keep: "nonsense", StrategyError)],
-    ids=["well", "raising", "illegal"],
-)
-def test_nothing_of_the_model_is_changed_whatever_the_strategy_does(scripted, site, decide, error):
-    model = vit(class_token=False, global_pool="avg")
-    network = DeepViT(model)
-    before, bare = state(model), network(images(network))
-    acting = begin(network, scripted(decide, site=site))
-    if error is None:
-        network(images(network), acting)
-    else:
-        with pytest.raises(error):
-            network(images(network), acting)
-    assert state(model) == before and list(model.state_dict()) == list(before)
-    hooks, replaced = leftovers(model)
-    assert not any(hooks) and not replaced
-    assert torch.equal(network(images(network)), bare)
-
-
 class Parallel(Block):
     """A block of the user's own: attention and MLP side by side."""
 

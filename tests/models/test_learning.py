@@ -139,19 +139,16 @@ def test_what_a_strategy_reads_out_is_what_the_head_reads(network):
     assert not model.norm._forward_pre_hooks and not model.norm._forward_hooks
 
 
-@pytest.mark.parametrize("blocks", [(4,), (-1,), (0, 50)])
-def test_blocks_to_train_in_that_are_not_there_are_an_error(scripted, blocks):
+@pytest.mark.parametrize(
+    ("method", "answer", "says"),
+    [
+        ("training_blocks", (4,), r"is to train in blocks \(4,\), of 4 from 0"),
+        ("training_blocks", (-1, 1), r"is to train in blocks \(-1, 1\), of 4 from 0"),
+        ("ramp", 2.0, r"ramp must lie in \[0, 1\], got 2.0"),
+    ],
+)
+def test_what_a_strategy_says_of_its_training_must_be_possible(scripted, network, method, answer, says):
     strategy = scripted(lambda view, keep: None)
-    type(strategy).training_blocks = lambda self, depth: blocks
-    network = DeepViT(vit())
-    with pytest.raises(StrategyError, match=r"is to train in blocks .*, of 4 from 0"):
-        Actor(strategy, Budget(keep_rate=0.5), network.cost, network.grid, stream=1)
-
-
-def test_a_ramp_outside_zero_to_one_is_an_error(scripted):
-    strategy = scripted(lambda view, keep: None)
-    type(strategy).ramp = lambda self, done: 2.0
-    network = DeepViT(vit())
-    actor = Actor(strategy, Budget(keep_rate=0.5), network.cost, network.grid, stream=1)
-    with pytest.raises(StrategyError, match=r"ramp must lie in \[0, 1\], got 2.0"):
-        actor.begin(torch.arange(3), 0, None, training=True, done=0.5)
+    setattr(type(strategy), method, lambda self, _: answer)
+    with pytest.raises(StrategyError, match=says):
+        begin(network, strategy, training=True)

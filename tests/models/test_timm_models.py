@@ -124,14 +124,22 @@ def test_pixels_are_normalised_as_timm_has_it_for_the_model():
             assert torch.equal(network(images), network.module((images - mean) / std))
 
 
-def test_timm_s_weights_or_a_file_s_but_not_both():
-    with pytest.raises(UserError, match="leave --pretrained or --weights out"):
-        Timm(pretrained=True, weights="weights-0123456789ab").check(Composite())
-
-
-def test_a_model_without_trained_weights_cannot_be_fetched():
-    with pytest.raises(UserError, match=r"no trained weights for 'vit_base_patch16_gap_224'; .*--weights"):
-        named_vit("vit_base_patch16_gap_224", 32, 2, pretrained=True)
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (lambda: Timm(pretrained=True, weights="weights-0123456789ab").check(Composite()), "leave --pretrained or"),
+        (lambda: Timm(arch="local-dir:mine", pretrained=True).check(Composite()), "give --weights DIR/model.safetens"),
+        (lambda: named_vit("vit_base_patch16_gap_224", 32, 2, pretrained=True),
+         r"no trained weights for 'vit_base_patch16_gap_224'; .*--weights"),
+        (lambda: Vit().cost(Sets(), 2), "has no canvas"),
+        (lambda: Vit(stem="conv", patch=6, dim=36, heads=2).check(Composite(canvas=24, foreground=12)), "divides dim"),
+        (lambda: Vit(stem="conv", dim=30, heads=2).check(Composite(canvas=24, foreground=12)), "that divides dim"),
+        (lambda: Vit(stem="conv", patch=1).check(Composite(canvas=24, foreground=12)), "that divides dim"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_built_is_a_user_error(made, says):
+    with pytest.raises(UserError, match=says):
+        made()
 
 
 def steps_of(cost: Any, seed: int) -> list[Step]:
@@ -167,11 +175,6 @@ def test_a_small_vit_costs_what_it_says(canvas: int, classes: int, sizes: dict[s
         assert closed.macs(steps) == built.macs(steps)
 
 
-def test_what_cannot_be_built_is_a_user_error() -> None:
-    with pytest.raises(UserError, match="has no canvas"):
-        Vit().cost(Sets(), 2)
-
-
 SIZES = {"dim": 32, "depth": 3, "heads": 2, "patch": 8}
 TASK = Composite(canvas=32, foreground=16, test=8)
 
@@ -188,14 +191,6 @@ def test_a_token_sees_less_than_one_patch_beyond_its_own() -> None:
     network.module.patch_embed(images)[0, 10].sum().backward()  # row 2, column 2 of the patches of 8 pixels
     rows = torch.nonzero(images.grad.abs().sum(dim=(0, 1, 3))).flatten()
     assert (rows.min(), rows.max()) == (9, 23)  # 15 pixels, of which 8 are its own
-
-
-@pytest.mark.parametrize(
-    "sizes", [{"patch": 6, "dim": 36, "heads": 2}, {"patch": 8, "dim": 30, "heads": 2}, {"patch": 1}]
-)
-def test_a_patch_that_cannot_be_halved_is_refused(sizes) -> None:
-    with pytest.raises(UserError, match="that divides dim"):
-        Vit(**sizes, stem="conv").check(Composite(canvas=24, foreground=12))
 
 
 def test_a_network_that_is_loaded_is_the_one_that_was_trained(tmp_path) -> None:
