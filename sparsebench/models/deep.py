@@ -83,7 +83,9 @@ class DeepViT:
         self.channels: int = next(part.in_channels for part in vit.patch_embed.modules() if isinstance(part, nn.Conv2d))
         device = next(vit.parameters()).device
         for name, values in (("pixel_mean", mean), ("pixel_std", std)):  # which go where the weights go
-            vit.register_buffer(name, _of_channels(values, self.channels).to(device), persistent=False)
+            each = torch.tensor(values, dtype=torch.float64, device=device).reshape(-1, 1, 1)
+            each = each if len(each) == self.channels else each.mean(dim=0, keepdim=True)
+            vit.register_buffer(name, each, persistent=False)
         self.prefix: int = vit.num_prefix_tokens
         self.grid: tuple[int, int] = tuple(self.module.patch_embed.grid_size)
         self.patch: tuple[int, int] = tuple(self.module.patch_embed.patch_size)
@@ -228,7 +230,7 @@ class DeepViT:
         """Act after the position embedding, before the first block."""
         given = {
             **self._tokens(x),
-            "pixels": lambda: self._patches(pixels()),
+            "pixels": lambda: _cut(pixels(), self.patch),
             "outputs": lambda: in_chunks(partial(self._whole, attention.full(x[:, : self.prefix])), len(x)),
         }
         plan = self._decide(acting, 0, given, x.device.type)
@@ -253,13 +255,6 @@ class DeepViT:
 
     def _tokens(self, x: Tensor) -> dict[str, Callable[[], Any]]:
         return {"tokens": lambda: x[:, self.prefix :], "prefix": lambda: x[:, : self.prefix]}
-
-    def _patches(self, images: Tensor) -> Tensor:
-        """Return (B, N, channels, height, width), the pixels of each patch at the input."""
-        B, c = images.shape[:2]
-        (rows, columns), (height, width) = self.grid, self.patch
-        cut = images.reshape(B, c, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
-        return cut.reshape(B, rows * columns, c, height, width)
 
     def _block(self, acting: Pass, turn: Rotations, number: int, block: Any, x: Tensor) -> Tensor:
         """Run one block, with the strategy's choice before it or inside it."""
@@ -322,10 +317,10 @@ class DeepViT:
         }
 
 
-def _of_channels(values: float | Sequence[float], channels: int) -> Tensor:
-    """Return (channels, 1, 1) float64, or (1, 1, 1): a value a channel, or the mean of others."""
-    each = torch.tensor(values, dtype=torch.float64).reshape(-1, 1, 1)
-    return each if len(each) == channels else each.mean(dim=0, keepdim=True)
+def _cut(images: Tensor, patch: tuple[int, int]) -> Tensor:
+    """Return (B, N, channels, height, width), the pixels of each patch of images."""
+    height, width = patch
+    return images.unfold(2, height, height).unfold(3, width, width).permute(0, 2, 3, 1, 4, 5).flatten(1, 2)
 
 
 def _reads_attention(acting: Pass, block: int) -> bool:
