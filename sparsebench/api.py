@@ -170,7 +170,8 @@ def execute(request: Request, files: Files, how: How, out: Path, callbacks: Call
     from sparsebench.runner import run as runs
 
     runs.begin(how, out)  # the board is imported while workers load
-    import_module("matplotlib.backends.backend_agg")
+    for name in ("matplotlib.figure", "matplotlib.backends.backend_agg"):
+        import_module(name)
     from sparsebench.board.board import board_of
     from sparsebench.board.published import publish
     from sparsebench.board.settings import frame_of, read
