@@ -28,14 +28,13 @@ from timing import ratio, table, turns
 
 from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import expand
-from sparsebench.plan.request import Job, Request, Setting
+from sparsebench.plan.request import How, Job, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
 from sparsebench.runner.engines import Processes, Queue
 from sparsebench.runner.process import descendants
 from sparsebench.runner.progress import Callbacks
-from sparsebench.runner.run import Observers
 
 TRIVIAL = "theory:steps=1,test=1,tokens=5"
 BUSY = "theory:steps={steps},test=20,tokens=20,lr=1e-9"
@@ -62,9 +61,8 @@ def overhead(number: int) -> str:
 
             request = Request(tasks=(TRIVIAL,), n_train=(4,), seeds=number // 4)
             plan = planner.plan(request, planner.Files(), Registry(), Path(folder), "missing")
-            engine, registry = runs.engine_of(Registry(), workers), Registry()
-            setting, callbacks = Setting(out=Path(folder), device="cpu"), Callbacks(on_record=note)
-            runs.collect(plan, engine, setting, workers, callbacks, Observers(registry))
+            how, callbacks = How(device="cpu", jobs=workers), Callbacks(on_record=note)
+            runs.carry_out(plan, how, Registry(), Path(folder), callbacks)
         pairs = list(zip(marks[WARM:-1], marks[WARM + 1 :], strict=True))
         here = statistics.median(then[2] - before[2] for before, then in pairs)
         there = (marks[-2][3] - marks[WARM][3]) / (len(pairs) - 1)
@@ -261,8 +259,7 @@ def drive(number: int, address: str) -> None:
             if seen in at:
                 marks.append(resident())
 
-        setting, callbacks = Setting(out=Path(folder), device="cpu"), Callbacks(on_record=note)
-        runs.collect(plan, cluster, setting, 2, callbacks, Observers(Registry()))
+        runs.carry_out(plan, How(device="cpu"), Registry(), Path(folder), Callbacks(on_record=note), cluster)
     print(time.monotonic() - start, *marks)
 
 

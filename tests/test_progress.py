@@ -6,7 +6,6 @@ from waiting import soon
 
 from sparsebench.cli import main
 from sparsebench.plan import plan as planner
-from sparsebench.plan.plan import Remaining
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
@@ -82,7 +81,7 @@ def test_dry_run_bar_and_status_say_the_same(
         bar.begin(plan, workers)
         assert f"10 of 25 cells to run, on {workers} worker processes, about {left}\n" in capsys.readouterr().err
         told: list[Underway] = []
-        with beat(out, Remaining(plan.todo, plan.expected), workers, told.append):
+        with beat(out, plan.expected, workers, told.append):
             assert soon(lambda: bool(told))
             status = CliRunner().invoke(main, ["status", str(out)]).stdout
         bar.beat(told[0])

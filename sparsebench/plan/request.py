@@ -285,6 +285,19 @@ class Files:
     trained: list[str] = field(default_factory=list, init=False, compare=False, repr=False)
 
 
+def _number(option: str, asked: float | str, units: dict[str, int], allowed: str) -> float:
+    """Return a number with its unit as a number of seconds or bytes."""
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)", str(asked).strip().lower(), re.ASCII)
+    if match is None or match[2] not in units or not math.isfinite(number := float(match[1]) * units[match[2]]):
+        raise UserError(option, got=f"'{asked}'", allowed=allowed)
+    return number
+
+
+def shown_size(size: float) -> str:
+    """Return a number of bytes for people."""
+    return f"{size / GIB:.2f} GiB"
+
+
 @dataclass(frozen=True)
 class How:
     """How cells are run, and which of them here and now; no record depends on it but by its device."""
@@ -318,6 +331,26 @@ class How:
         metavar="NAME|FILE.py[:PARAM=V]",
     )
 
+    def limits(self) -> tuple[float, float]:
+        """Return the seconds that a cell may take, and the bytes that its worker and what it started may; 0 for any.
+
+        Raises:
+            UserError: no such number, or a limit without a worker process, which alone can be killed.
+        """
+        for option, asked in (("--timeout", self.timeout), ("--memory-limit", self.memory_limit)):
+            if asked is not None and self.jobs == 0:
+                raise UserError(
+                    f"{option} needs a worker process: only that can be killed", next_step="give --jobs 1 or more"
+                )
+        timeout, memory = (TIMEOUT if self.timeout is None else self.timeout), self.memory_limit
+        seconds = _number("--timeout", timeout, _SECONDS, "30, 10m, 1.5h, 0 for none")
+        size = _number("--memory-limit", 0 if memory is None else memory, _BYTES, "4GiB, 800MB, 0 for none")
+        if 0 < size < LEAST_MEMORY:
+            raise UserError("--memory-limit", got=str(memory), allowed=f"{shown_size(LEAST_MEMORY)} or more, or 0")
+        if size and sys.platform != "linux":
+            raise UserError("--memory-limit: only Linux says what processes take", next_step="leave it out")
+        return seconds, size
+
 
 OPTIONS: Mapping[type, Mapping[str, Field[Any]]] = {
     value: {one.name: one for one in fields(value) if one.metadata} for value in (Request, Files, How)
@@ -343,9 +376,12 @@ def values_of(keywords: Mapping[str, Any]) -> tuple[Request, Files, How]:
             return 0.0 if one.type is float else one.default if several else None
         many = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
         try:
-            return TypeAdapter(cast(Any, one.type)).validate_python(many if several else given)
+            read = TypeAdapter(cast(Any, one.type)).validate_python(many if several else given)
         except ValidationError as error:
             raise UserError(f"{one.name}: {error.errors()[0]['msg']}", got=repr(given)) from error
+        if (least := one.metadata.get("least")) is not None and not read >= least:
+            raise UserError(f"--{one.name}", got=given, allowed=f"{least} or more")
+        return read
 
     def new(kind: type[T]) -> T:
         return kind(**{name: value(one, keywords[name]) for name, one in OPTIONS[kind].items() if name in keywords})
@@ -414,72 +450,26 @@ class Job(_Model):
         )  # fmt: skip
 
 
-def _number(option: str, asked: float | str, units: dict[str, int], allowed: str) -> float:
-    """Return a number with its unit as a number of seconds or bytes."""
-    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)", str(asked).strip().lower(), re.ASCII)
-    if match is None or match[2] not in units or not math.isfinite(number := float(match[1]) * units[match[2]]):
-        raise UserError(option, got=f"'{asked}'", allowed=allowed)
-    return number
-
-
-def shown_size(size: float) -> str:
-    """Return a number of bytes for people."""
-    return f"{size / GIB:.2f} GiB"
-
-
 def shown_time(seconds: float) -> str:
     """Return a number of seconds for people."""
     return f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:.3g} min"
 
 
-class Setting(_Model):
+@dataclass(frozen=True)
+class Setting:
     """What all cells of a run have in common.
 
     Attributes:
         out: the run's folder.
         device: "cpu", "cuda" or "cuda:i".
         locations: where the image sets lie, and by their cells trained weights that are not in the run's folder.
-        checkpoint: seconds between checkpoints of a cell, 0 for none.
-        batch: how many test images are tried at a time; None for `training.loop.first_batch`.
-        timeout: seconds that a cell may take before it is killed; 0 is without limit.
-        memory: bytes that a worker and all that it has started may take, the libraries included; 0 is without limit.
-        exclusive: whether a cell has its machine, or its GPU, for itself; see `turn`.
+        how: how they are run.
     """
 
     out: Path
     device: str
-    locations: dict[str, Path] = {}
-    checkpoint: float = How.checkpoint
-    batch: int | None = None
-    timeout: float = TIMEOUT
-    memory: int = 0
-    exclusive: bool = False
-
-    @classmethod
-    def of(cls, how: How, out: Path, device: str, locations: Mapping[str, Path] | None = None) -> Self:
-        """Return what a user asks for.
-
-        Raises:
-            UserError: no such number, or a limit without a worker process, which alone can be killed.
-        """
-        if not how.checkpoint >= 0:
-            raise UserError("--checkpoint", got=how.checkpoint, allowed="seconds, or 0 for never")
-        for option, asked in (("--timeout", how.timeout), ("--memory-limit", how.memory_limit)):
-            if asked is not None and how.jobs == 0:
-                raise UserError(
-                    f"{option} needs a worker process: only that can be killed", next_step="give --jobs 1 or more"
-                )
-        timeout, memory = (TIMEOUT if how.timeout is None else how.timeout), how.memory_limit
-        seconds = _number("--timeout", timeout, _SECONDS, "30, 10m, 1.5h, 0 for none")
-        size = _number("--memory-limit", 0 if memory is None else memory, _BYTES, "4GiB, 800MB, 0 for none")
-        if 0 < size < LEAST_MEMORY:
-            raise UserError("--memory-limit", got=str(memory), allowed=f"{shown_size(LEAST_MEMORY)} or more, or 0")
-        if size and sys.platform != "linux":
-            raise UserError("--memory-limit: only Linux says what processes take", next_step="leave it out")
-        return cls(
-            out=out, device=device, locations=dict(locations or {}), checkpoint=how.checkpoint, batch=how.batch,
-            timeout=seconds, memory=int(size), exclusive=how.exclusive,
-        )  # fmt: skip
+    locations: Mapping[str, Path] = field(default_factory=dict)
+    how: How = How()
 
     def weights(self, cell_id: str) -> Path:
         """Return the file of a cell's trained weights."""

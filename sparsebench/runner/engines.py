@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice, takewhile
 from pathlib import Path
@@ -289,12 +290,11 @@ class InProcess:
         from sparsebench.runner.prepare import Context
         from sparsebench.runner.run_cell import one_thread, run_cells
 
-        setting = setting.model_copy(update={"device": first_of(setting.device)})
-
+        setting = replace(setting, device=first_of(setting.device))
         with one_thread():
             context = Context(setting, begin=queue.begin)
             while batch := queue.take("here"):
-                with turn(setting.device) if setting.exclusive else nullcontext():
+                with turn(setting.device) if setting.how.exclusive else nullcontext():
                     records = run_cells(batch, self.registry, context)
                     for job, record in zip(batch, records, strict=True):
                         yield record
@@ -373,7 +373,8 @@ class Supervisor:
     """
 
     def __init__(self, setting: Setting, name: str, place: Mapping[str, str], on_begin: OnBegin):
-        self.setting = setting.model_copy(update={"device": "cuda:0" if place else "cpu"})
+        self.setting = replace(setting, device="cuda:0" if place else "cpu")
+        self.timeout, self.memory = setting.how.limits()
         self.log, self.place, self.on_begin = setting.out / "logs" / f"worker-{name}.log", place, on_begin
         self.server = server()
         self.worker: Worker | None = None
@@ -463,11 +464,11 @@ class Supervisor:
             return _End("crashed", f"the worker's answer cannot be read: {error}", worker.last_words())
         if message is not None:
             return message
-        if 0 < self.setting.timeout < (seconds := time.monotonic() - self.clock):
-            reason = f"no result after {shown_time(seconds)}, with --timeout {self.setting.timeout:g}"
+        if 0 < self.timeout < (seconds := time.monotonic() - self.clock):
+            reason = f"no result after {shown_time(seconds)}, with --timeout {self.timeout:g}"
             return _End("timeout", reason, worker.last_words())
-        if (memory := self.setting.memory) and (size := held_over([worker.pid, *descendants(worker.pid)], memory)):
-            limit = shown_size(memory)
+        if self.memory and (size := held_over([worker.pid, *descendants(worker.pid)], self.memory)):
+            limit = shown_size(self.memory)
             return _End("oom", f"its processes held {shown_size(size)}, over the --memory-limit of {limit}")
         return None
 

@@ -22,7 +22,7 @@ from sparsebench import files
 from sparsebench.errors import UserError
 
 if TYPE_CHECKING:
-    from sparsebench.plan.plan import Plan, Remaining
+    from sparsebench.plan.plan import Expected, Plan
     from sparsebench.records.record import Record
 
 EVERY = 1.0
@@ -74,13 +74,13 @@ class Underway(BaseModel):
 
 @contextmanager
 def beat(
-    out: Path, remaining: Remaining, workers: int, tell: Callable[[Underway], None] = lambda now: None
+    out: Path, expected: Expected, workers: int, tell: Callable[[Underway], None] = lambda now: None
 ) -> Iterator[None]:
     """Keep the file of a run up to date for a while, in a thread, and remove it then.
 
     Args:
         out: the run's folder.
-        remaining: the cells that the run has still to do.
+        expected: says which cells the run has still to do.
         workers: its worker processes.
         tell: called with what was written.
     """
@@ -89,14 +89,14 @@ def beat(
     def write_on() -> None:
         while True:
             now = time.time()
-            with remaining.lock:
-                jobs, running = remaining.jobs, remaining.running
+            with expected.lock:
+                left, running = expected.left, expected.running
                 state = Underway(
                     host=socket.gethostname(), pid=os.getpid(), workers=workers, updated=now,
                     since=min((since for since, _ in running.values()), default=now),
-                    left=Counter(job.label for job in jobs.values()),
-                    running=Counter(jobs[cell_id].label for cell_id in running),
-                    done=remaining.share(workers, now), seconds=remaining.seconds(workers, now),
+                    left=Counter(job.label for job in left.values()),
+                    running=Counter(left[cell_id].label for cell_id in running),
+                    done=sum(share for _, share in running.values()), seconds=expected.time_left(workers, now),
                 )  # fmt: skip
             with suppress(UserError):  # the run itself will say that the folder cannot be written
                 files.write_whole(path, state.model_dump_json().encode())
@@ -216,9 +216,7 @@ class Progress(Callbacks):
             again = f"; {failed} of them failed, --rerun failed tries them again" if failed else ""
             click.echo(f"all {len(plan.jobs)} cells are in the store{again}", err=True)
             return
-        from sparsebench.plan.plan import Remaining
-
-        seconds = Remaining(plan.todo, plan.expected).seconds(workers)
+        seconds = plan.expected.time_left(workers)
         about = "" if seconds is None else f", {time_of(seconds, 'about ')}"
         where = f"on {workers or 'no'} worker processes"
         click.echo(f"{len(plan.todo)} of {len(plan.jobs)} cells to run, {where}{about}", err=True)

@@ -286,7 +286,7 @@ class _Run:
 
     def _checkpoint(self, training: Training) -> Checkpoint | None:
         """Return the cell's checkpoint, or None: what was seen while training is in none."""
-        every, job, cell = self.setting.checkpoint, self.job, self.cell
+        every, job, cell = self.setting.how.checkpoint, self.job, self.cell
         assert cell is not None
         if not every or training.course.recipe.watch or not isinstance(training.steps, Autograd):
             return None
@@ -306,13 +306,13 @@ class _Run:
         tests_only = self.cell.outcome is not None or not self.cell.task.trains
         on_done = self._reports(len(self.cell.test.labels)) if tests_only else None
         measure(
-            self.result, self.cell, self.trained, self.setting.batch,
+            self.result, self.cell, self.trained, self.setting.how.batch,
             leaks=who not in context.trusted, on_done=on_done,
         )  # fmt: skip
         context.trusted.add(who)
         if "images_per_s" in self.result.metrics:
             alone = "alone on its machine" if self.setting.device == "cpu" else "alone on its GPU"
-            self.result.notes["timed"] = alone if self.setting.exclusive else "perhaps beside other cells"
+            self.result.notes["timed"] = alone if self.setting.how.exclusive else "perhaps beside other cells"
         if self.job.keep_weights:
             content = weights_file(self.cell.network, self.cell.initial, self.trained)
             files.write_whole(store.weights_path(self.setting.out, self.job.cell.id), content)
@@ -382,12 +382,12 @@ def main(line: Line) -> None:
         Path("/proc/self/oom_score_adj").write_text("900", encoding="utf-8")
     faulthandler.enable()  # a crash says in the log where it was
     setting: Setting = line.recv()
-    registry = Registry()
+    registry, timeout = Registry(), setting.how.limits()[0]
 
     def begin(cells: Sequence[str], share: float) -> None:
         if not share:
             forget_peak()
-        if not share and (timeout := setting.timeout):  # shortly before it is killed, even if it holds the lock
+        if not share and timeout:  # shortly before it is killed, even if it holds the lock
             faulthandler.dump_traceback_later(min(timeout - min(1.0, timeout / 4), LONGEST))
         line.say(Message(at=tuple(cells), share=share))
 
@@ -399,7 +399,7 @@ def main(line: Line) -> None:
         while True:
             jobs: list[Job] = line.recv()
             # Who waits says so: no second of it is a cell's.
-            with turn(setting.device, lambda: line.say(Message())) if setting.exclusive else nullcontext():
+            with turn(setting.device, lambda: line.say(Message())) if setting.how.exclusive else nullcontext():
                 out_of_memory = False
                 for done, record in enumerate(run_cells(jobs, registry, context), 1):
                     faulthandler.cancel_dump_traceback_later()

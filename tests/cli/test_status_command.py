@@ -14,7 +14,6 @@ from waiting import soon
 from sparsebench import files
 from sparsebench.cli import main
 from sparsebench.plan import plan as planner
-from sparsebench.plan.plan import Remaining
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
@@ -66,9 +65,8 @@ def test_a_run_under_way_says_what_it_is_at_and_what_is_left(tmp_path: Path, pla
 
 
 def test_what_is_run_is_counted_as_running(tmp_path: Path, plan: planner.Plan) -> None:
-    remaining = Remaining(plan.jobs, plan.expected)
-    with beat(tmp_path, remaining, 2):
-        remaining.begin([plan.jobs[0].cell.id], 0.0, time.time() - 100)
+    with beat(tmp_path, plan.expected, 2):
+        plan.expected.begin([plan.jobs[0].cell.id], 0.0, time.time() - 100)
         assert soon(lambda: any(one.running for one in underway(tmp_path)))
         result = status(tmp_path)
     assert row(result, plan.jobs[0].label) == ["0", "0", "1", "1"]
@@ -83,7 +81,7 @@ def test_a_run_that_was_killed_is_told_from_one_under_way(tmp_path: Path, plan: 
     result = status(tmp_path)
     assert "on there (process 7) was stopped with 5 cells left" in result.output and "goes on" in result.output
     assert "dense" not in result.output
-    with beat(tmp_path, Remaining(plan.jobs, plan.expected), 2):
+    with beat(tmp_path, plan.expected, 2):
         assert not (tmp_path / "underway" / "there-7.json").exists()
 
 

@@ -42,7 +42,7 @@ def run(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[s
     jobs = expand(request, Registry())
     records, hangs = list[Record](), [job for job in jobs if job.label == HANGS]
     beside = threading.Thread(
-        target=lambda: records.extend(local(hangs, 1, out / "hangs", memory=MEMORY, timeout=SECONDS))
+        target=lambda: records.extend(local(hangs, 1, out / "hangs", memory_limit=MEMORY, timeout=SECONDS))
     )
     beside.start()
     records += local([job for job in jobs if job.label != HANGS], 1, out, memory=MEMORY)

@@ -1,20 +1,19 @@
 import mmap
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sparsebench.errors import UserError
-from sparsebench.plan.request import TIMEOUT, How, Setting
+from sparsebench.plan.request import TIMEOUT, How
 from sparsebench.runner.process import held_over
 
 MIB = 2**20
 
 
-def limits(timeout: Any, memory: Any, jobs: int = 1) -> Setting:
+def limits(timeout: Any, memory: Any, jobs: int = 1) -> tuple[float, float]:
     """Return what a user asks for."""
-    return Setting.of(How(timeout=timeout, memory_limit=memory, jobs=jobs), Path(), "cpu")
+    return How(timeout=timeout, memory_limit=memory, jobs=jobs).limits()
 
 
 @pytest.mark.parametrize(
@@ -27,8 +26,7 @@ def limits(timeout: Any, memory: Any, jobs: int = 1) -> Setting:
     ],
 )  # fmt: skip
 def test_a_limit_is_a_number_with_or_without_a_unit(seconds: float, size: int, given: tuple[Any, Any]) -> None:
-    setting = limits(*given)
-    assert (setting.timeout, setting.memory) == (seconds, size)
+    assert limits(*given) == (seconds, size)
 
 
 @pytest.mark.parametrize("option", ["--timeout", "--memory-limit"])
@@ -43,7 +41,7 @@ def test_another_limit_is_refused(option: str, given: Any) -> None:
 def test_without_a_worker_process_no_limit_can_be_held(option: str, given: tuple[Any, Any]) -> None:
     with pytest.raises(UserError, match=f"{option} needs a worker process.*--jobs 1"):
         limits(*given, jobs=0)
-    assert limits(None, None, jobs=0) == Setting(out=Path(), device="cpu")
+    assert limits(None, None, jobs=0) == limits(None, None)
 
 
 def test_memory_is_counted_when_it_is_used() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from measured import what_was_measured
 from plugin_files import write_strategy
-from running import planned
+from running import execute, planned
 
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
@@ -15,11 +15,8 @@ from sparsebench.plan.request import Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
-from sparsebench.runner import run as runs
 from sparsebench.runner.engines import Engine, InProcess, Processes, Queue
 from sparsebench.runner.prepare import Context
-from sparsebench.runner.progress import Callbacks
-from sparsebench.runner.run import Observers
 from sparsebench.runner.run_cell import one_thread, run_cells
 
 
@@ -40,8 +37,7 @@ class Sequential:
 
 
 def collect(out: Path, made: Engine, **callbacks: Any) -> None:
-    setting = Setting(out=out, device="cpu")
-    runs.collect(planned(out), made, setting, 1, Callbacks(**callbacks), Observers(Registry()))
+    execute(planned(out), Registry(), out, engine=made, **callbacks)
 
 
 def measured(out: Path) -> dict[str, Any]:
