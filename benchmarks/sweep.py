@@ -84,14 +84,14 @@ def overhead(number: int) -> str:
 def bare(number: int) -> tuple[int, str, str]:
     """Return how many trivial cells were run, without engine and store, and the median of their CPU-ms."""
     from sparsebench.runner.prepare import Context
-    from sparsebench.runner.run_cell import one_thread, run_cell
+    from sparsebench.runner.run_cell import one_thread, run_cells
 
     jobs = expand(Request(tasks=(TRIVIAL,), n_train=(4,), seeds=number // 4), Registry())
     registry, used = Registry(), list[float]()
     with tempfile.TemporaryDirectory() as folder, one_thread():
         for job in jobs:
             start = time.process_time()
-            run_cell(job, registry, Context(Setting(out=Path(folder), device="cpu")))
+            list(run_cells([job], registry, Context(Setting(out=Path(folder), device="cpu"))))
             used.append(time.process_time() - start)
     return len(used) - WARM, f"{1e3 * statistics.median(used[WARM:]):.1f}", ""
 
@@ -183,7 +183,7 @@ KINDS = (
 def grouped(rounds: int) -> str:
     """Compare cells that have the data of the one before with cells that draw for themselves, in one process."""
     from sparsebench.runner.prepare import Context
-    from sparsebench.runner.run_cell import one_thread, run_cell
+    from sparsebench.runner.run_cell import one_thread, run_cells
 
     rows: list[tuple[object, ...]] = []
     for name, task, n_train, seeds in KINDS:
@@ -198,7 +198,8 @@ def grouped(rounds: int) -> str:
                     if anew:
                         trusted, context = context.trusted, Context(context.setting)
                         context.trusted = trusted
-                    assert run_cell(job, registry, context).status in ("ok", "unsupported")
+                    (record,) = run_cells([job], registry, context)
+                    assert record.status in ("ok", "unsupported")
 
         variants = {
             "drawn anew": partial(run, True),

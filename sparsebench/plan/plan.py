@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import re
 import threading
@@ -23,7 +22,7 @@ from sparsebench.plan.request import Files, Job, Request, Rerun, Suite, load
 from sparsebench.plugin.content import CODE
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.records.record import ANSWERS, Head, Record, canonical
+from sparsebench.records.record import ANSWERS, Head, Record
 from sparsebench.tasks.sources.files import known_contents
 
 log = logging.getLogger(__name__)
@@ -254,33 +253,15 @@ def needed_by(cells: Iterable[str], jobs: Sequence[Job], lacks: Callable[[str], 
 
 
 def changed(todo: Iterable[Job], known: Mapping[str, Head]) -> tuple[str, ...]:
-    """Return which strategies, tasks and models have another revision than records of theirs, and of how many cells."""
-    before: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for setting in {head.setting for head in known.values()} if todo else ():
-        for kind, raw in zip(("task", "model"), json.loads(setting), strict=False):
-            before[kind, _unrevised(raw)].add(raw.get("revision", ""))
-    found: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    """Return, in lines, which strategies have another revision than their records, and of how many cells."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
     for job in todo:
-        if (head := known.get(job.cell.id)) is not None:
-            if head.status != "skipped" and head.origin.identity != job.origin.identity:
-                why = _why(head.origin.identity, job.origin.identity)
-                found["strategy", why][job.cell.strategy.name] += 1
-            continue
-        for kind, part in (("task", job.cell.task), ("model", job.cell.model)):
-            if (earlier := before.get((kind, _unrevised(part.model_dump())))) and part.revision not in earlier:
-                found[kind, _why(max(earlier) or "1", part.revision or "1")][part.name] += 1
+        head, now = known.get(job.cell.id), job.origin.identity
+        if head is not None and head.status != "skipped" and (before := head.origin.identity) != now:
+            file = now.startswith(CODE) and before.startswith(CODE)
+            why = "its file changed" if file else f"its revision is {plain(now)}, and was {plain(before)}"
+            found[why][job.cell.strategy.name] += 1
     return tuple(
-        f"run again: {names.total()} cells of {kind} {few(sorted(names), width=60)}: {why}"
-        for (kind, why), names in sorted(found.items())
+        f"run again: {names.total()} cells of strategy {few(sorted(names), width=60)}: {why}"
+        for why, names in sorted(found.items())
     )
-
-
-def _unrevised(part: Mapping[str, Any]) -> str:
-    return canonical([part["name"], part["params"]])
-
-
-def _why(before: str, now: str) -> str:
-    """Return in what two revisions differ, of which records have the first."""
-    if now.startswith(CODE) and before.startswith(CODE):
-        return "its file changed"
-    return f"its revision is {plain(now)}, and was {plain(before)}"

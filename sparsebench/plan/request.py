@@ -161,11 +161,9 @@ def load(name: str) -> Suite:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
-            owners: dict[str, type[BaseModel]] = {"task": SuiteTask, "budget": Budget, "budgets": Budget}
-            owner: type[BaseModel] = Suite
-            for part in first["loc"][:-1]:
-                owner = owners.get(str(part), owner)
-            raise unknown(f"key in suite '{name}'", place, owner.model_fields) from error
+            parts = {"task": SuiteTask.model_fields, "budget": Budget.model_fields, "budgets": Budget.model_fields}
+            keys = [Suite.model_fields, *(parts[str(part)] for part in first["loc"][:-1] if part in parts)]
+            raise unknown(f"key in suite '{name}'", place, keys[-1]) from error
         raise UserError(f"suite '{name}': {place}: {first['msg']}", got=first.get("input")) from error
 
 
@@ -175,12 +173,10 @@ def training_entry(entry: SuiteTask) -> SuiteTask:
     Raises:
         UserError: there is none of that name, or it is not one training.
     """
-    suite = load(entry.network)
-    same = [one for one in suite.task if one.name == entry.name]
+    same = [one for one in load(entry.network).task if one.name == entry.name]
     if len(same) != 1 or same[0].network or same[0].sweep or same[0].model_sweep or len(same[0].n_train) > 1:
         raise UserError(
             f"suite '{entry.network}' must have one training of task '{entry.name}'",
-            got=f"{len(same)} tasks of that name" if len(same) != 1 else "several, or one of other networks",
             next_step="name the task once, with one value a parameter and one n_train",
         )
     return same[0]
@@ -248,10 +244,8 @@ class Files:
     """Where pictures and trained weights come from; None leaves the suite's.
 
     Attributes:
-        dry: whether nothing is to be fetched or decoded.
         places: where files lie that were looked at, by the names that cells have for them; see `locate`.
         pictures: names of pictures by parameter, whether they are only tested on, and what the user gave.
-        trained: names of files of trained weights.
     """
 
     images: tuple[str, ...] = option(
@@ -279,10 +273,8 @@ class Files:
         "Folder of a run that trained the suite's networks. [--out, then the networks in the package]",
         metavar="DIR",
     )
-    dry: bool = False
     places: dict[str, Path] = field(default_factory=dict, init=False, compare=False, repr=False)
     pictures: dict[tuple[str, bool, str], str] = field(default_factory=dict, init=False, compare=False, repr=False)
-    trained: list[str] = field(default_factory=list, init=False, compare=False, repr=False)
 
 
 def _number(option: str, asked: float | str, units: dict[str, int], allowed: str) -> float:
@@ -291,11 +283,6 @@ def _number(option: str, asked: float | str, units: dict[str, int], allowed: str
     if match is None or match[2] not in units or not math.isfinite(number := float(match[1]) * units[match[2]]):
         raise UserError(option, got=f"'{asked}'", allowed=allowed)
     return number
-
-
-def shown_size(size: float) -> str:
-    """Return a number of bytes for people."""
-    return f"{size / GIB:.2f} GiB"
 
 
 @dataclass(frozen=True)
@@ -346,7 +333,7 @@ class How:
         seconds = _number("--timeout", timeout, _SECONDS, "30, 10m, 1.5h, 0 for none")
         size = _number("--memory-limit", 0 if memory is None else memory, _BYTES, "4GiB, 800MB, 0 for none")
         if 0 < size < LEAST_MEMORY:
-            raise UserError("--memory-limit", got=str(memory), allowed=f"{shown_size(LEAST_MEMORY)} or more, or 0")
+            raise UserError("--memory-limit", got=str(memory), allowed=f"{LEAST_MEMORY / GIB:.2f} GiB or more, or 0")
         if size and sys.platform != "linux":
             raise UserError("--memory-limit: only Linux says what processes take", next_step="leave it out")
         return seconds, size
@@ -448,11 +435,6 @@ class Job(_Model):
             cell=self.cell, cell_id=self.cell.id, status=status, failure=failure, origin=self.origin, kind=self.kind,
             label=self.label, started=started, seconds=round(seconds, 3),
         )  # fmt: skip
-
-
-def shown_time(seconds: float) -> str:
-    """Return a number of seconds for people."""
-    return f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:.3g} min"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import NamedTuple, Protocol
 
 from sparsebench.errors import UserError
-from sparsebench.plan.request import Job, Setting, shown_size, shown_time
+from sparsebench.plan.request import GIB, Job, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Head, Record, Status
@@ -404,37 +404,35 @@ class Supervisor:
 
         If it does not go well with a worker, the cell that it was at has a record that says so, and what is left of
         the batch is given to the next one. If it was at several, nobody knows whose fault it is: each is given alone.
-        If it was killed, whoever did so, the cell is first given once more, alone.
+        If it was killed, whoever did so, the cell is first given once more.
         """
-        batches, again = [batch], set[str]()
-        while batches and not self.stopped:
-            left = {job.cell.id: job for job in batches.pop()}
-            end = yield from self._ask(left)
-            if end is not None and not self.stopped:
-                at = [left[cell_id] for cell_id in self.at or left if cell_id in left]
-                if len(at) != 1:
-                    batches += [[job] for job in reversed(left.values())]
-                    continue
-                job = left.pop(at[0].cell.id)
-                if end.killed and job.cell.id not in again:
-                    log.warning("%s of %s: %s; it is tried once more", job.cell.id, job.label, end.reason)
-                    again.add(job.cell.id)
-                    batches += [list(left.values()), [job]] if left else [[job]]
-                    continue
-                failure = Failure(reason=end.reason, kind=end.status, traceback=end.words)
-                seconds = time.monotonic() - self.clock
-                yield job, job.record_of_failure(end.status, failure, self.started.isoformat(), seconds)
-            if left:
-                batches.append(list(left.values()))
+        left, alone, again = {job.cell.id: job for job in batch}, False, set[str]()
+        while left and not self.stopped:
+            given = list(left.values())[: 1 if alone else None]
+            end = yield from self._ask(given, left)
+            if end is None or self.stopped:
+                continue
+            at = [job for job in given if job.cell.id in left and (job.cell.id in self.at or not self.at)]
+            alone = alone or len(at) > 1
+            if len(at) != 1:
+                continue
+            (job,) = at
+            if end.killed and job.cell.id not in again:
+                log.warning("%s of %s: %s; it is tried once more", job.cell.id, job.label, end.reason)
+                again.add(job.cell.id)
+                continue
+            failure = Failure(reason=end.reason, kind=end.status, traceback=end.words)
+            seconds = time.monotonic() - self.clock
+            yield left.pop(job.cell.id), job.record_of_failure(end.status, failure, self.started.isoformat(), seconds)
 
-    def _ask(self, left: dict[str, Job]) -> Generator[tuple[Job, Record], None, _End | None]:
-        """Yield the worker's records and take out their jobs; return how it came to an end with it, if it did."""
-        worker = self._start(next(iter(left.values())).code)
+    def _ask(self, jobs: list[Job], left: dict[str, Job]) -> Generator[tuple[Job, Record], None, _End | None]:
+        """Yield a worker's records of jobs, which are left no more; return how it came to an end with it, if it did."""
+        worker, answers = self._start(jobs[0].code), 0
         if worker is None:
             return None
         self._begins(())
-        worker.ask(list(left.values()))
-        while left:
+        worker.ask(jobs)
+        while answers < len(jobs):
             heard = self._hear(worker, left)
             if isinstance(heard, _End):
                 self.end()
@@ -442,6 +440,7 @@ class Supervisor:
             if heard is None:
                 continue
             if heard.record is not None:
+                answers += 1
                 yield left.pop(heard.record.cell_id), heard.record
             self.on_begin(heard.at, heard.share)
             if not heard.share:
@@ -465,11 +464,11 @@ class Supervisor:
         if message is not None:
             return message
         if 0 < self.timeout < (seconds := time.monotonic() - self.clock):
-            reason = f"no result after {shown_time(seconds)}, with --timeout {self.timeout:g}"
+            reason = f"no result after {seconds:.1f} s, with --timeout {self.timeout:g}"
             return _End("timeout", reason, worker.last_words())
         if self.memory and (size := held_over([worker.pid, *descendants(worker.pid)], self.memory)):
-            limit = shown_size(self.memory)
-            return _End("oom", f"its processes held {shown_size(size)}, over the --memory-limit of {limit}")
+            limit = f"over the --memory-limit of {self.memory / GIB:.2f} GiB"
+            return _End("oom", f"its processes held {size / GIB:.2f} GiB, {limit}")
         return None
 
     def _start(self, code: tuple[str, ...]) -> Worker | None:

@@ -258,11 +258,8 @@ class Progress(Callbacks):
         if self.bar is not None:
             self.bar.n = self.done
             self.bar.set_description_str(cells, refresh=False)
-            self.bar.set_postfix_str(left, refresh=False)
-            if at_once:
-                self.bar.refresh()
-            else:
-                self.bar.update(0)
+            self.bar.set_postfix_str(left, refresh=at_once)
+            self.bar.update(0)
         elif self.cells == self.total or time.monotonic() > self.said + LINE:
             self.said = time.monotonic()
             click.echo(f"{cells}, {left}", err=True)
@@ -288,12 +285,9 @@ class Progress(Callbacks):
 def remedy(statuses: Iterable[str]) -> str:
     """Return, of the statuses of cells without a result, how many there are and which command tries them again."""
     counts = Counter(statuses)
-    number = counts.total()
     said = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
-    skipped = number == counts["skipped"]
-    command = "the same command" if skipped else "the same command with --rerun failed"
-    cells = "1 cell has" if number == 1 else f"{number} cells have"
-    return f"{cells} no result ({said}): {command} tries {'it' if number == 1 else 'them'} again"
+    command = "the same command" + " with --rerun failed" * (counts.keys() != {"skipped"})
+    return f"cells without a result: {counts.total()} ({said}); {command} tries them again"
 
 
 def in_a_notebook() -> bool:

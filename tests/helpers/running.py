@@ -1,6 +1,6 @@
 """Cells run without a plan, or a plan without a request: in this process, or in workers of it."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,11 @@ def inline(
     return InProcess(registry).records(Queue(jobs, 1), setting)
 
 
-def local(jobs: Sequence[Job], workers: int, out: Path, most: int = 1, **limits: Any) -> Generator[Record, None, None]:
+def local(
+    jobs: Sequence[Job], workers: int, out: Path, most: int = 1, locations: Mapping[str, Path] = {}, **limits: Any
+) -> Generator[Record, None, None]:
     """Yield the record of each job as it comes, run by worker processes that are given so many at once."""
-    setting = Setting(out, "cpu", how=How(**limits))
-    return Processes(workers).records(Queue(jobs, most), setting)
+    return Processes(workers).records(Queue(jobs, most), Setting(out, "cpu", locations, How(**limits)))
 
 
 def execute(

@@ -2,7 +2,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from measured import TINY, TOKENS
+from measured import TINY
 
 from sparsebench.errors import UserError
 from sparsebench.plan import request as suites
@@ -261,26 +261,6 @@ def test_seeds_and_n_train_take_the_place_of_the_suites() -> None:
     assert {(job.cell.repetition, job.cell.n_train) for job in jobs} == {(k, n) for k in range(3) for n in (4, 16)}
     repetitions = [job.cell.repetition for job in jobs]
     assert repetitions == sorted(repetitions), "one is whole before the next begins"
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"tasks": ("composite:affine=Infinity",)}, "affine"),
-        ({"tasks": ("composite:lr=1e999",)}, "lr"),
-        ({"tasks": ("plain",), "n_train": ()}, "--n-train"),
-        ({"tasks": ("sets",), "model": "vit", "plugins": TOKENS}, "takes images"),
-        ({"tasks": (SMALL,), "model": "vit:dim=15,heads=2"}, "heads must divide"),
-        ({"tasks": (SMALL,), "model": "vit:patch=5"}, "patch must divide"),
-        ({"tasks": (SMALL,), "model": "vit:dim=16,32"}, "one value"),
-        ({"tasks": (SMALL,), "model": "vit:width=16"}, "unknown parameter"),
-        ({"tasks": ("composite:foreground=40",)}, "larger than the canvas"),
-    ],
-)
-def test_a_request_with_a_mistake_is_refused(options: dict[str, Any], says: str) -> None:
-    plugins = options.pop("plugins", None)
-    with pytest.raises(UserError, match=says):
-        jobs_of(*([plugins] if plugins else []), **options)
 
 
 @pytest.mark.theory
