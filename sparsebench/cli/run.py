@@ -157,7 +157,7 @@ def status(folder: Path) -> None:
 
     from sparsebench.records import store
 
-    records, runs = list(store.read(folder).values()), underway(folder)
+    records, runs = list(store.read(folder).values()), underway(folder).values()
     if not records and not runs:
         raise UserError(f"no records in {folder}, and no run under way")
     rows = _counts(records, [run for run in runs if run.alive])

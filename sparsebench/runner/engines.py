@@ -146,12 +146,15 @@ class Queue:
         self.length = {job.cell.id: (job.order, None if self._joins(job) else seconds(job)) for job in jobs}
         self.left, self.open = list(jobs), {job.cell.id for job in jobs}
         self.at: dict[object, Job] = {}
-        self.elsewhere, self.closed = list[Job](), False
+        self.elsewhere, self.closed = set[str](), False
         self.changed = threading.Condition()
 
     def _joins(self, job: Job) -> bool:
         """Say whether a job can be handed out with others."""
         return job.together and self.most > 1
+
+    def _may_start(self, job: Job) -> bool:
+        return job.after not in self.open and job.cell.id not in self.elsewhere
 
     def take(self, who: object = None, wait: bool = True) -> list[Job] | None:
         """Return the next batch; None when there is none left, or, unless one is waited for, none that may start.
@@ -161,24 +164,26 @@ class Queue:
             wait: whether one that waits for others is waited for.
         """
         with self.changed:
-            while (self.left or self.elsewhere) and not self.closed:
-                if batch := self._next(who) or self._left_by_others():
+            while self.left and not self.closed:
+                if batch := self._next(who):
                     if own := self._own(batch):
                         return own
                 elif wait:
                     self.changed.wait(LOOK if self.elsewhere else None)
+                    self.elsewhere.clear()
                 else:
                     return None
             return None
 
     def _own(self, batch: list[Job]) -> list[Job]:
-        """Return the jobs of a batch that no other run is at or has done."""
+        """Return the jobs of a batch that no other run is at or has done; those that one is at are the last now."""
         if self.locks is None:
             return batch
         own = []
         for job in batch:
             if not self.locks.begin(job.cell.id):
-                self.elsewhere.append(job)
+                self.elsewhere.add(job.cell.id)
+                self.left.append(job)
             elif self.locks.is_done(job):
                 self.locks.release(job.cell.id)
                 self.done(job)
@@ -186,17 +191,9 @@ class Queue:
                 own.append(job)
         return own
 
-    def _left_by_others(self) -> list[Job]:
-        """Take out one of the jobs that another run was at and is no more."""
-        for job in self.elsewhere:
-            if self.locks is not None and self.locks.begin(job.cell.id):
-                self.elsewhere.remove(job)
-                return [job]
-        return []
-
     def _next(self, who: object) -> list[Job] | None:
         """Take out the next batch for somebody, if any may start."""
-        ready = ((at, job) for at, job in enumerate(self.left) if job.after not in self.open)
+        ready = ((at, job) for at, job in enumerate(self.left) if self._may_start(job))
         if (first := next(ready, None)) is None:
             return None
         length, last = self.length[first[1].cell.id], self.at.get(who)
@@ -212,7 +209,7 @@ class Queue:
         batch = [(at, job)]
         if self._joins(job):
             alike = (at for at in enumerate(self.left) if self._joins(at[1]) and at[1].code == job.code)
-            batch = list(islice((at for at in alike if at[1].after not in self.open), self.most))
+            batch = list(islice((at for at in alike if self._may_start(at[1])), self.most))
         for at, _ in reversed(batch):
             del self.left[at]
         if who is not None:

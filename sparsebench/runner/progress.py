@@ -117,26 +117,22 @@ def beat(
             path.parent.rmdir()
 
 
-def underway(out: Path) -> list[Underway]:
-    """Return what the runs of a folder say of themselves; one that was killed is silent and not alive."""
-    return [state for _, state in _files(out / "underway")]
+def underway(out: Path) -> dict[Path, Underway]:
+    """Return what the runs of a folder say of themselves, by file; one that was killed is silent and not alive."""
+    found = {}
+    for path in files.files_in(out / "underway", ".json"):
+        with suppress(OSError, ValueError):  # it is gone, or torn
+            found[path] = Underway.model_validate_json(path.read_bytes())
+    return found
 
 
 def clear(out: Path) -> None:
     """Remove what runs of a folder have left that were killed: who runs there now goes on with their cells."""
-    for path, run in _files(out / "underway"):
+    for path, run in underway(out).items():
         if not run.alive:
             path.unlink(missing_ok=True)
     with suppress(OSError):  # others are under way, or there is none
         (out / "underway").rmdir()
-
-
-def _files(folder: Path) -> list[tuple[Path, Underway]]:
-    found = []
-    for path in files.files_in(folder, ".json"):
-        with suppress(OSError, ValueError):  # it is gone, or torn
-            found.append((path, Underway.model_validate_json(path.read_bytes())))
-    return found
 
 
 @dataclass(eq=False)

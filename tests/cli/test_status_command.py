@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from running import execute, planned
+from suite_text import suite_text
 from waiting import soon
 
 from sparsebench import files
@@ -56,7 +57,7 @@ def test_a_run_under_way_says_what_it_is_at_and_what_is_left(tmp_path: Path, pla
 
     def look(record: Record) -> None:
         if not seen:
-            assert soon(lambda: sum(n for one in underway(tmp_path) for n in one.left.values()) == 7)
+            assert soon(lambda: sum(n for one in underway(tmp_path).values() for n in one.left.values()) == 7)
             seen.append(status(tmp_path))
 
     execute(plan, Registry(), tmp_path, 0, look)
@@ -70,7 +71,7 @@ def test_a_run_under_way_says_what_it_is_at_and_what_is_left(tmp_path: Path, pla
 def test_what_is_run_is_counted_as_running(tmp_path: Path, plan: planner.Plan) -> None:
     with beat(tmp_path, plan.expected, 2):
         plan.expected.begin([plan.jobs[0].cell.id], 0.0, time.time() - 100)
-        assert soon(lambda: any(one.running for one in underway(tmp_path)))
+        assert soon(lambda: any(one.running for one in underway(tmp_path).values()))
         result = status(tmp_path)
     assert row(result, plan.jobs[0].label) == ["0", "0", "1", "1"]
     assert "8 cells without a record, unknown time; the longest at work so far: 1:4" in result.output
@@ -112,30 +113,13 @@ def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
     assert result.exit_code == 2 and "no records in" in result.output
 
 
-SUITE = """
-name = "unequal"
-version = 1
-title = "two parameters"
-baselines = ["dense"]
-seeds = 1
-
-[budget]
-keep_rate = 0.8
-
-[[task]]
-name = "composite"
+TASK = """name = "composite"
 model_params = {dim = 16, depth = 1, heads = 1}
-params = {canvas = 16, foreground = 8, pretrain_epochs = 0, epochs = 1, test = 20}
+params = {canvas = 16, foreground = FOREGROUND, pretrain_epochs = 0, epochs = 1, test = 20}
 n_train = [4]
-seeds = 10
-
-[[task]]
-name = "composite"
-model_params = {dim = 16, depth = 1, heads = 1}
-params = {canvas = 16, foreground = 12, pretrain_epochs = 0, epochs = 1, test = 20}
-n_train = [4]
-seeds = 15
-"""
+seeds = SEEDS"""
+TWO = (TASK.replace("FOREGROUND", f).replace("SEEDS", seeds) for f, seeds in (("8", "10"), ("12", "15")))
+SUITE = suite_text(*TWO, budget="keep_rate = 0.8")
 
 
 @pytest.fixture
