@@ -53,7 +53,7 @@ def watched(run: subprocess.Popen[bytes], folder: Path) -> list[Look]:
     """Return what a run says until it is over."""
     looks: list[Look] = []
     while run.poll() is None:
-        for state in underway(folder):
+        for state in underway(folder).values():
             finished = sum(state.left.values()) - state.done
             look = Look(state.updated, state.seconds, -finished)
             if not looks or look.now > looks[-1].now:

@@ -28,14 +28,13 @@ from timing import ratio, table, turns
 
 from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import expand
-from sparsebench.plan.request import Job, Request, Setting
+from sparsebench.plan.request import How, Job, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
 from sparsebench.runner.engines import Processes, Queue
 from sparsebench.runner.process import descendants
 from sparsebench.runner.progress import Callbacks
-from sparsebench.runner.run import Observers
 
 TRIVIAL = "theory:steps=1,test=1,tokens=5"
 BUSY = "theory:steps={steps},test=20,tokens=20,lr=1e-9"
@@ -62,9 +61,8 @@ def overhead(number: int) -> str:
 
             request = Request(tasks=(TRIVIAL,), n_train=(4,), seeds=number // 4)
             plan = planner.plan(request, planner.Files(), Registry(), Path(folder), "missing")
-            engine, registry = runs.engine_of(Registry(), workers), Registry()
-            setting, callbacks = Setting(out=Path(folder), device="cpu"), Callbacks(on_record=note)
-            runs.collect(plan, engine, setting, workers, callbacks, Observers(registry))
+            how, callbacks = How(device="cpu", jobs=workers), Callbacks(on_record=note)
+            runs.carry_out(plan, how, Registry(), Path(folder), callbacks)
         pairs = list(zip(marks[WARM:-1], marks[WARM + 1 :], strict=True))
         here = statistics.median(then[2] - before[2] for before, then in pairs)
         there = (marks[-2][3] - marks[WARM][3]) / (len(pairs) - 1)
@@ -86,14 +84,14 @@ def overhead(number: int) -> str:
 def bare(number: int) -> tuple[int, str, str]:
     """Return how many trivial cells were run, without engine and store, and the median of their CPU-ms."""
     from sparsebench.runner.prepare import Context
-    from sparsebench.runner.run_cell import one_thread, run_cell
+    from sparsebench.runner.run_cell import one_thread, run_cells
 
     jobs = expand(Request(tasks=(TRIVIAL,), n_train=(4,), seeds=number // 4), Registry())
     registry, used = Registry(), list[float]()
     with tempfile.TemporaryDirectory() as folder, one_thread():
         for job in jobs:
             start = time.process_time()
-            run_cell(job, registry, Context(Setting(out=Path(folder), device="cpu")))
+            list(run_cells([job], registry, Context(Setting(out=Path(folder), device="cpu"))))
             used.append(time.process_time() - start)
     return len(used) - WARM, f"{1e3 * statistics.median(used[WARM:]):.1f}", ""
 
@@ -185,7 +183,7 @@ KINDS = (
 def grouped(rounds: int) -> str:
     """Compare cells that have the data of the one before with cells that draw for themselves, in one process."""
     from sparsebench.runner.prepare import Context
-    from sparsebench.runner.run_cell import one_thread, run_cell
+    from sparsebench.runner.run_cell import one_thread, run_cells
 
     rows: list[tuple[object, ...]] = []
     for name, task, n_train, seeds in KINDS:
@@ -200,7 +198,8 @@ def grouped(rounds: int) -> str:
                     if anew:
                         trusted, context = context.trusted, Context(context.setting)
                         context.trusted = trusted
-                    assert run_cell(job, registry, context).status in ("ok", "unsupported")
+                    (record,) = run_cells([job], registry, context)
+                    assert record.status in ("ok", "unsupported")
 
         variants = {
             "drawn anew": partial(run, True),
@@ -261,8 +260,7 @@ def drive(number: int, address: str) -> None:
             if seen in at:
                 marks.append(resident())
 
-        setting, callbacks = Setting(out=Path(folder), device="cpu"), Callbacks(on_record=note)
-        runs.collect(plan, cluster, setting, 2, callbacks, Observers(Registry()))
+        runs.carry_out(plan, How(device="cpu"), Registry(), Path(folder), Callbacks(on_record=note), cluster)
     print(time.monotonic() - start, *marks)
 
 

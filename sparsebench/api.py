@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sparsebench.plan.request import OPTIONS, Files, How, Request, values_of
 
@@ -52,25 +52,21 @@ def run(
 
     folder = _folder_of(out)
     with _callbacks(folder, progress, on_record) as callbacks:
-        done = execute(*values_of({"plugins": _words_of(plugins, folder), **options}), folder, callbacks)
-    for line in below_chance(done.records):
+        board, records = execute(*values_of({"plugins": _words_of(plugins, folder), **options}), folder, callbacks)
+    for line in below_chance(records):
         log.warning("%s", line)
-    return frame(done.board.judged.rows, done.board.judged.columns)
+    return frame(board.judged.rows, board.judged.columns)
 
 
-@contextmanager
 def _callbacks(
     out: Path, progress: bool | None, on_record: Callable[[Record], None] | None = None
-) -> Iterator[Callbacks]:
-    """Yield the callbacks of a run, which show a bar if that is asked for."""
-    from sparsebench.runner.progress import Callbacks, Progress, in_a_notebook
+) -> AbstractContextManager[Callbacks]:
+    """Return the callbacks of a run, which show a bar if that is asked for."""
+    from sparsebench.runner.progress import SILENT, Callbacks, Progress, in_a_notebook
 
-    on_record = on_record or (lambda record: None)
-    if not (in_a_notebook() if progress is None else progress):
-        yield Callbacks(on_record=on_record)
-        return
-    with Progress(out, on_record) as bar:
-        yield bar
+    on_record = on_record or SILENT.on_record
+    shown = in_a_notebook() if progress is None else progress
+    return Progress(out, on_record) if shown else nullcontext(Callbacks(on_record=on_record))
 
 
 def _folder_of(out: Any) -> Path:
@@ -152,25 +148,19 @@ def _signature() -> inspect.Signature:
 run.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
-class Done(NamedTuple):
-    """What a run comes to.
+def execute(request: Request, files: Files, how: How, out: Path, callbacks: Callbacks) -> tuple[Board, pd.DataFrame]:
+    """Run what is missing and write the leaderboard; see `run`.
 
-    Attributes:
-        board: of all cells of its request that the folder has.
-        records: of those that this run was to have, as the board has them: all of them, or of a shard.
+    Returns:
+        The board of all cells of the request that the folder has, and the records of those that this run was to have,
+        as the board has them: all of them, or of a shard.
     """
-
-    board: Board
-    records: pd.DataFrame
-
-
-def execute(request: Request, files: Files, how: How, out: Path, callbacks: Callbacks) -> Done:
-    """Run what is missing, and write and return the leaderboard; see `run`."""
     from sparsebench.plugin.registry import Registry
     from sparsebench.runner import run as runs
 
     runs.begin(how, out)  # the board is imported while workers load
-    import_module("matplotlib.backends.backend_agg")
+    for name in ("matplotlib.figure", "matplotlib.backends.backend_agg"):
+        import_module(name)
     from sparsebench.board.board import board_of
     from sparsebench.board.published import publish
     from sparsebench.board.settings import frame_of, read
@@ -181,7 +171,7 @@ def execute(request: Request, files: Files, how: How, out: Path, callbacks: Call
     records = known[known["cell_id"].isin([job.cell.id for job in plan.jobs])]
     board = board_of(known, out)
     publish(board, out)
-    return Done(board, records)
+    return board, records
 
 
 def refresh(folder: Path) -> bool:

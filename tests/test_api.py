@@ -1,4 +1,3 @@
-import inspect
 import json
 import os
 import shutil
@@ -19,7 +18,6 @@ from pandas.testing import assert_frame_equal
 import sparsebench
 from sparsebench import Strategy, TokenView
 from sparsebench.board.columns import BY_TASK, COLUMNS, keys_of
-from sparsebench.cli.run import run as command
 from sparsebench.plugin.content import file_revision
 from sparsebench.records import store
 from sparsebench.records.record import Record
@@ -90,18 +88,6 @@ def test_a_run_of_what_is_there_runs_nothing_and_returns_the_same(
     again = sparsebench.run(("attn_topk:keep_rate=0.5", GOOD), on_record=seen.append, **options)
     assert seen == [] and {path: path.read_bytes() for path in (out / "records").iterdir()} == stored
     assert_frame_equal(again, table, check_exact=True)
-
-
-def test_the_function_and_the_command_have_the_same_options() -> None:
-    options = {parameter.name for parameter in command.params} - {
-        "form",
-        "wide",
-        "columns",
-        "dry_run",
-        "notes",
-        "named",
-    }  # how it is printed
-    assert options == set(inspect.signature(sparsebench.run).parameters) - {"on_record", "progress"}
 
 
 POWER = 2.0

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from sparsebench import __version__
@@ -86,7 +87,7 @@ class Cluster:
             UserError: a worker is not fit for the run, or the scheduler is lost.
         """
         places = {name: path.resolve() for name, path in setting.locations.items()}
-        setting = setting.model_copy(update={"out": setting.out.resolve(), "locations": places})
+        setting = replace(setting, out=setting.out.resolve(), locations=places)
         task = _Run(self, setting, queue)
         try:
             while (result := task.next()) is not None:

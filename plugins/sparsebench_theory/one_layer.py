@@ -42,15 +42,15 @@ class OneLayer(nn.Module):
         `fields` are those of X, if they have been computed.
         """
         X = X.to(next(self.parameters()).dtype)
-        shown = {name: _checked(find) for name, find in (fields or self.fields(X)).items()}
-        given: dict[str, Callable[[], Any]] = {
-            **shown,
-            "received_attention": shown["attention"],
+        checked = {name: _checked(find) for name, find in (fields or self.fields(X)).items()}
+        view_fields: dict[str, Callable[[], Any]] = {
+            **checked,
+            "received_attention": checked["attention"],
             "tokens": lambda: X,
             "pixels": lambda: None,
             "outputs": lambda: in_chunks(lambda tokens, _: finite(self(tokens)), len(X)),
         }
-        return kept_only(acting, self.cost, X.shape[1], given, self.because)
+        return kept_only(acting, self.cost, X.shape[1], view_fields, self.because)
 
     def keep(self, acting: Pass | None, X: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the tokens in S (B, M, d), in the precision of the weights, and their positions; see `choose`."""

@@ -31,8 +31,8 @@ def verdicts_of(package: str, **constants: Any) -> Callable[..., Verdict]:
 
     def verdict(key: str, measured: str, word: Word, fits: str = "", **names: Any) -> Verdict:
         """Return the verdict on the claim of that key; names are what its texts leave open."""
-        said: dict[str, Any] = {field: text.format(**constants, **names) for field, text in claims[key].items()}
-        return Verdict(measured=measured, fits=fits, verdict=word, **said)
+        fields: dict[str, Any] = {field: text.format(**constants, **names) for field, text in claims[key].items()}
+        return Verdict(measured=measured, fits=fits, verdict=word, **fields)
 
     return verdict
 

@@ -29,14 +29,14 @@ AHEAD = 20
 """Steps taken before the losses are looked at. A trial that is over by then has taken steps of exactly nothing."""
 
 
-def fits(one: JointTraining) -> bool:
+def fits(trial: JointTraining) -> bool:
     """Say whether a training can run together with others: its steps are known, its choice of tokens made once."""
-    if not chooses_once(one.actor, one.recipe):
+    if not chooses_once(trial.actor, trial.recipe):
         return False
-    if isinstance(one.network, TwoLayerViT):
-        return gram.applies(one.network, one.samples, one.recipe)
-    plain = isinstance(one.network, ShallowViT) and one.network.plain
-    return plain and one.recipe.loss == "hinge" and one.recipe.optimizer == "sgd"
+    if isinstance(trial.network, TwoLayerViT):
+        return gram.applies(trial.network, trial.samples, trial.recipe)
+    plain = isinstance(trial.network, ShallowViT) and trial.network.plain
+    return plain and trial.recipe.loss == "hinge" and trial.recipe.optimizer == "sgd"
 
 
 def train_together(trainings: Sequence[JointTraining]) -> None:
@@ -45,9 +45,9 @@ def train_together(trainings: Sequence[JointTraining]) -> None:
     One that raises, a strategy's error say, costs no other: what fails together is trained again in halves.
     """
     groups: dict[tuple[object, ...], list[JointTraining]] = {}
-    for one in trainings:
-        if fits(one):
-            groups.setdefault(_shape(one), []).append(one)
+    for trial in trainings:
+        if fits(trial):
+            groups.setdefault(_shape(trial), []).append(trial)
     for group in groups.values():
         size = most = len(group)
         while group:
@@ -60,28 +60,29 @@ def train_together(trainings: Sequence[JointTraining]) -> None:
                     if isinstance(error, torch.OutOfMemoryError):
                         log.warning("out of memory: going on with %d trials at a time", size)
                         most = size
-                    for one in chunk:  # the networks have not changed yet
-                        one.course, one.failure = Course(one.course.n, one.recipe, one.course.order_seed), None
+                    for trial in chunk:  # the networks have not changed yet
+                        trial.course = Course(trial.course.n, trial.recipe, trial.course.order_seed)
+                        trial.failure = None
                     continue
                 chunk[0].failure = error
             group, size = group[size:], most
 
 
-def _shape(one: JointTraining) -> tuple[object, ...]:
+def _shape(trial: JointTraining) -> tuple[object, ...]:
     """Return what trainings that run together have in common."""
-    network = cast(ShallowViT | TwoLayerViT, one.network)
+    network = cast(ShallowViT | TwoLayerViT, trial.network)
     weights = [*network.parameters(), *network.buffers()]
-    kept = None if one.actor is None else one.actor.keep.get(0)
+    kept = None if trial.actor is None else trial.actor.keep.get(0)
     # A step too many changes a two-layer network, so that those which run together have the same end.
-    ends = (one.samples.inputs.shape, one.recipe.steps, one.recipe.stop_below) * isinstance(network, TwoLayerViT)
-    common = weights[0].dtype, weights[0].device, kept, network.W_Q.requires_grad, one.recipe.lr
+    ends = (trial.samples.inputs.shape, trial.recipe.steps, trial.recipe.stop_below) * isinstance(network, TwoLayerViT)
+    common = weights[0].dtype, weights[0].device, kept, network.W_Q.requires_grad, trial.recipe.lr
     return (type(network), *(w.shape for w in weights), *common, *ends)
 
 
 def _train(trainings: Sequence[JointTraining]) -> None:
     """Train trainings of one shape; their networks change when all are over."""
     stack = gram.Span(trainings) if isinstance(trainings[0].network, TwoLayerViT) else _Stack(trainings)
-    active = [t for t, one in enumerate(trainings) if not one.course.finished]
+    active = [t for t, trial in enumerate(trainings) if not trial.course.finished]
     while active:
         coming = [list(islice(trainings[t].course.batches(), AHEAD)) for t in active]
         losses = stack.steps(torch.tensor(active, device=trainings[0].samples.labels.device), coming)
@@ -101,17 +102,17 @@ class _Stack:
     """The weights and samples of T trainings of the shallow model."""
 
     def __init__(self, trainings: Sequence[JointTraining]):
-        self.networks = networks = [cast(ShallowViT, one.network) for one in trainings]
+        self.networks = networks = [cast(ShallowViT, trial.network) for trial in trainings]
         self.Q, self.K, self.V = (
             torch.stack([getattr(net, name).detach()[0] for net in networks]) for name in ("W_Q", "W_K", "W_V")
         )
         self.O = torch.stack([net.W_O.detach() for net in networks])
         self.frozen, self.lr = not networks[0].W_Q.requires_grad, trainings[0].recipe.lr
-        chosen = [_choose(one) for one in trainings]
+        chosen = [_choose(trial) for trial in trainings]
         self.X = pad_sequence([X for X, _ in chosen], batch_first=True)
         self.places = None if chosen[0][1] is None else pad_sequence([p for _, p in chosen if p is not None], True)
         self.a = torch.stack([net.a[0] for net in networks])
-        self.y = pad_sequence([2 * one.samples.labels - 1 for one in trainings], batch_first=True).to(self.O.dtype)
+        self.y = pad_sequence([2 * trial.samples.labels - 1 for trial in trainings], batch_first=True).to(self.O.dtype)
 
     def steps(self, active: Tensor, coming: Sequence[Sequence[Batch]]) -> Tensor:
         """Take the coming steps of the active trials; return their summed losses, (active, steps)."""
@@ -178,10 +179,10 @@ def gradients_of(
     return summed, (dQ, dK, W_O.mT @ dC, dC @ V.mT)
 
 
-def _choose(one: JointTraining) -> tuple[Tensor, Tensor | None]:
+def _choose(trial: JointTraining) -> tuple[Tensor, Tensor | None]:
     """Return the (n, S, d) tokens of a training that stay, and where they are read out, (n, S), None where all do."""
-    network, samples = cast(ShallowViT, one.network), one.samples
-    acting = None if one.actor is None else samples.begin(one.actor, samples.items, visit=0, training=True)
+    network, samples = cast(ShallowViT, trial.network), trial.samples
+    acting = None if trial.actor is None else samples.begin(trial.actor, samples.items, visit=0, training=True)
     with torch.no_grad():
         X, index = network.keep(acting, samples.inputs)
     return X, None if index is None else network.places(index)

@@ -102,7 +102,7 @@ class Grid:
 def resamples_of(grids: Iterable[Grid]) -> tuple[np.ndarray, list[int]]:
     """Return (P, RESAMPLES) N50 of P grids, and of how many repetitions each is; see `Successes.resamples`."""
     successes = [grid.successes for grid in grids]
-    return np.array([one.resamples for one in successes]), [len(one.seeds) for one in successes]
+    return np.array([trials.resamples for trials in successes]), [len(trials.seeds) for trials in successes]
 
 
 ENOUGH = 4
@@ -158,7 +158,7 @@ def compete(
     finite = np.isfinite(y)
     if finite.sum() < 3:
         return []
-    n = min((count for count, known in zip(repetitions, finite, strict=True) if known and count > 1), default=0)
+    n = min((count for count, is_finite in zip(repetitions, finite, strict=True) if is_finite and count > 1), default=0)
     fits = []
     for name, values in candidates.items():
         x = values[finite]
@@ -170,9 +170,9 @@ def compete(
 
 def differences(first: Sequence[Trial], other: Sequence[Trial], metric: str) -> list[float]:
     """Return the difference of a metric, mine minus the other's, repetition by repetition."""
-    ours, theirs = ({t.repetition: t.values[metric] for t in part if not t.diverged} for part in (first, other))
-    both = sorted(set(ours) & set(theirs))
-    return [a - b for a, b in ((ours[r], theirs[r]) for r in both) if a is not None and b is not None]
+    ours, others = ({t.repetition: t.values[metric] for t in part if not t.diverged} for part in (first, other))
+    repetitions = sorted(set(ours) & set(others))
+    return [a - b for a, b in ((ours[r], others[r]) for r in repetitions) if a is not None and b is not None]
 
 
 def values_of(trials: Iterable[Trial], metric: str) -> list[float]:
@@ -216,21 +216,21 @@ def series_of(trials: Iterable[Trial], name: str) -> tuple[np.ndarray, np.ndarra
 def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
     """Return slope, intercept and R2 of the least-squares line; R2 is 0 where y is constant."""
     slope, intercept = np.polyfit(x, y, 1)
-    rest, spread = ((y - slope * x - intercept) ** 2).sum(), ((y - y.mean()) ** 2).sum()
+    residuals, spread = ((y - slope * x - intercept) ** 2).sum(), ((y - y.mean()) ** 2).sum()
     varies = spread > 1e-12 * (y**2).sum()
-    return float(slope), float(intercept), float(1 - rest / spread) if varies else 0.0
+    return float(slope), float(intercept), float(1 - residuals / spread) if varies else 0.0
 
 
 def exponents(log_x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return (R,) slopes of log y on log x over the finite ones of y (P, R); NaN where there are fewer than two."""
-    known = np.isfinite(y)
-    weights = known / np.maximum(known.sum(axis=0), 1)
-    log_y = np.log(np.where(known, y, 1.0))
+    valid = np.isfinite(y)
+    weights = valid / np.maximum(valid.sum(axis=0), 1)
+    log_y = np.log(np.where(valid, y, 1.0))
     dx = log_x[:, None] - (weights * log_x[:, None]).sum(axis=0)
-    dy = log_y - np.take_along_axis(log_y, known.argmax(axis=0)[None], axis=0)  # of a constant exactly 0, as no mean is
+    dy = log_y - np.take_along_axis(log_y, valid.argmax(axis=0)[None], axis=0)  # of a constant exactly 0, as no mean is
     spread = (weights * dx**2).sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        slopes = np.where(known.sum(axis=0) >= 2, (weights * dx * dy).sum(axis=0) / spread, np.nan)
+        slopes = np.where(valid.sum(axis=0) >= 2, (weights * dx * dy).sum(axis=0) / spread, np.nan)
     return np.round(slopes, DIGITS)
 
 

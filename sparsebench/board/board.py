@@ -76,14 +76,14 @@ def board_of(records: Flats, folder: Path) -> Board:
     """Return the board of some flat records of a run's folder, with what lies beside them."""
     frame = frame_of(records)
     judged = judge(frame)
-    asked = (suite for suite in manifests.suites(folder) if suite.name != manifests.OWN)
-    suites = (plain(f"{suite.name}, version {suite.version}") for suite in asked)
+    suites_asked = (suite for suite in manifests.suites(folder) if suite.name != manifests.OWN)
+    suites = (plain(f"{suite.name}, version {suite.version}") for suite in suites_asked)
     papers = {}
-    for one in _described(folder, frame):
-        citation, text = plain(one.citation, 300), f"{one.bibtex} {one.citation}"
-        found = [f"{begin}{match[1]}" for pattern, begin in ADDRESSES if (match := pattern.search(text))]
-        if address := next(iter(found), f"{SEARCH}{quote_plus(citation)}" if citation else ""):
-            papers[one.name] = citation, address
+    for strategy in _strategies_of(folder, frame):
+        citation, text = plain(strategy.citation, 300), f"{strategy.bibtex} {strategy.citation}"
+        addresses = [f"{begin}{match[1]}" for pattern, begin in ADDRESSES if (match := pattern.search(text))]
+        if address := next(iter(addresses), f"{SEARCH}{quote_plus(citation)}" if citation else ""):
+            papers[strategy.name] = citation, address
     pictures, room = {}, MOST_BYTES
     for path in files.files_in(folder.resolve(), ".png"):
         content = None if path.name.startswith(OWN_PICTURE) else files.content_or_none(path, room)
@@ -104,16 +104,16 @@ def board_of(records: Flats, folder: Path) -> Board:
 
 def bibtex(folder: Path, frame: pd.DataFrame) -> list[str]:
     """Return the entries of what the strategies of a board cite."""
-    entries = (one.bibtex.strip().splitlines() for one in _described(folder, frame))
+    entries = (strategy.bibtex.strip().splitlines() for strategy in _strategies_of(folder, frame))
     return sorted({"\n".join(map(plain, lines)) for lines in entries} - {""})
 
 
-def _described(folder: Path, frame: pd.DataFrame) -> list[manifests.Described]:
+def _strategies_of(folder: Path, frame: pd.DataFrame) -> list[manifests.Described]:
     """Return what is known of the strategies of a board."""
-    known = manifests.strategies(folder)
+    strategies = manifests.strategies(folder)
     pairs = frame[["strategy", "revision"]].drop_duplicates().itertuples(index=False)
     sources = sorted({(label.partition("(")[0], revision) for label, revision in pairs})
-    return [known[key] for key in sources if key in known]
+    return [strategies[key] for key in sources if key in strategies]
 
 
 def notes_on(
@@ -129,21 +129,21 @@ def notes_on(
     """
     frame = frame_of(records)
     judged = judge(frame) if judged is None else judged
-    settings = [one for one in judged.settings if one.source != PRETRAINING]
+    settings = [setting for setting in judged.settings if setting.source != PRETRAINING]
     lines = []
     if folder is not None:
         used, names = " ".join(frame["setting"].astype(str).unique()), manifests.file_names(folder)
-        called = ((names.get(name, name), line) for name, line in manifests.left_out(folder))
-        lines += [f"{name}: left out: {line}" for name, line in called if canonical(name) in used]
+        notes = ((names.get(name, name), line) for name, line in manifests.left_out(folder))
+        lines += [f"{name}: left out: {line}" for name, line in notes if canonical(name) in used]
     lines += [
-        f"{one.task}: one network: intervals and tests are over its test items alone"
-        for one in settings
-        if one.lone and not one.has_trials
+        f"{setting.task}: one network: intervals and tests are over its test items alone"
+        for setting in settings
+        if setting.lone and not setting.has_trials
     ]
-    lines += not_ranked(settings, folder)
-    for task, n in sorted(Counter(one.source for one in settings).items()):
+    lines += unranked(settings, folder)
+    for task, n in sorted(Counter(setting.source for setting in settings).items()):
         if n > 1:
-            pictures = {one.params[0].get("images") for one in settings if one.source == task}
+            pictures = {setting.params[0].get("images") for setting in settings if setting.source == task}
             beside = ", and sets of pictures side by side with --view shifts" * (len(pictures) > 1)
             others = f"{n - 1} other setting{'s' * (n > 2)} (data, model, size or track) not shown"
             lines.append(f"{task}: {others}; see them with --by task{beside}")
@@ -166,39 +166,41 @@ def notes_on(
 
 def _technical(frame: pd.DataFrame, judged: Leaderboard) -> Iterator[str]:
     """Yield the differences that can be significant, unfinished training, and published terms that were inactive."""
-    for one in judged.rankings:
-        pairs, what = (one.pairs, "accuracy") if one.curves is None else (one.curves.pairs, "mean accuracy over MACs")
-        of = "networks" if one.setting.networks else "seeds"
-        if (clause := paired.detectable(pairs, what, of)) is not None:
-            yield f"{one.task}: {clause}"
+    for ranking in judged.rankings:
+        pairs, quantity = (
+            (ranking.pairs, "accuracy") if ranking.curves is None else (ranking.curves.pairs, "mean accuracy over MACs")
+        )
+        unit = "networks" if ranking.setting.networks else "seeds"
+        if (clause := paired.detectable(pairs, quantity, unit)) is not None:
+            yield f"{ranking.task}: {clause}"
     trials = frame[(frame["status"] == "ok") & frame["success"].notna()]
     for strategy, rows in trials.groupby("strategy", observed=True):
         if n := int(((rows["success"] == 0) & (rows["fitted"] == 0)).sum()):
             reached = f"{n} of {len(rows)} trials reached the step limit"
             yield f"{strategy}: {reached} before they fitted their training samples"
-    said = frame[["strategy", "task", "inactive"]].drop_duplicates()
-    for strategy, task, note in sorted(said[said["inactive"] != ""].itertuples(index=False)):
+    inactive = frame[["strategy", "task", "inactive"]].drop_duplicates()
+    for strategy, task, note in sorted(inactive[inactive["inactive"] != ""].itertuples(index=False)):
         parts = [part.rpartition(": ") for part in note.split("; ")]
         terms = ", ".join(f"{names} ({why})" for names, _, why in parts)
         yield f"{strategy} on {task}: published terms inactive: {terms}"
 
 
-def not_ranked(settings: Sequence[Setting], folder: Path | None = None) -> list[str]:
+def unranked(settings: Sequence[Setting], folder: Path | None = None) -> list[str]:
     """Return a line for the strategies of each setting of a board that lack the same, with the command that adds it.
 
     The command is known where the run's folder answers one suite.
     """
-    suites = {one.name for one in manifests.suites(folder)} - {manifests.OWN} if folder else set()
+    suites = {suite.name for suite in manifests.suites(folder)} - {manifests.OWN} if folder else set()
     described = manifests.strategies(folder).values() if folder else ()
-    files = {one.name: one.file for one in described if one.file}
+    files = {about.name: about.file for about in described if about.file}
     command, lines = "a run with the options of the others", []
-    for one in settings:
-        missing, whose = one.missing, one.entries["strategy"]
+    for setting in settings:
+        missing, whose = setting.missing, setting.entries["strategy"]
         if missing.dense:
-            failed = (one.others["strategy"] == DENSE).any()
-            lines.append(f"{one.task}: dense {'has no result' if failed else 'is missing'}, so nothing is ranked")
+            failed = (setting.others["strategy"] == DENSE).any()
+            lines.append(f"{setting.task}: dense {'has no result' if failed else 'is missing'}, so nothing is ranked")
         sizes = missing.cells.columns.get_level_values("n_train").nunique()
-        unit = "trials" if sizes > 1 else "tests" if one.networks else "repetitions"
+        unit = "trials" if sizes > 1 else "tests" if setting.networks else "repetitions"
         alike = defaultdict[str, list[str]](list)
         for strategy, lacking in missing.cells.groupby(whose).any().sum(axis=1).items():
             budgets = {share for i in whose.index[whose == strategy] for share in missing.shares.get(i, ())}
@@ -214,7 +216,9 @@ def not_ranked(settings: Sequence[Setting], folder: Path | None = None) -> list[
                     words.append(":".join(filter(None, (files.get(name, name), given))))
                 command = f"`sparsebench run {shlex.join(words)} --suite {shlex.quote(*suites)} --out FOLDER`"
                 command += " with this folder and the run's other options"
-            lines.append(f"{', '.join(strategies)} on {one.task}: not ranked there, without {text}; {command} adds it")
+            lines.append(
+                f"{', '.join(strategies)} on {setting.task}: not ranked there, without {text}; {command} adds it"
+            )
     return lines
 
 
@@ -226,20 +230,20 @@ def below_chance(frame: pd.DataFrame) -> list[str]:
     """
     lines = set()
     numbered = [text for text in frame["setting"].unique() if '"labels":' in str(text)]
-    for one in settings_of(frame[frame["setting"].isin(numbered)]) if numbered else ():
-        tested = dense_of(one.records)[[*OUTCOMES, "network"]].drop_duplicates()
+    for setting in settings_of(frame[frame["setting"].isin(numbered)]) if numbered else ():
+        tested = dense_of(setting.records)[[*OUTCOMES, "network"]].drop_duplicates()
         for n, labels, predictions, network in tested.itertuples(index=False):
-            if not n or not predictions or not described(one.params[0]):
+            if not n or not predictions or not described(setting.params[0]):
                 continue
-            whose = f" with {network}" if len(one.networks) > 1 else ""
+            network_name = f" with {network}" if len(setting.networks) > 1 else ""
             answers, truth = numbers_of(predictions, n), numbers_of(labels, n)
             shares = np.bincount(answers, minlength=MOST_CLASSES) * np.bincount(truth, minlength=MOST_CLASSES)
             chance, right = float(shares.sum()) / n**2, int((answers == truth).sum())
             if bdtr(right, n, chance) < SURPRISING:
                 lines.add(
-                    f"{one.task}, {one.model}{whose}: dense is right in {right} of {n} pictures, and chance would be "
-                    f"{chance * n:.0f}: the class folders are probably in another order than the head's classes; say "
-                    "it with --task folder:classes=FILE"
+                    f"{setting.task}, {setting.model}{network_name}: dense is right in {right} of {n} pictures, and "
+                    f"chance would be {chance * n:.0f}: the class folders are probably in another order than the "
+                    "head's classes; say it with --task folder:classes=FILE"
                 )
     return sorted(lines)
 
@@ -262,7 +266,7 @@ def failures(frame: pd.DataFrame) -> list[str]:
 def machines(frame: pd.DataFrame) -> list[str]:
     """Return a line where records are of several devices, machines or versions."""
     good = frame[frame["status"] == "ok"]
-    hashes, devices = good["environment"].nunique(), sorted({str(one) for one in good["device"].unique()})
-    what = [f"on {', '.join(devices)}"] if len(devices) > 1 else []
-    what += [f"on {hashes} machines, or with other versions"] if hashes > 1 else []
-    return [f"made {' and '.join(what)}: speeds are compared on the same only"] if what else []
+    hashes, devices = good["environment"].nunique(), sorted({str(device) for device in good["device"].unique()})
+    differences = [f"on {', '.join(devices)}"] if len(devices) > 1 else []
+    differences += [f"on {hashes} machines, or with other versions"] if hashes > 1 else []
+    return [f"made {' and '.join(differences)}: speeds are compared on the same only"] if differences else []

@@ -150,8 +150,10 @@ def column_of(kind: MetricKind) -> Column:
 
 def accuracy_at(budget: float) -> Column:
     """Return the column of the accuracy at a budget of a board over several."""
-    what = f"accuracy at a budget; in ( ) the realised MACs / dense where they miss the budget by over {TOLERANCE:.0%}"
-    return Column(f"accuracy_at_{budget:g}", "@" + f"{budget:g}".removeprefix("0"), "spent", what)
+    meaning = (
+        f"accuracy at a budget; in ( ) the realised MACs / dense where they miss the budget by over {TOLERANCE:.0%}"
+    )
+    return Column(f"accuracy_at_{budget:g}", "@" + f"{budget:g}".removeprefix("0"), "spent", meaning)
 
 
 def keys_of(columns: Sequence[Column]) -> list[str]:
@@ -166,8 +168,8 @@ def side(column: Column) -> str:
 
 def interval_row(key: str, interval: Interval | None) -> Row:
     """Return an interval as three columns, None for what is not known, without minus zero."""
-    named = zip((key, f"{key}_low", f"{key}_high"), interval or (None, None, None), strict=True)
-    return {name: None if x is None or math.isnan(x) else x + 0.0 for name, x in named}
+    values = zip((key, f"{key}_low", f"{key}_high"), interval or (None, None, None), strict=True)
+    return {name: None if x is None or math.isnan(x) else x + 0.0 for name, x in values}
 
 
 def rank_ends(rank: Any) -> tuple[float, float]:
@@ -201,12 +203,12 @@ def text_of(row: Row, column: Column) -> str:
     return f"{value} [{interval[0]}, {interval[1]}]"
 
 
-def _number(value: Any, shown: Shown) -> str:
+def _number(value: Any, kind: Shown) -> str:
     if value is None or value in ("", NOT_RANKED):
         return "-"
     if not isinstance(value, float):
         return str(value)
-    form = FORMS.get(shown, ".3f")
+    form = FORMS.get(kind, ".3f")
     return format(value, form) if isinstance(form, str) else form(value)
 
 
@@ -279,8 +281,8 @@ def _add_parts(table: pd.DataFrame, attrs: dict[str, str]) -> None:
         attrs |= {"rank_low": "first rank that it may have", "rank_high": "last rank that it may have"}
     params = [spec.parts_of(str(label))[1] for label in table.get("strategy", ())]
     amounts = [budget.parts_of(str(label)) for label in table.get("budget", ())]
-    asked = [{name: float(x) for name, x in one.items() if name in ("macs", "keep_rate")} for one in amounts]
-    for owner, parts in (("strategy", params), ("budget", asked)):
+    amounts_asked = [{name: float(x) for name, x in one.items() if name in ("macs", "keep_rate")} for one in amounts]
+    for owner, parts in (("strategy", params), ("budget", amounts_asked)):
         for name in sorted({name for one in parts for name in one}):
             table[f"{owner}.{name}"] = [one.get(name) for one in parts]
             attrs[f"{owner}.{name}"] = f"{name} of the {owner}; missing where it is the default, or not asked for"

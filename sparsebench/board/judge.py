@@ -109,8 +109,8 @@ class Leaderboard:
     @property
     def rows(self) -> pd.DataFrame:
         """The rows of all rankings."""
-        every = [one.every for one in self.rankings]
-        return pd.concat(every, ignore_index=True) if every else pd.DataFrame(columns=columns.keys_of(self.columns))
+        tables = [ranking.every for ranking in self.rankings]
+        return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns.keys_of(self.columns))
 
     @property
     def parts(self) -> Mapping[str, Setting]:
@@ -120,7 +120,7 @@ class Leaderboard:
     @property
     def over_budgets(self) -> Ranking | None:
         """The first ranking with several budgets."""
-        return next((one for one in self.rankings if one.curves is not None), None)
+        return next((ranking for ranking in self.rankings if ranking.curves is not None), None)
 
 
 @threadpool_limits.wrap(limits=1, user_api="blas")  # its matrices are small: threads wait longer than they compute
@@ -145,57 +145,63 @@ def judge(records: Flats, by: str | None = None, judged: Leaderboard | None = No
     failed = frame.loc[~frame["status"].isin(("ok", "unsupported")), ["strategy", "budget"]]
     lossy = set(failed.itertuples(index=False, name=None))
     settings = settings_of(frame) if judged is None else judged.settings
-    known = () if judged is None else judged.rankings
+    computed = () if judged is None else judged.rankings
     kinds, mains = metrics_of(frame), frame.attrs.get(MAIN, ())
     if by:
-        groups = [[one] for one in settings]
+        groups = [[setting] for setting in settings]
     else:
-        ordered = sorted(settings, key=lambda one: (len(one.records), one.n_train, one.setting, one.track))
-        tasks = {one.source: one for one in ordered}
+        ordered = sorted(
+            settings, key=lambda setting: (len(setting.records), setting.n_train, setting.setting, setting.track)
+        )
+        tasks = {setting.source: setting for setting in ordered}
         if len(tasks) > 1:
             tasks.pop(PRETRAINING, None)
-        groups = [sorted(tasks.values(), key=lambda one: (
-            mains.index(one.source) if one.source in mains else len(mains), one.has_trials, -len(one.records),
-            one.source,
+        groups = [sorted(tasks.values(), key=lambda setting: (
+            mains.index(setting.source) if setting.source in mains else len(mains), setting.has_trials,
+            -len(setting.records), setting.source,
         ))] if tasks else []  # fmt: skip
     rankings = []
     for group in groups:
         parts = {"accuracy": group[0]}
-        for one in reversed(group):
-            parts |= {"sample complexity": one} if one.has_trials else {}
-            parts |= {"spurious gap": one} if one.has("spurious_gap") else {}
-            parts |= {kind.name: one for kind in kinds if one.has(kind.name)}
-        same = (one for one in known if one.parts == parts)
-        rankings.append(next(same, None) or _rank(parts, kinds, lossy))
+        for setting in reversed(group):
+            parts |= {"sample complexity": setting} if setting.has_trials else {}
+            parts |= {"spurious gap": setting} if setting.has("spurious_gap") else {}
+            parts |= {kind.name: setting for kind in kinds if setting.has(kind.name)}
+        equal = (setting for setting in computed if setting.parts == parts)
+        rankings.append(next(equal, None) or _rank(parts, kinds, lossy))
     board = Leaderboard(rankings, EVERY, by is not None, settings)
     rows = board.rows
-    said = set(rows.dropna(axis="columns", how="all"))
-    said -= {key for key, nothing in NOTHING.items() if (rows[key] == nothing).all()}
-    shown = []
+    filled = set(rows.dropna(axis="columns", how="all"))
+    filled -= {key for key, nothing in NOTHING.items() if (rows[key] == nothing).all()}
+    visible = []
     for column in (*EVERY, *map(columns.column_of, kinds)):
-        if column not in columns.BY_TASK and (column.key in said or column in columns.COLUMNS):
-            of_task = board.parts[column.part].task if column.key in said and column.part in board.parts else ""
-            shown.append(column._replace(task=of_task))
-    return replace(board, columns=[*columns.BY_TASK, *shown] if by else shown)
+        if column not in columns.BY_TASK and (column.key in filled or column in columns.COLUMNS):
+            of_task = board.parts[column.part].task if column.key in filled and column.part in board.parts else ""
+            visible.append(column._replace(task=of_task))
+    return replace(board, columns=[*columns.BY_TASK, *visible] if by else visible)
 
 
 def _rows(parts: Mapping[str, Setting], kinds: Sequence[MetricKind]) -> pd.DataFrame:
     """Return one row a strategy and budget: accuracy and cost from the main part, the other columns from theirs."""
     main, tested = parts["accuracy"], parts["accuracy"].tested
-    measured = [one.records if part == "sample complexity" else one.tested for part, one in parts.items()]
+    measured = [setting.records if part == "sample complexity" else setting.tested for part, setting in parts.items()]
     every = pd.concat([part[["entry", "trained", CHECKS, "badge"]] for part in measured])
     rows = main.every.loc[np.unique(every["entry"])]
     seeds = [part.groupby("entry")[SEED].nunique() for part in measured]
-    how = dict.fromkeys(("accuracy", "macs", "macs_ratio", "selection_auroc"), "mean") | {"images_per_s": "median"}
-    found = [over_seeds(tested, how)]
+    aggregation = dict.fromkeys(("accuracy", "macs", "macs_ratio", "selection_auroc"), "mean") | {
+        "images_per_s": "median"
+    }
+    tables = [over_seeds(tested, aggregation)]
     if "sample complexity" in parts:
         trials = _trials(parts["sample complexity"])
         seeds.append(trials.pop("n_seeds"))
-        found.append(trials)
+        tables.append(trials)
     if "spurious gap" in parts:
-        found.append(_gaps(parts["spurious gap"]))
-    found += [over_seeds(parts[kind.name].tested, {kind.name: kind.over_seeds}) for kind in kinds if kind.name in parts]
-    rows = rows.join(found)
+        tables.append(_gaps(parts["spurious gap"]))
+    tables += [
+        over_seeds(parts[kind.name].tested, {kind.name: kind.over_seeds}) for kind in kinds if kind.name in parts
+    ]
+    rows = rows.join(tables)
     devices = tested[tested["images_per_s"].notna()].groupby("entry")["device"]
     rows["device"] = devices.agg(lambda names: ", ".join(sorted(set(names)))) if len(devices) else None
     rows["n_seeds"] = pd.concat(seeds, axis=1).min(axis=1).astype(int)
@@ -215,13 +221,15 @@ def _trials(setting: Setting) -> pd.DataFrame:
     trials = {entry: _successes(part, "success") for entry, part in groups.items()}
     dense = trials.get(dense_of(setting.records)["entry"].min())
     rows = {}
-    for entry, one in trials.items():
-        rows[entry] = {"n_seeds": len(one.seeds)} | interval_row("sample_complexity", sample_complexity(one))
+    for entry, successes in trials.items():
+        rows[entry] = {"n_seeds": len(successes.seeds)} | interval_row(
+            "sample_complexity", sample_complexity(successes)
+        )
         if groups[entry]["success_loss"].notna().any():
             by_loss = _successes(groups[entry], "success_loss")
             rows[entry] |= interval_row("sample_complexity_loss", sample_complexity(by_loss))
         if dense is not None and math.isfinite(dense.n50):
-            rows[entry] |= interval_row("sample_complexity_ratio", n50_ratio(one, dense))
+            rows[entry] |= interval_row("sample_complexity_ratio", n50_ratio(successes, dense))
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
@@ -237,7 +245,7 @@ def _gaps(setting: Setting) -> pd.DataFrame:
     rows = over_seeds(tested, dict.fromkeys(("spurious_gap", "worst_group_accuracy", "accuracy"), "mean"))
     rows = rows.loc[values.index].rename(columns={"accuracy": "accuracy_with_gap"})
     entries = [setting.contenders[entry] for entry in rows.index]
-    worst = pd.Series([curves.worst_group(*one) for one in entries], rows.index, dtype=float)
+    worst = pd.Series([curves.worst_group(*entry) for entry in entries], rows.index, dtype=float)
     rows["worst_group_accuracy"] = worst.fillna(rows["worst_group_accuracy"])
     intervals = {}
     if dense in values.index:
@@ -250,7 +258,9 @@ def _gaps(setting: Setting) -> pd.DataFrame:
             contender = setting.contenders[dense][0]
             intervals["aligned_gap_reduction"] = curves.gap_reductions(contenders, contender, groups, setting.lone)
     for name, of_entries in intervals.items():
-        rows = rows.join(pd.DataFrame([interval_row(name, one) for one in of_entries], rows.index, dtype=float))
+        rows = rows.join(
+            pd.DataFrame([interval_row(name, interval) for interval in of_entries], rows.index, dtype=float)
+        )
     return rows
 
 
@@ -267,25 +277,25 @@ def _rank(parts: Mapping[str, Setting], kinds: Sequence[MetricKind], lossy: Coll
     unranked = rows.index[lost | rows.index.isin(missing.apart) | missing.dense]
     able = rows[rows["accuracy"].notna()]
     contenders = [main.contenders[entry][0] for entry in able.index]
-    every = paired.compare(contenders, np.flatnonzero(able.index.isin(missing.apart)).tolist())
+    all_pairs = paired.compare(contenders, np.flatnonzero(able.index.isin(missing.apart)).tolist())
     judged = ~able.index.isin(unranked)
     places = np.flatnonzero(judged & (able["kind"] != "oracle"))
-    rows.loc[able.index, ["accuracy_low", "accuracy_high"]] = np.clip(every.accuracy, 0, 1)
+    rows.loc[able.index, ["accuracy_low", "accuracy_high"]] = np.clip(all_pairs.accuracy, 0, 1)
     dense = np.flatnonzero(able["strategy"] == DENSE)[:1].tolist()
     others = {place: dense[0] for place in range(len(able))} if dense else {}
-    _compare(rows, able, every, judged, DENSE, "accuracy_delta", others)
-    _compare(rows, able, every, judged, RANDOM, f"{RANDOM}_delta", _places_of_random(able))
-    ranked, pairs = able.index[places], every.among(places.tolist())
+    _compare(rows, able, all_pairs, judged, DENSE, "accuracy_delta", others)
+    _compare(rows, able, all_pairs, judged, RANDOM, f"{RANDOM}_delta", _places_of_random(able))
+    ranked, pairs = able.index[places], all_pairs.among(places.tolist())
     rows.loc[ranked, "rank"] = pairs.ranks()
     # On a front is what none that costs no more is significantly better than: MACs, and seconds on one machine.
     machines: dict[int, set[object]] = defaultdict(set)
     for entry, *machine in main.tested[["entry", "device", "environment"]].drop_duplicates().itertuples(index=False):
         machines[entry].add(tuple(machine))
-    same = [[machines[entry] == machines[other] for other in ranked] for entry in ranked]
+    same_machine = [[machines[entry] == machines[other] for other in ranked] for entry in ranked]
     better = pairs.better()
     for column, cost, comparable in (
         ("pareto", rows["macs_ratio"], np.ones_like(better)),
-        ("pareto_speed", -rows["images_per_s"], np.array(same, dtype=bool).reshape(better.shape)),
+        ("pareto_speed", -rows["images_per_s"], np.array(same_machine, dtype=bool).reshape(better.shape)),
     ):
         costs = cost[ranked].to_numpy(float)
         beaten = (better & (costs[:, None] <= costs) & comparable).any(axis=0)
@@ -304,8 +314,8 @@ def _places_of_random(rows: pd.DataFrame) -> dict[int, int]:
     budgets, places = rows["budget"].tolist(), dict[str, int]()
     for i in reversed(np.flatnonzero(rows["strategy"] == RANDOM).tolist()):
         places |= {budgets[i]: i, amount_of(budgets[i]): i}
-    wanted = [places.get(budget, places.get(amount_of(budget))) for budget in budgets]
-    return {i: j for i, j in enumerate(wanted) if j is not None}
+    counterparts = [places.get(budget, places.get(amount_of(budget))) for budget in budgets]
+    return {i: j for i, j in enumerate(counterparts) if j is not None}
 
 
 def _compare(
@@ -342,12 +352,12 @@ def _curves(main: Setting, rows: pd.DataFrame, unranked: Collection[int]) -> tup
     if dense.empty or not able.dropna(subset="line").duplicated("line").any():
         return rows.assign(line=None), None
     # Curves are called by their strategies, and by what else their budgets say where some are of one strategy.
-    every = sorted(set(able["line"].dropna()))
-    alike = Counter(line[:2] for line in every)
-    called = {line: f"{line[0]} {line[2]}" if alike[line[:2]] > 1 and line[2] else line[0] for line in every}
-    how = main.tested["how"].astype(str).groupby(main.tested["entry"])
-    rows = rows.assign(line=able["line"].map(called.get).astype(object), **{
-        "how": how.first().where(how.nunique() == 1, ""),
+    labels = sorted(set(able["line"].dropna()))
+    alike = Counter(line[:2] for line in labels)
+    names_of_lines = {line: f"{line[0]} {line[2]}" if alike[line[:2]] > 1 and line[2] else line[0] for line in labels}
+    disposals = main.tested["how"].astype(str).groupby(main.tested["entry"])
+    rows = rows.assign(line=able["line"].map(names_of_lines.get).astype(object), **{
+        "how": disposals.first().where(disposals.nunique() == 1, ""),
         "speed_up": speed_ups(main.tested),
         "p_label": over_seeds(main.tested, {"p_label": "mean"})["p_label"],
     })  # fmt: skip
@@ -375,13 +385,13 @@ def _curves(main: Setting, rows: pd.DataFrame, unranked: Collection[int]) -> tup
     shared = [key for key in of_strategy if key in first]
     table = table.assign(**first[shared], rank=NOT_RANKED, strategy=table.index)
     for budget in budgets:
-        of, key = points[points["asked"] == budget].set_index("line"), columns.accuracy_at(budget).key
-        missed = (of["macs_ratio"] / budget - 1).abs() > columns.TOLERANCE
-        table = table.assign(**{key: of["accuracy"], f"{key}_spent": of["macs_ratio"].where(missed)})
+        rows_at, key = points[points["asked"] == budget].set_index("line"), columns.accuracy_at(budget).key
+        missed = (rows_at["macs_ratio"] / budget - 1).abs() > columns.TOLERANCE
+        table = table.assign(**{key: rows_at["accuracy"], f"{key}_spent": rows_at["macs_ratio"].where(missed)})
     names = list(heights)
-    left, apart = (set(points.loc[points.index.isin(some), "line"]) for some in (unranked, main.missing.apart))
-    ranked = [k for k, name in enumerate(names) if name not in left and table.loc[name, "kind"] != "oracle"]
-    pairs = paired.compare(list(heights.values()), [k for k, name in enumerate(names) if name in apart]).among(ranked)
+    unfair, lacking = (set(points.loc[points.index.isin(some), "line"]) for some in (unranked, main.missing.apart))
+    ranked = [k for k, name in enumerate(names) if name not in unfair and table.loc[name, "kind"] != "oracle"]
+    pairs = paired.compare(list(heights.values()), [k for k, name in enumerate(names) if name in lacking]).among(ranked)
     table.loc[[names[k] for k in ranked], "rank"] = pairs.ranks()
     order = {
         "not dense": table.index != DENSE, "oracle": table["kind"] == "oracle", "last": table["rank"] == NOT_RANKED,
@@ -400,7 +410,7 @@ def _heights(main: Setting, rows: pd.DataFrame, lowest: float) -> tuple[dict[str
         lowest: budget from which on curves are compared.
     """
     dense = main.contenders[rows.index[rows["line"] == DENSE][0]][0]
-    heights, found = {}, {DENSE: {"kept_accuracy": 1.0, "macs_at_2": 1.0}}
+    heights, by_name = {}, {DENSE: {"kept_accuracy": 1.0, "macs_at_2": 1.0}}
     reaching = set(rows.loc[rows["asked"] == lowest, "line"])
     for name, points in points_of(rows).items():
         spent = points["macs_ratio"].tolist()
@@ -408,9 +418,9 @@ def _heights(main: Setting, rows: pd.DataFrame, lowest: float) -> tuple[dict[str
         if name not in reaching or (height := curves.area(contenders, spent, lowest)) is None:
             continue
         heights[name] = height
-        found[name] = interval_row("macs_at_2", curves.least_macs(contenders, spent, main.lone))
-        found[name] |= {"macs_at_2_at_most": True} if found[name]["macs_at_2"] == spent[0] else {}
+        by_name[name] = interval_row("macs_at_2", curves.least_macs(contenders, spent, main.lone))
+        by_name[name] |= {"macs_at_2_at_most": True} if by_name[name]["macs_at_2"] == spent[0] else {}
     kept = curves.kept_accuracy(list(heights.values()), dense, main.lone)
     for name, interval in zip(heights, kept, strict=True):
-        found[name] |= interval_row("kept_accuracy", interval)
-    return heights, pd.DataFrame.from_dict(found, orient="index")
+        by_name[name] |= interval_row("kept_accuracy", interval)
+    return heights, pd.DataFrame.from_dict(by_name, orient="index")

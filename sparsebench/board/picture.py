@@ -76,33 +76,33 @@ class _Line(NamedTuple):
     rank: tuple[float, float]
 
 
-def measured(board: Board) -> list[str]:
+def quantities(board: Board) -> list[str]:
     """Return which pictures there are of a board, of WHAT; of one without any result there is that of accuracy."""
     rows = board.judged.rows.dropna(axis="columns", how="all")
-    return [what for what in WHAT if COLUMN[what] in rows] or [ACCURACY]
+    return [quantity for quantity in WHAT if COLUMN[quantity] in rows] or [ACCURACY]
 
 
-def draw(board: Board, what: str = ACCURACY, strategies: Sequence[str] = (), width: str = "two") -> Figure:
+def draw(board: Board, quantity: str = ACCURACY, strategies: Sequence[str] = (), width: str = "two") -> Figure:
     """Return one of the pictures of a board.
 
     Args:
         board: the board.
-        what: one of WHAT.
+        quantity: one of WHAT.
         strategies: which are named in curves, or drawn beside dense; none means all, and the best are named.
         width: one of `style.COLUMNS`.
 
     Raises:
         UserError: it was not measured, or a strategy is not in the picture.
     """
-    if what not in measured(board):
-        raise UserError("nothing of this was measured", got=what, allowed=measured(board))
-    one, column = board.judged.over_budgets, BY_KEY[COLUMN[what]]
+    if quantity not in quantities(board):
+        raise UserError("nothing of this was measured", got=quantity, allowed=quantities(board))
+    ranking, column = board.judged.over_budgets, BY_KEY[COLUMN[quantity]]
     setting, rows = board.judged.parts.get(column.part), board.judged.rows
     words = "" if setting is None else about(setting)
-    if one is not None and one.curves is not None:
-        if what == ACCURACY and any(len(line.x) > 1 for line in _lines(one.every, one.curves).values()):
-            return curves(one.every, one.curves, words, strategies, width)
-        rows = rows[~rows["asked"].isin(set(one.curves.budgets) - {one.curves.middle})]
+    if ranking is not None and ranking.curves is not None:
+        if quantity == ACCURACY and any(len(line.x) > 1 for line in _lines(ranking.every, ranking.curves).values()):
+            return curves(ranking.every, ranking.curves, words, strategies, width)
+        rows = rows[~rows["asked"].isin(set(ranking.curves.budgets) - {ranking.curves.middle})]
     # A row a strategy, at the budget nearest one half; else one a budget too.
     values = rows.reindex(columns=["strategy", "budget", "kind", "macs_ratio", *column.keys])
     values.columns = ["strategy", "budget", "kind", "macs_ratio", "value", "low", "high"]
@@ -110,12 +110,14 @@ def draw(board: Board, what: str = ACCURACY, strategies: Sequence[str] = (), wid
     alone = ~values["strategy"].duplicated(keep=False) | (values["strategy"] == DENSE)
     values["label"] = values["strategy"].where(alone, values["strategy"] + ", " + values["budget"].astype(str))
     values = values.astype(dict.fromkeys(["macs_ratio", "value", "low", "high"], float))
-    if what != SAMPLES:
+    if quantity != SAMPLES:
         values[["value", "low", "high"]] *= 100
-    title, unit = DOTS[what]
+    title, unit = DOTS[quantity]
     budgets = values.loc[values["strategy"] != DENSE, "budget"].unique()
-    at = f"Budget: {budgets[0]}." if len(budgets) == 1 else ""
-    return dots(values, " ".join(filter(None, (title, at, words))), unit, strategies, width, samples=what == SAMPLES)
+    budget = f"Budget: {budgets[0]}." if len(budgets) == 1 else ""
+    return dots(
+        values, " ".join(filter(None, (title, budget, words))), unit, strategies, width, samples=quantity == SAMPLES
+    )
 
 
 def curves(rows: pd.DataFrame, over: Curves, title: str, strategies: Sequence[str] = (), width: str = "two") -> Figure:
@@ -136,12 +138,12 @@ def curves(rows: pd.DataFrame, over: Curves, title: str, strategies: Sequence[st
         UserError: a strategy that is chosen is not on the board, costs more than dense, or they are too many.
     """
     lines = _lines(rows, over)
-    chosen = _chosen(strategies, over, lines) if strategies else named(rows, over)
+    chosen = _choice(strategies, over, lines) if strategies else main_strategies(rows, over)
     references = [name for name in REFERENCES if name in lines and name not in chosen]
     looks = {name: LOOKS[name] for name in references}
     looks |= {name: style.series(place) for place, name in enumerate(chosen)}
-    shown, others = [lines[name] for name in looks], [line for name, line in lines.items() if name not in looks]
-    bottom = _bottom(shown)
+    coloured, others = [lines[name] for name in looks], [line for name, line in lines.items() if name not in looks]
+    bottom = _bottom(coloured)
     deep = "; lines that leave the chart lose more" if any(line.y.min() < bottom for line in others) else ""
     notes = f"Dense: {100 * over.rows.loc[DENSE, 'accuracy']:.1f} % accuracy. Bars: 95 % intervals of differences. "
     notes += f"The vertical axis is stretched near dense.{f' Grey: all others{deep}.' if others else ''} "
@@ -154,25 +156,25 @@ def curves(rows: pd.DataFrame, over: Curves, title: str, strategies: Sequence[st
         axis.axhline(0, color=style.BLACK, linewidth=0.7)
         for line in others:
             axis.plot([1, *line.x], [0, *line.y], color=style.PALE, linewidth=0.7, zorder=1)
-        for line, how in zip(shown, looks.values(), strict=True):
-            ends, order = ([1, *line.x], [0, *line.y]), 3 if how.marker else 2
-            axis.plot(*ends, color=how.color, linestyle=how.linestyle, zorder=order, label=line.name)
-            if how.marker:
-                axis.plot(line.x, line.y, how.marker, color=how.color, mec="white", mew=0.4, zorder=4)
-                axis.vlines(line.x, line.low, line.high, color=how.color, linewidth=0.8, alpha=0.7, zorder=2)
-        last = min(line.x[-1] for line in shown)
+        for line, look in zip(coloured, looks.values(), strict=True):
+            ends, order = ([1, *line.x], [0, *line.y]), 3 if look.marker else 2
+            axis.plot(*ends, color=look.color, linestyle=look.linestyle, zorder=order, label=line.name)
+            if look.marker:
+                axis.plot(line.x, line.y, look.marker, color=look.color, mec="white", mew=0.4, zorder=4)
+                axis.vlines(line.x, line.low, line.high, color=look.color, linewidth=0.8, alpha=0.7, zorder=2)
+        last = min(line.x[-1] for line in coloured)
         axis.set_xlim(1, last - 0.01 * (1 - last))
         ticks = np.arange(1, last - 0.01, -0.1 if width == "two" else -0.2).round(1)
         axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        _fit(axis, bottom, max(0.2, *(line.high.max() for line in shown)))
+        _fit(axis, bottom, max(0.2, *(line.high.max() for line in coloured)))
         axis.set_xlabel("MACs spent, share of dense")
         axis.set_ylabel("accuracy against dense, points")
         axis.grid(axis="y")
-        _label(figure, axis, shown, list(looks.values()), bottom, LETTERS[width])
+        _label(figure, axis, coloured, list(looks.values()), bottom, LETTERS[width])
     return figure
 
 
-def named(rows: pd.DataFrame, over: Curves) -> list[str]:
+def main_strategies(rows: pd.DataFrame, over: Curves) -> list[str]:
     """Return the strategies that `curves` names unless they are chosen, in the board's order.
 
     The most accurate at each budget, then those of best rank; not what is worse than random tokens in the network.
@@ -183,9 +185,9 @@ def named(rows: pd.DataFrame, over: Curves) -> list[str]:
     accuracy = rows["accuracy"].where(rows["macs_ratio"] <= (1 + TOLERANCE) * rows["asked"])
     able = rows.assign(accuracy=accuracy).pivot(index="line", columns="asked", values="accuracy")
     able = able.reindex([name for name in lines if name in ranked])
-    found = able[sorted(over.budgets)].dropna(axis="columns", how="all").idxmax().tolist()
+    most_accurate = able[sorted(over.budgets)].dropna(axis="columns", how="all").idxmax().tolist()
     by_rank = sorted(ranked, key=lambda name: (*np.nan_to_num(lines[name].rank, nan=math.inf), list(lines).index(name)))
-    best = list(dict.fromkeys([*found, *by_rank]))[:NAMED]
+    best = list(dict.fromkeys([*most_accurate, *by_rank]))[:NAMED]
     beaten = lines["random_inside"].rank[1] if "random_inside" in lines else math.nan
     return [name for name in lines if name in best and not lines[name].rank[0] > beaten]
 
@@ -283,36 +285,36 @@ def _new(width: str, high: float, title: str, notes: str) -> tuple[Figure, Axes]
 
 def _lines(rows: pd.DataFrame, over: Curves) -> dict[str, _Line]:
     """Return the strategies that spend less than dense, in the order of the board."""
-    lines, every = {}, points_of(rows.dropna(subset="accuracy_delta"))
+    lines, curves = {}, points_of(rows.dropna(subset="accuracy_delta"))
     for name, rank in over.rows["rank"].items():
-        if name in every:
-            points = every[name][::-1]
+        if name in curves:
+            points = curves[name][::-1]
             y, low, high = (100 * points[key].fillna(points["accuracy_delta"]).to_numpy(float)
                             for key in BY_KEY["accuracy_delta"].keys)  # fmt: skip
             lines[name] = _Line(name, points["macs_ratio"].to_numpy(float), y, low, high, rank_ends(rank))
     return lines
 
 
-def _check(strategies: Sequence[str], known: Collection[str]) -> None:
+def _check(strategies: Sequence[str], available: Collection[str]) -> None:
     for name in strategies:
-        if name not in known:
-            raise unknown("strategy in the picture", name, known)
+        if name not in available:
+            raise unknown("strategy in the picture", name, available)
 
 
-def _chosen(strategies: Sequence[str], over: Curves, lines: Mapping[str, _Line]) -> list[str]:
+def _choice(strategies: Sequence[str], over: Curves, lines: Mapping[str, _Line]) -> list[str]:
     """Return the chosen strategies, once each."""
     _check(strategies, over.rows.index)
     if dear := [name for name in strategies if name not in lines and name != DENSE]:
         raise UserError("a strategy that costs as much as dense, or more, is in no picture", got=dear[0])
-    found = [name for name in dict.fromkeys(strategies) if name != DENSE]
-    if len(found) > MOST_NAMED:
-        raise UserError("strategies of a picture", got=str(len(found)), allowed=f"at most {MOST_NAMED}")
-    return found
+    chosen = [name for name in dict.fromkeys(strategies) if name != DENSE]
+    if len(chosen) > MOST_NAMED:
+        raise UserError("strategies of a picture", got=str(len(chosen)), allowed=f"at most {MOST_NAMED}")
+    return chosen
 
 
-def _bottom(shown: Sequence[_Line]) -> float:
+def _bottom(lines: Sequence[_Line]) -> float:
     """Return the lowest points on the axis of losses."""
-    lowest = {line.name: float(min(line.low.min(), -0.5)) for line in shown}
+    lowest = {line.name: float(min(line.low.min(), -0.5)) for line in lines}
     random = lowest.get("random", -0.5)
     others = min((low for name, low in lowest.items() if name != "random"), default=random)
     return min(others, random if random > BELOW * others else 0)
@@ -326,7 +328,7 @@ def _fit(axis: Axes, bottom: float, top: float) -> None:
     axis.set_ylim(LINEAR * math.sinh(low), LINEAR * math.sinh(high))
     ticks: list[float] = []
     for tick in TICKS:
-        if low <= place(tick) <= high and all(abs(place(tick) - place(one)) > (high - low) / 16 for one in ticks):
+        if low <= place(tick) <= high and all(abs(place(tick) - place(other)) > (high - low) / 16 for other in ticks):
             ticks.append(tick)
     axis.set_yticks(ticks, [f"{tick:+g}" if tick else "dense 0" for tick in ticks])
     axis.set_yticks([], minor=True)
@@ -344,22 +346,22 @@ def _label(
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     box, dpi = axis.get_window_extent(), figure.dpi
-    apart = max(label.get_window_extent().height for label in labels) * 1.02
-    at = axis.transData.transform([(line.x[-1], line.y[-1]) for line in lines])
-    wanted = np.clip(at[:, 1], box.y0, box.y1)
-    order = np.argsort(-wanted, kind="stable")
+    distance = max(label.get_window_extent().height for label in labels) * 1.02
+    ends = axis.transData.transform([(line.x[-1], line.y[-1]) for line in lines])
+    heights = np.clip(ends[:, 1], box.y0, box.y1)
+    order = np.argsort(-heights, kind="stable")
     # Falling places that are so far apart: halfway between moving names only down and moving them only up.
-    steps = apart * np.arange(len(wanted))
-    falling = wanted[order] + steps
+    steps = distance * np.arange(len(heights))
+    falling = heights[order] + steps
     placed = (np.minimum.accumulate(falling) + np.maximum.accumulate(falling[::-1])[::-1]) / 2 - steps
     placed += min(0.0, box.y1 + 0.1 * dpi - placed[0])
     placed += max(0.0, box.y0 - 0.1 * dpi - placed[-1])
     back = axis.transData.inverted().transform
     for height, place in zip(placed, order, strict=True):
-        how, x = looks[place], box.x1 + np.array([0.03, 0.15, 0.2]) * dpi
+        look, x = looks[place], box.x1 + np.array([0.03, 0.15, 0.2]) * dpi
         labels[place].xy = (1, (height - box.y0) / box.height)
         if lines[place].y[-1] < bottom:
             continue
-        joint = back([(at[place, 0], wanted[place]), (x[0], wanted[place]), (x[1], height), (x[2], height)])
-        axis.plot(*joint.T, color=how.color, linewidth=0.7, clip_on=False, zorder=2)
-        axis.plot(*joint[-1:].T, how.marker or "none", color=how.color, clip_on=False)
+        joint = back([(ends[place, 0], heights[place]), (x[0], heights[place]), (x[1], height), (x[2], height)])
+        axis.plot(*joint.T, color=look.color, linewidth=0.7, clip_on=False, zorder=2)
+        axis.plot(*joint[-1:].T, look.marker or "none", color=look.color, clip_on=False)

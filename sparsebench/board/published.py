@@ -75,9 +75,9 @@ def files(board: Board) -> dict[str, bytes]:
     """Return what is written of a board, by the files' names; a pure function of it."""
     content = views.report(board.judged, board.notes)
     texts = {f"leaderboard.{form}": render(content, form).encode() for form in ("md", "csv", "json")}
-    first, *others = picture.measured(board)
-    pictures = {"leaderboard.png": first} | {f"leaderboard-{what}.png": what for what in others}
-    drawn = {name: style.content(picture.draw(board, what)) for name, what in pictures.items()}
+    first, *others = picture.quantities(board)
+    pictures = {"leaderboard.png": first} | {f"leaderboard-{quantity}.png": quantity for quantity in others}
+    drawn = {name: style.content(picture.draw(board, quantity)) for name, quantity in pictures.items()}
     return texts | drawn | {"leaderboard.html": page(board)}
 
 
@@ -96,7 +96,7 @@ def boards(folder: Path) -> list[Path]:
     return folders
 
 
-def made(folder: Path) -> dict[Path, bytes]:
+def board_files(folder: Path) -> dict[Path, bytes]:
     """Return what must lie beside the records of a board, by its paths."""
     content = files(gather(folder))
     return {folder / name: value for name, value in content.items() if name.endswith(KEPT)}
@@ -106,48 +106,48 @@ def documents(folder: Path) -> dict[Path, bytes]:
     """Return what the documents beside a folder of boards must hold, by their paths; parts of other folders stay."""
     root = folder.resolve().parent
     pages = [path for path in (root / README, *sorted((root / "docs").rglob("*.md"))) if path.is_file()]
-    wanted = {path: _filled(path.read_bytes(), folder, path == root / README) for path in pages}
+    contents = {path: _fill(path.read_bytes(), folder, path == root / README) for path in pages}
     for path in sorted((root / "docs" / "results").glob("*/*")):
         source = content_or_none(folder / path.parent.name / path.name) if path.suffix != ".md" else None
-        wanted |= {} if source is None else {path: source}
-    return wanted
+        contents |= {} if source is None else {path: source}
+    return contents
 
 
-def _filled(content: bytes, folder: Path, is_readme: bool) -> bytes:
+def _fill(content: bytes, folder: Path, is_readme: bool) -> bytes:
     """Return a document with each marked part as the folder has it."""
 
     def part(match: re.Match[bytes]) -> bytes:
         begin, name, kind, end = match.groups()
         board = folder / name.decode()
-        shown = content_or_none(board / ("leaderboard.md" if kind == b"board" else "verdicts.md"))
-        if shown is None:
+        text = content_or_none(board / ("leaderboard.md" if kind == b"board" else "verdicts.md"))
+        if text is None:
             return match[0]
         if is_readme and kind == b"board":
-            shown = "".join(render(views.best(one), "md") for one in gather(board).judged.rankings).encode()
-        return begin + shown + end
+            text = "".join(render(views.best(ranking), "md") for ranking in gather(board).judged.rankings).encode()
+        return begin + text + end
 
     return MARKED.sub(part, content)
 
 
-def differing(wanted: Mapping[Path, bytes]) -> list[Path]:
+def differences(contents: Mapping[Path, bytes]) -> list[Path]:
     """Return the paths whose files do not hold what they must, or pictures that do not show it."""
-    return [path for path, content in wanted.items() if not _is(content_or_none(path), content)]
+    return [path for path, content in contents.items() if not _same(content_or_none(path), content)]
 
 
-def write(wanted: Mapping[Path, bytes]) -> list[Path]:
+def write(contents: Mapping[Path, bytes]) -> list[Path]:
     """Write the files that do not hold what they must, and return their paths."""
-    changed = [path for path, content in wanted.items() if content_or_none(path) != content]
+    changed = [path for path, content in contents.items() if content_or_none(path) != content]
     for path in changed:
-        write_whole(path, wanted[path])
+        write_whole(path, contents[path])
     return changed
 
 
-def _is(content: bytes | None, wanted: bytes) -> bool:
+def _same(content: bytes | None, expected: bytes) -> bool:
     """Say whether a file holds what is made, or a picture shows it: another version of matplotlib draws other bytes."""
-    if content == wanted or content is None:
-        return content == wanted
+    if content == expected or content is None:
+        return content == expected
     try:
-        pictures = [Image.open(BytesIO(one), formats=("PNG",)) for one in (wanted, content)]
+        pictures = [Image.open(BytesIO(data), formats=("PNG",)) for data in (expected, content)]
         if pictures[0].size != pictures[1].size:  # known before anything is decoded
             return False
         first, second = (np.asarray(picture.convert("L").reduce(REDUCED), np.float64).ravel() for picture in pictures)
@@ -173,10 +173,10 @@ def page(board: Board, docs: str = "") -> bytes:
     ])  # fmt: skip
     data = json.dumps(data_of(board), ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(ESCAPED)
     # What has several budgets begins, or else what the board is about.
-    opening = [one for one in board.by_task.rankings if one.curves is not None] or board.judged.rankings
+    opening = [ranking for ranking in board.by_task.rankings if ranking.curves is not None] or board.judged.rankings
     content = TEMPLATES.get_template("page.html").render(
         policy=policy, style=sheet, scripts=scripts, data=Markup(data), board=board, docs=docs,
-        first=[(one.setting.title, views.best(one)) for one in opening], text_of=text_of,
+        first=[(ranking.setting.title, views.best(ranking)) for ranking in opening], text_of=text_of,
         legend=views.LEGEND_OF_BEST, reduction=BY_KEY["how"].what,
         pictures=[(CAPTIONS.get(name, name), base64.b64encode(png).decode()) for name, png in board.pictures.items()],
     )  # fmt: skip
@@ -190,8 +190,10 @@ def _hash(text: str) -> str:
 def data_of(board: Board) -> dict[str, Any]:
     """Return all that the scripts know of a board: of each task and model columns, and a row a strategy and budget."""
     # Those with charts come first.
-    rankings = sorted(board.by_task.rankings, key=lambda one: one.curves is None)
-    settings = [_setting(one.setting.title, board.by_task.columns, one.every, one.curves) for one in rankings]
+    rankings = sorted(board.by_task.rankings, key=lambda ranking: ranking.curves is None)
+    settings = [
+        _setting(ranking.setting.title, board.by_task.columns, ranking.every, ranking.curves) for ranking in rankings
+    ]
     return {"settings": settings or [_setting("", [], pd.DataFrame(), None)], "papers": dict(board.papers)}
 
 
@@ -200,7 +202,7 @@ def _setting(title: str, columns: Sequence[Column], frame: pd.DataFrame, over: C
     about: dict[str, Any] = {"budgets": [], "middle": None, "named": []}
     titles, hidden = {"rank": "rank, by accuracy"}, {column.key for column in BY_TASK} | {"track"}
     if over is not None:
-        about = {"budgets": list(over.budgets), "middle": over.middle, "named": picture.named(frame, over)}
+        about = {"budgets": list(over.budgets), "middle": over.middle, "named": picture.main_strategies(frame, over)}
         titles, hidden = {"rank": "rank, all budgets"}, hidden | {"budget"}
         # A row for each strategy and budget, dense's first, with the rank of the strategy.
         frame = pd.concat([frame[frame["line"] == name] for name in over.rows.index])

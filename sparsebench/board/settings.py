@@ -119,8 +119,10 @@ def _with_names(records: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame
     in_json = {canonical(name): canonical(file) for name, file in names.items()}
     pattern = re.compile("|".join(map(re.escape, in_json)) or "(?!)")
     return records.assign(
-        setting=settings.cat.rename_categories(lambda one: pattern.sub(lambda found: in_json[found[0]], one)),
-        network=networks.cat.rename_categories(lambda whole: " ".join(names.get(one, one) for one in whole.split(" "))),
+        setting=settings.cat.rename_categories(lambda setting: pattern.sub(lambda match: in_json[match[0]], setting)),
+        network=networks.cat.rename_categories(
+            lambda text: " ".join(names.get(name, name) for name in text.split(" "))
+        ),
     )
 
 
@@ -132,19 +134,19 @@ def describe(records: pd.DataFrame, out: Path) -> pd.DataFrame:
 
         verdict = verify(out)
         submitted, badge = verdict.strategy, verdict.badge
-    every, known = reports.read(out), manifests.strategies(out)
+    check_reports, strategies = reports.read(out), manifests.strategies(out)
     grouped = records.groupby(["strategy", "revision"], observed=True, sort=False)
-    said = []
+    notes = []
     for strategy, revision in grouped.groups:
         name = strategy.partition("(")[0]
-        about = known.get((name, revision))
+        about = strategies.get((name, revision))
         trained = "" if about is None else "yes" if about.trained else "no"
-        how = "" if about is None else how_of_label(about.how, strategy)
-        checked = reports.badge_of(every, strategy, revision)
-        said.append((*checked, trained, badge if name == submitted else "", plain(how)))
+        disposals = "" if about is None else how_of_label(about.how, strategy)
+        checked = reports.badge_of(check_reports, strategy, revision)
+        notes.append((*checked, trained, badge if name == submitted else "", plain(disposals)))
     number = grouped.ngroup()
-    named = zip((CHECKS, REMARK, "trained", "badge", "how"), zip(*said, strict=True), strict=True)
-    return records.assign(**{name: pd.Categorical(values).take(number) for name, values in named})
+    columns = zip((CHECKS, REMARK, "trained", "badge", "how"), zip(*notes, strict=True), strict=True)
+    return records.assign(**{name: pd.Categorical(values).take(number) for name, values in columns})
 
 
 def frame_of(records: Flats) -> pd.DataFrame:
@@ -170,14 +172,14 @@ def frame_of(records: Flats) -> pd.DataFrame:
 
 def metrics_of(frame: pd.DataFrame) -> list[MetricKind]:
     """Return the metrics whose columns are their means or medians: those that tasks declare, and others of SHOWN."""
-    own = {column.key for column in EVERY}
+    columns = {column.key for column in EVERY}
     declared = (kind for kind in frame.attrs.get(DECLARED, ()) if kind.over_seeds != "none")
-    return [*(kind for kind in SHOWN if kind.name not in own), *declared]
+    return [*(kind for kind in SHOWN if kind.name not in columns), *declared]
 
 
-def besides_share(budget: str, asked: float) -> str:
+def besides_share(budget: str, share: float) -> str:
     """Return what the label of a budget says besides the share of dense MACs that it asks for."""
-    return budget.removeprefix(f"macs {asked:g}").lstrip(", ")
+    return budget.removeprefix(f"macs {share:g}").lstrip(", ")
 
 
 def dense_of(records: pd.DataFrame) -> pd.DataFrame:
@@ -186,19 +188,19 @@ def dense_of(records: pd.DataFrame) -> pd.DataFrame:
     return dense[dense["entry"] == dense["entry"].min()]
 
 
-def over_seeds(records: pd.DataFrame, how: Mapping[str, str]) -> pd.DataFrame:
-    """Return metrics, a row an entry: `how` says of each whether it is the mean or the median over seeds.
+def over_seeds(records: pd.DataFrame, aggregation: Mapping[str, str]) -> pd.DataFrame:
+    """Return metrics, a row an entry: `aggregation` says of each whether it is the mean or the median over seeds.
 
     Of several draws on one network the mean counts; NaN where nothing was measured.
     """
-    by_seed = records.groupby(["entry", SEED])[list(how)].mean()
+    by_seed = records.groupby(["entry", SEED])[list(aggregation)].mean()
     entries, first = np.unique(by_seed.index.get_level_values("entry"), return_index=True)
-    found = {}
-    for name, kind in how.items():
+    columns = {}
+    for name, kind in aggregation.items():
         seeds = (part[~np.isnan(part)] for part in np.split(by_seed[name].to_numpy(), first[1:]))
         # By NumPy: a mean of pandas may differ in the last digit, and so which of two equal strategies is first.
-        found[name] = [getattr(np, kind)(values) if values.size else math.nan for values in seeds]
-    return pd.DataFrame(found, entries, dtype=float)
+        columns[name] = [getattr(np, kind)(values) if values.size else math.nan for values in seeds]
+    return pd.DataFrame(columns, entries, dtype=float)
 
 
 def speed_ups(records: pd.DataFrame) -> pd.Series:
@@ -292,8 +294,8 @@ class Setting:
     @cached_property
     def networks(self) -> dict[int, str]:
         """By seed the networks that are tested as they are, see `Cell.network`; none where repetitions are trained."""
-        given = self.records.loc[self.records["network"] != "", [SEED, "network"]].drop_duplicates(SEED)
-        return dict(zip(given[SEED].tolist(), given["network"].tolist(), strict=True))
+        names = self.records.loc[self.records["network"] != "", [SEED, "network"]].drop_duplicates(SEED)
+        return dict(zip(names[SEED].tolist(), names["network"].tolist(), strict=True))
 
     @cached_property
     def lone(self) -> bool:
@@ -325,18 +327,18 @@ class Setting:
         tests = tests[tests.pop(PREDICTIONS).map(bool).astype(bool)]
         drawn = has.columns.get_level_values("draw") > 0
         drawing = has.loc[:, drawn].any(axis=1) | tests.drop_duplicates().duplicated(["entry", SEED]).any()
-        wanted = 2 * has.sum() >= np.where(drawn, drawing.sum(), len(has))
-        lacking = ~has.loc[:, wanted] & (~drawn[wanted] | drawing.to_numpy()[:, None])
+        common = 2 * has.sum() >= np.where(drawn, drawing.sum(), len(has))
+        lacking = ~has.loc[:, common] & (~drawn[common] | drawing.to_numpy()[:, None])
         lacks, lines = set(lacking.index[lacking.any(axis=1)]), entries["line"]
         budgets, shares = tuple[float, ...](), dict[int, set[float]]()
         points = self.every.loc[np.unique(self.tested["entry"])].dropna(subset="line")
         if points.duplicated("line").any():
-            beside = self.every.loc[np.unique(others["entry"])]
-            of_curves = pd.concat([points, beside[beside["line"].isin(points["line"])]])
+            entries_failed = self.every.loc[np.unique(others["entry"])]
+            of_curves = pd.concat([points, entries_failed[entries_failed["line"].isin(points["line"])]])
             run = of_curves.groupby("line")["asked"].agg(set).to_dict()
             counts = Counter(chain.from_iterable(run.values()))
             budgets = tuple(sorted((budget for budget, n in counts.items() if 2 * n >= len(run)), reverse=True))
-            shares = {i: rest for i, line in lines.items() if line in run and (rest := set(budgets) - run[line])}
+            shares = {i: absent for i, line in lines.items() if line in run and (absent := set(budgets) - run[line])}
             lacks |= set(shares)
             torn = set(lines[list(lacks)].dropna())
             lacks |= set(lines.index[lines.isin(torn)])
@@ -361,30 +363,35 @@ class Setting:
                 of_seed = tests[row.entry].setdefault(row.seed, defaultdict(list))
                 of_seed[row.test_labels, row.test_foregrounds].append(row)
         numbers = cache(numbers_of)
-        found = {}
+        contenders = {}
         for entry, seeds in tests.items():
             hits: dict[int, tuple[Hashable, np.ndarray]] = {}
-            known: dict[str, dict[int, np.ndarray]] = {GROUPS: {}, FOREGROUNDS: {}}
+            item_groups: dict[str, dict[int, np.ndarray]] = {GROUPS: {}, FOREGROUNDS: {}}
             for seed, of_seed in seeds.items():
-                every = [of_seed[asks] for asks in sorted(of_seed)]
-                hits[seed] = tuple(sorted(of_seed)), _join([_hits(rows, numbers) for rows in every])
-                for name, parts in known.items():
-                    if all(getattr(rows[0], name) for rows in every):
-                        parts[seed] = _join([numbers(getattr(rows[0], name), rows[0].test_items) for rows in every])
-            if any(each.dtype != bool for _, each in hits.values()):
-                hits = {seed: (name, each.astype(float)) for seed, (name, each) in hits.items()}
-            shown = known[FOREGROUNDS]
-            twice = len(shown) == len(seeds) > 0 and np.bincount(np.concatenate(list(shown.values()))).max() > 1
-            found[entry] = Contender(of_entry.get(entry, {}), hits, shown if twice else None), known[GROUPS]
-        return found
+                draws = [of_seed[question] for question in sorted(of_seed)]
+                hits[seed] = tuple(sorted(of_seed)), _join([_hits(rows, numbers) for rows in draws])
+                for name, parts in item_groups.items():
+                    if all(getattr(rows[0], name) for rows in draws):
+                        parts[seed] = _join([numbers(getattr(rows[0], name), rows[0].test_items) for rows in draws])
+            if any(item_hits.dtype != bool for _, item_hits in hits.values()):
+                hits = {seed: (name, item_hits.astype(float)) for seed, (name, item_hits) in hits.items()}
+            foregrounds = item_groups[FOREGROUNDS]
+            twice = (
+                len(foregrounds) == len(seeds) > 0 and np.bincount(np.concatenate(list(foregrounds.values()))).max() > 1
+            )
+            contenders[entry] = (
+                Contender(of_entry.get(entry, {}), hits, foregrounds if twice else None),
+                item_groups[GROUPS],
+            )
+        return contenders
 
 
 def _hits(rows: Sequence[Any], numbers: Any) -> np.ndarray:
     """Return (I,) which items of a test are right; the share of draws in which each is, if they differ."""
     truth = numbers(rows[0].test_labels, rows[0].test_items)
     first, *others = (numbers_of(row.test_predictions, row.test_items) == truth for row in rows)
-    same = all((one == first).all() for one in others)
-    return first if same else np.mean([first, *others], axis=0)
+    equal = all((hits == first).all() for hits in others)
+    return first if equal else np.mean([first, *others], axis=0)
 
 
 def _join(parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -400,8 +407,8 @@ def settings_of(frame: pd.DataFrame) -> list[Setting]:
     first = frame[["entry", *KEY, "macs_ratio_asked"]].drop_duplicates("entry").set_index("entry").sort_index()
     entries = first[KEY].astype(object).assign(asked=first["macs_ratio_asked"])
     entries["line"] = pd.Series([
-        (strategy, kind, besides_share(budget, asked)) if strategy != DENSE and asked < 1 else None
-        for strategy, kind, budget, asked in entries.itertuples(index=False)
+        (strategy, kind, besides_share(budget, share)) if strategy != DENSE and share < 1 else None
+        for strategy, kind, budget, share in entries.itertuples(index=False)
     ], entries.index, dtype=object)  # fmt: skip
     names, ok = ["task", "setting", "track"], (frame["status"] == "ok").to_numpy(bool)
     good, bad = frame[ok], frame[~ok]
@@ -409,29 +416,27 @@ def settings_of(frame: pd.DataFrame) -> list[Setting]:
     size = good["n_train"].where(good["success"].isna(), 0).rename("size")
     others = {where: part for where, part in bad.groupby(names, observed=True)}
     alike: dict[tuple[str, str], list[Setting]] = defaultdict(list)
-    for (task, setting, n, track), records in good.groupby(
-        ["task", "setting", size, "track"], observed=True, sort=False
-    ):
-        beside = others.get((task, setting, track), bad[:0])
-        beside = beside[beside["n_train"] == n] if n else beside
+    for (task, text, n, track), records in good.groupby(["task", "setting", size, "track"], observed=True, sort=False):
+        without_result = others.get((task, text, track), bad[:0])
+        without_result = without_result[without_result["n_train"] == n] if n else without_result
         model = str(records["model"].iloc[0])
-        alike[task, model].append(Setting(task, task, model, setting, int(n), track, records, beside, entries))
-    found = []
-    for (task, model), same in alike.items():
-        tasks, models = (_varying(params) for params in zip(*(one.params for one in same), strict=True))
-        tracks = {one.track for one in same}
-        for one, of_task, of_model in zip(same, tasks, models, strict=True):
-            of_task |= {"track": one.track} if len(tracks) > 1 else {}
-            said = plain(label(task, of_task), 1000), plain(label(model, of_model), 1000)
-            found.append(replace(one, task=said[0], model=said[1]))
-    return sorted(found, key=lambda one: (one.source, one.setting, one.n_train, one.track))
+        alike[task, model].append(Setting(task, task, model, text, int(n), track, records, without_result, entries))
+    settings = []
+    for (task, model), of_names in alike.items():
+        tasks, models = (_varying(params) for params in zip(*(setting.params for setting in of_names), strict=True))
+        tracks = {setting.track for setting in of_names}
+        for setting, of_task, of_model in zip(of_names, tasks, models, strict=True):
+            of_task |= {"track": setting.track} if len(tracks) > 1 else {}
+            labels = plain(label(task, of_task), 1000), plain(label(model, of_model), 1000)
+            settings.append(replace(setting, task=labels[0], model=labels[1]))
+    return sorted(settings, key=lambda setting: (setting.source, setting.setting, setting.n_train, setting.track))
 
 
-def _varying(every: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _varying(params_of_all: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return of several sets of parameters those that are not the same in all, or missing in some."""
-    keys = {key for params in every for key in params}
-    varied = {key for key in keys if len({canonical(params.get(key)) for params in every}) > 1}
-    return [{key: value for key, value in params.items() if key in varied} for params in every]
+    keys = {key for params in params_of_all for key in params}
+    varied = {key for key in keys if len({canonical(params.get(key)) for params in params_of_all}) > 1}
+    return [{key: value for key, value in params.items() if key in varied} for params in params_of_all]
 
 
 def about(setting: Setting) -> str:
@@ -444,17 +449,17 @@ def about(setting: Setting) -> str:
     pixels, patch = task.get("canvas"), model.get("patch")
     if isinstance(pixels, int) and isinstance(patch, int) and patch > 0:  # the parameters may be anybody's
         data.append(f"{pixels} x {pixels} pixels in {(pixels // patch) ** 2} patches")
-    known = dense.loc[dense[ITEMS] > 0, [LABELS, ITEMS]].drop_duplicates()
-    if len(known):
-        classes = {number for text, n in known.itertuples(index=False) for number in numbers_of(text, n)}
-        data += [f"{len(classes)} classes", f"{known[ITEMS].iloc[0]:,} test images for each network"]
+    tests = dense.loc[dense[ITEMS] > 0, [LABELS, ITEMS]].drop_duplicates()
+    if len(tests):
+        classes = {number for text, n in tests.itertuples(index=False) for number in numbers_of(text, n)}
+        data += [f"{len(classes)} classes", f"{tests[ITEMS].iloc[0]:,} test images for each network"]
     data += [f"class folders are numbered {words}"] if (words := described(task)) else []
     number = len(setting.networks) or dense[SEED].nunique()
     size = [f"{name} {model[name]}" for name in ("depth", "dim", "heads", "patch") if name in model]
     size += [f"{weights / 1e6:.2g} M weights"] if (weights := dense["parameters"].mean()) > 0 else []
     size += ["in bfloat16"] if model.get("precision") == "bfloat16" else []
     size += [few(sorted(setting.networks.values()), NAMED)] if setting.networks else []
-    named = f"{number or 'no'} network{'s' * (number != 1)} of model {setting.model}"
-    networks = " ".join([named, *([f"({', '.join(size)})"] if size else [])])
+    title = f"{number or 'no'} network{'s' * (number != 1)} of model {setting.model}"
+    networks = " ".join([title, *([f"({', '.join(size)})"] if size else [])])
     track = TRACKS.get(setting.track, setting.track)
     return plain(f"Data: {', '.join(data)}. {networks}, {track} (track {setting.track}).", 1000)

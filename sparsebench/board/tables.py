@@ -109,10 +109,10 @@ class Choice:
 
     def check(self, columns: Sequence[Column]) -> None:
         """Raise UserError unless all names are those of columns."""
-        known = list(dict.fromkeys(column.key for column in columns))
+        keys = list(dict.fromkeys(column.key for column in columns))
         for name in self.names:
-            if name not in known:
-                raise UserError("--columns", got=f"'{name}'", allowed=known)
+            if name not in keys:
+                raise UserError("--columns", got=f"'{name}'", allowed=keys)
 
 
 ALL = Choice()
@@ -138,19 +138,19 @@ def render(report: Report | Table, form: str, choice: Choice = ALL) -> str:
 
 def with_values(rows: Sequence[Row], columns: Sequence[Column]) -> list[Column]:
     """Return those of columns that people are shown in which some row has a value; all of a table without rows."""
-    shown = [column for column in columns if column.tables]
-    return [c for c in shown if not rows or any(row.get(c.key) not in (None, "", NOT_RANKED) for row in rows)]
+    visible = [column for column in columns if column.tables]
+    return [c for c in visible if not rows or any(row.get(c.key) not in (None, "", NOT_RANKED) for row in rows)]
 
 
 def _legend(table: Table, columns: Sequence[Column]) -> list[str]:
     """Return what columns of a table mean, of which task they are where that is one, and the table's legend."""
     meanings, tasks = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
-    for one in columns if table.explained else ():
-        if one.key not in CLEAR:
-            meanings[one.what].append(one.heading)
-        if one.task:
-            tasks[one.task].append(one.heading)
-    lines = [f"{', '.join(headings)}: {what}." for what, headings in meanings.items()]
+    for column in columns if table.explained else ():
+        if column.key not in CLEAR:
+            meanings[column.what].append(column.heading)
+        if column.task:
+            tasks[column.task].append(column.heading)
+    lines = [f"{', '.join(headings)}: {meaning}." for meaning, headings in meanings.items()]
     lines += [f"Of task {task}, where it was run: {', '.join(headings)}." for task, headings in tasks.items()]
     return [*lines, *table.legend]
 
@@ -167,8 +167,8 @@ def _text(report: Report, choice: Choice, style: str, escape: Callable[..., str]
             lines.insert(place, SEPARATING_LINE)
         headings, sides = [escape(column.heading) for column in columns], [side(column) for column in columns]
         text = tabulate(lines, headings, style, disable_numparse=True, colalign=sides)
-        said = (table.title, table.above, *_legend(table, columns))
-        title, above, *legend = (escape(words, code=True) for words in said)
+        texts = (table.title, table.above, *_legend(table, columns))
+        title, above, *legend = (escape(words, code=True) for words in texts)
         parts += [title, above, text, _bullets(legend)] if columns else []
     return "\n\n".join(filter(None, [*parts, _bullets(map(escape, report.notes))])) + "\n"
 
@@ -184,7 +184,7 @@ def _bullets(lines: Iterable[str]) -> str:
 def _rules(table: Table, rows: Sequence[Row]) -> list[int]:
     """Return before which lines of a table there is a rule: between groups, or before oracles, which are not ranked."""
     groups = [row.get(table.group) if table.group else row.get("kind") == "oracle" for row in rows]
-    return [place for place, (one, other) in enumerate(pairwise(groups), 1) if one != other]
+    return [place for place, (group, other) in enumerate(pairwise(groups), 1) if group != other]
 
 
 _LATEX = str.maketrans({
@@ -216,8 +216,8 @@ def _of_a_page(table: Table) -> list[Table]:
                 parts.append([])
             parts[-1].extend(some)
     first, *others = parts
-    rest = replace(table, label="", above="Continued.", legend=(), explained=False)
-    return [replace(table, rows=first), *(replace(rest, rows=rows) for rows in others)]
+    continued = replace(table, label="", above="Continued.", legend=(), explained=False)
+    return [replace(table, rows=first), *(replace(continued, rows=rows) for rows in others)]
 
 
 def _latex_table(table: Table, columns: Sequence[Column]) -> str:
@@ -299,25 +299,25 @@ def fit(
     Intervals go first, from the right; then columns in `order`, which is from the right but for STAY unless given; then
     the ends of texts, of the longest first.
     """
-    left, widths = list(columns), {column: _width(rows, column) for column in columns}
+    remaining, widths = list(columns), {column: _width(rows, column) for column in columns}
 
     def over() -> int:
-        return sum(widths[column] for column in left) + BETWEEN * (len(left) - 1) - width
+        return sum(widths[column] for column in remaining) + BETWEEN * (len(remaining) - 1) - width
 
     for place, column in reversed(list(enumerate(columns))):
         if over() > 0 and column.interval:
-            left[place] = column._replace(interval=False)
-            widths[left[place]] = _width(rows, left[place])
+            remaining[place] = column._replace(interval=False)
+            widths[remaining[place]] = _width(rows, remaining[place])
     from_right = [column.key for column in reversed(columns) if column.key not in STAY]
     for key in from_right if order is None else order:
         if over() > 0:
-            left = [column for column in left if column.key != key]
+            remaining = [column for column in remaining if column.key != key]
     clipped = list(rows)
-    for column in sorted(left, key=lambda column: -widths[column]):
+    for column in sorted(remaining, key=lambda column: -widths[column]):
         if column.shown == "text" and over() > 0:
             widths[column] = max(ROOM, widths[column] - over())
             clipped = [row | {column.key: _clip(row[column.key], widths[column])} for row in clipped]
-    return clipped, left
+    return clipped, remaining
 
 
 def _width(rows: Sequence[Row], column: Column) -> int:

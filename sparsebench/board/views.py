@@ -118,15 +118,15 @@ def report(judged: Leaderboard, notes: Sequence[str] = (), *, whole: bool = True
         whole: whether it begins with what was measured and the best at each budget, not with the full table.
     """
     tables, others = list[Table](), list[Row]()
-    for one in judged.rankings:
-        title = one.setting.title if judged.by_task else ""
-        if whole and (one.curves is not None or not judged.by_task):
-            tables.append(best(one, title))
-        if one.curves is None:
-            others += dicts(one.every)
+    for ranking in judged.rankings:
+        title = ranking.setting.title if judged.by_task else ""
+        if whole and (ranking.curves is not None or not judged.by_task):
+            tables.append(best(ranking, title))
+        if ranking.curves is None:
+            others += dicts(ranking.every)
         else:
             title = ", ".join(filter(None, ("All strategies" if whole else "", title)))
-            tables += _of_curves(one, one.curves, judged, title)
+            tables += _of_curves(ranking, ranking.curves, judged, title)
     several = judged.over_budgets is not None
     if others or not several:
         title = "Other tasks" if several else "All strategies" if tables else ""
@@ -134,26 +134,26 @@ def report(judged: Leaderboard, notes: Sequence[str] = (), *, whole: bool = True
     return Report(tables, Table(dicts(judged.rows), judged.columns), notes)
 
 
-def best(one: Ranking, title: str = "") -> Table:
+def best(ranking: Ranking, title: str = "") -> Table:
     """Return what was measured, and at each budget the most accurate strategy and those that are not worse."""
-    every, ranked = dicts(one.every), dicts(one.rows)
-    beside = dict.fromkeys(BY_KEY["accuracy_delta"].keys)
-    rows = [{**row, **beside, "budget": "1", "best": DENSE} for row in every if row["strategy"] == DENSE]
+    every, ranked = dicts(ranking.every), dicts(ranking.rows)
+    no_gain = dict.fromkeys(BY_KEY["accuracy_delta"].keys)
+    rows = [{**row, **no_gain, "budget": "1", "best": DENSE} for row in every if row["strategy"] == DENSE]
     random = {_budget_of(row): row["accuracy"] for row in reversed(every) if row["strategy"] == RANDOM}
     budgets = defaultdict[tuple[float, str], list[int]](list)
     for i, row in enumerate(ranked):
         if row["kind"] == "deployable":
             budgets[_budget_of(row)].append(i)
-    for (share, label), at in sorted(budgets.items()):
-        better = one.pairs.among(at).better()
+    for (share, label), places in sorted(budgets.items()):
+        better = ranking.pairs.among(places).better()
         first, *others = sorted(
-            (ranked[i] for k, i in enumerate(at) if not better[:, k].any()), key=lambda row: -row["accuracy"]
+            (ranked[i] for k, i in enumerate(places) if not better[:, k].any()), key=lambda row: -row["accuracy"]
         )
         rows.append({
             **first, "budget": label or f"{-share:g}", "random": random.get((share, label)), "best": first["strategy"],
             "equal": few([row["strategy"] for row in others], TIED),
         })  # fmt: skip
-    return Table(rows, BEST, title, about(one.setting), legend=LEGEND_OF_BEST, main=False)
+    return Table(rows, BEST, title, about(ranking.setting), legend=LEGEND_OF_BEST, main=False)
 
 
 def _budget_of(row: Row) -> tuple[float, str]:
@@ -161,10 +161,10 @@ def _budget_of(row: Row) -> tuple[float, str]:
     return (0.0, row["budget"]) if row["asked"] is None else (-row["asked"], "")
 
 
-def _of_curves(one: Ranking, board: Curves, judged: Leaderboard, title: str) -> list[Table]:
+def _of_curves(ranking: Ranking, board: Curves, judged: Leaderboard, title: str) -> list[Table]:
     """Return the table with a row a strategy, and those of gaps, with the accuracy there, and of trials beside it."""
-    at = accuracy_at(board.middle).heading
-    declared = [column for column in judged.columns if column.key not in BY_KEY and column.task in ("", one.task)]
+    suffix = accuracy_at(board.middle).heading
+    declared = [column for column in judged.columns if column.key not in BY_KEY and column.task in ("", ranking.task)]
     at_middle = (BY_KEY["speed_up"], BY_KEY["p_label"], *declared)
     columns = (
         BY_KEY["rank"]._replace(
@@ -173,24 +173,30 @@ def _of_curves(one: Ranking, board: Curves, judged: Leaderboard, title: str) -> 
         ),
         *(BY_KEY[key] for key in ("strategy", "how", "kept_accuracy", "macs_at_2")),
         *map(accuracy_at, board.budgets),
-        BY_KEY["random_inside_delta"]._replace(heading=f"gain over random_inside {at}"),
+        BY_KEY["random_inside_delta"]._replace(heading=f"gain over random_inside {suffix}"),
         BY_KEY["versus_random_inside"],
-        BY_KEY["selection_auroc"]._replace(heading=f"AUROC {at}"),
-        *(column._replace(heading=f"{column.heading} {at}") for column in at_middle),
+        BY_KEY["selection_auroc"]._replace(heading=f"AUROC {suffix}"),
+        *(column._replace(heading=f"{column.heading} {suffix}") for column in at_middle),
         BY_KEY["checks"],
         BY_KEY["badge"],
     )
-    beyond = (one.every["accuracy"].notna() & one.every["line"].isna()).sum()
-    apart = (f"{beyond} rows have budgets that are no shares of dense MACs; CSV and JSON have them.",) if beyond else ()
-    tables = [Table(dicts(board.rows), columns, title, legend=(*LEGEND, *apart), explained=True)]
-    rows = sorted(dicts(one.every.sort_index()), key=lambda row: (row["kind"] == "oracle", row["strategy"] != DENSE))
-    for what, key, of in (
+    beyond = (ranking.every["accuracy"].notna() & ranking.every["line"].isna()).sum()
+    beyond_curves = (
+        (f"{beyond} rows have budgets that are no shares of dense MACs; CSV and JSON have them.",) if beyond else ()
+    )
+    tables = [Table(dicts(board.rows), columns, title, legend=(*LEGEND, *beyond_curves), explained=True)]
+    rows = sorted(
+        dicts(ranking.every.sort_index()), key=lambda row: (row["kind"] == "oracle", row["strategy"] != DENSE)
+    )
+    for heading, key, of_part in (
         ("Spurious correlations", "accuracy_with_gap", GAPS),
         ("Sample complexity", "sample_complexity", TRIALS),
     ):
         if part := [row for row in rows if row.get(key) is not None]:
-            task = next((column.task for column in judged.columns if column.key == of[2].key and column.task), one.task)
-            tables.append(Table(part, of, f"{what}, task {task}", main=False, explained=True))
+            task = next(
+                (column.task for column in judged.columns if column.key == of_part[2].key and column.task), ranking.task
+            )
+            tables.append(Table(part, of_part, f"{heading}, task {task}", main=False, explained=True))
     return tables
 
 
@@ -202,54 +208,63 @@ def pairs(rankings: Iterable[Ranking]) -> Table:
     return Table(dicts(rows.sort_values(["task", "unsure", "down", *names])[keys_of(PAIRS)]), PAIRS, explained=True)
 
 
-def _pairs(one: Ranking) -> pd.DataFrame:
-    i, j = np.triu_indices(len(one.rows), 1)
-    known, turned = ~np.isnan(one.pairs.mean[i, j]), one.pairs.mean[i, j] < 0
-    i, j = np.where(turned, j, i)[known], np.where(turned, i, j)[known]
-    mean, half = one.pairs.mean[i, j], one.pairs.half[i, j]
-    numbers = {key: getattr(one.pairs, key)[i, j] for key in ("p", "p_items", "p_seeds", "overdispersion", "n_seeds")}
-    strategy, budget = (one.rows[name].to_numpy() for name in ("strategy", "budget"))
+def _pairs(ranking: Ranking) -> pd.DataFrame:
+    i, j = np.triu_indices(len(ranking.rows), 1)
+    measured, turned = ~np.isnan(ranking.pairs.mean[i, j]), ranking.pairs.mean[i, j] < 0
+    i, j = np.where(turned, j, i)[measured], np.where(turned, i, j)[measured]
+    mean, half = ranking.pairs.mean[i, j], ranking.pairs.half[i, j]
+    numbers = {
+        key: getattr(ranking.pairs, key)[i, j] for key in ("p", "p_items", "p_seeds", "overdispersion", "n_seeds")
+    }
+    strategy, budget = (ranking.rows[name].to_numpy() for name in ("strategy", "budget"))
     return pd.DataFrame({
-        "task": one.task, "strategy": strategy[i], "budget": budget[i], "other": strategy[j], "other_budget": budget[j],
+        "task": ranking.task, "strategy": strategy[i], "budget": budget[i],
+        "other": strategy[j], "other_budget": budget[j],
         "difference": mean, "difference_low": mean - half, "difference_high": mean + half, **numbers,
-        "told": np.where(one.pairs.better()[i, j], "yes", "no"),
+        "told": np.where(ranking.pairs.better()[i, j], "yes", "no"),
     })  # fmt: skip
 
 
 def matched(rankings: Iterable[Ranking]) -> Table:
     """Return the rows of each task at equal cost, then those at equal accuracy."""
-    parts = [part.assign(task=one.task) for one in rankings for part in (_at_equal_cost(one), _at_equal_accuracy(one))]
+    parts = [
+        part.assign(task=ranking.task)
+        for ranking in rankings
+        for part in (_at_equal_cost(ranking), _at_equal_accuracy(ranking))
+    ]
     rows = pd.concat([pd.DataFrame(columns=keys_of(MATCHED)), *parts])
     return Table(dicts(rows[keys_of(MATCHED)]), MATCHED, legend=LEGEND_OF_MATCHED)
 
 
-def _at_equal_cost(one: Ranking) -> pd.DataFrame:
+def _at_equal_cost(ranking: Ranking) -> pd.DataFrame:
     """Return the rows whose costs lie within the tolerance of the smallest of them, two or more each."""
-    costs = one.rows["macs_ratio"].to_numpy(float)
+    costs = ranking.rows["macs_ratio"].to_numpy(float)
     groups: list[list[int]] = []
     for place in np.argsort(costs, kind="stable")[: (~np.isnan(costs)).sum()].tolist():
         if groups and costs[place] <= costs[groups[-1][0]] * (1 + TOLERANCE):
             groups[-1].append(place)
         else:
             groups.append([place])
-    parts = [one.rows[:0].assign(matched="")]
+    parts = [ranking.rows[:0].assign(matched="")]
     for places in (group for group in groups if len(group) > 1):
-        ranks = one.pairs.among(places).ranks()
-        what = f"at {np.mean(costs[places]):.2f} of dense MACs"
-        parts.append(one.rows.iloc[places].assign(matched=what, rank=ranks))
+        ranks = ranking.pairs.among(places).ranks()
+        label = f"at {np.mean(costs[places]):.2f} of dense MACs"
+        parts.append(ranking.rows.iloc[places].assign(matched=label, rank=ranks))
     rows = pd.concat(parts)
     rows["down"] = -rows["accuracy"]
     return rows.sort_values(["matched", "down", "strategy", "budget"])
 
 
-def _at_equal_accuracy(one: Ranking) -> pd.DataFrame:
+def _at_equal_accuracy(ranking: Ranking) -> pd.DataFrame:
     """Return of each strategy the cheapest row that is as accurate as dense; without numbers where there is none."""
-    is_dense = one.rows["strategy"] == DENSE
+    is_dense = ranking.rows["strategy"] == DENSE
     if not is_dense.any():
-        return one.rows[:0]
-    rest = one.rows[~is_dense].sort_values(["macs_ratio", "budget"])
-    as_good = rest["macs_ratio"].notna() & (rest["accuracy"] >= one.rows.loc[is_dense, "accuracy"].iloc[0] - NEAR)
-    rows = pd.concat([rest[as_good], rest[["strategy", "kind"]]]).drop_duplicates("strategy")
+        return ranking.rows[:0]
+    others = ranking.rows[~is_dense].sort_values(["macs_ratio", "budget"])
+    as_good = others["macs_ratio"].notna() & (
+        others["accuracy"] >= ranking.rows.loc[is_dense, "accuracy"].iloc[0] - NEAR
+    )
+    rows = pd.concat([others[as_good], others[["strategy", "kind"]]]).drop_duplicates("strategy")
     return rows.assign(matched="at dense accuracy", rank="").sort_values(["macs_ratio", "strategy"])
 
 
@@ -263,27 +278,31 @@ def shifts(rankings: Iterable[Ranking]) -> Report:
         rankings: a ranking of each set.
     """
     networks: dict[tuple[str, str], list[Ranking]] = defaultdict(list)
-    for one in rankings:
-        rest = {key: value for key, value in one.setting.params[0].items() if key not in ("images", "among", "head")}
-        networks[one.setting.model, json.dumps(rest, sort_keys=True)].append(one)
+    for ranking in rankings:
+        params = {
+            key: value for key, value in ranking.setting.params[0].items() if key not in ("images", "among", "head")
+        }
+        networks[ranking.setting.model, json.dumps(params, sort_keys=True)].append(ranking)
     tables = [_shift(sets) for sets in networks.values()]
     return Report(tables, Table([row for table in tables for row in table.rows], tables[0].columns if tables else ()))
 
 
 def _shift(sets: list[Ranking]) -> Table:
-    sets = sorted(sets, key=lambda one: -one.rows.loc[one.rows["strategy"] == DENSE, "accuracy"].max())
+    sets = sorted(sets, key=lambda ranking: -ranking.rows.loc[ranking.rows["strategy"] == DENSE, "accuracy"].max())
     columns, parts = [*BY_BUDGET], []
-    for number, one in enumerate(sets):
-        name, at, rank = one.setting.params[0].get("images", one.task), f"accuracy_{number}", f"rank_{number}"
+    for number, ranking in enumerate(sets):
+        name, at, rank = ranking.setting.params[0].get("images", ranking.task), f"accuracy_{number}", f"rank_{number}"
         columns += [
             Column(at, name, "fraction", f"accuracy on {name}"),
             Column(rank, "rank", "text", f"ranks that it may have on {name}, among the strategies of the budget"),
         ]
-        ranks = pd.Series("", one.rows.index)
-        for places in one.rows.groupby("budget").indices.values():
-            ranks.iloc[places] = one.pairs.among(places).ranks()
-        of = one.rows.assign(**{at: one.rows["accuracy"], rank: ranks.mask(one.rows["strategy"] == DENSE, "")})
-        parts.append(of.set_index(["budget", "strategy"])[[at, rank]])
+        ranks = pd.Series("", ranking.rows.index)
+        for places in ranking.rows.groupby("budget").indices.values():
+            ranks.iloc[places] = ranking.pairs.among(places).ranks()
+        cells = ranking.rows.assign(
+            **{at: ranking.rows["accuracy"], rank: ranks.mask(ranking.rows["strategy"] == DENSE, "")}
+        )
+        parts.append(cells.set_index(["budget", "strategy"])[[at, rank]])
     rows = pd.concat(parts, axis=1).reset_index()
     rows = rows.assign(other=rows["strategy"] != DENSE, down=-rows["accuracy_0"].fillna(0))
     rows = rows.sort_values(["other", "budget", "down"])
@@ -292,13 +311,13 @@ def _shift(sets: list[Ranking]) -> Table:
     budgets = [part for _, part in rows[rows["other"]].groupby("budget") if len(part) >= 3]
     first, *others = columns[2::2]
     taus = {
-        one.heading: np.mean([part[one.key].corr(part[first.key], method="kendall") for part in budgets])
-        for one in (others if budgets else ())
+        column.heading: np.mean([part[column.key].corr(part[first.key], method="kendall") for part in budgets])
+        for column in (others if budgets else ())
     }
-    said = "; ".join(f"{name} {tau:.2f}" for name, tau in taus.items() if not math.isnan(tau))
+    correlations = "; ".join(f"{name} {tau:.2f}" for name, tau in taus.items() if not math.isnan(tau))
     over = f"mean over {len(budgets)} budgets" if len(budgets) > 1 else "one budget"
-    alike = f"Rank correlation with {first.heading} (Kendall's tau of the accuracies, {over}): {said}."
-    legend = [alike] if said else []
+    alike = f"Rank correlation with {first.heading} (Kendall's tau of the accuracies, {over}): {correlations}."
+    legend = [alike] if correlations else []
     return Table(dicts(rows[keys_of(columns)]), columns, above=sets[0].setting.model, legend=legend)
 
 
@@ -324,28 +343,28 @@ def paper(rankings: Sequence[Ranking], speed: Path | None = None) -> Report:
                 next_step="give a folder that sparsebench speed has written, or measure again with it",
             ) from error  # fmt: skip
         times = times[(times["mode"] == "eager") & times["latency"].notna()]
-    tables = [_paper_of(one, times, speed) for one in rankings]
+    tables = [_paper_of(ranking, times, speed) for ranking in rankings]
     out = []
-    for one in rankings:
-        tested = one.setting.every.loc[np.unique(one.setting.tested["entry"]), "strategy"]
-        if left := tested[~tested.isin(one.rows["strategy"])].unique().tolist():
-            out.append(f"not in the table, as they are oracles or not ranked: {few(left, NAMED, 100)}")
+    for ranking in rankings:
+        tested = ranking.setting.every.loc[np.unique(ranking.setting.tested["entry"]), "strategy"]
+        if missing := tested[~tested.isin(ranking.rows["strategy"])].unique().tolist():
+            out.append(f"not in the table, as they are oracles or not ranked: {few(missing, NAMED, 100)}")
     columns = PAPER if speed is None else TIMED
     data = Table([row for table in tables for row in table.rows], columns)
     return Report(tables or [Table([], columns)], data, out)
 
 
-def _paper_of(one: Ranking, times: pd.DataFrame | None, speed: Path | None) -> Table:
-    setting, rows = one.setting, _rows_of_paper(one)
-    tested = setting.tested[setting.tested["entry"].isin(one.rows.index)]
+def _paper_of(ranking: Ranking, times: pd.DataFrame | None, speed: Path | None) -> Table:
+    setting, rows = ranking.setting, _rows_of_paper(ranking)
+    tested = setting.tested[setting.tested["entry"].isin(ranking.rows.index)]
     network = str(setting.params[1].get("arch", setting.model))
     precision = str(setting.params[1].get("precision", "float32"))
     columns, legend = PAPER, list[str]()
     keys = list(zip(rows["strategy"], rows["budget"].mask(rows["strategy"] == DENSE, ""), strict=True))
     if times is not None:
         times = times[(times["network"] == network) & (times["precision"] == precision)]
-        known = set(zip(times["strategy"], times["budget"], strict=True))
-        if (DENSE, "") in known.intersection(keys):
+        timed = set(zip(times["strategy"], times["budget"], strict=True))
+        if (DENSE, "") in timed.intersection(keys):
             columns, batch = TIMED, int(times.loc[times["strategy"] == DENSE, "batch"].max())
             at = times.set_index(["batch", "strategy", "budget"])
             largest, single = (at.loc[at.index.get_level_values(0) == n].droplevel(0).reindex(keys) for n in (batch, 1))
@@ -354,18 +373,20 @@ def _paper_of(one: Ranking, times: pd.DataFrame | None, speed: Path | None) -> T
             rows["latency"] = 1000 * single["latency"].to_numpy(float)
             where = ", ".join(sorted(set(times["device"].astype(str))))
             legend = [f"Images/s and speed-up on {where}, {precision}, batch {batch}; every network in turn."]
-            without = [f"{strategy} ({budget})" for strategy, budget in keys if (strategy, budget) not in known]
+            without = [f"{strategy} ({budget})" for strategy, budget in keys if (strategy, budget) not in timed]
             legend += [f"Without times: {few(without, NAMED, 100)}."] if without else []
-    if columns is PAPER and (devices := sorted(set(one.rows["device"].dropna()))):
+    if columns is PAPER and (devices := sorted(set(ranking.rows["device"].dropna()))):
         batches = sorted(set(tested.loc[tested["timed_batch"] > 0, "timed_batch"].astype(int)))
-        of = [f"batch {' to '.join(str(n) for n in dict.fromkeys((batches[0], batches[-1])))}"] if batches else []
-        legend = [f"Images/s on {', '.join([*devices, precision, *of])}."]
+        batch_note = (
+            [f"batch {' to '.join(str(n) for n in dict.fromkeys((batches[0], batches[-1])))}"] if batches else []
+        )
+        legend = [f"Images/s on {', '.join([*devices, precision, *batch_note])}."]
     if times is not None and columns is PAPER:
         legend.append(f"{plain(str(speed))} has no times of these strategies on {network} in {precision}.")
-    what = "top-1 and top-5" if rows["accuracy_top5"].notna().any() else "top-1"
+    quantities = "top-1 and top-5" if rows["accuracy_top5"].notna().any() else "top-1"
     above = (
-        f"{network} on {setting.task}, {tested[ITEMS].max() if len(rows) else 0:,} test images: {what} in %, gain over "
-        "dense in points with its 95 % interval."
+        f"{network} on {setting.task}, {tested[ITEMS].max() if len(rows) else 0:,} test images: {quantities} in %, "
+        "gain over dense in points with its 95 % interval."
     )
     words = dict.fromkeys(f"{setting.task} {setting.model} {network} {setting.largest or ''}".lower().split())
     label = re.sub(r"[^a-z0-9]+", "-", " ".join(words)).strip("-")
@@ -375,25 +396,25 @@ def _paper_of(one: Ranking, times: pd.DataFrame | None, speed: Path | None) -> T
     )  # fmt: skip
 
 
-def _rows_of_paper(one: Ranking) -> pd.DataFrame:
+def _rows_of_paper(ranking: Ranking) -> pd.DataFrame:
     """Return the rows in order: to which budget each belongs is its `group`; `accuracy_best` is the best there."""
-    tested, setting, is_dense = one.setting.tested, one.setting, one.rows["strategy"] == DENSE
-    rows = one.rows.assign(task=setting.task, model=setting.model, n_train=setting.largest, **{
+    tested, setting, is_dense = ranking.setting.tested, ranking.setting, ranking.rows["strategy"] == DENSE
+    rows = ranking.rows.assign(task=setting.task, model=setting.model, n_train=setting.largest, **{
         **over_seeds(tested, dict.fromkeys(("parameters", "accuracy_top5"), "mean")),
         "speed_up": speed_ups(tested),
     })  # fmt: skip
     rows.loc[is_dense, list(BY_KEY["accuracy_delta"].keys)] = np.nan
-    asked = setting.entries.loc[rows.index, "asked"]
-    named = rows["budget"].mask(is_dense, DENSE)
-    groups = asked.map("macs {:g}".format).where(asked.notna() & ~is_dense, named)
-    beside = map(besides_share, rows["budget"], asked)
-    rows["method"] = [", ".join(filter(None, each)) for each in zip(rows["strategy"], beside, strict=True)]
+    shares = setting.entries.loc[rows.index, "asked"]
+    names = rows["budget"].mask(is_dense, DENSE)
+    groups = shares.map("macs {:g}".format).where(shares.notna() & ~is_dense, names)
+    rest_of_budget = map(besides_share, rows["budget"], shares)
+    rows["method"] = [", ".join(filter(None, words)) for words in zip(rows["strategy"], rest_of_budget, strict=True)]
     top_1 = next(column for column in PAPER if column.key == "accuracy")
     rows["shown"] = [text_of(row, top_1) for row in dicts(rows)]
     cost = -rows["macs_ratio"].fillna(0).groupby(groups).transform("max")
     order = {"first": ~is_dense, "cost": cost, "group": groups, "best": -rows["accuracy"], "method": rows["method"]}
     rows = rows.loc[pd.DataFrame(order).sort_values(list(order)).index]
-    shown = rows["shown"].groupby(groups)
-    best, last = shown.transform("first"), shown.transform("last")
+    texts = rows["shown"].groupby(groups)
+    best, last = texts.transform("first"), texts.transform("last")
     group = groups if groups.duplicated().any() else is_dense
     return rows.assign(group=group, accuracy_best=(rows["shown"] == best) & (best != last))

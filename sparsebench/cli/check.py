@@ -5,10 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import keyword
-import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from importlib import metadata
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,7 +62,7 @@ def write(name: str, folder: Path, registry: Registry, *, package: bool = False)
         "module": f"{name}.strategy" if package else name,
         "distribution": "sparsebench-" + name.strip("_").replace("_", "-"),
         "version": __version__,
-        "requirement": _requirement(),
+        "requirement": f"{PROJECT}>={__version__}",
     }
     texts = {path: templates.get_template(template).render(words) for template, path in places.items()}
     try:
@@ -74,20 +72,6 @@ def write(name: str, folder: Path, registry: Registry, *, package: bool = False)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error
     return list(texts)
-
-
-def _requirement() -> str:
-    """Return what pip is given to install sparsebench as it is here: a repository or an archive, else its name."""
-    name = f"{PROJECT}>={__version__}"
-    try:
-        place = json.loads(metadata.distribution(PROJECT).read_text("direct_url.json") or "{}")
-        url, vcs = str(place.get("url", "")), place.get("vcs_info")
-        if vcs is not None:
-            url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
-    except (metadata.PackageNotFoundError, ValueError, KeyError, TypeError, AttributeError):
-        return name
-    host = re.fullmatch(r"(?:git\+)?(?:https|ssh)://([\w.-]+|git@[\w.-]+)/[\w./@+~-]+", url)
-    return url if host else name  # a folder of this machine is nowhere else, and passwords are for nobody
 
 
 def check_target(target: str, records: Iterable[Record], limit: float) -> Iterator[Report]:

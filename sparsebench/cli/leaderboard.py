@@ -147,8 +147,8 @@ def _compare_or_write(folder: Path, write: bool) -> int:
     wrong = contradicted = 0
     folders = [folder] if write and (folder / "records").is_dir() else published.boards(folder)
     for one in folders:
-        wanted = published.made(one)
-        names = [path.name for path in (published.write if write else published.differing)(wanted)]
+        wanted = published.board_files(one)
+        names = [path.name for path in (published.write if write else published.differences)(wanted)]
         said = "written" if write else "not what the records give"
         click.echo(f"{one}: {said}: {', '.join(names)}" if names else f"{one}: as it must be")
         wrong += bool(names) and not write
@@ -162,7 +162,7 @@ def _compare_or_write(folder: Path, write: bool) -> int:
         click.echo(f"records of {contradicted} boards contradict themselves: run their cells again", err=True)
     if wrong:
         click.echo(f"{wrong} of {len(folders)} boards differ; sparsebench leaderboard {folder} --update", err=True)
-    stale = (published.write if write else published.differing)(published.documents(folder))
+    stale = (published.write if write else published.differences)(published.documents(folder))
     for path in stale:
         click.echo(f"{path}: {'written' if write else f'does not show what is in {folder}'}")
     if stale and not write:
@@ -174,7 +174,7 @@ def _text(
     folder: Path, form: str, by: str | None, view: str, speed: Path | None, choice: Choice, technical: bool
 ) -> str:
     from sparsebench.board import views
-    from sparsebench.board.board import bibtex, machines, not_ranked, notes_on
+    from sparsebench.board.board import bibtex, machines, notes_on, unranked
     from sparsebench.board.judge import judge
     from sparsebench.board.settings import frame_of, read
     from sparsebench.board.tables import render
@@ -196,7 +196,7 @@ def _text(
         return render(look(judged.rankings), form, choice)
     notes: list[str] = []
     if form in ("csv", "json"):  # which hold a table and nothing else
-        for line in (*not_ranked(judged.settings, folder), *machines(records)):
+        for line in (*unranked(judged.settings, folder), *machines(records)):
             click.echo(line, err=True)
     else:
         notes = notes_on(records, judged, folder, technical=technical or form != "table")

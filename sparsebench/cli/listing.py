@@ -14,6 +14,7 @@ from sparsebench.board.columns import Column
 from sparsebench.board.tables import WIDTH, fit
 from sparsebench.cli.terminal import PATH, Guided, width, write
 from sparsebench.errors import UserError, unknown
+from sparsebench.plan import request as suites
 
 if TYPE_CHECKING:
     from sparsebench.plugin.registry import Registry
@@ -71,19 +72,8 @@ def _plugins(registry: Registry) -> list[dict[str, str]]:
         needs, trained = ", ".join(sorted(cls.needs)), "yes" if cls.trained else "fits" if cls.fits() else "no"
         values = cls.name, cls.kind, cls.site, needs, trained, exportable(cls), source, first_line(cls), cls.citation
         rows.append(dict(zip(_KEYS, values, strict=True)))
-    broken = [
-        {**dict.fromkeys(_KEYS, ""), "name": name, "kind": "broken", "what": reason}
-        for name, reason in sorted(registry.broken.items())
-    ]
-    return rows + broken
-
-
-def _published_methods(registry: Registry) -> list[dict[str, Any]]:
-    return [
-        {"name": cls.name, "words": one.words, "network": one.network, "GMACs": one.gmacs, "citation": cls.citation}
-        for cls in (found.cls for found in registry.strategies())
-        for one in cls.published
-    ]
+    broken = sorted(registry.broken.items())
+    return rows + [dict.fromkeys(_KEYS, "") | {"name": name, "kind": "broken", "what": why} for name, why in broken]
 
 
 def _named(classes: Iterable[Any], **columns: str) -> list[dict[str, str]]:
@@ -94,19 +84,20 @@ def _named(classes: Iterable[Any], **columns: str) -> list[dict[str, str]]:
     ]
 
 
-def _suites(_registry: Registry) -> list[dict[str, str]]:
-    from sparsebench.plan.request import load, names
-
-    return [{"name": suite.name, "version": str(suite.version), "what": suite.title} for suite in map(load, names())]
-
-
 TABLES: dict[str, Callable[[Registry], list[dict[str, Any]]]] = {
     "plugins": _plugins,
-    "published": _published_methods,
+    "published": lambda registry: [
+        {"name": cls.name, "words": one.words, "network": one.network, "GMACs": one.gmacs, "citation": cls.citation}
+        for cls in (found.cls for found in registry.strategies())
+        for one in cls.published
+    ],
     "tasks": lambda registry: _named(registry.tasks(), inputs="inputs", model="default_model"),
     "models": lambda registry: _named(registry.models(), inputs="inputs"),
     "observers": lambda registry: _named(registry.observers()),
-    "suites": _suites,
+    "suites": lambda _: [
+        {"name": suite.name, "version": str(suite.version), "what": suite.title}
+        for suite in map(suites.load, suites.names())
+    ],
 }
 """What makes the rows of each table from a registry."""
 
@@ -119,7 +110,6 @@ def show(name: str, bibtex: bool) -> None:
 
     NAME may also be a FILE.py, for the strategies in it.
     """
-    from sparsebench.plan import request as suites
     from sparsebench.plugin.registry import Registry
 
     registry = Registry()
@@ -209,6 +199,8 @@ def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> Non
     For missing data sets, the command says where to get them and where to put them. The names of data sets are values
     for `--images`, `--backgrounds` and `--task` of sparsebench run. `run --download` downloads some of them.
     """
+    from tabulate import tabulate
+
     from sparsebench.files import cache_folder
     from sparsebench.tasks.sources import cache
 
@@ -224,8 +216,13 @@ def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> Non
         kept = {"place": str(cache_folder()), "files": files, "bytes": size}
         click.echo(json.dumps({"sets": sets, "cache": kept}, indent=1))
         return
-    click.echo(_data_table(sets))
-    click.echo(f"\ncache of decoded pictures: {cache_folder()} ({files} files, {size / 1e6:.1f} MB)")
+    columns = ("name", "for", "state", "pictures", "place")
+    shown = [[", ".join(row[key]) if isinstance(row[key], list) else row[key] for key in columns] for row in sets]
+    click.echo(tabulate([[*row[:4], row[4] or "scikit-learn"] for row in shown], headers=columns, tablefmt="simple"))
+    for row in (row for row in sets if row["state"] != "there"):
+        how = " or give --download to sparsebench run" if row["fetched"] else ""
+        click.echo(f"\n{row['name']}: {row['note']}; get it from {row['source']}{how}", nl=False)
+    click.echo(f"\n\ncache of decoded pictures: {cache_folder()} ({files} files, {size / 1e6:.1f} MB)")
 
 
 def _sets(root: Path, verify: bool) -> list[dict[str, Any]]:
@@ -248,20 +245,6 @@ def _sets(root: Path, verify: bool) -> list[dict[str, Any]]:
             "citation": known.citation,
         })  # fmt: skip
     return rows
-
-
-def _data_table(sets: list[dict[str, Any]]) -> str:
-    """Return what there is as a table, and below it how to get what is not."""
-    from tabulate import tabulate
-
-    columns = ("name", "for", "state", "pictures", "place")
-    shown = [[", ".join(row[key]) if isinstance(row[key], list) else row[key] for key in columns] for row in sets]
-    lines = [tabulate([[*row[:4], row[4] or "scikit-learn"] for row in shown], headers=columns, tablefmt="simple")]
-    for row in sets:
-        if row["state"] != "there":
-            how = " or give --download to sparsebench run" if row["fetched"] else ""
-            lines.append(f"{row['name']}: {row['note']}; get it from {row['source']}{how}")
-    return "\n".join([lines[0], "", *lines[1:]] if len(lines) > 1 else lines)
 
 
 @click.command(cls=Guided)

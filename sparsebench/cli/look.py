@@ -52,7 +52,7 @@ def show_tokens(
     if dry_run:
         from sparsebench.cli.run import forecast
 
-        forecast(Trainer(replace(files, dry=True), how, out).plan(request, Registry(), pictures=True))
+        forecast(Trainer(replace(files, download=False), how, out).plan(request, Registry(), pictures=True))
         return
     with Progress(out) as progress:
         trainer = Trainer(files, how, out, progress)
@@ -122,7 +122,7 @@ def compare(
     if dry_run:
         from sparsebench.cli.run import forecast
 
-        trainer = Trainer(replace(files, dry=True), how, out)
+        trainer = Trainer(replace(files, download=False), how, out)
         forecast(comparing.plan_of((a, b), request, trainer, drawn))
         return
     with Progress(out) as progress:

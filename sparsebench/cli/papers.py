@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,20 +27,17 @@ class _Papers(click.Group):
 
     def list_commands(self, context: click.Context) -> list[str]:
         """See `click.Group.list_commands`."""
-        return list(self._papers(context))
+        return list(self._papers)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         """See `click.Group.get_command`."""
-        papers = self._papers(context)
-        return _command(papers[name]) if name in papers else None
+        return _command(self._papers[name]) if name in self._papers else None
 
-    def _papers(self, context: click.Context) -> dict[str, Paper]:
+    @cached_property
+    def _papers(self) -> dict[str, Paper]:
         from sparsebench.plugin.registry import Registry
 
-        if __name__ not in context.meta:
-            context.meta[__name__] = Registry().papers()
-        papers: dict[str, Paper] = context.meta[__name__]
-        return papers
+        return Registry().papers()
 
 
 @click.group(cls=_Papers)
@@ -83,7 +80,7 @@ def _make(paper: Paper, figures: tuple[str, ...], preset: str, out: Path | None,
     if dry_run:
         from sparsebench.cli.run import forecast
 
-        forecast(plan_of(paper, figures, preset, folder, how, replace(files, dry=True)))
+        forecast(plan_of(paper, figures, preset, folder, how, replace(files, download=False)))
         return
     with Progress(folder) as progress:
         verdicts, lost = make(paper, figures, preset, folder, how, files, progress)
@@ -144,7 +141,7 @@ def claims(
         claim = claims.find(ledger, check)
         request, files = claims.request_of(claim, weights, images, Registry())
         with Progress(out) as progress:
-            records = execute(request, files, values_of(how)[2], out, progress).records
+            _, records = execute(request, files, values_of(how)[2], out, progress)
         text, holds = claims.result_of(claim, records)
         click.echo(text)
         sys.exit(int(not holds))

@@ -21,8 +21,6 @@ from sparsebench.runner.progress import Progress, Underway, clock, remedy, time_
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import pandas as pd
-
     from sparsebench.plan.plan import Expected, Plan
     from sparsebench.plan.request import Job
     from sparsebench.records.record import Record
@@ -63,7 +61,7 @@ def run(
 
     request, files, how = values_of(values | {"plugins": (*named, *values["plugins"])})
     if dry_run:
-        forecast(plan_of(request, replace(files, dry=True), how, Registry(), out), how.device)
+        forecast(plan_of(request, replace(files, download=False), how, Registry(), out), how.device)
         return
     with Progress(out) as progress:
         board, finished = execute(request, files, how, out, progress)
@@ -79,18 +77,17 @@ def run(
     for line in below_chance(finished):
         click.echo(f"warning: {line}", err=True)
     lost = finished[~finished["status"].isin(ANSWERS)]["status"]
-    click.echo(remedy(lost) if len(lost) else f"next: {_next(finished, out)}", err=True)
-    sys.exit(int(bool(len(lost))))
-
-
-def _next(finished: pd.DataFrame, out: Path) -> str:
-    """Return the command to try after a run without failures."""
     asked = finished[finished["kind"] == "deployable"]["status"]
-    if (asked == "ok").any():
-        return f"sparsebench leaderboard {out} --view pairs\npage: {out}/leaderboard.html"
-    if len(asked):
-        return "give the strategy what the note above says that it lacks, and run the same command"
-    return f"sparsebench run STRATEGY --out {out}, with one of sparsebench list"
+    if len(lost):
+        click.echo(remedy(lost), err=True)
+    elif (asked == "ok").any():
+        click.echo(f"next: sparsebench leaderboard {out} --view pairs\npage: {out}/leaderboard.html", err=True)
+    elif len(asked):
+        step = "give the strategy what the note above says that it lacks, and run the same command"
+        click.echo(f"next: {step}", err=True)
+    else:
+        click.echo(f"next: sparsebench run STRATEGY --out {out}, with one of sparsebench list", err=True)
+    sys.exit(int(bool(len(lost))))
 
 
 def forecast(plan: Plan, device: str = "auto") -> None:
@@ -160,7 +157,7 @@ def status(folder: Path) -> None:
 
     from sparsebench.records import store
 
-    records, runs = list(store.read(folder).values()), underway(folder)
+    records, runs = list(store.read(folder).values()), underway(folder).values()
     if not records and not runs:
         raise UserError(f"no records in {folder}, and no run under way")
     rows = _counts(records, [run for run in runs if run.alive])

@@ -133,16 +133,11 @@ def width() -> int:
 
 def write(text: str, form: str = "table") -> None:
     """Print a text; in a terminal, what is no file's format in lines that it has room for."""
-    if form == "table" and sys.stdout.isatty():
-        text = "".join(f"{_wrap(line)}\n" for line in text.splitlines())
-    click.echo(text, nl=False)
-
-
-def _wrap(line: str) -> str:
-    if len(line) <= width():
-        return line
-    before = line[: len(line) - len(line.lstrip())]
-    return textwrap.fill(line.strip(), width(), initial_indent=before, subsequent_indent=f"{before}  ")
+    for line in text.splitlines(keepends=True):
+        if form == "table" and sys.stdout.isatty() and len(line) > width():
+            before = line[: len(line) - len(line.lstrip())]
+            line = textwrap.fill(line.strip(), width(), initial_indent=before, subsequent_indent=f"{before}  ") + "\n"
+        click.echo(line, nl=False)
 
 
 def named_or_last(given: Path | str | None) -> Path:

@@ -85,7 +85,7 @@ class Trainer:
             runs.carry_out(plan, self.how, registry, self.out, self.callbacks)
         # What a cluster has trained is looked at here.
         device = devices.resolve_device("auto" if self.how.dask else self.how.device)
-        return plan, Context(Setting(out=self.out, device=first_of(device), locations=dict(plan.locations)))
+        return plan, Context(Setting(self.out, first_of(device), plan.locations))
 
 
 def trained_cell(job: Job, registry: Registry, context: Context) -> Prepared:

@@ -338,7 +338,7 @@ def _with_classes(task: Task, model: Model, files: Files) -> Task:
     try:
         return task.with_classes(model.classes(files.places), files.places)
     except UserError as error:
-        if len(files.trained) < 2:
+        if len(networks_of(files)) < 2:
             raise
         raise UserError(f"{files.places[model.model_dump()['weights']].name}: {error}") from error
 
@@ -379,25 +379,23 @@ def _precision(task: Task, model: Model, entry: SuiteTask, request: Request) -> 
     Raises:
         UserError: another than the model's own is asked for where a network is trained, or of one that has no other.
     """
-    if not task.trains or entry.track == "frozen":
-        of_suite = entry.gpu_precision if request.on_gpu else "float32"
-        precision = of_suite if request.precision == "auto" else request.precision
-        if precision != "float32":
-            fill(type(model), model.model_dump() | {"precision": precision}, f"--precision: model '{model.name}'")
-        elif request.precision != "auto" and getattr(model, "precision", precision) != precision:
-            raise UserError(
-                f"model '{model.name}' is asked for in another precision than its test",
-                got=f"precision={model.model_dump()['precision']}, and --precision {precision}",
-                next_step="say one of them",
-            )
-        return precision
-    if request.precision in ("auto", "float32"):
-        return "float32"
-    raise UserError(
-        f"task '{task.name}' trains networks, and --precision is of tests of trained ones",
-        got=f"--precision {request.precision}",
-        next_step=f"train in it, too: --model {model.name}:precision={request.precision}, where it can",
-    )
+    tests = not task.trains or entry.track == "frozen"
+    of_suite = entry.gpu_precision if request.on_gpu and tests else "float32"
+    precision = of_suite if request.precision == "auto" else request.precision
+    if precision != "float32" and not tests:
+        raise UserError(
+            f"task '{task.name}' trains networks, and --precision is of tests of trained ones",
+            got=f"--precision {precision}",
+            next_step=f"train in it, too: --model {model.name}:precision={precision}, where it can",
+        )
+    if precision != "float32":
+        fill(type(model), model.model_dump() | {"precision": precision}, f"--precision: model '{model.name}'")
+    elif tests and request.precision != "auto" and (own := getattr(model, "precision", precision)) != precision:
+        raise UserError(
+            f"model '{model.name}' is asked for in another precision than its test",
+            got=f"precision={own}, and --precision {precision}", next_step="say one of them",
+        )  # fmt: skip
+    return precision
 
 
 def _sizes(task: Task, entry: SuiteTask, request: Request) -> tuple[int, ...]:
@@ -418,14 +416,6 @@ def _entries(suite: Suite, request: Request, registry: Registry) -> Iterator[tup
     if strange := sorted(set(request.figures) - set(figures)):
         raise unknown(f"figure of suite '{suite.name}'", strange[0], figures)
     of_suite = [entry for entry in suite.task if not request.figures or entry.figure in request.figures]
-    for entry in of_suite if not request.tasks else ():
-        try:
-            registry.task(entry.name)
-        except UserError as error:
-            raise UserError(
-                f"suite '{suite.name}' needs a task that no installed plugin has: {error}",
-                next_step="install the plugin, or name tasks that are there with --task",
-            ) from error
     if request.n_train or request.model:
         changed = [entry for entry in of_suite if entry.network and _is_trained(entry, request, registry)]
         if changed and not request.tasks:  # one that is named is trained as asked: it is none of the suite's then

@@ -183,8 +183,7 @@ def _name_of(files: Files, parameter: str, spec: str, tested: bool = False) -> s
     """Return the name that cells have for pictures, looked at the first time only."""
     if (parameter, tested, spec) not in files.pictures:
         if not tested:
-            fetch = files.download and not files.dry
-            name, place = LOCATED[parameter](spec, files.data_root, fetch, files.skip_bad)
+            name, place = LOCATED[parameter](spec, files.data_root, files.download, files.skip_bad)
         else:
             name, place = folder.locate(spec, files.skip_bad)
         files.pictures[parameter, tested, spec] = name
@@ -209,11 +208,9 @@ def networks_of(files: Files) -> list[str]:
     """
     if files.weights_key and not files.weights:
         raise UserError("--weights-key is of a file of weights", next_step="give --weights, or leave it out")
-    if files.weights and not files.trained:
-        located = locate_all(files.weights, files.weights_key or "")
-        files.places.update(located)
-        files.trained.extend(located)
-    return files.trained
+    if files.weights and not any(name.startswith("weights-") for name in files.places):
+        files.places.update(locate_all(files.weights, files.weights_key or ""))
+    return [name for name in files.places if name.startswith("weights-")]
 
 
 def places_of(files: Files, jobs: Sequence[Job]) -> dict[str, Path]:
@@ -226,7 +223,7 @@ def places_of(files: Files, jobs: Sequence[Job]) -> dict[str, Path]:
     named_in = ((key, job.cell.task.params.get(key)) for job in jobs for key in LOCATED)
     for parameter, name in sorted({(key, name) for key, name in named_in if isinstance(name, str)}):
         if name in OFFICIAL and name not in places:
-            place = LOCATED[parameter](name, files.data_root, files.download and not files.dry)[1]
+            place = LOCATED[parameter](name, files.data_root, files.download)[1]
             assert place is not None
             places[name] = place
     return places
@@ -349,9 +346,6 @@ def locate_all(given: Sequence[Path], key: str = "") -> dict[str, Path]:
         if weights.others and not key:
             others = ", ".join(weights.others)
             said[f"'{weights.key}' is taken, and not {others}; --weights-key takes another"].append(path)
-        for kind in sorted({str(value.dtype) for value in weights.state.values() if value.is_floating_point()}):
-            if kind != "torch.float32":
-                said[f"{kind.removeprefix('torch.')} becomes float32"].append(path)
     for line, paths in said.items():
         log.warning("--weights %s: %s", few([str(path) for path in paths]), line)
     return located

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import re
 import threading
@@ -23,7 +22,7 @@ from sparsebench.plan.request import Files, Job, Request, Rerun, Suite, load
 from sparsebench.plugin.content import CODE
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.records.record import ANSWERS, Head, Record, canonical
+from sparsebench.records.record import ANSWERS, Head, Record
 from sparsebench.tasks.sources.files import known_contents
 
 log = logging.getLogger(__name__)
@@ -33,39 +32,75 @@ LONGER = 0.25
 
 
 class Expected:
-    """The seconds that cells are expected to take: `Job.cost`, at the speed of the cells of their kind that are done.
+    """What cells are expected to take, and which of them are left.
 
-    A kind is `Job.alike`. Where none of a kind is done, all that are done count.
+    A cell takes `Job.cost`, at the speed of the cells of its kind (`Job.alike`) that are done, or where none of them is
+    done, of all that are. What is left takes as long as all of it on all workers, or as the longest cell, whichever is
+    more.
 
     Args:
         jobs: of the cells, whose costs are known.
         records: what was run so far; those of other cells do not count.
         prior: says how many seconds a cell takes, where none of its kind is done.
+        left: those of the jobs that are to be run; None for all.
+
+    Attributes:
+        left: those without a record, by the ids of their cells.
+        running: since when cells are under way, in seconds since 1970, and which share of each is done.
+        lock: for who reads several of these while other threads take notes.
     """
 
     def __init__(
-        self, jobs: Collection[Job], records: Iterable[Head] = (), prior: Callable[[Job], float] | None = None
+        self,
+        jobs: Collection[Job],
+        records: Iterable[Head] = (),
+        prior: Callable[[Job], float] | None = None,
+        left: Collection[Job] | None = None,
     ):
         self._jobs = {job.cell.id: job for job in jobs}
         self._spent, self._said = (defaultdict[object, Any](lambda: np.zeros(2)) for _ in range(2))  # seconds and costs
         self._memory: dict[object, int] = {}
+        self.left = {job.cell.id: job for job in (jobs if left is None else left)}
+        self.running: dict[str, tuple[float, float]] = {}
+        self.lock = threading.RLock()
         if prior is not None:
             for job in jobs:
                 self._said[job.alike] += prior(job), job.cost
         for record in records:
-            self.add(record)
+            self._learn(record)
 
-    def add(self, record: Head | Record) -> None:
-        """Take note of a record."""
+    def _learn(self, record: Head | Record) -> None:
         job = self._jobs.get(record.cell_id)
         if job is not None and record.status == "ok" and record.seconds > 0:
             for kind in (job.alike, None):  # None is for all kinds
                 self._spent[kind] += record.seconds, job.cost
             self._memory[job.alike] = max(self._memory.get(job.alike, 0), record.memory)
 
-    def say(self, job: Job, seconds: float) -> None:
-        """Take note that a cell under way says that it will take so long; it counts until one of its kind is done."""
-        self._said[job.alike] = self._said[None] = np.array([seconds, job.cost])
+    def begin(self, cell_ids: Sequence[str], share: float, now: float | None = None) -> None:
+        """Take note of cells that are begun, or of the share of one that is done, at a time in seconds since 1970.
+
+        What a cell under way says counts until one of its kind is done.
+        """
+        now = time.time() if now is None else now
+        with self.lock:
+            for job in (self.left[cell_id] for cell_id in cell_ids if cell_id in self.left):
+                since, before = self.running.get(job.cell.id, (now, 0.0))
+                since = since if share >= before else now  # it begins again where a worker died
+                self.running[job.cell.id] = since, share
+                if share > 0 and now > since:
+                    self._said[job.alike] = self._said[None] = np.array([(now - since) / share, job.cost])
+
+    def done(self, record: Record) -> None:
+        """Take note of a record."""
+        with self.lock:
+            self.drop(record.cell_id)
+            self._learn(record)
+
+    def drop(self, cell_id: str) -> None:
+        """Take note that a cell is no more to do."""
+        with self.lock:
+            self.left.pop(cell_id, None)
+            self.running.pop(cell_id, None)
 
     def seconds(self, job: Job) -> float | None:
         """Return the seconds that a cell takes on one worker; None before any cell is done."""
@@ -81,77 +116,29 @@ class Expected:
         """Return the bytes that a cell's worker needs; None if no cell of its kind is done."""
         return self._memory.get(job.alike) or None
 
-    def longest_first(self, jobs: Sequence[Job]) -> list[Job]:
-        """Return the jobs that others start from, then one of each kind of which none is done, then the longest.
+    def longest_first(self) -> list[Job]:
+        """Return what is left: jobs that others start from, one of each kind of which none is done, then the longest.
 
         Jobs that cost the same stay in their order.
         """
+        jobs = list(self.left.values())
         first = {job.alike: job.cell.id for job in reversed(jobs) if job.alike not in self._spent}
         alone = set(first.values())
         return sorted(jobs, key=lambda job: (job.order, job.cell.id not in alone, -self.length(job)))
 
-
-class Remaining:
-    """The cells of a run without a record.
-
-    They take as long as all of them on all workers, or as the longest one, whichever is more.
-
-    Args:
-        jobs: of these cells.
-        expected: what cells are expected to take; it learns from each record.
-
-    Attributes:
-        running: since when cells are under way, and which share of each is done.
-        lock: for who reads several of these while other threads take notes.
-    """
-
-    def __init__(self, jobs: Sequence[Job], expected: Expected):
-        self.expected, self.jobs = expected, {job.cell.id: job for job in jobs}
-        self.lock = threading.RLock()
-        self.running: dict[str, tuple[float, float]] = {}
-
-    def begin(self, cell_ids: Sequence[str], share: float, now: float | None = None) -> None:
-        """Take note of cells that are begun, or of the share of one that is done, at a time in seconds since 1970."""
-        now = time.time() if now is None else now
-        with self.lock:
-            for job in (self.jobs[cell_id] for cell_id in cell_ids if cell_id in self.jobs):
-                since, before = self.running.get(job.cell.id, (now, 0.0))
-                since = since if share >= before else now  # it begins again where a worker died
-                self.running[job.cell.id] = since, share
-                if share > 0 and now > since:
-                    self.expected.say(job, (now - since) / share)
-
-    def done(self, record: Record) -> None:
-        """Take note of a record."""
-        with self.lock:
-            self.drop(record.cell_id)
-            self.expected.add(record)
-
-    def drop(self, cell_id: str) -> None:
-        """Take note that a cell is no more to do."""
-        with self.lock:
-            self.jobs.pop(cell_id, None)
-            self.running.pop(cell_id, None)
-
-    def seconds(self, workers: int, now: float = 0.0) -> float | None:
-        """Return how long the cells take on so many workers from a time on; None before anything says how fast."""
-        one_of = {(job.alike, job.cost): job for job in self.jobs.values()}
-        each = {like: self.expected.seconds(job) for like, job in one_of.items()}
-        left = {cell_id: each[job.alike, job.cost] for cell_id, job in self.jobs.items()}
-        left |= {cell_id: self._left(cell_id, workers, now) for cell_id in self.running}
+    def time_left(self, workers: int, now: float = 0.0) -> float | None:
+        """Return the seconds that what is left takes on so many workers; None before anything says how fast."""
+        one_of = {(job.alike, job.cost): job for job in self.left.values()}
+        each = {like: self.seconds(job) for like, job in one_of.items()}
+        left = {cell_id: each[job.alike, job.cost] for cell_id, job in self.left.items()}
+        left |= {cell_id: self._rest(cell_id, workers, now) for cell_id in self.running}
         known = [seconds for seconds in left.values() if seconds is not None]
         return max([sum(known) / max(1, workers), *known]) if len(known) == len(left) else None
 
-    def share(self, workers: int, now: float = 0.0) -> float:
-        """Return how much of the cells under way is done, in cells."""
-        left = {cell_id: self._left(cell_id, workers, now) for cell_id in self.running}
-        gone = {cell_id: now - since for cell_id, (since, _) in self.running.items()}
-        return sum(gone[c] / (gone[c] + seconds) for c, seconds in left.items() if seconds)
-
-    def _left(self, cell_id: str, workers: int, now: float) -> float | None:
+    def _rest(self, cell_id: str, workers: int, now: float) -> float | None:
         """Return the seconds left of a cell under way: what it says of itself counts more than what others took."""
         since, share = self.running[cell_id]
-        gone, expected = now - since, self.expected.seconds(self.jobs[cell_id])
+        gone, expected = now - since, self.seconds(self.left[cell_id])
         together = min(1.0, max(1, workers) / len(self.running))  # cells that a worker trains in one program
         if share:
             return together * gone * (1 - share) / share
@@ -181,9 +168,8 @@ class Plan:
             what those began with.
         known: what the store has of every cell.
         suite: of the request; None as `request`.
-        expected: what the cells are expected to take.
+        expected: what the cells are expected to take, and which are left.
         request: None where the jobs are only some of what it asks for.
-        anew: whether trainings that were cut short start again from their beginning.
         changed: why cells that have records are run again, in lines; see `changed`.
     """
 
@@ -195,7 +181,6 @@ class Plan:
     expected: Expected
     request: Request | None
     suite: Suite | None = None
-    anew: bool = False
     changed: tuple[str, ...] = ()
 
 
@@ -237,15 +222,15 @@ def plan(
     needed = needed_by(again, whole, lambda first: not networks.has(first))
     ids = {job.cell.id for job in jobs} | needed
     todo = [job for job in whole if job.cell.id in again | needed]
-    expected = Expected(whole, known.values(), prior)
+    expected = Expected(whole, known.values(), prior, todo)
     jobs = [job for job in whole if job.cell.id in ids]
     places = places_of(files, todo) | networks.places({job.after for job in todo} - {""})
-    ordered = expected.longest_first(todo)
-    why = changed(todo, known)
     for name in files.pictures.values():
         if (found := known_contents(name)) is not None and found.strays:
             log.warning("%s: left out: %s", plain(files.places[name], None), found.strays)
-    return Plan(jobs, ordered, places, whole, known, expected, request, suite, rerun == "always", why)
+    return Plan(
+        jobs, expected.longest_first(), places, whole, known, expected, request, suite, changed(todo, known)
+    )  # fmt: skip
 
 
 def needed_by(cells: Iterable[str], jobs: Sequence[Job], lacks: Callable[[str], bool]) -> set[str]:
@@ -268,33 +253,15 @@ def needed_by(cells: Iterable[str], jobs: Sequence[Job], lacks: Callable[[str], 
 
 
 def changed(todo: Iterable[Job], known: Mapping[str, Head]) -> tuple[str, ...]:
-    """Return which strategies, tasks and models have another revision than records of theirs, and of how many cells."""
-    before: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for setting in {head.setting for head in known.values()} if todo else ():
-        for kind, raw in zip(("task", "model"), json.loads(setting), strict=False):
-            before[kind, _unrevised(raw)].add(raw.get("revision", ""))
-    found: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    """Return, in lines, which strategies have another revision than their records, and of how many cells."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
     for job in todo:
-        if (head := known.get(job.cell.id)) is not None:
-            if head.status != "skipped" and head.origin.identity != job.origin.identity:
-                why = _why(head.origin.identity, job.origin.identity)
-                found["strategy", why][job.cell.strategy.name] += 1
-            continue
-        for kind, part in (("task", job.cell.task), ("model", job.cell.model)):
-            if (earlier := before.get((kind, _unrevised(part.model_dump())))) and part.revision not in earlier:
-                found[kind, _why(max(earlier) or "1", part.revision or "1")][part.name] += 1
+        head, now = known.get(job.cell.id), job.origin.identity
+        if head is not None and head.status != "skipped" and (before := head.origin.identity) != now:
+            file = now.startswith(CODE) and before.startswith(CODE)
+            why = "its file changed" if file else f"its revision is {plain(now)}, and was {plain(before)}"
+            found[why][job.cell.strategy.name] += 1
     return tuple(
-        f"run again: {names.total()} cells of {kind} {few(sorted(names), width=60)}: {why}"
-        for (kind, why), names in sorted(found.items())
+        f"run again: {names.total()} cells of strategy {few(sorted(names), width=60)}: {why}"
+        for why, names in sorted(found.items())
     )
-
-
-def _unrevised(part: Mapping[str, Any]) -> str:
-    return canonical([part["name"], part["params"]])
-
-
-def _why(before: str, now: str) -> str:
-    """Return in what two revisions differ, of which records have the first."""
-    if now.startswith(CODE) and before.startswith(CODE):
-        return "its file changed"
-    return f"its revision is {plain(now)}, and was {plain(before)}"

@@ -161,11 +161,9 @@ def load(name: str) -> Suite:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
-            owners: dict[str, type[BaseModel]] = {"task": SuiteTask, "budget": Budget, "budgets": Budget}
-            owner: type[BaseModel] = Suite
-            for part in first["loc"][:-1]:
-                owner = owners.get(str(part), owner)
-            raise unknown(f"key in suite '{name}'", place, owner.model_fields) from error
+            parts = {"task": SuiteTask.model_fields, "budget": Budget.model_fields, "budgets": Budget.model_fields}
+            keys = [Suite.model_fields, *(parts[str(part)] for part in first["loc"][:-1] if part in parts)]
+            raise unknown(f"key in suite '{name}'", place, keys[-1]) from error
         raise UserError(f"suite '{name}': {place}: {first['msg']}", got=first.get("input")) from error
 
 
@@ -175,12 +173,10 @@ def training_entry(entry: SuiteTask) -> SuiteTask:
     Raises:
         UserError: there is none of that name, or it is not one training.
     """
-    suite = load(entry.network)
-    same = [one for one in suite.task if one.name == entry.name]
+    same = [one for one in load(entry.network).task if one.name == entry.name]
     if len(same) != 1 or same[0].network or same[0].sweep or same[0].model_sweep or len(same[0].n_train) > 1:
         raise UserError(
             f"suite '{entry.network}' must have one training of task '{entry.name}'",
-            got=f"{len(same)} tasks of that name" if len(same) != 1 else "several, or one of other networks",
             next_step="name the task once, with one value a parameter and one n_train",
         )
     return same[0]
@@ -248,10 +244,8 @@ class Files:
     """Where pictures and trained weights come from; None leaves the suite's.
 
     Attributes:
-        dry: whether nothing is to be fetched or decoded.
         places: where files lie that were looked at, by the names that cells have for them; see `locate`.
         pictures: names of pictures by parameter, whether they are only tested on, and what the user gave.
-        trained: names of files of trained weights.
     """
 
     images: tuple[str, ...] = option(
@@ -279,10 +273,16 @@ class Files:
         "Folder of a run that trained the suite's networks. [--out, then the networks in the package]",
         metavar="DIR",
     )
-    dry: bool = False
     places: dict[str, Path] = field(default_factory=dict, init=False, compare=False, repr=False)
     pictures: dict[tuple[str, bool, str], str] = field(default_factory=dict, init=False, compare=False, repr=False)
-    trained: list[str] = field(default_factory=list, init=False, compare=False, repr=False)
+
+
+def _number(option: str, asked: float | str, units: dict[str, int], allowed: str) -> float:
+    """Return a number with its unit as a number of seconds or bytes."""
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)", str(asked).strip().lower(), re.ASCII)
+    if match is None or match[2] not in units or not math.isfinite(number := float(match[1]) * units[match[2]]):
+        raise UserError(option, got=f"'{asked}'", allowed=allowed)
+    return number
 
 
 @dataclass(frozen=True)
@@ -318,6 +318,26 @@ class How:
         metavar="NAME|FILE.py[:PARAM=V]",
     )
 
+    def limits(self) -> tuple[float, float]:
+        """Return the seconds that a cell may take, and the bytes that its worker and what it started may; 0 for any.
+
+        Raises:
+            UserError: no such number, or a limit without a worker process, which alone can be killed.
+        """
+        for option, asked in (("--timeout", self.timeout), ("--memory-limit", self.memory_limit)):
+            if asked is not None and self.jobs == 0:
+                raise UserError(
+                    f"{option} needs a worker process: only that can be killed", next_step="give --jobs 1 or more"
+                )
+        timeout, memory = (TIMEOUT if self.timeout is None else self.timeout), self.memory_limit
+        seconds = _number("--timeout", timeout, _SECONDS, "30, 10m, 1.5h, 0 for none")
+        size = _number("--memory-limit", 0 if memory is None else memory, _BYTES, "4GiB, 800MB, 0 for none")
+        if 0 < size < LEAST_MEMORY:
+            raise UserError("--memory-limit", got=str(memory), allowed=f"{LEAST_MEMORY / GIB:.2f} GiB or more, or 0")
+        if size and sys.platform != "linux":
+            raise UserError("--memory-limit: only Linux says what processes take", next_step="leave it out")
+        return seconds, size
+
 
 OPTIONS: Mapping[type, Mapping[str, Field[Any]]] = {
     value: {one.name: one for one in fields(value) if one.metadata} for value in (Request, Files, How)
@@ -343,9 +363,12 @@ def values_of(keywords: Mapping[str, Any]) -> tuple[Request, Files, How]:
             return 0.0 if one.type is float else one.default if several else None
         many = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
         try:
-            return TypeAdapter(cast(Any, one.type)).validate_python(many if several else given)
+            read = TypeAdapter(cast(Any, one.type)).validate_python(many if several else given)
         except ValidationError as error:
             raise UserError(f"{one.name}: {error.errors()[0]['msg']}", got=repr(given)) from error
+        if (least := one.metadata.get("least")) is not None and not read >= least:
+            raise UserError(f"--{one.name}", got=given, allowed=f"{least} or more")
+        return read
 
     def new(kind: type[T]) -> T:
         return kind(**{name: value(one, keywords[name]) for name, one in OPTIONS[kind].items() if name in keywords})
@@ -414,72 +437,21 @@ class Job(_Model):
         )  # fmt: skip
 
 
-def _number(option: str, asked: float | str, units: dict[str, int], allowed: str) -> float:
-    """Return a number with its unit as a number of seconds or bytes."""
-    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)", str(asked).strip().lower(), re.ASCII)
-    if match is None or match[2] not in units or not math.isfinite(number := float(match[1]) * units[match[2]]):
-        raise UserError(option, got=f"'{asked}'", allowed=allowed)
-    return number
-
-
-def shown_size(size: float) -> str:
-    """Return a number of bytes for people."""
-    return f"{size / GIB:.2f} GiB"
-
-
-def shown_time(seconds: float) -> str:
-    """Return a number of seconds for people."""
-    return f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:.3g} min"
-
-
-class Setting(_Model):
+@dataclass(frozen=True)
+class Setting:
     """What all cells of a run have in common.
 
     Attributes:
         out: the run's folder.
         device: "cpu", "cuda" or "cuda:i".
         locations: where the image sets lie, and by their cells trained weights that are not in the run's folder.
-        checkpoint: seconds between checkpoints of a cell, 0 for none.
-        batch: how many test images are tried at a time; None for `training.loop.first_batch`.
-        timeout: seconds that a cell may take before it is killed; 0 is without limit.
-        memory: bytes that a worker and all that it has started may take, the libraries included; 0 is without limit.
-        exclusive: whether a cell has its machine, or its GPU, for itself; see `turn`.
+        how: how they are run.
     """
 
     out: Path
     device: str
-    locations: dict[str, Path] = {}
-    checkpoint: float = How.checkpoint
-    batch: int | None = None
-    timeout: float = TIMEOUT
-    memory: int = 0
-    exclusive: bool = False
-
-    @classmethod
-    def of(cls, how: How, out: Path, device: str, locations: Mapping[str, Path] | None = None) -> Self:
-        """Return what a user asks for.
-
-        Raises:
-            UserError: no such number, or a limit without a worker process, which alone can be killed.
-        """
-        if not how.checkpoint >= 0:
-            raise UserError("--checkpoint", got=how.checkpoint, allowed="seconds, or 0 for never")
-        for option, asked in (("--timeout", how.timeout), ("--memory-limit", how.memory_limit)):
-            if asked is not None and how.jobs == 0:
-                raise UserError(
-                    f"{option} needs a worker process: only that can be killed", next_step="give --jobs 1 or more"
-                )
-        timeout, memory = (TIMEOUT if how.timeout is None else how.timeout), how.memory_limit
-        seconds = _number("--timeout", timeout, _SECONDS, "30, 10m, 1.5h, 0 for none")
-        size = _number("--memory-limit", 0 if memory is None else memory, _BYTES, "4GiB, 800MB, 0 for none")
-        if 0 < size < LEAST_MEMORY:
-            raise UserError("--memory-limit", got=str(memory), allowed=f"{shown_size(LEAST_MEMORY)} or more, or 0")
-        if size and sys.platform != "linux":
-            raise UserError("--memory-limit: only Linux says what processes take", next_step="leave it out")
-        return cls(
-            out=out, device=device, locations=dict(locations or {}), checkpoint=how.checkpoint, batch=how.batch,
-            timeout=seconds, memory=int(size), exclusive=how.exclusive,
-        )  # fmt: skip
+    locations: Mapping[str, Path] = field(default_factory=dict)
+    how: How = How()
 
     def weights(self, cell_id: str) -> Path:
         """Return the file of a cell's trained weights."""

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice, takewhile
 from pathlib import Path
@@ -20,7 +21,7 @@ from types import FrameType
 from typing import NamedTuple, Protocol
 
 from sparsebench.errors import UserError
-from sparsebench.plan.request import Job, Setting, shown_size, shown_time
+from sparsebench.plan.request import GIB, Job, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Head, Record, Status
@@ -145,12 +146,15 @@ class Queue:
         self.length = {job.cell.id: (job.order, None if self._joins(job) else seconds(job)) for job in jobs}
         self.left, self.open = list(jobs), {job.cell.id for job in jobs}
         self.at: dict[object, Job] = {}
-        self.elsewhere, self.closed = list[Job](), False
+        self.elsewhere, self.closed = set[str](), False
         self.changed = threading.Condition()
 
     def _joins(self, job: Job) -> bool:
         """Say whether a job can be handed out with others."""
         return job.together and self.most > 1
+
+    def _may_start(self, job: Job) -> bool:
+        return job.after not in self.open and job.cell.id not in self.elsewhere
 
     def take(self, who: object = None, wait: bool = True) -> list[Job] | None:
         """Return the next batch; None when there is none left, or, unless one is waited for, none that may start.
@@ -160,24 +164,26 @@ class Queue:
             wait: whether one that waits for others is waited for.
         """
         with self.changed:
-            while (self.left or self.elsewhere) and not self.closed:
-                if batch := self._next(who) or self._left_by_others():
+            while self.left and not self.closed:
+                if batch := self._next(who):
                     if own := self._own(batch):
                         return own
                 elif wait:
                     self.changed.wait(LOOK if self.elsewhere else None)
+                    self.elsewhere.clear()
                 else:
                     return None
             return None
 
     def _own(self, batch: list[Job]) -> list[Job]:
-        """Return the jobs of a batch that no other run is at or has done."""
+        """Return the jobs of a batch that no other run is at or has done; those that one is at are the last now."""
         if self.locks is None:
             return batch
         own = []
         for job in batch:
             if not self.locks.begin(job.cell.id):
-                self.elsewhere.append(job)
+                self.elsewhere.add(job.cell.id)
+                self.left.append(job)
             elif self.locks.is_done(job):
                 self.locks.release(job.cell.id)
                 self.done(job)
@@ -185,17 +191,9 @@ class Queue:
                 own.append(job)
         return own
 
-    def _left_by_others(self) -> list[Job]:
-        """Take out one of the jobs that another run was at and is no more."""
-        for job in self.elsewhere:
-            if self.locks is not None and self.locks.begin(job.cell.id):
-                self.elsewhere.remove(job)
-                return [job]
-        return []
-
     def _next(self, who: object) -> list[Job] | None:
         """Take out the next batch for somebody, if any may start."""
-        ready = ((at, job) for at, job in enumerate(self.left) if job.after not in self.open)
+        ready = ((at, job) for at, job in enumerate(self.left) if self._may_start(job))
         if (first := next(ready, None)) is None:
             return None
         length, last = self.length[first[1].cell.id], self.at.get(who)
@@ -211,7 +209,7 @@ class Queue:
         batch = [(at, job)]
         if self._joins(job):
             alike = (at for at in enumerate(self.left) if self._joins(at[1]) and at[1].code == job.code)
-            batch = list(islice((at for at in alike if at[1].after not in self.open), self.most))
+            batch = list(islice((at for at in alike if self._may_start(at[1])), self.most))
         for at, _ in reversed(batch):
             del self.left[at]
         if who is not None:
@@ -289,12 +287,11 @@ class InProcess:
         from sparsebench.runner.prepare import Context
         from sparsebench.runner.run_cell import one_thread, run_cells
 
-        setting = setting.model_copy(update={"device": first_of(setting.device)})
-
+        setting = replace(setting, device=first_of(setting.device))
         with one_thread():
             context = Context(setting, begin=queue.begin)
             while batch := queue.take("here"):
-                with turn(setting.device) if setting.exclusive else nullcontext():
+                with turn(setting.device) if setting.how.exclusive else nullcontext():
                     records = run_cells(batch, self.registry, context)
                     for job, record in zip(batch, records, strict=True):
                         yield record
@@ -373,7 +370,8 @@ class Supervisor:
     """
 
     def __init__(self, setting: Setting, name: str, place: Mapping[str, str], on_begin: OnBegin):
-        self.setting = setting.model_copy(update={"device": "cuda:0" if place else "cpu"})
+        self.setting = replace(setting, device="cuda:0" if place else "cpu")
+        self.timeout, self.memory = setting.how.limits()
         self.log, self.place, self.on_begin = setting.out / "logs" / f"worker-{name}.log", place, on_begin
         self.server = server()
         self.worker: Worker | None = None
@@ -403,37 +401,35 @@ class Supervisor:
 
         If it does not go well with a worker, the cell that it was at has a record that says so, and what is left of
         the batch is given to the next one. If it was at several, nobody knows whose fault it is: each is given alone.
-        If it was killed, whoever did so, the cell is first given once more, alone.
+        If it was killed, whoever did so, the cell is first given once more.
         """
-        batches, again = [batch], set[str]()
-        while batches and not self.stopped:
-            left = {job.cell.id: job for job in batches.pop()}
-            end = yield from self._ask(left)
-            if end is not None and not self.stopped:
-                at = [left[cell_id] for cell_id in self.at or left if cell_id in left]
-                if len(at) != 1:
-                    batches += [[job] for job in reversed(left.values())]
-                    continue
-                job = left.pop(at[0].cell.id)
-                if end.killed and job.cell.id not in again:
-                    log.warning("%s of %s: %s; it is tried once more", job.cell.id, job.label, end.reason)
-                    again.add(job.cell.id)
-                    batches += [list(left.values()), [job]] if left else [[job]]
-                    continue
-                failure = Failure(reason=end.reason, kind=end.status, traceback=end.words)
-                seconds = time.monotonic() - self.clock
-                yield job, job.record_of_failure(end.status, failure, self.started.isoformat(), seconds)
-            if left:
-                batches.append(list(left.values()))
+        left, alone, again = {job.cell.id: job for job in batch}, False, set[str]()
+        while left and not self.stopped:
+            given = list(left.values())[: 1 if alone else None]
+            end = yield from self._ask(given, left)
+            if end is None or self.stopped:
+                continue
+            at = [job for job in given if job.cell.id in left and (job.cell.id in self.at or not self.at)]
+            alone = alone or len(at) > 1
+            if len(at) != 1:
+                continue
+            (job,) = at
+            if end.killed and job.cell.id not in again:
+                log.warning("%s of %s: %s; it is tried once more", job.cell.id, job.label, end.reason)
+                again.add(job.cell.id)
+                continue
+            failure = Failure(reason=end.reason, kind=end.status, traceback=end.words)
+            seconds = time.monotonic() - self.clock
+            yield left.pop(job.cell.id), job.record_of_failure(end.status, failure, self.started.isoformat(), seconds)
 
-    def _ask(self, left: dict[str, Job]) -> Generator[tuple[Job, Record], None, _End | None]:
-        """Yield the worker's records and take out their jobs; return how it came to an end with it, if it did."""
-        worker = self._start(next(iter(left.values())).code)
+    def _ask(self, jobs: list[Job], left: dict[str, Job]) -> Generator[tuple[Job, Record], None, _End | None]:
+        """Yield a worker's records of jobs, which are left no more; return how it came to an end with it, if it did."""
+        worker, answers = self._start(jobs[0].code), 0
         if worker is None:
             return None
         self._begins(())
-        worker.ask(list(left.values()))
-        while left:
+        worker.ask(jobs)
+        while answers < len(jobs):
             heard = self._hear(worker, left)
             if isinstance(heard, _End):
                 self.end()
@@ -441,6 +437,7 @@ class Supervisor:
             if heard is None:
                 continue
             if heard.record is not None:
+                answers += 1
                 yield left.pop(heard.record.cell_id), heard.record
             self.on_begin(heard.at, heard.share)
             if not heard.share:
@@ -463,12 +460,12 @@ class Supervisor:
             return _End("crashed", f"the worker's answer cannot be read: {error}", worker.last_words())
         if message is not None:
             return message
-        if 0 < self.setting.timeout < (seconds := time.monotonic() - self.clock):
-            reason = f"no result after {shown_time(seconds)}, with --timeout {self.setting.timeout:g}"
+        if 0 < self.timeout < (seconds := time.monotonic() - self.clock):
+            reason = f"no result after {seconds:.1f} s, with --timeout {self.timeout:g}"
             return _End("timeout", reason, worker.last_words())
-        if (memory := self.setting.memory) and (size := held_over([worker.pid, *descendants(worker.pid)], memory)):
-            limit = shown_size(memory)
-            return _End("oom", f"its processes held {shown_size(size)}, over the --memory-limit of {limit}")
+        if self.memory and (size := held_over([worker.pid, *descendants(worker.pid)], self.memory)):
+            limit = f"over the --memory-limit of {self.memory / GIB:.2f} GiB"
+            return _End("oom", f"its processes held {size / GIB:.2f} GiB, {limit}")
         return None
 
     def _start(self, code: tuple[str, ...]) -> Worker | None:

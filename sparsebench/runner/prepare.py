@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -197,22 +197,19 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     if data.among is not None:
         test.absent = torch.ones(len(data.classes), dtype=torch.bool, device=context.setting.device)
         test.absent[torch.from_numpy(data.among).to(context.setting.device)] = False
-    teacher = _teacher(network, strategy) if strategy.distils and start.head else None
+    teacher: Any = None
+    if strategy.distils and start.head:
+        if not hasattr(network, "tell"):
+            raise UnsupportedError(
+                f"'{strategy.name}' needs the dense network's outputs, which this model does not provide: it must have "
+                "tell(inputs), ModelOutputs without gradients"
+            )
+        teacher = copy.deepcopy(network)
+        teacher.module.eval().requires_grad_(False)
     actor = _actor(cell, strategy, network, task)
     return Prepared(
         cell, task, data, network, actor, train, test, validation, start.name, teacher, outcome, tested, start.head
     )  # fmt: skip
-
-
-def _teacher(network: Network, strategy: Strategy) -> Teacher:
-    if not hasattr(network, "tell"):
-        raise UnsupportedError(
-            f"'{strategy.name}' needs the dense network's outputs, which this model does not provide: it must have "
-            "tell(inputs), ModelOutputs without gradients"
-        )
-    teacher: Any = copy.deepcopy(network)
-    teacher.module.eval().requires_grad_(False)
-    return cast(Teacher, teacher)
 
 
 def _data(task: Task, cell: Cell, context: Context) -> Data:

@@ -22,7 +22,7 @@ from sparsebench import files
 from sparsebench.errors import UserError
 
 if TYPE_CHECKING:
-    from sparsebench.plan.plan import Plan, Remaining
+    from sparsebench.plan.plan import Expected, Plan
     from sparsebench.records.record import Record
 
 EVERY = 1.0
@@ -74,13 +74,13 @@ class Underway(BaseModel):
 
 @contextmanager
 def beat(
-    out: Path, remaining: Remaining, workers: int, tell: Callable[[Underway], None] = lambda now: None
+    out: Path, expected: Expected, workers: int, tell: Callable[[Underway], None] = lambda now: None
 ) -> Iterator[None]:
     """Keep the file of a run up to date for a while, in a thread, and remove it then.
 
     Args:
         out: the run's folder.
-        remaining: the cells that the run has still to do.
+        expected: says which cells the run has still to do.
         workers: its worker processes.
         tell: called with what was written.
     """
@@ -89,14 +89,14 @@ def beat(
     def write_on() -> None:
         while True:
             now = time.time()
-            with remaining.lock:
-                jobs, running = remaining.jobs, remaining.running
+            with expected.lock:
+                left, running = expected.left, expected.running
                 state = Underway(
                     host=socket.gethostname(), pid=os.getpid(), workers=workers, updated=now,
                     since=min((since for since, _ in running.values()), default=now),
-                    left=Counter(job.label for job in jobs.values()),
-                    running=Counter(jobs[cell_id].label for cell_id in running),
-                    done=remaining.share(workers, now), seconds=remaining.seconds(workers, now),
+                    left=Counter(job.label for job in left.values()),
+                    running=Counter(left[cell_id].label for cell_id in running),
+                    done=sum(share for _, share in running.values()), seconds=expected.time_left(workers, now),
                 )  # fmt: skip
             with suppress(UserError):  # the run itself will say that the folder cannot be written
                 files.write_whole(path, state.model_dump_json().encode())
@@ -117,26 +117,22 @@ def beat(
             path.parent.rmdir()
 
 
-def underway(out: Path) -> list[Underway]:
-    """Return what the runs of a folder say of themselves; one that was killed is silent and not alive."""
-    return [state for _, state in _files(out / "underway")]
+def underway(out: Path) -> dict[Path, Underway]:
+    """Return what the runs of a folder say of themselves, by file; one that was killed is silent and not alive."""
+    found = {}
+    for path in files.files_in(out / "underway", ".json"):
+        with suppress(OSError, ValueError):  # it is gone, or torn
+            found[path] = Underway.model_validate_json(path.read_bytes())
+    return found
 
 
 def clear(out: Path) -> None:
     """Remove what runs of a folder have left that were killed: who runs there now goes on with their cells."""
-    for path, run in _files(out / "underway"):
+    for path, run in underway(out).items():
         if not run.alive:
             path.unlink(missing_ok=True)
     with suppress(OSError):  # others are under way, or there is none
         (out / "underway").rmdir()
-
-
-def _files(folder: Path) -> list[tuple[Path, Underway]]:
-    found = []
-    for path in files.files_in(folder, ".json"):
-        with suppress(OSError, ValueError):  # it is gone, or torn
-            found.append((path, Underway.model_validate_json(path.read_bytes())))
-    return found
 
 
 @dataclass(eq=False)
@@ -216,9 +212,7 @@ class Progress(Callbacks):
             again = f"; {failed} of them failed, --rerun failed tries them again" if failed else ""
             click.echo(f"all {len(plan.jobs)} cells are in the store{again}", err=True)
             return
-        from sparsebench.plan.plan import Remaining
-
-        seconds = Remaining(plan.todo, plan.expected).seconds(workers)
+        seconds = plan.expected.time_left(workers)
         about = "" if seconds is None else f", {time_of(seconds, 'about ')}"
         where = f"on {workers or 'no'} worker processes"
         click.echo(f"{len(plan.todo)} of {len(plan.jobs)} cells to run, {where}{about}", err=True)
@@ -260,11 +254,8 @@ class Progress(Callbacks):
         if self.bar is not None:
             self.bar.n = self.done
             self.bar.set_description_str(cells, refresh=False)
-            self.bar.set_postfix_str(left, refresh=False)
-            if at_once:
-                self.bar.refresh()
-            else:
-                self.bar.update(0)
+            self.bar.set_postfix_str(left, refresh=at_once)
+            self.bar.update(0)
         elif self.cells == self.total or time.monotonic() > self.said + LINE:
             self.said = time.monotonic()
             click.echo(f"{cells}, {left}", err=True)
@@ -290,12 +281,9 @@ class Progress(Callbacks):
 def remedy(statuses: Iterable[str]) -> str:
     """Return, of the statuses of cells without a result, how many there are and which command tries them again."""
     counts = Counter(statuses)
-    number = counts.total()
     said = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
-    skipped = number == counts["skipped"]
-    command = "the same command" if skipped else "the same command with --rerun failed"
-    cells = "1 cell has" if number == 1 else f"{number} cells have"
-    return f"{cells} no result ({said}): {command} tries {'it' if number == 1 else 'them'} again"
+    command = "the same command" + " with --rerun failed" * (counts.keys() != {"skipped"})
+    return f"cells without a result: {counts.total()} ({said}); {command} tries them again"
 
 
 def in_a_notebook() -> bool:

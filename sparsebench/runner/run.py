@@ -6,19 +6,18 @@ import logging
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext, redirect_stdout, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, redirect_stdout, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from sparsebench.errors import UserError, few, one_line
 from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import unanswered
 from sparsebench.plan.locate import file_names, pictures_of
-from sparsebench.plan.plan import Plan, Remaining
+from sparsebench.plan.plan import Plan
 from sparsebench.plan.request import Files, How, Job, Request, Setting, Suite
 from sparsebench.plugin.content import texts_of
 from sparsebench.plugin.observer import ObserverThread
@@ -37,8 +36,6 @@ from sparsebench.tasks.sources.files import known_contents
 
 log = logging.getLogger(__name__)
 
-
-Prior = Callable[[Job], float]
 CUT_SHORT = ("crashed", "timeout", "oom")
 """Statuses of cells that were ended before their time: what runs them again goes on from their checkpoints."""
 BAD = 5
@@ -52,7 +49,7 @@ def run(
     registry: Registry,
     out: Path,
     callbacks: Callbacks = SILENT,
-    prior: Prior | None = None,
+    prior: Callable[[Job], float] | None = None,
 ) -> Plan:
     """Run what a folder lacks of a request, and return the plan.
 
@@ -88,98 +85,93 @@ def plan_of(
     how: How,
     registry: Registry,
     out: Path,
-    prior: Prior | None = None,
+    prior: Callable[[Job], float] | None = None,
 ) -> Plan:
     """Return what `run` would do; nothing is run and nothing written.
 
     Raises:
         UserError: as `run` does before its first cell.
     """
-    setting = Setting.of(how, out, device_of(how))
-    request = replace(request, on_gpu=setting.device != "cpu")
+    request = replace(request, on_gpu=_setting(how, out).device != "cpu")
     return planner.plan(request, files, registry, out, how.rerun, planner.shard(how.shard or "0/1"), prior)
 
 
-def device_of(how: How) -> str:
-    """Return "cpu", "cuda:i" or "cuda": where cells run, of this machine's devices or of a cluster's workers.
+def _setting(how: How, out: Path, locations: Mapping[str, Path] = {}) -> Setting:
+    """Return what cells have in common; its device is of this machine, or of a cluster's workers.
 
     Raises:
-        UserError: there is no such device, or it or a number of workers is asked for that a cluster cannot give.
+        UserError: a value that it cannot have, no such device, or a device or number of workers that no cluster takes.
     """
+    how.limits()
     if how.dask is None:
-        return devices.resolve_device(how.device)
-    if how.jobs is not None:
+        device = devices.resolve_device(how.device)
+    elif how.jobs is not None:
         raise UserError("--dask: the cluster says how many workers it has", next_step="leave --jobs out")
-    if how.device not in ("auto", "cpu", "cuda"):
+    elif how.device not in ("auto", "cpu", "cuda"):
         raise UserError("--device", got=f"'{how.device}'", allowed="cpu or cuda with --dask")
-    return "cpu" if how.device == "auto" else how.device
+    else:
+        device = "cpu" if how.device == "auto" else how.device
+    return Setting(out, device, locations, how)
 
 
-def carry_out(plan: Plan, how: How, registry: Registry, out: Path, callbacks: Callbacks = SILENT) -> None:
-    """Run what is to do of a plan, its pictures decoded first, so that no cell looks through folders; see `run`."""
-    setting = Setting.of(how, out, device_of(how), plan.locations)
-    store.check_writable(out)
-    observers = Observers(registry)
-    observers.attach(how.observe, out)
-    if wanted := pictures_of(plan.todo, registry, plan.locations):
-        decode(wanted)
-    connection: AbstractContextManager[Any] = nullcontext()
-    if how.dask and plan.todo:
-        (dask,) = metadata.entry_points(group="sparsebench.engines", name="dask")  # another package brings it
-        connection = dask.load()(how.dask, setting.device)
-    with connection as cluster:
-        workers = (
-            devices.workers_for(plan, setting.device, how.jobs, how.exclusive)
-            if cluster is None
-            else cluster.slots() or 1
-        )  # none may have come yet
-        callbacks.on_plan(plan, workers)
-        collect(plan, cluster or engine_of(registry, workers), setting, workers, callbacks, observers)
-
-
-def engine_of(registry: Registry, workers: int) -> Engine:
-    """Return the engine of so many worker processes on this machine, or of this process."""
-    return Processes(workers) if workers else InProcess(registry)
-
-
-def collect(
-    plan: Plan, engine: Engine, setting: Setting, workers: int, callbacks: Callbacks, observers: Observers
+def carry_out(
+    plan: Plan, how: How, registry: Registry, out: Path, callbacks: Callbacks = SILENT, engine: Engine | None = None
 ) -> None:
-    """Have an engine run what is to do; each record is stored, and on the disk, before the next is waited for.
+    """Run what is to do of a plan; each record is stored, and on the disk, before the next is waited for.
 
-    The first Ctrl-C lets the cells under way come to their end and starts no more, the second ends them.
+    Pictures are decoded first, so that no cell looks through folders. The first Ctrl-C lets the cells under way come to
+    their end and starts no more, the second ends them. Checkpoints go when the cell's record is there, unless that says
+    that it was ended before its time.
 
     Args:
         plan: from `plan_of`.
-        engine: which runs the cells.
-        setting: what they have in common. Checkpoints go when the cell's record is there, unless that says that it was
-            ended before its time.
-        workers: how many cells it runs at a time, 0 for one in this process.
+        how: how its cells are run.
+        registry: from which strategies and observers come.
+        out: the run's folder.
         callbacks: who is told.
-        observers: who sees each record, with the registry from which strategies come.
+        engine: which runs the cells, one at a time; None for what `how` asks for.
 
     Raises:
         UserError: the folder cannot be written or is gone, or the engine gave no record of a cell.
         KeyboardInterrupt: it was stopped; what is done is stored.
     """
-    out = setting.out
-    for folder, value in _manifests(plan, observers.registry):
-        store.keep(out / folder, value)
-    todo = {job.cell.id for job in plan.todo}
-    for cell_id in (job.cell.id for job in plan.jobs if store.checkpoint_path(out, job.cell.id).exists()):
-        finished = cell_id in plan.known and plan.known[cell_id].status not in CUT_SHORT
-        if plan.anew if cell_id in todo else finished:  # nobody is to go on from it
-            _remove_checkpoint(out, cell_id)
-    if not plan.todo:
-        progress.clear(out)
-        store.seal(out)
-        return
+    setting = _setting(how, out, plan.locations)
+    store.check_writable(out)
+    observers = Observers(registry, how.observe, out)
+    if wanted := pictures_of(plan.todo, registry, plan.locations):
+        decode(wanted)
+    with ExitStack() as connections:
+        workers = devices.workers_for(plan, setting.device, how.jobs, how.exclusive)
+        if how.dask and plan.todo:
+            (dask,) = metadata.entry_points(group="sparsebench.engines", name="dask")  # another package brings it
+            engine = cluster = connections.enter_context(dask.load()(how.dask, setting.device))
+            workers = cluster.slots() or 1  # none may have come yet
+        engine = engine or (Processes(workers) if workers else InProcess(registry))
+        callbacks.on_plan(plan, workers)
+        for folder, value in _manifests(plan, registry):
+            store.keep(out / folder, value)
+        todo = {job.cell.id for job in plan.todo}
+        for cell_id in (job.cell.id for job in plan.jobs if store.checkpoint_path(out, job.cell.id).exists()):
+            finished = cell_id in plan.known and plan.known[cell_id].status not in CUT_SHORT
+            if how.rerun == "always" if cell_id in todo else finished:  # nobody is to go on from it
+                _remove_checkpoint(out, cell_id)
+        if plan.todo:
+            _collect(plan, engine, setting, workers, callbacks, observers)
+        else:
+            progress.clear(out)
+            store.seal(out)
+
+
+def _collect(
+    plan: Plan, engine: Engine, setting: Setting, workers: int, callbacks: Callbacks, observers: Observers
+) -> None:
+    """Have an engine run the cells of a plan, and store and show their records; see `carry_out`."""
+    out, expected = setting.out, plan.expected
     writer = store.Writer(out)
     store.keep(out / manifests.ENVIRONMENTS, devices.environment())
-    remaining = Remaining(plan.todo, plan.expected)
-    locks = CellLocks(out, plan.known, remaining.drop)
+    locks = CellLocks(out, plan.known, expected.drop)
     most = 1 if setting.device == "cpu" else TOGETHER
-    queue = Queue(plan.todo, most, plan.expected.length, locks, remaining.begin)
+    queue = Queue(plan.todo, most, expected.length, locks, expected.begin)
     stopped = threading.Event()
 
     def stop() -> None:
@@ -188,13 +180,13 @@ def collect(
         queue.close()
 
     records = engine.records(queue, setting)
-    beat = progress.beat(out, remaining, workers, callbacks.on_beat)
+    beat = progress.beat(out, expected, workers, callbacks.on_beat)
     try:
         with closing(locks), first_interrupt(stop), beat, closing(records):
             for record in records:
                 writer.append(record)
                 locks.release(record.cell_id)
-                remaining.done(record)
+                expected.done(record)
                 if record.status not in CUT_SHORT:
                     _remove_checkpoint(out, record.cell_id)
                 observers.observe(record)
@@ -204,7 +196,7 @@ def collect(
     store.seal(out)
     if stopped.is_set():
         raise KeyboardInterrupt
-    if lost := remaining.jobs:
+    if lost := expected.left:
         raise UserError(
             f"the engine gave no record of {len(lost)} of {len(plan.todo)} cells, {min(lost)} among them",
             next_step="the records of the others are stored; the same command goes on",
@@ -275,33 +267,32 @@ def _asked(suite: Suite, request: Request, registry: Registry, jobs: Iterable[Jo
 class Observers:
     """Those that were turned on by name, and the plugins that look at records without being named.
 
-    Attributes:
+    Args:
         registry: where they are found.
+        texts: those that were asked for, as NAME[:param=value] or FILE.py[:param=value].
+        out: the run's folder.
+
+    Attributes:
         failed: by what they were asked for, the names of those that raised or hung, and are turned off.
+
+    Raises:
+        UserError: there is no such observer or parameter, or it cannot be opened.
     """
 
-    def __init__(self, registry: Registry):
+    def __init__(self, registry: Registry, texts: Sequence[str], out: Path):
         self.registry = registry
         self.failed: dict[str, str] = {}
         self._seeing: dict[str, tuple[Callable[[Record], object], ObserverThread, str]] = {}
-
-    def attach(self, texts: Sequence[str], out: Path) -> None:
-        """Turn on the observers that were asked for as NAME[:param=value] or FILE.py[:param=value].
-
-        Raises:
-            UserError: there is no such observer or parameter, or it cannot be opened.
-        """
         for text in dict.fromkeys(texts):
             spec = parse(text)
-            for key, values in spec.params.items():
-                if len(values) > 1:
-                    raise UserError(f"--observe: parameter '{key}' takes one value", got=f"'{text}'")
-            classes = self.registry.observers_named(spec.name)
+            classes = registry.observers_named(spec.name)
             if spec.params and not classes:
                 raise UserError(f"observer '{spec.name}' has no parameters", got=f"'{text}'")
+            params, *others = spec.combinations()
+            if others:
+                raise UserError("--observe takes one value a parameter", got=f"'{text}'")
             for cls in classes:
-                given = {key: value for key, (value,) in spec.params.items()}
-                observer = fill(cls, given, f"observer '{cls.name}'")
+                observer = fill(cls, params, f"observer '{cls.name}'")
                 thread = ObserverThread()
                 try:
                     see = thread.call(partial(observer.open, out))
@@ -333,12 +324,11 @@ def show_folder(texts: Sequence[str], folder: Path) -> tuple[int, list[str]]:
     """Show observers all records of a run's folder; return how many those are, and which observers failed.
 
     Raises:
-        UserError: as `Observers.attach`, or the folder holds no records.
+        UserError: as `Observers`, or the folder holds no records.
     """
     if not (records := store.read(folder)):
         raise UserError(f"no records in {folder}", next_step="run `sparsebench run --out` with this folder first")
-    observers = Observers(Registry())
-    observers.attach(texts, folder)
+    observers = Observers(Registry(), texts, folder)
     for _, record in sorted(records.items()):
         observers.observe(record)
     return len(records), list(observers.failed.values())

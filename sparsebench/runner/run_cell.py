@@ -50,6 +50,10 @@ LONGEST = 1e8
 """Seconds; timers take no more than some hundred years."""
 THREAD_LIMIT = 1
 """Sums of floating-point numbers depend on how they are split over threads, so a cell has one."""
+STATUSES: dict[type[BaseException], Status] = {
+    torch.OutOfMemoryError: "oom", MemoryError: "oom", NotReadyError: "skipped", UnsupportedError: "unsupported",
+}  # fmt: skip
+"""Of cells that end with an error; others have failed."""
 KNOWN = (StrategyError, DivergedError, UnsupportedError, UserError)
 """Errors whose text says all; others are shown with their type and kept with their traceback."""
 log = logging.getLogger(__name__)
@@ -106,37 +110,28 @@ class Checkpoint:
             self.warned = True
 
 
-def run_cell(job: Job, registry: Registry, context: Context) -> Record:
-    """Return the job's record, whatever happens: what a strategy does wrong is in the record, not raised."""
-    (record,) = run_cells([job], registry, context)
-    return record
-
-
 def run_cells(jobs: Sequence[Job], registry: Registry, context: Context) -> Iterator[Record]:
-    """Yield the record of each job. Several that can are trained in one program on CUDA; on the CPU one by one."""
-    if context.setting.device == "cpu" or len(jobs) == 1:
-        for job in jobs:
+    """Yield the record of each job, whatever happens: what a strategy does wrong is in its record, not raised.
+
+    Several that can are trained in one program on CUDA; on the CPU one by one.
+    """
+    for group in [[job] for job in jobs] if context.setting.device == "cpu" else [jobs]:
+        runs = []
+        for job in group:
             context.begin([job.cell.id], 0.0)
-            run = _Run(job, context)
+            runs.append(run := _Run(job, context))
             run.attempt(partial(run.prepare, registry))
-            run.attempt(run.train)
+        together = [run for run in runs if run.cell is not None and run.failure is None and run.cell.joins]
+        if len(group) > 1 and together:
+            context.begin([run.job.cell.id for run in together], 0.0)
+            _train_together(together)
+        for run in runs:
+            if len(group) > 1:
+                context.begin([run.job.cell.id], 0.0)
+            if run.trained is None:
+                run.attempt(run.train)
             run.attempt(run.measure)
-            yield run.record(share=1)
-        return
-    runs = [_Run(job, context) for job in jobs]
-    for run in runs:
-        context.begin([run.job.cell.id], 0.0)
-        run.attempt(partial(run.prepare, registry))
-    together = [run for run in runs if run.cell is not None and run.failure is None and run.cell.joins]
-    if together:
-        context.begin([run.job.cell.id for run in together], 0.0)
-        _train_together(together)
-    for run in runs:
-        context.begin([run.job.cell.id], 0.0)
-        if run.trained is None:
-            run.attempt(run.train)
-        run.attempt(run.measure)
-        yield run.record(share=len(runs))
+            yield run.record(share=len(group))
 
 
 def _train_together(runs: Sequence[_Run]) -> None:
@@ -169,14 +164,6 @@ def failure_of(error: BaseException, strategy: Strategy | None = None) -> Failur
     trace = "" if isinstance(error, KNOWN) else "".join(traceback.format_exception(error))[-4000:]
     trace = trace.encode("utf-8", "backslashreplace").decode()
     return Failure(reason=" ".join(text.split())[:500], kind=kind, traceback=trace)
-
-
-def _status(error: BaseException) -> Status:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return "oom"
-    if isinstance(error, NotReadyError):
-        return "skipped"
-    return "unsupported" if isinstance(error, UnsupportedError) else "failed"
 
 
 class _Run:
@@ -212,7 +199,8 @@ class _Run:
         """Note what went wrong; a process of its own, whose log is read for it, says where."""
         acting = None if self.cell is None else self.cell.in_training or self.cell.in_test
         strategy = None if acting is None else acting.strategy
-        self.status, self.failure = _status(error), failure_of(error, strategy)
+        self.status = next((status for kind, status in STATUSES.items() if isinstance(error, kind)), "failed")
+        self.failure = failure_of(error, strategy)
         if self.context.alone and self.status != "unsupported":
             lines = [f"cell {self.job.cell.id}, {self.job.label}: {self.status}\n", *traceback.format_exception(error)]
             with suppress(OSError):  # a strategy may have closed it
@@ -286,7 +274,7 @@ class _Run:
 
     def _checkpoint(self, training: Training) -> Checkpoint | None:
         """Return the cell's checkpoint, or None: what was seen while training is in none."""
-        every, job, cell = self.setting.checkpoint, self.job, self.cell
+        every, job, cell = self.setting.how.checkpoint, self.job, self.cell
         assert cell is not None
         if not every or training.course.recipe.watch or not isinstance(training.steps, Autograd):
             return None
@@ -306,13 +294,13 @@ class _Run:
         tests_only = self.cell.outcome is not None or not self.cell.task.trains
         on_done = self._reports(len(self.cell.test.labels)) if tests_only else None
         measure(
-            self.result, self.cell, self.trained, self.setting.batch,
+            self.result, self.cell, self.trained, self.setting.how.batch,
             leaks=who not in context.trusted, on_done=on_done,
         )  # fmt: skip
         context.trusted.add(who)
         if "images_per_s" in self.result.metrics:
             alone = "alone on its machine" if self.setting.device == "cpu" else "alone on its GPU"
-            self.result.notes["timed"] = alone if self.setting.exclusive else "perhaps beside other cells"
+            self.result.notes["timed"] = alone if self.setting.how.exclusive else "perhaps beside other cells"
         if self.job.keep_weights:
             content = weights_file(self.cell.network, self.cell.initial, self.trained)
             files.write_whole(store.weights_path(self.setting.out, self.job.cell.id), content)
@@ -324,13 +312,11 @@ class _Run:
         seconds = (time.perf_counter() - self.clock) / share
         if self.failure is not None:
             return self.job.record_of_failure(self.status, self.failure, self.started, seconds)
-        job, result, device = self.job, self.result, self.setting.device
+        job, device = self.job, self.setting.device
         device = device if device == "cpu" else f"{device} {torch.cuda.get_device_name(device)}"
         return Record(
-            cell=job.cell, cell_id=job.cell.id, status=self.status, metrics=result.metrics,
-            trajectory=result.trajectory, samples=result.samples, outcomes=result.outcomes, notes=result.notes,
-            origin=job.origin, kind=job.kind, label=job.label,
-            environment=digest(environment()), device=device,
+            cell=job.cell, cell_id=job.cell.id, status=self.status, **vars(self.result), origin=job.origin,
+            kind=job.kind, label=job.label, environment=digest(environment()), device=device,
             started=self.started, seconds=round(seconds, 3),
         )  # fmt: skip
 
@@ -382,12 +368,12 @@ def main(line: Line) -> None:
         Path("/proc/self/oom_score_adj").write_text("900", encoding="utf-8")
     faulthandler.enable()  # a crash says in the log where it was
     setting: Setting = line.recv()
-    registry = Registry()
+    registry, timeout = Registry(), setting.how.limits()[0]
 
     def begin(cells: Sequence[str], share: float) -> None:
         if not share:
             forget_peak()
-        if not share and (timeout := setting.timeout):  # shortly before it is killed, even if it holds the lock
+        if not share and timeout:  # shortly before it is killed, even if it holds the lock
             faulthandler.dump_traceback_later(min(timeout - min(1.0, timeout / 4), LONGEST))
         line.say(Message(at=tuple(cells), share=share))
 
@@ -399,7 +385,7 @@ def main(line: Line) -> None:
         while True:
             jobs: list[Job] = line.recv()
             # Who waits says so: no second of it is a cell's.
-            with turn(setting.device, lambda: line.say(Message())) if setting.exclusive else nullcontext():
+            with turn(setting.device, lambda: line.say(Message())) if setting.how.exclusive else nullcontext():
                 out_of_memory = False
                 for done, record in enumerate(run_cells(jobs, registry, context), 1):
                     faulthandler.cancel_dump_traceback_later()

@@ -25,7 +25,7 @@ def write_board(folder: Path) -> None:
 
 
 def differing(folder: Path) -> list[str]:
-    return [path.name for path in published.differing(published.made(folder))]
+    return [path.name for path in published.differences(published.board_files(folder))]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a published board, not to be written to."""
     folder = tmp_path_factory.mktemp("boards") / "one"
     write_board(folder)
-    published.write(published.made(folder))
+    published.write(published.board_files(folder))
     return folder
 
 
@@ -50,7 +50,7 @@ def call(*words: object) -> tuple[int, str]:
 
 
 def test_a_board_that_is_what_its_records_give_passes_and_is_not_written_again(board: Path) -> None:
-    assert differing(board) == [] and published.write(published.made(board)) == []
+    assert differing(board) == [] and published.write(published.board_files(board)) == []
     code, said = call(board.parent, "--check")
     assert code == 0 and "one: as it must be" in said
 
@@ -70,16 +70,16 @@ def test_a_file_that_was_changed_or_is_missing_is_named_and_mended(board: Path, 
 
 
 def test_another_picture_is_named_and_one_of_another_drawer_is_not(board: Path, drawn: None) -> None:
-    wanted = published.made(board)
+    wanted = published.board_files(board)
     published.write(wanted)
     path = board / "leaderboard.png"
     with Image.open(path) as image:
         picture = image.convert("RGB")
     picture.save(path, pnginfo=None, compress_level=1)  # other bytes, the same pixels
-    assert published.differing(wanted) == []
+    assert published.differences(wanted) == []
     for wrong in (picture.rotate(180), picture.resize((8, 8)), Image.new("RGB", picture.size)):
         wrong.save(path)
-        assert published.differing(wanted) == [path]
+        assert published.differences(wanted) == [path]
     path.write_bytes(Path("/etc/hostname").read_bytes())
     code, said = call(board.parent, "--check")
     assert code == 1 and "leaderboard.png" in said
@@ -91,7 +91,7 @@ def test_a_record_that_is_not_what_its_outcomes_come_to_is_named(board: Path) ->
     better = first.metrics | {"accuracy": first.metrics["accuracy"].model_copy(update={"value": 0.95})}
     records = [first.model_copy(update={"metrics": better}), *others]
     table.write(path, table.table_of((record, 0) for record in records), table.beside(path))
-    published.write(published.made(board))
+    published.write(published.board_files(board))
     code, said = call(board.parent, "--check")
     assert code == 1 and f"cell {first.cell_id}" in said and "accuracy is 0.95" in said
 

@@ -42,7 +42,7 @@ def others(task: str) -> set[str]:
 
 def texts_of(board: Board) -> list[str]:
     """Return all that is written in the pictures of a board."""
-    figures = [picture.draw(board, what) for what in picture.measured(board)]
+    figures = [picture.draw(board, what) for what in picture.quantities(board)]
     return [text.get_text() for figure in figures for text in figure.findobj(Text)]
 
 

@@ -163,7 +163,7 @@ def test_cells_take_the_decoded_pictures_and_do_not_look_at_the_folder(
     cache.decode(pictures_of(of.todo, Registry(), of.locations))
     for name in NAMES:
         (root / name).rename(tmp_path / name)
-    records = list(local(of.todo, 1, tmp_path / "out", locations=dict(of.locations)))
+    records = list(local(of.todo, 1, tmp_path / "out", locations=of.locations))
     assert [(record.status, record.metrics["accuracy"].n) for record in records] == [("ok", 14)] * len(of.todo)
 
 

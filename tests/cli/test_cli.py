@@ -1,9 +1,13 @@
+"""The command line: what it lists, runs, writes and refuses."""
+
 import csv
 import json
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -19,9 +23,14 @@ import sparsebench
 from sparsebench.board.columns import COLUMNS, keys_of
 from sparsebench.board.tables import FORMATS
 from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
 
 SHIPPED = {"dense", "random", "attn_topk", "oracle", "anti_oracle", "noise"}
 SMALL = ["--suite", TINY, "--n-train", "4", "--seeds", "1"]
+
+
+def run(*words: object) -> Result:
+    return call("run", *SMALL, *words)
 
 
 def board_in(folder: Path) -> dict[str, dict[str, str]]:
@@ -161,7 +170,14 @@ def refused(result: Result, *says: str) -> None:
         (["--task", "composite:canva=20"], ["unknown parameter", "did you mean 'canvas'"]),
         (["--task", "composite:canvas=few"], ["canvas", "few"]),
         (["--task", "composite:lr=Infinity"], ["lr"]),
+        (["--task", "composite:lr=1e999"], ["lr"]),
+        (["--task", "composite:foreground=40"], ["larger than the canvas"]),
         (["--model", "vitt"], ["unknown model", "did you mean 'vit'"]),
+        (["--model", "vit:width=16"], ["unknown parameter"]),
+        (["--model", "vit:dim=15,heads=2"], ["heads must divide"]),
+        (["--model", "vit:patch=5"], ["patch must divide"]),
+        (["--model", "vit:dim=16,32"], ["one value"]),
+        (["--task", "sets", "--plugin", TOKENS, "--model", "vit"], ["takes images"]),
         (["--task", "composite", "--model", "timm:vit_tinny_patch16_224"], ["did you mean 'vit_tiny_patch16_224'"]),
         (["--task", "composite", "--plugin", TOKENS, "--model", "one_layer"], ["takes tokens"]),
         (["--suite", "quik"], ["unknown suite", "did you mean 'quick'"]),
@@ -196,6 +212,7 @@ def refused(result: Result, *says: str) -> None:
         (["--timeout", "1h", "--jobs", "0"], ["--timeout needs a worker process", "--jobs 1"]),
         (["--memory-limit", "1MiB"], ["--memory-limit", "0.50 GiB"]),
         (["--where", "never"], ["--where", "never"]),
+        (["--precision", "bfloat16"], ["task 'composite' trains networks, and --precision is of tests"]),
         (["--sede", "1"], ["--sede"]),
     ],
     ids=lambda x: " ".join(map(str, x))[-40:],
@@ -281,3 +298,47 @@ def test_the_board_is_made_again_from_the_records_alone(
     else:
         assert "norm" in result.stdout and "it broke" not in result.stdout
         assert "raises on composite" in result.stdout
+
+
+def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(tmp_path: Path) -> None:
+    result = run("--dry-run", "--out", tmp_path / "out", "--shard", "0/1")
+    assert result.exit_code == 0 and "4 of 4 cells to run" in result.output
+    rows = [line.split() for line in result.output.splitlines()]
+    assert ["composite", "anti_oracle", "1", "unknown", "unknown"] in rows
+    assert ["all", "4", "unknown", "unknown"] in rows
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_reckons_from_what_the_folder_has(tmp_path: Path) -> None:
+    assert run("--jobs", "0", "--out", tmp_path).exit_code == 0
+    files = sorted(tmp_path.rglob("*"))
+    seconds = sum(record.seconds for record in store.read(tmp_path).values())
+    result = run("--dry-run", "--rerun", "always", "--out", tmp_path)
+    (total,) = (line.split() for line in result.output.splitlines() if line.startswith("all"))
+    assert total[1] == "4" and float(total[2]) == pytest.approx(seconds / 3600, rel=0.06)
+    assert sorted(tmp_path.rglob("*")) == files
+    assert "0 of 4 cells to run" in run("--dry-run", "--out", tmp_path).output
+
+
+def test_without_the_extra_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    done = run("--dask", "tcp://127.0.0.1:9", "--out", tmp_path)
+    assert done.exit_code == 2
+    assert done.stderr == "Error: Dask is not installed; pip install 'sparsebench[cluster]'\n"
+
+
+def test_a_run_loads_its_suite_reads_its_records_and_judges_them_once(tmp_path: Path) -> None:
+    from sparsebench.board.judge import judge
+    from sparsebench.board.settings import read
+    from sparsebench.plan import request
+
+    calls: Counter[CodeType] = Counter()
+    sys.setprofile(lambda frame, event, _: calls.update([frame.f_code] if event == "call" else []))
+    try:
+        result = run("--jobs", "0", "--out", tmp_path)
+    finally:
+        sys.setprofile(None)
+    assert result.exit_code == 0, result.output
+    once = {"suite": request.load, "the plan's records": store.heads, "the board's records": read}
+    assert {name: calls[function.__code__] for name, function in once.items()} == dict.fromkeys(once, 1)
+    assert calls[judge.__code__] == 2, "over all tasks, and task by task"

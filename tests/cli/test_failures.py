@@ -53,9 +53,7 @@ def test_what_is_wrong_is_said_at_once_with_file_and_line(failed: tuple[Path, Re
 def test_nothing_is_a_traceback_or_done(failed: tuple[Path, Result]) -> None:
     assert failed[1].exit_code == 1 and "Traceback" not in failed[1].output
     assert "listed on composite done" not in failed[1].stderr
-    assert (
-        "6 cells have no result (6 failed): the same command with --rerun failed tries them again" in failed[1].stderr
-    )
+    assert "6 failed" in failed[1].stderr and "--rerun failed" in failed[1].stderr
 
 
 def test_a_strategy_that_no_model_here_fits_is_told_what_it_lacks_and_not_to_try_others(tmp_path: Path) -> None:

@@ -1,14 +1,23 @@
-"""What the system refuses, and an output that is full: one line where it can be said, no traceback."""
+"""What the system refuses, an output that is full, and letters of any kind in names whatever the shell."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+import numpy as np
 import pytest
+import timm
+import torch
 from click.testing import CliRunner
 from measured import TINY
+from PIL import Image
+from safetensors.torch import save_file
 
+from sparsebench import api
 from sparsebench.cli import main
+from sparsebench.records import store
 
 LIST = [sys.executable, "-m", "sparsebench", "list", "suites"]
 LONG = "a" * 300
@@ -45,3 +54,66 @@ def test_a_full_standard_output_is_one_line() -> None:
 def test_a_reader_that_has_enough_is_no_mistake() -> None:
     done = shell(["sh", "-c", '"$@" | head -c 1', "sh", *LIST[:3], "list"])
     assert "Traceback" not in done.stderr and "Error" not in done.stderr and len(done.stdout) == 1
+
+
+PLUGIN = Path(__file__).resolve().parents[1] / "plugins" / "good.py"
+PLAIN = {"LC_ALL": "C"}
+
+
+def call(*arguments: str, folder: Path) -> subprocess.CompletedProcess[bytes]:
+    """Run the command in such a shell."""
+    command = [sys.executable, "-m", "sparsebench", *arguments]
+    return subprocess.run(command, capture_output=True, cwd=folder, env=os.environ | PLAIN, check=False)
+
+
+SUITE = """
+name = "bäume"
+version = 1
+title = "Bäume"
+baselines = ["dense", "random"]
+seeds = 1
+budget = {macs = 0.5}
+[[task]]
+name = "folder"
+model = "timm"
+n_train = [0]
+"""
+
+
+OTHER = os.fsdecode(b"b\xe4ume")
+
+
+@pytest.mark.parametrize(
+    ("letters", "workers"),
+    [
+        pytest.param("bäume", "1", id="UTF-8", marks=pytest.mark.slow),
+        pytest.param(OTHER, "1", id="other bytes, and a worker", marks=pytest.mark.slow),
+        pytest.param(OTHER, "0", id="other bytes"),
+    ],
+)
+def test_names_of_any_letters_are_the_same_cells_as_in_other_shells(tmp_path: Path, letters: str, workers: str) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(8):
+        path = tmp_path / letters / "val" / ("a", "ä")[number % 2] / f"ü{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(path)
+    torch.manual_seed(0)
+    save_file(timm.create_model("test_vit", num_classes=2).state_dict(), tmp_path / "mine.safetensors")
+    (tmp_path / "gü.py").write_bytes(PLUGIN.read_bytes())
+    (tmp_path / "süß.toml").write_text(SUITE, encoding="utf-8")
+    out = tmp_path / letters / "läuft"
+    asked = ["--suite", "süß.toml", "--model", "timm:test_vit", "--weights", "mine.safetensors", "--device", "cpu"]
+    named = ["--images", f"folder:{letters}", "--out", f"{letters}/läuft", "--jobs", workers]
+    done = call("run", "gü.py", *asked, *named, folder=tmp_path)
+    assert done.returncode == 0, done.stderr.decode("latin-1")
+    assert "läuft/leaderboard.md".encode() in done.stderr + done.stdout
+    assert "Suite bäume, version 1" in (out / "leaderboard.html").read_text(encoding="utf-8")
+    records = store.read(out).values()
+    assert {record.status for record in records} == {"ok"}
+    assert {record.origin.plugin for record in records if record.label == "norm"} == {"file:gü.py"}
+    again: list[object] = []
+    api.run(
+        str(tmp_path / "gü.py"), suite=str(tmp_path / "süß.toml"), model="timm:test_vit", jobs=0, device="cpu", out=out,
+        weights=tmp_path / "mine.safetensors", images=f"folder:{tmp_path / letters}", on_record=again.append,
+    )  # fmt: skip
+    assert again == []

@@ -1,3 +1,5 @@
+"""How far a run is, as `status`, the bar and a dry run say it."""
+
 import os
 import re
 import socket
@@ -9,16 +11,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from running import execute, planned
+from suite_text import suite_text
 from waiting import soon
 
 from sparsebench import files
 from sparsebench.cli import main
 from sparsebench.plan import plan as planner
-from sparsebench.plan.plan import Remaining
+from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
-from sparsebench.runner.progress import Underway, beat, underway
+from sparsebench.runner.progress import Progress, Underway, beat, underway
 
 
 def status(out: Path) -> Result:
@@ -54,7 +57,7 @@ def test_a_run_under_way_says_what_it_is_at_and_what_is_left(tmp_path: Path, pla
 
     def look(record: Record) -> None:
         if not seen:
-            assert soon(lambda: sum(n for one in underway(tmp_path) for n in one.left.values()) == 7)
+            assert soon(lambda: sum(n for one in underway(tmp_path).values() for n in one.left.values()) == 7)
             seen.append(status(tmp_path))
 
     execute(plan, Registry(), tmp_path, 0, look)
@@ -66,10 +69,9 @@ def test_a_run_under_way_says_what_it_is_at_and_what_is_left(tmp_path: Path, pla
 
 
 def test_what_is_run_is_counted_as_running(tmp_path: Path, plan: planner.Plan) -> None:
-    remaining = Remaining(plan.jobs, plan.expected)
-    with beat(tmp_path, remaining, 2):
-        remaining.begin([plan.jobs[0].cell.id], 0.0, time.time() - 100)
-        assert soon(lambda: any(one.running for one in underway(tmp_path)))
+    with beat(tmp_path, plan.expected, 2):
+        plan.expected.begin([plan.jobs[0].cell.id], 0.0, time.time() - 100)
+        assert soon(lambda: any(one.running for one in underway(tmp_path).values()))
         result = status(tmp_path)
     assert row(result, plan.jobs[0].label) == ["0", "0", "1", "1"]
     assert "8 cells without a record, unknown time; the longest at work so far: 1:4" in result.output
@@ -83,7 +85,7 @@ def test_a_run_that_was_killed_is_told_from_one_under_way(tmp_path: Path, plan: 
     result = status(tmp_path)
     assert "on there (process 7) was stopped with 5 cells left" in result.output and "goes on" in result.output
     assert "dense" not in result.output
-    with beat(tmp_path, Remaining(plan.jobs, plan.expected), 2):
+    with beat(tmp_path, plan.expected, 2):
         assert not (tmp_path / "underway" / "there-7.json").exists()
 
 
@@ -109,3 +111,70 @@ def test_what_a_run_left_that_was_killed_just_now_goes_with_the_next(
 def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
     result = status(tmp_path / "nowhere")
     assert result.exit_code == 2 and "no records in" in result.output
+
+
+TASK = """name = "composite"
+model_params = {dim = 16, depth = 1, heads = 1}
+params = {canvas = 16, foreground = FOREGROUND, pretrain_epochs = 0, epochs = 1, test = 20}
+n_train = [4]
+seeds = SEEDS"""
+TWO = (TASK.replace("FOREGROUND", f).replace("SEEDS", seeds) for f, seeds in (("8", "10"), ("12", "15")))
+SUITE = suite_text(*TWO, budget="keep_rate = 0.8")
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> str:
+    (path := tmp_path / "unequal.toml").write_text(SUITE)
+    return str(path)
+
+
+def plan_of(suite: str, out: Path) -> planner.Plan:
+    return planner.plan(Request(suite=suite), planner.Files(), Registry(), out, "missing")
+
+
+def done(plan: planner.Plan, at: int, seconds: float) -> Record:
+    record = plan.jobs[at].record_of_failure("crashed", Failure(reason="none"), seconds=seconds)
+    return record.model_copy(update={"status": "ok"})
+
+
+@pytest.fixture
+def out(tmp_path: Path, suite: str) -> Path:
+    """Return a folder in which 10 cells took half a second, and 5 of 15 with another parameter 10 seconds."""
+    plan, out = plan_of(suite, tmp_path / "out"), tmp_path / "out"
+    writer, short, long = store.Writer(out), 0, 0
+    for at, job in enumerate(plan.jobs):
+        if job.cell.task.params["foreground"] == 8:
+            writer.append(done(plan, at, 0.5))
+            short += 1
+        elif long < 5:
+            writer.append(done(plan, at, 10.0))
+            long += 1
+    writer.close()
+    assert (short, long) == (10, 5)
+    return out
+
+
+@pytest.mark.parametrize(("workers", "left"), [(1, "1:40"), (2, "0:50")])
+def test_dry_run_bar_and_status_say_the_same(
+    out: Path, suite: str, workers: int, left: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dry = CliRunner().invoke(main, ["run", "--suite", suite, "--out", str(out), "--dry-run"]).stdout
+    assert dry.splitlines()[-1].split() == ["all", "10", f"{100 / 3600:.2g}", "unknown"]
+    plan = plan_of(suite, out)
+    with terminal(out) as bar:
+        bar.begin(plan, workers)
+        assert f"10 of 25 cells to run, on {workers} worker processes, about {left}\n" in capsys.readouterr().err
+        told: list[Underway] = []
+        with beat(out, plan.expected, workers, told.append):
+            assert soon(lambda: bool(told))
+            status = CliRunner().invoke(main, ["status", str(out)]).stdout
+        bar.beat(told[0])
+        assert f"0/10 cells, 00:00 gone, {left} left" in capsys.readouterr().err
+    assert f"10 cells without a record, about {left};" in status
+
+
+def terminal(out: Path) -> Progress:
+    """Return the bar as in a terminal."""
+    bar = Progress(out)
+    bar.live = True
+    return bar

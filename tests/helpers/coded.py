@@ -8,6 +8,7 @@ import timm
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from suite_text import suite_text
 
 ARCH, CANVAS, BITS, BLOCK = "test_vit", 32, 10, 4
 TASK = f"folder:canvas={CANVAS},crop=1"
@@ -77,8 +78,5 @@ def write_random_weights(path: Path, arch: str = ARCH) -> Path:
 
 def write_suite(path: Path) -> Path:
     """Write a suite with which dense alone is tested on a folder."""
-    path.write_text(
-        'name = "dense-alone"\nversion = 1\ntitle = "Dense alone"\nbaselines = ["dense"]\nseeds = 1\n'
-        '[budget]\nmacs = 0.7\n[[task]]\nname = "folder"\nmodel = "timm"\nn_train = [0]\n'
-    )
+    path.write_text(suite_text('name = "folder"\nmodel = "timm"\nn_train = [0]', budget="macs = 0.7"))
     return path

@@ -1,6 +1,6 @@
 """Cells run without a plan, or a plan without a request: in this process, or in workers of it."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +9,12 @@ from measured import TINY
 from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import expand
 from sparsebench.plan.plan import Plan
-from sparsebench.plan.request import Files, Job, Request, Rerun, Setting
+from sparsebench.plan.request import Files, How, Job, Request, Rerun, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
-from sparsebench.runner.engines import InProcess, Processes, Queue
+from sparsebench.runner.engines import Engine, InProcess, Processes, Queue
 from sparsebench.runner.progress import SILENT, Callbacks
-from sparsebench.runner.run import Observers
 
 
 def planned(out: Path, rerun: Rerun = "missing", files: Files | None = None, **options: Any) -> Plan:
@@ -33,14 +32,15 @@ def inline(
     jobs: Sequence[Job], registry: Registry, out: Path, checkpoint: float = 60.0, exclusive: bool = False
 ) -> Iterator[Record]:
     """Yield the record of each job, run in this process."""
-    setting = Setting(out=out, device="cpu", checkpoint=checkpoint, exclusive=exclusive)
+    setting = Setting(out, "cpu", how=How(checkpoint=checkpoint, exclusive=exclusive))
     return InProcess(registry).records(Queue(jobs, 1), setting)
 
 
-def local(jobs: Sequence[Job], workers: int, out: Path, most: int = 1, **limits: Any) -> Generator[Record, None, None]:
+def local(
+    jobs: Sequence[Job], workers: int, out: Path, most: int = 1, locations: Mapping[str, Path] = {}, **limits: Any
+) -> Generator[Record, None, None]:
     """Yield the record of each job as it comes, run by worker processes that are given so many at once."""
-    setting = Setting(out=out, device="cpu", **limits)
-    return Processes(workers).records(Queue(jobs, most), setting)
+    return Processes(workers).records(Queue(jobs, most), Setting(out, "cpu", locations, How(**limits)))
 
 
 def execute(
@@ -50,9 +50,9 @@ def execute(
     workers: int = 0,
     on_record: Callable[[Record], None] = SILENT.on_record,
     on_stop: Callable[[], None] = SILENT.on_stop,
+    engine: Engine | None = None,
+    rerun: Rerun = "missing",
 ) -> None:
     """Run what is to do of a plan."""
-    setting = Setting(out=out, device="cpu", locations=dict(plan.locations))
-    engine = runs.engine_of(registry, workers)
-    callbacks = Callbacks(on_record=on_record, on_stop=on_stop)
-    runs.collect(plan, engine, setting, workers, callbacks, Observers(registry))
+    how, callbacks = How(device="cpu", jobs=workers, rerun=rerun), Callbacks(on_record=on_record, on_stop=on_stop)
+    runs.carry_out(plan, how, registry, out, callbacks, engine)

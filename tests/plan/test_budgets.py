@@ -4,35 +4,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from suite_text import suite_text
 
 from sparsebench.errors import UserError
 from sparsebench.plan.expand import expand
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 
-SUITE = """
-name = "mine"
-version = 1
-title = "mine"
-baselines = ["dense", "random"]
-seeds = 1
-
-[budget]
-macs = 0.5
-blocks = [0, 1, 2]
-
-[[task]]
-name = "plain"
-model = "vit"
-params = {epochs = 1, test = 40}
-n_train = [8]
-
-[[task]]
-name = "composite"
-model = "vit"
-params = {epochs = 1, test = 40, pretrain_epochs = 0}
-n_train = [40]
-"""
+SUITE = suite_text(
+    'name = "plain"\nmodel = "vit"\nparams = {epochs = 1, test = 40}\nn_train = [8]',
+    'name = "composite"\nmodel = "vit"\nparams = {epochs = 1, test = 40, pretrain_epochs = 0}\nn_train = [40]',
+    baselines='"dense", "random"', budget="macs = 0.5\nblocks = [0, 1, 2]",
+)  # fmt: skip
 
 
 @pytest.fixture

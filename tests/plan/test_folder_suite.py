@@ -126,7 +126,7 @@ def test_a_cell_that_trains_begins_with_the_file_s_weights_and_a_fresh_head(weig
     heads = []
     for repetition in (0, 1):
         (job,) = (j for j in plan.jobs if j.cell.strategy.name == "dense" and j.cell.repetition == repetition)
-        cell = prepare(job, Registry(), Context(Setting(out=tmp_path, device="cpu", locations=dict(plan.locations))))
+        cell = prepare(job, Registry(), Context(Setting(out=tmp_path, device="cpu", locations=plan.locations)))
         state = cell.network.module.state_dict()
         assert cell.initial == job.cell.model.params["weights"]
         for name, value in load_file(weights).items():
@@ -143,7 +143,7 @@ def test_a_network_teaches_what_it_becomes_only_if_its_head_is_trained(tmp_path:
     plugins = "dynamic_vit", "attn_topk"
     plan = planned(tmp_path, files, suite="quick", tasks=(task,), n_train=(10,), seeds=1, plugins=plugins)
     jobs = {job.cell.strategy.name: job for job in plan.jobs}
-    context = Context(Setting(out=tmp_path, device="cpu", locations=dict(plan.locations)))
+    context = Context(Setting(out=tmp_path, device="cpu", locations=plan.locations))
     assert prepare(jobs["attn_topk"], Registry(), context).teacher is None
     taught = jobs["dynamic_vit"]
     assert taught.cell.init == jobs["dense"].cell

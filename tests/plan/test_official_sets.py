@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from suite_text import suite_text
 
 from sparsebench.deploy.pictures import Trainer
 from sparsebench.errors import UserError
@@ -13,21 +14,7 @@ from sparsebench.plan.request import How, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.runner import run
 
-SUITE = """
-name = "own"
-version = 1
-title = "one official set"
-baselines = ["dense"]
-seeds = 1
-
-[budget]
-macs = 0.5
-
-[[task]]
-name = "composite"
-params = {images = "cifar10", pretrain_epochs = 0}
-n_train = [10]
-"""
+SUITE = suite_text('name = "composite"\nparams = {images = "cifar10", pretrain_epochs = 0}\nn_train = [10]')
 
 
 def plan(tmp_path: Path, files: planner.Files, text: str = SUITE) -> planner.Plan:

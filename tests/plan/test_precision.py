@@ -80,12 +80,6 @@ def test_networks_of_a_suite_are_tested_in_bfloat16_and_trained_as_ever(tmp_path
     assert not {cell.id for cell in single} & {cell.id for cell in halved}
 
 
-def test_a_training_is_in_the_precision_of_its_model(tmp_path: Path) -> None:
-    request = Request(suite="quick-scratch", tasks=("composite",), precision="bfloat16")
-    with pytest.raises(UserError, match="task 'composite' trains networks, and --precision is of tests"):
-        planner.plan(request, Files(), Registry(), tmp_path, "missing")
-
-
 def test_a_precision_is_not_said_twice(files: Files, tmp_path: Path) -> None:
     given: dict[str, Any] = {"suite": "folder", "tasks": (TASK,), "model": f"timm:arch={ARCH},precision=bfloat16"}
     with pytest.raises(UserError, match="in another precision than its test"):

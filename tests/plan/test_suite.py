@@ -2,7 +2,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from measured import TINY, TOKENS
+from measured import TINY
+from suite_text import suite_text
 
 from sparsebench.errors import UserError
 from sparsebench.plan import request as suites
@@ -16,24 +17,14 @@ from sparsebench.strategy.budget import Budget
 BASELINES = {"dense", "random", "oracle", "anti_oracle"}
 SMALL = "composite:epochs=1,test=40,pretrain_epochs=0"
 
-TOML = """
-name = "own"
-version = 1
-title = "mine"
-baselines = ["dense", "random"]
-seeds = 2
-
-[budget]
-macs = 0.25
-blocks = [1, 2]
-
-[[task]]
-name = "composite"
+TOML = suite_text(
+    """name = "composite"
 model = "vit"
 model_params = {dim = 16, depth = 3, heads = 2}
 params = {epochs = 1, test = 40, pretrain_epochs = 0}
-n_train = [40, 80]
-"""
+n_train = [40, 80]""",
+    baselines='"dense", "random"', seeds=2, budget="macs = 0.25\nblocks = [1, 2]",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -117,9 +108,9 @@ def test_keep_and_macs_take_the_place_of_a_tasks_budgets(own: Any) -> None:
         pytest.param("[40, 80]", "[]", "n_train", id="no numbers of samples"),
         pytest.param("[40, 80]", "[0]", "n_train", id="no samples"),
         pytest.param("[40, 80]", "[-4]", "n_train", id="fewer than no samples"),
-        pytest.param('title = "mine"', "", "title.*required", id="missing key"),
+        pytest.param('title = "own"', "", "title.*required", id="missing key"),
         pytest.param("seeds = 2", "seeds = ", "no TOML", id="no TOML"),
-        pytest.param("mine", "\xff\xfe", "no TOML", id="other bytes"),
+        pytest.param("own", "\xff\xfe", "no TOML", id="other bytes"),
     ],
 )
 def test_a_suite_with_a_mistake_is_refused_with_its_place(own: Any, old: str, new: str, says: str) -> None:
@@ -261,26 +252,6 @@ def test_seeds_and_n_train_take_the_place_of_the_suites() -> None:
     assert {(job.cell.repetition, job.cell.n_train) for job in jobs} == {(k, n) for k in range(3) for n in (4, 16)}
     repetitions = [job.cell.repetition for job in jobs]
     assert repetitions == sorted(repetitions), "one is whole before the next begins"
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"tasks": ("composite:affine=Infinity",)}, "affine"),
-        ({"tasks": ("composite:lr=1e999",)}, "lr"),
-        ({"tasks": ("plain",), "n_train": ()}, "--n-train"),
-        ({"tasks": ("sets",), "model": "vit", "plugins": TOKENS}, "takes images"),
-        ({"tasks": (SMALL,), "model": "vit:dim=15,heads=2"}, "heads must divide"),
-        ({"tasks": (SMALL,), "model": "vit:patch=5"}, "patch must divide"),
-        ({"tasks": (SMALL,), "model": "vit:dim=16,32"}, "one value"),
-        ({"tasks": (SMALL,), "model": "vit:width=16"}, "unknown parameter"),
-        ({"tasks": ("composite:foreground=40",)}, "larger than the canvas"),
-    ],
-)
-def test_a_request_with_a_mistake_is_refused(options: dict[str, Any], says: str) -> None:
-    plugins = options.pop("plugins", None)
-    with pytest.raises(UserError, match=says):
-        jobs_of(*([plugins] if plugins else []), **options)
 
 
 @pytest.mark.theory

@@ -7,7 +7,7 @@ from measured import TINY
 
 from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import expand
-from sparsebench.plan.plan import Expected, Remaining
+from sparsebench.plan.plan import Expected
 from sparsebench.plan.request import Job, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
@@ -29,14 +29,7 @@ def took(job: Job, seconds: float, memory: int = 0, status: str = "ok") -> Recor
 
 
 def learned(jobs: list[Job], *records: Record) -> Expected:
-    expected = Expected(jobs)
-    for record in records:
-        expected.add(record)
-    return expected
-
-
-def known(jobs: list[Job], seconds: float = 10.0) -> Remaining:
-    return Remaining(jobs, learned(jobs, took(jobs[0], seconds)))
+    return Expected(jobs, records)
 
 
 def test_a_longer_training_costs_more_and_a_test_of_a_trained_network_costs_no_training() -> None:
@@ -53,7 +46,7 @@ def test_cells_of_a_kind_take_as_long_for_what_they_cost_whatever_strategy_and_s
     four, eight = ([job for job in jobs if job.cell.n_train == n] for n in (4, 8))
     expected = learned(jobs, *(took(job, seconds) for job, seconds in zip(four, (1, 2, 3), strict=False)))
     assert [expected.seconds(job) for job in jobs] == [pytest.approx(job.cost / 2) for job in jobs]
-    expected.add(took(eight[0], 2.0))
+    expected.done(took(eight[0], 2.0))
     assert {expected.seconds(job) for job in four} == {2.0} and {expected.seconds(job) for job in eight} == {2.0}
     assert expected.seconds(jobs[-1]) == pytest.approx(16 * 8 / 20), "by what all of the other sizes took"
 
@@ -80,10 +73,10 @@ def test_tests_of_trained_networks_are_a_kind_of_their_own_and_memory_is_the_mos
 
 def test_one_of_each_kind_comes_first_and_then_the_longest() -> None:
     jobs = jobs_of("20,30", (4, 8))
-    kinds = [(job.cell.task.params["test"], job.cell.n_train, job.cost) for job in Expected(jobs).longest_first(jobs)]
+    kinds = [(job.cell.task.params["test"], job.cell.n_train, job.cost) for job in Expected(jobs).longest_first()]
     assert {kind[:2] for kind in kinds[:4]} == {(20, 4), (20, 8), (30, 4), (30, 8)}
     assert [kind[2] for kind in kinds[4:]] == sorted((kind[2] for kind in kinds[4:]), reverse=True)
-    known = learned(jobs, took(jobs[0], 1.0)).longest_first(jobs)
+    known = learned(jobs, took(jobs[0], 1.0)).longest_first()
     first = jobs[0].cell.task.params["test"], jobs[0].cell.n_train
     assert first not in {(job.cell.task.params["test"], job.cell.n_train) for job in known[:3]}, "one of it is done"
 
@@ -115,28 +108,28 @@ def test_a_plan_has_the_longest_first_by_what_the_folder_has(tmp_path: Path, rer
 def test_the_workers_share_what_is_left(
     cells: int, begun: int, workers: list[int], gone: list[float], left: list[float]
 ) -> None:
-    remaining = known(jobs_of()[:cells])
-    remaining.begin(list(remaining.jobs)[:begun], 0.0, 100.0)
-    assert [remaining.seconds(n, 100.0 + seconds) for n in workers for seconds in gone] == pytest.approx(left)
+    jobs = jobs_of()[:cells]
+    remaining = learned(jobs, took(jobs[0], 10.0))
+    remaining.begin(list(remaining.left)[:begun], 0.0, 100.0)
+    assert [remaining.time_left(n, 100.0 + seconds) for n in workers for seconds in gone] == pytest.approx(left)
 
 
 def test_a_training_that_says_how_far_it_is_is_known_and_so_are_those_like_it() -> None:
     jobs = jobs_of(seeds=1)[:3]
-    remaining = Remaining(jobs, Expected(jobs))
+    remaining = Expected(jobs)
     remaining.begin([jobs[0].cell.id], 0.0, 0.0)
     remaining.begin(["another run's"], 0.0, 0.0)
-    assert remaining.seconds(1, 5.0) is None and remaining.share(1, 5.0) == 0.0
+    assert remaining.time_left(1, 5.0) is None
     remaining.begin([jobs[0].cell.id], 0.2, 10.0)
-    assert remaining.seconds(1, 10.0) == pytest.approx(40.0 + 2 * 50.0)
-    assert remaining.share(1, 10.0) == pytest.approx(10 / 50)
+    assert remaining.time_left(1, 10.0) == pytest.approx(40.0 + 2 * 50.0)
     remaining.begin([jobs[0].cell.id], 0.1, 30.0)  # begun again
     remaining.begin([jobs[0].cell.id], 0.2, 40.0)
-    assert remaining.seconds(3, 40.0) == pytest.approx(50.0)
+    assert remaining.time_left(3, 40.0) == pytest.approx(50.0)
     remaining.done(took(jobs[0], 60.0))
-    assert remaining.seconds(1, 50.0) == pytest.approx(120.0) and remaining.share(1, 50.0) == 0.0
+    assert remaining.time_left(1, 50.0) == pytest.approx(120.0)
     remaining.begin([jobs[1].cell.id], 0.0, 50.0)
     remaining.begin([jobs[1].cell.id], 0.05, 60.0)  # which counts more than what others took
-    assert remaining.seconds(2, 60.0) == pytest.approx(190.0)
+    assert remaining.time_left(2, 60.0) == pytest.approx(190.0)
 
 
 def simulated(
@@ -144,20 +137,19 @@ def simulated(
 ) -> tuple[float, list[tuple[float, float | None]]]:
     """Return when a run that begins at 0 is over, and when it estimated what; `seconds` is what each cell takes."""
     expected = Expected(jobs)
-    jobs = expected.longest_first(jobs)
-    queue, remaining = Queue(jobs, 1, expected.seconds), Remaining(jobs, expected)
+    queue = Queue(expected.longest_first(), 1, expected.seconds)
     now, under_way, idle, estimates = 0.0, list[tuple[float, int, Job]](), set(range(workers)), []
     while True:
         for worker in sorted(idle):
             for job in queue.take(worker, wait=False) or ():
                 idle.remove(worker)
-                remaining.begin([job.cell.id], 0.0, now)
+                expected.begin([job.cell.id], 0.0, now)
                 heapq.heappush(under_way, (now + seconds[job.cell.id], worker, job))
         if not under_way:
             return now, estimates
         now, worker, job = heapq.heappop(under_way)
-        estimates.append((now, remaining.seconds(workers, now)))
-        remaining.done(took(job, seconds[job.cell.id]))
+        estimates.append((now, expected.time_left(workers, now)))
+        expected.done(took(job, seconds[job.cell.id]))
         queue.done(job)
         idle.add(worker)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from suite_text import suite_text
 
 from sparsebench.cli import main
 from sparsebench.errors import UserError
@@ -16,43 +17,17 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
 
-NETWORKS = """
-name = "nets"
-version = 1
-title = "networks"
-baselines = ["dense"]
-seeds = 2
-keep_weights = true
-[budget]
-macs = 0.5
-[[task]]
-name = "composite"
+NETWORKS = suite_text(
+    """name = "composite"
 model = "vit"
 model_params = {dim = 16, depth = 3, heads = 2}
 params = {canvas = 16, foreground = 8, pretrain_epochs = 0, epochs = 1, test = 40}
-n_train = [80]
-"""
-TESTS = """
-name = "tests"
-version = 1
-title = "tests"
-baselines = ["dense"]
-seeds = 2
-[budget]
-macs = 0.5
-[[task]]
-name = "composite"
-track = "frozen"
-network = "NETWORKS"
-n_train = [24]
-budgets = [{macs = 1.0}, {macs = 0.5}]
-[[task]]
-name = "composite"
-track = "tuned"
-network = "NETWORKS"
-params = {lr = 1e-12, batch = 32}
-n_train = [40]
-"""
+n_train = [80]""",
+    seeds=2, more="keep_weights = true",
+)  # fmt: skip
+FROZEN = 'name = "composite"\ntrack = "frozen"\nnetwork = "NETWORKS"\n'
+TUNED = 'name = "composite"\ntrack = "tuned"\nnetwork = "NETWORKS"\nparams = {lr = 1e-12, batch = 32}\nn_train = [40]'
+TESTS = suite_text(f"{FROZEN}n_train = [24]\nbudgets = [{{macs = 1.0}}, {{macs = 0.5}}]", TUNED, seeds=2)
 PLUGINS = ("attn_topk", "dynamic_vit", "patch_dropout")
 
 

@@ -37,7 +37,7 @@ def template(out: Path, sound: Path, tmp_path_factory: pytest.TempPathFactory) -
     """Return a repository with a board and a submission, and its commit."""
     folder = tmp_path_factory.mktemp("base") / "repository"
     shutil.copytree(out / "records", folder / "leaderboard" / "tiny" / "records")
-    published.write(published.made(folder / "leaderboard" / "tiny"))
+    published.write(published.board_files(folder / "leaderboard" / "tiny"))
     shutil.copytree(sound, folder / "leaderboard" / "submissions" / "norm" / "0")
     (folder / "README.md").write_text("A project.\n")
     git(folder, "init", "--quiet")
@@ -55,7 +55,7 @@ def forged_board(head: Path) -> None:
     better = first.metrics | {"accuracy": first.metrics["accuracy"].model_copy(update={"value": 0.95})}
     records = [first.model_copy(update={"metrics": better}), *others]
     table.write(path, table.table_of((record, 0) for record in records), table.beside(path))
-    published.write(published.made(board))
+    published.write(published.board_files(board))
 
 
 def many_files(head: Path) -> None:

@@ -9,17 +9,14 @@ from typing import Any
 import pytest
 from measured import TINY
 from plugin_files import write_strategy
-from running import local, planned
+from running import execute, local, planned
 
 from sparsebench.plan.expand import expand
 from sparsebench.plan.request import Job, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
-from sparsebench.runner import run as runs
 from sparsebench.runner.engines import InProcess, Queue
-from sparsebench.runner.progress import SILENT
-from sparsebench.runner.run import Observers
 
 ENDS = """
 with open({tries!r}, "a") as file:
@@ -83,8 +80,7 @@ class Disturbed:
 
 def collect(out: Path, disturb: Callable[[Job, Record], Record] = lambda job, record: record) -> dict[str, Record]:
     """Give the command; return what the store has then."""
-    setting = Setting(out=out, device="cpu")
-    runs.collect(planned(out, **COMPOSITE), Disturbed(disturb), setting, 1, SILENT, Observers(Registry()))
+    execute(planned(out, **COMPOSITE), Registry(), out, engine=Disturbed(disturb))
     return dict(store.read(out))
 
 

@@ -1,15 +1,26 @@
+"""A run that is stopped, that is not alone in its folder, or whose folder is removed, moved or may only be read."""
+
+import io
+import os
+import shutil
 import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pandas as pd
 import pytest
+from commands import call
+from measured import TINY
 from running import execute, planned
 
+from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.records.record import Record
+from sparsebench.records.record import Failure, Record
 from sparsebench.runner.engines import first_interrupt
 
 
@@ -65,3 +76,121 @@ def test_after_the_first_ctrl_c_the_cells_under_way_are_done_and_no_others(tmp_p
     assert asked == [1] and 1 <= len(new) < 80  # more than one where a slow machine hears of it late
     assert len(store.read(tmp_path)) == len(new) and {record.status for record in new} == {"ok"}
     assert len(plan(tmp_path).todo) == 80 - len(new)
+
+
+RUN = ["run", "--suite", TINY, "--n-train", "4,8", "--seeds", "3", "--jobs", "0"]
+TIMES = ["images_per_s", "pareto_speed"]
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
+
+
+@pytest.mark.slow
+def test_both_end_with_the_board_that_one_alone_has(tmp_path: Path) -> None:
+    alone, both = tmp_path / "alone", tmp_path / "both"
+    line = [sys.executable, "-m", "sparsebench", *RUN, "--format", "csv", "--out", str(both)]
+    runs = [subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    expected = call(*RUN, "--format", "csv", "--out", alone)
+    ends = [run.communicate(timeout=300) for run in runs]
+    assert [expected.exit_code, *(run.returncode for run in runs)] == [0, 0, 0], ends
+    boards = [
+        pd.read_csv(io.StringIO(text)).drop(columns=TIMES) for text in (expected.stdout, *(end[0] for end in ends))
+    ]
+    assert boards[0].equals(boards[1]) and boards[0].equals(boards[2])
+    assert set(store.read(both)) == set(store.read(alone)) and not list(both.rglob("*.part"))
+    assert len(store.rows(both, counted=False)) == len(store.read(both)), "no cell is done twice"
+    assert not (both / "underway").exists()
+
+
+HOLDS = """
+import sys
+from pathlib import Path
+from sparsebench.runner.engines import CellLocks
+
+locks = CellLocks(Path(sys.argv[1]), {})
+print(locks.begin(sys.argv[2]), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_cell_that_another_run_is_at_is_left_to_it_and_done_when_that_has_died(tmp_path: Path) -> None:
+    plan = planned(tmp_path)
+    (first, *others), new = [job.cell.id for job in plan.todo], list[str]()
+    words = [sys.executable, "-c", HOLDS, str(tmp_path), first]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "True\n"
+
+        def on_record(record: Record) -> None:
+            new.append(record.cell_id)
+            if len(new) == len(others):
+                other.kill()
+
+        execute(plan, Registry(), tmp_path, 0, on_record)
+    assert sorted(new[:-1]) == sorted(others) and new[-1] == first
+
+
+def test_what_a_killed_run_has_not_sealed_runs_again_where_that_is_asked_for(tmp_path: Path) -> None:
+    new, writer = list[Record](), store.Writer(tmp_path)
+    for job in planned(tmp_path).todo:
+        writer.append(job.record_of_failure("failed", Failure(reason="it broke"), "2026-01-01T00:00:00+00:00"))
+    writer.close()
+    (segment,) = store.segments(tmp_path)
+    segment.rename(segment.with_name("20260101T000000-other-7-0.jsonl"))
+    plan = planned(tmp_path, "failed")
+    execute(plan, Registry(), tmp_path, 0, new.append)
+    assert len(plan.todo) == 4 and [record.status for record in new] == ["ok"] * 4
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="mounts need root")
+def test_a_folder_that_may_only_be_read_gives_a_board_and_refuses_a_run(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "--bind", GOLDEN, disk], capture_output=True).returncode:
+        pytest.skip("file systems may not be mounted here")
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", disk], check=True)
+        board, refused = call("leaderboard", disk), call(*RUN, "--out", disk)
+    finally:
+        subprocess.run(["umount", disk], check=True)
+    assert board.exit_code == 0 and "dense" in board.stdout
+    assert refused.exit_code == 2
+    assert (
+        refused.stderr.splitlines()[-1] == f"Error: cannot write to {disk}: Read-only file system; give another --out"
+    )
+
+
+def run(out: Path, workers: int, at_first: Callable[[], object]) -> list[Record]:
+    """Run four cells and do something after the first; return the records that were stored."""
+    new: list[Record] = []
+
+    def on_record(record: Record) -> None:
+        new.append(record)
+        if len(new) == 1:
+            at_first()
+
+    store.check_writable(out)
+    execute(planned(out), Registry(), out, workers, on_record)
+    return new
+
+
+@pytest.mark.parametrize(("what", "workers"), [("folder", 1), ("records", 0), ("segment", 0)])
+def test_a_run_whose_records_are_removed_ends_at_the_next_record(tmp_path: Path, what: str, workers: int) -> None:
+    out = tmp_path / "out"
+
+    def remove() -> None:
+        store.segments(out)[0].unlink() if what == "segment" else shutil.rmtree(
+            out if what == "folder" else out / "records"
+        )
+
+    with pytest.raises(UserError, match="it was removed while the run was under way"):
+        run(out, workers, remove)
+    assert not store.read(out)
+
+
+def test_a_folder_that_was_moved_with_a_link_to_it_is_the_same(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def move() -> None:
+        out.rename(tmp_path / "moved")
+        out.symlink_to(tmp_path / "moved")
+
+    new = run(out, 1, move)
+    assert store.read(out) == {record.cell_id: record for record in new} and len(new) == 4

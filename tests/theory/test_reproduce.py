@@ -22,7 +22,6 @@ from sparsebench.errors import UserError
 from sparsebench.paper import Paper, Verdict
 from sparsebench.paper.reproduce import publish, reproduce
 from sparsebench.plan.expand import expand
-from sparsebench.plan.plan import Remaining
 from sparsebench.plan.request import How, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.publish.submission import submit
@@ -157,7 +156,7 @@ def test_the_plan_is_told_with_the_time_it_takes_before_anything_runs(tmp_path, 
     told = []
 
     def begin(plan, workers):
-        told.append((len(plan.todo), len(plan.jobs), workers, Remaining(plan.todo, plan.expected).seconds(1)))
+        told.append((len(plan.todo), len(plan.jobs), workers, plan.expected.time_left(1)))
         told.extend(theory.PAPER.seconds(job) for job in plan.todo)
 
     for _ in range(2):
@@ -445,7 +444,7 @@ for given in [*([paper, "--help"] for paper in papers), draw]:
 
 def test_it_can_be_said_how_often_a_training_is_saved(tmp_path, monkeypatch):
     given, out = [], fill(tmp_path)
-    monkeypatch.setattr(runs, "collect", lambda *arguments: given.append(arguments[2].checkpoint))
+    monkeypatch.setattr(runs, "carry_out", lambda plan, how, *_: given.append(how.checkpoint))
     for extra in ([], ["--checkpoint", "7"]):
         assert call(*FIGURE, *extra, "--out", out).exit_code == 0
     assert given == [60, 7]

@@ -86,8 +86,12 @@ class Boundary:
     @property
     def ends(self) -> tuple[int, int, int]:
         """How many crossings are at the smallest SNR, or below it; beyond the largest; and there are."""
-        every = [snr for row in self.crossings.values() for snr in row.values()]
-        return sum(snr == self.snr[0] for snr in every), sum(not np.isfinite(snr) for snr in every), len(every)
+        crossings = [snr for row in self.crossings.values() for snr in row.values()]
+        return (
+            sum(snr == self.snr[0] for snr in crossings),
+            sum(not np.isfinite(snr) for snr in crossings),
+            len(crossings),
+        )
 
     def shift(self, other: Boundary) -> tuple[Interval, int]:
         """Return c over the other's at the N that both reach, paired by run, with its interval; and how many runs.
@@ -162,22 +166,22 @@ def _sides_and_curve(trials: Sequence[Trial], boundary: Boundary, threshold: flo
         (f"harmful: loss >= {threshold:g} where N SNR^2 <= {HARMFUL}", lambda c: c <= HARMFUL, False),
         (f"benign: loss < {threshold:g} where N SNR^2 >= {BENIGN}", lambda c: c >= BENIGN, True),
     ):
-        known = [loss_of(t) for t in trials if here(t.n * t.task.snr**2) and is_fitted(t)]
-        right = float(np.mean([(loss < threshold) == benign for loss in known])) if known else float("nan")
-        shown = f"{right:.1%} of {len(known)} trials" if known else "no trial there fits its training data"
-        verdicts.append(verdict("side", shown, judge([right >= 0.8, right >= 0.95], [right < 0.8]), claim=name))
+        losses = [loss_of(t) for t in trials if here(t.n * t.task.snr**2) and is_fitted(t)]
+        right = float(np.mean([(loss < threshold) == benign for loss in losses])) if losses else float("nan")
+        text = f"{right:.1%} of {len(losses)} trials" if losses else "no trial there fits its training data"
+        verdicts.append(verdict("side", text, judge([right >= 0.8, right >= 0.95], [right < 0.8]), claim=name))
     slope, low, high = boundary.slope()
     near = abs(slope + 2) <= 0.4
     touches = low is not None and high is not None and low <= -1.6 and high >= -2.4
     word = judge([near or touches, near], [not near and not touches and not np.isnan(slope)])
     verdicts.append(verdict("slope", f"slope {interval(slope, low, high)}", word))
     value, low, high = boundary.constant
-    below, beyond, every = boundary.ends
+    below, beyond, number = boundary.ends
     far = abs(np.log(value / PUBLISHED))
     verdicts.append(verdict(
         "constant",
-        f"{interval(value, low, high)}; of {every} crossings {below} at the smallest SNR or below, {beyond} beyond the "
-        "largest", judge([far <= np.log(2), 0.6 <= value / PUBLISHED <= 1.4], [far > np.log(2)]),
+        f"{interval(value, low, high)}; of {number} crossings {below} at the smallest SNR or below, {beyond} beyond "
+        "the largest", judge([far <= np.log(2), 0.6 <= value / PUBLISHED <= 1.4], [far > np.log(2)]),
         published=str(PUBLISHED),
     ))  # fmt: skip
     return verdicts
@@ -267,10 +271,10 @@ def _dynamics(figure: str, trials: Sequence[Trial]) -> Result:
     rows = []
     for _, lines in PANELS:
         for name in lines:
-            at, values = series_of(trials, name)
+            steps, values = series_of(trials, name)
             rows += [
                 {"quantity": name, "step": int(step), "mean": column.mean(), "std": column.std(ddof=len(column) > 1)}
-                for step, column in zip(at, values.T, strict=True)
+                for step, column in zip(steps, values.T, strict=True)
             ]
     panels: list[Panel] = [partial(_draw, trials=trials, lines=lines, title=title) for title, lines in PANELS]
     c = trials[0].n * task.snr**2
@@ -280,8 +284,8 @@ def _dynamics(figure: str, trials: Sequence[Trial]) -> Result:
 
 def _draw(axis: Any, trials: Sequence[Trial], lines: Mapping[str, str], title: str) -> None:
     for (name, label), colour in zip(lines.items(), COLOURS, strict=False):
-        at, values = series_of(trials, name)
-        band(axis, at, values, label, colour)
+        steps, values = series_of(trials, name)
+        band(axis, steps, values, label, colour)
     axis.set(title=title, xlabel="steps")
     legend(axis)
 
@@ -330,10 +334,10 @@ def strategies(trials: Sequence[Trial]) -> Result:
     rows, verdicts = [], []
     for name, boundary in boundaries.items():
         shift, runs = boundary.shift(dense)
-        below, beyond, every = boundary.ends
+        below, beyond, number = boundary.ends
         rows.append({
             "strategy": name, **columns(boundary.constant, "N SNR^2"),
-            **columns(shift, "over dense", "over dense low", "over dense high"), "runs": runs, "crossings": every,
+            **columns(shift, "over dense", "over dense low", "over dense high"), "runs": runs, "crossings": number,
             "below the map": below, "beyond the map": beyond,
             "reached": bool(boundary.reached_sizes) or not dense.reached_sizes,
             "trials": len(boundary.trials), "fitted": sum(map(is_fitted, boundary.trials)),

@@ -35,14 +35,14 @@ def applies(network: TwoLayerViT, samples: Samples, recipe: Recipe) -> bool:
     return whole and n * L < 2 * d
 
 
-def choose(one: JointTraining, visit: int, known: tuple[Tensor, Tensor] | None = None) -> Tensor | None:
-    """Return the (n, |S|) tokens of a training that stay, or None for all; `known` are queries and keys."""
-    if one.actor is None:
+def choose(training: JointTraining, visit: int, queries_and_keys: tuple[Tensor, Tensor] | None = None) -> Tensor | None:
+    """Return the (n, |S|) tokens of a training that stay, or None for all; `queries_and_keys` are queries and keys."""
+    if training.actor is None:
         return None
-    network, X = cast(TwoLayerViT, one.network), one.samples.inputs
-    acting = one.samples.begin(one.actor, one.samples.items, visit=visit, training=True)
+    network, X = cast(TwoLayerViT, training.network), training.samples.inputs
+    acting = training.samples.begin(training.actor, training.samples.items, visit=visit, training=True)
     with torch.no_grad():
-        return network.choose(acting, X, network.fields(X.to(network.W_Q.dtype), known))
+        return network.choose(acting, X, network.fields(X.to(network.W_Q.dtype), queries_and_keys))
 
 
 class Span:
@@ -53,12 +53,12 @@ class Span:
 
     @torch.no_grad()
     def __init__(self, trainings: Sequence[JointTraining]):
-        self.networks = W = [cast(TwoLayerViT, one.network) for one in trainings]
+        self.networks = W = [cast(TwoLayerViT, training.network) for training in trainings]
         self.lr, self.stop = trainings[0].recipe.lr, trainings[0].recipe.stop_below
         tokens = []
-        for one in trainings:
-            X = one.samples.inputs
-            index = choose(one, 0) if chooses_once(one.actor, one.recipe) else None
+        for training in trainings:
+            X = training.samples.inputs
+            index = choose(training, 0) if chooses_once(training.actor, training.recipe) else None
             tokens.append((X if index is None else gather(X, index)).to(W[0].W_Q.dtype))
         self.X = torch.stack(tokens).flatten(1, 2)  # (T, P, d)
         self.T, self.n, self.L = len(trainings), *tokens[0].shape[:2]
@@ -69,7 +69,7 @@ class Span:
         u = torch.stack([x @ (first[2] @ w) for x, first, w in zip(self.X, self.first, self.w_O, strict=True)])
         self.Q, self.K, self.u = Q, K, u
         self.A, self.B, self.g = torch.zeros_like(Q), torch.zeros_like(K), torch.zeros_like(u)
-        self.y = torch.stack([2 * one.samples.labels - 1 for one in trainings]).to(Q.dtype)
+        self.y = torch.stack([2 * training.samples.labels - 1 for training in trainings]).to(Q.dtype)
 
     @torch.no_grad()
     def step(self, active: Tensor, index: Tensor | None) -> Tensor:

@@ -75,14 +75,14 @@ class TwoLayerViT(OneLayer):
         """Return (B, N, N), row l the attention of token l over all tokens."""
         return torch.softmax((X @ self.W_Q) @ (X @ self.W_K).mT, dim=2)
 
-    def fields(self, X: Tensor, known: tuple[Tensor, Tensor] | None = None) -> Fields:
-        """See `OneLayer.fields`; `known` are the queries and keys X W_Q and X W_K, (B, N, d_h), if they are."""
+    def fields(self, X: Tensor, computed: tuple[Tensor, Tensor] | None = None) -> Fields:
+        """See `OneLayer.fields`; `computed` are the queries and keys X W_Q and X W_K, (B, N, d_h), if they are."""
 
         def queries() -> Tensor:
-            return X @ self.W_Q if known is None else known[0]
+            return X @ self.W_Q if computed is None else computed[0]
 
         def keys() -> Tensor:
-            return X @ self.W_K if known is None else known[1]
+            return X @ self.W_K if computed is None else computed[1]
 
         return {
             "queries": lambda: queries()[:, None],

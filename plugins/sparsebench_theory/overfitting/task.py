@@ -67,8 +67,8 @@ class Overfitting(Task):
         return Data(train, test, ("-1", "+1"))
 
     def _split(self, n: int, law: tuple[object, ...]) -> Split:
-        def rng(what: str) -> np.random.Generator:
-            return seeds.generator(self.name, *law, what)
+        def rng(name: str) -> np.random.Generator:
+            return seeds.generator(self.name, *law, name)
 
         labels = balanced_classes(rng("labels"), n, 2)
         roles = rng("places").permuted(np.tile(np.arange(self.tokens), (n, 1)), axis=1)  # 0 is signal, 1 strong noise

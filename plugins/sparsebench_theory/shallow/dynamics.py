@@ -59,14 +59,16 @@ def _in_line(name: str, steps: Mapping[Shares, np.ndarray], trials: int) -> Verd
     resamples = np.array([bootstrap_means(values, stream) for stream, values in enumerate(steps.values())])
     fits = compete({"1/alpha_*": 1 / a, "1/gap": 1 / (a - confusing)}, means, resamples, [*map(len, steps.values())])
     reached = sum(map(len, steps.values()))
-    shown = f"{reached} of {trials} trials got below the threshold, at {np.isfinite(means).sum()} of {len(a)} alpha_*"
+    reached_text = (
+        f"{reached} of {trials} trials got below the threshold, at {np.isfinite(means).sum()} of {len(a)} alpha_*"
+    )
     if not fits:
-        return verdict("steps", shown, "undecided", name=name)
+        return verdict("steps", reached_text, "undecided", name=name)
     inverse = next(fit for fit in fits if fit.name == "1/alpha_*")
     word = judge([inverse.rises, inverse.rises and inverse.r2 >= 0.95], [inverse.flat and reached == trials])
     return verdict(
         "steps", f"R2 {inverse.r2:.3f}, {np.nanmax(means):.0f} to {np.nanmin(means):.0f} steps; best: "
-        f"{fits[0].name}; {shown}", word if inverse.points >= ENOUGH else "undecided",
+        f"{fits[0].name}; {reached_text}", word if inverse.points >= ENOUGH else "undecided",
         "; ".join(fit.text for fit in fits), name=name,
     )  # fmt: skip
 
@@ -116,16 +118,16 @@ def _curves(trials: Sequence[Trial]) -> tuple[np.ndarray, np.ndarray]:
     good = [t for t in trials if not t.diverged]
     every = trials[0].task.watch
     last = max(100, *(int(t.curves["watched_steps"][-1]) for t in good)) if good else 100
-    at = np.arange(0, last + 1, every)
-    held = [np.interp(at, t.curves["watched_steps"], t.curves["watched_attention_on_relevant"]) for t in good]
-    return at, np.array(held).reshape(len(good), len(at))
+    steps = np.arange(0, last + 1, every)
+    held = [np.interp(steps, t.curves["watched_steps"], t.curves["watched_attention_on_relevant"]) for t in good]
+    return steps, np.array(held).reshape(len(good), len(steps))
 
 
 def _curve_rows(curves: tuple[np.ndarray, np.ndarray], **labels: Any) -> list[dict[str, Any]]:
-    at, values = curves
+    steps, values = curves
     return [
         labels | {"step": int(step), **columns(mean(column), "attention on relevant")}
-        for step, column in zip(at, values.T, strict=True)
+        for step, column in zip(steps, values.T, strict=True)
     ]
 
 
@@ -138,10 +140,10 @@ def _rises(figure: str, curves: tuple[np.ndarray, np.ndarray], name: str) -> lis
     parts = [steady, 0.54 <= start[0] <= 0.58, end[0] >= 0.8] if is_figure_4 else [steady]
     also = ", begins at 0.54 to 0.58 and ends at 0.80 or more" if is_figure_4 else ""
     low, high = (end[1] or 0.0, 1.0 if end[2] is None else end[2])
-    shown = f"{interval(*start)} to {interval(*end)}; change {interval(*change)}" if len(values) else "no trial trained"
+    text = f"{interval(*start)} to {interval(*end)}; change {interval(*change)}" if len(values) else "no trial trained"
     return [
         verdict(
-            "concentrates", shown, judge([rises, *(rises and part for part in parts)], [still]), figure=figure,
+            "concentrates", text, judge([rises, *(rises and part for part in parts)], [still]), figure=figure,
             name=name, published="0.540 to 0.907" if is_figure_4 else UNKNOWN, also=also,
         ),
         verdict(
@@ -152,12 +154,12 @@ def _rises(figure: str, curves: tuple[np.ndarray, np.ndarray], name: str) -> lis
 
 
 def _draw_attention(axis: Any, curves: tuple[np.ndarray, np.ndarray], trial: Trial, published_too: bool) -> None:
-    at, values = curves
-    band(axis, at, values, "relevant tokens", COLOURS[0])
-    band(axis, at, 1 - values, "others", COLOURS[1])
+    steps, values = curves
+    band(axis, steps, values, "relevant tokens", COLOURS[0])
+    band(axis, steps, 1 - values, "others", COLOURS[1])
     if published_too:
-        shown = published.FIGURE_4
-        axis.plot(shown["steps"], shown["relevant"], "s:", color=PUBLISHED, markersize=3, label="published")
+        curve = published.FIGURE_4
+        axis.plot(curve["steps"], curve["relevant"], "s:", color=PUBLISHED, markersize=3, label="published")
     # The diagonal of (I + delta E)^T (I + delta E), with unit columns in E, is 1 + delta^2 on average.
     mass = theory.attention_mass(trial.task.counts(), 1 + trial.model.delta**2)
     axis.axhline(mass, color=COLOURS[5], linestyle="--", linewidth=1, label="before training, closed form")
@@ -181,9 +183,9 @@ def rank(trials: Sequence[Trial]) -> Result:
         drop = mean(values[:, 2] / values[:, 1] if len(values) else [])
         two = mean(share)
         holds = ends(two)[0] >= MOST
-        shown = f"two hold {interval(*two)} of its square; the third over the second {interval(*drop)}"
+        text = f"two hold {interval(*two)} of its square; the third over the second {interval(*drop)}"
         word = judge([holds, holds and ends(drop)[1] <= DROP], [ends(two)[1] < MOST])
-        verdicts.append(verdict("rank", shown, word, name=name))
+        verdicts.append(verdict("rank", text, word, name=name))
     title = "Singular values of the updates, over the largest (bands: one standard deviation)"
     return Result(title, {"rank": rows}, panels, verdicts)
 
@@ -202,35 +204,35 @@ def neurons(trials: Sequence[Trial]) -> Result:
     for M, group in group_by(trials, lambda t: t.task.patterns).items():
         good = [t for t in group if not t.diverged]
         losses = {
-            what: np.array([t.curves[f"trained_loss_without_{what}"] for t in good]).reshape(-1, len(PRUNED))
-            for what in ("short", "long")
+            kind: np.array([t.curves[f"trained_loss_without_{kind}"] for t in good]).reshape(-1, len(PRUNED))
+            for kind in ("short", "long")
         }
-        for what, values in losses.items():
+        for kind, values in losses.items():
             rows += [
-                {"M": M, "removed": f"{what}est", "share": share, **columns(mean(column), "test loss"),
+                {"M": M, "removed": f"{kind}est", "share": share, **columns(mean(column), "test loss"),
                  "trials": len(column)}
                 for share, column in zip(PRUNED, values.T, strict=True)
             ]  # fmt: skip
         panels.append(partial(_draw_neurons, losses=losses, M=M))
         short, long = losses["short"], losses["long"]
-        at = int(np.searchsorted(PRUNED, 1 - 2 / M + 1e-9, side="right")) - 1
-        change, rise = mean(short[:, at] - short[:, 0]), mean(long[:, 5] - long[:, 0])
+        shares = int(np.searchsorted(PRUNED, 1 - 2 / M + 1e-9, side="right")) - 1
+        change, rise = mean(short[:, shares] - short[:, 0]), mean(long[:, 5] - long[:, 0])
         low, high = ends(change)
-        shown = f"change of the test loss {interval(*change)}"
+        text = f"change of the test loss {interval(*change)}"
         word = judge([low >= -NONE and high <= NONE], [low > NONE])
-        verdicts.append(verdict("short_rows", shown, word, share=PRUNED[at], M=M))
+        verdicts.append(verdict("short_rows", text, word, share=PRUNED[shares], M=M))
         low, high = ends(rise)
         steady = len(long) > 0 and bool((np.diff(long.mean(axis=0)) >= -1e-3).all())
-        shown = f"change of the test loss without half: {interval(*rise)}"
+        text = f"change of the test loss without half: {interval(*rise)}"
         word = judge([low > 0, low > 0 and steady], [high <= 0])
-        verdicts.append(verdict("long_rows", shown, word, M=M))
+        verdicts.append(verdict("long_rows", text, word, M=M))
     title = "Test loss without some of the neurons (bands: one standard deviation)"
     return Result(title, {"neurons": rows}, panels, verdicts)
 
 
 def _draw_neurons(axis: Any, losses: dict[str, np.ndarray], M: int) -> None:
-    for (what, values), colour in zip(losses.items(), COLOURS, strict=False):
-        band(axis, np.array(PRUNED), values, f"the {what}est rows", colour)
+    for (kind, values), colour in zip(losses.items(), COLOURS, strict=False):
+        band(axis, np.array(PRUNED), values, f"the {kind}est rows", colour)
     axis.axvline(1 - 2 / M, color=COLOURS[5], linestyle="--", linewidth=1, label="1 - 2/M")
     axis.set(title=f"M = {M}", xlabel="share of the neurons removed", ylabel="test hinge loss", ylim=(0, None))
     legend(axis)

@@ -82,17 +82,17 @@ def _subtitle(trials: Sequence[Trial]) -> str:
 def figure_6a(trials: Sequence[Trial]) -> Result:
     """Test accuracy against N and alpha_*."""
     by_alpha = {a: group_by(group, lambda t: t.n) for a, group in _levels(trials).items()}
-    named = {f"alpha_* {a:.2f}": by_n for a, by_n in by_alpha.items()}
+    groups_by_name = {f"alpha_* {a:.2f}": by_n for a, by_n in by_alpha.items()}
     if control := group_by(_at_random(trials), lambda t: t.n):
-        named["as many at random"] = control
+        groups_by_name["as many at random"] = control
     rows = [
         {"tokens": name, "N": n, "trials": len(group), **_columns(group, "accuracy")}
-        for name, by_n in named.items()
+        for name, by_n in groups_by_name.items()
         for n, group in by_n.items()
     ]
     by_n = {n: _levels(group) for n, group in group_by(trials, lambda t: t.n).items()}
     panels: list[Panel] = [
-        partial(_curves, curves={name: _means(group, "accuracy") for name, group in named.items()},
+        partial(_curves, curves={name: _means(group, "accuracy") for name, group in groups_by_name.items()},
                 x="training samples N", title="accuracy against N", log=True),
         partial(_curves, curves={f"N = {n:g}": _means(group, "accuracy") for n, group in by_n.items()},
                 x="alpha_*", title="accuracy against alpha_*"),
@@ -110,14 +110,14 @@ def figure_6a(trials: Sequence[Trial]) -> Result:
     return Result(title, {"fig6a": rows}, panels, verdicts)
 
 
-def _each(figure: str, claim: str, says: str, changes: Mapping[str, list[float]], what: str) -> Verdict:
+def _each(figure: str, claim: str, says: str, changes: Mapping[str, list[float]], difference: str) -> Verdict:
     """Judge a claim that a paired change is above 0 in each of several settings."""
     means = {name: mean(values) for name, values in changes.items()}
-    said = "; ".join(f"{name}: {interval(*value)}" for name, value in means.items())
+    text = "; ".join(f"{name}: {interval(*value)}" for name, value in means.items())
     return verdict(
-        "each", said, judge([(low or 0) > 0 for _, low, _ in means.values()],
+        "each", text, judge([(low or 0) > 0 for _, low, _ in means.values()],
         [high is not None and high <= 0 for _, _, high in means.values()]), figure=figure, claim=claim, published=says,
-        what=what,
+        what=difference,
     )  # fmt: skip
 
 
@@ -131,19 +131,19 @@ def _means(groups: Mapping[float, Sequence[Trial]], metric: str) -> dict[float, 
 
 def _curves(
     axis: Any, curves: Mapping[str, Mapping[float, Interval]], x: str, title: str, log: bool = False,
-    top: float | None = None, beside: Mapping[str, Mapping[float, float]] | None = None,
+    top: float | None = None, published_curves: Mapping[str, Mapping[float, float]] | None = None,
 ) -> None:  # fmt: skip
     """Draw means with their intervals over x, and published values beside them."""
     for (name, values), colour in zip(curves.items(), COLOURS, strict=False):
         places = np.array(list(values), dtype=float)
         axis.plot(places, [value for value, _, _ in values.values()], color=colour, linewidth=1)
         points(axis, places, list(values.values()), name, colour)
-    for (name, known), style in zip((beside or {}).items(), ("--", ":"), strict=False):
-        axis.plot(list(known), list(known.values()), style, color=PUBLISHED, linewidth=1, label=name)
+    for (name, curve), style in zip((published_curves or {}).items(), ("--", ":"), strict=False):
+        axis.plot(list(curve), list(curve.values()), style, color=PUBLISHED, linewidth=1, label=name)
     if log:
         axis.set_xscale("log")
-        every = sorted({place for values in curves.values() for place in values})
-        axis.set_xticks(every, [f"{place:g}" for place in every])
+        ticks = sorted({place for values in curves.values() for place in values})
+        axis.set_xticks(ticks, [f"{place:g}" for place in ticks])
         axis.minorticks_off()
     axis.set(title=title, xlabel=x.replace("alpha_*", "$\\alpha_*$"), ylim=(0, top))
     legend(axis)
@@ -154,8 +154,8 @@ def figure_6b(trials: Sequence[Trial]) -> Result:
     grids = {a: Grid.of(group) for a, group in _levels(trials).items()}
     a, n50 = np.array(list(grids)), [grid.n50 for grid in grids.values()]
     level = trials[0].task.success_accuracy
-    success = [{"alpha_*": one, **row} for one, grid in grids.items() for row in grid.success_rows()]
-    needed = [{"alpha_*": one, **grid.row} for one, grid in grids.items()]
+    success = [{"alpha_*": share, **row} for share, grid in grids.items() for row in grid.success_rows()]
+    needed = [{"alpha_*": share, **grid.row} for share, grid in grids.items()]
     panels: list[Panel] = [
         partial(draw_successes, title=f"share of trials with accuracy >= {level:g}", grids=grids, power=2),
         partial(_draw_needed, x=a**-2, n50=n50),
@@ -174,8 +174,8 @@ def _complexity(grids: Mapping[float, Grid], a: np.ndarray, n50: list[Interval],
     """Return whether N50 falls as alpha_* rises, and whether it is a line in alpha_*^-2."""
     values = np.array([value for value, _, _ in n50])
     fits = compete({"alpha_*^-2": a**-2}, values, *resamples_of(grids.values()))
-    said = "; ".join(f"alpha_* {one:.2f}: {interval(*value)}" for one, value in zip(grids, n50, strict=True))
-    by_inverse = {float(one**-2): grids[one] for one in sorted(grids, reverse=True)}
+    text = "; ".join(f"alpha_* {share:.2f}: {interval(*value)}" for share, value in zip(grids, n50, strict=True))
+    by_inverse = {float(share**-2): grids[share] for share in sorted(grids, reverse=True)}
     claim = f"fewer samples are needed as alpha_* rises (accuracy {level:g}; the paper's level is 0.775)"
     word: Word = "undecided"
     if fits and fits[0].points >= ENOUGH:
@@ -183,7 +183,7 @@ def _complexity(grids: Mapping[float, Grid], a: np.ndarray, n50: list[Interval],
         word = judge([fits[0].rises, fits[0].rises and fits[0].r2 >= 0.95], [flat])
     return [
         trend("6b", by_inverse, claim, "N_min falls with alpha_*"),
-        verdict("n_is_linear", f"N50 at {said}", word, fits[0].text if fits else ""),
+        verdict("n_is_linear", f"N50 at {text}", word, fits[0].text if fits else ""),
     ]  # fmt: skip
 
 
@@ -199,8 +199,8 @@ def first_model(trial: Trial) -> str:
     kind, samples = _quality(trial)
     if kind == 0:
         return "not pre-trained"
-    named = "the other classes" if kind == 1 else trial.task.pretrain_images.partition("-")[0].upper()
-    return f"{samples:,} images of {named}"
+    source = "the other classes" if kind == 1 else trial.task.pretrain_images.partition("-")[0].upper()
+    return f"{samples:,} images of {source}"
 
 
 def figure_6c(trials: Sequence[Trial]) -> Result:
@@ -211,10 +211,12 @@ def figure_6c(trials: Sequence[Trial]) -> Result:
     rows = [_row(start, a, group) for start, by_alpha in starts.items() for a, group in by_alpha.items()]
     rows += [_row(start, None, group) for start, group in controls.items() if group]
     x = published.FIGURE_6C["alpha_*"]
-    beside = {f"published, {name}": dict(zip(x, y, strict=True)) for name, y in published.FIGURE_6C["accuracy"].items()}
+    published_curves = {
+        f"published, {name}": dict(zip(x, y, strict=True)) for name, y in published.FIGURE_6C["accuracy"].items()
+    }
     panels: list[Panel] = [
         partial(_curves, curves={start: _means(group, metric) for start, group in starts.items()}, x="alpha_*",
-                title=title, top=1, beside=beside if metric == "accuracy" else None)
+                title=title, top=1, published_curves=published_curves if metric == "accuracy" else None)
         for metric, title in (("accuracy", "accuracy, test groups of equal size"), ("spurious_gap", "spurious gap"),
                               ("worst_group_accuracy", "worst-group accuracy"))
     ]  # fmt: skip
@@ -258,7 +260,7 @@ def _claims(start: str, by_alpha: ByAlpha) -> list[Verdict]:
     least, most = by_alpha[levels[0]], by_alpha[levels[-1]]
     gain = mean(differences(most, least, "accuracy"))
     before, after = (mean(values_of(level, "spurious_gap")) for level in (least, most))
-    known = "; ".join(
+    published_text = "; ".join(
         f"{name}: {values[0]:.3f} to {values[-1]:.3f}" for name, values in published.FIGURE_6C["accuracy"].items()
     )
     low, high = ends(gain)
@@ -268,7 +270,7 @@ def _claims(start: str, by_alpha: ByAlpha) -> list[Verdict]:
             "background",
             f"{interval(*mean(values_of(least, 'accuracy')))} to {interval(*mean(values_of(most, 'accuracy')))}; "
             f"change {interval(*gain)}", judge([low > 0, low > 0 and gain[0] >= GAIN], [high <= 0]), start=start,
-            known=known,
+            known=published_text,
         ),
         _rises(start, by_alpha),
         _partial(start, by_alpha),
@@ -289,9 +291,9 @@ def _rises(start: str, by_alpha: ByAlpha) -> Verdict:
     slope = mean(slopes(np.array(levels), y)) if shared else mean([])
     steps = {f"{b:.2f} - {a:.2f}": mean(differences(by_alpha[b], by_alpha[a], "accuracy")) for a, b in pairwise(levels)}
     low, high = ends(slope)
-    said = "; ".join(f"{step}: {interval(*change)}" for step, change in steps.items())
+    text = "; ".join(f"{step}: {interval(*change)}" for step, change in steps.items())
     word = judge([low > 0, low > 0 and all(change[0] > 0 for change in steps.values())], [high <= 0])
-    return verdict("rises_with_alpha", f"slope {interval(*slope)}; {said}", word, start=start)
+    return verdict("rises_with_alpha", f"slope {interval(*slope)}; {text}", word, start=start)
 
 
 def _partial(start: str, by_alpha: ByAlpha) -> Verdict:
@@ -300,10 +302,10 @@ def _partial(start: str, by_alpha: ByAlpha) -> Verdict:
     full = mean(differences(by_alpha[first], by_alpha[last], "spurious_gap"))
     cuts = {a: mean(differences(by_alpha[first], by_alpha[a], "spurious_gap")) for a in partly}
     share = {a: (a - first) / (last - first) * full[0] for a in partly}  # were it in proportion to alpha_*
-    said = "; ".join(f"{a:.2f}: {interval(*cut)}" for a, cut in cuts.items())
+    text = "; ".join(f"{a:.2f}: {interval(*cut)}" for a, cut in cuts.items())
     less = [ends(full)[0] > 0 and ends(cut)[1] < share[a] / 2 for a, cut in cuts.items()]
     word = judge([ends(cut)[0] > 0 for cut in cuts.values()], less)
-    return verdict("gap_shrinks", f"gap reduction at {said}; at 1: {interval(*full)}", word, start=start)
+    return verdict("gap_shrinks", f"gap reduction at {text}; at 1: {interval(*full)}", word, start=start)
 
 
 PAPER = Paper(

@@ -173,8 +173,8 @@ class ShallowViT(OneLayer):
             for name in ("W_Q", "W_K", "W_V")
         }
         order = self.W_O.norm(dim=1).argsort(stable=True)
-        for what, ranked in (("short", order), ("long", order.flip(0))):
-            values[f"loss_without_{what}"] = torch.stack([
+        for which, ranked in (("short", order), ("long", order.flip(0))):
+            values[f"loss_without_{which}"] = torch.stack([
                 self._loss_without(ranked[: round(share * len(ranked))], test) for share in PRUNED
             ])  # fmt: skip
         return {name: tuple(value.tolist()) for name, value in values.items()}

@@ -41,28 +41,28 @@ class Removal:
             for name, group in group_by(chosen, lambda t: t.strategy).items()
         }
 
-    def values(self, what: str) -> dict[float, Interval]:
+    def values(self, kind: str) -> dict[float, Interval]:
         """Return the mean with its interval for each share removed, dense included; NaN if all diverged."""
-        groups = {0.0: self.dense, **self.groups[what]}
+        groups = {0.0: self.dense, **self.groups[kind]}
         return {share: mean(values_of(group, self.metric)) for share, group in groups.items()}
 
-    def change(self, what: str, than: str | None = None) -> dict[float, Interval]:
+    def change(self, kind: str, than: str | None = None) -> dict[float, Interval]:
         """Return the paired change against dense, or against another removal of the same share."""
-        other = self.groups[than] if than is not None else dict.fromkeys(self.groups[what], self.dense)
+        other = self.groups[than] if than is not None else dict.fromkeys(self.groups[kind], self.dense)
         return {
             share: mean(differences(group, other.get(share, []), self.metric))
-            for share, group in self.groups[what].items()
+            for share, group in self.groups[kind].items()
         }
 
     def rows(self, **labels: Any) -> list[dict[str, Any]]:
         """Return values and changes, a row a removal and share; trials are those with a value."""
         rows = []
-        for what, groups in self.groups.items():
-            change = self.change(what) | {0.0: (mean(differences(self.dense, self.dense, self.metric))[0], None, None)}
-            for share, value in self.values(what).items():
+        for kind, groups in self.groups.items():
+            change = self.change(kind) | {0.0: (mean(differences(self.dense, self.dense, self.metric))[0], None, None)}
+            for share, value in self.values(kind).items():
                 n = len(values_of(groups.get(share, self.dense), self.metric))
                 rows.append(
-                    labels | {"metric": NAMES[self.metric], "removed": what, "share": share, "trials": n,
+                    labels | {"metric": NAMES[self.metric], "removed": kind, "share": share, "trials": n,
                               **columns(value, "value"),
                               **columns(change[share], "change", "change_low", "change_high")}
                 )  # fmt: skip
@@ -70,10 +70,10 @@ class Removal:
 
     def draw(self, axis: Any, title: str, top: float | None = None) -> None:
         """Draw the curves with bands of 95 %."""
-        for what in self.groups:
-            values, colour = self.values(what), COLOUR.get(what, COLOURS[-1])
+        for kind in self.groups:
+            values, colour = self.values(kind), COLOUR.get(kind, COLOURS[-1])
             middle, low, high = (np.array([row[i] for row in values.values()], dtype=float) for i in range(3))
-            axis.plot(list(values), middle, "o-", color=colour, markersize=3, label=what)
+            axis.plot(list(values), middle, "o-", color=colour, markersize=3, label=kind)
             axis.fill_between(list(values), low, high, color=colour, alpha=0.12, linewidth=0)
         axis.set(title=title, xlabel="share of the tokens removed", ylabel=NAMES[self.metric], ylim=(0, top))
         legend(axis)
@@ -121,15 +121,15 @@ def spurious(trials: Sequence[Trial]) -> Result:
     steady = bool((np.diff([value for value, _, _ in values.values()]) >= -1e-9).all())  # equal means may be rounded
     changes = [ends(value) for value in change.values()]
     gains = bool(changes) and changes[-1][0] > 0
-    shown = f"worst group {_text_of(values)}; change {_text_of(change)}"
+    text = f"worst group {_text_of(values)}; change {_text_of(change)}"
     word = judge([gains, gains and steady], [high < 0 for _, high in changes])
-    return Result(title, {"spurious": rows}, panels, [verdict("frees", shown, word)])
+    return Result(title, {"spurious": rows}, panels, [verdict("frees", text, word)])
 
 
 def _draw_published(axis: Any) -> None:
-    shown = published.FIGURE_5
-    for what in ("noisy", "irrelevant", "random"):
-        axis.plot(shown["removed"], shown[what], "s-", color=COLOUR[what], markersize=3, label=what)
+    curves = published.FIGURE_5
+    for kind in ("noisy", "irrelevant", "random"):
+        axis.plot(curves["removed"], curves[kind], "s-", color=COLOUR[kind], markersize=3, label=kind)
     axis.set(title="published (other shares of tokens)", xlabel="share of the tokens removed", ylim=(0, None))
     axis.set_ylabel("test hinge loss")
     legend(axis)
@@ -145,20 +145,22 @@ def _claims(figure: str, removal: Removal, where: str) -> list[Verdict]:
         ("noisy", "random", better, "at every share"),
     ]
     verdicts = []
-    for what, than, does, says in falls:
-        if what in removal.groups and (than is None or than in removal.groups):
-            change = removal.change(what, than)
+    for kind, than, does, says in falls:
+        if kind in removal.groups and (than is None or than in removal.groups):
+            change = removal.change(kind, than)
             changes = [ends(value) for value in change.values()]
             word = judge([high < 0 for _, high in changes], [low > 0 for low, _ in changes])
-            claim, known = f"removing {what} tokens {does}{where}", says if figure == "5" else UNKNOWN
-            verdicts.append(verdict("falls", _text_of(change), word, figure=figure, claim=claim, published=known))
+            claim, published_text = f"removing {kind} tokens {does}{where}", says if figure == "5" else UNKNOWN
+            verdicts.append(
+                verdict("falls", _text_of(change), word, figure=figure, claim=claim, published=published_text)
+            )
     if "random" in removal.groups:
         change, edge = removal.change("random"), FLAT * removal.values("random")[0.0][0]
         changes = [ends(value) for value in change.values()]
-        same = [-edge < low and high < edge for low, high in changes]
-        word = judge(same, [low > 0 or high < 0 for low, high in changes])
-        known = "0.077 to 0.074" if figure == "5" else UNKNOWN
-        verdicts.append(verdict("flat", _text_of(change), word, figure=figure, where=where, published=known))
+        flat = [-edge < low and high < edge for low, high in changes]
+        word = judge(flat, [low > 0 or high < 0 for low, high in changes])
+        published_text = "0.077 to 0.074" if figure == "5" else UNKNOWN
+        verdicts.append(verdict("flat", _text_of(change), word, figure=figure, where=where, published=published_text))
     return verdicts
 
 

@@ -77,8 +77,8 @@ def draw_successes(axis: Any, title: str, grids: Mapping[float, Grid], power: in
     heat_map(axis, title, np.array(order) ** -power, sizes, rates, f"$\\alpha_*^{{-{power}}}$")
 
 
-def _draw_published(axis: Any, title: str, shown: Mapping[str, np.ndarray], power: int) -> None:
-    heat_map(axis, title, shown[f"alpha_*^-{power}"], shown["N"], shown["rates"], f"$\\alpha_*^{{-{power}}}$")
+def _draw_published(axis: Any, title: str, grid: Mapping[str, np.ndarray], power: int) -> None:
+    heat_map(axis, title, grid[f"alpha_*^-{power}"], grid["N"], grid["rates"], f"$\\alpha_*^{{-{power}}}$")
 
 
 def figure_1a(trials: Sequence[Trial]) -> Result:
@@ -86,7 +86,7 @@ def figure_1a(trials: Sequence[Trial]) -> Result:
     names = {True: "half of the tokens irrelevant, as printed", False: "a fixed alpha_#"}
     by_rule = group_by(trials, lambda t: t.task.irrelevant is not None)
     sweeps = {names[printed]: Sweep(group) for printed, group in by_rule.items()}
-    panels: list[Panel] = [partial(_draw_published, title="published", shown=published.FIGURE_1A, power=2)]
+    panels: list[Panel] = [partial(_draw_published, title="published", grid=published.FIGURE_1A, power=2)]
     verdicts, success, needed = [], [], []
     for name, sweep in sweeps.items():
         panels += [
@@ -103,8 +103,8 @@ def figure_1a(trials: Sequence[Trial]) -> Result:
 def _draw_needed(axis: Any, sweep: Sweep, title: str) -> None:
     x = sweep.relevant**-2
     points(axis, x, sweep.n50, "N50, 95 % interval", COLOURS[0])
-    known = np.isfinite(sweep.values)
-    if known.any():
+    is_finite = np.isfinite(sweep.values)
+    if is_finite.any():
         group = sweep.trials[0]
         predicted = theory.samples_needed(sweep.relevant, group.model.sigma, tau(group))
         draw_dashed(axis, x, _through(predicted, sweep.values), "Theorem 1, scaled", COLOURS[5])
@@ -115,8 +115,8 @@ def _draw_needed(axis: Any, sweep: Sweep, title: str) -> None:
 
 def _through(shape: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Return the shape, which is known up to a constant, with the constant that suits the values best."""
-    known = np.isfinite(values) & np.isfinite(shape)
-    return shape * np.exp(np.log(values[known] / shape[known]).mean()) if known.any() else shape * np.nan
+    is_finite = np.isfinite(values) & np.isfinite(shape)
+    return shape * np.exp(np.log(values[is_finite] / shape[is_finite]).mean()) if is_finite.any() else shape * np.nan
 
 
 def _linear(figure: str, sweep: Sweep, name: str, form: str, says: str) -> list[Verdict]:
@@ -126,19 +126,19 @@ def _linear(figure: str, sweep: Sweep, name: str, form: str, says: str) -> list[
         few = "fewer than three values of alpha_* with a finite N50"
         first = verdict("grows", few, "undecided", published=says, **about)
         return [first, verdict("linear", few, "undecided", form=form, **about)]
-    named, best = next(fit for fit in fits if fit.name == form), fits[0]
-    linear = named.r2 >= 0.95 and best.r2 - named.r2 <= 0.02
-    against = named.flat and all(grid.within(*grid.ends) for grid in sweep.grids.values())
-    word_2 = judge([named.rises, named.rises and linear], [against]) if named.points >= ENOUGH else "undecided"
+    power, best = next(fit for fit in fits if fit.name == form), fits[0]
+    linear = power.r2 >= 0.95 and best.r2 - power.r2 <= 0.02
+    against = power.flat and all(grid.within(*grid.ends) for grid in sweep.grids.values())
+    word_2 = judge([power.rises, power.rises and linear], [against]) if power.points >= ENOUGH else "undecided"
     least = sum(grid.n50[0] == grid.ends[0] for grid in sweep.grids.values())
-    reached = f"{named.points} of {len(sweep.values)} alpha_* reach N50" + f", {least} at the smallest N" * (least > 0)
+    reached = f"{power.points} of {len(sweep.values)} alpha_* reach N50" + f", {least} at the smallest N" * (least > 0)
     return [
         verdict(
-            "grows", f"N50 ~ ({form})^{interval(named.exponent, named.low, named.high)}; {reached}",
-            judge([named.rises], [against]), published=says, **about,
+            "grows", f"N50 ~ ({form})^{interval(power.exponent, power.low, power.high)}; {reached}",
+            judge([power.rises], [against]), published=says, **about,
         ),
         verdict(
-            "linear", f"R2 {named.r2:.3f}; best: {best.name}; {reached}", word_2, "; ".join(fit.text for fit in fits),
+            "linear", f"R2 {power.r2:.3f}; best: {best.name}; {reached}", word_2, "; ".join(fit.text for fit in fits),
             form=form, **about,
         ),
     ]  # fmt: skip
@@ -216,12 +216,12 @@ def figure_3(trials: Sequence[Trial]) -> Result:
     shared = [shares for shares in frozen.grids if shares in trained.grids]
     ratios = {shares[0]: _ratio(frozen.grids[shares], trained.grids[shares]) for shares in shared}
     hard = {a: ratio for a, ratio in ratios.items() if a <= HARD + 1e-9}
-    shown = "; ".join(f"alpha_* {a:g}: {interval(*ratio)}" for a, ratio in hard.items())
+    text = "; ".join(f"alpha_* {a:g}: {interval(*ratio)}" for a, ratio in hard.items())
     word = judge([low > 1 for _, low, _ in hard.values()], [high < 1 for *_, high in hard.values()])
-    saves = verdict("saves", f"N50 frozen / trained: {shown}", word)
+    saves = verdict("saves", f"N50 frozen / trained: {text}", word)
     verdicts = [saves, *_linear("3", frozen, "frozen attention", "alpha_*^-4", "N95 grows by 7.6 a unit")]
     panels: list[Panel] = [
-        partial(_draw_published, title="published, frozen", shown=published.FIGURE_3, power=4),
+        partial(_draw_published, title="published, frozen", grid=published.FIGURE_3, power=4),
         partial(frozen.map, title="measured, frozen", power=4),
         partial(_both, sweeps=sweeps),
     ]

@@ -137,10 +137,10 @@ class Theory(Task):
         Raises:
             UserError: there are no such samples.
         """
-        given = [rule for rule in RULES if getattr(self, rule) is not None]
-        if len(given) > 1:
+        counts = [rule for rule in RULES if getattr(self, rule) is not None]
+        if len(counts) > 1:
             raise UserError(
-                "theory: the share of confusing tokens is given more than once", got=" and ".join(given),
+                "theory: the share of confusing tokens is given more than once", got=" and ".join(counts),
                 allowed=f"one of {', '.join(RULES)}", next_step="leave the others out",
             )  # fmt: skip
         relevant = round(self.relevant * self.tokens)
@@ -206,7 +206,7 @@ class Theory(Task):
             for split, n, rate in (("train", n_train, self.spurious_rate), ("test", self.test, 0.5))
         )
         names = NAMES[self.classes]
-        groups = tuple(f"{name} {how} spurious" for name in names for how in ("without", "with"))
+        groups = tuple(f"{name} {attribute} spurious" for name in names for attribute in ("without", "with"))
         return Data(train, test, names, groups if self.spurious else ("all",), mu)
 
     def _split(self, members: np.ndarray, n: int, rate: float, rng: Callable[[str], np.random.Generator]) -> Split:

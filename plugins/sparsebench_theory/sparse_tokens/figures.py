@@ -125,8 +125,8 @@ def _verdicts(growth: Mapping[str, Sequence[Fit]], needed: Mapping[str, ByTokens
         words["as_root"] = judge([inside, root.low >= 1 - CLOSE and root.high <= 1 + CLOSE], [outside])
     verdicts = []
     for key, kind in (("slower", "trained"), ("as_log", "trained"), ("as_root", "frozen")):
-        shown = "; ".join(f"L {L}: {interval(*_mean_inside(values))}" for L, values in needed[kind].items())
-        verdicts.append(verdict(key, f"theta {shown}", words[key], "; ".join(fit.text for fit in growth[kind])))
+        text = "; ".join(f"L {L}: {interval(*_mean_inside(values))}" for L, values in needed[kind].items())
+        verdicts.append(verdict(key, f"theta {text}", words[key], "; ".join(fit.text for fit in growth[kind])))
     return verdicts
 
 
@@ -136,9 +136,9 @@ def _as_closed_form(needed: ByTokens, task: SparseTokens) -> Verdict:
     ratios = {L: mean(values / _closed_form(task, L)) for L, values in inside.items()}
     around = [ends(ratio) for ratio in ratios.values()]
     near = [low >= 1 - CLOSE and high <= 1 + CLOSE for low, high in around]
-    shown = "over the closed form: " + "; ".join(f"L {L}: {interval(*ratio)}" for L, ratio in ratios.items())
+    text = "over the closed form: " + "; ".join(f"L {L}: {interval(*ratio)}" for L, ratio in ratios.items())
     word = judge(near, [low > 1 + CLOSE or high < 1 - CLOSE for low, high in around])
-    return verdict("as_closed_form", shown, word)
+    return verdict("as_closed_form", text, word)
 
 
 def _draw_needed(axis: Any, needed: Mapping[str, ByTokens], task: SparseTokens) -> None:
@@ -162,12 +162,12 @@ def alignment(trials: Sequence[Trial]) -> Result:
     by_n = {n: mean(values_of(group, "alignment")) for n, group in group_by(trials, lambda t: t.n).items()}
     chance = random_cosine(task.d)
     rows = [{"N": n, **columns(value, "alignment"), "chance": chance} for n, value in by_n.items()]
-    shown = "; ".join(f"N {n}: {interval(*triple)}" for n, triple in by_n.items())
+    text = "; ".join(f"N {n}: {interval(*triple)}" for n, triple in by_n.items())
     last = by_n[max(by_n)]
     lows, highs = zip(*map(ends, by_n.values()), strict=True)
     verdicts = [
         verdict(
-            "nearer", f"|cos| {shown}; chance {chance:.3g}",
+            "nearer", f"|cos| {text}; chance {chance:.3g}",
             judge([low > chance for low in lows], [high < chance for high in highs]), steps=task.steps,
         ),
         verdict(
@@ -205,10 +205,10 @@ def removal(trials: Sequence[Trial]) -> Result:
             rows.append(_removal_row(name, "dense", M, group, group))
         cut = [t for t in trials if t.strategy != "dense" and t.model.attention == kind]
         for (strategy, L), group in group_by(cut, lambda t: (t.strategy, t.task.tokens)).items():
-            beside = dense.get(left_of(group[0]), [])
-            rows.append(_removal_row(name, strategy, L, group, beside))
+            dense_at_M = dense.get(left_of(group[0]), [])
+            rows.append(_removal_row(name, strategy, L, group, dense_at_M))
             if strategy in ("oracle", "random"):
-                verdicts.append(_shifts(name, strategy, group, beside))
+                verdicts.append(_shifts(name, strategy, group, dense_at_M))
     panels: list[Panel] = [partial(_draw_removal, rows=rows, classifier=name) for name in KINDS.values()]
     title = f"Test error with tokens removed, beside data of as many tokens (theta {trials[0].task.theta:g})"
     return Result(title, {"removal": rows}, panels, verdicts)
@@ -219,16 +219,16 @@ def left_of(trial: Trial) -> int:
     return round(trial.task.tokens * (1 - trial.removed))
 
 
-def _change(group: Sequence[Trial], beside: Sequence[Trial]) -> Interval:
+def _change(group: Sequence[Trial], dense_at_M: Sequence[Trial]) -> Interval:
     """Return by how much the test error is larger, with its interval over repetitions."""
-    return mean([-gain for gain in differences(group, beside, "accuracy")])
+    return mean([-gain for gain in differences(group, dense_at_M, "accuracy")])
 
 
 def _removal_row(
-    name: str, strategy: str, L: int, group: Sequence[Trial], beside: Sequence[Trial]
+    name: str, strategy: str, L: int, group: Sequence[Trial], dense_at_M: Sequence[Trial]
 ) -> dict[str, Any]:  # fmt: skip
     task, M = group[0].task, left_of(group[0])
-    change = (0.0, None, None) if strategy == "dense" else _change(group, beside)
+    change = (0.0, None, None) if strategy == "dense" else _change(group, dense_at_M)
     closed = least_error(task.theta, task.relevant, M) if name == KINDS["frozen"] else float("nan")
     return {
         "classifier": name, "strategy": strategy, "L": L, "M": M, "trials": len(group),
@@ -237,30 +237,32 @@ def _removal_row(
     }  # fmt: skip
 
 
-def _shifts(name: str, strategy: str, group: Sequence[Trial], beside: Sequence[Trial]) -> Verdict:
+def _shifts(name: str, strategy: str, group: Sequence[Trial], dense_at_M: Sequence[Trial]) -> Verdict:
     """Return the verdict on whether removal to M tokens is as good as data of M tokens, or is not if it is random."""
     L, M = group[0].task.tokens, left_of(group[0])
-    change = _change(group, beside)
+    change = _change(group, dense_at_M)
     low, high = ends(change)
-    errors, dense = (mean(errors_of(part)) for part in (group, beside))
-    shown = f"error {interval(*errors)}, of {M} tokens {interval(*dense)}; difference {interval(*change)}"
+    errors, dense = (mean(errors_of(part)) for part in (group, dense_at_M))
+    text = f"error {interval(*errors)}, of {M} tokens {interval(*dense)}; difference {interval(*change)}"
     about = {"L": L, "M": M, "name": name}
     if strategy == "random":
-        return verdict("errs_more", shown, judge([low > 0], [high <= SAME]), **about)
+        return verdict("errs_more", text, judge([low > 0], [high <= SAME]), **about)
     word = judge([abs(change[0]) <= SAME, -SAME <= low <= 0 <= high <= SAME], [low > SAME or high < -SAME])
-    return verdict("as_good", shown, word, **about)
+    return verdict("as_good", text, word, **about)
 
 
 def _draw_removal(axis: Any, rows: Sequence[Mapping[str, Any]], classifier: str) -> None:
-    shown = {
+    rows_by_name = {
         f"{row['strategy']} {row['L']}" + (f" to {row['M']}" if row["M"] < row["L"] else ""): row
         for row in rows
         if row["classifier"] == classifier
     }
-    closed = np.array([row["closed form at M"] for row in shown.values()])
+    closed = np.array([row["closed form at M"] for row in rows_by_name.values()])
     if np.isfinite(closed).any():
-        axis.plot(np.arange(len(shown)), closed, "_", color=COLOURS[5], markersize=12, label="closed form of M tokens")
-    errors = {name: (row["error"], row["low"], row["high"]) for name, row in shown.items()}
+        axis.plot(
+            np.arange(len(rows_by_name)), closed, "_", color=COLOURS[5], markersize=12, label="closed form of M tokens"
+        )
+    errors = {name: (row["error"], row["low"], row["high"]) for name, row in rows_by_name.items()}
     draw_categories(axis, {"measured": errors})
     axis.set(title=f"{classifier}, 95 % intervals", ylabel="test error", ylim=(0, 0.6))
 

@@ -47,31 +47,31 @@ def figure_association(trials: Sequence[Trial]) -> Result:
     runs = {f"step size {rate:g}": group for rate, group in by_rate.items()}
     rows, verdicts = [], []
     for name, group in runs.items():
-        for what in (*WATCHED, "in_group_lead"):
-            at, values = _curves(group, what)
+        for quantity in (*WATCHED, "in_group_lead"):
+            steps, values = _curves(group, quantity)
             rows += [
-                {"attention at": name, "quantity": what, "step": int(step), "mean": column.mean(), "min": column.min(),
-                 "max": column.max(), "trials": len(column)}
-                for step, column in zip(at, values.T, strict=True)
+                {"attention at": name, "quantity": quantity, "step": int(step), "mean": column.mean(),
+                 "min": column.min(), "max": column.max(), "trials": len(column)}
+                for step, column in zip(steps, values.T, strict=True)
             ]  # fmt: skip
         verdicts += _outcome(group, f" (attention at {name})")
-    panels: list[Panel] = [partial(_draw_watched, runs=runs, what=what) for what in WATCHED]
+    panels: list[Panel] = [partial(_draw_watched, runs=runs, quantity=quantity) for quantity in WATCHED]
     title = "Patch association: patches that belong together attend to each other (bands: one standard deviation)"
     return Result(title, {"association": rows}, panels, verdicts)
 
 
-def _curves(trials: Sequence[Trial], what: str) -> tuple[np.ndarray, np.ndarray]:
+def _curves(trials: Sequence[Trial], quantity: str) -> tuple[np.ndarray, np.ndarray]:
     """Return steps and (trials, steps) of one of WATCHED."""
-    if what != "test_error":
-        return series_of(trials, what)
-    at, accuracy = series_of(trials, "test_accuracy")
-    return at, 1 - accuracy
+    if quantity != "test_error":
+        return series_of(trials, quantity)
+    steps, accuracy = series_of(trials, "test_accuracy")
+    return steps, 1 - accuracy
 
 
-def _draw_watched(axis: Any, runs: Mapping[str, Sequence[Trial]], what: str) -> None:
+def _draw_watched(axis: Any, runs: Mapping[str, Sequence[Trial]], quantity: str) -> None:
     for (name, group), colour in zip(runs.items(), COLOURS, strict=False):
-        band(axis, *_curves(group, what), name, colour)
-    axis.set(title=WATCHED[what], xlabel="steps", ylim=(0, None))
+        band(axis, *_curves(group, quantity), name, colour)
+    axis.set(title=WATCHED[quantity], xlabel="steps", ylim=(0, None))
     legend(axis, "attention at")
 
 
@@ -112,18 +112,18 @@ def permutation(trials: Sequence[Trial]) -> Result:
         scores = _scores(t)
         right = put_right(scores, t.task.order())
         sets = t.task.sets()
-        share, as_it_is = (association(shown, sets[:, None] == sets) for shown in (right, scores))
+        share, as_it_is = (association(example, sets[:, None] == sets) for example in (right, scores))
         pairs[t.task.permuted].append(share)
         rows.append({"permuted": t.task.permuted, "repetition": t.repetition, "association": share,
                      "association without putting right": as_it_is})  # fmt: skip
     panels: list[Panel] = []
     for permuted, title in ((False, "learned in plain order"), (True, "learned in another order")):
-        shown = next((t for t in trials if t.task.permuted == permuted and not t.diverged), None)
-        if shown is not None:
-            panels.append(partial(_heat, scores=_scores(shown), task=shown.task, title=title))
-        if shown is not None and permuted:
-            right = put_right(_scores(shown), shown.task.order())
-            panels.append(partial(_heat, scores=right, task=shown.task, title="the same, put right"))
+        example = next((t for t in trials if t.task.permuted == permuted and not t.diverged), None)
+        if example is not None:
+            panels.append(partial(_heat, scores=_scores(example), task=example.task, title=title))
+        if example is not None and permuted:
+            right = put_right(_scores(example), example.task.order())
+            panels.append(partial(_heat, scores=right, task=example.task, title="the same, put right"))
     panels = panels or [_nothing]
     recovered = pairs[1]
     verdicts = [verdict(
@@ -140,9 +140,9 @@ def _scores(trial: Trial) -> np.ndarray:
 
 def _heat(axis: Any, scores: np.ndarray, task: Spatial, title: str) -> None:
     order = np.argsort(task.sets(), kind="stable")
-    shown = scores[np.ix_(order, order)].copy()
-    np.fill_diagonal(shown, np.nan)
-    drawn = axis.imshow(shown, cmap="viridis")
+    ordered = scores[np.ix_(order, order)].copy()
+    np.fill_diagonal(ordered, np.nan)
+    drawn = axis.imshow(ordered, cmap="viridis")
     axis.figure.colorbar(drawn, ax=axis)
     axis.set(title=title, xlabel="position", ylabel="position")
 
@@ -191,13 +191,13 @@ def _transfers(errors: Mapping[str, Mapping[float, list[float]]]) -> list[Verdic
     needed = {mode: samples_for(by_n) for mode, by_n in errors.items()}
     sizes = sorted({n for by_n in errors.values() for n in by_n})
     learned, scratch = needed["learned attention"], needed["all from scratch"]
-    said = "; ".join(f"{mode} {interval(n, None, None)}" for mode, n in needed.items())
-    tried = f"samples for an error of {EASY:g}: {said}; N {sizes[0]} to {sizes[-1]}"
-    known = {mode: any(by_n.values()) for mode, by_n in errors.items()}  # what was not measured decides nothing
-    few, many = learned <= 16, known["learned attention"] and learned > 16
-    more = known["all from scratch"] and scratch > learned
-    fewer, no_more = few and more and scratch >= FEWER * learned, known["learned attention"] and scratch <= learned
-    never = all(known[mode] and np.isinf(needed[mode]) for mode in MODES[1:3])
+    text = "; ".join(f"{mode} {interval(n, None, None)}" for mode, n in needed.items())
+    tried = f"samples for an error of {EASY:g}: {text}; N {sizes[0]} to {sizes[-1]}"
+    measured = {mode: any(by_n.values()) for mode, by_n in errors.items()}  # what was not measured decides nothing
+    few, many = learned <= 16, measured["learned attention"] and learned > 16
+    more = measured["all from scratch"] and scratch > learned
+    fewer, no_more = few and more and scratch >= FEWER * learned, measured["learned attention"] and scratch <= learned
+    never = all(measured[mode] and np.isinf(needed[mode]) for mode in MODES[1:3])
     return [
         verdict("few", tried, judge([few], [many])),
         verdict("more", tried, judge([more, fewer], [np.isfinite(scratch) and no_more])),
@@ -234,9 +234,9 @@ def strategies(trials: Sequence[Trial]) -> Result:
         rows.append(row)
         if name != "dense" and where == "both":
             share, change = values_of(group, "association"), mean(differences(group, dense, "association"))
-            shown = f"association {interval(*mean(share))}, change {interval(*change)}"
+            text = f"association {interval(*mean(share))}, change {interval(*change)}"
             word = _all_or_most(share, len(group))
-            verdicts.append(verdict("keeps", shown, word, removed=removed, name=name))
+            verdicts.append(verdict("keeps", text, word, removed=removed, name=name))
     panels: list[Panel] = [partial(_removals, rows=rows, metric=metric) for metric in METRICS]
     title = "Association and accuracy as tokens are removed (95 % intervals)"
     return Result(title, {"strategies": rows}, panels, verdicts)
@@ -281,9 +281,9 @@ def images(trials: Sequence[Trial]) -> Result:
         rows.append(row)
     panels: list[Panel] = [partial(_accuracies, rows=rows), partial(_agreements, rows=rows)]
     for permuted, name in ORDERS.items():
-        shown = next((t for t in groups["positional", permuted] if not t.diverged), None)
-        if shown is not None:
-            panels.append(partial(_near_the_middle, trial=shown, title=name))
+        example = next((t for t in groups["positional", permuted] if not t.diverged), None)
+        if example is not None:
+            panels.append(partial(_near_the_middle, trial=example, title=name))
     group = trials[0].task
     title = f"Positional attention on images ({group.images}; {trials[0].n} training images, {group.epochs} epochs)"
     verdicts = [verdict for permuted in ORDERS for verdict in _claims(groups, permuted)]
@@ -323,9 +323,11 @@ def _accuracies(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _agreements(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    shown = [row for row in rows if row["attention"] == "positional"]
+    rows_positional = [row for row in rows if row["attention"] == "positional"]
     names = {"measured": "neighbour_agreement", "shuffled orders": "neighbour_agreement_shuffled"}
-    draw_categories(axis, {name: {row["order"]: _of(row, metric) for row in shown} for name, metric in names.items()})
+    draw_categories(
+        axis, {name: {row["order"]: _of(row, metric) for row in rows_positional} for name, metric in names.items()}
+    )
     axis.set(title="neighbours found, positional attention", ylim=(0, None), xlim=(-0.5, 1.5))
 
 
@@ -342,9 +344,9 @@ def _near_the_middle(axis: Any, trial: Trial, title: str) -> None:
     side = round(N**0.5)
     order = trial.task.order()
     middle = (side // 2) * side + side // 2
-    shown = put_right(similarity.reshape(N, N), np.arange(N) if order is None else order)[middle]
-    shown[middle] = np.nan
-    drawn = axis.imshow(shown.reshape(side, side), cmap="viridis")
+    picture = put_right(similarity.reshape(N, N), np.arange(N) if order is None else order)[middle]
+    picture[middle] = np.nan
+    drawn = axis.imshow(picture.reshape(side, side), cmap="viridis")
     axis.figure.colorbar(drawn, ax=axis)
     axis.set(title=f"similarity to the middle, {title}", xlabel="column", ylabel="row")
 

@@ -70,19 +70,19 @@ class PositionalViT(OneLayer):
     def forward(self, X: Tensor, acting: Pass | None = None) -> Tensor:
         """Return F(X), (B,), for tokens X of shape (B, D, d)."""
         X, index = self.keep(acting, X)
-        shown = self.head(X).squeeze(2)
-        gathered = self.scale * (shown @ self.attention().T if index is None else self._among(index, shown))
+        values = self.head(X).squeeze(2)
+        gathered = self.scale * (values @ self.attention().T if index is None else self._among(index, values))
         return (gathered**self.power + self.nu * gathered).sum(dim=1)
 
-    def _among(self, index: Tensor, shown: Tensor) -> Tensor:
+    def _among(self, index: Tensor, shown_values: Tensor) -> Tensor:
         """Return (B, M), what each token of S gathers of the (B, M) values shown in S.
 
         As two products with the (D, D) exponentials and 0 outside S, which is faster than a matrix a sample.
         """
         scores = self.scores()
         weights = torch.exp(scores - scores.amax(dim=1, keepdim=True)).T
-        present = shown.new_zeros(len(index), len(scores)).scatter(1, index, 1.0)
-        values = torch.zeros_like(present).scatter(1, index, shown)
+        present = shown_values.new_zeros(len(index), len(scores)).scatter(1, index, 1.0)
+        values = torch.zeros_like(present).scatter(1, index, shown_values)
         return (values @ weights).gather(1, index) / (present @ weights).gather(1, index)
 
     def scores(self) -> Tensor:
@@ -110,14 +110,16 @@ class PositionalViT(OneLayer):
         """
         assert test.relevance is not None
         together = test.relevance.T @ test.relevance > 0
-        known = together.any(dim=1)
+        relevant = together.any(dim=1)
         v = self.head.weight[0]
-        inside, outside = together & ~self.eye, ~together & known[:, None]
-        both = bool(inside.any()) and bool(outside.any())
+        inside, outside = together & ~self.eye, ~together & relevant[:, None]
+        comparable = bool(inside.any()) and bool(outside.any())
         return {
             "association": association(self.scores().cpu().numpy(), together.cpu().numpy()),
-            "in_group_mass": float((self.attention() * together)[known].sum(dim=1).double().mean()),
-            "in_group_lead": float(self.A[inside].double().mean() - self.A[outside].double().mean()) if both else 0.0,
+            "in_group_mass": float((self.attention() * together)[relevant].sum(dim=1).double().mean()),
+            "in_group_lead": float(self.A[inside].double().mean() - self.A[outside].double().mean())
+            if comparable
+            else 0.0,
             "alignment": float(torch.nn.functional.cosine_similarity(v, self.feature, dim=0)),
         }
 

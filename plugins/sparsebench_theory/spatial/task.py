@@ -106,19 +106,19 @@ class Spatial(Task):
     def _split(self, n: int, w: np.ndarray, split: str, repetition: int) -> Split:
         law = self.tokens, self.group, self.d, self.rate, self.structure, self.feature, split, repetition
 
-        def rng(what: str) -> np.random.Generator:
-            return seeds.generator(self.name, *law, what)
+        def rng(name: str) -> np.random.Generator:
+            return seeds.generator(self.name, *law, name)
 
         labels = balanced_classes(rng("labels"), n, 2)
         signal = self.sets() == rng("set").integers(self.tokens // self.group, size=n)[:, None]
         q = math.log(self.d) / self.tokens if self.rate is None else self.rate
         u = rng("delta").random((n, self.tokens), dtype=np.float32)
-        shown = np.where(signal, 2 * labels[:, None] - 1, (u < q / 2).astype(int) - (u > 1 - q / 2)).astype(np.float32)
+        signs = np.where(signal, 2 * labels[:, None] - 1, (u < q / 2).astype(int) - (u > 1 - q / 2)).astype(np.float32)
         inputs = rng("noise").standard_normal((n, self.tokens, self.d), dtype=np.float32)
         if self.projected:
             inputs -= (inputs @ w)[:, :, None] * w
         inputs *= np.float32(self.d**-0.5 if self.noise is None else self.noise)
-        inputs += shown[:, :, None] * w
+        inputs += signs[:, :, None] * w
         order = self.order()
         zeros = np.zeros(n, dtype=np.int64)
         return Split(inputs[:, order], labels, zeros, signal[:, order].astype(np.float32))
