@@ -96,12 +96,13 @@ FIRST = ("tasks", "models")
 """Entry points that bring sparsebench's own tasks and models: loaded first, so that nobody takes their names."""
 
 
-BRINGS: dict[str, type] = {"strategy": Strategy, "task": Task, "model": Model, "observer": Observer}
-"""The base class of each kind of class that plugins bring."""
-HOOK_OF = {
-    "strategy": "sparsebench_strategies", "task": "sparsebench_tasks", "model": "sparsebench_models",
-    "observer": "sparsebench_observers",
-}  # fmt: skip
+BRINGS: dict[str, tuple[type, str]] = {
+    "strategy": (Strategy, "sparsebench_strategies"),
+    "task": (Task, "sparsebench_tasks"),
+    "model": (Model, "sparsebench_models"),
+    "observer": (Observer, "sparsebench_observers"),
+}
+"""The base class of each kind of class that plugins bring, and the hook that returns them."""
 
 
 @dataclass(frozen=True)
@@ -298,8 +299,8 @@ class Registry:
                 module = load()
                 self.manager.register(module, name=name)
                 _check_hooks(module)
-                for kind in BRINGS:
-                    for cls in self._brought(name, HOOK_OF[kind]):
+                for kind, (_, hook) in BRINGS.items():
+                    for cls in self._brought(name, hook):
                         self._add(kind, cls, origin, file)
         except KeyboardInterrupt:
             raise
@@ -408,8 +409,8 @@ def _check_hooks(module: ModuleType) -> None:
 
 def _complaint(kind: str, cls: Any) -> str | None:
     """Return what is wrong with a would-be task, model or observer, or None."""
-    if not (isinstance(cls, type) and issubclass(cls, BRINGS[kind])):
-        return f"{cls!r} is not a subclass of {BRINGS[kind].__name__}"
+    if not (isinstance(cls, type) and issubclass(cls, BRINGS[kind][0])):
+        return f"{cls!r} is not a subclass of {BRINGS[kind][0].__name__}"
     if not isinstance(getattr(cls, "name", None), str):
         return f"{cls.__name__} has no name"
     return None if kind == "observer" else complaint_on_revision(cls)
