@@ -131,10 +131,10 @@ class Verdict:
         """What the badge means."""
         return DIFFERS if self.wrong and self.badge == "reported" else SAID[self.badge]
 
-    def contradicted(self, why: Sequence[str]) -> None:
-        """Keep what contradicts something else."""
+    def settle(self, why: Sequence[str], badge: Badge) -> None:
+        """Keep what contradicts something else; where nothing does it has the badge."""
         more = [f"and {len(why) - SHOWN} more"] if len(why) > SHOWN else []
-        self.why, self.wrong = [*why[:SHOWN], *more], True
+        self.why, self.wrong, self.badge = [*why[:SHOWN], *more], bool(why), self.badge if why else badge
 
 
 def verify(folder: Path, *, placed: bool = False) -> Verdict:
@@ -153,10 +153,7 @@ def verify(folder: Path, *, placed: bool = False) -> Verdict:
         wrong = [f"it cannot be read: {error.strerror}"]
     except (ValueError, UserError) as error:
         wrong = [plain(error)]
-    if wrong:
-        verdict.contradicted(wrong)
-    else:
-        verdict.badge = "reported"
+    verdict.settle(wrong, "reported")
     return verdict
 
 
@@ -196,9 +193,8 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
     things += [(manifests.FILES, Given(name=name, left_out=line)) for name, line in manifests.left_out(out)]
     dumped = [(folder, one.model_dump(mode="json")) for folder, one in things]
     beside = {f"{folder}/{digest(one)}.json": canonical(one) for folder, one in dumped}
-    machines = store.beside(out, manifests.ENVIRONMENTS)
-    used = {f"{manifests.ENVIRONMENTS}/{one.environment}.json" for one in chosen.values()}
-    beside |= {name: text for name, text in machines.items() if name in used}
+    used, machines = {one.environment for one in chosen.values()}, store.beside(out, manifests.ENVIRONMENTS)
+    beside |= {name: text for name, text in machines.items() if Path(name).stem in used}
 
     folder = to / name / version_of(suite, origin)
     if folder.is_symlink() or folder.exists():

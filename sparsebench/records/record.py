@@ -261,11 +261,7 @@ def bytes_of(numbers: np.ndarray | None) -> bytes:
 
 
 class Head(NamedTuple):
-    """What a run must know of a record that is there; the attributes are the record's, see there.
-
-    Attributes:
-        setting: what for the most part decides how long its cell takes, see `table.setting_text`.
-    """
+    """What a run must know of a record that is there; `setting` is what its cell tests, see `table.setting_text`."""
 
     cell_id: str
     status: Status
@@ -273,7 +269,6 @@ class Head(NamedTuple):
     origin: Origin
     started: str
     setting: str
-    n_train: int
     seconds: float
     memory: int
 

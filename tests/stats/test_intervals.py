@@ -30,10 +30,6 @@ def test_the_interval_is_students(values: list[float]) -> None:
         assert (low, high) == pytest.approx((mean, mean), abs=1e-6)
 
 
-def test_one_value_has_no_interval() -> None:
-    assert mean_interval([0.25]) == (0.25, None, None)
-
-
 @pytest.mark.parametrize("n", [1, 5, 13, 143])
 def test_wilsons_interval_is_that_of_scipy(n: int) -> None:
     for hits in range(n + 1):
@@ -65,15 +61,6 @@ def n50(sizes: list[int], *rates: float) -> float:
 )
 def test_the_sample_size_for_half_of_the_trials(rates: tuple[float, ...], expected: float) -> None:
     assert n50([10, 100, 1000], *rates) == pytest.approx(expected)
-
-
-@given(st.lists(st.sampled_from([0, 0.2, 0.4, 0.5, 0.6, 0.8, 1]), min_size=1, max_size=6))
-def test_it_lies_among_the_sizes_or_is_not_reached(rates: list[float]) -> None:
-    sizes = [4 * 2**k for k in range(len(rates))]
-    value = n50(sizes, *rates)
-    assert (value == INFINITY) == (rates[-1] < 0.5)
-    if rates[-1] >= 0.5:
-        assert sizes[0] <= value <= sizes[-1]
 
 
 def sample_complexity(found: dict[int, dict[int, float]]) -> Interval:
