@@ -30,6 +30,10 @@ def test_the_interval_is_students(values: list[float]) -> None:
         assert (low, high) == pytest.approx((mean, mean), abs=1e-6)
 
 
+def test_one_value_has_no_interval() -> None:
+    assert mean_interval([0.25]) == (0.25, None, None)
+
+
 @pytest.mark.parametrize("n", [1, 5, 13, 143])
 def test_wilsons_interval_is_that_of_scipy(n: int) -> None:
     for hits in range(n + 1):
