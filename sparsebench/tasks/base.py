@@ -283,7 +283,7 @@ class Task(BaseModel):
         """Return whether each repetition has other test data; called if the task trains nothing. True by default."""
         return True
 
-    def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
+    def class_count(self, labels: np.ndarray) -> int:
         """Return the number of classes, which is the size of the network's head.
 
         Args:
@@ -293,11 +293,11 @@ class Task(BaseModel):
             UserError: neither determines the number.
         """
         if isinstance(known := getattr(self, "classes", None), int):
-            return (known,)
+            return known
         seen = int(labels.max()) + 1
         if seen == len(labels):
             raise UserError("how many classes there are is not known from so few test items")
-        return (seen,)
+        return seen
 
     def recipe(self) -> Recipe:
         """Return how networks are trained on it."""

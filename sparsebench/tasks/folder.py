@@ -136,9 +136,9 @@ class Folder(Task):
     )
     head: int = Field(0, ge=0, le=MOST_CLASSES, description="number of classes of the head; 0: as in the weights")
 
-    def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
-        """See `Task.class_counts`: cells say it."""
-        return (self.head,) if self.head else super().class_counts(labels)
+    def class_count(self, labels: np.ndarray) -> int:
+        """See `Task.class_count`: cells say it."""
+        return self.head or super().class_count(labels)
 
     def draws_test(self) -> bool:
         """See `Task.draws_test`: all pictures are the same ones."""

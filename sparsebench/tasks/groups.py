@@ -33,9 +33,9 @@ class GroupTask(PictureTask):
     canvas: int = Field(224, gt=0, description="side of the image in pixels")
     test: int = Field(0, ge=0, description="test images, with the shares of the groups; 0 for the whole test split")
 
-    def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
-        """See `Task.class_counts`."""
-        return (2,)
+    def class_count(self, labels: np.ndarray) -> int:
+        """See `Task.class_count`."""
+        return 2
 
     def columns(self) -> tuple[str, str]:
         """Return which columns of the set's table are the label and the attribute."""

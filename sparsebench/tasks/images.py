@@ -315,10 +315,10 @@ class Composite(ImageTask):
         0.0, ge=0, le=1, description="test accuracy at which a training counts as successful; 0 for no criterion"
     )
 
-    def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
-        """See `Task.class_counts`: of a known set of pictures all classes."""
+    def class_count(self, labels: np.ndarray) -> int:
+        """See `Task.class_count`: of a known set of pictures all classes."""
         known = CLASSES.get(self.images)
-        return super().class_counts(labels) if known is None else (known,)
+        return super().class_count(labels) if known is None else known
 
     def success(self, test_loss: float, accuracy: float) -> bool | None:
         """See `Task.success`."""
@@ -374,9 +374,9 @@ class Spurious(ImageTask):
 
     agreement: float = Field(0.9, ge=0.5, le=1, description="share of training images whose background fits the label")
 
-    def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
-        """See `Task.class_counts`."""
-        return (2,)
+    def class_count(self, labels: np.ndarray) -> int:
+        """See `Task.class_count`."""
+        return 2
 
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """See `Task.draw`."""
