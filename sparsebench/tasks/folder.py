@@ -22,7 +22,6 @@ from sparsebench.tasks.sources.files import (
     contents_of,
     listing,
     located,
-    pixels_of,
 )
 from sparsebench.tasks.sources.labels import BY_FILE, MOST_CLASSES, Numbered, locate_file, number, read_file
 
@@ -218,7 +217,7 @@ class Folder(Task):
     def _folders(self, locations: Locations) -> dict[str, list[str]]:
         """Return the paths of the pictures by the class folder in which they lie, both sorted."""
         folders: dict[str, list[str]] = {}
-        known = contents_of(self._content, located(self.images, locations)).pictures
+        known = contents_of(self.images, located(self.images, locations)).pictures
         for folder, inside, name in sorted(name.partition("/") for name in known):
             if inside:
                 folders.setdefault(folder, []).append(f"{folder}/{name}")
@@ -239,9 +238,5 @@ class Folder(Task):
         """Return those pictures, cut as the task has it."""
         how = self.with_cut({}).model_dump(include=set(USUAL))
         size, named = how.pop("canvas"), "-".join(f"{key}-{value}" for key, value in how.items())
-        root = located(self.images, locations)
-        return pixels_of(root, contents_of(self._content, root), names, size, partial(cropped, **how), named)
-
-    @property
-    def _content(self) -> str:
-        return self.images.partition("-")[2]
+        found = contents_of(self.images, located(self.images, locations))
+        return found.pixels(names, size, partial(cropped, **how), named)

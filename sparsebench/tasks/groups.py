@@ -13,7 +13,8 @@ from sparsebench.errors import UserError
 from sparsebench.tasks.base import Data, Locations, Split
 from sparsebench.tasks.images import PictureTask
 from sparsebench.tasks.sources.cache import Pixels
-from sparsebench.tasks.sources.known import Labelled, labelled_pictures, split_pixels
+from sparsebench.tasks.sources.files import located
+from sparsebench.tasks.sources.known import Labelled, labelled_pictures
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 OF = {TRAIN: "training", VALIDATION: "validation", TEST: "test"}
@@ -75,8 +76,7 @@ class GroupTask(PictureTask):
         """
         labelled, splits = self._labelled(locations), {}
         for number, rows in self._rows(labelled, n_train, repetition).items():
-            pixels, places = split_pixels(labelled, rows, self.canvas)
-            images = pixels.array() if places is None else pixels.array()[places]
+            images = self._pixels(labelled, rows).array()
             splits[number] = Split(images, labelled.labels[rows], labelled.groups[rows])
         return Data(splits[TRAIN], splits[TEST], *self.names(), validation=splits.get(VALIDATION))
 
@@ -84,10 +84,13 @@ class GroupTask(PictureTask):
         """See `Task.pictures`."""
         labelled = self._labelled(locations)
         rows = self._rows(labelled, n_train, repetition).values()
-        return [split_pixels(labelled, of_split, self.canvas)[0] for of_split in rows]
+        return [self._pixels(labelled, of_split) for of_split in rows]
+
+    def _pixels(self, labelled: Labelled, rows: np.ndarray) -> Pixels:
+        return labelled.contents.pixels([labelled.names[i] for i in rows], self.canvas)
 
     def _labelled(self, locations: Locations) -> Labelled:
-        return labelled_pictures(self.name, self.images, self.columns(), locations)
+        return labelled_pictures(self.name, self.images, located(self.images, locations), self.columns())
 
     def _rows(self, labelled: Labelled, n_train: int, repetition: int) -> dict[int, np.ndarray]:
         """Return which rows are drawn of each split."""

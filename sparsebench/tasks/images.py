@@ -14,13 +14,15 @@ from sparsebench.errors import UserError
 from sparsebench.tasks.base import Data, Inputs, Locations, Mask, Recipe, Split, Task, Validated
 from sparsebench.tasks.sources.cache import Pixels
 from sparsebench.tasks.sources.composites import (
+    FOLDER,
     HELD_OUT,
+    SCENES,
     Foregrounds,
-    background_pixels,
     backgrounds,
-    foreground_pixels,
+    folder_pixels,
     foregrounds,
 )
+from sparsebench.tasks.sources.files import located
 from sparsebench.tasks.sources.known import CLASSES, DIGITS, OWN_TASK, PHOTOS
 
 Scene = Callable[[np.ndarray, np.random.Generator, bool], tuple[np.ndarray, np.ndarray]]
@@ -226,10 +228,9 @@ class ImageTask(PictureTask):
 
     def pictures(self, n_train: int, repetition: int, locations: Locations) -> Sequence[Pixels]:
         """See `Task.pictures`."""
-        return (
-            *foreground_pixels(self.images, self.foreground, locations),
-            *background_pixels(self.backgrounds, self.canvas, locations),
-        )
+        sizes = {self.images: self.foreground, self.backgrounds: self.canvas}
+        own = [name for name in sizes if name.partition("-")[0] in (FOLDER, SCENES)]
+        return [folder_pixels(name, sizes[name], located(name, locations))[1] for name in own]
 
     def pool(self, locations: Locations) -> Foregrounds:
         """Return the foregrounds."""
