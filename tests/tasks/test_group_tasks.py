@@ -17,7 +17,6 @@ from sparsebench.plan.request import Setting
 from sparsebench.records import store
 from sparsebench.runner import prepare
 from sparsebench.runner.results import influences
-from sparsebench.tasks import sources
 from sparsebench.tasks.groups import CelebA, Waterbirds, shares
 from sparsebench.tasks.sources import files, known
 from sparsebench.training.steps import Samples
