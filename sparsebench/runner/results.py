@@ -345,13 +345,11 @@ def _calibrate(result: Result, cell: Prepared) -> None:
     if not len(cell.train.labels):
         result.notes["calibration"] = "none: there are no training images"
         return
-    if actor.budget.counts is not None:
+    if (found := calibrate(cell.network, actor, cell.train)) is None:
         result.notes["calibration"] = "none: the budget's counts are upper bounds"
         return
-    fit = calibrate(cell.network, actor, cell.train)
-    result.notes["calibration"] = (
-        f"counts of {fit.budget.label}: {fit.ratio:.4f} of the dense MACs on {fit.images} training images"
-    )
+    budget, ratio, images = found
+    result.notes["calibration"] = f"counts of {budget.label}: {ratio:.4f} of the dense MACs on {images} training images"
 
 
 def add_watched(result: Result, watch: Watch, steps: int, task: Task) -> None:

@@ -71,47 +71,33 @@ def move_boxes(boxes: Tensor, moves: Moves, width: int) -> Tensor:
     return torch.stack([top + moves.down, left, rows, columns], dim=1)
 
 
-def relevance(boxes: Tensor, height: int, width: int, grid: tuple[int, int]) -> Tensor:
-    """Return (B, N) float32, the share of each patch that its box covers; `Split.relevance_on` for a batch."""
-    parts = [torch.arange(count, device=boxes.device, dtype=torch.float64) for count in grid]
-    return coverage(boxes.double(), height, width, parts).float()
-
-
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Augmentation:
     """How the images of a split are changed in training.
 
     Attributes:
-        items: (n,) the numbers of all its samples, on their device.
         stream: the seed of its random numbers.
         flip, shift: see `Recipe`.
         boxes: (n, 4) of what matters in the images of the split, on their device; None where nobody knows.
         grid: (rows, columns) of the patches.
     """
 
-    items: Tensor
     stream: int
     flip: bool
     shift: int
     boxes: Tensor | None
     grid: tuple[int, int]
-    _drawn: tuple[int, Moves, Tensor | None] | None = None
 
     def __call__(self, images: Tensor, rows: Tensor, visit: int) -> tuple[Tensor, Tensor | None]:
         """Return the (B, 3, height, width) images of those rows as pass `visit` shows them, and their relevance."""
         height, width = images.shape[2:]
-        if self._drawn is None or self._drawn[0] != visit:
-            self._drawn = visit, *self._draw(visit, height, width)
-        _, moves, relevant = self._drawn
-        moved = move_images(images, Moves(*(each[rows] for each in moves)), self.shift)
-        return moved, None if relevant is None else relevant.index_select(0, rows)
-
-    def _draw(self, visit: int, height: int, width: int) -> tuple[Moves, Tensor | None]:
-        """Return the moves and the relevance of all samples: at once they cost little more than those of one batch."""
-        moves = draw(self.items, visit, self.stream, flip=self.flip, shift=self.shift)
+        moves = draw(rows, visit, self.stream, flip=self.flip, shift=self.shift)
+        moved = move_images(images, moves, self.shift)
         if self.boxes is None:
-            return moves, None
-        return moves, relevance(move_boxes(self.boxes, moves, width), height, width, self.grid)
+            return moved, None
+        boxes = move_boxes(self.boxes.index_select(0, rows), moves, width).double()
+        parts = [torch.arange(count, device=boxes.device, dtype=torch.float64) for count in self.grid]
+        return moved, coverage(boxes, height, width, parts).float()
 
 
 FIXED = frozenset({"tokens", "pixels", "relevance"})

@@ -38,7 +38,7 @@ def begun(early=True, strategy=None):
     recipe = TASK.recipe()
     actor = Actor(strategy or Random(), Budget(keep_rate=0.5), network.cost, network.grid, 3)
     network.module.add_module(LEARNED, modules_of(actor))
-    moved = Augmentation(torch.arange(len(DATA.train.labels)), 5, True, 2, torch.from_numpy(DATA.train.boxes), (4, 4))
+    moved = Augmentation(5, True, 2, torch.from_numpy(DATA.train.boxes), (4, 4))
     validation = DATA.validation
     stopping = EarlyStopping(network, actor, samples_of(validation), validation.groups, recipe) if early else None
     torch.manual_seed(1)
