@@ -20,10 +20,11 @@ from sparsebench.tasks.sources.files import (
     classes_in,
     contents,
     contents_of,
+    fingerprint_of,
     listing,
     located,
 )
-from sparsebench.tasks.sources.labels import BY_FILE, MOST_CLASSES, Numbered, locate_file, number, read_file
+from sparsebench.tasks.sources.labels import BY_FILE, FILE, MOST_CLASSES, Numbered, number, read_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -170,7 +171,8 @@ class Folder(Task):
         if not self.classes:
             return self, {}
         path = Path(self.classes).expanduser()
-        name = locate_file(path)
+        read_file(path)
+        name = f"{FILE}-{fingerprint_of(path)}"
         return self.model_copy(update={"labels": "file", "classes": name}), {name: path.absolute()}
 
     def with_classes(self, head: int | None, locations: Locations) -> Folder:
