@@ -16,7 +16,7 @@ from sparsebench import seeds
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError, UserError
 from sparsebench.measure.cost import Step
 from sparsebench.measure.metrics import Metric, decided_by, group_accuracies, scores, share
-from sparsebench.measure.selection import Quality, token_spuriosity
+from sparsebench.measure.selection import quality, token_spuriosity
 from sparsebench.models.actor import Actor, Given, Pass, SplitPass
 from sparsebench.models.base import Network
 from sparsebench.records.record import Outcomes, bytes_of
@@ -423,7 +423,7 @@ def _add_selection(result: Result, cell: Prepared, evaluation: Evaluation) -> No
             result.add(name, None, 0)
         return
     matter = relevant(cell.test.relevance.cpu().numpy(), cell.data.test.mask)
-    end, *blocks = ((one.block, *Quality.of(one.kept, one.scores, matter).means) for one in evaluation.choices)
+    end, *blocks = ((one.block, *quality(one.kept, one.scores, matter)) for one in evaluation.choices)
     for name, value in zip(SELECTION, end[1:], strict=True):
         result.add(name, value, len(evaluation.predicted))
     if cell.network.cost.depth == 1 or not blocks:
