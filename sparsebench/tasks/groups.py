@@ -96,13 +96,11 @@ class GroupTask(PictureTask):
         """Return which rows are drawn of each split."""
         asked = (self.validation or self.patience) and bool((labelled.splits == VALIDATION).any())
         sizes = {TRAIN: n_train, **({VALIDATION: 0} if asked else {}), TEST: self.test}
-        return {
-            number: self._part(np.flatnonzero(labelled.splits == number), labelled.groups, n, number, repetition)
-            for number, n in sizes.items()
-        }
+        return {number: self._part(labelled, number, n, repetition) for number, n in sizes.items()}
 
-    def _part(self, rows: np.ndarray, groups: np.ndarray, n: int, number: int, repetition: int) -> np.ndarray:
+    def _part(self, labelled: Labelled, number: int, n: int, repetition: int) -> np.ndarray:
         """Return n of a split's rows in their order, or all for 0."""
+        rows, groups = np.flatnonzero(labelled.splits == number), labelled.groups
         if n in (0, len(rows)):
             return rows
         counts = np.bincount(groups[rows], minlength=4)

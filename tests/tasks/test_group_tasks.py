@@ -198,12 +198,6 @@ def test_a_table_that_is_wrong_is_a_user_error(waterbirds, what):
         located(waterbirds)
 
 
-def test_a_shift_out_of_the_image_is_refused():
-    Waterbirds(images="waterbirds-0", canvas=8, shift=7).check()
-    with pytest.raises(UserError, match="shift; got 8; allowed: less than the image's 8 pixels"):
-        Waterbirds(images="waterbirds-0", canvas=8, shift=8).check()
-
-
 def test_a_celeba_table_that_is_cut_off_is_a_user_error(celeba):
     lines = celeba.table.read_text().splitlines()
     celeba.table.write_text("\n".join(lines[:-3]))

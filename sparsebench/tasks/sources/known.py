@@ -212,7 +212,7 @@ class Labelled:
         names: the paths in it of the n pictures.
         table: the file that says what they are.
         splits: (n,) 0 for training, 1 for validation, 2 for the test.
-        labels, attributes: (n,) 0 or 1.
+        labels, groups: (n,) class numbers, and numbers of (label, attribute).
     """
 
     contents: Contents
@@ -220,12 +220,7 @@ class Labelled:
     table: Path
     splits: np.ndarray
     labels: np.ndarray
-    attributes: np.ndarray
-
-    @property
-    def groups(self) -> np.ndarray:
-        """(n,) the numbers of (label, attribute)."""
-        return 2 * self.labels + self.attributes
+    groups: np.ndarray
 
 
 def layout_of(root: Path) -> str | None:
@@ -280,7 +275,7 @@ def read(kind: str, columns: tuple[str, str], found: Contents) -> Labelled:
     rows["file"] = [prefix + name for name in _on_disk(table, below, names, rows["file"])]
     rows = rows[~rows["file"].isin(list(found.left_out))]
     splits, labels, attributes = (rows[name].to_numpy(np.int64) for name in ("split", *columns))
-    return Labelled(found, list(rows["file"]), table, splits, labels, attributes)
+    return Labelled(found, list(rows["file"]), table, splits, labels, 2 * labels + attributes)
 
 
 def _table(root: Path, name: str) -> Path:
