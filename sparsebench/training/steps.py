@@ -42,25 +42,14 @@ def draw(items: Tensor, visit: int, stream: int, *, flip: bool, shift: int) -> M
 
 
 def move_images(images: Tensor, moves: Moves, shift: int) -> Tensor:
-    """Return the moved images (B, channels, height, width); they need not be contiguous.
-
-    Whole images are copied, which is several times as fast as reading pixel by pixel through an index.
-    """
-    both = torch.stack([images, images.flip(3)], dim=1).flatten(0, 1)
-    number = torch.arange(len(images), device=images.device)
-    images = both.index_select(0, 2 * number + moves.mirrored)
+    """Return the moved images (B, channels, height, width); they need not be contiguous."""
+    images = torch.where(moves.mirrored[:, None, None, None], images.flip(3), images)
     if shift == 0:
         return images
+    height, width = images.shape[2:]
     right = torch.where(moves.mirrored, -moves.right, moves.right)  # mirrored first, then shifted
-    # Rows share the zeros between them, so that a shift is one offset into all the pixels of a padded image.
-    channels, height, width = images.shape[1:]
-    above, line = shift + 1, width + shift
-    padded = F.pad(images, (0, shift, above, shift))
-    image, plane = padded.stride()[:2]
-    length = (channels - 1) * plane + (height - 1) * line + width
-    windows = padded.as_strided((padded.numel() - length + 1, length), (1, 1))
-    read = windows.index_select(0, number * image + (above - moves.down) * line - right)
-    return read.as_strided(images.shape, (length, plane, line, 1))
+    windows = F.pad(images, [shift] * 4).unfold(2, height, 1).unfold(3, width, 1)  # one at each place, without copies
+    return windows[torch.arange(len(images), device=images.device), :, shift - moves.down, shift - right]
 
 
 def move_boxes(boxes: Tensor, moves: Moves, width: int) -> Tensor:
