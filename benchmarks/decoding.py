@@ -24,7 +24,7 @@ from sparsebench.files import CACHE
 from sparsebench.tasks.folder import cropped
 from sparsebench.tasks.sources import cache
 from sparsebench.tasks.sources.cache import BadPicturesError, Pixels, decode
-from sparsebench.tasks.sources.files import contents, pixels_of
+from sparsebench.tasks.sources.files import contents
 
 CANVAS, CROP, CLASSES, BAD = 224, 0.9, 10, 3
 
@@ -45,7 +45,7 @@ def make(root: Path, n: int, sides: tuple[int, int]) -> None:
 def pixels_in(root: Path) -> Pixels:
     """Return what a folder's pictures become, as the task of trained weights has them."""
     found = contents(root)
-    return pixels_of(root, found, list(found.pictures), CANVAS, partial(cropped, crop=CROP), "cropped")
+    return found.pixels(list(found.pictures), CANVAS, partial(cropped, crop=CROP), "cropped")
 
 
 def seconds(pixels: Pixels, cores: set[int]) -> float:

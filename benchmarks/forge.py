@@ -108,9 +108,9 @@ def outcomes(raw: Raw, **arrays: np.ndarray) -> None:
     items = items_of(Record.model_validate(raw))
     names = GROUPS if raw["cell"]["task"]["name"] == "spurious" else ["all"]
     sizes = [int(raw["metrics"][f"train_samples: {name}"]["value"]) for name in names if len(names) > 1]
-    for name, *of in scores(items, 2, names, sizes):
+    for name, metric in scores(items, 2, names, sizes).items():
         if name != "test_loss" and not name.startswith("train_samples"):
-            raw["metrics"][name] = dict(zip(("value", "unit", "n", "low", "high", "method"), of, strict=True))
+            raw["metrics"][name] = metric.model_dump()
     for name in ("macs", "macs_dense", "macs_ratio"):
         raw["metrics"][name]["n"] = len(items.labels)
 

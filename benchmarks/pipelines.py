@@ -126,7 +126,7 @@ def composed(of: Made) -> None:
     train.relevance_on(GRID)
     assert train.boxes is not None
     items, images = torch.arange(len(train.labels)), torch.from_numpy(train.inputs)
-    augmentation = Augmentation(items, 0, True, 0, torch.from_numpy(train.boxes), GRID)
+    augmentation = Augmentation(0, True, 0, torch.from_numpy(train.boxes), GRID)
     for rows in items.split(BATCH):
         augmentation(images.index_select(0, rows), rows, 0)
 
@@ -134,7 +134,7 @@ def composed(of: Made) -> None:
 def augmented(images: Tensor, network: DeepViT) -> None:
     """Shift, mirror and normalise (n, 3, 32, 32) uint8 images in batches, as a training step does."""
     items = torch.arange(len(images))
-    augmentation = Augmentation(items, 0, True, 4, None, GRID)
+    augmentation = Augmentation(0, True, 4, None, GRID)
     for rows in items.split(BATCH):
         moved, _ = augmentation(images.index_select(0, rows), rows, 0)
         network.normalise(moved)

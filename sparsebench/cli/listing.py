@@ -235,7 +235,7 @@ def _sets(root: Path, verify: bool) -> list[dict[str, Any]]:
         if verify and state == "there" and known.name in DEFAULTS:
             try:
                 pictures = dict.fromkeys(listing(root / known.folder).names, "")
-                read(root / known.folder, known.name, DEFAULTS[known.name], Contents(pictures))
+                read(known.name, DEFAULTS[known.name], Contents(root / known.folder, pictures))
             except UserError as error:
                 state, note = "corrupt", str(error)
         place, fetched = [str(root / place) for place in known.places], known.megabytes > 0

@@ -14,7 +14,7 @@ from tabulate import tabulate
 from sparsebench import seeds
 from sparsebench.deploy.pictures import Block, Ink, Scene, Trainer, scene, sheet, spread, tint, trained_cell
 from sparsebench.errors import StrategyError, UserError
-from sparsebench.measure.selection import Quality, expected_iou, iou, rank_correlation
+from sparsebench.measure.selection import expected_iou, iou, quality, rank_correlation
 from sparsebench.models.actor import Actor
 from sparsebench.plan.expand import expand
 from sparsebench.plan.plan import Plan
@@ -188,7 +188,7 @@ def rows(comparison: Comparison) -> list[Row]:
     made, matter = [], comparison.matter
     for block, (a, b) in comparison.stages.items():
         correlation = rank_correlation(a.scores, b.scores) if a.scored and b.scored else np.empty(0)
-        found = [None if matter is None else Quality.of(one.kept, one.scores, matter).means[1] for one in (a, b)]
+        found = [None if matter is None else quality(one.kept, one.scores, matter)[1] for one in (a, b)]
         made.append({
             "block": block, "end": block == max(comparison.stages),
             "kept_a": float(a.kept.sum(axis=1).mean()), "kept_b": float(b.kept.sum(axis=1).mean()),

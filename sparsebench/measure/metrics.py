@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.dataclasses import dataclass as checked
 
-from sparsebench.errors import UserError
 from sparsebench.stats.intervals import wilson
 
 DecidedBy = Literal["outcomes", "trajectory", "reported"]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*(: GROUP)?$")]
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 OverSeeds = Literal["mean", "median", "none"]
-FORM = re.compile(r"[a-z][a-z0-9_]*")
+Whole = Annotated[int, Field(gt=-(2**63), lt=2**63)]
+"""A number that files with columns of 64 bits can hold."""
+Real = Annotated[float, Field(ge=-1e75, le=1e75)]
+"""A number whose fourth power is one too, as of variances of squares."""
+TOP_5_FROM = 10
+"""With fewer classes it says little that the label is among the five that the network finds likeliest."""
+GROUP = ": GROUP"
+"""What ends the name of a metric that each group has; records have the group's name there."""
 
 
 @checked(frozen=True)
@@ -35,7 +41,7 @@ class MetricKind:
         title: the heading of its column; the name with spaces unless given.
     """
 
-    name: Text
+    name: Name
     unit: Text
     what: Text
     decided_by: DecidedBy = "reported"
@@ -49,8 +55,6 @@ class MetricKind:
         return self.title or self.name.replace("_", " ")
 
 
-GROUP = ": GROUP"
-"""What ends the name of a metric that each group has; records have the group's name there."""
 _M = MetricKind
 METRICS = (
     _M("accuracy", "fraction", "test accuracy", "outcomes", "mean", True),
@@ -99,17 +103,6 @@ METRICS = (
 )  # fmt: skip
 """The metrics of sparsebench; tasks and models may declare others."""
 _BY_NAME = {kind.name: kind for kind in METRICS}
-RESERVED = frozenset({
-    "accuracy_delta", "aligned_gap", "cell", "checksum", "failure", "init", "memory", "metrics", "notes", "samples",
-    "test_ranks", "trajectory", "aligned_gap_reduction", "badge", "budget", "cell_id", "checks", "checks_remark",
-    "class_folders", "cost_model", "device", "distribution", "environment", "how", "inactive", "kept_accuracy", "kind",
-    "macs_at_2", "macs_ratio_asked", "model", "n_seeds", "n_train", "network", "pareto", "pareto_speed", "plugin",
-    "random_inside_delta", "rank", "reason", "repetition", "revision", "sample_complexity", "sample_complexity_loss",
-    "sample_complexity_ratio", "seconds", "seed", "setting", "speed_up", "spurious_gap_reduction", "started", "status",
-    "strategy", "task", "test_foregrounds", "test_groups", "test_items", "test_labels", "test_predictions", "track",
-    "trained", "version", "versus_dense", "versus_random_inside",
-})  # fmt: skip
-"""Columns of records and boards that are no metrics; boards have NAME_low and NAME_high of some as well."""
 
 
 def kind_of(name: str) -> MetricKind:
@@ -122,11 +115,6 @@ def kind_of(name: str) -> MetricKind:
     return _BY_NAME[of_group if of_group in _BY_NAME and ": " in name else name]
 
 
-def unit_of(name: str) -> str:
-    """Return the unit of a metric, see `kind_of`."""
-    return kind_of(name).unit
-
-
 def decided_by(name: str) -> DecidedBy | None:
     """Return what decides a metric, or None where it is none of sparsebench's."""
     try:
@@ -135,27 +123,30 @@ def decided_by(name: str) -> DecidedBy | None:
         return None
 
 
-def check(kinds: Iterable[MetricKind]) -> None:
-    """Check the metrics that a task declares.
+class Metric(BaseModel):
+    """One measured number; None where there is nothing to measure.
 
-    Raises:
-        UserError: one is no MetricKind, has another form of name, or a name that is taken.
+    Attributes:
+        unit: "fraction", "MACs", "images/s", "loss", "steps", ...
+        n: the number of things it was measured on.
+        low, high, method: an interval, and how it was made.
     """
-    seen: set[str] = set()
-    for kind in kinds:
-        if not isinstance(kind, MetricKind):
-            raise UserError("metrics of a task", got=kind, allowed="values of sparsebench.measure.metrics.MetricKind")
-        if not FORM.fullmatch(kind.name):
-            raise UserError("name of a metric", got=kind.name, allowed="small letters, digits and _")
-        plain = re.sub("_(low|high)$", "", kind.name)
-        if {kind.name, plain} & ({*_BY_NAME} | RESERVED) or kind.name in seen:
-            raise UserError(f"the name of metric '{kind.name}' is taken", next_step="rename it")
-        seen.add(kind.name)
 
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-TOP_5_FROM = 10
-"""With fewer classes it says little that the label is among the five that the network finds likeliest."""
-WILSON = "Wilson 95 %"
+    value: Real | None
+    unit: str
+    n: Whole
+    low: Real | None = None
+    high: Real | None = None
+    method: str = ""
+
+    @classmethod
+    def of(cls, name: str, value: float | None, n: int, unit: str = "") -> Metric:
+        """Return the metric of that name, NaN as None, in its unit: that of `kind_of` but for what others declare."""
+        return cls(
+            value=None if value is None or np.isnan(value) else float(value), unit=unit or kind_of(name).unit, n=n
+        )
 
 
 @dataclass(frozen=True)
@@ -189,7 +180,7 @@ class Items:
     @property
     def loss(self) -> float:
         """The mean loss."""
-        return mean_loss(self.losses)
+        return float(self.losses.mean(dtype=np.float64))
 
     @property
     def accuracy(self) -> float:
@@ -197,44 +188,22 @@ class Items:
         return float(self.correct.mean())
 
     @property
-    def p_label(self) -> Score:
+    def p_label(self) -> float:
         """The mean probability of the own class, where the losses are cross-entropies."""
-        return Score.of("p_label", float(np.exp(-self.losses.astype(np.float64)).mean()), len(self.losses))
+        return float(np.exp(-self.losses.astype(np.float64)).mean())
 
 
-class Score(NamedTuple):
-    """One of `metrics.METRICS`, None where there is nothing to measure, and its interval if it is a share."""
-
-    name: str
-    value: float | None
-    unit: str
-    n: int
-    low: float | None = None
-    high: float | None = None
-    method: str = ""
-
-    @classmethod
-    def of(cls, name: str, value: float | None, n: int) -> Score:
-        """Return a number without an interval, in the metric's unit."""
-        return cls(name, value, unit_of(name), n)
-
-
-def mean_loss(losses: np.ndarray) -> float:
-    """Return the mean of (n,) losses."""
-    return float(losses.mean(dtype=np.float64))
-
-
-def share(name: str, outcomes: np.ndarray) -> Score:
+def share(outcomes: np.ndarray) -> Metric:
     """Return the share of true outcomes, with its Wilson interval over the items."""
     n, hits = len(outcomes), int(outcomes.sum())
     if n == 0:
-        return Score.of(name, None, 0)
-    low, high = wilson(np.array(hits / n), np.array(n))
-    return Score(name, hits / n, unit_of(name), n, float(low), float(high), WILSON)
+        return Metric(value=None, unit="fraction", n=0)
+    low, high = map(float, wilson(np.array(hits / n), np.array(n)))
+    return Metric(value=hits / n, unit="fraction", n=n, low=low, high=high, method="Wilson 95 %")
 
 
-def scores(items: Items, classes: int, group_names: Sequence[str], train_sizes: Sequence[int]) -> Iterator[Score]:
-    """Yield what is known from the outcomes alone.
+def scores(items: Items, classes: int, group_names: Sequence[str], train_sizes: Sequence[int]) -> dict[str, Metric]:
+    """Return what is known from the outcomes alone, by name.
 
     Args:
         items: the outcomes.
@@ -243,16 +212,17 @@ def scores(items: Items, classes: int, group_names: Sequence[str], train_sizes: 
         train_sizes: how many training samples each group has.
     """
     n, correct = len(items.labels), items.correct
-    yield share("accuracy", correct)
+    found = {"accuracy": share(correct)}
     if classes >= TOP_5_FROM:
-        yield share("accuracy_top5", items.ranks < 5)
-    yield Score.of("test_loss", items.loss, n)
+        found["accuracy_top5"] = share(items.ranks < 5)
+    found["test_loss"] = Metric.of("test_loss", items.loss, n)
     if len(group_names) > 1:
-        for number, name in enumerate(group_names):
-            yield share(f"accuracy: {name}", correct[items.groups == number])
-            yield Score.of(f"train_samples: {name}", float(train_sizes[number]), int(sum(train_sizes)))
-        for name, value in group_summary(correct, items.groups, np.asarray(train_sizes)).items():
-            yield Score.of(name, value, n)
+        for number, (name, size) in enumerate(zip(group_names, train_sizes, strict=True)):
+            found[f"accuracy: {name}"] = share(correct[items.groups == number])
+            found[f"train_samples: {name}"] = Metric(value=size, unit="samples", n=sum(train_sizes))
+        summary = group_summary(correct, items.groups, np.asarray(train_sizes))
+        found |= {name: Metric.of(name, value, n) for name, value in summary.items()}
+    return found
 
 
 def group_accuracies(correct: np.ndarray, groups: np.ndarray, number: int) -> np.ndarray:

@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from sparsebench.errors import UnsupportedError
 
 
-class Quality(NamedTuple):
-    """How well the tokens that matter were found in each of n samples, (n,) each.
+def quality(kept: np.ndarray, scores: np.ndarray, relevant: np.ndarray) -> tuple[float, float, float]:
+    """Return how well the tokens that matter were found, means over n samples.
 
-    Attributes:
-        precision, recall: the share of kept tokens that are relevant and of relevant ones kept.
-        auroc: see `aurocs`.
+    Args:
+        kept, scores: (n, N) choices and scores.
+        relevant: (n, N) booleans, which tokens matter.
+
+    Returns:
+        The share of kept tokens that are relevant, the share of relevant ones kept, and the AUROC, see `aurocs`, over
+        those that have one.
     """
-
-    precision: np.ndarray
-    recall: np.ndarray
-    auroc: np.ndarray
-
-    @classmethod
-    def of(cls, kept: np.ndarray, scores: np.ndarray, relevant: np.ndarray) -> Quality:
-        """Return that of (n, N) choices and scores against the (n, N) boolean mask."""
-        hits = (kept & relevant).sum(axis=1)
-        precision, recall = (hits / np.maximum(of.sum(axis=1), 1) for of in (kept, relevant))
-        return cls(precision, recall, aurocs(scores, relevant))
-
-    @property
-    def means(self) -> tuple[float, float, float]:
-        """Their means over the samples, of the AUROC over those that have one."""
-        known = self.auroc[~np.isnan(self.auroc)]
-        return float(self.precision.mean()), float(self.recall.mean()), float(known.mean()) if len(known) else np.nan
+    hits = (kept & relevant).sum(axis=1)
+    precision, recall = (float((hits / np.maximum(of.sum(axis=1), 1)).mean()) for of in (kept, relevant))
+    each = aurocs(scores, relevant)
+    known = each[~np.isnan(each)]
+    return precision, recall, float(known.mean()) if len(known) else np.nan
 
 
 def aurocs(scores: np.ndarray, relevant: np.ndarray) -> np.ndarray:

@@ -122,7 +122,7 @@ def _locate_labelled(root: Path, kind: str, skip_bad: bool) -> tuple[str, Path]:
             "--data-root with it in it",
         )  # fmt: skip
     listed = listing(root)
-    read(root, kind, DEFAULTS[kind], Contents(dict.fromkeys(listed.names, "")))
+    read(kind, DEFAULTS[kind], Contents(root, dict.fromkeys(listed.names, "")))
     found = contents(root, replace(listed, left={}), tables(root, kind), skip_bad)
     return f"{kind}-{found.fingerprint}", root
 

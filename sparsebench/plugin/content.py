@@ -353,10 +353,8 @@ def _source(thing: type | FunctionType) -> tuple[str, dict[str, Any]]:
 
 
 def _functions(thing: type | FunctionType) -> Iterator[FunctionType]:
-    things = [thing] if isinstance(thing, FunctionType) else list(vars(thing).values())
-    for one in things:
-        one = one.__func__ if isinstance(one, staticmethod | classmethod) else one
-        one = one.fget if isinstance(one, property) else one
+    for one in [thing] if isinstance(thing, FunctionType) else list(vars(thing).values()):
+        one = getattr(one, "__func__", getattr(one, "fget", one))  # of a class or static method, and of a property
         if isinstance(one, FunctionType):
             yield one
 

@@ -22,7 +22,7 @@ import pluggy
 from pydantic import PydanticUserError
 
 from sparsebench.errors import UserError, as_utf8, one_line, unknown
-from sparsebench.measure import metrics
+from sparsebench.measure.metrics import METRICS
 from sparsebench.models.base import Model
 from sparsebench.plugin.content import Content
 from sparsebench.plugin.hooks import PROJECT, Hooks
@@ -96,12 +96,13 @@ FIRST = ("tasks", "models")
 """Entry points that bring sparsebench's own tasks and models: loaded first, so that nobody takes their names."""
 
 
-BRINGS: dict[str, type] = {"strategy": Strategy, "task": Task, "model": Model, "observer": Observer}
-"""The base class of each kind of class that plugins bring."""
-HOOK_OF = {
-    "strategy": "sparsebench_strategies", "task": "sparsebench_tasks", "model": "sparsebench_models",
-    "observer": "sparsebench_observers",
-}  # fmt: skip
+BRINGS: dict[str, tuple[type, str]] = {
+    "strategy": (Strategy, "sparsebench_strategies"),
+    "task": (Task, "sparsebench_tasks"),
+    "model": (Model, "sparsebench_models"),
+    "observer": (Observer, "sparsebench_observers"),
+}
+"""The base class of each kind of class that plugins bring, and the hook that returns them."""
 
 
 @dataclass(frozen=True)
@@ -298,8 +299,8 @@ class Registry:
                 module = load()
                 self.manager.register(module, name=name)
                 _check_hooks(module)
-                for kind in BRINGS:
-                    for cls in self._brought(name, HOOK_OF[kind]):
+                for kind, (_, hook) in BRINGS.items():
+                    for cls in self._brought(name, hook):
                         self._add(kind, cls, origin, file)
         except KeyboardInterrupt:
             raise
@@ -360,14 +361,12 @@ class Registry:
             raise UserError(f"its {kind} '{cls.name}' has the name of one of plugin '{other}'; rename it")
 
     def _check_metrics(self, cls: type[Task]) -> None:
-        """Raise UserError if metrics of a task are none, or others of that name are not the same."""
-        known = {kind.name: kind for other in self._found["task"].values() for kind in other.cls.metrics}
-        metrics.check(cls.metrics)
+        """Raise UserError if metrics of a task are not the same as others of their name."""
+        others = (kind for other in self._found["task"].values() for kind in other.cls.metrics)
+        known = {kind.name: kind for kind in (*METRICS, *others)}
         for kind in cls.metrics:
             if known.get(kind.name, kind) != kind:
-                raise UserError(
-                    f"another task has a metric '{kind.name}', which is not the same", next_step="rename it"
-                )
+                raise UserError(f"there is another metric '{kind.name}', which is not the same", next_step="rename it")
 
     def record_hooks(self) -> list[pluggy.HookImpl]:
         """Return what looks at records without being named: each with a `plugin_name` and a `function`."""
@@ -408,8 +407,8 @@ def _check_hooks(module: ModuleType) -> None:
 
 def _complaint(kind: str, cls: Any) -> str | None:
     """Return what is wrong with a would-be task, model or observer, or None."""
-    if not (isinstance(cls, type) and issubclass(cls, BRINGS[kind])):
-        return f"{cls!r} is not a subclass of {BRINGS[kind].__name__}"
+    if not (isinstance(cls, type) and issubclass(cls, BRINGS[kind][0])):
+        return f"{cls!r} is not a subclass of {BRINGS[kind][0].__name__}"
     if not isinstance(getattr(cls, "name", None), str):
         return f"{cls.__name__} has no name"
     return None if kind == "observer" else complaint_on_revision(cls)

@@ -18,10 +18,9 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
@@ -42,7 +41,6 @@ from sparsebench.runner import run as runs
 from sparsebench.runner.process import PREFIX
 from sparsebench.runner.progress import Callbacks
 from sparsebench.stats.paired import mcnemar
-from sparsebench.strategy.base import Kind
 from sparsebench.strategy.spec import fill
 from sparsebench.testing import process
 from sparsebench.testing.reports import HARMLESS
@@ -101,8 +99,7 @@ def replay(
     _locate([record.cell for record in records], registry, files)
     with enclose(_readable(manifest, plugin, files)):
         if broken := _unfair(manifest, records, plugin):
-            verdict.contradicted(broken)
-            return
+            return verdict.settle(broken, "replayed")
         again = _run(records, manifest, registry, plugin, files, device, on_stop)
     adaptive = {name for (name, _), one in manifests.strategies(folder).items() if one.adaptive}
     wrong, elsewhere, points = compare([(record, again[record.cell_id]) for record in records], adaptive)
@@ -116,10 +113,7 @@ def replay(
             f"{elsewhere} of them are said to come from another machine, or not from a CPU; "
             f"accuracies agree within {points:.2f} points"
         )
-    if wrong:
-        verdict.contradicted(wrong)
-    else:
-        verdict.badge = "replayed"
+    verdict.settle(wrong, "replayed")
 
 
 def _check_source(manifest: Manifest, registry: Registry) -> None:
@@ -172,11 +166,10 @@ def _draw(records: Sequence[Record], strategy: str, number: int | None, seed: in
     def in_turn(groups: Iterable[Iterable[Record]]) -> Iterator[Record]:
         return filter(None, chain.from_iterable(zip_longest(*groups)))
 
-    own, others = defaultdict[str, list[Record]](list), defaultdict[str, list[Record]](list)
+    by_task = {True: defaultdict[str, list[Record]](list), False: defaultdict[str, list[Record]](list)}
     for record in sorted(records, key=lambda one: seeds.seed_of("replay", str(seed), one.cell_id)):
-        by_task = own if record.cell.strategy.name == strategy else others
-        by_task[record.cell.task.name].append(record)
-    return list(in_turn([in_turn(own.values()), in_turn(others.values())]))[:number]
+        by_task[record.cell.strategy.name == strategy][record.cell.task.name].append(record)
+    return list(in_turn(in_turn(tasks.values()) for tasks in by_task.values()))[:number]
 
 
 def _run(
@@ -236,18 +229,13 @@ def _job(cell: Cell, record: Record, manifest: Manifest, registry: Registry, plu
     The published strategy's has none of its code unless it came with sparsebench: the worker loads it, and checks that
     it is what the record says.
     """
-    name, after = cell.strategy.name, cell.init.id if cell.init else ""
+    name, source = cell.strategy.name, manifest.plugin
+    job = partial(Job, cell=cell, label=name, after=cell.init.id if cell.init else "")
     if name == manifest.strategy and (plugin is not None or name not in registry.entries):
-        source = manifest.plugin
-        return Job(
-            cell=cell, origin=source, kind=cast(Kind, record.kind), label=name, after=after,
-            files=() if plugin is None else (str(plugin.resolve()),), code=(f"{source.plugin} {source.revision}",),
-        )  # fmt: skip
-    registered = registry.strategy(name)
-    return Job(
-        cell=cell, origin=registered.origin, kind=registered.cls.kind, label=name,
-        after=after, **plugins_of(cell, registry),
-    )  # fmt: skip
+        files = () if plugin is None else (str(plugin.resolve()),)
+        return job(origin=source, kind=record.kind, files=files, code=(f"{source.plugin} {source.revision}",))
+    found = registry.strategy(name)
+    return job(origin=found.origin, kind=found.cls.kind, **plugins_of(cell, registry))
 
 
 Pair = tuple[Record, Record]
@@ -357,11 +345,11 @@ def _sandbox(readable: Iterable[Path], room: Path) -> list[str]:
     hidden = [Path.home().resolve(), *(Path(name).resolve() for name in ("/tmp", "/var/tmp", "/run", room.parent))]
     python = map(Path, (sys.prefix, sys.base_prefix, *filter(None, sys.path)))
     caches = (Path(os.environ.get("HF_HOME", Path.home() / ".cache/huggingface"), "hub"), Path.home() / ".cache/torch")
-    shown = dict.fromkeys(os.path.abspath(path) for path in (*python, *caches, *readable))
-    # What holds a hidden folder would show all of that again.
-    shown = {path: None for path in shown if not any(one.is_relative_to(path) for one in hidden)}
+    shown = {os.path.abspath(path) for path in (*python, *caches, *readable)}
     tmpfs = [part for path in dict.fromkeys(hidden) if path.is_dir() for part in ("--tmpfs", str(path))]
-    binds = [part for path in shown for part in ("--ro-bind-try", path, path)]
+    # What holds a hidden folder would show all of that again.
+    shown = {path for path in shown if not any(one.is_relative_to(path) for one in hidden)}
+    binds = [part for path in sorted(shown) for part in ("--ro-bind-try", path, path)]
     return [
         "bwrap", "--unshare-net", "--unshare-pid", "--unshare-ipc", "--die-with-parent",
         "--cap-drop", "ALL", "--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--proc", "/proc", *tmpfs, *binds,

@@ -31,7 +31,7 @@ from pydantic import ValidationError
 from sparsebench import files
 from sparsebench.errors import UserError, few, plain, reason_of, unknown
 from sparsebench.measure.cost import CostModel
-from sparsebench.measure.metrics import TOP_5_FROM, Items, Score, decided_by, scores
+from sparsebench.measure.metrics import TOP_5_FROM, Items, Metric, decided_by, scores
 from sparsebench.plan.expand import unanswered
 from sparsebench.plan.request import load, names
 from sparsebench.plugin.content import file_revision
@@ -39,7 +39,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.publish import MANIFEST
 from sparsebench.records import manifests, store, table
 from sparsebench.records.manifests import Asked, Described, Given, setting_of
-from sparsebench.records.record import Cell, Metric, Origin, Part, Record, Value, canonical, digest, numbers_of
+from sparsebench.records.record import Cell, Origin, Part, Record, Value, canonical, digest, numbers_of
 from sparsebench.strategy.budget import FULL
 from sparsebench.strategy.spec import fill
 from sparsebench.tasks.base import Task
@@ -131,10 +131,10 @@ class Verdict:
         """What the badge means."""
         return DIFFERS if self.wrong and self.badge == "reported" else SAID[self.badge]
 
-    def contradicted(self, why: Sequence[str]) -> None:
-        """Keep what contradicts something else."""
+    def settle(self, why: Sequence[str], badge: Badge) -> None:
+        """Keep what contradicts something else; where nothing does it has the badge."""
         more = [f"and {len(why) - SHOWN} more"] if len(why) > SHOWN else []
-        self.why, self.wrong = [*why[:SHOWN], *more], True
+        self.why, self.wrong, self.badge = [*why[:SHOWN], *more], bool(why), self.badge if why else badge
 
 
 def verify(folder: Path, *, placed: bool = False) -> Verdict:
@@ -153,10 +153,7 @@ def verify(folder: Path, *, placed: bool = False) -> Verdict:
         wrong = [f"it cannot be read: {error.strerror}"]
     except (ValueError, UserError) as error:
         wrong = [plain(error)]
-    if wrong:
-        verdict.contradicted(wrong)
-    else:
-        verdict.badge = "reported"
+    verdict.settle(wrong, "reported")
     return verdict
 
 
@@ -196,9 +193,8 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
     things += [(manifests.FILES, Given(name=name, left_out=line)) for name, line in manifests.left_out(out)]
     dumped = [(folder, one.model_dump(mode="json")) for folder, one in things]
     beside = {f"{folder}/{digest(one)}.json": canonical(one) for folder, one in dumped}
-    machines = store.beside(out, manifests.ENVIRONMENTS)
-    used = {f"{manifests.ENVIRONMENTS}/{one.environment}.json" for one in chosen.values()}
-    beside |= {name: text for name, text in machines.items() if name in used}
+    used, machines = {one.environment for one in chosen.values()}, store.beside(out, manifests.ENVIRONMENTS)
+    beside |= {name: text for name, text in machines.items() if Path(name).stem in used}
 
     folder = to / name / version_of(suite, origin)
     if folder.is_symlink() or folder.exists():
@@ -364,17 +360,17 @@ def differences(record: Record) -> Iterator[str]:
         made, loss = _scores(record, items), record.metrics.get("test_loss")
         if task is not None and loss is not None and loss.value is not None:
             successes = task.successes(loss.value, items.accuracy)
-            made |= {name: Score.of(name, float(success), 1) for name, success in successes.items()}
+            made |= {name: Metric.of(name, success, 1) for name, success in successes.items()}
         for name in sorted(made.keys() | record.metrics.keys()):
             if decided_by(name) == "outcomes" and (task is not None or name != "success"):  # else its criterion
                 yield from _difference(name, record.metrics.get(name), made.get(name))
         if task is not None:
             yield from _costs(record, items, task)
     except (ValueError, ArithmeticError, UserError) as error:  # numbers too large to count with, odd parameters
-        yield plain(error)
+        yield reason_of(error)
 
 
-def _scores(record: Record, items: Items) -> dict[str, Score]:
+def _scores(record: Record, items: Items) -> dict[str, Metric]:
     """Return what outcomes decide, by name.
 
     The groups have names in a record, and numbers in its outcomes. As many items, and as many right ones, tell which is
@@ -391,26 +387,26 @@ def _scores(record: Record, items: Items) -> dict[str, Score]:
     known = (metrics.get(TRAINED + name) for name in named)
     sizes = [0 if one is None else int(one.value or 0) for one in known]
     made = scores(items, TOP_5_FROM if TOP_5 in metrics else 2, named, sizes)
-    return {score.name: score for score in made if decided_by(score.name) == "outcomes"}
+    return {name: metric for name, metric in made.items() if decided_by(name) == "outcomes"}
 
 
 def _costs(record: Record, items: Items, task: Task) -> Iterator[str]:
     """Yield what the trajectory does not cost; nothing where only the built network knows."""
     parts = [canonical(part.model_dump(mode="json")) for part in (record.cell.task, record.cell.model)]
-    steps, every = record.trajectory, list[list[str]]()
+    steps, n = record.trajectory, len(items.labels)
     with suppress(UserError):
-        for cost in filter(None, (_cost(*parts, classes) for classes in task.class_counts(items.labels))):
-            dense, n = cost.dense(), len(items.labels)
-            if len(steps) != len(dense):
-                yield f"its trajectory has {len(steps)} blocks, and the model {len(dense)}"
-                return
-            macs, most = float(cost.macs(steps)), float(cost.macs(dense))
-            made = (Score.of("macs", macs, n), Score.of("macs_dense", most, n), Score.of("macs_ratio", macs / most, n))
-            every.append([text for one in made for text in _difference(one.name, record.metrics.get(one.name), one)])
-    yield from min(every, key=len, default=[])
+        if (cost := _cost(*parts, task.class_count(items.labels))) is None:
+            return
+        dense = cost.dense()
+        if len(steps) != len(dense):
+            yield f"its trajectory has {len(steps)} blocks, and the model {len(dense)}"
+            return
+        macs, most = float(cost.macs(steps)), float(cost.macs(dense))
+        for name, value in (("macs", macs), ("macs_dense", most), ("macs_ratio", macs / most)):
+            yield from _difference(name, record.metrics.get(name), Metric.of(name, value, n))
 
 
-def _difference(name: str, reported: Metric | None, made: Score | None) -> Iterator[str]:
+def _difference(name: str, reported: Metric | None, made: Metric | None) -> Iterator[str]:
     if reported is None or made is None:
         yield f"{plain(name, 60)} is {'missing' if reported is None else 'there, and does not follow from outcomes'}"
         return

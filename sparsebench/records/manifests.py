@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, AliasChoices, Field
 
 from sparsebench.errors import plain
-from sparsebench.measure.metrics import MetricKind, check
+from sparsebench.measure.metrics import MetricKind
 from sparsebench.records import store
 from sparsebench.records.record import Cell, Value, digest
 from sparsebench.strategy.base import Kind, Site
@@ -127,7 +127,6 @@ def metrics(out: Path) -> tuple[MetricKind, ...]:
 
 
 def _declared(kind: MetricKind) -> MetricKind:
-    check([kind])
     return replace(kind, unit=plain(kind.unit), what=plain(kind.what), title=plain(kind.title))
 
 

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Mapping
 from functools import cached_property
 from operator import not_
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import (
@@ -25,6 +25,7 @@ from pydantic import (
 
 from sparsebench.errors import UserError
 from sparsebench.measure.cost import Step
+from sparsebench.measure.metrics import Metric, Real, Whole
 from sparsebench.strategy.base import Kind
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.spec import unused_parameters
@@ -33,8 +34,6 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=
 PRETRAINED = "pretrained"
 NETWORK = ("weights", "weights_key", PRETRAINED)
 """Parameters of a model that say which trained weights it starts from: a file's, or some of it, or its name's."""
-Whole = Annotated[int, Field(gt=-(2**63), lt=2**63)]
-"""A number that files with columns of 64 bits can hold."""
 Where = Literal["both", "train", "test"]
 Track = Literal["frozen", "tuned", "scratch"]
 """What is trained with the strategy: nothing, a trained network for a little longer, or one from its first step."""
@@ -179,29 +178,10 @@ ANSWERS: tuple[Status, ...] = ("ok", "unsupported")
 """Statuses of cells that are not run again unless all are."""
 MOST_ITEMS = 200_000
 """Test items of a cell."""
-Real = Annotated[float, Field(ge=-1e75, le=1e75)]
-"""A number whose fourth power is one too, as of variances of squares."""
 
 
 class VersionError(UserError):
     """A record is of a version that is not read."""
-
-
-class Metric(Value):
-    """One measured number; None where there is nothing to measure.
-
-    Attributes:
-        unit: "fraction", "MACs", "images/s", "loss", "steps", ...
-        n: the number of things it was measured on.
-        low, high, method: an interval, and how it was made.
-    """
-
-    value: Real | None
-    unit: str
-    n: Whole
-    low: Real | None = None
-    high: Real | None = None
-    method: str = ""
 
 
 class Failure(Value):
@@ -261,11 +241,7 @@ def bytes_of(numbers: np.ndarray | None) -> bytes:
 
 
 class Head(NamedTuple):
-    """What a run must know of a record that is there; the attributes are the record's, see there.
-
-    Attributes:
-        setting: what for the most part decides how long its cell takes, see `table.setting_text`.
-    """
+    """What a run must know of a record that is there; `setting` is what its cell tests, see `table.setting_text`."""
 
     cell_id: str
     status: Status
@@ -273,7 +249,6 @@ class Head(NamedTuple):
     origin: Origin
     started: str
     setting: str
-    n_train: int
     seconds: float
     memory: int
 

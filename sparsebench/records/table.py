@@ -36,7 +36,7 @@ CHECKSUM = "checksum"
 """The column of the CRC-32 of a record's line, which decides between records that nothing else does."""
 CLAIM = ("cell_id", "distribution", "revision", "status", "started", CHECKSUM)
 """Columns that decide which of several records of a cell counts, see `store.counting`."""
-HEAD = (*CLAIM, "notes", "plugin", "version", "setting", "n_train", "seconds", "memory")
+HEAD = (*CLAIM, "notes", "plugin", "version", "setting", "seconds", "memory")
 """Columns that a `Head` is made of."""
 SAME = ("cell_id", "status", "kind", "device", "started", "seconds", "environment", "memory")
 ORIGIN = tuple(Origin.model_fields)
@@ -261,12 +261,10 @@ def beside(path: Path) -> dict[str, str]:
 
 def heads_of(table: pa.Table) -> Iterator[Head]:
     """Yield the heads of the rows of a table, which has the columns HEAD; equal notes and origins share one object."""
-    notes_of = lru_cache(maxsize=None)(lambda text: {} if text is None else json.loads(text))
-    for batch in table.to_batches(max_chunksize=BATCH):
-        columns: dict[str, Iterable[Any]] = {name: _values(batch[name]) for name in HEAD}
-        columns["notes"] = map(notes_of, columns["notes"])
-        columns["origin"] = map(_origin, *(columns[name] for name in ORIGIN))
-        yield from map(Head, *(columns[name] for name in Head._fields))
+    notes_of = lru_cache(maxsize=None)(lambda text: json.loads(text or "{}"))
+    for row in rows_of(table):
+        row |= {"notes": notes_of(row["notes"]), "origin": _origin(*map(row.get, ORIGIN))}
+        yield Head(**{name: row[name] for name in Head._fields})
 
 
 @lru_cache(maxsize=1000)
@@ -292,7 +290,7 @@ def record_of(row: Row) -> Record:
     outcomes = {"n": row[ITEMS]} | {field: row[name] for name, field in ITEM.items()} if row[ITEMS] else None
     return Record.model_validate(said | {name: row[name] for name in SAME} | {
         "cell": cell, "label": row["strategy"], "metrics": metrics, "outcomes": outcomes,
-        "origin": _origin(*(row[name] for name in ORIGIN)),
+        "origin": _origin(*map(row.get, ORIGIN)),
     })  # fmt: skip
 
 

@@ -326,8 +326,7 @@ def _augmentation(cell: Cell, recipe: Recipe, train: Split, network: Network, de
     assert network.grid is not None
     stream = seeds.seed_of("augment", cell.task.name, cell.n_train, cell.repetition)
     boxes = None if train.boxes is None else torch.from_numpy(np.ascontiguousarray(train.boxes)).to(device)
-    items = torch.arange(len(train.labels), device=device)
-    return Augmentation(items, stream, recipe.flip, recipe.shift, boxes, network.grid)
+    return Augmentation(stream, recipe.flip, recipe.shift, boxes, network.grid)
 
 
 def _on_device(
@@ -373,7 +372,7 @@ def fit_on(cell: Prepared, actor: Actor, known: dict[str, Fitted]) -> str:
     weights = [state_digest(weights_of(cell.network)), state_digest(modules_of(actor).state_dict())]
     key = digest([data, by, weights])
     if key in known:
-        modules_of(actor).load_state_dict(known[key].learned)
+        modules_of(actor).load_state_dict(known[key][0])
     else:
         images = Images(train.take(rows), rows, train.labels[rows] if strategy.fit_labels else None)
         seed = seeds.seed_of("fit", *named, strategy.name)

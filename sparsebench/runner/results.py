@@ -15,11 +15,11 @@ from torch import Tensor
 from sparsebench import seeds
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError, UserError
 from sparsebench.measure.cost import Step
-from sparsebench.measure.metrics import Score, decided_by, group_accuracies, scores, share, unit_of
-from sparsebench.measure.selection import Quality, token_spuriosity
+from sparsebench.measure.metrics import Metric, decided_by, group_accuracies, scores, share
+from sparsebench.measure.selection import quality, token_spuriosity
 from sparsebench.models.actor import Actor, Given, Pass, SplitPass
 from sparsebench.models.base import Network
-from sparsebench.records.record import Metric, Outcomes, bytes_of
+from sparsebench.records.record import Outcomes, bytes_of
 from sparsebench.runner.prepare import Prepared
 from sparsebench.strategy.base import Site
 from sparsebench.strategy.plan_checks import only_removes
@@ -283,14 +283,8 @@ class Result:
         self.notes: dict[str, str] = {}
 
     def add(self, name: str, value: float | None, n: int, unit: str = "") -> None:
-        """Add one metric; NaN becomes None. The unit is that of `metrics.METRICS` but for what others declare."""
-        value = None if value is None or np.isnan(value) else float(value)
-        self.metrics[name] = Metric(value=value, unit=unit or unit_of(name), n=n)
-
-    def add_score(self, score: Score) -> None:
-        """Add what is known from outcomes."""
-        name, *values = score
-        self.metrics[name] = Metric(**dict(zip(Score._fields[1:], values, strict=True)))
+        """Add one metric, see `Metric.of`."""
+        self.metrics[name] = Metric.of(name, value, n, unit)
 
 
 def measure(
@@ -351,13 +345,11 @@ def _calibrate(result: Result, cell: Prepared) -> None:
     if not len(cell.train.labels):
         result.notes["calibration"] = "none: there are no training images"
         return
-    if actor.budget.counts is not None:
+    if (found := calibrate(cell.network, actor, cell.train)) is None:
         result.notes["calibration"] = "none: the budget's counts are upper bounds"
         return
-    fit = calibrate(cell.network, actor, cell.train)
-    result.notes["calibration"] = (
-        f"counts of {fit.budget.label}: {fit.ratio:.4f} of the dense MACs on {fit.images} training images"
-    )
+    budget, ratio, images = found
+    result.notes["calibration"] = f"counts of {budget.label}: {ratio:.4f} of the dense MACs on {images} training images"
 
 
 def add_watched(result: Result, watch: Watch, steps: int, task: Task) -> None:
@@ -378,7 +370,7 @@ def _add_validation(result: Result, cell: Prepared) -> None:
     if split is None or cell.validation is None:
         return
     correct = evaluate(cell.network, cell.in_test, cell.validation, cell.recipe).predicted == split.labels
-    result.add_score(share("validation_accuracy", correct))
+    result.metrics["validation_accuracy"] = share(correct)
     if len(cell.data.group_names) > 1:
         worst = np.nanmin(group_accuracies(correct, split.groups, len(cell.data.group_names)))
         result.add("validation_worst_group_accuracy", float(worst), len(correct))
@@ -393,10 +385,9 @@ def _add_outcomes(result: Result, task: Task, data: Data, evaluation: Evaluation
     test, groups_ = data.test, data.group_names
     items = replace(evaluation, labels=test.labels, groups=test.groups, foregrounds=test.foregrounds)
     sizes = np.bincount(data.train.groups, minlength=len(groups_))
-    for score in scores(items, len(data.classes), groups_, sizes.tolist()):
-        result.add_score(score)
+    result.metrics |= scores(items, len(data.classes), groups_, sizes.tolist())
     if task.recipe().loss == "cross-entropy":
-        result.add_score(items.p_label)
+        result.add("p_label", items.p_label, len(items.labels))
     for name, success in task.successes(items.loss, items.accuracy).items():
         result.add(name, float(success), 1, "" if decided_by(name) else _declared_unit(task, name))
     for name, value in task.measure(items, test).items():
@@ -432,7 +423,7 @@ def _add_selection(result: Result, cell: Prepared, evaluation: Evaluation) -> No
             result.add(name, None, 0)
         return
     matter = relevant(cell.test.relevance.cpu().numpy(), cell.data.test.mask)
-    end, *blocks = ((one.block, *Quality.of(one.kept, one.scores, matter).means) for one in evaluation.choices)
+    end, *blocks = ((one.block, *quality(one.kept, one.scores, matter)) for one in evaluation.choices)
     for name, value in zip(SELECTION, end[1:], strict=True):
         result.add(name, value, len(evaluation.predicted))
     if cell.network.cost.depth == 1 or not blocks:

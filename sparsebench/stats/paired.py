@@ -102,13 +102,6 @@ class Pairs:
         parts = {each.name: getattr(self, each.name)[np.ix_(rows, rows)] for each in fields(self)[:-1]}
         return Pairs(**parts, accuracy=self.accuracy[rows])
 
-    def replaced(self, places: np.ndarray, others: Pairs) -> Pairs:
-        """Return the comparisons with those of some of them with each other replaced."""
-        parts = {each.name: getattr(self, each.name).copy() for each in fields(self)}
-        for name, part in parts.items():
-            part[np.ix_(places, places) if name != "accuracy" else places] = getattr(others, name)
-        return Pairs(**parts)
-
     def better(self) -> np.ndarray:
         """Return (R, R) booleans, which row is significantly better than which column."""
         with np.errstate(invalid="ignore"):
@@ -209,9 +202,13 @@ def compare(contenders: Sequence[Contender], apart: Collection[int] = ()) -> Pai
     lone, accuracy = len({s for one in contenders for s in one.means}) == 1, np.full((R, 2), np.nan)
     for left in blocks:
         accuracy[left.places] = _accuracy(_differences(left, left.nothing()), lone)
-    judged = _judge(every, accuracy, lone)
-    rest = np.setdiff1d(np.arange(R), list(apart))
-    return judged if len(rest) == R else judged.replaced(rest, _judge(every[np.ix_(rest, rest)], accuracy[rest], lone))
+    judged, rest = _judge(every, accuracy, lone), np.setdiff1d(np.arange(R), list(apart))
+    if len(rest) < R:
+        block = np.ix_(rest, rest)
+        for name, part in vars(_judge(every[block], accuracy[rest], lone)).items():
+            if name != "accuracy":
+                getattr(judged, name)[block] = part
+    return judged
 
 
 class _Block:

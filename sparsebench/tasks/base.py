@@ -108,17 +108,13 @@ def coverage(boxes: Any, height: int, width: int, parts: Sequence[Any]) -> Any:
         height, width: of the pictures.
         parts: 0, 1, ... for each row of patches, and for each column.
     """
-    rows, columns = (
-        _overlap(boxes[:, side], boxes[:, side + 2], pixels / len(parts[side]), parts[side])
-        for side, pixels in enumerate((height, width))
-    )
-    return (rows[:, :, None] * columns[:, None, :]).reshape(len(boxes), -1)
-
-
-def _overlap(start: Any, length: Any, part: float, parts: Any) -> Any:
-    """Return (n, parts), which share of each of those parts of a line, `part` long, the segment covers."""
-    low, high = parts * part, parts * part + part
-    return ((start + length)[:, None].clip(low, high) - start[:, None].clip(low, high)) / part
+    shares = []
+    for side, pixels in enumerate((height, width)):
+        part = pixels / len(parts[side])
+        low, start = parts[side] * part, boxes[:, side, None]
+        end = start + boxes[:, side + 2, None]
+        shares.append((end.clip(low, low + part) - start.clip(low, low + part)) / part)
+    return (shares[0][:, :, None] * shares[1][:, None, :]).reshape(len(boxes), -1)
 
 
 @dataclass(frozen=True)
@@ -283,7 +279,7 @@ class Task(BaseModel):
         """Return whether each repetition has other test data; called if the task trains nothing. True by default."""
         return True
 
-    def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
+    def class_count(self, labels: np.ndarray) -> int:
         """Return the number of classes, which is the size of the network's head.
 
         Args:
@@ -293,11 +289,11 @@ class Task(BaseModel):
             UserError: neither determines the number.
         """
         if isinstance(known := getattr(self, "classes", None), int):
-            return (known,)
+            return known
         seen = int(labels.max()) + 1
         if seen == len(labels):
             raise UserError("how many classes there are is not known from so few test items")
-        return (seen,)
+        return seen
 
     def recipe(self) -> Recipe:
         """Return how networks are trained on it."""

@@ -20,11 +20,11 @@ from sparsebench.tasks.sources.files import (
     classes_in,
     contents,
     contents_of,
+    fingerprint_of,
     listing,
     located,
-    pixels_of,
 )
-from sparsebench.tasks.sources.labels import BY_FILE, MOST_CLASSES, Numbered, locate_file, number, read_file
+from sparsebench.tasks.sources.labels import BY_FILE, FILE, MOST_CLASSES, Numbered, number, read_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -136,9 +136,9 @@ class Folder(Task):
     )
     head: int = Field(0, ge=0, le=MOST_CLASSES, description="number of classes of the head; 0: as in the weights")
 
-    def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
-        """See `Task.class_counts`: cells say it."""
-        return (self.head,) if self.head else super().class_counts(labels)
+    def class_count(self, labels: np.ndarray) -> int:
+        """See `Task.class_count`: cells say it."""
+        return self.head or super().class_count(labels)
 
     def draws_test(self) -> bool:
         """See `Task.draws_test`: all pictures are the same ones."""
@@ -171,7 +171,8 @@ class Folder(Task):
         if not self.classes:
             return self, {}
         path = Path(self.classes).expanduser()
-        name = locate_file(path)
+        read_file(path)
+        name = f"{FILE}-{fingerprint_of(path)}"
         return self.model_copy(update={"labels": "file", "classes": name}), {name: path.absolute()}
 
     def with_classes(self, head: int | None, locations: Locations) -> Folder:
@@ -218,7 +219,7 @@ class Folder(Task):
     def _folders(self, locations: Locations) -> dict[str, list[str]]:
         """Return the paths of the pictures by the class folder in which they lie, both sorted."""
         folders: dict[str, list[str]] = {}
-        known = contents_of(self._content, located(self.images, locations)).pictures
+        known = contents_of(self.images, located(self.images, locations)).pictures
         for folder, inside, name in sorted(name.partition("/") for name in known):
             if inside:
                 folders.setdefault(folder, []).append(f"{folder}/{name}")
@@ -239,9 +240,5 @@ class Folder(Task):
         """Return those pictures, cut as the task has it."""
         how = self.with_cut({}).model_dump(include=set(USUAL))
         size, named = how.pop("canvas"), "-".join(f"{key}-{value}" for key, value in how.items())
-        root = located(self.images, locations)
-        return pixels_of(root, contents_of(self._content, root), names, size, partial(cropped, **how), named)
-
-    @property
-    def _content(self) -> str:
-        return self.images.partition("-")[2]
+        found = contents_of(self.images, located(self.images, locations))
+        return found.pixels(names, size, partial(cropped, **how), named)

@@ -13,7 +13,8 @@ from sparsebench.errors import UserError
 from sparsebench.tasks.base import Data, Locations, Split
 from sparsebench.tasks.images import PictureTask
 from sparsebench.tasks.sources.cache import Pixels
-from sparsebench.tasks.sources.known import Labelled, labelled_pictures, split_pixels
+from sparsebench.tasks.sources.files import located
+from sparsebench.tasks.sources.known import Labelled, labelled_pictures
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 OF = {TRAIN: "training", VALIDATION: "validation", TEST: "test"}
@@ -33,9 +34,9 @@ class GroupTask(PictureTask):
     canvas: int = Field(224, gt=0, description="side of the image in pixels")
     test: int = Field(0, ge=0, description="test images, with the shares of the groups; 0 for the whole test split")
 
-    def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
-        """See `Task.class_counts`."""
-        return (2,)
+    def class_count(self, labels: np.ndarray) -> int:
+        """See `Task.class_count`."""
+        return 2
 
     def columns(self) -> tuple[str, str]:
         """Return which columns of the set's table are the label and the attribute."""
@@ -75,8 +76,7 @@ class GroupTask(PictureTask):
         """
         labelled, splits = self._labelled(locations), {}
         for number, rows in self._rows(labelled, n_train, repetition).items():
-            pixels, places = split_pixels(labelled, rows, self.canvas)
-            images = pixels.array() if places is None else pixels.array()[places]
+            images = self._pixels(labelled, rows).array()
             splits[number] = Split(images, labelled.labels[rows], labelled.groups[rows])
         return Data(splits[TRAIN], splits[TEST], *self.names(), validation=splits.get(VALIDATION))
 
@@ -84,22 +84,23 @@ class GroupTask(PictureTask):
         """See `Task.pictures`."""
         labelled = self._labelled(locations)
         rows = self._rows(labelled, n_train, repetition).values()
-        return [split_pixels(labelled, of_split, self.canvas)[0] for of_split in rows]
+        return [self._pixels(labelled, of_split) for of_split in rows]
+
+    def _pixels(self, labelled: Labelled, rows: np.ndarray) -> Pixels:
+        return labelled.contents.pixels([labelled.names[i] for i in rows], self.canvas)
 
     def _labelled(self, locations: Locations) -> Labelled:
-        return labelled_pictures(self.name, self.images, self.columns(), locations)
+        return labelled_pictures(self.name, self.images, located(self.images, locations), self.columns())
 
     def _rows(self, labelled: Labelled, n_train: int, repetition: int) -> dict[int, np.ndarray]:
         """Return which rows are drawn of each split."""
         asked = (self.validation or self.patience) and bool((labelled.splits == VALIDATION).any())
         sizes = {TRAIN: n_train, **({VALIDATION: 0} if asked else {}), TEST: self.test}
-        return {
-            number: self._part(np.flatnonzero(labelled.splits == number), labelled.groups, n, number, repetition)
-            for number, n in sizes.items()
-        }
+        return {number: self._part(labelled, number, n, repetition) for number, n in sizes.items()}
 
-    def _part(self, rows: np.ndarray, groups: np.ndarray, n: int, number: int, repetition: int) -> np.ndarray:
+    def _part(self, labelled: Labelled, number: int, n: int, repetition: int) -> np.ndarray:
         """Return n of a split's rows in their order, or all for 0."""
+        rows, groups = np.flatnonzero(labelled.splits == number), labelled.groups
         if n in (0, len(rows)):
             return rows
         counts = np.bincount(groups[rows], minlength=4)

@@ -14,13 +14,15 @@ from sparsebench.errors import UserError
 from sparsebench.tasks.base import Data, Inputs, Locations, Mask, Recipe, Split, Task, Validated
 from sparsebench.tasks.sources.cache import Pixels
 from sparsebench.tasks.sources.composites import (
+    FOLDER,
     HELD_OUT,
+    SCENES,
     Foregrounds,
-    background_pixels,
     backgrounds,
-    foreground_pixels,
+    folder_pixels,
     foregrounds,
 )
+from sparsebench.tasks.sources.files import located
 from sparsebench.tasks.sources.known import CLASSES, DIGITS, OWN_TASK, PHOTOS
 
 Scene = Callable[[np.ndarray, np.random.Generator, bool], tuple[np.ndarray, np.ndarray]]
@@ -226,10 +228,9 @@ class ImageTask(PictureTask):
 
     def pictures(self, n_train: int, repetition: int, locations: Locations) -> Sequence[Pixels]:
         """See `Task.pictures`."""
-        return (
-            *foreground_pixels(self.images, self.foreground, locations),
-            *background_pixels(self.backgrounds, self.canvas, locations),
-        )
+        sizes = {self.images: self.foreground, self.backgrounds: self.canvas}
+        own = [name for name in sizes if name.partition("-")[0] in (FOLDER, SCENES)]
+        return [folder_pixels(name, sizes[name], located(name, locations))[1] for name in own]
 
     def pool(self, locations: Locations) -> Foregrounds:
         """Return the foregrounds."""
@@ -315,10 +316,10 @@ class Composite(ImageTask):
         0.0, ge=0, le=1, description="test accuracy at which a training counts as successful; 0 for no criterion"
     )
 
-    def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
-        """See `Task.class_counts`: of a known set of pictures all classes."""
+    def class_count(self, labels: np.ndarray) -> int:
+        """See `Task.class_count`: of a known set of pictures all classes."""
         known = CLASSES.get(self.images)
-        return super().class_counts(labels) if known is None else (known,)
+        return super().class_count(labels) if known is None else known
 
     def success(self, test_loss: float, accuracy: float) -> bool | None:
         """See `Task.success`."""
@@ -374,9 +375,9 @@ class Spurious(ImageTask):
 
     agreement: float = Field(0.9, ge=0.5, le=1, description="share of training images whose background fits the label")
 
-    def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
-        """See `Task.class_counts`."""
-        return (2,)
+    def class_count(self, labels: np.ndarray) -> int:
+        """See `Task.class_count`."""
+        return 2
 
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """See `Task.draw`."""

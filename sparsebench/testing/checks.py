@@ -55,7 +55,6 @@ from sparsebench.testing.trial import (
     choices,
     differences,
     fresh,
-    on_each,
     same,
 )
 from sparsebench.training.fit import modules_of, state_digest
@@ -109,26 +108,19 @@ def fits_on_images(strategy: Strategy, case: Case) -> str:
     return ""
 
 
-@check("required")
-def acts_without_error(strategy: Strategy) -> str:
+@check("required", USUAL, alone=True)
+def acts_without_error(strategy: Strategy, case: Case) -> None:
     """It acts on a tiny network at least, batch after batch, and raises nothing but UnsupportedError."""
-
-    def acts(strategy: Strategy, case: Case) -> None:
-        try:
-            runner = Runner(strategy, case)
-            for _ in range(BATCHES):
-                runner()
-        except (RuleError, UnsupportedError):
-            raise
-        except StrategyError as error:
-            raise RuleError(str(error)) from error
-        except Exception as error:
-            raise RuleError(f"the network cannot go on with its plan: {one_line(error)}") from error
-
     try:
-        return on_each(USUAL, strategy, acts, belongs="acts_without_error")
-    except UnsupportedError as error:
-        raise RuleError(f"it can act on none of the networks: {error}") from error
+        runner = Runner(strategy, case)
+        for _ in range(BATCHES):
+            runner()
+    except (RuleError, UnsupportedError):
+        raise
+    except StrategyError as error:
+        raise RuleError(str(error)) from error
+    except Exception as error:
+        raise RuleError(f"the network cannot go on with its plan: {one_line(error)}") from error
 
 
 @check("required", USUAL, alone=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -141,7 +141,12 @@ class Runner(StandIn):
         except UnsupportedError:
             raise
         except (Exception, SystemExit) as error:
-            raise _error_text(error, self.strategy) from error
+            text = one_line(error) + place_of(error, self.strategy)
+            if isinstance(error, StrategyError) and "view.relevance" in text:
+                raise RuleError(text, "reads_no_relevance") from error
+            if isinstance(error, MemoryError) or "allocate" in text:
+                text = f"ran out of memory ({text})"
+            raise RuleError(text, "acts_without_error") from error
         if plan is not None:
             try:
                 about = plan, self.strategy, view.index, keep
@@ -229,15 +234,6 @@ def actor_on(strategy: Any, case: Case, budget: Budget) -> Actor:
     return actor
 
 
-def _error_text(error: BaseException, strategy: Strategy) -> RuleError:
-    text = one_line(error) + place_of(error, strategy)
-    if isinstance(error, StrategyError) and "view.relevance" in text:
-        return RuleError(text, "reads_no_relevance")
-    if isinstance(error, MemoryError) or "allocate" in text:
-        text = f"ran out of memory ({text})"
-    return RuleError(text, "acts_without_error")
-
-
 def tensors(plan: Plan | None) -> list[Tensor]:
     """Return the tensors of a plan."""
     return [value for value in (vars(plan).values() if plan is not None else ()) if isinstance(value, Tensor)]
@@ -258,43 +254,14 @@ def act(strategy: Strategy, case: Case, rate: float = 0.5, rows: slice | None = 
     return Runner(strategy, case, rate)(rows)
 
 
-def on_each(names: Sequence[str], strategy: S, do: Callable[[S, Case], str | None], *, belongs: str = "") -> str:
-    """Do something with a strategy and each case; return the remarks, and on which cases the strategy cannot act.
-
-    Args:
-        names: of the cases.
-        strategy: it.
-        do: raises UnsupportedError where the strategy cannot act.
-        belongs: a check's name, for which violations of other checks' rules are no matter.
-
-    Raises:
-        UnsupportedError: it can act on none of them.
-        RuleError: as `do` raises it, with the name of the case.
-    """
-    remarks, cannot = dict[str, None](), dict[str, str]()
-    for name in names:
-        try:
-            remarks[do(strategy, cached(name)) or ""] = None
-        except UnsupportedError as error:
-            cannot[name] = str(error)
-        except RuleError as error:
-            if belongs and error.of not in ("", belongs):
-                continue
-            raise RuleError(f"{error} [{name}]", error.of) from error
-    if len(cannot) == len(names):
-        raise UnsupportedError(next(iter(cannot.values())))
-    notes = (f"not on '{name}': {reason}" for name, reason in cannot.items())
-    return "; ".join(filter(None, (*remarks, *notes)))
-
-
 @dataclass(frozen=True)
 class Check:
     """A check; call it with a strategy. It returns a remark and raises RuleError or UnsupportedError.
 
     Attributes:
-        function: takes a strategy and, if there are cases, one of these.
+        function: takes a strategy and, if there are cases, one of these; raises UnsupportedError where it cannot act.
         cases: names of networks.
-        alone: whether violations of other checks' rules are no matter.
+        alone: whether violations of other checks' rules are no matter, but it must act on one of the networks.
     """
 
     function: Callable[..., str | None]
@@ -316,9 +283,26 @@ class Check:
         """Run it as a cell is run: on one thread, without warnings; what it changes of the process is put back."""
         with put_back(), one_thread(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if not self.cases:
-                return self.function(strategy) or ""
-            return on_each(self.cases, strategy, self.function, belongs=self.name if self.alone else "")
+            return self._on_each(strategy) if self.cases else self.function(strategy) or ""
+
+    def _on_each(self, strategy: Strategy) -> str:
+        """Return what there is to say of all cases, and on which of them the strategy cannot act."""
+        remarks, cannot = dict[str, None](), dict[str, str]()
+        for name in self.cases:
+            try:
+                remarks[self.function(strategy, cached(name)) or ""] = None
+            except UnsupportedError as error:
+                cannot[name] = str(error)
+            except RuleError as error:
+                if not self.alone or error.of in ("", self.name):
+                    raise RuleError(f"{error} [{name}]", error.of) from error
+        if len(cannot) == len(self.cases):
+            reason = next(iter(cannot.values()))
+            if self.alone:
+                raise RuleError(f"it can act on none of the networks: {reason}", "acts_without_error")
+            raise UnsupportedError(reason)
+        notes = (f"not on '{name}': {reason}" for name, reason in cannot.items())
+        return "; ".join(filter(None, (*remarks, *notes)))
 
 
 CHECKS: dict[str, Check] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,18 +29,8 @@ IMAGES = 256
 NEAR = 0.005
 """Share of the asked-for MACs by which it may be off."""
 TRIES = 10
-
-
-class Fitted(NamedTuple):
-    """What came out.
-
-    Attributes:
-        learned: the tensors by `block.name`, as they are in a state_dict.
-        shown: how many images went through the network, each as often as it did.
-    """
-
-    learned: dict[str, Tensor]
-    shown: int
+Fitted = tuple[dict[str, Tensor], int]
+"""What was learned, by `block.name` as in a state_dict, and how many images the network was shown for it."""
 
 
 class StandIn:
@@ -131,7 +121,7 @@ def fit(
         raise UserError(
             f"'{strategy.name}': fit raised {one_line(error)}{where}", next_step="mend it: sparsebench check tries it"
         ) from error
-    return Fitted(_take(returned, actor), frozen.shown)
+    return _take(returned, actor), frozen.shown
 
 
 def _take(returned: Any, actor: Actor) -> dict[str, Tensor]:
@@ -182,34 +172,24 @@ def _itself(strategy: Any) -> Strategy:
     return strategy
 
 
-class Calibration(NamedTuple):
-    """What came out.
-
-    Attributes:
-        budget: whose counts are taken.
-        ratio: the share of the dense MACs that they come to, mean over the images.
-        images: how many these were.
-    """
-
-    budget: Budget
-    ratio: float
-    images: int
-
-
-def calibrate(network: Network, actor: Actor, samples: Samples) -> Calibration:
-    """Give the actor the counts with which it spends the MACs that it was to, as nearly as can be; return them.
+def calibrate(network: Network, actor: Actor, samples: Samples) -> tuple[Budget, float, int] | None:
+    """Give the actor the counts with which it spends the MACs that it was to, as nearly as can be.
 
     The number of tokens that an adaptive strategy lets go on hangs on the image, and need not be the count it is given:
     with each count as a bound, fewer go on. So the counts are those of another budget, found by bisection between the
     least and a full one on the first of the samples, whose labels are not looked at. A strategy that does not follow
     the counts keeps those it has.
+
+    Returns:
+        The budget whose counts are taken, the share of the dense MACs that they come to, mean over the images, and how
+        many images these were; None where the counts were asked for, as upper bounds.
     """
+    if actor.budget.counts is not None:
+        return None
     cost = actor.cost
     dense = cost.macs(cost.dense())
     target = cost.macs(actor.planned) / dense
     rows = samples.items[:IMAGES]
-    if actor.budget.counts is not None:  # upper bounds, as they were asked for
-        return Calibration(actor.budget, _mean_macs(network, actor, samples, rows) / dense, len(rows))
 
     def spent(macs: float) -> float:
         actor.spend(Budget(macs=macs, **shape))
@@ -236,7 +216,7 @@ def calibrate(network: Network, actor: Actor, samples: Samples) -> Calibration:
     _, macs, ratio = min(tried, key=lambda one: one[0])
     taken = Budget(macs=macs, **shape)
     actor.spend(taken)
-    return Calibration(taken, ratio, len(rows))
+    return taken, ratio, len(rows)
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
@@ -136,73 +137,60 @@ def _evaluate(
     on_done: Callable[[int], None],
 ) -> Evaluation:
     network.module.eval()
-    predicted, loss, kept, seen, steps, macs, rank, sure, done = [], [], [], [], [], [], [], [], 0
-    N, times = network.cost.tokens, _Times(samples.labels.device)
+    out, seen, steps, macs, times, done = defaultdict[str, list[Tensor]](list), [], [], [], [], 0
+    N, device = network.cost.tokens, samples.labels.device
     never = None if samples.absent is None else torch.where(samples.absent, -torch.inf, 0.0)
     for rows, inputs in samples.batches(batch):
-        times.note()
+        start = _mark(device)
         acting = None if actor is None else samples.begin(actor, rows, visit=0, training=False)
         outputs = outputs_of(network, inputs, acting)
-        times.note(len(rows))
+        times.append((start, _mark(device)))
         if never is not None:
             outputs = outputs + never.to(outputs.dtype)  # several times as fast as `masked_fill`
-        predicted.append(predictions(recipe, outputs))
-        loss.append(losses(recipe, outputs, samples.labels[rows]).float())
-        rank.append(ranks(recipe, outputs, samples.labels[rows]))
+        out["predicted"].append(predictions(recipe, outputs))
+        out["losses"].append(losses(recipe, outputs, samples.labels[rows]).float())
+        out["ranks"].append(ranks(recipe, outputs, samples.labels[rows]))
         if recipe.loss == "cross-entropy":
-            sure.append(outputs.float().softmax(dim=1).amax(dim=1))
+            out["confidence"].append(outputs.float().softmax(dim=1).amax(dim=1))
         if acting is None:
-            kept.append(torch.ones(len(rows), N, dtype=torch.bool, device=rows.device))
+            kept = torch.ones(len(rows), N, dtype=torch.bool, device=rows.device)
         else:
-            kept.append(patches_in(acting.index, N))
+            kept = patches_in(acting.index, N)
             steps.append([(len(rows), step) for step in acting.steps])
             macs.append(np.broadcast_to(network.cost.macs(acting.steps), len(rows)))
+        out["kept"].append(kept)
         if choices:
             scores = None if acting is None else acting.scores
-            end = _choice(-1, kept[-1], kept[-1] if scores is None else scores, scores is not None)
+            end = _choice(-1, kept, kept if scores is None else scores, scores is not None)
             seen.append([end, *(() if acting is None else _choices(acting, N))])
         done += len(rows)
         on_done(done)
     labels = samples.labels[samples.items].cpu().numpy()
+    arrays: dict[str, Any] = {name: torch.cat(parts).cpu().numpy() for name, parts in out.items()}
     return Evaluation(
-        predicted=torch.cat(predicted).cpu().numpy(),
+        **arrays,
         labels=labels,
         groups=np.zeros_like(labels),
-        ranks=torch.cat(rank).cpu().numpy(),
-        losses=torch.cat(loss).cpu().numpy(),
-        confidence=torch.cat(sure).cpu().numpy() if sure else None,
-        kept=torch.cat(kept).cpu().numpy(),
         choices=[_join(parts) for parts in zip(*seen, strict=True) if any(part.made for part in parts)],
         steps=[mean_step(block) for block in zip(*steps, strict=True)],
         macs=np.concatenate(macs) if macs else np.empty(0),
         batch=batch,
-        seconds=[taken for n, taken in times.seconds()[1:] if n == batch],
+        seconds=[_seconds(*both) for both in times[1 : done // batch]],
     )
 
 
-class _Times:
-    """Times of a device, which are read when it has come to its end: it is not waited for meanwhile."""
+def _mark(device: torch.device) -> Any:
+    """Return the time when all that was asked of the device so far is done; it is not waited for meanwhile."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
 
-    def __init__(self, device: torch.device):
-        self.device = device
-        self.noted: list[Any] = []
-        self.sizes: list[int] = []
 
-    def note(self, size: int | None = None) -> None:
-        """Note the time when all that was asked of the device so far is done; at the end of a batch with its size."""
-        if self.device.type == "cuda":
-            self.noted.append(torch.cuda.Event(enable_timing=True))
-            self.noted[-1].record(torch.cuda.current_stream(self.device))
-        else:
-            self.noted.append(time.perf_counter())
-        self.sizes += [] if size is None else [size]
-
-    def seconds(self) -> list[tuple[int, float]]:
-        """Return of each batch its size and its seconds; the device has done its work."""
-        pairs = zip(self.noted[::2], self.noted[1::2], strict=True)
-        events = self.device.type == "cuda"
-        taken = [start.elapsed_time(end) / 1000 if events else end - start for start, end in pairs]
-        return list(zip(self.sizes, taken, strict=True))
+def _seconds(start: Any, end: Any) -> float:
+    """Return the seconds between two marks of a device that has come to its end."""
+    return end - start if isinstance(start, float) else start.elapsed_time(end) / 1000
 
 
 def clock(device: torch.device) -> float:

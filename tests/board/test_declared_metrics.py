@@ -83,7 +83,7 @@ def test_what_a_folder_says_of_metrics_is_checked(
     (own,) = store.beside(finished[0], "metrics").values()
     about = json.loads(own)
     wrong = [b"[", b"[]", b"7", *(json.dumps(about | more).encode() for more in (
-        {"name": "rank"}, {"unit": ""}, {"what": 7}, {"over_seeds": "sum"}, {"title": None}))]  # fmt: skip
+        {"name": "a rank"}, {"unit": ""}, {"what": 7}, {"over_seeds": "sum"}, {"title": None}))]  # fmt: skip
     for number, content in enumerate(wrong):
         (folder / f"{number}.json").write_bytes(content)
     (folder / "right.json").write_text(own)

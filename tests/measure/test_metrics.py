@@ -10,23 +10,17 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy.stats import binomtest
 
-from sparsebench.board.columns import EVERY, keys_of
-from sparsebench.errors import UserError
 from sparsebench.measure import metrics
 from sparsebench.measure.metrics import (
-    RESERVED,
     Items,
+    Metric,
     MetricKind,
-    Score,
-    check,
     group_summary,
     kind_of,
     scores,
     share,
-    unit_of,
 )
 from sparsebench.records import store
-from sparsebench.records.table import table_of
 from sparsebench.runner.results import Result
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,64 +49,40 @@ def test_the_documented_table_is_this_one() -> None:
 def test_records_have_these_metrics_in_these_units() -> None:
     for record in store.read(GOLDEN).values():
         for name, metric in record.metrics.items():
-            assert metric.unit == unit_of(name), name
+            assert metric.unit == kind_of(name).unit, name
 
 
 def test_a_metric_that_the_table_does_not_have_cannot_be_added() -> None:
     result = Result()
     with pytest.raises(KeyError, match="selection_iou"):
         result.add("selection_iou", 0.5, 10)
-    with pytest.raises(KeyError, match="selection_iou"):
-        Score.of("selection_iou", 0.5, 10)
     with pytest.raises(KeyError, match="loss: 3 on china"):
         result.add("loss: 3 on china", 0.5, 10)
     result.add("macs_ratio", float("nan"), 10)
-    result.add_score(Score.of("accuracy: 3 on china", 0.5, 10)._replace(low=0.2, high=0.8, method="by hand"))
+    result.add("accuracy: 3 on china", 0.5, 10)
     assert {name: metric.model_dump() for name, metric in result.metrics.items()} == {
         "macs_ratio": {"value": None, "unit": "fraction", "n": 10, "low": None, "high": None, "method": ""},
         "accuracy: 3 on china": {
-            "value": 0.5, "unit": "fraction", "n": 10, "low": 0.2, "high": 0.8, "method": "by hand"
+            "value": 0.5, "unit": "fraction", "n": 10, "low": None, "high": None, "method": ""
         },
     }  # fmt: skip
 
 
 def test_metrics_of_groups_are_known_by_what_they_begin_with() -> None:
-    assert kind_of("accuracy: a: b").name == "accuracy: GROUP" and unit_of("train_samples: 3 on china") == "samples"
+    assert (
+        kind_of("accuracy: a: b").name == "accuracy: GROUP" and kind_of("train_samples: 3 on china").unit == "samples"
+    )
     assert kind_of("accuracy").what == "test accuracy"
     with pytest.raises(KeyError):
         kind_of("train_samples")
 
 
-def test_columns_that_are_no_metrics_are_reserved() -> None:
-    record = next(iter(store.read(GOLDEN).values())).model_copy(update={"metrics": {}})
-    taken = {*keys_of(EVERY), *table_of([(record, 0)]).column_names, "checks_remark"}
-    for name in sorted(taken):
-        with pytest.raises(UserError, match=f"the name of metric '{name}' is taken"):
-            check([MetricKind(name, "loss", "anything")])
-    unused = RESERVED - taken - {"macs_ratio_asked", "seed"}
-    assert not unused
-
-
-@pytest.mark.parametrize("given", [("x", " ", "anything"), ("x", "loss", "what", "luck"), ("x", "loss")])
+@pytest.mark.parametrize(
+    "given", [("x", " ", "anything"), ("x", "loss", "what", "luck"), ("x", "loss"), ("accuracy: china", "loss", "what")]
+)
 def test_a_metric_without_its_facts_is_refused(given: tuple[str, ...]) -> None:
     with pytest.raises(ValidationError):
         MetricKind(*given)  # type: ignore[arg-type,call-arg]
-
-
-@pytest.mark.parametrize(
-    ("kinds", "message"),
-    [
-        ([MetricKind("accuracy", "fraction", "mine")], "the name of metric 'accuracy' is taken; rename it"),
-        ([MetricKind("accuracy_low", "fraction", "mine")], "the name of metric 'accuracy_low' is taken; rename it"),
-        ([MetricKind("x", "loss", "one"), MetricKind("x", "loss", "two")], "the name of metric 'x' is taken"),
-        ([MetricKind("accuracy: china", "fraction", "mine")], "name of a metric; got accuracy: china; allowed: small"),
-        (["x"], "metrics of a task; got x; allowed: values of sparsebench.measure.metrics.MetricKind"),
-    ],
-)
-def test_names_that_are_taken_are_refused(kinds: list[MetricKind], message: str) -> None:
-    with pytest.raises(UserError) as caught:
-        check(kinds)
-    assert str(caught.value).startswith(message)
 
 
 def items(n: int, classes: int, groups: int, seed: int = 0) -> Items:
@@ -125,7 +95,7 @@ def items(n: int, classes: int, groups: int, seed: int = 0) -> Items:
 @given(st.integers(1, 60), st.sampled_from([2, 10]), st.integers(1, 4), st.integers(0, 9))
 def test_scores_are_counted_item_by_item(n: int, classes: int, groups: int, seed: int) -> None:
     one, names, sizes = items(n, classes, groups, seed), [f"g{k}" for k in range(groups)], list(range(1, groups + 1))
-    found = {score.name: score for score in scores(one, classes, names, sizes)}
+    found = scores(one, classes, names, sizes)
     hits = [p == label for p, label in zip(one.predicted, one.labels, strict=True)]
     assert found["accuracy"].value == sum(hits) / n and found["accuracy"].n == n
     assert found["test_loss"].value == pytest.approx(sum(map(float, one.losses)) / n)
@@ -143,20 +113,18 @@ def test_scores_are_counted_item_by_item(n: int, classes: int, groups: int, seed
 
 
 def test_a_share_has_its_wilson_interval_and_none_of_nothing() -> None:
-    found = share("accuracy", np.array([True, True, False]))
+    found = share(np.array([True, True, False]))
     low, high = binomtest(2, 3).proportion_ci(method="wilson")
-    assert found[:4] == ("accuracy", 2 / 3, "fraction", 3) and found.method == "Wilson 95 %"
+    assert (found.value, found.unit, found.n) == (2 / 3, "fraction", 3) and found.method == "Wilson 95 %"
     assert (found.low, found.high) == pytest.approx((low, high), abs=1e-12)
-    assert type(found.low) is type(found.high) is float
-    assert share("accuracy", np.empty(0, bool)) == ("accuracy", None, "fraction", 0, None, None, "")
+    assert share(np.empty(0, bool)) == Metric(value=None, unit="fraction", n=0)
 
 
 @given(st.lists(st.floats(0, 200, width=32), min_size=1, max_size=60))
 def test_the_probability_of_the_label_is_what_cross_entropies_come_to(losses: list[float]) -> None:
     zeros = np.zeros(len(losses), int)
     found = Items(zeros, zeros, zeros, zeros, np.array(losses, np.float32)).p_label
-    assert found.value == pytest.approx(sum(math.exp(-loss) for loss in losses) / len(losses), rel=1e-13)
-    assert found[2:] == ("fraction", len(losses), None, None, "") and found.name == "p_label"
+    assert found == pytest.approx(sum(math.exp(-loss) for loss in losses) / len(losses), rel=1e-13)
 
 
 def outcomes(*groups):

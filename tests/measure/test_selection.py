@@ -9,10 +9,10 @@ from scipy.stats import spearmanr
 
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.selection import (
-    Quality,
     expected_iou,
     iou,
     neighbour_agreement,
+    quality,
     rank_correlation,
     token_spuriosity,
 )
@@ -32,7 +32,7 @@ def test_auroc_is_the_mean_share_of_pairs_in_the_right_order_of_the_tokens_that_
     there = rng.random((n, N)) < 0.7
     each = [by_pairs(s[t], r[t]) for s, r, t in zip(scores, relevant, there, strict=True)]
     each = [a for a in each if a is not None]
-    found = Quality.of(there, np.where(there, scores, np.nan), relevant).means[2]
+    found = quality(there, np.where(there, scores, np.nan), relevant)[2]
     assert found == pytest.approx(np.mean(each) if each else math.nan, nan_ok=True)
 
 
@@ -47,7 +47,7 @@ NOTHING, ALL = np.zeros((1, 3), dtype=bool), np.ones((1, 3), dtype=bool)
     ],
 )  # fmt: skip
 def test_precision_and_recall_are_means_over_samples(kept, relevant, precision, recall):
-    assert Quality.of(kept, kept * 1.0, relevant).means[:2] == pytest.approx((precision, recall))
+    assert quality(kept, kept * 1.0, relevant)[:2] == pytest.approx((precision, recall))
 
 
 def by_hand(z, inside):

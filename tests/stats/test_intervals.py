@@ -67,15 +67,6 @@ def test_the_sample_size_for_half_of_the_trials(rates: tuple[float, ...], expect
     assert n50([10, 100, 1000], *rates) == pytest.approx(expected)
 
 
-@given(st.lists(st.sampled_from([0, 0.2, 0.4, 0.5, 0.6, 0.8, 1]), min_size=1, max_size=6))
-def test_it_lies_among_the_sizes_or_is_not_reached(rates: list[float]) -> None:
-    sizes = [4 * 2**k for k in range(len(rates))]
-    value = n50(sizes, *rates)
-    assert (value == INFINITY) == (rates[-1] < 0.5)
-    if rates[-1] >= 0.5:
-        assert sizes[0] <= value <= sizes[-1]
-
-
 def sample_complexity(found: dict[int, dict[int, float]]) -> Interval:
     return intervals.sample_complexity(Successes.of_nested(found))
 

@@ -4,11 +4,9 @@ from loops import overdispersion_by_loops
 
 from sparsebench.stats.variance import (
     FEWEST,
-    item_parts,
     item_variance,
     overdispersion,
     prior,
-    satterthwaite,
     shrink,
     squared_differences,
 )
@@ -21,31 +19,6 @@ def test_strategies_that_predict_the_same_have_no_variance_and_one_cluster_says_
     sizes = np.full(50, 7, dtype=np.float32)
     assert item_variance(counts, counts, sizes, squared_differences(counts, counts)) == 0
     assert np.isnan(item_variance(counts[:, :1], counts[:, :1], sizes[:1], np.zeros((1, 1)))).all()
-
-
-def test_what_items_explain_is_parted_as_in_an_analysis_of_variance() -> None:
-    S, I = 4, 30
-    x = RNG(1).normal(0, 1, (S, I)) + RNG(2).normal(0, 2, (1, I))
-    grand = sum(x[s, i] for s in range(S) for i in range(I)) / (S * I)
-    by_seed = [sum(x[s]) / I for s in range(S)]
-    by_item = [sum(x[:, i]) / S for i in range(I)]
-    apart = sum((x[s, i] - by_seed[s]) ** 2 for s in range(S) for i in range(I)) / ((I - 1) * I * S**2)
-    together = sum((one - grand) ** 2 for one in by_item) / ((I - 1) * I)
-    left_over = sum((x[s, i] - by_seed[s] - by_item[i] + grand) ** 2 for s in range(S) for i in range(I))
-    noise = left_over / ((S - 1) * (I - 1))
-    main = (S * sum((one - grand) ** 2 for one in by_item) / (I - 1) - noise) / S
-    rest, effect = item_parts(np.array(apart), np.array(together), np.array(S))
-    assert float(rest) == pytest.approx(noise / (S * I)) and float(effect) == pytest.approx(main / I)
-    rest, effect = item_parts(np.array(apart), np.array(apart), np.array(S))  # no two seeds share any
-    assert float(rest) == pytest.approx(apart) and float(effect) == pytest.approx(0, abs=1e-15)
-
-
-def test_satterthwaites_freedom_is_that_of_simulated_sums() -> None:
-    rng = RNG(0)
-    parts = [(2.0, 3.0), (1.0, 5.0)]
-    drawn = sum(variance * rng.chisquare(d, 200_000) / d for variance, d in parts)
-    _, freedom = satterthwaite(*((np.array(v), np.array(d)) for v, d in parts))
-    assert 2 * drawn.mean() ** 2 / drawn.var() == pytest.approx(float(freedom), rel=0.03)
 
 
 def test_the_prior_of_many_is_what_they_were_drawn_from() -> None:

@@ -17,7 +17,6 @@ from sparsebench.plan.request import Setting
 from sparsebench.records import store
 from sparsebench.runner import prepare
 from sparsebench.runner.results import influences
-from sparsebench.tasks import sources
 from sparsebench.tasks.groups import CelebA, Waterbirds, shares
 from sparsebench.tasks.sources import files, known
 from sparsebench.training.steps import Samples
@@ -74,24 +73,20 @@ def test_celeba_has_other_attributes(celeba):
         CelebA(images="celeba-0", target="Male").check()
 
 
-def test_a_split_is_decoded_once_whatever_is_drawn_of_it(waterbirds, monkeypatch):
+def test_what_is_drawn_is_decoded_once(waterbirds, monkeypatch):
     seen, real = [], files.read_rgb
     monkeypatch.setattr(files, "read_rgb", lambda *given: seen.append(given[0]) or real(*given))
-    parts = [draw(waterbirds, 14, repetition=k, test=4) for k in range(3)]
-    decoded = sum(row[0] != 1 for row in waterbirds.rows)
-    assert len(seen) == len(set(seen)) == decoded
-    monkeypatch.setattr(sources.cache, "LARGE", 14 * 3 * 64)  # now a file for each choice of the training split
-    again = [draw(waterbirds, 14, repetition=k, test=4) for k in range(3)]
-    assert len(seen) == decoded + 3 * 14
-    for one, other in zip(parts, again, strict=True):
-        np.testing.assert_array_equal(one.train.inputs, other.train.inputs)
-        np.testing.assert_array_equal(one.test.inputs, other.test.inputs)
+    parts = [draw(waterbirds, 14, repetition=k, test=4) for k in (0, 1, 0)]
+    assert len(seen) == 2 * (14 + 4)
+    np.testing.assert_array_equal(parts[0].train.inputs, parts[2].train.inputs)
+    np.testing.assert_array_equal(parts[0].test.inputs, parts[2].test.inputs)
+    assert not np.array_equal(parts[0].train.inputs, parts[1].train.inputs)
 
 
 def test_a_table_that_changes_under_a_run_is_refused(waterbirds):
     name, locations = located(waterbirds)
     edit(waterbirds, "/sea/3.jpg", "/sea/4.jpg")
-    known._read.cache_clear()  # as in another process
+    known.labelled_pictures.cache_clear()  # as in another process
     with pytest.raises(UserError, match="changed while the run was under way"):
         Waterbirds(images=name, canvas=8).draw(28, 0, locations)
 
@@ -155,11 +150,8 @@ def test_a_task_without_its_images_is_refused_at_once(waterbirds, tmp_path):
         Waterbirds().check()
     with pytest.raises(UserError, match="got 'folder-0123'; give --images celeba"):
         CelebA(images="folder-0123").check()
-    name, locations = located(waterbirds)
     with pytest.raises(UserError, match="not on this machine; give --images"):
-        Waterbirds(images=name).draw(8, 0, {})
-    with pytest.raises(UserError, match="not those of task 'celeba'"):
-        CelebA(images=name).draw(8, 0, locations)
+        Waterbirds(images="waterbirds-0123").draw(8, 0, {})
     with pytest.raises(UserError, match=r"celeba is not in .*; get it from https.* and give --images folder:DIR"):
         locate_images("celeba", tmp_path)
 
@@ -204,12 +196,6 @@ def test_a_table_that_is_wrong_is_a_user_error(waterbirds, what):
     waterbirds.table.write_text(change(waterbirds.table.read_text()), "latin-1")
     with pytest.raises(UserError, match=says):
         located(waterbirds)
-
-
-def test_a_shift_out_of_the_image_is_refused():
-    Waterbirds(images="waterbirds-0", canvas=8, shift=7).check()
-    with pytest.raises(UserError, match="shift; got 8; allowed: less than the image's 8 pixels"):
-        Waterbirds(images="waterbirds-0", canvas=8, shift=8).check()
 
 
 def test_a_celeba_table_that_is_cut_off_is_a_user_error(celeba):

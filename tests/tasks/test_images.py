@@ -101,14 +101,6 @@ def test_composite_has_every_class_equally_often_and_the_foreground_of_its_label
     assert data.classes == pool.classes and data.group_names == ("all",)
 
 
-@pytest.mark.parametrize(
-    "task", [Composite(**SMALL), Spurious(**SMALL), Plain(**SMALL, epochs=3)], ids=lambda t: t.name
-)
-def test_training_and_test_share_no_foreground(task):
-    data = task.draw(150, 0, {})
-    assert not set(foregrounds_of(data.train)) & set(foregrounds_of(data.test))
-
-
 @pytest.mark.parametrize("task", [Composite(**SMALL), Spurious(**SMALL)], ids=lambda t: t.name)
 def test_a_background_is_of_the_part_for_its_split_and_only_a_group_tells_its_kind(task):
     data, photos, pool = task.draw(40, 0, {}), backgrounds("photos", 16, {}).photos, foregrounds("digits", 10, {})
@@ -314,31 +306,20 @@ def test_a_source_of_the_held_out_classes_alone_is_pre_trained_on_both(real, tmp
     assert Plain(**SMALL, images=name).draw(6, 0, {name: place}).classes == ("airplane", "bird")
 
 
-@pytest.mark.parametrize("task", [Composite(**SMALL | {"test": 900}), Spurious(**SMALL | {"test": 300})])
-def test_a_foreground_has_one_number_in_every_repetition(task):
-    """There are fewer pictures than test items: some are shown twice, and a number says which."""
-    shown: dict[int, bytes] = {}
-    for repetition in (0, 1):
-        test = task.draw(20, repetition, {}).test
-        assert test.foregrounds is not None and test.foregrounds.shape == test.labels.shape
-        assert len(set(test.foregrounds.tolist())) < len(test.labels)
-        pairs = list(zip(test.foregrounds.tolist(), foregrounds_of(test), strict=True))
-        for number, pixels in pairs:
-            assert shown.setdefault(number, pixels) == pixels
-        of = dict(zip(test.foregrounds.tolist(), test.labels.tolist(), strict=True))
-        assert [of[number] for number in test.foregrounds.tolist()] == test.labels.tolist()
-    pool = foregrounds("digits", 10, {}).test
-    numbered = [picture.tobytes() for pictures in pool.values() for picture in pictures]
-    assert all(numbered[number] == pixels for number, pixels in shown.items())
-
-
-def test_a_foreground_has_one_number_in_every_task_of_its_source_and_in_every_part():
-    pictures = [picture.tobytes() for p in foregrounds("digits", 10, {}).train.values() for picture in p]
-    for task in (Composite(**SMALL), Spurious(**SMALL), Plain(**SMALL, epochs=3)):
-        data = task.draw(50, 0, {}).held_back(0.2)
-        for split, n in ((data.train, 40), (data.validation, 10)):
-            assert split.foregrounds.shape == (n,)
-            assert foregrounds_of(split) == [pictures[number] for number in split.foregrounds]
+@pytest.mark.parametrize("task", [Composite(**SMALL), Spurious(**SMALL | {"test": 300}), Plain(**SMALL, epochs=3)])
+@pytest.mark.parametrize("repetition", [0, 1])
+def test_a_foreground_has_one_number_in_every_repetition_part_and_task_of_its_source(task, repetition):
+    """Of the test of two classes there are fewer pictures than items: some are shown twice, and a number says which."""
+    data, pool = task.draw(50, repetition, {}).held_back(0.2), foregrounds("digits", 10, {})
+    for split, n, source in (
+        (data.train, 40, pool.train),
+        (data.validation, 10, pool.train),
+        (data.test, None, pool.test),
+    ):
+        pictures = [(name, picture.tobytes()) for name, several in source.items() for picture in several]
+        assert split.foregrounds.shape == (n or task.test,)
+        shown = [(data.classes[label], own) for label, own in zip(split.labels, foregrounds_of(split), strict=True)]
+        assert shown == [pictures[number] for number in split.foregrounds]
 
 
 TILED = {"canvas": 24, "foreground": 12, "placement": "tiles", "test": 40}

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from sparsebench.errors import UserError
+from sparsebench.tasks.folder import Folder
 from sparsebench.tasks.sources.labels import imagenet_classes as classes
-from sparsebench.tasks.sources.labels import locate_file, number, read_file
+from sparsebench.tasks.sources.labels import number, read_file
 
 WORDNET = classes()
 
@@ -106,7 +107,8 @@ def test_a_file_says_which_class_has_which_name(form: str, tmp_path: Path) -> No
     found = number(["cross", "disc", "ring", "square"], "auto", 4, read_file(path))
     assert found.labels == "file" and found.numbers == (2, 0, 3, 1)
     assert number(["ring", "square"], "auto", 4, read_file(path)).numbers == (3, 1)  # some of its classes
-    assert locate_file(path).startswith("classes-") and read_file(path, locate_file(path))
+    (name, place), *_ = Folder(classes=str(path)).located()[1].items()
+    assert name.startswith("classes-") and place == path and read_file(path, name)
 
 
 def test_a_file_may_spell_names_in_the_other_unicode_normalisation(tmp_path: Path) -> None:
@@ -148,9 +150,9 @@ def test_what_is_no_file_of_classes_is_one_line(name: str, content: bytes, says:
 def test_a_file_that_is_not_there_or_changes_under_a_run_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "classes.txt"
     with pytest.raises(UserError, match=r"classes\.txt cannot be read"):
-        locate_file(path)
+        Folder(classes=str(path)).located()
     path.write_text("a\nb\n")
-    name = locate_file(path)
+    (name,) = Folder(classes=str(path)).located()[1]
     path.write_text("b\na\n")
     with pytest.raises(UserError, match="changed while the run was under way"):
         read_file(path, name)

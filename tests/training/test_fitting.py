@@ -81,7 +81,7 @@ def test_the_record_says_what_it_saw(jobs_of: Any, tmp_path: Path) -> None:
     assert record.status == "ok", record.failure
     assert record.notes["fit"].startswith("7 training images, 7 shown to the network, learned ")
     (fitted,) = context.fitted.values()
-    items = fitted.learned["0.seen"].long().tolist()
+    items = fitted[0]["0.seen"].long().tolist()
     assert len(set(items)) == 7 and items == sorted(items) and set(items) <= set(range(20))
     assert record.metrics["macs_ratio"].value == record.metrics["macs_ratio_planned"].value
     dense = load_file(store.weights_path(tmp_path, jobs[0].cell.id))
@@ -186,7 +186,7 @@ def test_with_the_training_it_learns_from_the_network_that_it_begins_with(jobs_o
     first, second = load_file(store.weights_path(tmp_path, dense.cell.id)), store.weights_path(tmp_path, cell.id)
     trained, (fitted,) = load_file(second), context.fitted.values()
     assert records[-1].notes["fit"] == records[-2].notes["fit"]  # by the same network, before it is trained on
-    assert all(torch.equal(trained[f"{LEARNED}.{name}"], value) for name, value in fitted.learned.items())
+    assert all(torch.equal(trained[f"{LEARNED}.{name}"], value) for name, value in fitted[0].items())
     assert any(not torch.equal(trained[name], value) for name, value in first.items())
 
 
@@ -195,7 +195,7 @@ def test_what_is_looked_at_has_learned_the_same(jobs_of: Any, tmp_path: Path) ->
     run([*starts, job], tmp_path, context)
     (fitted,) = context.fitted.values()
     state = trained_cell(job, Registry(), context_of(tmp_path)).network.module.state_dict()
-    assert all(torch.equal(state[f"{LEARNED}.{name}"], value) for name, value in fitted.learned.items())
+    assert all(torch.equal(state[f"{LEARNED}.{name}"], value) for name, value in fitted[0].items())
 
 
 @pytest.mark.slow

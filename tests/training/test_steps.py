@@ -41,9 +41,7 @@ def samples(augmentation=None):
 
 
 def augmentation(flip=True, shift=3):
-    return Augmentation(
-        torch.arange(len(DATA.train.labels)), 5, flip, shift, torch.from_numpy(DATA.train.boxes), (4, 4)
-    )
+    return Augmentation(5, flip, shift, torch.from_numpy(DATA.train.boxes), (4, 4))
 
 
 def gradients(recipe, rows, given=None):
@@ -210,11 +208,11 @@ def test_what_is_not_asked_for_is_not_done():
 def test_a_sample_looks_the_same_whatever_its_batch_and_new_in_every_pass():
     images, n = pictures(40), 40
     boxes = torch.tensor([[2, 3, 5, 4]]).repeat(n, 1)
-    augmentation = Augmentation(torch.arange(n), 7, True, 3, boxes, GRID)
+    augmentation = Augmentation(7, True, 3, boxes, GRID)
     whole = augmentation(images, torch.arange(n), 2)
     rows = torch.tensor([31, 4, 17])
     for all_, some in zip(whole, augmentation(images[rows], rows, 2), strict=True):
         assert torch.equal(all_[rows], some)
     assert not torch.equal(augmentation(images, torch.arange(n), 3)[0], whole[0])
-    other = Augmentation(torch.arange(n), 8, True, 3, boxes, GRID)
+    other = Augmentation(8, True, 3, boxes, GRID)
     assert not torch.equal(other(images, torch.arange(n), 2)[0], whole[0])

@@ -27,12 +27,11 @@ import numpy as np
 from sparsebench.errors import UserError, reason_of
 from sparsebench.files import CACHE, cache_folder, whole_file, write_whole
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 VERSION = 3
 """Of how pictures are decoded, cut and resized; a change of pixels needs the next number."""
-LARGE = 2 * 10**9
-"""Bytes of an array of which only what is needed is decoded."""
 SUFFIX, ABOUT = ".pixels.npy", ".pictures.json"
 LOCK = "decoding.lock"
 CHUNK = 16
@@ -90,43 +89,39 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def each(work: Callable[[int], T], n: int, bad: dict[str, str], on_done: Callable[[], None]) -> Iterator[tuple[int, T]]:
-    """Yield 0 to n - 1, each with what `work` returns for it; all cores do it.
+def each(
+    work: Callable[[K], T], items: Sequence[K], on_done: Callable[[], None]
+) -> Iterator[tuple[K, T | BadPicturesError]]:
+    """Yield each item in order, with what `work` returns for it, or that error where it raises it; all cores do it.
 
     Threads will do, which need no main guard in scripts: Pillow, hashlib and numpy let go of the interpreter.
 
     Args:
         work: thread-safe.
-        n: how often.
-        bad: to which the reasons of each `BadPicturesError` that `work` raises are added, in place of a yield.
+        items: what it is done for.
         on_done: called after each.
     """
     threads = THREADS * cores()
-    chunk = max(1, min(CHUNK, n // (4 * threads)))
+    chunk = max(1, min(CHUNK, len(items) // (4 * threads)))
 
-    def attempt(i: int) -> T | BadPicturesError:
+    def attempt(item: K) -> T | BadPicturesError:
         try:
-            return work(i)
+            return work(item)
         except BadPicturesError as error:
             return error
 
-    def several(first: int) -> list[T | BadPicturesError]:
-        return [attempt(i) for i in range(first, min(n, first + chunk))]
+    def several(some: Sequence[K]) -> list[tuple[K, T | BadPicturesError]]:
+        return [(item, attempt(item)) for item in some]
 
     with warnings.catch_warnings(), ThreadPoolExecutor(threads) as pool:
         warnings.simplefilter("ignore")  # Pillow's, of what it could still read
-        chunks = iter(range(0, n, chunk))
-        # No more than these are in memory, however slow who takes them is.
-        ahead = deque((first, pool.submit(several, first)) for first in itertools.islice(chunks, 4 * threads))
+        chunks = (pool.submit(several, items[first : first + chunk]) for first in range(0, len(items), chunk))
+        ahead = deque(itertools.islice(chunks, 4 * threads))  # no more are in memory, however slow who takes them is
         while ahead:
-            first, some = ahead.popleft()
-            for i, one in enumerate(some.result(), first):
+            for done in ahead.popleft().result():
                 on_done()
-                if isinstance(one, BadPicturesError):
-                    bad |= one.reasons
-                else:
-                    yield i, one
-            ahead.extend((first, pool.submit(several, first)) for first in itertools.islice(chunks, 1))
+                yield done
+            ahead.extend(itertools.islice(chunks, 1))
 
 
 @dataclass(frozen=True)
@@ -150,9 +145,14 @@ class Pixels:
         return math.prod(self.shape)
 
     def kept(self) -> np.memmap | None:
-        """Return it from its file, or None if there is none that is whole; see `mapped`."""
-        pixels = mapped(self.name)
-        return pixels if pixels is not None and pixels.shape == self.shape else None
+        """Return it mapped from its file, or None if there is none that is whole."""
+        path = _path(self.name)
+        try:
+            pixels = np.lib.format.open_memmap(path, mode="c")
+            whole = pixels.dtype == np.uint8 and path.stat().st_size == pixels.offset + pixels.nbytes
+        except (OSError, ValueError, EOFError, SyntaxError):
+            return None
+        return pixels if whole and pixels.shape == self.shape else None
 
     def array(self) -> np.ndarray:
         """Return (n, 3, height, width) uint8, mapped from its file, which is made where there is none; see `decode`.
@@ -164,17 +164,6 @@ class Pixels:
             pixels = self.kept()
         assert pixels is not None
         return pixels
-
-
-def mapped(name: str) -> np.memmap | None:
-    """Return the (n, 3, height, width) pixels of that name, mapped from their file, or None if none is there whole."""
-    path = _path(name)
-    try:
-        pixels = np.lib.format.open_memmap(path, mode="c")
-        whole = pixels.dtype == np.uint8 and path.stat().st_size == pixels.offset + pixels.nbytes
-    except (OSError, ValueError, EOFError, SyntaxError):
-        return None
-    return pixels if whole else None
 
 
 def _path(name: str) -> Path:
@@ -221,8 +210,11 @@ def decode(wanted: Sequence[Pixels]) -> None:
             with suppress(BadPicturesError), whole_file(_path(one.name)) as file:
                 header = {"descr": "|u1", "fortran_order": False, "shape": one.shape}
                 np.lib.format.write_array_header_1_0(file, header)
-                for _, row in each(one.row, one.shape[0], torn, lambda: tell()(what, next(told), n)):
-                    file.write(row.tobytes())
+                for _, row in each(one.row, range(one.shape[0]), lambda: tell()(what, next(told), n)):
+                    if isinstance(row, BadPicturesError):
+                        torn |= row.reasons
+                    else:
+                        file.write(row.tobytes())
                 if torn:  # so that the file is not kept
                     raise BadPicturesError(torn)
             bad |= torn

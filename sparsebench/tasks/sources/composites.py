@@ -18,11 +18,10 @@ from sparsebench.tasks.sources import cache, known
 from sparsebench.tasks.sources.files import (
     Locations,
     contents,
+    contents_of,
     fingerprint_of,
     located,
-    pixels_of,
     square_of,
-    squares_in,
 )  # fmt: skip
 from sparsebench.tasks.sources.known import DIGITS, FLOWERS102, KNOWN, PHOTOS, SVHN, dataset, names_for, of_scikit_learn
 
@@ -52,10 +51,14 @@ def foregrounds(name: str, size: int, locations: Locations) -> Foregrounds:
     return _foregrounds(name, size, None if name == DIGITS else located(name, locations))
 
 
-def foreground_pixels(name: str, size: int, locations: Locations) -> tuple[cache.Pixels, ...]:
-    """Return what is to be decoded of a user's own pictures; nothing of a known set, which holds no bad ones."""
-    kind, _, content = name.partition("-")
-    return (squares_in(located(name, locations), size, content, in_a_class)[1],) if kind == FOLDER else ()
+def folder_pixels(name: str, size: int, root: Path) -> tuple[list[str], cache.Pixels]:
+    """Return the paths of the pictures in a user's folder, sorted, and (n, 3, size, size) pixels of them.
+
+    Of a folder with classes they are those that lie in one.
+    """
+    found = contents_of(name, root)
+    names = [path for path in found.pictures if name.startswith(SCENES) or in_a_class(path)]
+    return names, found.pixels(names, size)
 
 
 @lru_cache(maxsize=4)
@@ -64,10 +67,16 @@ def _foregrounds(name: str, size: int, root: Path | None) -> Foregrounds:
         return _digits(size)
     if name in names_for("foregrounds"):
         return _official(name, root, size)
-    kind, _, content = name.partition("-")
-    if kind != FOLDER:
+    if not name.startswith(f"{FOLDER}-"):
         raise UserError(f"the images '{name}' are of a task of their own", allowed="foregrounds", next_step="--images")
-    return _from_folder(root, size, content)
+    names, pixels = folder_pixels(name, size, root)
+    squares, start = pixels.array(), 0
+    splits: dict[str, dict[str, np.ndarray]] = {"train": {}, "test": {}}
+    for (split, label), n in Counter(tuple(path.split("/")[:2]) for path in names).items():
+        splits[split][label] = squares[start : start + n]  # sorted by path, those of a class are neighbours
+        start += n
+    classes = tuple(sorted(splits["train"]))
+    return Foregrounds(classes, *({label: splits[split][label] for label in classes} for split in ("train", "test")))
 
 
 def _digits(size: int) -> Foregrounds:
@@ -108,19 +117,6 @@ def _official(name: str, root: Path, size: int) -> Foregrounds:
     return Foregrounds(classes, *splits)
 
 
-def _from_folder(root: Path, size: int, content: str) -> Foregrounds:
-    """Return train/<class>/* and test/<class>/* of a folder with that fingerprint."""
-    names, pixels = squares_in(root, size, content, in_a_class)
-    squares = pixels.array()
-    splits: dict[str, dict[str, np.ndarray]] = {"train": {}, "test": {}}
-    start = 0
-    for (split, name), n in Counter(tuple(name.split("/")[:2]) for name in names).items():
-        splits[split][name] = squares[start : start + n]  # sorted by path, those of a class are neighbours
-        start += n
-    classes = tuple(sorted(splits["train"]))
-    return Foregrounds(classes, *({name: splits[split][name] for name in classes} for split in ("train", "test")))
-
-
 def backgrounds(name: str, size: int, locations: Locations) -> Photos | Pool:
     """Return a source of backgrounds of `size` x `size` pixels.
 
@@ -130,36 +126,24 @@ def backgrounds(name: str, size: int, locations: Locations) -> Photos | Pool:
     return _backgrounds(name, size, None if name == PHOTOS else located(name, locations, "--backgrounds"))
 
 
-def background_pixels(name: str, size: int, locations: Locations) -> tuple[cache.Pixels, ...]:
-    """Return what is to be decoded of a user's own pictures; nothing of a known set."""
-    return () if name in (PHOTOS, FLOWERS102) else (_own(name, size, located(name, locations, "--backgrounds")),)
-
-
 @lru_cache(maxsize=4)
 def _backgrounds(name: str, size: int, root: Path | None) -> Photos | Pool:
     if root is None:
         return Photos(size)
     if name == FLOWERS102:
         return _flowers(root, size)
-    pool = _own(name, size, root).array()
+    if name.startswith(SCENES):
+        pool = folder_pixels(name, size, root)[1].array()
+    else:
+        pixels = read_array(root)
+        if name != f"{ARRAY}-{fingerprint_of(root)}":
+            raise UserError(f"{root} changed while the run was under way", next_step="run it again")
+        shape = len(pixels), 3, size, size
+        pool = cache.Pixels(f"{name}-{size}-square", shape, partial(square_of, pixels, size)).array()
     if len(pool) < 5:
         raise UserError(f"--backgrounds: {root} has too few pictures", got=len(pool), allowed="5 or more")
     fifth = np.arange(len(pool)) % 5 == 4
     return Pool((pool[~fifth], pool[fifth]))
-
-
-def _own(name: str, size: int, root: Path) -> cache.Pixels:
-    """Return (n, 3, size, size) pixels of a user's pictures: of a folder, or of an .npz file as Karp et al. have it."""
-    kind, _, content = name.partition("-")
-    if kind == SCENES:
-        return squares_in(root, size, content)[1]
-    name = f"{name}-{size}-square"
-    if (kept := cache.mapped(name)) is not None:
-        return cache.Pixels(name, kept.shape, kept.__getitem__)
-    pixels = read_array(root)
-    if fingerprint_of(root) != content:
-        raise UserError(f"{root} changed while the run was under way", next_step="run it again")
-    return cache.Pixels(name, (len(pixels), 3, size, size), partial(square_of, pixels, size))
 
 
 def _flowers(root: Path, size: int) -> Pool:
@@ -172,7 +156,7 @@ def _flowers(root: Path, size: int) -> Pool:
 
     def squares(*splits: str) -> np.ndarray:
         paths = [path for split in splits for path, _ in dataset(FLOWERS102, root, split, loader=Path)]
-        return pixels_of(folder, found, [path.relative_to(folder).as_posix() for path in paths], size).array()
+        return found.pixels([path.relative_to(folder).as_posix() for path in paths], size).array()
 
     return Pool((squares("train", "val"), squares("test")), ("flowers", "clean"))
 

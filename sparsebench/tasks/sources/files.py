@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from sparsebench.errors import UserError, few, text_of
+from sparsebench.files import content_hash
 from sparsebench.tasks.sources import cache
 from sparsebench.tasks.sources.cache import BadPicturesError
 
@@ -25,17 +26,15 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 
-SUFFIXES = {
-    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
-    "PNG": (".png",),
-    "BMP": (".bmp",),
-    "WEBP": (".webp",),
-    "GIF": (".gif",),
-    "TIFF": (".tif", ".tiff"),
-    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
-    "AVIF": (".avif",),
-}
-"""How the names of pictures end, by Pillow's name of the format; PostScript would be a program that is run."""
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM", "AVIF")
+"""Pillow's names of the formats that are read, whatever a file is called; PostScript would be a program that is run."""
+SUFFIXES = frozenset(
+    {
+        ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm",
+        ".pnm", ".avif",
+    }
+)  # fmt: skip
+"""How the names of pictures end, in lower case."""
 SYSTEM = frozenset(
     {
         "@eadir", "@tmp", "@recycle", "@sharebin", "#recycle", "#snapshot", "$recycle.bin", "__macosx", "lost+found",
@@ -55,18 +54,106 @@ DIGITS = 12
 """Hexadecimal digits of a fingerprint."""
 
 
-@lru_cache(maxsize=1)
-def formats() -> tuple[str, ...]:
-    """Return Pillow's names of the formats that are read here, whatever a file is called."""
-    from PIL import features
+def located(name: str, locations: Locations, option: str = "--images") -> Path:
+    """Return where lies what a cell names by its content; UserError, which says the option, where that is nowhere."""
+    if name not in locations:
+        raise UserError(f"'{name}' of this cell is not on this machine", next_step=f"give {option}")
+    return locations[name]
 
-    return tuple(name for name in SUFFIXES if name != "AVIF" or features.check("avif"))
+
+def _change_error(what: str) -> UserError:
+    return UserError(f"{what} changed while the run was under way", next_step="run it again")
 
 
-@lru_cache(maxsize=1)
-def suffixes() -> frozenset[str]:
-    """Return how the names of pictures end that are read here, in lower case."""
-    return frozenset(suffix for name in formats() for suffix in SUFFIXES[name])
+def fingerprint_of(path: Path) -> str:
+    """Return a short hash of one file's content; see `sha256_of`."""
+    return sha256_of(path)[:DIGITS]
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of one file.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    if not (found := content_hash(path)):
+        raise UserError(f"{path} cannot be read", next_step="mend or remove it")
+    return found
+
+
+def read_bytes(path: Path, sha256: str | None = None) -> bytes:
+    """Return a picture's bytes.
+
+    Raises:
+        BadPicturesError: it cannot be read.
+        UserError: it is not there any more, or has not that SHA-256.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise _change_error(str(path)) from error
+    except OSError as error:
+        raise BadPicturesError({str(path): error.strerror or str(error)}) from error
+    if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
+        raise _change_error(str(path))
+    return data
+
+
+def read_rgb(path: Path, sha256: str | None = None, *, small: bool = False) -> Picture:
+    """Return a picture of any size in RGB; grey and palette pictures become it. Or `small`, in less time, of a JPEG.
+
+    Raises:
+        BadPicturesError: it cannot be read.
+        UserError: it is not there any more, or has not that SHA-256.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    data = read_bytes(path, sha256)
+    try:
+        if not data:
+            raise ValueError("it is empty")
+        with Image.open(BytesIO(data), formats=FORMATS) as picture:
+            if picture.width * picture.height > MOST_PIXELS:
+                raise ValueError(f"{picture.width} x {picture.height} pixels, more than {MOST_PIXELS}")
+            if small:
+                picture.draft(None, (1, 1))
+            return _rgb(picture)
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow does not say what its readers raise of torn files
+        said = " ".join(text_of(error).split()) or type(error).__name__
+        reason = "of no known format" if isinstance(error, UnidentifiedImageError) else said
+        raise BadPicturesError({str(path): reason}) from error
+
+
+def _rgb(picture: Any) -> Picture:
+    """Return a picture in RGB: transparency is dropped, 16-bit grey keeps its shades."""
+    from PIL import Image
+
+    if picture.mode.startswith("I"):
+        shades = np.asarray(picture, dtype=np.float64) / 257
+        return Image.fromarray(shades.clip(0, 255).astype(np.uint8)).convert("RGB")
+    if picture.mode == "P" and "transparency" in picture.info:
+        picture = picture.convert("RGBA")
+    return picture.convert("RGB")
+
+
+def square(rgb: Picture, size: int) -> np.ndarray:
+    """Return the middle square of an RGB picture, resized (bilinear), as (size, size, 3) uint8."""
+    from PIL import Image
+
+    side = min(rgb.size)
+    left, top = (rgb.width - side) // 2, (rgb.height - side) // 2
+    middle = rgb.crop((left, top, left + side, top + side))
+    return np.asarray(middle.resize((size, size), Image.Resampling.BILINEAR))
+
+
+def square_of(pixels: np.ndarray, size: int, i: int) -> np.ndarray:
+    """Return (3, size, size) uint8, see `square`, of one of (n, height, width, 3) pictures: uint8, or from 0 to 1."""
+    from PIL import Image
+
+    picture = pixels[i] if pixels.dtype == np.uint8 else (pixels[i] * 255).round().astype(np.uint8)
+    return square(Image.fromarray(picture), size).transpose(2, 0, 1)
 
 
 @dataclass(frozen=True)
@@ -121,7 +208,7 @@ def listing(root: Path) -> Listing:
                 left[reason].append(within + name)
                 inside.remove(name)
         for name in files:
-            path, picture = os.path.join(place, name), os.path.splitext(name)[1].lower() in suffixes()
+            path, picture = os.path.join(place, name), os.path.splitext(name)[1].lower() in SUFFIXES
             if name.startswith("."):
                 left["hidden" if picture else UNSAID].append(within + name)
             elif picture and os.path.isfile(path):
@@ -187,7 +274,7 @@ def classes_in(found: Listing, wanted: str) -> list[str]:
         more = f", and {len(empty) - 1} more class folders" if len(empty) > 1 else ""
         raise UserError(
             f"{root / empty[0]} holds no pictures{more}",
-            allowed=f"at least one in each class: {', '.join(sorted(suffixes()))}",
+            allowed=f"at least one in each class: {', '.join(sorted(SUFFIXES))}",
             next_step="remove it if it is no class",
         )  # fmt: skip
     return classes
@@ -198,12 +285,14 @@ class Contents:
     """What lies in a folder, by which each file that is read can be checked.
 
     Attributes:
+        root: the folder.
         pictures: the SHA-256 of each picture, by its path in the folder, "/" between its parts, sorted.
         tables: of files beside the pictures.
         left_out: why pictures that cannot be read are not among these, by their paths.
         strays: what else lies there and is left out, in one line, where this process has looked.
     """
 
+    root: Path
     pictures: Mapping[str, str]
     tables: Mapping[str, str] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -216,6 +305,24 @@ class Contents:
         for name, sha256 in {**self.tables, **self.pictures}.items():
             digest.update(os.fsencode(f"{name}\0{sha256}\n"))
         return digest.hexdigest()[:DIGITS]
+
+    def pixels(
+        self, names: Sequence[str], size: int, cut: Callable[[Picture, int], np.ndarray] = square, how: str = "square"
+    ) -> cache.Pixels:
+        """Return (n, 3, size, size) pixels of n pictures.
+
+        Args:
+            names: their paths in the folder.
+            size: side in pixels.
+            cut: makes (size, size, 3) uint8 of a picture.
+            how: names the way in which it does.
+        """
+
+        def row(i: int) -> np.ndarray:
+            return cut(read_rgb(self.root / names[i], self.pictures[names[i]]), size).transpose(2, 0, 1)
+
+        which = hashlib.sha256(os.fsencode("\0".join(names))).hexdigest()[:DIGITS]
+        return cache.Pixels(f"{self.fingerprint}-{which}-{size}-{how}", (len(names), 3, size, size), row)
 
 
 _known: dict[str, Contents] = {}
@@ -241,49 +348,50 @@ def contents(
     """
     listed = listed or listing(root)
     if not (names := listed.names):
-        raise UserError(f"{root} holds no pictures", allowed=sorted(suffixes()))
+        raise UserError(f"{root} holds no pictures", allowed=sorted(SUFFIXES))
     about = {name: sha256_of(root / name) for name in tables}
-    hashed, left_out = _each(root, names, lambda name: hashlib.sha256(read_bytes(root / name)).hexdigest())
+    hashed, left_out = _each(names, lambda name: hashlib.sha256(read_bytes(root / name)).hexdigest())
     strays = dict(listed.left)
     if loose := [name for name in names if not wanted(name)]:
         strays["pictures in no class folder"] = loose
     said = "; ".join(f"{reason}: {len(paths)} ({few(paths, width=60)})" for reason, paths in strays.items())
-    found = Contents(hashed, about, left_out, said)
+    found = Contents(root, hashed, about, left_out, said)
     if skip_bad or left_out:
-        left_out |= _undecodable(root, found)
+        left_out |= _undecodable(found)
         if not skip_bad:
             raise BadPicturesError({str(root / name): left_out[name] for name in sorted(left_out)}, len(names))
         found = replace(found, pictures={name: one for name, one in hashed.items() if name not in left_out})
         if not found.pictures:
-            raise UserError(f"{root} holds no pictures that can be read", allowed=sorted(suffixes()))
+            raise UserError(f"{root} holds no pictures that can be read", allowed=sorted(SUFFIXES))
     cache.keep_about(found.fingerprint, [found.pictures, found.tables, found.left_out])
     _known[found.fingerprint] = found
     return found
 
 
-def _undecodable(root: Path, found: Contents) -> dict[str, str]:
+def _undecodable(found: Contents) -> dict[str, str]:
     """Return why pictures cannot be decoded, by their paths in the folder; they are looked through the first time."""
-    name = f"{found.fingerprint}-bad-{cache.versions()}"
-    if (kept := cache.kept_about(name)) is not None:
+    file = f"{found.fingerprint}-bad-{cache.versions()}"
+    if (kept := cache.kept_about(file)) is not None:
         return dict(kept)
 
     def decode(name: str) -> None:
-        read_rgb(root / name, found.pictures[name], small=True)
+        read_rgb(found.root / name, found.pictures[name], small=True)
 
-    _, bad = _each(root, list(found.pictures), decode, f"{len(found.pictures):,} pictures to look through for bad ones")
-    cache.keep_about(name, bad)
+    _, bad = _each(list(found.pictures), decode, f"{len(found.pictures):,} pictures to look through for bad ones")
+    cache.keep_about(file, bad)
     return bad
 
 
-def _each(
-    root: Path, names: Sequence[str], work: Callable[[str], T], what: str = ""
-) -> tuple[dict[str, T], dict[str, str]]:
-    """Return what `work` makes of each picture in a folder, and why others are bad; who is told is told `what`."""
-    tell, done, bad = cache.tell(), itertools.count(1), dict[str, str]()
+def _each(names: Sequence[str], work: Callable[[str], T], what: str = "") -> tuple[dict[str, T], dict[str, str]]:
+    """Return what `work` makes of each picture, and why others are bad; who is told is told `what`."""
+    tell, done, good, bad = cache.tell(), itertools.count(1), dict[str, T](), dict[str, str]()
     tell(what, 0, len(names))
-    each = cache.each(lambda i: work(names[i]), len(names), bad, lambda: tell(what, next(done), len(names)))
-    found = {names[i]: one for i, one in each}
-    return found, {name: bad[path] for name in names if (path := str(root / name)) in bad}
+    for name, made in cache.each(work, names, lambda: tell(what, next(done), len(names))):
+        if isinstance(made, BadPicturesError):
+            (bad[name],) = made.reasons.values()
+        else:
+            good[name] = made
+    return good, bad
 
 
 def known_contents(name: str) -> Contents | None:
@@ -291,16 +399,17 @@ def known_contents(name: str) -> Contents | None:
     return _known.get(name.partition("-")[2])
 
 
-def contents_of(fingerprint: str, root: Path, tables: Sequence[str] = ()) -> Contents:
-    """Return the contents that have a fingerprint: as this process or another has found them, else from the folder.
+def contents_of(name: str, root: Path, tables: Sequence[str] = ()) -> Contents:
+    """Return what cells call so: as this process or another has found it, else from the folder.
 
     Raises:
-        UserError: the folder has others now.
+        UserError: the folder has other contents now.
     """
-    if fingerprint in _known:
-        return _known[fingerprint]
+    if (known := known_contents(name)) is not None:
+        return replace(known, root=root)
+    fingerprint = name.partition("-")[2]
     with suppress(TypeError, ValueError):  # it is another's file
-        kept = Contents(*cache.kept_about(fingerprint))
+        kept = Contents(root, *cache.kept_about(fingerprint))
         if kept.fingerprint == fingerprint:
             return _known.setdefault(fingerprint, kept)
     for skip in (False, True):
@@ -308,148 +417,3 @@ def contents_of(fingerprint: str, root: Path, tables: Sequence[str] = ()) -> Con
             if (found := contents(root, tables=tables, skip_bad=skip)).fingerprint == fingerprint:
                 return found
     raise _change_error(f"the pictures in {root}")
-
-
-def _change_error(what: str) -> UserError:
-    return UserError(f"{what} changed while the run was under way", next_step="run it again")
-
-
-def fingerprint_of(path: Path) -> str:
-    """Return a short hash of one file's content; see `sha256_of`."""
-    return sha256_of(path)[:DIGITS]
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of one file.
-
-    Raises:
-        UserError: it cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}", next_step="mend or remove it") from error
-
-
-def located(name: str, locations: Locations, option: str = "--images") -> Path:
-    """Return where lies what a cell names by its content; UserError, which says the option, where that is nowhere."""
-    if name not in locations:
-        raise UserError(f"'{name}' of this cell is not on this machine", next_step=f"give {option}")
-    return locations[name]
-
-
-def squares_in(
-    root: Path, size: int, fingerprint: str, wanted: Callable[[str], object] = lambda name: True
-) -> tuple[list[str], cache.Pixels]:
-    """Return the wanted pictures of a folder, sorted by their path in it, and (n, 3, size, size) pixels of them.
-
-    Args:
-        root: the folder.
-        size: side of the squares in pixels.
-        fingerprint: of the folder's contents when the run began.
-        wanted: says of a path in the folder, "/" between its parts, whether it is one of them.
-
-    Raises:
-        UserError: they are not those that the run began with.
-    """
-    found = contents_of(fingerprint, root)
-    names = list(filter(wanted, found.pictures))
-    return names, pixels_of(root, found, names, size)
-
-
-def square(rgb: Picture, size: int) -> np.ndarray:
-    """Return the middle square of an RGB picture, resized (bilinear), as (size, size, 3) uint8."""
-    from PIL import Image
-
-    side = min(rgb.size)
-    left, top = (rgb.width - side) // 2, (rgb.height - side) // 2
-    middle = rgb.crop((left, top, left + side, top + side))
-    return np.asarray(middle.resize((size, size), Image.Resampling.BILINEAR))
-
-
-def pixels_of(
-    root: Path, found: Contents, names: Sequence[str], size: int, cut: Callable[[Picture, int], np.ndarray] = square,
-    how: str = "square",
-) -> cache.Pixels:  # fmt: skip
-    """Return (n, 3, size, size) pixels of pictures found in a folder.
-
-    Args:
-        root: the folder.
-        found: what is in it.
-        names: the paths of the n pictures.
-        size: side in pixels.
-        cut: makes (size, size, 3) uint8 of a picture.
-        how: names the way in which it does.
-    """
-
-    def row(i: int) -> np.ndarray:
-        return cut(read_rgb(root / names[i], found.pictures[names[i]]), size).transpose(2, 0, 1)
-
-    which = hashlib.sha256(os.fsencode("\0".join(names))).hexdigest()[:DIGITS]
-    return cache.Pixels(f"{found.fingerprint}-{which}-{size}-{how}", (len(names), 3, size, size), row)
-
-
-def read_bytes(path: Path, sha256: str | None = None) -> bytes:
-    """Return a picture's bytes.
-
-    Raises:
-        BadPicturesError: it cannot be read.
-        UserError: it is not there any more, or has not that SHA-256.
-    """
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError as error:
-        raise _change_error(str(path)) from error
-    except OSError as error:
-        raise BadPicturesError({str(path): error.strerror or str(error)}) from error
-    if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
-        raise _change_error(str(path))
-    return data
-
-
-def read_rgb(path: Path, sha256: str | None = None, *, small: bool = False) -> Picture:
-    """Return a picture of any size in RGB; grey and palette pictures become it. Or `small`, in less time, of a JPEG.
-
-    Raises:
-        BadPicturesError: it cannot be read.
-        UserError: it is not there any more, or has not that SHA-256.
-    """
-    from PIL import Image, UnidentifiedImageError
-
-    data = read_bytes(path, sha256)
-    try:
-        if not data:
-            raise ValueError("it is empty")
-        with Image.open(BytesIO(data), formats=formats()) as picture:
-            if picture.width * picture.height > MOST_PIXELS:
-                raise ValueError(f"{picture.width} x {picture.height} pixels, more than {MOST_PIXELS}")
-            if small:
-                picture.draft(None, (1, 1))
-            return _rgb(picture)
-    except MemoryError:
-        raise
-    except Exception as error:  # Pillow does not say what its readers raise of torn files
-        said = " ".join(text_of(error).split()) or type(error).__name__
-        reason = "of no known format" if isinstance(error, UnidentifiedImageError) else said
-        raise BadPicturesError({str(path): reason}) from error
-
-
-def square_of(pixels: np.ndarray, size: int, i: int) -> np.ndarray:
-    """Return (3, size, size) uint8, see `square`, of one of (n, height, width, 3) pictures: uint8, or from 0 to 1."""
-    from PIL import Image
-
-    picture = pixels[i] if pixels.dtype == np.uint8 else (pixels[i] * 255).round().astype(np.uint8)
-    return square(Image.fromarray(picture), size).transpose(2, 0, 1)
-
-
-def _rgb(picture: Any) -> Picture:
-    """Return a picture in RGB: transparency is dropped, 16-bit grey keeps its shades."""
-    from PIL import Image
-
-    if picture.mode.startswith("I"):
-        shades = np.asarray(picture, dtype=np.float64) / 257
-        return Image.fromarray(shades.clip(0, 255).astype(np.uint8)).convert("RGB")
-    if picture.mode == "P" and "transparency" in picture.info:
-        picture = picture.convert("RGBA")
-    return picture.convert("RGB")

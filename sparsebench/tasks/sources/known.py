@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from sparsebench.errors import UserError, unknown
-from sparsebench.tasks.sources import cache
-from sparsebench.tasks.sources.files import Contents, Locations, contents_of, listing, located, pixels_of, sha256_of
+from sparsebench.tasks.sources.files import Contents, contents_of, listing, sha256_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -209,24 +208,19 @@ class Labelled:
     """Pictures of a set, n of them, in the order of its table.
 
     Attributes:
-        contents: of the folder `root`, in which the set lies.
+        contents: of the folder in which the set lies.
         names: the paths in it of the n pictures.
+        table: the file that says what they are.
         splits: (n,) 0 for training, 1 for validation, 2 for the test.
-        labels, attributes: (n,) 0 or 1.
+        labels, groups: (n,) class numbers, and numbers of (label, attribute).
     """
 
     contents: Contents
-    root: Path
     names: Sequence[str]
     table: Path
     splits: np.ndarray
     labels: np.ndarray
-    attributes: np.ndarray
-
-    @property
-    def groups(self) -> np.ndarray:
-        """(n,) the numbers of (label, attribute)."""
-        return 2 * self.labels + self.attributes
+    groups: np.ndarray
 
 
 def layout_of(root: Path) -> str | None:
@@ -241,40 +235,35 @@ def tables(root: Path, kind: str) -> list[str]:
     return [METADATA] if kind == WATERBIRDS else [_table(root, name).name for name in (ATTRIBUTES, PARTITION)]
 
 
-def labelled_pictures(kind: str, name: str, columns: tuple[str, str], locations: Locations) -> Labelled:
-    """Return a located set.
+@lru_cache(maxsize=4)
+def labelled_pictures(kind: str, name: str, root: Path, columns: tuple[str, str]) -> Labelled:
+    """Return a set.
 
     Args:
         kind: "waterbirds" or "celeba".
         name: what the cell calls it, with its fingerprint.
+        root: where it lies.
         columns: of its table, the label and the attribute.
-        locations: where it lies.
 
     Raises:
-        UserError: it is of another kind, not here, or its table is wrong; file and line are named.
+        UserError: its table is wrong, where file and line are named, or has changed.
     """
-    known, _, content = name.partition("-")
-    if known != kind or not content:
-        raise UserError(f"the images '{name}' are not those of task '{kind}'", next_step=f"give --images {kind}")
-    return _read(kind, content, located(name, locations), columns)
-
-
-@lru_cache(maxsize=4)
-def _read(kind: str, content: str, root: Path, columns: tuple[str, str]) -> Labelled:
     names = tables(root, kind)
-    found = contents_of(content, root, names)
-    if {name: sha256_of(root / name) for name in names} != found.tables:
+    found = contents_of(name, root, names)
+    if {table: sha256_of(root / table) for table in names} != found.tables:
         raise UserError(f"the tables in {root} changed while the run was under way", next_step="run it again")
-    return read(root, kind, columns, found)
+    return read(kind, columns, found)
 
 
-def read(root: Path, kind: str, columns: tuple[str, str], found: Contents) -> Labelled:
+def read(kind: str, columns: tuple[str, str], found: Contents) -> Labelled:
     """Return the set that lies in a folder, without what is left out of its contents; see `labelled_pictures`."""
+    root = found.root
     if kind == WATERBIRDS:
         table, below = root / METADATA, root
         rows = _rows(table, "img_filename", {columns[0]: BITS, columns[1]: BITS, "split": SPLITS})
     else:
-        table, partition, below = _table(root, ATTRIBUTES), _table(root, PARTITION), _faces(root)
+        table, partition, below = _table(root, ATTRIBUTES), _table(root, PARTITION), root / FACES / FACES
+        below = below if below.is_dir() else root / FACES
         rows = _rows(table, "image_id", {columns[0]: SIGNS, columns[1]: SIGNS})
         parts = _rows(partition, "image_id", {"partition": SPLITS})
         split_of = dict(zip(map(_key, parts["file"]), parts["partition"], strict=True))
@@ -286,18 +275,13 @@ def read(root: Path, kind: str, columns: tuple[str, str], found: Contents) -> La
     rows["file"] = [prefix + name for name in _on_disk(table, below, names, rows["file"])]
     rows = rows[~rows["file"].isin(list(found.left_out))]
     splits, labels, attributes = (rows[name].to_numpy(np.int64) for name in ("split", *columns))
-    return Labelled(found, root, list(rows["file"]), table, splits, labels, attributes)
+    return Labelled(found, list(rows["file"]), table, splits, labels, 2 * labels + attributes)
 
 
 def _table(root: Path, name: str) -> Path:
     """Return the .csv of that name if there is one, else the .txt."""
     kaggle = root / f"{name}.csv"
     return kaggle if kaggle.is_file() else root / f"{name}.txt"
-
-
-def _faces(root: Path) -> Path:
-    inner = root / FACES / FACES
-    return inner if inner.is_dir() else root / FACES
 
 
 def _key(name: str) -> str:
@@ -377,23 +361,3 @@ def _read_txt(path: Path) -> pd.DataFrame:
     if number != str(len(found)):
         raise UserError(f"{path} is cut off or torn", got=f"{len(found)} rows", allowed=f"{number}, as it says itself")
     return found.set_axis(found.index + 3, axis=0)
-
-
-def split_pixels(labelled: Labelled, rows: np.ndarray, size: int) -> tuple[cache.Pixels, np.ndarray | None]:
-    """Return (n, 3, size, size) pixels with the middle squares of pictures, resized (bilinear), and which are wanted.
-
-    They are mapped from a file, so that a set may be larger than the memory.
-
-    Args:
-        labelled: the set.
-        rows: (n,) some of one split, in rising order. A split is decoded as a whole, once for all that is chosen of
-            it; one that would take more than `cache.LARGE` bytes has a file for each choice.
-        size: side of the squares in pixels.
-
-    Returns:
-        The pixels of the split or of its chosen pictures, and where the rows are among them; None for all of them.
-    """
-    split, places = np.flatnonzero(labelled.splits == labelled.splits[rows[0]]), None
-    if len(rows) < len(split) and len(split) * 3 * size**2 <= cache.LARGE:
-        rows, places = split, np.searchsorted(split, rows)
-    return pixels_of(labelled.root, labelled.contents, [labelled.names[i] for i in rows], size), places

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from sparsebench.errors import UserError, few
-from sparsebench.tasks.sources.files import DIGITS, fingerprint_of
+from sparsebench.tasks.sources.files import DIGITS
 
 _few = partial(few, width=60)
 """Names are a user's, of any length."""
@@ -29,6 +29,9 @@ FILE = "classes"
 BY_FILE = "--task folder:classes=FILE (a name a line, or JSON: a list, or an object of name to number)"
 
 Labels = Literal["imagenet", "numbers", "names", "file"]
+ClassFile = tuple[dict[str, int | None], int | None]
+"""What a file of classes says: their numbers by the name, in Unicode NFC, None for a name that two have; and how many
+classes the head has, or None where the file may be of some of them."""
 SAID: Mapping[str, str] = {
     "imagenet": "by WordNet ids or class names, as a head of ImageNet-1k has them",
     "numbers": "by their names, which are numbers of the head's classes",
@@ -49,18 +52,6 @@ def described(params: Mapping[str, Any]) -> str:
     said = SAID.get(str(params.get("labels")), "")
     head = f" (a head of {params['head']} classes)" if said and params.get("head") else ""
     return said.format(params.get("classes", "")) + head
-
-
-class ClassFile(NamedTuple):
-    """A file that says which class of a head has which name.
-
-    Attributes:
-        numbers: by the name, in Unicode NFC; None for a name that two classes have.
-        size: how many classes the head has, or None where the file may be of some of them.
-    """
-
-    numbers: dict[str, int | None]
-    size: int | None
 
 
 class Numbered(NamedTuple):
@@ -94,9 +85,11 @@ def number(
     if head is not None and head > MOST_CLASSES:
         raise UserError("the weights' head", got=f"{head} classes", allowed=f"at most {MOST_CLASSES}")
     rule = _rule_for(folders, head) if labels == "auto" else labels
+    size = None
     if file is not None:
-        rule, found = "file", [file.numbers.get(unicodedata.normalize("NFC", name)) for name in folders]
-        own = {number: name for name, number in reversed(file.numbers.items()) if number is not None}
+        (known, size), rule = file, "file"
+        found = [known.get(unicodedata.normalize("NFC", name)) for name in folders]
+        own = {number: name for name, number in reversed(known.items()) if number is not None}
     elif rule == "imagenet":
         found, own = imagenet_numbers(tuple(folders)), dict(enumerate(imagenet_classes()))
     elif rule == "numbers":
@@ -115,12 +108,13 @@ def number(
     times = Counter(numbers)
     if twice := [name for name, number in zip(folders, numbers, strict=True) if times[number] > 1]:
         raise UserError("class folders that are of the same class", got=_few(twice), next_step="put them into one")
-    size = (file and file.size) or max(own) + 1
+    whole = file is None or size is not None
+    size = size or max(own) + 1
     if rule == "numbers":
         _check_numbers(numbers, head, sure=labels == "numbers")
     elif rule == "names":
         _check_names(folders, head, sure=labels == "names")
-    elif head is not None and (size > head or (size < head and (file is None or file.size))):
+    elif head is not None and (size > head or (size < head and whole)):
         raise UserError(
             f"class folders are numbered by {rule}, of {size} classes, and the head has {head}",
             next_step=f"give the head's own classes, in its order, with {BY_FILE}",
@@ -195,13 +189,6 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if place % 2 else (0, part) for place, part in enumerate(parts)]
 
 
-def locate_file(path: Path) -> str:
-    """Return the name that a cell has for a file of classes, from its content; see `read_file` for errors."""
-    path = path.expanduser()
-    read_file(path)
-    return f"{FILE}-{fingerprint_of(path)}"
-
-
 def read_file(path: Path, name: str = "") -> ClassFile:
     """Return what a file of classes says: a text with a name a line in the head's order, or JSON.
 
@@ -230,7 +217,7 @@ def read_file(path: Path, name: str = "") -> ClassFile:
         numbers[name] = found if numbers.setdefault(name, found) == found else None
     if all(found is None for found in numbers.values()):
         raise UserError(f"classes: {path} names no class")
-    return ClassFile(numbers, size)
+    return numbers, size
 
 
 def _pairs(value: Any) -> tuple[list[tuple[str, int]], int | None]:
