@@ -15,17 +15,8 @@ from typing import TYPE_CHECKING, Any
 from sparsebench.errors import StrategyError, UnsupportedError, UserError
 from sparsebench.plugin.hooks import hookimpl
 from sparsebench.plugin.observer import Observer
-from sparsebench.strategy.base import (
-    Convention,
-    How,
-    Kind,
-    LossInputs,
-    ModelOutputs,
-    Published,
-    Schedule,
-    Site,
-    Strategy,
-)
+from sparsebench.strategy.base import How, Kind, LossInputs, ModelOutputs, Published, Site, Strategy
+from sparsebench.strategy.budget import Convention, Schedule
 from sparsebench.strategy.plans import Disposal, Keep, Mask, Merge, Mix, Place, Plan, Rest, Shift
 from sparsebench.strategy.view import FrozenNetwork, Images, TokenView
 

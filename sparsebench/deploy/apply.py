@@ -24,9 +24,8 @@ from sparsebench.models.vits import Timm
 from sparsebench.plan.contenders import BUDGET_KEYS, fit_budget, settings_of
 from sparsebench.plan.locate import locate_all
 from sparsebench.plugin.registry import Registry
-from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.base import Strategy, complaint
 from sparsebench.strategy.budget import AMOUNTS, FULL, Budget
-from sparsebench.strategy.contract import complaint
 from sparsebench.strategy.spec import fill, parse, words_of
 from sparsebench.strategy.view import Images
 from sparsebench.tasks.base import Recipe

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import CostModel
-from sparsebench.strategy.base import Convention, Schedule, Traits
-from sparsebench.strategy.budget import Budget
+from sparsebench.strategy.base import Traits
+from sparsebench.strategy.budget import Budget, Convention, Schedule
 
 
 def schedule_of(budget: Budget, traits: Traits) -> Schedule:

@@ -29,8 +29,8 @@ from sparsebench.plan.locate import files_of
 from sparsebench.plan.request import Files, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.stats.intervals import wilson
-from sparsebench.strategy.base import Convention, Strategy, Traits
-from sparsebench.strategy.budget import FULL, Budget
+from sparsebench.strategy.base import Strategy, Traits
+from sparsebench.strategy.budget import FULL, Budget, Convention
 from sparsebench.strategy.spec import fill, label
 
 if TYPE_CHECKING:

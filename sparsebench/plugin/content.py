@@ -20,8 +20,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from sparsebench.errors import UserError
-from sparsebench.strategy.base import Strategy
-from sparsebench.strategy.contract import complaint
+from sparsebench.strategy.base import Strategy, complaint
 from sparsebench.strategy.spec import words_of
 
 _LIBRARIES = {"sparsebench", "sparsebench_plugins", "sparsebench_dask", "numpy", "torch", "torchvision", "timm"}

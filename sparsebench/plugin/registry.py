@@ -28,8 +28,7 @@ from sparsebench.plugin.content import Content
 from sparsebench.plugin.hooks import PROJECT, Hooks
 from sparsebench.plugin.observer import Observer
 from sparsebench.records.record import Origin, Part
-from sparsebench.strategy.base import Strategy
-from sparsebench.strategy.contract import complaint, complaint_on_revision
+from sparsebench.strategy.base import Strategy, complaint, complaint_on_revision
 from sparsebench.tasks.base import Task
 
 if TYPE_CHECKING:

@@ -39,8 +39,7 @@ from sparsebench.runner.devices import environment, turn
 from sparsebench.runner.prepare import Context, Prepared, fit_on, prepare, wants_images, weights_file
 from sparsebench.runner.process import Line, Message, forget_peak, peak
 from sparsebench.runner.results import Result, Watch, add_watched, measure
-from sparsebench.strategy.base import Strategy
-from sparsebench.strategy.contract import place_of
+from sparsebench.strategy.base import Strategy, place_of
 from sparsebench.training.loop import Course, EarlyStopping, JointTraining, Training, steps_for
 from sparsebench.training.steps import Autograd
 

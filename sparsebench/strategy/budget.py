@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -16,8 +16,9 @@ from pydantic import (
 )
 
 from sparsebench.errors import UserError
-from sparsebench.strategy.base import Convention, Schedule
 
+Schedule = Literal["stages", "every", "late"]
+Convention = Literal["power-floor", "compound-ceil"]
 AMOUNTS = ("macs", "keep_rate", "per_block", "ratio", "counts")
 SHARED = ("macs", "keep_rate")
 """Amounts that every strategy can spend, wherever it acts."""

@@ -34,9 +34,8 @@ from sparsebench.deploy.apply import RANDOM, apply
 from sparsebench.deploy.export import first_cause, never_exported
 from sparsebench.errors import StrategyError, UnsupportedError, one_line, text_of, unknown
 from sparsebench.records.record import Origin
-from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.base import Strategy, complaint, place_of
 from sparsebench.strategy.budget import Budget
-from sparsebench.strategy.contract import complaint, place_of
 from sparsebench.strategy.plans import Keep, Merge, Mix
 from sparsebench.strategy.view import NEEDS
 from sparsebench.testing.networks import PREFIXES, SIZES, USUAL, Case, build, cached, images_for, tiny

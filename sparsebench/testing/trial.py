@@ -16,9 +16,8 @@ from sparsebench import seeds
 from sparsebench.errors import StrategyError, UnsupportedError, UserError, one_line
 from sparsebench.models.actor import Actor, Pass
 from sparsebench.runner.run_cell import one_thread
-from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.base import Strategy, place_of
 from sparsebench.strategy.budget import Budget
-from sparsebench.strategy.contract import place_of
 from sparsebench.strategy.plan_checks import check_form, check_numbers
 from sparsebench.strategy.plans import Plan
 from sparsebench.strategy.view import FrozenNetwork, Images, TokenView

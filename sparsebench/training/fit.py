@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from sparsebench.errors import StrategyError, UnsupportedError, UserError, one_line
 from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.base import Network
-from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.base import Strategy, line_of, place_of
 from sparsebench.strategy.budget import AMOUNTS, Budget
-from sparsebench.strategy.contract import line_of, place_of
 from sparsebench.strategy.plans import Mask, Plan, Shift
 from sparsebench.strategy.view import Images, TokenView
 from sparsebench.tasks.base import Recipe

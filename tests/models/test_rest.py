@@ -12,8 +12,8 @@ from vits import ARCHITECTURES, B, N, images, vit
 from sparsebench import Rest, Strategy, StrategyError, UnsupportedError, UserError
 from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
+from sparsebench.strategy.base import complaint
 from sparsebench.strategy.budget import Budget
-from sparsebench.strategy.contract import complaint
 from sparsebench.strategy.plans import Keep
 from sparsebench.testing.networks import build
 from sparsebench.training.loop import evaluate

@@ -6,8 +6,7 @@ from pydantic import ValidationError
 
 from sparsebench.errors import StrategyError
 from sparsebench.plugin.registry import Registry
-from sparsebench.strategy.base import Strategy, how_of, how_of_label
-from sparsebench.strategy.contract import complaint
+from sparsebench.strategy.base import Strategy, complaint, how_of, how_of_label
 from sparsebench.strategy.plans import Keep, Place
 from sparsebench.strategy.view import NEEDS, TokenView
 

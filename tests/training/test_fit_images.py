@@ -12,9 +12,8 @@ from sparsebench.errors import StrategyError, UnsupportedError, UserError
 from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
 from sparsebench.models.vits import Vit
-from sparsebench.strategy.base import Strategy
+from sparsebench.strategy.base import Strategy, complaint
 from sparsebench.strategy.budget import Budget
-from sparsebench.strategy.contract import complaint
 from sparsebench.strategy.plans import Keep, Mask, Shift
 from sparsebench.strategy.view import Images
 from sparsebench.tasks.base import Recipe
