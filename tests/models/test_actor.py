@@ -10,7 +10,7 @@ from sparsebench.measure.cost import BlockCost, Step, VitCost
 from sparsebench.models.actor import Actor
 from sparsebench.strategy import tokens
 from sparsebench.strategy.budget import Budget
-from sparsebench.strategy.plans import Keep, Mask, Merge, Mix, Shift
+from sparsebench.strategy.plans import Keep, Mask, Merge, Mix, Rest, Shift
 
 B, N, KEEP = 2, 6, 3
 ONE = SetCost(tokens=N, d=4, m=8)
@@ -62,16 +62,8 @@ ILLEGAL = {
     "no weight": (lambda: Mix(None), "Mix.weight"),
     "weights of another shape": (lambda: Mix(torch.rand(B, 4, N)), r"Mix.weight must have shape \(2, 3, 6\)"),
     "NaN weights": (lambda: Mix(torch.full((B, KEEP, N), float("nan"))), "Mix.weight holds NaN"),
-    "values of a mask of booleans": (
-        lambda: Mask(ALIKE > 0, values=TOKENS),
-        "of booleans has neither values nor sizes",
-        "training",
-    ),
-    "sizes of a mask of booleans": (
-        lambda: Mask(ALIKE > 0, sizes=ALIKE),
-        "of booleans has neither values nor sizes",
-        "training",
-    ),
+    "values of a mask of booleans": (lambda: Mask(ALIKE > 0, values=TOKENS), "neither values nor sizes", "training"),
+    "sizes of a mask of booleans": (lambda: Mask(ALIKE > 0, sizes=ALIKE), "neither values nor sizes", "training"),
     "few values": (lambda: Mask(HALF, values=TOKENS[:, :3]), r"Mask.values must have shape \(2, 6, 2\)", "training"),
     "few sizes": (lambda: Mask(HALF, sizes=ALIKE[:, :3]), r"Mask.sizes must have shape \(2, 6\)", "training"),
     "NaN values": (lambda: Mask(HALF, values=TOKENS * NAN[:, :, None]), "Mask.values holds NaN", "training"),
@@ -86,16 +78,18 @@ ILLEGAL = {
     "an image without a token": (lambda: Mask(NO_TOKEN), "an image without a token", "adaptive"),
     "a shift in a test": (lambda: Shift(TOKENS), "for training only", "test"),
     "a shift of another shape": (lambda: Shift(TOKENS[:, 1:]), "must have shape", "training"),
-    "a shift of few class tokens": (
+    "few class tokens": (
         lambda: Shift(TOKENS, prefix=TOKENS[:, :0]),
-        r"Shift.prefix must have shape \(2, 1, 2\), got \(2, 0, 2\)",
+        r"prefix must have shape \(2, 1, 2\)",
         "training",
     ),
-    "values of another shape": (
-        lambda: Mix(torch.zeros(B, KEEP, N), values=TOKENS[:, 1:]),
-        "must have shape",
-        "training",
-    ),
+    "few values to mix": (lambda: Mix(torch.zeros(B, KEEP, N), values=TOKENS[:, 1:]), "must have shape", "test"),
+    "a token that rests twice": (lambda: Rest(full([0, 1, 1], [3, 4, 5])), "Rest.index names a token twice", "rest"),
+    "rest past the end": (lambda: Rest(full([0, 1, 6], [3, 4, 5])), "Rest.index must lie in 0..5, got 0..6", "rest"),
+    "rest below zero": (lambda: Rest(full([0, 1, 2], [-1, 4, 5])), "Rest.index must lie in 0..5, got -1..5", "rest"),
+    "few that rest": (lambda: Rest(GOOD[:, :2]), r"Rest.index must have shape \(2, 3\), got \(2, 2\)", "rest"),
+    "real places of rest": (lambda: Rest(GOOD.float()), "Rest.index must be int64, got torch.float32", "rest"),
+    "no place of rest": (lambda: Rest(None), "Rest.index must have shape .* got NoneType", "rest"),
     "no token": (lambda: Keep(torch.empty(B, 0, dtype=torch.int64)), "must have shape", "adaptive"),
     "an empty group of all": (lambda: Merge(torch.ones(B, N, dtype=torch.int64)), "empty", "adaptive"),
 }
@@ -104,10 +98,13 @@ ILLEGAL = {
 @pytest.mark.parametrize("what", ILLEGAL)
 def test_an_illegal_plan_is_a_strategy_error_that_names_the_strategy(scripted, what):
     plan, said, *where = ILLEGAL[what]
-    strategy = scripted(lambda view, keep: plan())
-    type(strategy).adaptive = where == ["adaptive"]
+    rests = where == ["rest"]
+    strategy = scripted(lambda view, keep: plan(), site="block" if rests else "input")
+    type(strategy).adaptive, type(strategy).how = where == ["adaptive"], "rest" if rests else None
+    cost, blocks = replace(FOUR, tokens=N) if where else ONE, (0,) if rests else None
+    acting = begin(strategy, cost, training=where == ["training"], blocks=blocks)
     with pytest.raises(StrategyError, match=rf"'scripted'.*{said}"):
-        begin(strategy, replace(FOUR, tokens=N) if where else ONE, training=where == ["training"]).decide(0, GIVEN)
+        acting.decide(0, GIVEN)
 
 
 @pytest.mark.parametrize(
