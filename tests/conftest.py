@@ -8,6 +8,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
 import functools
 import gc
 import subprocess
+import sys
 import tomllib
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -91,14 +92,23 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@functools.cache
+def _entries(hidden: str, path: tuple[str, ...]) -> dict[str, Any]:
+    return ENTRIES()
+
+
+ENTRIES = registry.entries
+
+
 @pytest.fixture(scope="session", autouse=True)
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep decoded pictures away from the user's, and load no workers before one is asked for.
 
     The picture of a run's board is empty, as drawing takes longer than a small run; tests of pictures have it drawn. A
-    batch is timed once, and not seven times.
+    batch is timed once, and not seven times. What is installed is looked for once in each list of folders.
     """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "entries", lambda: dict(_entries(os.environ[registry.HIDDEN], tuple(sys.path))))
         patch.setenv("SPARSEBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(Server, "begin", lambda self: None)
         patch.setattr(picture, "draw", lambda *_, **__: style.new(1, 1))

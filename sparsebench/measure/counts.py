@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 
 from sparsebench.errors import UnsupportedError, UserError
@@ -176,9 +177,12 @@ def rate_of(budget: Budget, cost: CostModel, traits: Traits) -> float | None:
     traits, blocks = traits_as_counted(budget, cost, traits), stages(budget, traits, cost.depth)
     dense = cost.macs(cost.dense())
 
-    def ratio(rate: float) -> float:
-        counts = counts_of(budget, rate, cost, traits)
+    @cache  # as most of the rates that are tried have the same counts
+    def share(counts: tuple[int, ...]) -> float:
         return cost.macs(cost.steps(traits, blocks, counts)) / dense
+
+    def ratio(rate: float) -> float:
+        return share(counts_of(budget, rate, cost, traits))
 
     low, high = 1e-6, 1.0
     for _ in range(50):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache
 from itertools import takewhile
 from math import isqrt
 from pathlib import Path
@@ -143,10 +144,8 @@ def made_for(name: str, path: Path, key: str = "") -> MadeFor:
         UserError: it is not known how the position embeddings are arranged.
         UserError, UnsupportedError: as `named_vit` and `read_weights`.
     """
-    with torch.device("meta"):
-        vit = named_vit(name, published(name)[0], 1)
-    expected, embed = vit.state_dict(), vit.patch_embed
-    vit.pos_embed = None  # else timm resamples what the file has
+    vit, expected = _at_own_size(name)
+    embed = vit.patch_embed
     state = _by_names_of(vit, read_weights(path, key).state, expected)
     found = [len(state[head]) for head in ("head.weight", "head.bias") if head in state]
     patches = state.get(PATCHES)
@@ -165,6 +164,19 @@ def made_for(name: str, path: Path, key: str = "") -> MadeFor:
             next_step="name the model they were made with",
         )
     return made._replace(size=(grid[0] * embed.patch_size[0], grid[1] * embed.patch_size[1]))
+
+
+@lru_cache(maxsize=16)
+def _at_own_size(name: str) -> tuple[Any, dict[str, Tensor]]:
+    """Return a model at its own size, without numbers, and what names its weights have; to be read only.
+
+    It has no position embedding, else timm resamples a file's. Kept: a plan asks for it with each set of pictures.
+    """
+    with torch.device("meta"):
+        vit = named_vit(name, published(name)[0], 1)
+    expected = vit.state_dict()
+    vit.pos_embed = None
+    return vit, expected
 
 
 def load_weights(vit: Any, path: Path, key: str = "", *, fresh_head: bool) -> bool:

@@ -30,7 +30,9 @@ def chromium() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("no browser: install chromium, or name one in SPARSEBENCH_CHROMIUM")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--disable-software-rasterizer"]
+        )
         yield browser
         browser.close()
 

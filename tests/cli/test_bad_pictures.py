@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from coded import write_noise, write_random_weights
-from running import local
+from running import execute
 
 from sparsebench.cli import main
 from sparsebench.plan.locate import pictures_of
@@ -16,6 +16,7 @@ from sparsebench.plan.plan import plan
 from sparsebench.plan.request import Files, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
+from sparsebench.records.record import Record
 from sparsebench.tasks.sources import cache
 
 ARCH, NAMES, EACH = "test_vit", ("n01440764", "n01443537"), 7
@@ -163,7 +164,8 @@ def test_cells_take_the_decoded_pictures_and_do_not_look_at_the_folder(
     cache.decode(pictures_of(of.todo, Registry(), of.locations))
     for name in NAMES:
         (root / name).rename(tmp_path / name)
-    records = list(local(of.todo, 1, tmp_path / "out", locations=of.locations))
+    records: list[Record] = []
+    execute(of, Registry(), tmp_path / "out", on_record=records.append)
     assert [(record.status, record.metrics["accuracy"].n) for record in records] == [("ok", 14)] * len(of.todo)
 
 

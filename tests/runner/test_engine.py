@@ -4,6 +4,7 @@ import random
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from sparsebench.plan.request import Job, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Cell, Origin, Part, Record
-from sparsebench.runner import prepare
+from sparsebench.runner import prepare, process
 from sparsebench.runner.engines import Engine, InProcess, Processes, Queue
 from sparsebench.runner.prepare import Context
 from sparsebench.runner.run_cell import one_thread, run_cells
@@ -169,6 +170,7 @@ def test_workers_know_the_tasks_that_plugin_files_bring(samples: Path, tmp_path:
 
 
 def test_workers_that_do_not_start_end_the_run_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_server", lru_cache(1)(process._server.__wrapped__))  # that of other tests stays
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(UserError, match=r"workers in a row did not start; .*worker-0.log"):
         list(local([a_job(0)], 1, tmp_path))

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,7 @@ def test_runs_of_a_process_share_a_server_while_their_variables_are_alike(
     modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "PRELOADED", ())
-    process._server.cache_clear()
+    monkeypatch.setattr(process, "_server", lru_cache(1)(process._server.__wrapped__))  # that of other tests stays
     monkeypatch.syspath_prepend(str(modules))
     (modules / "where.py").write_text(WHERE)
 

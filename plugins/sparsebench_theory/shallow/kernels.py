@@ -48,20 +48,24 @@ def work_space(D: int, S: int, tiles: int, dtype: Any) -> Work:
     return Work(bits=np.zeros(S * LANES, np.int32), **{name: np.zeros(n, dtype) for name, n in sizes.items()})
 
 
+OPTIONS: dict[str, Any] = {"fastmath": _FAST, "error_model": "numpy", "forceinline": True}
+part = numba.njit(**OPTIONS)
+"""Compile what becomes part of a kernel."""
+
+
 def compile_kernel(function: Callable[..., Any]) -> Any:
     """Compile a function; the machine code is kept on the disk where there is a place for it.
 
     What it calls becomes part of it. A call into a function of its own would reach another copy of that function, with
     its sums in another order, in a process that compiles than in one that reads from the disk.
     """
-    options: dict[str, Any] = {"fastmath": _FAST, "error_model": "numpy", "forceinline": True}
     try:
-        return numba.njit(cache=True, **options)(function)
+        return numba.njit(cache=True, **OPTIONS)(function)
     except RuntimeError:  # no folder to keep it in
-        return numba.njit(**options)(function)
+        return numba.njit(**OPTIONS)(function)
 
 
-@compile_kernel
+@part
 def _row(flat: Any, start: int, zeros: Any) -> Any:
     """Return the len(zeros) numbers from `start` on, in registers."""
     out = zeros
@@ -70,7 +74,7 @@ def _row(flat: Any, start: int, zeros: Any) -> Any:
     return out
 
 
-@compile_kernel
+@part
 def _exp(x: Any, bits: Any, n: int) -> None:
     """Replace n numbers <= 0 by their exponentials.
 
@@ -97,7 +101,7 @@ def _exp(x: Any, bits: Any, n: int) -> None:
         x[i] *= powers[i]
 
 
-@compile_kernel
+@part
 def _project(x: Any, K: Any, S: int, P: Any, half: Any) -> None:
     """P = X K, (S, D)."""
     D = 2 * len(half)
@@ -109,7 +113,7 @@ def _project(x: Any, K: Any, S: int, P: Any, half: Any) -> None:
                 row[i] += x[s * D + k] * K[k * D + i]
 
 
-@compile_kernel
+@part
 def _scores(P: Any, xt: Any, S: int, E: Any, half: Any) -> None:
     """Fill E [S][LANES] with the scores x_s^T K x_l of one block of attending tokens xt [D][LANES]."""
     H, D, zero = len(half), 2 * len(half), half[0]
@@ -122,7 +126,7 @@ def _scores(P: Any, xt: Any, S: int, E: Any, half: Any) -> None:
             e[l] = score
 
 
-@compile_kernel
+@part
 def _softmax(S: int, E: Any, scale: Any, bits: Any, zero: Any) -> None:
     """Turn the scores in E into e^(score - largest), and fill scale with 1 / their sums."""
     for l in range(LANES):  # numba takes 2 seconds to compile `scale[:] = E[:LANES]`, for the text of its error
@@ -145,7 +149,7 @@ def _softmax(S: int, E: Any, scale: Any, bits: Any, zero: Any) -> None:
         scale[l] = (zero + 1) / scale[l]
 
 
-@compile_kernel
+@part
 def _values(x: Any, E: Any, z: Any, half: Any) -> None:
     """z [D][LANES] = X^T E for one block, four tokens at a time."""
     zeros, D = half + half, 2 * len(half)
@@ -160,7 +164,7 @@ def _values(x: Any, E: Any, z: Any, half: Any) -> None:
                 z[k * LANES + l] += x0[k] * e0 + x1[k] * e1 + x2[k] * e2 + x3[k] * e3
 
 
-@compile_kernel
+@part
 def _attend(x: Any, S: int, K: Any, w: Work, half: Any) -> None:
     """From tokens x [rows][D], S of them real, fill w.Z with z_l, w.E and w.scale with the attention."""
     D, zero = 2 * len(half), half[0]
@@ -180,7 +184,7 @@ def _attend(x: Any, S: int, K: Any, w: Work, half: Any) -> None:
                 w.Z[(first + l) * D + k] = w.small[k * LANES + l] * scale[l] if first + l < S else zero
 
 
-@compile_kernel
+@part
 def _read_out(places: Any, a: Any, w: Work, half: Any) -> Any:
     """Return S * F, and leave v [tile][rows][TILE] in w.v; `places` are the tokens' positions."""
     H, D, zero = len(half), 2 * len(half), half[0]
@@ -209,7 +213,7 @@ def _read_out(places: Any, a: Any, w: Work, half: Any) -> Any:
     return total
 
 
-@compile_kernel
+@part
 def _back_to_neurons(c: Any, rows: int, w: Work, half: Any) -> None:
     """w.dC += c sum_l v_l z_l^T."""
     zeros, D = half + half, 2 * len(half)
@@ -227,7 +231,7 @@ def _back_to_neurons(c: Any, rows: int, w: Work, half: Any) -> None:
                     dC[k * TILE + j] += z0[k] * v0 + z1[k] * v1 + z2[k] * v2 + z3[k] * v3
 
 
-@compile_kernel
+@part
 def _back_to_values(rows: int, w: Work, half: Any) -> None:
     """w.G = C^T v, [rows][D]: four tokens and two columns at a time."""
     D, zero, G = 2 * len(half), half[0], w.G
@@ -260,7 +264,7 @@ def _back_to_values(rows: int, w: Work, half: Any) -> None:
                 G[at + 3 * D + 1] += g31
 
 
-@compile_kernel
+@part
 def _back_to_attention(c: Any, x: Any, S: int, w: Work, half: Any) -> None:
     """w.dK += sum_sl dS_sl x_s x_l^T, one block of attending tokens after the other; w.E becomes dS."""
     H, D, zero = len(half), 2 * len(half), half[0]
@@ -288,7 +292,7 @@ def _back_to_attention(c: Any, x: Any, S: int, w: Work, half: Any) -> None:
                     w.dK[i * D + k] += g[i * LANES + l] * x[(first + l) * D + k]
 
 
-@compile_kernel
+@part
 def _products(weights: Weights, K: Any, w: Work, half: Any) -> None:
     """K = W_K^T W_Q and w.C = W_O W_V."""
     D, zero = 2 * len(half), half[0]
@@ -308,7 +312,7 @@ def _products(weights: Weights, K: Any, w: Work, half: Any) -> None:
                     C[j] += value * O[j]
 
 
-@compile_kernel
+@part
 def _descend_values(weights: Weights, lr: Any, w: Work, half: Any) -> None:
     """W_O -= lr dC W_V^T and W_V -= lr W_O^T dC, both from the old ones."""
     D = 2 * len(half)
@@ -330,7 +334,7 @@ def _descend_values(weights: Weights, lr: Any, w: Work, half: Any) -> None:
             weights.V[q, k] -= lr * w.dV[q * D + k]
 
 
-@compile_kernel
+@part
 def _descend_attention(weights: Weights, lr: Any, w: Work, half: Any) -> None:
     """W_Q -= lr W_K dK and W_K -= lr W_Q dK^T, both from the old ones."""
     D = 2 * len(half)
