@@ -118,7 +118,7 @@ class Prepared:
         actor: the strategy on this network, or None for one that spends no budget.
         train, test, validation: the splits on the device; there may be none to validate on.
         initial: which trained weights it starts from, by content or by name, or "".
-        outcome: how the training came out of the network that it tests, see `Course.outcome`; None where it is
+        outcome: how the training came out of the network that it tests, see `Training.outcome`; None where it is
             trained itself.
         answers: whether the network begins with weights of which its output layer's too were trained.
         teacher: the network as it begins, for a strategy that learns from it, or None; only where its output layer

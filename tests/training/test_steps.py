@@ -13,7 +13,7 @@ from sparsebench.models.vits import Vit
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Keep
 from sparsebench.tasks.images import Composite
-from sparsebench.training.loop import Course, Training
+from sparsebench.training.loop import Training
 from sparsebench.training.steps import (
     Augmentation,
     Autograd,
@@ -116,7 +116,7 @@ def test_a_strategy_sees_the_moved_pixels_with_the_moved_relevance(scripted):
     strategy = scripted(decide, needs=("pixels", "relevance"), kind="oracle")
     actor = Actor(strategy, Budget(keep_rate=0.5), network.cost, network.grid, 3)
     given = Samples(torch.from_numpy(white), torch.from_numpy(DATA.train.labels), samples().relevance, augmentation())
-    Training(Autograd(network, actor, given, RECIPE), Course(23, RECIPE, ("order",))).run()
+    Training(network, actor, given, RECIPE, ("order",)).run()
     assert len(seen) == 6 and not torch.equal(torch.cat(seen[:3]).sort(0).values, torch.cat(seen[3:]).sort(0).values)
     given.forward(network, actor, given.items, visit=0, training=False)
     assert torch.equal(seen[-1], given.relevance)
@@ -139,18 +139,18 @@ class Small:
 @pytest.mark.parametrize("most", [1, 3, 10])
 def test_a_step_that_does_not_fit_is_taken_in_parts(most):
     whole, small = vit(), Small(most)
-    Training(Autograd(whole, None, samples(), RECIPE), Course(23, RECIPE, ("order",))).run()
-    steps = Autograd(small, None, samples(), RECIPE)
-    done = Training(steps, Course(23, RECIPE, ("order",))).run()
+    Training(whole, None, samples(), RECIPE, ("order",)).run()
+    training = Training(small, None, samples(), RECIPE, ("order",))
+    done, parts = training.run(), training.steps.parts
     assert math.isfinite(done["train_loss"]) and done["steps"] == 6
     torch.testing.assert_close(weights(small), weights(whole), atol=1e-4, rtol=1e-3)
-    assert steps.parts == {1: 16, 3: 4, 7: 2, 10: 1}[most]
-    assert sum(size > most for size in small.sizes) == math.log2(steps.parts)
+    assert parts == {1: 16, 3: 4, 7: 2, 10: 1}[most]
+    assert sum(size > most for size in small.sizes) == math.log2(parts)
 
 
 def test_a_sample_that_does_not_fit_ends_it():
     with pytest.raises(torch.OutOfMemoryError):
-        Training(Autograd(Small(0), None, samples(), RECIPE), Course(23, RECIPE, ("order",))).run()
+        Training(Small(0), None, samples(), RECIPE, ("order",)).run()
 
 
 SIDE, GRID = 12, (3, 3)
