@@ -32,7 +32,7 @@ hundred images activations no longer fit a CPU's cache."""
 TIMED_BATCH = 100
 CPU_MACS = 2e11
 """On a CPU a batch makes no more products than these: a few seconds of one core, tens of megabytes of activations."""
-COURSE, EARLY = ("step", "epoch", "mean", "summed", "seen"), ("best", "kept", "weights")
+STATE, EARLY = ("step", "epoch", "mean", "summed", "seen"), ("best", "kept", "weights")
 """What the rest of a training depends on, of itself and of early stopping."""
 
 
@@ -462,7 +462,7 @@ class Training:
         steps = cast(Autograd, self.steps)
         state: dict[str, Any] = {
             "network": steps.network.module.state_dict(), "optimiser": steps.opt.state_dict(), "parts": steps.parts,
-            "course": {name: getattr(self, name) for name in COURSE}, "random": torch.get_rng_state(),
+            "course": {name: getattr(self, name) for name in STATE}, "random": torch.get_rng_state(),
         }  # fmt: skip
         if self.early is not None:
             state["early"] = {name: getattr(self.early, name) for name in EARLY}
