@@ -319,7 +319,12 @@ class EarlyStopping:
 
     def over(self, epoch: int) -> bool:
         """Look after that many passes; say whether training is to end."""
-        result = self._result()
+        evaluation = evaluate(self.network, self.actor, self.samples, self.recipe)
+        self.network.module.train()
+        result = evaluation.accuracy
+        if self.recipe.validate_by == "worst_group":
+            groups = group_accuracies(evaluation.correct, self.groups, int(self.groups.max()) + 1)
+            result = float(np.nanmin(groups))
         if result > self.best:
             self.best, self.kept = result, epoch
             self.weights = {name: value.clone() for name, value in self.network.module.state_dict().items()}
@@ -328,13 +333,6 @@ class EarlyStopping:
     def restore(self) -> None:
         """Put the weights of the best pass into the network."""
         self.network.module.load_state_dict(self.weights)
-
-    def _result(self) -> float:
-        evaluation = evaluate(self.network, self.actor, self.samples, self.recipe)
-        self.network.module.train()
-        if self.recipe.validate_by == "accuracy":
-            return evaluation.accuracy
-        return float(np.nanmin(group_accuracies(evaluation.correct, self.groups, int(self.groups.max()) + 1)))
 
 
 class Training:
