@@ -325,7 +325,7 @@ def _early(cell: Prepared) -> EarlyStopping | None:
     if not cell.recipe.patience:
         return None
     assert cell.validation is not None and cell.data.validation is not None
-    return EarlyStopping(cell.network, cell.in_test, cell.validation, cell.data.validation.groups, cell.recipe)
+    return EarlyStopping(cell.in_test, cell.validation, cell.data.validation.groups)
 
 
 def _inactive(cell: Prepared) -> str:

@@ -6,7 +6,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -297,42 +297,37 @@ class Batch(NamedTuple):
     ends_pass: bool
 
 
+@dataclass(eq=False)
 class EarlyStopping:
     """Looks at the validation split after each pass, and keeps the weights of the best one.
 
-    Args:
-        network: what is trained.
-        actor: what acts on it in the test, or None.
+    Attributes:
+        actor: what acts on the network in the test, or None.
         samples: the validation split.
         groups: (n,) its groups.
-        recipe: says what the result is, and after how many passes without a better one training ends.
-
-    Attributes:
         best: the best result so far, -1 before the first; one that is as good is not better.
         kept: the pass that it is from; `weights` those of that pass.
     """
 
-    def __init__(self, network: Network, actor: Actor | None, samples: Samples, groups: np.ndarray, recipe: Recipe):
-        self.network, self.actor, self.samples, self.groups, self.recipe = network, actor, samples, groups, recipe
-        self.best, self.kept = -1.0, 0
-        self.weights: dict[str, Tensor] = {}
+    actor: Actor | None
+    samples: Samples
+    groups: np.ndarray
+    best: float = -1.0
+    kept: int = 0
+    weights: dict[str, Tensor] = field(default_factory=dict)
 
-    def over(self, epoch: int) -> bool:
+    def over(self, network: Network, recipe: Recipe, epoch: int) -> bool:
         """Look after that many passes; say whether training is to end."""
-        evaluation = evaluate(self.network, self.actor, self.samples, self.recipe)
-        self.network.module.train()
+        evaluation = evaluate(network, self.actor, self.samples, recipe)
+        network.module.train()
         result = evaluation.accuracy
-        if self.recipe.validate_by == "worst_group":
+        if recipe.validate_by == "worst_group":
             groups = group_accuracies(evaluation.correct, self.groups, int(self.groups.max()) + 1)
             result = float(np.nanmin(groups))
         if result > self.best:
             self.best, self.kept = result, epoch
-            self.weights = {name: value.clone() for name, value in self.network.module.state_dict().items()}
-        return epoch - self.kept >= self.recipe.patience
-
-    def restore(self) -> None:
-        """Put the weights of the best pass into the network."""
-        self.network.module.load_state_dict(self.weights)
+            self.weights = {name: value.clone() for name, value in network.module.state_dict().items()}
+        return epoch - self.kept >= recipe.patience
 
 
 class Training:
@@ -444,7 +439,7 @@ class Training:
             self.tell(batch, steps.step(batch.rows, batch.visit, batch.done))
             if batch.ends_pass and early is not None:
                 steps.store()
-                self.finished |= early.over(self.epoch)
+                self.finished |= early.over(self.network, self.recipe, self.epoch)
             if on_step is not None:
                 on_step(self.step)
             if self.finished:
@@ -452,7 +447,7 @@ class Training:
         steps.store()
         if early is None:
             return self.outcome()
-        early.restore()
+        self.network.module.load_state_dict(early.weights)
         return self.outcome() | {"kept_epoch": float(early.kept)}
 
     def state(self) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def begun(early=True, strategy=None):
     network.module.add_module(LEARNED, modules_of(actor))
     moved = Augmentation(5, True, 2, torch.from_numpy(DATA.train.boxes), (4, 4))
     validation = DATA.validation
-    stopping = EarlyStopping(network, actor, samples_of(validation), validation.groups, recipe) if early else None
+    stopping = EarlyStopping(actor, samples_of(validation), validation.groups) if early else None
     torch.manual_seed(1)
     return Training(network, actor, samples_of(DATA.train, moved), recipe, ("order",), early=stopping)
 
@@ -118,7 +118,7 @@ def run(right, patience, groups=None, by="accuracy"):
     """Return the outcome, the weights after each pass, and those in the end."""
     recipe = replace(LONG, patience=patience, epochs=len(right), validate_by=by)
     network, weights = Scripted(right), []
-    early = EarlyStopping(network, None, ten(), np.zeros(10, int) if groups is None else groups, recipe)
+    early = EarlyStopping(None, ten(), np.zeros(10, int) if groups is None else groups)
     training = Training(network, None, ten(), recipe, ("order",), early=early)
     done = training.run(lambda step: weights.append(network.module.weight.detach().clone()))
     return done, weights, network.module.weight.detach()
