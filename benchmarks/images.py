@@ -31,7 +31,7 @@ from sparsebench.runner.run_cell import one_thread
 from sparsebench.strategy.budget import Budget
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Composite
-from sparsebench.training.loop import Course, Training
+from sparsebench.training.loop import Training
 from sparsebench.training.steps import Autograd, Samples
 
 RATES = (0.9, 0.7, 0.5)
@@ -266,7 +266,7 @@ def growth(rounds: int) -> str:
         split = data.train
         train_ = Samples(torch.from_numpy(split.inputs), torch.from_numpy(split.labels), None)
         net = Vit().build(data, 0)
-        Training(Autograd(net, None, train_, task.recipe()), Course(n, task.recipe(), ("order",))).run()
+        Training(net, None, train_, task.recipe(), ("order",)).run()
 
     base, double = 640, {1: "-", 2: 1, 4: 2}
     images: dict[str, Run] = {f"{k * base} images, 1 pass": partial(whole, k * base, 1) for k in double}

@@ -33,7 +33,7 @@ from timing import Row, Run, ratio, table, turns
 from sparsebench.runner.devices import THREADS
 from sparsebench.runner.run_cell import one_thread
 from sparsebench.tasks.base import Data, Recipe
-from sparsebench.training.loop import Course, JointTraining, Training
+from sparsebench.training.loop import Training
 from sparsebench.training.steps import Autograd, Samples, Steps
 
 Kind = Callable[[ShallowViT, None, Samples, Recipe], Steps]
@@ -130,7 +130,7 @@ def on_cuda(m: int, number: int = 64, steps: int = 200) -> str:
         for repetition in range(number):
             recipe, network, samples = problem(m=m, repetition=repetition, device="cuda")
             recipe = replace(recipe, lr=STILL, steps=steps)
-            trials.append(JointTraining(network, None, samples, recipe, Course(B, recipe, ("order", repetition))))
+            trials.append(Training(network, None, samples, recipe, ("order", repetition)))
         torch.cuda.synchronize()
         start = time.perf_counter()
         train_together(trials)
@@ -148,8 +148,7 @@ def trial(n: int, repetition: int = 0, *, stop: bool = True) -> int:
     recipe, network, samples = problem(n=n, repetition=repetition)
     recipe = replace(recipe, stop_at_zero_loss=stop)
     steps = ClosedForm(network, None, samples, recipe)
-    done = Training(steps, Course(n, recipe, ("order", repetition))).run()
-    steps.store()
+    done = Training(network, None, samples, recipe, ("order", repetition), steps=steps).run()
     return int(done["steps"])
 
 
@@ -237,8 +236,7 @@ def fitted(kind: Callable[[TwoLayerViT, None, Samples, Recipe], Steps], n: int) 
     assert isinstance(network, TwoLayerViT) and split.relevance is not None
     samples = Samples(*(torch.from_numpy(x) for x in (split.inputs, split.labels, split.relevance)))
     steps = kind(network, None, samples, task.recipe())
-    done = Training(steps, Course(n, task.recipe(), ("order",))).run()
-    steps.store()
+    done = Training(network, None, samples, task.recipe(), ("order",), steps=steps).run()
     return int(done["steps"])
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sparsebench.errors import DivergedError
-from sparsebench.training.loop import Batch, Course, JointTraining
+from sparsebench.training.loop import Batch, Training
 from sparsebench.training.steps import chooses_once
 from sparsebench_theory.overfitting import gram
 from sparsebench_theory.overfitting.network import TwoLayerViT
@@ -29,7 +29,7 @@ AHEAD = 20
 """Steps taken before the losses are looked at. A trial that is over by then has taken steps of exactly nothing."""
 
 
-def fits(trial: JointTraining) -> bool:
+def fits(trial: Training) -> bool:
     """Say whether a training can run together with others: its steps are known, its choice of tokens made once."""
     if not chooses_once(trial.actor, trial.recipe):
         return False
@@ -39,12 +39,12 @@ def fits(trial: JointTraining) -> bool:
     return plain and trial.recipe.loss == "hinge" and trial.recipe.optimizer == "sgd"
 
 
-def train_together(trainings: Sequence[JointTraining]) -> None:
+def train_together(trainings: Sequence[Training]) -> None:
     """Train all that fit, as many at a time as the memory holds; see `Network`.
 
     One that raises, a strategy's error say, costs no other: what fails together is trained again in halves.
     """
-    groups: dict[tuple[object, ...], list[JointTraining]] = {}
+    groups: dict[tuple[object, ...], list[Training]] = {}
     for trial in trainings:
         if fits(trial):
             groups.setdefault(_shape(trial), []).append(trial)
@@ -61,14 +61,13 @@ def train_together(trainings: Sequence[JointTraining]) -> None:
                         log.warning("out of memory: going on with %d trials at a time", size)
                         most = size
                     for trial in chunk:  # the networks have not changed yet
-                        trial.course = Course(trial.course.n, trial.recipe, trial.course.order_seed)
-                        trial.failure = None
+                        trial.begin()
                     continue
                 chunk[0].failure = error
             group, size = group[size:], most
 
 
-def _shape(trial: JointTraining) -> tuple[object, ...]:
+def _shape(trial: Training) -> tuple[object, ...]:
     """Return what trainings that run together have in common."""
     network = cast(ShallowViT | TwoLayerViT, trial.network)
     weights = [*network.parameters(), *network.buffers()]
@@ -79,29 +78,29 @@ def _shape(trial: JointTraining) -> tuple[object, ...]:
     return (type(network), *(w.shape for w in weights), *common, *ends)
 
 
-def _train(trainings: Sequence[JointTraining]) -> None:
+def _train(trainings: Sequence[Training]) -> None:
     """Train trainings of one shape; their networks change when all are over."""
     stack = gram.Span(trainings) if isinstance(trainings[0].network, TwoLayerViT) else _Stack(trainings)
-    active = [t for t, trial in enumerate(trainings) if not trial.course.finished]
+    active = [t for t, trial in enumerate(trainings) if not trial.finished]
     while active:
-        coming = [list(islice(trainings[t].course.batches(), AHEAD)) for t in active]
+        coming = [list(islice(trainings[t].batches(), AHEAD)) for t in active]
         losses = stack.steps(torch.tensor(active, device=trainings[0].samples.labels.device), coming)
         for t, batches, row in zip(active, coming, losses.tolist(), strict=True):
-            course = trainings[t].course
+            trial = trainings[t]
             try:
                 for batch, loss in zip(batches, row, strict=False):
-                    if not course.finished:
-                        course.tell(batch, loss)
+                    if not trial.finished:
+                        trial.tell(batch, loss)
             except DivergedError as error:
-                trainings[t].failure = error
-        active = [t for t in active if not trainings[t].course.finished and trainings[t].failure is None]
+                trial.failure = error
+        active = [t for t in active if not trainings[t].finished and trainings[t].failure is None]
     stack.store()
 
 
 class _Stack:
     """The weights and samples of T trainings of the shallow model."""
 
-    def __init__(self, trainings: Sequence[JointTraining]):
+    def __init__(self, trainings: Sequence[Training]):
         self.networks = networks = [cast(ShallowViT, trial.network) for trial in trainings]
         self.Q, self.K, self.V = (
             torch.stack([getattr(net, name).detach()[0] for net in networks]) for name in ("W_Q", "W_K", "W_V")
@@ -179,7 +178,7 @@ def gradients_of(
     return summed, (dQ, dK, W_O.mT @ dC, dC @ V.mT)
 
 
-def _choose(trial: JointTraining) -> tuple[Tensor, Tensor | None]:
+def _choose(trial: Training) -> tuple[Tensor, Tensor | None]:
     """Return the (n, S, d) tokens of a training that stay, and where they are read out, (n, S), None where all do."""
     network, samples = cast(ShallowViT, trial.network), trial.samples
     acting = None if trial.actor is None else samples.begin(trial.actor, samples.items, visit=0, training=True)

@@ -40,8 +40,8 @@ class Network(Protocol):
 
     - `trainer(actor, samples, recipe)` returns its own trainer, see `training.steps.Steps`, or None for automatic
       differentiation. The actor is None if no strategy acts.
-    - `train_together(trainings)`, a static method, trains several networks in one program, each to the end of its
-      course or to its failure. Those that it leaves as they were are trained alone.
+    - `train_together(trainings)`, a static method, trains several networks in one program, each to its end
+      or to its failure. Those that it leaves as they were are trained alone.
     - `observe(train, test)` measures what `shows` names, with units, during training. `trained_values(first, test)`
       returns what is stored of the trained weights; `first` are the initial ones.
     """

@@ -28,7 +28,7 @@ from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.spec import fill
 from sparsebench.strategy.view import Images
 from sparsebench.tasks.base import Data, Recipe, Split, Task, check_items
-from sparsebench.training.fit import Fitted, fit, modules_of, state_digest, weights_of
+from sparsebench.training.fit import Fitted, fit, modules_of, state_digest
 from sparsebench.training.steps import Augmentation, Samples, Teacher
 
 MOST = 2**26
@@ -118,7 +118,7 @@ class Prepared:
         actor: the strategy on this network, or None for one that spends no budget.
         train, test, validation: the splits on the device; there may be none to validate on.
         initial: which trained weights it starts from, by content or by name, or "".
-        outcome: how the training came out of the network that it tests, see `Course.outcome`; None where it is
+        outcome: how the training came out of the network that it tests, see `Training.outcome`; None where it is
             trained itself.
         answers: whether the network begins with weights of which its output layer's too were trained.
         teacher: the network as it begins, for a strategy that learns from it, or None; only where its output layer
@@ -369,7 +369,9 @@ def fit_on(cell: Prepared, actor: Actor, known: dict[str, Fitted]) -> str:
     rows = torch.from_numpy(order[: strategy.fit_images]).sort().values.to(train.labels.device)
     data = of.model_dump(mode="json", include={"task", "model", "n_train", "repetition", "precision"})
     by = [strategy.name, strategy.model_dump(mode="json"), list(actor.keep)]
-    weights = [state_digest(weights_of(cell.network)), state_digest(modules_of(actor).state_dict())]
+    state = cell.network.module.state_dict()
+    own = {name: value for name, value in state.items() if not name.startswith(f"{LEARNED}.")}
+    weights = [state_digest(own), state_digest(modules_of(actor).state_dict())]
     key = digest([data, by, weights])
     if key in known:
         modules_of(actor).load_state_dict(known[key][0])

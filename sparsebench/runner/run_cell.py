@@ -40,7 +40,7 @@ from sparsebench.runner.prepare import Context, Prepared, fit_on, prepare, wants
 from sparsebench.runner.process import Line, Message, forget_peak, peak
 from sparsebench.runner.results import Result, Watch, add_watched, measure
 from sparsebench.strategy.base import Strategy, place_of
-from sparsebench.training.loop import Course, EarlyStopping, JointTraining, Training, steps_for
+from sparsebench.training.loop import EarlyStopping, Training
 from sparsebench.training.steps import Autograd
 
 EVERY = 1.0
@@ -93,7 +93,7 @@ class Checkpoint:
 
     def __call__(self, step: int) -> None:
         """Write, if it is time to and training is not over."""
-        if time.monotonic() >= self.due and not self.training.course.finished:
+        if time.monotonic() >= self.due and not self.training.finished:
             self.write()
             self.due = time.monotonic() + self.every
 
@@ -135,20 +135,19 @@ def run_cells(jobs: Sequence[Job], registry: Registry, context: Context) -> Iter
 
 def _train_together(runs: Sequence[_Run]) -> None:
     """Train what runs in one program; each has its outcome then, or has diverged, or must be trained alone."""
-    by_trainer: dict[Any, list[tuple[_Run, JointTraining]]] = {}
+    by_trainer: dict[Any, list[tuple[_Run, Training]]] = {}
     for run in runs:
         cell = run.cell
         assert cell is not None
-        course = Course(len(cell.train.labels), cell.recipe, cell.order)
-        training = JointTraining(cell.network, cell.in_training, cell.train, cell.recipe, course)
+        training = Training(cell.network, cell.in_training, cell.train, cell.recipe, cell.order)
         by_trainer.setdefault(cast(Any, training.network).train_together, []).append((run, training))
     for train_together, pairs in by_trainer.items():
         train_together([training for _, training in pairs])
         for run, training in pairs:
             if isinstance(training.failure, DivergedError):
                 run.fail(training.failure)
-            elif training.failure is None and training.course.finished:
-                run.trained = training.course.outcome()
+            elif training.failure is None and training.finished:
+                run.trained = training.outcome()
     context, device = runs[0].context, runs[0].setting.device
     if context.alone and device != "cpu":
         torch.cuda.synchronize(device)  # ends the worker if the device is lost; each cell is tried alone then
@@ -221,17 +220,17 @@ class _Run:
         self._fit(cell, cell.in_training)
         if self.job.keep_weights:  # what a training before this one left must not be taken for its own
             store.weights_path(self.setting.out, self.job.cell.id).unlink(missing_ok=True)
-        steps = steps_for(cell.network, cell.in_training, cell.train, cell.recipe, cell.teacher)
-        watch = None
+        recipe, early = cell.recipe, _early(cell)
+        training = Training(cell.network, cell.in_training, cell.train, recipe, cell.order, cell.teacher, early)
+        steps, watch = training.steps, None
         if cell.recipe.watch:
             train_, test = (cell.train, cell.in_training), (cell.test, cell.in_test)
             watch = Watch(cell.recipe, steps, cell.network, train_, test)
-        training = Training(steps, Course(len(cell.train.labels), cell.recipe, cell.order), _early(cell))
         checkpoint = self._checkpoint(training)
         if checkpoint is not None:
             checkpoint.resume()
         sooner = cell.recipe.stop_at_zero_loss or cell.recipe.stop_below or cell.recipe.patience
-        self.trained = training.run(self._reports(0 if sooner else training.course.total, watch or checkpoint))
+        self.trained = training.run(self._reports(0 if sooner else training.total, watch or checkpoint))
         if checkpoint is not None and checkpoint.resumed:
             self.result.notes["resumed"] = str(checkpoint.resumed)
         if isinstance(steps, Autograd) and steps.parts > cell.recipe.accumulate:
@@ -275,7 +274,7 @@ class _Run:
         """Return the cell's checkpoint, or None: what was seen while training is in none."""
         every, job, cell = self.setting.how.checkpoint, self.job, self.cell
         assert cell is not None
-        if not every or training.course.recipe.watch or not isinstance(training.steps, Autograd):
+        if not every or training.recipe.watch or not isinstance(training.steps, Autograd):
             return None
         made_by = {
             "cell": job.cell.id, "revision of the strategy": job.origin.revision, "start": cell.initial,
@@ -325,7 +324,7 @@ def _early(cell: Prepared) -> EarlyStopping | None:
     if not cell.recipe.patience:
         return None
     assert cell.validation is not None and cell.data.validation is not None
-    return EarlyStopping(cell.network, cell.in_test, cell.validation, cell.data.validation.groups, cell.recipe)
+    return EarlyStopping(cell.in_test, cell.validation, cell.data.validation.groups)
 
 
 def _inactive(cell: Prepared) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsebench.errors import StrategyError, UnsupportedError, UserError, one_line
-from sparsebench.models.actor import LEARNED, Actor
+from sparsebench.models.actor import Actor
 from sparsebench.models.base import Network
 from sparsebench.strategy.base import Strategy, line_of, place_of
 from sparsebench.strategy.budget import AMOUNTS, Budget
@@ -147,12 +147,6 @@ def _take(returned: Any, actor: Actor) -> dict[str, Tensor]:
 def modules_of(actor: Actor) -> nn.ModuleDict:
     """Return the modules of what the strategy learns, by block."""
     return nn.ModuleDict({str(block): module for block, module in actor.learned.items()})
-
-
-def weights_of(network: Network) -> dict[str, Tensor]:
-    """Return the network's own weights, without what a strategy learned."""
-    state = network.module.state_dict()
-    return {name: value for name, value in state.items() if not name.startswith(f"{LEARNED}.")}
 
 
 def state_digest(state: Mapping[str, Tensor]) -> str:

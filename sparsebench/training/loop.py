@@ -6,7 +6,8 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -31,6 +32,8 @@ hundred images activations no longer fit a CPU's cache."""
 TIMED_BATCH = 100
 CPU_MACS = 2e11
 """On a CPU a batch makes no more products than these: a few seconds of one core, tens of megabytes of activations."""
+STATE, EARLY = ("step", "epoch", "mean", "summed", "seen"), ("best", "kept", "weights")
+"""What the rest of a training depends on, of itself and of early stopping."""
 
 
 @dataclass(frozen=True)
@@ -278,21 +281,6 @@ def seconds_per_batch(
     return len(rows), seconds
 
 
-COURSE, EARLY = ("step", "epoch", "mean", "summed", "seen"), ("best", "kept", "weights")
-"""What of a course, and of early stopping, the rest of a training depends on."""
-
-
-def steps_for(
-    network: Network, actor: Actor | None, samples: Samples, recipe: Recipe, teacher: Teacher | None = None
-) -> Steps:
-    """Return the steps of the network's own trainer, where it brings one for such a training, else autograd's."""
-    if hasattr(network, "trainer"):
-        steps: Steps | None = network.trainer(actor, samples, recipe)
-        if steps is not None:
-            return steps
-    return Autograd(network, actor, samples, recipe, teacher)
-
-
 class Batch(NamedTuple):
     """Samples of one step, and where in the training it is.
 
@@ -309,28 +297,87 @@ class Batch(NamedTuple):
     ends_pass: bool
 
 
-class Course:
-    """Which batches a training has, pass by pass without replacement, and when it is over.
+@dataclass(eq=False)
+class EarlyStopping:
+    """Looks at the validation split after each pass, and keeps the weights of the best one.
+
+    Attributes:
+        actor: what acts on the network in the test, or None.
+        samples: the validation split.
+        groups: (n,) its groups.
+        best: the best result so far, -1 before the first; one that is as good is not better.
+        kept: the pass that it is from; `weights` those of that pass.
+    """
+
+    actor: Actor | None
+    samples: Samples
+    groups: np.ndarray
+    best: float = -1.0
+    kept: int = 0
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+    def over(self, network: Network, recipe: Recipe, epoch: int) -> bool:
+        """Look after that many passes; say whether training is to end."""
+        evaluation = evaluate(network, self.actor, self.samples, recipe)
+        network.module.train()
+        result = evaluation.accuracy
+        if recipe.validate_by == "worst_group":
+            groups = group_accuracies(evaluation.correct, self.groups, int(self.groups.max()) + 1)
+            result = float(np.nanmin(groups))
+        if result > self.best:
+            self.best, self.kept = result, epoch
+            self.weights = {name: value.clone() for name, value in network.module.state_dict().items()}
+        return epoch - self.kept >= recipe.patience
+
+
+class Training:
+    """A training: which batches it has, pass by pass without replacement, where it is, and when it is over.
 
     Args:
-        n: number of training samples.
+        network: what is trained.
+        actor: the strategy on it, or None.
+        samples: n training samples.
         recipe: how.
         order_seed: dimensions that name the order of the samples.
+        teacher: what a strategy learns from, or None.
+        early: what ends it early, or None.
+        steps: what takes the steps; unless given the network's own trainer, where it brings one, else autograd.
 
     Attributes:
         step, epoch: steps and passes done.
         mean: mean loss of the last pass.
         summed, seen: of the pass under way the sum of the losses, and their number.
         fitted: whether the loss was low enough to end.
+        finished: whether it is at its end.
+        failure: why it has no outcome where it ran in one program with others, see `Network`; or None.
     """
 
-    def __init__(self, n: int, recipe: Recipe, order_seed: tuple[object, ...]):
-        self.n, self.recipe, self.order_seed = n, recipe, order_seed
-        self.batch, self.total = min(recipe.batch or n, n), recipe.total(n)
+    def __init__(
+        self, network: Network, actor: Actor | None, samples: Samples, recipe: Recipe, order_seed: tuple[object, ...],
+        teacher: Teacher | None = None, early: EarlyStopping | None = None, steps: Steps | None = None,
+    ):  # fmt: skip
+        self.network, self.actor, self.samples, self.recipe = network, actor, samples, recipe
+        self.order_seed, self.teacher, self.early = order_seed, teacher, early
+        self.n = len(samples.labels)
+        self.batch, self.total = min(recipe.batch or self.n, self.n), recipe.total(self.n)
+        if steps is not None:
+            self.steps = steps
+        self.begin()
+
+    def begin(self) -> None:
+        """Go back to the beginning; the network stays as it is."""
         self.step, self.epoch, self.mean = 0, 0, math.nan
         self.fitted, self.finished = False, self.total == 0
         self.summed: Tensor | float = 0.0
         self.seen = 0
+        self.failure: Exception | None = None
+
+    @cached_property
+    def steps(self) -> Steps:
+        """The steps of the network's own trainer, where it brings one for such a training, else autograd's."""
+        given = self.network, self.actor, self.samples, self.recipe
+        own: Steps | None = self.network.trainer(*given[1:]) if hasattr(self.network, "trainer") else None
+        return Autograd(*given, self.teacher) if own is None else own
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches that are left in their order, whatever the losses."""
@@ -373,113 +420,42 @@ class Course:
         ends = self.recipe.stop_at_zero_loss or self.recipe.stop_below > 0
         return out | ({"fitted": float(self.fitted)} if ends else {})
 
-
-class EarlyStopping:
-    """Looks at the validation split after each pass, and keeps the weights of the best one.
-
-    Args:
-        network: what is trained.
-        actor: what acts on it in the test, or None.
-        samples: the validation split.
-        groups: (n,) its groups.
-        recipe: says what the result is, and after how many passes without a better one training ends.
-
-    Attributes:
-        best: the best result so far, -1 before the first; one that is as good is not better.
-        kept: the pass that it is from; `weights` those of that pass.
-    """
-
-    def __init__(self, network: Network, actor: Actor | None, samples: Samples, groups: np.ndarray, recipe: Recipe):
-        self.network, self.actor, self.samples, self.groups, self.recipe = network, actor, samples, groups, recipe
-        self.best, self.kept = -1.0, 0
-        self.weights: dict[str, Tensor] = {}
-
-    def over(self, epoch: int) -> bool:
-        """Look after that many passes; say whether training is to end."""
-        result = self._result()
-        if result > self.best:
-            self.best, self.kept = result, epoch
-            self.weights = {name: value.clone() for name, value in self.network.module.state_dict().items()}
-        return epoch - self.kept >= self.recipe.patience
-
-    def restore(self) -> None:
-        """Put the weights of the best pass into the network."""
-        self.network.module.load_state_dict(self.weights)
-
-    def _result(self) -> float:
-        evaluation = evaluate(self.network, self.actor, self.samples, self.recipe)
-        self.network.module.train()
-        if self.recipe.validate_by == "accuracy":
-            return evaluation.accuracy
-        return float(np.nanmin(group_accuracies(evaluation.correct, self.groups, int(self.groups.max()) + 1)))
-
-
-@dataclass(eq=False)
-class JointTraining:
-    """A training that may run in one program with others, see `Network`.
-
-    Attributes:
-        actor: the strategy on the network, or None.
-        course: where it is; trained to the end it is `finished`.
-        failure: why it has no outcome, or None.
-    """
-
-    network: Network
-    actor: Actor | None
-    samples: Samples
-    recipe: Recipe
-    course: Course
-    failure: Exception | None = None
-
-
-class Training:
-    """A training under way.
-
-    Args:
-        steps: what is trained.
-        course: where it is.
-        early: what ends it early, or None.
-    """
-
-    def __init__(self, steps: Steps, course: Course, early: EarlyStopping | None = None):
-        self.steps, self.course, self.early = steps, course, early
-
     def run(self, on_step: Callable[[int], None] | None = None) -> dict[str, float]:
-        """Train to the end of the course; the weights are in the network then.
+        """Train to the end; the weights are in the network then.
 
         Args:
             on_step: called with the number of steps done, before the first and after each.
 
         Returns:
-            see `Course.outcome`; with early stopping the pass too that the weights are from.
+            see `outcome`; with early stopping the pass too that the weights are from.
 
         Raises:
             DivergedError: the loss became NaN or infinite.
         """
-        course = self.course
-        if on_step is not None and course.step == 0:
+        steps, early = self.steps, self.early
+        if on_step is not None and self.step == 0:
             on_step(0)
-        for batch in course.batches():
-            course.tell(batch, self.steps.step(batch.rows, batch.visit, batch.done))
-            if batch.ends_pass and self.early is not None:
-                self.steps.store()
-                course.finished |= self.early.over(course.epoch)
+        for batch in self.batches():
+            self.tell(batch, steps.step(batch.rows, batch.visit, batch.done))
+            if batch.ends_pass and early is not None:
+                steps.store()
+                self.finished |= early.over(self.network, self.recipe, self.epoch)
             if on_step is not None:
-                on_step(course.step)
-            if course.finished:
+                on_step(self.step)
+            if self.finished:
                 break
-        self.steps.store()
-        if self.early is None:
-            return course.outcome()
-        self.early.restore()
-        return course.outcome() | {"kept_epoch": float(self.early.kept)}
+        steps.store()
+        if early is None:
+            return self.outcome()
+        self.network.module.load_state_dict(early.weights)
+        return self.outcome() | {"kept_epoch": float(early.kept)}
 
     def state(self) -> dict[str, Any]:
         """Return all that the rest depends on, of steps by autograd: tensors, numbers and words."""
         steps = cast(Autograd, self.steps)
         state: dict[str, Any] = {
             "network": steps.network.module.state_dict(), "optimiser": steps.opt.state_dict(), "parts": steps.parts,
-            "course": {name: getattr(self.course, name) for name in COURSE}, "random": torch.get_rng_state(),
+            "course": {name: getattr(self, name) for name in STATE}, "random": torch.get_rng_state(),
         }  # fmt: skip
         if self.early is not None:
             state["early"] = {name: getattr(self.early, name) for name in EARLY}
@@ -493,7 +469,7 @@ class Training:
         steps.network.module.load_state_dict(state["network"])
         steps.opt.load_state_dict(state["optimiser"])
         steps.parts = state["parts"]
-        vars(self.course).update(state["course"])
+        vars(self).update(state["course"])
         if self.early is not None:
             vars(self.early).update(state["early"])
         torch.set_rng_state(state["random"])

@@ -331,11 +331,6 @@ def test_a_set_with_a_task_of_its_own_is_for_no_other(waterbirds, tmp_path, opti
     assert done.exit_code == 2 and "waterbirds is for the task 'waterbirds' alone" in done.stderr
 
 
-def drawn(waterbirds):
-    name, place = locate_images(f"folder:{waterbirds.root}")
-    return Waterbirds(images=name, canvas=8).draw(28, 0, {name: place})
-
-
 def on_device(inputs, device):
     return prepare.Context(Setting(out=Path(), device=device)).on_device(inputs)
 
@@ -343,12 +338,12 @@ def on_device(inputs, device):
 @pytest.mark.parametrize(("room", "kind"), [(28 * 192 - 1, "cpu"), (28 * 192, "meta")])
 def test_images_for_which_a_device_has_no_room_stay_on_the_host(waterbirds, monkeypatch, room, kind):
     monkeypatch.setattr(prepare, "room", lambda device: room)
-    assert on_device(drawn(waterbirds).train.inputs, "meta").device.type == kind
+    assert on_device(draw(waterbirds).train.inputs, "meta").device.type == kind
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_images_of_the_host_give_what_images_on_the_device_give(waterbirds, monkeypatch):
-    data = drawn(waterbirds)
+    data = draw(waterbirds)
     network = Vit(dim=16, depth=2, heads=2).build(data, 0)
     network.module.to("cuda")
     outputs, moved = [], []

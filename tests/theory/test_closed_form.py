@@ -34,7 +34,7 @@ from sparsebench.records.store import weights_path
 from sparsebench.strategy.budget import FULL, Budget
 from sparsebench.strategy.plans import Keep
 from sparsebench.tasks.base import Recipe
-from sparsebench.training.loop import Course, Training, steps_for
+from sparsebench.training.loop import Training
 from sparsebench.training.steps import Autograd, Samples
 
 MATRICES = ("W_Q", "W_K", "W_V", "W_O")
@@ -156,9 +156,8 @@ def theory(m=256, n=40, dtype=torch.float32, model=None, **task):
 
 
 def run(engine, recipe, n, **changes):
-    done = Training(engine, Course(n, replace(recipe, **changes), ("order", 0))).run()
-    engine.store()
-    return done
+    own = engine.network, None, engine.samples, replace(recipe, **changes)
+    return Training(*own, ("order", 0), steps=engine).run()
 
 
 def test_single_precision_stays_near_double_precision():
@@ -376,9 +375,9 @@ def test_the_bits_are_the_same_just_compiled_and_read_from_the_disk(tmp_path):
 )  # fmt: skip
 def test_other_networks_losses_and_optimisers_are_left_to_autograd(variant, change):
     network, samples = problem(6, 7, 3, 2)
-    assert isinstance(steps_for(network, None, samples, SGD), ClosedForm)
+    assert isinstance(Training(network, None, samples, SGD, ()).steps, ClosedForm)
     other = ShallowViT(np.random.default_rng(0), np.eye(5)[:, :4], 7, m=3, first=FirstWeights(0.1, 0.1, 0.1), **variant)
-    assert isinstance(steps_for(other, None, samples, replace(SGD, **change)), Autograd)
+    assert isinstance(Training(other, None, samples, replace(SGD, **change), ()).steps, Autograd)
 
 
 @pytest.mark.slow

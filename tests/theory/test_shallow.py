@@ -14,7 +14,7 @@ from sparsebench_theory.shallow.network import FirstWeights, ShallowViT, complet
 from sparsebench_theory.shallow.task import Theory
 
 from sparsebench.models.actor import SplitPass
-from sparsebench.training.loop import Course, Training
+from sparsebench.training.loop import Training
 from sparsebench.training.steps import Autograd, Samples, losses, predictions
 
 B, L, D, M = 3, 12, 8, 5
@@ -160,7 +160,8 @@ def trained(task, shape):
         for split in (data.train, data.test)
     )
     with torch.enable_grad():
-        Training(Autograd(net, None, train_, task.recipe()), Course(24, task.recipe(), ("order",))).run()
+        steps = Autograd(net, None, train_, task.recipe())
+        Training(net, None, train_, task.recipe(), ("order",), steps=steps).run()
     return net, first, SplitPass(test.inputs, test.labels, test.relevance, None), data
 
 

@@ -15,7 +15,7 @@ from sparsebench_theory.spatial.task import Spatial, association
 from sparsebench.errors import UserError
 from sparsebench.models.actor import Actor, SplitPass
 from sparsebench.strategy.budget import Budget
-from sparsebench.training.loop import Course, Training
+from sparsebench.training.loop import Training
 from sparsebench.training.steps import Autograd, Samples
 
 
@@ -66,7 +66,8 @@ def test_the_read_out_is_frozen_and_the_rest_is_trained():
     recipe = TWO_TASK.model_copy(update={"steps": 5}).recipe()
     split = TWO_DATA.train
     tensors = (torch.from_numpy(x) for x in (split.inputs, split.labels, split.relevance))
-    Training(Autograd(net, None, Samples(*tensors), recipe), Course(TWO_N, recipe, ("order",))).run()
+    own = Samples(*tensors)
+    Training(net, None, own, recipe, ("order",), steps=Autograd(net, None, own, recipe)).run()
     moved = {name for name, value in net.state_dict().items() if not torch.equal(value, first[name])}
     assert moved == {"W_Q", "W_K", "W_V"}
 
@@ -152,7 +153,7 @@ def positional_after(steps=30, strategy=None, **options):
     split = POSITIONAL_DATA.train
     tensors = (torch.from_numpy(x) for x in (split.inputs, split.labels, split.relevance))
     actor = strategy and Actor(strategy, Budget(keep_rate=0.5), net.cost, None, 3)
-    Training(Autograd(net, actor, Samples(*tensors), recipe), Course(POSITIONAL_N, recipe, ("order",))).run()
+    Training(net, actor, Samples(*tensors), recipe, ("order",)).run()
     return net, first
 
 
@@ -312,10 +313,7 @@ def query_after(steps, **options):
     net = OneQuery(**options).build(QUERY_DATA, 0).double()
     recipe = QUERY_TASK.model_copy(update={"steps": steps}).recipe()
     shown = look(QUERY_DATA.train)
-    Training(
-        Autograd(net, None, Samples(shown.inputs.double(), shown.labels, None), recipe),
-        Course(QUERY_N, recipe, ("order",)),
-    ).run()
+    Training(net, None, Samples(shown.inputs.double(), shown.labels, None), recipe, ("order",)).run()
     return net
 
 
@@ -355,10 +353,7 @@ def test_a_query_finds_the_signal_that_the_mean_hides():
     for attention in ("trained", "frozen"):
         net = OneQuery(attention=attention).build(data, 0)
         split, test = look(data.train), look(data.test)
-        Training(
-            Autograd(net, None, Samples(split.inputs, split.labels, None), task.recipe()),
-            Course(300, task.recipe(), ("o",)),
-        ).run()
+        Training(net, None, Samples(split.inputs, split.labels, None), task.recipe(), ("o",)).run()
         errors[attention] = float(((net(test.inputs) > 0) != test.labels).double().mean())
     assert errors["trained"] < 0.05 < 0.12 < errors["frozen"] < 0.25  # the least error of the mean is 0.159
 

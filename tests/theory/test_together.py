@@ -18,7 +18,7 @@ from sparsebench_theory.shallow.task import Theory
 
 from sparsebench.models.actor import Actor
 from sparsebench.strategy.budget import Budget
-from sparsebench.training.loop import Course, JointTraining, Training, steps_for
+from sparsebench.training.loop import Training
 from sparsebench.training.steps import Autograd, Samples
 
 SHALLOW = Theory(tokens=20, d=6, relevant=0.4, confusion=0.1, test=20, batch=6, steps=80, lr=0.5)
@@ -32,17 +32,14 @@ def training(n, repetition=0, strategy=None, changes=None, dtype=torch.float64, 
     actor = None if strategy is None else Actor(strategy, Budget(keep_rate=0.5), network.cost, None, repetition)
     split, recipe = data.train, replace(task.recipe(), **changes or {})
     inputs, labels, relevance = (torch.from_numpy(x) for x in (split.inputs, split.labels, split.relevance))
-    course = Course(n, recipe, ("order", n, repetition))
-    return JointTraining(network, actor, Samples(inputs.to(dtype), labels, relevance), recipe, course)
+    samples = Samples(inputs.to(dtype), labels, relevance)
+    return Training(network, actor, samples, recipe, ("order", n, repetition))
 
 
 def alone(one):
     """Return the network and outcome of the same training by itself, in the ordinary way."""
     network = copy.deepcopy(one.network)
-    steps = steps_for(network, one.actor, one.samples, one.recipe)
-    outcome = Training(steps, Course(one.course.n, one.recipe, one.course.order_seed)).run()
-    steps.store()
-    return network, outcome
+    return network, Training(network, one.actor, one.samples, one.recipe, one.order_seed).run()
 
 
 def difference(network, other):
@@ -56,9 +53,9 @@ def assert_as_alone(group, tolerance=1e-10, failing=()):
     together.train_together(group)
     assert {k for k, one in enumerate(group) if one.failure is not None} == set(failing)
     for k, (network, outcome) in expected.items():
-        assert group[k].course.finished and group[k].course.outcome() == pytest.approx(outcome, rel=tolerance)
+        assert group[k].finished and group[k].outcome() == pytest.approx(outcome, rel=tolerance)
         assert difference(group[k].network, network) < tolerance
-    return [one.course.step for one in group]
+    return [one.step for one in group]
 
 
 class Raises(Random):
@@ -115,8 +112,7 @@ def test_too_little_memory_makes_smaller_groups_and_one_that_does_not_fit_alone_
     def small(some):
         tried.append(len(some))
         if len(some) > fit:
-            course = some[0].course
-            course.tell(next(course.batches()), 1.0)  # it had begun
+            some[0].tell(next(some[0].batches()), 1.0)  # it had begun
             raise torch.OutOfMemoryError
         whole(some)
 
@@ -137,7 +133,7 @@ def test_only_plain_networks_with_a_choice_made_once_train_together(options, fit
     one = training(4, **options)
     assert together.fits(one) is fits
     together.train_together([one] * (not fits))
-    assert one.course.step == 0 and one.failure is None  # what does not fit is left as it was
+    assert one.step == 0 and one.failure is None  # what does not fit is left as it was
     one.network = torch.nn.Linear(1, 1)
     assert not together.fits(one)
 
@@ -185,8 +181,7 @@ def trained(kind, strategy, dtype=torch.float64, changes=None):
     """Return the network and outcome of one training with steps of that kind."""
     one = training(6, strategy=strategy, task=TWO_LAYERS, dtype=dtype, changes=changes)
     steps = kind(one.network, one.actor, one.samples, one.recipe)
-    outcome = Training(steps, Course(6, one.recipe, ("order",))).run()
-    steps.store()
+    outcome = Training(one.network, one.actor, one.samples, one.recipe, ("order",), steps=steps).run()
     return one.network.double(), outcome
 
 
@@ -212,4 +207,4 @@ def test_gradient_descent_ends_with_the_step_before_which_the_loss_was_low():
 @pytest.mark.parametrize(("n", "kind"), [(6, InSpan), (40, Autograd)])  # 40 samples are 200 tokens in 80 dimensions
 def test_the_span_is_used_where_it_is_the_shorter_way(n, kind):
     one = training(n, task=TWO_LAYERS)
-    assert isinstance(steps_for(one.network, None, one.samples, one.recipe), kind)
+    assert isinstance(one.steps, kind)

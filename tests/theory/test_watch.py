@@ -18,7 +18,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, Part
 from sparsebench.runner.results import Watch
 from sparsebench.strategy.budget import FULL, Budget
-from sparsebench.training.loop import Course, Training, evaluate, steps_for
+from sparsebench.training.loop import Training, evaluate
 from sparsebench.training.steps import Samples
 
 TASK = Theory(tokens=20, relevant=0.4, confusion=0.1, batch=8, test=12, steps=25, watch=10)
@@ -37,11 +37,13 @@ def samples_of(split):
 class Trial:
     """A network in training, watched if the task says so."""
 
-    def __init__(self, shape, strategy=None, task=TASK, engine=steps_for, tested=True):
+    def __init__(self, shape, strategy=None, task=TASK, engine=None, tested=True):
         self.task, self.recipe = task, task.recipe()
         self.network = Shallow(m=64, **shape).build(DATA, 0)
         self.actor = strategy and Actor(strategy, Budget(keep_rate=0.5), self.network.cost, None, 3)
-        self.steps = engine(self.network, self.actor, samples_of(DATA.train), self.recipe)
+        given = self.network, self.actor, samples_of(DATA.train), self.recipe
+        self.training = Training(*given, ("order",), steps=engine and engine(*given))
+        self.steps = self.training.steps
         self.tested, self.test = self.actor if tested else None, samples_of(DATA.test)
         self.watch = self.watching(task) if task.watch else None
 
@@ -50,8 +52,7 @@ class Trial:
         return Watch(task.recipe(), self.steps, self.network, train_, (self.test, self.tested))
 
     def run(self, on_step=None):
-        self.done = Training(self.steps, Course(20, self.recipe, ("order",))).run(on_step or self.watch)
-        self.steps.store()
+        self.done = self.training.run(on_step or self.watch)
         return self
 
     def evaluate(self):

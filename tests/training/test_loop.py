@@ -18,7 +18,7 @@ from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Keep
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Composite
-from sparsebench.training.loop import Course, Training
+from sparsebench.training.loop import Training
 from sparsebench.training.steps import Autograd, Samples, losses, optimiser, predictions
 
 pytestmark = pytest.mark.theory
@@ -29,9 +29,7 @@ SGD = Recipe("hinge", "sgd", lr=0.0, batch=4, epochs=3, steps=10**9)
 
 def train(network, actor, samples, recipe, order_seed):
     steps = Autograd(network, actor, samples, recipe)
-    done = Training(steps, Course(len(samples.labels), recipe, order_seed)).run()
-    steps.store()
-    return done
+    return Training(network, actor, samples, recipe, order_seed, steps=steps).run()
 
 
 def samples_of(split, grid=None):

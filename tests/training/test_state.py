@@ -16,8 +16,8 @@ from sparsebench.strategy.budget import Budget
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Spurious
 from sparsebench.training.fit import modules_of
-from sparsebench.training.loop import Course, EarlyStopping, Training
-from sparsebench.training.steps import Augmentation, Autograd, Samples
+from sparsebench.training.loop import EarlyStopping, Training
+from sparsebench.training.steps import Augmentation, Samples
 
 TASK = Spurious(
     canvas=16, foreground=10, test=8, batch=7, epochs=5, lr=0.01, warmup=0.3, flip=True, shift=2, smoothing=0.1,
@@ -40,10 +40,9 @@ def begun(early=True, strategy=None):
     network.module.add_module(LEARNED, modules_of(actor))
     moved = Augmentation(5, True, 2, torch.from_numpy(DATA.train.boxes), (4, 4))
     validation = DATA.validation
-    stopping = EarlyStopping(network, actor, samples_of(validation), validation.groups, recipe) if early else None
+    stopping = EarlyStopping(actor, samples_of(validation), validation.groups) if early else None
     torch.manual_seed(1)
-    steps = Autograd(network, actor, samples_of(DATA.train, moved), recipe)
-    return Training(steps, Course(20, recipe, ("order",)), stopping)
+    return Training(network, actor, samples_of(DATA.train, moved), recipe, ("order",), early=stopping)
 
 
 def weights(training):
@@ -119,8 +118,8 @@ def run(right, patience, groups=None, by="accuracy"):
     """Return the outcome, the weights after each pass, and those in the end."""
     recipe = replace(LONG, patience=patience, epochs=len(right), validate_by=by)
     network, weights = Scripted(right), []
-    early = EarlyStopping(network, None, ten(), np.zeros(10, int) if groups is None else groups, recipe)
-    training = Training(Autograd(network, None, ten(), recipe), Course(10, recipe, ("order",)), early)
+    early = EarlyStopping(None, ten(), np.zeros(10, int) if groups is None else groups)
+    training = Training(network, None, ten(), recipe, ("order",), early=early)
     done = training.run(lambda step: weights.append(network.module.weight.detach().clone()))
     return done, weights, network.module.weight.detach()
 

@@ -1,5 +1,7 @@
+import copy
 import math
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -7,13 +9,16 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sparsebench_plugins.dynamic_vit import DynamicViT
 
-from sparsebench.models.actor import Actor
+from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.vits import Vit
+from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import Budget
-from sparsebench.strategy.plans import Keep
+from sparsebench.strategy.plans import Keep, Mask
 from sparsebench.tasks.images import Composite
-from sparsebench.training.loop import Course, Training
+from sparsebench.training.fit import modules_of
+from sparsebench.training.loop import Training
 from sparsebench.training.steps import (
     Augmentation,
     Autograd,
@@ -116,7 +121,7 @@ def test_a_strategy_sees_the_moved_pixels_with_the_moved_relevance(scripted):
     strategy = scripted(decide, needs=("pixels", "relevance"), kind="oracle")
     actor = Actor(strategy, Budget(keep_rate=0.5), network.cost, network.grid, 3)
     given = Samples(torch.from_numpy(white), torch.from_numpy(DATA.train.labels), samples().relevance, augmentation())
-    Training(Autograd(network, actor, given, RECIPE), Course(23, RECIPE, ("order",))).run()
+    Training(network, actor, given, RECIPE, ("order",)).run()
     assert len(seen) == 6 and not torch.equal(torch.cat(seen[:3]).sort(0).values, torch.cat(seen[3:]).sort(0).values)
     given.forward(network, actor, given.items, visit=0, training=False)
     assert torch.equal(seen[-1], given.relevance)
@@ -139,18 +144,18 @@ class Small:
 @pytest.mark.parametrize("most", [1, 3, 10])
 def test_a_step_that_does_not_fit_is_taken_in_parts(most):
     whole, small = vit(), Small(most)
-    Training(Autograd(whole, None, samples(), RECIPE), Course(23, RECIPE, ("order",))).run()
-    steps = Autograd(small, None, samples(), RECIPE)
-    done = Training(steps, Course(23, RECIPE, ("order",))).run()
+    Training(whole, None, samples(), RECIPE, ("order",)).run()
+    training = Training(small, None, samples(), RECIPE, ("order",))
+    done, parts = training.run(), training.steps.parts
     assert math.isfinite(done["train_loss"]) and done["steps"] == 6
     torch.testing.assert_close(weights(small), weights(whole), atol=1e-4, rtol=1e-3)
-    assert steps.parts == {1: 16, 3: 4, 7: 2, 10: 1}[most]
-    assert sum(size > most for size in small.sizes) == math.log2(steps.parts)
+    assert parts == {1: 16, 3: 4, 7: 2, 10: 1}[most]
+    assert sum(size > most for size in small.sizes) == math.log2(parts)
 
 
 def test_a_sample_that_does_not_fit_ends_it():
     with pytest.raises(torch.OutOfMemoryError):
-        Training(Autograd(Small(0), None, samples(), RECIPE), Course(23, RECIPE, ("order",))).run()
+        Training(Small(0), None, samples(), RECIPE, ("order",)).run()
 
 
 SIDE, GRID = 12, (3, 3)
@@ -216,3 +221,75 @@ def test_a_sample_looks_the_same_whatever_its_batch_and_new_in_every_pass():
     assert not torch.equal(augmentation(images, torch.arange(n), 3)[0], whole[0])
     other = Augmentation(8, True, 3, boxes, GRID)
     assert not torch.equal(other(images, torch.arange(n), 2)[0], whole[0])
+
+
+WARM = replace(RECIPE, weight_decay=0.3, warmup=0.2, batch=8, epochs=4)
+STEPS = 12  # three a pass
+
+
+class Gate(Strategy):
+    """Weighs tokens by a linear layer of its own."""
+
+    name: ClassVar[str] = "gate"
+    site: ClassVar[str] = "block"
+    trained: ClassVar[bool] = True
+
+    def module(self, place):
+        return torch.nn.Linear(place.width, 1)
+
+    def plan(self, view, keep):
+        weights = view.learned(view.tokens)[:, :, 0].sigmoid()
+        return Mask(weights) if view.training else Keep.top(weights, keep)
+
+
+class Slow(Gate):
+    """Leaves the network as it is at first, and then lets it learn slowly."""
+
+    name: ClassVar[str] = "slow"
+
+    def network_rate(self, done):
+        return 0.0 if done < 0.25 else 0.1
+
+
+def begun(strategy):
+    network = vit()
+    actor = Actor(strategy, Budget(keep_rate=0.5), network.cost, network.grid, 3)
+    network.module.add_module(LEARNED, modules_of(actor))
+    return Autograd(network, actor, samples(), WARM)
+
+
+def by_hand(steps, taken, rate):
+    """Return the weights after some steps by torch's AdamW; `rate` gives a weight's step size from its name."""
+    other = copy.deepcopy(steps)
+    named = dict(other.network.module.named_parameters())
+    groups = [{"params": [p], "weight_decay": 0.3 if p.ndim > 1 else 0.0} for p in named.values()]
+    opt = torch.optim.AdamW(groups, lr=WARM.lr)
+    for step in range(taken):
+        other._gradients(torch.arange(7) + 7 * (step % 3), 0)
+        for (name, p), group in zip(named.items(), opt.param_groups, strict=True):
+            group["lr"] = rate(name, step)
+            p.grad = None if group["lr"] == 0 else p.grad
+        opt.step()
+    return {name: p.detach() for name, p in named.items()}
+
+
+def rate_of(strategy, name, step):
+    size = step_size(WARM, step / STEPS, STEPS)
+    return size if name.startswith("strategy.") else size * strategy.network_rate(step / STEPS)
+
+
+@pytest.mark.parametrize("strategy", [Gate(), Slow()], ids=lambda s: s.name)
+def test_each_weight_has_its_step_size_to_the_bit(strategy):
+    steps = begun(strategy)
+    expected = by_hand(steps, STEPS, lambda name, step: rate_of(strategy, name, step))
+    for step in range(STEPS):
+        steps.step(np.arange(7) + 7 * (step % 3), 0, step / STEPS)
+    found = steps.network.module.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_dynamic_vit_freezes_a_sixth_and_then_has_a_hundredth():
+    rates = [DynamicViT().network_rate(epoch / 30) for epoch in range(30)]
+    assert rates == [0.0] * 5 + [0.01] * 25
+    assert DynamicViT(frozen=0, backbone_rate=1).network_rate(0.0) == 1
+    assert {Gate().network_rate(done) for done in (0.0, 0.5)} == {1.0}

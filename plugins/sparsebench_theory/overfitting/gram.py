@@ -23,7 +23,7 @@ from torch import Tensor
 from sparsebench.models.actor import Actor
 from sparsebench.strategy.tokens import gather
 from sparsebench.tasks.base import Recipe
-from sparsebench.training.loop import Batch, Course, JointTraining
+from sparsebench.training.loop import Batch, Training
 from sparsebench.training.steps import Samples, chooses_once
 from sparsebench_theory.overfitting.network import TwoLayerViT
 
@@ -35,7 +35,7 @@ def applies(network: TwoLayerViT, samples: Samples, recipe: Recipe) -> bool:
     return whole and n * L < 2 * d
 
 
-def choose(training: JointTraining, visit: int, queries_and_keys: tuple[Tensor, Tensor] | None = None) -> Tensor | None:
+def choose(training: Training, visit: int, queries_and_keys: tuple[Tensor, Tensor] | None = None) -> Tensor | None:
     """Return the (n, |S|) tokens of a training that stay, or None for all; `queries_and_keys` are queries and keys."""
     if training.actor is None:
         return None
@@ -52,7 +52,7 @@ class Span:
     """
 
     @torch.no_grad()
-    def __init__(self, trainings: Sequence[JointTraining]):
+    def __init__(self, trainings: Sequence[Training]):
         self.networks = W = [cast(TwoLayerViT, training.network) for training in trainings]
         self.lr, self.stop = trainings[0].recipe.lr, trainings[0].recipe.stop_below
         tokens = []
@@ -137,7 +137,7 @@ class InSpan:
     """Steps of one training; see `Steps`."""
 
     def __init__(self, network: TwoLayerViT, actor: Actor | None, samples: Samples, recipe: Recipe):
-        self.training = JointTraining(network, actor, samples, recipe, Course(len(samples.labels), recipe, ()))
+        self.training = Training(network, actor, samples, recipe, ())
         self.changing, self.span = not chooses_once(actor, recipe), Span([self.training])
         self.alone = torch.zeros(1, dtype=torch.int64, device=samples.labels.device)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sparsebench.models.actor import Actor, Pass, SplitPass
 from sparsebench.tasks.base import Recipe
-from sparsebench.training.loop import JointTraining
+from sparsebench.training.loop import Training
 from sparsebench.training.steps import Samples, Steps
 from sparsebench_theory.models import TwoLayerCost
 from sparsebench_theory.one_layer import Fields, OneLayer
@@ -65,7 +65,7 @@ class TwoLayerViT(OneLayer):
         return gram.InSpan(self, actor, samples, recipe) if gram.applies(self, samples, recipe) else None
 
     @staticmethod
-    def train_together(trainings: Sequence[JointTraining]) -> None:
+    def train_together(trainings: Sequence[Training]) -> None:
         """See `Network`."""
         from sparsebench_theory.together import train_together
 

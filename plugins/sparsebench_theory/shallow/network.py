@@ -13,7 +13,7 @@ from torch.nn.functional import embedding
 
 from sparsebench.models.actor import Actor, Pass, SplitPass
 from sparsebench.tasks.base import Recipe
-from sparsebench.training.loop import JointTraining
+from sparsebench.training.loop import Training
 from sparsebench.training.steps import Samples, Steps
 from sparsebench_theory.models import PRUNED, Attention, Init, ShallowCost
 from sparsebench_theory.one_layer import Fields, OneLayer
@@ -136,7 +136,7 @@ class ShallowViT(OneLayer):
         return closed_form.ClosedForm(self, actor, samples, recipe) if applies else None
 
     @staticmethod
-    def train_together(trainings: Sequence[JointTraining]) -> None:
+    def train_together(trainings: Sequence[Training]) -> None:
         """See `Network`."""
         from sparsebench_theory.together import train_together
 
