@@ -26,7 +26,6 @@ from sparsebench.plan.request import Job, Request
 from sparsebench.plugin import registry
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, Failure, Metric, Origin, Part, Record
-from sparsebench.runner import results
 from sparsebench.runner.process import Server
 from sparsebench.stats import style
 from sparsebench.strategy.base import Strategy
@@ -107,6 +106,8 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     The picture of a run's board is empty, as drawing takes longer than a small run; tests of pictures have it drawn. A
     batch is timed once, and not seven times. What is installed is looked for once in each list of folders.
     """
+    from sparsebench.runner import results  # with torch, which the process needs not that hands out tests
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "entries", lambda: dict(_entries(os.environ[registry.HIDDEN], tuple(sys.path))))
         patch.setenv("SPARSEBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))

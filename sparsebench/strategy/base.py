@@ -377,7 +377,8 @@ def _complaints(cls: type[Strategy]) -> dict[str, object]:
     needs = set(cls.needs) if isinstance(cls.needs, set | frozenset) else set[str]()
     count, clash = cls.fit_images, set(cls.model_fields) & set(Budget.model_fields)
     decides = not cls.budgeted or cls.plan is not Strategy.plan or cls.scores is not Strategy.scores
-    near = [name for method in ("scores", "plan") for name in difflib.get_close_matches(method, vars(cls), n=1)]
+    methods = () if decides else ("scores", "plan")  # of 40 classes the likest names take a second
+    near = [name for method in methods for name in difflib.get_close_matches(method, vars(cls), n=1)]
     return {
         f".kind must be one of {', '.join(KINDS)}, got {cls.kind!r}": cls.kind not in KINDS,
         f".site must be one of {', '.join(SITES)}, got {cls.site!r}": cls.site not in SITES,

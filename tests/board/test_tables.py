@@ -20,7 +20,7 @@ from sparsebench.board.tables import render as write
 from sparsebench.cli import main
 from sparsebench.errors import UserError
 
-QUICK = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
 
 COLUMNS, BY_TASK = keys_of(columns.COLUMNS), keys_of(columns.BY_TASK)
 
@@ -180,7 +180,7 @@ def test_a_choice_of_columns_is_in_its_own_order_and_checked() -> None:
 def test_tables_fit_a_terminal_unless_all_is_asked_for(arguments: tuple[str, ...]) -> None:
     def width(*more: str) -> int:
         """Return that of the first table, without a title above it."""
-        said = CliRunner().invoke(main, ["leaderboard", str(QUICK), *arguments, *more]).stdout
+        said = CliRunner().invoke(main, ["leaderboard", str(GOLDEN), *arguments, *more]).stdout
         return next(max(map(len, lines)) for part in said.split("\n\n") if len(lines := part.splitlines()) > 1)
 
     assert width() <= 100 < width("--wide")
@@ -208,7 +208,7 @@ def test_a_frame_has_infinity_where_nothing_is_reached_and_columns_of_parameters
 
 
 def test_every_column_of_a_published_board_says_what_it_is_and_no_number_is_text() -> None:
-    table = sparsebench.leaderboard(QUICK)
+    table = sparsebench.leaderboard(GOLDEN.parents[2] / "leaderboard" / "quick")
     assert set(table.columns) == set(table.attrs) and all(table.attrs.values())
     assert table["macs_at_2"].dtype == float and table.select_dtypes("number").shape[1] > 30
     lowest = table[table["macs_at_2_at_most"]]
