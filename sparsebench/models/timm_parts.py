@@ -25,8 +25,9 @@ from sparsebench.strategy.plans import Keep, Mask, Merge, Mix, Plan, Shift
 from sparsebench.strategy.tokens import Grouped
 
 FORWARDS = (Block.forward, EvaBlock.forward, EvaBlockPostNorm.forward)
-OWN = {getattr(cls, way) for cls in (VisionTransformer, Eva) for way in ("forward", "forward_features")}
-"""Passes through a whole network whose order is known."""
+WAYS = ("forward", "forward_features", "forward_head")
+OWN = {getattr(cls, way) for cls in (VisionTransformer, Eva) for way in WAYS}
+"""Passes through a network, or its ends, whose order is known."""
 POOLS = ("avg", "avgmax", "map")
 """Those in which sizes matter."""
 KINDS = (RotaryEmbeddingCat, RotaryEmbeddingDinoV3, RotaryEmbeddingMixed)
@@ -140,8 +141,8 @@ def refuse(vit: Any) -> None:
 
 def _obstacle(vit: Any) -> str:
     """Return what of a network between its ends stands in the way, or ""."""
-    rope = getattr(vit, "rope", None)
-    if any(getattr(type(vit), way) not in OWN for way in ("forward", "forward_features")):
+    rope, ways = getattr(vit, "rope", None), WAYS if vit.global_pool in POOLS else WAYS[:2]
+    if any(getattr(type(vit), way) not in OWN for way in ways):
         return "the order in which it calls its parts is not timm's"
     if getattr(vit, "grad_checkpointing", False):
         return "gradient checkpointing is on; call set_grad_checkpointing(False)"
