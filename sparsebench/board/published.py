@@ -177,7 +177,7 @@ def page(board: Board, docs: str = "") -> bytes:
     content = TEMPLATES.get_template("page.html").render(
         policy=policy, style=sheet, scripts=scripts, data=Markup(data), board=board, docs=docs,
         first=[(ranking.setting.title, views.best(ranking)) for ranking in opening], text_of=text_of,
-        legend=views.LEGEND_OF_BEST, reduction=BY_KEY["how"].what,
+        reduction=BY_KEY["how"].what,
         pictures=[(CAPTIONS.get(name, name), base64.b64encode(png).decode()) for name, png in board.pictures.items()],
     )  # fmt: skip
     return content.encode("utf-8", "replace")  # a lone surrogate is in no UTF-8

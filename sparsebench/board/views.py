@@ -27,10 +27,9 @@ LEGEND = (
     "Oracles see the relevance mask and are not ranked.",
 )
 LEGEND_OF_BEST = (
-    "All columns but random_inside describe the most accurate strategy. [ ]: 95 % intervals. Gains are computed before "
-    "rounding.",
-    "random_inside: random tokens are dropped inside the network, at the same MACs.",
-    "Speed-up: images/s over dense's on the same machine; below 1 is slower than dense, - is not measured.",
+    "random_inside, %: accuracy where random tokens are dropped inside the network, at the same budget. All other "
+    "columns are of the most accurate strategy. [ ]: 95 % intervals. Gains are computed before rounding.",
+    "Speed-up: images/s over dense's on the same machine{on}; below 1 is slower than dense, - is not measured.",
 )
 NEAR = 0.001
 """How far below dense an accuracy may be that counts as the same: a tenth of a point."""
@@ -153,7 +152,9 @@ def best(ranking: Ranking, title: str = "") -> Table:
             **first, "budget": label or f"{-share:g}", "random": random.get((share, label)), "best": first["strategy"],
             "equal": few([row["strategy"] for row in others], TIED),
         })  # fmt: skip
-    return Table(rows, BEST, title, about(ranking.setting), legend=LEGEND_OF_BEST, main=False)
+    devices = ", ".join(sorted({row["device"] for row in every} - {None}))
+    legend = [line.format(on=f" ({devices})" if devices else "") for line in LEGEND_OF_BEST]
+    return Table(rows, BEST, title, about(ranking.setting), legend=legend, main=False)
 
 
 def _budget_of(row: Row) -> tuple[float, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -200,8 +199,3 @@ def as_csv(rows: Sequence[dict[str, Any]]) -> str:
         writer.writeheader()
     writer.writerows({key: "" if value != value else value for key, value in row.items()} for row in rows)
     return out.getvalue()
-
-
-def as_json(verdicts: Iterable[Verdict], notes: Sequence[str]) -> str:
-    """Return the verdicts and notes as JSON."""
-    return json.dumps({"verdicts": [asdict(v) for v in verdicts], "notes": list(notes)}, indent=1) + "\n"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast
 
 from sparsebench.errors import unknown
 from sparsebench.files import write_whole
-from sparsebench.paper import Paper, Trial, Verdict, as_csv, as_json, markdown
+from sparsebench.paper import Paper, Trial, Verdict, as_csv, markdown
 from sparsebench.plan.expand import expand
 from sparsebench.plan.plan import Plan
 from sparsebench.plan.request import Files, How, Request
@@ -102,7 +103,8 @@ def publish(paper: Paper, records: Mapping[str, Sequence[Record]], out: Path) ->
             write_whole(out / f"{table}.csv", as_csv(rows).encode())
         verdicts += result.verdicts
     write_whole(out / "verdicts.md", markdown(verdicts, notes).encode())
-    write_whole(out / "verdicts.json", as_json(verdicts, notes).encode())
+    said = {"verdicts": [asdict(verdict) for verdict in verdicts], "notes": notes}
+    write_whole(out / "verdicts.json", f"{json.dumps(said, indent=1)}\n".encode())
     write_whole(out / "verdicts.csv", as_csv([vars(verdict) for verdict in verdicts]).encode())
     return verdicts
 

@@ -416,6 +416,14 @@ def _entries(suite: Suite, request: Request, registry: Registry) -> Iterator[tup
     if strange := sorted(set(request.figures) - set(figures)):
         raise unknown(f"figure of suite '{suite.name}'", strange[0], figures)
     of_suite = [entry for entry in suite.task if not request.figures or entry.figure in request.figures]
+    for entry in of_suite if not request.tasks else ():
+        try:
+            registry.task(entry.name)
+        except UserError as error:
+            raise UserError(
+                f"suite '{suite.name}' needs a task that no installed plugin has: {error}",
+                next_step="install the plugin, or name tasks that are there with --task",
+            ) from error
     if request.n_train or request.model:
         changed = [entry for entry in of_suite if entry.network and _is_trained(entry, request, registry)]
         if changed and not request.tasks:  # one that is named is trained as asked: it is none of the suite's then

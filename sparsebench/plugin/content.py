@@ -11,7 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -114,9 +114,7 @@ class Content:
                 sys.modules.update(modules | others)
 
         def import_(name: str, *args: Any, **kwargs: Any) -> Any:
-            if name.partition(".")[0] not in self.beside:
-                return builtins.__import__(name, *args, **kwargs)
-            with beside():
+            with beside() if name.partition(".")[0] in self.beside else nullcontext():
                 return builtins.__import__(name, *args, **kwargs)
 
         vars(module)["__builtins__"] = vars(builtins) | {"__import__": import_}

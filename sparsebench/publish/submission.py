@@ -220,14 +220,12 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
 def _strategy(records: Collection[Record], asked: str | None) -> str:
     """Return the name of the strategy to publish: as asked, or the only one that may be deployed."""
     kinds = {record.cell.strategy.name: record.kind for record in records}
-    if asked is not None:
-        if asked not in kinds:
-            raise unknown("strategy in these records", asked, kinds)
-        return asked
-    names = sorted(name for name, kind in kinds.items() if kind == "deployable")
+    names = [asked] if asked is not None else sorted(name for name, kind in kinds.items() if kind == "deployable")
     if len(names) != 1:
         contents = f"strategies {', '.join(names)}" if names else "no strategy but baselines and oracles"
         raise UserError(f"these records are of {contents}", next_step="name one with --strategy")
+    if names[0] not in kinds:
+        raise unknown("strategy in these records", names[0], kinds)
     return names[0]
 
 

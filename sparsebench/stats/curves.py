@@ -70,7 +70,7 @@ def kept_accuracy(heights: Sequence[Contender], dense: Contender, lone: bool = F
 
 
 def _over_seeds(every: Sequence[Contender], lone: bool, least: float, most: float) -> list[Interval]:
-    """Return the means over seeds, NaN of no seed, with their 95 % intervals, which end at what there is at all."""
+    """Return the means over seeds, NaN of no seed, with their 95 % intervals, cut at the least and the most."""
     means = [float(np.mean(list(one.means.values()))) if one.means else math.nan for one in every]
     return [
         (mean, None, None) if math.isnan(half) else (mean, max(least, mean - half), min(most, mean + half))

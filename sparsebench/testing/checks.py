@@ -39,7 +39,7 @@ from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Keep, Merge, Mix
 from sparsebench.strategy.view import NEEDS
 from sparsebench.testing.networks import PREFIXES, SIZES, USUAL, Case, build, cached, images_for, tiny
-from sparsebench.testing.reports import GROUPS, Group, Outcome, Report
+from sparsebench.testing.reports import GROUPS, Group, Outcome, Report, Status
 from sparsebench.testing.trial import (
     CHECKS,
     Compiled,
@@ -549,21 +549,18 @@ def outcomes(strategy: Strategy, report: Report) -> Iterator[Outcome]:
     failed: set[str] = set()
     declared = expected_failures(strategy)
     for outcome in report.outcomes:
-        begun = time.perf_counter()
+        begun, reason, status = time.perf_counter(), declared.get(outcome.check), cast(Status, "passed")
         try:
-            remark = CHECKS[outcome.check](strategy)
+            said = CHECKS[outcome.check](strategy)
+            if reason is not None:
+                said = f"it passes, though it is declared to fail; {said}".rstrip("; ")
         except UnsupportedError as error:
-            yield outcome.after("unsupported", text_of(error), time.perf_counter() - begun)
+            status, said = "unsupported", text_of(error)
         except BaseException as error:  # a strategy is a stranger's code and may raise anything
             if isinstance(error, RuleError) and error.of in failed - {outcome.check}:
-                yield outcome.after("not run", f"see {error.of}")
-                continue
-            failed.add(outcome.check)
-            what = " ".join((text_of(error) if isinstance(error, RuleError) else one_line(error)).split())
-            reason = declared.get(outcome.check)
-            message = what if reason is None else f"{reason} ({what})"
-            yield outcome.after("failed" if reason is None else "expected", message, time.perf_counter() - begun)
-        else:
-            if outcome.check in declared:
-                remark = f"it passes, though it is declared to fail; {remark}".rstrip("; ")
-            yield outcome.after("passed", remark, time.perf_counter() - begun)
+                status, said = "not run", f"see {error.of}"
+            else:
+                failed.add(outcome.check)
+                said = " ".join((text_of(error) if isinstance(error, RuleError) else one_line(error)).split())
+                status, said = ("failed", said) if reason is None else ("expected", f"{reason} ({said})")
+        yield outcome.after(status, said, time.perf_counter() - begun)

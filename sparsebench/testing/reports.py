@@ -145,17 +145,10 @@ def markdown(report: Report) -> str:
     """Return the report as a section of Markdown, with a table of all checks."""
     from tabulate import tabulate
 
-    rows = [
-        {
-            "check": outcome.check,
-            "group": outcome.group,
-            "outcome": outcome.status,
-            "remark": (outcome.message or outcome.says).replace("|", "\\|"),
-        }
-        for outcome in report.outcomes
-    ]
+    rows = [(o.check, o.group, o.status, (o.message or o.says).replace("|", "\\|")) for o in report.outcomes]
+    table = tabulate(rows, headers=("check", "group", "outcome", "remark"), tablefmt="github")
     head = f"## {report.label}\n\n{_summary(report)}; revision {report.origin.revision or 'unknown'}"
-    return f"{head}\n\n{tabulate(rows, headers='keys', tablefmt='github')}\n"
+    return f"{head}\n\n{table}\n"
 
 
 def write(report: Report, out: Path) -> None:

@@ -258,25 +258,18 @@ class Check:
     """A check; call it with a strategy. It returns a remark and raises RuleError or UnsupportedError.
 
     Attributes:
+        name, says: what it is called, and what holds where it passes.
         function: takes a strategy and, if there are cases, one of these; raises UnsupportedError where it cannot act.
         cases: names of networks.
         alone: whether violations of other checks' rules are no matter, but it must act on one of the networks.
     """
 
+    name: str
+    says: str
     function: Callable[..., str | None]
     group: Group
     cases: tuple[str, ...]
     alone: bool
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-        return self.function.__name__
-
-    @property
-    def says(self) -> str:
-        """What holds where it passes."""
-        return (self.function.__doc__ or "").partition("\n")[0]
 
     def __call__(self, strategy: Strategy) -> str:
         """Run it as a cell is run: on one thread, without warnings; what it changes of the process is put back."""
@@ -313,7 +306,8 @@ def check(group: Group, cases: tuple[str, ...] = (), *, alone: bool = False) -> 
     """Return a decorator that makes a check of a function, see `Check`."""
 
     def add(function: F) -> F:
-        CHECKS[function.__name__] = Check(function, group, cases, alone)
+        name, says = function.__name__, (function.__doc__ or "").partition("\n")[0]
+        CHECKS[name] = Check(name, says, function, group, cases, alone)
         return function
 
     return add

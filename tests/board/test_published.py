@@ -55,18 +55,18 @@ def test_a_board_that_is_what_its_records_give_passes_and_is_not_written_again(b
     assert code == 0 and "one: as it must be" in said
 
 
-@pytest.mark.parametrize("name", ["leaderboard.md", "leaderboard.csv"])
-def test_a_file_that_was_changed_or_is_missing_is_named_and_mended(board: Path, name: str) -> None:
-    content = (board / name).read_bytes()
-    (board / name).write_bytes(content.replace(b"0", b"1", 1))
+def test_files_that_were_changed_or_are_missing_are_named_and_mended(board: Path) -> None:
+    contents = {name: (board / name).read_bytes() for name in ("leaderboard.csv", "leaderboard.md")}
+    for name, content in contents.items():
+        (board / name).write_bytes(content.replace(b"0", b"1", 1))
     code, said = call(board.parent, "--check")
-    assert code == 1 and f"one: not what the records give: {name}" in said and "--update" in said
-    assert (board / name).read_bytes() != content  # it is looked at, not mended
-    if name != published.NAME:
-        (board / name).unlink()
-        assert differing(board) == [name]
+    assert code == 1 and "one: not what the records give: " in said and "--update" in said
+    assert all(name in said and (board / name).read_bytes() != content for name, content in contents.items())
+    (board / "leaderboard.md").unlink()
+    assert sorted(differing(board)) == [*contents]
     code, said = call(board.parent, "--update")
-    assert code == 0 and f"written: {name}" in said and (board / name).read_bytes() == content
+    assert code == 0 and {name: (board / name).read_bytes() for name in contents} == contents
+    assert all(name in said.partition("written: ")[2] for name in contents)
 
 
 def test_another_picture_is_named_and_one_of_another_drawer_is_not(board: Path, drawn: None) -> None:
@@ -147,16 +147,19 @@ def test_update_writes_what_is_between_the_marks_and_nothing_else(project: Path)
     assert call(project / "boards", "--check") == (0, f"{project}/boards/one: as it must be\n")
 
 
-@pytest.mark.parametrize("name", ["docs/results/page.md", "docs/results/paper/figure.png"])
-def test_check_names_the_document_in_which_one_figure_is_another(project: Path, name: str) -> None:
+def test_check_names_the_documents_in_which_one_figure_is_another(project: Path) -> None:
     published.write(published.documents(project / "boards"))
-    content = (project / name).read_bytes()
-    at = content.index(b"0." if name.endswith(".md") else b"new")
-    (project / name).write_bytes(content[:at] + b"7" + content[at + 1 :])
+    names = {"docs/results/page.md": b"0.", "docs/results/paper/figure.png": b"new"}
+    contents = {name: (project / name).read_bytes() for name in names}
+    for name, content in contents.items():
+        (project / name).write_bytes(content.replace(names[name], b"7", 1))
     code, said = call(project / "boards", "--check")
-    assert code == 1 and f"{project / name}: does not show what is in" in said and "--update" in said
-    assert (project / name).read_bytes() != content  # it is looked at, not mended
-    assert call(project / "boards", "--update")[0] == 0 and (project / name).read_bytes() == content
+    assert code == 1 and "--update" in said
+    for name, content in contents.items():
+        assert f"{project / name}: does not show what is in" in said
+        assert (project / name).read_bytes() != content  # it is looked at, not mended
+    assert call(project / "boards", "--update")[0] == 0
+    assert {name: (project / name).read_bytes() for name in names} == contents
 
 
 def test_a_readme_has_what_a_board_tells_first(board: Path, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The ledger of published numbers: its rows, what they come to, and what a broken one says."""
 
 import csv
-import importlib.util
 import io
 import json
 from contextlib import suppress
@@ -22,7 +21,6 @@ from sparsebench.paper import claims
 from sparsebench.paper.claims import Claim, Recount, with_published
 from sparsebench.plugin.registry import Registry
 
-ROOT = Path(__file__).resolve().parents[2]
 LEDGER = claims.load()
 TYPED = [claim for claim in LEDGER if claim.plugin]
 FIELDS = {
@@ -209,14 +207,6 @@ def test_the_command_shows_rows_in_each_form(tmp_path: Path) -> None:
     assert done.exit_code == 0 and (tmp_path / "x.md").read_text().startswith("| row ")
     wrong = CliRunner().invoke(main, ["claims", "evit-deit-s-0.75"])
     assert wrong.exit_code == 2 and "did you mean 'evit-deit-s-0.7'" in wrong.stderr
-
-
-def test_the_page_shows_the_ledger() -> None:
-    spec = importlib.util.spec_from_file_location("claims_page", ROOT / ".ci" / "claims_page.py")
-    assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    assert made.PAGE.read_text(encoding="utf-8") == made.page()
 
 
 def test_the_table_of_a_paper_has_the_published_number_of_the_same_settings_alone() -> None:

@@ -1,16 +1,14 @@
 import csv
 import io
-import json
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebench.paper import Verdict, as_csv, as_json, interval, judge, markdown
+from sparsebench.paper import Verdict, as_csv, interval, judge, markdown
 
 INFINITY, NAN = float("inf"), float("nan")
-ONE = Verdict("1a", "N ~ alpha_*^-2 | alpha_*", 'says "so"', "1, 2", "", "partly", "rule\nin two lines")
 PLAIN = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=20)
 
 
@@ -69,8 +67,3 @@ def test_csv_gives_back_what_went_in(rows: list[dict[str, Any]]) -> None:
 def test_csv_has_nothing_where_there_is_no_number() -> None:
     assert as_csv([{"a": NAN, "b": None, "c": 0.0, "d": INFINITY}]) == "a,b,c,d\n,,0.0,inf\n"
     assert as_csv([]) == "" and "- all is lost" in markdown([], ["all is lost"])
-
-
-def test_json_gives_back_what_went_in() -> None:
-    again = json.loads(as_json([ONE], ["a note"]))
-    assert [Verdict(**one) for one in again["verdicts"]] == [ONE] and again["notes"] == ["a note"]

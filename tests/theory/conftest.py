@@ -9,7 +9,7 @@ from PIL import Image
 from sparsebench_theory.models import Shallow
 from sparsebench_theory.shallow.task import Theory
 
-from sparsebench.paper import Result, Trial, as_csv, as_json
+from sparsebench.paper import Result, Trial, as_csv
 from sparsebench.plan.expand import expand
 from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
@@ -97,7 +97,7 @@ def sound():
     """Return a check that a figure can be drawn and written, and that neither shows a NaN."""
 
     def check(result):
-        texts = [as_json(result.verdicts, []), *map(as_csv, result.tables.values())]
+        texts = [str(result.verdicts), *map(as_csv, result.tables.values())]
         assert not any(re.search(r"nan\b", text, re.IGNORECASE) for text in texts)
         assert {v.verdict for v in result.verdicts} <= {"reproduced", "partly", "not reproduced", "undecided"}
         assert result.panels

@@ -65,13 +65,18 @@ function span(lines) {
   return [bottom, Math.max(0.2, ...lines.flatMap((line) => line.points.map((p) => p.high ?? p.y)))];
 }
 
-/** Return rising places that are at least so far apart, near those wanted, between two ends where there is room. */
+/** Return rising places at least so far apart, near those wanted, between two ends where there is room. */
 function apart(wanted, distance, first, last) {
-  const placed = wanted.map((y) => Math.min(last, Math.max(first, y)));
-  for (let k = 1; k < placed.length; k++) placed[k] = Math.max(placed[k], placed[k - 1] + distance);
-  for (let k = placed.length - 1, most = last; k >= 0; k--, most = placed[k + 1] - distance)
-    placed[k] = Math.min(placed[k], most);
-  return placed;
+  const lower = (places) => {
+    let least = first;
+    return places.map((y) => (least = Math.max(y, least) + distance) - distance);
+  };
+  const higher = (places) => {
+    let most = last;
+    return places.reduceRight((all, y) => [(most = Math.min(y, most) - distance) + distance, ...all], []);
+  };
+  const [down, up] = [lower(wanted), higher(wanted)];
+  return higher(lower(down.map((y, k) => (y + up[k]) / 2)));
 }
 
 /** Return round numbers between two, about so many. */
