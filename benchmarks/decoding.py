@@ -21,7 +21,7 @@ import numpy as np
 from PIL import Image
 
 from sparsebench.files import CACHE
-from sparsebench.tasks.folder import cropped
+from sparsebench.tasks.folder import cut_out
 from sparsebench.tasks.sources import cache
 from sparsebench.tasks.sources.cache import BadPicturesError, Pixels, decode
 from sparsebench.tasks.sources.files import contents
@@ -45,7 +45,7 @@ def make(root: Path, n: int, sides: tuple[int, int]) -> None:
 def pixels_in(root: Path) -> Pixels:
     """Return what a folder's pictures become, as the task of trained weights has them."""
     found = contents(root)
-    return found.pixels(list(found.pictures), CANVAS, partial(cropped, crop=CROP), "cropped")
+    return found.pixels(list(found.pictures), CANVAS, partial(cut_out, crop=CROP), "cropped")
 
 
 def seconds(pixels: Pixels, cores: set[int]) -> float:

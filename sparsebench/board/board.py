@@ -23,7 +23,7 @@ from sparsebench.records.record import canonical, numbers_of
 from sparsebench.records.table import OUTCOMES
 from sparsebench.stats import paired
 from sparsebench.strategy import spec
-from sparsebench.tasks.sources.labels import MOST_CLASSES, described
+from sparsebench.tasks.sources.labels import MOST_CLASSES, numbering
 from sparsebench.testing.reports import REMARK
 
 SURPRISING = 1e-3
@@ -233,7 +233,7 @@ def below_chance(frame: pd.DataFrame) -> list[str]:
     for setting in settings_of(frame[frame["setting"].isin(numbered)]) if numbered else ():
         tested = dense_of(setting.records)[[*OUTCOMES, "network"]].drop_duplicates()
         for n, labels, predictions, network in tested.itertuples(index=False):
-            if not n or not predictions or not described(setting.params[0]):
+            if not n or not predictions or not numbering(setting.params[0]):
                 continue
             network_name = f" with {network}" if len(setting.networks) > 1 else ""
             answers, truth = numbers_of(predictions, n), numbers_of(labels, n)

@@ -35,7 +35,7 @@ from sparsebench.stats import curves, paired
 from sparsebench.stats.intervals import Successes, mean_interval, n50_ratio, sample_complexity
 from sparsebench.stats.paired import Contender, Pairs, marks
 from sparsebench.strategy.budget import amount_of
-from sparsebench.tasks.sources.labels import described
+from sparsebench.tasks.sources.labels import numbering
 from sparsebench.testing.reports import CHECKS, SEVERAL, UNCHECKED
 
 RANDOM = "random_inside"
@@ -209,7 +209,7 @@ def _rows(parts: Mapping[str, Setting], kinds: Sequence[MetricKind]) -> pd.DataF
         words = every[name].astype(str).groupby(every["entry"])
         rows[name] = words.first().where(words.nunique() == 1, otherwise)
     rows["rank"] = NOT_RANKED
-    rows["track"], rows["class_folders"] = main.track, described(main.params[0])
+    rows["track"], rows["class_folders"] = main.track, numbering(main.params[0])
     rows["task"], rows["model"], rows["n_train"] = main.task, main.model, main.largest
     return rows.reindex(columns=list(dict.fromkeys([*columns.keys_of(EVERY), *rows])))
 

@@ -29,7 +29,7 @@ from sparsebench.records.table import FOREGROUNDS, GROUPS, ITEMS, LABELS, OUTCOM
 from sparsebench.stats.paired import Contender
 from sparsebench.strategy.base import how_of_label
 from sparsebench.strategy.spec import label
-from sparsebench.tasks.sources.labels import described
+from sparsebench.tasks.sources.labels import numbering
 from sparsebench.testing import reports
 from sparsebench.testing.reports import CHECKS, REMARK, UNCHECKED
 
@@ -453,7 +453,7 @@ def about(setting: Setting) -> str:
     if len(tests):
         classes = {number for text, n in tests.itertuples(index=False) for number in numbers_of(text, n)}
         data += [f"{len(classes)} classes", f"{tests[ITEMS].iloc[0]:,} test images for each network"]
-    data += [f"class folders are numbered {words}"] if (words := described(task)) else []
+    data += [f"class folders are numbered {words}"] if (words := numbering(task)) else []
     number = len(setting.networks) or dense[SEED].nunique()
     size = [f"{name} {model[name]}" for name in ("depth", "dim", "heads", "patch") if name in model]
     size += [f"{weights / 1e6:.2g} M weights"] if (weights := dense["parameters"].mean()) > 0 else []

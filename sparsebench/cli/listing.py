@@ -227,10 +227,10 @@ def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> Non
 
 def _sets(root: Path, verify: bool) -> list[dict[str, Any]]:
     from sparsebench.tasks.sources.files import Contents, listing
-    from sparsebench.tasks.sources.known import DEFAULTS, KNOWN, read
+    from sparsebench.tasks.sources.known import DEFAULTS, SETS, read
 
     rows = []
-    for known in KNOWN.values():
+    for known in SETS.values():
         state, note = known.look(root, verify)
         if verify and state == "there" and known.name in DEFAULTS:
             try:

@@ -101,7 +101,7 @@ def forecast(plan: Plan, device: str = "auto") -> None:
     from sparsebench.files import cache_folder
     from sparsebench.plan.locate import file_names, pictures_of
     from sparsebench.plugin.registry import Registry
-    from sparsebench.tasks.sources.labels import described
+    from sparsebench.tasks.sources.labels import numbering
 
     todo, registry = plan.todo, Registry()
     for file in {file for job in todo for file in job.files}:  # which may bring tasks
@@ -121,7 +121,7 @@ def forecast(plan: Plan, device: str = "auto") -> None:
     ]
     total = [{"task": "all", "strategy": "", "cells": len(todo), **_totals(todo, expected, bytes_)}]
     table = tabulate(rows + total, headers="keys", tablefmt="simple", disable_numparse=True)
-    said = {(job.cell.task.name, line) for job in plan.jobs if (line := described(job.cell.task.params))}
+    said = {(job.cell.task.name, line) for job in plan.jobs if (line := numbering(job.cell.task.params))}
     orders = "".join(f"\n{task}: class folders are numbered {line}" for task, line in sorted(said))
     pictures = pictures_of(todo, registry, plan.locations)
     n, size = sum(one.shape[0] for one in pictures), sum(one.size for one in pictures)

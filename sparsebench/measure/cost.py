@@ -122,10 +122,10 @@ class CostModel:
         raise NotImplementedError
 
 
-def projected_for(needs: Collection[str], scoring: Scoring) -> str:
+def projections_for(needs: Collection[str], scoring: Scoring) -> str:
     """Return which projections these needs ask for, besides those that the scoring attention makes."""
-    named = {"q": "queries", "k": "keys", "v": "values"}
-    return "".join(letter for letter, need in named.items() if need in needs and not (scoring and letter in "qk"))
+    letters = {"q": "queries", "k": "keys", "v": "values"}
+    return "".join(letter for letter, need in letters.items() if need in needs and not (scoring and letter in "qk"))
 
 
 @dataclass(frozen=True)
@@ -179,9 +179,9 @@ class VitCost(CostModel):
         """See `CostModel.steps`."""
         scoring, early = self.scoring(traits.needs), self.plain and not RESULTS & set(traits.needs)
         before = self.scoring(["attention"]) if "previous_attention" in traits.needs else ""
-        at, n, steps = dict(zip(blocks, counts, strict=True)), self.tokens, list[Step]()
+        by_block, n, steps = dict(zip(blocks, counts, strict=True)), self.tokens, list[Step]()
         for block in range(self.depth):
-            out, came = min(n, at.get(block, n)), self.tokens if traits.rests else n
+            out, came = min(n, by_block.get(block, n)), self.tokens if traits.rests else n
             acts = out < came or block in traits.scaled
             own_macs = traits.own_macs(self.place(block, came, out)) if acts else 0.0
             if acts and before and steps:
@@ -229,4 +229,4 @@ class OneLayerCost(CostModel):
             return self.dense()
         scoring = self.scoring(traits.needs)
         own_macs = traits.own_macs(self.place(0, self.tokens, counts[0]))
-        return [Step(self.tokens, counts[0], True, scoring, projected_for(traits.needs, scoring), own_macs)]
+        return [Step(self.tokens, counts[0], True, scoring, projections_for(traits.needs, scoring), own_macs)]

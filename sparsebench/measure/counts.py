@@ -98,7 +98,7 @@ def counts_at(rate: float, convention: Convention, tokens: int, number: int, fus
     return tuple(counts[1:])
 
 
-def scaled_at(budget: Budget, traits: Traits, rate: float | None, tokens: int, blocks: Sequence[int]) -> frozenset[int]:
+def scales_at(budget: Budget, traits: Traits, rate: float | None, tokens: int, blocks: Sequence[int]) -> frozenset[int]:
     """Return the blocks where one token alone is to be fused: as many go on as came, that one times its weight."""
     staged = schedule_of(budget, traits) == "stages"
     if not traits.fuses or rate is None or not staged or budget.convention != "compound-ceil":
@@ -131,14 +131,14 @@ def cap_counts(counts: Sequence[int], tokens: int, most: float, *, later: bool =
     As many leave each stage as was asked for there, or as can. What could not leave does so `later`, as soon as it
     can, or never.
     """
-    out, asked = [tokens], [tokens, *counts]
-    for before, after in pairwise(asked):
-        wanted = (out[-1] if later else before) - after
-        out.append(out[-1] - min(wanted, math.floor(most * out[-1] + 1e-9)))
+    out, targets = [tokens], [tokens, *counts]
+    for before, after in pairwise(targets):
+        leave = (out[-1] if later else before) - after
+        out.append(out[-1] - min(leave, math.floor(most * out[-1] + 1e-9)))
     return tuple(out[1:])
 
 
-def traits_as_counted(budget: Budget, cost: CostModel, traits: Traits) -> Traits:
+def budget_traits(budget: Budget, cost: CostModel, traits: Traits) -> Traits:
     """Return the traits as a budget counts them: without own products where nothing is saved for them.
 
     Where the fewest tokens cost as much as the dense network, the nearest to any fraction would be to leave them all.
@@ -174,7 +174,7 @@ def rate_of(budget: Budget, cost: CostModel, traits: Traits) -> float | None:
     target = budget.macs
     if target is None or target == 1.0:
         return target or budget.keep_rate
-    traits, blocks = traits_as_counted(budget, cost, traits), stages(budget, traits, cost.depth)
+    traits, blocks = budget_traits(budget, cost, traits), stages(budget, traits, cost.depth)
     dense = cost.macs(cost.dense())
 
     @cache  # as most of the rates that are tried have the same counts
@@ -196,16 +196,16 @@ def counts_of(budget: Budget, rate: float | None, cost: CostModel, traits: Trait
     check_fits(budget, traits, cost.tokens, cost.depth)
     blocks, schedule, N = stages(budget, traits, cost.depth), schedule_of(budget, traits), cost.tokens
     if rate is None:
-        return _falling(budget, N, len(blocks), traits.most)
+        return _block_counts(budget, N, len(blocks), traits.most)
     if schedule == "stages" or traits.site == "input" or cost.depth == 1:
-        made = counts_at(rate, budget.convention, N, len(blocks), traits.fuses)
+        counts = counts_at(rate, budget.convention, N, len(blocks), traits.fuses)
     else:
         # To leave soon, tokens are asked to leave that are not there any more: the last blocks then have one.
         removed = (1 - rate if budget.macs is None else 1 / rate - 1) * N
-        made = spread(removed, N, blocks, cost.depth, budget.gamma if schedule == "late" else 0.0)
+        counts = spread(removed, N, blocks, cost.depth, budget.gamma if schedule == "late" else 0.0)
     # A keep rate means what it does in published methods. A fraction of MACs is searched for: there a smaller rate
     # must never cost more, as it would where what could not leave in one stage stays for good.
-    return cap_counts(made, N, traits.most, later=budget.macs is not None)
+    return cap_counts(counts, N, traits.most, later=budget.macs is not None)
 
 
 def shares_of(budget: Budget, rate: float | None, cost: CostModel, traits: Traits) -> tuple[float, ...]:
@@ -227,7 +227,7 @@ def ramp_counts(
     return tuple(N - math.floor((N - count) * way) for count in counts_of(budget, None, cost, traits)), None
 
 
-def _falling(budget: Budget, tokens: int, number: int, most: float) -> tuple[int, ...]:
+def _block_counts(budget: Budget, tokens: int, number: int, most: float) -> tuple[int, ...]:
     """Return the counts of a budget that says how many tokens leave each block, or as many as can."""
     counts = [tokens]
     for place in range(number):

@@ -115,7 +115,7 @@ def kind_of(name: str) -> MetricKind:
     return _BY_NAME[of_group if of_group in _BY_NAME and ": " in name else name]
 
 
-def decided_by(name: str) -> DecidedBy | None:
+def decider_of(name: str) -> DecidedBy | None:
     """Return what decides a metric, or None where it is none of sparsebench's."""
     try:
         return kind_of(name).decided_by
@@ -212,17 +212,17 @@ def scores(items: Items, classes: int, group_names: Sequence[str], train_sizes: 
         train_sizes: how many training samples each group has.
     """
     n, correct = len(items.labels), items.correct
-    found = {"accuracy": share(correct)}
+    metrics = {"accuracy": share(correct)}
     if classes >= TOP_5_FROM:
-        found["accuracy_top5"] = share(items.ranks < 5)
-    found["test_loss"] = Metric.of("test_loss", items.loss, n)
+        metrics["accuracy_top5"] = share(items.ranks < 5)
+    metrics["test_loss"] = Metric.of("test_loss", items.loss, n)
     if len(group_names) > 1:
         for number, (name, size) in enumerate(zip(group_names, train_sizes, strict=True)):
-            found[f"accuracy: {name}"] = share(correct[items.groups == number])
-            found[f"train_samples: {name}"] = Metric(value=size, unit="samples", n=sum(train_sizes))
+            metrics[f"accuracy: {name}"] = share(correct[items.groups == number])
+            metrics[f"train_samples: {name}"] = Metric(value=size, unit="samples", n=sum(train_sizes))
         summary = group_summary(correct, items.groups, np.asarray(train_sizes))
-        found |= {name: Metric.of(name, value, n) for name, value in summary.items()}
-    return found
+        metrics |= {name: Metric.of(name, value, n) for name, value in summary.items()}
+    return metrics
 
 
 def group_accuracies(correct: np.ndarray, groups: np.ndarray, number: int) -> np.ndarray:

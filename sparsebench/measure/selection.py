@@ -19,10 +19,10 @@ def quality(kept: np.ndarray, scores: np.ndarray, relevant: np.ndarray) -> tuple
         those that have one.
     """
     hits = (kept & relevant).sum(axis=1)
-    precision, recall = (float((hits / np.maximum(of.sum(axis=1), 1)).mean()) for of in (kept, relevant))
-    each = aurocs(scores, relevant)
-    known = each[~np.isnan(each)]
-    return precision, recall, float(known.mean()) if len(known) else np.nan
+    precision, recall = (float((hits / np.maximum(mask.sum(axis=1), 1)).mean()) for mask in (kept, relevant))
+    values = aurocs(scores, relevant)
+    valid = values[~np.isnan(values)]
+    return precision, recall, float(valid.mean()) if len(valid) else np.nan
 
 
 def aurocs(scores: np.ndarray, relevant: np.ndarray) -> np.ndarray:
@@ -36,14 +36,14 @@ def aurocs(scores: np.ndarray, relevant: np.ndarray) -> np.ndarray:
     positives = relevant.sum(axis=1)
     negatives = valid.sum(axis=1) - positives
     usable = (positives > 0) & (negatives > 0)
-    each = np.full(len(scores), np.nan)
+    values = np.full(len(scores), np.nan)
     if not usable.any():
-        return each
+        return values
     ranks = _ranks(scores[usable])
     p, q = positives[usable], negatives[usable]
     above = np.where(relevant[usable], ranks, 0.0).sum(axis=1) - p * (p + 1) / 2
-    each[usable] = above / (p * q)
-    return each
+    values[usable] = above / (p * q)
+    return values
 
 
 def _ranks(scores: np.ndarray) -> np.ndarray:
@@ -155,8 +155,8 @@ def token_spuriosity(influence: np.ndarray, inside: np.ndarray) -> tuple[float, 
     Returns:
         Both, over the images that have tokens of both kinds; NaN where there is none, or nothing inside matters.
     """
-    both = inside.any(axis=1) & ~inside.all(axis=1)
-    z, inside = influence[both].astype(float), inside[both]
+    usable = inside.any(axis=1) & ~inside.all(axis=1)
+    z, inside = influence[usable].astype(float), inside[usable]
     means = [(z * part).sum(axis=1) / part.sum(axis=1) for part in (~inside, inside)]
     largest = [np.where(part, z, 0.0).max(axis=1) for part in (~inside, inside)]
     a_tsi, m_tsi = _ratio(*np.array([means, largest]).sum(axis=2).T)

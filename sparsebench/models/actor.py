@@ -11,8 +11,8 @@ from torch import Tensor
 
 from sparsebench import seeds
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError
-from sparsebench.measure.cost import CostModel, Scoring, Step, projected_for
-from sparsebench.measure.counts import counts_of, ramp_counts, rate_of, scaled_at, shares_of, stages, traits_as_counted
+from sparsebench.measure.cost import CostModel, Scoring, Step, projections_for
+from sparsebench.measure.counts import budget_traits, counts_of, ramp_counts, rate_of, scales_at, shares_of, stages
 from sparsebench.strategy import tokens
 from sparsebench.strategy.base import LossInputs, ModelOutputs, Site, Strategy
 from sparsebench.strategy.budget import Budget
@@ -58,7 +58,7 @@ class Actor:
 
     Attributes:
         keep: how many tokens are to go on after each block in which it acts.
-        scaled: the blocks of these in which one token alone is fused, see `counts.scaled_at`.
+        scaled: the blocks of these in which one token alone is fused, see `counts.scales_at`.
         shares: for each of these blocks the share of the first tokens that was asked for.
         planned: the steps that the budget comes to.
         bounds: whether counts are upper bounds of an adaptive strategy, which acts even where they are all tokens.
@@ -96,7 +96,7 @@ class Actor:
             raise StrategyError(f"'{strategy.name}' asks for the relevance mask and is no oracle")
         self.spend(budget)
         self.bounds = strategy.adaptive and (budget.counts is not None or min(self.keep.values()) < self.tokens)
-        traits = traits_as_counted(budget, cost, self.traits)._replace(scaled=self.scaled)
+        traits = budget_traits(budget, cost, self.traits)._replace(scaled=self.scaled)
         self.planned = cost.steps(traits, tuple(self.keep), tuple(self.keep.values()))
         self.more = strategy.training_blocks(self.depth)
         if not set(self.more) <= set(range(self.depth)):
@@ -112,7 +112,7 @@ class Actor:
         blocks, self._asked = stages(budget, self.traits, self.depth), given
         self.keep = dict(zip(blocks, counts_of(*given), strict=True))
         self.shares = dict(zip(blocks, shares_of(*given), strict=True))
-        self.scaled = scaled_at(budget, self.traits, given[1], self.tokens, blocks)
+        self.scaled = scales_at(budget, self.traits, given[1], self.tokens, blocks)
 
     def counts(self, done: float) -> tuple[dict[int, int], frozenset[int]]:
         """Return `keep` and `scaled` as they are in training when the share `done` of it is done."""
@@ -122,7 +122,7 @@ class Actor:
             raise StrategyError(f"'{self.strategy.name}': ramp must lie in [0, 1], got {way}")
         counts, rate = ramp_counts(way, *self._asked)
         blocks = tuple(self.keep)
-        return dict(zip(blocks, counts, strict=True)), scaled_at(self.budget, self.traits, rate, self.tokens, blocks)
+        return dict(zip(blocks, counts, strict=True)), scales_at(self.budget, self.traits, rate, self.tokens, blocks)
 
     @property
     def acts(self) -> bool:
@@ -439,7 +439,7 @@ def kept_only(acting: Pass, cost: CostModel, tokens_in: int, given: Given, becau
     """
     acts = acting.acts(0)
     scoring = cost.scoring(acting.requires) if acts else ""
-    projected = projected_for(acting.requires, scoring) if acts else ""
+    projected = projections_for(acting.requires, scoring) if acts else ""
     plan = acting.decide(0, given)
     acting.went(tokens_in, early=plan is not None, scoring=scoring, projected=projected)
     if plan is None:

@@ -15,7 +15,7 @@ from sparsebench.measure.cost import BlockCost, CostModel, VitCost
 from sparsebench.models.base import Model, Network, Start, number_of, stem_macs
 from sparsebench.strategy.spec import unused_parameters
 from sparsebench.tasks.base import Data, Inputs, Locations, Task
-from sparsebench.tasks.sources.files import fingerprint_of, located
+from sparsebench.tasks.sources.files import fingerprint_of, path_of
 
 if TYPE_CHECKING:
     from sparsebench.models.deep import DeepViT
@@ -199,7 +199,7 @@ class Timm(_Deep):
         vit = self._empty(task, 2 if classes is None else len(classes)).module
         whose, size = f"timm's '{self.arch}'", (cut_of(self.arch).get("canvas", canvas),) * 2
         if self.weights:
-            file = located(self.weights, locations, "--weights")
+            file = path_of(self.weights, locations, "--weights")
             match_weights(vit, file, self.weights_key, fresh_head=task.trains)
             whose, size = file.name, (self._made and self._made.size) or (canvas, canvas)
         if self.pretrained:
@@ -218,7 +218,7 @@ class Timm(_Deep):
 
         vit = network.module
         if self.weights:
-            file = located(self.weights, locations, "--weights")
+            file = path_of(self.weights, locations, "--weights")
             head = load_weights(vit, file, self.weights_key, fresh_head=task.trains)
             if self.weights != f"weights-{fingerprint_of(file)}":
                 raise UserError(f"{file.name} was changed while the run was under way", next_step="run it again")

@@ -36,9 +36,9 @@ from sparsebench.tasks.sources.files import (
 from sparsebench.tasks.sources.known import (
     DEFAULTS,
     DIGITS,
-    KNOWN,
     OFFICIAL,
     PHOTOS,
+    SETS,
     layout_of,
     names_for,
     read,
@@ -78,7 +78,7 @@ def locate_images(
         known.check(spec, root, download=download)
         return spec, root
     if spec in names_for("task"):
-        return _locate_labelled(root / KNOWN[spec].folder, spec, skip_bad)
+        return _locate_labelled(root / SETS[spec].folder, spec, skip_bad)
     if kind == FOLDER and path:
         folder = Path(path).expanduser()
         layout = layout_of(folder)
@@ -111,14 +111,14 @@ def locate_backgrounds(
     if not path.is_dir():
         allowed = f"{', '.join(names_for('backgrounds'))}, a folder of pictures or an .npz file"
         raise UserError(f"--backgrounds: {path} is not a folder", allowed=allowed)
-    return f"{SCENES}-{contents(path, skip_bad=skip_bad, wanted=bool).fingerprint}", path
+    return f"{SCENES}-{contents(path, skip_bad=skip_bad, belongs=bool).fingerprint}", path
 
 
 def _locate_labelled(root: Path, kind: str, skip_bad: bool) -> tuple[str, Path]:
     """Return name and place of a set in its published layout; its table, and that each picture is there, is checked."""
     if layout_of(root) != kind:
         raise UserError(
-            f"{kind} is not in {root}", next_step=f"get it from {KNOWN[kind].source} and give --images folder:DIR, or "
+            f"{kind} is not in {root}", next_step=f"get it from {SETS[kind].source} and give --images folder:DIR, or "
             "--data-root with it in it",
         )  # fmt: skip
     listed = listing(root)
@@ -133,7 +133,7 @@ def _locate_classes(root: Path, skip_bad: bool) -> tuple[str, Path]:
             raise UserError(f"--images folder: {root / split} is not a folder", allowed=LAYOUT)
     listed = listing(root)
     _check_classes(listed)
-    found = contents(root, listed, skip_bad=skip_bad, wanted=in_a_class)
+    found = contents(root, listed, skip_bad=skip_bad, belongs=in_a_class)
     _check_classes(replace(listed, names=tuple(found.pictures)))
     return f"{FOLDER}-{found.fingerprint}", root
 
@@ -240,7 +240,7 @@ def pictures_of(jobs: Sequence[Job], registry: Registry, places: Mapping[str, Pa
         with suppress(UserError):
             task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
             wanted |= {one.name: one for one in task.pictures(cell.n_train, cell.repetition, places)}
-    return [one for one in wanted.values() if one.kept() is None]
+    return [one for one in wanted.values() if one.read() is None]
 
 
 @dataclass(frozen=True)

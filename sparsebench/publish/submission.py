@@ -31,7 +31,7 @@ from pydantic import ValidationError
 from sparsebench import files
 from sparsebench.errors import UserError, few, plain, reason_of, unknown
 from sparsebench.measure.cost import CostModel
-from sparsebench.measure.metrics import TOP_5_FROM, Items, Metric, decided_by, scores
+from sparsebench.measure.metrics import TOP_5_FROM, Items, Metric, decider_of, scores
 from sparsebench.plan.expand import unanswered
 from sparsebench.plan.request import load, names
 from sparsebench.plugin.content import file_revision
@@ -360,7 +360,7 @@ def differences(record: Record) -> Iterator[str]:
             successes = task.successes(loss.value, items.accuracy)
             made |= {name: Metric.of(name, success, 1) for name, success in successes.items()}
         for name in sorted(made.keys() | record.metrics.keys()):
-            if decided_by(name) == "outcomes" and (task is not None or name != "success"):  # else its criterion
+            if decider_of(name) == "outcomes" and (task is not None or name != "success"):  # else its criterion
                 yield from _difference(name, record.metrics.get(name), made.get(name))
         if task is not None:
             yield from _costs(record, items, task)
@@ -385,7 +385,7 @@ def _scores(record: Record, items: Items) -> dict[str, Metric]:
     known = (metrics.get(TRAINED + name) for name in named)
     sizes = [0 if one is None else int(one.value or 0) for one in known]
     made = scores(items, TOP_5_FROM if TOP_5 in metrics else 2, named, sizes)
-    return {name: metric for name, metric in made.items() if decided_by(name) == "outcomes"}
+    return {name: metric for name, metric in made.items() if decider_of(name) == "outcomes"}
 
 
 def _costs(record: Record, items: Items, task: Task) -> Iterator[str]:

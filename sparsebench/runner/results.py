@@ -15,7 +15,7 @@ from torch import Tensor
 from sparsebench import seeds
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError, UserError
 from sparsebench.measure.cost import Step
-from sparsebench.measure.metrics import Metric, decided_by, group_accuracies, scores, share
+from sparsebench.measure.metrics import Metric, decider_of, group_accuracies, scores, share
 from sparsebench.measure.selection import quality, token_spuriosity
 from sparsebench.models.actor import Actor, Given, Pass, SplitPass
 from sparsebench.models.base import Network
@@ -389,7 +389,7 @@ def _add_outcomes(result: Result, task: Task, data: Data, evaluation: Evaluation
     if task.recipe().loss == "cross-entropy":
         result.add("p_label", items.p_label, len(items.labels))
     for name, success in task.successes(items.loss, items.accuracy).items():
-        result.add(name, float(success), 1, "" if decided_by(name) else _declared_unit(task, name))
+        result.add(name, float(success), 1, "" if decider_of(name) else _declared_unit(task, name))
     for name, value in task.measure(items, test).items():
         if name in result.metrics:
             raise UserError(f"metric '{name}' of task '{task.name}' is measured already", next_step="rename it")

@@ -288,8 +288,8 @@ class Task(BaseModel):
         Raises:
             UserError: neither determines the number.
         """
-        if isinstance(known := getattr(self, "classes", None), int):
-            return known
+        if isinstance(classes := getattr(self, "classes", None), int):
+            return classes
         seen = int(labels.max()) + 1
         if seen == len(labels):
             raise UserError("how many classes there are is not known from so few test items")

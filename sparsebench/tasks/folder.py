@@ -22,7 +22,7 @@ from sparsebench.tasks.sources.files import (
     contents_of,
     fingerprint_of,
     listing,
-    located,
+    path_of,
 )
 from sparsebench.tasks.sources.labels import BY_FILE, FILE, MOST_CLASSES, Numbered, number, read_file
 
@@ -53,9 +53,9 @@ def locate(spec: str, skip_bad: bool = False) -> tuple[str, Path]:
         raise UserError("--images of a test of trained weights", got=f"'{spec}'", allowed="folder:DIR")
     listed = _test_folder_of(Path(path).expanduser())
     classes_in(listed, LAYOUT)
-    found = contents(listed.root, listed, skip_bad=skip_bad, wanted=lambda path: "/" in path)
-    classes_in(replace(listed, names=tuple(found.pictures)), LAYOUT)
-    return f"folder-{found.fingerprint}", listed.root
+    folder = contents(listed.root, listed, skip_bad=skip_bad, belongs=lambda path: "/" in path)
+    classes_in(replace(listed, names=tuple(folder.pictures)), LAYOUT)
+    return f"folder-{folder.fingerprint}", listed.root
 
 
 def _test_folder_of(root: Path) -> Listing:
@@ -71,28 +71,28 @@ def _test_folder_of(root: Path) -> Listing:
     splits = [root / split for split in SPLITS if (root / split).is_dir()]
     for split in splits:
         if (listed := listing(split)).names:
-            empty = [one.name for one in splits[: splits.index(split)]]
+            empty = [path.name for path in splits[: splits.index(split)]]
             return replace(listed, left={"folders without pictures": empty, **listed.left} if empty else listed.left)
     if splits:
         raise UserError(f"{splits[0]} holds no pictures", allowed=LAYOUT)
     return listing(root)
 
 
-def cropped(rgb: Picture, canvas: int, crop: float, resize: Resize = "short", filter: Filter = "bicubic") -> np.ndarray:
+def cut_out(rgb: Picture, canvas: int, crop: float, resize: Resize = "short", filter: Filter = "bicubic") -> np.ndarray:
     """Return a picture as (canvas, canvas, 3) uint8, as networks are tested on ImageNet.
 
     The short side becomes canvas / crop pixels, or with "squash" both sides do; then the middle is cut out.
     """
     from PIL import Image
 
-    side, how = int(canvas / crop), Image.Resampling[filter.upper()]
+    side, method = int(canvas / crop), Image.Resampling[filter.upper()]
     width, height = (side if resize == "squash" else int(side * length / min(rgb.size)) for length in rgb.size)
     left, top = round((width - canvas) / 2), round((height - canvas) / 2)
     if resize == "short" and max(rgb.size) > LONG * min(rgb.size):
         x, y = (max(0, length // 2 - 2 * min(rgb.size)) for length in rgb.size)  # alike at both ends
         middle = rgb.crop((x, y, rgb.width - x, rgb.height - y))
-        return cropped(middle, canvas, crop, resize, filter)
-    return np.asarray(rgb.resize((width, height), how).crop((left, top, left + canvas, top + canvas)))
+        return cut_out(middle, canvas, crop, resize, filter)
+    return np.asarray(rgb.resize((width, height), method).crop((left, top, left + canvas, top + canvas)))
 
 
 class Folder(Task):
@@ -157,12 +157,12 @@ class Folder(Task):
 
     def with_cut(self, cut: Mapping[str, Any]) -> Folder:
         """See `Task.with_cut`: what is not said of how pictures are cut is the model's."""
-        left = {key: value for key, value in (USUAL | dict(cut)).items() if not getattr(self, key)}
+        defaults = {key: value for key, value in (USUAL | dict(cut)).items() if not getattr(self, key)}
         try:
-            return type(self).model_validate(self.model_dump() | left)
+            return type(self).model_validate(self.model_dump() | defaults)
         except ValueError as error:
             raise UserError(
-                f"task 'folder' cannot cut pictures as the model wants them: {left}",
+                f"task 'folder' cannot cut pictures as the model wants them: {defaults}",
                 next_step="give canvas, crop, resize and filter",
             ) from error
 
@@ -179,8 +179,8 @@ class Folder(Task):
         """See `Task.with_classes`."""
         if self.head and head not in (None, self.head):
             raise UserError(f"task 'folder': head={self.head}, and the weights' has {head}", next_step="leave head out")
-        found = self._number(self._folders(locations), head, locations)
-        return self.model_copy(update={"labels": found.labels, "head": len(found.classes)})
+        numbered = self._number(self._folders(locations), head, locations)
+        return self.model_copy(update={"labels": numbered.labels, "head": len(numbered.classes)})
 
     def recipe(self) -> Recipe:
         """See `Task.recipe`: no step is taken."""
@@ -192,13 +192,13 @@ class Folder(Task):
 
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """See `Task.draw`."""
-        chosen, folders, shown = self._chosen(repetition, locations)
+        chosen, folders, foregrounds = self._choose(repetition, locations)
         classes, numbers = self._number(folders, None, locations)[1:]
         number_of = dict(zip(folders, numbers, strict=True))
         images = self._pixels(chosen, locations).array()
         labels = np.array([number_of[name.partition("/")[0]] for name in chosen], dtype=np.int64)
         # Of some pictures alone it is said which they are: another repetition may draw the same again.
-        test = Split(images, labels, np.zeros_like(labels), foregrounds=shown if self.test else None)
+        test = Split(images, labels, np.zeros_like(labels), foregrounds=foregrounds if self.test else None)
         among = np.array(numbers) if self.among == "folders" else None
         return Data(Split(images[:0], labels[:0], labels[:0]), test, classes, among=among)
 
@@ -206,39 +206,39 @@ class Folder(Task):
         """Return the class of each folder in a head of so many classes, or as many as the cell says."""
         file = None
         if self.classes:
-            file = read_file(located(self.classes, locations, BY_FILE), self.classes)
+            file = read_file(path_of(self.classes, locations, BY_FILE), self.classes)
         try:
             return number(list(folders), "auto" if self.labels == "file" else self.labels, self.head or head, file)
         except UserError as error:
-            raise UserError(f"{located(self.images, locations)}: {error}") from error
+            raise UserError(f"{path_of(self.images, locations)}: {error}") from error
 
     def pictures(self, n_train: int, repetition: int, locations: Locations) -> Sequence[Pixels]:
         """See `Task.pictures`."""
-        return (self._pixels(self._chosen(repetition, locations)[0], locations),)
+        return (self._pixels(self._choose(repetition, locations)[0], locations),)
 
     def _folders(self, locations: Locations) -> dict[str, list[str]]:
         """Return the paths of the pictures by the class folder in which they lie, both sorted."""
         folders: dict[str, list[str]] = {}
-        known = contents_of(self.images, located(self.images, locations)).pictures
-        for folder, inside, name in sorted(name.partition("/") for name in known):
+        pictures = contents_of(self.images, path_of(self.images, locations)).pictures
+        for folder, inside, name in sorted(name.partition("/") for name in pictures):
             if inside:
                 folders.setdefault(folder, []).append(f"{folder}/{name}")
         return folders
 
-    def _chosen(self, repetition: int, locations: Locations) -> tuple[list[str], list[str], np.ndarray]:
+    def _choose(self, repetition: int, locations: Locations) -> tuple[list[str], list[str], np.ndarray]:
         """Return the paths of the pictures that are tested on, all class folders, and the pictures' numbers."""
         folders = self._folders(locations)
-        every = [name for names in folders.values() for name in names]
-        if self.test > (count := len(every)):
+        paths = [name for names in folders.values() for name in names]
+        if self.test > (count := len(paths)):
             raise UserError("test of task 'folder'", got=self.test, allowed=f"at most the {count} pictures there are")
         chosen = np.arange(count)
         if self.test:
             chosen = np.sort(seeds.generator(self.name, self.images, repetition).permutation(count)[: self.test])
-        return [every[i] for i in chosen], list(folders), chosen
+        return [paths[i] for i in chosen], list(folders), chosen
 
     def _pixels(self, names: Sequence[str], locations: Locations) -> Pixels:
         """Return those pictures, cut as the task has it."""
-        how = self.with_cut({}).model_dump(include=set(USUAL))
-        size, named = how.pop("canvas"), "-".join(f"{key}-{value}" for key, value in how.items())
-        found = contents_of(self.images, located(self.images, locations))
-        return found.pixels(names, size, partial(cropped, **how), named)
+        cut = self.with_cut({}).model_dump(include=set(USUAL))
+        size, method = cut.pop("canvas"), "-".join(f"{key}-{value}" for key, value in cut.items())
+        folder = contents_of(self.images, path_of(self.images, locations))
+        return folder.pixels(names, size, partial(cut_out, **cut), method)

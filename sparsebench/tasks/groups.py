@@ -13,7 +13,7 @@ from sparsebench.errors import UserError
 from sparsebench.tasks.base import Data, Locations, Split
 from sparsebench.tasks.images import PictureTask
 from sparsebench.tasks.sources.cache import Pixels
-from sparsebench.tasks.sources.files import located
+from sparsebench.tasks.sources.files import path_of
 from sparsebench.tasks.sources.known import Labelled, labelled_pictures
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
@@ -59,7 +59,7 @@ class GroupTask(PictureTask):
         """See `Task.check_located`: each group has pictures to train on and to test."""
         if self.images not in locations:
             return
-        labelled = self._labelled(locations)
+        labelled = self._read(locations)
         for number in (TRAIN, TEST):
             counts = np.bincount(labelled.groups[labelled.splits == number], minlength=4)
             if 0 in counts:
@@ -74,7 +74,7 @@ class GroupTask(PictureTask):
 
         The official validation split is there where the recipe asks for one.
         """
-        labelled, splits = self._labelled(locations), {}
+        labelled, splits = self._read(locations), {}
         for number, rows in self._rows(labelled, n_train, repetition).items():
             images = self._pixels(labelled, rows).array()
             splits[number] = Split(images, labelled.labels[rows], labelled.groups[rows])
@@ -82,20 +82,20 @@ class GroupTask(PictureTask):
 
     def pictures(self, n_train: int, repetition: int, locations: Locations) -> Sequence[Pixels]:
         """See `Task.pictures`."""
-        labelled = self._labelled(locations)
+        labelled = self._read(locations)
         rows = self._rows(labelled, n_train, repetition).values()
         return [self._pixels(labelled, of_split) for of_split in rows]
 
     def _pixels(self, labelled: Labelled, rows: np.ndarray) -> Pixels:
         return labelled.contents.pixels([labelled.names[i] for i in rows], self.canvas)
 
-    def _labelled(self, locations: Locations) -> Labelled:
-        return labelled_pictures(self.name, self.images, located(self.images, locations), self.columns())
+    def _read(self, locations: Locations) -> Labelled:
+        return labelled_pictures(self.name, self.images, path_of(self.images, locations), self.columns())
 
     def _rows(self, labelled: Labelled, n_train: int, repetition: int) -> dict[int, np.ndarray]:
         """Return which rows are drawn of each split."""
-        asked = (self.validation or self.patience) and bool((labelled.splits == VALIDATION).any())
-        sizes = {TRAIN: n_train, **({VALIDATION: 0} if asked else {}), TEST: self.test}
+        validates = (self.validation or self.patience) and bool((labelled.splits == VALIDATION).any())
+        sizes = {TRAIN: n_train, **({VALIDATION: 0} if validates else {}), TEST: self.test}
         return {number: self._part(labelled, number, n, repetition) for number, n in sizes.items()}
 
     def _part(self, labelled: Labelled, number: int, n: int, repetition: int) -> np.ndarray:

@@ -22,7 +22,7 @@ from sparsebench.tasks.sources.composites import (
     folder_pixels,
     foregrounds,
 )
-from sparsebench.tasks.sources.files import located
+from sparsebench.tasks.sources.files import path_of
 from sparsebench.tasks.sources.known import CLASSES, DIGITS, OWN_TASK, PHOTOS
 
 Scene = Callable[[np.ndarray, np.random.Generator, bool], tuple[np.ndarray, np.ndarray]]
@@ -143,8 +143,8 @@ class PictureTask(Task):
 
     def recipe(self) -> Recipe:
         """See `Task.recipe`."""
-        asked = {name: getattr(self, name) for name in RECIPE if name in type(self).model_fields}
-        return Recipe("cross-entropy", "adamw", steps=self.epochs * 10**9, **asked)
+        options = {name: getattr(self, name) for name in RECIPE if name in type(self).model_fields}
+        return Recipe("cross-entropy", "adamw", steps=self.epochs * 10**9, **options)
 
 
 class ImageTask(PictureTask):
@@ -229,8 +229,8 @@ class ImageTask(PictureTask):
     def pictures(self, n_train: int, repetition: int, locations: Locations) -> Sequence[Pixels]:
         """See `Task.pictures`."""
         sizes = {self.images: self.foreground, self.backgrounds: self.canvas}
-        own = [name for name in sizes if name.partition("-")[0] in (FOLDER, SCENES)]
-        return [folder_pixels(name, sizes[name], located(name, locations))[1] for name in own]
+        names = [name for name in sizes if name.partition("-")[0] in (FOLDER, SCENES)]
+        return [folder_pixels(name, sizes[name], path_of(name, locations))[1] for name in names]
 
     def pool(self, locations: Locations) -> Foregrounds:
         """Return the foregrounds."""
@@ -243,8 +243,8 @@ class ImageTask(PictureTask):
             raise UserError(f"held_out of task '{self.name}'", got=strange, allowed=pool.classes)
         if self.held_out:
             return self.held_out
-        named = HELD_OUT.get(images, ("bird", "airplane"))
-        return named if set(named) <= set(pool.classes) else pool.classes[:2]
+        default = HELD_OUT.get(images, ("bird", "airplane"))
+        return default if set(default) <= set(pool.classes) else pool.classes[:2]
 
     def stream(self, repetition: int, split: str) -> np.random.Generator:
         """Return the generator of one split's draws; how it is trained on, shown and judged does not touch it."""
@@ -261,7 +261,7 @@ class ImageTask(PictureTask):
         N = (self.canvas // self.patch) ** 2
         return seeds.generator("order of patches", self.canvas, self.patch).permutation(N)
 
-    def drawn(
+    def compose(
         self, n_train: int, repetition: int, pool: Foregrounds, classes: tuple[str, ...], scene: Scene,
         group_names: tuple[str, ...] = ("all",),
     ) -> Data:  # fmt: skip
@@ -282,19 +282,19 @@ class ImageTask(PictureTask):
             canvas = np.rint(canvas * self.intensity).astype(np.uint8)
         per_class = pool.test if test else pool.train
         first = dict(zip(per_class, np.cumsum([0, *map(len, per_class.values())]), strict=False))
-        pictures, shown = np.empty((n, 3, self.foreground, self.foreground), np.uint8), np.empty(n, dtype=np.int64)
+        pictures, numbers = np.empty((n, 3, self.foreground, self.foreground), np.uint8), np.empty(n, dtype=np.int64)
         changes = rng.spawn(1)[0]  # of its own, so that places and backgrounds are those of the plain foregrounds
         for k, name in enumerate(classes):
             members = np.flatnonzero(labels == k)
             order = _cycle(len(per_class[name]), len(members), rng)
-            shown[members], chosen = first[name] + order, per_class[name][order]
+            numbers[members], chosen = first[name] + order, per_class[name][order]
             pictures[members] = warp(chosen, self.affine, changes) if self.affine and not test else chosen
         step = {"anywhere": 1, "grid": self.patch, "tiles": self.foreground}[self.placement]
         boxes = paste(canvas, pictures, rng, step)
         moved = self.order()
         if moved is not None:
             canvas = permute(canvas, self.patch, moved)
-        return Split(canvas, labels, groups, boxes=boxes, order=moved, mask=self.mask, foregrounds=shown)
+        return Split(canvas, labels, groups, boxes=boxes, order=moved, mask=self.mask, foregrounds=numbers)
 
 
 def _cycle(size: int, n: int, rng: np.random.Generator) -> np.ndarray:
@@ -318,8 +318,8 @@ class Composite(ImageTask):
 
     def class_count(self, labels: np.ndarray) -> int:
         """See `Task.class_count`: of a known set of pictures all classes."""
-        known = CLASSES.get(self.images)
-        return super().class_count(labels) if known is None else known
+        count = CLASSES.get(self.images)
+        return super().class_count(labels) if count is None else count
 
     def success(self, test_loss: float, accuracy: float) -> bool | None:
         """See `Task.success`."""
@@ -334,7 +334,7 @@ class Composite(ImageTask):
             kinds = rng.choice(source.textured, len(labels))
             return source.draw(rng, kinds, test=test), np.zeros_like(labels)
 
-        return self.drawn(n_train, repetition, pool, pool.classes, scene)
+        return self.compose(n_train, repetition, pool, pool.classes, scene)
 
 
 class Plain(ImageTask):
@@ -361,7 +361,7 @@ class Plain(ImageTask):
         def scene(labels: np.ndarray, rng: np.random.Generator, test: bool) -> tuple[np.ndarray, np.ndarray]:
             return np.zeros((len(labels), 3, self.canvas, self.canvas), dtype=np.uint8), np.zeros_like(labels)
 
-        return self.drawn(n_train, repetition, pool, classes, scene)
+        return self.compose(n_train, repetition, pool, classes, scene)
 
 
 class Spurious(ImageTask):
@@ -393,4 +393,4 @@ class Spurious(ImageTask):
                 kinds[order[: round((0.5 if test else self.agreement) * len(order))]] = label
             return source.draw(rng, kinds, test=test), 2 * labels + kinds
 
-        return self.drawn(n_train, repetition, pool, classes, scene, names)
+        return self.compose(n_train, repetition, pool, classes, scene, names)

@@ -63,18 +63,18 @@ class _Frozen:
     """See `FrozenNetwork`.
 
     Attributes:
-        shown: how many images it was given.
+        count: how many images it was given.
     """
 
     def __init__(self, network: Network, actor: Actor, recipe: Recipe, relevance: Tensor | None):
-        self._network, self._recipe, self.shown = network, recipe, 0
+        self._network, self._recipe, self.count = network, recipe, 0
         self._relevance = relevance if "relevance" in actor.requires and actor.strategy.kind == "oracle" else None
         self._actor = copy.copy(actor)
         self._actor.more, self._actor.checked = tuple(actor.keep), set()
         self._actor.traits = actor.traits._replace(own_macs=lambda place: 0.0)
 
     def __call__(self, images: Images, look: Look | None = None, /) -> Tensor:
-        self.shown += len(images)
+        self.count += len(images)
         if look is None:
             return self._network(images.inputs)
         actor = copy.copy(self._actor)
@@ -116,11 +116,11 @@ def fit(
     except (UnsupportedError, MemoryError, torch.OutOfMemoryError):
         raise
     except (Exception, SystemExit) as error:
-        where = place_of(error, _itself(strategy)) or line_of(_itself(strategy), "fit")
+        where = place_of(error, _unwrap(strategy)) or line_of(_unwrap(strategy), "fit")
         raise UserError(
             f"'{strategy.name}': fit raised {one_line(error)}{where}", next_step="mend it: sparsebench check tries it"
         ) from error
-    return _take(returned, actor), frozen.shown
+    return _take(returned, actor), frozen.count
 
 
 def _take(returned: Any, actor: Actor) -> dict[str, Tensor]:
@@ -129,19 +129,19 @@ def _take(returned: Any, actor: Actor) -> dict[str, Tensor]:
     Raises:
         UserError: it is not what the modules hold.
     """
-    wanted = modules_of(actor).state_dict()
+    expected = modules_of(actor).state_dict()
     try:
-        given = {f"{block}.{name}": value for block, one in returned.items() for name, value in one.items()}
-        modules_of(actor).load_state_dict(given)
-        if nan := [name for name, value in wanted.items() if bool(value.isnan().any())]:
+        weights = {f"{block}.{name}": value for block, values in returned.items() for name, value in values.items()}
+        modules_of(actor).load_state_dict(weights)
+        if nan := [name for name, value in expected.items() if bool(value.isnan().any())]:
             raise ValueError(f"NaN in {nan[0]}")
     except (AttributeError, ValueError, RuntimeError) as error:
         raise UserError(
             f"'{actor.strategy.name}': fit returned something else than its module has"
-            f"{line_of(_itself(actor.strategy), 'fit')}",
-            got=one_line(error), allowed=f"{{block: {{name: tensor}}}}, numbers for {', '.join(wanted)}",
+            f"{line_of(_unwrap(actor.strategy), 'fit')}",
+            got=one_line(error), allowed=f"{{block: {{name: tensor}}}}, numbers for {', '.join(expected)}",
         ) from error  # fmt: skip
-    return {name: value.detach().clone() for name, value in wanted.items()}
+    return {name: value.detach().clone() for name, value in expected.items()}
 
 
 def modules_of(actor: Actor) -> nn.ModuleDict:
@@ -158,7 +158,7 @@ def state_digest(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _itself(strategy: Any) -> Strategy:
+def _unwrap(strategy: Any) -> Strategy:
     """Return the strategy that others may stand in for."""
     while isinstance(strategy, StandIn):
         strategy = strategy.strategy
@@ -184,29 +184,29 @@ def calibrate(network: Network, actor: Actor, samples: Samples) -> tuple[Budget,
     target = cost.macs(actor.planned) / dense
     rows = samples.items[:IMAGES]
 
-    def spent(macs: float) -> float:
+    def share_at(macs: float) -> float:
         actor.spend(Budget(macs=macs, **shape))
         return _mean_macs(network, actor, samples, rows) / dense
 
     shape = actor.budget.model_dump(exclude=set(AMOUNTS))
     low, high, follows = 0.0, 1.0, True
-    tried: list[tuple[float, float, float]] = []  # how far off, with which MACs, and what was spent
+    trials: list[tuple[float, float, float]] = []  # how far off, with which MACs, and what was spent
     for _ in range(TRIES):
-        macs = (low + high) / 2 if tried else target
-        ratio = spent(macs)
-        if not tried:
+        macs = (low + high) / 2 if trials else target
+        ratio = share_at(macs)
+        if not trials:
             first = ratio, actor.keep
         follows = ratio != first[0] or actor.keep == first[1]
-        tried.append((abs(ratio - target) if actor.acts else np.inf, macs, ratio))
-        if tried[-1][0] <= NEAR * target or not follows:
+        trials.append((abs(ratio - target) if actor.acts else np.inf, macs, ratio))
+        if trials[-1][0] <= NEAR * target or not follows:
             break
         # Where it does not act it is the dense network, and what it spends is too much.
         low, high = (macs, high) if actor.acts and ratio < target else (low, macs)
-    if min(tried)[0] > NEAR * target and high == 1.0 and follows:
+    if min(trials)[0] > NEAR * target and high == 1.0 and follows:
         # With all tokens as upper bounds it may still spend less than was asked for.
-        ratio = spent(high)
-        tried.append((abs(ratio - target), high, ratio))
-    _, macs, ratio = min(tried, key=lambda one: one[0])
+        ratio = share_at(high)
+        trials.append((abs(ratio - target), high, ratio))
+    _, macs, ratio = min(trials, key=lambda trial: trial[0])
     taken = Budget(macs=macs, **shape)
     actor.spend(taken)
     return taken, ratio, len(rows)

@@ -45,14 +45,14 @@ class Choice:
         kept: (n, N) which patches were there after it.
         scores: (n, N), NaN where a patch was not there before it; `kept` where the strategy gave no scores.
         scored: whether it gave some.
-        made: whether it chose at all, in some batch.
+        has_choice: whether it chose at all, in some batch.
     """
 
     block: int
     kept: np.ndarray
     scores: np.ndarray
     scored: bool
-    made: bool = True
+    has_choice: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +108,9 @@ def evaluate(
         choices: whether what is chosen block by block is wanted.
         on_done: called after each batch with how many samples are done.
     """
-    told = on_done or (lambda done: None)
+    report = on_done or (lambda done: None)
     first = batch or first_batch(network, samples)
-    return halving(first, lambda size: _evaluate(network, actor, samples, recipe, size, choices, told))
+    return halving(first, lambda size: _evaluate(network, actor, samples, recipe, size, choices, report))
 
 
 def halving(batch: int, work: Callable[[int], T]) -> T:
@@ -174,11 +174,11 @@ def _evaluate(
         **arrays,
         labels=labels,
         groups=np.zeros_like(labels),
-        choices=[_join(parts) for parts in zip(*seen, strict=True) if any(part.made for part in parts)],
+        choices=[_join(parts) for parts in zip(*seen, strict=True) if any(part.has_choice for part in parts)],
         steps=[mean_step(block) for block in zip(*steps, strict=True)],
         macs=np.concatenate(macs) if macs else np.empty(0),
         batch=batch,
-        seconds=[_seconds(*both) for both in times[1 : done // batch]],
+        seconds=[_seconds(*marks) for marks in times[1 : done // batch]],
     )
 
 
@@ -233,9 +233,9 @@ def _spread(index: Tensor, values: Tensor, N: int) -> Tensor:
     return values.new_zeros(len(index), N + 1).scatter(1, index % (N + 1), values)[:, :-1]
 
 
-def _choice(block: int, kept: Tensor, scores: Tensor, scored: bool, made: bool = True) -> Choice:
+def _choice(block: int, kept: Tensor, scores: Tensor, scored: bool, has_choice: bool = True) -> Choice:
     """Return what was chosen for the (B, N) of one batch."""
-    return Choice(block, kept.cpu().numpy(), scores.float().cpu().numpy(), scored, made)
+    return Choice(block, kept.cpu().numpy(), scores.float().cpu().numpy(), scored, has_choice)
 
 
 def _choices(acting: Pass, N: int) -> Iterator[Choice]:
@@ -244,13 +244,13 @@ def _choices(acting: Pass, N: int) -> Iterator[Choice]:
     kept = torch.ones(len(acting.index), N, dtype=torch.bool, device=acting.index.device)
     for block in sorted(acting.actor.keep):
         if (decision := decisions.get(block)) is None:
-            yield _choice(block, kept, kept.float().masked_fill(~kept, torch.nan), scored=False, made=False)
+            yield _choice(block, kept, kept.float().masked_fill(~kept, torch.nan), scored=False, has_choice=False)
             continue
         # Of tokens that rest those that rested before are there again.
         present = patches_in(decision.before, N) if isinstance(decision.plan, Rest) else kept
-        kept, given = patches_in(decision.after, N), decision.plan.scores
-        scores = kept.float() if given is None else _spread(decision.before, given.float(), N)
-        yield _choice(block, kept, scores.masked_fill(~present, torch.nan), given is not None)
+        kept, values = patches_in(decision.after, N), decision.plan.scores
+        scores = kept.float() if values is None else _spread(decision.before, values.float(), N)
+        yield _choice(block, kept, scores.masked_fill(~present, torch.nan), values is not None)
 
 
 def _join(parts: Sequence[Choice]) -> Choice:
@@ -375,9 +375,9 @@ class Training:
     @cached_property
     def steps(self) -> Steps:
         """The steps of the network's own trainer, where it brings one for such a training, else autograd's."""
-        given = self.network, self.actor, self.samples, self.recipe
-        own: Steps | None = self.network.trainer(*given[1:]) if hasattr(self.network, "trainer") else None
-        return Autograd(*given, self.teacher) if own is None else own
+        args = self.network, self.actor, self.samples, self.recipe
+        trainer: Steps | None = self.network.trainer(*args[1:]) if hasattr(self.network, "trainer") else None
+        return Autograd(*args, self.teacher) if trainer is None else trainer
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches that are left in their order, whatever the losses."""

@@ -128,15 +128,15 @@ def optimiser(recipe: Recipe, module: torch.nn.Module) -> torch.optim.Optimizer:
 
     Each group says whether it is of what a strategy `learned`.
     """
-    named = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    learned = {name: name.startswith(f"{LEARNED}.") for name in named}
+    params = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    learned = {name: name.startswith(f"{LEARNED}.") for name in params}
     if recipe.optimizer == "sgd":
         rates = recipe.rates
         return torch.optim.SGD(
-            [{"params": [p], "lr": rates.get(name, recipe.lr), "learned": learned[name]} for name, p in named.items()]
+            [{"params": [p], "lr": rates.get(name, recipe.lr), "learned": learned[name]} for name, p in params.items()]
         )
     groups: dict[tuple[bool, bool], list[Tensor]] = {}
-    for name, p in named.items():
+    for name, p in params.items():
         groups.setdefault((learned[name], p.ndim <= 1), []).append(p)
     decays = {False: recipe.weight_decay, True: 0.0}
     ordered = [

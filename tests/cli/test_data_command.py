@@ -11,7 +11,7 @@ from PIL import Image
 
 from sparsebench.cli import main
 from sparsebench.tasks.sources import cache
-from sparsebench.tasks.sources.known import KNOWN
+from sparsebench.tasks.sources.known import SETS
 
 NAMES = ["digits", "cifar10", "cifar100", "svhn", "photos", "flowers102", "waterbirds", "celeba"]
 
@@ -40,13 +40,13 @@ def test_every_known_set_has_its_place_and_how_to_get_it() -> None:
     assert list(lines) == NAMES
     for name, line in lines.items():
         assert ("there" if name in ("digits", "photos") else "missing") in line
-        assert str(KNOWN[name].pictures) in line
-        for place in KNOWN[name].places:
+        assert str(SETS[name].pictures) in line
+        for place in SETS[name].places:
             assert str(Path("data") / place) in line
         advice = [line for line in result.stdout.splitlines() if line.startswith(f"{name}: ")]
         assert len(advice) == ("missing" in line)
         for text in advice:
-            assert KNOWN[name].source in text and ("--download" in text) == bool(KNOWN[name].torchvision)
+            assert SETS[name].source in text and ("--download" in text) == bool(SETS[name].torchvision)
 
 
 def test_json_has_what_the_table_has_and_licences() -> None:
@@ -68,7 +68,7 @@ def test_what_there_is_is_told_by_name_and_by_checksum_if_asked(tmp_path: Path) 
 def test_a_set_in_its_own_layout_is_there_when_all_its_pictures_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(KNOWN, "celeba", replace(KNOWN["celeba"], pictures=2))
+    monkeypatch.setitem(SETS, "celeba", replace(SETS["celeba"], pictures=2))
     folder = tmp_path / "data" / "celeba" / "img_align_celeba"
     folder.mkdir(parents=True)
     assert "list_attr_celeba.txt or list_attr_celeba.csv is not there" in rows()["celeba"]["note"]

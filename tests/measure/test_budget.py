@@ -16,7 +16,7 @@ from sparsebench.measure.counts import (
     counts_at,
     ramp_counts,
     rate_of,
-    scaled_at,
+    scales_at,
     shares_of,
     solve,
     stages,
@@ -302,7 +302,7 @@ def test_a_budget_for_another_network_is_a_user_error(budget, says):
 def test_a_token_is_scaled_where_it_alone_would_be_fused(rate, tokens, convention):
     traits = Traits("attention", ("tokens", "attention"), fuses=True)
     budget = Budget(keep_rate=rate, convention=convention, blocks=(0, 1))
-    scaled, before = scaled_at(budget, traits, rate, tokens, (0, 1)), tokens
+    scaled, before = scales_at(budget, traits, rate, tokens, (0, 1)), tokens
     for block in (0, 1):
         kept = math.ceil(rate * before)
         assert (block in scaled) == (convention == "compound-ceil" and kept == before - 1)

@@ -8,7 +8,7 @@ from eva_vits import KINDS, unfused
 from torch.utils.flop_counter import FlopCounterMode
 from vits import ARCHITECTURES, any_tokens, begin, images, vit
 
-from sparsebench.measure.cost import BlockCost, Step, VitCost, mean_step, projected_for
+from sparsebench.measure.cost import BlockCost, Step, VitCost, mean_step, projections_for
 from sparsebench.models.deep import DeepViT, PositionalDeepViT, small_vit
 from sparsebench.models.timm_parts import vit_cost
 from sparsebench.strategy.base import Traits
@@ -92,7 +92,7 @@ def test_which_attention_has_to_be_computed_follows_from_the_needs(needs, class_
      (("tokens",), "", "")],
 )  # fmt: skip
 def test_what_scoring_makes_is_not_projected_again(needs, scoring, projected):
-    assert projected_for(needs, scoring) == projected
+    assert projections_for(needs, scoring) == projected
 
 
 @pytest.mark.parametrize("scoring", ["", "class", "received"])

@@ -25,7 +25,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
 from sparsebench.records.record import Record, numbers_of
 from sparsebench.records.store import merge
-from sparsebench.tasks.folder import cropped
+from sparsebench.tasks.folder import cut_out
 from sparsebench.tasks.sources.files import read_rgb
 
 ARCH, SIDE, CLASSES, EACH = "test_vit", 32, ("a", "b", "c"), 8
@@ -69,7 +69,7 @@ def answers(model: Any, pictures: Path) -> list[int]:
     """Return what the bare network answers: the class of each picture."""
     paths = sorted(pictures.glob("*/*.png"))
     side = model.patch_embed.img_size[0]
-    x = torch.from_numpy(np.stack([cropped(read_rgb(p), side, 0.95) for p in paths])).permute(0, 3, 1, 2) / 255
+    x = torch.from_numpy(np.stack([cut_out(read_rgb(p), side, 0.95) for p in paths])).permute(0, 3, 1, 2) / 255
     if model.in_chans == 1:
         x = (x * torch.tensor(LUMA)[:, None, None]).sum(1, keepdim=True)
     mean, std = (torch.tensor(model.pretrained_cfg[key])[:, None, None] for key in ("mean", "std"))

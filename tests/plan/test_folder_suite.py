@@ -25,7 +25,7 @@ from sparsebench.records import store
 from sparsebench.records.record import Record
 from sparsebench.records.table import row_of
 from sparsebench.runner.prepare import Context, prepare
-from sparsebench.tasks.folder import Folder, cropped
+from sparsebench.tasks.folder import Folder, cut_out
 from sparsebench.tasks.sources.files import read_rgb
 
 ARCH, CANVAS = "deit_tiny_patch16_224", 32
@@ -82,7 +82,7 @@ def answers(pictures: Path, weights: Path) -> tuple[np.ndarray, np.ndarray]:
     cfg = {"file": str(weights), "num_classes": 1000}
     model = timm.create_model(ARCH, img_size=CANVAS, pretrained=True, pretrained_cfg_overlay=cfg).eval()
     paths = sorted((pictures / "val").rglob("*.png"))
-    x = torch.from_numpy(np.stack([cropped(read_rgb(p), CANVAS, 0.9) for p in paths])).permute(0, 3, 1, 2) / 255
+    x = torch.from_numpy(np.stack([cut_out(read_rgb(p), CANVAS, 0.9) for p in paths])).permute(0, 3, 1, 2) / 255
     mean, std = (torch.tensor(model.pretrained_cfg[key])[:, None, None] for key in ("mean", "std"))
     with torch.no_grad():
         logits = model((x - mean) / std)

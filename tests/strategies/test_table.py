@@ -11,7 +11,7 @@ from token_sets import OneLayer, Sets
 
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.cost import VitCost
-from sparsebench.measure.counts import schedule_of, solve, stages, traits_as_counted
+from sparsebench.measure.counts import budget_traits, schedule_of, solve, stages
 from sparsebench.models.timm_parts import vit_cost
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import DISPOSALS
@@ -100,7 +100,7 @@ def test_on_deit_small_it_costs_what_was_asked_for_or_the_nearest_that_it_can(de
     def share(amount):
         budget = Budget(macs=amount, schedule=None if traits.site == "input" else schedule)
         assert schedule_of(budget, traits) == (traits.schedule if traits.site == "input" else schedule)
-        counts, own = solve(budget, deit_small, traits), traits_as_counted(budget, deit_small, traits)
+        counts, own = solve(budget, deit_small, traits), budget_traits(budget, deit_small, traits)
         return deit_small.macs(deit_small.steps(own, stages(budget, traits, 12), counts)) / dense
 
     for target in TARGETS:

@@ -113,7 +113,7 @@ def test_all_bad_pictures_of_all_that_is_decoded_are_one_error_and_what_has_none
         decode(wanted)
     assert raised.value.reasons == dict.fromkeys(["(1, 3)/1.png", "(1, 3)/3.png", "(4,)/4.png"], "torn")
     assert all(name in str(raised.value) for name in raised.value.reasons)
-    assert [one.kept() is not None for one in wanted] == [False, True, False] and len(kept(place)) == 1
+    assert [one.read() is not None for one in wanted] == [False, True, False] and len(kept(place)) == 1
 
 
 def test_a_place_that_cannot_be_written_is_a_user_error(tmp_path, monkeypatch, rows):
@@ -122,7 +122,7 @@ def test_a_place_that_cannot_be_written_is_a_user_error(tmp_path, monkeypatch, r
     with pytest.raises(UserError, match=r"cannot be kept in .*below: .*; set SPARSEBENCH_CACHE to a folder"):
         Pixels("a", SHAPE, rows).array()
     cache.keep_about("b", 1)
-    assert rows.made == [] and cache.kept_about("b") is None
+    assert rows.made == [] and cache.read_about("b") is None
 
 
 def test_a_disk_without_room_is_a_user_error_before_a_picture_is_decoded(place, rows, monkeypatch):
@@ -170,7 +170,7 @@ def test_who_waits_for_another_says_so(place, rows):
 def test_it_is_emptied_of_its_own_files_only(place, rows):
     Pixels("a", SHAPE, rows).array()
     cache.keep_about("b", {"1.png": "torn"})
-    assert cache.kept_about("b") == {"1.png": "torn"} and cache.kept_about("c") is None
+    assert cache.read_about("b") == {"1.png": "torn"} and cache.read_about("c") is None
     (place / f".c{cache.SUFFIX}.1.0.part").write_bytes(b"half")
     (place / "mine.npy").write_bytes(b"mine")
     (place / "notes").mkdir()

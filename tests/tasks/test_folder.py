@@ -4,7 +4,7 @@ from PIL import Image
 from timm.data import ImageNetInfo, create_transform
 
 from sparsebench.errors import UserError
-from sparsebench.tasks.folder import Folder, cropped, locate
+from sparsebench.tasks.folder import Folder, cut_out, locate
 from sparsebench.tasks.sources.files import read_rgb
 from sparsebench.tasks.sources.labels import imagenet_classes as classes
 from sparsebench.tasks.sources.labels import imagenet_numbers as numbers_of
@@ -51,7 +51,7 @@ def test_pictures_are_cut_as_timm_cuts_them(tmp_path, size, canvas, crop, mode, 
     )
     expected = timms(picture)
     resize = "short" if mode == "center" else mode
-    found = cropped(read_rgb(tmp_path / "x.png"), canvas, crop, resize, filter)
+    found = cut_out(read_rgb(tmp_path / "x.png"), canvas, crop, resize, filter)
     assert (found.transpose(2, 0, 1) == expected.numpy()).all()
 
 
@@ -61,7 +61,7 @@ def test_of_a_picture_that_would_be_terabytes_only_the_middle_is_resized(turned)
     long = np.full((2, 2**24, 3), 200, np.uint8)
     long[:, 2**23 - 8 : 2**23 + 8] = rng.integers(0, 255, (2, 16, 3))
     middle = long[:, 2**23 - 40 : 2**23 + 40]
-    found, expected = (cropped(Image.fromarray(x.swapaxes(0, 1) if turned else x), 32, 0.9) for x in (long, middle))
+    found, expected = (cut_out(Image.fromarray(x.swapaxes(0, 1) if turned else x), 32, 0.9) for x in (long, middle))
     assert np.abs(found.astype(int) - expected).max() <= 1
 
 
@@ -73,7 +73,7 @@ def test_each_layout_gives_the_classes_in_the_order_of_their_names(folder, below
     assert data.classes == task.known_classes(locations) == ("a", "b")
     assert data.test.labels.tolist() == [0] * 3 + [1] * 3
     paths = [root / below / name / f"{i}.png" for name in "ab" for i in range(3)]
-    expected = np.stack([cropped(read_rgb(path), 16, 0.9) for path in paths])
+    expected = np.stack([cut_out(read_rgb(path), 16, 0.9) for path in paths])
     assert (data.test.inputs.transpose(0, 2, 3, 1) == expected).all()
     assert data.train.inputs.shape == (0, 3, 16, 16) and len(data.train.labels) == 0
     assert data.test.relevance_on((4, 4)) is None
@@ -90,7 +90,7 @@ def test_some_pictures_are_drawn_anew_in_each_repetition_and_are_those_of_all(fo
     task, locations = task_on(folder(each=20), test=10)
     root = locations[task.images]
     names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
-    every = np.stack([cropped(read_rgb(root / name), 16, 0.9).transpose(2, 0, 1) for name in names])
+    every = np.stack([cut_out(read_rgb(root / name), 16, 0.9).transpose(2, 0, 1) for name in names])
     drawn = [task.draw(0, repetition, locations).test for repetition in (0, 1, 0)]
     rows = [[int((every == x).all(axis=(1, 2, 3)).argmax()) for x in split.inputs] for split in drawn]
     assert rows[0] == rows[2] != rows[1] and all(row == sorted(set(row)) and len(row) == 10 for row in rows)
@@ -113,7 +113,7 @@ def test_folders_are_known_by_wordnet_ids_and_by_class_names():
 def test_a_picture_that_changes_under_a_run_is_refused_and_nothing_of_it_is_kept(folder, test):
     root = folder(each=4)
     task, locations = task_on(root, test=test)
-    expected = np.stack([cropped(read_rgb(path), 16, 0.9) for path in sorted(root.rglob("*.png"))])
+    expected = np.stack([cut_out(read_rgb(path), 16, 0.9) for path in sorted(root.rglob("*.png"))])
     contents = {path: path.read_bytes() for path in (root / "val" / "a").iterdir()}
     for path in contents:  # of which some are drawn
         Image.new("RGB", (40, 30)).save(path)

@@ -18,7 +18,7 @@ from sparsebench.errors import UserError
 from sparsebench.plan.locate import locate_backgrounds, locate_images
 from sparsebench.tasks import sources
 from sparsebench.tasks.sources.composites import backgrounds, foregrounds
-from sparsebench.tasks.sources.known import KNOWN
+from sparsebench.tasks.sources.known import SETS
 
 RNG = np.random.default_rng(0)
 CLASSES = ["apple", "beetle", "cup"]
@@ -157,7 +157,7 @@ def flowers(tmp_path, monkeypatch):
     savemat(folder / "setid.mat", {"trnid": [[1, 4]], "valid": [[2, 5, 7]], "tstid": [[3, 6, 8, 9, 10]]})
     sums = {key: (name, md5(folder / name)) for key, name in (("label", "imagelabels.mat"), ("setid", "setid.mat"))}
     monkeypatch.setattr(made, "_file_dict", made._file_dict | sums)
-    monkeypatch.setitem(KNOWN, "flowers102", replace(KNOWN["flowers102"], pictures=10))
+    monkeypatch.setitem(SETS, "flowers102", replace(SETS["flowers102"], pictures=10))
     sources.composites._backgrounds.cache_clear()
     return tmp_path
 

@@ -24,7 +24,7 @@ def forget():
     """Forget what this process knows, as another does not know it."""
     composites._foregrounds.cache_clear()
     composites._backgrounds.cache_clear()
-    files._known.clear()
+    files._contents.clear()
 
 
 def save(path, size=(20, 12), colour=COLOUR, mode="RGB", **options):

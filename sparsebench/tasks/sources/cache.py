@@ -51,22 +51,22 @@ class BadPicturesError(UserError):
 
     code: ClassVar[int] = 1
 
-    def __init__(self, reasons: Mapping[str, str], of: int = 1):
+    def __init__(self, reasons: Mapping[str, str], total: int = 1):
         self.reasons = dict(reasons)
-        named = [f"{name} ({reason})" for name, reason in self.reasons.items()]
-        if len(named) == 1:
+        lines = [f"{name} ({reason})" for name, reason in self.reasons.items()]
+        if len(lines) == 1:
             (name, reason), *_ = self.reasons.items()
-            what = f"{name} cannot be read as a picture ({reason})" + f"; the other {of - 1:,} can" * (of > 1)
+            text = f"{name} cannot be read as a picture ({reason})" + f"; the other {total - 1:,} can" * (total > 1)
         else:
-            more = f" and {len(named) - NAMED:,} more" if len(named) > NAMED else ""
-            what = f"{len(named):,} of {of:,} pictures cannot be read: {', '.join(named[:NAMED])}{more}"
-        them = "it" if len(named) == 1 else "them"
-        super().__init__(what, next_step=f"mend or remove {them}, or leave {them} out with --skip-bad")
+            more = f" and {len(lines) - NAMED:,} more" if len(lines) > NAMED else ""
+            text = f"{len(lines):,} of {total:,} pictures cannot be read: {', '.join(lines[:NAMED])}{more}"
+        pronoun = "it" if len(lines) == 1 else "them"
+        super().__init__(text, next_step=f"mend or remove {pronoun}, or leave {pronoun} out with --skip-bad")
 
 
 Tell = Callable[[str, int, int], None]
 """Told how far pictures are: what is done with them ("" for what takes little time), how many are done, of how many."""
-_tell: ContextVar[Tell] = ContextVar("tell", default=lambda what, done, total: None)
+_tell: ContextVar[Tell] = ContextVar("tell", default=lambda text, done, total: None)
 
 
 @contextmanager
@@ -89,7 +89,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def each(
+def in_threads(
     work: Callable[[K], T], items: Sequence[K], on_done: Callable[[], None]
 ) -> Iterator[tuple[K, T | BadPicturesError]]:
     """Yield each item in order, with what `work` returns for it, or that error where it raises it; all cores do it.
@@ -110,12 +110,12 @@ def each(
         except BadPicturesError as error:
             return error
 
-    def several(some: Sequence[K]) -> list[tuple[K, T | BadPicturesError]]:
-        return [(item, attempt(item)) for item in some]
+    def attempts(part: Sequence[K]) -> list[tuple[K, T | BadPicturesError]]:
+        return [(item, attempt(item)) for item in part]
 
     with warnings.catch_warnings(), ThreadPoolExecutor(threads) as pool:
         warnings.simplefilter("ignore")  # Pillow's, of what it could still read
-        chunks = (pool.submit(several, items[first : first + chunk]) for first in range(0, len(items), chunk))
+        chunks = (pool.submit(attempts, items[first : first + chunk]) for first in range(0, len(items), chunk))
         ahead = deque(itertools.islice(chunks, 4 * threads))  # no more are in memory, however slow who takes them is
         while ahead:
             for done in ahead.popleft().result():
@@ -144,7 +144,7 @@ class Pixels:
         """Its bytes."""
         return math.prod(self.shape)
 
-    def kept(self) -> np.memmap | None:
+    def read(self) -> np.memmap | None:
         """Return it mapped from its file, or None if there is none that is whole."""
         path = _path(self.name)
         try:
@@ -159,9 +159,9 @@ class Pixels:
 
         What is written to it stays in memory.
         """
-        if (pixels := self.kept()) is None:
+        if (pixels := self.read()) is None:
             decode([self])
-            pixels = self.kept()
+            pixels = self.read()
         assert pixels is not None
         return pixels
 
@@ -177,7 +177,7 @@ def versions() -> str:
     return f"v{VERSION}-pillow{PIL.__version__}"
 
 
-def decode(wanted: Sequence[Pixels]) -> None:
+def decode(arrays: Sequence[Pixels]) -> None:
     """Decode what is not kept yet, and keep it.
 
     Raises:
@@ -193,24 +193,24 @@ def decode(wanted: Sequence[Pixels]) -> None:
             next_step=f"set {CACHE} to a folder that can be written",
         ) from error
     with _lock(folder):
-        missing = [one for one in wanted if one.kept() is None]  # by who was before
+        missing = [array for array in arrays if array.read() is None]  # by who was before
         if not missing:
             return
-        n, size = sum(one.shape[0] for one in missing), sum(one.size for one in missing)
+        n, size = sum(array.shape[0] for array in missing), sum(array.size for array in missing)
         if (free := shutil.disk_usage(folder).free) < size:
             raise UserError(
                 f"decoded pictures have no room in {folder}: they have {size / 1e9:.2f} GB, and {free / 1e9:.2f} GB "
                 "are free", next_step=f"make room, or set {CACHE} to a folder that has it",
             )  # fmt: skip
-        told, what = itertools.count(1), f"{n:,} pictures to decode, {size / 1e9:.2f} GB in {folder}"
-        tell()(what, 0, n)
+        counter, text = itertools.count(1), f"{n:,} pictures to decode, {size / 1e9:.2f} GB in {folder}"
+        tell()(text, 0, n)
         bad: dict[str, str] = {}
-        for one in missing:
+        for array in missing:
             torn: dict[str, str] = {}
-            with suppress(BadPicturesError), whole_file(_path(one.name)) as file:
-                header = {"descr": "|u1", "fortran_order": False, "shape": one.shape}
+            with suppress(BadPicturesError), whole_file(_path(array.name)) as file:
+                header = {"descr": "|u1", "fortran_order": False, "shape": array.shape}
                 np.lib.format.write_array_header_1_0(file, header)
-                for _, row in each(one.row, range(one.shape[0]), lambda: tell()(what, next(told), n)):
+                for _, row in in_threads(array.row, range(array.shape[0]), lambda: tell()(text, next(counter), n)):
                     if isinstance(row, BadPicturesError):
                         torn |= row.reasons
                     else:
@@ -251,7 +251,7 @@ def keep_about(name: str, value: Any) -> None:
         write_whole(cache_folder() / f"{name}{ABOUT}", json.dumps(value).encode())
 
 
-def kept_about(name: str) -> Any:
+def read_about(name: str) -> Any:
     """Return what `keep_about` kept, or None."""
     try:
         return json.loads((cache_folder() / f"{name}{ABOUT}").read_bytes())

@@ -20,10 +20,10 @@ from sparsebench.tasks.sources.files import (
     contents,
     contents_of,
     fingerprint_of,
-    located,
+    path_of,
     square_of,
 )  # fmt: skip
-from sparsebench.tasks.sources.known import DIGITS, FLOWERS102, KNOWN, PHOTOS, SVHN, dataset, names_for, of_scikit_learn
+from sparsebench.tasks.sources.known import DIGITS, FLOWERS102, PHOTOS, SETS, SVHN, dataset, names_for, of_scikit_learn
 
 HELD_OUT = {DIGITS: ("3", "8"), SVHN: ("3", "8")}
 FOLDER = "folder"
@@ -48,7 +48,7 @@ def foregrounds(name: str, size: int, locations: Locations) -> Foregrounds:
     Raises:
         UserError: they are not on this machine, or are of another kind.
     """
-    return _foregrounds(name, size, None if name == DIGITS else located(name, locations))
+    return _foregrounds(name, size, None if name == DIGITS else path_of(name, locations))
 
 
 def folder_pixels(name: str, size: int, root: Path) -> tuple[list[str], cache.Pixels]:
@@ -56,9 +56,9 @@ def folder_pixels(name: str, size: int, root: Path) -> tuple[list[str], cache.Pi
 
     Of a folder with classes they are those that lie in one.
     """
-    found = contents_of(name, root)
-    names = [path for path in found.pictures if name.startswith(SCENES) or in_a_class(path)]
-    return names, found.pixels(names, size)
+    folder = contents_of(name, root)
+    names = [path for path in folder.pictures if name.startswith(SCENES) or in_a_class(path)]
+    return names, folder.pixels(names, size)
 
 
 @lru_cache(maxsize=4)
@@ -123,7 +123,7 @@ def backgrounds(name: str, size: int, locations: Locations) -> Photos | Pool:
     Raises:
         UserError: it is not on this machine, or cannot be read.
     """
-    return _backgrounds(name, size, None if name == PHOTOS else located(name, locations, "--backgrounds"))
+    return _backgrounds(name, size, None if name == PHOTOS else path_of(name, locations, "--backgrounds"))
 
 
 @lru_cache(maxsize=4)
@@ -151,12 +151,12 @@ def _flowers(root: Path, size: int) -> Pool:
 
     The pictures have no official checksum: what is kept of them is named by their own.
     """
-    folder = root / KNOWN[FLOWERS102].folder
-    found = contents(folder)
+    folder = root / SETS[FLOWERS102].folder
+    pictures = contents(folder)
 
     def squares(*splits: str) -> np.ndarray:
         paths = [path for split in splits for path, _ in dataset(FLOWERS102, root, split, loader=Path)]
-        return found.pixels([path.relative_to(folder).as_posix() for path in paths], size).array()
+        return pictures.pixels([path.relative_to(folder).as_posix() for path in paths], size).array()
 
     return Pool((squares("train", "val"), squares("test")), ("flowers", "clean"))
 

@@ -44,7 +44,7 @@ SYSTEM = frozenset(
 """Folders that file servers, file systems and archives put beside pictures, in lower case."""
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval"})
 AGAIN = "links to what is here already"
-UNSAID = "hidden files that are no pictures"
+HIDDEN = "hidden files that are no pictures"
 T = TypeVar("T")
 Locations = Mapping[str, Path]
 """Where each named image set lies on this machine. Names are in the cell, places are not."""
@@ -54,15 +54,15 @@ DIGITS = 12
 """Hexadecimal digits of a fingerprint."""
 
 
-def located(name: str, locations: Locations, option: str = "--images") -> Path:
+def path_of(name: str, locations: Locations, option: str = "--images") -> Path:
     """Return where lies what a cell names by its content; UserError, which says the option, where that is nowhere."""
     if name not in locations:
         raise UserError(f"'{name}' of this cell is not on this machine", next_step=f"give {option}")
     return locations[name]
 
 
-def _change_error(what: str) -> UserError:
-    return UserError(f"{what} changed while the run was under way", next_step="run it again")
+def _change_error(name: str) -> UserError:
+    return UserError(f"{name} changed while the run was under way", next_step="run it again")
 
 
 def fingerprint_of(path: Path) -> str:
@@ -76,9 +76,9 @@ def sha256_of(path: Path) -> str:
     Raises:
         UserError: it cannot be read.
     """
-    if not (found := content_hash(path)):
+    if not (digest := content_hash(path)):
         raise UserError(f"{path} cannot be read", next_step="mend or remove it")
-    return found
+    return digest
 
 
 def read_bytes(path: Path, sha256: str | None = None) -> bytes:
@@ -121,8 +121,8 @@ def read_rgb(path: Path, sha256: str | None = None, *, small: bool = False) -> P
     except MemoryError:
         raise
     except Exception as error:  # Pillow does not say what its readers raise of torn files
-        said = " ".join(text_of(error).split()) or type(error).__name__
-        reason = "of no known format" if isinstance(error, UnidentifiedImageError) else said
+        text = " ".join(text_of(error).split()) or type(error).__name__
+        reason = "of no known format" if isinstance(error, UnidentifiedImageError) else text
         raise BadPicturesError({str(path): reason}) from error
 
 
@@ -210,17 +210,17 @@ def listing(root: Path) -> Listing:
         for name in files:
             path, picture = os.path.join(place, name), os.path.splitext(name)[1].lower() in SUFFIXES
             if name.startswith("."):
-                left["hidden" if picture else UNSAID].append(within + name)
+                left["hidden" if picture else HIDDEN].append(within + name)
             elif picture and os.path.isfile(path):
                 (links if os.path.islink(path) else names).append(within + name)
             else:
                 left["files of another kind" if os.path.exists(path) else "links to nothing"].append(within + name)
-    there = {os.path.realpath(root / name) for name in names} if links else set[str]()
+    targets = {os.path.realpath(root / name) for name in names} if links else set[str]()
     for name in sorted(links):
         real = os.path.realpath(root / name)
-        (left[AGAIN] if real in there else names).append(name)
-        there.add(real)
-    left.pop(UNSAID, None)
+        (left[AGAIN] if real in targets else names).append(name)
+        targets.add(real)
+    left.pop(HIDDEN, None)
     left_out = {reason: sorted(paths) for reason, paths in sorted(left.items())}
     return Listing(root, tuple(sorted(names)), tuple(sorted(folders)), left_out)
 
@@ -238,29 +238,29 @@ def _why_no_folder(path: str, top: str, seen: set[str]) -> str:
     return ""
 
 
-def classes_in(found: Listing, wanted: str) -> list[str]:
+def classes_in(listed: Listing, layout: str) -> list[str]:
     """Return the names of the class folders of a folder, sorted; each has a picture.
 
     Pictures in folders of a class folder are of the class.
 
     Args:
-        found: what is in the folder.
-        wanted: the layout that it should have, for an error.
+        listed: what is in the folder.
+        layout: the layout that it should have, for an error.
 
     Raises:
         UserError: there are fewer than two, two look the same, one has no pictures, or the folder holds splits and no
             classes.
     """
-    root, classes = found.root, [path for path in found.folders if "/" not in path]
+    root, classes = listed.root, [path for path in listed.folders if "/" not in path]
     if classes and SPLITS.issuperset(map(str.lower, classes)):
         raise UserError(
-            f"{root} holds splits and no classes", got=classes, allowed=wanted,
+            f"{root} holds splits and no classes", got=classes, allowed=layout,
             next_step=f"name the folder of the classes, as in {root / classes[0]}",
         )  # fmt: skip
     if len(classes) < 2:
-        loose = sum("/" not in name for name in found.names)
-        beside = f" and {loose} pictures in no class folder" if loose else ""
-        raise UserError(f"{root}: too few classes", got=f"{classes}{beside}", allowed=f"2 or more: {wanted}")
+        loose = sum("/" not in name for name in listed.names)
+        note = f" and {loose} pictures in no class folder" if loose else ""
+        raise UserError(f"{root}: too few classes", got=f"{classes}{note}", allowed=f"2 or more: {layout}")
     alike: defaultdict[str, list[str]] = defaultdict(list)
     for name in classes:
         alike[unicodedata.normalize("NFC", name)].append(name)
@@ -269,7 +269,7 @@ def classes_in(found: Listing, wanted: str) -> list[str]:
             f"{root}: class folders whose names differ in their Unicode normalisation alone",
             got=[ascii(name) for name in twice[0]], next_step="put their pictures into one",
         )  # fmt: skip
-    full = {name.partition("/")[0] for name in found.names if "/" in name}
+    full = {name.partition("/")[0] for name in listed.names if "/" in name}
     if empty := [name for name in classes if name not in full]:
         more = f", and {len(empty) - 1} more class folders" if len(empty) > 1 else ""
         raise UserError(
@@ -307,7 +307,7 @@ class Contents:
         return digest.hexdigest()[:DIGITS]
 
     def pixels(
-        self, names: Sequence[str], size: int, cut: Callable[[Picture, int], np.ndarray] = square, how: str = "square"
+        self, names: Sequence[str], size: int, cut: Callable[[Picture, int], np.ndarray] = square, key: str = "square"
     ) -> cache.Pixels:
         """Return (n, 3, size, size) pixels of n pictures.
 
@@ -315,23 +315,23 @@ class Contents:
             names: their paths in the folder.
             size: side in pixels.
             cut: makes (size, size, 3) uint8 of a picture.
-            how: names the way in which it does.
+            key: names the way in which it does.
         """
 
         def row(i: int) -> np.ndarray:
             return cut(read_rgb(self.root / names[i], self.pictures[names[i]]), size).transpose(2, 0, 1)
 
         which = hashlib.sha256(os.fsencode("\0".join(names))).hexdigest()[:DIGITS]
-        return cache.Pixels(f"{self.fingerprint}-{which}-{size}-{how}", (len(names), 3, size, size), row)
+        return cache.Pixels(f"{self.fingerprint}-{which}-{size}-{key}", (len(names), 3, size, size), row)
 
 
-_known: dict[str, Contents] = {}
+_contents: dict[str, Contents] = {}
 """What this process has looked at, by its fingerprint."""
 
 
 def contents(
     root: Path, listed: Listing | None = None, tables: Sequence[str] = (), skip_bad: bool = False,
-    wanted: Callable[[str], object] = bool,
+    belongs: Callable[[str], object] = bool,
 ) -> Contents:  # fmt: skip
     """Return what lies in a folder, every file of which is read, and keep it, so that no other process need look.
 
@@ -340,7 +340,7 @@ def contents(
         listed: its pictures, from `listing`, which is asked where none is given.
         tables: files beside the pictures.
         skip_bad: whether pictures that cannot be read are left out; else they are an error.
-        wanted: says of a picture's path whether it is where pictures are looked for.
+        belongs: says of a picture's path whether it is where pictures are looked for.
 
     Raises:
         BadPicturesError: some cannot even be read as files; all that cannot be decoded are named with them.
@@ -350,43 +350,43 @@ def contents(
     if not (names := listed.names):
         raise UserError(f"{root} holds no pictures", allowed=sorted(SUFFIXES))
     about = {name: sha256_of(root / name) for name in tables}
-    hashed, left_out = _each(names, lambda name: hashlib.sha256(read_bytes(root / name)).hexdigest())
+    hashed, left_out = _outcomes(names, lambda name: hashlib.sha256(read_bytes(root / name)).hexdigest())
     strays = dict(listed.left)
-    if loose := [name for name in names if not wanted(name)]:
+    if loose := [name for name in names if not belongs(name)]:
         strays["pictures in no class folder"] = loose
-    said = "; ".join(f"{reason}: {len(paths)} ({few(paths, width=60)})" for reason, paths in strays.items())
-    found = Contents(root, hashed, about, left_out, said)
+    text = "; ".join(f"{reason}: {len(paths)} ({few(paths, width=60)})" for reason, paths in strays.items())
+    folder = Contents(root, hashed, about, left_out, text)
     if skip_bad or left_out:
-        left_out |= _undecodable(found)
+        left_out |= _undecodable(folder)
         if not skip_bad:
             raise BadPicturesError({str(root / name): left_out[name] for name in sorted(left_out)}, len(names))
-        found = replace(found, pictures={name: one for name, one in hashed.items() if name not in left_out})
-        if not found.pictures:
+        folder = replace(folder, pictures={name: sha256 for name, sha256 in hashed.items() if name not in left_out})
+        if not folder.pictures:
             raise UserError(f"{root} holds no pictures that can be read", allowed=sorted(SUFFIXES))
-    cache.keep_about(found.fingerprint, [found.pictures, found.tables, found.left_out])
-    _known[found.fingerprint] = found
-    return found
+    cache.keep_about(folder.fingerprint, [folder.pictures, folder.tables, folder.left_out])
+    _contents[folder.fingerprint] = folder
+    return folder
 
 
-def _undecodable(found: Contents) -> dict[str, str]:
+def _undecodable(folder: Contents) -> dict[str, str]:
     """Return why pictures cannot be decoded, by their paths in the folder; they are looked through the first time."""
-    file = f"{found.fingerprint}-bad-{cache.versions()}"
-    if (kept := cache.kept_about(file)) is not None:
+    file = f"{folder.fingerprint}-bad-{cache.versions()}"
+    if (kept := cache.read_about(file)) is not None:
         return dict(kept)
 
     def decode(name: str) -> None:
-        read_rgb(found.root / name, found.pictures[name], small=True)
+        read_rgb(folder.root / name, folder.pictures[name], small=True)
 
-    _, bad = _each(list(found.pictures), decode, f"{len(found.pictures):,} pictures to look through for bad ones")
+    _, bad = _outcomes(list(folder.pictures), decode, f"{len(folder.pictures):,} pictures to look through for bad ones")
     cache.keep_about(file, bad)
     return bad
 
 
-def _each(names: Sequence[str], work: Callable[[str], T], what: str = "") -> tuple[dict[str, T], dict[str, str]]:
-    """Return what `work` makes of each picture, and why others are bad; who is told is told `what`."""
+def _outcomes(names: Sequence[str], work: Callable[[str], T], text: str = "") -> tuple[dict[str, T], dict[str, str]]:
+    """Return what `work` makes of each picture, and why others are bad; who is told is told `text`."""
     tell, done, good, bad = cache.tell(), itertools.count(1), dict[str, T](), dict[str, str]()
-    tell(what, 0, len(names))
-    for name, made in cache.each(work, names, lambda: tell(what, next(done), len(names))):
+    tell(text, 0, len(names))
+    for name, made in cache.in_threads(work, names, lambda: tell(text, next(done), len(names))):
         if isinstance(made, BadPicturesError):
             (bad[name],) = made.reasons.values()
         else:
@@ -396,7 +396,7 @@ def _each(names: Sequence[str], work: Callable[[str], T], what: str = "") -> tup
 
 def known_contents(name: str) -> Contents | None:
     """Return what this process has found in a folder, by what cells call its pictures: their kind and fingerprint."""
-    return _known.get(name.partition("-")[2])
+    return _contents.get(name.partition("-")[2])
 
 
 def contents_of(name: str, root: Path, tables: Sequence[str] = ()) -> Contents:
@@ -405,15 +405,15 @@ def contents_of(name: str, root: Path, tables: Sequence[str] = ()) -> Contents:
     Raises:
         UserError: the folder has other contents now.
     """
-    if (known := known_contents(name)) is not None:
-        return replace(known, root=root)
+    if (folder := known_contents(name)) is not None:
+        return replace(folder, root=root)
     fingerprint = name.partition("-")[2]
     with suppress(TypeError, ValueError):  # it is another's file
-        kept = Contents(root, *cache.kept_about(fingerprint))
+        kept = Contents(root, *cache.read_about(fingerprint))
         if kept.fingerprint == fingerprint:
-            return _known.setdefault(fingerprint, kept)
+            return _contents.setdefault(fingerprint, kept)
     for skip in (False, True):
         with suppress(BadPicturesError):
-            if (found := contents(root, tables=tables, skip_bad=skip)).fingerprint == fingerprint:
-                return found
+            if (folder := contents(root, tables=tables, skip_bad=skip)).fingerprint == fingerprint:
+                return folder
     raise _change_error(f"the pictures in {root}")

@@ -40,7 +40,7 @@ State = Literal["there", "missing", "corrupt"]
 
 
 @dataclass(frozen=True)
-class Known:
+class ImageSet:
     """A data set that can be named.
 
     Attributes:
@@ -96,11 +96,11 @@ class Known:
 
 
 _ALL = (
-    Known(
+    ImageSet(
         DIGITS, ("foregrounds",), 1797, "https://archive.ics.uci.edu/dataset/80", "CC BY 4.0",
         "Alpaydin & Kaynak 1998, Optical Recognition of Handwritten Digits; comes with scikit-learn",
     ),
-    Known(
+    ImageSet(
         CIFAR10, ("foregrounds",), 60_000, "https://www.cs.toronto.edu/~kriz/cifar.html", "not stated",
         "Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images",
         torchvision="CIFAR10", megabytes=170,
@@ -109,34 +109,34 @@ _ALL = (
             "cifar-10-batches-py/test_batch", "cifar-10-batches-py/batches.meta",
         ),
     ),
-    Known(
+    ImageSet(
         CIFAR100, ("foregrounds",), 60_000, "https://www.cs.toronto.edu/~kriz/cifar.html", "not stated",
         "Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images",
         torchvision="CIFAR100", megabytes=170,
         files=("cifar-100-python/train", "cifar-100-python/test", "cifar-100-python/meta"),
     ),
-    Known(
+    ImageSet(
         SVHN, ("foregrounds",), 99_289, "http://ufldl.stanford.edu/housenumbers/", "non-commercial use",
         "Netzer et al. 2011, Reading Digits in Natural Images with Unsupervised Feature Learning",
         torchvision="SVHN", megabytes=246,
         files=("train_32x32.mat", "test_32x32.mat"),
     ),
-    Known(
+    ImageSet(
         PHOTOS, ("backgrounds",), 2, "https://scikit-learn.org", "CC BY 2.0",
         "flower.jpg (vultilion) and china.jpg (danielbuechele); come with scikit-learn",
     ),
-    Known(
+    ImageSet(
         FLOWERS102, ("backgrounds",), 8189, "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/", "not stated",
         "Nilsback & Zisserman 2008, Automated Flower Classification over a Large Number of Classes",
         torchvision="Flowers102", folder="flowers-102", megabytes=345,
         needs=(("imagelabels.mat",), ("setid.mat",)),
     ),
-    Known(
+    ImageSet(
         WATERBIRDS, ("task",), 11_788, "https://github.com/kohpangwei/group_DRO", "see CUB-200-2011 and Places",
         "Sagawa et al. 2020, Distributionally Robust Neural Networks for Group Shifts",
         folder="waterbird_complete95_forest2water2", needs=(("metadata.csv",),),
     ),
-    Known(
+    ImageSet(
         CELEBA, ("task",), 202_599, "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html", "non-commercial research",
         "Liu et al. 2015, Deep Learning Face Attributes in the Wild",
         folder="celeba",
@@ -146,16 +146,16 @@ _ALL = (
     ),
 )  # fmt: skip
 
-KNOWN = {known.name: known for known in _ALL}
-OFFICIAL = frozenset(known.name for known in _ALL if known.torchvision)
+SETS = {image_set.name: image_set for image_set in _ALL}
+OFFICIAL = frozenset(image_set.name for image_set in _ALL if image_set.torchvision)
 """Sets whose files are the same everywhere: cells name them as they are."""
-OWN_TASK = frozenset(known.name for known in _ALL if "task" in known.uses)
+OWN_TASK = frozenset(image_set.name for image_set in _ALL if "task" in image_set.uses)
 """Sets with a published layout, each for the task of its name."""
 
 
 def names_for(use: Use) -> tuple[str, ...]:
     """Return the names of the sets for that use."""
-    return tuple(known.name for known in _ALL if use in known.uses)
+    return tuple(image_set.name for image_set in _ALL if use in image_set.uses)
 
 
 def of_scikit_learn(name: str) -> Path:
@@ -170,17 +170,17 @@ def check(name: str, root: Path, *, download: bool) -> None:
     if download:
         for split in ("train", "test"):
             dataset(name, root, split, download=True)
-    state, note = KNOWN[name].look(root, verify=True)
+    state, note = SETS[name].look(root, verify=True)
     if state != "there":
-        raise _not_there(name, state, root, note)
+        raise _missing_error(name, state, root, note)
 
 
-def _not_there(name: str, state: str, root: Path, note: object) -> UserError:
-    known = KNOWN[name]
+def _missing_error(name: str, state: str, root: Path, note: object) -> UserError:
+    image_set = SETS[name]
     return UserError(
         f"{name} is {state} in {root} ({note})",
-        next_step=f"give --data-root DIR with {' and '.join(known.places)} in it, or --download to fetch it "
-        f"({known.megabytes} MB from {known.source})",
+        next_step=f"give --data-root DIR with {' and '.join(image_set.places)} in it, or --download to fetch it "
+        f"({image_set.megabytes} MB from {image_set.source})",
     )
 
 
@@ -190,7 +190,7 @@ def dataset(name: str, root: Path, split: str, *, download: bool = False, **opti
     Raises:
         UserError: its files are not whole, or cannot be read or fetched.
     """
-    made = getattr(importlib.import_module("torchvision.datasets"), KNOWN[name].torchvision)
+    made = getattr(importlib.import_module("torchvision.datasets"), SETS[name].torchvision)
     which = {"train": split == "train"} if name.startswith("cifar") else {"split": split}
     try:
         with warnings.catch_warnings():
@@ -198,7 +198,7 @@ def dataset(name: str, root: Path, split: str, *, download: bool = False, **opti
             warnings.simplefilter("ignore")
             return made(str(root), download=download, **which, **options)
     except RuntimeError as error:
-        raise _not_there(name, "missing or corrupt", root, error) from error
+        raise _missing_error(name, "missing or corrupt", root, error) from error
     except OSError as error:
         raise UserError(f"{name} cannot be read or fetched into {root} ({error})") from error
 
@@ -249,15 +249,15 @@ def labelled_pictures(kind: str, name: str, root: Path, columns: tuple[str, str]
         UserError: its table is wrong, where file and line are named, or has changed.
     """
     names = tables(root, kind)
-    found = contents_of(name, root, names)
-    if {table: sha256_of(root / table) for table in names} != found.tables:
+    folder = contents_of(name, root, names)
+    if {table: sha256_of(root / table) for table in names} != folder.tables:
         raise UserError(f"the tables in {root} changed while the run was under way", next_step="run it again")
-    return read(kind, columns, found)
+    return read(kind, columns, folder)
 
 
-def read(kind: str, columns: tuple[str, str], found: Contents) -> Labelled:
+def read(kind: str, columns: tuple[str, str], folder: Contents) -> Labelled:
     """Return the set that lies in a folder, without what is left out of its contents; see `labelled_pictures`."""
-    root = found.root
+    root = folder.root
     if kind == WATERBIRDS:
         table, below = root / METADATA, root
         rows = _rows(table, "img_filename", {columns[0]: BITS, columns[1]: BITS, "split": SPLITS})
@@ -271,11 +271,11 @@ def read(kind: str, columns: tuple[str, str], found: Contents) -> Labelled:
         for line, name in rows["file"][rows["split"] < 0].items():
             raise UserError(f"{table}, line {line}: {name} is not in {partition.name}")
     prefix = "" if below == root else f"{below.relative_to(root).as_posix()}/"
-    names = [one.removeprefix(prefix) for one in {**found.pictures, **found.left_out} if one.startswith(prefix)]
+    names = [path.removeprefix(prefix) for path in {**folder.pictures, **folder.left_out} if path.startswith(prefix)]
     rows["file"] = [prefix + name for name in _on_disk(table, below, names, rows["file"])]
-    rows = rows[~rows["file"].isin(list(found.left_out))]
+    rows = rows[~rows["file"].isin(list(folder.left_out))]
     splits, labels, attributes = (rows[name].to_numpy(np.int64) for name in ("split", *columns))
-    return Labelled(found, list(rows["file"]), table, splits, labels, 2 * labels + attributes)
+    return Labelled(folder, list(rows["file"]), table, splits, labels, 2 * labels + attributes)
 
 
 def _table(root: Path, name: str) -> Path:
@@ -323,19 +323,19 @@ def _rows(path: Path, file: str, values: Mapping[str, Mapping[int, int]]) -> pd.
     import pandas as pd
 
     try:
-        found = _read_csv(path) if path.suffix == ".csv" else _read_txt(path)
+        table = _read_csv(path) if path.suffix == ".csv" else _read_txt(path)
     except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
         raise UserError(f"{path} cannot be read: {error}", next_step="mend or replace it") from error
-    if missing := [name for name in (file, *values) if name not in found]:
-        raise unknown(f"column of {path}", missing[0], list(found))
-    if found.empty:
+    if missing := [name for name in (file, *values) if name not in table]:
+        raise unknown(f"column of {path}", missing[0], list(table))
+    if table.empty:
         raise UserError(f"{path} has no rows")
-    rows = pd.DataFrame({"file": found[file].str.strip()})
+    rows = pd.DataFrame({"file": table[file].str.strip()})
     for line in rows.index[rows["file"].isna()]:
         raise UserError(f"{path}, line {line}: no {file}")
     for column, numbers in values.items():
-        rows[column] = pd.to_numeric(found[column], errors="coerce").map(dict(numbers))
-        for line, text in found[column][rows[column].isna()].items():
+        rows[column] = pd.to_numeric(table[column], errors="coerce").map(dict(numbers))
+        for line, text in table[column][rows[column].isna()].items():
             raise UserError(f"{path}, line {line}: {column}", got=f"'{text}'", allowed=numbers)
     return rows
 
@@ -343,8 +343,8 @@ def _rows(path: Path, file: str, values: Mapping[str, Mapping[int, int]]) -> pd.
 def _read_csv(path: Path) -> pd.DataFrame:
     import pandas as pd
 
-    found = pd.read_csv(path, dtype=str, encoding="utf-8-sig", index_col=False, skip_blank_lines=False)
-    return found.rename(columns=str.strip).set_axis(found.index + 2, axis=0).dropna(how="all")
+    table = pd.read_csv(path, dtype=str, encoding="utf-8-sig", index_col=False, skip_blank_lines=False)
+    return table.rename(columns=str.strip).set_axis(table.index + 2, axis=0).dropna(how="all")
 
 
 def _read_txt(path: Path) -> pd.DataFrame:
@@ -352,12 +352,12 @@ def _read_txt(path: Path) -> pd.DataFrame:
     import pandas as pd
 
     if path.stem != ATTRIBUTES:
-        found = pd.read_csv(path, sep=r"\s+", dtype=str, header=None, names=["image_id", "partition"])
-        return found.set_axis(found.index + 1, axis=0)
+        table = pd.read_csv(path, sep=r"\s+", dtype=str, header=None, names=["image_id", "partition"])
+        return table.set_axis(table.index + 1, axis=0)
     with path.open(encoding="utf-8-sig") as lines:
         number = lines.readline().strip()
         names = lines.readline().split()
-        found = pd.read_csv(lines, sep=r"\s+", dtype=str, header=None, names=["image_id", *names])
-    if number != str(len(found)):
-        raise UserError(f"{path} is cut off or torn", got=f"{len(found)} rows", allowed=f"{number}, as it says itself")
-    return found.set_axis(found.index + 3, axis=0)
+        table = pd.read_csv(lines, sep=r"\s+", dtype=str, header=None, names=["image_id", *names])
+    if number != str(len(table)):
+        raise UserError(f"{path} is cut off or torn", got=f"{len(table)} rows", allowed=f"{number}, as it says itself")
+    return table.set_axis(table.index + 3, axis=0)

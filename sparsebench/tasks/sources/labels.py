@@ -32,7 +32,7 @@ Labels = Literal["imagenet", "numbers", "names", "file"]
 ClassFile = tuple[dict[str, int | None], int | None]
 """What a file of classes says: their numbers by the name, in Unicode NFC, None for a name that two have; and how many
 classes the head has, or None where the file may be of some of them."""
-SAID: Mapping[str, str] = {
+RULES: Mapping[str, str] = {
     "imagenet": "by WordNet ids or class names, as a head of ImageNet-1k has them",
     "numbers": "by their names, which are numbers of the head's classes",
     "names": "in the order of their names, as Python sorts them",
@@ -47,18 +47,18 @@ STRANGE: Mapping[str, str] = {
 """What is wrong with class folders that have no number."""
 
 
-def described(params: Mapping[str, Any]) -> str:
+def numbering(params: Mapping[str, Any]) -> str:
     """Return how class folders are numbered by the parameters of a task, or "" where it has none."""
-    said = SAID.get(str(params.get("labels")), "")
-    head = f" (a head of {params['head']} classes)" if said and params.get("head") else ""
-    return said.format(params.get("classes", "")) + head
+    text = RULES.get(str(params.get("labels")), "")
+    head = f" (a head of {params['head']} classes)" if text and params.get("head") else ""
+    return text.format(params.get("classes", "")) + head
 
 
 class Numbered(NamedTuple):
     """Class folders as classes of a head.
 
     Attributes:
-        labels: how they were numbered, see SAID.
+        labels: how they were numbered, see RULES.
         classes: the names of the head's classes.
         numbers: the class of each folder.
     """
@@ -87,29 +87,29 @@ def number(
     rule = _rule_for(folders, head) if labels == "auto" else labels
     size = None
     if file is not None:
-        (known, size), rule = file, "file"
-        found = [known.get(unicodedata.normalize("NFC", name)) for name in folders]
-        own = {number: name for name, number in reversed(known.items()) if number is not None}
+        (by_name, size), rule = file, "file"
+        matches = [by_name.get(unicodedata.normalize("NFC", name)) for name in folders]
+        names = {number: name for name, number in reversed(by_name.items()) if number is not None}
     elif rule == "imagenet":
-        found, own = imagenet_numbers(tuple(folders)), dict(enumerate(imagenet_classes()))
+        matches, names = imagenet_numbers(tuple(folders)), dict(enumerate(imagenet_classes()))
     elif rule == "numbers":
-        found = [int(name) if _is_number(name) else None for name in folders]
-        own = {number: name for number, name in zip(found, folders, strict=True) if number is not None}
+        matches = [int(name) if _is_number(name) else None for name in folders]
+        names = {number: name for number, name in zip(matches, folders, strict=True) if number is not None}
     else:
-        own = dict(enumerate(sorted(folders)))
-        found = [sorted(folders).index(name) for name in folders]
-    if strange := [name for name, number in zip(folders, found, strict=True) if number is None]:
+        names = dict(enumerate(sorted(folders)))
+        matches = [sorted(folders).index(name) for name in folders]
+    if strange := [name for name, number in zip(folders, matches, strict=True) if number is None]:
         raise UserError(
             f"{len(strange)} of {len(folders)} class folders {STRANGE[rule]}", got=_few(strange),
-            allowed=f"names such as {_few([own[k] for k in sorted(own)] or ['0', '1'])}",
+            allowed=f"names such as {_few([names[k] for k in sorted(names)] or ['0', '1'])}",
             next_step=f"rename or remove them, or say which class each is with {BY_FILE}",
         )  # fmt: skip
-    numbers = [number for number in found if number is not None]
+    numbers = [number for number in matches if number is not None]
     times = Counter(numbers)
     if twice := [name for name, number in zip(folders, numbers, strict=True) if times[number] > 1]:
         raise UserError("class folders that are of the same class", got=_few(twice), next_step="put them into one")
     whole = file is None or size is not None
-    size = size or max(own) + 1
+    size = size or max(names) + 1
     if rule == "numbers":
         _check_numbers(numbers, head, sure=labels == "numbers")
     elif rule == "names":
@@ -119,15 +119,15 @@ def number(
             f"class folders are numbered by {rule}, of {size} classes, and the head has {head}",
             next_step=f"give the head's own classes, in its order, with {BY_FILE}",
         )
-    return Numbered(rule, tuple(own.get(k, str(k)) for k in range(head or size)), tuple(numbers))
+    return Numbered(rule, tuple(names.get(k, str(k)) for k in range(head or size)), tuple(numbers))
 
 
 def _rule_for(folders: Sequence[str], head: int | None) -> Labels:
     """Return how class folders are numbered whose names alone say it."""
     if all(map(_is_number, folders)):
         return "numbers"
-    known = [found is not None for found in imagenet_numbers(tuple(folders))]
-    most = 2 * sum(known) > len(known) if head == IMAGENET else head is None and all(known)
+    matches = [match is not None for match in imagenet_numbers(tuple(folders))]
+    most = 2 * sum(matches) > len(matches) if head == IMAGENET else head is None and all(matches)
     return "imagenet" if most else "names"
 
 
@@ -163,7 +163,7 @@ def _check_names(folders: Sequence[str], head: int | None, *, sure: bool) -> Non
             got=_few(folders), allowed="a folder of each class, numbers of the head's classes"
             + (", or names of ImageNet-1k" if head == IMAGENET else ""), next_step=f"say it with {BY_FILE}",
         )  # fmt: skip
-    if not sure and (pair := _disputed(folders)):
+    if not sure and (pair := _dispute(folders)):
         raise UserError(
             f"torchvision sorts class folder {pair[0]} before {pair[1]}, others sort them the other way round, and "
             "nothing says which order the head has", next_step="give labels=names for the order in which Python and "
@@ -171,7 +171,7 @@ def _check_names(folders: Sequence[str], head: int | None, *, sure: bool) -> Non
         )  # fmt: skip
 
 
-def _disputed(folders: Sequence[str]) -> tuple[str, str] | None:
+def _dispute(folders: Sequence[str]) -> tuple[str, str] | None:
     """Return two class folders that torchvision sorts as they stand, and another usual program the other way round.
 
     timm sorts without regard to case, and numbers in names as numbers; systems of files store names in one of two
@@ -207,15 +207,15 @@ def read_file(path: Path, name: str = "") -> ClassFile:
     if name and name != f"{FILE}-{hashlib.sha256(content).hexdigest()[:DIGITS]}":
         raise UserError(f"{path} changed while the run was under way", next_step="run it again")
     numbers: dict[str, int | None] = {}
-    for said, found in pairs:
-        name = unicodedata.normalize("NFC", said.strip())
-        if not name or not 0 <= found < MOST_CLASSES:
+    for label, number in pairs:
+        name = unicodedata.normalize("NFC", label.strip())
+        if not name or not 0 <= number < MOST_CLASSES:
             raise UserError(
-                f"classes: {path}", got=f"class {found} named {name!r}",
+                f"classes: {path}", got=f"class {number} named {name!r}",
                 allowed=f"names that are not empty, and numbers from 0 to {MOST_CLASSES - 1}",
             )  # fmt: skip
-        numbers[name] = found if numbers.setdefault(name, found) == found else None
-    if all(found is None for found in numbers.values()):
+        numbers[name] = number if numbers.setdefault(name, number) == number else None
+    if all(number is None for number in numbers.values()):
         raise UserError(f"classes: {path} names no class")
     return numbers, size
 
@@ -254,9 +254,9 @@ def imagenet_numbers(folders: tuple[str, ...]) -> list[int | None]:
     """
     numbers = {wordnet: number for number, wordnet in enumerate(imagenet_classes())}
     texts = dict(line.split("\t", 1) for line in _imagenet_lines(LEMMAS))
-    named = [{_plain_name(name) for name in texts[wordnet].split(",")} for wordnet in imagenet_classes()]
-    times = Counter(name for names in named for name in names)
-    numbers |= {name: number for number, names in enumerate(named) for name in names if times[name] == 1}
+    synonyms = [{_plain_name(name) for name in texts[wordnet].split(",")} for wordnet in imagenet_classes()]
+    times = Counter(name for names in synonyms for name in names)
+    numbers |= {name: number for number, names in enumerate(synonyms) for name in names if times[name] == 1}
     return [numbers.get(_plain_name(folder)) for folder in folders]
 
 
