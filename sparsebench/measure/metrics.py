@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.dataclasses import dataclass as checked
 
 from sparsebench.stats.intervals import wilson
 
 DecidedBy = Literal["outcomes", "trajectory", "reported"]
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*(: GROUP)?$")]
+RESERVED = frozenset({
+    "accuracy_delta", "aligned_gap", "cell", "checksum", "failure", "init", "memory", "metrics", "notes", "samples",
+    "test_ranks", "trajectory", "aligned_gap_reduction", "badge", "budget", "cell_id", "checks", "checks_remark",
+    "class_folders", "cost_model", "device", "distribution", "environment", "how", "inactive", "kept_accuracy", "kind",
+    "macs_at_2", "macs_ratio_asked", "model", "n_seeds", "n_train", "network", "pareto", "pareto_speed", "plugin",
+    "random_inside_delta", "rank", "reason", "repetition", "revision", "sample_complexity", "sample_complexity_loss",
+    "sample_complexity_ratio", "seconds", "seed", "setting", "speed_up", "spurious_gap_reduction", "started", "status",
+    "strategy", "task", "test_foregrounds", "test_groups", "test_items", "test_labels", "test_predictions", "track",
+    "trained", "version", "versus_dense", "versus_random_inside",
+})  # fmt: skip
+"""Columns of records and boards that are no metrics; boards have NAME_low and NAME_high of some as well."""
+
+
+def _free(name: str) -> str:
+    if re.sub("_(low|high)$", "", name) in RESERVED:
+        raise ValueError(f"'{name}' is the name of a column that is no metric's")
+    return name
+
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*(: GROUP)?$"), AfterValidator(_free)]
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 OverSeeds = Literal["mean", "median", "none"]
 Whole = Annotated[int, Field(gt=-(2**63), lt=2**63)]

@@ -22,7 +22,7 @@ import pluggy
 from pydantic import PydanticUserError
 
 from sparsebench.errors import UserError, as_utf8, one_line, unknown
-from sparsebench.measure.metrics import METRICS
+from sparsebench.measure.metrics import METRICS, MetricKind
 from sparsebench.models.base import Model
 from sparsebench.plugin.content import Content
 from sparsebench.plugin.hooks import PROJECT, Hooks
@@ -360,12 +360,15 @@ class Registry:
             raise UserError(f"its {kind} '{cls.name}' has the name of one of plugin '{other}'; rename it")
 
     def _check_metrics(self, cls: type[Task]) -> None:
-        """Raise UserError if metrics of a task are not the same as others of their name."""
+        """Raise UserError if metrics of a task are none, or are not the same as others of their name."""
         others = (kind for other in self._found["task"].values() for kind in other.cls.metrics)
         known = {kind.name: kind for kind in (*METRICS, *others)}
         for kind in cls.metrics:
-            if known.get(kind.name, kind) != kind:
-                raise UserError(f"there is another metric '{kind.name}', which is not the same", next_step="rename it")
+            if not isinstance(kind, MetricKind):
+                raise UserError("metrics of a task", got=kind, allowed="sparsebench.measure.metrics.MetricKind")
+            name = re.sub("_(low|high)$", "", kind.name)
+            if known.get(name, kind) != kind:
+                raise UserError(f"there is another metric '{name}', which is not the same", next_step="rename it")
 
     def record_hooks(self) -> list[pluggy.HookImpl]:
         """Return what looks at records without being named: each with a `plugin_name` and a `function`."""

@@ -83,7 +83,7 @@ def test_what_a_folder_says_of_metrics_is_checked(
     (own,) = store.beside(finished[0], "metrics").values()
     about = json.loads(own)
     wrong = [b"[", b"[]", b"7", *(json.dumps(about | more).encode() for more in (
-        {"name": "a rank"}, {"unit": ""}, {"what": 7}, {"over_seeds": "sum"}, {"title": None}))]  # fmt: skip
+        {"name": "rank"}, {"unit": ""}, {"what": 7}, {"over_seeds": "sum"}, {"title": None}))]  # fmt: skip
     for number, content in enumerate(wrong):
         (folder / f"{number}.json").write_bytes(content)
     (folder / "right.json").write_text(own)
@@ -104,6 +104,26 @@ UNDECLARED = (
     "task 'stripes' returns a metric that it does not declare; got 'doubt'; allowed: hesitation; "
     "add it to the task's `metrics`"
 )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ('"hesitation", "loss"', '"kept_accuracy_low", "loss"', "'kept_accuracy_low' is the name of a column"),
+        ('"hesitation", "loss"', '"accuracy", "loss"', "there is another metric 'accuracy', which is not the same"),
+        (
+            '"hesitation", "loss"',
+            '"accuracy_high", "loss"',
+            "there is another metric 'accuracy', which is not the same",
+        ),
+        ("metrics: ClassVar", "metrics: ClassVar = (7,)\n    others: ClassVar", "metrics of a task; got 7; allowed: "),
+    ],
+)
+def test_a_metric_that_is_none_or_has_the_name_of_another_is_refused(
+    tmp_path: Path, old: str, new: str, reason: str
+) -> None:
+    done = run(changed(tmp_path, old, new), tmp_path / "out")
+    assert done.exit_code == 2 and reason in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What is said of a metric is said in one place."""
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy.stats import binomtest
 
+from sparsebench.board.columns import EVERY, keys_of
 from sparsebench.measure import metrics
 from sparsebench.measure.metrics import (
+    METRICS,
+    RESERVED,
     Items,
     Metric,
     MetricKind,
@@ -21,6 +25,7 @@ from sparsebench.measure.metrics import (
     share,
 )
 from sparsebench.records import store
+from sparsebench.records.table import table_of
 from sparsebench.runner.results import Result
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,6 +80,16 @@ def test_metrics_of_groups_are_known_by_what_they_begin_with() -> None:
     assert kind_of("accuracy").what == "test accuracy"
     with pytest.raises(KeyError):
         kind_of("train_samples")
+
+
+def test_columns_that_are_no_metrics_are_reserved() -> None:
+    record = next(iter(store.read(GOLDEN).values())).model_copy(update={"metrics": {}})
+    names = {*keys_of(EVERY), *table_of([(record, 0)]).column_names, "checks_remark"}
+    columns = {name for name in names if re.sub("_(low|high)$", "", name) not in {kind.name for kind in METRICS}}
+    for name in sorted(columns):
+        with pytest.raises(ValidationError, match=f"'{name}' is the name of a column"):
+            MetricKind(name, "loss", "anything")
+    assert RESERVED - names == {"seed"}
 
 
 @pytest.mark.parametrize(
