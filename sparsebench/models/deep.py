@@ -118,6 +118,9 @@ class DeepViT:
             acting: the pass.
             pixels: gives the same images in [0, 1].
         """
+        return _call(self.module, partial(self._forward, acting, pixels), normed)
+
+    def _forward(self, acting: Pass, pixels: Callable[[], Tensor], normed: Tensor) -> Any:
         vit, size = self.module, self.pixels[1:]
         if normed.shape[2:] != size:  # a model of dynamic_img_size would take them
             raise UnsupportedError(f"pixels of {tuple(normed.shape[2:])}, and the network's tokens are those of {size}")
@@ -133,7 +136,7 @@ class DeepViT:
         x = vit.norm_pre(x)
         turn = Rotations(vit, self.grid, table)
         for number, block in enumerate(vit.blocks):
-            x = self._block(acting, turn, number, block, x)
+            x = _call(block, partial(self._block, acting, turn, number, block), x)
         if acting.reads_out:
             with self._in_full(x.device.type):
                 prefix = acting.read_out(attention.full(x[:, : self.prefix]), attention.full(x[:, self.prefix :]))
@@ -281,7 +284,7 @@ class DeepViT:
         acts, looked, device = acting.acts_at("attention", number), _reads_attention(acting, number), x.device.type
         if not acts and not looked and acting.even:
             acting.went(acting.present)
-            return block(x, **rope)
+            return type(block).forward(block, x, **rope)
         check_block(block)
         came, sizes, keys, after = acting.present, acting.sizes, self._keys(acting), RESULTS & acting.requires
         q, k, v = qkv(block.attn, attention_input(block, x), **rope)
@@ -315,6 +318,20 @@ class DeepViT:
             "bias": None if bias is None else F.pad(bias, (self.prefix, 0))[:, None, None, :],
             "weights": F.pad(acting.weights, (self.prefix, 0), value=1.0) if acting.masked else None,
         }
+
+
+def _call(module: nn.Module, forward: Callable[[Tensor], Any], x: Tensor) -> Any:
+    """Return what a forward pass makes of a module's input, with the hooks that users have put on the module."""
+    if not (module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks):
+        return forward(x)
+    before = vars(module).get("forward")
+    module.forward = forward
+    try:
+        return module(x)
+    finally:
+        del module.forward
+        if before is not None:
+            module.forward = before
 
 
 def _cut(images: Tensor, patch: tuple[int, int]) -> Tensor:

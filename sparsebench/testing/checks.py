@@ -10,6 +10,7 @@ Raises (all of them):
 
 from __future__ import annotations
 
+import math
 import pickle
 import random
 import time
@@ -44,6 +45,7 @@ from sparsebench.testing.trial import (
     CHECKS,
     Compiled,
     Counted,
+    Reads,
     RuleError,
     Runner,
     Trial,
@@ -453,7 +455,7 @@ def stays_on_its_device(strategy: Strategy) -> str:
             _on_fake_gpu(strategy, n, training)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             if strategy.adaptive:
-                return "adaptive: it waits for the device to read counts"
+                return f"adaptive: it waits for the device {_reads(strategy)} times a place to read counts"
             raise RuleError(
                 f"it reads numbers back from the device, which is waited for{place_of(error, strategy)}"
             ) from error
@@ -487,6 +489,19 @@ def _on_fake_gpu(strategy: Strategy, n: int, training: bool) -> None:
                 for name, buffer in part.named_buffers(recurse=False):
                     setattr(part, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=FAKE))
         go(torch.empty(case.inputs.shape, device=FAKE), torch.empty(case.relevance.shape, device=FAKE))
+
+
+def _reads(strategy: Strategy) -> int:
+    """Return how many numbers are read of tensors for a place at which a strategy acts, the most of any pass."""
+    case = images_for("class token", tiny(), 7)
+    actor, most = actor_on(fresh(strategy), case, Budget(keep_rate=0.5)), 0.0
+    for training in (False, True):
+        counter = Reads()
+        with counter, torch.set_grad_enabled(training):
+            acting = actor.begin(torch.arange(7), 0, None, training=training)
+            case.network(case.inputs, acting)
+        most = max(most, counter.count / max(1, len(actor.keep)))
+    return math.ceil(most)
 
 
 @check("informative")

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from sparsebench import seeds
@@ -47,6 +48,8 @@ MODES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "the number of threads": (torch.get_num_threads, torch.set_num_threads),
 }
 """What every cell of a process has in common: how it is read, and how it is set."""
+WAITS = (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.equal)
+"""What waits for a GPU."""
 
 
 def modes() -> dict[str, Any]:
@@ -212,6 +215,16 @@ class Compiled(Runner):
             except Exception as error:
                 self.answer = f"no: {str(error).strip().partition(chr(10))[0][:200]}"
         return self.strategy.plan(view, keep)
+
+
+class Reads(TorchDispatchMode):
+    """Counts the numbers, and the shapes that hang on numbers, that are read of tensors."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.overloadpacket in WAITS
+        return func(*args, **(kwargs or {}))
 
 
 def actor_on(strategy: Any, case: Case, budget: Budget) -> Actor:

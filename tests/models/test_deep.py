@@ -119,6 +119,20 @@ def test_average_pooling_weighs_merged_tokens_by_their_patches(scripted, pool, p
 
 
 @sites
+@torch.no_grad()
+def test_hooks_on_the_model_and_its_blocks_are_called_once_a_pass(scripted, site):
+    network, calls = DeepViT(vit()), []
+    pixels, strategy = images(network), scripted(FUSING["merge"], site=site)
+    plain = network(pixels, begin(network, strategy))
+    for name, module in (("model", network.module), *enumerate(network.module.blocks)):
+        module.register_forward_pre_hook(lambda _module, _args, name=name: calls.append(name))
+        module.register_forward_hook(lambda _module, _args, out, name=name: calls.append((name, len(out))))
+    assert torch.equal(network(pixels, begin(network, strategy)), plain)
+    blocks = range(len(network.module.blocks))
+    assert calls == ["model", *(call for k in blocks for call in (k, (k, B))), ("model", B)]
+
+
+@sites
 @pytest.mark.parametrize("needs", [(), ("tokens",)])
 @pytest.mark.parametrize("prefix", [{}, {"class_token": False, "global_pool": "avg"}], ids=str)
 @torch.no_grad()

@@ -169,7 +169,11 @@ class Program:
         return pytest.fail, ("a program in a file of weights was run",)
 
 
-@pytest.mark.parametrize("what", [b"", b"nothing of the kind", {"epoch": 3}, torch.zeros(2), {"a": Program()}], ids=str)
+@pytest.mark.parametrize(
+    "what",
+    [b"", b"nothing of the kind", {"epoch": 3}, torch.zeros(2), {"a": Program()}],
+    ids=["empty", "text", "no weights", "tensor", "program"],
+)
 def test_a_checkpoint_without_weights_alone_is_refused_and_no_program_in_it_is_run(tmp_path, what):
     if isinstance(what, bytes):
         (tmp_path / "own.pth").write_bytes(what)
