@@ -346,6 +346,9 @@ def locate_all(given: Sequence[Path], key: str = "") -> dict[str, Path]:
         if weights.others and not key:
             others = ", ".join(weights.others)
             said[f"'{weights.key}' is taken, and not {others}; --weights-key takes another"].append(path)
+        for kind in sorted({str(value.dtype) for value in weights.state.values() if value.is_floating_point()}):
+            if kind != "torch.float32":
+                said[f"{kind.removeprefix('torch.')} becomes float32"].append(path)
     for line, paths in said.items():
         log.warning("--weights %s: %s", few([str(path) for path in paths]), line)
     return located

@@ -206,10 +206,13 @@ def test_a_training_s_checkpoint_with_its_optimizer_and_average_is_read(
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "float64"])
-def test_another_precision_becomes_float32(pictures: Path, tmp_path: Path, kind: str) -> None:
+def test_another_precision_becomes_float32_and_a_line_says_it(
+    pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
     model = network().to(getattr(torch, kind))
     path = saved(tmp_path / "own.safetensors", model.state_dict())
     (record,) = executed(tmp_path / "out", given(pictures, path)).values()
+    assert caplog.messages == [f"--weights {path}: {kind} becomes float32"]
     assert predicted(record) == answers(model.float(), pictures)
 
 
