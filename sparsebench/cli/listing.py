@@ -171,13 +171,13 @@ def _class(what: str, cls: Any, bibtex: bool) -> None:
 
 def _traits(cls: Any) -> list[str]:
     """Return the lines that say where a strategy acts, and what it needs."""
-    from sparsebench.deploy.export import exportable, never_exported
+    from sparsebench.deploy.export import export_obstacle, exportable
     from sparsebench.plan.contenders import BUDGET_KEYS
 
     trained = "yes" if cls.trained else "no"
     if cls.fits():
         trained = f"no; it looks at {cls.fit_images} training images first{', with labels' * cls.fit_labels}"
-    why = never_exported(cls) or "its choices read numbers from tensors"
+    why = export_obstacle(cls) or "its choices read numbers from tensors"
     exports = {"yes": "yes", "no": f"no: {why}", "?": "sparsebench check says"}[exportable(cls)]
     lines = [f"kind: {cls.kind}", f"site: {cls.site}", f"needs: {', '.join(sorted(cls.needs)) or 'nothing'}"]
     lines += [f"trained: {trained}", f"exports: {exports}", f"citation: {cls.citation or '-'}", ""]

@@ -173,7 +173,7 @@ def speed(
     """
     from tabulate import tabulate
 
-    from sparsebench.deploy.apply import named_model
+    from sparsebench.deploy.apply import timm_model
     from sparsebench.deploy.speed import MODES, draw, lines, measure, timm_csv
     from sparsebench.files import write_whole
     from sparsebench.runner.devices import first_of, resolve_device
@@ -184,7 +184,7 @@ def speed(
     if weights is not None and len(names) > 1:
         raise UserError("--weights are of one network", got=models, allowed="one MODEL")
     networks = {
-        name.removeprefix("timm:").removeprefix("arch="): named_model(name, weights, weights_key, fetched=False)
+        name.removeprefix("timm:").removeprefix("arch="): timm_model(name, weights, weights_key, fetch=False)
         for name in names
     }
     how["modes"] = how["modes"] or MODES

@@ -199,9 +199,9 @@ def export(
             raise UserError("MODEL is missing", next_step="name it, as in timm:deit_small_patch16_224")
         if out is None:
             raise UserError("a network is not for standard output", next_step="give -o FILE.onnx or FILE.pt2")
-        from sparsebench.deploy.apply import apply, named_model
+        from sparsebench.deploy.apply import apply, timm_model
 
-        with apply(named_model(what, weights, weights_key), plugin, learned=learned) as sparse:
+        with apply(timm_model(what, weights, weights_key), plugin, learned=learned) as sparse:
             sparse.export(out, batch)
             click.echo(f"written: {out}, {sparse.spec}, {sparse.macs_ratio:.3f} of the MACs of {what}")
         return

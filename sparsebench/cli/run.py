@@ -108,10 +108,10 @@ def forecast(plan: Plan, device: str = "auto") -> None:
         registry.load_file(Path(file))
     expected, bytes_ = plan.expected, 0
     if todo and not any(registry.task(job.cell.task.name).trains or expected.seconds(job) for job in todo):
-        from sparsebench.deploy.speed import of_tests
+        from sparsebench.deploy.speed import expect_tests
         from sparsebench.runner.devices import first_of, resolve_device
 
-        expected, bytes_ = of_tests(plan, registry, first_of(resolve_device(device)))
+        expected, bytes_ = expect_tests(plan, registry, first_of(resolve_device(device)))
     groups: defaultdict[tuple[str, str], list[Job]] = defaultdict(list)
     for job in todo:
         groups[job.cell.task.name, job.label].append(job)

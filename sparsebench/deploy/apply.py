@@ -81,7 +81,7 @@ def apply(
         UserError: the model, the strategy or an argument is not supported; the model is unchanged.
     """
     _check_model(model)
-    made, budget, name = strategy_of(strategy, options)
+    instance, budget, name = strategy_of(strategy, options)
     cfg = getattr(model, "pretrained_cfg", None) or {}
     try:
         network = DeepViT(
@@ -90,22 +90,22 @@ def apply(
             std=cfg.get("std", 0.5) if std is None else std,
         )
         _check_pixels(network.channels, mean=mean, std=std)
-        _check_strategy(made, learned, images, labels)
-        _check_needs(made, network)
+        _check_strategy(instance, learned, images, labels)
+        _check_needs(instance, network)
         if budget is None:  # all tokens as upper bounds, wherever it acts
-            blocks = stages(FULL, made.traits(), network.cost.depth)
+            blocks = stages(FULL, instance.traits(), network.cost.depth)
             spent = Budget(counts=(network.cost.tokens,) * len(blocks), blocks=blocks)
         else:
-            spent = fit_budget(budget, made, None, network.cost)
-        actor = Actor(made, spent, network.cost, network.grid, seeds.seed_of("strategy", "apply", seed))
+            spent = fit_budget(budget, instance, None, network.cost)
+        actor = Actor(instance, spent, network.cost, network.grid, seeds.seed_of("strategy", "apply", seed))
     except UnsupportedError as error:
         raise UserError(str(error), got=type(model).__name__, allowed=TAKES) from error
     if learned is not None:
         _load(actor, learned)
     if images is not None:
         _fit_on_images(network, actor, images, labels, seed)
-    sparse = SparseModel(network, actor, spec_of(made, budget, name))
-    macs = None if made.trains_only or made.adaptive else spent.macs
+    sparse = SparseModel(network, actor, spec_of(instance, budget, name))
+    macs = None if instance.trains_only or instance.adaptive else spent.macs
     if macs is not None and abs(sparse.macs_ratio - macs) > FAR:
         warnings.warn(
             f"'{sparse.spec}' spends {sparse.macs_ratio:.3f} of the dense MACs on this network, the nearest it can",
@@ -114,7 +114,7 @@ def apply(
     return sparse
 
 
-def named_model(text: str, weights: Path | None, key: str = "", *, fetched: bool = True) -> Any:
+def timm_model(text: str, weights: Path | None, key: str = "", *, fetch: bool = True) -> Any:
     """Return the timm model of the words `NAMES`, with the trained weights that timm has for it or those of a file.
 
     Its images, their channels and its classes are those that a file's weights are made for.
@@ -122,7 +122,7 @@ def named_model(text: str, weights: Path | None, key: str = "", *, fetched: bool
     Args:
         text: the words.
         weights, key: a file, see `locate_all`; None for the weights that timm fetches.
-        fetched: whether there are to be weights without a file; otherwise they are random.
+        fetch: whether there are to be weights without a file; otherwise they are random.
 
     Raises:
         UserError: there is no such model, or its weights are not to be had or do not fit.
@@ -132,19 +132,19 @@ def named_model(text: str, weights: Path | None, key: str = "", *, fetched: bool
         raise UserError("the model of an export", got=f"'{text}'", allowed=NAMES)
     (arch,) = spec.params.get("arch", ["vit_tiny_patch16_224"])
     if weights is not None:
-        located = locate_all((weights,), key)
-        if len(located) > 1:
-            raise UserError("one file of weights makes the network", got=f"{len(located)} files in {weights}")
-        (weights,) = located.values()
+        files = locate_all((weights,), key)
+        if len(files) > 1:
+            raise UserError("one file of weights makes the network", got=f"{len(files)} files in {weights}")
+        (weights,) = files.values()
     try:
         size, classes = published(arch)
-        made = MadeFor(size, 3, classes) if weights is None else made_for(arch, weights, key)
-        if weights is not None and made.channels and made.classes is None:
+        dims = MadeFor(size, 3, classes) if weights is None else made_for(arch, weights, key)
+        if weights is not None and dims.channels and dims.classes is None:
             raise UserError(
                 f"{weights.name} has no output layer", next_step="give weights with head.weight and head.bias"
             )
-        size, classes, fetched = made.size or size, made.classes or classes, fetched and weights is None
-        vit = named_vit(arch, size, classes, channels=made.channels or 3, pretrained=fetched)
+        size, classes, fetch = dims.size or size, dims.classes or classes, fetch and weights is None
+        vit = named_vit(arch, size, classes, channels=dims.channels or 3, pretrained=fetch)
     except UnsupportedError as error:
         raise UserError(f"model '{text}' is not supported: {error}") from error
     if weights is not None:
@@ -161,44 +161,44 @@ def strategy_of(strategy: str | type[Strategy] | Strategy, options: dict[str, An
     Raises:
         UserError: anything unknown, said twice, of several values, or missing.
     """
-    said = set(options) & set(BUDGET_KEYS)
+    keys = set(options) & set(BUDGET_KEYS)
     if isinstance(strategy, str):
         spec = parse(strategy)
-        if twice := sorted(set(spec.params) & set(options)):
-            raise UserError(f"'{twice[0]}' is given twice", got=f"'{strategy}' and {twice[0]}={options[twice[0]]}")
+        if clash := sorted(set(spec.params) & set(options)):
+            raise UserError(f"'{clash[0]}' is given twice", got=f"'{strategy}' and {clash[0]}={options[clash[0]]}")
         settings = settings_of(strategy, Registry(), more=options)
         if len(settings) != 1:
             raise UserError(
                 "a network takes one strategy at one budget", got=f"'{strategy}', which is {len(settings)}",
                 next_step="name one, or give its class",
             )  # fmt: skip
-        ((made, budget),), name = settings, spec.name
-        said |= set(spec.params) & set(BUDGET_KEYS)
+        ((instance, budget),), name = settings, spec.name
+        keys |= set(spec.params) & set(BUDGET_KEYS)
     else:
         if isinstance(strategy, Strategy):
-            made = strategy
-            if strange := sorted(set(options) - said):
+            instance = strategy
+            if strange := sorted(set(options) - keys):
                 raise UserError(
-                    f"'{made.name}' is made already", got=", ".join(f"{key}={options[key]}" for key in strange),
+                    f"'{instance.name}' is made already", got=", ".join(f"{key}={options[key]}" for key in strange),
                     allowed=BUDGET_KEYS, next_step="give its parameters when you make it",
                 )  # fmt: skip
         elif problem := complaint(strategy):
             raise UserError(problem, next_step="give words, as in 'tome:per_block=13', or a strategy")
         else:
-            params = {key: value for key, value in options.items() if key not in said}
-            made = fill(strategy, params, f"strategy '{strategy.name}'", BUDGET_KEYS)
-        name, given = made.name, {key: options[key] for key in options if key in said}
-        budget = fill(Budget, given, f"the budget of '{name}'") if said & set(AMOUNTS) else None
-    if not made.budgeted and said:
-        raise UserError(f"'{made.name}' spends no budget", got=", ".join(sorted(said)), next_step="leave it out")
-    if made.budgeted and budget is None:
-        bare = any(not parse(one.words).params.keys() & AMOUNTS for one in made.published)
-        if said or not (bare and made.adaptive):
+            params = {key: value for key, value in options.items() if key not in keys}
+            instance = fill(strategy, params, f"strategy '{strategy.name}'", BUDGET_KEYS)
+        name, amounts = instance.name, {key: options[key] for key in options if key in keys}
+        budget = fill(Budget, amounts, f"the budget of '{name}'") if keys & set(AMOUNTS) else None
+    if not instance.budgeted and keys:
+        raise UserError(f"'{instance.name}' spends no budget", got=", ".join(sorted(keys)), next_step="leave it out")
+    if instance.budgeted and budget is None:
+        bare = any(not parse(setting.words).params.keys() & AMOUNTS for setting in instance.published)
+        if keys or not (bare and instance.adaptive):
             raise UserError(
-                f"the budget of '{made.name}' is missing",
+                f"the budget of '{instance.name}' is missing",
                 next_step="give one, as in macs=0.5, keep_rate=0.7 or per_block=13",
             )
-    return made, budget if made.budgeted else FULL, name
+    return instance, budget if instance.budgeted else FULL, name
 
 
 def spec_of(strategy: Strategy, budget: Budget | None, name: str) -> str:
@@ -232,9 +232,9 @@ def _check_model(model: Any) -> None:
         )  # fmt: skip
 
 
-def _check_pixels(channels: int, **given: float | Sequence[float] | None) -> None:
+def _check_pixels(channels: int, **statistics: float | Sequence[float] | None) -> None:
     """Raise UserError unless the mean and std that a user gives are one number, or one a channel."""
-    for name, values in given.items():
+    for name, values in statistics.items():
         if isinstance(values, Sequence) and len(values) not in (1, channels):
             raise UserError(
                 f"{name}, which pixels are normalised with", got=f"{len(values)} numbers",
@@ -260,13 +260,13 @@ def _check_strategy(strategy: Strategy, learned: Any, images: Any, labels: Any) 
         right = [{"learned"}, {"images", "labels"} if strategy.fit_labels else {"images"}]
     elif strategy.trained:
         right = [{"learned"}]
-    given = {word for word, value in words.items() if value is not None}
-    if given not in right:
-        what = "looks at training images before it acts" if strategy.fits() else "learns from no images"
+    arguments = {word for word, value in words.items() if value is not None}
+    if arguments not in right:
+        need = "looks at training images before it acts" if strategy.fits() else "learns from no images"
         about = f"; about {strategy.fit_images} images, normalised as for the network" if strategy.fits() else ""
         raise UserError(
-            f"'{name}' {what}", got=" and ".join(sorted(given)) or "neither images nor what it learned",
-            allowed=" or ".join(" and ".join(sorted(each)) or "neither images nor learned" for each in right) + about,
+            f"'{name}' {need}", got=" and ".join(sorted(arguments)) or "neither images nor what it learned",
+            allowed=" or ".join(" and ".join(sorted(names)) or "neither images nor learned" for names in right) + about,
         )  # fmt: skip
 
 
@@ -298,18 +298,18 @@ def _load(actor: Actor, learned: str | os.PathLike[str]) -> None:
         raise UserError(
             f"{path} is no file of weights that can be read", got=str(error), allowed=".safetensors"
         ) from error
-    given: dict[str, Tensor] = {
+    tensors: dict[str, Tensor] = {
         key.removeprefix(f"{LEARNED}."): value for key, value in state.items() if key.startswith(f"{LEARNED}.")
     }
-    wanted = {key: tuple(value.shape) for key, value in modules.state_dict().items()}
-    if {key: tuple(value.shape) for key, value in given.items()} != wanted:
-        wrong = sorted(set(wanted) ^ set(given)) or sorted(k for k in wanted if tuple(given[k].shape) != wanted[k])
+    shapes = {key: tuple(value.shape) for key, value in modules.state_dict().items()}
+    if {key: tuple(value.shape) for key, value in tensors.items()} != shapes:
+        wrong = sorted(set(shapes) ^ set(tensors)) or sorted(k for k in shapes if tuple(tensors[k].shape) != shapes[k])
         raise UserError(
             f"{path.name} does not hold what '{actor.strategy.name}' learned at this budget",
-            got=f"{len(given)} weights of it; {LEARNED}.{wrong[0]} does not fit",
-            allowed=f"{len(wanted)} weights that begin with {LEARNED}.",
+            got=f"{len(tensors)} weights of it; {LEARNED}.{wrong[0]} does not fit",
+            allowed=f"{len(shapes)} weights that begin with {LEARNED}.",
         )  # fmt: skip
-    modules.load_state_dict(given)
+    modules.load_state_dict(tensors)
 
 
 def _fit_on_images(network: DeepViT, actor: Actor, images: Any, labels: Any, seed: int) -> None:
@@ -323,7 +323,7 @@ def _fit_on_images(network: DeepViT, actor: Actor, images: Any, labels: Any, see
     if n == 0 or tuple(images.shape) != (n, *size) or images.dtype != weight.dtype or not images.isfinite().all():
         kind = str(weight.dtype).removeprefix("torch.")
         raise UserError(
-            "images to learn from", got=_about(images),
+            "images to learn from", got=_describe(images),
             allowed="(n, {}, {}, {}) finite {}, n of 1 or more, normalised as for the network".format(*size, kind),
         )  # fmt: skip
     classes = network.module.num_classes
@@ -332,20 +332,20 @@ def _fit_on_images(network: DeepViT, actor: Actor, images: Any, labels: Any, see
         or int(labels.min()) < 0 or int(labels.max()) >= classes
     ):  # fmt: skip
         raise UserError(
-            "labels to learn from", got=_about(labels),
+            "labels to learn from", got=_describe(labels),
             allowed=f"({n},) int64, one an image, 0..{classes - 1}, the network's classes",
         )  # fmt: skip
     inputs = network.restore(images.to(weight.device))
-    given = None if labels is None else labels.to(weight.device)
+    targets = None if labels is None else labels.to(weight.device)
     recipe = Recipe("cross-entropy", "adamw", 0.0, 0, epochs=0, steps=0)
     if actor.acts:
         rows = torch.arange(len(images), device=weight.device)
-        fit(network, actor, Images(inputs, rows, given), recipe, seeds.seed_of("fit", "apply", seed))
+        fit(network, actor, Images(inputs, rows, targets), recipe, seeds.seed_of("fit", "apply", seed))
 
 
-def _about(given: Any) -> str:
+def _describe(value: Any) -> str:
     """Return shape, type and range of a tensor, or what there is in its place."""
-    if not isinstance(given, Tensor):
-        return type(given).__name__
-    ends = f", {given.min():g}..{given.max():g}" if given.numel() else ""
-    return f"{tuple(given.shape)} {given.dtype}{ends}".replace("torch.", "")
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    ends = f", {value.min():g}..{value.max():g}" if value.numel() else ""
+    return f"{tuple(value.shape)} {value.dtype}{ends}".replace("torch.", "")

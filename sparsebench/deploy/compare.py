@@ -12,7 +12,7 @@ import numpy as np
 from tabulate import tabulate
 
 from sparsebench import seeds
-from sparsebench.deploy.pictures import Block, Ink, Scene, Trainer, scene, sheet, spread, tint, trained_cell
+from sparsebench.deploy.pictures import Block, Ink, Scene, Trainer, load_cell, scene, sheet, spread, tint
 from sparsebench.errors import StrategyError, UserError
 from sparsebench.measure.selection import expected_iou, iou, quality, rank_correlation
 from sparsebench.models.actor import Actor
@@ -93,7 +93,7 @@ def compare(plugins: tuple[str, str], request: Request, trainer: Trainer, pictur
     if failure is not None:
         raise UserError(f"the network without a strategy has no result: {failure.reason}")
     with one_thread():
-        cell = trained_cell(job, registry, context)
+        cell = load_cell(job, registry, context)
         shape = len(cell.test.labels), cell.network.cost.tokens
         stages = _stages([_choices(*side, cell) for side in sides], shape)
     a, b = ((job.label, job.cell.budget.label) for job, _ in sides)
@@ -123,22 +123,22 @@ def _contenders(
         registry.load_file(Path(text))
     jobs = []
     for text in plugins:
-        found = expand(replace(request, plugins=(text,), alone=True, single=True), registry, trainer.files)
-        job, *more = {_key(job): job for job in found if job.asked}.values()
+        candidates = expand(replace(request, plugins=(text,), alone=True, single=True), registry, trainer.files)
+        job, *more = {_key(job): job for job in candidates if job.asked}.values()
         if more:
-            listed = ", ".join(f"{one.label} at {one.cell.budget.label}" for one in (job, *more))
-            raise UserError("two strategies are compared, each at one budget", got=f"'{text}', which is {listed}")
+            names = ", ".join(f"{candidate.label} at {candidate.cell.budget.label}" for candidate in (job, *more))
+            raise UserError("two strategies are compared, each at one budget", got=f"'{text}', which is {names}")
         jobs.append(job)
     if _key(jobs[0]) == _key(jobs[1]):
         raise UserError("A and B are the same strategy at the same budget", got=" and ".join(map(repr, plugins)))
-    return [(job, _acting(job, registry)) for job in jobs]
+    return [(job, _load_strategy(job, registry)) for job in jobs]
 
 
 def _key(job: Job) -> str:
     return canonical([job.cell.strategy.model_dump(mode="json"), job.cell.budget.model_dump(mode="json")])
 
 
-def _acting(job: Job, registry: Registry) -> Strategy:
+def _load_strategy(job: Job, registry: Registry) -> Strategy:
     """Return the job's strategy, which must load and remove tokens in the test."""
     try:
         strategy = strategy_of(job, registry)
@@ -157,8 +157,8 @@ def _acting(job: Job, registry: Registry) -> Strategy:
 
 def _choices(job: Job, strategy: Strategy, cell: Prepared) -> list[Choice]:
     """Return what a strategy chooses in the test."""
-    network, of = cell.network, cell.cell
-    stream = seeds.seed_of("compare", of.task.name, of.n_train, of.repetition, _key(job))
+    network, setting = cell.network, cell.cell
+    stream = seeds.seed_of("compare", setting.task.name, setting.n_train, setting.repetition, _key(job))
     try:
         actor = Actor(strategy, job.cell.budget, network.cost, network.grid, stream)
         if wants_images(actor):
@@ -185,26 +185,26 @@ def rows(comparison: Comparison) -> list[Row]:
     Its keys: block, end; kept_a, kept_b (patches, mean); iou, iou_low, iou_high, iou_expected; rank_correlation, _low,
     _high and _n (samples that have one); relevant_kept_a, relevant_kept_b (fractions). None for what there is not.
     """
-    made, matter = [], comparison.matter
+    table, matter = [], comparison.matter
     for block, (a, b) in comparison.stages.items():
         correlation = rank_correlation(a.scores, b.scores) if a.scored and b.scored else np.empty(0)
-        found = [None if matter is None else quality(one.kept, one.scores, matter)[1] for one in (a, b)]
-        made.append({
+        shares = [None if matter is None else quality(choice.kept, choice.scores, matter)[1] for choice in (a, b)]
+        table.append({
             "block": block, "end": block == max(comparison.stages),
             "kept_a": float(a.kept.sum(axis=1).mean()), "kept_b": float(b.kept.sum(axis=1).mean()),
             **_interval("iou", iou(a.kept, b.kept)),
             "iou_expected": _interval("iou", expected_iou(a.kept, b.kept))["iou"],
             **_interval("rank_correlation", correlation),
             "rank_correlation_n": int((~np.isnan(correlation)).sum()),
-            "relevant_kept_a": found[0], "relevant_kept_b": found[1],
+            "relevant_kept_a": shares[0], "relevant_kept_b": shares[1],
         })  # fmt: skip
-    return made
+    return table
 
 
 def _interval(name: str, values: np.ndarray) -> Row:
     """Return the mean of what is not NaN, with its interval."""
-    known = values[~np.isnan(values)]
-    interval = mean_interval(known.tolist()) if len(known) else (None, None, None)
+    valid = values[~np.isnan(values)]
+    interval = mean_interval(valid.tolist()) if len(valid) else (None, None, None)
     return dict(zip((name, f"{name}_low", f"{name}_high"), interval, strict=True))
 
 
@@ -275,11 +275,11 @@ def figure(comparison: Comparison) -> Figure:
         columns = []
         for side, kept, other in (("A", a, b), ("B", b, a)):
             area = np.where(kept, np.where(other, BOTH, "AB".index(side)), -1)
-            each = zip(comparison.scene.pictures, comparison.scene.matters, area, strict=True)
+            panels = zip(comparison.scene.pictures, comparison.scene.matters, area, strict=True)
             few, many = kept.sum(axis=1).min(), kept.sum(axis=1).max()
             count = f"{few}" if few == many else f"{few}-{many}"
-            painted = [tint(*one, comparison.scene.grid, INKS) for one in each]
-            columns.append((f"{side}: {count} of {kept.shape[1]}", painted))
+            tiles = [tint(*panel, comparison.scene.grid, INKS) for panel in panels]
+            columns.append((f"{side}: {count} of {kept.shape[1]}", tiles))
         says = ["neither names a patch" if np.isnan(agreed) else f"IoU {agreed:.2f}" for agreed in iou(a, b)]
         blocks.append(Block(f"after block {block}", "", columns, [(words, style.BLACK) for words in says]))
     return sheet(comparison.scene, blocks, inks, about)

@@ -22,7 +22,7 @@ FORMS = (".onnx", ".pt2")
 EXTRA = ("onnx", "onnxscript")
 
 
-def never_exported(cls: type[Strategy]) -> str:
+def export_obstacle(cls: type[Strategy]) -> str:
     """Return why no network with a strategy can be written, by what is known of its class; "" where it may be."""
     if cls.kind == "oracle":
         return "it is told which patches matter"
@@ -31,7 +31,7 @@ def never_exported(cls: type[Strategy]) -> str:
 
 def exportable(cls: type[Strategy]) -> str:
     """Return "yes" or "no"; or "?" of a strategy that does not come with sparsebench: `sparsebench check` tries it."""
-    if never_exported(cls):
+    if export_obstacle(cls):
         return "no"
     return "yes" if cls.__module__.startswith("sparsebench_plugins.") else "?"
 
@@ -99,11 +99,11 @@ def _write_onnx(program: Any, path: Path) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            made = torch.onnx.export(
+            model = torch.onnx.export(
                 program, dynamo=True, custom_translation_table=_translations(), verbose=False, optimize=True
             )
-        assert made is not None
-        made.save(path, external_data=False)
+        assert model is not None
+        model.save(path, external_data=False)
     finally:
         logging.disable(before)
 
@@ -126,8 +126,8 @@ def _translations() -> dict[Any, Any]:
     def distances(x1: Any, x2: Any, p: float, compute_mode: int | None = None) -> Any:
         if p != 2:
             raise NotImplementedError(f"distances of order {p}")
-        apart = op.Sub(op.Unsqueeze(x1, op.Constant(value_ints=[-2])), op.Unsqueeze(x2, op.Constant(value_ints=[-3])))
-        return op.ReduceL2(apart, op.Constant(value_ints=[-1]), keepdims=0)
+        diff = op.Sub(op.Unsqueeze(x1, op.Constant(value_ints=[-2])), op.Unsqueeze(x2, op.Constant(value_ints=[-3])))
+        return op.ReduceL2(diff, op.Constant(value_ints=[-1]), keepdims=0)
 
     aten = torch.ops.aten
     return {aten.sort.stable: sort_stable, aten.sort.default: sort, aten._cdist_forward.default: distances}

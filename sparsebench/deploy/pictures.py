@@ -88,7 +88,7 @@ class Trainer:
         return plan, Context(Setting(self.out, first_of(device), plan.locations))
 
 
-def trained_cell(job: Job, registry: Registry, context: Context) -> Prepared:
+def load_cell(job: Job, registry: Registry, context: Context) -> Prepared:
     """Return the cell with its trained weights, whatever it started from, and with what its strategy learned."""
     bare = job.model_copy(update={"cell": job.cell.model_copy(update={"init": None}), "network": ""})
     prepared = prepare(bare, registry, context)
@@ -142,9 +142,9 @@ def scene(cell: Prepared, rows: np.ndarray) -> Scene:
     pictures = test.inputs[rows].transpose(0, 2, 3, 1)
     share = cell.test.relevance
     relevant = None if share is None else share[torch.from_numpy(rows)].cpu().numpy() > 0
-    of = cell.cell
+    setting = cell.cell
     return Scene(
-        f"{of.task.name}, {of.model.name}, {of.n_train} training samples", grid, pictures,
+        f"{setting.task.name}, {setting.model.name}, {setting.n_train} training samples", grid, pictures,
         matters(test, rows, relevant, grid), [names[kind] for kind in kinds[rows]], test.labels[rows], data.classes,
     )  # fmt: skip
 
@@ -155,8 +155,8 @@ def spread(data: Data, n: int) -> np.ndarray:
     turn = np.empty(len(kinds), int)
     for kind in np.unique(kinds):
         turn[kinds == kind] = np.arange((kinds == kind).sum())
-    chosen = np.lexsort((kinds, turn))[:n]
-    return chosen[np.argsort(kinds[chosen], kind="stable")]
+    rows = np.lexsort((kinds, turn))[:n]
+    return rows[np.argsort(kinds[rows], kind="stable")]
 
 
 def matters(split: Split, rows: np.ndarray, relevant: np.ndarray | None, grid: tuple[int, int]) -> np.ndarray:
@@ -217,11 +217,11 @@ def tint(
     if area is not None:
         areas = _enlarge(area.reshape(grid), scale * height // grid[0], scale * width // grid[1])
         large[areas < 0] = (large[areas < 0] + 7.0 * rgb(GONE)) / 8
-        outlined = _edges(areas, line)
+        edges = _edges(areas, line)
         for number, ink in (inks or {}).items():
             inside = areas == number
             large[inside] = (1 - ink.strength) * large[inside] + ink.strength * rgb(ink.colour)
-            large[inside & outlined] = rgb(ink.colour)
+            large[inside & edges] = rgb(ink.colour)
     large[_edges(_enlarge(matters, scale, scale).astype(int), line) & _enlarge(matters, scale, scale)] = rgb(MATTERS)
     return large
 
@@ -280,9 +280,9 @@ def sheet(scene: Scene, blocks: Sequence[Block], inks: Mapping[str, Ink], about:
     height = top + len(plain) * (SIDE + BELOW) + BOTTOM
     figure = style.new(width, height, DPI)
 
-    def text(x: float, y: float, words: str, size: int, **how: Any) -> None:
-        aligned = {"ha": "center", "va": "bottom", "parse_math": False, **how}
-        figure.text(x / width, 1 - y / height, words, fontsize=size, **aligned)
+    def text(x: float, y: float, words: str, size: int, **options: Any) -> None:
+        layout = {"ha": "center", "va": "bottom", "parse_math": False, **options}
+        figure.text(x / width, 1 - y / height, words, fontsize=size, **layout)
 
     text(0.15, 0.1, title, 10, ha="left", va="top", weight="bold")
     text(0.15, 0.15 + LINE * (1 + title.count("\n")), about, 8, ha="left", va="top")

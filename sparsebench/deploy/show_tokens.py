@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsebench.deploy.pictures import Block, Ink, Scene, Trainer, scene, sheet, spread, tint, trained_cell
+from sparsebench.deploy.pictures import Block, Ink, Scene, Trainer, load_cell, scene, sheet, spread, tint
 from sparsebench.errors import UserError
 from sparsebench.models.actor import Pass
 from sparsebench.plan.request import Job, Request
@@ -90,22 +90,22 @@ def show(request: Request, trainer: Trainer, n: int) -> Pictures:
     """
     registry = Registry()
     plan, context = trainer.train(request, registry, pictures=True)
-    records, shown, seen = store.read(trainer.out), list[Shown](), None
+    records, outcomes, seen = store.read(trainer.out), list[Shown](), None
     with one_thread():
         for job in (job for job in plan.jobs if job.asked):
             failure = records[job.cell.id].failure
             if failure is None:
                 try:
-                    prepared = trained_cell(job, registry, context)
+                    prepared = load_cell(job, registry, context)
                     seen = seen or (prepared, spread(prepared.data, n))
-                    shown.append(_choices(job, prepared, seen[1]))
+                    outcomes.append(_choices(job, prepared, seen[1]))
                 except (Exception, SystemExit) as error:  # a strategy is a stranger's code and may raise anything
                     failure = failure_of(error)
             if failure is not None:
-                shown.append(Shown(job.label, _budget(job), [], np.empty(0, int), failure.reason))
+                outcomes.append(Shown(job.label, _budget(job), [], np.empty(0, int), failure.reason))
     if seen is None:
-        raise UserError(f"no strategy has a result; {shown[0].label}: {shown[0].why}")
-    return Pictures(**vars(scene(*seen)), shown=shown)
+        raise UserError(f"no strategy has a result; {outcomes[0].label}: {outcomes[0].why}")
+    return Pictures(**vars(scene(*seen)), shown=outcomes)
 
 
 @torch.no_grad()
@@ -123,19 +123,19 @@ def _budget(job: Job) -> str:
 def _stages(acting: Pass) -> Iterator[Stage]:
     """Yield what became of the patches at each choice."""
     place = {"input": "the input", "attention": "block {}", "block": "before block {}"}[acting.site]
-    every = torch.arange(acting.count, device=acting.index.device).expand(len(acting.index), -1)
-    token: Tensor | None = every
+    positions = torch.arange(acting.count, device=acting.index.device).expand(len(acting.index), -1)
+    token: Tensor | None = positions
     for decision in acting.decisions:
         if isinstance(decision.plan, Resting):
             if decision.block not in acting.actor.keep:  # as many take part as in the block of the budget before it
                 continue
-            token = membership_after(Keep(decision.plan.active), every, acting.count)
+            token = membership_after(Keep(decision.plan.active), positions, acting.count)
         elif token is not None and isinstance(decision.plan, Keep | Merge):
             token = membership_after(decision.plan, token, decision.before.shape[1])
         else:
             token = None
-        shown = None if token is None else token.cpu().numpy()
-        yield Stage(place.format(decision.block), decision.after.shape[1], shown)
+        numbers = None if token is None else token.cpu().numpy()
+        yield Stage(place.format(decision.block), decision.after.shape[1], numbers)
 
 
 def paint(
@@ -159,27 +159,27 @@ def draw(pictures: Pictures, form: str = "png") -> bytes:
 
 def figure(pictures: Pictures) -> Figure:
     """Return the figure: a column for the pictures, then each strategy with its stages."""
-    tokens = (stage.token for shown in pictures.shown for stage in shown.stages if stage.token is not None)
+    tokens = (stage.token for outcome in pictures.shown for stage in outcome.stages if stage.token is not None)
     shares = any(np.bincount(row[row >= 0]).max(initial=0) > 1 for token in tokens for row in token)
     inks = {"patches that share a token": Ink(TOKENS[0])} if shares else {}
-    return sheet(pictures, [_block(shown, pictures) for shown in pictures.shown], inks)
+    return sheet(pictures, [_block(outcome, pictures) for outcome in pictures.shown], inks)
 
 
-def _block(shown: Shown, pictures: Pictures) -> Block:
+def _block(outcome: Shown, pictures: Pictures) -> Block:
     """Return one strategy's pictures, stage by stage, with what the network says in the end below them."""
-    if shown.why:
-        why = textwrap.shorten(f"no result: {shown.why}", 80, placeholder=" ...")
-        return Block(shown.label, f"{shown.budget}\n{why}", [])
+    if outcome.why:
+        why = textwrap.shorten(f"no result: {outcome.why}", 80, placeholder=" ...")
+        return Block(outcome.label, f"{outcome.budget}\n{why}", [])
     N, columns = pictures.grid[0] * pictures.grid[1], []
-    for stage in shown.stages or [Stage("all", N, np.tile(np.arange(N), (len(pictures.pictures), 1)))]:
-        painted = [
+    for stage in outcome.stages or [Stage("all", N, np.tile(np.arange(N), (len(pictures.pictures), 1)))]:
+        tiles = [
             paint(picture, matters, None if stage.token is None else stage.token[row], pictures.grid)
             for row, (picture, matters) in enumerate(zip(pictures.pictures, pictures.matters, strict=True))
         ]
         mixed = ", mixed" if stage.token is None else ""
-        columns.append((f"{stage.place}: {stage.count} of {N}{mixed}", painted))
+        columns.append((f"{stage.place}: {stage.count} of {N}{mixed}", tiles))
     below = [
-        (f"{'right' if said == label else 'wrong'}: {pictures.classes[said]}", RIGHT if said == label else WRONG)
-        for said, label in zip(shown.predicted, pictures.labels, strict=True)
+        (f"{'right' if answer == label else 'wrong'}: {pictures.classes[answer]}", RIGHT if answer == label else WRONG)
+        for answer, label in zip(outcome.predicted, pictures.labels, strict=True)
     ]
-    return Block(shown.label, shown.budget, columns, below)
+    return Block(outcome.label, outcome.budget, columns, below)

@@ -92,9 +92,9 @@ class SparseModel(nn.Module):
         if self._removed:
             raise UserError(f"'{self.spec}' was removed from this network", next_step="call apply again")
         network = self._network
-        if changed := self._changed():
+        if difference := self._difference():
             raise UserError(
-                f"the network was changed after '{self.spec}' was applied to it: {changed}",
+                f"the network was changed after '{self.spec}' was applied to it: {difference}",
                 next_step="call .remove(), and apply again",
             )
         weight = next(self.model.parameters())
@@ -114,16 +114,16 @@ class SparseModel(nn.Module):
                 allowed=f"{kind}, normalised as for the network", next_step="call .to() of one of them",
             )  # fmt: skip
 
-    def _changed(self) -> str | None:
+    def _difference(self) -> str | None:
         """Return what of the model is no longer as the strategy's counts were made for, or None."""
         model: Any = self.model
         if model.training and getattr(model, "grad_checkpointing", False):
             return "gradient checkpointing is on, by which blocks would be passed twice; set_grad_checkpointing(False)"
         before = self._network.grid, self._network.patch, self._network.prefix, self._actor.depth
         now = model.patch_embed.grid_size, model.patch_embed.patch_size, model.num_prefix_tokens, len(model.blocks)
-        for what, old, new in zip(("patches", "pixels of a patch", "class tokens", "blocks"), before, now, strict=True):
+        for kind, old, new in zip(("patches", "pixels of a patch", "class tokens", "blocks"), before, now, strict=True):
             if (tuple(new) if isinstance(old, tuple) else new) != old:
-                return f"its {what} were {old}, and are {new}"
+                return f"its {kind} were {old}, and are {new}"
         return None
 
     def progress(self, done: float) -> float:

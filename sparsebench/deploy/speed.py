@@ -105,8 +105,8 @@ class Row:
 
         The speed-up is held against the dense network of the same mode: compiling alone makes a network faster.
         """
-        same = self.speed_up_compiled if self.mode == "compiled" else self.speed_up
-        over = self.strategy != DENSE and same is not None and same * self.macs_ratio > 1
+        speed_up = self.speed_up_compiled if self.mode == "compiled" else self.speed_up
+        over = self.strategy != DENSE and speed_up is not None and speed_up * self.macs_ratio > 1
         wide = self.spread is not None and self.spread > NOISE
         return ["faster than its MACs"] * over + ["spread over 3 %"] * wide
 
@@ -145,7 +145,7 @@ def measure(
         raise UserError("batch sizes", got=list(batches), allowed="1 or more")
     registry = Registry()
     settings = [setting for words in strategies for setting in settings_of(words, registry)]
-    sparse = {name: [_sparse(model, *each) for each in settings] for name, model in models.items()}
+    sparse = {name: [_sparse(model, *pair) for pair in settings] for name, model in models.items()}
 
     def rows() -> Iterator[Row]:
         for name, model in models.items():
@@ -188,11 +188,11 @@ def _runners(model: nn.Module, networks: Sequence[SparseModel], modes: Sequence[
         for network in networks if mode in modes else ():
             strategy, budget = network._actor.strategy, network._actor.budget
             name = label(strategy.name, strategy.model_dump(mode="json", exclude_defaults=True))
-            own = replace(
+            sparse_row = replace(
                 row, strategy=name, budget=budget.label if strategy.budgeted else "", parameters=_parameters(network)
             )
             call: Any = network if mode == "eager" else compiled(network)
-            yield _Runner(own.label, call, own, network)
+            yield _Runner(sparse_row.label, call, sparse_row, network)
 
 
 def _times(runners: list[_Runner], rounds: int, device: str, image: tuple[int, int, int]) -> Iterator[Row]:
@@ -200,26 +200,26 @@ def _times(runners: list[_Runner], rounds: int, device: str, image: tuple[int, i
 
     `image` is (channels, height, width).
     """
-    shown = [each for each in runners if each.name != AGAIN]
+    visible = [runner for runner in runners if runner.name != AGAIN]
     try:
         pixels = torch.randn(runners[0].row.batch, *image, generator=torch.Generator().manual_seed(0)).to(device)
     except (MemoryError, RuntimeError) as error:
-        yield from (replace(each.row, problem=_problem(error, each.row.mode)) for each in shown)
+        yield from (replace(runner.row, problem=_problem(error, runner.row.mode)) for runner in visible)
         return
-    for each in runners:
+    for runner in runners:
         for _ in range(2):
-            _once(each, pixels)
+            _once(runner, pixels)
     for turn in range(rounds):
         start = turn % len(runners)
-        for each in runners[start:] + runners[:start]:
-            seconds = _once(each, pixels)
+        for runner in runners[start:] + runners[:start]:
+            seconds = _once(runner, pixels)
             if seconds is not None:
-                each.seconds.append(seconds)
-    for each in shown:
-        if each.sparse is not None and each.row.mode == "eager":
-            _time_choices(each, each.sparse._actor.strategy, pixels, min(rounds, 5))
-    times = {(each.name, each.row.mode): each.seconds for each in runners if not each.row.problem}
-    yield from (_row(each, times) for each in shown)
+                runner.seconds.append(seconds)
+    for runner in visible:
+        if runner.sparse is not None and runner.row.mode == "eager":
+            _time_choices(runner, runner.sparse._actor.strategy, pixels, min(rounds, 5))
+    times = {(runner.name, runner.row.mode): runner.seconds for runner in runners if not runner.row.problem}
+    yield from (_row(runner, times) for runner in visible)
 
 
 def _once(runner: _Runner, pixels: Tensor) -> float | None:
@@ -275,13 +275,13 @@ def _time_choices(runner: _Runner, strategy: Strategy, pixels: Tensor, rounds: i
     """Measure what the choice costs, in calls of their own: waiting for the GPU at each choice slows the rest."""
     plan, spent = strategy.plan, list[float]()
 
-    def timed(*args: Any, **kwargs: Any) -> Any:
+    def stopwatch(*args: Any, **kwargs: Any) -> Any:
         start = clock(pixels.device)
         result = plan(*args, **kwargs)
         spent[-1] += clock(pixels.device) - start
         return result
 
-    object.__setattr__(strategy, "plan", timed)
+    object.__setattr__(strategy, "plan", stopwatch)
     try:
         for _ in range(rounds):
             spent.append(0.0)
@@ -292,7 +292,7 @@ def _time_choices(runner: _Runner, strategy: Strategy, pixels: Tensor, rounds: i
         runner.row = replace(runner.row, choice=statistics.median(spent))
 
 
-def of_tests(plan: Plan, registry: Registry, device: str) -> tuple[Expected, int]:
+def expect_tests(plan: Plan, registry: Registry, device: str) -> tuple[Expected, int]:
     """Return what tests of trained weights are expected to take, and the bytes that a process needs for them.
 
     A batch of each network without a strategy is timed here, with random weights; a strategy takes its share of the
@@ -305,16 +305,16 @@ def of_tests(plan: Plan, registry: Registry, device: str) -> tuple[Expected, int
         if (setting := setting_text(cell)) not in seconds:
             task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
             model = fill(registry.model(cell.model.name), cell.model_params, f"model '{cell.model.name}'")
-            pixels = [one.shape for one in task.pictures(cell.n_train, cell.repetition, plan.locations)]
+            pixels = [array.shape for array in task.pictures(cell.n_train, cell.repetition, plan.locations)]
             images, labels = np.zeros((0, *pixels[0][1:]), np.uint8), np.zeros(0, np.int64)
             split = Split(images, labels, labels)
             network = model.build(Data(split, split, task.known_classes(plan.locations) or ()), 0)
             network.module.to(device)
-            labels_there = torch.zeros(TIMED_BATCH, dtype=torch.int64, device=device)
+            targets = torch.zeros(TIMED_BATCH, dtype=torch.int64, device=device)
             inputs = torch.zeros(TIMED_BATCH, *pixels[0][1:], dtype=torch.uint8, device=device)
-            samples = Samples(inputs, labels_there, None)
-            batch, taken = seconds_per_batch(network, None, samples, first_batch(network, samples), repeats=3)
-            seconds[setting] = sum(shape[0] for shape in pixels) * statistics.median(taken) / batch
+            samples = Samples(inputs, targets, None)
+            batch, durations = seconds_per_batch(network, None, samples, first_batch(network, samples), repeats=3)
+            seconds[setting] = sum(shape[0] for shape in pixels) * statistics.median(durations) / batch
         return seconds[setting] * (cell.budget.macs or 1.0)
 
     with one_thread():

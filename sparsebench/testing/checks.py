@@ -32,7 +32,7 @@ from torch._subclasses.fake_tensor import (
 
 from sparsebench import __version__, seeds
 from sparsebench.deploy.apply import RANDOM, apply
-from sparsebench.deploy.export import first_cause, never_exported
+from sparsebench.deploy.export import export_obstacle, first_cause
 from sparsebench.errors import StrategyError, UnsupportedError, one_line, text_of, unknown
 from sparsebench.records.record import Origin
 from sparsebench.strategy.base import Strategy, complaint, place_of
@@ -515,7 +515,7 @@ def compiles_a_choice(strategy: Strategy) -> str:
 @check("informative")
 def exports(strategy: Strategy) -> str:
     """Whether torch.export takes a whole network on which it acts, as `sparsebench export` writes it."""
-    if reason := never_exported(type(strategy)):
+    if reason := export_obstacle(type(strategy)):
         return f"no: {reason}"
     budget: dict[str, Any] = {"keep_rate": 0.7} if strategy.budgeted else {}
     model, cudnn = tiny(depth=2), cast(Any, torch.backends.cudnn)

@@ -18,7 +18,7 @@ from vits import any_tokens, close, vit
 
 import sparsebench
 from sparsebench import seeds
-from sparsebench.deploy.apply import named_model
+from sparsebench.deploy.apply import timm_model
 from sparsebench.errors import StrategyError, UserError
 from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
@@ -408,7 +408,7 @@ def folder(tmp_path):
 @torch.no_grad()
 def test_a_model_of_a_folder_has_its_weights_its_size_and_its_normalisation(folder):
     path, saved = folder
-    model, x = named_model(f"timm:local-dir:{path}", None), torch.randn(2, 3, 64, 64)
+    model, x = timm_model(f"timm:local-dir:{path}", None), torch.randn(2, 3, 64, 64)
     assert torch.equal(model(x), saved(x))
     assert model.pretrained_cfg["mean"] == (0.1, 0.2, 0.3) or model.pretrained_cfg["mean"] == [0.1, 0.2, 0.3]
     with pytest.warns(UserWarning, match="the nearest it can"):  # half of the tokens at most leave a block
@@ -418,10 +418,10 @@ def test_a_model_of_a_folder_has_its_weights_its_size_and_its_normalisation(fold
 
 def test_folders_that_hold_no_model_are_said_to(tmp_path, folder):
     with pytest.raises(UserError, match=r"timm cannot read 'local-dir:.*nowhere'"):
-        named_model(f"timm:local-dir:{tmp_path}/nowhere", None)
+        timm_model(f"timm:local-dir:{tmp_path}/nowhere", None)
     (folder[0] / "config.json").write_text("{}")
     with pytest.raises(UserError, match="timm cannot make 'local-dir:"):
-        named_model(f"timm:local-dir:{folder[0]}", None)
+        timm_model(f"timm:local-dir:{folder[0]}", None)
 
 
 def test_a_name_of_the_hub_is_taken_as_timm_takes_it(monkeypatch):

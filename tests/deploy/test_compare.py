@@ -9,7 +9,7 @@ import torch
 from sparsebench_plugins.attn_topk import AttnTopK
 
 from sparsebench.deploy.compare import Comparison, compare, rows
-from sparsebench.deploy.pictures import Trainer, trained_cell
+from sparsebench.deploy.pictures import Trainer, load_cell
 from sparsebench.errors import UserError
 from sparsebench.measure.selection import expected_iou, iou, rank_correlation
 from sparsebench.models.actor import Actor
@@ -102,7 +102,7 @@ def test_agreement_is_that_of_what_each_strategy_keeps_alone(compared: Compare) 
         ),
         registry,
     )
-    cell = trained_cell(plan.jobs[-1], registry, Context(Setting(out=compared.out, device="cpu")))
+    cell = load_cell(plan.jobs[-1], registry, Context(Setting(out=compared.out, device="cpu")))
     assert cell.cell == found.cell
     shares = cell.test.relevance.numpy()
     matter, by_oracle = relevant(shares, cell.data.test.mask), found.stages[0][1].kept

@@ -8,7 +8,7 @@ from measured import TOKENS
 from running import execute
 
 from sparsebench.deploy.pictures import Trainer, matters, spread
-from sparsebench.deploy.pictures import trained_cell as prepared
+from sparsebench.deploy.pictures import load_cell as prepared
 from sparsebench.deploy.show_tokens import show
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 import sparsebench
 from sparsebench.cli import main
-from sparsebench.deploy.apply import named_model
+from sparsebench.deploy.apply import timm_model
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
 from sparsebench.plan.request import Request
@@ -254,7 +254,7 @@ def test_an_architecture_s_own_oblong_is_exported_as_it_is(tmp_path: Path) -> No
     model = network(img_size=(32, 64))
     config = {"architecture": ARCH, "num_classes": 3, "pretrained_cfg": OBLONG}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    again = named_model(f"timm:local-dir:{tmp_path}", saved(tmp_path / "own.pth", model.state_dict()))
+    again = timm_model(f"timm:local-dir:{tmp_path}", saved(tmp_path / "own.pth", model.state_dict()))
     x = torch.randn(2, 3, 32, 64)
     assert torch.equal(again(x), model(x))
 

@@ -11,7 +11,7 @@ from measured import VIT, Measure, reason, value
 from running import inline
 from safetensors.torch import load_file, save, save_file
 
-from sparsebench.deploy.pictures import trained_cell
+from sparsebench.deploy.pictures import load_cell
 from sparsebench.plan.expand import expand
 from sparsebench.plan.request import Job, Request, Setting
 from sparsebench.plugin.registry import Registry
@@ -154,5 +154,5 @@ def test_the_network_that_is_looked_at_is_the_one_that_is_tested(run) -> None:
     from sparsebench.runner.prepare import Context
 
     weights = load_file(store.weights_path(out, jobs[-1].network))
-    network = trained_cell(jobs[-1], Registry(), Context(Setting(out=out, device="cpu"))).network
+    network = load_cell(jobs[-1], Registry(), Context(Setting(out=out, device="cpu"))).network
     assert all(torch.equal(value, weights[name]) for name, value in network.module.state_dict().items())

@@ -9,7 +9,7 @@ from measured import VIT, what_was_measured
 from running import inline, local
 from safetensors.torch import load_file
 
-from sparsebench.deploy.pictures import trained_cell
+from sparsebench.deploy.pictures import load_cell
 from sparsebench.models.actor import LEARNED
 from sparsebench.plan.request import Job, Setting
 from sparsebench.plugin.registry import Registry
@@ -194,7 +194,7 @@ def test_what_is_looked_at_has_learned_the_same(jobs_of: Any, tmp_path: Path) ->
     (*starts, job), context = jobs_of(), context_of(tmp_path)
     run([*starts, job], tmp_path, context)
     (fitted,) = context.fitted.values()
-    state = trained_cell(job, Registry(), context_of(tmp_path)).network.module.state_dict()
+    state = load_cell(job, Registry(), context_of(tmp_path)).network.module.state_dict()
     assert all(torch.equal(state[f"{LEARNED}.{name}"], value) for name, value in fitted[0].items())
 
 
