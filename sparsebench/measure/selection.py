@@ -81,13 +81,13 @@ def expected_iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     from scipy.stats import hypergeom  # here, as a worker imports this module
 
     N, sizes = a.shape[1], np.stack([a.sum(axis=1), b.sum(axis=1)], axis=1)
-    pairs, which = np.unique(sizes, axis=0, return_inverse=True)
+    pairs, inverse = np.unique(sizes, axis=0, return_inverse=True)
     means = np.full(len(pairs), np.nan)
     for i, (k, m) in enumerate(pairs.tolist()):
         if k + m:
             x = np.arange(max(0, k + m - N), min(k, m) + 1)
             means[i] = (hypergeom.pmf(x, N, k, m) * x / (k + m - x)).sum()
-    return means[which.reshape(-1)]
+    return means[inverse.reshape(-1)]
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -290,10 +290,10 @@ class Task(BaseModel):
         """
         if isinstance(classes := getattr(self, "classes", None), int):
             return classes
-        seen = int(labels.max()) + 1
-        if seen == len(labels):
+        count = int(labels.max()) + 1
+        if count == len(labels):
             raise UserError("how many classes there are is not known from so few test items")
-        return seen
+        return count
 
     def recipe(self) -> Recipe:
         """Return how networks are trained on it."""

@@ -291,10 +291,10 @@ class ImageTask(PictureTask):
             pictures[members] = warp(chosen, self.affine, changes) if self.affine and not test else chosen
         step = {"anywhere": 1, "grid": self.patch, "tiles": self.foreground}[self.placement]
         boxes = paste(canvas, pictures, rng, step)
-        moved = self.order()
-        if moved is not None:
-            canvas = permute(canvas, self.patch, moved)
-        return Split(canvas, labels, groups, boxes=boxes, order=moved, mask=self.mask, foregrounds=numbers)
+        permutation = self.order()
+        if permutation is not None:
+            canvas = permute(canvas, self.patch, permutation)
+        return Split(canvas, labels, groups, boxes=boxes, order=permutation, mask=self.mask, foregrounds=numbers)
 
 
 def _cycle(size: int, n: int, rng: np.random.Generator) -> np.ndarray:

@@ -207,9 +207,9 @@ def calibrate(network: Network, actor: Actor, samples: Samples) -> tuple[Budget,
         ratio = share_at(high)
         trials.append((abs(ratio - target), high, ratio))
     _, macs, ratio = min(trials, key=lambda trial: trial[0])
-    taken = Budget(macs=macs, **shape)
-    actor.spend(taken)
-    return taken, ratio, len(rows)
+    budget = Budget(macs=macs, **shape)
+    actor.spend(budget)
+    return budget, ratio, len(rows)
 
 
 @torch.no_grad()
@@ -218,11 +218,11 @@ def _mean_macs(network: Network, actor: Actor, samples: Samples, rows: torch.Ten
     network.module.eval()
 
     def work(batch: int) -> float:
-        spent = []
+        macs = []
         for part in rows.split(batch):
             _, acting = samples.forward(network, actor, part, visit=0, training=False)
             assert acting is not None
-            spent.append(np.broadcast_to(actor.cost.macs(acting.steps), len(part)))
-        return float(np.concatenate(spent).mean())
+            macs.append(np.broadcast_to(actor.cost.macs(acting.steps), len(part)))
+        return float(np.concatenate(macs).mean())
 
     return halving(first_batch(network, samples), work)

@@ -321,8 +321,8 @@ class Contents:
         def row(i: int) -> np.ndarray:
             return cut(read_rgb(self.root / names[i], self.pictures[names[i]]), size).transpose(2, 0, 1)
 
-        which = hashlib.sha256(os.fsencode("\0".join(names))).hexdigest()[:DIGITS]
-        return cache.Pixels(f"{self.fingerprint}-{which}-{size}-{key}", (len(names), 3, size, size), row)
+        digest = hashlib.sha256(os.fsencode("\0".join(names))).hexdigest()[:DIGITS]
+        return cache.Pixels(f"{self.fingerprint}-{digest}-{size}-{key}", (len(names), 3, size, size), row)
 
 
 _contents: dict[str, Contents] = {}
@@ -371,8 +371,8 @@ def contents(
 def _undecodable(folder: Contents) -> dict[str, str]:
     """Return why pictures cannot be decoded, by their paths in the folder; they are looked through the first time."""
     file = f"{folder.fingerprint}-bad-{cache.versions()}"
-    if (kept := cache.read_about(file)) is not None:
-        return dict(kept)
+    if (reasons := cache.read_about(file)) is not None:
+        return dict(reasons)
 
     def decode(name: str) -> None:
         read_rgb(folder.root / name, folder.pictures[name], small=True)
@@ -386,11 +386,11 @@ def _outcomes(names: Sequence[str], work: Callable[[str], T], text: str = "") ->
     """Return what `work` makes of each picture, and why others are bad; who is told is told `text`."""
     tell, done, good, bad = cache.tell(), itertools.count(1), dict[str, T](), dict[str, str]()
     tell(text, 0, len(names))
-    for name, made in cache.in_threads(work, names, lambda: tell(text, next(done), len(names))):
-        if isinstance(made, BadPicturesError):
-            (bad[name],) = made.reasons.values()
+    for name, outcome in cache.in_threads(work, names, lambda: tell(text, next(done), len(names))):
+        if isinstance(outcome, BadPicturesError):
+            (bad[name],) = outcome.reasons.values()
         else:
-            good[name] = made
+            good[name] = outcome
     return good, bad
 
 
@@ -409,9 +409,9 @@ def contents_of(name: str, root: Path, tables: Sequence[str] = ()) -> Contents:
         return replace(folder, root=root)
     fingerprint = name.partition("-")[2]
     with suppress(TypeError, ValueError):  # it is another's file
-        kept = Contents(root, *cache.read_about(fingerprint))
-        if kept.fingerprint == fingerprint:
-            return _contents.setdefault(fingerprint, kept)
+        folder = Contents(root, *cache.read_about(fingerprint))
+        if folder.fingerprint == fingerprint:
+            return _contents.setdefault(fingerprint, folder)
     for skip in (False, True):
         with suppress(BadPicturesError):
             if (folder := contents(root, tables=tables, skip_bad=skip)).fingerprint == fingerprint:

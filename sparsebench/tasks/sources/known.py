@@ -190,13 +190,13 @@ def dataset(name: str, root: Path, split: str, *, download: bool = False, **opti
     Raises:
         UserError: its files are not whole, or cannot be read or fetched.
     """
-    made = getattr(importlib.import_module("torchvision.datasets"), SETS[name].torchvision)
-    which = {"train": split == "train"} if name.startswith("cifar") else {"split": split}
+    reader = getattr(importlib.import_module("torchvision.datasets"), SETS[name].torchvision)
+    part = {"train": split == "train"} if name.startswith("cifar") else {"split": split}
     try:
         with warnings.catch_warnings():
             # torchvision 0.29 reads CIFAR-10 in a way that numpy 2.4 announces the end of; nothing a user can mend.
             warnings.simplefilter("ignore")
-            return made(str(root), download=download, **which, **options)
+            return reader(str(root), download=download, **part, **options)
     except RuntimeError as error:
         raise _missing_error(name, "missing or corrupt", root, error) from error
     except OSError as error:
@@ -302,13 +302,13 @@ def _on_disk(table: Path, below: Path, names: Sequence[str], files: pd.Series) -
             alike[_key(name)].append(name)
     seen: dict[str, int] = {}
     for line, name in files.items():
-        meant = [name] if name in exact else alike[_key(name)]
-        if not meant:
+        matches = [name] if name in exact else alike[_key(name)]
+        if not matches:
             raise UserError(f"{table}, line {line}: {below / name} is not there")
-        if len(meant) > 1:
-            raise UserError(f"{table}, line {line}: {name} may be {' or '.join(meant)}", next_step="say which")
-        if seen.setdefault(meant[0], line) != line:
-            raise UserError(f"{table}, line {line}: {name} is in line {seen[meant[0]]}, too")
+        if len(matches) > 1:
+            raise UserError(f"{table}, line {line}: {name} may be {' or '.join(matches)}", next_step="say which")
+        if seen.setdefault(matches[0], line) != line:
+            raise UserError(f"{table}, line {line}: {name} is in line {seen[matches[0]]}, too")
     return list(seen)
 
 

@@ -232,8 +232,8 @@ def _pairs(value: Any) -> tuple[list[tuple[str, int]], int | None]:
             raise ValueError("two names have the same number")
         return list(value.items()), None
     if isinstance(value, dict) and all(map(_is_number, value)):
-        several = [(int(key), names if isinstance(names, list) else [names]) for key, names in value.items()]
-        pairs = [(name, number) for number, names in several for name in names]
+        rows = [(int(key), names if isinstance(names, list) else [names]) for key, names in value.items()]
+        pairs = [(name, number) for number, names in rows for name in names]
         if all(isinstance(name, str) for name, _ in pairs) and not all(_is_number(name) for name, _ in pairs):
             return pairs, None
     raise ValueError("it is neither a list of names nor an object of name to number, or of number to name")
