@@ -26,7 +26,7 @@ from sparsebench.strategy.plan_checks import (
     only_removes,
 )
 from sparsebench.strategy.plans import Keep, Mask, Merge, Mix, Plan, Rest, Shift
-from sparsebench.strategy.tokens import Grouped, Padded, Resting, of_index
+from sparsebench.strategy.tokens import Grouped, Padded, Resting, values_at
 from sparsebench.strategy.view import Outputs, TokenView
 
 Given = Mapping[str, Callable[[], Any]]
@@ -388,7 +388,7 @@ class Pass:
             if self.relevance is None:
                 raise UnsupportedError("the data of this cell has no relevance mask")
             mask = self.relevance
-            fields["relevance"] = lambda: of_index(mask, self.index)
+            fields["relevance"] = lambda: values_at(mask, self.index)
         if missing := sorted(self.requires - set(fields)):
             at = "; site = 'attention' gives what attention makes" if self.site == "input" and cost.depth > 1 else ""
             raise UnsupportedError(

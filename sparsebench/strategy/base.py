@@ -354,8 +354,8 @@ def how_of(cls: type[Strategy]) -> str:
 
 def how_of_label(how: str, label: str) -> str:
     """Return how a strategy with parameters disposes of tokens: as its `disposal`, if it has one there."""
-    given = parts_of(label)[1].get("disposal")
-    return how if given not in DISPOSED or how in ("trained", "truth") else DISPOSED[given]
+    disposal = parts_of(label)[1].get("disposal")
+    return how if disposal not in DISPOSED or how in ("trained", "truth") else DISPOSED[disposal]
 
 
 def complaint(candidate: object) -> str | None:
@@ -368,7 +368,7 @@ def complaint(candidate: object) -> str | None:
     if not isinstance(name, str) or not name.isidentifier():
         return f"{candidate.__name__}.name must be a plain identifier, got {name!r}"
     return complaint_on_revision(candidate) or next(
-        (f"{name}{what}" for what, wrong in _complaints(candidate).items() if wrong), None
+        (f"{name}{message}" for message, wrong in _complaints(candidate).items() if wrong), None
     )
 
 

@@ -71,11 +71,11 @@ class Budget(BaseModel):
     def _check(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        given = {key: data[key] for key in AMOUNTS if data.get(key) is not None}
-        if len(given) != 1:
-            got = ", ".join(f"{key}={value}" for key, value in given.items()) or "none"
+        amounts = {key: data[key] for key in AMOUNTS if data.get(key) is not None}
+        if len(amounts) != 1:
+            got = ", ".join(f"{key}={value}" for key, value in amounts.items()) or "none"
             raise UserError("a budget is one amount", got=got, allowed="one of " + ", ".join(AMOUNTS))
-        ((key, value),) = given.items()
+        ((key, value),) = amounts.items()
         if key == "per_block":
             _check_per_block(value)
         if key not in SHARED:

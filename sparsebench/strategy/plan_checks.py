@@ -59,14 +59,14 @@ def check_form(plan: Plan, strategy: Strategy, index: Tensor, keep: int, *, trai
         wants = "return Rest or None" if strategy.rests else "add how = 'rest' and site = 'block' to the class"
         raise StrategyError(f"'{name}' returned {type(plan).__name__}, and its how is {strategy.how!r}: {wants}")
     B, N = index.shape
-    for what, value, shape in _tensors(plan, B, N, keep_of(plan, strategy, index, keep), prefix):
+    for field, value, shape in _tensors(plan, B, N, keep_of(plan, strategy, index, keep), prefix):
         if not isinstance(value, Tensor) or tuple(value.shape) != shape:
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise StrategyError(f"'{name}': {what} must have shape {shape}, got {got}")
+            raise StrategyError(f"'{name}': {field} must have shape {shape}, got {got}")
         if value.device != index.device:
-            raise StrategyError(f"'{name}': {what} is on {value.device}, the tokens are on {index.device}")
-        if what.endswith((".index", ".target")) and value.dtype != torch.int64:
-            raise StrategyError(f"'{name}': {what} must be int64, got {value.dtype}")
+            raise StrategyError(f"'{name}': {field} is on {value.device}, the tokens are on {index.device}")
+        if field.endswith((".index", ".target")) and value.dtype != torch.int64:
+            raise StrategyError(f"'{name}': {field} must be int64, got {value.dtype}")
     if isinstance(plan, Shift) and not training:
         raise StrategyError(f"'{name}': Shift is for training only, see view.training")
     if isinstance(plan, Mask) and (wrong := _wrong_kind(plan, strategy, training)):
@@ -110,9 +110,9 @@ def keep_of(plan: Plan, strategy: Strategy, index: Tensor, keep: int) -> int:
 def check_numbers(plan: Plan, strategy: Strategy, index: Tensor, keep: int, prefix: int) -> None:
     """Raise StrategyError for illegal numbers of a plan of legal form, see `check_form`; they are read."""
     (B, N), keep = index.shape, keep_of(plan, strategy, index, keep)
-    for what, value, _ in _tensors(plan, B, N, keep, prefix):
+    for field, value, _ in _tensors(plan, B, N, keep, prefix):
         if value.is_floating_point() and bool(value.isnan().any()):
-            raise StrategyError(f"'{strategy.name}': {what} holds NaN")
+            raise StrategyError(f"'{strategy.name}': {field} holds NaN")
     if wrong := _wrong_numbers(plan, N, keep):
         raise StrategyError(f"'{strategy.name}': {wrong}")
 

@@ -202,15 +202,15 @@ DOES: dict[Disposal, str] = {
 """What becomes of the tokens that a score does not keep, for users."""
 
 
-def check_scores(scores: object, shape: tuple[int, ...], whose: str) -> Tensor:
+def check_scores(scores: object, shape: tuple[int, ...], owner: str) -> Tensor:
     """Return what `scores` returned; StrategyError unless it is a tensor of that (B, N) shape, of real numbers."""
     from torch import Tensor as Scores
 
     if not isinstance(scores, Scores) or tuple(scores.shape) != shape:
         got = tuple(scores.shape) if isinstance(scores, Scores) else type(scores).__name__
-        raise StrategyError(f"{whose}: scores must have shape {shape}, got {got}; wanted is a tensor, (B, N)")
+        raise StrategyError(f"{owner}: scores must have shape {shape}, got {got}; wanted is a tensor, (B, N)")
     if scores.is_complex():
-        raise StrategyError(f"{whose}: scores must be real numbers, got {scores.dtype}")
+        raise StrategyError(f"{owner}: scores must be real numbers, got {scores.dtype}")
     return scores
 
 
@@ -225,8 +225,8 @@ def dispose(kind: Disposal, scores: Tensor, keep: int, view: TokenView) -> Plan:
     if kind == "drop":
         return top
     if kind == "fuse":
-        left = view.sizes.scatter(1, top.index, 0.0)
-        return Keep(top.index, left / left.sum(dim=1, keepdim=True), scores)
+        others = view.sizes.scatter(1, top.index, 0.0)
+        return Keep(top.index, others / others.sum(dim=1, keepdim=True), scores)
     host, similarity = _hosts(top.index, view.tokens)
     if kind == "merge":
         return Merge(host, scores)

@@ -38,8 +38,8 @@ class Spec:
 
     def combinations(self, without: tuple[str, ...] = ()) -> list[dict[str, Any]]:
         """Return every combination of the parameters' values, but for the parameters named."""
-        swept = {key: values for key, values in self.params.items() if key not in without}
-        return [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
+        axes = {key: values for key, values in self.params.items() if key not in without}
+        return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
 def parse(text: str, positional: str | None = None) -> Spec:
@@ -52,9 +52,9 @@ def parse(text: str, positional: str | None = None) -> Spec:
     """
     match = _FORM.fullmatch(text)
     assert match is not None
-    name, rest = match["name"], match["params"]
+    name, tail = match["name"], match["params"]
     params: dict[str, list[Any]] = {}
-    if rest is None and positional is not None and ":" in name:
+    if tail is None and positional is not None and ":" in name:
         name, _, value = name.partition(":")
         params[positional] = [value]
     elif _VALUELESS.fullmatch(name):
@@ -62,7 +62,7 @@ def parse(text: str, positional: str | None = None) -> Spec:
     if not name:
         raise UserError("a name is missing", got=f"'{text}'", allowed="NAME or NAME:param=value,value")
     key = ""
-    for piece in rest.split(",") if rest else ():
+    for piece in tail.split(",") if tail else ():
         head, equals, value = piece.partition("=")
         if equals:
             key = head.strip()
@@ -115,35 +115,35 @@ def _value(text: str) -> Any:
         return float(text) if _POINT.fullmatch(text) else text.strip()
 
 
-def fill(cls: type[B], params: Mapping[str, Any], what: str, others: Collection[str] = ()) -> B:
+def fill(cls: type[B], params: Mapping[str, Any], owner: str, others: Collection[str] = ()) -> B:
     """Return cls(**params), with a tuple written as a+b+c; `others` are words that a user may give beside parameters.
 
     Raises:
         UserError: a parameter that does not exist, or a value that it cannot have.
     """
-    given = {}
+    fields = {}
     for key, value in params.items():
         if key not in cls.model_fields:
-            raise unknown(f"parameter of {what}", key, {*cls.model_fields, *others})
+            raise unknown(f"parameter of {owner}", key, {*cls.model_fields, *others})
         kinds = (cls.model_fields[key].annotation, *typing.get_args(cls.model_fields[key].annotation))
         is_tuple = any(typing.get_origin(kind) is tuple for kind in kinds)
-        given[key] = str(value).split("+") if is_tuple and isinstance(value, str | int | float) else value
+        fields[key] = str(value).split("+") if is_tuple and isinstance(value, str | int | float) else value
     try:
-        return cls(**given)
+        return cls(**fields)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "its parameters"
         if first["type"] == "missing":
             raise UserError(
-                f"{what}: {place} has no default", next_step="give it one in its class: float = 1.0"
+                f"{owner}: {place} has no default", next_step="give it one in its class: float = 1.0"
             ) from error
         raise UserError(
-            f"{what}: {place}: {first['msg'].removeprefix('Value error, ')}", got=first.get("input")
+            f"{owner}: {place}: {first['msg'].removeprefix('Value error, ')}", got=first.get("input")
         ) from error
     except UserError:
         raise
     except Exception as error:  # a stranger's __init__
         raise UserError(
-            f"{what} cannot be made: {one_line(error)}",
+            f"{owner} cannot be made: {one_line(error)}",
             next_step="write its parameters as fields of the class, as in power: float = 2.0, and no __init__",
         ) from error

@@ -85,7 +85,7 @@ def with_prefix(index: Tensor, prefix: int) -> Tensor:
     return torch.cat([first, index + prefix], dim=1)
 
 
-def of_index(mask: Tensor, index: Tensor) -> Tensor:
+def values_at(mask: Tensor, index: Tensor) -> Tensor:
     """Return the mask's values for the tokens that are there; 0 for one that stands for no single patch."""
     return mask.gather(1, index.clamp(min=0)) * (index >= 0)
 

@@ -80,7 +80,7 @@ class TokenView:
 
     def __init__(
         self,
-        given: Mapping[str, Callable[[], Any]],
+        fields: Mapping[str, Callable[[], Any]],
         *,
         index: Tensor,
         sizes: Tensor,
@@ -92,7 +92,7 @@ class TokenView:
         learned: Any = None,
         memory: dict[str, Any] | None = None,
     ):
-        self._given, self._random = given, random
+        self._fields, self._random = fields, random
         self.index, self.sizes, self.weights, self.grid = index, sizes, weights, grid
         self.block, self.depth, self.prefix_count, self.training = place.block, place.depth, place.prefix, training
         self.learned, self.memory = learned, {} if memory is None else memory
@@ -104,11 +104,11 @@ class TokenView:
         if name not in NEEDS:
             always = {field for field in dir(self) if not field.startswith("_")}
             raise AttributeError(str(unknown("field of the view", name, NEEDS | always)))
-        if name not in self._given:
+        if name not in self._fields:
             may = "only kind = 'oracle' may declare it" if name == "relevance" else "add it to `needs`"
-            declared = ", ".join(sorted(self._given)) or "nothing"
-            raise StrategyError(f"view.{name} was read but not declared: {may} (declared: {declared})")
-        value = self._given[name]()
+            names = ", ".join(sorted(self._fields)) or "nothing"
+            raise StrategyError(f"view.{name} was read but not declared: {may} (declared: {names})")
+        value = self._fields[name]()
         setattr(self, name, value)
         return value
 

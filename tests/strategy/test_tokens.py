@@ -145,7 +145,7 @@ def test_of_a_mask_of_booleans_padding_stands_for_nothing():
     plan = tokens.Padded.of(Mask(torch.tensor([[True, False, True], [False, True, False]])))
     sizes, index = torch.tensor([[2.0, 3.0, 4.0], [5.0, 6.0, 7.0]]), torch.tensor([[4, 5, 6], [7, 8, 9]])
     assert plan.index.tolist() == [[0, 2], [1, -1]]
-    assert tokens.sizes_after(plan, sizes).tolist() == tokens.of_index(sizes, plan.index).tolist() == [[2, 4], [6, 0]]
+    assert tokens.sizes_after(plan, sizes).tolist() == tokens.values_at(sizes, plan.index).tolist() == [[2, 4], [6, 0]]
     assert tokens.index_after(plan, index).tolist() == [[4, 6], [8, -1]]
 
 
