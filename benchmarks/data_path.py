@@ -231,7 +231,7 @@ def on_gpu(n: int) -> None:
 
     from sparsebench.models.actor import Actor
     from sparsebench.models.deep import DeepViT
-    from sparsebench.models.timm_models import named_vit
+    from sparsebench.models.timm_models import create_vit
     from sparsebench.strategy.budget import Budget
     from sparsebench.tasks.folder import Folder
     from sparsebench.training.loop import BATCH, evaluate
@@ -251,7 +251,7 @@ def on_gpu(n: int) -> None:
         return total / 1e9
 
     torch.manual_seed(0)
-    network = DeepViT(named_vit("deit_small_patch16_224", 224, 1000).cuda(), precision="bfloat16")
+    network = DeepViT(create_vit("deit_small_patch16_224", 224, 1000).cuda(), precision="bfloat16")
     host = torch.randint(0, 256, (1000, 3, 224, 224), dtype=torch.uint8).repeat(n // 1000, 1, 1, 1)
     labels, recipe = torch.arange(len(host), device="cuda") % 1000, Folder(images="folder-0").recipe()
     settings = [(AttnTopK(), {"macs": 0.5}), (EViT(), {"keep_rate": 0.7}), (ToMe(), {"per_block": 13})]

@@ -25,7 +25,7 @@ from timing import AGAIN, Run, Seconds, ratio, settled, table
 
 from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT, small_vit
-from sparsebench.models.timm_models import named_vit
+from sparsebench.models.timm_models import create_vit
 from sparsebench.models.vits import Vit
 from sparsebench.runner.run_cell import one_thread
 from sparsebench.strategy.budget import Budget
@@ -47,7 +47,7 @@ SIZES = {"cpu": {"DeiT-S": 8, "ViT-B": 4, SMALL: 128}, "cuda": {"DeiT-S": 256, "
 def network(name: str, device: str, precision: str = "float32") -> DeepViT:
     """Return DeiT-S, ViT-B or the small ViT (32 pixels, patch 4, 5 blocks, width 192, 4 heads), random weights."""
     torch.manual_seed(0)
-    vit = named_vit(NAMED[name], 224, 1000) if name in NAMED else small_vit(32, 10, patch=4, dim=192, depth=5, heads=4)
+    vit = create_vit(NAMED[name], 224, 1000) if name in NAMED else small_vit(32, 10, patch=4, dim=192, depth=5, heads=4)
     return DeepViT(vit.to(device), precision=precision)
 
 

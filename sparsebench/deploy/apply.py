@@ -19,7 +19,7 @@ from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.counts import stages
 from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.deep import DeepViT
-from sparsebench.models.timm_models import MadeFor, load_weights, made_for, named_vit, published
+from sparsebench.models.timm_models import Dimensions, create_vit, load_weights, published_dimensions, read_dimensions
 from sparsebench.models.vits import Timm
 from sparsebench.plan.contenders import BUDGET_KEYS, fit_budget, settings_of
 from sparsebench.plan.locate import locate_all
@@ -94,10 +94,10 @@ def apply(
         _check_needs(instance, network)
         if budget is None:  # all tokens as upper bounds, wherever it acts
             blocks = stages(FULL, instance.traits(), network.cost.depth)
-            spent = Budget(counts=(network.cost.tokens,) * len(blocks), blocks=blocks)
+            amount = Budget(counts=(network.cost.tokens,) * len(blocks), blocks=blocks)
         else:
-            spent = fit_budget(budget, instance, None, network.cost)
-        actor = Actor(instance, spent, network.cost, network.grid, seeds.seed_of("strategy", "apply", seed))
+            amount = fit_budget(budget, instance, None, network.cost)
+        actor = Actor(instance, amount, network.cost, network.grid, seeds.seed_of("strategy", "apply", seed))
     except UnsupportedError as error:
         raise UserError(str(error), got=type(model).__name__, allowed=TAKES) from error
     if learned is not None:
@@ -105,7 +105,7 @@ def apply(
     if images is not None:
         _fit_on_images(network, actor, images, labels, seed)
     sparse = SparseModel(network, actor, spec_of(instance, budget, name))
-    macs = None if instance.trains_only or instance.adaptive else spent.macs
+    macs = None if instance.trains_only or instance.adaptive else amount.macs
     if macs is not None and abs(sparse.macs_ratio - macs) > FAR:
         warnings.warn(
             f"'{sparse.spec}' spends {sparse.macs_ratio:.3f} of the dense MACs on this network, the nearest it can",
@@ -137,14 +137,14 @@ def timm_model(text: str, weights: Path | None, key: str = "", *, fetch: bool = 
             raise UserError("one file of weights makes the network", got=f"{len(files)} files in {weights}")
         (weights,) = files.values()
     try:
-        size, classes = published(arch)
-        dims = MadeFor(size, 3, classes) if weights is None else made_for(arch, weights, key)
+        size, classes = published_dimensions(arch)
+        dims = Dimensions(size, 3, classes) if weights is None else read_dimensions(arch, weights, key)
         if weights is not None and dims.channels and dims.classes is None:
             raise UserError(
                 f"{weights.name} has no output layer", next_step="give weights with head.weight and head.bias"
             )
         size, classes, fetch = dims.size or size, dims.classes or classes, fetch and weights is None
-        vit = named_vit(arch, size, classes, channels=dims.channels or 3, pretrained=fetch)
+        vit = create_vit(arch, size, classes, channels=dims.channels or 3, pretrained=fetch)
     except UnsupportedError as error:
         raise UserError(f"model '{text}' is not supported: {error}") from error
     if weights is not None:

@@ -280,6 +280,6 @@ def figure(comparison: Comparison) -> Figure:
             count = f"{few}" if few == many else f"{few}-{many}"
             tiles = [tint(*panel, comparison.scene.grid, INKS) for panel in panels]
             columns.append((f"{side}: {count} of {kept.shape[1]}", tiles))
-        says = ["neither names a patch" if np.isnan(agreed) else f"IoU {agreed:.2f}" for agreed in iou(a, b)]
+        says = ["neither names a patch" if np.isnan(value) else f"IoU {value:.2f}" for value in iou(a, b)]
         blocks.append(Block(f"after block {block}", "", columns, [(words, style.BLACK) for words in says]))
     return sheet(comparison.scene, blocks, inks, about)

@@ -90,22 +90,22 @@ def show(request: Request, trainer: Trainer, n: int) -> Pictures:
     """
     registry = Registry()
     plan, context = trainer.train(request, registry, pictures=True)
-    records, outcomes, seen = store.read(trainer.out), list[Shown](), None
+    records, outcomes, first = store.read(trainer.out), list[Shown](), None
     with one_thread():
         for job in (job for job in plan.jobs if job.asked):
             failure = records[job.cell.id].failure
             if failure is None:
                 try:
                     prepared = load_cell(job, registry, context)
-                    seen = seen or (prepared, spread(prepared.data, n))
-                    outcomes.append(_choices(job, prepared, seen[1]))
+                    first = first or (prepared, spread(prepared.data, n))
+                    outcomes.append(_choices(job, prepared, first[1]))
                 except (Exception, SystemExit) as error:  # a strategy is a stranger's code and may raise anything
                     failure = failure_of(error)
             if failure is not None:
                 outcomes.append(Shown(job.label, _budget(job), [], np.empty(0, int), failure.reason))
-    if seen is None:
+    if first is None:
         raise UserError(f"no strategy has a result; {outcomes[0].label}: {outcomes[0].why}")
-    return Pictures(**vars(scene(*seen)), shown=outcomes)
+    return Pictures(**vars(scene(*first)), shown=outcomes)
 
 
 @torch.no_grad()

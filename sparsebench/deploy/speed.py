@@ -273,23 +273,23 @@ def _problem(error: BaseException, mode: str) -> str:
 
 def _time_choices(runner: _Runner, strategy: Strategy, pixels: Tensor, rounds: int) -> None:
     """Measure what the choice costs, in calls of their own: waiting for the GPU at each choice slows the rest."""
-    plan, spent = strategy.plan, list[float]()
+    plan, durations = strategy.plan, list[float]()
 
     def stopwatch(*args: Any, **kwargs: Any) -> Any:
         start = clock(pixels.device)
         result = plan(*args, **kwargs)
-        spent[-1] += clock(pixels.device) - start
+        durations[-1] += clock(pixels.device) - start
         return result
 
     object.__setattr__(strategy, "plan", stopwatch)
     try:
         for _ in range(rounds):
-            spent.append(0.0)
+            durations.append(0.0)
             _once(runner, pixels)
     finally:
         object.__delattr__(strategy, "plan")
     if not runner.row.problem:
-        runner.row = replace(runner.row, choice=statistics.median(spent))
+        runner.row = replace(runner.row, choice=statistics.median(durations))
 
 
 def expect_tests(plan: Plan, registry: Registry, device: str) -> tuple[Expected, int]:

@@ -29,7 +29,7 @@ NAMES = frozenset(
 IN_CACHE = 2**18
 """Numbers of attention maps that are made at a time on a CPU, where only their mean is wanted: 1 MiB."""
 ALL = slice(None)
-Own = slice | Tensor | None
+OwnKeys = slice | Tensor | None
 
 
 class Positions:
@@ -84,8 +84,8 @@ class PositionalAttention(Attention):
         """Return queries and keys of the tokens of the moment, each (1 or B, H, T, C / H), see `Positions.rows`."""
         P = self.positions.rows()
         weight, bias = (None if w is None else w[: 2 * self.attn_dim] for w in (self.qkv.weight, self.qkv.bias))
-        both = F.linear(P, weight, bias).reshape(*P.shape[:2], 2, self.num_heads, self.head_dim)
-        q, k = both.permute(2, 0, 3, 1, 4).unbind(0)
+        qk = F.linear(P, weight, bias).reshape(*P.shape[:2], 2, self.num_heads, self.head_dim)
+        q, k = qk.permute(2, 0, 3, 1, 4).unbind(0)
         return self.q_norm(q), self.k_norm(k)
 
     def values(self, x: Tensor) -> Tensor:
@@ -137,8 +137,8 @@ def _rotary_qkv(attn: Any, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tens
     if rope is not None:
         P, half = attn.num_prefix_tokens, attn.rotate_half
         q, k = (
-            torch.cat([one[:, :, :P], apply_rot_embed_cat(one[:, :, P:], rope, half=half)], dim=2).type_as(v)
-            for one in (q, k)
+            torch.cat([part[:, :, :P], apply_rot_embed_cat(part[:, :, P:], rope, half=half)], dim=2).type_as(v)
+            for part in (q, k)
         )
     if (groups := getattr(attn, "num_kv_groups", 1)) > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
@@ -148,8 +148,8 @@ def _rotary_qkv(attn: Any, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tens
 def gather_heads(q: Tensor, rows: Tensor) -> Tensor:
     """Return the rows (B, M) of (B, H, T, d) as (B, H, M, d), by way of the faster gather of whole tokens."""
     B, H, T, d = q.shape
-    taken = tokens.gather(q.transpose(1, 2).reshape(B, T, H * d), rows)
-    return taken.reshape(B, -1, H, d).transpose(1, 2)
+    heads = tokens.gather(q.transpose(1, 2).reshape(B, T, H * d), rows)
+    return heads.reshape(B, -1, H, d).transpose(1, 2)
 
 
 def attend(
@@ -170,24 +170,24 @@ def attend(
         weights: (B, T) how much each key counts, see `masked_softmax`, or None.
         rows: (B, Q) which of the keys' tokens the queries are of; None where they are the same.
     """
-    bias, own = None if bias is None else bias.to(q.dtype), ALL if rows is None else rows
+    bias, own_keys = None if bias is None else bias.to(q.dtype), ALL if rows is None else rows
     if weights is None and attn.fused_attn:
         drop = attn.attn_drop.p if attn.training else 0.0
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=drop)
     else:
-        A = softmax(q * attn.scale @ k.transpose(-2, -1), bias, weights, own)
+        A = softmax(q * attn.scale @ k.transpose(-2, -1), bias, weights, own_keys)
         x = attn.attn_drop(A.to(v.dtype)) @ v
     x = x.transpose(1, 2).flatten(2)
     return attn.proj_drop(attn.proj(getattr(attn, "norm", nn.Identity())(x)))
 
 
-def softmax(scores: Tensor, bias: Tensor | None, weights: Tensor | None, own: Own) -> Tensor:
+def softmax(scores: Tensor, bias: Tensor | None, weights: Tensor | None, own_keys: OwnKeys) -> Tensor:
     """Return (B, H, Q, T) attention of scores of that shape, with a bias and weights of keys, or None."""
     scores = scores if bias is None else scores + bias
-    return torch.softmax(scores, dim=-1) if weights is None else masked_softmax(scores, weights, own)
+    return torch.softmax(scores, dim=-1) if weights is None else masked_softmax(scores, weights, own_keys)
 
 
-def masked_softmax(scores: Tensor, weights: Tensor, own: Own, eps: float = 1e-6) -> Tensor:
+def masked_softmax(scores: Tensor, weights: Tensor, own_keys: OwnKeys, eps: float = 1e-6) -> Tensor:
     """Return (B, H, Q, T) attention in which key j counts as D_j, and each token fully for itself, in float32 or more.
 
     (e^(z_ij) G_ij + eps / T) / (sum_k e^(z_ik) G_ik + eps), G_ij = 1 for i = j and D_j otherwise, the largest z of a
@@ -196,12 +196,12 @@ def masked_softmax(scores: Tensor, weights: Tensor, own: Own, eps: float = 1e-6)
     Args:
         scores: z, (B, H, Q, T).
         weights: D, (B, T).
-        own: which keys are the queries' own, (B, Q) or a part of all; None if queries are of no token.
+        own_keys: which keys are the queries' own, (B, Q) or a part of all; None if queries are of no token.
         eps: keeps a row without any key from 0 / 0.
     """
     z = scores if scores.dtype == torch.float64 else scores.float()
     diagonal = torch.eye(z.shape[-1], device=z.device, dtype=torch.bool)
-    diagonal = diagonal.new_zeros(1, z.shape[-1]) if own is None else diagonal[own]
+    diagonal = diagonal.new_zeros(1, z.shape[-1]) if own_keys is None else diagonal[own_keys]
     G = torch.where(diagonal, 1.0, weights[:, None, :].to(z.dtype))[:, None]
     e = (z - z.amax(dim=-1, keepdim=True).detach()).exp() * G
     return (e + eps / z.shape[-1]) / (e.sum(dim=-1, keepdim=True) + eps)
@@ -234,10 +234,10 @@ def fields_of(
     def maps(part: slice = ALL) -> Tensor:
         # Keys lie head by head before they are turned: a product of turned views would copy them number by number.
         scores = full(q[part]) * attn.scale @ full(k[part]).contiguous().transpose(-2, -1)
-        keys, counting = (None if each is None else each[part] for each in (bias, weights))
+        keys, counting = (None if x is None else x[part] for x in (bias, weights))
         return softmax(scores, keys, counting, ALL)
 
-    def over_queries(x: Tensor, first: int, part: slice = ALL) -> Tensor:
+    def query_mean(x: Tensor, first: int, part: slice = ALL) -> Tensor:
         """Return the mean of (B, H, T, d) over the queries from the `first` on, by what they count, without padding."""
         x = x[:, :, first:]
         if counts is None:
@@ -245,24 +245,24 @@ def fields_of(
         real = counts[part, None, first:, None]
         return (x.masked_fill(real == 0, 0.0) * real).sum(dim=2) / real.sum(dim=2).clamp(min=1e-6)
 
-    def received() -> Tensor:
+    def received_attention() -> Tensor:
         B, H = q.shape[:2]
         size = max(1, IN_CACHE // (H * T * T)) if q.device.type == "cpu" else B
         parts = [slice(start, start + size) for start in range(0, B, size)]
-        return torch.cat([over_queries(maps(part), 0, part).mean(dim=1) for part in parts])[:, P:]
+        return torch.cat([query_mean(maps(part), 0, part).mean(dim=1) for part in parts])[:, P:]
 
-    def row(queries: Tensor, own: Own) -> Tensor:
+    def row(queries: Tensor, own_keys: OwnKeys) -> Tensor:
         # A product and a sum: for one row several times faster than a matrix product.
-        scores = torch.stack([(one[:, :, None] * full(k)).sum(-1) for one in queries.unbind(2)], dim=2)
-        return softmax(scores * attn.scale, bias, weights, own).mean(dim=(1, 2))[:, P:]
+        scores = torch.stack([(query[:, :, None] * full(k)).sum(-1) for query in queries.unbind(2)], dim=2)
+        return softmax(scores * attn.scale, bias, weights, own_keys).mean(dim=(1, 2))[:, P:]
 
     fields: Fields = {
         "queries": lambda: q[:, :, P:],
         "keys": lambda: k[:, :, P:],
         "values": lambda: v[:, :, P:],
         "attention_maps": maps,
-        "received_attention": received,
-        "mean_query_attention": lambda: row(over_queries(full(q), P)[:, :, None], None),
+        "received_attention": received_attention,
+        "mean_query_attention": lambda: row(query_mean(full(q), P)[:, :, None], None),
     }
     if class_rows:
         fields["class_attention"] = lambda: row(q[:, :, :class_rows], slice(class_rows))
@@ -272,8 +272,8 @@ def fields_of(
 
 def in_full(make: Callable[[], Any]) -> Any:
     """Return what is made, in float32 where that is a tensor in half precision."""
-    made = make()
-    return full(made) if isinstance(made, Tensor) else made
+    value = make()
+    return full(value) if isinstance(value, Tensor) else value
 
 
 def full(x: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ AVERAGED = "n_averaged"
 """The count that AveragedModel adds to the weights."""
 
 
-def named_vit(
+def create_vit(
     name: str, canvas: int | tuple[int, int], classes: int, *, channels: int = 3, pretrained: bool = False
 ) -> Any:
     """Return a timm VisionTransformer by name, for images of canvas x canvas pixels.
@@ -52,12 +52,12 @@ def named_vit(
         UserError: timm has no such model, cannot make it so large, or cannot fetch its weights.
         UnsupportedError: an architecture that no strategy can act on, see `deep.refuse`.
     """
-    if not (elsewhere(name) or timm.models.is_model(name)):
+    if not (is_external(name) or timm.models.is_model(name)):
         raise unknown("timm model", name, timm.list_models(["vit_*", "deit*", "eva02_*"]))
     height, width = (canvas, canvas) if isinstance(canvas, int) else canvas
     try:
-        cfg = None if elsewhere(name) else timm.get_pretrained_cfg(name, allow_unregistered=False)
-        if pretrained and not elsewhere(name) and (cfg is None or not cfg.has_weights):
+        cfg = None if is_external(name) else timm.get_pretrained_cfg(name, allow_unregistered=False)
+        if pretrained and not is_external(name) and (cfg is None or not cfg.has_weights):
             raise UserError(f"timm has no trained weights for '{name}'", next_step=f"name another model, {GIVE_A_FILE}")
         vit = timm.create_model(
             name, pretrained=pretrained, img_size=(height, width), num_classes=classes, in_chans=channels
@@ -73,20 +73,20 @@ def named_vit(
         if isinstance(error, TypeError):  # no image size can be said: an architecture of another kind
             with torch.device("meta"):
                 refuse(timm.create_model(name))
-        what = f"timm cannot make '{name}' for {height} x {width} pixels"
-        raise UserError(f"{what}: {reason_of(error)}") from error
+        problem = f"timm cannot make '{name}' for {height} x {width} pixels"
+        raise UserError(f"{problem}: {reason_of(error)}") from error
     refuse(vit)
     return vit
 
 
-def elsewhere(name: str) -> bool:
+def is_external(name: str) -> bool:
     """Say whether a name is of a model on the Hugging Face Hub or in a folder, with a config.json of its own."""
     return name.startswith((HUB, FOLDER))
 
 
 def _cfg(name: str) -> Any:
     """Return what timm knows of the weights of a name, or None."""
-    if not elsewhere(name):
+    if not is_external(name):
         return timm.get_pretrained_cfg(name, allow_unregistered=True) if timm.models.is_model(name) else None
     load = load_model_config_from_hf if name.startswith(HUB) else load_model_config_from_path
     try:
@@ -95,7 +95,7 @@ def _cfg(name: str) -> Any:
         return None  # what is wrong is said when the model is made
 
 
-def published(name: str) -> tuple[tuple[int, int], int]:
+def published_dimensions(name: str) -> tuple[tuple[int, int], int]:
     """Return (height, width) of the images and the number of classes for the weights that timm has under a name.
 
     224 pixels and 1000 classes where it does not say.
@@ -117,7 +117,7 @@ def cut_of(name: str) -> dict[str, Any]:
     return crop | ({"canvas": height} if height == width else {})
 
 
-class MadeFor(NamedTuple):
+class Dimensions(NamedTuple):
     """What trained weights are made for; None where they do not say it.
 
     Attributes:
@@ -131,29 +131,29 @@ class MadeFor(NamedTuple):
     classes: int | None = None
 
 
-def made_for(name: str, path: Path, key: str = "") -> MadeFor:
+def read_dimensions(name: str, path: Path, key: str = "") -> Dimensions:
     """Return what the weights of a file are made for, if they are those of a timm model.
 
     Position embeddings that are as many as the model has at its own size are arranged as these, else in a square.
 
     Args:
-        name: of the model, as in `named_vit`.
+        name: of the model, as in `create_vit`.
         path, key: the file, see `read_weights`.
 
     Raises:
         UserError: it is not known how the position embeddings are arranged.
-        UserError, UnsupportedError: as `named_vit` and `read_weights`.
+        UserError, UnsupportedError: as `create_vit` and `read_weights`.
     """
-    vit, expected = _at_own_size(name)
+    vit, expected = _meta_vit(name)
     embed = vit.patch_embed
-    state = _by_names_of(vit, read_weights(path, key).state, expected)
-    found = [len(state[head]) for head in ("head.weight", "head.bias") if head in state]
+    state = _rename(vit, read_weights(path, key).state, expected)
+    classes = [len(state[head]) for head in ("head.weight", "head.bias") if head in state]
     patches = state.get(PATCHES)
-    if patches is None or patches.ndim != 4 or not _named_alike(state, expected):
-        return MadeFor()  # of another architecture, which is said when they are taken
-    made = MadeFor(None, patches.shape[1], found[0] if found else None)
+    if patches is None or patches.ndim != 4 or not _names_match(state, expected):
+        return Dimensions()  # of another architecture, which is said when they are taken
+    dimensions = Dimensions(None, patches.shape[1], classes[0] if classes else None)
     if POSITIONS not in state or state[POSITIONS].ndim != 3:
-        return made
+        return dimensions
     prefix = 0 if getattr(vit, "no_embed_class", False) else vit.num_prefix_tokens
     tokens, grid = state[POSITIONS].shape[1] - prefix, embed.grid_size
     if grid[0] * grid[1] != tokens:
@@ -163,17 +163,17 @@ def made_for(name: str, path: Path, key: str = "") -> MadeFor:
             f"{path.name} has {tokens} position embeddings, which make no square and are not as many as '{name}' has",
             next_step="name the model they were made with",
         )
-    return made._replace(size=(grid[0] * embed.patch_size[0], grid[1] * embed.patch_size[1]))
+    return dimensions._replace(size=(grid[0] * embed.patch_size[0], grid[1] * embed.patch_size[1]))
 
 
 @lru_cache(maxsize=16)
-def _at_own_size(name: str) -> tuple[Any, dict[str, Tensor]]:
+def _meta_vit(name: str) -> tuple[Any, dict[str, Tensor]]:
     """Return a model at its own size, without numbers, and what names its weights have; to be read only.
 
     It has no position embedding, else timm resamples a file's. Kept: a plan asks for it with each set of pictures.
     """
     with torch.device("meta"):
-        vit = named_vit(name, published(name)[0], 1)
+        vit = create_vit(name, published_dimensions(name)[0], 1)
     expected = vit.state_dict()
     vit.pos_embed = None
     return vit, expected
@@ -205,7 +205,7 @@ def match_weights(vit: Any, path: Path, key: str = "", *, fresh_head: bool) -> t
         UserError: the file's weights are not for this model, or are not finite.
     """
     expected = vit.state_dict()
-    state = _by_names_of(vit, read_weights(path, key).state, expected)
+    state = _rename(vit, read_weights(path, key).state, expected)
     heads = [key for key in expected if key.startswith(HEADS)]
     fits = all(key in state and state[key].shape == expected[key].shape for key in heads)
     sizes = [len(state[key]) for key in heads if key in state]
@@ -218,14 +218,14 @@ def match_weights(vit: Any, path: Path, key: str = "", *, fresh_head: bool) -> t
     ]
     missing, strange = [key for key in expected if key not in state], [key for key in state if key not in expected]
     wrong = {"missing": missing, "unexpected": strange, "of another shape": shapes}
-    if problems := [f"{what}: {few(names)}" for what, names in wrong.items() if names]:
+    if problems := [f"{fault}: {few(names)}" for fault, names in wrong.items() if names]:
         arch = getattr(vit, "pretrained_cfg", {}).get("architecture", type(vit).__name__)
         raise UserError(
             f"{path.name} holds the weights of another architecture than {arch}: {'; '.join(problems)}",
             next_step="name the model they were made with, or with --weights-key the part of the file",
         )
     if not (fits or fresh_head):
-        raise other_head(path.name, f"a head of {sizes[0]} classes" if sizes else "no head", vit.num_classes)
+        raise head_error(path.name, f"a head of {sizes[0]} classes" if sizes else "no head", vit.num_classes)
     whole = [key for key, value in state.items() if expected[key].is_floating_point() > value.is_floating_point()]
     if whole:
         raise UserError(
@@ -237,46 +237,46 @@ def match_weights(vit: Any, path: Path, key: str = "", *, fresh_head: bool) -> t
     return state, fits
 
 
-def _by_names_of(vit: Any, given: dict[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _rename(vit: Any, weights: dict[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return weights by the names that the model has for them, as far as timm or one prefix of the others says which.
 
     The prefix is one behind which all names that the model has not become those that it lacks.
     """
-    strange = zip(*(name.split(".")[:-1] for name in given if name not in expected), strict=False)
-    shared = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, strange)]
-    prefixes = ["".join(f"{part}." for part in shared[:n]) for n in range(len(shared) + 1)]
-    tried = []
+    strange = zip(*(name.split(".")[:-1] for name in weights if name not in expected), strict=False)
+    common = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, strange)]
+    prefixes = ["".join(f"{part}." for part in common[:n]) for n in range(len(common) + 1)]
+    attempts = []
     for prefix in prefixes:
-        plain = {name.removeprefix(prefix): value for name, value in given.items()}
-        if len(plain) == len(given):
-            tried.append(_as_timm_names_them(plain, vit, expected))
-            if _named_alike(tried[-1], expected):
-                return tried[-1]
-    return tried[0]
+        plain = {name.removeprefix(prefix): value for name, value in weights.items()}
+        if len(plain) == len(weights):
+            attempts.append(_convert(plain, vit, expected))
+            if _names_match(attempts[-1], expected):
+                return attempts[-1]
+    return attempts[0]
 
 
-def _named_alike(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
+def _names_match(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
     """Say whether weights have the model's names, whatever its output layers are called."""
     return all(name.startswith(HEADS) for name in state.keys() ^ expected.keys())
 
 
-def _as_timm_names_them(given: dict[str, Tensor], vit: Any, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _convert(weights: dict[str, Tensor], vit: Any, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return weights by timm's names, where it knows how to convert them; else as they are."""
-    patches, own = given.get(PATCHES), expected.get(PATCHES)
-    if patches is not None and patches.ndim == 4 and (own is None or patches.shape[2:] != own.shape[2:]):
-        return given  # timm would resample them, which are part of the architecture here
+    patches, target = weights.get(PATCHES), expected.get(PATCHES)
+    if patches is not None and patches.ndim == 4 and (target is None or patches.shape[2:] != target.shape[2:]):
+        return weights  # timm would resample them, which are part of the architecture here
     try:
         if isinstance(vit, eva.Eva):
-            return eva.checkpoint_filter_fn(given, vit)
-        return vision_transformer.checkpoint_filter_fn(given, vit, adapt_layer_scale=True)
+            return eva.checkpoint_filter_fn(weights, vit)
+        return vision_transformer.checkpoint_filter_fn(weights, vit, adapt_layer_scale=True)
     except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
-        return given  # what does not fit is named later
+        return weights  # what does not fit is named later
 
 
-def other_head(whose: str, head: str, size: int) -> UserError:
+def head_error(owner: str, head: str, size: int) -> UserError:
     """Return the error for weights whose head is not the one of `size` classes that a test needs."""
     return UserError(
-        f"{whose} has {head}, and the task, which trains nothing, has {size}",
+        f"{owner} has {head}, and the task, which trains nothing, has {size}",
         next_step="give weights made for these classes, or name class folders as ImageNet does where the head is "
         "ImageNet's",
     )
@@ -309,31 +309,31 @@ def read_weights(path: Path, key: str = "") -> Weights:
         UserError: the file cannot be read, holds no weights or anything but numbers, or has not that key, or several
             state dicts of which none is the usual one.
     """
-    found = _states(_content(path))
-    most = max(map(len, found.values()), default=0)
-    found = {at: state for at, state in found.items() if 2 * len(state) >= most}  # others are no networks
-    if not found:
+    states = _states(_content(path))
+    most = max(map(len, states.values()), default=0)
+    states = {at: state for at, state in states.items() if 2 * len(state) >= most}  # others are no networks
+    if not states:
         raise _no_weights(path, "no weights by name")
-    usual = _usual(found)
+    usual = _default_key(states)
     if key:
-        before = f"{key}."
-        named = {f"{at}.{name}" if at else name: value for at, state in found.items() for name, value in state.items()}
-        taken = {name.removeprefix(before): value for name, value in named.items() if name.startswith(before)}
+        prefix = f"{key}."
+        flat = {f"{at}.{name}" if at else name: value for at, state in states.items() for name, value in state.items()}
+        selection = {name.removeprefix(prefix): value for name, value in flat.items() if name.startswith(prefix)}
     else:
-        taken = {} if usual is None else found[usual]
-    if not taken:
-        names = ", ".join(at or "the file itself" for at in sorted(found))
+        selection = {} if usual is None else states[usual]
+    if not selection:
+        names = ", ".join(at or "the file itself" for at in sorted(states))
         raise UserError(
             f"{path.name} holds no weights under '{key}'" if key else f"{path.name} holds several state dicts",
             got=names, next_step="name one with --weights-key",
         )  # fmt: skip
-    parts = {name: [part for part in name.split(".") if part not in WRAPPERS] for name in taken}
-    state = {".".join(parts[name]): value for name, value in taken.items() if name != AVERAGED}
+    parts = {name: [part for part in name.split(".") if part not in WRAPPERS] for name in selection}
+    state = {".".join(parts[name]): value for name, value in selection.items() if name != AVERAGED}
     odd = [name for name, x in state.items() if x.is_meta or x.is_quantized or x.layout != torch.strided]
     if odd:
         raise _no_weights(path, f"{odd[0]} quantized, sparse or without numbers")
-    chosen = key or usual or ""
-    return Weights(state, chosen, tuple(sorted(found.keys() - {chosen})))
+    source = key or usual or ""
+    return Weights(state, source, tuple(sorted(states.keys() - {source})))
 
 
 def _content(path: Path) -> Any:
@@ -361,26 +361,26 @@ def _no_weights(path: Path, got: str) -> UserError:
     )  # fmt: skip
 
 
-def _states(content: Any, at: str = "") -> dict[str, dict[str, Tensor]]:
+def _states(content: Any, place: str = "") -> dict[str, dict[str, Tensor]]:
     """Return the state dicts in the content of a file, by the keys that lead to them."""
     if not isinstance(content, Mapping):
         return {}
-    named = {key: value for key, value in content.items() if isinstance(key, str)}
-    own = {key: value for key, value in named.items() if isinstance(value, Tensor)}
-    found = {at: own} if own else {}
-    for key, value in named.items():
-        found |= _states(value, f"{at}.{key}" if at else key)
-    return found
+    entries = {key: value for key, value in content.items() if isinstance(key, str)}
+    tensors = {key: value for key, value in entries.items() if isinstance(value, Tensor)}
+    states = {place: tensors} if tensors else {}
+    for key, value in entries.items():
+        states |= _states(value, f"{place}.{key}" if place else key)
+    return states
 
 
-def _usual(found: Mapping[str, Any]) -> str | None:
+def _default_key(states: Mapping[str, Any]) -> str | None:
     """Return the key of the state dict that is meant unless the user names one, or None if that is not known."""
-    if len(found) == 1:
-        return next(iter(found))
-    if "" in found:
+    if len(states) == 1:
+        return next(iter(states))
+    if "" in states:
         return ""
     for usual in USUAL:
-        inside = [at for at in found if at.startswith(f"{usual}.")]
-        if usual in found or len(inside) == 1:
-            return usual if usual in found else inside[0]
+        inside = [place for place in states if place.startswith(f"{usual}.")]
+        if usual in states or len(inside) == 1:
+            return usual if usual in states else inside[0]
     return None

@@ -26,7 +26,7 @@ from sparsebench.strategy.tokens import Grouped
 
 FORWARDS = (Block.forward, EvaBlock.forward, EvaBlockPostNorm.forward)
 WAYS = ("forward", "forward_features", "forward_head")
-OWN = {getattr(cls, way) for cls in (VisionTransformer, Eva) for way in WAYS}
+PASSES = {getattr(cls, way) for cls in (VisionTransformer, Eva) for way in WAYS}
 """Passes through a network, or its ends, whose order is known."""
 POOLS = ("avg", "avgmax", "map")
 """Those in which sizes matter."""
@@ -84,7 +84,7 @@ class Rotations:
         self.rope, self.grid = getattr(vit, "rope", None), grid
         mixed = isinstance(self.rope, RotaryEmbeddingMixed)
         self.tables = None if table is None else [table[n] if mixed else table for n in range(len(vit.blocks))]
-        self.followed = 0
+        self.start = 0
         self.places: Tensor | None = None
 
     def of(self, block: int, acting: Pass | None = None) -> dict[str, Tensor]:
@@ -107,9 +107,9 @@ class Rotations:
         if self.places is None:
             places = coordinates(self.rope, self.grid, acting.index.device)
             self.places = places.expand(len(acting.index), *places.shape)
-        for decision in acting.decisions[self.followed :]:
+        for decision in acting.decisions[self.start :]:
             self.places = places_after(decision.plan, self.places, decision.sizes)
-        self.followed = len(acting.decisions)
+        self.start = len(acting.decisions)
         return self.places
 
 
@@ -123,8 +123,8 @@ def places_after(plan: Plan, places: Tensor, sizes: Tensor) -> Tensor:
         weight = plan.weight.abs()
         plan = Mix(weight / weight.sum(dim=2, keepdim=True).clamp(min=1e-12))
     elif isinstance(plan, Keep) and plan.fuse is not None:
-        left = sizes.scatter(1, plan.index, 0.0)
-        plan = replace(plan, fuse=left / left.sum(dim=1, keepdim=True).clamp(min=1e-12))
+        others = sizes.scatter(1, plan.index, 0.0)
+        plan = replace(plan, fuse=others / others.sum(dim=1, keepdim=True).clamp(min=1e-12))
     return tokens.apply(plan, places, sizes)
 
 
@@ -142,7 +142,7 @@ def refuse(vit: Any) -> None:
 def _obstacle(vit: Any) -> str:
     """Return what of a network between its ends stands in the way, or ""."""
     rope, ways = getattr(vit, "rope", None), WAYS if vit.global_pool in POOLS else WAYS[:2]
-    if any(getattr(type(vit), way) not in OWN for way in ways):
+    if any(getattr(type(vit), way) not in PASSES for way in ways):
         return "the order in which it calls its parts is not timm's"
     if getattr(vit, "grad_checkpointing", False):
         return "gradient checkpointing is on; call set_grad_checkpointing(False)"
@@ -183,8 +183,8 @@ def vit_cost(vit: Any) -> VitCost:
     for block in vit.blocks:
         attn: Any = getattr(block, "attn", None)
         if not is_plain(attn) or not hasattr(block, "mlp"):
-            what = f"blocks of type {type(block).__name__} with attention of type {type(attn).__name__}"
-            raise UnsupportedError(f"{what}, or with a gate, have no closed form of their MACs here")
+            problem = f"blocks of type {type(block).__name__} with attention of type {type(attn).__name__}"
+            raise UnsupportedError(f"{problem}, or with a gate, have no closed form of their MACs here")
         parts = ("qkv", "q_proj", "k_proj", "v_proj")
         qkv = sum(linear_macs(getattr(attn, part, None)) for part in parts)
         blocks.append(BlockCost(qkv, linear_macs(attn.proj), linear_macs(block.mlp), attn.num_heads * attn.head_dim))
@@ -242,23 +242,23 @@ def attention_input(block: Any, x: Tensor) -> Tensor:
     return x if isinstance(block, EvaBlockPostNorm) else block.norm1(x)
 
 
-def attention_branch(block: Any, attended: Tensor) -> Tensor:
+def attention_branch(block: Any, output: Tensor) -> Tensor:
     """Return what a block adds to its tokens of what its attention gives."""
     if isinstance(block, EvaBlockPostNorm):
-        return block.drop_path1(block.norm1(attended))
+        return block.drop_path1(block.norm1(output))
     if isinstance(block, EvaBlock):
-        return block.drop_path1(attended if block.gamma_1 is None else block.gamma_1 * attended)
-    return block.drop_path1(block.ls1(attended))
+        return block.drop_path1(output if block.gamma_1 is None else block.gamma_1 * output)
+    return block.drop_path1(block.ls1(output))
 
 
 def mlp_branch(block: Any, x: Tensor) -> Tensor:
     """Return what a block adds to its tokens after attention."""
     if isinstance(block, EvaBlockPostNorm):
         return block.drop_path2(block.norm2(block.mlp(x)))
-    made = block.mlp(block.norm2(x))
+    output = block.mlp(block.norm2(x))
     if isinstance(block, EvaBlock):
-        return block.drop_path2(made if block.gamma_2 is None else block.gamma_2 * made)
-    return block.drop_path2(block.ls2(made))
+        return block.drop_path2(output if block.gamma_2 is None else block.gamma_2 * output)
+    return block.drop_path2(block.ls2(output))
 
 
 def pool(vit: Any, acting: Pass, x: Tensor) -> Tensor:
@@ -269,11 +269,11 @@ def pool(vit: Any, acting: Pass, x: Tensor) -> Tensor:
     P, with_prefix = vit.num_prefix_tokens, includes_prefix(vit)
     sizes = acting.sizes * acting.weights if acting.masked else acting.sizes
     if vit.attn_pool is not None:
-        pooled = (x, F.pad(sizes, (P, 0), value=1)) if with_prefix else (x[:, P:], sizes)
-        return attention_pool(vit.attn_pool, *pooled)
+        arguments = (x, F.pad(sizes, (P, 0), value=1)) if with_prefix else (x[:, P:], sizes)
+        return attention_pool(vit.attn_pool, *arguments)
     plain, alike, present = vit.pool(x), (sizes == sizes[:, :1]).all(), acting.sizes > 0
     if with_prefix:
-        sizes, present = (F.pad(one, (P, 0), value=1) for one in (sizes, present))
+        sizes, present = (F.pad(values, (P, 0), value=1) for values in (sizes, present))
     else:
         x = x[:, P:]
     weighted = (x * sizes[:, :, None]).sum(dim=1) / sizes.sum(dim=1, keepdim=True).clamp(min=1e-6)

@@ -19,7 +19,7 @@ from sparsebench.tasks.sources.files import fingerprint_of, path_of
 
 if TYPE_CHECKING:
     from sparsebench.models.deep import DeepViT
-    from sparsebench.models.timm_models import MadeFor
+    from sparsebench.models.timm_models import Dimensions
 
 MLP_RATIO = 4
 """Neurons of a block's MLP over its width, in timm's VisionTransformer unless told otherwise."""
@@ -135,7 +135,7 @@ class Timm(_Deep):
     )
     weights_key: str = Field("", description="which state dict of the file; set by --weights-key NAME")
     in_chans: int = Field(3, description="number of input channels: 3, or 1 for grey; with a file, as in its weights")
-    _made: MadeFor | None = PrivateAttr(None)
+    _dimensions: Dimensions | None = PrivateAttr(None)
 
     def check(self, task: Task) -> None:
         """See `Model.check`."""
@@ -156,61 +156,61 @@ class Timm(_Deep):
                 f"model 'timm:{self.arch}': pictures are read in colour, or in grey for a network of one channel",
                 got=f"a network of {self.in_chans} channels", allowed="3, 1",
             )  # fmt: skip
-        if self._made is not None and self._made.size is not None and not _canvas(task):
-            height, width = self._made.size
+        if self._dimensions is not None and self._dimensions.size is not None and not _canvas(task):
+            height, width = self._dimensions.size
             raise UserError(
                 f"the weights are made for {height} x {width} pixels, and pictures are cut to squares",
                 next_step=f"say to which: with --task {task.name}:canvas=SIDE position embeddings are resampled",
             )
-        self._check_patch(task, self._empty(task, 2).patch[0])
+        self._check_patch(task, self._meta_network(task, 2).patch[0])
 
     def with_weights(self, locations: Locations) -> Self:
         """See `Model.with_weights`: with the channels and the image size that a file's weights are made for."""
-        from sparsebench.models.timm_models import made_for
+        from sparsebench.models.timm_models import read_dimensions
 
         if self.weights not in locations:
             return self
-        with self._supported():
-            made = made_for(self.arch, locations[self.weights], self.weights_key)
-        model = self.model_copy(update={"in_chans": made.channels or self.in_chans})
-        model._made = made
+        with self._translate_errors():
+            dimensions = read_dimensions(self.arch, locations[self.weights], self.weights_key)
+        model = self.model_copy(update={"in_chans": dimensions.channels or self.in_chans})
+        model._dimensions = dimensions
         return model
 
     def cut(self) -> Mapping[str, Any]:
         """See `Model.cut`: as timm has it for the name, whose weights they are or not, at the size of a file's."""
         from sparsebench.models.timm_models import cut_of
 
-        height, width = (self._made and self._made.size) or (None, None)
+        height, width = (self._dimensions and self._dimensions.size) or (None, None)
         return cut_of(self.arch) | ({"canvas": height if height == width else 0} if height else {})
 
     def classes(self, locations: Locations) -> int | None:
         """See `Model.classes`; of a file's weights only after `with_weights`."""
-        from sparsebench.models.timm_models import published
+        from sparsebench.models.timm_models import published_dimensions
 
         if self.pretrained:
-            return published(self.arch)[1] or None
-        return None if self._made is None else self._made.classes
+            return published_dimensions(self.arch)[1] or None
+        return None if self._dimensions is None else self._dimensions.classes
 
     def check_weights(self, task: Task, locations: Locations) -> str:
         """See `Model.check_weights`. What timm has to fetch is fetched here, once for all cells."""
-        from sparsebench.models.timm_models import cut_of, match_weights, named_vit, other_head
+        from sparsebench.models.timm_models import create_vit, cut_of, head_error, match_weights
 
         classes, canvas = task.known_classes(locations), _canvas(task)
-        vit = self._empty(task, 2 if classes is None else len(classes)).module
-        whose, size = f"timm's '{self.arch}'", (cut_of(self.arch).get("canvas", canvas),) * 2
+        vit = self._meta_network(task, 2 if classes is None else len(classes)).module
+        owner, size = f"timm's '{self.arch}'", (cut_of(self.arch).get("canvas", canvas),) * 2
         if self.weights:
             file = path_of(self.weights, locations, "--weights")
             match_weights(vit, file, self.weights_key, fresh_head=task.trains)
-            whose, size = file.name, (self._made and self._made.size) or (canvas, canvas)
+            owner, size = file.name, (self._dimensions and self._dimensions.size) or (canvas, canvas)
         if self.pretrained:
             head = vit.pretrained_cfg["num_classes"]
             if not task.trains and head != vit.num_classes:
-                raise other_head(whose, f"a head of {head} classes", vit.num_classes)
-            named_vit(self.arch, canvas, vit.num_classes, channels=self.in_chans, pretrained=True)
+                raise head_error(owner, f"a head of {head} classes", vit.num_classes)
+            create_vit(self.arch, canvas, vit.num_classes, channels=self.in_chans, pretrained=True)
         if not (self.weights or self.pretrained) or size == (canvas, canvas) or vit.pos_embed is None:
             return ""
-        made = f"{whose} is made for {size[0]} x {size[1]} pixels, and task '{task.name}' has {canvas} x {canvas}"
-        return f"{made}: its position embeddings are resampled"
+        note = f"{owner} is made for {size[0]} x {size[1]} pixels, and task '{task.name}' has {canvas} x {canvas}"
+        return f"{note}: its position embeddings are resampled"
 
     def start(self, network: Network, task: Task, locations: Locations) -> Start:
         """See `Model.start`. What timm fetches is in the built network already."""
@@ -231,15 +231,15 @@ class Timm(_Deep):
 
     def cost(self, task: Task, classes: int) -> CostModel:
         """See `Model.cost`. The network is made without numbers for that; imports torch."""
-        return self._empty(task, classes).cost
+        return self._meta_network(task, classes).cost
 
-    def _empty(self, task: Task, classes: int) -> DeepViT:
+    def _meta_network(self, task: Task, classes: int) -> DeepViT:
         """Return the network without numbers, if it can be acted on; to be read only."""
-        with self._supported():
-            return _empty(self.arch, _canvas(task), classes, self.in_chans)
+        with self._translate_errors():
+            return _meta_network(self.arch, _canvas(task), classes, self.in_chans)
 
     @contextmanager
-    def _supported(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Say it to users where the architecture is none that can be acted on."""
         try:
             yield
@@ -249,23 +249,23 @@ class Timm(_Deep):
     def _network(self, canvas: int, data: Data) -> Network:
         """See `_Deep._network`."""
         from sparsebench.models.deep import DeepViT
-        from sparsebench.models.timm_models import named_vit
+        from sparsebench.models.timm_models import create_vit
 
-        vit = named_vit(self.arch, canvas, len(data.classes), channels=self.in_chans, pretrained=self.pretrained)
+        vit = create_vit(self.arch, canvas, len(data.classes), channels=self.in_chans, pretrained=self.pretrained)
         cfg = vit.pretrained_cfg
         return DeepViT(vit, mean=cfg["mean"], std=cfg["std"], precision=self.precision)
 
 
 @lru_cache(maxsize=16)
-def _empty(arch: str, canvas: int, classes: int, channels: int) -> DeepViT:
+def _meta_network(arch: str, canvas: int, classes: int, channels: int) -> DeepViT:
     """Return a network without numbers. Kept: timm takes half a second for one, and a plan asks several times."""
     import torch
 
     from sparsebench.models.deep import DeepViT
-    from sparsebench.models.timm_models import named_vit
+    from sparsebench.models.timm_models import create_vit
 
     with torch.device("meta"):
-        return DeepViT(named_vit(arch, canvas, classes, channels=channels))
+        return DeepViT(create_vit(arch, canvas, classes, channels=channels))
 
 
 def _canvas(task: Task) -> int:

@@ -311,12 +311,12 @@ def _cost(model: str, canvas: int) -> VitCost:
     """Return the closed form of a timm model, whose head has the classes of ImageNet-1k; built without numbers."""
     import torch
 
-    from sparsebench.models.timm_models import cut_of, named_vit
+    from sparsebench.models.timm_models import create_vit, cut_of
     from sparsebench.models.timm_parts import vit_cost
 
     name = model.removeprefix("timm:")
     with torch.device("meta"):
-        vit = named_vit(name, canvas or cut_of(name).get("canvas", 224), CLASSES)
+        vit = create_vit(name, canvas or cut_of(name).get("canvas", 224), CLASSES)
     return vit_cost(vit)
 
 

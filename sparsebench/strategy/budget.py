@@ -118,8 +118,8 @@ class Budget(BaseModel):
         if self.schedule is not None:
             where += {"stages": " in stages", "every": " every block", "late": f" late {self.gamma:g}"}[self.schedule]
         if self.macs is not None:
-            rounded = "" if self.convention == "power-floor" else f" {self.convention}"
-            return f"macs {self.macs:g}" + rounded + where
+            rounding = "" if self.convention == "power-floor" else f" {self.convention}"
+            return f"macs {self.macs:g}" + rounding + where
         if self.per_block is not None:
             return f"{self.per_block} a block" + where
         if self.ratio is not None:

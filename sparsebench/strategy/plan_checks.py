@@ -120,12 +120,12 @@ def check_numbers(plan: Plan, strategy: Strategy, index: Tensor, keep: int, pref
 def _wrong_numbers(plan: Plan, N: int, keep: int) -> str:
     """Return which numbers of a plan are illegal, NaN apart, or ""."""
     if isinstance(plan, Keep | Rest) and plan.index.numel():
-        ordered = plan.index.sort(dim=1).values
-        low, high = int(ordered.min()), int(ordered.max())
+        positions = plan.index.sort(dim=1).values
+        low, high = int(positions.min()), int(positions.max())
         if low < 0 or high >= N:
             return f"{type(plan).__name__}.index must lie in 0..{N - 1}, got {low}..{high}"
-        twice = bool((ordered[:, 1:] == ordered[:, :-1]).any())
-        return f"{type(plan).__name__}.index names a token twice" if twice else ""
+        repeats = bool((positions[:, 1:] == positions[:, :-1]).any())
+        return f"{type(plan).__name__}.index names a token twice" if repeats else ""
     if isinstance(plan, Merge):
         low, high = int(plan.target.min()), int(plan.target.max())
         if low < -1 or high >= keep:

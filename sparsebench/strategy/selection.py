@@ -21,12 +21,12 @@ def farthest(distances: Tensor, first: Tensor, keep: int) -> Tensor:
         (B, M) positions in the order of the choice, each once.
     """
     rows = torch.arange(len(distances), device=distances.device)
-    chosen, nearest = [first], distances[rows, first]
+    choices, nearest = [first], distances[rows, first]
     for _ in range(keep - 1):
-        nearest = nearest.scatter(1, chosen[-1][:, None], -torch.inf)
-        chosen.append(nearest.argmax(dim=1))
-        nearest = torch.minimum(nearest, distances[rows, chosen[-1]])
-    return torch.stack(chosen, dim=1)
+        nearest = nearest.scatter(1, choices[-1][:, None], -torch.inf)
+        choices.append(nearest.argmax(dim=1))
+        nearest = torch.minimum(nearest, distances[rows, choices[-1]])
+    return torch.stack(choices, dim=1)
 
 
 def largest_volume(kernel: Tensor, keep: int) -> Tensor:
@@ -45,16 +45,16 @@ def largest_volume(kernel: Tensor, keep: int) -> Tensor:
     B, N, _ = kernel.shape
     rows = torch.arange(B, device=kernel.device)
     gain, factor = kernel.diagonal(dim1=1, dim2=2), kernel.new_zeros(B, N, keep)
-    chosen = [gain.argmax(dim=1)]
+    choices = [gain.argmax(dim=1)]
     for step in range(keep - 1):
-        last = chosen[-1]
+        last = choices[-1]
         scale = gain[rows, last].clamp(min=torch.finfo(kernel.dtype).tiny).sqrt()
         inner = (factor @ factor[rows, last][:, :, None])[..., 0]
         column = (kernel[rows, last] - inner) / scale[:, None]
         factor[:, :, step] = column
         gain = (gain - column.square()).scatter(1, last[:, None], -torch.inf)
-        chosen.append(gain.argmax(dim=1))
-    return torch.stack(chosen, dim=1)
+        choices.append(gain.argmax(dim=1))
+    return torch.stack(choices, dim=1)
 
 
 def bipartite(keys: Tensor, keep: int, prefix: int) -> tuple[Tensor, Tensor]:

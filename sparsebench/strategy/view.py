@@ -102,8 +102,8 @@ class TokenView:
         if name.startswith("_"):
             raise AttributeError(name)
         if name not in NEEDS:
-            always = {field for field in dir(self) if not field.startswith("_")}
-            raise AttributeError(str(unknown("field of the view", name, NEEDS | always)))
+            attributes = {field for field in dir(self) if not field.startswith("_")}
+            raise AttributeError(str(unknown("field of the view", name, NEEDS | attributes)))
         if name not in self._fields:
             may = "only kind = 'oracle' may declare it" if name == "relevance" else "add it to `needs`"
             names = ", ".join(sorted(self._fields)) or "nothing"

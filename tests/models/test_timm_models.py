@@ -15,7 +15,7 @@ from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import Step
 from sparsebench.models.base import Model
 from sparsebench.models.deep import DeepViT
-from sparsebench.models.timm_models import named_vit
+from sparsebench.models.timm_models import create_vit
 from sparsebench.models.vits import Timm, Vit
 from sparsebench.records import store
 from sparsebench.records.record import Part
@@ -78,10 +78,10 @@ def test_a_model_in_which_dropping_goes_wrong_is_refused_with_the_reason(make, r
 
 
 def test_a_model_is_made_by_name_and_a_wrong_name_gets_a_hint():
-    model = named_vit("deit_tiny_patch16_224", 64, 3)
+    model = create_vit("deit_tiny_patch16_224", 64, 3)
     assert DeepViT(model).grid == (4, 4) and model.num_classes == 3
     with pytest.raises(UserError, match="did you mean 'vit_tiny_patch16_224'"):
-        named_vit("vit_tiny_patch16_225", 64, 3)
+        create_vit("vit_tiny_patch16_225", 64, 3)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_pixels_are_normalised_as_timm_has_it_for_the_model():
     [
         (lambda: Timm(pretrained=True, weights="weights-0123456789ab").check(Composite()), "leave --pretrained or"),
         (lambda: Timm(arch="local-dir:mine", pretrained=True).check(Composite()), "give --weights DIR/model.safetens"),
-        (lambda: named_vit("vit_base_patch16_gap_224", 32, 2, pretrained=True),
+        (lambda: create_vit("vit_base_patch16_gap_224", 32, 2, pretrained=True),
          r"no trained weights for 'vit_base_patch16_gap_224'; .*--weights"),
         (lambda: Vit().cost(Sets(), 2), "has no canvas"),
         (lambda: Vit(stem="conv", patch=6, dim=36, heads=2).check(Composite(canvas=24, foreground=12)), "divides dim"),

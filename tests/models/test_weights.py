@@ -11,7 +11,7 @@ from vits import ARCHITECTURES, begin, close, images, vit
 
 from sparsebench.errors import UserError
 from sparsebench.models.deep import DeepViT
-from sparsebench.models.timm_models import load_weights, match_weights, named_vit
+from sparsebench.models.timm_models import create_vit, load_weights, match_weights
 from sparsebench.models.vits import Timm
 from sparsebench.plan.locate import locate_all
 from sparsebench.tasks.images import Composite
@@ -71,7 +71,7 @@ def test_a_file_is_read_as_timm_itself_reads_it(saved):
     path = saved(timm.create_model(name, num_classes=7))
     cfg = {"file": str(path), "num_classes": 7}
     by_timm = timm.create_model(name, img_size=96, num_classes=7, pretrained=True, pretrained_cfg_overlay=cfg)
-    ours = named_vit(name, 96, 7)
+    ours = create_vit(name, 96, 7)
     load_weights(ours, path, fresh_head=False)
     assert all(torch.equal(value, ours.state_dict()[key]) for key, value in by_timm.state_dict().items())
 
