@@ -290,7 +290,7 @@ def end_sealing(folder: Path, kills: int, seed: int) -> tuple[Counter[str], list
         with begun(out) as sealing:
             time.sleep(rng.random() * takes)
             sealing.kill()
-        made[f"{len(store.sealed(out))} files"] += 1
+        made[f"{len(store.sealed_files(out))} files"] += 1
         wrong += ["lost before it is sealed"] * (store.read(out).keys() != store.read(folder / "lines").keys())
         store.seal(out)
         wrong += differences(out, folder / "undisturbed")

@@ -75,7 +75,7 @@ def said(folder: Path, **about: Any) -> Path:
 def rewritten(folder: Path, records: Iterable[Record]) -> Path:
     """Write other records into a submission."""
     path = folder / folders.RECORDS
-    table.write(path, table.table_of((record, 0) for record in records), table.beside(path))
+    table.write(path, table.table_of((record, 0) for record in records), table.sidecars(path))
     return said(folder)
 
 

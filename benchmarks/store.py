@@ -159,7 +159,7 @@ def main() -> None:
             seconds, peak, first = part("board", out)
             row("leaderboard", number, seconds, peak)
             row("seal", number, *part("seal", out)[:2])
-            size = sum(path.stat().st_size for path in store.sealed(out)) / 2**20
+            size = sum(path.stat().st_size for path in store.sealed_files(out)) / 2**20
             row(f"resume, sealed, {size:.0f} MiB", number, *part("resumed", out)[:2])
             seconds, peak, second = part("board", out)
             assert second == first

@@ -133,7 +133,7 @@ def notes_on(
     lines = []
     if folder is not None:
         used, names = " ".join(frame["setting"].astype(str).unique()), manifests.file_names(folder)
-        notes = ((names.get(name, name), line) for name, line in manifests.left_out(folder))
+        notes = ((names.get(name, name), line) for name, line in manifests.omissions(folder))
         lines += [f"{name}: left out: {line}" for name, line in notes if canonical(name) in used]
     lines += [
         f"{setting.task}: one network: intervals and tests are over its test items alone"

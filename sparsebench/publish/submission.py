@@ -190,10 +190,10 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
     revisions = {(one.cell.strategy.name, one.origin.revision) for one in chosen.values()}
     said = [described[key].model_copy(update={"file": "", "source": {}}) for key in revisions & set(described)]
     things: list[tuple[str, Value]] = [(manifests.SUITES, suite), *((manifests.STRATEGIES, one) for one in said)]
-    things += [(manifests.FILES, Given(name=name, left_out=line)) for name, line in manifests.left_out(out)]
+    things += [(manifests.FILES, Given(name=name, left_out=line)) for name, line in manifests.omissions(out)]
     dumped = [(folder, one.model_dump(mode="json")) for folder, one in things]
     beside = {f"{folder}/{digest(one)}.json": canonical(one) for folder, one in dumped}
-    used, machines = {one.environment for one in chosen.values()}, store.beside(out, manifests.ENVIRONMENTS)
+    used, machines = {one.environment for one in chosen.values()}, store.sidecars(out, manifests.ENVIRONMENTS)
     beside |= {name: text for name, text in machines.items() if Path(name).stem in used}
 
     folder = to / name / version_of(suite, origin)
@@ -290,7 +290,7 @@ def _wrong_records(
     folder: Path, manifest: Manifest, suite: Asked, described: Described, verdict: Verdict
 ) -> Iterator[str]:
     """Yield what is wrong with the records of a submission; the verdict then says how many there are."""
-    machines = {Path(name).stem for name in store.beside(folder, manifests.ENVIRONMENTS)} | {""}
+    machines = {Path(name).stem for name in store.sidecars(folder, manifests.ENVIRONMENTS)} | {""}
     asked, seen, starts, needed = set(suite.settings), set[str](), set[str](), set[str]()
     title = f"suite {verdict.suite}" if verdict.suite else "cells of its own"
     cells: list[Cell] = []

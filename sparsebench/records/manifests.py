@@ -86,14 +86,14 @@ def setting_of(cell: Cell) -> str:
 
 def strategies(out: Path) -> dict[tuple[str, str], Described]:
     """Return what is known of the strategies of a run's folder, by name and revision."""
-    every = sorted(store.values(out, STRATEGIES, Described).values(), key=lambda one: (one.how != "", one.file))
-    return {(described.name, described.revision): described for described in every}
+    values = sorted(store.values(out, STRATEGIES, Described).values(), key=lambda value: (value.how != "", value.file))
+    return {(described.name, described.revision): described for described in values}
 
 
 def suites(out: Path) -> list[Asked]:
     """Return the suites that a run's folder answers, by name and version."""
-    every = store.values(out, SUITES, Asked).values()
-    return sorted(every, key=lambda asked: (asked.name, asked.version, asked.settings))
+    values = store.values(out, SUITES, Asked).values()
+    return sorted(values, key=lambda suite: (suite.name, suite.version, suite.settings))
 
 
 def file_names(out: Path) -> dict[str, str]:
@@ -101,23 +101,23 @@ def file_names(out: Path) -> dict[str, str]:
 
     Of several names of one file the longest is taken; where two files have one name, what cells call them is added.
     """
-    every = sorted(store.values(out, FILES, Given).values(), key=lambda one: (len(one.file), one.file))
-    shown = {plain(one.name): plain(one.file) for one in every if one.file}
-    count = Counter(shown.values())
-    return {name: f"{file} ({name})" if count[file] > 1 else file for name, file in shown.items()}
+    values = sorted(store.values(out, FILES, Given).values(), key=lambda value: (len(value.file), value.file))
+    names = {plain(value.name): plain(value.file) for value in values if value.file}
+    count = Counter(names.values())
+    return {name: f"{file} ({name})" if count[file] > 1 else file for name, file in names.items()}
 
 
-def left_out(out: Path) -> list[tuple[str, str]]:
+def omissions(out: Path) -> list[tuple[str, str]]:
     """Return what was left out of folders of pictures, a line each behind the name that cells have for the folder."""
-    every = store.values(out, FILES, Given).values()
-    return sorted((plain(one.name), plain(one.left_out, 1000)) for one in every if one.left_out)
+    values = store.values(out, FILES, Given).values()
+    return sorted((plain(value.name), plain(value.left_out, 1000)) for value in values if value.left_out)
 
 
-def environments(out: Path, wanted: Iterable[str]) -> dict[str, dict[str, str]]:
+def environments(out: Path, hashes: Iterable[str]) -> dict[str, dict[str, str]]:
     """Return what a run's folder says of some machines and their libraries, by their hashes."""
-    known = store.values(out, ENVIRONMENTS, dict[str, Any])
-    said = {name: known[f"{name}.json"] for name in wanted if f"{name}.json" in known}
-    return {name: {plain(key): plain(x) for key, x in sorted(about.items())} for name, about in said.items()}
+    values = store.values(out, ENVIRONMENTS, dict[str, Any])
+    machines = {name: values[f"{name}.json"] for name in hashes if f"{name}.json" in values}
+    return {name: {plain(key): plain(x) for key, x in sorted(about.items())} for name, about in machines.items()}
 
 
 def metrics(out: Path) -> tuple[MetricKind, ...]:
@@ -126,8 +126,8 @@ def metrics(out: Path) -> tuple[MetricKind, ...]:
     return tuple(kind for _, kind in sorted(kinds.items()))
 
 
-def _declared(kind: MetricKind) -> MetricKind:
+def _plain_kind(kind: MetricKind) -> MetricKind:
     return replace(kind, unit=plain(kind.unit), what=plain(kind.what), title=plain(kind.title))
 
 
-Declared: Any = Annotated[MetricKind, AfterValidator(_declared)]
+Declared: Any = Annotated[MetricKind, AfterValidator(_plain_kind)]

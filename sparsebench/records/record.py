@@ -116,8 +116,8 @@ class Cell(Value):
     @property
     def model_params(self) -> dict[str, JsonValue]:
         """The parameters of the model as it is tested: in the cell's precision."""
-        own: dict[str, JsonValue] = {} if self.precision == "float32" else {"precision": self.precision}
-        return self.model.params | own
+        extra: dict[str, JsonValue] = {} if self.precision == "float32" else {"precision": self.precision}
+        return self.model.params | extra
 
     @property
     def network(self) -> str:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-BESIDE = ("environments", "checks", "strategies", "suites", "metrics", "files")
+SIDECARS = ("environments", "checks", "strategies", "suites", "metrics", "files")
 """Folders whose .json files belong to records and are named after what they say."""
 
 
@@ -124,14 +124,14 @@ def _sync_folder(path: Path) -> None:
 
 def read(out: Path, *, needed: bool = False) -> dict[str, Record]:
     """Return the records of a run's folder that count, by cell; see `rows`."""
-    every = map(table.record_of, table.rows_of(rows(out, needed=needed)))
-    return {record.cell_id: record for record in every}
+    records = map(table.record_of, table.rows_of(rows(out, needed=needed)))
+    return {record.cell_id: record for record in records}
 
 
 def heads(out: Path) -> dict[str, Head]:
     """Return what a resumed run must know of the same records; many times as fast, and in far less memory."""
-    every = table.heads_of(rows(out, lambda name: name in table.HEAD, needed=False))
-    return {head.cell_id: head for head in every}
+    items = table.heads_of(rows(out, lambda name: name in table.HEAD, needed=False))
+    return {head.cell_id: head for head in items}
 
 
 def rows(out: Path, columns: Columns = ALL, *, counted: bool = True, needed: bool = True) -> pa.Table:
@@ -146,17 +146,17 @@ def rows(out: Path, columns: Columns = ALL, *, counted: bool = True, needed: boo
             that is damaged.
     """
 
-    def wanted(name: str) -> bool:
+    def chosen(name: str) -> bool:
         return name in table.CLAIM or columns(name)
 
     parts: list[pa.Table] = []
     for path in segments(out):
         try:
-            parts += _segment(path, wanted)[0]
+            parts += _segment(path, chosen)[0]
         except OSError as error:
             if path.exists():  # else it was sealed meanwhile
                 files.leave_out(path, error)
-    parts += [table.read(path, wanted) for path in sealed(out)]
+    parts += [table.read(path, chosen) for path in sealed_files(out)]
     whole = table.join(parts or [table.table_of([])])
     if needed and not len(whole):
         raise UserError(f"no records in {out}", next_step="run `sparsebench run --out` with this folder first")
@@ -168,7 +168,7 @@ def segments(out: Path) -> list[Path]:
     return files.files_in(out / "records", ".jsonl")
 
 
-def sealed(out: Path) -> list[Path]:
+def sealed_files(out: Path) -> list[Path]:
     """Return the sealed files of a run's folder, by name."""
     return files.files_in(out / "records", ".parquet")
 
@@ -255,20 +255,20 @@ def seal(out: Path) -> None:
             parts, whole = _segment(path)
             if not whole:
                 continue
-            loose = _loose(out, BESIDE) if parts else {}
+            loose = _loose(out, SIDECARS) if parts else {}
             if parts:
                 table.write(path.with_suffix(".parquet"), table.join(parts), loose)
             path.unlink()
             _sync_folder(path.parent)
             for name in loose:
                 (out / name).unlink(missing_ok=True)
-    for folder in BESIDE:
+    for folder in SIDECARS:
         with suppress(OSError):  # it is not there, or not empty
             (out / folder).rmdir()
 
 
 def _loose(out: Path, folders: Iterable[str]) -> dict[str, str]:
-    """Return by file name what lies in some of the folders `BESIDE`; what is no text is left out."""
+    """Return by file name what lies in some of the folders `SIDECARS`; what is no text is left out."""
     texts = {}
     for path in (path for folder in folders for path in files.files_in(out / folder, ".json")):
         try:
@@ -278,31 +278,31 @@ def _loose(out: Path, folders: Iterable[str]) -> dict[str, str]:
     return texts
 
 
-def beside(out: Path, *folders: str) -> dict[str, str]:
-    """Return by file name what lies beside records, in some of the folders `BESIDE` or in sealed files.
+def sidecars(out: Path, *folders: str) -> dict[str, str]:
+    """Return by file name what lies beside records, in some of the folders `SIDECARS` or in sealed files.
 
     Of several texts under one name what is in the folder counts, else the greatest.
     """
-    texts = dict(sorted(item for path in sealed(out) for item in table.beside(path).items()))
+    texts = dict(sorted(item for path in sealed_files(out) for item in table.sidecars(path).items()))
     texts |= _loose(out, folders)
     return {name: text for name, text in sorted(texts.items()) if name.split("/")[0] in folders}
 
 
 def values(out: Path, folder: str, kind: type[T]) -> dict[str, T]:
     """Return what lies beside records in one of the folders as values of a type; what is none is left out."""
-    read, found = TypeAdapter(kind).validate_json, {}
-    for name, text in beside(out, folder).items():
+    read, entries = TypeAdapter(kind).validate_json, {}
+    for name, text in sidecars(out, folder).items():
         try:
-            found[name.removeprefix(f"{folder}/")] = read(text)
+            entries[name.removeprefix(f"{folder}/")] = read(text)
         except (ValueError, UserError) as error:
             files.leave_out(Path(name), error)
-    return found
+    return entries
 
 
 def keep(folder: Path, value: object) -> None:
     """Write a value to the file of a folder that is named after it, unless it is there or in a sealed file."""
     path = folder / f"{digest(value)}.json"
-    if not path.exists() and f"{folder.name}/{path.name}" not in beside(folder.parent, folder.name):
+    if not path.exists() and f"{folder.name}/{path.name}" not in sidecars(folder.parent, folder.name):
         files.write_whole(path, canonical(value).encode())
 
 
@@ -317,7 +317,7 @@ def merge(stores: Sequence[Path], out: Path) -> int:
     """
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise UserError(f"{out} is there and is not written over", next_step="give another -o")
-    whole = counting(table.join([rows(each, counted=False) for each in stores]), each_source=True)
-    known = (item for each in stores for item in beside(each, *BESIDE).items())
-    table.write(out / "records" / "merged.parquet", whole, dict(sorted(known)))
+    whole = counting(table.join([rows(folder, counted=False) for folder in stores]), each_source=True)
+    texts = (item for folder in stores for item in sidecars(folder, *SIDECARS).items())
+    table.write(out / "records" / "merged.parquet", whole, dict(sorted(texts)))
     return len(whole)

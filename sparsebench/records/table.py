@@ -138,8 +138,8 @@ def table_of(stored: Iterable[tuple[Record, int]]) -> pa.Table:
     import pyarrow as pa
 
     rows = [row_of(record, checksum) for record, checksum in stored]
-    own = sorted({name for row in rows for name in row if is_metric(name)})
-    return pa.Table.from_pylist(rows, pa.schema(_types() | dict.fromkeys(own, pa.float64())))
+    metrics = sorted({name for row in rows for name in row if is_metric(name)})
+    return pa.Table.from_pylist(rows, pa.schema(_types() | dict.fromkeys(metrics, pa.float64())))
 
 
 def _types() -> dict[str, pa.DataType]:
@@ -173,8 +173,8 @@ def in_order(table: pa.Table) -> pa.Table:
     keys = {name: table[name].cast(KINDS[name]) for name in ORDER}
     keys["init"] = keys["init"].fill_null("")  # those come first
     order = pc.sort_indices(pa.table(keys), [(name, "ascending") for name in ORDER])
-    own = sorted(n for n in table.column_names if is_metric(n) and table[n].null_count < len(table))
-    table = table.select([*KINDS, *own]).take(order)
+    metrics = sorted(n for n in table.column_names if is_metric(n) and table[n].null_count < len(table))
+    table = table.select([*KINDS, *metrics]).take(order)
     batches = []
     for batch in table.to_batches(max_chunksize=BATCH):
         columns = {name: batch[name] for name in batch.schema.names}
@@ -186,7 +186,7 @@ def in_order(table: pa.Table) -> pa.Table:
 # Files
 
 
-def write(path: Path, table: pa.Table, beside: Mapping[str, str]) -> None:
+def write(path: Path, table: pa.Table, sidecars: Mapping[str, str]) -> None:
     """Write a sealed file, with what lies beside the records by file name; it is there whole or not at all.
 
     Raises:
@@ -194,11 +194,11 @@ def write(path: Path, table: pa.Table, beside: Mapping[str, str]) -> None:
     """
     import pyarrow.parquet as pq
 
-    known = {}
+    kinds = {}
     for name in filter(is_metric, table.column_names):
         with suppress(KeyError):  # a task's own: it lies beside the records
-            known[name] = asdict(kind_of(name))
-    about = {"format": FORMAT, "schema_version": SCHEMA, "beside": dict(sorted(beside.items())), "metrics": known}
+            kinds[name] = asdict(kind_of(name))
+    about = {"format": FORMAT, "schema_version": SCHEMA, "beside": dict(sorted(sidecars.items())), "metrics": kinds}
     table = in_order(table).replace_schema_metadata({ABOUT: canonical(about)})
     with files.whole_file(path) as file:
         pq.write_table(
@@ -232,13 +232,13 @@ def _open(path: Path) -> Iterator[pq.ParquetFile]:
             version, here = (about["format"], about["schema_version"]), (FORMAT, SCHEMA)
             if version != here:
                 step = "upgrade sparsebench" if version > here else "read it with the sparsebench that wrote it"
-                got, allowed = (f"{one[0]}.{one[1]}" for one in (version, here))
+                got, allowed = (f"{pair[0]}.{pair[1]}" for pair in (version, here))
                 raise UserError(f"{path} has records of version {got}", allowed=allowed, next_step=step)
-            fixed, there = _types(), dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=True))
-            for name in fixed | there:
-                if there.get(name) != (wanted := fixed.get(name, pa.float64())):
-                    what = f"{path}: the type of column '{plain(name, 60)}'"
-                    raise UserError(what, got=str(there.get(name)), allowed=str(wanted))
+            fixed, types = _types(), dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=True))
+            for name in fixed | types:
+                if types.get(name) != (dtype := fixed.get(name, pa.float64())):
+                    text = f"{path}: the type of column '{plain(name, 60)}'"
+                    raise UserError(text, got=str(types.get(name)), allowed=str(dtype))
             yield file
     except UserError:
         raise
@@ -249,11 +249,11 @@ def _open(path: Path) -> Iterator[pq.ParquetFile]:
         ) from error
 
 
-def beside(path: Path) -> dict[str, str]:
+def sidecars(path: Path) -> dict[str, str]:
     """Return what a sealed file says that lay beside its records, by file name."""
     with _open(path) as file:
-        said: dict[str, str] = json.loads(file.schema_arrow.metadata[ABOUT])["beside"]
-    return said
+        texts: dict[str, str] = json.loads(file.schema_arrow.metadata[ABOUT])["beside"]
+    return texts
 
 
 # Rows as records
@@ -277,18 +277,18 @@ _init = lru_cache(maxsize=1000)(Cell.model_validate_json)
 
 def record_of(row: Row) -> Record:
     """Return the record of a row; ValueError where it is none."""
-    said: Row = {name: json.loads(row[name]) for name in PARTS if name != "init" and row[name] is not None}
+    parts: Row = {name: json.loads(row[name]) for name in PARTS if name != "init" and row[name] is not None}
     about = {"n_train": row["n_train"], "repetition": row["repetition"], "init": row["init"] and _init(row["init"])}
-    cell = Cell.model_validate(said["cell"] | about)
+    cell = Cell.model_validate(parts["cell"] | about)
     if cell.id != row["cell_id"]:
         raise ValueError(f"its cell has hash {cell.id}, not {row['cell_id']}")
     metrics = {
         name: {"value": row.get(name), "unit": unit, "n": n, "low": row.get(f"{name}.low"),
                "high": row.get(f"{name}.high"), "method": method}
-        for name, (unit, n, method) in said.get("metrics", {}).items()
+        for name, (unit, n, method) in parts.get("metrics", {}).items()
     }  # fmt: skip
     outcomes = {"n": row[ITEMS]} | {field: row[name] for name, field in ITEM.items()} if row[ITEMS] else None
-    return Record.model_validate(said | {name: row[name] for name in SAME} | {
+    return Record.model_validate(parts | {name: row[name] for name in SAME} | {
         "cell": cell, "label": row["strategy"], "metrics": metrics, "outcomes": outcomes,
         "origin": _origin(*map(row.get, ORIGIN)),
     })  # fmt: skip

@@ -75,7 +75,7 @@ def run(
 
 def begin(how: How, out: Path) -> None:
     """Let workers load what they need, while something else is done, if a folder is new, which has cells to run."""
-    if how.jobs != 0 and how.dask is None and not store.segments(out) and not store.sealed(out):
+    if how.jobs != 0 and how.dask is None and not store.segments(out) and not store.sealed_files(out):
         server().begin()
 
 

@@ -27,7 +27,7 @@ def weights(spent: Sequence[float], lowest: float) -> np.ndarray:
     """
     x, mean = _knots(spent)
     grid = np.unique([lowest, *x[x > lowest]])
-    heights = np.array([np.interp(grid, x, each) for each in np.eye(len(x))])
+    heights = np.array([np.interp(grid, x, unit) for unit in np.eye(len(x))])
     area = (heights[:, 1:] + heights[:, :-1]) / 2 @ np.diff(grid)
     return np.asarray(area @ mean / (1 - lowest))
 
@@ -48,14 +48,14 @@ def area(points: Sequence[Contender], spent: Sequence[float], lowest: float) -> 
         lowest: where the mean begins.
     """
     counts, dense = weights(spent, lowest), points[-1]
-    seeds = sorted(set.intersection(*(set(one.means) for one in points)))
+    seeds = sorted(set.intersection(*(set(point.means) for point in points)))
     if not seeds:
         return None
-    means = {s: float(sum(w * one.means[s] for w, one in zip(counts, points, strict=True))) for s in seeds}
+    means = {s: float(sum(w * point.means[s] for w, point in zip(counts, points, strict=True))) for s in seeds}
     hits = {}
     for s in seeds:
-        if _known(points, [s]):
-            parts = (w * one.hits[s][1] for w, one in zip(counts, points, strict=True))
+        if _have_hits(points, [s]):
+            parts = (w * point.hits[s][1] for w, point in zip(counts, points, strict=True))
             hits[s] = dense.hits[s][0], np.asarray(sum(parts), dtype=float)
     return Contender(means, hits, dense.clusters)
 
@@ -66,15 +66,15 @@ def kept_accuracy(heights: Sequence[Contender], dense: Contender, lone: bool = F
     What items add to a ratio is to first order (z - r d) / mean(d), r the ratio of the seed. A single seed has an
     interval, over its items, where it is `lone`, as in `paired.halves`.
     """
-    return _over_seeds([_ratio(height, dense) for height in heights], lone, 0.0, math.inf)
+    return _mean_intervals([_ratio(height, dense) for height in heights], lone, 0.0, math.inf)
 
 
-def _over_seeds(every: Sequence[Contender], lone: bool, least: float, most: float) -> list[Interval]:
+def _mean_intervals(values: Sequence[Contender], lone: bool, least: float, most: float) -> list[Interval]:
     """Return the means over seeds, NaN of no seed, with their 95 % intervals, cut at the least and the most."""
-    means = [float(np.mean(list(one.means.values()))) if one.means else math.nan for one in every]
+    means = [float(np.mean(list(value.means.values()))) if value.means else math.nan for value in values]
     return [
         (mean, None, None) if math.isnan(half) else (mean, max(least, mean - half), min(most, mean + half))
-        for mean, half in zip(means, halves(every, lone).tolist(), strict=True)
+        for mean, half in zip(means, halves(values, lone).tolist(), strict=True)
     ]
 
 
@@ -102,13 +102,13 @@ def least_macs(points: Sequence[Contender], spent: Sequence[float], lone: bool =
         spent: (K,) realised shares of dense MACs, below 1.
         lone: whether all of the board is of one seed.
     """
-    seeds = sorted(set.intersection(*(set(one.means) for one in points)))
+    seeds = sorted(set.intersection(*(set(point.means) for point in points)))
     if not seeds:
         return float("nan"), None, None
-    means = np.array([[one.means[s] for one in points] for s in seeds])
+    means = np.array([[point.means[s] for point in points] for s in seeds])
     value = float(crossing(spent, means.mean(axis=0)[None])[0])
     n = len(seeds)
-    if lone and _known(points, seeds):
+    if lone and _have_hits(points, seeds):
         n = len(np.unique(_clusters(points[-1], seeds)[0]))
     if n < 2:
         return value, None, None
@@ -138,34 +138,34 @@ def crossing(spent: Sequence[float], heights: np.ndarray) -> np.ndarray:
 def _resample(points: Sequence[Contender], seeds: Sequence[int], means: np.ndarray) -> np.ndarray:
     """Return (DRAWS, S, K + 1) accuracies with the clusters of test items drawn again; `means` where none are known."""
     dense = points[-1]
-    if not _known(points, seeds):
+    if not _have_hits(points, seeds):
         return np.broadcast_to(means, (DRAWS, *means.shape))
     numbers = _clusters(dense, seeds)
     names = [clusters_of(items) for items in numbers]
-    every = np.unique(np.concatenate(names))
-    scores = np.zeros((len(seeds), len(points) + 1, len(every)))
+    clusters = np.unique(np.concatenate(names))
+    scores = np.zeros((len(seeds), len(points) + 1, len(clusters)))
     for place, (seed, items, of_seed) in enumerate(zip(seeds, numbers, names, strict=True)):
-        hits = np.array([*(one.hits[seed][1] for one in points), np.ones(len(items))], dtype=float)
-        scores[place][:, np.searchsorted(every, of_seed)] = add_up(hits, items)[1]
-    drawn = (draws(len(every), DRAWS) @ scores.reshape(-1, len(every)).T).reshape(DRAWS, len(seeds), -1)
+        hits = np.array([*(point.hits[seed][1] for point in points), np.ones(len(items))], dtype=float)
+        scores[place][:, np.searchsorted(clusters, of_seed)] = add_up(hits, items)[1]
+    drawn = (draws(len(clusters), DRAWS) @ scores.reshape(-1, len(clusters)).T).reshape(DRAWS, len(seeds), -1)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(drawn[:, :, :-1] / drawn[:, :, -1:])
 
 
-def _known(points: Sequence[Contender], seeds: Sequence[int]) -> bool:
+def _have_hits(points: Sequence[Contender], seeds: Sequence[int]) -> bool:
     """Say whether it is known of all points what came out for each test item."""
     dense = points[-1]
-    return all(s in one.hits and one.hits[s][0] == dense.hits[s][0] for one in (dense, *points) for s in seeds)
+    return all(s in point.hits and point.hits[s][0] == dense.hits[s][0] for point in (dense, *points) for s in seeds)
 
 
-def _clusters(one: Contender, seeds: Sequence[int]) -> list[np.ndarray]:
+def _clusters(contender: Contender, seeds: Sequence[int]) -> list[np.ndarray]:
     """Return of each seed (I,) which cluster each item is in, the same number in all seeds for the same."""
-    if one.clusters is not None:
-        return [one.clusters[s] for s in seeds]
-    tests = list(dict.fromkeys(one.hits[s][0] for s in seeds))
-    sizes = {one.hits[s][0]: len(one.hits[s][1]) for s in seeds}
+    if contender.clusters is not None:
+        return [contender.clusters[s] for s in seeds]
+    tests = list(dict.fromkeys(contender.hits[s][0] for s in seeds))
+    sizes = {contender.hits[s][0]: len(contender.hits[s][1]) for s in seeds}
     starts = dict(zip(tests, np.cumsum([0, *(sizes[name] for name in tests)]).tolist(), strict=False))
-    return [starts[one.hits[s][0]] + np.arange(len(one.hits[s][1])) for s in seeds]
+    return [starts[contender.hits[s][0]] + np.arange(len(contender.hits[s][1])) for s in seeds]
 
 
 SIGNS = np.array([0.5, -0.5, -0.5, 0.5])
@@ -175,19 +175,21 @@ Groups = Mapping[int, np.ndarray]
 """Of each seed (I,) which group each test item is in."""
 
 
-def aligned_gaps(every: Sequence[Contender], groups: Sequence[Groups], lone: bool = False) -> list[Interval | None]:
+def aligned_gaps(
+    contenders: Sequence[Contender], groups: Sequence[Groups], lone: bool = False
+) -> list[Interval | None]:
     """Return of each contender accuracy where the background fits less that where it does not, with a 95 % interval.
 
     Unlike the average less the worst group it is not above 0 where groups are alike. None where items are not known. A
     single seed has an interval, over its items, where it is `lone`: where all have no more.
     """
-    values = [{s: hits for s, (_, hits) in sorted(one.hits.items()) if s in known}
-              for one, known in zip(every, groups, strict=True)]  # fmt: skip
-    return _intervals(values, every, groups, lone, 1.0)
+    values = [{s: hits for s, (_, hits) in sorted(contender.hits.items()) if s in numbers}
+              for contender, numbers in zip(contenders, groups, strict=True)]  # fmt: skip
+    return _intervals(values, contenders, groups, lone, 1.0)
 
 
 def gap_reductions(
-    every: Sequence[Contender], dense: Contender, groups: Sequence[Groups], lone: bool = False
+    contenders: Sequence[Contender], dense: Contender, groups: Sequence[Groups], lone: bool = False
 ) -> list[Interval | None]:
     """Return the gap of dense less that of each contender, seed by seed and item by item, with its 95 % interval.
 
@@ -195,17 +197,17 @@ def gap_reductions(
     """
     of_dense = {s: (name, hits.astype(float)) for s, (name, hits) in dense.hits.items()}
     values = [
-        {s: of_dense[s][1] - hits for s, (name, hits) in sorted(one.hits.items())
-         if s in known and s in of_dense and name == of_dense[s][0]}
-        for one, known in zip(every, groups, strict=True)
+        {s: of_dense[s][1] - hits for s, (name, hits) in sorted(contender.hits.items())
+         if s in numbers and s in of_dense and name == of_dense[s][0]}
+        for contender, numbers in zip(contenders, groups, strict=True)
     ]  # fmt: skip
-    return _intervals(values, every, groups, lone, math.inf)
+    return _intervals(values, contenders, groups, lone, math.inf)
 
 
-def worst_group(one: Contender, groups: Groups) -> float | None:
+def worst_group(contender: Contender, groups: Groups) -> float | None:
     """Return the accuracy of the worst group: that of the lowest mean over seeds, not of each seed's own lowest."""
     G = max((1 + int(group.max(initial=0)) for group in groups.values()), default=0)
-    means = [_means(one.hits[s][1][None], groups[s], G)[0] for s in sorted(set(one.hits) & set(groups))]
+    means = [_means(contender.hits[s][1][None], groups[s], G)[0] for s in sorted(set(contender.hits) & set(groups))]
     whole = [mean for mean in np.transpose(means) if not np.isnan(mean).any()] if means else []
     return float(min(np.mean(mean) for mean in whole)) if whole else None
 
@@ -219,7 +221,7 @@ def _means(values: np.ndarray, group: np.ndarray, G: int) -> np.ndarray:
 
 def _intervals(
     values: Sequence[Mapping[int, np.ndarray]],
-    every: Sequence[Contender],
+    contenders: Sequence[Contender],
     groups: Sequence[Groups],
     lone: bool,
     most: float,
@@ -228,22 +230,22 @@ def _intervals(
 
     Args:
         values: (I,) of each seed, of each contender.
-        every: whose tests they are.
+        contenders: whose tests they are.
         groups: of the items, of each.
         lone: whether a single seed has an interval, over its items.
         most: the largest that an end of an interval may be.
     """
-    parts: list[tuple[dict[int, float], dict[int, tuple[Hashable, np.ndarray]]]] = [({}, {}) for _ in every]
+    parts: list[tuple[dict[int, float], dict[int, tuple[Hashable, np.ndarray]]]] = [({}, {}) for _ in contenders]
     alike: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for i, (value, known) in enumerate(zip(values, groups, strict=True)):
+    for i, (value, numbers) in enumerate(zip(values, groups, strict=True)):
         for s in value:
-            alike[s, id(known[s])].append(i)  # contenders with the same items share one array
+            alike[s, id(numbers[s])].append(i)  # contenders with the same items share one array
     for (s, _), places in alike.items():
         gaps, scores = _linear(np.array([values[i][s] for i in places]), groups[places[0]][s])
         for i, gap, score in zip(places, gaps.tolist(), scores, strict=True):
-            parts[i][0][s], parts[i][1][s] = gap, (every[i].hits[s][0], score)
-    linear = [Contender(*part, one.clusters) for part, one in zip(parts, every, strict=True)]
-    return [None if math.isnan(gap[0]) else gap for gap in _over_seeds(linear, lone, -most, most)]
+            parts[i][0][s], parts[i][1][s] = gap, (contenders[i].hits[s][0], score)
+    linear = [Contender(*part, contender.clusters) for part, contender in zip(parts, contenders, strict=True)]
+    return [None if math.isnan(gap[0]) else gap for gap in _mean_intervals(linear, lone, -most, most)]
 
 
 def _linear(values: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -252,8 +254,8 @@ def _linear(values: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarr
     A gap is a sum of means. What an item adds to it is, to first order, how far it is from its group's mean, over the
     size of that group (Cochran 1977, section 6.6). An item that is in none of the groups adds nothing.
     """
-    means, known = _means(values, group, len(SIGNS)), group < len(SIGNS)
-    of_item = group[known]
+    means, mask = _means(values, group, len(SIGNS)), group < len(SIGNS)
+    of_item = group[mask]
     counts, scores = np.bincount(of_item, minlength=len(SIGNS)), np.zeros(values.shape)
-    scores[:, known] = (values[:, known] - means[:, of_item]) * SIGNS[of_item] / counts[of_item] * len(group)
+    scores[:, mask] = (values[:, mask] - means[:, of_item]) * SIGNS[of_item] / counts[of_item] * len(group)
     return means @ SIGNS, scores

@@ -83,19 +83,19 @@ class Successes:
     @classmethod
     def of(cls, repetitions: np.ndarray, sizes: np.ndarray, successes: np.ndarray) -> Successes:
         """Return the grid of n trials, (n,) each; those whose success is NaN are none."""
-        known = ~np.isnan(successes)
-        seeds, row = np.unique(repetitions[known], return_inverse=True)
-        every, column = np.unique(sizes[known], return_inverse=True)
-        table = np.full((len(seeds), len(every)), np.nan)
-        table[row, column] = successes[known]
+        mask = ~np.isnan(successes)
+        seeds, row = np.unique(repetitions[mask], return_inverse=True)
+        levels, column = np.unique(sizes[mask], return_inverse=True)
+        table = np.full((len(seeds), len(levels)), np.nan)
+        table[row, column] = successes[mask]
         kept = 2 * (~np.isnan(table)).sum(axis=0) > len(seeds)
         whole = kept.any() & ~np.isnan(table[:, kept]).any(axis=1)
-        return cls(every[kept], seeds[whole], table[np.ix_(whole, kept)])
+        return cls(levels[kept], seeds[whole], table[np.ix_(whole, kept)])
 
     @classmethod
     def of_nested(cls, trials: Mapping[int, Mapping[int, float]]) -> Successes:
         """Return the grid of trials[repetition][n] = success."""
-        flat = [(seed, n, success) for seed, one in trials.items() for n, success in one.items()]
+        flat = [(seed, n, success) for seed, row in trials.items() for n, success in row.items()]
         seeds, sizes, successes = zip(*flat, strict=True) if flat else ((), (), ())
         return cls.of(np.array(seeds, dtype=int), np.array(sizes, dtype=int), np.array(successes, dtype=float))
 
@@ -160,12 +160,12 @@ def percentiles(resamples: np.ndarray, n: int) -> tuple[float, float]:
     """
     from scipy.special import ndtr, stdtrit
 
-    known = resamples[~np.isnan(resamples)]
-    if n < 2 or not known.size:
+    values = resamples[~np.isnan(resamples)]
+    if n < 2 or not values.size:
         return float("nan"), float("nan")
     tail = float(ndtr(-stdtrit(n - 1, 0.5 + LEVEL / 2) * np.sqrt(n / (n - 1))))
     # inverted_cdf takes values that occurred, so that infinity is never interpolated.
-    low, high = np.quantile(known, [tail, 1 - tail], method="inverted_cdf")
+    low, high = np.quantile(values, [tail, 1 - tail], method="inverted_cdf")
     return float(low), float(high)
 
 

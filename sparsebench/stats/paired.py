@@ -29,10 +29,10 @@ MANY = 1e6
 """Degrees of freedom as good as infinitely many."""
 BETTER, WORSE, NOT_SIGNIFICANT = "better", "worse", "not significant"
 DIFFERENCE = np.dtype([(name, float) for name in (
-    "mean", "between", "n_seeds", "apart", "together", "clusters", "sizes", "p_items",
+    "mean", "between", "n_seeds", "separate", "joint", "clusters", "sizes", "p_items",
 )])  # fmt: skip
 """What one contender comes to against another, see `Pairs`. `between` is the variance of the mean by its seeds, NaN of
-a single one; `apart` and `together` are what items explain of it, see `variance.item_parts`; `clusters` is how many
+a single one; `separate` and `joint` are what items explain of it, see `variance.item_parts`; `clusters` is how many
 were tested, and `sizes` how many items of a seed."""
 
 
@@ -65,7 +65,7 @@ class Pairs:
         freedom: (R, R) degrees of freedom of that.
         overdispersion: (R, R) by how much its seeds vary more than its items explain; NaN where it is not pooled.
         p_items: (R, R) would these networks differ on other items? McNemar's exact test of booleans, where no items go
-            together, and Student's t of everything else, see `_of_one` for a single network.
+            together, and Student's t of everything else, see `_lone_variance` for a single network.
         p_seeds: (R, R) would networks from other seeds differ on other items? Student's t of mean and error.
         n_seeds: (R, R) how many seeds both have.
         accuracy: (R, 2) ends of the 95 % interval of each one's accuracy.
@@ -99,7 +99,7 @@ class Pairs:
     def among(self, places: Sequence[int]) -> Pairs:
         """Return the comparisons of some of them with each other; their errors stay those of all."""
         rows = np.array(places, dtype=int)
-        parts = {each.name: getattr(self, each.name)[np.ix_(rows, rows)] for each in fields(self)[:-1]}
+        parts = {field.name: getattr(self, field.name)[np.ix_(rows, rows)] for field in fields(self)[:-1]}
         return Pairs(**parts, accuracy=self.accuracy[rows])
 
     def better(self) -> np.ndarray:
@@ -125,11 +125,11 @@ class Pairs:
         upper = np.triu_indices(len(self.mean), 1)
         left = max(1, int((self.p[upper] > 1 - LEVEL).sum()))
         error, freedom = self.error[upper], self.freedom[upper]
-        known = np.isfinite(error) & (error > 0)
-        if not known.any():
+        mask = np.isfinite(error) & (error > 0)
+        if not mask.any():
             return float("nan")
-        error = error[known]
-        critical = stdtrit(freedom[known], 1 - (1 - LEVEL) / (2 * left)) * error
+        error = error[mask]
+        critical = stdtrit(freedom[mask], 1 - (1 - LEVEL) / (2 * left)) * error
         low, high = 0.0, float((critical + 5 * error).max())
         for _ in range(50):
             middle = (low + high) / 2
@@ -138,20 +138,20 @@ class Pairs:
         return high
 
 
-def detectable(pairs: Pairs, what: str = "accuracy", of: str = "seeds") -> str | None:
+def detectable(pairs: Pairs, quantity: str = "accuracy", unit: str = "seeds") -> str | None:
     """Return the difference that would be significant in 4 of 5 pairs, as a clause; None where it is not known.
 
-    What is compared are shares, which differ by 1 at most; `of` says what the seeds are.
+    What is compared are shares, which differ by 1 at most; `unit` says what the seeds are.
     """
     if np.isnan(least := pairs.least()):
         return None
     upper = np.triu_indices(len(pairs.mean), 1)
     n = int(np.median(pairs.n_seeds[upper]))
-    board = f"{f'{n} {of} each' if n > 1 else 'one network'}; {len(upper[0])} pairs of strategies on this board"
+    board = f"{f'{n} {unit} each' if n > 1 else 'one network'}; {len(upper[0])} pairs of strategies on this board"
     if least > 1:
-        return f"no difference in {what} is large enough to be significant in 80 % of cases ({board})"
+        return f"no difference in {quantity} is large enough to be significant in 80 % of cases ({board})"
     return (
-        f"a difference of {least:.3f} in {what} between two strategies is significant in 80 % of cases ({board}); "
+        f"a difference of {least:.3f} in {quantity} between two strategies is significant in 80 % of cases ({board}); "
         "smaller differences may exist and not be significant"
     )
 
@@ -172,8 +172,8 @@ def holm(p: np.ndarray) -> np.ndarray:
 
 def mcnemar(only_a: np.ndarray, only_b: np.ndarray) -> np.ndarray:
     """Return the exact two-sided p-values of McNemar's test, from how many items only one of both gets right."""
-    fewer, both = np.minimum(only_a, only_b), only_a + only_b
-    return np.minimum(1.0, 2 * bdtr(fewer, np.asarray(both, dtype=np.int64), 0.5))
+    fewer, total = np.minimum(only_a, only_b), only_a + only_b
+    return np.minimum(1.0, 2 * bdtr(fewer, np.asarray(total, dtype=np.int64), 0.5))
 
 
 def student(mean: np.ndarray, variance: np.ndarray, freedom: np.ndarray) -> np.ndarray:
@@ -183,32 +183,32 @@ def student(mean: np.ndarray, variance: np.ndarray, freedom: np.ndarray) -> np.n
     return np.asarray(2 * stdtr(freedom, -ratio))
 
 
-def compare(contenders: Sequence[Contender], apart: Collection[int] = ()) -> Pairs:
+def compare(contenders: Sequence[Contender], outsiders: Collection[int] = ()) -> Pairs:
     """Return the comparisons of all pairs.
 
     Args:
         contenders: in the order of rows and columns.
-        apart: places of those that say nothing of how much others vary, as they lack seeds that these have.
+        outsiders: places of those that say nothing of how much others vary, as they lack seeds that these have.
     """
     R = len(contenders)
-    every = np.empty((R, R), DIFFERENCE)
-    blocks = _alike(contenders)
+    results = np.empty((R, R), DIFFERENCE)
+    blocks = _blocks_of(contenders)
     for place, left in enumerate(blocks):
         for right in blocks[place:]:
             result = _differences(left, right)
-            every[np.ix_(left.places, right.places)] = result
+            results[np.ix_(left.places, right.places)] = result
             result["mean"] *= -1
-            every[np.ix_(right.places, left.places)] = result.T
-    lone, accuracy = len({s for one in contenders for s in one.means}) == 1, np.full((R, 2), np.nan)
+            results[np.ix_(right.places, left.places)] = result.T
+    lone, accuracy = len({s for contender in contenders for s in contender.means}) == 1, np.full((R, 2), np.nan)
     for left in blocks:
-        accuracy[left.places] = _accuracy(_differences(left, left.nothing()), lone)
-    judged, rest = _judge(every, accuracy, lone), np.setdiff1d(np.arange(R), list(apart))
-    if len(rest) < R:
-        block = np.ix_(rest, rest)
-        for name, part in vars(_judge(every[block], accuracy[rest], lone)).items():
+        accuracy[left.places] = _accuracy(_differences(left, left.zero()), lone)
+    pairs, others = _judge(results, accuracy, lone), np.setdiff1d(np.arange(R), list(outsiders))
+    if len(others) < R:
+        block = np.ix_(others, others)
+        for name, part in vars(_judge(results[block], accuracy[others], lone)).items():
             if name != "accuracy":
-                getattr(judged, name)[block] = part
-    return judged
+                getattr(pairs, name)[block] = part
+    return pairs
 
 
 class _Block:
@@ -223,7 +223,7 @@ class _Block:
         self.places, self.contenders, self.first = np.array(places), contenders, contenders[0]
         self._sums: dict[tuple[int, bytes | None], np.ndarray] = {}
 
-    def nothing(self) -> _Block:
+    def zero(self) -> _Block:
         """Return a contender that gets nothing right on the same tests: a difference to it is an accuracy."""
         wrong = {s: (name, np.zeros_like(hits)) for s, (name, hits) in self.first.hits.items()}
         return _Block([0], [Contender(dict.fromkeys(self.first.means, 0.0), wrong, self.first.clusters)])
@@ -235,19 +235,19 @@ class _Block:
         """
         key = seed, None if numbers is None else numbers.tobytes()
         if key not in self._sums:
-            scores = [one.hits[seed][1] for one in self.contenders]
-            block = np.array(scores, dtype=np.float32 if all(one.dtype == bool for one in scores) else float)
+            scores = [contender.hits[seed][1] for contender in self.contenders]
+            block = np.array(scores, dtype=np.float32 if all(x.dtype == bool for x in scores) else float)
             self._sums[key] = block if numbers is None else add_up(block, numbers)[1]
         return self._sums[key]
 
 
-def _alike(contenders: Sequence[Contender]) -> list[_Block]:
+def _blocks_of(contenders: Sequence[Contender]) -> list[_Block]:
     """Return the contenders that have the same seeds and items together."""
     alike = defaultdict(list)
-    for index, one in enumerate(contenders):
-        tests = tuple(sorted((s, name) for s, (name, _) in one.hits.items()))
-        counted = all(hits.dtype == bool for _, hits in one.hits.values())
-        alike[tuple(sorted(one.means)), tests, one.clusters is None, counted].append(index)
+    for index, contender in enumerate(contenders):
+        tests = tuple(sorted((s, name) for s, (name, _) in contender.hits.items()))
+        counted = all(hits.dtype == bool for _, hits in contender.hits.values())
+        alike[tuple(sorted(contender.means)), tests, contender.clusters is None, counted].append(index)
     return [_Block(places, [contenders[i] for i in places]) for places in alike.values()]
 
 
@@ -259,10 +259,10 @@ def _differences(left: _Block, right: _Block) -> np.ndarray:
     result["n_seeds"] = len(seeds)
     if not seeds:
         return result
-    first, second = (np.array([[one.means[s] for s in seeds] for one in x.contenders]) for x in (left, right))
-    result["mean"] = np.array([(one - second).mean(axis=1) for one in first])
+    first, second = (np.array([[row.means[s] for s in seeds] for row in x.contenders]) for x in (left, right))
+    result["mean"] = np.array([(row - second).mean(axis=1) for row in first])
     if len(seeds) > 1:
-        result["between"] = np.array([(one - second).var(axis=1, ddof=1) for one in first]) / len(seeds)
+        result["between"] = np.array([(row - second).var(axis=1, ddof=1) for row in first]) / len(seeds)
     if all(s in a.hits and s in b.hits and a.hits[s][0] == b.hits[s][0] for s in seeds):
         _add_items(result, left, right, seeds)
     return result
@@ -272,41 +272,41 @@ def _add_items(result: np.ndarray, left: _Block, right: _Block, seeds: list[int]
     """Add what items explain of the differences of two blocks that were tested on the same."""
     S, numbers = len(seeds), _numbers(left.first if right.first.clusters is None else right.first, seeds)
     names = [clusters_of(n) for n in numbers]
-    every = np.unique(np.concatenate(names)) if names else np.empty(0)
-    totals = [np.zeros((n, len(every))) for n in (*result.shape, 1)]
-    squares, counts, result["apart"], tested = *np.zeros((3, *result.shape)), 0
+    clusters = np.unique(np.concatenate(names)) if names else np.empty(0)
+    totals = [np.zeros((n, len(clusters))) for n in (*result.shape, 1)]
+    squares, counts, result["separate"], tested = *np.zeros((3, *result.shape)), 0
     for place, seed in enumerate(seeds):
         of_items = numbers[place] if numbers else None
         x, y = left.sums(seed, of_items), right.sums(seed, of_items)
         sizes = np.ones(len(left.first.hits[seed][1]), dtype=x.dtype)
         if numbers:
-            sizes, where = add_up(sizes, numbers[place])[1], np.searchsorted(every, names[place])
+            sizes, where = add_up(sizes, numbers[place])[1], np.searchsorted(clusters, names[place])
             for total, part in zip(totals, (x, y, sizes), strict=True):
                 total[:, where] += part
         square = squared_differences(x, y)
         squares += square
         counts += x.sum(axis=1)[:, None] - y.sum(axis=1)
-        result["apart"] += item_variance(x, y, sizes, square) / S**2
+        result["separate"] += item_variance(x, y, sizes, square) / S**2
         tested += len(sizes)
-    result["together"], result["clusters"] = result["apart"], tested
+    result["joint"], result["clusters"] = result["separate"], tested
     result["sizes"] = max(len(left.first.hits[s][1]) for s in seeds)
-    if numbers and len(every) < tested:
+    if numbers and len(clusters) < tested:
         x, y, (sizes,) = totals
-        result["together"] = item_variance(x, y, sizes, squared_differences(x, y))
-        result["clusters"] = len(every)
+        result["joint"] = item_variance(x, y, sizes, squared_differences(x, y))
+        result["clusters"] = len(clusters)
     if numbers or float in (x.dtype, y.dtype):
-        variance = result["together"] if S > 1 else _of_one(result)
+        variance = result["joint"] if S > 1 else _lone_variance(result)
         result["p_items"] = student(result["mean"], variance, result["clusters"] - 1)
     else:
         result["p_items"] = mcnemar((squares + counts) / 2, (squares - counts) / 2)
 
 
-def _numbers(one: Contender, seeds: Sequence[int]) -> list[np.ndarray]:
+def _numbers(contender: Contender, seeds: Sequence[int]) -> list[np.ndarray]:
     """Return of each seed (I,) which cluster each item is in; none if each item of each seed is its own."""
-    if one.clusters is not None:
-        return [one.clusters[s] for s in seeds]
-    if len(seeds) > 1 and len({one.hits[s][0] for s in seeds}) == 1:
-        return [np.arange(len(one.hits[seeds[0]][1]))] * len(seeds)
+    if contender.clusters is not None:
+        return [contender.clusters[s] for s in seeds]
+    if len(seeds) > 1 and len({contender.hits[s][0] for s in seeds}) == 1:
+        return [np.arange(len(contender.hits[seeds[0]][1]))] * len(seeds)
     return []
 
 
@@ -316,35 +316,35 @@ def _judge(result: np.ndarray, accuracy: np.ndarray, lone: bool) -> Pairs:
     Where they are `lone`, all of one seed, by items.
     """
     S, items = result["n_seeds"], result["clusters"] - 1
-    rest, main = item_parts(result["apart"], result["together"], S)
-    factor, freedom = overdispersion(result["between"], rest, S, result["sizes"])
-    own = np.isnan(factor)
-    seeds = np.where(own, result["between"], factor * rest), np.where(own, S - 1.0, freedom)
+    interaction, main = item_parts(result["separate"], result["joint"], S)
+    factor, freedom = overdispersion(result["between"], interaction, S, result["sizes"])
+    unpooled = np.isnan(factor)
+    seeds = np.where(unpooled, result["between"], factor * interaction), np.where(unpooled, S - 1.0, freedom)
     variance, freedom = satterthwaite(seeds, optional(main, items))
     p_seeds = student(result["mean"], variance, freedom)
     # Far in the tail Satterthwaite's approximation is too bold where a pair has its own seeds alone.
-    p_seeds = np.where(own, np.fmax(p_seeds, student(result["mean"], *seeds)), p_seeds)
-    half, least = student_half(variance, freedom), student_half(result["together"], items)
+    p_seeds = np.where(unpooled, np.fmax(p_seeds, student(result["mean"], *seeds)), p_seeds)
+    half, least = student_half(variance, freedom), student_half(result["joint"], items)
     with np.errstate(invalid="ignore"):
         by_items = np.isnan(half) | (least > half)
-    of_one = np.full_like(half, np.nan)
+    single = np.full_like(half, np.nan)
     if lone:
-        of_one = student_half(_of_one(result), items)
-        np.fill_diagonal(of_one, np.where(np.isnan(np.diag(of_one)), np.nan, 0.0))  # of each to itself
+        single = student_half(_lone_variance(result), items)
+        np.fill_diagonal(single, np.where(np.isnan(np.diag(single)), np.nan, 0.0))  # of each to itself
     return Pairs(
-        mean=result["mean"], half=np.where(S > 1, np.fmax(half, least), of_one),
-        error=np.sqrt(np.where(by_items, result["together"], variance)), freedom=np.where(by_items, items, freedom),
+        mean=result["mean"], half=np.where(S > 1, np.fmax(half, least), single),
+        error=np.sqrt(np.where(by_items, result["joint"], variance)), freedom=np.where(by_items, items, freedom),
         overdispersion=factor, p_items=result["p_items"], p_seeds=p_seeds, n_seeds=S.astype(int), accuracy=accuracy,
     )  # fmt: skip
 
 
-def _of_one(result: np.ndarray) -> np.ndarray:
+def _lone_variance(result: np.ndarray) -> np.ndarray:
     """Return (a, b) variances of differences on one network, were its clusters of items drawn again.
 
     As if half a cluster more told for either side (Agresti and Min 2005, "Simple improved confidence intervals for
     comparing matched proportions"): where two differ on few, their spread alone says too little.
     """
-    return np.asarray(result["together"] + 1 / result["clusters"] ** 2)
+    return np.asarray(result["joint"] + 1 / result["clusters"] ** 2)
 
 
 def halves(contenders: Sequence[Contender], lone: bool = False) -> np.ndarray:
@@ -353,8 +353,8 @@ def halves(contenders: Sequence[Contender], lone: bool = False) -> np.ndarray:
     NaN of a single seed, unless it is a `lone` one, as all others have no more.
     """
     half = np.full(len(contenders), np.nan)
-    for block in _alike(contenders):
-        half[block.places] = _half(_differences(block, block.nothing()), lone)
+    for block in _blocks_of(contenders):
+        half[block.places] = _half(_differences(block, block.zero()), lone)
     return half
 
 
@@ -366,11 +366,11 @@ def _half(result: np.ndarray, lone: bool) -> np.ndarray:
     `lone` one: then Student's of the items.
     """
     S, clusters, between = result["n_seeds"], result["clusters"] - 1, result["between"]
-    items = student_half(result["together"], clusters)
-    _, main = item_parts(result["apart"], result["together"], S)
-    both = student_half(*satterthwaite((between, S - 1), optional(main, clusters)))
+    items = student_half(result["joint"], clusters)
+    _, main = item_parts(result["separate"], result["joint"], S)
+    total = student_half(*satterthwaite((between, S - 1), optional(main, clusters)))
     seeds = student_half(between, S - 1)
-    return (items if lone else np.where(S > 1, np.fmax(np.fmax(both, seeds), items), np.nan))[:, 0]
+    return (items if lone else np.where(S > 1, np.fmax(np.fmax(total, seeds), items), np.nan))[:, 0]
 
 
 def _accuracy(result: np.ndarray, lone: bool) -> np.ndarray:
@@ -380,7 +380,7 @@ def _accuracy(result: np.ndarray, lone: bool) -> np.ndarray:
     are these. NaN of a single seed elsewhere.
     """
     half = _half(result, lone)
-    mean, items = result["mean"][:, 0], result["together"][:, 0]
+    mean, items = result["mean"][:, 0], result["joint"][:, 0]
     with np.errstate(divide="ignore", invalid="ignore"):
         worth = np.where(items > 0, mean * (1 - mean) / items, result["clusters"][:, 0])
     low, high = wilson(mean, worth)
@@ -401,8 +401,8 @@ def marks(pairs: Pairs, references: Mapping[int, int]) -> dict[int, str]:
     p, mean = pairs.p_alone[rows, others], pairs.mean[rows, others]
     if not len(rows):
         return {}
-    known = pairs.freedom[rows, others]
-    freedom = np.where(known > 0, known, MANY)  # a single seed's has none, and no p
+    degrees = pairs.freedom[rows, others]
+    freedom = np.where(degrees > 0, degrees, MANY)  # a single seed's has none, and no p
     with np.errstate(invalid="ignore"):
         sure = p <= critical_p(correlation(pairs.error**2, rows, others), freedom)
     words = np.where(sure, np.where(mean > 0, BETTER, WORSE), NOT_SIGNIFICANT)

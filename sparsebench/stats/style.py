@@ -90,12 +90,12 @@ def sheet(**more: Any) -> Iterator[None]:
         yield
 
 
-def new(width: float, height: float, dpi: int = DPI, **how: Any) -> Figure:
+def new(width: float, height: float, dpi: int = DPI, **options: Any) -> Figure:
     """Return an empty figure of so many inches, which no window shows."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=dpi, **how)
+    figure = Figure(figsize=(width, height), dpi=dpi, **options)
     FigureCanvasAgg(figure)
     return figure
 
@@ -129,5 +129,5 @@ def form_of(option: str, path: Path) -> str:
     """
     form = path.suffix.lower().removeprefix(".")
     if form not in FORMS:
-        raise UserError(option, got=str(path), allowed=f"a name that ends with {', '.join(f'.{one}' for one in FORMS)}")
+        raise UserError(option, got=str(path), allowed=f"a name that ends with {', '.join(f'.{end}' for end in FORMS)}")
     return form

@@ -54,10 +54,10 @@ def squared_differences(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
     Those of equal rows are 0, which rounding would otherwise hide where they are no counts.
     """
-    squares = [(one * one).sum(axis=1, dtype=float) for one in (left, right)]
-    both = squares[0][:, None] + squares[1]
-    result = both - 2 * (left @ right.T).astype(float)
-    return np.where(result > EQUAL * both, result, 0.0)
+    squares = [(x * x).sum(axis=1, dtype=float) for x in (left, right)]
+    sums = squares[0][:, None] + squares[1]
+    result = sums - 2 * (left @ right.T).astype(float)
+    return np.where(result > EQUAL * sums, result, 0.0)
 
 
 def item_variance(left: np.ndarray, right: np.ndarray, sizes: np.ndarray, squares: np.ndarray) -> np.ndarray:
@@ -79,19 +79,19 @@ def item_variance(left: np.ndarray, right: np.ndarray, sizes: np.ndarray, square
     return np.where(squares > 0, np.maximum(0.0, residuals), 0.0) * (C / ((C - 1) * I**2))
 
 
-def item_parts(apart: np.ndarray, together: np.ndarray, S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def item_parts(separate: np.ndarray, joint: np.ndarray, S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return what items explain of a mean over S seeds: their part that differs by seed, and their main effect.
 
     Items and seeds are crossed random effects (Searle, Casella and McCulloch 1992, chapter 4). The main effect does not
     shrink with more seeds; it is 0 where no two seeds share a cluster. NaN of a single seed.
 
     Args:
-        apart: the variance that items give the mean if no two seeds shared any.
-        together: the same with the clusters as they are, each drawn again with what it is in all seeds.
+        separate: the variance that items give the mean if no two seeds shared any.
+        joint: the same with the clusters as they are, each drawn again with what it is in all seeds.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        rest = np.maximum(0.0, (S * apart - together) / (S - 1.0))
-    return rest, np.maximum(0.0, together - rest)
+        interaction = np.maximum(0.0, (S * separate - joint) / (S - 1.0))
+    return interaction, np.maximum(0.0, joint - interaction)
 
 
 def satterthwaite(*parts: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -144,14 +144,14 @@ def shrink(ratios: np.ndarray, freedom: np.ndarray) -> tuple[np.ndarray, np.ndar
     None is below 1, as networks on other items differ at least as items say, and none below what its own seeds show.
     """
     factors, more = np.full((2, len(ratios)), np.nan)
-    known = ratios > 0
-    if known.sum() < FEWEST:
+    mask = ratios > 0
+    if mask.sum() < FEWEST:
         return factors, more
-    x, d = ratios[known], freedom[known]
+    x, d = ratios[mask], freedom[mask]
     centre, d0 = prior(x, d)
     share = 1.0 if np.isinf(d0) else d0 / (d0 + d)
-    factors[known] = np.maximum(np.maximum(1.0, x), share * max(1.0, centre) + (1 - share) * x)
-    more[known] = d0 + d
+    factors[mask] = np.maximum(np.maximum(1.0, x), share * max(1.0, centre) + (1 - share) * x)
+    more[mask] = d0 + d
     return factors, more
 
 
@@ -170,20 +170,20 @@ def overdispersion(
         sizes: (R, R) test items I of a seed. Accuracies are rounded to 1/I, and no spread is less than rounding gives:
             the logarithm of one that is 0 by chance would outweigh all others.
     """
-    known, d = np.isfinite(between) & (items > 0), seeds - 1.0
+    mask, d = np.isfinite(between) & (items > 0), seeds - 1.0
     ratios, factors, freedom = np.full((3, *items.shape), np.nan)
-    between = np.where(known, np.maximum(between, 1 / (12 * np.maximum(seeds, 1) * sizes**2)), between)
-    ratios[known] = between[known] / items[known]
+    between = np.where(mask, np.maximum(between, 1 / (12 * np.maximum(seeds, 1) * sizes**2)), between)
+    ratios[mask] = between[mask] / items[mask]
     upper = np.triu_indices(len(items), 1)
     factors[upper], freedom[upper] = shrink(ratios[upper], d[upper])
     factors.T[upper], freedom.T[upper] = factors[upper], freedom[upper]
-    rows = np.flatnonzero(known.any(axis=0))
+    rows = np.flatnonzero(mask.any(axis=0))
     if len(rows) >= FEWEST:
         block = np.ix_(rows, rows)
         others, fewer = by_strategy(between[block] * seeds[block], items[block] * seeds[block], d[block])
         factors[block] = np.fmax(factors[block], others)
         freedom[block] = np.fmin(np.fmin(freedom[block], fewer), (len(rows) - 1) * d[block])
-    return np.where(known, factors, np.nan), np.where(known, freedom, np.nan)
+    return np.where(mask, factors, np.nan), np.where(mask, freedom, np.nan)
 
 
 def by_strategy(between: np.ndarray, items: np.ndarray, freedom: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -193,11 +193,11 @@ def by_strategy(between: np.ndarray, items: np.ndarray, freedom: np.ndarray) -> 
         between, items: (R, R) variances of one seed's differences, 0 on the diagonal; NaN where they are not known.
         freedom: (R, R) seeds less one.
     """
-    known = np.isfinite(between) & np.isfinite(items)
-    rows = np.nanmean(np.where(known, [between, items], np.nan), axis=2)
+    mask = np.isfinite(between) & np.isfinite(items)
+    rows = np.nanmean(np.where(mask, [between, items], np.nan), axis=2)
     b, w = rows - rows.mean(axis=1, keepdims=True) / 2  # about the mean of all, from those of differences
     w[w <= 0] = np.nan
-    factors, d = shrink(b / w, np.nanmean(np.where(known, freedom, np.nan), axis=1))
+    factors, d = shrink(b / w, np.nanmean(np.where(mask, freedom, np.nan), axis=1))
     parts = factors * w
     total, more = satterthwaite((parts[:, None], d[:, None]), (parts[None], d[None]))
     return total / (w[:, None] + w), more

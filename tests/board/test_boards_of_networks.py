@@ -77,7 +77,7 @@ def of_three(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def named(out: Path, record: Record) -> str | None:
-    known = [json.loads(text) for text in store.beside(out, "files").values()]
+    known = [json.loads(text) for text in store.sidecars(out, "files").values()]
     return {one["name"]: one["file"] for one in known}.get(str(record.cell.model.params["weights"]))
 
 

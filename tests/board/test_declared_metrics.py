@@ -80,7 +80,7 @@ def test_what_a_folder_says_of_metrics_is_checked(
 ) -> None:
     folder = tmp_path / "metrics"
     folder.mkdir()
-    (own,) = store.beside(finished[0], "metrics").values()
+    (own,) = store.sidecars(finished[0], "metrics").values()
     about = json.loads(own)
     wrong = [b"[", b"[]", b"7", *(json.dumps(about | more).encode() for more in (
         {"name": "rank"}, {"unit": ""}, {"what": 7}, {"over_seeds": "sum"}, {"title": None}))]  # fmt: skip

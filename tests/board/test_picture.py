@@ -177,7 +177,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder of the records of a few strategies; do not write to it."""
     folder, rows = tmp_path_factory.mktemp("few"), store.rows(QUICK)
     rows = rows.filter(pc.field("strategy").isin(["dense", "tome", "noise", "attn_topk", "random_inside", "oracle"]))
-    table.write(folder / "records" / "few.parquet", rows, store.beside(QUICK, *store.BESIDE))
+    table.write(folder / "records" / "few.parquet", rows, store.sidecars(QUICK, *store.SIDECARS))
     return folder
 
 

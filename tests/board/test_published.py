@@ -19,7 +19,7 @@ def write_board(folder: Path) -> None:
     """Write two sealed files of records of one task, and what describes them."""
     rows = store.rows(PUBLISHED)
     rows = rows.filter((pc.field("task") == "composite") & (pc.field("macs_ratio_asked") == 0.5))
-    beside = store.beside(PUBLISHED, *store.BESIDE)
+    beside = store.sidecars(PUBLISHED, *store.SIDECARS)
     for name, part in (("first", rows[:12]), ("second", rows[12:24])):
         table.write(folder / "records" / f"{name}.parquet", part, beside)
 
@@ -86,11 +86,11 @@ def test_another_picture_is_named_and_one_of_another_drawer_is_not(board: Path, 
 
 
 def test_a_record_that_is_not_what_its_outcomes_come_to_is_named(board: Path) -> None:
-    path = store.sealed(board)[0]
+    path = store.sealed_files(board)[0]
     first, *others = map(table.record_of, table.rows_of(table.read(path)))
     better = first.metrics | {"accuracy": first.metrics["accuracy"].model_copy(update={"value": 0.95})}
     records = [first.model_copy(update={"metrics": better}), *others]
-    table.write(path, table.table_of((record, 0) for record in records), table.beside(path))
+    table.write(path, table.table_of((record, 0) for record in records), table.sidecars(path))
     published.write(published.board_files(board))
     code, said = call(board.parent, "--check")
     assert code == 1 and f"cell {first.cell_id}" in said and "accuracy is 0.95" in said

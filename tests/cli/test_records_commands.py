@@ -31,7 +31,7 @@ def out(tmp_path: Path) -> Path:
 def few(tmp_path: Path) -> Path:
     """Return a folder of the records of two strategies, whose board is soon made."""
     rows = store.rows(GOLDEN).filter(pc.field("strategy").isin(["dense", "random"]))
-    table.write(tmp_path / "few" / "records" / "few.parquet", rows, store.beside(GOLDEN, *store.BESIDE))
+    table.write(tmp_path / "few" / "records" / "few.parquet", rows, store.sidecars(GOLDEN, *store.SIDECARS))
     return tmp_path / "few"
 
 

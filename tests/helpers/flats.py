@@ -53,7 +53,7 @@ def copy_without(out: Path, to: Path, cells: Sequence[str]) -> Path:
     """Write a folder to another one without the records of some cells, and return that."""
     rows = store.rows(out)
     kept = pc.invert(pc.is_in(rows["cell_id"], pa.array(cells, pa.string())))
-    table.write(to / "records" / "some.parquet", rows.filter(kept), store.beside(out, *store.BESIDE))
+    table.write(to / "records" / "some.parquet", rows.filter(kept), store.sidecars(out, *store.SIDECARS))
     return to
 
 

@@ -192,7 +192,7 @@ def test_records_of_earlier_versions_say_so(mine: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(out, str(mine))
     lines = [json.dumps(record.model_dump(mode="json")) for record in store.read(out).values()]
-    for path in store.sealed(out):
+    for path in store.sealed_files(out):
         path.unlink()
     text = re.sub(r'"revision": "[^"]+"', f'"sha256": "{"ab" * 32}"', "\n".join([*lines, ""]))
     text = re.sub(r'"schema_version": \d+', '"schema_version": 3', text)

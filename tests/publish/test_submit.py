@@ -27,7 +27,7 @@ def edited(
     beside: str = "",
 ) -> Path:  # fmt: skip
     """Write a run's folder to another one: the strategy's records changed, without some, or what lies beside them."""
-    texts = store.beside(out, *(name for name in store.BESIDE if name != beside))
+    texts = store.sidecars(out, *(name for name in store.SIDECARS if name != beside))
     raws = [record.model_dump() for record in store.read(out).values()]
     for raw in raws:
         if raw["label"] == "norm":
@@ -171,7 +171,7 @@ def test_what_has_the_name_of_a_suite_without_its_cells_is_none_of_it(tmp_path: 
     assert made.version.startswith("no-suite-") and "for suite" not in git_steps(made)
     assert (verdict.badge, verdict.suite, verdict.records) == ("reported", "", 3)
 
-    beside = {name: text for name, text in table.beside(path).items() if not name.startswith(manifests.SUITES)}
+    beside = {name: text for name, text in table.sidecars(path).items() if not name.startswith(manifests.SUITES)}
     told = {f"{manifests.SUITES}/x.json": canonical(named.model_dump(mode="json"))}
     table.write(path, table.read(path), beside | told)
     forge.said(path.parents[1])

@@ -54,7 +54,7 @@ def forged_board(head: Path) -> None:
     first, *others = store.read(board).values()
     better = first.metrics | {"accuracy": first.metrics["accuracy"].model_copy(update={"value": 0.95})}
     records = [first.model_copy(update={"metrics": better}), *others]
-    table.write(path, table.table_of((record, 0) for record in records), table.beside(path))
+    table.write(path, table.table_of((record, 0) for record in records), table.sidecars(path))
     published.write(published.board_files(board))
 
 

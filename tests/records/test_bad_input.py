@@ -82,7 +82,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
 def test_a_damaged_file_is_one_line_and_nothing_is_written(tmp_path: Path, name: str, arguments: list[str]) -> None:
     shutil.copytree(GOLDEN / "records", tmp_path / "out" / "records")
     store.seal(tmp_path / "out")
-    file, (damage, said) = store.sealed(tmp_path / "out")[0], DAMAGE[name]
+    file, (damage, said) = store.sealed_files(tmp_path / "out")[0], DAMAGE[name]
     damage(file)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     result = call(tmp_path, *arguments)
@@ -94,7 +94,7 @@ def test_a_damaged_file_is_one_line_and_nothing_is_written(tmp_path: Path, name:
 def test_a_bit_that_changes_among_the_columns_changes_no_value(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "records", tmp_path / "out" / "records")
     store.seal(tmp_path / "out")
-    file = store.sealed(tmp_path / "out")[0]
+    file = store.sealed_files(tmp_path / "out")[0]
     content, whole = file.read_bytes(), table.read(file)
     columns = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
     rng, refused = np.random.default_rng(0), 0

@@ -93,7 +93,7 @@ def test_the_merged_store_reads_as_all_of_them(stores: list[Path], tmp_path: Pat
     assert merge(stores, tmp_path / "out") == 6  # of two cells both sources stay
     assert store.read(tmp_path / "out") == store.read(tmp_path / "every")
     assert set(content(tmp_path / "out")) == {"records/merged.parquet"}
-    assert store.beside(tmp_path / "out", "environments") == {
+    assert store.sidecars(tmp_path / "out", "environments") == {
         "environments/o.json": '"one"',
         "environments/t.json": '"two"',
     }

@@ -141,7 +141,7 @@ def test_a_sealed_folder_is_what_was_written(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "records", tmp_path / "records")
     records, heads, rows = store.read(tmp_path), store.heads(tmp_path), rows_in(tmp_path)
     store.seal(tmp_path)
-    assert not store.segments(tmp_path) and len(store.sealed(tmp_path)) == 5
+    assert not store.segments(tmp_path) and len(store.sealed_files(tmp_path)) == 5
     assert store.read(tmp_path) == records
     assert store.heads(tmp_path) == heads and rows_in(tmp_path) == rows
 
@@ -155,10 +155,10 @@ def test_a_segment_that_is_written_is_not_sealed_and_a_dead_writers_is(tmp_path:
         assert writer.stdout and writer.stdout.readline() == b"there\n"
         filled(tmp_path, make_record(repetition=1))
         store.seal(tmp_path)
-        assert len(store.segments(tmp_path)) == len(store.sealed(tmp_path)) == 1
+        assert len(store.segments(tmp_path)) == len(store.sealed_files(tmp_path)) == 1
         writer.kill()
     store.seal(tmp_path)
-    assert (store.segments(tmp_path), len(store.sealed(tmp_path)), len(store.read(tmp_path))) == ([], 2, 2)
+    assert (store.segments(tmp_path), len(store.sealed_files(tmp_path)), len(store.read(tmp_path))) == ([], 2, 2)
 
 
 def test_what_lies_beside_the_records_goes_with_them(tmp_path: Path, make_record: Make) -> None:
@@ -167,9 +167,9 @@ def test_what_lies_beside_the_records_goes_with_them(tmp_path: Path, make_record
     files.write_whole(tmp_path / "environments" / "bad.json", b"\xff")
     store.seal(tmp_path)
     assert [path.name for path in (tmp_path / "environments").iterdir()] == ["bad.json"]
-    assert store.beside(tmp_path, "environments") == {"environments/a.json": '{"python": "3"}'}
+    assert store.sidecars(tmp_path, "environments") == {"environments/a.json": '{"python": "3"}'}
     files.write_whole(tmp_path / "environments" / "a.json", b'{"python": "4"}')
-    assert store.beside(tmp_path, "environments") == {"environments/a.json": '{"python": "4"}'}
+    assert store.sidecars(tmp_path, "environments") == {"environments/a.json": '{"python": "4"}'}
 
 
 def test_a_line_that_cannot_be_read_keeps_its_segment_and_a_torn_one_not(tmp_path: Path, make_record: Make) -> None:

@@ -145,7 +145,7 @@ def test_records_are_stored_before_they_are_shown(tmp_path: Path) -> None:
 
 
 def test_the_environment_lies_beside_the_records_that_name_it(done: Path) -> None:
-    ((name, text),) = store.beside(done, "environments").items()
+    ((name, text),) = store.sidecars(done, "environments").items()
     named = {record.environment for record in store.read(done).values() if record.status == "ok"}
     assert named == {Path(name).stem}
     assert json.loads(text)["torch"] in torch.__version__
