@@ -187,10 +187,10 @@ def _text(
     if view == "shifts":
         return render(views.shifts(judged.rankings), form, choice)
     if view == "paper":
-        from sparsebench.paper.claims import with_published
+        from sparsebench.paper.claims import add_published
 
         made = views.paper(judged.rankings, speed)
-        return render(with_published(made, judged.rankings), form, choice)
+        return render(add_published(made, judged.rankings), form, choice)
     if view != "board":
         look: Callable[[Sequence[Ranking]], Report | Table] = getattr(views, view)
         return render(look(judged.rankings), form, choice)

@@ -119,7 +119,7 @@ def _ask(folder: Path, yes: bool) -> None:
 
 
 def _lines(verdict: Verdict) -> str:
-    lines = [f"{verdict.folder}: {verdict.badge}: {verdict.said}"]
+    lines = [f"{verdict.folder}: {verdict.badge}: {verdict.meaning}"]
     if verdict.strategy:
         of = f"suite {verdict.suite}" if verdict.suite else "cells of its own"
         lines.append(f"{verdict.strategy} {verdict.version}, {of}, {verdict.records} records")
@@ -150,7 +150,7 @@ def submit(folder: Path, strategy: str | None, to: Path) -> None:
     from sparsebench.publish.submission import submit as write_submission
 
     made = write_submission(folder, to, strategy)
-    click.echo(f"written: {made.folder}, {made.records} records, {made.badge}: {made.said}", err=True)
+    click.echo(f"written: {made.folder}, {made.records} records, {made.badge}: {made.meaning}", err=True)
     click.echo(git_steps(made))
 
 

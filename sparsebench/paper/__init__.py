@@ -126,14 +126,14 @@ class Result:
 def _dash(axis: Axes) -> None:
     """Let the lines of several series differ in their dashes too, for print and for those who see few colours."""
     lines = {str(line.get_label()): line for line in axis.lines if line.get_color() in COLOURS[:-1]}
-    named = {label: line for label, line in lines.items() if label[0] != "_" and line.get_linestyle() == "-"}
+    solid = {label: line for label, line in lines.items() if label[0] != "_" and line.get_linestyle() == "-"}
     dashes = {
-        label: style.DASHES[COLOURS.index(str(line.get_color())) % len(style.DASHES)] for label, line in named.items()
+        label: style.DASHES[COLOURS.index(str(line.get_color())) % len(style.DASHES)] for label, line in solid.items()
     }
     legend = axis.get_legend()
     handles = [] if legend is None else zip(legend.get_texts(), legend.get_lines(), strict=False)
-    for label, line in (*named.items(), *((text.get_text(), handle) for text, handle in handles)):
-        if len(named) > 1 and label in dashes:
+    for label, line in (*solid.items(), *((text.get_text(), handle) for text, handle in handles)):
+        if len(solid) > 1 and label in dashes:
             line.set_linestyle(dashes[label])
 
 

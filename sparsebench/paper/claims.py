@@ -128,8 +128,8 @@ def load(path: Path | None = None) -> list[Claim]:
         try:
             claim = Claim.model_validate(table)
         except ValidationError as error:
-            called = table.get("id", f"number {number}") if isinstance(table, dict) else f"number {number}"
-            raise UserError(f"{name}, row {called}: {reason_of(error)}") from error
+            row = table.get("id", f"number {number}") if isinstance(table, dict) else f"number {number}"
+            raise UserError(f"{name}, row {row}: {reason_of(error)}") from error
         if claims.setdefault(claim.id, claim) is not claim:
             raise UserError(f"rows of {name} with the same id", got=claim.id)
     return list(claims.values())
@@ -201,15 +201,15 @@ class _Setting:
     @property
     def pairs(self) -> list[tuple[int, int]]:
         """How many tokens come to each block, and how many leave it."""
-        left = accumulate(range(self.cost.depth), lambda n, block: self.places.get(block, n), initial=self.cost.tokens)
-        return list(pairwise(left))
+        sizes = accumulate(range(self.cost.depth), lambda n, block: self.places.get(block, n), initial=self.cost.tokens)
+        return list(pairwise(sizes))
 
-    def gmacs(self, *, own: bool = False) -> float:
+    def gmacs(self, *, overhead: bool = False) -> float:
         """Return 10^9 MACs, with the strategy's own products or without; all tokens make queries, as published."""
         steps = [Step(n, out) for n, out in self.pairs]
         if self.strategy is not None:
             steps = self.cost.steps(self.strategy.traits(), tuple(self.places), tuple(self.places.values()))
-        return self.cost.macs([replace(step, early=False, own=step.own if own else 0.0) for step in steps]) / 1e9
+        return self.cost.macs([replace(step, early=False, own=step.own if overhead else 0.0) for step in steps]) / 1e9
 
 
 def recount_all(claims: Sequence[Claim], registry: Registry, ledger: Sequence[Claim] = ()) -> list[Recount]:
@@ -223,8 +223,8 @@ def recount_all(claims: Sequence[Claim], registry: Registry, ledger: Sequence[Cl
     Raises:
         UserError: the settings of a row cannot be typed.
     """
-    each = [_recount(claim, registry) for claim in claims]
-    return [replace(one, flags=tuple(_flags(one, ledger or claims))) for one in each]
+    recounts = [_recount(claim, registry) for claim in claims]
+    return [replace(recount, flags=tuple(_flags(recount, ledger or claims))) for recount in recounts]
 
 
 def setting_of(claim: Claim, registry: Registry) -> tuple[Strategy, Budget]:
@@ -251,7 +251,7 @@ def _recount(claim: Claim, registry: Registry) -> Recount:
         if setting is None:
             return Recount(claim, None, dense, "not recounted", why)
         # Sources count the strategy's own products, or do not.
-        counted = setting.gmacs(own=True), setting.gmacs()
+        counted = setting.gmacs(overhead=True), setting.gmacs()
         gmacs = min(counted, key=lambda count: abs(count - float(claim.gmacs or "inf")))
         return Recount(claim, gmacs, dense, *_verdict(claim, setting, gmacs))
     except (UserError, UnsupportedError) as error:
@@ -262,9 +262,9 @@ def _verdict(claim: Claim, setting: _Setting, gmacs: float) -> tuple[Word, str]:
     """Return the word, and the reason, for settings that come to so many GMACs."""
     stated = replace(setting, strategy=None, places=_places_of(claim, setting.cost))
     if setting.strategy is not None and stated.places and stated.places != setting.places:
-        said, left = ("+".join(map(str, one.places.values())) for one in (stated, setting))
-        here = f"{setting.strategy.name} leaves {left}: {setting.gmacs():.2f} G"
-        return "cannot be", f"{said} tokens would be {stated.gmacs():.2f} G; {here}"
+        text, counts = ("+".join(map(str, part.places.values())) for part in (stated, setting))
+        here = f"{setting.strategy.name} leaves {counts}: {setting.gmacs():.2f} G"
+        return "cannot be", f"{text} tokens would be {stated.gmacs():.2f} G; {here}"
     if claim.gmacs is None:
         return "nothing claimed", ""
     if _fits(claim.gmacs, gmacs):
@@ -352,18 +352,18 @@ def _other_conventions(setting: _Setting) -> Iterator[tuple[str, float]]:
             yield f"counts by {convention}", other.gmacs()
 
 
-def _flags(one: Recount, claims: Sequence[Claim]) -> Iterator[str]:
+def _flags(recount: Recount, claims: Sequence[Claim]) -> Iterator[str]:
     """Yield what a reader should ask about; what other rows say that the same settings cost is among it."""
-    claim, speedup, ratio = one.claim, one.claim.claimed_speedup, one.macs_ratio
+    claim, speedup, ratio = recount.claim, recount.claim.claimed_speedup, recount.macs_ratio
     if speedup is not None and ratio is not None and speedup > ratio * (1 + TOLERANCE):
         yield f"speed-up {speedup:.2f} above the MACs ratio {ratio:.2f}"
-    if one.verdict == "cannot be":
+    if recount.verdict == "cannot be":
         yield "MACs do not follow from the stated settings"
     for other in claims:
-        same = (claim.method, claim.model, claim.canvas, claim.plugin, claim.weights) == (
+        equal = (claim.method, claim.model, claim.canvas, claim.plugin, claim.weights) == (
             other.method, other.model, other.canvas, other.plugin, other.weights,
         )  # fmt: skip
-        if other is claim or not same or not claim.plugin or claim.gmacs is None or other.gmacs is None:
+        if other is claim or not equal or not claim.plugin or claim.gmacs is None or other.gmacs is None:
             continue
         if not (_fits(claim.gmacs, float(other.gmacs)) or _fits(other.gmacs, float(claim.gmacs))):
             yield f"row {other.id} has {other.gmacs} G for the same settings"
@@ -403,26 +403,26 @@ def render(recounts: Sequence[Recount], form: str, choice: Choice = ALL) -> str:
     Raises:
         UserError: another format, or a column that there is not.
     """
-    table = Table([_row(one) for one in recounts], COLUMNS, legend=LEGEND)
-    verdicts = Counter(one.verdict for one in recounts)
+    table = Table([_row(recount) for recount in recounts], COLUMNS, legend=LEGEND)
+    verdicts = Counter(recount.verdict for recount in recounts)
     counted = ", ".join(f"{word} {n}" for word, n in sorted(verdicts.items()))
     lines = [f"{len(recounts)} rows: {counted}" if recounts else "no rows"]
-    for one in recounts:
-        if one.flags:
-            reason = f" ({one.why})" if one.verdict == "cannot be" else ""
-            lines.append(f"{one.claim.id}: {'; '.join(one.flags)}{reason}")
+    for recount in recounts:
+        if recount.flags:
+            reason = f" ({recount.why})" if recount.verdict == "cannot be" else ""
+            lines.append(f"{recount.claim.id}: {'; '.join(recount.flags)}{reason}")
     return tables.render(Report([table], table, lines), form, choice)
 
 
-def _row(one: Recount) -> dict[str, Any]:
-    claim = one.claim
+def _row(recount: Recount) -> dict[str, Any]:
+    claim = recount.claim
     return {
         **claim.model_dump(include={"method", "plugin", "weights", "hardware", "source", "paper", "note"}),
-        "row": claim.id, "claimed": str(claim.gmacs or ""), "recounted": _rounded(one.gmacs, 3), "verdict": one.verdict,
-        "flags": "; ".join(one.flags), "speedup": _rounded(claim.claimed_speedup, 2),
-        "macs_ratio": _rounded(one.macs_ratio, 2), "why": one.why, "top1": str(claim.top1 or ""),
+        "row": claim.id, "claimed": str(claim.gmacs or ""), "recounted": _rounded(recount.gmacs, 3),
+        "verdict": recount.verdict, "flags": "; ".join(recount.flags), "speedup": _rounded(claim.claimed_speedup, 2),
+        "macs_ratio": _rounded(recount.macs_ratio, 2), "why": recount.why, "top1": str(claim.top1 or ""),
         "model": claim.model + (f" @{claim.canvas}" if claim.canvas else ""),
-        "difference": one.difference, "images_per_s": claim.speed and str(claim.speed),
+        "difference": recount.difference, "images_per_s": claim.speed and str(claim.speed),
     }  # fmt: skip
 
 
@@ -435,33 +435,33 @@ PUBLISHED = Column(
 )
 
 
-def with_published(report: Report, rankings: Sequence[Ranking]) -> Report:
+def add_published(report: Report, rankings: Sequence[Ranking]) -> Report:
     """Return the tables of a paper with what the ledger has of the same settings, where it has some.
 
     These are the architecture, the side of the images, ImageNet's classes, all of which a test may answer with, the
     strategy with its parameters, and the budget; and weights as they are, not trained with the strategy.
     """
-    found = [_beside(table, one) for table, one in zip(report.tables, rankings, strict=False)]
-    columns = next((table.columns for table in found if PUBLISHED in table.columns), report.data.columns)
-    data = Table([row for table in found for row in table.rows], columns)
-    return replace(report, tables=found or report.tables, data=data)
+    parts = [_add_numbers(table, ranking) for table, ranking in zip(report.tables, rankings, strict=False)]
+    columns = next((table.columns for table in parts if PUBLISHED in table.columns), report.data.columns)
+    data = Table([row for table in parts for row in table.rows], columns)
+    return replace(report, tables=parts or report.tables, data=data)
 
 
-def _beside(table: Table, one: Ranking) -> Table:
-    task, model = one.setting.params
-    registry, known = Registry(), dict[tuple[str, str], float]()
+def _add_numbers(table: Table, ranking: Ranking) -> Table:
+    task, model = ranking.setting.params
+    registry, numbers = Registry(), dict[tuple[str, str], float]()
     whole = task.get("labels") == "imagenet" and task.get("among", "head") == "head"
     for claim in load() if whole else ():
-        same = claim.model == f"timm:{model.get('arch')}" and claim.canvas in (0, task.get("canvas"))
-        if same and claim.top1 and claim.plugin and claim.weights == "off the shelf":
+        fits = claim.model == f"timm:{model.get('arch')}" and claim.canvas in (0, task.get("canvas"))
+        if fits and claim.top1 and claim.plugin and claim.weights == "off the shelf":
             with suppress(UserError):  # the strategy is not here
                 made, budget = settings_of(claim.plugin, registry)[0]
                 name = label(made.name, made.model_dump(mode="json", exclude_defaults=True))
-                known.setdefault((name, budget.label if budget else ""), float(claim.top1) / 100)
+                numbers.setdefault((name, budget.label if budget else ""), float(claim.top1) / 100)
     keys = [(row["strategy"], "" if row["strategy"] == "dense" else row["budget"]) for row in table.rows]
-    if not known.keys() & set(keys):
+    if not numbers.keys() & set(keys):
         return table
-    rows = [{**row, PUBLISHED.key: known.get(key)} for row, key in zip(table.rows, keys, strict=True)]
+    rows = [{**row, PUBLISHED.key: numbers.get(key)} for row, key in zip(table.rows, keys, strict=True)]
     return replace(table, rows=rows, columns=(*table.columns, PUBLISHED))
 
 
@@ -502,7 +502,7 @@ def result_of(claim: Claim, records: pd.DataFrame) -> tuple[str, bool]:
     dense = records[(records["strategy"] == "dense") & (records["status"] == "ok")]["accuracy"]
     assert claim.top1 is not None
     holds = low - _rounding(claim.top1) <= float(claim.top1) <= high + _rounding(claim.top1)
-    beside = f"; dense {100 * float(dense.iloc[0]):.2f} %" if len(dense) and name != "dense" else ""
-    measured = f"measured {100 * share:.2f} % [{low:.2f}, {high:.2f}] on {n} images{beside}"
-    said = f"the claim lies {'in' if holds else 'outside'} the interval"
-    return f"{claim.id}: claimed {claim.top1} %; {measured}: {said}", holds
+    suffix = f"; dense {100 * float(dense.iloc[0]):.2f} %" if len(dense) and name != "dense" else ""
+    measured = f"measured {100 * share:.2f} % [{low:.2f}, {high:.2f}] on {n} images{suffix}"
+    verdict = f"the claim lies {'in' if holds else 'outside'} the interval"
+    return f"{claim.id}: claimed {claim.top1} %; {measured}: {verdict}", holds

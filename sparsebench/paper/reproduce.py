@@ -72,13 +72,13 @@ def reproduce(
     files, registry = files or Files(), Registry()
     request = request_of(paper, figures, preset)
     plan = runs.run(request, files, how, registry, out, callbacks, prior=paper.seconds)
-    known = store.read(out)
+    answers = store.read(out)
     records: dict[str, list[Record]] = {}
     for figure in paper.figures:
         jobs = expand(replace(request, figures=(figure,)), registry, files)
-        if all(job.cell.id in known for job in jobs):
-            records[figure] = [known[job.cell.id] for job in jobs if job.asked]
-    lost = sum(has_no_answer(known[job.cell.id]) for job in plan.jobs)
+        if all(job.cell.id in answers for job in jobs):
+            records[figure] = [answers[job.cell.id] for job in jobs if job.asked]
+    lost = sum(has_no_answer(answers[job.cell.id]) for job in plan.jobs)
     return publish(paper, records, out), lost
 
 
@@ -103,8 +103,8 @@ def publish(paper: Paper, records: Mapping[str, Sequence[Record]], out: Path) ->
             write_whole(out / f"{table}.csv", as_csv(rows).encode())
         verdicts += result.verdicts
     write_whole(out / "verdicts.md", markdown(verdicts, notes).encode())
-    said = {"verdicts": [asdict(verdict) for verdict in verdicts], "notes": notes}
-    write_whole(out / "verdicts.json", f"{json.dumps(said, indent=1)}\n".encode())
+    summary = {"verdicts": [asdict(verdict) for verdict in verdicts], "notes": notes}
+    write_whole(out / "verdicts.json", f"{json.dumps(summary, indent=1)}\n".encode())
     write_whole(out / "verdicts.csv", as_csv([vars(verdict) for verdict in verdicts]).encode())
     return verdicts
 
@@ -120,8 +120,8 @@ def _notes(name: str, records: Sequence[Record]) -> list[str]:
         lines.insert(0, f"figure {name}: {number} of each setting")
     unfitted = sum(r.metrics["fitted"].value == 0 for r in records if "fitted" in r.metrics)
     if unfitted:
-        said = "trials reached the step limit before they fitted their training samples"
-        lines.append(f"figure {name}: {unfitted} of {len(records)} {said}")
+        text = "trials reached the step limit before they fitted their training samples"
+        lines.append(f"figure {name}: {unfitted} of {len(records)} {text}")
     return lines
 
 

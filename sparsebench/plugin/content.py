@@ -39,13 +39,13 @@ class Content:
         root: the folder that their names begin from.
         hashes: their SHA-256, by path.
         sources: what those of them hold that are Python, by path.
-        beside: names of the modules and packages of the plugin file's folder that are among them.
+        imports: names of the modules and packages of the plugin file's folder that are among them.
     """
 
     root: Path
     hashes: dict[Path, str]
     sources: dict[Path, bytes]
-    beside: frozenset[str]
+    imports: frozenset[str]
 
     @classmethod
     def of_file(cls, path: Path) -> Content:
@@ -58,22 +58,22 @@ class Content:
         root = path.parent
         while (root / "__init__.py").is_file() and root != root.parent:
             root = root.parent
-        near = {name: one for name, one in (_modules(root) | _modules(path.parent)).items() if one != path}
-        hashes, sources, beside, left = dict[Path, str](), dict[Path, bytes](), set[str](), [path]
-        while left:
-            for one in _files(left.pop()):
-                if one in hashes:
+        near = {name: file for name, file in (_modules(root) | _modules(path.parent)).items() if file != path}
+        hashes, sources, imports, pending = dict[Path, str](), dict[Path, bytes](), set[str](), [path]
+        while pending:
+            for file in _files(pending.pop()):
+                if file in hashes:
                     continue
                 try:
-                    held = one.read_bytes()
+                    content = file.read_bytes()
                 except OSError as error:
-                    raise UserError(f"plugin file {one} cannot be read: {error.strerror}") from error
-                hashes[one] = hashlib.sha256(held).hexdigest()
-                if one.suffix == ".py":
-                    sources[one] = held
-                    beside |= (names := _imports(held, near))
-                    left += [near[name] for name in names]
-        return cls(root, hashes, sources, frozenset(beside))
+                    raise UserError(f"plugin file {file} cannot be read: {error.strerror}") from error
+                hashes[file] = hashlib.sha256(content).hexdigest()
+                if file.suffix == ".py":
+                    sources[file] = content
+                    imports |= (names := _imports(content, near))
+                    pending += [near[name] for name in names]
+        return cls(root, hashes, sources, frozenset(imports))
 
     @cached_property
     def revision(self) -> str:
@@ -91,17 +91,17 @@ class Content:
         Those are its own, when it imports them late too: other modules of their names have them again after.
         """
         code = compile(self.sources[path], path, "exec")
-        if not self.beside:
+        if not self.imports:
             exec(code, vars(module))
             return
         folders = list(dict.fromkeys((str(path.parent), str(self.root))))
         files, modules = set(map(str, self.hashes)), dict[str, ModuleType]()
 
         @contextmanager
-        def beside() -> Iterator[None]:
+        def local_imports() -> Iterator[None]:
             """Have its folders first on the path, and its modules under their names."""
-            writes, taken = sys.dont_write_bytecode, _taken(self.beside)
-            others = {name: one for name, one in taken.items() if getattr(one, "__file__", "") not in files}
+            writes, taken = sys.dont_write_bytecode, _take_modules(self.imports)
+            others = {name: value for name, value in taken.items() if getattr(value, "__file__", "") not in files}
             sys.modules.update(modules)
             sys.path[:0], sys.dont_write_bytecode = folders, True
             try:
@@ -110,22 +110,22 @@ class Content:
                 sys.dont_write_bytecode = writes
                 for folder in folders:
                     sys.path.remove(folder)
-                modules.update(_taken(self.beside))
+                modules.update(_take_modules(self.imports))
                 sys.modules.update(modules | others)
 
         def import_(name: str, *args: Any, **kwargs: Any) -> Any:
-            with beside() if name.partition(".")[0] in self.beside else nullcontext():
+            with local_imports() if name.partition(".")[0] in self.imports else nullcontext():
                 return builtins.__import__(name, *args, **kwargs)
 
         vars(module)["__builtins__"] = vars(builtins) | {"__import__": import_}
-        with beside():
+        with local_imports():
             exec(code, vars(module))
-            for name in self.beside:  # which one of them may import late
+            for name in self.imports:  # which one of them may import late
                 with suppress(Exception):
                     import_module(name)
 
 
-def _taken(names: Collection[str]) -> dict[str, ModuleType]:
+def _take_modules(names: Collection[str]) -> dict[str, ModuleType]:
     """Take modules of these names, and what is below them, out of those that are imported."""
     return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in names}
 
@@ -137,8 +137,8 @@ def texts_of(path: Path, revision: str) -> tuple[str, dict[str, str]]:
     are among them. There is nothing where the revision is another one by now, or one of the files is no text.
     """
     path, content = path.resolve(), Content.of_file(path)
-    above = [one / "__init__.py" for one in path.parents if one.is_relative_to(content.root)]
-    paths = {_name(one, content.root): one for one in (*content.hashes, *above) if one.is_file()}
+    above = [place / "__init__.py" for place in path.parents if place.is_relative_to(content.root)]
+    paths = {_name(place, content.root): place for place in (*content.hashes, *above) if place.is_file()}
     try:
         texts = {name: paths[name].read_bytes().decode() for name in sorted(paths) if name.encode()}
     except (OSError, ValueError):
@@ -161,28 +161,28 @@ def code_of(content: bytes) -> str:
     those that hold nothing, as newer Pythons have more of them; constants by type and in ASCII; of an f-string its
     pieces joined, as Pythons before 3.12 cut them otherwise.
     """
-    tree = _parsed(content)
+    tree = _parse(content)
     if tree is None:
         return hashlib.sha256(content).hexdigest()
-    said: list[str] = []
-    left: list[Any] = [tree]
-    while left:  # no recursion, which long expressions exhaust
-        thing = left.pop()
+    tokens: list[str] = []
+    stack: list[Any] = [tree]
+    while stack:  # no recursion, which long expressions exhaust
+        thing = stack.pop()
         if isinstance(thing, _End):
-            said.append(thing)
+            tokens.append(thing)
         elif isinstance(thing, ast.Constant):
-            said.append(f"{type(thing.value).__name__} {_constant(thing.value)}")
+            tokens.append(f"{type(thing.value).__name__} {_constant(thing.value)}")
         elif isinstance(thing, ast.AST):
-            said.append(f"({type(thing).__name__}")
-            left.append(_End(")"))
+            tokens.append(f"({type(thing).__name__}")
+            stack.append(_End(")"))
             for name, value in sorted(_fields(thing), reverse=True, key=lambda field: field[0]):
-                left += [value, _End(f".{name}")]
+                stack += [value, _End(f".{name}")]
         elif isinstance(thing, list):
-            said.append("[")
-            left += [_End("]"), *reversed(thing)]
+            tokens.append("[")
+            stack += [_End("]"), *reversed(thing)]
         else:  # a name, a level of an import, a conversion, or a hole in a list
-            said.append(_constant(thing))
-    return hashlib.sha256("\n".join(said).encode()).hexdigest()
+            tokens.append(_constant(thing))
+    return hashlib.sha256("\n".join(tokens).encode()).hexdigest()
 
 
 _UNSAID = {"ctx", "type_ignores", "type_comment", "kind"}
@@ -197,10 +197,10 @@ def _fields(node: ast.AST) -> Iterator[tuple[str, Any]]:
     for name in node._fields:
         value = getattr(node, name, None)
         if isinstance(node, ast.JoinedStr):
-            value = _joined(node.values)
+            value = _join(node.values)
         elif isinstance(value, list):
-            value = [one for one in value if not (isinstance(one, ast.Expr) and _text(one.value) is not None)]
-        elif name == "format_spec" and isinstance(value, ast.JoinedStr) and not _joined(value.values):
+            value = [item for item in value if not (isinstance(item, ast.Expr) and _text(item.value) is not None)]
+        elif name == "format_spec" and isinstance(value, ast.JoinedStr) and not _join(value.values):
             continue
         if name not in _UNSAID and value is not None and value != []:
             yield name, value
@@ -210,7 +210,7 @@ def _text(node: ast.expr) -> str | None:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
-def _joined(pieces: Iterable[ast.expr]) -> list[ast.expr]:
+def _join(pieces: Iterable[ast.expr]) -> list[ast.expr]:
     """Return the pieces of an f-string, texts that follow each other as one, and without empty ones."""
     joined: list[ast.expr] = []
     for piece in pieces:
@@ -225,7 +225,7 @@ def _constant(value: Any) -> str:
     return hex(value) if type(value) is int else ascii(value)  # digits of a long number Python does not write
 
 
-def _parsed(content: bytes) -> ast.Module | None:
+def _parse(content: bytes) -> ast.Module | None:
     """Return the syntax tree of a source, or None of what is no Python."""
     try:
         with warnings.catch_warnings():
@@ -261,17 +261,17 @@ def _modules(folder: Path) -> dict[str, Path]:
     return {name: path for name, path in (files | packages).items() if name not in _LIBRARIES | sys.stdlib_module_names}
 
 
-def _imports(content: bytes, known: Mapping[str, Path]) -> set[str]:
+def _imports(content: bytes, modules: Mapping[str, Path]) -> set[str]:
     """Return which of the known modules a source imports; none of what is no Python."""
     names = set[str]()
-    if not any(name.encode() in content for name in known) or (tree := _parsed(content)) is None:
+    if not any(name.encode() in content for name in modules) or (tree := _parse(content)) is None:
         return names
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names.add(node.module.partition(".")[0])
-    return names & known.keys()
+    return names & modules.keys()
 
 
 FOLDER = "plugins"
@@ -321,7 +321,7 @@ def _line(name: str, value: Any, user: type | FunctionType, parts: dict[str, str
     if isinstance(value, type | FunctionType) and module == user.__module__:
         _add(value, parts)
         return parts.pop(value.__name__) + (f"\n\n{name} = {value.__name__}" if name != value.__name__ else "")
-    if isinstance(value, PLAIN) or (isinstance(value, tuple) and all(isinstance(one, PLAIN) for one in value)):
+    if isinstance(value, PLAIN) or (isinstance(value, tuple) and all(isinstance(item, PLAIN) for item in value)):
         return f"{name} = {value!r}"
     spelled = str(getattr(value, "__name__", ""))
     if module and spelled and getattr(inspect.getmodule(value), spelled, None) is value:
@@ -340,7 +340,7 @@ def _source(thing: type | FunctionType) -> tuple[str, dict[str, Any]]:
         lines = linecache.getlines(function.__code__.co_filename)
         for node in ast.walk(ast.parse("".join(lines))) if lines else ():
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == thing.__name__:
-                begin = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+                begin = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
                 if begin <= function.__code__.co_firstlineno <= (node.end_lineno or 0):
                     text = "".join(lines[begin - 1 : node.end_lineno])
                     return inspect.cleandoc(f"\n{text}"), function.__globals__
@@ -350,10 +350,10 @@ def _source(thing: type | FunctionType) -> tuple[str, dict[str, Any]]:
 
 
 def _functions(thing: type | FunctionType) -> Iterator[FunctionType]:
-    for one in [thing] if isinstance(thing, FunctionType) else list(vars(thing).values()):
-        one = getattr(one, "__func__", getattr(one, "fget", one))  # of a class or static method, and of a property
-        if isinstance(one, FunctionType):
-            yield one
+    for item in [thing] if isinstance(thing, FunctionType) else list(vars(thing).values()):
+        item = getattr(item, "__func__", getattr(item, "fget", item))  # of a class or static method, and of a property
+        if isinstance(item, FunctionType):
+            yield item
 
 
 def write(strategy: Strategy | type[Strategy], out: Path) -> str:

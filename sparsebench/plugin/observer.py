@@ -61,10 +61,10 @@ class ObserverThread:
     """A thread for the calls of one observer: what a library opens in a thread it may want to be used there only."""
 
     def __init__(self) -> None:
-        self._asked: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True)
 
-    def call(self, what: Callable[[], T]) -> T:
+    def call(self, function: Callable[[], T]) -> T:
         """Return what a call returns, or raise what it raises.
 
         Raises:
@@ -73,16 +73,16 @@ class ObserverThread:
         if self._thread.ident is None:
             self._thread.start()
         answer: Future[T] = Future()
-        self._asked.put((what, answer))
+        self._calls.put((function, answer))
         if wait([answer], PATIENCE).not_done:
             raise TimeoutError(f"no answer in {PATIENCE:g} s")
         return answer.result()
 
     def _work(self) -> None:
         while True:
-            what, answer = self._asked.get()
+            function, answer = self._calls.get()
             try:
-                answer.set_result(what())
+                answer.set_result(function())
             except BaseException as error:  # raised again in the thread that asked
                 answer.set_exception(error)
 

@@ -59,7 +59,7 @@ def module_of(entry: metadata.EntryPoint) -> str:
 
 def entries() -> dict[str, metadata.EntryPoint]:
     """Return the installed entry points by name; of two with one name the shipped one, else the first, counts."""
-    known: dict[str, metadata.EntryPoint] = {}
+    points: dict[str, metadata.EntryPoint] = {}
     hidden = set(os.environ.get(HIDDEN, "").split(",")) - {""}
     present = (
         entry
@@ -67,11 +67,11 @@ def entries() -> dict[str, metadata.EntryPoint]:
         if not {distribution(entry.dist)[0], module_of(entry).partition(".")[0]} & hidden
     )
     for entry in sorted(present, key=lambda e: (e.name, not is_shipped(e))):
-        first = known.setdefault(entry.name, entry)
+        first = points.setdefault(entry.name, entry)
         if first.value != entry.value:
             dist = distribution(entry.dist)[0] or "?"
             log.warning("plugin '%s' of %s is left out: its name is taken", entry.name, dist)
-    return known
+    return points
 
 
 def files_of(entry: metadata.EntryPoint) -> list[Path]:
@@ -141,75 +141,75 @@ class Registry:
         self.broken: dict[str, str] = {}
         self.entries = {name: entry for name, entry in entries().items() if not shipped_only or is_shipped(entry)}
         self.files: list[Path] = []
-        self._found: dict[str, dict[str, Found]] = {kind: {} for kind in BRINGS}
+        self._items: dict[str, dict[str, Found]] = {kind: {} for kind in BRINGS}
         for name in FIRST:
             self.load_entry(name)
 
     def strategy(self, name: str) -> Found:
         """Return the strategy of that name, importing no other plugin if the name is an entry point's."""
-        return self._named("strategy", name, f"{name}.py" if Path(f"{name}.py").is_file() else None)
+        return self._require("strategy", name, f"{name}.py" if Path(f"{name}.py").is_file() else None)
 
     def task(self, name: str) -> type[Task]:
         """Return the task of that name."""
-        return self._named("task", name).cls
+        return self._require("task", name).cls
 
     def model(self, name: str) -> type[Model]:
         """Return the model of that name."""
-        return self._named("model", name, f"timm:{name}" if re.match(r"vit_|deit|eva", name) else None).cls
+        return self._require("model", name, f"timm:{name}" if re.match(r"vit_|deit|eva", name) else None).cls
 
-    def _named(self, kind: str, name: str, meant: str | None = None) -> Found:
+    def _require(self, kind: str, name: str, meant: str | None = None) -> Found:
         """Return what has a name; if nothing has, and the plugin of that name is broken, that is said."""
-        if (found := self._look_for(kind, name)) is not None:
-            return found
+        if (item := self._look_for(kind, name)) is not None:
+            return item
         if name in self.broken:
             raise PluginError(f"plugin '{name}' does not load: {self.broken[name]}")
-        raise unknown(kind, name, {*self._found[kind], *self.broken}, meant=meant)
+        raise unknown(kind, name, {*self._items[kind], *self.broken}, meant=meant)
 
-    def observers_named(self, name: str) -> list[type[Observer]]:
+    def observers_for(self, name: str) -> list[type[Observer]]:
         """Return the observers to turn on for a name, or for a plugin file; none where the plugin is one by itself.
 
         Raises:
             UserError: there is none.
             PluginError: it cannot be loaded.
         """
-        plugin, found = name, list[Found]()
+        plugin, items = name, list[Found]()
         if name.endswith(".py"):
             self.load_file(Path(name))
             plugin = str(Path(name).resolve())
-            found = [one for one in self._found["observer"].values() if str(one.file) == plugin]
-        elif (one := self._look_for("observer", name)) is not None:
-            found = [one]
-        if not found and plugin not in (each.plugin_name for each in self.record_hooks()):
-            found = [self._named("observer", name)]
-        return [one.cls for one in found]
+            items = [item for item in self._items["observer"].values() if str(item.file) == plugin]
+        elif (item := self._look_for("observer", name)) is not None:
+            items = [item]
+        if not items and plugin not in (hook.plugin_name for hook in self.record_hooks()):
+            items = [self._require("observer", name)]
+        return [item.cls for item in items]
 
     def _look_for(self, kind: str, name: str) -> Found | None:
         """Return what is found of a kind under a name; all plugins are loaded if its entry point does not bring it."""
-        if name not in self._found[kind] and name in self.entries:
+        if name not in self._items[kind] and name in self.entries:
             self.load_entry(name)
-        if name not in self._found[kind]:
+        if name not in self._items[kind]:
             self.load_all()
-        return self._found[kind].get(name)
+        return self._items[kind].get(name)
 
     def strategies(self) -> list[Found]:
         """Return every strategy that is installed or was loaded from a file."""
-        return self._all("strategy")
+        return self._list("strategy")
 
     def tasks(self) -> list[type[Task]]:
         """Return every task."""
-        return [found.cls for found in self._all("task")]
+        return [item.cls for item in self._list("task")]
 
     def models(self) -> list[type[Model]]:
         """Return every model."""
-        return [found.cls for found in self._all("model")]
+        return [item.cls for item in self._list("model")]
 
     def observers(self) -> list[type[Observer]]:
         """Return every observer that can be turned on."""
-        return [found.cls for found in self._all("observer")]
+        return [item.cls for item in self._list("observer")]
 
-    def _all(self, kind: str) -> list[Found]:
+    def _list(self, kind: str) -> list[Found]:
         self.load_all()
-        return [found for _, found in sorted(self._found[kind].items())]
+        return [item for _, item in sorted(self._items[kind].items())]
 
     def suites(self) -> dict[str, Path | Traversable]:
         """Return the TOML file of every suite that plugins bring, by its name."""
@@ -225,16 +225,16 @@ class Registry:
         A plugin that fails is named in `broken`.
         """
         self.load_all()
-        named: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         shipped = {name for name, entry in self.entries.items() if is_shipped(entry)}
         implementations = getattr(self.manager.hook, hook).get_hookimpls()
-        for one in sorted(implementations, key=lambda one: (one.plugin_name not in shipped, one.plugin_name)):
+        for impl in sorted(implementations, key=lambda impl: (impl.plugin_name not in shipped, impl.plugin_name)):
             try:
-                for thing in one.function():
-                    named.setdefault(name_of(thing), thing)
+                for thing in impl.function():
+                    results.setdefault(name_of(thing), thing)
             except Exception as error:
-                self.broken[one.plugin_name] = one_line(error)
-        return dict(sorted(named.items()))
+                self.broken[impl.plugin_name] = one_line(error)
+        return dict(sorted(results.items()))
 
     def load_all(self) -> None:
         """Load every installed plugin; those that fail are named in `broken`."""
@@ -281,7 +281,7 @@ class Registry:
                     next_step="return its classes from sparsebench_strategies(), decorated with sparsebench.hookimpl",
                 )
             self.files.append(path)
-        return [name for name, found in self._found["strategy"].items() if found.file == path]
+        return [name for name, item in self._items["strategy"].items() if item.file == path]
 
     def _take(self, load: Callable[[], ModuleType], origin: Origin, file: Path | None = None) -> None:
         """Load a module and take what its hooks return.
@@ -292,19 +292,19 @@ class Registry:
             PluginError: that failed; it says why.
         """
         name = origin.plugin if file is None else str(file)
-        before = {kind: dict(found) for kind, found in self._found.items()}
+        before = {kind: dict(items) for kind, items in self._items.items()}
         try:
             with redirect_stdout(sys.stderr):
                 module = load()
                 self.manager.register(module, name=name)
                 _check_hooks(module)
                 for kind, (_, hook) in BRINGS.items():
-                    for cls in self._brought(name, hook):
+                    for cls in self._classes(name, hook):
                         self._add(kind, cls, origin, file)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a stranger's code: whatever it raises is its own
-            self._found = before
+            self._items = before
             if self.manager.has_plugin(name):
                 self.manager.unregister(name=name)
             raise PluginError(_reason(error)) from error
@@ -312,14 +312,14 @@ class Registry:
     def owners(self, strategy: str, task: str, model: str) -> list[Found]:
         """Return the strategy, the task and the model of those names, with where they came from."""
         self.task(task), self.model(model)
-        return [self.strategy(strategy), self._found["task"][task], self._found["model"][model]]
+        return [self.strategy(strategy), self._items["task"][task], self._items["model"][model]]
 
     def part_of(self, thing: Task | Model) -> Part:
         """Return the part of a cell that names a task or a model, with the revision of the code that brings it."""
-        found = self._found["task" if isinstance(thing, Task) else "model"].get(thing.name)
-        if found is None or found.cls is not type(thing) or found.file is None:
+        item = self._items["task" if isinstance(thing, Task) else "model"].get(thing.name)
+        if item is None or item.cls is not type(thing) or item.file is None:
             return Part.of(thing, "" if thing.revision == 1 else str(thing.revision))
-        return Part.of(thing, found.origin.revision)
+        return Part.of(thing, item.origin.revision)
 
     def check_revision(self, thing: Task | Model, part: Part) -> None:
         """Raise UserError if a task or a model that was made from the part of a cell has another revision than that."""
@@ -329,7 +329,7 @@ class Registry:
                 allowed=part.revision or "1", next_step="run it again",
             )  # fmt: skip
 
-    def _brought(self, name: str, hook: str) -> Iterator[Any]:
+    def _classes(self, name: str, hook: str) -> Iterator[Any]:
         """Yield what a plugin returns from a hook."""
         for implementation in getattr(self.manager.hook, hook).get_hookimpls():
             if implementation.plugin_name == name:
@@ -350,24 +350,24 @@ class Registry:
             origin = origin.model_copy(update={"revision": str(cls.revision)})
         elif kind == "task":
             self._check_metrics(cls)
-        entry, taken = self.entries.get(cls.name), self._found[kind].get(cls.name)
+        entry, taken = self.entries.get(cls.name), self._items[kind].get(cls.name)
         if kind == "strategy" and entry is not None and origin.plugin != cls.name:
             raise UserError(f"its strategy '{cls.name}' has the name of installed plugin '{entry.name}'; rename it")
         if taken is None:
-            self._found[kind][cls.name] = Found(cls, origin, file)
+            self._items[kind][cls.name] = Found(cls, origin, file)
         elif taken.cls is not cls:
             other = taken.file or taken.origin.plugin
             raise UserError(f"its {kind} '{cls.name}' has the name of one of plugin '{other}'; rename it")
 
     def _check_metrics(self, cls: type[Task]) -> None:
         """Raise UserError if metrics of a task are none, or are not the same as others of their name."""
-        others = (kind for other in self._found["task"].values() for kind in other.cls.metrics)
-        known = {kind.name: kind for kind in (*METRICS, *others)}
+        others = (kind for other in self._items["task"].values() for kind in other.cls.metrics)
+        kinds = {kind.name: kind for kind in (*METRICS, *others)}
         for kind in cls.metrics:
             if not isinstance(kind, MetricKind):
                 raise UserError("metrics of a task", got=kind, allowed="sparsebench.measure.metrics.MetricKind")
             name = re.sub("_(low|high)$", "", kind.name)
-            if known.get(name, kind) != kind:
+            if kinds.get(name, kind) != kind:
                 raise UserError(f"there is another metric '{name}', which is not the same", next_step="rename it")
 
     def record_hooks(self) -> list[pluggy.HookImpl]:
@@ -401,10 +401,10 @@ def _reason(error: BaseException) -> str:
 
 def _check_hooks(module: ModuleType) -> None:
     """Raise UserError for a hook implementation whose name is no hook's."""
-    known = [name for name in vars(Hooks) if name.startswith(PROJECT)]
+    hooks = [name for name in vars(Hooks) if name.startswith(PROJECT)]
     for name, thing in vars(module).items():
-        if isinstance(getattr(thing, f"{PROJECT}_impl", None), dict) and name not in known:
-            raise unknown("hook", name, known)
+        if isinstance(getattr(thing, f"{PROJECT}_impl", None), dict) and name not in hooks:
+            raise unknown("hook", name, hooks)
 
 
 def _complaint(kind: str, cls: Any) -> str | None:

@@ -169,8 +169,8 @@ def _log(client: MlflowClient, experiment_of: Callable[[str], tuple[str, dict[st
 
 def _experiment(client: MlflowClient, name: str) -> tuple[str, dict[str, str]]:
     """Return the id of an experiment, made if it was not there, and its runs by cell."""
-    known = client.get_experiment_by_name(name)
-    id_ = known.experiment_id if known else client.create_experiment(name)
+    experiment = client.get_experiment_by_name(name)
+    id_ = experiment.experiment_id if experiment else client.create_experiment(name)
     runs = client.search_runs([id_], max_results=50_000)
     return id_, {run.data.tags[CELL]: run.info.run_id for run in runs if CELL in run.data.tags}
 

@@ -34,7 +34,7 @@ from sparsebench.plan.request import Files, How, Job
 from sparsebench.plugin.content import Content
 from sparsebench.plugin.registry import Registry, distribution, entries
 from sparsebench.plugin.registry import files_of as plugin_files
-from sparsebench.publish.submission import Manifest, Verdict, called, items_of, manifest_of, plugin_of, read_records
+from sparsebench.publish.submission import Manifest, Verdict, cell_name, items_of, manifest_of, plugin_of, read_records
 from sparsebench.records import manifests, store
 from sparsebench.records.record import Cell, Record, canonical
 from sparsebench.runner import run as runs
@@ -94,18 +94,18 @@ def replay(
     if plugin is None:
         _check_source(manifest, registry)
     seed = secrets.randbits(48) if seed is None else seed
-    every = [record for record in read_records(folder) if record.status == "ok"]
-    records = _draw(every, manifest.strategy, number, seed)
+    results = [record for record in read_records(folder) if record.status == "ok"]
+    records = _draw(results, manifest.strategy, number, seed)
     _locate([record.cell for record in records], registry, files)
-    with enclose(_readable(manifest, plugin, files)):
-        if broken := _unfair(manifest, records, plugin):
+    with enclose(_input_files(manifest, plugin, files)):
+        if broken := _check_failures(manifest, records, plugin):
             return verdict.settle(broken, "replayed")
         again = _run(records, manifest, registry, plugin, files, device, on_stop)
-    adaptive = {name for (name, _), one in manifests.strategies(folder).items() if one.adaptive}
+    adaptive = {name for (name, _), strategy in manifests.strategies(folder).items() if strategy.adaptive}
     wrong, elsewhere, points = compare([(record, again[record.cell_id]) for record in records], adaptive)
-    own, its = (sum(one.cell.strategy.name == manifest.strategy for one in some) for some in (records, every))
+    n, total = (sum(x.cell.strategy.name == manifest.strategy for x in part) for part in (records, results))
     verdict.notes.append(
-        f"replayed {len(records)} of {len(every)} cells, {own} of its {its} own, "
+        f"replayed {len(records)} of {len(results)} cells, {n} of its {total} own, "
         f"with --replay-seed {seed}: " + ", ".join(record.cell_id for record in records)
     )
     if elsewhere:
@@ -118,39 +118,39 @@ def replay(
 
 def _check_source(manifest: Manifest, registry: Registry) -> None:
     """Raise UserError unless an installed strategy is here as it was published; its code is not run."""
-    name, origin, known = manifest.strategy, manifest.plugin, entries().get(manifest.plugin.plugin)
-    here, version = distribution(known.dist) if known else ("", "")
-    found, wanted = (f"{one[0]} {one[1]}".strip() for one in ((here, version), (origin.distribution, origin.version)))
+    name, origin, entry = manifest.strategy, manifest.plugin, entries().get(manifest.plugin.plugin)
+    here, version = distribution(entry.dist) if entry else ("", "")
+    got, allowed = (f"{x[0]} {x[1]}".strip() for x in ((here, version), (origin.distribution, origin.version)))
     if origin.is_shipped and here == origin.distribution:  # whose version does not matter
-        found, wanted = (f"revision {one.revision}" for one in (registry.strategy(name).origin, origin))
-    if found != wanted:
+        got, allowed = (f"revision {source.revision}" for source in (registry.strategy(name).origin, origin))
+    if got != allowed:
         raise UserError(
-            f"strategy '{name}' is not here as it was run", got=found or "none that is installed", allowed=wanted,
+            f"strategy '{name}' is not here as it was run", got=got or "none that is installed", allowed=allowed,
             next_step="install that, and give the command again",
         )  # fmt: skip
 
 
-def _unfair(manifest: Manifest, records: Sequence[Record], plugin: Path | None) -> list[str]:
+def _check_failures(manifest: Manifest, records: Sequence[Record], plugin: Path | None) -> list[str]:
     """Return which required checks the strategy fails, with the parameters of the cells that are run again."""
     name = manifest.strategy
     parts = (record.cell.strategy for record in records if record.cell.strategy.name == name)
-    own = {canonical(part.params): part for part in parts}
+    settings = {canonical(part.params): part for part in parts}
     target = str(plugin) if plugin else name
     return [
-        f"{plain(report.label, 60)} does not conform: check {plain(one.check, 60)} {one.status}: {plain(one.message)}"
-        for part in own.values()
+        f"{plain(report.label, 60)} does not conform: check {plain(x.check, 60)} {x.status}: {plain(x.message)}"
+        for part in settings.values()
         for report in process.check(target, part=part, groups=("required",))
-        for one in report.outcomes
-        if one.status not in HARMLESS
+        for x in report.outcomes
+        if x.status not in HARMLESS
     ]
 
 
-def _readable(manifest: Manifest, plugin: Path | None, files: Files) -> list[Path]:
+def _input_files(manifest: Manifest, plugin: Path | None, files: Files) -> list[Path]:
     """Return the files that cells need: the plugin's, and those of the pictures and weights that were named."""
     entry = entries().get(manifest.plugin.plugin)
     code = Content.of_file(plugin).hashes if plugin else {path.parent for path in plugin_files(entry)} if entry else ()
-    named = (*files.images, files.backgrounds, files.pretrain_images)
-    paths = [Path(name.removeprefix("folder:")) for name in named if name]
+    names = (*files.images, files.backgrounds, files.pretrain_images)
+    paths = [Path(name.removeprefix("folder:")) for name in names if name]
     paths += [path for path in (files.data_root or Path("data"), files.networks) if path]
     paths += files_of(files.weights)
     return [path.absolute() for path in (*paths, *code)]
@@ -167,7 +167,7 @@ def _draw(records: Sequence[Record], strategy: str, number: int | None, seed: in
         return filter(None, chain.from_iterable(zip_longest(*groups)))
 
     by_task = {True: defaultdict[str, list[Record]](list), False: defaultdict[str, list[Record]](list)}
-    for record in sorted(records, key=lambda one: seeds.seed_of("replay", str(seed), one.cell_id)):
+    for record in sorted(records, key=lambda record: seeds.seed_of("replay", str(seed), record.cell_id)):
         by_task[record.cell.strategy.name == strategy][record.cell.task.name].append(record)
     return list(in_turn(in_turn(tasks.values()) for tasks in by_task.values()))[:number]
 
@@ -177,7 +177,7 @@ def _run(
     on_stop: Callable[[], None],
 ) -> dict[str, Record]:  # fmt: skip
     """Return the records of cells that are run again, by their ids, with those that they start from."""
-    how = How(device, jobs=1, checkpoint=0.0)
+    options = How(device, jobs=1, checkpoint=0.0)
     jobs: dict[str, Job] = {}
     for record in records:
         job, cell = _job(record.cell, record, manifest, registry, plugin), record.cell
@@ -193,13 +193,13 @@ def _run(
         jobs.setdefault(record.cell_id, job)
     with tempfile.TemporaryDirectory(prefix="sparsebench-replay-") as out:
         networks = Networks(Path(out), {}, files.networks)
-        asked = {record.cell_id for record in records}
-        needed = planner.needed_by(asked, list(jobs.values()), lambda first: not networks.has(first))
-        ordered = sorted((job for cell_id, job in jobs.items() if cell_id in asked | needed), key=lambda job: job.order)
+        ids = {record.cell_id for record in records}
+        needed = planner.needed_by(ids, list(jobs.values()), lambda first: not networks.has(first))
+        ordered = sorted((job for cell_id, job in jobs.items() if cell_id in ids | needed), key=lambda job: job.order)
         _locate([job.cell for job in ordered], registry, files)
         places = places_of(files, ordered) | networks.places({job.after for job in ordered} - {""})
         plan = Plan(ordered, ordered, places, ordered, known={}, expected=Expected(ordered), request=None)
-        runs.carry_out(plan, how, registry, Path(out), Callbacks(on_stop=on_stop))
+        runs.carry_out(plan, options, registry, Path(out), Callbacks(on_stop=on_stop))
         return dict(store.read(Path(out)))
 
 
@@ -213,12 +213,12 @@ def _locate(cells: Sequence[Cell], registry: Registry, files: Files) -> None:
     for task in sorted({cell.task.name for cell in cells}):
         pictures_for(registry.task(task), files)
     for cell in cells:
-        named = {key: cell.task.params.get(key) for key in LOCATED} | {"weights": cell.model.params.get("weights")}
-        for key, name in named.items():
+        parts = {key: cell.task.params.get(key) for key in LOCATED} | {"weights": cell.model.params.get("weights")}
+        for key, name in parts.items():
             if isinstance(name, str) and _BY_CONTENT.search(name) and name not in files.places:
-                given = sorted(place for place in files.places if place.partition("-")[0] == name.partition("-")[0])
+                names = sorted(place for place in files.places if place.partition("-")[0] == name.partition("-")[0])
                 raise UserError(
-                    f"cell {cell.id} was run with {plain(name, 60)}", got=", ".join(given) or "none that is named so",
+                    f"cell {cell.id} was run with {plain(name, 60)}", got=", ".join(names) or "none that is named so",
                     next_step=f"give what it was run with by --{key.replace('_', '-')}",
                 )  # fmt: skip
 
@@ -234,8 +234,8 @@ def _job(cell: Cell, record: Record, manifest: Manifest, registry: Registry, plu
     if name == manifest.strategy and (plugin is not None or name not in registry.entries):
         files = () if plugin is None else (str(plugin.resolve()),)
         return job(origin=source, kind=record.kind, files=files, code=(f"{source.plugin} {source.revision}",))
-    found = registry.strategy(name)
-    return job(origin=found.origin, kind=found.cls.kind, **plugins_of(cell, registry))
+    entry = registry.strategy(name)
+    return job(origin=entry.origin, kind=entry.cls.kind, **plugins_of(cell, registry))
 
 
 Pair = tuple[Record, Record]
@@ -254,21 +254,21 @@ def compare(pairs: Sequence[Pair], adaptive: Collection[str]) -> tuple[list[str]
     wrong: list[str] = []
     tasks: dict[tuple[str, str], list[Pair]] = {}
     for before, after in pairs:
-        same = before.environment == after.environment and before.device == after.device == "cpu"
-        if odd := _odd(before, after, same, FEW if before.cell.strategy.name in adaptive else 0.0):
-            wrong.append(f"{called(before)} {odd}")
-        elif not same:
+        exact = before.environment == after.environment and before.device == after.device == "cpu"
+        if odd := _deviation(before, after, exact, FEW if before.cell.strategy.name in adaptive else 0.0):
+            wrong.append(f"{cell_name(before)} {odd}")
+        elif not exact:
             tasks.setdefault((before.cell.task.name, before.label), []).append((before, after))
     points = 0.0
     for (task, label), group in sorted(tasks.items()):
         old, new = (np.concatenate([items_of(pair[k]).correct for pair in group]) for k in (0, 1))
         points = max(points, 100 * abs(float(old.mean() - new.mean())))
-        wrong += [f"{plain(label, 60)} on {plain(task, 40)}: {text}" for text in _better(group, old, new)]
+        wrong += [f"{plain(label, 60)} on {plain(task, 40)}: {text}" for text in _gains(group, old, new)]
     return wrong, sum(map(len, tasks.values())), points
 
 
-def _odd(before: Record, after: Record, same: bool, slack: float) -> str:
-    """Return how a cell, on the `same` machine or not, came out otherwise in what hangs on no rounding, or ""."""
+def _deviation(before: Record, after: Record, exact: bool, slack: float) -> str:
+    """Return how a cell came out otherwise in what hangs on no rounding, or in anything if `exact`; or ""."""
     if after.status != "ok" or before.outcomes is None or after.outcomes is None:
         return f"is {after.status} here: {plain(after.failure.reason) if after.failure else ''}"
     if before.kind != after.kind:
@@ -276,14 +276,14 @@ def _odd(before: Record, after: Record, same: bool, slack: float) -> str:
     for name in ("label", "group", "foreground"):
         if getattr(before.outcomes, name) != getattr(after.outcomes, name):
             return f"has test items with other {name}s here"
-    if same:
-        known = [name for name in MEANS if name in before.metrics]  # earlier versions had fewer
-        there, here = ([one.metrics.get(name) for name in known] for one in (before, after))
-        whole = there == here and before.trajectory == after.trajectory and before.outcomes == after.outcomes
+    if exact:
+        means = [name for name in MEANS if name in before.metrics]  # earlier versions had fewer
+        old, new = ([record.metrics.get(name) for name in means] for record in (before, after))
+        whole = old == new and before.trajectory == after.trajectory and before.outcomes == after.outcomes
         return "" if whole else "has other outcomes here, on the same machine and libraries"
     names = ("tokens_in", "tokens_out", "own", "rested")
-    one, other = ([[getattr(step, x) for x in names] for step in record.trajectory] for record in (before, after))
-    near = slack and len(one) == len(other) and np.allclose(one, other, rtol=slack, atol=0.0)
+    first, second = ([[getattr(step, x) for x in names] for step in record.trajectory] for record in (before, after))
+    near = slack and len(first) == len(second) and np.allclose(first, second, rtol=slack, atol=0.0)
     if not near and before.trajectory != after.trajectory:
         return "keeps other numbers of tokens here"
     alike = float((items_of(before).predicted == items_of(after).predicted).mean())
@@ -292,7 +292,7 @@ def _odd(before: Record, after: Record, same: bool, slack: float) -> str:
     return ""
 
 
-def _better(group: Sequence[Pair], old: np.ndarray, new: np.ndarray) -> Iterator[str]:
+def _gains(group: Sequence[Pair], old: np.ndarray, new: np.ndarray) -> Iterator[str]:
     """Yield in what the reported cells of a task are better than those here by more than rounding makes them.
 
     Cells of a strategy beside the published one may not be worse either.
@@ -309,12 +309,12 @@ def _better(group: Sequence[Pair], old: np.ndarray, new: np.ndarray) -> Iterator
             more = "more" if sign > 0 else "fewer"
             yield f"in {len(group)} cells {100 * gain:.1f} points {more} of the test items are right there than here"
     for name, better in MEANS.items():
-        values = [[one.metrics[name].value if name in one.metrics else None for one in pair] for pair in group]
-        known = np.array([pair for pair in values if None not in pair], dtype=float).reshape(-1, 2)
-        there, here = known.mean(axis=0) if len(known) else (0.0, 0.0)
-        scale = max(abs(here), 1 / len(old)) if name in ("test_loss", "p_label") else 1.0
-        if any(sign * better * (there - here) > BETTER * scale for sign in signs):
-            yield f"in {len(group)} cells the mean {name} is {there:.4g} there and {here:.4g} here"
+        values = [[x.metrics[name].value if name in x.metrics else None for x in pair] for pair in group]
+        pairs = np.array([pair for pair in values if None not in pair], dtype=float).reshape(-1, 2)
+        reported, again = pairs.mean(axis=0) if len(pairs) else (0.0, 0.0)
+        scale = max(abs(again), 1 / len(old)) if name in ("test_loss", "p_label") else 1.0
+        if any(sign * better * (reported - again) > BETTER * scale for sign in signs):
+            yield f"in {len(group)} cells the mean {name} is {reported:.4g} there and {again:.4g} here"
 
 
 def _starts(command: Sequence[str]) -> bool:
@@ -345,11 +345,11 @@ def _sandbox(readable: Iterable[Path], room: Path) -> list[str]:
     hidden = [Path.home().resolve(), *(Path(name).resolve() for name in ("/tmp", "/var/tmp", "/run", room.parent))]
     python = map(Path, (sys.prefix, sys.base_prefix, *filter(None, sys.path)))
     caches = (Path(os.environ.get("HF_HOME", Path.home() / ".cache/huggingface"), "hub"), Path.home() / ".cache/torch")
-    shown = {os.path.abspath(path) for path in (*python, *caches, *readable)}
+    paths = {os.path.abspath(path) for path in (*python, *caches, *readable)}
     tmpfs = [part for path in dict.fromkeys(hidden) if path.is_dir() for part in ("--tmpfs", str(path))]
     # What holds a hidden folder would show all of that again.
-    shown = {path for path in shown if not any(one.is_relative_to(path) for one in hidden)}
-    binds = [part for path in sorted(shown) for part in ("--ro-bind-try", path, path)]
+    paths = {path for path in paths if not any(folder.is_relative_to(path) for folder in hidden)}
+    binds = [part for path in sorted(paths) for part in ("--ro-bind-try", path, path)]
     return [
         "bwrap", "--unshare-net", "--unshare-pid", "--unshare-ipc", "--die-with-parent",
         "--cap-drop", "ALL", "--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--proc", "/proc", *tmpfs, *binds,
@@ -368,8 +368,8 @@ def enclose(readable: Iterable[Path] = ()) -> Iterator[None]:
     for name in before:
         if not KEPT.fullmatch(name):
             del os.environ[name]
-    with tempfile.TemporaryDirectory(prefix="sparsebench-") as made:
-        room = Path(made).resolve()
+    with tempfile.TemporaryDirectory(prefix="sparsebench-") as folder:
+        room = Path(folder).resolve()
         PREFIX[:] = _sandbox(readable, room) if has_sandbox() else no_network()
         os.environ["TMPDIR"] = tempfile.tempdir = str(room)
         try:

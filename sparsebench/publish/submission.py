@@ -48,7 +48,7 @@ RECORDS, PLUGIN = "records/records.parquet", "plugin"
 AGAIN = "give the command of the run again: it runs what is missing or of another revision"
 Badge = Literal["rejected", "reported", "replayed"]
 """In rising order; what is rejected has none."""
-SAID: dict[Badge, str] = {
+MEANINGS: dict[Badge, str] = {
     "rejected": "not whole, or not consistent",
     "reported": "whole and consistent; nobody has run it again",
     "replayed": "whole and consistent; cells drawn by chance, run again here, agree",
@@ -109,7 +109,7 @@ class Verdict:
     """What was found of a submission.
 
     Attributes:
-        badge: see `SAID`.
+        badge: see `MEANINGS`.
         wrong: whether something contradicts something else, in the submission or in its replay.
         why: what does.
         strategy, version, suite, records: what it is, as far as it can be read; "" for cells of no suite.
@@ -127,9 +127,9 @@ class Verdict:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def said(self) -> str:
+    def meaning(self) -> str:
         """What the badge means."""
-        return DIFFERS if self.wrong and self.badge == "reported" else SAID[self.badge]
+        return DIFFERS if self.wrong and self.badge == "reported" else MEANINGS[self.badge]
 
     def settle(self, why: Sequence[str], badge: Badge) -> None:
         """Keep what contradicts something else; where nothing does it has the badge."""
@@ -148,7 +148,7 @@ def verify(folder: Path, *, placed: bool = False) -> Verdict:
     """
     verdict = Verdict(plain(folder, 500))
     try:
-        wrong = list(_wrong(folder, verdict, placed))
+        wrong = list(_faults(folder, verdict, placed))
     except OSError as error:
         wrong = [f"it cannot be read: {error.strerror}"]
     except (ValueError, UserError) as error:
@@ -172,36 +172,37 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
     """
     records = store.read(out, needed=True)
     name = _strategy(records.values(), strategy)
-    own = [record for record in records.values() if record.cell.strategy.name == name]
-    origin, described = max((one.origin for one in own), key=repr), manifests.strategies(out)
+    results = [record for record in records.values() if record.cell.strategy.name == name]
+    origin, described = max((record.origin for record in results), key=repr), manifests.strategies(out)
     about = described.get((name, origin.revision))
     if about is None or (origin.plugin.startswith("file:") and not about.source):
         missing = "what strategy" if about is None else "from which file strategy"
         raise UserError(f"{out} does not say {missing} '{name}' is", next_step=AGAIN)
-    suite = _suite(manifests.suites(out), own, out)
+    suite = _suite(manifests.suites(out), results, out)
     chosen = {
-        cell_id: one
-        for cell_id, one in records.items()
-        if (one.cell.strategy.name == name or one.kind != "deployable") and setting_of(one.cell) in suite.settings
+        cell_id: record
+        for cell_id, record in records.items()
+        if (record.cell.strategy.name == name or record.kind != "deployable")
+        and setting_of(record.cell) in suite.settings
     }
-    starts = {one.cell.init.id for one in chosen.values() if one.cell.init is not None}
+    starts = {record.cell.init.id for record in chosen.values() if record.cell.init is not None}
     chosen |= {cell_id: records[cell_id] for cell_id in starts & set(records)}
 
-    revisions = {(one.cell.strategy.name, one.origin.revision) for one in chosen.values()}
-    said = [described[key].model_copy(update={"file": "", "source": {}}) for key in revisions & set(described)]
-    things: list[tuple[str, Value]] = [(manifests.SUITES, suite), *((manifests.STRATEGIES, one) for one in said)]
+    revisions = {(record.cell.strategy.name, record.origin.revision) for record in chosen.values()}
+    texts = [described[key].model_copy(update={"file": "", "source": {}}) for key in revisions & set(described)]
+    things: list[tuple[str, Value]] = [(manifests.SUITES, suite), *((manifests.STRATEGIES, text) for text in texts)]
     things += [(manifests.FILES, Given(name=name, left_out=line)) for name, line in manifests.omissions(out)]
-    dumped = [(folder, one.model_dump(mode="json")) for folder, one in things]
-    beside = {f"{folder}/{digest(one)}.json": canonical(one) for folder, one in dumped}
-    used, machines = {one.environment for one in chosen.values()}, store.sidecars(out, manifests.ENVIRONMENTS)
-    beside |= {name: text for name, text in machines.items() if Path(name).stem in used}
+    dumped = [(folder, thing.model_dump(mode="json")) for folder, thing in things]
+    sidecars = {f"{folder}/{digest(value)}.json": canonical(value) for folder, value in dumped}
+    used, machines = {record.environment for record in chosen.values()}, store.sidecars(out, manifests.ENVIRONMENTS)
+    sidecars |= {name: text for name, text in machines.items() if Path(name).stem in used}
 
     folder = to / name / version_of(suite, origin)
     if folder.is_symlink() or folder.exists():
         raise UserError(f"{folder} is there and is not written over", next_step="remove it, or give another --to")
     part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
     try:
-        table.write(part / RECORDS, table.table_of((one, 0) for one in chosen.values()), beside)
+        table.write(part / RECORDS, table.table_of((record, 0) for record in chosen.values()), sidecars)
         for path, text in about.source.items():
             files.write_whole(part / PLUGIN / path, text.encode())
         records_hash = files.content_hash(part / RECORDS)
@@ -217,10 +218,10 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
     return verdict
 
 
-def _strategy(records: Collection[Record], asked: str | None) -> str:
+def _strategy(records: Collection[Record], choice: str | None) -> str:
     """Return the name of the strategy to publish: as asked, or the only one that may be deployed."""
     kinds = {record.cell.strategy.name: record.kind for record in records}
-    names = [asked] if asked is not None else sorted(name for name, kind in kinds.items() if kind == "deployable")
+    names = [choice] if choice is not None else sorted(name for name, kind in kinds.items() if kind == "deployable")
     if len(names) != 1:
         contents = f"strategies {', '.join(names)}" if names else "no strategy but baselines and oracles"
         raise UserError(f"these records are of {contents}", next_step="name one with --strategy")
@@ -229,30 +230,30 @@ def _strategy(records: Collection[Record], asked: str | None) -> str:
     return names[0]
 
 
-def _suite(asked: Collection[Asked], own: Collection[Record], out: Path) -> Asked:
+def _suite(suites: Collection[Asked], records: Collection[Record], out: Path) -> Asked:
     """Return the suite that the records answer in full: of several the one that asks for most; or what else they are.
 
     A folder of an earlier sparsebench has the suite's name where only a part of it was asked for.
     """
-    if not asked:
+    if not suites:
         raise UserError(f"{out} does not say which suite it answers", next_step=AGAIN)
-    cells = [one.cell for one in own]
+    cells = [record.cell for record in records]
     settings = set(map(setting_of, cells))
-    full = [one for one in asked if settings.issuperset(one.settings)]
-    named = [one for one in full if one.name != manifests.OWN and not unanswered_of(one, cells)]
-    if named or not full:  # then `verify` says what is missing
-        return max(named or asked, key=lambda one: len(one.settings))
-    every = {each for one in full for each in one.settings}
-    return Asked(name=manifests.OWN, version=1, settings=tuple(sorted(every)))
+    full = [suite for suite in suites if settings.issuperset(suite.settings)]
+    whole = [suite for suite in full if suite.name != manifests.OWN and not unanswered_of(suite, cells)]
+    if whole or not full:  # then `verify` says what is missing
+        return max(whole or suites, key=lambda suite: len(suite.settings))
+    hashes = {setting for suite in full for setting in suite.settings}
+    return Asked(name=manifests.OWN, version=1, settings=tuple(sorted(hashes)))
 
 
-def git_steps(made: Verdict) -> str:
+def git_steps(verdict: Verdict) -> str:
     """Return what to type to publish a submission that lies in a clone of the repository."""
-    about = f"{made.strategy}-{made.version}"
+    about = f"{verdict.strategy}-{verdict.version}"
     return (
         f"git switch -c submit-{about}\n"
-        f"git add {shlex.quote(made.folder)}\n"
-        f'git commit -m "Records of {made.strategy}{f" for suite {made.suite}" if made.suite else ""}"\n'
+        f"git add {shlex.quote(verdict.folder)}\n"
+        f'git commit -m "Records of {verdict.strategy}{f" for suite {verdict.suite}" if verdict.suite else ""}"\n'
         f"git push -u origin submit-{about}\n"
         "then open a pull request; the same checks run there"
     )
@@ -260,13 +261,13 @@ def git_steps(made: Verdict) -> str:
 
 def unanswered_of(suite: Asked, cells: Sequence[Cell]) -> list[str]:
     """Return what a suite asks and cells of one strategy do not answer; nothing where the suite is not known here."""
-    if suite.name not in names() or (known := load(suite.name)).version != suite.version:
+    if suite.name not in names() or (current := load(suite.name)).version != suite.version:
         return []
     unbudgeted = all(cell.budget == FULL for cell in cells)
-    return unanswered(known, cells, _shipped(), any_budget=unbudgeted)
+    return unanswered(current, cells, _shipped(), any_budget=unbudgeted)
 
 
-def _wrong(folder: Path, verdict: Verdict, placed: bool) -> Iterator[str]:
+def _faults(folder: Path, verdict: Verdict, placed: bool) -> Iterator[str]:
     """Yield what is not whole or not consistent; the verdict then says what the submission is."""
     manifest, suites = manifest_of(folder), manifests.suites(folder)
     verdict.strategy, plugin = plain(manifest.strategy), plugin_of(folder, manifest)
@@ -283,15 +284,15 @@ def _wrong(folder: Path, verdict: Verdict, placed: bool) -> Iterator[str]:
         yield f"its folder is not called {plain(manifest.strategy)}/{plain(version)}, which it is"
     if plugin is not None and file_revision(plugin) != manifest.plugin.revision:
         yield f"'{PLUGIN}/{plain(manifest.file)}' is not the file that was run"
-    yield from _wrong_records(folder, manifest, suite, described, verdict)
+    yield from _record_faults(folder, manifest, suite, described, verdict)
 
 
-def _wrong_records(
+def _record_faults(
     folder: Path, manifest: Manifest, suite: Asked, described: Described, verdict: Verdict
 ) -> Iterator[str]:
     """Yield what is wrong with the records of a submission; the verdict then says how many there are."""
     machines = {Path(name).stem for name in store.sidecars(folder, manifests.ENVIRONMENTS)} | {""}
-    asked, seen, starts, needed = set(suite.settings), set[str](), set[str](), set[str]()
+    settings, seen, starts, needed = set(suite.settings), set[str](), set[str](), set[str]()
     title = f"suite {verdict.suite}" if verdict.suite else "cells of its own"
     cells: list[Cell] = []
     for record in read_records(folder):
@@ -299,28 +300,28 @@ def _wrong_records(
         cell, twice = record.cell, record.cell_id in seen
         odd = "is there twice" if twice else "" if record.environment in machines else "has a machine without a name"
         if odd := odd or _other_strategy(record, manifest, described):
-            yield f"{called(record)} {odd}"
+            yield f"{cell_name(record)} {odd}"
         seen.add(record.cell_id)
         needed |= {init.id for init in cell.inits}
-        if setting_of(cell) not in asked:
+        if setting_of(cell) not in settings:
             starts.add(record.cell_id)
         elif cell.strategy.name == manifest.strategy:
             cells.append(cell)
-        yield from (f"{called(record)}: {text}" for text in differences(record))
+        yield from (f"{cell_name(record)}: {text}" for text in differences(record))
     if strange := sorted(starts - needed):
         yield f"cell {strange[0]} is not of the suite, and no cell starts from it"
-    if left := asked - set(map(setting_of, cells)):
-        yield f"incomplete: it lacks {len(left)} of the {len(asked)} settings of {title}"
+    if missing := settings - set(map(setting_of, cells)):
+        yield f"incomplete: it lacks {len(missing)} of the {len(settings)} settings of {title}"
     elif lacks := unanswered_of(suite, cells):
         yield f"incomplete: of {title} it lacks {few(lacks, 1)}"
 
 
 def _other_strategy(record: Record, manifest: Manifest, described: Described) -> str:
     """Return how a record is of another strategy than a submission may have, or "" where it is not."""
-    name, own = record.cell.strategy.name, record.cell.strategy.name == manifest.strategy
-    if own and (record.origin.identity, record.kind) != (manifest.plugin.identity, described.kind):
+    name, is_own = record.cell.strategy.name, record.cell.strategy.name == manifest.strategy
+    if is_own and (record.origin.identity, record.kind) != (manifest.plugin.identity, described.kind):
         return "is of another revision, or of another kind, than its strategy"
-    if not own and record.kind == "deployable":
+    if not is_own and record.kind == "deployable":
         return "is of another strategy than is submitted"
     labelled = record.label == name or record.label.startswith(f"{name}(")
     return "" if name.isidentifier() and labelled else f"has strategy '{plain(name, 60)}'"
@@ -330,21 +331,21 @@ def contradictions(folder: Path) -> Iterator[str]:
     """Yield what in the records of a run's folder does not follow from the rest of them, cell by cell."""
     for record in store.read(folder).values():
         for text in differences(record):
-            yield f"{called(record)}: {text}"
+            yield f"{cell_name(record)}: {text}"
 
 
-def called(record: Record) -> str:
+def cell_name(record: Record) -> str:
     """Return what messages call the cell of a record."""
     return f"cell {record.cell_id} ({plain(record.label, 60)} on {plain(record.cell.task.name, 40)})"
 
 
 def items_of(record: Record) -> Items:
     """Return what came out for each test item of a record, with losses of 0; ValueError if that is not there."""
-    if (there := record.outcomes) is None:
+    if (outcomes := record.outcomes) is None:
         raise ValueError("it has no outcomes")
-    packed = (there.predicted, there.label, there.group, there.rank)
-    predicted, labels, groups, ranks = (numbers_of(content, there.n) for content in packed)
-    return Items(predicted, labels, groups, ranks, np.zeros(there.n, np.float32))
+    packed = (outcomes.predicted, outcomes.label, outcomes.group, outcomes.rank)
+    predicted, labels, groups, ranks = (numbers_of(content, outcomes.n) for content in packed)
+    return Items(predicted, labels, groups, ranks, np.zeros(outcomes.n, np.float32))
 
 
 def differences(record: Record) -> Iterator[str]:
@@ -381,10 +382,10 @@ def _scores(record: Record, items: Items) -> dict[str, Metric]:
         raise ValueError("a test item is in a group without a name")
     names.sort(key=lambda name: (metrics[BY_GROUP + name].n, metrics[BY_GROUP + name].value or 0.0))
     order = sorted(range(len(names)), key=lambda number: (count[number], hits[number]))
-    named = [name for _, name in sorted(zip(order, names, strict=True))] or ["all"]
-    known = (metrics.get(TRAINED + name) for name in named)
-    sizes = [0 if one is None else int(one.value or 0) for one in known]
-    made = scores(items, TOP_5_FROM if TOP_5 in metrics else 2, named, sizes)
+    labels = [name for _, name in sorted(zip(order, names, strict=True))] or ["all"]
+    entries = (metrics.get(TRAINED + name) for name in labels)
+    sizes = [0 if entry is None else int(entry.value or 0) for entry in entries]
+    made = scores(items, TOP_5_FROM if TOP_5 in metrics else 2, labels, sizes)
     return {name: metric for name, metric in made.items() if decider_of(name) == "outcomes"}
 
 
@@ -409,20 +410,20 @@ def _difference(name: str, reported: Metric | None, made: Metric | None) -> Iter
         yield f"{plain(name, 60)} is {'missing' if reported is None else 'there, and does not follow from outcomes'}"
         return
     pairs = [(reported.value, made.value), (reported.low, made.low), (reported.high, made.high)]
-    same = (reported.unit, reported.n) == (made.unit, made.n) and all(
+    equal = (reported.unit, reported.n) == (made.unit, made.n) and all(
         a is b if a is None or b is None else math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE) for a, b in pairs
     )
-    if not same:
-        there, here = (f"{x.value!r} [{x.low!r}, {x.high!r}] {plain(x.unit, 20)} of {x.n}" for x in (reported, made))
-        yield f"{plain(name, 60)} is {there}, and the rest of the record comes to {here}"
+    if not equal:
+        old, new = (f"{x.value!r} [{x.low!r}, {x.high!r}] {plain(x.unit, 20)} of {x.n}" for x in (reported, made))
+        yield f"{plain(name, 60)} is {old}, and the rest of the record comes to {new}"
 
 
 @lru_cache(maxsize=256)
 def _task(part: str) -> Task | None:
     """Return the task of a cell's part in canonical JSON, or None where it does not come with this sparsebench."""
-    named = Part.model_validate_json(part)
+    spec = Part.model_validate_json(part)
     with suppress(UserError):  # there is none, or it has parameters of an earlier version
-        return fill(_shipped().task(named.name), named.params, f"task '{named.name}'")
+        return fill(_shipped().task(spec.name), spec.params, f"task '{spec.name}'")
     return None
 
 
@@ -434,7 +435,7 @@ def _shipped() -> Registry:
 @lru_cache(maxsize=256)
 def _cost(task: str, model: str, classes: int) -> CostModel | None:
     """Return the closed form of a network's MACs, or None where its task or model does not come with sparsebench."""
-    named, drawn = Part.model_validate_json(model), _task(task)
-    if drawn is None or named.name not in {cls.name for cls in _shipped().models()}:
+    spec, drawn = Part.model_validate_json(model), _task(task)
+    if drawn is None or spec.name not in {cls.name for cls in _shipped().models()}:
         return None
-    return fill(_shipped().model(named.name), named.params, f"model '{named.name}'").cost(drawn, classes)
+    return fill(_shipped().model(spec.name), spec.params, f"model '{spec.name}'").cost(drawn, classes)

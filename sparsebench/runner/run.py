@@ -285,7 +285,7 @@ class Observers:
         self._seeing: dict[str, tuple[Callable[[Record], object], ObserverThread, str]] = {}
         for text in dict.fromkeys(texts):
             spec = parse(text)
-            classes = registry.observers_named(spec.name)
+            classes = registry.observers_for(spec.name)
             if spec.params and not classes:
                 raise UserError(f"observer '{spec.name}' has no parameters", got=f"'{text}'")
             params, *others = spec.combinations()

@@ -18,7 +18,7 @@ from sparsebench.board.views import paper
 from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.paper import claims
-from sparsebench.paper.claims import Claim, Recount, with_published
+from sparsebench.paper.claims import Claim, Recount, add_published
 from sparsebench.plugin.registry import Registry
 
 LEDGER = claims.load()
@@ -220,7 +220,7 @@ def test_the_table_of_a_paper_has_the_published_number_of_the_same_settings_alon
 
     def published(labels: str, arch: str, **more: str) -> dict[str, float | None]:
         rankings = judge(records(labels, arch, **more)).rankings
-        return {row["budget"]: row.get("published") for row in with_published(paper(rankings), rankings).data.rows}
+        return {row["budget"]: row.get("published") for row in add_published(paper(rankings), rankings).data.rows}
 
     found = published("imagenet", "vit_small_patch16_224")
     assert found["13 a block"] == pytest.approx(0.793) and found["12 a block"] is None

@@ -103,7 +103,7 @@ def renamed(raw: Raw) -> None:
 def test_what_follows_from_itself_or_from_nothing_is_reported(sound: Path, tmp_path: Path, change: Change) -> None:
     verdict = verify(changed(sound, tmp_path, lambda raw: raw["cell"]["task"]["name"] == "spurious" and change(raw)))
     assert (verdict.badge, verdict.wrong, verdict.why, verdict.records) == ("reported", False, [], 17)
-    assert "nobody has run it again" in verdict.said
+    assert "nobody has run it again" in verdict.meaning
 
 
 def test_costs_of_a_plugins_task_are_taken_as_they_stand(sound: Path, tmp_path: Path) -> None:
