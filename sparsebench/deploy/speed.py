@@ -168,8 +168,8 @@ def measure(
 def _sparse(model: nn.Module, strategy: Strategy, budget: Budget | None) -> SparseModel:
     """Return the network, its weights shared, with a strategy; what that learns is random."""
     learned = RANDOM if strategy.trained or strategy.fits() else None
-    shared = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
-    return apply(shared, strategy, learned=learned, **(budget.model_dump(exclude_unset=True) if budget else {}))
+    clone = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
+    return apply(clone, strategy, learned=learned, **(budget.model_dump(exclude_unset=True) if budget else {}))
 
 
 def _parameters(model: nn.Module) -> int:
@@ -208,11 +208,11 @@ def _times(runners: list[_Runner], rounds: int, device: str, image: tuple[int, i
         return
     for runner in runners:
         for _ in range(2):
-            _once(runner, pixels)
+            _call(runner, pixels)
     for turn in range(rounds):
         start = turn % len(runners)
         for runner in runners[start:] + runners[:start]:
-            seconds = _once(runner, pixels)
+            seconds = _call(runner, pixels)
             if seconds is not None:
                 runner.seconds.append(seconds)
     for runner in visible:
@@ -222,7 +222,7 @@ def _times(runners: list[_Runner], rounds: int, device: str, image: tuple[int, i
     yield from (_row(runner, times) for runner in visible)
 
 
-def _once(runner: _Runner, pixels: Tensor) -> float | None:
+def _call(runner: _Runner, pixels: Tensor) -> float | None:
     """Call the network once and return the seconds; what it cannot do is its row's problem."""
     if runner.row.problem:
         return None
@@ -249,12 +249,12 @@ def _row(runner: _Runner, times: Mapping[tuple[str, str], list[float]]) -> Row:
         row = replace(row, macs=sparse.macs, macs_ratio=sparse.macs_ratio, tokens=sparse.tokens[-1])
     if row.problem:
         return row
-    latency, again = statistics.median(seconds), _ratio(times.get((DENSE, row.mode)), times.get((AGAIN, row.mode)))
+    latency, ratio = statistics.median(seconds), _ratio(times.get((DENSE, row.mode)), times.get((AGAIN, row.mode)))
     return replace(
         row, latency=latency, latency_p95=float(np.percentile(seconds, 95, method="higher")),
         images_per_s=row.batch / latency, speed_up=_ratio(times.get((DENSE, "eager")), seconds),
         speed_up_compiled=_ratio(times.get((DENSE, "compiled")), seconds),
-        spread=None if again is None else abs(again - 1),
+        spread=None if ratio is None else abs(ratio - 1),
     )  # fmt: skip
 
 
@@ -285,7 +285,7 @@ def _time_choices(runner: _Runner, strategy: Strategy, pixels: Tensor, rounds: i
     try:
         for _ in range(rounds):
             durations.append(0.0)
-            _once(runner, pixels)
+            _call(runner, pixels)
     finally:
         object.__delattr__(strategy, "plan")
     if not runner.row.problem:

@@ -194,19 +194,19 @@ def vit_cost(vit: Any) -> VitCost:
     head = linear_macs(vit.head) + linear_macs(getattr(vit, "head_dist", None))
     tokens_, prefix = vit.patch_embed.num_patches, vit.num_prefix_tokens
     heads = vit.blocks[0].attn.num_heads
-    pooled, pool = (0, 0) if vit.attn_pool is None else _pool_macs(vit.attn_pool)
+    token_macs, pool_macs = (0, 0) if vit.attn_pool is None else _pool_macs(vit.attn_pool)
     if includes_prefix(vit):
-        pool += prefix * pooled
+        pool_macs += prefix * token_macs
     class_rows = (vit.cls_token is not None) + (getattr(vit, "dist_token", None) is not None)
-    ends = (patch_macs, head + pool)
-    return VitCost(tokens_, prefix, class_rows, *ends, tuple(blocks), vit.embed_dim, heads, pooled=pooled)
+    ends = (patch_macs, head + pool_macs)
+    return VitCost(tokens_, prefix, class_rows, *ends, tuple(blocks), vit.embed_dim, heads, pooled=token_macs)
 
 
 def _pool_macs(part: AttentionPoolLatent) -> tuple[int, int]:
     """Return the MACs of an attention pool for each token, and for each image."""
     width = part.num_heads * part.head_dim
-    once = sum(linear_macs(piece) for piece in (part.q, part.proj, part.mlp))
-    return linear_macs(part.kv) + 2 * part.latent_len * width, part.latent_len * once
+    latent_macs = sum(linear_macs(piece) for piece in (part.q, part.proj, part.mlp))
+    return linear_macs(part.kv) + 2 * part.latent_len * width, part.latent_len * latent_macs
 
 
 class ConvStem(PatchEmbed):
@@ -276,10 +276,10 @@ def pool(vit: Any, acting: Pass, x: Tensor) -> Tensor:
         sizes, present = (F.pad(values, (P, 0), value=1) for values in (sizes, present))
     else:
         x = x[:, P:]
-    weighted = (x * sizes[:, :, None]).sum(dim=1) / sizes.sum(dim=1, keepdim=True).clamp(min=1e-6)
+    result = (x * sizes[:, :, None]).sum(dim=1) / sizes.sum(dim=1, keepdim=True).clamp(min=1e-6)
     if vit.global_pool != "avg":
-        weighted = 0.5 * (weighted + x.masked_fill(~present[:, :, None], -torch.inf).amax(dim=1))
-    return torch.where(alike, plain, weighted.to(plain.dtype))  # a choice by `if` would wait for the device
+        result = 0.5 * (result + x.masked_fill(~present[:, :, None], -torch.inf).amax(dim=1))
+    return torch.where(alike, plain, result.to(plain.dtype))  # a choice by `if` would wait for the device
 
 
 def includes_prefix(vit: Any) -> bool:
