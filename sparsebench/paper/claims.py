@@ -120,11 +120,11 @@ def load(path: Path | None = None) -> list[Claim]:
         tables = tomllib.loads(place.read_bytes().decode("utf-8"), parse_float=Decimal)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"{name} cannot be read as TOML: {error}") from error
-    listed = tables.get("claim")
-    if set(tables) != {"claim"} or not isinstance(listed, list) or not listed:
+    rows = tables.get("claim")
+    if set(tables) != {"claim"} or not isinstance(rows, list) or not rows:
         raise UserError(f"{name} is no ledger", got=sorted(tables), allowed="[[claim]] tables, and nothing else")
     claims: dict[str, Claim] = {}
-    for number, table in enumerate(listed, 1):
+    for number, table in enumerate(rows, 1):
         try:
             claim = Claim.model_validate(table)
         except ValidationError as error:
@@ -251,8 +251,8 @@ def _recount(claim: Claim, registry: Registry) -> Recount:
         if setting is None:
             return Recount(claim, None, dense, "not recounted", why)
         # Sources count the strategy's own products, or do not.
-        counted = setting.gmacs(overhead=True), setting.gmacs()
-        gmacs = min(counted, key=lambda count: abs(count - float(claim.gmacs or "inf")))
+        counts = setting.gmacs(overhead=True), setting.gmacs()
+        gmacs = min(counts, key=lambda count: abs(count - float(claim.gmacs or "inf")))
         return Recount(claim, gmacs, dense, *_verdict(claim, setting, gmacs))
     except (UserError, UnsupportedError) as error:
         raise UserError(f"row {claim.id}: {error}") from error
@@ -260,11 +260,11 @@ def _recount(claim: Claim, registry: Registry) -> Recount:
 
 def _verdict(claim: Claim, setting: _Setting, gmacs: float) -> tuple[Word, str]:
     """Return the word, and the reason, for settings that come to so many GMACs."""
-    stated = replace(setting, strategy=None, places=_places_of(claim, setting.cost))
-    if setting.strategy is not None and stated.places and stated.places != setting.places:
-        text, counts = ("+".join(map(str, part.places.values())) for part in (stated, setting))
+    source = replace(setting, strategy=None, places=_places_of(claim, setting.cost))
+    if setting.strategy is not None and source.places and source.places != setting.places:
+        text, counts = ("+".join(map(str, part.places.values())) for part in (source, setting))
         here = f"{setting.strategy.name} leaves {counts}: {setting.gmacs():.2f} G"
-        return "cannot be", f"{text} tokens would be {stated.gmacs():.2f} G; {here}"
+        return "cannot be", f"{text} tokens would be {source.gmacs():.2f} G; {here}"
     if claim.gmacs is None:
         return "nothing claimed", ""
     if _fits(claim.gmacs, gmacs):
@@ -405,8 +405,8 @@ def render(recounts: Sequence[Recount], form: str, choice: Choice = ALL) -> str:
     """
     table = Table([_row(recount) for recount in recounts], COLUMNS, legend=LEGEND)
     verdicts = Counter(recount.verdict for recount in recounts)
-    counted = ", ".join(f"{word} {n}" for word, n in sorted(verdicts.items()))
-    lines = [f"{len(recounts)} rows: {counted}" if recounts else "no rows"]
+    words = ", ".join(f"{word} {n}" for word, n in sorted(verdicts.items()))
+    lines = [f"{len(recounts)} rows: {words}" if recounts else "no rows"]
     for recount in recounts:
         if recount.flags:
             reason = f" ({recount.why})" if recount.verdict == "cannot be" else ""
@@ -418,15 +418,15 @@ def _row(recount: Recount) -> dict[str, Any]:
     claim = recount.claim
     return {
         **claim.model_dump(include={"method", "plugin", "weights", "hardware", "source", "paper", "note"}),
-        "row": claim.id, "claimed": str(claim.gmacs or ""), "recounted": _rounded(recount.gmacs, 3),
-        "verdict": recount.verdict, "flags": "; ".join(recount.flags), "speedup": _rounded(claim.claimed_speedup, 2),
-        "macs_ratio": _rounded(recount.macs_ratio, 2), "why": recount.why, "top1": str(claim.top1 or ""),
+        "row": claim.id, "claimed": str(claim.gmacs or ""), "recounted": _decimal(recount.gmacs, 3),
+        "verdict": recount.verdict, "flags": "; ".join(recount.flags), "speedup": _decimal(claim.claimed_speedup, 2),
+        "macs_ratio": _decimal(recount.macs_ratio, 2), "why": recount.why, "top1": str(claim.top1 or ""),
         "model": claim.model + (f" @{claim.canvas}" if claim.canvas else ""),
         "difference": recount.difference, "images_per_s": claim.speed and str(claim.speed),
     }  # fmt: skip
 
 
-def _rounded(number: float | None, digits: int) -> str:
+def _decimal(number: float | None, digits: int) -> str:
     return "" if number is None else f"{number:.{digits}f}"
 
 
@@ -455,8 +455,8 @@ def _add_numbers(table: Table, ranking: Ranking) -> Table:
         fits = claim.model == f"timm:{model.get('arch')}" and claim.canvas in (0, task.get("canvas"))
         if fits and claim.top1 and claim.plugin and claim.weights == "off the shelf":
             with suppress(UserError):  # the strategy is not here
-                made, budget = settings_of(claim.plugin, registry)[0]
-                name = label(made.name, made.model_dump(mode="json", exclude_defaults=True))
+                strategy, budget = settings_of(claim.plugin, registry)[0]
+                name = label(strategy.name, strategy.model_dump(mode="json", exclude_defaults=True))
                 numbers.setdefault((name, budget.label if budget else ""), float(claim.top1) / 100)
     keys = [(row["strategy"], "" if row["strategy"] == "dense" else row["budget"]) for row in table.rows]
     if not numbers.keys() & set(keys):

@@ -100,8 +100,8 @@ class Content:
         @contextmanager
         def local_imports() -> Iterator[None]:
             """Have its folders first on the path, and its modules under their names."""
-            writes, taken = sys.dont_write_bytecode, _take_modules(self.imports)
-            others = {name: value for name, value in taken.items() if getattr(value, "__file__", "") not in files}
+            writes, previous = sys.dont_write_bytecode, _take_modules(self.imports)
+            others = {name: value for name, value in previous.items() if getattr(value, "__file__", "") not in files}
             sys.modules.update(modules)
             sys.path[:0], sys.dont_write_bytecode = folders, True
             try:

@@ -52,7 +52,7 @@ class Observer(BaseModel):
         raise NotImplementedError(f"observer '{self.name}' has no method `open`")
 
 
-def not_installed(name: str) -> UserError:
+def missing_library(name: str) -> UserError:
     """Return the error for a shipped observer without its library."""
     return UserError(f"observer '{name}' is not installed", next_step=f"pip install 'sparsebench[{name}]'")
 

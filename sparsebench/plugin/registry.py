@@ -60,11 +60,11 @@ def module_of(entry: metadata.EntryPoint) -> str:
 def entries() -> dict[str, metadata.EntryPoint]:
     """Return the installed entry points by name; of two with one name the shipped one, else the first, counts."""
     points: dict[str, metadata.EntryPoint] = {}
-    hidden = set(os.environ.get(HIDDEN, "").split(",")) - {""}
+    names = set(os.environ.get(HIDDEN, "").split(",")) - {""}
     present = (
         entry
         for entry in metadata.entry_points(group=PROJECT)
-        if not {distribution(entry.dist)[0], module_of(entry).partition(".")[0]} & hidden
+        if not {distribution(entry.dist)[0], module_of(entry).partition(".")[0]} & names
     )
     for entry in sorted(present, key=lambda e: (e.name, not is_shipped(e))):
         first = points.setdefault(entry.name, entry)
@@ -350,13 +350,13 @@ class Registry:
             origin = origin.model_copy(update={"revision": str(cls.revision)})
         elif kind == "task":
             self._check_metrics(cls)
-        entry, taken = self.entries.get(cls.name), self._items[kind].get(cls.name)
+        entry, holder = self.entries.get(cls.name), self._items[kind].get(cls.name)
         if kind == "strategy" and entry is not None and origin.plugin != cls.name:
             raise UserError(f"its strategy '{cls.name}' has the name of installed plugin '{entry.name}'; rename it")
-        if taken is None:
+        if holder is None:
             self._items[kind][cls.name] = Found(cls, origin, file)
-        elif taken.cls is not cls:
-            other = taken.file or taken.origin.plugin
+        elif holder.cls is not cls:
+            other = holder.file or holder.origin.plugin
             raise UserError(f"its {kind} '{cls.name}' has the name of one of plugin '{other}'; rename it")
 
     def _check_metrics(self, cls: type[Task]) -> None:

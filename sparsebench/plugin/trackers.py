@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from sparsebench import hookimpl
 from sparsebench.files import check_writable
-from sparsebench.plugin.observer import Observer, See, not_installed
+from sparsebench.plugin.observer import Observer, See, missing_library
 from sparsebench.records.record import Part, Record, canonical
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class TensorBoard(Observer):
         try:
             import torch.utils.tensorboard  # noqa: F401
         except ImportError as error:
-            raise not_installed(self.name) from error
+            raise missing_library(self.name) from error
         return partial(_write, check_writable(Path(self.dir) if self.dir else out / "tensorboard"))
 
 
@@ -132,7 +132,7 @@ class MLflow(Observer):
         try:
             from mlflow import MlflowClient
         except ImportError as error:
-            raise not_installed(self.name) from error
+            raise missing_library(self.name) from error
         uri = self.uri
         if "://" not in uri and not uri.startswith("file:"):
             uri = check_writable(Path(uri) if uri else out / "mlruns").resolve().as_uri()

@@ -194,11 +194,11 @@ def _run(
     with tempfile.TemporaryDirectory(prefix="sparsebench-replay-") as out:
         networks = Networks(Path(out), {}, files.networks)
         ids = {record.cell_id for record in records}
-        needed = planner.needed_by(ids, list(jobs.values()), lambda first: not networks.has(first))
-        ordered = sorted((job for cell_id, job in jobs.items() if cell_id in ids | needed), key=lambda job: job.order)
-        _locate([job.cell for job in ordered], registry, files)
-        places = places_of(files, ordered) | networks.places({job.after for job in ordered} - {""})
-        plan = Plan(ordered, ordered, places, ordered, known={}, expected=Expected(ordered), request=None)
+        starts = planner.needed_by(ids, list(jobs.values()), lambda first: not networks.has(first))
+        queue = sorted((job for cell_id, job in jobs.items() if cell_id in ids | starts), key=lambda job: job.order)
+        _locate([job.cell for job in queue], registry, files)
+        places = places_of(files, queue) | networks.places({job.after for job in queue} - {""})
+        plan = Plan(queue, queue, places, queue, known={}, expected=Expected(queue), request=None)
         runs.carry_out(plan, options, registry, Path(out), Callbacks(on_stop=on_stop))
         return dict(store.read(Path(out)))
 
@@ -286,9 +286,9 @@ def _deviation(before: Record, after: Record, exact: bool, slack: float) -> str:
     near = slack and len(first) == len(second) and np.allclose(first, second, rtol=slack, atol=0.0)
     if not near and before.trajectory != after.trajectory:
         return "keeps other numbers of tokens here"
-    alike = float((items_of(before).predicted == items_of(after).predicted).mean())
-    if (before.cell.n_train == 0 or before.cell.track == "frozen") and alike < AGREEING:
-        return f"has not been trained, and {alike:.2%} of its predictions are the same here"
+    agreement = float((items_of(before).predicted == items_of(after).predicted).mean())
+    if (before.cell.n_train == 0 or before.cell.track == "frozen") and agreement < AGREEING:
+        return f"has not been trained, and {agreement:.2%} of its predictions are the same here"
     return ""
 
 
@@ -342,13 +342,13 @@ def _sandbox(readable: Iterable[Path], room: Path) -> list[str]:
 
     Homes and temporary files are hidden, but for what is to be readable and what Python runs from.
     """
-    hidden = [Path.home().resolve(), *(Path(name).resolve() for name in ("/tmp", "/var/tmp", "/run", room.parent))]
+    folders = [Path.home().resolve(), *(Path(name).resolve() for name in ("/tmp", "/var/tmp", "/run", room.parent))]
     python = map(Path, (sys.prefix, sys.base_prefix, *filter(None, sys.path)))
     caches = (Path(os.environ.get("HF_HOME", Path.home() / ".cache/huggingface"), "hub"), Path.home() / ".cache/torch")
     paths = {os.path.abspath(path) for path in (*python, *caches, *readable)}
-    tmpfs = [part for path in dict.fromkeys(hidden) if path.is_dir() for part in ("--tmpfs", str(path))]
+    tmpfs = [part for path in dict.fromkeys(folders) if path.is_dir() for part in ("--tmpfs", str(path))]
     # What holds a hidden folder would show all of that again.
-    paths = {path for path in paths if not any(folder.is_relative_to(path) for folder in hidden)}
+    paths = {path for path in paths if not any(folder.is_relative_to(path) for folder in folders)}
     binds = [part for path in sorted(paths) for part in ("--ro-bind-try", path, path)]
     return [
         "bwrap", "--unshare-net", "--unshare-pid", "--unshare-ipc", "--die-with-parent",

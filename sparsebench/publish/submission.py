@@ -173,36 +173,36 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
     records = store.read(out, needed=True)
     name = _strategy(records.values(), strategy)
     results = [record for record in records.values() if record.cell.strategy.name == name]
-    origin, described = max((record.origin for record in results), key=repr), manifests.strategies(out)
-    about = described.get((name, origin.revision))
+    origin, descriptions = max((record.origin for record in results), key=repr), manifests.strategies(out)
+    about = descriptions.get((name, origin.revision))
     if about is None or (origin.plugin.startswith("file:") and not about.source):
-        missing = "what strategy" if about is None else "from which file strategy"
-        raise UserError(f"{out} does not say {missing} '{name}' is", next_step=AGAIN)
+        gap = "what strategy" if about is None else "from which file strategy"
+        raise UserError(f"{out} does not say {gap} '{name}' is", next_step=AGAIN)
     suite = _suite(manifests.suites(out), results, out)
-    chosen = {
+    selection = {
         cell_id: record
         for cell_id, record in records.items()
         if (record.cell.strategy.name == name or record.kind != "deployable")
         and setting_of(record.cell) in suite.settings
     }
-    starts = {record.cell.init.id for record in chosen.values() if record.cell.init is not None}
-    chosen |= {cell_id: records[cell_id] for cell_id in starts & set(records)}
+    starts = {record.cell.init.id for record in selection.values() if record.cell.init is not None}
+    selection |= {cell_id: records[cell_id] for cell_id in starts & set(records)}
 
-    revisions = {(record.cell.strategy.name, record.origin.revision) for record in chosen.values()}
-    texts = [described[key].model_copy(update={"file": "", "source": {}}) for key in revisions & set(described)]
+    revisions = {(record.cell.strategy.name, record.origin.revision) for record in selection.values()}
+    texts = [descriptions[key].model_copy(update={"file": "", "source": {}}) for key in revisions & set(descriptions)]
     things: list[tuple[str, Value]] = [(manifests.SUITES, suite), *((manifests.STRATEGIES, text) for text in texts)]
     things += [(manifests.FILES, Given(name=name, left_out=line)) for name, line in manifests.omissions(out)]
-    dumped = [(folder, thing.model_dump(mode="json")) for folder, thing in things]
-    sidecars = {f"{folder}/{digest(value)}.json": canonical(value) for folder, value in dumped}
-    used, machines = {record.environment for record in chosen.values()}, store.sidecars(out, manifests.ENVIRONMENTS)
-    sidecars |= {name: text for name, text in machines.items() if Path(name).stem in used}
+    dumps = [(folder, thing.model_dump(mode="json")) for folder, thing in things]
+    sidecars = {f"{folder}/{digest(value)}.json": canonical(value) for folder, value in dumps}
+    ids, machines = {record.environment for record in selection.values()}, store.sidecars(out, manifests.ENVIRONMENTS)
+    sidecars |= {name: text for name, text in machines.items() if Path(name).stem in ids}
 
     folder = to / name / version_of(suite, origin)
     if folder.is_symlink() or folder.exists():
         raise UserError(f"{folder} is there and is not written over", next_step="remove it, or give another --to")
     part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
     try:
-        table.write(part / RECORDS, table.table_of((record, 0) for record in chosen.values()), sidecars)
+        table.write(part / RECORDS, table.table_of((record, 0) for record in selection.values()), sidecars)
         for path, text in about.source.items():
             files.write_whole(part / PLUGIN / path, text.encode())
         records_hash = files.content_hash(part / RECORDS)
@@ -264,15 +264,15 @@ def unanswered_of(suite: Asked, cells: Sequence[Cell]) -> list[str]:
     if suite.name not in names() or (current := load(suite.name)).version != suite.version:
         return []
     unbudgeted = all(cell.budget == FULL for cell in cells)
-    return unanswered(current, cells, _shipped(), any_budget=unbudgeted)
+    return unanswered(current, cells, _registry(), any_budget=unbudgeted)
 
 
 def _faults(folder: Path, verdict: Verdict, placed: bool) -> Iterator[str]:
     """Yield what is not whole or not consistent; the verdict then says what the submission is."""
     manifest, suites = manifest_of(folder), manifests.suites(folder)
     verdict.strategy, plugin = plain(manifest.strategy), plugin_of(folder, manifest)
-    described = manifests.strategies(folder).get((manifest.strategy, manifest.plugin.revision))
-    if len(suites) != 1 or described is None:
+    description = manifests.strategies(folder).get((manifest.strategy, manifest.plugin.revision))
+    if len(suites) != 1 or description is None:
         raise UserError("it does not say which suite it answers, or what its strategy is, or not of that revision")
     (suite,) = suites
     if files.content_hash(folder / RECORDS) != manifest.records:
@@ -284,42 +284,42 @@ def _faults(folder: Path, verdict: Verdict, placed: bool) -> Iterator[str]:
         yield f"its folder is not called {plain(manifest.strategy)}/{plain(version)}, which it is"
     if plugin is not None and file_revision(plugin) != manifest.plugin.revision:
         yield f"'{PLUGIN}/{plain(manifest.file)}' is not the file that was run"
-    yield from _record_faults(folder, manifest, suite, described, verdict)
+    yield from _record_faults(folder, manifest, suite, description, verdict)
 
 
 def _record_faults(
-    folder: Path, manifest: Manifest, suite: Asked, described: Described, verdict: Verdict
+    folder: Path, manifest: Manifest, suite: Asked, description: Described, verdict: Verdict
 ) -> Iterator[str]:
     """Yield what is wrong with the records of a submission; the verdict then says how many there are."""
     machines = {Path(name).stem for name in store.sidecars(folder, manifests.ENVIRONMENTS)} | {""}
-    settings, seen, starts, needed = set(suite.settings), set[str](), set[str](), set[str]()
+    settings, ids, starts, inits = set(suite.settings), set[str](), set[str](), set[str]()
     title = f"suite {verdict.suite}" if verdict.suite else "cells of its own"
     cells: list[Cell] = []
     for record in read_records(folder):
         verdict.records += 1
-        cell, twice = record.cell, record.cell_id in seen
+        cell, twice = record.cell, record.cell_id in ids
         odd = "is there twice" if twice else "" if record.environment in machines else "has a machine without a name"
-        if odd := odd or _other_strategy(record, manifest, described):
+        if odd := odd or _other_strategy(record, manifest, description):
             yield f"{cell_name(record)} {odd}"
-        seen.add(record.cell_id)
-        needed |= {init.id for init in cell.inits}
+        ids.add(record.cell_id)
+        inits |= {init.id for init in cell.inits}
         if setting_of(cell) not in settings:
             starts.add(record.cell_id)
         elif cell.strategy.name == manifest.strategy:
             cells.append(cell)
         yield from (f"{cell_name(record)}: {text}" for text in differences(record))
-    if strange := sorted(starts - needed):
+    if strange := sorted(starts - inits):
         yield f"cell {strange[0]} is not of the suite, and no cell starts from it"
-    if missing := settings - set(map(setting_of, cells)):
-        yield f"incomplete: it lacks {len(missing)} of the {len(settings)} settings of {title}"
+    if gap := settings - set(map(setting_of, cells)):
+        yield f"incomplete: it lacks {len(gap)} of the {len(settings)} settings of {title}"
     elif lacks := unanswered_of(suite, cells):
         yield f"incomplete: of {title} it lacks {few(lacks, 1)}"
 
 
-def _other_strategy(record: Record, manifest: Manifest, described: Described) -> str:
+def _other_strategy(record: Record, manifest: Manifest, description: Described) -> str:
     """Return how a record is of another strategy than a submission may have, or "" where it is not."""
     name, is_own = record.cell.strategy.name, record.cell.strategy.name == manifest.strategy
-    if is_own and (record.origin.identity, record.kind) != (manifest.plugin.identity, described.kind):
+    if is_own and (record.origin.identity, record.kind) != (manifest.plugin.identity, description.kind):
         return "is of another revision, or of another kind, than its strategy"
     if not is_own and record.kind == "deployable":
         return "is of another strategy than is submitted"
@@ -343,8 +343,8 @@ def items_of(record: Record) -> Items:
     """Return what came out for each test item of a record, with losses of 0; ValueError if that is not there."""
     if (outcomes := record.outcomes) is None:
         raise ValueError("it has no outcomes")
-    packed = (outcomes.predicted, outcomes.label, outcomes.group, outcomes.rank)
-    predicted, labels, groups, ranks = (numbers_of(content, outcomes.n) for content in packed)
+    columns = (outcomes.predicted, outcomes.label, outcomes.group, outcomes.rank)
+    predicted, labels, groups, ranks = (numbers_of(content, outcomes.n) for content in columns)
     return Items(predicted, labels, groups, ranks, np.zeros(outcomes.n, np.float32))
 
 
@@ -356,13 +356,13 @@ def differences(record: Record) -> Iterator[str]:
         items, task = items_of(record), _task(canonical(record.cell.task.model_dump(mode="json")))
         if ((items.ranks > 0) != (items.predicted != items.labels)).any():
             yield "a test item's rank and its predicted class disagree"
-        made, loss = _scores(record, items), record.metrics.get("test_loss")
+        results, loss = _scores(record, items), record.metrics.get("test_loss")
         if task is not None and loss is not None and loss.value is not None:
             successes = task.successes(loss.value, items.accuracy)
-            made |= {name: Metric.of(name, success, 1) for name, success in successes.items()}
-        for name in sorted(made.keys() | record.metrics.keys()):
+            results |= {name: Metric.of(name, success, 1) for name, success in successes.items()}
+        for name in sorted(results.keys() | record.metrics.keys()):
             if decider_of(name) == "outcomes" and (task is not None or name != "success"):  # else its criterion
-                yield from _difference(name, record.metrics.get(name), made.get(name))
+                yield from _difference(name, record.metrics.get(name), results.get(name))
         if task is not None:
             yield from _costs(record, items, task)
     except (ValueError, ArithmeticError, UserError) as error:  # numbers too large to count with, odd parameters
@@ -385,8 +385,8 @@ def _scores(record: Record, items: Items) -> dict[str, Metric]:
     labels = [name for _, name in sorted(zip(order, names, strict=True))] or ["all"]
     entries = (metrics.get(TRAINED + name) for name in labels)
     sizes = [0 if entry is None else int(entry.value or 0) for entry in entries]
-    made = scores(items, TOP_5_FROM if TOP_5 in metrics else 2, labels, sizes)
-    return {name: metric for name, metric in made.items() if decider_of(name) == "outcomes"}
+    results = scores(items, TOP_5_FROM if TOP_5 in metrics else 2, labels, sizes)
+    return {name: metric for name, metric in results.items() if decider_of(name) == "outcomes"}
 
 
 def _costs(record: Record, items: Items, task: Task) -> Iterator[str]:
@@ -405,16 +405,16 @@ def _costs(record: Record, items: Items, task: Task) -> Iterator[str]:
             yield from _difference(name, record.metrics.get(name), Metric.of(name, value, n))
 
 
-def _difference(name: str, reported: Metric | None, made: Metric | None) -> Iterator[str]:
-    if reported is None or made is None:
+def _difference(name: str, reported: Metric | None, result: Metric | None) -> Iterator[str]:
+    if reported is None or result is None:
         yield f"{plain(name, 60)} is {'missing' if reported is None else 'there, and does not follow from outcomes'}"
         return
-    pairs = [(reported.value, made.value), (reported.low, made.low), (reported.high, made.high)]
-    equal = (reported.unit, reported.n) == (made.unit, made.n) and all(
+    pairs = [(reported.value, result.value), (reported.low, result.low), (reported.high, result.high)]
+    equal = (reported.unit, reported.n) == (result.unit, result.n) and all(
         a is b if a is None or b is None else math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE) for a, b in pairs
     )
     if not equal:
-        old, new = (f"{x.value!r} [{x.low!r}, {x.high!r}] {plain(x.unit, 20)} of {x.n}" for x in (reported, made))
+        old, new = (f"{x.value!r} [{x.low!r}, {x.high!r}] {plain(x.unit, 20)} of {x.n}" for x in (reported, result))
         yield f"{plain(name, 60)} is {old}, and the rest of the record comes to {new}"
 
 
@@ -423,19 +423,19 @@ def _task(part: str) -> Task | None:
     """Return the task of a cell's part in canonical JSON, or None where it does not come with this sparsebench."""
     spec = Part.model_validate_json(part)
     with suppress(UserError):  # there is none, or it has parameters of an earlier version
-        return fill(_shipped().task(spec.name), spec.params, f"task '{spec.name}'")
+        return fill(_registry().task(spec.name), spec.params, f"task '{spec.name}'")
     return None
 
 
 @lru_cache(maxsize=1)
-def _shipped() -> Registry:
+def _registry() -> Registry:
     return Registry(shipped_only=True)
 
 
 @lru_cache(maxsize=256)
 def _cost(task: str, model: str, classes: int) -> CostModel | None:
     """Return the closed form of a network's MACs, or None where its task or model does not come with sparsebench."""
-    spec, drawn = Part.model_validate_json(model), _task(task)
-    if drawn is None or spec.name not in {cls.name for cls in _shipped().models()}:
+    spec, data = Part.model_validate_json(model), _task(task)
+    if data is None or spec.name not in {cls.name for cls in _registry().models()}:
         return None
-    return fill(_shipped().model(spec.name), spec.params, f"model '{spec.name}'").cost(drawn, classes)
+    return fill(_registry().model(spec.name), spec.params, f"model '{spec.name}'").cost(data, classes)

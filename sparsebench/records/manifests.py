@@ -87,7 +87,7 @@ def setting_of(cell: Cell) -> str:
 def strategies(out: Path) -> dict[tuple[str, str], Described]:
     """Return what is known of the strategies of a run's folder, by name and revision."""
     values = sorted(store.values(out, STRATEGIES, Described).values(), key=lambda value: (value.how != "", value.file))
-    return {(described.name, described.revision): described for described in values}
+    return {(strategy.name, strategy.revision): strategy for strategy in values}
 
 
 def suites(out: Path) -> list[Asked]:

@@ -91,7 +91,7 @@ class Writer:
     def _open(self) -> int:
         self.folder.mkdir(parents=True, exist_ok=True)
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
-        path = self.folder / f"{stamp}{by_this_process()}{secrets.token_hex(4)}.jsonl"
+        path = self.folder / f"{stamp}{process_tag()}{secrets.token_hex(4)}.jsonl"
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         with suppress(OSError):  # of file systems without locks
             fcntl.flock(file, fcntl.LOCK_EX)  # while this process lives nobody seals the segment
@@ -109,7 +109,7 @@ class Writer:
                 os.close(file)
 
 
-def by_this_process() -> str:
+def process_tag() -> str:
     """Return what names of files say of the process that writes them."""
     host = "".join(c for c in socket.gethostname() if c.isalnum() or c == "-")[:40]
     return f"-{host}-{os.getpid()}-"
@@ -146,17 +146,17 @@ def rows(out: Path, columns: Columns = ALL, *, counted: bool = True, needed: boo
             that is damaged.
     """
 
-    def chosen(name: str) -> bool:
+    def is_read(name: str) -> bool:
         return name in table.CLAIM or columns(name)
 
     parts: list[pa.Table] = []
     for path in segments(out):
         try:
-            parts += _segment(path, chosen)[0]
+            parts += _segment(path, is_read)[0]
         except OSError as error:
             if path.exists():  # else it was sealed meanwhile
                 files.leave_out(path, error)
-    parts += [table.read(path, chosen) for path in sealed_files(out)]
+    parts += [table.read(path, is_read) for path in sealed_files(out)]
     whole = table.join(parts or [table.table_of([])])
     if needed and not len(whole):
         raise UserError(f"no records in {out}", next_step="run `sparsebench run --out` with this folder first")
@@ -255,7 +255,7 @@ def seal(out: Path) -> None:
             parts, whole = _segment(path)
             if not whole:
                 continue
-            loose = _loose(out, SIDECARS) if parts else {}
+            loose = _loose_texts(out, SIDECARS) if parts else {}
             if parts:
                 table.write(path.with_suffix(".parquet"), table.join(parts), loose)
             path.unlink()
@@ -267,7 +267,7 @@ def seal(out: Path) -> None:
             (out / folder).rmdir()
 
 
-def _loose(out: Path, folders: Iterable[str]) -> dict[str, str]:
+def _loose_texts(out: Path, folders: Iterable[str]) -> dict[str, str]:
     """Return by file name what lies in some of the folders `SIDECARS`; what is no text is left out."""
     texts = {}
     for path in (path for folder in folders for path in files.files_in(out / folder, ".json")):
@@ -284,7 +284,7 @@ def sidecars(out: Path, *folders: str) -> dict[str, str]:
     Of several texts under one name what is in the folder counts, else the greatest.
     """
     texts = dict(sorted(item for path in sealed_files(out) for item in table.sidecars(path).items()))
-    texts |= _loose(out, folders)
+    texts |= _loose_texts(out, folders)
     return {name: text for name, text in sorted(texts.items()) if name.split("/")[0] in folders}
 
 

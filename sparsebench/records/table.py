@@ -82,9 +82,9 @@ def setting_text(cell: Cell) -> str:
 
     Networks of two trainings are two settings; their repetitions are not, nor are checkpoints of one architecture.
     """
-    left_out = NETWORK if cell.network else ()
+    weights = NETWORK if cell.network else ()
     model = cell.model.model_dump()
-    model["params"] = {name: value for name, value in cell.model_params.items() if name not in left_out}
+    model["params"] = {name: value for name, value in cell.model_params.items() if name not in weights}
     trainings = [] if cell.track == "scratch" else cell.inits
     network = [[part.task.model_dump(), part.model.model_dump(), part.n_train] for part in trainings]
     return plain(canonical([cell.task.model_dump(), model, *network]), None)
@@ -133,11 +133,11 @@ def row_of(record: Record, checksum: int = 0) -> Row:
     return row
 
 
-def table_of(stored: Iterable[tuple[Record, int]]) -> pa.Table:
+def table_of(pairs: Iterable[tuple[Record, int]]) -> pa.Table:
     """Return records, each with the checksum of its line, as a table; see `row_of`."""
     import pyarrow as pa
 
-    rows = [row_of(record, checksum) for record, checksum in stored]
+    rows = [row_of(record, checksum) for record, checksum in pairs]
     metrics = sorted({name for row in rows for name in row if is_metric(name)})
     return pa.Table.from_pylist(rows, pa.schema(_types() | dict.fromkeys(metrics, pa.float64())))
 

@@ -91,7 +91,7 @@ class CellLocks:
 
         What others have stored since is read: all heads at first and once a run has sealed its records, and lines.
         """
-        others = [path for path in store.segments(self.out) if store.by_this_process() not in path.name]
+        others = [path for path in store.segments(self.out) if store.process_tag() not in path.name]
         if (sealed := store.sealed_files(self.out)) != self.sealed and (sealed or others):
             self.sealed = sealed
             self.new |= store.heads(self.out)

@@ -112,8 +112,8 @@ def least_macs(points: Sequence[Contender], spent: Sequence[float], lone: bool =
         n = len(np.unique(_clusters(points[-1], seeds)[0]))
     if n < 2:
         return value, None, None
-    drawn = np.random.default_rng(0).integers(0, len(seeds), (DRAWS, len(seeds)))
-    share = (drawn[:, :, None] == np.arange(len(seeds))).mean(axis=1)
+    samples = np.random.default_rng(0).integers(0, len(seeds), (DRAWS, len(seeds)))
+    share = (samples[:, :, None] == np.arange(len(seeds))).mean(axis=1)
     heights = np.einsum("bs,bsk->bk", share, _resample(points, seeds, means))
     return value, *percentiles(crossing(spent, heights[~np.isnan(heights).any(axis=1)]), n)
 
@@ -147,9 +147,9 @@ def _resample(points: Sequence[Contender], seeds: Sequence[int], means: np.ndarr
     for place, (seed, items, of_seed) in enumerate(zip(seeds, numbers, names, strict=True)):
         hits = np.array([*(point.hits[seed][1] for point in points), np.ones(len(items))], dtype=float)
         scores[place][:, np.searchsorted(clusters, of_seed)] = add_up(hits, items)[1]
-    drawn = (draws(len(clusters), DRAWS) @ scores.reshape(-1, len(clusters)).T).reshape(DRAWS, len(seeds), -1)
+    samples = (draws(len(clusters), DRAWS) @ scores.reshape(-1, len(clusters)).T).reshape(DRAWS, len(seeds), -1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(drawn[:, :, :-1] / drawn[:, :, -1:])
+        return np.asarray(samples[:, :, :-1] / samples[:, :, -1:])
 
 
 def _have_hits(points: Sequence[Contender], seeds: Sequence[int]) -> bool:
@@ -236,11 +236,11 @@ def _intervals(
         most: the largest that an end of an interval may be.
     """
     parts: list[tuple[dict[int, float], dict[int, tuple[Hashable, np.ndarray]]]] = [({}, {}) for _ in contenders]
-    alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+    blocks: dict[tuple[int, int], list[int]] = defaultdict(list)
     for i, (value, numbers) in enumerate(zip(values, groups, strict=True)):
         for s in value:
-            alike[s, id(numbers[s])].append(i)  # contenders with the same items share one array
-    for (s, _), places in alike.items():
+            blocks[s, id(numbers[s])].append(i)  # contenders with the same items share one array
+    for (s, _), places in blocks.items():
         gaps, scores = _linear(np.array([values[i][s] for i in places]), groups[places[0]][s])
         for i, gap, score in zip(places, gaps.tolist(), scores, strict=True):
             parts[i][0][s], parts[i][1][s] = gap, (contenders[i].hits[s][0], score)

@@ -137,14 +137,14 @@ def n50_ratio(grid: Successes, other: Successes) -> Interval:
     It is infinite where only the other is reached and 0 where only the first is; where neither is it is 1: nothing
     tells them apart. NaN where they share no complete repetition.
     """
-    shared = np.intersect1d(grid.seeds, other.seeds)
-    if not shared.size:
+    seeds = np.intersect1d(grid.seeds, other.seeds)
+    if not seeds.size:
         return float("nan"), None, None
-    grid, other = grid.among(shared), other.among(shared)
+    grid, other = grid.among(seeds), other.among(seeds)
     value = float(_ratio(np.array([grid.n50]), np.array([other.n50]))[0])
-    if len(shared) < 2:
+    if len(seeds) < 2:
         return value, None, None
-    return value, *percentiles(_ratio(grid.resamples, other.resamples), len(shared))
+    return value, *percentiles(_ratio(grid.resamples, other.resamples), len(seeds))
 
 
 def _ratio(n50: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -243,12 +243,12 @@ class _Block:
 
 def _blocks_of(contenders: Sequence[Contender]) -> list[_Block]:
     """Return the contenders that have the same seeds and items together."""
-    alike = defaultdict(list)
+    blocks = defaultdict(list)
     for index, contender in enumerate(contenders):
         tests = tuple(sorted((s, name) for s, (name, _) in contender.hits.items()))
-        counted = all(hits.dtype == bool for _, hits in contender.hits.values())
-        alike[tuple(sorted(contender.means)), tests, contender.clusters is None, counted].append(index)
-    return [_Block(places, [contenders[i] for i in places]) for places in alike.values()]
+        boolean = all(hits.dtype == bool for _, hits in contender.hits.values())
+        blocks[tuple(sorted(contender.means)), tests, contender.clusters is None, boolean].append(index)
+    return [_Block(places, [contenders[i] for i in places]) for places in blocks.values()]
 
 
 def _differences(left: _Block, right: _Block) -> np.ndarray:
@@ -274,7 +274,7 @@ def _add_items(result: np.ndarray, left: _Block, right: _Block, seeds: list[int]
     names = [clusters_of(n) for n in numbers]
     clusters = np.unique(np.concatenate(names)) if names else np.empty(0)
     totals = [np.zeros((n, len(clusters))) for n in (*result.shape, 1)]
-    squares, counts, result["separate"], tested = *np.zeros((3, *result.shape)), 0
+    squares, counts, result["separate"], tests = *np.zeros((3, *result.shape)), 0
     for place, seed in enumerate(seeds):
         of_items = numbers[place] if numbers else None
         x, y = left.sums(seed, of_items), right.sums(seed, of_items)
@@ -287,10 +287,10 @@ def _add_items(result: np.ndarray, left: _Block, right: _Block, seeds: list[int]
         squares += square
         counts += x.sum(axis=1)[:, None] - y.sum(axis=1)
         result["separate"] += item_variance(x, y, sizes, square) / S**2
-        tested += len(sizes)
-    result["joint"], result["clusters"] = result["separate"], tested
+        tests += len(sizes)
+    result["joint"], result["clusters"] = result["separate"], tests
     result["sizes"] = max(len(left.first.hits[s][1]) for s in seeds)
-    if numbers and len(clusters) < tested:
+    if numbers and len(clusters) < tests:
         x, y, (sizes,) = totals
         result["joint"] = item_variance(x, y, sizes, squared_differences(x, y))
         result["clusters"] = len(clusters)

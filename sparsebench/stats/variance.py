@@ -44,9 +44,9 @@ def _in_order(content: bytes, kind: str) -> tuple[np.ndarray, np.ndarray, np.nda
     """Return the different ones of some numbers, rising, the order that sorts them, and where each begins there."""
     numbers = np.frombuffer(content, kind)
     order = np.argsort(numbers, kind="stable")
-    ordered = numbers[order]
-    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-    return ordered[starts], order, starts
+    values = numbers[order]
+    starts = np.flatnonzero(np.r_[True, values[1:] != values[:-1]])
+    return values[starts], order, starts
 
 
 def squared_differences(left: np.ndarray, right: np.ndarray) -> np.ndarray:
