@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,17 +27,20 @@ class _Papers(click.Group):
 
     def list_commands(self, context: click.Context) -> list[str]:
         """See `click.Group.list_commands`."""
-        return list(self._papers)
+        return list(self._papers(context))
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         """See `click.Group.get_command`."""
-        return _command(self._papers[name]) if name in self._papers else None
+        papers = self._papers(context)
+        return _command(papers[name]) if name in papers else None
 
-    @cached_property
-    def _papers(self) -> dict[str, Paper]:
+    def _papers(self, context: click.Context) -> dict[str, Paper]:
+        """Return those that are installed, looked for once a command."""
         from sparsebench.plugin.registry import Registry
 
-        return Registry().papers()
+        papers: dict[str, Paper] = context.meta.setdefault(__name__, {}) or Registry().papers()
+        context.meta[__name__] = papers
+        return papers
 
 
 @click.group(cls=_Papers)
