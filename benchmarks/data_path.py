@@ -156,7 +156,7 @@ def descendants(pid: int) -> list[int]:
 
 def look_at_workers(root: Path, arch: str, weights: Path, out: Path) -> None:
     """Run with two workers, and print the most that one held, and how often the folder was walked and read."""
-    from sparsebench.runner.process import held_over
+    from sparsebench.runner.process import memory_over
 
     program = [sys.executable, "-m", "sparsebench", *arguments(root, arch, weights), "--out", str(out), "--jobs", "2"]
     trace = out.with_suffix(".calls")
@@ -165,7 +165,7 @@ def look_at_workers(root: Path, arch: str, weights: Path, out: Path) -> None:
     running = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     most = 0
     while running.poll() is None:
-        most = max([most, *(held_over([pid], 0) for pid in descendants(running.pid))])
+        most = max([most, *(memory_over([pid], 0) for pid in descendants(running.pid))])
         time.sleep(1)
     assert running.returncode == 0, program
     print(f"the most that one process held, without pages of files: {most / 1e9:.2f} GB")

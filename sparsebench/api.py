@@ -65,8 +65,8 @@ def _callbacks(
     from sparsebench.runner.progress import SILENT, Callbacks, Progress, in_a_notebook
 
     on_record = on_record or SILENT.on_record
-    shown = in_a_notebook() if progress is None else progress
-    return Progress(out, on_record) if shown else nullcontext(Callbacks(on_record=on_record))
+    visible = in_a_notebook() if progress is None else progress
+    return Progress(out, on_record) if visible else nullcontext(Callbacks(on_record=on_record))
 
 
 def _folder_of(out: Any) -> Path:
@@ -86,14 +86,14 @@ def _words_of(plugins: Plugins, out: Path) -> tuple[str, ...]:
 
     several = plugins if isinstance(plugins, list | tuple | set) else [plugins]
     names = []
-    for one in several:
-        if isinstance(one, Strategy) or (isinstance(one, type) and issubclass(one, Strategy)):
-            names.append(content.write(one, out))
-        elif isinstance(one, str | os.PathLike):
-            names.append(os.fspath(one))
+    for plugin in several:
+        if isinstance(plugin, Strategy) or (isinstance(plugin, type) and issubclass(plugin, Strategy)):
+            names.append(content.write(plugin, out))
+        elif isinstance(plugin, str | os.PathLike):
+            names.append(os.fspath(plugin))
         else:
             raise UserError(
-                "plugins", got=one, allowed="names, files, and classes or instances of sparsebench.Strategy"
+                "plugins", got=plugin, allowed="names, files, and classes or instances of sparsebench.Strategy"
             )
     return tuple(names)
 
@@ -135,12 +135,12 @@ def show_tokens(
 def _signature() -> inspect.Signature:
     """Return the signature of `run` with each option by its name."""
     bare = inspect.signature(run)
-    first = [one for one in bare.parameters.values() if one.name != "options"]
+    first = [param for param in bare.parameters.values() if param.name != "options"]
     options = [
-        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type)
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
         for fields in OPTIONS.values()
-        for one in fields.values()
-        if one.name != "plugins"
+        for field in fields.values()
+        if field.name != "plugins"
     ]
     return bare.replace(parameters=[*first, *options])
 
@@ -166,10 +166,10 @@ def execute(request: Request, files: Files, how: How, out: Path, callbacks: Call
     from sparsebench.board.settings import frame_of, read
 
     plan = runs.run(request, files, how, Registry(), out, callbacks)
-    known = frame_of(read(out))
-    known = known[known["cell_id"].isin([job.cell.id for job in plan.whole])]
-    records = known[known["cell_id"].isin([job.cell.id for job in plan.jobs])]
-    board = board_of(known, out)
+    rows = frame_of(read(out))
+    rows = rows[rows["cell_id"].isin([job.cell.id for job in plan.whole])]
+    records = rows[rows["cell_id"].isin([job.cell.id for job in plan.jobs])]
+    board = board_of(rows, out)
     publish(board, out)
     return board, records
 
@@ -214,5 +214,5 @@ def leaderboard(records: pd.DataFrame | str | os.PathLike[str], by: str | None =
         records = load_records(records)
     if not isinstance(records, pd.DataFrame) or "cell_id" not in records:
         raise UserError("records", got=type(records).__name__, allowed="what load_records returns, or a run's folder")
-    judged = judge(records, by)
-    return frame(judged.rows, judged.columns)
+    result = judge(records, by)
+    return frame(result.rows, result.columns)

@@ -21,7 +21,7 @@ from samples import SAMPLES
 
 from sparsebench.board import picture
 from sparsebench.plan.expand import expand
-from sparsebench.plan.plan import needed_by
+from sparsebench.plan.plan import prerequisites
 from sparsebench.plan.request import Job, Request
 from sparsebench.plugin import registry
 from sparsebench.plugin.registry import Registry
@@ -217,7 +217,7 @@ def job_of() -> Callable[..., list[Job]]:
         path = plugin.partition(".py")[0] + ".py"
         names = registry.load_file(Path(path)) if ".py" in plugin else [plugin.partition(":")[0]]
         (job,) = (j for j in jobs if j.cell.strategy.name == names[0] and j.cell.repetition == repetition and j.asked)
-        before = needed_by([job.cell.id], jobs, lambda _: True)
+        before = prerequisites([job.cell.id], jobs, lambda _: True)
         return [j for j in jobs if j.cell.id in before] + [job]
 
     return find

@@ -20,8 +20,8 @@ from sparsebench.plugin.observer import leave_in_time
 
 def _example(error: click.ClickException) -> str:
     """Return what to type where an argument is missing or too much, or an option is not known."""
-    said = isinstance(error, click.BadParameter) and not isinstance(error, click.MissingParameter)
-    context = error.ctx if isinstance(error, click.UsageError) and not said else None
+    bad_value = isinstance(error, click.BadParameter) and not isinstance(error, click.MissingParameter)
+    context = error.ctx if isinstance(error, click.UsageError) and not bad_value else None
     example = EXAMPLES.get(context.info_name or "") if context else None
     return f" For example: {example}" if example else ""
 
@@ -91,8 +91,8 @@ def run_cli() -> None:
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
     try:
         main()
-    except SystemExit as left:
-        code = left.code if isinstance(left.code, int) else int(left.code is not None)
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         try:
             sys.stdout.flush()
         except OSError as error:

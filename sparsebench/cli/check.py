@@ -171,20 +171,20 @@ def check(targets: tuple[str, ...], results: Path | None, as_json: bool, markdow
     if results is not None:
         records = list(store.read(results, needed=True).values())
         store.check_writable(results)
-    shown: list[Report] = []
+    all_reports: list[Report] = []
     left_out: list[str] = []
-    named = chain.from_iterable(check_target(target, records, time_limit) for target in targets)
-    for report in named if targets else check_all(records, time_limit, left_out):
-        shown.append(report)
+    selection = chain.from_iterable(check_target(target, records, time_limit) for target in targets)
+    for report in selection if targets else check_all(records, time_limit, left_out):
+        all_reports.append(report)
         if results is not None:
             reports.write(report, results)
         if not as_json:
             click.echo(reports.markdown(report) if markdown else reports.text(report, whole=bool(targets)))
     if as_json:
-        click.echo(json.dumps([{**r.model_dump(mode="json"), "conforms": r.conforms} for r in shown], indent=1))
+        click.echo(json.dumps([{**r.model_dump(mode="json"), "conforms": r.conforms} for r in all_reports], indent=1))
     if results is not None:
         for line in left_out:
             click.echo(f"not checked: {line}", err=True)
         board = f"; written: {results}/leaderboard.md, .csv, .json, .png, .html" if refresh(results) else ""
         click.echo(f"stored: {results}/checks{board}", err=True)
-    sys.exit(int(bool(left_out) or not all(report.conforms for report in shown)))
+    sys.exit(int(bool(left_out) or not all(report.conforms for report in all_reports)))

@@ -48,6 +48,7 @@ SHOWN = 5
 )
 @click.option(
     "--of",
+    "quantity",
     type=click.Choice(["accuracy", "gap", "samples"]),
     help="What the picture shows: accuracy over MACs, reduction of the spurious gap, or sample complexity.  "
     "[default: accuracy]",
@@ -78,7 +79,7 @@ def leaderboard(
     check: bool,
     update: bool,
     picture: Path | None,
-    of: str | None,
+    quantity: str | None,
     strategies: str | None,
     columns_of_paper: str | None,
     speed: Path | None,
@@ -93,13 +94,13 @@ def leaderboard(
     """
     from sparsebench.files import write_whole
 
-    chosen = {"--of": of, "--strategies": strategies, "--width": columns_of_paper}
-    if picture is None and (given := [name for name, value in chosen.items() if value is not None]):
-        raise UserError(f"{given[0]} is of a picture", next_step="give --picture FILE.png too")
+    chosen = {"--of": quantity, "--strategies": strategies, "--width": columns_of_paper}
+    if picture is None and (extra := [name for name, value in chosen.items() if value is not None]):
+        raise UserError(f"{extra[0]} is of a picture", next_step="give --picture FILE.png too")
     if speed is not None and view != "paper":
         raise UserError("--speed is of the table of a paper", next_step="give --view paper too")
     if picture is not None:
-        _draw(folder, picture, of or "accuracy", strategies or "", columns_of_paper or "two")
+        _draw(folder, picture, quantity or "accuracy", strategies or "", columns_of_paper or "two")
         return
     if check or update:
         sys.exit(_compare_or_write(folder, update))
@@ -121,7 +122,7 @@ def leaderboard(
     click.echo(f"written: {output}", err=True)
 
 
-def _draw(folder: Path, file: Path, what: str, strategies: str, width: str) -> None:
+def _draw(folder: Path, file: Path, quantity: str, strategies: str, width: str) -> None:
     from sparsebench.board.board import gather
     from sparsebench.board.picture import draw
     from sparsebench.files import write_whole
@@ -129,7 +130,7 @@ def _draw(folder: Path, file: Path, what: str, strategies: str, width: str) -> N
 
     form = style.form_of("--picture", file)
     names = [name for part in strategies.split(",") if (name := part.strip())]
-    write_whole(file, style.content(draw(gather(folder), what, names, width), form))
+    write_whole(file, style.content(draw(gather(folder), quantity, names, width), form))
     click.echo(f"written: {file}", err=True)
 
 
@@ -146,17 +147,17 @@ def _compare_or_write(folder: Path, write: bool) -> int:
         )
     wrong = contradicted = 0
     folders = [folder] if write and (folder / "records").is_dir() else published.boards(folder)
-    for one in folders:
-        wanted = published.board_files(one)
-        names = [path.name for path in (published.write if write else published.differences)(wanted)]
-        said = "written" if write else "not what the records give"
-        click.echo(f"{one}: {said}: {', '.join(names)}" if names else f"{one}: as it must be")
+    for board in folders:
+        contents = published.board_files(board)
+        names = [path.name for path in (published.write if write else published.differences)(contents)]
+        state = "written" if write else "not what the records give"
+        click.echo(f"{board}: {state}: {', '.join(names)}" if names else f"{board}: as it must be")
         wrong += bool(names) and not write
-        torn = [] if write else list(contradictions(one))
+        torn = [] if write else list(contradictions(board))
         for text in torn[:SHOWN]:
-            click.echo(f"{one}: {text}")
+            click.echo(f"{board}: {text}")
         if len(torn) > SHOWN:
-            click.echo(f"{one}: and {len(torn) - SHOWN} more such cells")
+            click.echo(f"{board}: and {len(torn) - SHOWN} more such cells")
         contradicted += bool(torn)
     if contradicted:
         click.echo(f"records of {contradicted} boards contradict themselves: run their cells again", err=True)
@@ -183,21 +184,21 @@ def _text(
     records = frame_of(read(folder))
     if form == BIBTEX:
         return "\n\n".join([*bibtex(folder, records), ""])
-    judged = judge(records, "task" if view == "shifts" else by)
+    result = judge(records, "task" if view == "shifts" else by)
     if view == "shifts":
-        return render(views.shifts(judged.rankings), form, choice)
+        return render(views.shifts(result.rankings), form, choice)
     if view == "paper":
         from sparsebench.paper.claims import add_published
 
-        made = views.paper(judged.rankings, speed)
-        return render(add_published(made, judged.rankings), form, choice)
+        paper = views.paper(result.rankings, speed)
+        return render(add_published(paper, result.rankings), form, choice)
     if view != "board":
         look: Callable[[Sequence[Ranking]], Report | Table] = getattr(views, view)
-        return render(look(judged.rankings), form, choice)
+        return render(look(result.rankings), form, choice)
     notes: list[str] = []
     if form in ("csv", "json"):  # which hold a table and nothing else
-        for line in (*unranked(judged.settings, folder), *machines(records)):
+        for line in (*unranked(result.settings, folder), *machines(records)):
             click.echo(line, err=True)
     else:
-        notes = notes_on(records, judged, folder, technical=technical or form != "table")
-    return render(report(judged, notes, whole=form != "latex" and not choice.names), form, choice)
+        notes = notes_on(records, result, folder, technical=technical or form != "table")
+    return render(report(result, notes, whole=form != "latex" and not choice.names), form, choice)

@@ -58,8 +58,8 @@ def list_(what: str, as_json: bool, bibtex: bool, published: bool, wide: bool) -
     fits = not wide and not published
     if fits and rows:
         columns = [Column(key, key, "text", "") for key in rows[0]]
-        shown_rows, left = fit(rows, columns, width(), ("citation", "from", "needs"))
-        rows = [{column.key: row[column.key] for column in left} for row in shown_rows]
+        shown_rows, visible = fit(rows, columns, width(), ("citation", "from", "needs"))
+        rows = [{column.key: row[column.key] for column in visible} for row in shown_rows]
     write(f"{tabulate(rows, headers='keys', tablefmt='simple')}\n", "table" if fits else "")
 
 
@@ -67,8 +67,8 @@ def _plugins(registry: Registry) -> list[dict[str, str]]:
     from sparsebench.deploy.export import exportable
 
     rows = []
-    for found in registry.strategies():
-        cls, source = found.cls, f"{found.origin.distribution} {found.origin.version}".strip()
+    for entry in registry.strategies():
+        cls, source = entry.cls, f"{entry.origin.distribution} {entry.origin.version}".strip()
         needs, trained = ", ".join(sorted(cls.needs)), "yes" if cls.trained else "fits" if cls.fits() else "no"
         values = cls.name, cls.kind, cls.site, needs, trained, exportable(cls), source, first_line(cls), cls.citation
         rows.append(dict(zip(_KEYS, values, strict=True)))
@@ -76,10 +76,10 @@ def _plugins(registry: Registry) -> list[dict[str, str]]:
     return rows + [dict.fromkeys(_KEYS, "") | {"name": name, "kind": "broken", "what": why} for name, why in broken]
 
 
-def _named(classes: Iterable[Any], **columns: str) -> list[dict[str, str]]:
+def _class_rows(classes: Iterable[Any], **columns: str) -> list[dict[str, str]]:
     """Return a row for each class: its name, the attributes that columns show, and what it is."""
     return [
-        {"name": cls.name} | {key: getattr(cls, of) for key, of in columns.items()} | {"what": first_line(cls)}
+        {"name": cls.name} | {key: getattr(cls, attr) for key, attr in columns.items()} | {"what": first_line(cls)}
         for cls in classes
     ]
 
@@ -87,13 +87,13 @@ def _named(classes: Iterable[Any], **columns: str) -> list[dict[str, str]]:
 TABLES: dict[str, Callable[[Registry], list[dict[str, Any]]]] = {
     "plugins": _plugins,
     "published": lambda registry: [
-        {"name": cls.name, "words": one.words, "network": one.network, "GMACs": one.gmacs, "citation": cls.citation}
-        for cls in (found.cls for found in registry.strategies())
-        for one in cls.published
+        {"name": cls.name, "words": item.words, "network": item.network, "GMACs": item.gmacs, "citation": cls.citation}
+        for cls in (entry.cls for entry in registry.strategies())
+        for item in cls.published
     ],
-    "tasks": lambda registry: _named(registry.tasks(), inputs="inputs", model="default_model"),
-    "models": lambda registry: _named(registry.models(), inputs="inputs"),
-    "observers": lambda registry: _named(registry.observers()),
+    "tasks": lambda registry: _class_rows(registry.tasks(), inputs="inputs", model="default_model"),
+    "models": lambda registry: _class_rows(registry.models(), inputs="inputs"),
+    "observers": lambda registry: _class_rows(registry.observers()),
     "suites": lambda _: [
         {"name": suite.name, "version": str(suite.version), "what": suite.title}
         for suite in map(suites.load, suites.names())
@@ -118,42 +118,42 @@ def show(name: str, bibtex: bool) -> None:
             _class("strategy", registry.strategy(strategy).cls, bibtex)
         return
     classes: dict[str, Iterable[Any]] = {
-        "strategy": (found.cls for found in registry.strategies()),
+        "strategy": (entry.cls for entry in registry.strategies()),
         "task": registry.tasks(),
         "model": registry.models(),
         "observer": registry.observers(),
     }
-    known = {cls.name: (what, cls) for what, several in classes.items() for cls in several}
+    catalogue = {cls.name: (kind, cls) for kind, several in classes.items() for cls in several}
     if name in registry.broken:
         raise UserError(f"plugin '{name}' does not load: {registry.broken[name]}")
-    if name in known:
-        _class(*known[name], bibtex)
+    if name in catalogue:
+        _class(*catalogue[name], bibtex)
     elif bibtex and name in suites.names():
         raise UserError("only strategies have a BibTeX entry", got=f"suite '{name}'")
     elif name in suites.names():
         write(suites.text(name))
     else:
         bare = name.partition(":")[0]
-        names = {*known, *suites.names()}
+        names = {*catalogue, *suites.names()}
         raise unknown("strategy, task, model, observer or suite", name, names, meant=bare if bare in names else None)
 
 
-def _class(what: str, cls: Any, bibtex: bool) -> None:
+def _class(category: str, cls: Any, bibtex: bool) -> None:
     """Print what a class is, or its BibTeX entry alone."""
     from sparsebench.strategy.plans import DOES
 
     if bibtex:
         if not (entry := getattr(cls, "bibtex", "")):
-            raise UserError(f"{what} '{cls.name}' has no BibTeX entry", next_step="sparsebench list --bibtex")
+            raise UserError(f"{category} '{cls.name}' has no BibTeX entry", next_step="sparsebench list --bibtex")
         click.echo(entry)
         return
-    lines = [f"{what} {cls.name}", ""]
-    if what == "strategy":
+    lines = [f"{category} {cls.name}", ""]
+    if category == "strategy":
         differs = cls.differs or ("nothing known" if cls.citation or cls.published else "none is published")
         lines += [f"published: {setting}" for setting in cls.published or ("no setting is known here",)]
         lines += [f"differs from the published method: {differs}", ""]
     lines += [inspect.cleandoc(cls.__doc__ or ""), ""]
-    if what == "strategy":
+    if category == "strategy":
         lines += _traits(cls)
     for key, info in cls.model_fields.items():
         if key == "disposal" and len(cls.allowed_disposals()) == 1:
@@ -217,11 +217,11 @@ def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> Non
         click.echo(json.dumps({"sets": sets, "cache": kept}, indent=1))
         return
     columns = ("name", "for", "state", "pictures", "place")
-    shown = [[", ".join(row[key]) if isinstance(row[key], list) else row[key] for key in columns] for row in sets]
-    click.echo(tabulate([[*row[:4], row[4] or "scikit-learn"] for row in shown], headers=columns, tablefmt="simple"))
+    cells = [[", ".join(row[key]) if isinstance(row[key], list) else row[key] for key in columns] for row in sets]
+    click.echo(tabulate([[*row[:4], row[4] or "scikit-learn"] for row in cells], headers=columns, tablefmt="simple"))
     for row in (row for row in sets if row["state"] != "there"):
-        how = " or give --download to sparsebench run" if row["fetched"] else ""
-        click.echo(f"\n{row['name']}: {row['note']}; get it from {row['source']}{how}", nl=False)
+        hint = " or give --download to sparsebench run" if row["fetched"] else ""
+        click.echo(f"\n{row['name']}: {row['note']}; get it from {row['source']}{hint}", nl=False)
     click.echo(f"\n\ncache of decoded pictures: {cache_folder()} ({files} files, {size / 1e6:.1f} MB)")
 
 
@@ -230,19 +230,19 @@ def _sets(root: Path, verify: bool) -> list[dict[str, Any]]:
     from sparsebench.tasks.sources.known import DEFAULTS, SETS, read
 
     rows = []
-    for known in SETS.values():
-        state, note = known.look(root, verify)
-        if verify and state == "there" and known.name in DEFAULTS:
+    for entry in SETS.values():
+        state, note = entry.look(root, verify)
+        if verify and state == "there" and entry.name in DEFAULTS:
             try:
-                pictures = dict.fromkeys(listing(root / known.folder).names, "")
-                read(known.name, DEFAULTS[known.name], Contents(root / known.folder, pictures))
+                pictures = dict.fromkeys(listing(root / entry.folder).names, "")
+                read(entry.name, DEFAULTS[entry.name], Contents(root / entry.folder, pictures))
             except UserError as error:
                 state, note = "corrupt", str(error)
-        place, fetched = [str(root / place) for place in known.places], known.megabytes > 0
+        place, fetched = [str(root / place) for place in entry.places], entry.megabytes > 0
         rows.append({
-            "name": known.name, "for": list(known.uses), "state": state, "note": note, "pictures": known.pictures,
-            "place": place, "source": known.source, "fetched": fetched, "licence": known.licence,
-            "citation": known.citation,
+            "name": entry.name, "for": list(entry.uses), "state": state, "note": note, "pictures": entry.pictures,
+            "place": place, "source": entry.source, "fetched": fetched, "licence": entry.licence,
+            "citation": entry.citation,
         })  # fmt: skip
     return rows
 

@@ -58,9 +58,9 @@ def show_tokens(
         trainer = Trainer(files, how, out, progress)
         pictures = show(request, trainer, samples)
     write_whole(file, draw(pictures, form))
-    lost = [shown for shown in pictures.shown if shown.why]
-    for shown in lost:
-        click.echo(f"{shown.label} has no result: {shown.why}", err=True)
+    lost = [row for row in pictures.shown if row.why]
+    for row in lost:
+        click.echo(f"{row.label} has no result: {row.why}", err=True)
     click.echo(f"written: {file}", err=True)
     sys.exit(int(bool(lost)))
 

@@ -150,8 +150,8 @@ def claims(
         sys.exit(int(not holds))
     if weights is not None or images is not None:
         raise UserError("--weights and --images are for --check", next_step="add --check ROW")
-    shown = claims.recount_all([claims.find(ledger, name) for name in names] or ledger, Registry(), ledger)
-    text = claims.render([one for one in shown if one.flags or not flagged], form, choice)
+    rows = claims.recount_all([claims.find(ledger, name) for name in names] or ledger, Registry(), ledger)
+    text = claims.render([row for row in rows if row.flags or not flagged], form, choice)
     if output is None:
         click.echo(text, nl=False)
         return

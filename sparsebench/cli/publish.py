@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from sparsebench.board.tables import cell
-from sparsebench.cli.terminal import PATH, PICTURES, Guided, folder_argument, named_or_last, options
+from sparsebench.cli.terminal import PATH, PICTURES, Guided, folder_argument, folder_or_last, options
 from sparsebench.errors import UserError, plain
 from sparsebench.plan.request import Files
 from sparsebench.publish import MANIFEST
@@ -90,8 +90,8 @@ def _submissions(path: Path) -> list[Path]:
         raise UserError(f"{path} is no folder")
     if (path / MANIFEST).is_file():
         return [path]
-    inner = [one for one in path.glob("*") if (one / MANIFEST).is_file()]
-    outer = [one for one in path.glob("*/*") if one.is_dir() and one.parent not in inner]
+    inner = [folder for folder in path.glob("*") if (folder / MANIFEST).is_file()]
+    outer = [folder for folder in path.glob("*/*") if folder.is_dir() and folder.parent not in inner]
     if not inner + outer:
         raise UserError(f"no submissions in {path}", next_step="they lie in <strategy>/<version>/")
     return sorted(inner + outer)
@@ -104,12 +104,12 @@ def _ask(folder: Path, yes: bool) -> None:
 
     manifest = manifest_of(folder)
     plugin = plugin_of(folder, manifest)
-    what = f"the file {plain(plugin)}" if plugin else f"the installed plugin of '{plain(manifest.strategy, 60)}'"
+    code = f"the file {plain(plugin)}" if plugin else f"the installed plugin of '{plain(manifest.strategy, 60)}'"
     network = "without network" if no_network() else "WITH your network, as this system has no `unshare`"
-    how = f"{network}, with your files, as `bwrap` does not work here"
+    limits = f"{network}, with your files, as `bwrap` does not work here"
     if has_sandbox():
-        how = "without network, in a sandbox that hides your home and writes nothing there"
-    line = f"this runs {what} as you, {how}"
+        limits = "without network, in a sandbox that hides your home and writes nothing there"
+    line = f"this runs {code} as you, {limits}"
     if yes:
         click.echo(line, err=True)
     elif not sys.stdin.isatty():
@@ -121,8 +121,8 @@ def _ask(folder: Path, yes: bool) -> None:
 def _lines(verdict: Verdict) -> str:
     lines = [f"{verdict.folder}: {verdict.badge}: {verdict.meaning}"]
     if verdict.strategy:
-        of = f"suite {verdict.suite}" if verdict.suite else "cells of its own"
-        lines.append(f"{verdict.strategy} {verdict.version}, {of}, {verdict.records} records")
+        scope = f"suite {verdict.suite}" if verdict.suite else "cells of its own"
+        lines.append(f"{verdict.strategy} {verdict.version}, {scope}, {verdict.records} records")
     return "\n  ".join([*lines, *verdict.why, *verdict.notes])
 
 
@@ -205,7 +205,7 @@ def export(
             sparse.export(out, batch)
             click.echo(f"written: {out}, {sparse.spec}, {sparse.macs_ratio:.3f} of the MACs of {what}")
         return
-    folder = named_or_last(what)
+    folder = folder_or_last(what)
     if out is None:
         if form == "parquet":
             raise UserError("parquet is not for standard output", next_step="give -o FILE")

@@ -30,7 +30,7 @@ ALSO = {"strategy": "plugin"}
 
 
 @click.command(cls=Guided, context_settings={"token_normalize_func": lambda name: ALSO.get(name, name)})
-@click.argument("named", nargs=-1, metavar="[STRATEGY|FILE.py[:PARAM=V]]...", shell_complete=complete)
+@click.argument("strategies", nargs=-1, metavar="[STRATEGY|FILE.py[:PARAM=V]]...", shell_complete=complete)
 @options(*REQUEST, "tasks", "seeds", "batch", "shard", *PLACE)
 @click.option(
     "--format",
@@ -43,7 +43,7 @@ ALSO = {"strategy": "plugin"}
 @table
 @notes
 def run(
-    named: tuple[str, ...], form: str, choice: Choice, notes: bool, dry_run: bool, out: Path, **values: Any
+    strategies: tuple[str, ...], form: str, choice: Choice, notes: bool, dry_run: bool, out: Path, **values: Any
 ) -> None:
     """Run strategies and print the leaderboard.
 
@@ -59,7 +59,7 @@ def run(
     from sparsebench.records.record import ANSWERS
     from sparsebench.runner.run import plan_of
 
-    request, files, how = values_of(values | {"plugins": (*named, *values["plugins"])})
+    request, files, how = values_of(values | {"plugins": (*strategies, *values["plugins"])})
     if dry_run:
         forecast(plan_of(request, replace(files, download=False), how, Registry(), out), how.device)
         return
@@ -69,20 +69,20 @@ def run(
     from sparsebench.board.tables import render
     from sparsebench.board.views import report
 
-    judged = board.judged
+    result = board.judged
     whole = notes or form != "table"
-    lines = board.notes if whole else notes_on(finished, judged, out, technical=False)
-    write(render(report(judged, lines, whole=form != "latex" and not choice.names), form, choice), form)
+    lines = board.notes if whole else notes_on(finished, result, out, technical=False)
+    write(render(report(result, lines, whole=form != "latex" and not choice.names), form, choice), form)
     click.echo(f"written: {out}/leaderboard.md, .csv, .json, .png, .html", err=True)
     for line in below_chance(finished):
         click.echo(f"warning: {line}", err=True)
     lost = finished[~finished["status"].isin(ANSWERS)]["status"]
-    asked = finished[finished["kind"] == "deployable"]["status"]
+    deployable = finished[finished["kind"] == "deployable"]["status"]
     if len(lost):
         click.echo(remedy(lost), err=True)
-    elif (asked == "ok").any():
+    elif (deployable == "ok").any():
         click.echo(f"next: sparsebench leaderboard {out} --view pairs\npage: {out}/leaderboard.html", err=True)
-    elif len(asked):
+    elif len(deployable):
         step = "give the strategy what the note above says that it lacks, and run the same command"
         click.echo(f"next: {step}", err=True)
     else:
@@ -121,14 +121,14 @@ def forecast(plan: Plan, device: str = "auto") -> None:
     ]
     total = [{"task": "all", "strategy": "", "cells": len(todo), **_totals(todo, expected, bytes_)}]
     table = tabulate(rows + total, headers="keys", tablefmt="simple", disable_numparse=True)
-    said = {(job.cell.task.name, line) for job in plan.jobs if (line := numbering(job.cell.task.params))}
-    orders = "".join(f"\n{task}: class folders are numbered {line}" for task, line in sorted(said))
+    lines = {(job.cell.task.name, line) for job in plan.jobs if (line := numbering(job.cell.task.params))}
+    orders = "".join(f"\n{task}: class folders are numbered {line}" for task, line in sorted(lines))
     pictures = pictures_of(todo, registry, plan.locations)
-    n, size = sum(one.shape[0] for one in pictures), sum(one.size for one in pictures)
+    n, size = sum(picture.shape[0] for picture in pictures), sum(picture.size for picture in pictures)
     first = f"\n{n:,} pictures to decode first, {size / 1e9:.2f} GB in {cache_folder()}; nothing is decoded now" * (
         n > 0
     )
-    again = "".join(f"{line}\n" for line in plan.changed)
+    again = "".join(f"{line}\n" for line in plan.changes)
     used = {job.cell.model.params.get("weights") for job in plan.jobs}
     names = sorted(plain(file) for name, file in file_names(plan.locations).items() if name in used)
     networks = f"{len(names)} network{'s' * (len(names) > 1)}: {', '.join(names)}\n" if names else ""
@@ -138,10 +138,10 @@ def forecast(plan: Plan, device: str = "auto") -> None:
 def _totals(jobs: Sequence[Job], expected: Expected, bytes_: int) -> dict[str, str]:
     """Return the hours of one worker and the memory that cells need, as far as like cells have been run or timed."""
     seconds = [expected.seconds(job) for job in jobs]
-    known = [one for one in seconds if one is not None]
+    times = [value for value in seconds if value is not None]
     sizes = [size for job in jobs if (size := expected.memory(job) or bytes_)]
     return {
-        "hours": f"{sum(known) / 3600:.2g}" if len(known) == len(seconds) else "unknown",
+        "hours": f"{sum(times) / 3600:.2g}" if len(times) == len(seconds) else "unknown",
         "GiB": f"{max(sizes) / 2**30:.2f}" if sizes else "unknown",
     }
 
@@ -167,8 +167,8 @@ def status(folder: Path) -> None:
         silent = f"was stopped with {left} cells left, or says nothing since {clock(time.time() - run.updated)}"
         about = f"{left} cells without a record, {time_of(run.seconds, 'about ')}"
         longest = f"the longest at work so far: {clock(time.time() - run.since)}"
-        said = f": {about}; {longest}" if run.alive else f" {silent}: the same command goes on"
-        write(f"the run on {plain(run.host)} (process {run.pid}){said}\n")
+        text = f": {about}; {longest}" if run.alive else f" {silent}: the same command goes on"
+        write(f"the run on {plain(run.host)} (process {run.pid}){text}\n")
     if not runs:
         click.echo("no run is under way")
 

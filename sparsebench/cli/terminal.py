@@ -68,8 +68,8 @@ class Guided(click.Command):
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, by what they are for."""
-        options = (one for one in self.get_params(context) if isinstance(one, click.Option))
-        rows = {one.name: row for one in options if (row := one.get_help_record(context)) is not None}
+        options = (option for option in self.get_params(context) if isinstance(option, click.Option))
+        rows = {option.name: row for option in options if (row := option.get_help_record(context)) is not None}
         titles = {name: title for title, names in GROUPS.items() for name in names} if len(rows) > 12 else {}
         for title in (*GROUPS, "Options"):
             if part := [row for name, row in rows.items() if titles.get(str(name), "Options") == title]:
@@ -78,8 +78,8 @@ class Guided(click.Command):
 
 
 NAMES = {
-    "plugins": "strategy", "named": "strategy", "suite": "suite", "tasks": "task", "task": "task", "model": "model",
-    "observe": "observer",
+    "plugins": "strategy", "strategies": "strategy", "suite": "suite", "tasks": "task", "task": "task",
+    "model": "model", "observe": "observer",
 }  # fmt: skip
 """What the parameters of commands name."""
 OBSERVERS = ("mlflow", "tensorboard")
@@ -140,14 +140,14 @@ def write(text: str, form: str = "table") -> None:
         click.echo(line, nl=False)
 
 
-def named_or_last(given: Path | str | None) -> Path:
+def folder_or_last(place: Path | str | None) -> Path:
     """Return the folder that is given, or else that run's folder here whose records were written last, and say so.
 
     Raises:
         UserError: there is none.
     """
-    if given is not None:
-        return Path(given)
+    if place is not None:
+        return Path(place)
     records = sorted((*Path().glob("*/records/*.jsonl"), *Path().glob("*/records/*.parquet")))
     if not records:
         raise UserError("FOLDER is missing, and no run has written one here", next_step="name it, or sparsebench run")
@@ -161,7 +161,7 @@ folder_argument: Callable[[Any], Any] = click.argument(
     metavar="[FOLDER]",
     type=PATH,
     required=False,
-    callback=lambda _context, _parameter, given: named_or_last(given),
+    callback=lambda _context, _parameter, path: folder_or_last(path),
 )
 """Gives a command the argument `folder`."""
 
@@ -202,34 +202,34 @@ class Numbers(click.ParamType):
             self.fail(f"got '{value}', allowed: numbers with commas between", param, ctx)
 
 
-def _kind_of(one: Field[Any]) -> dict[str, Any]:
+def _kind_of(field: Field[Any]) -> dict[str, Any]:
     """Return how click reads a field's value."""
-    types = get_args(one.type) or (one.type,)
-    if one.type is bool:
+    types = get_args(field.type) or (field.type,)
+    if field.type is bool:
         return {"is_flag": True}
-    if get_origin(one.type) is tuple:
+    if get_origin(field.type) is tuple:
         if Path in types:
             return {"multiple": True, "type": PATH}
         return {"multiple": True} if str in types else {"type": Numbers(types[0]), "default": ()}
-    if get_origin(one.type) is Literal:
+    if get_origin(field.type) is Literal:
         return {"type": click.Choice(types)}
-    if "least" in one.metadata:
-        return {"type": (click.FloatRange if float in types else click.IntRange)(min=one.metadata["least"])}
+    if "least" in field.metadata:
+        return {"type": (click.FloatRange if float in types else click.IntRange)(min=field.metadata["least"])}
     return {"type": PATH if Path in types else int if int in types else str}
 
 
-def _option(one: Field[Any]) -> Callable[[Any], Any]:
+def _option(field: Field[Any]) -> Callable[[Any], Any]:
     """Return what gives a command the option of a field."""
-    name = one.metadata.get("name", one.name.replace("_", "-"))
-    more = _kind_of(one) | {key: one.metadata[key] for key in ("help", "metavar") if key in one.metadata}
-    if one.default not in (None, False, ()):
-        more |= {"default": one.default, "show_default": True}
-    if one.name in NAMES:
+    name = field.metadata.get("name", field.name.replace("_", "-"))
+    more = _kind_of(field) | {key: field.metadata[key] for key in ("help", "metavar") if key in field.metadata}
+    if field.default not in (None, False, ()):
+        more |= {"default": field.default, "show_default": True}
+    if field.name in NAMES:
         more["shell_complete"] = complete
-    return click.option(f"--{name}", one.name, **more)
+    return click.option(f"--{name}", field.name, **more)
 
 
-_OPTIONS = {name: _option(one) for fields in OPTIONS.values() for name, one in fields.items()} | {
+_OPTIONS = {name: _option(field) for fields in OPTIONS.values() for name, field in fields.items()} | {
     "out": click.option("--out", default=OUT, show_default=True, type=PATH, help="The run's folder."),
     "dry_run": click.option("--dry-run", is_flag=True, help="Show the cells and their expected time, but run nothing."),
 }

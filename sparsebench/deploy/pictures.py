@@ -74,7 +74,7 @@ class Trainer:
         if pictures and task.inputs != "images":
             allowed = [cls.name for cls in registry.tasks() if cls.inputs == "images"]
             raise UserError("this needs a task of pictures", got=f"'{task.name}'", allowed=allowed)
-        networks = Networks(self.out, plan.known, self.files.networks).places({job.weights for job in plan.jobs})
+        networks = Networks(self.out, plan.heads, self.files.networks).places({job.weights for job in plan.jobs})
         places = dict(plan.locations) | places_of(self.files, plan.jobs) | networks
         return replace(plan, locations=places, request=None)
 

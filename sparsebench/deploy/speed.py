@@ -318,7 +318,7 @@ def expect_tests(plan: Plan, registry: Registry, device: str) -> tuple[Expected,
         return seconds[setting] * (cell.budget.macs or 1.0)
 
     with one_thread():
-        expected = Expected(plan.whole, plan.known.values(), prior)
+        expected = Expected(plan.whole, plan.heads.values(), prior)
     return expected, peak()
 
 

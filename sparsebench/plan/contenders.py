@@ -26,12 +26,12 @@ BUDGET_KEYS = (*AMOUNTS, *SHAPE_KEYS)
 
 def budgets_of(spec: Spec, others: list[Budget]) -> list[Budget]:
     """Return the specification's own budgets, or else the others, in each of the shapes that it asks for."""
-    what = f"the budget of '{spec.name}'"
+    label = f"the budget of '{spec.name}'"
     amounts: list[dict[str, Any]] = [{key: value} for key in AMOUNTS for value in spec.params.get(key, ())]
     amounts = amounts or [budget.model_dump(exclude_unset=True) for budget in others]
     swept = {key: spec.params[key] for key in SHAPE_KEYS if key in spec.params}
     shapes = [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
-    return [fill(Budget, amount | shape, what) for amount in amounts for shape in shapes]
+    return [fill(Budget, amount | shape, label) for amount in amounts for shape in shapes]
 
 
 def settings_of(
@@ -51,15 +51,15 @@ def settings_of(
     settings: list[tuple[Strategy, Budget | None]] = []
     for spec in specs_of(words, registry):
         spec = Spec(spec.name, spec.params | {key: [value] for key, value in (more or {}).items()})
-        found = registry.strategy(spec.name)
+        entry = registry.strategy(spec.name)
         for params in spec.combinations(without=BUDGET_KEYS):
-            made = fill(found.cls, params, f"strategy '{spec.name}'", BUDGET_KEYS)
+            strategy = fill(entry.cls, params, f"strategy '{spec.name}'", BUDGET_KEYS)
             budgets: list[Budget | None] = [*budgets_of(spec, others or [])]
-            settings += [(made, budget) for budget in budgets or [None]]
+            settings += [(strategy, budget) for budget in budgets or [None]]
     return settings
 
 
-def known_cost(task: Task, model: Model) -> CostModel | None:
+def closed_cost(task: Task, model: Model) -> CostModel | None:
     """Return the closed form of a network, or None where it is not known before that is built."""
     try:
         return model.cost(task, classes=2)
@@ -113,18 +113,18 @@ def fit_budget(
 
 
 ALL = "all"
-"""In place of a strategy's name: every one that is installed; see `able` where nothing is trained."""
+"""In place of a strategy's name: every one that is installed; see `testable` where nothing is trained."""
 Contender = tuple[Strategy, Found, Budget, Part]
 """The part is made once: a hundred thousand cells share a few."""
 DRAWING = frozenset({"random", "random_inside", "oracle", "anti_oracle", "tnt", "perturbation", "dpc_knn", "k_medoids"})
 """The shipped strategies whose tests depend on `view.random`; the hash of a file, which names its cells, lies on it."""
 
 
-def draws_random(found: Found) -> bool:
+def draws_random(entry: Found) -> bool:
     """Say whether a strategy may do another thing when a trained network is tested with it again."""
-    if found.cls.draws_random is not None:
-        return found.cls.draws_random
-    return found.cls.name in DRAWING if found.origin.is_shipped else True
+    if entry.cls.draws_random is not None:
+        return entry.cls.draws_random
+    return entry.cls.name in DRAWING if entry.origin.is_shipped else True
 
 
 def contenders_of(
@@ -136,28 +136,28 @@ def contenders_of(
     their own way. Tokens per block are no amount that strategies at the input share. A task with strategies of its own
     has those in place of the baselines. A budget that is named twice is one.
     """
-    named_here = () if request.alone else entry.strategies
-    specs = plugins + [parse(text) for text in named_here or ()]
+    texts = () if request.alone else entry.strategies
+    specs = plugins + [parse(text) for text in texts or ()]
     usual = usual_budgets(suite, entry, request)
     budgets = [budgets_of(spec, usual) for spec in specs]
     amounts = {  # the convention if it was asked for; what is left of a budget is each strategy's own
         Budget(**budget.model_dump(include={*SHARED, "convention"}, exclude_unset=True)): None
-        for each in budgets
-        for budget in each
+        for group in budgets
+        for budget in group
         if any(getattr(budget, key) for key in SHARED)
     }
-    every = list(amounts) or usual
-    baselines = [(Spec(name), every) for name in suite.baselines] if named_here is None else []
-    for spec, each in [*zip(specs, budgets, strict=True), *baselines]:
+    shared = list(amounts) or usual
+    baselines = [(Spec(name), shared) for name in suite.baselines] if texts is None else []
+    for spec, group in [*zip(specs, budgets, strict=True), *baselines]:
         registered = registry.strategy(spec.name)
         for params in spec.combinations(without=BUDGET_KEYS):
             strategy = fill(registered.cls, params, f"strategy '{spec.name}'", BUDGET_KEYS)
             part = Part.of(strategy)
-            for budget in each if strategy.budgeted else [FULL]:
+            for budget in group if strategy.budgeted else [FULL]:
                 yield strategy, registered, budget, part
 
 
-def able(
+def testable(
     contenders: Sequence[Contender], suite: Suite, request: Request, registry: Registry, cost: CostModel | None
 ) -> tuple[Contender, ...]:
     """Return what is tested where nothing is trained: without those that `ALL` alone names and that cannot act there.
@@ -167,10 +167,10 @@ def able(
     others = [text for text in request.plugins if parse(text).name != ALL]
     if len(others) == len(request.plugins):
         return tuple(contenders)
-    named = {*suite.baselines, *(spec.name for text in others for spec in specs_of(text, registry))}
+    explicit = {*suite.baselines, *(spec.name for text in others for spec in specs_of(text, registry))}
 
     def can(strategy: Strategy, registered: Found, budget: Budget, part: Part) -> bool:
-        if part.name in named:
+        if part.name in explicit:
             return True
         if strategy.trained or strategy.trains_only or strategy.fits() or strategy.kind == "oracle":
             return False
@@ -180,8 +180,8 @@ def able(
         steps = cost.steps(traits, stages(budget, traits, cost.depth), solve(budget, cost, traits))
         return cost.macs(steps) <= cost.macs(cost.dense())
 
-    names = {one[3].name for one in contenders if can(*one)}
-    return tuple(one for one in contenders if one[3].name in names)
+    names = {contender[3].name for contender in contenders if can(*contender)}
+    return tuple(contender for contender in contenders if contender[3].name in names)
 
 
 def usual_budgets(suite: Suite, entry: SuiteTask, request: Request) -> list[Budget]:

@@ -13,15 +13,15 @@ from sparsebench.errors import UserError, unknown
 from sparsebench.models.base import Model
 from sparsebench.plan.contenders import (
     Contender,
-    able,
+    closed_cost,
     contenders_of,
     draws_random,
     fit_budget,
-    known_cost,
     specs_of,
+    testable,
     usual_budgets,
 )
-from sparsebench.plan.locate import LOCATED, as_named, networks_of, pictures_for
+from sparsebench.plan.locate import LOCATED, files_from, networks_of, pictures_for
 from sparsebench.plan.request import Files, Job, Request, Suite, SuiteTask, combinations, load, training_entry
 from sparsebench.plugin.registry import Found, Registry
 from sparsebench.records.record import Cell, Part, Precision, Track, Where, digest
@@ -52,16 +52,16 @@ def expand(request: Request, registry: Registry, files: Files | None = None, sui
     suite = load(request.suite) if suite is None else suite
     settings = list(_settings(suite, request, registry, files))
     _check_files(suite, files, settings)
-    _check_weights(list({repr((one.task, one.model)): one for one in settings}.values()), files.places)
+    _check_weights(list({repr((item.task, item.model)): item for item in settings}.values()), files.places)
     jobs, costs = dict[str, Job](), dict[str, float]()
     for repetition in range(max(setting.seeds for setting in settings)):
-        for setting in (one for one in settings if repetition < one.seeds):
+        for setting in (item for item in settings if repetition < item.seeds):
             for contender, n_train in product(setting.contenders, setting.n_train):
                 for job in _jobs(setting, contender, n_train, repetition, registry, costs):
-                    one = jobs.setdefault(job.cell.id, job)
-                    both = {"asked": one.asked or job.asked, "keep_weights": one.keep_weights or job.keep_weights}
-                    if both != {"asked": one.asked, "keep_weights": one.keep_weights}:
-                        jobs[job.cell.id] = one.model_copy(update=both)
+                    old = jobs.setdefault(job.cell.id, job)
+                    flags = {"asked": old.asked or job.asked, "keep_weights": old.keep_weights or job.keep_weights}
+                    if flags != {"asked": old.asked, "keep_weights": old.keep_weights}:
+                        jobs[job.cell.id] = old.model_copy(update=flags)
     return sorted(jobs.values(), key=lambda job: job.order)
 
 
@@ -71,38 +71,38 @@ def _check_weights(settings: Collection[_Setting], locations: Locations) -> None
     Raises:
         UserError: weights do not fit, or are made for other data than others beside them, or there are too many items.
     """
-    said: dict[str, None] = {}
+    lines: dict[str, None] = {}
     for setting in settings:
         setting.task.check_located(locations)
-        said[setting.model.check_weights(setting.task, locations)] = None
+        lines[setting.model.check_weights(setting.task, locations)] = None
         check_items(setting.task, getattr(setting.task, "test", 0))
-    for line in filter(None, said):
+    for line in filter(None, lines):
         log.warning("%s", line)
-    made: defaultdict[str, set[str]] = defaultdict(set)
+    needs: defaultdict[str, set[str]] = defaultdict(set)
     for task, model in ((setting.task, setting.model) for setting in settings):
         if (name := getattr(model, "weights", "")) in locations:
             side, channels = getattr(task, "canvas", "?"), getattr(model, "in_chans", "?")
-            made[name].add(f"{side} x {side} pixels of {channels} channels and {model.classes(locations)} classes")
-    for name, wanted in made.items():
-        if wanted != (usual := next(iter(made.values()))):
+            needs[name].add(f"{side} x {side} pixels of {channels} channels and {model.classes(locations)} classes")
+    for name, need in needs.items():
+        if need != (usual := next(iter(needs.values()))):
             raise UserError(
                 "networks of one board take the same pictures and know the same classes",
-                got=f"{locations[next(iter(made))].name} for {min(usual)}, {locations[name].name} for {min(wanted)}",
+                got=f"{locations[next(iter(needs))].name} for {min(usual)}, {locations[name].name} for {min(need)}",
                 next_step="give each a run of its own, or say one size for all with canvas=SIDE of the task",
             )
 
 
 def _check_files(suite: Suite, files: Files, settings: Collection[_Setting]) -> None:
     """Raise UserError if nothing takes files that the user named, or a suite for one's own pictures has none."""
-    fields = {name for one in settings for part in (one.task, one.model) for name in type(part).model_fields}
+    fields = {name for item in settings for part in (item.task, item.model) for name in type(part).model_fields}
     for name in (*LOCATED, "weights"):
         if getattr(files, name) and name not in fields:
-            tasks = ", ".join(sorted({one.task.name for one in settings}))
+            tasks = ", ".join(sorted({item.task.name for item in settings}))
             raise UserError(
                 f"--{name.replace('_', '-')} is taken by no task of this run", got=tasks,
                 next_step="leave it out, or name another with --task",
             )  # fmt: skip
-    for task in (one.task for one in settings if suite.own_pictures and not files.images):
+    for task in (item.task for item in settings if suite.own_pictures and not files.images):
         field = type(task).model_fields.get("images")
         if field is not None and task.model_dump()["images"] == field.default:
             raise UserError(
@@ -129,8 +129,8 @@ def _jobs(
             together=setting.model.together and not after, cost=_cost_of(cell, bool(network), registry, costs), **more,
         )  # fmt: skip
 
-    def first(of: Cell) -> Job:
-        return job(of, dense, dense.cls(), asked=False, keep_weights=True)
+    def first(cell: Cell) -> Job:
+        return job(cell, dense, dense.cls(), asked=False, keep_weights=True)
 
     strategy, registered, budget, part = contender
     init = _pretraining(setting.task, setting.model, registry, repetition)
@@ -165,21 +165,21 @@ def _jobs(
     yield job(cell, registered, strategy, network=tested.id if tested else "", keep_weights=keeps)
 
 
-def _cost_of(cell: Cell, tests: bool, registry: Registry, known: dict[str, float]) -> float:
-    """Return about the MACs of the training and the test of a cell without a strategy, as `known` for its kind.
+def _cost_of(cell: Cell, tests: bool, registry: Registry, costs: dict[str, float]) -> float:
+    """Return about the MACs of the training and the test of a cell without a strategy, as `costs` for its kind.
 
     With `tests` it tests a network that another cell trains.
     """
     trains = not tests and cell.track != "frozen" and cell.n_train > 0
-    if (key := repr((cell.task, cell.model, cell.n_train, trains))) not in known:
+    if (key := repr((cell.task, cell.model, cell.n_train, trains))) not in costs:
         task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
         model = fill(registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
-        cost, images = known_cost(task, model), float(getattr(task, "test", 0))
+        cost, images = closed_cost(task, model), float(getattr(task, "test", 0))
         if trains and task.trains:
             recipe = task.recipe()
             images += 3 * min(cell.n_train * recipe.epochs, (recipe.batch or cell.n_train) * recipe.steps)
-        known[key] = OVERHEAD + images * (ANY_NETWORK if cost is None else cost.macs(cost.dense()))
-    return known[key]
+        costs[key] = OVERHEAD + images * (ANY_NETWORK if cost is None else cost.macs(cost.dense()))
+    return costs[key]
 
 
 def plugins_of(cell: Cell, registry: Registry) -> dict[str, tuple[str, ...]]:
@@ -239,7 +239,7 @@ def _question(cell: Cell) -> tuple[str, str]:
     return digest([cell.task.name, cell.n_train, cell.repetition, cell.track, *about]), f"{acts} {amount}"
 
 
-def unanswered(suite: Suite, cells: Collection[Cell], registry: Registry, *, any_budget: bool) -> list[str]:
+def gaps(suite: Suite, cells: Collection[Cell], registry: Registry, *, any_budget: bool) -> list[str]:
     """Return what a suite asks of every strategy and some cells do not answer, in words.
 
     Pictures are the user's, and so are networks and labels where nothing is trained. With `any_budget` the cells need
@@ -247,27 +247,27 @@ def unanswered(suite: Suite, cells: Collection[Cell], registry: Registry, *, any
     """
     compared = slice(1 if any_budget else 2)
     answered = {_question(cell)[compared] for cell in cells}
-    files = as_named({
+    files = files_from({
         key: str(name) for cell in cells for key in LOCATED if (name := cell.task.params.get(key)) and cell.n_train
     })  # fmt: skip
-    request, found = Request(), list[str]()
+    request, missing = Request(), list[str]()
     for entry in suite.task:
         alone, task = suite.model_copy(update={"task": (entry,)}), Part(name=entry.name)
-        each: Iterable[tuple[Part, Part, Where]] = [(task, task, entry.where)]
+        cases: Iterable[tuple[Part, Part, Where]] = [(task, task, entry.where)]
         if registry.task(entry.name).trains:
             try:
-                each = [(*one.parts, one.where) for one in _settings(alone, request, registry, files)]
+                cases = [(*setting.parts, setting.where) for setting in _settings(alone, request, registry, files)]
             except UserError as error:  # it needs other pictures than any of the cells have
                 return [str(error)]
         seeds, budgets = range(entry.seeds or suite.seeds), usual_budgets(suite, entry, request)
-        for (task, model, where), n_train, repetition, budget in product(each, entry.n_train, seeds, budgets):
+        for (task, model, where), n_train, repetition, budget in product(cases, entry.n_train, seeds, budgets):
             cell = Cell(
                 task=task, model=model, strategy=Part(name="dense"), budget=budget, n_train=n_train,
                 repetition=repetition, where=where, track=entry.track,
             )  # fmt: skip
             if _question(cell)[compared] not in answered:
-                found.append(f"{entry.name} with {n_train} samples, repetition {repetition}, {budget.label}")
-    return found
+                missing.append(f"{entry.name} with {n_train} samples, repetition {repetition}, {budget.label}")
+    return missing
 
 
 @dataclass(frozen=True)
@@ -304,31 +304,31 @@ def _settings(suite: Suite, request: Request, registry: Registry, files: Files) 
         for varied, pictures in product(
             combinations(entry.params, entry.sweep), pictures_for(registry.task(entry.name), files)
         ):
-            known = {} if trained is None else trained.params
+            base = {} if trained is None else trained.params
             _check_changed(entry, varied | params, registry)
-            task, places = _task(entry.name, known | varied | params | pictures, registry).located()
+            task, places = _task(entry.name, base | varied | params | pictures, registry).located()
             files.places.update(places)
-            for one in _models(task, trained or entry, request, registry, networks, files.weights_key):
-                model = one.with_weights(files.places)
+            for bare in _models(task, trained or entry, request, registry, networks, files.weights_key):
+                model = bare.with_weights(files.places)
                 fitted = task.with_cut(model.cut())
                 model.check(fitted)
                 if not task.trains:
                     fitted = _with_classes(fitted, model, files)
                 seeds, blocks = request.seeds or entry.seeds or suite.seeds, suite.budget.blocks
-                cost = known_cost(fitted, model)
+                cost = closed_cost(fitted, model)
                 placed: tuple[Contender, ...] = tuple(
                     (strategy, registered, fit_budget(budget, strategy, None if request.model else blocks, cost), part)
                     for strategy, registered, budget, part in contenders
                 )
                 if not task.trains:
-                    placed = able(placed, suite, request, registry, cost)
+                    placed = testable(placed, suite, request, registry, cost)
                 training = None
                 if trained is not None:
                     first = _task(entry.name, trained.params | pictures, registry).with_cut(model.cut())
                     training = first, trained.n_train[0]
                 yield _Setting(
                     fitted, model, (registry.part_of(fitted), registry.part_of(model)), placed,
-                    _sizes(task, entry, request), seeds, _asked_where(task, entry, request), entry.track, training,
+                    _sizes(task, entry, request), seeds, _entry_where(task, entry, request), entry.track, training,
                     suite.keep_weights or request.single, _precision(task, model, entry, request),
                 )  # fmt: skip
 
@@ -355,7 +355,7 @@ def _check_changed(entry: SuiteTask, params: dict[str, Any], registry: Registry)
         )  # fmt: skip
 
 
-def _asked_where(task: Task, entry: SuiteTask, request: Request) -> Where:
+def _entry_where(task: Task, entry: SuiteTask, request: Request) -> Where:
     """Return where strategies act: as asked for, else as the suite has it.
 
     Raises:
@@ -390,10 +390,10 @@ def _precision(task: Task, model: Model, entry: SuiteTask, request: Request) -> 
         )
     if precision != "float32":
         fill(type(model), model.model_dump() | {"precision": precision}, f"--precision: model '{model.name}'")
-    elif tests and request.precision != "auto" and (own := getattr(model, "precision", precision)) != precision:
+    elif tests and request.precision != "auto" and (native := getattr(model, "precision", precision)) != precision:
         raise UserError(
             f"model '{model.name}' is asked for in another precision than its test",
-            got=f"precision={own}, and --precision {precision}", next_step="say one of them",
+            got=f"precision={native}, and --precision {precision}", next_step="say one of them",
         )  # fmt: skip
     return precision
 
@@ -465,20 +465,20 @@ def _models(
     task: Task, entry: SuiteTask, request: Request, registry: Registry, networks: Sequence[str], key: str | None
 ) -> Iterator[Model]:
     """Yield the model asked for if it takes the task's inputs, else the suite's or the task's own; see `_starts`."""
-    cls, every = (
+    cls, variants = (
         registry.model(entry.model or task.default_model),
         list(combinations(entry.model_params, entry.model_sweep)),
     )
     if request.model is not None:
-        asked = registry.model(request.model.partition(":")[0])
-        spec = parse(request.model, positional=asked.positional)
-        if asked.inputs == task.inputs:
-            cls, every = asked, list(spec.combinations())
-            if len(every) > 1:
+        choice = registry.model(request.model.partition(":")[0])
+        spec = parse(request.model, positional=choice.positional)
+        if choice.inputs == task.inputs:
+            cls, variants = choice, list(spec.combinations())
+            if len(variants) > 1:
                 raise UserError("--model takes one value a parameter", got=request.model)
         elif request.tasks:
-            raise UserError(f"model '{asked.name}' takes {asked.inputs}, and task '{task.name}' gives {task.inputs}")
-    for params, start in product(every, _starts(task, request, networks, key)):
+            raise UserError(f"model '{choice.name}' takes {choice.inputs}, and task '{task.name}' gives {task.inputs}")
+    for params, start in product(variants, _starts(task, request, networks, key)):
         for name in start:
             if name not in cls.model_fields:
                 raise UserError(

@@ -123,8 +123,8 @@ def _locate_labelled(root: Path, kind: str, skip_bad: bool) -> tuple[str, Path]:
         )  # fmt: skip
     listed = listing(root)
     read(kind, DEFAULTS[kind], Contents(root, dict.fromkeys(listed.names, "")))
-    found = contents(root, replace(listed, left={}), tables(root, kind), skip_bad)
-    return f"{kind}-{found.fingerprint}", root
+    files = contents(root, replace(listed, left={}), tables(root, kind), skip_bad)
+    return f"{kind}-{files.fingerprint}", root
 
 
 def _locate_classes(root: Path, skip_bad: bool) -> tuple[str, Path]:
@@ -133,18 +133,18 @@ def _locate_classes(root: Path, skip_bad: bool) -> tuple[str, Path]:
             raise UserError(f"--images folder: {root / split} is not a folder", allowed=LAYOUT)
     listed = listing(root)
     _check_classes(listed)
-    found = contents(root, listed, skip_bad=skip_bad, belongs=in_a_class)
-    _check_classes(replace(listed, names=tuple(found.pictures)))
-    return f"{FOLDER}-{found.fingerprint}", root
+    files = contents(root, listed, skip_bad=skip_bad, belongs=in_a_class)
+    _check_classes(replace(listed, names=tuple(files.pictures)))
+    return f"{FOLDER}-{files.fingerprint}", root
 
 
-def _check_classes(found: Listing) -> None:
+def _check_classes(files: Listing) -> None:
     """Raise UserError unless train and test have the same classes, two or more, and a picture in each."""
-    train, test = (classes_in(found.below(split), LAYOUT) for split in ("train", "test"))
+    train, test = (classes_in(files.below(split), LAYOUT) for split in ("train", "test"))
     if odd := sorted({*train} ^ {*test}):
         alike = len({unicodedata.normalize("NFC", name) for name in odd}) < len(odd)
         raise UserError(
-            f"{found.root}: train and test have different classes", got=[ascii(name) for name in odd] if alike else odd,
+            f"{files.root}: train and test have different classes", got=[ascii(name) for name in odd] if alike else odd,
             next_step="some differ in their Unicode normalisation alone: rename them" if alike else None,
         )  # fmt: skip
 
@@ -173,8 +173,8 @@ def pictures_for(task: type[Task], files: Files) -> list[dict[str, str]]:
             "--images: tasks that train take one set of pictures", got=f"{len(sets)} sets",
             next_step="give each a run of its own, or name a task that only tests with --task",
         )  # fmt: skip
-    given = {key: spec for key in takes if key != "images" and (spec := getattr(files, key)) is not None}
-    others = {key: _name_of(files, key, spec) for key, spec in given.items()}
+    specs = {key: spec for key in takes if key != "images" and (spec := getattr(files, key)) is not None}
+    others = {key: _name_of(files, key, spec) for key, spec in specs.items()}
     images = dict.fromkeys(_name_of(files, "images", spec, not task.trains) for spec in sets)
     return [{"images": name} | others for name in images] or [others]
 
@@ -192,7 +192,7 @@ def _name_of(files: Files, parameter: str, spec: str, tested: bool = False) -> s
     return files.pictures[parameter, tested, spec]
 
 
-def as_named(pictures: Mapping[str, str]) -> Files:
+def files_from(pictures: Mapping[str, str]) -> Files:
     """Return files whose pictures are taken for located, by parameter the names that cells have."""
     images = tuple(name for parameter, name in pictures.items() if parameter == "images")
     files = Files(images, pictures.get("backgrounds"), pictures.get("pretrain_images"))
@@ -235,12 +235,12 @@ def pictures_of(jobs: Sequence[Job], registry: Registry, places: Mapping[str, Pa
     Of a cell whose data cannot be drawn there is nothing: its record will say why not.
     """
     cells = {job.cell.draw: job.cell for job in jobs} if places else {}
-    wanted: dict[str, Pixels] = {}
+    pictures: dict[str, Pixels] = {}
     for cell in cells.values():
         with suppress(UserError):
             task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
-            wanted |= {one.name: one for one in task.pictures(cell.n_train, cell.repetition, places)}
-    return [one for one in wanted.values() if one.read() is None]
+            pictures |= {pixels.name: pixels for pixels in task.pictures(cell.n_train, cell.repetition, places)}
+    return [pixels for pixels in pictures.values() if pixels.read() is None]
 
 
 @dataclass(frozen=True)
@@ -248,29 +248,29 @@ class Networks:
     """Where the trained weights of cells lie: in a run's own folder, in one that was given, or with sparsebench.
 
     Attributes:
-        out: the run's folder; `known` what its store has of every cell.
-        given: another folder, or None.
+        out: the run's folder; `heads` what its store has of every cell.
+        folder: another folder, or None.
     """
 
     out: Path
-    known: Mapping[str, Head]
-    given: Path | None = None
+    heads: Mapping[str, Head]
+    folder: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.given is not None and not (self.given / "weights").is_dir():
+        if self.folder is not None and not (self.folder / "weights").is_dir():
             raise UserError(
-                f"--networks: {self.given} holds no trained networks", allowed="the folder of a run that kept them",
+                f"--networks: {self.folder} holds no trained networks", allowed="the folder of a run that kept them",
                 next_step="sparsebench run --suite networks --out DIR makes one",
             )  # fmt: skip
 
     def check(self, trainings: Collection[str]) -> None:
         """Raise UserError if a folder was given that has none of these networks, such as those of another version."""
-        known = {} if self.given is None else self._other_networks[self.given]
-        if self.given is None or not trainings or known.keys() & trainings:
+        heads = {} if self.folder is None else self._other_networks[self.folder]
+        if self.folder is None or not trainings or heads.keys() & trainings:
             return
         raise UserError(
-            f"--networks: {self.given} has none of the networks that the suite begins with",
-            got=f"{len(known)} of other trainings", allowed=f"{min(trainings)} and the like",
+            f"--networks: {self.folder} has none of the networks that the suite begins with",
+            got=f"{len(heads)} of other trainings", allowed=f"{min(trainings)} and the like",
             next_step="train them with this version and the same pictures, or leave --networks out",
         )  # fmt: skip
 
@@ -280,15 +280,15 @@ class Networks:
         Raises:
             UserError: they are in a folder that is not the run's own, and are not what their record says.
         """
-        return _has_weights(self.out, cell_id, self.known) or self.elsewhere(cell_id) is not None
+        return _has_weights(self.out, cell_id, self.heads) or self.elsewhere(cell_id) is not None
 
     def elsewhere(self, cell_id: str) -> Path | None:
         """Return the file of a cell's weights that is not in the run's own folder; see `has`."""
-        for kept, heads in self._other_networks.items():
-            path = store.weights_path(kept, cell_id)
+        for root, heads in self._other_networks.items():
+            path = store.weights_path(root, cell_id)
             if cell_id not in heads or not path.exists():
                 continue
-            if not _has_weights(kept, cell_id, heads):
+            if not _has_weights(root, cell_id, heads):
                 raise UserError(
                     f"{path} is not the network that was trained: its content is another than its record says",
                     got=f"SHA-256 {content_hash(path)[:12] or 'of nothing'}...",
@@ -300,29 +300,29 @@ class Networks:
 
     def places(self, cells: Collection[str]) -> dict[str, Path]:
         """Return by cell the files of weights that are not in the run's own folder."""
-        paths = {c: self.elsewhere(c) for c in sorted(cells) if not _has_weights(self.out, c, self.known)}
+        paths = {c: self.elsewhere(c) for c in sorted(cells) if not _has_weights(self.out, c, self.heads)}
         return {c: path for c, path in paths.items() if path is not None}
 
     @cached_property
     def _other_networks(self) -> dict[Path, Mapping[str, Head]]:
         shipped = Path(str(resources.files(__package__))) / "suites" / "networks"
-        folders = [self.given, shipped] if self.given is not None else [shipped]
+        folders = [self.folder, shipped] if self.folder is not None else [shipped]
         return {folder: store.heads(folder) for folder in folders if (folder / "weights").is_dir()}
 
 
-def _has_weights(out: Path, cell_id: str, known: Mapping[str, Head]) -> bool:
-    """Say whether the trained weights of a cell lie there as its record, among the known, says they were written."""
-    written = known[cell_id].notes.get("weights") if cell_id in known else None
+def _has_weights(out: Path, cell_id: str, heads: Mapping[str, Head]) -> bool:
+    """Say whether the trained weights of a cell lie there as its record, among the heads, says they were written."""
+    written = heads[cell_id].notes.get("weights") if cell_id in heads else None
     return written is not None and written == content_hash(store.weights_path(out, cell_id))
 
 
-def locate_all(given: Sequence[Path], key: str = "") -> dict[str, Path]:
+def locate_all(specs: Sequence[Path], key: str = "") -> dict[str, Path]:
     """Return where the files of weights lie that a user means, by the names that cells have for them; see `files_of`.
 
     Files with the same content are one network. What is done to weights, and to files, is said in a line.
 
     Args:
-        given: files, folders and patterns.
+        specs: files, folders and patterns.
         key: of the state dict in each file, see `timm_models.read_weights`.
 
     Raises:
@@ -331,8 +331,8 @@ def locate_all(given: Sequence[Path], key: str = "") -> dict[str, Path]:
     from sparsebench.models.timm_models import read_weights
 
     located: dict[str, Path] = {}
-    said: defaultdict[str, list[Path]] = defaultdict(list)
-    for path in files_of(given):
+    notes: defaultdict[str, list[Path]] = defaultdict(list)
+    for path in files_of(specs):
         if not path.name.lower().endswith(SUFFIXES):
             raise UserError(
                 "--weights reads safetensors, and checkpoints of torch.save that hold weights alone",
@@ -340,21 +340,21 @@ def locate_all(given: Sequence[Path], key: str = "") -> dict[str, Path]:
             )  # fmt: skip
         weights, name = read_weights(path, key), f"weights-{fingerprint_of(path)}"
         if name in located:
-            said[f"is the same file as {located[name]}: they are one network"].append(path)
+            notes[f"is the same file as {located[name]}: they are one network"].append(path)
             continue
         located[name] = path
         if weights.others and not key:
             others = ", ".join(weights.others)
-            said[f"'{weights.key}' is taken, and not {others}; --weights-key takes another"].append(path)
+            notes[f"'{weights.key}' is taken, and not {others}; --weights-key takes another"].append(path)
         for kind in sorted({str(value.dtype) for value in weights.state.values() if value.is_floating_point()}):
             if kind != "torch.float32":
-                said[f"{kind.removeprefix('torch.')} becomes float32"].append(path)
-    for line, paths in said.items():
+                notes[f"{kind.removeprefix('torch.')} becomes float32"].append(path)
+    for line, paths in notes.items():
         log.warning("--weights %s: %s", few([str(path) for path in paths]), line)
     return located
 
 
-def files_of(given: Sequence[Path]) -> list[Path]:
+def files_of(specs: Sequence[Path]) -> list[Path]:
     """Return files that are given, those of weights in a folder that is given, and those that a pattern matches.
 
     What else a folder holds or a pattern matches is left out, and said.
@@ -362,27 +362,27 @@ def files_of(given: Sequence[Path]) -> list[Path]:
     Raises:
         UserError: a folder cannot be read or holds no weights, or a pattern matches none.
     """
-    found = []
-    for path in (one.expanduser() for one in given):
+    files = []
+    for path in (spec.expanduser() for spec in specs):
         try:
             folder = path.is_dir()
             if not folder and (os.path.lexists(path) or not glob.has_magic(str(path))):
-                found.append(path)
+                files.append(path)
                 continue
-            every = sorted(path.iterdir() if folder else map(Path, glob.glob(str(path), recursive=True)))
-            chosen = [one for one in every if one.name.lower().endswith(SUFFIXES) and one.is_file()]
+            paths = sorted(path.iterdir() if folder else map(Path, glob.glob(str(path), recursive=True)))
+            chosen = [file for file in paths if file.name.lower().endswith(SUFFIXES) and file.is_file()]
         except OSError as error:
             raise UserError(f"--weights: {path} cannot be read: {error.strerror or error}") from error
-        left = [one.name for one in every if one not in chosen and not one.name.startswith(".")]
+        others = [file.name for file in paths if file not in chosen and not file.name.startswith(".")]
         if not chosen:
             raise UserError(
                 f"--weights: {path} {'holds' if folder else 'matches'} no file of weights",
-                got=few(left) or "nothing", allowed=", ".join(SUFFIXES),
+                got=few(others) or "nothing", allowed=", ".join(SUFFIXES),
             )  # fmt: skip
-        if left:
-            log.warning("--weights %s: %d files are taken, and left out: %s", path, len(chosen), few(left))
-        found += chosen
-    return found
+        if others:
+            log.warning("--weights %s: %d files are taken, and left out: %s", path, len(chosen), few(others))
+        files += chosen
+    return files
 
 
 def file_names(located: Mapping[str, Path]) -> dict[str, str]:
@@ -392,10 +392,10 @@ def file_names(located: Mapping[str, Path]) -> dict[str, str]:
     """
     parts = {name: path.absolute().parts for name, path in located.items() if name.startswith("weights-")}
     length, most = 1, max(map(len, parts.values()), default=0)
-    while length < most and len({each[-length:] for each in parts.values()}) < len(parts):
+    while length < most and len({part[-length:] for part in parts.values()}) < len(parts):
         length += 1
     folders = {name: path.absolute() for name, path in located.items() if name.startswith("folder-")}
-    own = {name: path.parent if path.name in folder.SPLITS else path for name, path in folders.items()}
-    return {name: as_utf8("/".join(each[-length:])) for name, each in parts.items()} | {
-        name: as_utf8(path.name) for name, path in own.items()
+    roots = {name: path.parent if path.name in folder.SPLITS else path for name, path in folders.items()}
+    return {name: as_utf8("/".join(part[-length:])) for name, part in parts.items()} | {
+        name: as_utf8(path.name) for name, path in roots.items()
     }

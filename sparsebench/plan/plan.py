@@ -58,14 +58,14 @@ class Expected:
         left: Collection[Job] | None = None,
     ):
         self._jobs = {job.cell.id: job for job in jobs}
-        self._spent, self._said = (defaultdict[object, Any](lambda: np.zeros(2)) for _ in range(2))  # seconds and costs
+        self._spent, self._hint = (defaultdict[object, Any](lambda: np.zeros(2)) for _ in range(2))  # seconds and costs
         self._memory: dict[object, int] = {}
         self.left = {job.cell.id: job for job in (jobs if left is None else left)}
         self.running: dict[str, tuple[float, float]] = {}
         self.lock = threading.RLock()
         if prior is not None:
             for job in jobs:
-                self._said[job.alike] += prior(job), job.cost
+                self._hint[job.alike] += prior(job), job.cost
         for record in records:
             self._learn(record)
 
@@ -88,7 +88,7 @@ class Expected:
                 since = since if share >= before else now  # it begins again where a worker died
                 self.running[job.cell.id] = since, share
                 if share > 0 and now > since:
-                    self._said[job.alike] = self._said[None] = np.array([(now - since) / share, job.cost])
+                    self._hint[job.alike] = self._hint[None] = np.array([(now - since) / share, job.cost])
 
     def done(self, record: Record) -> None:
         """Take note of a record."""
@@ -104,8 +104,8 @@ class Expected:
 
     def seconds(self, job: Job) -> float | None:
         """Return the seconds that a cell takes on one worker; None before any cell is done."""
-        tables = (self._spent, self._said)
-        spent = next((known[kind] for kind in (job.alike, None) for known in tables if kind in known), None)
+        tables = (self._spent, self._hint)
+        spent = next((table[kind] for kind in (job.alike, None) for table in tables if kind in table), None)
         return None if spent is None else float(job.cost * spent[0] / spent[1])
 
     def length(self, job: Job) -> float:
@@ -128,12 +128,12 @@ class Expected:
 
     def time_left(self, workers: int, now: float = 0.0) -> float | None:
         """Return the seconds that what is left takes on so many workers; None before anything says how fast."""
-        one_of = {(job.alike, job.cost): job for job in self.left.values()}
-        each = {like: self.seconds(job) for like, job in one_of.items()}
-        left = {cell_id: each[job.alike, job.cost] for cell_id, job in self.left.items()}
+        jobs = {(job.alike, job.cost): job for job in self.left.values()}
+        lengths = {like: self.seconds(job) for like, job in jobs.items()}
+        left = {cell_id: lengths[job.alike, job.cost] for cell_id, job in self.left.items()}
         left |= {cell_id: self._rest(cell_id, workers, now) for cell_id in self.running}
-        known = [seconds for seconds in left.values() if seconds is not None]
-        return max([sum(known) / max(1, workers), *known]) if len(known) == len(left) else None
+        times = [seconds for seconds in left.values() if seconds is not None]
+        return max([sum(times) / max(1, workers), *times]) if len(times) == len(left) else None
 
     def _rest(self, cell_id: str, workers: int, now: float) -> float | None:
         """Return the seconds left of a cell under way: what it says of itself counts more than what others took."""
@@ -166,22 +166,22 @@ class Plan:
         jobs: every cell of the request, or of its shard; `todo` those that have no answer yet, the longest first.
         whole: every cell of the request and those that they begin with, except networks found in another folder and
             what those began with.
-        known: what the store has of every cell.
+        heads: what the store has of every cell.
         suite: of the request; None as `request`.
         expected: what the cells are expected to take, and which are left.
         request: None where the jobs are only some of what it asks for.
-        changed: why cells that have records are run again, in lines; see `changed`.
+        changes: why cells that have records are run again, in lines; see `_changes`.
     """
 
     jobs: list[Job]
     todo: list[Job]
     locations: Mapping[str, Path]
     whole: list[Job]
-    known: Mapping[str, Head]
+    heads: Mapping[str, Head]
     expected: Expected
     request: Request | None
     suite: Suite | None = None
-    changed: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
 
 
 def plan(
@@ -200,18 +200,18 @@ def plan(
     A cell that others of a shard start from, directly or by way of another, is run by that shard too if the folder has
     no weights of it.
     """
-    known = store.heads(out)
-    networks = Networks(out, known, files.networks)
+    heads = store.heads(out)
+    networks = Networks(out, heads, files.networks)
     suite = load(request.suite)
     whole = expand(request, registry, files, suite)
     networks.check({job.cell.init.id for job in whole if job.cell.track != "scratch" and job.cell.init})
-    asked = {job.cell.id for job in whole if job.asked}
-    before = needed_by(asked, whole, lambda first: networks.elsewhere(first) is None)
-    whole = [job for job in whole if job.cell.id in asked | before]
+    targets = {job.cell.id for job in whole if job.asked}
+    before = prerequisites(targets, whole, lambda first: networks.elsewhere(first) is None)
+    whole = [job for job in whole if job.cell.id in targets | before]
     jobs = [job for job in whole if in_shard(job.cell.id)]
 
     def has_answer(job: Job) -> bool:
-        head = known.get(job.cell.id)
+        head = heads.get(job.cell.id)
         if head is None or rerun == "always" or not job.is_answered_by(head):
             return False
         if request.single and job.asked and head.status == "ok":  # what is looked at has weights
@@ -219,21 +219,21 @@ def plan(
         return rerun == "missing" or head.status in ANSWERS
 
     again = {job.cell.id for job in jobs if not has_answer(job)}
-    needed = needed_by(again, whole, lambda first: not networks.has(first))
+    needed = prerequisites(again, whole, lambda first: not networks.has(first))
     ids = {job.cell.id for job in jobs} | needed
     todo = [job for job in whole if job.cell.id in again | needed]
-    expected = Expected(whole, known.values(), prior, todo)
+    expected = Expected(whole, heads.values(), prior, todo)
     jobs = [job for job in whole if job.cell.id in ids]
     places = places_of(files, todo) | networks.places({job.after for job in todo} - {""})
     for name in files.pictures.values():
-        if (found := known_contents(name)) is not None and found.strays:
-            log.warning("%s: left out: %s", plain(files.places[name], None), found.strays)
+        if (contents := known_contents(name)) is not None and contents.strays:
+            log.warning("%s: left out: %s", plain(files.places[name], None), contents.strays)
     return Plan(
-        jobs, expected.longest_first(), places, whole, known, expected, request, suite, changed(todo, known)
+        jobs, expected.longest_first(), places, whole, heads, expected, request, suite, _changes(todo, heads)
     )  # fmt: skip
 
 
-def needed_by(cells: Iterable[str], jobs: Sequence[Job], lacks: Callable[[str], bool]) -> set[str]:
+def prerequisites(cells: Iterable[str], jobs: Sequence[Job], lacks: Callable[[str], bool]) -> set[str]:
     """Return the cells that must be run before others can: those they start from, as far as they lack weights.
 
     Args:
@@ -242,26 +242,26 @@ def needed_by(cells: Iterable[str], jobs: Sequence[Job], lacks: Callable[[str], 
         lacks: says whether there are no weights of a cell; it is asked once of each.
     """
     after, seen, needed = {job.cell.id: job.after for job in jobs}, {""}, set()
-    left = list(cells)
-    while left:
-        if (first := after.get(left.pop(), "")) not in seen:
+    queue = list(cells)
+    while queue:
+        if (first := after.get(queue.pop(), "")) not in seen:
             seen.add(first)
             if lacks(first):
                 needed.add(first)
-                left.append(first)
+                queue.append(first)
     return needed
 
 
-def changed(todo: Iterable[Job], known: Mapping[str, Head]) -> tuple[str, ...]:
+def _changes(todo: Iterable[Job], heads: Mapping[str, Head]) -> tuple[str, ...]:
     """Return, in lines, which strategies have another revision than their records, and of how many cells."""
-    found: dict[str, Counter[str]] = defaultdict(Counter)
+    reasons: dict[str, Counter[str]] = defaultdict(Counter)
     for job in todo:
-        head, now = known.get(job.cell.id), job.origin.identity
+        head, now = heads.get(job.cell.id), job.origin.identity
         if head is not None and head.status != "skipped" and (before := head.origin.identity) != now:
             file = now.startswith(CODE) and before.startswith(CODE)
             why = "its file changed" if file else f"its revision is {plain(now)}, and was {plain(before)}"
-            found[why][job.cell.strategy.name] += 1
+            reasons[why][job.cell.strategy.name] += 1
     return tuple(
         f"run again: {names.total()} cells of strategy {few(sorted(names), width=60)}: {why}"
-        for why, names in sorted(found.items())
+        for why, names in sorted(reasons.items())
     )

@@ -118,15 +118,15 @@ class Suite(_Model):
 
 def names() -> list[str]:
     """Return the names of the suites that come with sparsebench and with plugins."""
-    return sorted({*_shipped(), *_brought()})
+    return sorted({*_suite_files(), *_from_plugins()})
 
 
-def _shipped() -> dict[str, Path | Traversable]:
+def _suite_files() -> dict[str, Path | Traversable]:
     files = (resources.files(__package__) / "suites").iterdir()
     return {file.name.removesuffix(".toml"): file for file in files if file.name.endswith(".toml")}
 
 
-def _brought() -> dict[str, Path | Traversable]:
+def _from_plugins() -> dict[str, Path | Traversable]:
     from sparsebench.plugin.registry import Registry  # which loads plugins
 
     return Registry().suites()
@@ -139,9 +139,9 @@ def text(name: str) -> str:
             return Path(name).read_text(encoding="utf-8")
         except OSError as error:
             raise UserError(f"suite file {name} cannot be read: {error.strerror}") from error
-    files = _shipped()
+    files = _suite_files()
     if name not in files:
-        files |= _brought()
+        files |= _from_plugins()
     if name not in files:
         raise unknown("suite", name, files)
     return files[name].read_text(encoding="utf-8")
@@ -173,13 +173,13 @@ def training_entry(entry: SuiteTask) -> SuiteTask:
     Raises:
         UserError: there is none of that name, or it is not one training.
     """
-    same = [one for one in load(entry.network).task if one.name == entry.name]
-    if len(same) != 1 or same[0].network or same[0].sweep or same[0].model_sweep or len(same[0].n_train) > 1:
+    tasks = [task for task in load(entry.network).task if task.name == entry.name]
+    if len(tasks) != 1 or tasks[0].network or tasks[0].sweep or tasks[0].model_sweep or len(tasks[0].n_train) > 1:
         raise UserError(
             f"suite '{entry.network}' must have one training of task '{entry.name}'",
             next_step="name the task once, with one value a parameter and one n_train",
         )
-    return same[0]
+    return tasks[0]
 
 
 Rerun = Literal["missing", "failed", "always"]
@@ -277,11 +277,11 @@ class Files:
     pictures: dict[tuple[str, bool, str], str] = field(default_factory=dict, init=False, compare=False, repr=False)
 
 
-def _number(option: str, asked: float | str, units: dict[str, int], allowed: str) -> float:
+def _number(option: str, value: float | str, units: dict[str, int], allowed: str) -> float:
     """Return a number with its unit as a number of seconds or bytes."""
-    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)", str(asked).strip().lower(), re.ASCII)
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)", str(value).strip().lower(), re.ASCII)
     if match is None or match[2] not in units or not math.isfinite(number := float(match[1]) * units[match[2]]):
-        raise UserError(option, got=f"'{asked}'", allowed=allowed)
+        raise UserError(option, got=f"'{value}'", allowed=allowed)
     return number
 
 
@@ -324,8 +324,8 @@ class How:
         Raises:
             UserError: no such number, or a limit without a worker process, which alone can be killed.
         """
-        for option, asked in (("--timeout", self.timeout), ("--memory-limit", self.memory_limit)):
-            if asked is not None and self.jobs == 0:
+        for option, value in (("--timeout", self.timeout), ("--memory-limit", self.memory_limit)):
+            if value is not None and self.jobs == 0:
                 raise UserError(
                     f"{option} needs a worker process: only that can be killed", next_step="give --jobs 1 or more"
                 )
@@ -340,7 +340,7 @@ class How:
 
 
 OPTIONS: Mapping[type, Mapping[str, Field[Any]]] = {
-    value: {one.name: one for one in fields(value) if one.metadata} for value in (Request, Files, How)
+    value: {item.name: item for item in fields(value) if item.metadata} for value in (Request, Files, How)
 }
 """The fields of each value that users may set; no two have the same name."""
 
@@ -357,21 +357,21 @@ def values_of(keywords: Mapping[str, Any]) -> tuple[Request, Files, How]:
     if others := keywords.keys() - names:
         raise unknown("argument", min(others), names)
 
-    def value(one: Field[Any], given: Any) -> Any:
-        several = get_origin(one.type) is tuple
-        if given is None:
-            return 0.0 if one.type is float else one.default if several else None
-        many = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    def value(item: Field[Any], raw: Any) -> Any:
+        several = get_origin(item.type) is tuple
+        if raw is None:
+            return 0.0 if item.type is float else item.default if several else None
+        many = tuple(raw) if isinstance(raw, Iterable) and not isinstance(raw, str) else (raw,)
         try:
-            read = TypeAdapter(cast(Any, one.type)).validate_python(many if several else given)
+            read = TypeAdapter(cast(Any, item.type)).validate_python(many if several else raw)
         except ValidationError as error:
-            raise UserError(f"{one.name}: {error.errors()[0]['msg']}", got=repr(given)) from error
-        if (least := one.metadata.get("least")) is not None and not read >= least:
-            raise UserError(f"--{one.name}", got=given, allowed=f"{least} or more")
+            raise UserError(f"{item.name}: {error.errors()[0]['msg']}", got=repr(raw)) from error
+        if (least := item.metadata.get("least")) is not None and not read >= least:
+            raise UserError(f"--{item.name}", got=raw, allowed=f"{least} or more")
         return read
 
     def new(kind: type[T]) -> T:
-        return kind(**{name: value(one, keywords[name]) for name, one in OPTIONS[kind].items() if name in keywords})
+        return kind(**{name: value(item, keywords[name]) for name, item in OPTIONS[kind].items() if name in keywords})
 
     return new(Request), new(Files), new(How)
 

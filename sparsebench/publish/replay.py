@@ -194,11 +194,11 @@ def _run(
     with tempfile.TemporaryDirectory(prefix="sparsebench-replay-") as out:
         networks = Networks(Path(out), {}, files.networks)
         ids = {record.cell_id for record in records}
-        starts = planner.needed_by(ids, list(jobs.values()), lambda first: not networks.has(first))
+        starts = planner.prerequisites(ids, list(jobs.values()), lambda first: not networks.has(first))
         queue = sorted((job for cell_id, job in jobs.items() if cell_id in ids | starts), key=lambda job: job.order)
         _locate([job.cell for job in queue], registry, files)
         places = places_of(files, queue) | networks.places({job.after for job in queue} - {""})
-        plan = Plan(queue, queue, places, queue, known={}, expected=Expected(queue), request=None)
+        plan = Plan(queue, queue, places, queue, heads={}, expected=Expected(queue), request=None)
         runs.carry_out(plan, options, registry, Path(out), Callbacks(on_stop=on_stop))
         return dict(store.read(Path(out)))
 

@@ -32,7 +32,7 @@ from sparsebench import files
 from sparsebench.errors import UserError, few, plain, reason_of, unknown
 from sparsebench.measure.cost import CostModel
 from sparsebench.measure.metrics import TOP_5_FROM, Items, Metric, decider_of, scores
-from sparsebench.plan.expand import unanswered
+from sparsebench.plan.expand import gaps
 from sparsebench.plan.request import load, names
 from sparsebench.plugin.content import file_revision
 from sparsebench.plugin.registry import Registry
@@ -264,7 +264,7 @@ def unanswered_of(suite: Asked, cells: Sequence[Cell]) -> list[str]:
     if suite.name not in names() or (current := load(suite.name)).version != suite.version:
         return []
     unbudgeted = all(cell.budget == FULL for cell in cells)
-    return unanswered(current, cells, _registry(), any_budget=unbudgeted)
+    return gaps(current, cells, _registry(), any_budget=unbudgeted)
 
 
 def _faults(folder: Path, verdict: Verdict, placed: bool) -> Iterator[str]:

@@ -34,20 +34,20 @@ NUMBERS = {"tf32": "off", "kernels": "deterministic where torch has them, but at
 """How every cell computes, whatever the machine's own settings are; see `run_cell.one_thread`."""
 
 
-def workers_for(plan: Plan, device: str, asked: int | None, exclusive: bool = False) -> int:
+def workers_for(plan: Plan, device: str, jobs: int | None, exclusive: bool = False) -> int:
     """Return how many worker processes a run has: as asked, or one a core, or one a GPU; 0 is this process.
 
     Raises:
         UserError: with `exclusive`, more than the one of this machine, or than one a GPU.
     """
-    if asked == 0:
+    if jobs == 0:
         return 0
     alone = gpus() if device == "cuda" else 1
     most = min(cores(), MOST_WORKERS) if device == "cpu" and not exclusive else alone
-    if exclusive and asked is not None and asked > alone:
-        one = "one cell at a time on each GPU" if device == "cuda" else "one cell at a time"
-        raise UserError(f"--exclusive runs {one}", got=f"--jobs {asked}", allowed=f"0 to {alone}")
-    return max(1, min(asked or most, len(plan.todo)))
+    if exclusive and jobs is not None and jobs > alone:
+        rule = "one cell at a time on each GPU" if device == "cuda" else "one cell at a time"
+        raise UserError(f"--exclusive runs {rule}", got=f"--jobs {jobs}", allowed=f"0 to {alone}")
+    return max(1, min(jobs or most, len(plan.todo)))
 
 
 def resolve_device(device: str) -> str:
@@ -81,8 +81,8 @@ def gpus() -> int:
 def variables() -> dict[str, str]:
     """Return the variables of a run's workers: those of this process, one thread, and where it finds modules."""
     path = os.pathsep.join(map(os.path.abspath, sys.path))
-    named = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}  # in each test another
-    return {"KMP_DUPLICATE_LIB_OK": "True"} | named | THREADS | {"PYTHONPATH": path}  # as scikit-learn's import sets it
+    env = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}  # in each test another
+    return {"KMP_DUPLICATE_LIB_OK": "True"} | env | THREADS | {"PYTHONPATH": path}  # as scikit-learn's import sets it
 
 
 def places(device: str, workers: int) -> list[dict[str, str]]:

@@ -26,7 +26,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Head, Record, Status
 from sparsebench.runner.devices import first_of, places, turn
-from sparsebench.runner.process import START, Message, OnBegin, Worker, descendants, held_over, how_it_left, server
+from sparsebench.runner.process import START, Message, OnBegin, Worker, descendants, exit_text, memory_over, server
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +60,8 @@ class CellLocks:
         on_done: called with the id of a cell that another run has done since.
     """
 
-    def __init__(self, out: Path, known: Mapping[str, Head], on_done: Callable[[str], None] = lambda cell_id: None):
-        self.out, self.known, self.on_done = out, known, on_done
+    def __init__(self, out: Path, heads: Mapping[str, Head], on_done: Callable[[str], None] = lambda cell_id: None):
+        self.out, self.heads, self.on_done = out, heads, on_done
         self.new = dict[str, Head | Record]()
         self.sealed: list[Path] | None = None
         self.read = Counter[Path]()
@@ -103,8 +103,8 @@ class CellLocks:
                     with suppress(ValueError):
                         record = store.parse(line)
                         self.new[record.cell_id] = record
-        head, known = self.new.get(job.cell.id), self.known.get(job.cell.id)
-        if head is None or not job.is_answered_by(head) or (known is not None and known.started == head.started):
+        head, old = self.new.get(job.cell.id), self.heads.get(job.cell.id)
+        if head is None or not job.is_answered_by(head) or (old is not None and old.started == head.started):
             return False
         self.on_done(job.cell.id)
         return True
@@ -145,7 +145,7 @@ class Queue:
         self.most, self.locks, self.begin = most, locks, begin
         self.length = {job.cell.id: (job.order, None if self._joins(job) else seconds(job)) for job in jobs}
         self.left, self.open = list(jobs), {job.cell.id for job in jobs}
-        self.at: dict[object, Job] = {}
+        self.last: dict[object, Job] = {}
         self.elsewhere, self.closed = set[str](), False
         self.changed = threading.Condition()
 
@@ -156,18 +156,18 @@ class Queue:
     def _may_start(self, job: Job) -> bool:
         return job.after not in self.open and job.cell.id not in self.elsewhere
 
-    def take(self, who: object = None, wait: bool = True) -> list[Job] | None:
+    def take(self, consumer: object = None, wait: bool = True) -> list[Job] | None:
         """Return the next batch; None when there is none left, or, unless one is waited for, none that may start.
 
         Args:
-            who: asks, and has the data of what it was given last; None has none.
+            consumer: asks, and has the data of what it was given last; None has none.
             wait: whether one that waits for others is waited for.
         """
         with self.changed:
             while self.left and not self.closed:
-                if batch := self._next(who):
-                    if own := self._own(batch):
-                        return own
+                if batch := self._next(consumer):
+                    if jobs := self._claim(batch):
+                        return jobs
                 elif wait:
                     self.changed.wait(LOOK if self.elsewhere else None)
                     self.elsewhere.clear()
@@ -175,11 +175,11 @@ class Queue:
                     return None
             return None
 
-    def _own(self, batch: list[Job]) -> list[Job]:
+    def _claim(self, batch: list[Job]) -> list[Job]:
         """Return the jobs of a batch that no other run is at or has done; those that one is at are the last now."""
         if self.locks is None:
             return batch
-        own = []
+        jobs = []
         for job in batch:
             if not self.locks.begin(job.cell.id):
                 self.elsewhere.add(job.cell.id)
@@ -188,32 +188,32 @@ class Queue:
                 self.locks.release(job.cell.id)
                 self.done(job)
             else:
-                own.append(job)
-        return own
+                jobs.append(job)
+        return jobs
 
-    def _next(self, who: object) -> list[Job] | None:
+    def _next(self, consumer: object) -> list[Job] | None:
         """Take out the next batch for somebody, if any may start."""
-        ready = ((at, job) for at, job in enumerate(self.left) if self._may_start(job))
+        ready = ((i, job) for i, job in enumerate(self.left) if self._may_start(job))
         if (first := next(ready, None)) is None:
             return None
-        length, last = self.length[first[1].cell.id], self.at.get(who)
+        length, last = self.length[first[1].cell.id], self.last.get(consumer)
         code, draw = ((), "") if last is None else (last.code, last.cell.draw)
-        others = {job.cell.draw for one, job in self.at.items() if one != who} - {draw}
+        others = {job.cell.draw for other, job in self.last.items() if other != consumer} - {draw}
 
         def unlike(item: tuple[int, Job]) -> tuple[bool, bool, bool]:
             job = item[1]
             return job.code != code, job.cell.draw in others, job.cell.draw != draw
 
         equals = takewhile(lambda item: self.length[item[1].cell.id] == length, ready)
-        at, job = min((first, *islice(equals, AHEAD)), key=unlike)
-        batch = [(at, job)]
+        i, job = min((first, *islice(equals, AHEAD)), key=unlike)
+        batch = [(i, job)]
         if self._joins(job):
-            alike = (at for at in enumerate(self.left) if self._joins(at[1]) and at[1].code == job.code)
-            batch = list(islice((at for at in alike if self._may_start(at[1])), self.most))
-        for at, _ in reversed(batch):
-            del self.left[at]
-        if who is not None:
-            self.at[who] = job
+            alike = (item for item in enumerate(self.left) if self._joins(item[1]) and item[1].code == job.code)
+            batch = list(islice((item for item in alike if self._may_start(item[1])), self.most))
+        for i, _ in reversed(batch):
+            del self.left[i]
+        if consumer is not None:
+            self.last[consumer] = job
         return [job for _, job in batch]
 
     def done(self, job: Job) -> None:
@@ -322,7 +322,7 @@ class Processes:
             Supervisor(setting, str(number), place, queue.begin)
             for number, place in enumerate(places(setting.device, self.workers))
         ]
-        threads = [threading.Thread(target=one.serve, args=(queue, records), daemon=True) for one in supervisors]
+        threads = [threading.Thread(target=item.serve, args=(queue, records), daemon=True) for item in supervisors]
         for thread in threads:
             thread.start()
         try:
@@ -377,11 +377,11 @@ class Supervisor:
         self.worker: Worker | None = None
         self.code: tuple[str, ...] = ()
         self.stopped = False
-        self._begins(())
+        self._note_cells(())
 
-    def _begins(self, at: Sequence[str]) -> None:
+    def _note_cells(self, cells: Sequence[str]) -> None:
         """Take note of the ids of cells that the worker is at from now on."""
-        self.at, self.started, self.clock = at, datetime.now(UTC), time.monotonic()
+        self.cells, self.started, self.clock = cells, datetime.now(UTC), time.monotonic()
 
     def serve(self, queue: Queue, records: SimpleQueue[Record | BaseException | None]) -> None:
         """Work through a queue; at the end hand on what went wrong, or None."""
@@ -405,15 +405,15 @@ class Supervisor:
         """
         left, alone, again = {job.cell.id: job for job in batch}, False, set[str]()
         while left and not self.stopped:
-            given = list(left.values())[: 1 if alone else None]
-            end = yield from self._ask(given, left)
+            jobs = list(left.values())[: 1 if alone else None]
+            end = yield from self._ask(jobs, left)
             if end is None or self.stopped:
                 continue
-            at = [job for job in given if job.cell.id in left and (job.cell.id in self.at or not self.at)]
-            alone = alone or len(at) > 1
-            if len(at) != 1:
+            current = [job for job in jobs if job.cell.id in left and (job.cell.id in self.cells or not self.cells)]
+            alone = alone or len(current) > 1
+            if len(current) != 1:
                 continue
-            (job,) = at
+            (job,) = current
             if end.killed and job.cell.id not in again:
                 log.warning("%s of %s: %s; it is tried once more", job.cell.id, job.label, end.reason)
                 again.add(job.cell.id)
@@ -427,22 +427,22 @@ class Supervisor:
         worker, answers = self._start(jobs[0].code), 0
         if worker is None:
             return None
-        self._begins(())
+        self._note_cells(())
         worker.ask(jobs)
         while answers < len(jobs):
-            heard = self._hear(worker, left)
-            if isinstance(heard, _End):
+            event = self._hear(worker, left)
+            if isinstance(event, _End):
                 self.end()
-                return heard
-            if heard is None:
+                return event
+            if event is None:
                 continue
-            if heard.record is not None:
+            if event.record is not None:
                 answers += 1
-                yield left.pop(heard.record.cell_id), heard.record
-            self.on_begin(heard.at, heard.share)
-            if not heard.share:
-                self._begins(heard.at)
-            if heard.unfit:
+                yield left.pop(event.record.cell_id), event.record
+            self.on_begin(event.at, event.share)
+            if not event.share:
+                self._note_cells(event.at)
+            if event.unfit:
                 self.end()
                 return None
         return None
@@ -455,7 +455,7 @@ class Supervisor:
                 raise ValueError("it is about another cell")
         except EOFError:
             code = worker.end(PATIENCE)
-            return _End("crashed", f"the worker {how_it_left(code)}", worker.last_words(), -code in KILLS)
+            return _End("crashed", f"the worker {exit_text(code)}", worker.last_words(), -code in KILLS)
         except ValueError as error:
             return _End("crashed", f"the worker's answer cannot be read: {error}", worker.last_words())
         if message is not None:
@@ -463,7 +463,7 @@ class Supervisor:
         if 0 < self.timeout < (seconds := time.monotonic() - self.clock):
             reason = f"no result after {seconds:.1f} s, with --timeout {self.timeout:g}"
             return _End("timeout", reason, worker.last_words())
-        if self.memory and (size := held_over([worker.pid, *descendants(worker.pid)], self.memory)):
+        if self.memory and (size := memory_over([worker.pid, *descendants(worker.pid)], self.memory)):
             limit = f"over the --memory-limit of {self.memory / GIB:.2f} GiB"
             return _End("oom", f"its processes held {size / GIB:.2f} GiB, {limit}")
         return None

@@ -74,8 +74,8 @@ class Context:
             torch.default_generator.manual_seed(seeds.seed_of("draw", cell.draw))
             data = task.draw(cell.n_train, cell.repetition, self.setting.locations)
         splits = [split for split in (data.train, data.test, data.validation) if split is not None]
-        arrays = [value for of in (data, *splits) for value in vars(of).values() if isinstance(value, np.ndarray)]
-        if any(isinstance(one, np.memmap) for one in arrays) or sum(one.nbytes for one in arrays) > MOST:
+        arrays = [value for part in (data, *splits) for value in vars(part).values() if isinstance(value, np.ndarray)]
+        if any(isinstance(array, np.memmap) for array in arrays) or sum(array.nbytes for array in arrays) > MOST:
             return data
         self._draw, self._data = cell.draw, data
         return copy.deepcopy(data)
@@ -185,10 +185,10 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     elif cell.init is None:
         start = model.start(network, task, context.setting.locations)
     else:
-        same = cell.track == "tuned" or cell.init.task == cell.task
-        fresh = () if same else HEADS  # those of another task are not taken (Li et al. 2023)
+        same_task = cell.track == "tuned" or cell.init.task == cell.task
+        fresh = () if same_task else HEADS  # those of another task are not taken (Li et al. 2023)
         content = _put(network, context.setting.weights(cell.init.id), fresh, "first network")
-        start = Start(hashlib.sha256(content).hexdigest(), head=same)
+        start = Start(hashlib.sha256(content).hexdigest(), head=same_task)
     network.module.to(context.setting.device)
     augmentation = _augmentation(cell, task.recipe(), data.train, network, context.setting.device)
     train = _on_device(data.train, network.grid, context, augmentation)
@@ -271,10 +271,10 @@ def load_trained(network: Network, path: Path) -> tuple[str, dict[str, float], s
     return training["initial"], training["outcome"], hashlib.sha256(content).hexdigest()
 
 
-def _put(network: Network, path: Path, fresh: tuple[str, ...], what: str) -> bytes:
+def _put(network: Network, path: Path, fresh: tuple[str, ...], label: str) -> bytes:
     """Put the weights of a file into the network, but for those whose names begin so; return its content.
 
-    `what` is what an error calls them.
+    `label` is what an error calls them.
 
     Raises:
         NotReadyError: the file is missing, torn, or holds the weights of another network.
@@ -283,15 +283,15 @@ def _put(network: Network, path: Path, fresh: tuple[str, ...], what: str) -> byt
     try:
         content = path.read_bytes()
     except OSError as error:
-        missing = f"the {what} of this cell is not there ({path.name}): the cell that makes it did not succeed"
+        missing = f"the {label} of this cell is not there ({path.name}): the cell that makes it did not succeed"
         raise NotReadyError(missing, next_step=again) from error
     try:
         state = {k: v for k, v in load(content).items() if not k.startswith(fresh)}
     except SafetensorError as error:
-        raise NotReadyError(f"the {what} of this cell is torn ({path.name}: {error})", next_step=again) from error
+        raise NotReadyError(f"the {label} of this cell is torn ({path.name}: {error})", next_step=again) from error
     shapes = {name: value.shape for name, value in network.module.state_dict().items() if not name.startswith(fresh)}
     if shapes != {name: value.shape for name, value in state.items()}:
-        raise NotReadyError(f"the {what} of this cell is another network's ({path.name})", next_step=again)
+        raise NotReadyError(f"the {label} of this cell is another network's ({path.name})", next_step=again)
     network.module.load_state_dict(state, strict=False)
     return content
 
@@ -347,7 +347,7 @@ def wants_images(actor: Actor) -> bool:
     return actor.strategy.fits() and actor.acts
 
 
-def fit_on(cell: Prepared, actor: Actor, known: dict[str, Fitted]) -> str:
+def fit_on(cell: Prepared, actor: Actor, fitted: dict[str, Fitted]) -> str:
     """Fit an actor on training images of a cell, whose network is trained; return what a record is to say of it.
 
     The images are drawn from the training images alone, by seeds of the task, the number of these and the repetition.
@@ -355,29 +355,29 @@ def fit_on(cell: Prepared, actor: Actor, known: dict[str, Fitted]) -> str:
     Args:
         cell: its images and its network.
         actor: the strategy on this network.
-        known: what was learned before; other budgets that act in the same blocks learn the same.
+        fitted: what was learned before; other budgets that act in the same blocks learn the same.
 
     Raises:
         UserError: what the strategy did wrong, see `fit`.
         UnsupportedError: there are no training images.
     """
-    strategy, train, of = actor.strategy, cell.train, cell.cell
+    strategy, train, spec = actor.strategy, cell.train, cell.cell
     if not len(train.labels):
         raise UnsupportedError(f"'{strategy.name}' looks at training images before the test, and there are none here")
-    named = of.task.name, of.n_train, of.repetition
-    order = seeds.generator("fit", *named).permutation(len(train.labels))
+    dims = spec.task.name, spec.n_train, spec.repetition
+    order = seeds.generator("fit", *dims).permutation(len(train.labels))
     rows = torch.from_numpy(order[: strategy.fit_images]).sort().values.to(train.labels.device)
-    data = of.model_dump(mode="json", include={"task", "model", "n_train", "repetition", "precision"})
+    data = spec.model_dump(mode="json", include={"task", "model", "n_train", "repetition", "precision"})
     by = [strategy.name, strategy.model_dump(mode="json"), list(actor.keep)]
     state = cell.network.module.state_dict()
-    own = {name: value for name, value in state.items() if not name.startswith(f"{LEARNED}.")}
-    weights = [state_digest(own), state_digest(modules_of(actor).state_dict())]
+    base = {name: value for name, value in state.items() if not name.startswith(f"{LEARNED}.")}
+    weights = [state_digest(base), state_digest(modules_of(actor).state_dict())]
     key = digest([data, by, weights])
-    if key in known:
-        modules_of(actor).load_state_dict(known[key][0])
+    if key in fitted:
+        modules_of(actor).load_state_dict(fitted[key][0])
     else:
         images = Images(train.take(rows), rows, train.labels[rows] if strategy.fit_labels else None)
-        seed = seeds.seed_of("fit", *named, strategy.name)
-        known[key] = fit(cell.network, actor, images, cell.recipe, seed, train.relevance)
-    learned, shown = known[key]
-    return f"{len(rows)} training images, {shown} shown to the network, learned {state_digest(learned)[:16]}"
+        seed = seeds.seed_of("fit", *dims, strategy.name)
+        fitted[key] = fit(cell.network, actor, images, cell.recipe, seed, train.relevance)
+    learned, count = fitted[key]
+    return f"{len(rows)} training images, {count} shown to the network, learned {state_digest(learned)[:16]}"

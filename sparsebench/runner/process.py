@@ -161,7 +161,7 @@ def _start(requests: socket.socket, workers: dict[int, tuple[int, socket.socket]
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != server:
             os._exit(1)
-        for other in (requests.detach(), status, *workers, *(one.detach() for _, one in workers.values())):
+        for other in (requests.detach(), status, *workers, *(end.detach() for _, end in workers.values())):
             os.close(other)
         _become(request, line, log)
     _print_to(0)  # which is the null device
@@ -179,14 +179,14 @@ def _print_to(descriptor: int) -> None:
 
 def _become(request: bytes, line: int, log: int) -> None:
     """Be a worker, whose line leads elsewhere than what strategies print and read."""
-    asked = json.loads(request)
-    os.environ.update(asked["environment"])
+    spec = json.loads(request)
+    os.environ.update(spec["environment"])
     _print_to(log)
     os.close(log)
     code = 1
     try:
-        os.chdir(asked["folder"])
-        importlib.import_module(asked["module"]).main(Line(line))
+        os.chdir(spec["folder"])
+        importlib.import_module(spec["module"]).main(Line(line))
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
@@ -212,10 +212,10 @@ def _end(pid: int, status: socket.socket, others: set[int]) -> None:
     _kill(pid)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     end = time.monotonic() + PATIENCE
-    while (left := set(_children(os.getpid())) - others) and time.monotonic() < end:
-        for stray in left:
-            for one in (*descendants(stray), stray):
-                _kill(one)
+    while (strays := set(_children(os.getpid())) - others) and time.monotonic() < end:
+        for stray in strays:
+            for child in (*descendants(stray), stray):
+                _kill(child)
             with suppress(ChildProcessError):
                 os.waitpid(stray, os.WNOHANG)
         time.sleep(0.002)
@@ -279,13 +279,13 @@ class Server:
         request = {"module": module, "environment": dict(environment), "folder": os.getcwd()}
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
-            with ExitStack() as made, log.open("ab") as file, self._lock:
-                (line, its_line), (status, its_status) = socket.socketpair(), socket.socketpair()
-                for end in (line, its_line, status, its_status):
-                    made.enter_context(end)
+            with ExitStack() as stack, log.open("ab") as file, self._lock:
+                (line, child_line), (status, child_status) = socket.socketpair(), socket.socketpair()
+                for end in (line, child_line, status, child_status):
+                    stack.enter_context(end)
                 try:
                     requests = self._load(file.fileno())
-                    descriptors = [its_line.fileno(), its_status.fileno(), file.fileno()]
+                    descriptors = [child_line.fileno(), child_status.fileno(), file.fileno()]
                     socket.send_fds(requests, [json.dumps(request).encode()], descriptors)
                     if not (pid := requests.recv(64)):
                         raise EOFError
@@ -303,13 +303,13 @@ class Server:
         if self._running is not None and self._running[0].poll() is None:
             return self._running[1]
         self.close()
-        requests, its = socket.socketpair()
+        requests, child = socket.socketpair()
         requests.settimeout(START)
-        code = f"from sparsebench.runner.process import main; main({its.fileno()}, {PRELOADED})"
-        with its:
+        code = f"from sparsebench.runner.process import main; main({child.fileno()}, {PRELOADED})"
+        with child:
             process = subprocess.Popen(
                 [*self._python, "-u", "-P", "-c", code], stdin=subprocess.DEVNULL, stdout=log,
-                stderr=log, env=self.environment, pass_fds=[its.fileno()], start_new_session=True,
+                stderr=log, env=self.environment, pass_fds=[child.fileno()], start_new_session=True,
             )  # fmt: skip
         if FORKS:
             self._running = process, requests
@@ -343,14 +343,14 @@ class Worker:
 
     def __init__(self, pid: int, line: Connection, status: socket.socket, log: Path):
         self.pid, self.log, self._line, self._status = pid, log, line, status
-        self._left: int | None = None
-        self._heard = self._size()
+        self._exit_code: int | None = None
+        self._mark = self._size()
 
-    def ask(self, what: object) -> None:
+    def ask(self, item: object) -> None:
         """Give it something to work on. If it is gone, `answer` will say so."""
-        self._heard = self._size()
+        self._mark = self._size()
         with suppress(OSError):
-            self._line.send(what)
+            self._line.send(item)
 
     def answer(self, seconds: float, kind: type[M]) -> M | None:
         """Return its next message, of that kind, or None if there is none in that time.
@@ -360,20 +360,20 @@ class Worker:
             ValueError: what came is no message.
         """
         try:
-            said = self._line.recv_bytes(LONGEST) if self._line.poll(seconds) else None
+            data = self._line.recv_bytes(LONGEST) if self._line.poll(seconds) else None
         except OSError as error:
             if self._line.readable:  # it ended, if in the middle of a message
                 raise EOFError from error
             raise ValueError(str(error)) from error  # a message that is too long, after which none is read
         try:
-            return None if said is None else kind.model_validate_json(said)
+            return None if data is None else kind.model_validate_json(data)
         except ValueError:
-            raise ValueError(repr(said)[:60]) from None
+            raise ValueError(repr(data)[:60]) from None
 
     def last_words(self) -> str:
         """Return the end of what it printed since it was last given something."""
         with suppress(OSError), self.log.open("rb") as file:
-            file.seek(max(self._heard, self._size() - 4000))
+            file.seek(max(self._mark, self._size() - 4000))
             return file.read().decode(errors="replace")
         return ""
 
@@ -382,15 +382,15 @@ class Worker:
 
     def end(self, patience: float = 0.0) -> int:
         """End it, with all that it has started, unless it ends by itself in time; return how it left."""
-        if self._left is None:
+        if self._exit_code is None:
             code = self._code(patience) if patience else None
             if code is None:
                 self.cut()
                 self._code(PATIENCE + 5)
-            self._left = 0 if code is None else code
+            self._exit_code = 0 if code is None else code
             self._line.close()
             self._status.close()
-        return self._left
+        return self._exit_code
 
     def _code(self, seconds: float) -> int | None:
         """Return how it left, None where it does not in time; if the server was killed, so was the worker."""
@@ -411,7 +411,7 @@ class Worker:
                 os.killpg(self.pid, signal.SIGKILL)
 
 
-def how_it_left(code: int) -> str:
+def exit_text(code: int) -> str:
     """Return an exit code in words, which go on after "the worker"."""
     if code == 0:
         return "left the process with 0, or closed the line of its answers"
@@ -422,7 +422,7 @@ def how_it_left(code: int) -> str:
     return f"was ended by {name}{hint}"
 
 
-def held_over(pids: Sequence[int], limit: float) -> int:
+def memory_over(pids: Sequence[int], limit: float) -> int:
     """Return the bytes that processes hold together and nobody can take from them if these are more than a limit, or 0.
 
     That is what was allocated, in memory or swapped out, without the pages of files, which the kernel may drop; what

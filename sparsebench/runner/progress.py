@@ -119,11 +119,11 @@ def beat(
 
 def underway(out: Path) -> dict[Path, Underway]:
     """Return what the runs of a folder say of themselves, by file; one that was killed is silent and not alive."""
-    found = {}
+    runs = {}
     for path in files.files_in(out / "underway", ".json"):
         with suppress(OSError, ValueError):  # it is gone, or torn
-            found[path] = Underway.model_validate_json(path.read_bytes())
-    return found
+            runs[path] = Underway.model_validate_json(path.read_bytes())
+    return runs
 
 
 def clear(out: Path) -> None:
@@ -151,7 +151,7 @@ class Callbacks:
     on_record: Callable[[Record], None] = lambda record: None
     on_beat: Callable[[Underway], None] = lambda now: None
     on_stop: Callable[[], None] = lambda: None
-    on_pictures: Callable[[str, int, int], None] = lambda what, done, total: None
+    on_pictures: Callable[[str, int, int], None] = lambda text, done, total: None
 
 
 SILENT = Callbacks()
@@ -173,33 +173,33 @@ class Progress(Callbacks):
         self.bar: Any = None
         self.live = sys.stderr.isatty() or in_a_notebook()
         self.cells = self.total = 0
-        self.done = self.began = self.said = 0.0
+        self.done = self.began = self.line_time = 0.0
         self.left = self.last = ""
         self.failures: set[tuple[str, str]] = set()
 
     def _open(self, total: int, text: str, delay: float = 0.0) -> None:
         """Begin to show something; a bar that takes less than a delay is not shown."""
-        self.began = self.said = time.monotonic()
+        self.began = self.line_time = time.monotonic()
         if self.live:
             from tqdm import tqdm
 
             form = f"{{percentage:3.0f}}%|{{bar}}| {text}"
             self.bar = tqdm(total=total, bar_format=form, dynamic_ncols=True, delay=delay, mininterval=OFTEN)
 
-    def pictures(self, what: str, done: int, total: int) -> None:
+    def pictures(self, text: str, done: int, total: int) -> None:
         """Show how far pictures are that are looked at before the first cell.
 
         What is done with them is said first; where that is "", the bar is there only if it takes more than a second.
         """
         now = time.monotonic()
         if done == 0:
-            if what:
-                click.echo(what, err=True)
-            self._open(total, "{n_fmt}/{total_fmt} pictures, {elapsed} gone, {remaining} left", 0.0 if what else 1.0)
+            if text:
+                click.echo(text, err=True)
+            self._open(total, "{n_fmt}/{total_fmt} pictures, {elapsed} gone, {remaining} left", 0.0 if text else 1.0)
         elif self.bar is not None:
             self.bar.update(done - self.bar.n)
-        elif (done == total and what) or now > self.said + LINE:
-            self.said = now
+        elif (done == total and text) or now > self.line_time + LINE:
+            self.line_time = now
             click.echo(f"{done}/{total} pictures, {clock(now - self.began)} gone", err=True)
         if done == total:
             self._close()
@@ -207,7 +207,7 @@ class Progress(Callbacks):
     def begin(self, plan: Plan, workers: int) -> None:
         """Say what is to do, and how long that is expected to take if anything is known."""
         if not plan.todo:
-            heads = [plan.known[job.cell.id] for job in plan.jobs if job.cell.id in plan.known]
+            heads = [plan.heads[job.cell.id] for job in plan.jobs if job.cell.id in plan.heads]
             failed = sum(head.status not in GOOD for head in heads)
             again = f"; {failed} of them failed, --rerun failed tries them again" if failed else ""
             click.echo(f"all {len(plan.jobs)} cells are in the store{again}", err=True)
@@ -216,7 +216,7 @@ class Progress(Callbacks):
         about = "" if seconds is None else f", {time_of(seconds, 'about ')}"
         where = f"on {workers or 'no'} worker processes"
         click.echo(f"{len(plan.todo)} of {len(plan.jobs)} cells to run, {where}{about}", err=True)
-        for line in plan.changed:
+        for line in plan.changes:
             click.echo(line, err=True)
         self.cells, self.done, self.total, self.left = 0, 0.0, len(plan.todo), time_of(seconds)
         self._open(self.total, "{desc}, {elapsed} gone{postfix}")
@@ -256,8 +256,8 @@ class Progress(Callbacks):
             self.bar.set_description_str(cells, refresh=False)
             self.bar.set_postfix_str(left, refresh=at_once)
             self.bar.update(0)
-        elif self.cells == self.total or time.monotonic() > self.said + LINE:
-            self.said = time.monotonic()
+        elif self.cells == self.total or time.monotonic() > self.line_time + LINE:
+            self.line_time = time.monotonic()
             click.echo(f"{cells}, {left}", err=True)
 
     def stopping(self) -> None:
@@ -281,9 +281,9 @@ class Progress(Callbacks):
 def remedy(statuses: Iterable[str]) -> str:
     """Return, of the statuses of cells without a result, how many there are and which command tries them again."""
     counts = Counter(statuses)
-    said = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
+    text = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
     command = "the same command" + " with --rerun failed" * (counts.keys() != {"skipped"})
-    return f"cells without a result: {counts.total()} ({said}); {command} tries them again"
+    return f"cells without a result: {counts.total()} ({text}); {command} tries them again"
 
 
 def in_a_notebook() -> bool:

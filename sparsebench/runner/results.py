@@ -61,7 +61,7 @@ class Watch:
         train, test: each split with the strategy that acts on it, or None.
 
     Attributes:
-        at: steps done at each look.
+        looks: steps done at each look.
         seen: at each, the mean test loss, the test accuracy, and what the network shows of itself.
 
     Raises:
@@ -84,7 +84,7 @@ class Watch:
         self.steps: Any = steps
         self.network: Any = network
         self.first = {name: value.clone() for name, value in network.module.state_dict().items()}
-        self.at: list[int] = []
+        self.looks: list[int] = []
         self.seen: dict[str, list[float]] = {}
 
     def __call__(self, step: int) -> None:
@@ -95,10 +95,10 @@ class Watch:
     @torch.no_grad()
     def look(self, step: int) -> None:
         """Measure after that many steps, unless that was done."""
-        if self.at and self.at[-1] == step:
+        if self.looks and self.looks[-1] == step:
             return
         self.steps.store()
-        self.at.append(step)
+        self.looks.append(step)
         samples, actor = self.test
         if hasattr(self.steps, "test"):
             loss, accuracy = self.steps.test(actor, samples)
@@ -106,8 +106,8 @@ class Watch:
             evaluation = evaluate(self.network, actor, samples, self.recipe)
             self.network.module.train()
             loss, accuracy = evaluation.loss, evaluation.accuracy
-        shown = self.network.observe(_look(*self.train, training=True), _look(*self.test))
-        for name, value in {"test_loss": loss, "test_accuracy": accuracy, **shown}.items():
+        values = self.network.observe(_look(*self.train, training=True), _look(*self.test))
+        for name, value in {"test_loss": loss, "test_accuracy": accuracy, **values}.items():
             self.seen.setdefault(name, []).append(value)
 
     @torch.no_grad()
@@ -118,7 +118,7 @@ class Watch:
 
     def iterations(self, success: Callable[[float, float], bool | None]) -> int | None:
         """Return the steps done at the first look at which loss and accuracy are a success, or None."""
-        looks = zip(self.at, self.seen["test_loss"], self.seen["test_accuracy"], strict=True)
+        looks = zip(self.looks, self.seen["test_loss"], self.seen["test_accuracy"], strict=True)
         return next((step for step, loss, accuracy in looks if success(loss, accuracy)), None)
 
 
@@ -141,11 +141,11 @@ def influences(network: Network, actor: Actor | None, samples: Samples, n: int) 
     the same patches leave at the same blocks. A token that it removes before the first block has z = 0. It can be told
     of strategies that keep or remove tokens, as many of each image, and do not fuse, merge or mix any.
     """
-    return halving(TOGETHER, lambda together: _all(network, actor, samples, n, together))
+    return halving(TOGETHER, lambda together: _in_batches(network, actor, samples, n, together))
 
 
 @torch.no_grad()
-def _all(network: Network, actor: Actor | None, samples: Samples, n: int, together: int) -> Influences | None:
+def _in_batches(network: Network, actor: Actor | None, samples: Samples, n: int, together: int) -> Influences | None:
     """Return what `influences` does, with at most `together` images in one forward pass."""
     network.module.eval()
     influences, predicted = [], []
@@ -168,14 +168,14 @@ def _influences(
     p, predicted = outputs.softmax(dim=1).max(dim=1)
     B, N = len(rows), network.cost.tokens
     z = p.new_zeros(B, N)
-    every = torch.arange(N, device=rows.device).expand(B, N)
+    tokens = torch.arange(N, device=rows.device).expand(B, N)
     places: list[tuple[Site, int, Tensor]] = [(site, block, after) for block, after in stays]
     if site != "input" or not stays:
-        places.insert(0, ("input", 0, every))
+        places.insert(0, ("input", 0, tokens))
     # Images that lose token k at the same place have as many tokens everywhere, and so go together.
-    left = sum((patches_in(stay, N).long() for _, _, stay in places), start=torch.zeros_like(every))
+    counts = sum((patches_in(stay, N).long() for _, _, stay in places), start=torch.zeros_like(tokens))
     for seen in range(1, len(places) + 1):
-        for pairs in (left == seen).nonzero().split(together):
+        for pairs in (counts == seen).nonzero().split(together):
             image, token = pairs.unbind(dim=1)
             script = []
             for place, (where, block, stay) in enumerate(places):
@@ -235,16 +235,16 @@ def check_leaks(cell: Prepared, batch: int) -> None:
     few = copy.copy(samples)
     few.items, few.inputs = samples.items[:ASKED_TWICE], samples.inputs[:ASKED_TWICE]
     with seeds.global_states_kept():
-        own = evaluate(network, actor, few, recipe, batch)
+        first = evaluate(network, actor, few, recipe, batch)
     with seeds.global_states_kept(), _exchange(samples.labels, mask):
         others = evaluate(network, actor, few, recipe, batch)
     n = len(few.items)
-    if kept := (others.kept != own.kept).any(axis=1).sum():
+    if kept := (others.kept != first.kept).any(axis=1).sum():
         raise StrategyError(
             f"with labels and masks of other samples it kept other tokens of {kept} of {n}: it knows what only an "
             "oracle may, or does not choose the same twice"
         )
-    if predicted := (others.predicted != own.predicted).sum():
+    if predicted := (others.predicted != first.predicted).sum():
         raise StrategyError(
             f"with labels and masks of other samples {predicted} of {n} had another prediction: what classes them "
             "knows the labels, or does not do the same twice"
@@ -312,8 +312,8 @@ def measure(
     first = batch or first_batch(network, cell.test)
     if leaks:
         check_leaks(cell, first)
-    known = cell.test.relevance is not None
-    evaluation = evaluate(network, cell.in_test, cell.test, recipe, first, choices=known, on_done=on_done)
+    has_mask = cell.test.relevance is not None
+    evaluation = evaluate(network, cell.in_test, cell.test, recipe, first, choices=has_mask, on_done=on_done)
     if not np.isfinite(evaluation.loss):
         raise DivergedError(f"training diverged: the test loss is {evaluation.loss}")
     for name, value in trained.items():
@@ -345,18 +345,18 @@ def _calibrate(result: Result, cell: Prepared) -> None:
     if not len(cell.train.labels):
         result.notes["calibration"] = "none: there are no training images"
         return
-    if (found := calibrate(cell.network, actor, cell.train)) is None:
+    if (outcome := calibrate(cell.network, actor, cell.train)) is None:
         result.notes["calibration"] = "none: the budget's counts are upper bounds"
         return
-    budget, ratio, images = found
+    budget, ratio, images = outcome
     result.notes["calibration"] = f"counts of {budget.label}: {ratio:.4f} of the dense MACs on {images} training images"
 
 
-def add_watched(result: Result, watch: Watch, steps: int, task: Task) -> None:
+def add_watch(result: Result, watch: Watch, steps: int, task: Task) -> None:
     """Add what was seen while training, to the last step."""
     watch.look(steps)
     n = len(watch.test[0].labels)
-    result.samples["watched_steps"] = tuple(map(float, watch.at))
+    result.samples["watched_steps"] = tuple(map(float, watch.looks))
     result.samples |= {f"watched_{name}": tuple(values) for name, values in watch.seen.items()}
     result.samples |= {f"trained_{name}": values for name, values in watch.trained_values().items()}
     for name, unit in watch.network.shows.items():
@@ -389,20 +389,20 @@ def _add_outcomes(result: Result, task: Task, data: Data, evaluation: Evaluation
     if task.recipe().loss == "cross-entropy":
         result.add("p_label", items.p_label, len(items.labels))
     for name, success in task.successes(items.loss, items.accuracy).items():
-        result.add(name, float(success), 1, "" if decider_of(name) else _declared_unit(task, name))
+        result.add(name, float(success), 1, "" if decider_of(name) else _unit_of(task, name))
     for name, value in task.measure(items, test).items():
         if name in result.metrics:
             raise UserError(f"metric '{name}' of task '{task.name}' is measured already", next_step="rename it")
         if np.isinf(value):
             raise UserError(f"metric '{name}' of task '{task.name}'", got=value, allowed="a finite number, or NaN")
-        result.add(name, value, len(items.labels), _declared_unit(task, name))
+        result.add(name, value, len(items.labels), _unit_of(task, name))
     result.outcomes = Outcomes(
         n=len(test.labels), predicted=bytes_of(items.predicted), label=bytes_of(items.labels),
         group=bytes_of(items.groups), rank=bytes_of(items.ranks), foreground=bytes_of(items.foregrounds),
     )  # fmt: skip
 
 
-def _declared_unit(task: Task, name: str) -> str:
+def _unit_of(task: Task, name: str) -> str:
     """Return the unit that a task declares of a metric."""
     units = {kind.name: kind.unit for kind in task.metrics}
     if name not in units:
@@ -423,7 +423,7 @@ def _add_selection(result: Result, cell: Prepared, evaluation: Evaluation) -> No
             result.add(name, None, 0)
         return
     matter = relevant(cell.test.relevance.cpu().numpy(), cell.data.test.mask)
-    end, *blocks = ((one.block, *quality(one.kept, one.scores, matter)) for one in evaluation.choices)
+    end, *blocks = ((choice.block, *quality(choice.kept, choice.scores, matter)) for choice in evaluation.choices)
     for name, value in zip(SELECTION, end[1:], strict=True):
         result.add(name, value, len(evaluation.predicted))
     if cell.network.cost.depth == 1 or not blocks:
@@ -470,7 +470,7 @@ def _add_cost(result: Result, network: Network, actor: Actor | None, evaluation:
     if len(evaluation.macs) and np.ptp(evaluation.macs):
         result.add("macs_p95", float(np.quantile(evaluation.macs, 0.95)), n)
     result.add("macs_ratio_planned", None if bounds else planned / dense, n)
-    counts = [[(step.tokens_in, step.tokens_out) for step in one] for one in (steps, actor.planned if actor else full)]
+    counts = [[(step.tokens_in, step.tokens_out) for step in row] for row in (steps, actor.planned if actor else full)]
     if counts[0] == counts[1] and abs(macs / planned - 1) > MISPLANNED:
         result.notes["cost_model"] = f"{macs / dense:.3f} of the dense MACs, planned as {planned / dense:.3f}"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sparsebench.errors import UserError, few, one_line
 from sparsebench.plan import plan as planner
-from sparsebench.plan.expand import unanswered
+from sparsebench.plan.expand import gaps
 from sparsebench.plan.locate import file_names, pictures_of
 from sparsebench.plan.plan import Plan
 from sparsebench.plan.request import Files, How, Job, Request, Setting, Suite
@@ -138,8 +138,8 @@ def carry_out(
     setting = _setting(how, out, plan.locations)
     store.check_writable(out)
     observers = Observers(registry, how.observe, out)
-    if wanted := pictures_of(plan.todo, registry, plan.locations):
-        decode(wanted)
+    if pictures := pictures_of(plan.todo, registry, plan.locations):
+        decode(pictures)
     with ExitStack() as connections:
         workers = devices.workers_for(plan, setting.device, how.jobs, how.exclusive)
         if how.dask and plan.todo:
@@ -152,7 +152,7 @@ def carry_out(
             store.keep(out / folder, value)
         todo = {job.cell.id for job in plan.todo}
         for cell_id in (job.cell.id for job in plan.jobs if store.checkpoint_path(out, job.cell.id).exists()):
-            finished = cell_id in plan.known and plan.known[cell_id].status not in CUT_SHORT
+            finished = cell_id in plan.heads and plan.heads[cell_id].status not in CUT_SHORT
             if how.rerun == "always" if cell_id in todo else finished:  # nobody is to go on from it
                 _remove_checkpoint(out, cell_id)
         if plan.todo:
@@ -169,7 +169,7 @@ def _collect(
     out, expected = setting.out, plan.expected
     writer = store.Writer(out)
     store.keep(out / manifests.ENVIRONMENTS, devices.environment())
-    locks = CellLocks(out, plan.known, expected.drop)
+    locks = CellLocks(out, plan.heads, expected.drop)
     most = 1 if setting.device == "cpu" else TOGETHER
     queue = Queue(plan.todo, most, expected.length, locks, expected.begin)
     stopped = threading.Event()
@@ -217,17 +217,17 @@ def _manifests(plan: Plan, registry: Registry) -> Iterator[tuple[str, object]]:
     Strategies and tasks of files that only the workers load are left out.
     """
     if plan.request is not None and plan.suite is not None:
-        asked = _asked(plan.suite, plan.request, registry, plan.whole)
-        yield manifests.SUITES, asked.model_dump(mode="json")
-    given = [Given(name=name, file=file) for name, file in file_names(plan.locations).items()]
+        suite = _suite_of(plan.suite, plan.request, registry, plan.whole)
+        yield manifests.SUITES, suite.model_dump(mode="json")
+    files = [Given(name=name, file=file) for name, file in file_names(plan.locations).items()]
     for name in plan.locations:
-        if (found := known_contents(name)) is not None and found.strays:
-            given.append(Given(name=name, left_out=found.strays))
-        if found is not None and found.left_out:
-            n, shown = len(found.left_out), few(sorted(found.left_out), BAD, 200)
-            line = f"{n:,} of {len(found.pictures) + n:,} pictures, which cannot be read: {shown}"
-            given.append(Given(name=name, left_out=line))
-    yield from ((manifests.FILES, one.model_dump(mode="json")) for one in given)
+        if (contents := known_contents(name)) is not None and contents.strays:
+            files.append(Given(name=name, left_out=contents.strays))
+        if contents is not None and contents.left_out:
+            n, names = len(contents.left_out), few(sorted(contents.left_out), BAD, 200)
+            line = f"{n:,} of {len(contents.pictures) + n:,} pictures, which cannot be read: {names}"
+            files.append(Given(name=name, left_out=line))
+    yield from ((manifests.FILES, entry.model_dump(mode="json")) for entry in files)
     for name, revision in sorted({(job.cell.strategy.name, job.origin.revision) for job in plan.jobs}):
         with suppress(UserError):
             strategy = registry.strategy(name)
@@ -241,7 +241,7 @@ def _manifests(plan: Plan, registry: Registry) -> Iterator[tuple[str, object]]:
             yield from ((manifests.METRICS, asdict(kind)) for kind in registry.task(name).metrics)
 
 
-def _asked(suite: Suite, request: Request, registry: Registry, jobs: Iterable[Job]) -> Asked:
+def _suite_of(suite: Suite, request: Request, registry: Registry, jobs: Iterable[Job]) -> Asked:
     """Return which suite was asked for: none where not all of it was.
 
     A repetition in which some strategies are not tested again, as they draw nothing, is asked of none.
@@ -252,16 +252,16 @@ def _asked(suite: Suite, request: Request, registry: Registry, jobs: Iterable[Jo
     for cell in cells:
         of_strategy[cell.strategy.name].add(setting := setting_of(cell))
         again |= {setting} if cell.network and cell.repetition else set()
-    every = set[str]().union(*of_strategy.values())
-    settings = tuple(sorted(every - again | again.intersection(*of_strategy.values())))
-    asked = Asked(
+    union = set[str]().union(*of_strategy.values())
+    settings = tuple(sorted(union - again | again.intersection(*of_strategy.values())))
+    entry = Asked(
         name=suite.name, version=suite.version, settings=settings, main_task=suite.main_task or suite.task[0].name,
         sample_complexity=suite.sample_complexity,
     )  # fmt: skip
     otherwise = request.keep or request.macs or request.single or request.where != "both"
-    if otherwise or unanswered(suite, cells, registry, any_budget=True):
-        return asked.model_copy(update={"name": OWN, "version": 1})
-    return asked
+    if otherwise or gaps(suite, cells, registry, any_budget=True):
+        return entry.model_copy(update={"name": OWN, "version": 1})
+    return entry
 
 
 class Observers:
@@ -299,8 +299,8 @@ class Observers:
                 except UserError:
                     raise
                 except Exception as error:  # a stranger's code, or a library's own mind about a folder
-                    said = f"{type(error).__name__}: {error}"
-                    raise UserError(f"observer '{cls.name}' cannot be opened: {said}") from error
+                    reason = f"{type(error).__name__}: {error}"
+                    raise UserError(f"observer '{cls.name}' cannot be opened: {reason}") from error
                 if not callable(see):
                     raise UserError(f"`open` of observer '{cls.name}' must return a function", got=see)
                 self._seeing[f"{text} {cls.name}"] = see, thread, f"observe:{cls.name}"

@@ -38,7 +38,7 @@ from sparsebench.records.record import Failure, Record, Status, digest
 from sparsebench.runner.devices import environment, turn
 from sparsebench.runner.prepare import Context, Prepared, fit_on, prepare, wants_images, weights_file
 from sparsebench.runner.process import Line, Message, forget_peak, peak
-from sparsebench.runner.results import Result, Watch, add_watched, measure
+from sparsebench.runner.results import Result, Watch, add_watch, measure
 from sparsebench.strategy.base import Strategy, place_of
 from sparsebench.training.loop import EarlyStopping, Training
 from sparsebench.training.steps import Autograd
@@ -64,18 +64,18 @@ class Checkpoint:
     Args:
         path: the file, which is there whole or not at all.
         made_by: what its use depends on: a file that says otherwise is not used.
-        every: seconds between writings.
+        interval: seconds between writings.
         training: what it is of.
 
     Attributes:
         resumed: how often the training was gone on with.
     """
 
-    def __init__(self, path: Path, made_by: Mapping[str, str], every: float, training: Training):
-        self.path, self.made_by, self.every, self.training = path, made_by, every, training
+    def __init__(self, path: Path, made_by: Mapping[str, str], interval: float, training: Training):
+        self.path, self.made_by, self.interval, self.training = path, made_by, interval, training
         self.resumed = 0
         self.warned = False
-        self.due = time.monotonic() + every
+        self.due = time.monotonic() + interval
 
     def resume(self) -> None:
         """Go on from the file, if it is there and fits."""
@@ -95,7 +95,7 @@ class Checkpoint:
         """Write, if it is time to and training is not over."""
         if time.monotonic() >= self.due and not self.training.finished:
             self.write()
-            self.due = time.monotonic() + self.every
+            self.due = time.monotonic() + self.interval
 
     def write(self) -> None:
         """Write the file; where that fails, say so once and let the training go on."""
@@ -238,7 +238,7 @@ class _Run:
         if inactive := _inactive(cell):
             self.result.notes["inactive"] = inactive
         if watch is not None:
-            add_watched(self.result, watch, int(self.trained["steps"]), cell.task)
+            add_watch(self.result, watch, int(self.trained["steps"]), cell.task)
 
     def _reports(self, total: int, first: Callable[[int], None] | None = None) -> Callable[[int], None]:
         """Return what is called with how many steps, or test items, are done; it tells the share every second.
@@ -272,30 +272,30 @@ class _Run:
 
     def _checkpoint(self, training: Training) -> Checkpoint | None:
         """Return the cell's checkpoint, or None: what was seen while training is in none."""
-        every, job, cell = self.setting.how.checkpoint, self.job, self.cell
+        interval, job, cell = self.setting.how.checkpoint, self.job, self.cell
         assert cell is not None
-        if not every or training.recipe.watch or not isinstance(training.steps, Autograd):
+        if not interval or training.recipe.watch or not isinstance(training.steps, Autograd):
             return None
         made_by = {
             "cell": job.cell.id, "revision of the strategy": job.origin.revision, "start": cell.initial,
             "torch": str(torch.__version__), "device": torch.device(self.setting.device).type,
             "sparsebench": __version__,
         }  # fmt: skip
-        return Checkpoint(store.checkpoint_path(self.setting.out, job.cell.id), made_by, every, training)
+        return Checkpoint(store.checkpoint_path(self.setting.out, job.cell.id), made_by, interval, training)
 
     def measure(self) -> None:
         """Test it and fill the result; keep the weights if others start from them."""
         assert self.cell is not None and self.trained is not None
         self._fit(self.cell, self.cell.in_test)
         context, cell = self.context, self.job.cell
-        who = self.job.label, self.job.origin.identity, cell.task.name, cell.model.name
+        key = self.job.label, self.job.origin.identity, cell.task.name, cell.model.name
         tests_only = self.cell.outcome is not None or not self.cell.task.trains
         on_done = self._reports(len(self.cell.test.labels)) if tests_only else None
         measure(
             self.result, self.cell, self.trained, self.setting.how.batch,
-            leaks=who not in context.trusted, on_done=on_done,
+            leaks=key not in context.trusted, on_done=on_done,
         )  # fmt: skip
-        context.trusted.add(who)
+        context.trusted.add(key)
         if "images_per_s" in self.result.metrics:
             alone = "alone on its machine" if self.setting.device == "cpu" else "alone on its GPU"
             self.result.notes["timed"] = alone if self.setting.how.exclusive else "perhaps beside other cells"

@@ -191,7 +191,7 @@ def same_seed_same_bits(strategy: Strategy, case: Case) -> None:
     first = act(strategy, case)
     torch.rand(3), np.random.rand(), random.random()
     second = act(strategy, case)
-    if not alike([*choices(first.asked), first.outputs], [*choices(second.asked), second.outputs]):
+    if not alike([*choices(first.calls), first.outputs], [*choices(second.calls), second.outputs]):
         raise RuleError("two runs differ; draw random numbers with view.random()")
 
 
@@ -231,13 +231,13 @@ def _in_a_run(strategy: Strategy, case: Case) -> list[Tensor]:
     steps = Autograd(network, runner.actor, samples, case.recipe)
     with torch.enable_grad():
         steps.step(np.arange(len(case.labels)), 0, 0.0)
-    return choices(runner.asked)
+    return choices(runner.calls)
 
 
 @check("required", USUAL)
 def view_is_left_alone(strategy: Strategy, case: Case) -> None:
     """It changes no tensor of its view in place: the network goes on with them."""
-    if changed := sorted({name for asked in _batches(strategy, case).asked for name in asked.changed}):
+    if changed := sorted({name for call in _batches(strategy, case).calls for name in call.changed}):
         raise RuleError(f"changed in place: {', '.join(f'view.{name}' for name in changed)}")
 
 
@@ -246,11 +246,11 @@ def model_is_left_alone(strategy: Strategy, case: Case) -> None:
     """Weights, hooks and forward methods of the model are afterwards what they were."""
 
     def state(module: nn.Module) -> dict[str, Any]:
-        found: dict[str, Any] = {"weights": state_digest(module.state_dict())}
+        parts: dict[str, Any] = {"weights": state_digest(module.state_dict())}
         for name, part in module.named_modules():
             hooks = [len(held) for kind, held in vars(part).items() if kind.endswith("_hooks")]
-            found[f"hooks or forward of '{name}'"] = type(part).forward, vars(part).get("forward"), hooks
-        return found
+            parts[f"hooks or forward of '{name}'"] = type(part).forward, vars(part).get("forward"), hooks
+        return parts
 
     case = build(case.name)
     before = state(case.network.module)
@@ -277,7 +277,7 @@ def modes_are_left_alone(strategy: Strategy, case: Case) -> None:
         with torch.set_grad_enabled(training):
             runner = Runner(strategy, case)
             runner(training=training)
-        if changed := sorted({mode for one in runner.asked for mode in one.modes}):
+        if changed := sorted({mode for call in runner.calls for mode in call.modes}):
             raise RuleError(f"changed: {', '.join(changed)}")
 
 
@@ -317,15 +317,15 @@ def each_sample_on_its_own(strategy: Strategy, case: Case) -> None:
 
 def _where(trial: Trial) -> list[Tensor]:
     """Return for each decision what the tokens after it are, as integers or booleans."""
-    found = []
+    places = []
     for decision in trial.acting.decisions:
         if isinstance(decision.plan, Merge):
-            found.append(decision.plan.target)
+            places.append(decision.plan.target)
         elif isinstance(decision.plan, Mix):
-            found.append(decision.plan.weight > 0)
+            places.append(decision.plan.weight > 0)
         else:
-            found.append(patches_in(decision.after, trial.acting.count))
-    return found
+            places.append(patches_in(decision.after, trial.acting.count))
+    return places
 
 
 @check("recommended", USUAL)
@@ -353,7 +353,7 @@ def order_of_tokens_does_not_matter(strategy: Strategy, case: Case) -> None:
     """Tokens in another order, each with its position embedding, give the same logits, unless it looks at places."""
     trial = act(strategy, case)
     for name in ("grid", "index", "random"):
-        if any(name in asked.read for asked in trial.asked):
+        if any(name in call.read for call in trial.calls):
             raise UnsupportedError(f"it reads view.{name}, so places may matter to it")
     order = torch.randperm(case.tokens, generator=torch.Generator().manual_seed(2))
     network: Any = build(case.name).network
@@ -416,9 +416,9 @@ def own_macs_are_all(strategy: Strategy, case: Case) -> None:
     """A choice costs no more MACs than `own_macs` says, as torch's FlopCounterMode counts them."""
     counted = Counted(strategy, case)
     steps = counted(slice(0, 1)).acting.steps  # of one image: rows of several may be filled up
-    said = sum(float(np.sum(step.own)) for step in steps)
-    if counted.macs > said * (1 + UNDERSTATED):
-        raise RuleError(f"its choices cost {counted.macs:,.0f} MACs an image, and own_macs says {said:,.0f}")
+    limit = sum(float(np.sum(step.own)) for step in steps)
+    if counted.macs > limit * (1 + UNDERSTATED):
+        raise RuleError(f"its choices cost {counted.macs:,.0f} MACs an image, and own_macs says {limit:,.0f}")
 
 
 @check("recommended", PLAIN)
@@ -429,11 +429,11 @@ def gradients_flow(strategy: Strategy, case: Case) -> None:
         runner = Runner(strategy, case, rate)
         trial = runner(training=True)
         loss = trial.outputs.square().sum()
-        (loss + trial.acting.loss() if trial.acting.learns and trial.asked else loss).backward()
+        (loss + trial.acting.loss() if trial.acting.learns and trial.calls else loss).backward()
         learned = modules_of(runner.actor)
         modules = {"": case.network.module, "learned.": learned}
-        named = ((prefix + name, w) for prefix, one in modules.items() for name, w in one.named_parameters())
-        return {name: w.grad for name, w in named if w.requires_grad}
+        weights = ((prefix + name, w) for prefix, module in modules.items() for name, w in module.named_parameters())
+        return {name: w.grad for name, w in weights if w.requires_grad}
 
     dense = gradients(build(case.name), 1.0)
     for name, now in gradients(build(case.name), 0.5).items():
@@ -470,9 +470,9 @@ def _on_fake_gpu(strategy: Strategy, n: int, training: bool) -> None:
     actor = actor_on(fresh(strategy), case, Budget(keep_rate=0.5))
 
     def go(images: Tensor, relevance: Tensor) -> None:
-        shown = relevance if strategy.kind == "oracle" else None
+        mask = relevance if strategy.kind == "oracle" else None
         items = torch.arange(n, device=images.device)
-        acting = actor.begin(items, 0, shown, training=training or strategy.trains_only)
+        acting = actor.begin(items, 0, mask, training=training or strategy.trains_only)
         with torch.set_grad_enabled(training):
             case.network(images, acting)
             if training and acting.learns:
@@ -553,9 +553,7 @@ def blank(strategy: Strategy, origin: Origin, groups: Collection[Group] = GROUPS
         site=strategy.site,
         origin=origin,
         versions={"sparsebench": __version__, "torch": torch.__version__, "timm": timm.__version__},
-        outcomes=tuple(
-            Outcome(check=one.name, group=one.group, says=one.says) for one in CHECKS.values() if one.group in groups
-        ),
+        outcomes=tuple(Outcome(check=c.name, group=c.group, says=c.says) for c in CHECKS.values() if c.group in groups),
     )
 
 
@@ -566,16 +564,16 @@ def outcomes(strategy: Strategy, report: Report) -> Iterator[Outcome]:
     for outcome in report.outcomes:
         begun, reason, status = time.perf_counter(), declared.get(outcome.check), cast(Status, "passed")
         try:
-            said = CHECKS[outcome.check](strategy)
+            text = CHECKS[outcome.check](strategy)
             if reason is not None:
-                said = f"it passes, though it is declared to fail; {said}".rstrip("; ")
+                text = f"it passes, though it is declared to fail; {text}".rstrip("; ")
         except UnsupportedError as error:
-            status, said = "unsupported", text_of(error)
+            status, text = "unsupported", text_of(error)
         except BaseException as error:  # a strategy is a stranger's code and may raise anything
-            if isinstance(error, RuleError) and error.of in failed - {outcome.check}:
-                status, said = "not run", f"see {error.of}"
+            if isinstance(error, RuleError) and error.check in failed - {outcome.check}:
+                status, text = "not run", f"see {error.check}"
             else:
                 failed.add(outcome.check)
-                said = " ".join((text_of(error) if isinstance(error, RuleError) else one_line(error)).split())
-                status, said = ("failed", said) if reason is None else ("expected", f"{reason} ({said})")
-        yield outcome.after(status, said, time.perf_counter() - begun)
+                text = " ".join((text_of(error) if isinstance(error, RuleError) else one_line(error)).split())
+                status, text = ("failed", text) if reason is None else ("expected", f"{reason} ({text})")
+        yield outcome.after(status, text, time.perf_counter() - begun)

@@ -131,7 +131,7 @@ class _OneLayer(nn.Module):
 
     def forward(self, X: Tensor, acting: Pass | None = None) -> Tensor:
         if acting is not None:
-            given: dict[str, Callable[[], Any]] = {
+            fields: dict[str, Callable[[], Any]] = {
                 "tokens": lambda: X,
                 "queries": lambda: (X @ self.W_Q)[:, None],
                 "keys": lambda: (X @ self.W_K)[:, None],
@@ -142,7 +142,7 @@ class _OneLayer(nn.Module):
                 "pixels": lambda: None,
                 "outputs": lambda: in_chunks(lambda tokens, _: self(tokens), len(X)),
             }
-            index = kept_only(acting, self.cost, X.shape[1], given, "a network of one layer reads plain tokens")
+            index = kept_only(acting, self.cost, X.shape[1], fields, "a network of one layer reads plain tokens")
             X = X if index is None else gather(X, index)
         return (torch.relu(self.attention(X) @ (X @ self.W_V) @ self.W_O) @ self.v).mean(dim=1)[:, 0]
 

@@ -15,7 +15,7 @@ from sparsebench import __version__
 from sparsebench.errors import UnsupportedError, UserError, as_utf8, text_of
 from sparsebench.plugin.content import file_revision
 from sparsebench.records.record import Origin, Part
-from sparsebench.runner.process import START, Line, Worker, how_it_left, server
+from sparsebench.runner.process import START, Line, Worker, exit_text, server
 from sparsebench.strategy.spec import fill, parse
 from sparsebench.testing.reports import GROUPS, Group, Outcome, Report, Status
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sparsebench.plugin.registry import Registry
     from sparsebench.strategy.base import Strategy
 
-    Named = str | Strategy | type[Strategy]
+    Target = str | Strategy | type[Strategy]
 
 Request = tuple[str, Part | None, int, tuple[Group, ...]]
 """What is to be checked, see `resolve`: of a target the strategy of that number, from 0, by these groups."""
@@ -37,7 +37,7 @@ LOADS = Outcome(check="loads", group="required", says="The plugin loads and brin
 
 
 def parametrize_with_strategies(
-    strategies: Iterable[Named], *, groups: Sequence[Group] = ("required", "recommended")
+    strategies: Iterable[Target], *, groups: Sequence[Group] = ("required", "recommended")
 ) -> Callable[..., Any]:
     """Return a pytest decorator that runs the test for each strategy and each check, as `check(strategy)`.
 
@@ -67,8 +67,8 @@ def parametrize_with_strategies(
         return run
 
     registry, cases = Registry(), []
-    for named in strategies:
-        for strategy, _ in resolve(named, registry):
+    for target in strategies:
+        for strategy, _ in resolve(target, registry):
             declared = expected_failures(strategy)
             for check in CHECKS.values():
                 if check.group in groups:
@@ -78,11 +78,11 @@ def parametrize_with_strategies(
     return pytest.mark.parametrize(("strategy", "check"), cases)
 
 
-def resolve(named: Named, registry: Registry, part: Part | None = None) -> list[tuple[Strategy, Origin]]:
+def resolve(target: Target, registry: Registry, part: Part | None = None) -> list[tuple[Strategy, Origin]]:
     """Return the strategies that are meant, with all combinations of the parameters given, and where they come from.
 
     Args:
-        named: as `parametrize_with_strategies` takes them.
+        target: as `parametrize_with_strategies` takes them.
         registry: where they are looked for.
         part: the one strategy that is wanted of a name or file, with its parameters, as records have it.
 
@@ -90,18 +90,18 @@ def resolve(named: Named, registry: Registry, part: Part | None = None) -> list[
         UserError: there is none.
         PluginError: it does not load.
     """
-    if not isinstance(named, str):
-        return [(named() if isinstance(named, type) else named, Origin(plugin=""))]
-    spec = parse(named)
+    if not isinstance(target, str):
+        return [(target() if isinstance(target, type) else target, Origin(plugin=""))]
+    spec = parse(target)
     names = registry.load_file(Path(spec.name)) if spec.name.endswith(".py") else [spec.name]
-    made = []
+    pairs = []
     for name in names if part is None else [part.name]:
         registered = registry.strategy(name)
-        wanted = spec.combinations() if part is None else [part.params]
-        made += [(fill(registered.cls, params, f"strategy '{name}'"), registered.origin) for params in wanted]
-    if not made:
+        choices = spec.combinations() if part is None else [part.params]
+        pairs += [(fill(registered.cls, params, f"strategy '{name}'"), registered.origin) for params in choices]
+    if not pairs:
         raise UserError(f"{spec.name} brings no strategy to check")
-    return made
+    return pairs
 
 
 class Message(BaseModel):
@@ -142,12 +142,12 @@ def check(
     with tempfile.TemporaryDirectory() as folder:
         while len(reports) < strategies:
             request = target, part, len(reports), groups
-            report, strategies = _one(request, limit, Path(folder) / "log")
+            report, strategies = _check_one(request, limit, Path(folder) / "log")
             reports.append(report)
     return reports
 
 
-def _one(request: Request, limit: float, log: Path) -> tuple[Report, int]:
+def _check_one(request: Request, limit: float, log: Path) -> tuple[Report, int]:
     """Return the report of one strategy from a process of its own, and how many strategies there are."""
     target, *_ = request
     name = as_utf8(target)
@@ -166,8 +166,8 @@ def _one(request: Request, limit: float, log: Path) -> tuple[Report, int]:
             if message.error:
                 raise UserError(message.error)
             if message.report is None:
-                status, how = message.ended or ("crashed", "it said nothing of the check")
-                return report.with_outcome(outcome.after(status, how)), strategies
+                status, reason = message.ended or ("crashed", "it said nothing of the check")
+                return report.with_outcome(outcome.after(status, reason)), strategies
             report, strategies = message.report, message.strategies
     finally:
         worker.end()
@@ -180,8 +180,8 @@ def _answer(worker: Worker, limit: float) -> Message:
         if (message := worker.answer(limit, Message)) is not None:
             return message
     except EOFError:
-        how, words = how_it_left(worker.end(PATIENCE)), worker.last_words().strip().splitlines()
-        return Message(ended=("crashed", f"it {how}" + (f": {words[-1][:200]}" if words else "")))
+        text, words = exit_text(worker.end(PATIENCE)), worker.last_words().strip().splitlines()
+        return Message(ended=("crashed", f"it {text}" + (f": {words[-1][:200]}" if words else "")))
     except ValueError as error:
         return Message(ended=("crashed", f"its answer cannot be read: {error}"))
     return Message(ended=("timeout", f"it took more than {limit:g} s and was ended"))

@@ -33,13 +33,13 @@ class RuleError(AssertionError):
     """A strategy breaks a rule.
 
     Args:
-        what: what is wrong.
-        of: the name of the check that asks for this rule; "" for the one that runs.
+        text: what is wrong.
+        check: the name of the check that asks for this rule; "" for the one that runs.
     """
 
-    def __init__(self, what: str, of: str = ""):
-        super().__init__(what)
-        self.of = of
+    def __init__(self, text: str, check: str = ""):
+        super().__init__(text)
+        self.check = check
 
 
 MODES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
@@ -58,7 +58,7 @@ def modes() -> dict[str, Any]:
 
 
 @contextmanager
-def put_back() -> Iterator[None]:
+def keep_modes() -> Iterator[None]:
     """Have modes and global random states afterwards as before."""
     before = modes()
     with seeds.global_states_kept():
@@ -74,7 +74,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
-class _Watched(TokenView):
+class _Spy(TokenView):
     """A view that remembers what is read of it, and what that was."""
 
     def __init__(self, view: TokenView):
@@ -93,13 +93,13 @@ class _Watched(TokenView):
             self.__dict__["shown"].setdefault(name, value.detach().clone())
         return value
 
-    def changed_fields(self) -> list[str]:
+    def changes(self) -> list[str]:
         """Return the names of what is no longer what was shown."""
         now = self.__dict__
         return [name for name, was in self.__dict__["shown"].items() if not same(now[name], was)]
 
 
-class Asked(NamedTuple):
+class Call(NamedTuple):
     """One question to a strategy.
 
     Attributes:
@@ -118,7 +118,7 @@ class Asked(NamedTuple):
 class Trial(NamedTuple):
     """One forward pass: what the strategy was asked, what the harness recorded, what came out."""
 
-    asked: list[Asked]
+    calls: list[Call]
     acting: Pass
     outputs: Tensor
 
@@ -127,19 +127,19 @@ class Runner(StandIn):
     """A strategy on a case's network, made anew from its parameters and observed.
 
     Attributes:
-        asked: all questions to the strategy so far.
+        calls: all questions to the strategy so far.
     """
 
     def __init__(self, strategy: Strategy, case: Case, rate: float = 0.5):
         super().__init__(fresh(strategy))
-        self.case, self.asked = case, list[Asked]()
+        self.case, self.calls = case, list[Call]()
         self.actor = actor_on(self, case, Budget(keep_rate=rate))
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
         """Ask the strategy, check its plan, and note what it did."""
-        watched, before = _Watched(view), modes()
+        spy, before = _Spy(view), modes()
         try:
-            plan = self.strategy.plan(watched, keep)
+            plan = self.strategy.plan(spy, keep)
         except UnsupportedError:
             raise
         except (Exception, SystemExit) as error:
@@ -156,15 +156,15 @@ class Runner(StandIn):
                 check_numbers(*about, view.prefix_count)
             except StrategyError as error:
                 raise RuleError(f"{error}{place_of(error, self.strategy)}", "plans_are_legal") from error
-        read, changed = frozenset(watched.__dict__["read"]), watched.changed_fields()
-        self.asked.append(Asked(plan, read, changed, differences(before, modes())))
+        read, changed = frozenset(spy.__dict__["read"]), spy.changes()
+        self.calls.append(Call(plan, read, changed, differences(before, modes())))
         return plan
 
     def fit(self, images: Images, network: FrozenNetwork) -> Any:
         """Let the strategy fit, and note what it did."""
         before = modes()
         learned = self.strategy.fit(images, network)
-        self.asked.append(Asked(None, frozenset(), [], differences(before, modes())))
+        self.calls.append(Call(None, frozenset(), [], differences(before, modes())))
         return learned
 
     def __call__(self, rows: slice | None = None, *, inputs: Tensor | None = None, training: bool = False) -> Trial:
@@ -175,12 +175,12 @@ class Runner(StandIn):
         rows = rows or slice(None)
         relevance = self.case.relevance[rows] if self.strategy.kind == "oracle" else None
         items = torch.arange(len(self.case.inputs))[rows]
-        shown = training or self.strategy.trains_only
-        acting = self.actor.begin(items, 0, relevance, training=shown)
-        begun = len(self.asked)
+        in_training = training or self.strategy.trains_only
+        acting = self.actor.begin(items, 0, relevance, training=in_training)
+        begun = len(self.calls)
         with torch.set_grad_enabled(training):
             outputs = self.case.network((self.case.inputs if inputs is None else inputs)[rows], acting)
-        return Trial(self.asked[begun:], acting, outputs)
+        return Trial(self.calls[begun:], acting, outputs)
 
 
 class Counted(Runner):
@@ -251,9 +251,9 @@ def tensors(plan: Plan | None) -> list[Tensor]:
     return [value for value in (vars(plan).values() if plan is not None else ()) if isinstance(value, Tensor)]
 
 
-def choices(asked: Iterable[Asked]) -> list[Tensor]:
+def choices(calls: Iterable[Call]) -> list[Tensor]:
     """Return all tensors of all plans, in order."""
-    return [value.detach() for one in asked for value in tensors(one.plan)]
+    return [value.detach() for call in calls for value in tensors(call.plan)]
 
 
 def fresh(strategy: S) -> S:
@@ -286,7 +286,7 @@ class Check:
 
     def __call__(self, strategy: Strategy) -> str:
         """Run it as a cell is run: on one thread, without warnings; what it changes of the process is put back."""
-        with put_back(), one_thread(), warnings.catch_warnings():
+        with keep_modes(), one_thread(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return self._on_each(strategy) if self.cases else self.function(strategy) or ""
 
@@ -299,8 +299,8 @@ class Check:
             except UnsupportedError as error:
                 cannot[name] = str(error)
             except RuleError as error:
-                if not self.alone or error.of in ("", self.name):
-                    raise RuleError(f"{error} [{name}]", error.of) from error
+                if not self.alone or error.check in ("", self.name):
+                    raise RuleError(f"{error} [{name}]", error.check) from error
         if len(cannot) == len(self.cases):
             reason = next(iter(cannot.values()))
             if self.alone:

@@ -7,8 +7,8 @@ from suite_text import suite_text
 
 from sparsebench.errors import UserError
 from sparsebench.plan import request as suites
-from sparsebench.plan.expand import expand, unanswered
-from sparsebench.plan.locate import as_named
+from sparsebench.plan.expand import expand, gaps
+from sparsebench.plan.locate import files_from
 from sparsebench.plan.request import Job, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, Part
@@ -61,19 +61,19 @@ def test_a_shipped_suite_has_the_baselines_on_and_its_cells_answer_all_that_it_a
     suite, registry = suites.load(name), Registry()
     assert suite.name == name
     taken = any("images" in registry.task(task.name).model_fields for task in suite.task)
-    jobs = expand(Request(suite=name), registry, as_named({"images": "folder-0123"} if taken else {}))
+    jobs = expand(Request(suite=name), registry, files_from({"images": "folder-0123"} if taken else {}))
     own = {text.partition(":")[0] for task in suite.task for text in task.strategies or ()}
     assert strategies_of(jobs) == set(suite.baselines) | own
     assert own or suite.keep_weights or set(suite.baselines) >= BASELINES or name == "smoke"
     assert {job.cell.repetition for job in jobs} == set(range(max(task.seeds or suite.seeds for task in suite.task)))
     cells = [job.cell for job in jobs if job.asked]
     assert {cell.task.name for cell in cells} == {task.name for task in suite.task}
-    assert unanswered(suite, cells, registry, any_budget=True) == []
+    assert gaps(suite, cells, registry, any_budget=True) == []
     last = cells[-1]
     fewer = [
         one for one in cells if (one.task, one.n_train, one.repetition) != (last.task, last.n_train, last.repetition)
     ]
-    assert unanswered(suite, fewer, registry, any_budget=True)
+    assert gaps(suite, fewer, registry, any_budget=True)
 
 
 def test_keep_and_macs_take_the_place_of_a_tasks_budgets(own: Any) -> None:
@@ -308,6 +308,6 @@ def test_the_suite_of_ones_own_weights_asks_for_no_network() -> None:
         strategy=Part(name="noise"), budget=Budget(macs=0.7), n_train=0, repetition=0,
     )  # fmt: skip
     folder, registry = suites.load("folder"), Registry()
-    assert unanswered(folder, [cell], registry, any_budget=False) == []
+    assert gaps(folder, [cell], registry, any_budget=False) == []
     other = cell.model_copy(update={"budget": Budget(macs=0.6)})
-    assert unanswered(folder, [other], registry, any_budget=False) == ["folder with 0 samples, repetition 0, macs 0.7"]
+    assert gaps(folder, [other], registry, any_budget=False) == ["folder with 0 samples, repetition 0, macs 0.7"]

@@ -15,7 +15,7 @@ from sparsebench.errors import UserError
 from sparsebench.plan.request import TIMEOUT, How
 from sparsebench.runner import devices
 from sparsebench.runner.devices import SETTINGS, THREADS, places, variables
-from sparsebench.runner.process import held_over
+from sparsebench.runner.process import memory_over
 from sparsebench.runner.run_cell import one_thread
 
 DESCRIBE = "import json; from sparsebench.runner.devices import environment; print(json.dumps(environment()))"
@@ -152,24 +152,24 @@ def test_without_a_worker_process_no_limit_can_be_held(option: str, given: tuple
 
 
 def test_memory_is_counted_when_it_is_used() -> None:
-    before = held_over([os.getpid()], 0)
+    before = memory_over([os.getpid()], 0)
     with mmap.mmap(-1, 50 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as pages:  # none that was freed before
         pages.write(b"1" * (50 * MIB))
-        assert 40 * MIB < held_over([os.getpid()], 0) - before < 130 * MIB
-        assert held_over([os.getpid()], before + 30 * MIB) >= before + 30 * MIB
-        assert held_over([os.getpid()], before + 300 * MIB) == 0
+        assert 40 * MIB < memory_over([os.getpid()], 0) - before < 130 * MIB
+        assert memory_over([os.getpid()], before + 30 * MIB) >= before + 30 * MIB
+        assert memory_over([os.getpid()], before + 300 * MIB) == 0
 
 
 def test_memory_that_two_processes_share_is_counted_once() -> None:
     with mmap.mmap(-1, 100 * MIB) as shared:
         shared.write(b"1" * (100 * MIB))
-        alone = held_over([os.getpid()], 0)
+        alone = memory_over([os.getpid()], 0)
         told, tell = os.pipe()
         if (child := os.fork()) == 0:
             sum(shared[k] for k in range(0, 100 * MIB, 4096))
             os.read(told, 1)
             os._exit(0)
-        together = held_over([os.getpid(), child], 0)
+        together = memory_over([os.getpid(), child], 0)
         os.write(tell, b"1")
         os.waitpid(child, 0)
         os.close(told)

@@ -204,7 +204,7 @@ def test_a_fit_is_watched_as_choices_are(fit, fails, says):
         try:
             CHECKS[name](strategy)
         except RuleError as error:
-            says_of[name] = error.of, str(error)
+            says_of[name] = error.check, str(error)
     assert (fails in says_of) == bool(fails) and says in says_of.get(fails, ("", ""))[1]
     assert says_of.keys() <= {fails, "acts_without_error"}
     assert "acts_without_error" not in says_of or says_of["acts_without_error"][0] == "fits_on_images"
