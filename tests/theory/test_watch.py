@@ -88,13 +88,13 @@ def test_each_look_sees_the_loss_and_the_attention_of_its_step(shape, strategy):
             expected.append((found.loss, mass))
 
     trial.run(on_step)
-    assert trial.watch.at == [0, 10, 20]
+    assert trial.watch.looks == [0, 10, 20]
     losses, masses = (trial.watch.seen[name] for name in ("test_loss", "attention_on_relevant"))
     np.testing.assert_allclose(np.transpose([losses, masses]), expected, rtol=1e-5)
     assert losses[0] > losses[2] and masses[0] != masses[2]
     for _ in range(2):  # the last step is looked at when asked for, once
         trial.watch.look(25)
-    assert trial.watch.at == [0, 10, 20, 25] and len(losses) == 4
+    assert trial.watch.looks == [0, 10, 20, 25] and len(losses) == 4
 
 
 @shapes
@@ -131,7 +131,7 @@ def test_the_strategy_is_told_that_it_is_watched_in_a_test(scripted, shape):
 )
 def test_iterations_are_the_first_look_below_the_threshold(losses, expected):
     watch = Trial({}).watch
-    watch.at, watch.seen = [0, 10, 20][: len(losses)], {"test_loss": losses, "test_accuracy": [0.0] * len(losses)}
+    watch.looks, watch.seen = [0, 10, 20][: len(losses)], {"test_loss": losses, "test_accuracy": [0.0] * len(losses)}
     assert watch.iterations(TASK.success) == expected
 
 
