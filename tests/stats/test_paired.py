@@ -105,8 +105,8 @@ def test_a_seed_alone_has_no_interval_where_others_have_several() -> None:
 
 def test_those_that_stand_apart_have_no_say_in_how_much_others_vary() -> None:
     hits = [contender(one) for one in drawn(7, 3, 200, seed=5)]
-    unsteady = Contender({0: 0.9, 1: 0.1}, {})
-    alone, beside = compare(hits), compare([*hits, unsteady], outsiders=[7])
+    unsteady = [Contender({0: 0.9, 1: 0.1}, {}), contender(np.arange(2)[:, None] == np.zeros(200))]
+    alone, beside = compare(hits), compare([*hits, *unsteady], outsiders=[7, 8])
     block = beside.among(range(7))
     for name in ("mean", "half", "p", "error", "overdispersion", "accuracy"):
         assert getattr(block, name) == pytest.approx(getattr(alone, name), nan_ok=True), name
