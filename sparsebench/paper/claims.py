@@ -238,7 +238,7 @@ def setting_of(claim: Claim, registry: Registry) -> tuple[Strategy, Budget]:
     cost = _cost(claim.model, claim.canvas)
     settings = settings_of(claim.plugin, registry, [FULL])
     if len(settings) != 1:
-        raise UserError(f"row {claim.id}: plugin is several settings", got=claim.plugin, allowed="one")
+        raise UserError("plugin is several settings", got=claim.plugin, allowed="one")
     ((strategy, budget),) = settings
     return strategy, fit_budget(budget or FULL, strategy, None, cost)
 

@@ -164,7 +164,7 @@ def toml(**more: Any) -> str:
         (toml() + toml(), "rows of"),
         (toml(plugin="tomb"), "row mine: unknown strategy; got 'tomb'"),
         (toml(plugin="tome:per_blok=3"), "row mine: "),
-        (toml(plugin="tome:per_block=3,4"), "row mine: row mine: plugin is several settings"),
+        (toml(plugin="tome:per_block=3,4"), "row mine: plugin is several settings"),
         (toml(plugin="tome"), ""),
         (toml(model="timm:resnet18"), "row mine: "),
         (toml(model="timm:deit_huge"), "row mine: unknown timm model"),
