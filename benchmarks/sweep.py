@@ -249,7 +249,7 @@ TENTHS = (1, 3, 5, 7, 9, 10)
 
 def drive(number: int, address: str) -> None:
     """Run so many trivial cells and print the seconds, and the resident MiB after planning and at some tenths."""
-    with tempfile.TemporaryDirectory() as folder, connect(address, None, None, "cpu") as cluster:
+    with tempfile.TemporaryDirectory() as folder, connect(address, "cpu") as cluster:
         request = Request(tasks=(TRIVIAL,), n_train=(4,), seeds=number // 4)
         plan = planner.plan(request, planner.Files(), Registry(), Path(folder), "missing")
         seen, marks, at, start = 0, [resident()], {number * tenth // 10 for tenth in TENTHS}, time.monotonic()
