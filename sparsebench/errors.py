@@ -64,7 +64,7 @@ def text_of(error: BaseException) -> str:
 
 def one_line(error: BaseException) -> str:
     """Return what an error says on one line; of any but a UserError its type first."""
-    text = text_of(error)
+    text = reason_of(error) if isinstance(error, ValidationError) else text_of(error)
     return text if isinstance(error, UserError) else " ".join(f"{type(error).__name__}: {text}".split())
 
 

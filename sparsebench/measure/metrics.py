@@ -29,7 +29,7 @@ RESERVED = frozenset({
 
 def _free(name: str) -> str:
     if re.sub("_(low|high)$", "", name) in RESERVED:
-        raise ValueError(f"'{name}' is the name of a column that is no metric's")
+        raise ValueError(f"'{name}' is the name of a column that is no metric's; rename it")
     return name
 
 

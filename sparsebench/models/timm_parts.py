@@ -142,8 +142,10 @@ def refuse(vit: Any) -> None:
 def _obstacle(vit: Any) -> str:
     """Return what of a network between its ends stands in the way, or ""."""
     rope, ways = getattr(vit, "rope", None), WAYS if vit.global_pool in POOLS else WAYS[:2]
-    if any(getattr(type(vit), way) not in PASSES for way in ways):
-        return "the order in which it calls its parts is not timm's"
+    if changed := [way for way in ways if getattr(type(vit), way) not in PASSES or way in vars(vit)]:
+        return f"it has a `{changed[0]}` of its own, so the order of its parts is not known here"
+    if any("forward" in vars(block) for block in vit.blocks):
+        return "a block has a `forward` of its own"
     if getattr(vit, "grad_checkpointing", False):
         return "gradient checkpointing is on; call set_grad_checkpointing(False)"
     if rope is not None and not isinstance(vit, Eva):

@@ -44,6 +44,12 @@ def with_checkpointing():
     return model
 
 
+def with_forward(name, part=lambda model: model):
+    model = vit()
+    setattr(part(model), name, lambda x: x)
+    return model
+
+
 class Backwards(VisionTransformer):
     def forward_features(self, x):
         return self.norm(self.blocks[::-1](self._pos_embed(self.patch_embed(x))))
@@ -52,7 +58,9 @@ class Backwards(VisionTransformer):
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (partial(vit, Backwards), "the order in which it calls its parts is not timm's"),
+        (partial(vit, Backwards), "so the order of its parts is not known"),
+        (partial(with_forward, "forward_features"), "it has a `forward_features` of its own"),
+        (partial(with_forward, "forward", lambda model: model.blocks[1]), "a block has a `forward` of its own"),
         (with_checkpointing, "gradient checkpointing is on"),
         (with_rope, "rotary position embeddings"),
         (partial(timm.create_model, "resnet18"), "ResNet is no timm VisionTransformer"),
