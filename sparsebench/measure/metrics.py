@@ -27,8 +27,13 @@ RESERVED = frozenset({
 """Columns of records and boards that are no metrics; boards have NAME_low and NAME_high of some as well."""
 
 
+def value_of(name: str) -> str:
+    """Return the column whose interval has an end in the column of that name; the name itself where it is no end."""
+    return re.sub("_(low|high)$", "", name)
+
+
 def _free(name: str) -> str:
-    if re.sub("_(low|high)$", "", name) in RESERVED:
+    if value_of(name) in RESERVED:
         raise ValueError(f"'{name}' is the name of a column that is no metric's; rename it")
     return name
 

@@ -22,7 +22,7 @@ import pluggy
 from pydantic import PydanticUserError
 
 from sparsebench.errors import UserError, as_utf8, one_line, unknown
-from sparsebench.measure.metrics import METRICS, MetricKind
+from sparsebench.measure.metrics import METRICS, MetricKind, value_of
 from sparsebench.models.base import Model
 from sparsebench.plugin.content import Content
 from sparsebench.plugin.hooks import PROJECT, Hooks
@@ -366,7 +366,7 @@ class Registry:
         for kind in cls.metrics:
             if not isinstance(kind, MetricKind):
                 raise UserError("metrics of a task", got=kind, allowed="sparsebench.measure.metrics.MetricKind")
-            name = re.sub("_(low|high)$", "", kind.name)
+            name = value_of(kind.name)
             if kinds.get(name, kind) != kind:
                 raise UserError(f"there is another metric '{name}', which is not the same", next_step="rename it")
 

@@ -1,7 +1,6 @@
 """What is said of a metric is said in one place."""
 
 import math
-import re
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from sparsebench.measure.metrics import (
     kind_of,
     scores,
     share,
+    value_of,
 )
 from sparsebench.records import store
 from sparsebench.records.table import table_of
@@ -85,7 +85,7 @@ def test_metrics_of_groups_are_known_by_what_they_begin_with() -> None:
 def test_columns_that_are_no_metrics_are_reserved() -> None:
     record = next(iter(store.read(GOLDEN).values())).model_copy(update={"metrics": {}})
     names = {*keys_of(EVERY), *table_of([(record, 0)]).column_names, "checks_remark"}
-    columns = {name for name in names if re.sub("_(low|high)$", "", name) not in {kind.name for kind in METRICS}}
+    columns = {name for name in names if value_of(name) not in {kind.name for kind in METRICS}}
     for name in sorted(columns):
         with pytest.raises(ValidationError, match=f"'{name}' is the name of a column"):
             MetricKind(name, "loss", "anything")
