@@ -28,7 +28,7 @@ from PIL import Image
 from sparsebench.board import picture, views
 from sparsebench.board.board import Board, gather
 from sparsebench.board.columns import BY_KEY, BY_TASK, EVERY, NOT_RANKED, Column, Row, dicts, file_value, text_of
-from sparsebench.board.judge import Curves
+from sparsebench.board.judge import RANDOM, Curves
 from sparsebench.board.settings import DENSE
 from sparsebench.board.tables import render, with_values
 from sparsebench.errors import UserError
@@ -208,6 +208,8 @@ def _setting(title: str, columns: Sequence[Column], frame: pd.DataFrame, over: C
         frame = pd.concat([frame[frame["line"] == name] for name in over.rows.index])
         of_line = over.rows.loc[frame["line"], ["strategy", "rank"]].set_index(frame.index)
         frame = frame.assign(**of_line, at=frame["asked"].mask(frame["line"] == DENSE))
+        for key, base in (("accuracy_delta", DENSE), ("random_inside_delta", RANDOM)):  # to themselves none
+            frame.loc[frame["strategy"] == base, list(BY_KEY[key].keys)] = None
     rows = dicts(frame)
     columns = [one for one in (with_values(rows, columns) if rows else []) if one.key not in hidden]
     columns.sort(key=lambda one: FIRST.index(one.key) if one.key in FIRST else len(FIRST) + (one.key in KNOWN))

@@ -232,6 +232,15 @@ def test_of_a_long_table_the_first_rows_are_made_until_all_are_asked_for(opened:
     assert len(strategies(page)) == 1000 and strategies(page)[-1] == "s0"
 
 
+def test_the_head_of_the_table_stays_in_sight(opened: Open) -> None:
+    page = opened(over_budgets())
+    page.set_viewport_size({"width": 1280, "height": 320})
+    page.locator("#table tbody tr").last.scroll_into_view_if_needed()
+    head = page.locator("#table thead")
+    assert page.locator("#table").bounding_box()["y"] < -100, "the table is scrolled"
+    assert 0 <= header(page, "accuracy").bounding_box()["y"] < 60 and head.is_visible()
+
+
 def test_everything_is_reached_with_the_keyboard_and_has_an_outline(opened: Open) -> None:
     page = opened(over_budgets("one", "two"))
     page.locator("#chosen").click()

@@ -51,8 +51,14 @@
     table = { setting, groups, columns, sort, papers, onSort };
     const count = groups.reduce((sum, { rows }) => sum + rows.length, 0);
     drawTable(at("table"), { ...table, all });
+    fit();
     at("count").textContent = search && `${count.toLocaleString("en")} row${count === 1 ? "" : "s"}`;
     at("more").hidden = all || count <= AT_ONCE;
+  }
+
+  /** The head of a table that needs no scrolling sideways stays in sight. */
+  function fit() {
+    at("scroll").classList.toggle("fits", at("table").offsetWidth <= at("scroll").clientWidth);
   }
 
   function onSort(key) {
@@ -180,7 +186,7 @@
     button.addEventListener("click", () => copy(button.dataset.copy));
   addEventListener("hashchange", show);
   addEventListener("beforeprint", () => showTable(true));
-  addEventListener("resize", () => (clearTimeout(timer), (timer = setTimeout(showChart, 100))));
+  addEventListener("resize", () => (clearTimeout(timer), (timer = setTimeout(() => (showChart(), fit()), 100))));
   show();
   requestAnimationFrame(() =>
     setTimeout(() => {
