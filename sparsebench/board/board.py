@@ -150,17 +150,17 @@ def notes_on(
     lines += below_chance(frame)
     if technical:
         lines += _technical(frame, judged)
-    said = frame.loc[frame["cost_model"] != "", ["task", "model", "strategy", "budget", "cost_model"]]
-    for (task, model), rows in said.sort_values([*said]).groupby(["task", "model"], observed=True):
+    strange = frame.loc[frame["cost_model"] != "", ["task", "model", "strategy", "budget", "cost_model"]]
+    for (task, model), rows in strange.sort_values([*strange]).groupby(["task", "model"], observed=True):
         n, (*_, strategy, budget, why) = rows["strategy"].nunique(), rows.iloc[0]
         lines.append(
             f"{model} on {task}: its cost model does not plan as the network runs, for {n} "
             f"{'strategy' if n == 1 else 'strategies'}, such as {strategy}, {budget}: {why}"
         )
     lines += [*machines(frame), *failures(frame)]
-    said = frame[["strategy", REMARK]].drop_duplicates() if REMARK in frame else pd.DataFrame()
+    remarks = frame[["strategy", REMARK]].drop_duplicates() if REMARK in frame else pd.DataFrame()
     return lines + [
-        f"{strategy}: checks: {remark}" for strategy, remark in sorted(said.itertuples(index=False)) if remark
+        f"{strategy}: checks: {remark}" for strategy, remark in sorted(remarks.itertuples(index=False)) if remark
     ]
 
 
@@ -212,8 +212,8 @@ def unranked(settings: Sequence[Setting], folder: Path | None = None) -> list[st
             if len(suites) == 1:
                 words = []
                 for name, params in map(spec.parts_of, strategies):
-                    given = ",".join(f"{key}={value}" for key, value in params.items())
-                    words.append(":".join(filter(None, (files.get(name, name), given))))
+                    parameters = ",".join(f"{key}={value}" for key, value in params.items())
+                    words.append(":".join(filter(None, (files.get(name, name), parameters))))
                 command = f"`sparsebench run {shlex.join(words)} --suite {shlex.quote(*suites)} --out FOLDER`"
                 command += " with this folder and the run's other options"
             lines.append(

@@ -281,8 +281,10 @@ def _add_parts(table: pd.DataFrame, attrs: dict[str, str]) -> None:
         attrs |= {"rank_low": "first rank that it may have", "rank_high": "last rank that it may have"}
     params = [spec.parts_of(str(label))[1] for label in table.get("strategy", ())]
     amounts = [budget.parts_of(str(label)) for label in table.get("budget", ())]
-    amounts_asked = [{name: float(x) for name, x in one.items() if name in ("macs", "keep_rate")} for one in amounts]
+    amounts_asked = [
+        {name: float(x) for name, x in amount.items() if name in ("macs", "keep_rate")} for amount in amounts
+    ]
     for owner, parts in (("strategy", params), ("budget", amounts_asked)):
-        for name in sorted({name for one in parts for name in one}):
-            table[f"{owner}.{name}"] = [one.get(name) for one in parts]
+        for name in sorted({name for part in parts for name in part}):
+            table[f"{owner}.{name}"] = [part.get(name) for part in parts]
             attrs[f"{owner}.{name}"] = f"{name} of the {owner}; missing where it is the default, or not asked for"

@@ -304,8 +304,8 @@ def _check(strategies: Sequence[str], available: Collection[str]) -> None:
 def _choice(strategies: Sequence[str], over: Curves, lines: Mapping[str, _Line]) -> list[str]:
     """Return the chosen strategies, once each."""
     _check(strategies, over.rows.index)
-    if dear := [name for name in strategies if name not in lines and name != DENSE]:
-        raise UserError("a strategy that costs as much as dense, or more, is in no picture", got=dear[0])
+    if costly := [name for name in strategies if name not in lines and name != DENSE]:
+        raise UserError("a strategy that costs as much as dense, or more, is in no picture", got=costly[0])
     chosen = [name for name in dict.fromkeys(strategies) if name != DENSE]
     if len(chosen) > MOST_NAMED:
         raise UserError("strategies of a picture", got=str(len(chosen)), allowed=f"at most {MOST_NAMED}")

@@ -211,15 +211,17 @@ def _setting(title: str, columns: Sequence[Column], frame: pd.DataFrame, over: C
         for key, base in (("accuracy_delta", DENSE), ("random_inside_delta", RANDOM)):  # to themselves none
             frame.loc[frame["strategy"] == base, list(BY_KEY[key].keys)] = None
     rows = dicts(frame)
-    columns = [one for one in (with_values(rows, columns) if rows else []) if one.key not in hidden]
-    columns.sort(key=lambda one: FIRST.index(one.key) if one.key in FIRST else len(FIRST) + (one.key in KNOWN))
-    keys = ["at", "gmacs", *(key for one in columns for key in one.keys)]
+    columns = [column for column in (with_values(rows, columns) if rows else []) if column.key not in hidden]
+    columns.sort(
+        key=lambda column: FIRST.index(column.key) if column.key in FIRST else len(FIRST) + (column.key in KNOWN)
+    )
+    keys = ["at", "gmacs", *(key for column in columns for key in column.keys)]
     rows = [row | {"gmacs": row["macs"] / GIGA} if row.get("macs") else row for row in rows]
     known = {column.key for column in columns}
     return about | {
         "title": title,
         "sort": next((key for key in SORTED if key in known), "strategy"),
-        "columns": [_column(one, titles.get(one.key, one.heading)) for one in columns],
+        "columns": [_column(column, titles.get(column.key, column.heading)) for column in columns],
         "keys": keys, "rows": [[_value(row, key) for key in keys] for row in rows],
     }  # fmt: skip
 

@@ -93,7 +93,7 @@ def test_the_best_and_the_references_are_named_and_what_costs_more_than_dense_is
         page.locator("#plot text.name").all_text_contents()
     )
     assert page.locator("#plot path.other").count() == 30 - len(named(page))
-    assert "dear" in page.locator("#dear").inner_text() and page.locator("#names").get_by_label("dear").count() == 0
+    assert "dear" in page.locator("#costly").inner_text() and page.locator("#names").get_by_label("dear").count() == 0
     assert strategies(page)[-1] == "dear" and strategies(page)[-2] == "oracle"
     assert page.locator("#table tr.divider").count() == 2
 
@@ -147,7 +147,7 @@ def test_the_axis_can_be_gmacs_or_speed_where_they_are_known(opened: Open) -> No
         page.locator("#axis").select_option(axis)
         assert set(named(page)) == {"one", "two"} and most in page.locator("#plot text").all_text_contents()
     page.locator("#axis").select_option("speed_up")
-    assert named(page) == ["one"] and "two" in page.locator("#dear").inner_text()
+    assert named(page) == ["one"] and "two" in page.locator("#costly").inner_text()
     assert not opened(single()).locator("#axis").is_visible()
 
 
@@ -209,7 +209,7 @@ def test_what_the_table_shows_is_copied(opened: Open) -> None:
 
     def copy(form: str) -> str:
         page.get_by_role("button", name=form).click()
-        until(page, lambda: page.locator("#said").inner_text() == f"Copied as {form}.")
+        until(page, lambda: page.locator("#copied").inner_text() == f"Copied as {form}.")
         return page.evaluate("navigator.clipboard.readText()")
 
     lines = copy("Markdown").splitlines()
@@ -218,7 +218,7 @@ def test_what_the_table_shows_is_copied(opened: Open) -> None:
     assert found["strategy"] == 'a|b,"c"\nd' and found["accuracy, %"] == "40.0 [39.0, 41.0]"
     page.get_by_text("BibTeX of the strategies").click()
     page.get_by_role("button", name="Copy", exact=True).click()
-    until(page, lambda: page.locator("#said").inner_text() == "Copied as BibTeX.")
+    until(page, lambda: page.locator("#copied").inner_text() == "Copied as BibTeX.")
     assert page.evaluate("navigator.clipboard.readText()") == board.bibtex[0]
 
 

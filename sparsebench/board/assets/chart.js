@@ -25,7 +25,7 @@ const SHAPES = [
   "M0 5L5-4H-5z",
   "M-5-2h3v-3h4v3h3v4h-3v3h-4v-3h-3z",
 ];
-const isDear = (row) => row.macs_ratio > 1 + 1e-6;
+const isCostly = (row) => row.macs_ratio > 1 + 1e-6;
 const MARKS = { deployable: SHAPES[0], baseline: SHAPES[1], oracle: SHAPES[3] };
 
 function svg(name, attributes = {}, ...children) {
@@ -88,7 +88,7 @@ function ticksOf(low, high, most) {
 }
 
 /** Draw lines into a place: those that are on with colours and names, references, and all others grey. */
-function drawLines(place, { lines, on, axis, say, toggle }) {
+function drawLines(place, { lines, on, axis, onHover, toggle }) {
   const shown = lines.filter((line) => on.includes(line.name) || REFERENCES.has(line.name));
   const named = shown.length ? shown : lines;
   const width = Math.max(300, place.clientWidth),
@@ -112,15 +112,15 @@ function drawLines(place, { lines, on, axis, say, toggle }) {
   const last = ({ name, points }) => `${name} ${signed(points.at(-1).y)} points at ${+points.at(-1).x.toFixed(2)}`;
   const label = `Accuracy against dense over ${AXES[axis]}: ${named.map(last).join("; ")}.`;
   const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
-  const mark = (line, how, left, high) => {
+  const mark = (line, style, left, high) => {
     const [d, transform] = [SHAPES[on.indexOf(line.name) % 6], `translate(${left} ${high}) scale(.8)`];
-    return svg("path", { class: `mark ${how.class}`, d, transform });
+    return svg("path", { class: `mark ${style.class}`, d, transform });
   };
-  const kept = [];
+  const drawn = [];
   for (const tick of TICKS) {
-    if (y(tick) > floor || y(tick) < margin.top - 1 || kept.some((other) => Math.abs(y(other) - y(tick)) < 18))
+    if (y(tick) > floor || y(tick) < margin.top - 1 || drawn.some((other) => Math.abs(y(other) - y(tick)) < 18))
       continue;
-    kept.push(tick);
+    drawn.push(tick);
     picture.append(
       rule(tick ? "grid" : "zero", margin.left, y(tick), right, y(tick)),
       words(tick ? signed(tick) : "dense 0", margin.left - 7, y(tick) + 4, "end"),
@@ -134,11 +134,11 @@ function drawLines(place, { lines, on, axis, say, toggle }) {
   const inside = svg("g", { "clip-path": "url(#inside)" });
   for (const line of lines) if (!named.includes(line)) inside.append(svg("path", { class: "other", d: path(line) }));
   for (const line of named) {
-    const how = look(line, on);
-    inside.append(svg("path", { ...how, class: `line ${how.class}`, d: path(line) }));
+    const style = look(line, on);
+    inside.append(svg("path", { ...style, class: `line ${style.class}`, d: path(line) }));
     if (REFERENCES.has(line.name) && !on.includes(line.name)) continue;
     for (const p of line.points.slice(1))
-      inside.append(rule(`bar ${how.class}`, x(p.x), y(p.low), x(p.x), y(p.high)), mark(line, how, x(p.x), y(p.y)));
+      inside.append(rule(`bar ${style.class}`, x(p.x), y(p.low), x(p.x), y(p.high)), mark(line, style, x(p.x), y(p.y)));
   }
   const hover = svg("path", { class: "hover", d: "" });
   inside.append(hover);
@@ -149,12 +149,12 @@ function drawLines(place, { lines, on, axis, say, toggle }) {
   const wanted = ends.map((end) => end.y);
   const places = apart(wanted, 16, margin.top, floor);
   ends.forEach((end, k) => {
-    const how = look(end.line, on),
+    const style = look(end.line, on),
       away = end.y > floor;
     const beyond = away ? ` (${signed(end.line.points.at(-1).y, 0)})` : "";
     const d = `M${end.x} ${end.y}H${right + 4}L${right + 12} ${places[k]}h4`;
-    if (!away) picture.append(svg("path", { class: `join ${how.class}`, d }));
-    if (!away && on.includes(end.line.name)) picture.append(mark(end.line, how, right + 16, places[k]));
+    if (!away) picture.append(svg("path", { class: `join ${style.class}`, d }));
+    if (!away && on.includes(end.line.name)) picture.append(mark(end.line, style, right + 16, places[k]));
     const name = words(clip_(end.line.name, letters) + beyond, right + 24, places[k] + 4, "start");
     name.classList.add("name");
     picture.append(name);
@@ -172,14 +172,14 @@ function drawLines(place, { lines, on, axis, say, toggle }) {
     return best.line && { ...best, left: x(best.point.x), top: y(best.point.y) };
   };
   picture.addEventListener("pointermove", (event) => {
-    const found = near(event);
-    hover.setAttribute("d", found ? path(found.line) : "");
-    say(found);
+    const point = near(event);
+    hover.setAttribute("d", point ? path(point.line) : "");
+    onHover(point);
   });
-  picture.addEventListener("pointerleave", () => (hover.setAttribute("d", ""), say()));
+  picture.addEventListener("pointerleave", () => (hover.setAttribute("d", ""), onHover()));
   picture.addEventListener("click", (event) => {
-    const found = near(event);
-    if (found) toggle(found.line.name);
+    const point = near(event);
+    if (point) toggle(point.line.name);
   });
   place.replaceChildren(picture);
 }
@@ -201,7 +201,7 @@ function signed(value, digits) {
 function dots(setting, column, wide, limit = 60) {
   const { key, unit } = column,
     logarithmic = unit === "samples";
-  const rows = setting.rows.filter((row) => row[key] != null && !isDear(row));
+  const rows = setting.rows.filter((row) => row[key] != null && !isCostly(row));
   const order = (row) => (typeof row[key] === "number" ? row[key] : Infinity) * (column.falling ? -1 : 1);
   rows.sort((a, b) => order(a) - order(b));
   const shown = rows.slice(0, limit);
@@ -238,7 +238,7 @@ function dots(setting, column, wide, limit = 60) {
   head.append(make("th", { scope: "col", class: "wide", "aria-label": "drawn" }, scale));
   const lacking = [...new Set(setting.rows.filter((row) => row[key] == null).map((row) => row.strategy))];
   const more = rows.length > limit ? `${rows.length - limit} more are not drawn. ` : "";
-  const said = lacking.length ? `Not measured: ${clip_(lacking.join(", "), 400)}.` : "";
+  const lack = lacking.length ? `Not measured: ${clip_(lacking.join(", "), 400)}.` : "";
   const table = make("table", { class: "dots" }, make("thead", {}, head), make("tbody", {}, ...body));
-  return [table, make("p", { class: "soft" }, more + said)];
+  return [table, make("p", { class: "soft" }, more + lack)];
 }

@@ -2,8 +2,8 @@
 // What the reader chooses stands in the address, behind the #; all that is shown follows from it.
 
 (() => {
-  const { settings, ...given } = JSON.parse(document.getElementById("data").textContent);
-  const papers = new Map(Object.entries(given.papers));
+  const { settings, papers: addresses } = JSON.parse(document.getElementById("data").textContent);
+  const papers = new Map(Object.entries(addresses));
   const at = (id) => document.getElementById(id);
   for (const setting of settings)
     setting.rows = setting.rows.map((values) => Object.fromEntries(setting.keys.map((key, k) => [key, values[k]])));
@@ -11,36 +11,36 @@
   let table, timer;
 
   function read() {
-    const given = new URLSearchParams(location.hash.slice(1));
-    const setting = settings[given.get("task")] ?? settings[0];
+    const address = new URLSearchParams(location.hash.slice(1));
+    const setting = settings[address.get("task")] ?? settings[0];
     const known = new Set(setting.rows.map((row) => row.strategy));
-    const [sign, key] = /^(-?)(.*)$/.exec(given.get("sort") ?? "").slice(1);
-    const column = setting.columns.find((one) => one.key === key);
-    const first = setting.columns.find((one) => one.key === setting.sort);
+    const [sign, key] = /^(-?)(.*)$/.exec(address.get("sort") ?? "").slice(1);
+    const column = setting.columns.find((column) => column.key === key);
+    const first = setting.columns.find((column) => column.key === setting.sort);
     return {
       setting,
-      budget: setting.budgets.find((one) => String(one) === given.get("budget")) ?? setting.middle,
-      search: given.get("q") ?? "",
+      budget: setting.budgets.find((budget) => String(budget) === address.get("budget")) ?? setting.middle,
+      search: address.get("q") ?? "",
       sort: column ? { key, falling: sign === "-" } : { key: first?.key, falling: first?.falling },
-      on: given.has("on") ? given.getAll("on").filter((name) => known.has(name)) : setting.named,
-      axis: given.get("x"),
-      every: given.has("every"),
+      on: address.has("on") ? address.getAll("on").filter((name) => known.has(name)) : setting.named,
+      axis: address.get("x"),
+      every: address.has("every"),
     };
   }
 
   /** Write some of what is chosen over what was; null takes it away. */
   function write(changes) {
-    const given = new URLSearchParams(location.hash.slice(1));
+    const address = new URLSearchParams(location.hash.slice(1));
     for (const [key, value] of Object.entries(changes)) {
-      given.delete(key);
-      for (const one of [value].flat()) if (one !== null) given.append(key, one);
+      address.delete(key);
+      for (const item of [value].flat()) if (item !== null) address.append(key, item);
     }
-    history.replaceState(null, "", `#${given}`);
+    history.replaceState(null, "", `#${address}`);
   }
 
   function choices(select, options, chosen) {
-    const made = ([value, text]) => make("option", { value: String(value), selected: value === chosen }, text);
-    select.replaceChildren(...options.map(made));
+    const toOption = ([value, text]) => make("option", { value: String(value), selected: value === chosen }, text);
+    select.replaceChildren(...options.map(toOption));
     select.closest("label").hidden = options.length < 2;
   }
 
@@ -63,14 +63,14 @@
 
   function onSort(key) {
     const { setting, sort } = read();
-    const falling = key === sort.key ? !sort.falling : setting.columns.find((one) => one.key === key).falling;
+    const falling = key === sort.key ? !sort.falling : setting.columns.find((column) => column.key === key).falling;
     write({ sort: `${falling ? "-" : ""}${key}` });
     showTable();
   }
 
   function toggle(name) {
     const { on } = read();
-    const next = on.includes(name) ? on.filter((one) => one !== name) : [...on, name].slice(0, MOST);
+    const next = on.includes(name) ? on.filter((other) => other !== name) : [...on, name].slice(0, MOST);
     write({ on: next.length ? next : "" });
     showChart();
   }
@@ -91,7 +91,7 @@
     if (!axis) return at("plot").replaceChildren(...(accuracy ? dots(setting, accuracy, wide()) : []));
     const lines = linesOf(setting, axis);
     const named = on.filter((name) => lines.some((line) => line.name === name)).slice(0, MOST);
-    drawLines(at("plot"), { lines, on: named, axis, say: (found) => tip(setting, found), toggle });
+    drawLines(at("plot"), { lines, on: named, axis, onHover: (nearest) => tip(setting, nearest), toggle });
     const focused = document.activeElement?.dataset?.name;
     const boxes = lines.map(({ name }) => {
       const box = make("input", { type: "checkbox", checked: on.includes(name), "data-name": name });
@@ -103,19 +103,19 @@
     const left = new Set(setting.rows.map((row) => row.strategy).filter((name) => name !== "dense"));
     for (const { name } of lines) left.delete(name);
     const costs = setting.rows.filter((row) => row.macs_ratio >= 1).map((row) => row.strategy);
-    const [dear, unknown] = [
+    const [costly, unknown] = [
       [...left].filter((name) => costs.includes(name)),
       [...left].filter((name) => on.includes(name)),
     ];
-    const say = (what, names) => (names.length ? `${what}: ${clip_(names.join(", "), 400)}. ` : "");
-    at("dear").textContent =
-      say("Not drawn, as they cost more than dense", dear) + say("Not measured on this axis", unknown);
+    const sentence = (what, names) => (names.length ? `${what}: ${clip_(names.join(", "), 400)}. ` : "");
+    at("costly").textContent =
+      sentence("Not drawn, as they cost more than dense", costly) + sentence("Not measured on this axis", unknown);
   }
 
-  function tip(setting, found) {
-    at("tip").hidden = !found;
-    if (!found) return;
-    const { row } = found.point;
+  function tip(setting, nearest) {
+    at("tip").hidden = !nearest;
+    if (!nearest) return;
+    const { row } = nearest.point;
     const wanted = ["macs_ratio", "speed_up", "accuracy", "accuracy_delta", "random_inside_delta"];
     const lines = setting.columns.filter(({ key }) => wanted.includes(key) && row[key] != null);
     at("tip").replaceChildren(
@@ -123,9 +123,9 @@
       ...lines.map((column) => make("div", {}, `${column.heading}: ${format(row, column)}`)),
     );
     const { clientWidth } = at("plot");
-    const beside = found.left > clientWidth / 2 ? found.left - at("tip").offsetWidth - 14 : found.left + 14;
+    const beside = nearest.left > clientWidth / 2 ? nearest.left - at("tip").offsetWidth - 14 : nearest.left + 14;
     at("tip").style.left = `${Math.max(0, Math.min(beside, clientWidth - at("tip").offsetWidth))}px`;
-    at("tip").style.top = `${found.top + 14}px`;
+    at("tip").style.top = `${nearest.top + 14}px`;
   }
 
   /** Return the title of a setting, with the budget if all that has a value of a column is at the same. */
@@ -149,9 +149,9 @@
 
   function show() {
     const { setting, budget, search, every } = read();
-    const titles = settings.map((one, k) => [k, one.title]);
+    const titles = settings.map(({ title }, k) => [k, title]);
     choices(at("task"), titles, settings.indexOf(setting));
-    const budgets = setting.budgets.map((one) => [one, String(one)]);
+    const budgets = setting.budgets.map((budget) => [budget, String(budget)]);
     choices(at("budget"), budgets, budget);
     if (at("search").value !== search) at("search").value = search;
     at("every").checked = every;
@@ -163,9 +163,9 @@
   async function copy(form) {
     try {
       await navigator.clipboard.writeText(form === "BibTeX" ? at("bibtex").textContent : copied(form, table));
-      at("said").textContent = `Copied as ${form}.`;
+      at("copied").textContent = `Copied as ${form}.`;
     } catch {
-      at("said").textContent = "The browser does not let this page copy.";
+      at("copied").textContent = "The browser does not let this page copy.";
     }
   }
 

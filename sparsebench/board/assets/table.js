@@ -5,9 +5,9 @@ const AT_ONCE = 60; // rows that are made before the reader asks for all
 const WIDEST = 60; // letters of a cell
 const ORACLES = "Oracles: they know which tokens matter and are not ranked";
 const APART = [
-  ["", (row) => row.kind !== "oracle" && !isDear(row)],
-  [ORACLES, (row) => row.kind === "oracle" && !isDear(row)],
-  ["Cost more than dense", isDear],
+  ["", (row) => row.kind !== "oracle" && !isCostly(row)],
+  [ORACLES, (row) => row.kind === "oracle" && !isCostly(row)],
+  ["Cost more than dense", isCostly],
 ];
 const natural = new Intl.Collator("en", { numeric: true, sensitivity: "base" });
 
@@ -59,10 +59,10 @@ function select(setting, { budget, search, sort }) {
   const rows = setting.rows.filter((row) => (row.at == null || row.at === budget) && has(row));
   const column = setting.columns.find(({ key }) => key === sort.key) ?? setting.columns[0];
   const value = (row) => {
-    const one = row[column?.key];
-    if (one == null || one === "") return null;
-    if (column.unit === "text" || typeof one === "number") return one;
-    return Number.parseFloat(String(one).replace(/^\D+/, "")) || Infinity; // not reached, or a bound
+    const entry = row[column?.key];
+    if (entry == null || entry === "") return null;
+    if (column.unit === "text" || typeof entry === "number") return entry;
+    return Number.parseFloat(String(entry).replace(/^\D+/, "")) || Infinity; // not reached, or a bound
   };
   const order = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b || 0 : natural.compare(a, b));
   const compare = ([a], [b]) => (a === null) - (b === null) || (a === null ? 0 : order(a, b) * (sort.falling ? -1 : 1));
