@@ -63,6 +63,8 @@ def test_who_lacks_something_is_not_ranked_and_others_are_as_without(
     others = [row for row in build(some) if row["strategy"] != "fair"]
     assert others == build(rest)
     (row, *_) = [row for row in build(some) if row["strategy"] == "fair"]
+    last = [row["rank"] == "not ranked" for row in build(some) if row["kind"] != "oracle"]
+    assert last == sorted(last), "below all that are ranked"
     assert row["accuracy"] > 0.3 and row["versus_dense"] is None
 
 

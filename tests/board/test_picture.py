@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pandas as pd
 import pyarrow.compute as pc
 import pytest
@@ -108,6 +109,27 @@ def test_the_best_at_small_budgets_and_of_the_best_ranks_are_named_and_others_ar
     assert len(grey) == len(lost) - len(named)
 
 
+def test_a_line_begins_at_dense_and_has_a_bar_and_a_mark_at_each_budget() -> None:
+    frame = board({"good": (0.1, 0.3, 1), "other": (0.2, 0.5, 3), **REFERENCES})
+    axes = picture.curves(*frame, TITLE, ["good"]).axes[0]
+    line, marks, *_ = (line for line in axes.lines if line.get_color() == style.series(0).color)
+    points = np.array([(1, 0), (0.8, -0.1), (0.6, -0.3), (0.4, -1)])
+    assert np.allclose(np.transpose(line.get_data()), points) and np.allclose(
+        np.transpose(marks.get_data()), points[1:]
+    )
+    (bars,) = axes.collections
+    assert np.allclose(np.array(bars.get_segments()), points[1:, None] + [[0, -0.1], [0, 0.1]])
+
+
+def test_what_spends_more_than_a_budget_is_not_the_most_accurate_at_it() -> None:
+    rest = {f"other_{i}": (0.5 + i / 10, 1 + i / 10, 3 + i / 10) for i in range(picture.NAMED)}
+    frame = board({**rest, "over": (0.2, 0.3, 0.4), **REFERENCES}, {"over": 1.2}, last=picture.NAMED)
+    assert "over" not in picture.main_strategies(*frame)
+    assert "over" in picture.main_strategies(
+        *board({**rest, "over": (0.2, 0.3, 0.4), **REFERENCES}, last=picture.NAMED)
+    )
+
+
 def test_what_costs_more_than_dense_is_in_no_axis() -> None:
     frame = board({"good": (0.1, 0.3, 1), "dear": (0, 0, 0), **REFERENCES}, {"dear": 64.0})
     figure = picture.curves(*frame, TITLE)
@@ -161,6 +183,9 @@ def test_dots_are_of_what_was_measured_the_best_on_top(width: str) -> None:
     assert sorted(rows, key=lambda name: rows[name]) == ["oracle", "fast", "dense", "slow", "never"]
     assert not {"unmeasured", "dear"} & set(found) and any("not reached" in text for text in found)
     assert all(box[2] <= figure.bbox.width and box[1] >= 0 for box in found.values())
+    places = {str(line.get_label()): list(zip(*line.get_data(), strict=True)) for line in figure.axes[0].lines}
+    assert places["strategy"] == [(10, 1), (120, 3)] and places["dense"] == [(60, 2)]
+    assert {"strategy", "dense", "oracle (knows the relevant tokens)"} <= set(found)  # its legend can be read
     only = boxes(picture.dots(VALUES, TITLE, "training samples", ["fast"], width))
     assert {"fast", "dense"} <= set(only) and "slow" not in only
     with pytest.raises(UserError, match="unmeasured"):
