@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from forge import changed, put
 
-from sparsebench.board import published
 from sparsebench.records import store, table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,12 +31,17 @@ def commit(folder: Path) -> str:
     return git(folder, "rev-parse", "HEAD")
 
 
+def update(board: Path) -> None:
+    """Write the files of a board by a process of its own, which draws the pictures that tests leave empty."""
+    subprocess.run([sys.executable, "-m", "sparsebench", "leaderboard", str(board), "--update"], check=True)
+
+
 @pytest.fixture(scope="module")
 def template(out: Path, sound: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Return a repository with a board and a submission, and its commit."""
     folder = tmp_path_factory.mktemp("base") / "repository"
     shutil.copytree(out / "records", folder / "leaderboard" / "tiny" / "records")
-    published.write(published.board_files(folder / "leaderboard" / "tiny"))
+    update(folder / "leaderboard" / "tiny")
     shutil.copytree(sound, folder / "leaderboard" / "submissions" / "norm" / "0")
     (folder / "README.md").write_text("A project.\n")
     git(folder, "init", "--quiet")
@@ -55,7 +59,7 @@ def forged_board(head: Path) -> None:
     better = first.metrics | {"accuracy": first.metrics["accuracy"].model_copy(update={"value": 0.95})}
     records = [first.model_copy(update={"metrics": better}), *others]
     table.write(path, table.table_of((record, 0) for record in records), table.sidecars(path))
-    published.write(published.board_files(board))
+    update(board)
 
 
 def many_files(head: Path) -> None:
