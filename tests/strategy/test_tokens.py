@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsebench.strategy import tokens
+from sparsebench.strategy import sorting, tokens
 from sparsebench.strategy.plans import Keep, Mask, Merge, Mix, Shift
 
 KINDS = ("keep", "fuse", "merge", "weigh", "mix")
@@ -78,6 +78,27 @@ def test_a_plan_does_what_a_loop_over_its_tokens_does(case):
     index = torch.arange(N).expand(B, N)
     assert torch.equal(tokens.index_after(plan, index), names)
     assert torch.equal(tokens.index_after(plan, 3 * index + 1), torch.where(names < 0, -1, 3 * names + 1))
+
+
+REALS = st.sampled_from([0.0, -0.0, 1.0, 1.5, -2.0, torch.inf, -torch.inf, torch.nan])
+TYPES = {
+    torch.float32: REALS,
+    torch.float16: REALS,
+    torch.int64: st.integers(-3, 3),
+    torch.bool: st.booleans(),
+}
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("dtype", TYPES)
+@given(data=st.data())
+def test_comparisons_sort_as_torch_does(dtype, descending, data):
+    rows = st.lists(TYPES[dtype], min_size=7, max_size=7)
+    values = torch.tensor(data.draw(st.lists(rows, min_size=1, max_size=3)), dtype=dtype)
+    order = values.sort(dim=-1, descending=descending, stable=True)
+    by_comparisons = sorting._by_comparisons(values, descending)
+    assert torch.equal(by_comparisons.indices, order.indices)
+    torch.testing.assert_close(by_comparisons.values, order.values, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
