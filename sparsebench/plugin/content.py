@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -252,13 +253,12 @@ def _files(place: Path) -> Iterator[Path]:
 
 def _modules(folder: Path) -> dict[str, Path]:
     """Return the modules and packages in a folder that a plugin may bring, by name."""
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError:
-        return {}
-    packages = {name: folder / name for name in names if (folder / name / "__init__.py").is_file()}
-    files = {name[:-3]: folder / name for name in names if name.endswith(".py") and (folder / name).is_file()}
-    return {name: path for name, path in (files | packages).items() if name not in _LIBRARIES | sys.stdlib_module_names}
+    paths = {
+        module.name: folder / (module.name if module.ispkg else f"{module.name}.py")
+        for module in iter_modules([str(folder)])
+    }
+    taken = _LIBRARIES | sys.stdlib_module_names
+    return {name: path for name, path in paths.items() if path.exists() and name not in taken}
 
 
 def _imports(content: bytes, modules: Mapping[str, Path]) -> set[str]:
@@ -326,8 +326,6 @@ def _line(name: str, value: Any, user: type | FunctionType, parts: dict[str, str
     spelled = str(getattr(value, "__name__", ""))
     if module and spelled and getattr(inspect.getmodule(value), spelled, None) is value:
         return f"from {module} import {spelled} as {name}"
-    if module in ("typing", "__future__") and getattr(value, "_name", None):
-        return f"from typing import {value._name} as {name}"
     raise UserError(
         f"'{user.__name__}' uses '{name}', which cannot be stored with it", got=type(value).__name__,
         next_step="write the strategy to a file, and name that",

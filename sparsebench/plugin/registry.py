@@ -19,7 +19,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pluggy
-from pydantic import PydanticUserError
 
 from sparsebench.errors import UserError, as_utf8, one_line, unknown
 from sparsebench.measure.metrics import METRICS, MetricKind, value_of
@@ -307,7 +306,7 @@ class Registry:
             self._items = before
             if self.manager.has_plugin(name):
                 self.manager.unregister(name=name)
-            raise PluginError(_reason(error)) from error
+            raise PluginError(one_line(error)) from error
 
     def owners(self, strategy: str, task: str, model: str) -> list[Found]:
         """Return the strategy, the task and the model of those names, with where they came from."""
@@ -387,16 +386,6 @@ def _execute(path: Path, content: Content) -> ModuleType:
         del sys.modules[name]
         raise
     return module
-
-
-def _reason(error: BaseException) -> str:
-    """Return why a plugin does not load; of a parameter without a type what to write."""
-    if not isinstance(error, PydanticUserError):
-        return one_line(error)
-    bare = re.search(r"non-annotated attribute was detected: `(\w+) = (.*?)`", str(error))
-    if bare is None:
-        return one_line(error)
-    return f"parameter '{bare[1]}' has no type; write {bare[1]}: float = {bare[2]}, or ClassVar if it is none"
 
 
 def _check_hooks(module: ModuleType) -> None:
