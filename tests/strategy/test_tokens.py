@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -116,17 +118,19 @@ def test_merging_into_hosts_leaves_those_that_are_their_own_in_their_order():
     assert Merge.into(torch.tensor([[3, 1, 1, 3], [0, 0, 2, 3]])).target.tolist() == [[1, 0, 0, 1], [0, 0, 1, 2]]
 
 
-@pytest.mark.parametrize("kind", ["merge", "weigh"])
-def test_gradients_flow_through_merged_tokens_and_their_weights(kind):
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_flow_through_tokens_and_their_weights(kind):
+    weights = {"fuse": "fuse", "weigh": "weight", "mix": "weight"}.get(kind)
     rng = torch.Generator().manual_seed(0)
     plan = make_plan(kind, rng, 2, 6, 3)
     x = torch.randn(2, 6, 2, generator=rng, dtype=torch.float64, requires_grad=True)
-    weights = () if plan.weight is None else (plan.weight.requires_grad_(),)
 
-    def merged(x, *weight):
-        return tokens.apply(Merge(plan.target, weight=weight[0] if weight else None), x, torch.ones(2, 6).double())
+    def changed(x, *given):
+        new = replace(plan, **{weights: given[0]}) if given else plan
+        return tokens.apply(new, x, torch.ones(2, 6).double())
 
-    assert torch.autograd.gradcheck(merged, (x, *weights))
+    given = () if weights is None else (getattr(plan, weights).requires_grad_(),)
+    assert torch.autograd.gradcheck(changed, (x, *given))
 
 
 def test_gather_takes_the_rows_of_each_sample_and_its_gradient_reaches_only_them():
