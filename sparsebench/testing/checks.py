@@ -40,7 +40,7 @@ from sparsebench.strategy.base import Strategy, complaint, place_of
 from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import Merge, Mix, Plan
 from sparsebench.strategy.view import NEEDS, TokenView
-from sparsebench.testing.networks import PREFIXES, SIZES, USUAL, Case, build, cached, images_for, tiny
+from sparsebench.testing.networks import SIZES, USUAL, Case, build, cached, images_for, tiny
 from sparsebench.testing.reports import GROUPS, Group, Outcome, Report, Status
 from sparsebench.testing.trial import (
     CHECKS,
@@ -146,28 +146,6 @@ def plans_are_legal(strategy: Strategy, case: Case) -> str:
     if strategy.adaptive:
         return "each image keeps as many as it needs (adaptive = True)"
     return "" if strategy.budgeted else "it spends the same whatever the budget (budgeted = False)"
-
-
-@check("required", PREFIXES)
-def prefix_tokens_stay(strategy: Strategy, case: Case) -> None:
-    """Class, distillation and register tokens stay as they are: 0, 1, 2 and 5 of them."""
-    network: Any = case.network
-    runner = Runner(strategy, case)
-    first = min(runner.actor.keep)
-    block = network.module.blocks[first]
-    place = block.norm2 if strategy.site == "attention" else block.norm1
-    seen: list[Tensor] = []
-    hook = place.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
-    try:
-        with torch.no_grad():
-            network(case.inputs)
-        runner()
-    finally:
-        hook.remove()
-    P, before, after = network.prefix, seen[0], seen[-1]  # between them what it asked the network itself
-    went_on = int(np.max(runner.acting.steps[first].tokens_out))
-    if after.shape[1] != P + went_on or not torch.allclose(after[:, :P], before[:, :P], atol=1e-5):
-        raise RuleError(f"of {P} prefix tokens and {went_on} patches, others came to block {first}")
 
 
 @check("required", USUAL)
