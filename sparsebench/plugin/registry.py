@@ -271,7 +271,7 @@ class Registry:
             content = Content.of_file(path)
             origin = Origin(plugin=as_utf8(f"file:{path.name}"), revision=content.revision)
             try:
-                self._take(lambda: _execute(path, content), origin, path)
+                self._take(lambda: _execute(content), origin, path)
             except PluginError as error:
                 raise PluginError(f"plugin file {path}: {error}") from error
             if not self.manager.get_hookcallers(self.manager.get_plugin(str(path))):
@@ -374,14 +374,15 @@ class Registry:
         return self.manager.hook.sparsebench_record_finished.get_hookimpls()
 
 
-def _execute(path: Path, content: Content) -> ModuleType:
+def _execute(content: Content) -> ModuleType:
     """Return a plugin file as a module under a private name."""
+    path = content.path
     name = f"sparsebench_local_{as_utf8(path.stem)}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
     spec = spec_from_file_location(name, path)
     assert spec is not None
     sys.modules[name] = module = module_from_spec(spec)  # dataclasses and pydantic look it up while it is executed
     try:
-        content.execute(module, path)
+        content.execute(module)
     except BaseException:
         del sys.modules[name]
         raise
