@@ -89,6 +89,8 @@ class AViT(Strategy):
         """Let tokens halt by what the blocks before have made of them."""
         import torch
 
+        from sparsebench.strategy.sorting import sort
+
         x, class_token, memory = view.tokens, view.prefix[:, 0], view.memory
         if not memory:
             zeros = x.new_zeros(len(x), x.shape[1] + 1)
@@ -104,7 +106,7 @@ class AViT(Strategy):
         present = view.there & (view.weights > 0)
         total = memory["sum"].gather(1, columns).detach()
         stays = memory["running"].gather(1, columns) & present
-        least = total.masked_fill(~present, torch.inf).sort(dim=1, stable=True).indices[:, :1]
+        least = sort(total.masked_fill(~present, torch.inf)).indices[:, :1]
         least_gathered = torch.zeros_like(stays).scatter(1, least, True)
         stays = stays | (least_gathered & ~stays.any(dim=1, keepdim=True))
         if not view.training:

@@ -57,11 +57,13 @@ class ATS(Strategy):
         """Take the tokens nearest to the points."""
         import torch
 
+        from sparsebench.strategy.sorting import sort
+
         contribution = (view.attention * view.values.square().sum(dim=(1, 3)).sqrt()).detach()
         S = contribution.masked_fill(~view.there, 0.0)
         S = S / S.sum(dim=1, keepdim=True).clamp(min=1e-30)
         place = S if self.ascending else torch.zeros_like(S)
-        order = place.masked_fill(~view.there, torch.inf).sort(dim=1, stable=True).indices
+        order = sort(place.masked_fill(~view.there, torch.inf)).indices
         c = S.gather(1, order).double().cumsum(dim=1)  # in which a small score is not lost beside a large sum
         if self.points == "released":
             some_left = view.there.sum(dim=1, keepdim=True) < view.memory.setdefault("tokens", c.shape[1])

@@ -82,9 +82,11 @@ class DiffRate(Strategy):
         import torch
         import torch.nn.functional as F
 
-        ranked = view.attention.argsort(dim=1, descending=True, stable=True)
+        from sparsebench.strategy.sorting import sort
+
+        ranked = sort(view.attention, descending=True).indices
         N = ranked.shape[1]
-        stay = ranked[:, :keep].sort(dim=1).values
+        stay = sort(ranked[:, :keep]).values
         goes = ranked[:, keep : keep + self._merging(view.block, view.depth, N, keep)]
         unit = F.normalize(view.tokens.detach(), dim=2)
         leaving, staying = (unit.gather(1, i[:, :, None].expand(-1, -1, unit.shape[2])) for i in (goes, stay))

@@ -82,14 +82,16 @@ class DiffRateSearch(Strategy):
         import torch
         import torch.nn.functional as F
 
+        from sparsebench.strategy.sorting import ranks, sort
+
         counts = view.memory.setdefault("counts", [])
         P_p, p = self._count(view.learned["p"], counts[-1] if counts else None)
         P_m, m = self._count(view.learned["m"], p)
         counts.append(m)
         attention = view.attention.detach().masked_fill(view.weights.detach() < 0.5, -1.0)
-        ranked = attention.argsort(dim=1, descending=True, stable=True)
-        rank = ranked.argsort(dim=1)
-        stay = ranked[:, : int(m)].sort(dim=1).values
+        ranked = sort(attention, descending=True).indices
+        rank = ranks(ranked)
+        stay = sort(ranked[:, : int(m)]).values
         unit = F.normalize(view.tokens.detach(), dim=2)
         chosen = unit.gather(1, stay[:, :, None].expand(-1, -1, unit.shape[2]))
         cosine, match = (unit @ chosen.mT).clamp(min=0).max(dim=2)

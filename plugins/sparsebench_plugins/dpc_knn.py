@@ -44,6 +44,8 @@ class DPCKNN(Strategy):
         """Merge each token into its centre."""
         import torch
 
+        from sparsebench.strategy.sorting import sort
+
         x = view.tokens.detach()
         N = x.shape[1]
         d = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist") / x.shape[2] ** 0.5
@@ -53,7 +55,7 @@ class DPCKNN(Strategy):
         higher = rho[:, None] > rho[:, :, None]
         delta = d.masked_fill(~higher, float("inf")).amin(dim=2)
         score = rho * torch.where(delta.isinf(), d.amax(dim=2), delta)
-        centres = score.argsort(dim=1, descending=True, stable=True)[:, :keep].sort(dim=1).values
+        centres = sort(sort(score, descending=True).indices[:, :keep]).values
         target = d.gather(2, centres[:, None].expand(-1, N, -1)).argmin(dim=2)
         target = target.scatter(1, centres, torch.arange(keep, device=x.device).expand_as(centres))
         ones = torch.ones_like(view.sizes)

@@ -47,6 +47,8 @@ class KMedoids(Strategy):
         """Keep the medoids."""
         import torch
 
+        from sparsebench.strategy.sorting import ranks, sort
+
         x = view.tokens.detach()
         d = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
         attended = self.weights == "attention"
@@ -56,8 +58,8 @@ class KMedoids(Strategy):
         for _ in range(self.iterations):
             cluster = d.gather(2, medoids[:, None].expand(-1, d.shape[1], -1)).argmin(dim=2).scatter(1, medoids, place)
             together = cluster[:, :, None] == cluster[:, None]
-            order = (d * together * w[:, None]).sum(dim=2).argsort(dim=1, stable=True)
-            rank = order.argsort(dim=1)
+            order = sort((d * together * w[:, None]).sum(dim=2)).indices
+            rank = ranks(order)
             first = torch.full_like(medoids, d.shape[1]).scatter_reduce(1, cluster, rank, "amin")
             medoids = order.gather(1, first)
         return Keep(medoids)

@@ -89,8 +89,10 @@ class MCTF(Strategy):
 
 def _pairs(weight: "Tensor", r: int) -> "tuple[Tensor, Tensor]":
     """Return (B, r) rows of the (B, n, m) weights that hold the most, the highest first, and the columns of these."""
+    from sparsebench.strategy.sorting import sort
+
     best, match = weight.max(dim=2)
-    source = best.argsort(dim=1, descending=True, stable=True)[:, :r]
+    source = sort(best, descending=True).indices[:, :r]
     return source, match.gather(1, source)
 
 

@@ -51,17 +51,19 @@ class PiToMe(Strategy):
         import torch
         import torch.nn.functional as F
 
+        from sparsebench.strategy.sorting import sort
+
         metric = F.normalize(view.keys.mean(dim=1), dim=2)
         similarity = metric @ metric.mT
         margin = 0.75 * (1 - view.block / view.depth) if self.margin is None else self.margin
         energy = F.elu(similarity - margin).mean(dim=2)
         N, r = energy.shape[1], energy.shape[1] - keep
         whole = view.block < self.bipartite * view.depth - 1e-9  # which is exact for shares such as 7 / 12
-        ranked = energy.argsort(dim=1, descending=True, stable=True)[:, : N if whole else 2 * r]
+        ranked = sort(energy, descending=True).indices[:, : N if whole else 2 * r]
         A, B = ranked[:, ::2], ranked[:, 1::2]
         rows = similarity.gather(1, A[:, :, None].expand(-1, -1, N))
         closest, match = rows.gather(2, B[:, None].expand(-1, A.shape[1], -1)).max(dim=2)
-        leaving = closest.argsort(dim=1, descending=True, stable=True)[:, :r]
+        leaving = sort(closest, descending=True).indices[:, :r]
         host = torch.arange(N, device=A.device).repeat(len(A), 1)
         return Merge.into(host.scatter(1, A.gather(1, leaving), B.gather(1, match.gather(1, leaving))), scores=-energy)
 

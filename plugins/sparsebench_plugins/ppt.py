@@ -53,12 +53,13 @@ class PPT(Strategy):
         import torch
 
         from sparsebench.strategy.selection import bipartite
+        from sparsebench.strategy.sorting import ranks, sort
 
         contribution = view.attention * view.values.square().sum(dim=(1, 3)).sqrt()
         scores = contribution / contribution.sum(dim=1, keepdim=True).clamp(min=1e-30)
         patches = view.memory.setdefault("patches", scores.shape[1])
         drops = scores.var(dim=1, correction=0, keepdim=True) * patches**2 > self.threshold
-        rank = scores.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+        rank = ranks(sort(scores, descending=True).indices)
         stays = rank < keep
         pruned = torch.where(stays, stays.cumsum(dim=1) - 1, -1)
         merged, _ = bipartite(view.keys, keep, view.prefix_count)

@@ -43,12 +43,14 @@ class PruMerge(Strategy):
         """Merge what is near into each centre."""
         import torch
 
+        from sparsebench.strategy.sorting import sort
+
         N = view.attention.shape[1]
-        centres = view.attention.argsort(dim=1, descending=True, stable=True)[:, :keep].sort(dim=1).values
+        centres = sort(sort(view.attention, descending=True).indices[:, :keep]).values
         keys, rows = view.keys.mean(dim=1), torch.arange(len(centres), device=centres.device)[:, None]
         near = (keys[rows, centres] @ keys.mT).scatter(2, centres[..., None], torch.inf)  # of all its nearest is itself
         k = min(N, 1 + max(1, round(self.share * N)))
-        order = near.argsort(dim=2, descending=True, stable=True)[..., :k]
+        order = sort(near, descending=True).indices[..., :k]
         weight = torch.zeros_like(near).scatter(2, order, view.attention[:, None].expand_as(near).gather(2, order))
         return Mix(weight / weight.sum(dim=2, keepdim=True).clamp(min=1e-30), scores=view.attention)
 

@@ -93,11 +93,13 @@ class TNT(Strategy):
         import torch
         import torch.nn.functional as F
 
-        index = index.gather(1, drawn.argsort(dim=1, stable=True))
+        from sparsebench.strategy.sorting import sort
+
+        index = index.gather(1, sort(drawn).indices)
         chosen = F.normalize(x.gather(1, index[:, :, None].expand(-1, -1, x.shape[2])), dim=2)
         first = index.shape[1] // 2
         nearest = (chosen[:, :first] @ chosen[:, first:].mT).amax(dim=2)
-        stay = nearest.sort(dim=1, descending=True, stable=True).indices[:, b:]
+        stay = sort(nearest, descending=True).indices[:, b:]
         return torch.cat([index.gather(1, stay), index[:, first:]], dim=1)
 
 

@@ -63,11 +63,12 @@ class ToFu(Strategy):
         import torch
 
         from sparsebench.strategy.selection import bipartite
+        from sparsebench.strategy.sorting import sort
         from sparsebench.strategy.tokens import Grouped, apply
 
         target, leaves = bipartite(view.keys, keep, view.prefix_count)
         if view.block < round(self.merge_from * view.depth):
-            return Keep(target.masked_fill(leaves, target.shape[1]).argsort(dim=1)[:, :keep], ordered=True)
+            return Keep(sort(target.masked_fill(leaves, target.shape[1])).indices[:, :keep], ordered=True)
         lengths = view.tokens.norm(dim=2)
         zeros = torch.zeros_like(lengths[:, :keep])
         longest = zeros.scatter_reduce(1, target, lengths, "amax")

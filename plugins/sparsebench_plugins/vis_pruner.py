@@ -61,15 +61,17 @@ class VisPruner(Strategy):
         import torch
         import torch.nn.functional as F
 
+        from sparsebench.strategy.sorting import sort
+
         first = int(self.important * keep)
-        order = view.attention.argsort(dim=1, descending=True, stable=True)
-        others, unit = order[:, first:].sort(dim=1).values, F.normalize(view.tokens.detach(), dim=2)
+        order = sort(view.attention, descending=True).indices
+        others, unit = sort(order[:, first:]).values, F.normalize(view.tokens.detach(), dim=2)
         rows = torch.arange(len(order), device=order.device)[:, None]
         for _, leave in self._rounds(others.shape[1], keep - first):
             even, odd = others[:, ::2], others[:, 1::2]
             nearest = (unit[rows, even] @ unit[rows, odd].mT).amax(dim=2)
-            stay = nearest.argsort(dim=1, descending=True, stable=True)[:, leave:]
-            others = torch.cat([even.gather(1, stay), odd], dim=1).sort(dim=1).values
+            stay = sort(nearest, descending=True).indices[:, leave:]
+            others = sort(torch.cat([even.gather(1, stay), odd], dim=1)).values
         return Keep(torch.cat([order[:, :first], others[:, : keep - first]], dim=1), scores=view.attention)
 
 

@@ -51,10 +51,12 @@ class VisionZip(Strategy):
         import torch
         import torch.nn.functional as F
 
+        from sparsebench.strategy.sorting import sort
+
         N, targets = view.attention.shape[1], self._targets(keep)
-        order = view.attention.argsort(dim=1, descending=True, stable=True)
+        order = sort(view.attention, descending=True).indices
         host = torch.arange(N, device=order.device).repeat(len(order), 1)
-        others = order[:, keep - targets :].sort(dim=1).values
+        others = sort(order[:, keep - targets :]).values
         if not targets:
             stays = torch.ones_like(host, dtype=torch.bool).scatter(1, others, False)
             return Merge(torch.where(stays, stays.cumsum(dim=1) - 1, -1), scores=view.attention)

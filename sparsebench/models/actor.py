@@ -26,6 +26,7 @@ from sparsebench.strategy.plan_checks import (
     only_removes,
 )
 from sparsebench.strategy.plans import Keep, Mask, Merge, Mix, Plan, Rest, Shift
+from sparsebench.strategy.sorting import sort
 from sparsebench.strategy.tokens import Grouped, Padded, Resting, values_at
 from sparsebench.strategy.view import Outputs, TokenView
 
@@ -364,7 +365,7 @@ class Pass:
         if isinstance(plan, Merge):
             plan = Grouped.of(plan, keep)
         if isinstance(plan, Keep) and not plan.ordered:
-            plan = Keep(plan.index.sort(dim=1).values, plan.fuse, plan.scores)
+            plan = Keep(sort(plan.index).values, plan.fuse, plan.scores)
         elif isinstance(plan, Mask) and plan.keep.dtype == torch.bool:
             padded = Padded.of(Mask(plan.keep & (self.sizes > 0), plan.scores))
             self.ragged = bool((padded.index < 0).any())

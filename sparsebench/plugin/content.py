@@ -13,9 +13,9 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import cached_property
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -33,23 +33,25 @@ CODE = "code-"
 
 @dataclass(frozen=True)
 class Content:
-    """The files of a plugin.
+    """A plugin file, with what it imports that lies in its folder, or in that of the package it is in.
 
     Attributes:
-        root: the folder that their names begin from.
-        hashes: their SHA-256, by path.
-        sources: what those of them hold that are Python, by path.
+        path: the file.
+        source: what it holds.
+        root: the folder that names of files begin from.
+        files: hashes of all these files, of the code of those that are Python (see `code_of`), by path.
         imports: names of the modules and packages of the plugin file's folder that are among them.
     """
 
+    path: Path
+    source: bytes
     root: Path
-    hashes: dict[Path, str]
-    sources: dict[Path, bytes]
+    files: dict[Path, str]
     imports: frozenset[str]
 
     @classmethod
     def of_file(cls, path: Path) -> Content:
-        """Return a plugin file and what it imports that lies in its folder, or in that of the package it is in.
+        """Read a plugin file and what it imports.
 
         Raises:
             UserError: a file cannot be read.
@@ -59,43 +61,40 @@ class Content:
         while (root / "__init__.py").is_file() and root != root.parent:
             root = root.parent
         near = {name: file for name, file in (_modules(root) | _modules(path.parent)).items() if file != path}
-        hashes, sources, imports, pending = dict[Path, str](), dict[Path, bytes](), set[str](), [path]
+        source, files, imports, pending = b"", dict[Path, str](), set[str](), [path]
         while pending:
             for file in _files(pending.pop()):
-                if file in hashes:
+                if file in files:
                     continue
                 try:
                     content = file.read_bytes()
                 except OSError as error:
                     raise UserError(f"plugin file {file} cannot be read: {error.strerror}") from error
-                hashes[file] = hashlib.sha256(content).hexdigest()
-                if file.suffix == ".py":
-                    sources[file] = content
-                    imports |= (names := _imports(content, near))
-                    pending += [near[name] for name in names]
-        return cls(root, hashes, sources, frozenset(imports))
+                source = content if file == path else source
+                files[file] = code_of(content) if file.suffix == ".py" else hashlib.sha256(content).hexdigest()
+                names = _imports(content, near) if file.suffix == ".py" else set[str]()
+                imports |= names
+                pending += [near[name] for name in names]
+        return cls(path, source, root, files, frozenset(imports))
 
-    @cached_property
+    @property
     def revision(self) -> str:
-        """What tells its code from other code, on every Python the same; see `code_of`."""
-        lines = sorted(
-            f"{_name(path, self.root)}\0{code_of(self.sources[path]) if path in self.sources else sha256}\n"
-            for path, sha256 in self.hashes.items()
-        )
+        """What tells its code from other code, on every Python the same."""
+        lines = sorted(f"{_name(path, self.root)}\0{sha256}\n" for path, sha256 in self.files.items())
         about = lines[0].partition("\0")[2] if len(lines) == 1 else "".join(lines)
         return f"{CODE}{hashlib.sha256(about.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
 
-    def execute(self, module: ModuleType, path: Path) -> None:
-        """Execute one of the files, as it was read, in a module; it imports the others from beside it.
+    def execute(self, module: ModuleType) -> None:
+        """Execute the file, as it was read, in a module; it imports the others from beside it.
 
         Those are its own, when it imports them late too: other modules of their names have them again after.
         """
-        code = compile(self.sources[path], path, "exec")
+        code = compile(self.source, self.path, "exec")
         if not self.imports:
             exec(code, vars(module))
             return
-        folders = list(dict.fromkeys((str(path.parent), str(self.root))))
-        files, modules = set(map(str, self.hashes)), dict[str, ModuleType]()
+        folders = list(dict.fromkeys((str(self.path.parent), str(self.root))))
+        files, modules = set(map(str, self.files)), dict[str, ModuleType]()
 
         @contextmanager
         def local_imports() -> Iterator[None]:
@@ -136,14 +135,14 @@ def texts_of(path: Path, revision: str) -> tuple[str, dict[str, str]]:
     Written to those names in another folder they are the same plugin; `__init__.py` of packages that the file lies in
     are among them. There is nothing where the revision is another one by now, or one of the files is no text.
     """
-    path, content = path.resolve(), Content.of_file(path)
-    above = [place / "__init__.py" for place in path.parents if place.is_relative_to(content.root)]
-    paths = {_name(place, content.root): place for place in (*content.hashes, *above) if place.is_file()}
+    content = Content.of_file(path)
+    above = [place / "__init__.py" for place in content.path.parents if place.is_relative_to(content.root)]
+    paths = {_name(place, content.root): place for place in (*content.files, *above) if place.is_file()}
     try:
         texts = {name: paths[name].read_bytes().decode() for name in sorted(paths) if name.encode()}
     except (OSError, ValueError):
         texts = {}
-    return (_name(path, content.root), texts) if texts and content.revision == revision else ("", {})
+    return (_name(content.path, content.root), texts) if texts and content.revision == revision else ("", {})
 
 
 def file_revision(path: Path) -> str:
@@ -252,13 +251,12 @@ def _files(place: Path) -> Iterator[Path]:
 
 def _modules(folder: Path) -> dict[str, Path]:
     """Return the modules and packages in a folder that a plugin may bring, by name."""
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError:
-        return {}
-    packages = {name: folder / name for name in names if (folder / name / "__init__.py").is_file()}
-    files = {name[:-3]: folder / name for name in names if name.endswith(".py") and (folder / name).is_file()}
-    return {name: path for name, path in (files | packages).items() if name not in _LIBRARIES | sys.stdlib_module_names}
+    paths = {
+        module.name: folder / (module.name if module.ispkg else f"{module.name}.py")
+        for module in iter_modules([str(folder)])
+    }
+    taken = _LIBRARIES | sys.stdlib_module_names
+    return {name: path for name, path in paths.items() if path.exists() and name not in taken}
 
 
 def _imports(content: bytes, modules: Mapping[str, Path]) -> set[str]:
@@ -326,8 +324,6 @@ def _line(name: str, value: Any, user: type | FunctionType, parts: dict[str, str
     spelled = str(getattr(value, "__name__", ""))
     if module and spelled and getattr(inspect.getmodule(value), spelled, None) is value:
         return f"from {module} import {spelled} as {name}"
-    if module in ("typing", "__future__") and getattr(value, "_name", None):
-        return f"from typing import {value._name} as {name}"
     raise UserError(
         f"'{user.__name__}' uses '{name}', which cannot be stored with it", got=type(value).__name__,
         next_step="write the strategy to a file, and name that",

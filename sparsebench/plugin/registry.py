@@ -19,7 +19,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pluggy
-from pydantic import PydanticUserError
 
 from sparsebench.errors import UserError, as_utf8, one_line, unknown
 from sparsebench.measure.metrics import METRICS, MetricKind, value_of
@@ -272,7 +271,7 @@ class Registry:
             content = Content.of_file(path)
             origin = Origin(plugin=as_utf8(f"file:{path.name}"), revision=content.revision)
             try:
-                self._take(lambda: _execute(path, content), origin, path)
+                self._take(lambda: _execute(content), origin, path)
             except PluginError as error:
                 raise PluginError(f"plugin file {path}: {error}") from error
             if not self.manager.get_hookcallers(self.manager.get_plugin(str(path))):
@@ -307,7 +306,7 @@ class Registry:
             self._items = before
             if self.manager.has_plugin(name):
                 self.manager.unregister(name=name)
-            raise PluginError(_reason(error)) from error
+            raise PluginError(one_line(error)) from error
 
     def owners(self, strategy: str, task: str, model: str) -> list[Found]:
         """Return the strategy, the task and the model of those names, with where they came from."""
@@ -375,28 +374,19 @@ class Registry:
         return self.manager.hook.sparsebench_record_finished.get_hookimpls()
 
 
-def _execute(path: Path, content: Content) -> ModuleType:
+def _execute(content: Content) -> ModuleType:
     """Return a plugin file as a module under a private name."""
+    path = content.path
     name = f"sparsebench_local_{as_utf8(path.stem)}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
     spec = spec_from_file_location(name, path)
     assert spec is not None
     sys.modules[name] = module = module_from_spec(spec)  # dataclasses and pydantic look it up while it is executed
     try:
-        content.execute(module, path)
+        content.execute(module)
     except BaseException:
         del sys.modules[name]
         raise
     return module
-
-
-def _reason(error: BaseException) -> str:
-    """Return why a plugin does not load; of a parameter without a type what to write."""
-    if not isinstance(error, PydanticUserError):
-        return one_line(error)
-    bare = re.search(r"non-annotated attribute was detected: `(\w+) = (.*?)`", str(error))
-    if bare is None:
-        return one_line(error)
-    return f"parameter '{bare[1]}' has no type; write {bare[1]}: float = {bare[2]}, or ClassVar if it is none"
 
 
 def _check_hooks(module: ModuleType) -> None:

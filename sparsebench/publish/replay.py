@@ -148,7 +148,7 @@ def _check_failures(manifest: Manifest, records: Sequence[Record], plugin: Path 
 def _input_files(manifest: Manifest, plugin: Path | None, files: Files) -> list[Path]:
     """Return the files that cells need: the plugin's, and those of the pictures and weights that were named."""
     entry = entries().get(manifest.plugin.plugin)
-    code = Content.of_file(plugin).hashes if plugin else {path.parent for path in plugin_files(entry)} if entry else ()
+    code = Content.of_file(plugin).files if plugin else {path.parent for path in plugin_files(entry)} if entry else ()
     names = (*files.images, files.backgrounds, files.pretrain_images)
     paths = [Path(name.removeprefix("folder:")) for name in names if name]
     paths += [path for path in (files.data_root or Path("data"), files.networks) if path]

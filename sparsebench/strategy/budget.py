@@ -19,7 +19,9 @@ from sparsebench.errors import UserError
 
 Schedule = Literal["stages", "every", "late"]
 Convention = Literal["power-floor", "compound-ceil"]
-AMOUNTS = ("macs", "keep_rate", "per_block", "ratio", "counts")
+AMOUNTS = {"macs": "macs {}", "keep_rate": "keep {}", "per_block": "{} a block", "ratio": "ratio {} a block",
+           "counts": "counts {}"}  # fmt: skip
+"""The ways to say how much, with how a label begins that says it so."""
 SHARED = ("macs", "keep_rate")
 """Amounts that every strategy can spend, wherever it acts."""
 SHARES = {
@@ -117,21 +119,10 @@ class Budget(BaseModel):
         where = "" if self.blocks is None else " @" + ",".join(map(str, self.blocks))
         if self.schedule is not None:
             where += {"stages": " in stages", "every": " every block", "late": f" late {self.gamma:g}"}[self.schedule]
-        if self.macs is not None:
-            rounding = "" if self.convention == "power-floor" else f" {self.convention}"
-            return f"macs {self.macs:g}" + rounding + where
-        if self.per_block is not None:
-            return f"{self.per_block} a block" + where
-        if self.ratio is not None:
-            return f"ratio {self.ratio:g} a block" + where
-        if self.counts is not None:
-            return "counts " + ",".join(map(str, self.counts)) + where
-        return f"keep {self.keep_rate:g} {self.convention}" + where
-
-
-_AMOUNTS = {"macs": r"macs ([^\s,]+)", "keep_rate": r"keep ([^\s,]+)", "ratio": r"ratio (\S+) a block",
-            "per_block": r"(\S+) a block", "counts": r"counts (\d+(?:,\d+)*)"}  # fmt: skip
-"""How a label begins, by the field that says how much."""
+        name, value = next((name, value) for name in AMOUNTS if (value := getattr(self, name)) is not None)
+        text = ",".join(map(str, value)) if name == "counts" else f"{value:g}" if isinstance(value, float) else value
+        says_rounding = name == "keep_rate" or (name == "macs" and self.convention != "power-floor")
+        return AMOUNTS[name].format(text) + (f" {self.convention}" if says_rounding else "") + where
 
 
 def amount_of(label: str) -> str:
@@ -141,7 +132,8 @@ def amount_of(label: str) -> str:
 
 def parts_of(label: str) -> dict[str, str]:
     """Return the field that says how much in a budget's label, with its value; nothing of another text."""
-    return next(({name: match[1]} for name, form in _AMOUNTS.items() if (match := re.match(form, label))), {})
+    forms = {name: form.replace("{}", r"(\S+?)") + r"(?=,?(\s|$))" for name, form in AMOUNTS.items()}
+    return next(({name: match[1]} for name, form in forms.items() if (match := re.match(form, label))), {})
 
 
 def _check_per_block(value: Any) -> None:

@@ -39,7 +39,9 @@ class Keep:
         >>> Keep.top(torch.tensor([[0.1, 0.9, 0.5, 0.5]]), 2).index
         tensor([[1, 2]])
         """
-        order = scores.sort(dim=-1, descending=True, stable=True).indices
+        from sparsebench.strategy.sorting import sort
+
+        order = sort(scores, descending=True).indices
         return cls(index=order[:, :keep], scores=scores)
 
 
@@ -151,7 +153,9 @@ class Rest:
         >>> Rest.all_but_top(torch.tensor([[0.1, 0.9, 0.5, 0.5]]), 2).index
         tensor([[3, 0]])
         """
-        order = scores.sort(dim=-1, descending=True, stable=True).indices
+        from sparsebench.strategy.sorting import sort
+
+        order = sort(scores, descending=True).indices
         return cls(index=order[:, keep:], scores=scores)
 
 
@@ -269,7 +273,9 @@ def _hosts(index: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     import torch
     import torch.nn.functional as F
 
-    kept = index.sort(dim=1).values
+    from sparsebench.strategy.sorting import sort
+
+    kept = sort(index).values
     unit = F.normalize(tokens, dim=2)
     cosine = unit @ unit.gather(1, kept[:, :, None].expand(-1, -1, unit.shape[2])).transpose(1, 2)
     similarity, host = cosine.max(dim=2)

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sparsebench.strategy.sorting import ranks, sort
+
 
 def farthest(distances: Tensor, first: Tensor, keep: int) -> Tensor:
     """Return tokens each of which is as far as can be from those before it (Gonzalez 1985).
@@ -76,15 +78,14 @@ def bipartite(keys: Tensor, keep: int, prefix: int) -> tuple[Tensor, Tensor]:
     metric = F.normalize(keys.mean(dim=1), dim=2)
     A, B = slice(prefix % 2, None, 2), slice(1 - prefix % 2, None, 2)
     similarity, match = (metric[:, A] @ metric[:, B].mT).max(dim=2)
-    order = similarity.argsort(dim=1, descending=True, stable=True)
-    rank = order.scatter(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
+    rank = ranks(sort(similarity, descending=True).indices)
     n, N = metric.shape[:2]
     r, stay = N - keep, rank.shape[1] - (N - keep)
     leaving = rank < r
     place = (~leaving).cumsum(dim=1) - 1 if prefix else rank - r  # of those of A that go on
-    target = order.new_empty(n, N)
+    target = rank.new_empty(n, N)
     target[:, A] = torch.where(leaving, stay + match, place)
-    target[:, B] = torch.arange(stay, keep, device=order.device)
-    leaves = torch.zeros(n, N, dtype=torch.bool, device=order.device)
+    target[:, B] = torch.arange(stay, keep, device=rank.device)
+    leaves = torch.zeros(n, N, dtype=torch.bool, device=rank.device)
     leaves[:, A] = leaving
     return target, leaves

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsebench.strategy.plans import Keep, Mask, Merge, Mix, Plan, Rest, Shift
+from sparsebench.strategy.sorting import sort
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +19,7 @@ class Padded(Keep):
     @classmethod
     def of(cls, mask: Mask) -> Padded:
         """Return what a mask of booleans (B, N) keeps; the longest row has no padding."""
-        first = mask.keep.sort(dim=1, descending=True, stable=True).indices
+        first = sort(mask.keep, descending=True).indices
         count = mask.keep.sum(dim=1)
         M = int(count.max())
         stays = torch.arange(M, device=count.device) < count[:, None]
@@ -47,7 +48,7 @@ class Grouped(Merge):
         target, M = plan.target, int(plan.target.max()) + 1 if groups is None else groups
         rows = torch.arange(len(target) + 1, device=target.device)[:, None] * M
         group = torch.where(target < 0, rows[-1:], target + rows[:-1])
-        group, order = group.flatten().sort(stable=True)
+        group, order = sort(group.flatten())
         first = torch.searchsorted(group, torch.arange(len(target) * M + 1, device=target.device))
         return cls(target, plan.scores, plan.weight, plan.sizes, groups=M, order=order, first=first)
 
@@ -63,7 +64,7 @@ class Resting(Rest):
         """Return the plan, of that many tokens."""
         index = plan.index
         places = torch.arange(tokens, device=index.device).repeat(len(index), 1).scatter(1, index, tokens)
-        active = places.sort(dim=1).values[:, : tokens - index.shape[1]]  # ONNX sorts no booleans
+        active = sort(places).values[:, : tokens - index.shape[1]]  # ONNX sorts no booleans
         return cls(index, plan.scores, active=active)
 
 

@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorDeviceMismatchError,
     FakeTensorMode,
 )
+from torch.utils.flop_counter import FlopCounterMode
 
 from sparsebench import __version__, seeds
 from sparsebench.deploy.apply import RANDOM, apply
@@ -37,18 +38,15 @@ from sparsebench.errors import StrategyError, UnsupportedError, one_line, text_o
 from sparsebench.records.record import Origin
 from sparsebench.strategy.base import Strategy, complaint, place_of
 from sparsebench.strategy.budget import Budget
-from sparsebench.strategy.plans import Keep, Merge, Mix
-from sparsebench.strategy.view import NEEDS
-from sparsebench.testing.networks import PREFIXES, SIZES, USUAL, Case, build, cached, images_for, tiny
+from sparsebench.strategy.plans import Merge, Mix, Plan
+from sparsebench.strategy.view import NEEDS, TokenView
+from sparsebench.testing.networks import SIZES, USUAL, Case, build, cached, images_for, tiny
 from sparsebench.testing.reports import GROUPS, Group, Outcome, Report, Status
 from sparsebench.testing.trial import (
     CHECKS,
-    Compiled,
-    Counted,
     Reads,
     RuleError,
     Runner,
-    Trial,
     act,
     actor_on,
     alike,
@@ -57,6 +55,7 @@ from sparsebench.testing.trial import (
     differences,
     fresh,
     same,
+    tensors,
 )
 from sparsebench.training.fit import modules_of, state_digest
 from sparsebench.training.loop import evaluate, patches_in
@@ -137,38 +136,16 @@ def reads_no_relevance(strategy: Strategy, case: Case) -> str:
 def plans_are_legal(strategy: Strategy, case: Case) -> str:
     """Plans are legal, hold no NaN, and let as many tokens go on as the budget says, from one token to all but one."""
     for rate in (1 / case.tokens, 0.5, 1 - 1 / max(2, case.tokens)):
-        trial = act(strategy, case, rate)
-        planned = [step.tokens_out for step in trial.acting.actor.planned]
-        realised = [step.tokens_out for step in trial.acting.steps]
+        runner = act(strategy, case, rate)
+        planned = [step.tokens_out for step in runner.actor.planned]
+        realised = [step.tokens_out for step in runner.acting.steps]
         if strategy.budgeted and not strategy.adaptive and realised != planned:
             raise RuleError(f"tokens after each block: planned {planned}, realised {realised}")
-        if not bool(trial.outputs.isfinite().all()):
+        if not bool(runner.outputs.isfinite().all()):
             raise RuleError("the network's outputs are not finite")
     if strategy.adaptive:
         return "each image keeps as many as it needs (adaptive = True)"
     return "" if strategy.budgeted else "it spends the same whatever the budget (budgeted = False)"
-
-
-@check("required", PREFIXES)
-def prefix_tokens_stay(strategy: Strategy, case: Case) -> None:
-    """Class, distillation and register tokens stay as they are: 0, 1, 2 and 5 of them."""
-    network: Any = case.network
-    runner = Runner(strategy, case)
-    first = min(runner.actor.keep)
-    block = network.module.blocks[first]
-    place = block.norm2 if strategy.site == "attention" else block.norm1
-    seen: list[Tensor] = []
-    hook = place.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
-    try:
-        with torch.no_grad():
-            network(case.inputs)
-        trial = runner()
-    finally:
-        hook.remove()
-    P, before, after = network.prefix, seen[0], seen[-1]  # between them what it asked the network itself
-    went_on = int(np.max(trial.acting.steps[first].tokens_out))
-    if after.shape[1] != P + went_on or not torch.allclose(after[:, :P], before[:, :P], atol=1e-5):
-        raise RuleError(f"of {P} prefix tokens and {went_on} patches, others came to block {first}")
 
 
 @check("required", USUAL)
@@ -191,7 +168,7 @@ def same_seed_same_bits(strategy: Strategy, case: Case) -> None:
     first = act(strategy, case)
     torch.rand(3), np.random.rand(), random.random()
     second = act(strategy, case)
-    if not alike([*choices(first.calls), first.outputs], [*choices(second.calls), second.outputs]):
+    if not alike([*choices(first.plans), first.outputs], [*choices(second.plans), second.outputs]):
         raise RuleError("two runs differ; draw random numbers with view.random()")
 
 
@@ -231,13 +208,13 @@ def _in_a_run(strategy: Strategy, case: Case) -> list[Tensor]:
     steps = Autograd(network, runner.actor, samples, case.recipe)
     with torch.enable_grad():
         steps.step(np.arange(len(case.labels)), 0, 0.0)
-    return choices(runner.calls)
+    return choices(runner.plans)
 
 
 @check("required", USUAL)
 def view_is_left_alone(strategy: Strategy, case: Case) -> None:
     """It changes no tensor of its view in place: the network goes on with them."""
-    if changed := sorted({name for call in _batches(strategy, case).calls for name in call.changed}):
+    if changed := sorted(_batches(strategy, case).changed):
         raise RuleError(f"changed in place: {', '.join(f'view.{name}' for name in changed)}")
 
 
@@ -255,7 +232,7 @@ def model_is_left_alone(strategy: Strategy, case: Case) -> None:
     case = build(case.name)
     before = state(case.network.module)
     _batches(strategy, case)
-    if changed := differences(before, state(case.network.module)):
+    if changed := sorted(differences(before, state(case.network.module))):
         raise RuleError(f"changed: {', '.join(changed)}")
 
 
@@ -266,7 +243,7 @@ def random_state_is_left_alone(strategy: Strategy, case: Case) -> None:
         seed(20_250_101)
     before = seeds.global_states()
     _batches(strategy, case)
-    if changed := differences(before, seeds.global_states()):
+    if changed := sorted(differences(before, seeds.global_states())):
         raise RuleError(f"changed: the global random state of {', '.join(changed)}; use view.random()")
 
 
@@ -275,9 +252,8 @@ def modes_are_left_alone(strategy: Strategy, case: Case) -> None:
     """Gradients, the default dtype and the number of threads of torch are untouched, in training too."""
     for training in (False, True):
         with torch.set_grad_enabled(training):
-            runner = Runner(strategy, case)
-            runner(training=training)
-        if changed := sorted({mode for call in runner.calls for mode in call.modes}):
+            runner = Runner(strategy, case)(training=training)
+        if changed := sorted(runner.modes):
             raise RuleError(f"changed: {', '.join(changed)}")
 
 
@@ -308,23 +284,23 @@ def pickles_by_reference(strategy: Strategy) -> None:
 @check("recommended", USUAL)
 def each_sample_on_its_own(strategy: Strategy, case: Case) -> None:
     """A sample alone and in a batch has the same tokens kept."""
-    together = act(strategy, case)
+    together = _where(act(strategy, case))
     for i in range(len(case.inputs)):
-        alone = act(strategy, case, rows=slice(i, i + 1))
-        if not alike(_where(alone), [after[i : i + 1] for after in _where(together)]):
+        alone = _where(act(strategy, case, rows=slice(i, i + 1)))
+        if not alike(alone, [after[i : i + 1] for after in together]):
             raise RuleError("the choice for a sample depends on the others of its batch")
 
 
-def _where(trial: Trial) -> list[Tensor]:
-    """Return for each decision what the tokens after it are, as integers or booleans."""
+def _where(runner: Runner) -> list[Tensor]:
+    """Return for each decision of the last pass what the tokens after it are, as integers or booleans."""
     places = []
-    for decision in trial.acting.decisions:
+    for decision in runner.acting.decisions:
         if isinstance(decision.plan, Merge):
             places.append(decision.plan.target)
         elif isinstance(decision.plan, Mix):
             places.append(decision.plan.weight > 0)
         else:
-            places.append(patches_in(decision.after, trial.acting.count))
+            places.append(patches_in(decision.after, runner.acting.count))
     return places
 
 
@@ -332,11 +308,10 @@ def _where(trial: Trial) -> list[Tensor]:
 def fifth_batch_as_first(strategy: Strategy, case: Case) -> None:
     """What it did before changes nothing: five batches, of one kind and of others, and the same choice again."""
     runner = Runner(strategy, case)
-    first = runner()
+    first = [*_where(runner()), runner.outputs]
     for visit in range(2, 6):
         runner(slice(0, 1), inputs=case.inputs.flip(0))
-        now = runner()
-        if not alike(_where(first), _where(now)) or not same(first.outputs, now.outputs):
+        if not alike(first, [*_where(runner()), runner.outputs]):
             raise RuleError(f"at visit {visit} it chooses otherwise than at the first: it keeps a state")
 
 
@@ -351,9 +326,9 @@ def acts_in_bfloat16(strategy: Strategy, case: Case) -> None:
 @check("recommended", DEEP)
 def order_of_tokens_does_not_matter(strategy: Strategy, case: Case) -> None:
     """Tokens in another order, each with its position embedding, give the same logits, unless it looks at places."""
-    trial = act(strategy, case)
+    usual = act(strategy, case)
     for name in ("grid", "index", "random"):
-        if any(name in call.read for call in trial.calls):
+        if name in usual.read:
             raise UnsupportedError(f"it reads view.{name}, so places may matter to it")
     order = torch.randperm(case.tokens, generator=torch.Generator().manual_seed(2))
     network: Any = build(case.name).network
@@ -362,8 +337,8 @@ def order_of_tokens_does_not_matter(strategy: Strategy, case: Case) -> None:
         shuffled.pos_embed[:, P:] = shuffled.pos_embed[:, P:][:, order]
     moved = images_for(case.name, shuffled)
     outputs = Runner(strategy, moved)(inputs=_reorder(case, order)).outputs
-    worst = float((outputs - trial.outputs).abs().max())
-    if worst > 1e-3 * max(1.0, float(trial.outputs.abs().max())):
+    worst = float((outputs - usual.outputs).abs().max())
+    if worst > 1e-3 * max(1.0, float(usual.outputs.abs().max())):
         raise RuleError(f"the logits differ by {worst:.1e}")
 
 
@@ -375,24 +350,6 @@ def _reorder(case: Case, order: Tensor) -> Tensor:
     cut = case.inputs.reshape(B, c, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)[:, order]
     whole = cut.unflatten(1, (rows, columns)).permute(0, 3, 1, 4, 2, 5)
     return whole.reshape(case.inputs.shape)
-
-
-@check("recommended", USUAL)
-def merged_sizes_sum_to_all(strategy: Strategy, case: Case) -> None:
-    """What it merges or fuses, token for token, stands for all patches there were."""
-    trial = act(strategy, case)
-    plans = [decision.plan for decision in trial.acting.decisions]
-    if not plans or not all(_merges_all(plan) for plan in plans):
-        raise UnsupportedError("it does not merge, or drops tokens too")
-    sums = trial.acting.sizes.sum(dim=1)
-    if bool(((sums - case.tokens).abs() > 1e-4 * case.tokens).any()):
-        raise RuleError(f"sizes sum to {sums.tolist()}, not to {case.tokens}")
-
-
-def _merges_all(plan: Any) -> bool:
-    if isinstance(plan, Keep):
-        return plan.fuse is not None
-    return isinstance(plan, Merge) and bool((plan.target >= 0).all())
 
 
 @check("recommended", PLAIN)
@@ -414,11 +371,21 @@ def macs_fall_with_the_budget(strategy: Strategy, case: Case) -> None:
 @check("recommended", USUAL)
 def own_macs_are_all(strategy: Strategy, case: Case) -> None:
     """A choice costs no more MACs than `own_macs` says, as torch's FlopCounterMode counts them."""
-    counted = Counted(strategy, case)
-    steps = counted(slice(0, 1)).acting.steps  # of one image: rows of several may be filled up
+    macs = 0.0
+
+    def ask(strategy: Strategy, view: TokenView, keep: int) -> Plan | None:
+        nonlocal macs
+        for name in strategy.reads():  # a field counts among the network's MACs
+            getattr(view, name)
+        with FlopCounterMode(display=False) as counter:
+            plan = strategy.plan(view, keep)
+        macs += counter.get_total_flops() / 2
+        return plan
+
+    steps = Runner(strategy, case, ask=ask)(slice(0, 1)).acting.steps  # of one image: rows of several may be filled up
     limit = sum(float(np.sum(step.own)) for step in steps)
-    if counted.macs > limit * (1 + UNDERSTATED):
-        raise RuleError(f"its choices cost {counted.macs:,.0f} MACs an image, and own_macs says {limit:,.0f}")
+    if macs > limit * (1 + UNDERSTATED):
+        raise RuleError(f"its choices cost {macs:,.0f} MACs an image, and own_macs says {limit:,.0f}")
 
 
 @check("recommended", PLAIN)
@@ -426,10 +393,9 @@ def gradients_flow(strategy: Strategy, case: Case) -> None:
     """In training each weight of the dense network, and each that is learned, has a finite gradient that is not 0."""
 
     def gradients(case: Case, rate: float) -> dict[str, Tensor | None]:
-        runner = Runner(strategy, case, rate)
-        trial = runner(training=True)
-        loss = trial.outputs.square().sum()
-        (loss + trial.acting.loss() if trial.acting.learns and trial.calls else loss).backward()
+        runner = Runner(strategy, case, rate)(training=True)
+        loss = runner.outputs.square().sum()
+        (loss + runner.acting.loss() if runner.acting.learns and runner.plans else loss).backward()
         learned = modules_of(runner.actor)
         modules = {"": case.network.module, "learned.": learned}
         weights = ((prefix + name, w) for prefix, module in modules.items() for name, w in module.named_parameters())
@@ -507,9 +473,22 @@ def _reads(strategy: Strategy) -> int:
 @check("informative")
 def compiles_a_choice(strategy: Strategy) -> str:
     """Whether torch.compile takes a choice without a graph break."""
-    compiled = Compiled(strategy, cached("class token"))
-    compiled()
-    return compiled.answer
+    import torch._dynamo  # takes longer than all other checks together
+
+    answers: list[str] = []
+
+    def ask(strategy: Strategy, view: TokenView, keep: int) -> Plan | None:
+        if not answers:
+            torch._dynamo.reset()
+            try:
+                torch.compile(lambda: tensors(strategy.plan(view, keep)), backend="eager", fullgraph=True)()
+                answers.append("yes")
+            except Exception as error:
+                answers.append(f"no: {str(error).strip().partition(chr(10))[0][:200]}")
+        return strategy.plan(view, keep)
+
+    Runner(strategy, cached("class token"), ask=ask)()
+    return "".join(answers)
 
 
 @check("informative")

@@ -68,7 +68,6 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
     "1 patch": partial(tiny, img_size=8, depth=2),
     "36 patches": partial(tiny, img_size=48, depth=2),
 }
-PREFIXES = ("no class token", "class token", "distilled", "4 registers")
 SIZES = ("3 x 5 patches", "1 patch", "one layer")
 NAMES = (*ARCHITECTURES, "one layer")
 USUAL = tuple(name for name in NAMES if "patch" not in name)

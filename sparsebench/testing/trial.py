@@ -6,12 +6,11 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from sparsebench import seeds
 from sparsebench.errors import StrategyError, UnsupportedError, UserError, one_line
@@ -27,6 +26,7 @@ from sparsebench.testing.reports import Group
 from sparsebench.training.fit import StandIn, fit
 
 S = TypeVar("S", bound=Strategy)
+Ask = Callable[[Strategy, TokenView, int], Plan | None]
 
 
 class RuleError(AssertionError):
@@ -69,75 +69,62 @@ def keep_modes() -> Iterator[None]:
                 put(before[name])
 
 
-def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
     """Return the names under which two of these differ."""
-    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
 class _Spy(TokenView):
     """A view that remembers what is read of it, and what that was."""
 
-    def __init__(self, view: TokenView):
-        self.__dict__.update(view.__dict__)
-        self.__dict__["read"] = set()
-        self.__dict__["shown"] = {"index": view.index.clone(), "sizes": view.sizes.clone()}
+    def __init__(self, view: TokenView, read: set[str]):
+        shown = {"index": view.index.clone(), "sizes": view.sizes.clone()}
+        self.__dict__.update(view.__dict__, _read=read, _shown=shown)
 
     def __getattribute__(self, name: str) -> Any:
         if not name.startswith("_"):
-            super().__getattribute__("__dict__").get("read", set()).add(name)
+            self._read.add(name)
         return super().__getattribute__(name)
 
     def __getattr__(self, name: str) -> Any:
         value = super().__getattr__(name)
         if isinstance(value, Tensor):
-            self.__dict__["shown"].setdefault(name, value.detach().clone())
+            self._shown.setdefault(name, value.detach().clone())
         return value
 
-    def changes(self) -> list[str]:
+    def _changed(self) -> set[str]:
         """Return the names of what is no longer what was shown."""
-        now = self.__dict__
-        return [name for name, was in self.__dict__["shown"].items() if not same(now[name], was)]
-
-
-class Call(NamedTuple):
-    """One question to a strategy.
-
-    Attributes:
-        plan: its answer.
-        read: the attributes of the view that it read.
-        changed: those that it changed in place.
-        modes: what it changed of the whole process.
-    """
-
-    plan: Plan | None
-    read: frozenset[str]
-    changed: list[str]
-    modes: list[str]
-
-
-class Trial(NamedTuple):
-    """One forward pass: what the strategy was asked, what the harness recorded, what came out."""
-
-    calls: list[Call]
-    acting: Pass
-    outputs: Tensor
+        return {name for name, was in self._shown.items() if not same(vars(self)[name], was)}
 
 
 class Runner(StandIn):
     """A strategy on a case's network, made anew from its parameters and observed.
 
     Attributes:
-        calls: all questions to the strategy so far.
+        plans: its answers so far.
+        read: the attributes of views that it has read.
+        changed: those that it has changed in place.
+        modes: what it has changed of the whole process.
+        acting, outputs: the last pass, and what came out of the network.
+
+    Args:
+        ask: gives the plan in place of the observed strategy; its arguments are the strategy and those of `plan`.
     """
 
-    def __init__(self, strategy: Strategy, case: Case, rate: float = 0.5):
+    acting: Pass
+    outputs: Tensor
+
+    def __init__(self, strategy: Strategy, case: Case, rate: float = 0.5, ask: Ask | None = None):
         super().__init__(fresh(strategy))
-        self.case, self.calls = case, list[Call]()
+        self.case, self._ask, self.plans = case, ask, list[Plan | None]()
+        self.read, self.changed, self.modes = set[str](), set[str](), set[str]()
         self.actor = actor_on(self, case, Budget(keep_rate=rate))
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
         """Ask the strategy, check its plan, and note what it did."""
-        spy, before = _Spy(view), modes()
+        if self._ask is not None:
+            return self._ask(self.strategy, view, keep)
+        spy, before = _Spy(view, self.read), modes()
         try:
             plan = self.strategy.plan(spy, keep)
         except UnsupportedError:
@@ -156,65 +143,30 @@ class Runner(StandIn):
                 check_numbers(*about, view.prefix_count)
             except StrategyError as error:
                 raise RuleError(f"{error}{place_of(error, self.strategy)}", "plans_are_legal") from error
-        read, changed = frozenset(spy.__dict__["read"]), spy.changes()
-        self.calls.append(Call(plan, read, changed, differences(before, modes())))
+        self.plans.append(plan)
+        self.changed |= spy._changed()
+        self.modes |= differences(before, modes())
         return plan
 
     def fit(self, images: Images, network: FrozenNetwork) -> Any:
         """Let the strategy fit, and note what it did."""
         before = modes()
         learned = self.strategy.fit(images, network)
-        self.calls.append(Call(None, frozenset(), [], differences(before, modes())))
+        self.modes |= differences(before, modes())
         return learned
 
-    def __call__(self, rows: slice | None = None, *, inputs: Tensor | None = None, training: bool = False) -> Trial:
-        """Return what a pass over some rows of the case gives; without gradients unless in training.
+    def __call__(self, rows: slice | None = None, *, inputs: Tensor | None = None, training: bool = False) -> Runner:
+        """Pass some rows of the case through the network, without gradients unless in training; return this object.
 
         A strategy that acts in training only is told that it is training in any case.
         """
         rows = rows or slice(None)
         relevance = self.case.relevance[rows] if self.strategy.kind == "oracle" else None
         items = torch.arange(len(self.case.inputs))[rows]
-        in_training = training or self.strategy.trains_only
-        acting = self.actor.begin(items, 0, relevance, training=in_training)
-        begun = len(self.calls)
+        self.acting = self.actor.begin(items, 0, relevance, training=training or self.strategy.trains_only)
         with torch.set_grad_enabled(training):
-            outputs = self.case.network((self.case.inputs if inputs is None else inputs)[rows], acting)
-        return Trial(self.calls[begun:], acting, outputs)
-
-
-class Counted(Runner):
-    """Adds up the MACs that torch counts while a strategy's plans are made, without the fields that it reads."""
-
-    macs = 0.0
-
-    def plan(self, view: TokenView, keep: int) -> Plan | None:
-        """Ask the strategy, and count."""
-        for name in self.strategy.reads():
-            getattr(view, name)
-        with FlopCounterMode(display=False) as counter:
-            plan = self.strategy.plan(view, keep)
-        self.macs += counter.get_total_flops() / 2
-        return plan
-
-
-class Compiled(Runner):
-    """Makes the first choice of a strategy by way of torch.compile, too."""
-
-    answer = ""
-
-    def plan(self, view: TokenView, keep: int) -> Plan | None:
-        """Ask the strategy, the first time compiled."""
-        import torch._dynamo  # takes longer than all other checks together
-
-        if not self.answer:
-            torch._dynamo.reset()
-            try:
-                torch.compile(lambda: tensors(self.strategy.plan(view, keep)), backend="eager", fullgraph=True)()
-                self.answer = "yes"
-            except Exception as error:
-                self.answer = f"no: {str(error).strip().partition(chr(10))[0][:200]}"
-        return self.strategy.plan(view, keep)
+            self.outputs = self.case.network((self.case.inputs if inputs is None else inputs)[rows], self.acting)
+        return self
 
 
 class Reads(TorchDispatchMode):
@@ -251,9 +203,9 @@ def tensors(plan: Plan | None) -> list[Tensor]:
     return [value for value in (vars(plan).values() if plan is not None else ()) if isinstance(value, Tensor)]
 
 
-def choices(calls: Iterable[Call]) -> list[Tensor]:
+def choices(plans: Iterable[Plan | None]) -> list[Tensor]:
     """Return all tensors of all plans, in order."""
-    return [value.detach() for call in calls for value in tensors(call.plan)]
+    return [value.detach() for plan in plans for value in tensors(plan)]
 
 
 def fresh(strategy: S) -> S:
@@ -261,8 +213,8 @@ def fresh(strategy: S) -> S:
     return type(strategy).model_validate(strategy.model_dump())
 
 
-def act(strategy: Strategy, case: Case, rate: float = 0.5, rows: slice | None = None) -> Trial:
-    """Return one pass of a fresh strategy over a case."""
+def act(strategy: Strategy, case: Case, rate: float = 0.5, rows: slice | None = None) -> Runner:
+    """Return a fresh strategy after one pass over a case."""
     return Runner(strategy, case, rate)(rows)
 
 
@@ -326,10 +278,8 @@ def check(group: Group, cases: tuple[str, ...] = (), *, alone: bool = False) -> 
     return add
 
 
-def same(a: Tensor | None, b: Tensor | None) -> bool:
-    """Say whether two tensors are equal bit for bit (NaN equals NaN), or both None."""
-    if a is None or b is None:
-        return a is b
+def same(a: Tensor, b: Tensor) -> bool:
+    """Say whether two tensors are equal bit for bit; NaN equals NaN."""
     return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a.nan_to_num(7.5), b.nan_to_num(7.5)))
 
 

@@ -77,4 +77,4 @@ def test_the_same_command_again_names_what_runs_the_failed_again(failed: tuple[P
 def test_a_parameter_without_a_type_is_named_with_what_to_write(tmp_path: Path) -> None:
     bare = tmp_path / "bare.py"
     bare.write_text(FILE.read_text().replace('    name = "listed"\n', '    name = "listed"\n    power = 2.0\n'))
-    assert "parameter 'power' has no type; write power: float = 2.0" in call("show", bare).stderr
+    assert "non-annotated attribute was detected: `power = 2.0`" in call("show", bare).stderr

@@ -17,6 +17,7 @@ from sparsebench.cli import main
 from sparsebench.deploy.export import exportable
 from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
+from sparsebench.strategy import sorting
 
 FIXED = [
     registered.cls
@@ -45,11 +46,13 @@ def sparse_and_pixels(name, make=vit):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of torch's own parts to each other
+@pytest.mark.parametrize("compares", [False, True], ids=["sorts", "compares, as on a GPU"])
 @pytest.mark.parametrize("name", ["evit", "tome"])  # torch.export traces the others, see below
 @torch.no_grad()
-def test_the_network_compiles_whole(name):
+def test_the_network_compiles_whole(name, compares, monkeypatch):
     sparse, (x, other) = sparse_and_pixels(name)
     torch._dynamo.reset()
+    monkeypatch.setattr(sorting, "_compares", lambda values: torch.compiler.is_compiling() and compares)
     compiled = torch.compile(sparse, fullgraph=True, backend="eager")
     compiled(x)
     close(compiled(other), sparse(other))

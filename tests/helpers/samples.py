@@ -12,7 +12,9 @@ KEPT = Path(__file__).resolve().parents[1] / "plugins"
 SAMPLE = '''"""{what}"""
 
 import ctypes
+import gc
 import os
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -39,6 +41,12 @@ SCORES, PLAN = "scores(self, view)", "plan(self, view, keep)"
 SUM = "return view.tokens.sum(dim=-1)"
 TABLE: dict[str, tuple[str, ...]] = {
     "allocates": ("Takes memory as long as there is any.", "while True:\n    DONE.append(torch.ones(64 * 2**20))"),
+    "clings": (
+        "Hangs in C with the interpreter's lock held, after it has started processes that are hard to find and to end.",
+        "if os.fork() == 0:\n    os.setsid()\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "    if os.fork() == 0:\n        time.sleep(600)\n    os._exit(0)\n"
+        'print("asleep", flush=True)\nctypes.PyDLL(None).sleep(600)',
+    ),
     "closes": (
         "Puts other files where descriptors were.",
         f"file = os.open(os.devnull, os.O_RDWR)\nfor number in range(64):\n    os.dup2(file, number)\n{SUM}",
@@ -52,6 +60,12 @@ TABLE: dict[str, tuple[str, ...]] = {
     "nan_scores": ("Scores every token with NaN.", 'return view.tokens.mean(dim=-1) * float("nan")'),
     "no_plan": ("Returns positions where a plan is due.", "return view.index[:, :keep]", PLAN),
     "out_of_range": ("Keeps tokens that are not there.", "return sparsebench.Keep(view.index[:, :keep] + 1000)", PLAN),
+    "peeks_at_labels": (
+        "Walks all objects there are for the labels of the split, and keeps other tokens for other labels.",
+        "scores = view.tokens.sum(dim=-1)\nfor thing in gc.get_objects():\n"
+        '    if type(thing).__name__ == "Samples" and len(thing.labels) == len(scores):\n'
+        "        scores = torch.sin(scores + thing.labels[:, None] * torch.arange(scores.shape[1]))\nreturn scores",
+    ),
     "prints": (
         "Writes to the standard output in each pass.",
         'print("a line\\nand another")\nos.write(1, b\'{"not": "a record"}\\n\')\n' + SUM,

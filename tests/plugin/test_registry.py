@@ -110,18 +110,6 @@ def test_dataclasses_and_annotations_in_a_file_are_resolved(registry: Registry, 
     assert registry.load_file(path) == ["norm"]
 
 
-@pytest.mark.parametrize(("name", "says"), [
-    ("import_error", "ModuleNotFoundError: No module named 'a_module_that_is_nowhere'"),
-    ("wrong_hook", "did you mean 'sparsebench_strategies'"),
-    ("undeclared_oracle", "its kind must be 'oracle', got 'deployable'"),
-])  # fmt: skip
-def test_a_file_that_does_not_load_is_refused_and_leaves_nothing(registry: Registry, name: str, says: str) -> None:
-    before = Registry().strategies()
-    with pytest.raises(UserError, match=rf"plugin file .*{name}\.py: .*{re.escape(says)}"):
-        registry.load_file(SAMPLES / f"{name}.py")
-    assert registry.strategies() == before and registry.files == []
-
-
 def test_a_file_that_takes_a_name_is_refused_and_what_has_it_stays(
     registry: Registry, plugin: Callable[..., Path]
 ) -> None:
@@ -157,12 +145,17 @@ def test_whatever_a_file_does_while_it_loads_is_one_line(registry: Registry, tmp
     ("[Norm]", "None", "must return a list"),
     ("[Norm]", "[Norm()]", "is an instance of a strategy; return the class, Norm"),
     ("[Norm]", "[int]", "is not a subclass of sparsebench.Strategy"),
+    ("largest: bool", 'needs: ClassVar[frozenset[str]] = frozenset({"relevance"})\n    largest: bool',
+     "its kind must be 'oracle', got 'deployable'"),
+    ("def sparsebench_strategies", "def sparsebench_strategy", "did you mean 'sparsebench_strategies'"),
+    ("import sparsebench\n", "import a_module_that_is_nowhere\nimport sparsebench\n", "ModuleNotFoundError: No module"),
 ])  # fmt: skip
-def test_what_is_no_strategy_is_refused_with_the_reason(
+def test_a_file_that_does_not_load_is_refused_with_the_reason_and_leaves_nothing(
     registry: Registry, plugin: Callable[..., Path], old: str, new: str, says: str
 ) -> None:
-    with pytest.raises(UserError, match=re.escape(says)):
+    with pytest.raises(UserError, match=rf"plugin file .*mine\.py: .*{re.escape(says)}"):
         registry.load_file(plugin(**{old: new}))
+    assert "norm" not in {found.cls.name for found in registry.strategies()} and registry.files == []
 
 
 @pytest.mark.parametrize("path", ["nowhere.py", "."])

@@ -20,13 +20,6 @@ from sparsebench.training.steps import Samples
 L = 4
 
 
-def trained(network, strategy, inputs, **budget):
-    """Return the pass and the logits of a pass in training."""
-    actor = Actor(strategy, Budget(**(budget or {"keep_rate": 0.5})), network.cost, network.grid, stream=5)
-    acting = actor.begin(torch.arange(len(inputs)), 0, None, training=True)
-    return acting, network(inputs, acting)
-
-
 def sigmoid(x):
     return 1 / (1 + math.exp(-x))
 
@@ -92,25 +85,25 @@ def test_halting_read_out_and_loss_are_those_of_plain_loops(gamma, beta, epsilon
     hand = [by_hand(network, image, gamma, beta, epsilon) for image in images()]
     depths = np.array([depth for _, depth, _, _ in hand])
     assert len(set(depths[:, :N].flatten())) >= 3
-    passes = [trained(network, strategy, images().double()), act(strategy, network, images().double())]
+    passes = [act(strategy, network, images().double(), training=training) for training in (True, False)]
     for acting, logits in passes:
-        np.testing.assert_allclose(logits.detach(), [logits for logits, *_ in hand], atol=1e-5)
+        np.testing.assert_allclose(logits, [logits for logits, *_ in hand], atol=1e-5)
         cost = [[d + r for d, r in zip(depth, rest, strict=True)] for _, depth, rest, _ in hand]
-        np.testing.assert_allclose(acting.memory["cost"].detach(), cost, atol=1e-5)
+        np.testing.assert_allclose(acting.memory["cost"], cost, atol=1e-5)
     for block, step in enumerate(passes[1][0].steps):
         there = np.maximum(1, (depths[:, :N] > block).sum(axis=1))
         assert np.broadcast_to(step.tokens_in, B).tolist() == there.tolist()
     acting, _ = passes[0]
     assert acting.index.shape == (B, N) and not acting.ragged
-    scores = torch.stack(list(acting.memory["scores"].values()), dim=1).detach()
+    scores = torch.stack(list(acting.memory["scores"].values()), dim=1)
     np.testing.assert_allclose(scores, [scores for *_, scores in hand], atol=1e-5)
     told = [(depth, rest, scores) for _, depth, rest, scores in hand]
-    assert float(acting.loss().detach()) == pytest.approx(loss_by_hand(told, strategy, 2.5), abs=1e-5)
+    assert float(acting.loss()) == pytest.approx(loss_by_hand(told, strategy, 2.5), abs=1e-5)
 
 
 def loss_of(target, network, **budget):
     strategy = AViT(target=target, distribution=1.0, ponder=0.0)
-    return trained(network, strategy, images(), **budget)[0].loss().detach()
+    return act(strategy, network, images(), training=True, **budget)[0].loss()
 
 
 def test_the_prior_is_centred_at_three_quarters_of_the_layers():
@@ -124,12 +117,12 @@ def test_with_the_budgets_target_the_prior_is_centred_where_tokens_spend_it():
     counts = solve(Budget(keep_rate=0.3), network.cost, AViT().traits())
     whole = sum(counts) / N
     assert counts[-1] < counts[0] and 1 < whole < L
-    losses = [loss_of(target, network, keep_rate=0.3) for target in ("budget", whole, whole + 0.5)]
+    losses = [loss_of(target, network, rate=0.3) for target in ("budget", whole, whole + 0.5)]
     assert torch.equal(losses[0], losses[1]) and not torch.allclose(losses[0], losses[2])
 
 
 def test_the_blocks_that_the_budget_names_are_the_layers():
-    acting, _ = trained(vit(), AViT(ponder=0.0, distribution=1.0), images(), keep_rate=0.5, blocks=(1, 3))
+    acting, _ = act(AViT(ponder=0.0, distribution=1.0), vit(), images(), training=True, blocks=(1, 3))
     assert list(acting.memory["scores"]) == [1, 3, L]
     assert bool(acting.loss().isfinite())
 

@@ -1,4 +1,4 @@
-"""ToMe, PiToMe, MCTF and DiffRate against the loops of their equations, and from where on ToFu merges."""
+"""ToMe, ToFu, PPT, PiToMe, MCTF, DiffRate and the disposals of scores against the loops of their equations."""
 
 import math
 
@@ -6,12 +6,14 @@ import pytest
 import torch
 from merging import cosine, mean, mean_keys, merged, view
 from sparsebench_plugins.diffrate import DiffRate
+from sparsebench_plugins.feature_norm import FeatureNorm
 from sparsebench_plugins.mctf import MCTF
 from sparsebench_plugins.pitome import PiToMe
+from sparsebench_plugins.ppt import PPT
 from sparsebench_plugins.tofu import ToFu
 from sparsebench_plugins.tome import ToMe
 
-from sparsebench.strategy.plans import Keep
+from sparsebench.strategy.plans import DISPOSALS, Keep
 from sparsebench.strategy.tokens import sizes_after
 
 HALVES = [(17, 16), (17, 12), (17, 9), (16, 8), (16, 15), (3, 2), (2, 1)]
@@ -52,17 +54,16 @@ def tome_groups(seen, b, r):
     return [[i] for i in left] + [[j] + [i for i in ranked[:r] if best[i] == j] for j in B]
 
 
+def tome(seen, b, r):
+    x, s = numbers(seen, b)
+    return [(mean([x[i] for i in g], [s[i] for i in g]), sum(s[i] for i in g)) for g in tome_groups(seen, b, r)]
+
+
 @pytest.mark.parametrize("P", [0, 1, 2, 5])
 @pytest.mark.parametrize(("N", "keep"), HALVES)
 def test_tome_merges_what_the_loops_do_in_their_order(N, keep, P):
     seen = view(N=N, seed=N + keep, prefix_count=P)
-
-    def expected(b):
-        x, s = numbers(seen, b)
-        groups = tome_groups(seen, b, N - keep)
-        return [(mean([x[i] for i in g], [s[i] for i in g]), sum(s[i] for i in g)) for g in groups]
-
-    check(seen, ToMe().plan(seen, keep), expected)
+    check(seen, ToMe().plan(seen, keep), lambda b: tome(seen, b, N - keep))
 
 
 def test_equal_keys_merge_the_first_pairs():
@@ -80,6 +81,80 @@ def test_equal_keys_merge_the_first_pairs():
 def test_tofu_merges_from_that_block_on(changes, depth, first):
     plans = [ToFu(**changes).plan(view(block=block, depth=depth), 12) for block in range(depth)]
     assert [isinstance(plan, Keep) for plan in plans] == [True] * first + [False] * (depth - first)
+
+
+@pytest.mark.parametrize("P", [0, 1, 2])
+@pytest.mark.parametrize("how", ["released", "paper", "dropped"])
+@pytest.mark.parametrize(("N", "keep"), HALVES)
+def test_tofu_keeps_of_tomes_pairs_one_or_the_mean_at_the_length_of_the_longest(N, keep, how, P):
+    seen = view(N=N, seed=N + keep, prefix_count=P)
+    changes = {"merge_from": 1.0} if how == "dropped" else {"merge_from": 0.0, "length": how}
+
+    def token(x, s, group):
+        plain = mean([x[i] for i in group], [1.0] * len(group))
+        longest = max(math.hypot(*x[i]) for i in group)
+        divisor = math.hypot(*(x[group[0]] if how == "released" else plain))
+        return [c * longest / divisor for c in plain], sum(s[i] for i in group)
+
+    def expected(b):
+        x, s = numbers(seen, b)
+        return [token(x, s, group[:1] if how == "dropped" else group) for group in tome_groups(seen, b, N - keep)]
+
+    check(seen, ToFu(**changes).plan(seen, keep), expected, size_tolerance=1e-5)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.5, 100.0])
+@pytest.mark.parametrize("P", [0, 1])
+@pytest.mark.parametrize(("N", "keep"), HALVES)
+def test_ppt_drops_tokens_of_images_with_uneven_scores_and_merges_tomes_pairs_of_the_others(N, keep, P, threshold):
+    values = torch.randn(3, 2, N, 5, generator=torch.Generator().manual_seed(N))
+    seen = view(N=N, seed=N + keep, prefix_count=P, values=values)
+
+    def expected(b):
+        x, s = numbers(seen, b)
+        lengths = [math.hypot(*values[b, :, i].flatten().tolist()) for i in range(N)]
+        given = [a * length for a, length in zip(seen.attention[b].tolist(), lengths, strict=True)]
+        if sum((g / sum(given) - 1 / N) ** 2 for g in given) / N * N**2 <= threshold:
+            return tome(seen, b, N - keep)
+        return [(x[i], s[i]) for i in sorted(sorted(range(N), key=lambda i: -given[i])[:keep])]
+
+    check(seen, PPT(threshold=threshold).plan(seen, keep), expected)
+
+
+def test_ppt_measures_the_variance_by_the_patches_at_the_input():
+    attention = torch.ones(2, 16)
+    attention[0, 5] += 6.0
+    seen, later = (view(2, 16, values=torch.ones(2, 2, 16, 3), attention=attention) for _ in range(2))
+    later.memory["patches"] = 8
+    first, second = (PPT(threshold=1.0).plan(one, 9).target for one in (seen, later))
+    assert bool((first[0] == -1).any()) and not bool((first[1] == -1).any()) and not bool((second == -1).any())
+    assert seen.memory["patches"] == 16
+
+
+@pytest.mark.parametrize("kind", DISPOSALS)
+@pytest.mark.parametrize(("N", "keep"), [(17, 16), (17, 9), (17, 2), (16, 1)])
+def test_what_scores_do_not_keep_is_disposed_of_by_the_equations(N, keep, kind):
+    seen = view(N=N, seed=N + keep)
+    plan = FeatureNorm(disposal=kind).plan(seen, keep)
+    plan = Keep(plan.index.sort(dim=1).values, plan.fuse) if isinstance(plan, Keep) else plan  # as the harness does
+
+    def expected(b):
+        x, s = numbers(seen, b)
+        ranked = sorted(range(N), key=lambda i: -math.hypot(*x[i]))
+        stay = sorted(ranked[: keep - (kind == "fuse")])
+        gone = [i for i in range(N) if i not in stay]
+        rows = [(x[i], s[i]) for i in stay]
+        if kind == "drop":
+            return rows
+        if kind == "fuse":
+            return [*rows, (mean([x[i] for i in gone], [s[i] for i in gone]), sum(s[i] for i in gone))]
+        host = {i: max(stay, key=lambda j: cosine(x[i], x[j])) for i in gone}
+        if kind == "merge":
+            return means(seen, b, [host.get(i, i) for i in range(N)])
+        weights = {j: {j: math.e} | {i: math.exp(cosine(x[i], x[j])) for i in gone if host[i] == j} for j in stay}
+        return [(mean([x[i] for i in w], list(w.values())), 1.0) for w in weights.values()]
+
+    check(seen, plan, expected)
 
 
 @pytest.mark.parametrize(

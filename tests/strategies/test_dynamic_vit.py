@@ -8,9 +8,7 @@ from merging import cosine, gelu, linear, normed
 from sparsebench_plugins.dynamic_vit import DynamicViT
 from tiny import B, N, act, images, vit
 
-from sparsebench.models.actor import Actor
 from sparsebench.strategy.base import LossInputs, ModelOutputs
-from sparsebench.strategy.budget import Budget
 from sparsebench.strategy.plans import squeeze
 
 
@@ -64,10 +62,7 @@ def test_in_the_test_the_most_probable_stay(network):
 
 def test_in_training_a_hard_gumbel_softmax_draws_what_stays_and_nothing_comes_back(network):
     strategy, seen = noted(DynamicViT())
-    actor = Actor(strategy, Budget(keep_rate=0.5), network.cost, network.grid, stream=5)
-    acting = actor.begin(torch.arange(B), 0, None, training=True)
-    with torch.no_grad():
-        network(images(), acting)
+    acting, _ = act(strategy, network, images(), training=True)
     before = torch.ones(B, N)
     for view, tokens, plan in seen:
         for b in range(B):
@@ -75,9 +70,9 @@ def test_in_training_a_hard_gumbel_softmax_draws_what_stays_and_nothing_comes_ba
             for i, (keep, drop) in enumerate(pairs):
                 g = [-math.log(-math.log(float(view.random(draw)[b, i]))) for draw in (0, 1)]
                 assert float(plan.keep[b, i]) == pytest.approx(float(keep + g[0] > drop + g[1]), abs=1e-6)
-        before = before * plan.keep.detach()
-        torch.testing.assert_close(acting.memory["kept"][view.block].detach(), before)
-    assert torch.allclose(acting.weights.detach(), before) and 0 < float(before.mean()) < 1
+        before = before * plan.keep
+        torch.testing.assert_close(acting.memory["kept"][view.block], before)
+    assert torch.allclose(acting.weights, before) and 0 < float(before.mean()) < 1
 
 
 @pytest.fixture(scope="module")
@@ -143,10 +138,7 @@ def squeezed_by_hand(x, hosts, gone):
 
 def test_with_squeeze_what_is_drawn_to_leave_in_training_goes_to_the_most_similar_that_stays(network):
     strategy, seen = noted(DynamicViT(disposal="squeeze"))
-    actor = Actor(strategy, Budget(keep_rate=0.5), network.cost, network.grid, stream=5)
-    acting = actor.begin(torch.arange(B), 0, None, training=True)
-    with torch.no_grad():
-        network(images(), acting)
+    acting, _ = act(strategy, network, images(), training=True)
     before = torch.ones(B, N)
     for _, tokens, plan in seen:
         now = before * plan.keep

@@ -1,59 +1,47 @@
-"""VisionZip, VisPruner and PruMerge against loops in float64: the logits of whole networks, and single choices."""
+"""VisionZip, VisPruner and PruMerge against the loops of their equations."""
 
-import networks as hand
 import pytest
-from merging import cosine, view
+from merging import cosine, dot, mean, mean_keys, view
 from sparsebench_plugins.pru_merge import PruMerge
 from sparsebench_plugins.vis_pruner import VisPruner
 from sparsebench_plugins.vision_zip import VisionZip
-from tiny import B, vit
+from test_bipartite import check, numbers
 
-COUNTS = {0: 13, 1: 10, 2: 7, 3: 4}
-
-
-def attention_of(seen):
-    return seen.of_class() if seen.prefix else seen.received()
+from sparsebench.strategy.plans import Keep
 
 
-def vision_zip(seen, tokens, K):
-    """Return the tokens when 3/10 of those that go on are merged ones."""
-    C, keys = round(0.3 * K), seen.keys[seen.prefix :]
-    order = hand.order_of(attention_of(seen))
+def vision_zip(order, keys, x, s, a, K):
+    """Return rows and sizes when 3/10 of those that go on are merged ones."""
+    C = round(0.3 * K)
     dominant, others = order[: K - C], sorted(order[K - C :])
-    step = len(others) // C
-    targets = [others[m * step] for m in range(C)]
-    members = {j: [j] for j in targets}
+    targets = [others[m * (len(others) // C)] for m in range(C)]
+    members = {j: [j] for j in [*dominant, *targets]}
     for i in others:
         if i not in targets:
             members[max(targets, key=lambda j, i=i: cosine(keys[i], keys[j]))].append(i)
-    return [tokens[i] if i in dominant else hand.joined([tokens[j] for j in members[i]])
-            for i in sorted([*dominant, *targets])]  # fmt: skip
+    joined = [members[i] for i in sorted(members)]
+    return [(mean([x[i] for i in g], [s[i] for i in g]), sum(s[i] for i in g)) for g in joined]
 
 
-def vis_pruner(seen, tokens, K):
-    """Return the tokens when half are the most attended ones, and two others leave at a time."""
-    order = hand.order_of(attention_of(seen))
+def vis_pruner(order, keys, x, s, a, K):
+    """Return rows and sizes when half are the most attended ones, and two others leave at a time."""
     important, others = order[: K // 2], sorted(order[K // 2 :])
     while len(others) > K - K // 2:
         even, odd = others[::2], others[1::2]
-        repeats = {i: max(cosine(tokens[i].row, tokens[j].row) for j in odd) for i in even}
+        repeats = {i: max(cosine(x[i], x[j]) for j in odd) for i in even}
         leave = sorted(even, key=lambda i: -repeats[i])[: min(2, len(others) - (K - K // 2))]
         others = [i for i in others if i not in leave]
-    return [tokens[i] for i in sorted(important + others)]
+    return [(x[i], s[i]) for i in sorted(important + others)]
 
 
-def pru_merge(seen, tokens, K):
-    """Return the tokens when a centre takes in a quarter of those that come."""
-    a, keys, N = attention_of(seen), seen.keys[seen.prefix :], len(tokens)
-    out = []
-    for i in sorted(hand.order_of(a)[:K]):
-        near = sorted(
-            (j for j in range(N) if j != i), key=lambda j: -sum(x * y for x, y in zip(keys[i], keys[j], strict=True))
-        )
-        group = [i, *near[: round(N / 4)]]
-        row = hand.joined([tokens[j] for j in group], weights=[a[j] for j in group]).row
-        out.append(hand.Token(row))
-    return out
+def pru_merge(order, keys, x, s, a, K):
+    """Return rows and sizes when a centre takes in a quarter of those that come."""
+    rows = []
+    for i in sorted(order[:K]):
+        near = sorted((j for j in range(len(x)) if j != i), key=lambda j: -dot(keys[i], keys[j]))
+        group = [i, *near[: round(len(x) / 4)]]
+        rows.append((mean([x[j] for j in group], [a[j] for j in group]), 1.0))
+    return rows
 
 
 @pytest.mark.parametrize(
@@ -61,12 +49,18 @@ def pru_merge(seen, tokens, K):
     [(VisionZip(contextual=0.3), vision_zip), (VisPruner(step=2), vis_pruner), (PruMerge(share=0.25), pru_merge)],
     ids=["vision_zip", "vis_pruner", "pru_merge"],
 )
-@pytest.mark.parametrize("name", hand.NETWORKS)
-def test_the_logits_and_the_sizes_are_those_of_loops(name, strategy, rule):
-    prefix, changes = hand.NETWORKS[name]
-    budget = {"blocks": tuple(COUNTS), "counts": tuple(COUNTS.values())}
-    acting = hand.compare(strategy, vit(**changes), hand.at(COUNTS, rule), budget, sized=True, prefix=prefix)
-    assert acting.sizes.shape == (B, COUNTS[3])
+@pytest.mark.parametrize(("N", "keep"), [(16, 13), (17, 10), (17, 7), (16, 4)])
+def test_what_goes_on_is_what_loops_make(N, keep, strategy, rule):
+    seen = view(N=N, seed=N + keep)
+    plan = strategy.plan(seen, keep)
+    plan = Keep(plan.index.sort(dim=1).values) if isinstance(plan, Keep) else plan  # as the harness does
+
+    def expected(b):
+        a = seen.attention[b].double().tolist()
+        order = sorted(range(N), key=lambda i: -a[i])
+        return rule(order, mean_keys(seen, b), *numbers(seen, b), a, keep)
+
+    check(seen, plan, expected)
 
 
 @pytest.mark.parametrize(("keep", "contextual"), [(64, 10), (128, 20), (192, 30)])

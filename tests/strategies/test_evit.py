@@ -32,10 +32,13 @@ def test_what_does_not_stay_is_summed_with_its_attention(keep, renormalise):
         assert plan.index[b].tolist() == kept
 
 
+STAGE = {"convention": "compound-ceil", "blocks": (1,)}
+
+
 @pytest.mark.parametrize(("rate", "acts"), [(1.0, False), (0.99, False), (0.94, False), (0.9375, True), (0.9, True)])
 def test_a_stage_in_which_nothing_is_fused_is_the_dense_block(rate, acts):
     network = vit()
-    acting, out = act(EViT(), network, images(), rate=rate, convention="compound-ceil", blocks=(1,))
+    acting, out = act(EViT(), network, images(), rate=rate, **STAGE)
     assert acting.actor.acts == bool(acting.decisions) == acts
     with torch.no_grad():
         assert torch.equal(out, network(images())) != acts
@@ -47,13 +50,10 @@ def test_in_training_the_keep_rate_falls_by_a_cosine_from_epoch_10_to_110_of_300
     rate = 1.0 if epoch < 10 else 0.5 if epoch >= 110 else 0.5 + 0.25 * (1 + math.cos(math.pi * (epoch - 10) / 100))
     kept = math.ceil(rate * N)
     count = min(N, kept + 1)
-    budget = Budget(keep_rate=0.5, convention="compound-ceil", blocks=(1,))
-    actor = Actor(EViT(), budget, network.cost, network.grid, stream=5)
     for training in (True, False):
-        acting = actor.begin(torch.arange(B), 0, None, training=training, done=done)
-        network(images(), acting)
+        acting, _ = act(EViT(), network, images(), training=training, done=done, **STAGE)
         assert acting.index.shape == (B, count if training else 9)
-    assert [step.tokens_out for step in actor.planned] == [N, 9, 9, 9]
+    assert [step.tokens_out for step in acting.actor.planned] == [N, 9, 9, 9]
 
 
 def test_a_training_begins_dense_and_ends_with_the_budgets_tokens():
@@ -64,8 +64,7 @@ def test_a_training_begins_dense_and_ends_with_the_budgets_tokens():
             counts.append(keep)
             return super().plan(view, keep)
 
-    budget = Budget(keep_rate=0.5, convention="compound-ceil", blocks=(1,))
-    actor = Actor(Noted(), budget, case.network.cost, case.network.grid, stream=5)
+    actor = Actor(Noted(), Budget(keep_rate=0.5, **STAGE), case.network.cost, case.network.grid, stream=5)
     steps = Autograd(case.network, actor, Samples(case.inputs, case.labels, None), case.recipe)
     for visit, done in enumerate((0.0, 0.15, 0.2, 0.3, 0.9)):
         steps.step(np.arange(4), visit, done)

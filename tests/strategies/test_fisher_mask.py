@@ -25,13 +25,9 @@ NETWORKS = {
 }
 
 
-def actor_of(network, **budget):
-    return Actor(FisherMask(), Budget(**(budget or {"keep_rate": 0.5})), network.cost, network.grid, stream=5)
-
-
 def fitted(network, inputs=None, labels=LABELS):
     inputs = images() if inputs is None else inputs
-    actor = actor_of(network)
+    actor = Actor(FisherMask(), Budget(keep_rate=0.5), network.cost, network.grid, stream=5)
     return actor, fit(network, actor, Images(inputs, torch.arange(len(inputs)), labels), RECIPE, 0)
 
 

@@ -3,7 +3,6 @@
 import copy
 from itertools import pairwise
 
-import networks as hand
 import pytest
 import torch
 from sparsebench_plugins.idle_vit import IdleViT
@@ -18,6 +17,13 @@ NETWORKS = {
 }
 
 
+def attended(block, x):
+    """Return x + Attn(x) of one image (T, C), and the (H, T, T) attention."""
+    q, k, v = block.attn.qkv(block.norm1(x)).unflatten(1, (3, block.attn.num_heads, -1)).permute(1, 2, 0, 3)
+    A = (q @ k.mT / k.shape[2] ** 0.5).softmax(dim=2)
+    return x + block.attn.proj((A @ v).transpose(0, 1).flatten(1)), A
+
+
 @torch.no_grad()
 def by_hand(network, image, counts, prefix, rows):
     """Return the logits of one image, and who takes part block by block; scores are means over heads and `rows`."""
@@ -29,7 +35,7 @@ def by_hand(network, image, counts, prefix, rows):
         active = range(N) if not held else sorted(sorted(range(N), key=lambda i: (-scores[i], i))[: held[-1]])
         chosen.append(list(active))
         places = [*range(prefix), *(prefix + i for i in active)]
-        new, A, _, _ = hand.attended(block, torch.stack([x[place] for place in places]), [1.0] * len(places), False)
+        new, A = attended(block, torch.stack([x[place] for place in places]))
         new = new + block.mlp(block.norm2(new))
         for row, place in enumerate(places):
             x[place] = new[row]

@@ -5,16 +5,10 @@ from sparsebench_plugins.patch_dropout import PatchDropout
 from sparsebench_plugins.random import Random
 from tiny import B, N, act, images, vit
 
-from sparsebench.models.actor import Actor
-from sparsebench.strategy.budget import Budget
-
 
 def trained(network, visit=0, rate=0.5):
     """Return the pass of one training step."""
-    actor = Actor(PatchDropout(), Budget(keep_rate=rate), network.cost, network.grid, stream=5)
-    acting = actor.begin(torch.arange(B), visit, None, training=True)
-    network(images(), acting)
-    return acting
+    return act(PatchDropout(), network, images(), rate=rate, training=True, visit=visit)[0]
 
 
 def test_the_test_sees_all_tokens_and_pays_for_them():

@@ -34,12 +34,13 @@ def vit(*args, **changes):
 
 
 @torch.no_grad()
-def act(strategy, network, inputs, relevance=None, rate=0.5, items=None, **budget):
+def act(
+    strategy, network, inputs, relevance=None, rate=0.5, items=None, *, training=False, visit=0, done=1.0, **budget
+):
     """Return the pass and the outputs of a strategy on a network."""
-    n = len(inputs)
     actor = Actor(strategy, Budget(keep_rate=rate, **budget), network.cost, network.grid, stream=5)
-    items = torch.arange(n) if items is None else items
-    acting = actor.begin(items, 0, relevance, training=False)
+    items = torch.arange(len(inputs)) if items is None else items
+    acting = actor.begin(items, visit, relevance, training=training, done=done)
     return acting, network(inputs, acting)
 
 

@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsebench.strategy import tokens
+from sparsebench.strategy import sorting, tokens
 from sparsebench.strategy.plans import Keep, Mask, Merge, Mix, Shift
 
 KINDS = ("keep", "fuse", "merge", "weigh", "mix")
@@ -80,6 +82,27 @@ def test_a_plan_does_what_a_loop_over_its_tokens_does(case):
     assert torch.equal(tokens.index_after(plan, 3 * index + 1), torch.where(names < 0, -1, 3 * names + 1))
 
 
+REALS = st.sampled_from([0.0, -0.0, 1.0, 1.5, -2.0, torch.inf, -torch.inf, torch.nan])
+TYPES = {
+    torch.float32: REALS,
+    torch.float16: REALS,
+    torch.int64: st.integers(-3, 3),
+    torch.bool: st.booleans(),
+}
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("dtype", TYPES)
+@given(data=st.data())
+def test_comparisons_sort_as_torch_does(dtype, descending, data):
+    rows = st.lists(TYPES[dtype], min_size=7, max_size=7)
+    values = torch.tensor(data.draw(st.lists(rows, min_size=1, max_size=3)), dtype=dtype)
+    order = values.sort(dim=-1, descending=descending, stable=True)
+    by_comparisons = sorting._by_comparisons(values, descending)
+    assert torch.equal(by_comparisons.indices, order.indices)
+    torch.testing.assert_close(by_comparisons.values, order.values, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_prefix_tokens_stay_bit_for_bit_in_front_of_the_counted_ones(kind, prefix):
@@ -95,17 +118,19 @@ def test_merging_into_hosts_leaves_those_that_are_their_own_in_their_order():
     assert Merge.into(torch.tensor([[3, 1, 1, 3], [0, 0, 2, 3]])).target.tolist() == [[1, 0, 0, 1], [0, 0, 1, 2]]
 
 
-@pytest.mark.parametrize("kind", ["merge", "weigh"])
-def test_gradients_flow_through_merged_tokens_and_their_weights(kind):
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_flow_through_tokens_and_their_weights(kind):
+    weights = {"fuse": "fuse", "weigh": "weight", "mix": "weight"}.get(kind)
     rng = torch.Generator().manual_seed(0)
     plan = make_plan(kind, rng, 2, 6, 3)
     x = torch.randn(2, 6, 2, generator=rng, dtype=torch.float64, requires_grad=True)
-    weights = () if plan.weight is None else (plan.weight.requires_grad_(),)
 
-    def merged(x, *weight):
-        return tokens.apply(Merge(plan.target, weight=weight[0] if weight else None), x, torch.ones(2, 6).double())
+    def changed(x, *given):
+        new = replace(plan, **{weights: given[0]}) if given else plan
+        return tokens.apply(new, x, torch.ones(2, 6).double())
 
-    assert torch.autograd.gradcheck(merged, (x, *weights))
+    given = () if weights is None else (getattr(plan, weights).requires_grad_(),)
+    assert torch.autograd.gradcheck(changed, (x, *given))
 
 
 def test_gather_takes_the_rows_of_each_sample_and_its_gradient_reaches_only_them():
