@@ -226,7 +226,7 @@ def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> Non
 
 
 def _sets(root: Path, verify: bool) -> list[dict[str, Any]]:
-    from sparsebench.tasks.sources.files import Contents, listing
+    from sparsebench.tasks.sources.files import listing
     from sparsebench.tasks.sources.known import DEFAULTS, SETS, read
 
     rows = []
@@ -234,8 +234,7 @@ def _sets(root: Path, verify: bool) -> list[dict[str, Any]]:
         state, note = entry.look(root, verify)
         if verify and state == "there" and entry.name in DEFAULTS:
             try:
-                pictures = dict.fromkeys(listing(root / entry.folder).names, "")
-                read(entry.name, DEFAULTS[entry.name], Contents(root / entry.folder, pictures))
+                read(entry.name, DEFAULTS[entry.name], listing(root / entry.folder))
             except UserError as error:
                 state, note = "corrupt", str(error)
         place, fetched = [str(root / place) for place in entry.places], entry.megabytes > 0

@@ -119,7 +119,7 @@ def test_all_bad_pictures_of_all_that_is_decoded_are_one_error_and_what_has_none
 def test_a_place_that_cannot_be_written_is_a_user_error(tmp_path, monkeypatch, rows):
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "file" / "below"))
-    with pytest.raises(UserError, match=r"cannot be kept in .*below: .*; set SPARSEBENCH_CACHE to a folder"):
+    with pytest.raises(UserError, match=r"cannot write to .*below: .*; set SPARSEBENCH_CACHE to a folder"):
         Pixels("a", SHAPE, rows).array()
     cache.keep_about("b", 1)
     assert rows.made == [] and cache.read_about("b") is None

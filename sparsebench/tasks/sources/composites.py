@@ -20,6 +20,7 @@ from sparsebench.tasks.sources.files import (
     contents,
     contents_of,
     fingerprint_of,
+    listing,
     path_of,
     square_of,
 )  # fmt: skip
@@ -152,7 +153,7 @@ def _flowers(root: Path, size: int) -> Pool:
     The pictures have no official checksum: what is kept of them is named by their own.
     """
     folder = root / SETS[FLOWERS102].folder
-    pictures = contents(folder)
+    pictures = contents(listing(folder))
 
     def squares(*splits: str) -> np.ndarray:
         paths = [path for split in splits for path, _ in dataset(FLOWERS102, root, split, loader=Path)]

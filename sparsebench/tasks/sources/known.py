@@ -83,7 +83,7 @@ class ImageSet:
                 return "missing", f"{place}{' or '.join(names)} is not there"
         try:
             if self.folder:
-                count = len(listing(root / self.folder).names) if (root / self.folder).is_dir() else 0
+                count = len(listing(root / self.folder).pictures) if (root / self.folder).is_dir() else 0
                 if count < self.pictures:
                     state: State = "corrupt" if count else "missing"
                     return state, f"{self.folder} holds {count} of {self.pictures} pictures"
