@@ -33,7 +33,6 @@ from sparsebench.tasks.sources.files import (
     listing,
 )
 from sparsebench.tasks.sources.known import (
-    DEFAULTS,
     DIGITS,
     OFFICIAL,
     PHOTOS,
@@ -121,7 +120,7 @@ def _locate_labelled(root: Path, kind: str, skip_bad: bool) -> tuple[str, Path]:
             "--data-root with it in it",
         )  # fmt: skip
     listed = listing(root)
-    read(kind, DEFAULTS[kind], listed)
+    read(kind, SETS[kind].columns, listed)
     files = contents(replace(listed, others={}), tables(root, kind), skip_bad)
     return f"{kind}-{files.fingerprint}", root
 

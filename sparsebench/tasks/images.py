@@ -23,7 +23,7 @@ from sparsebench.tasks.sources.composites import (
     foregrounds,
 )
 from sparsebench.tasks.sources.files import path_of
-from sparsebench.tasks.sources.known import CLASSES, DIGITS, OWN_TASK, PHOTOS
+from sparsebench.tasks.sources.known import DIGITS, PHOTOS, SETS, names_for
 
 Scene = Callable[[np.ndarray, np.random.Generator, bool], tuple[np.ndarray, np.ndarray]]
 """Makes of labels (n,), of a test or not, the canvases (n, 3, S, S) uint8 that foregrounds go on, and groups (n,)."""
@@ -184,7 +184,7 @@ class ImageTask(PictureTask):
         """See `Task.check`."""
         super().check()
         for name in (self.images, self.pretrain_images):
-            if (kind := name.partition("-")[0]) in OWN_TASK:
+            if (kind := name.partition("-")[0]) in names_for("task"):
                 raise UserError(
                     f"the images of task '{self.name}': {kind} is for the task '{kind}' alone",
                     next_step=f"give other --images, or --task {kind}",
@@ -318,8 +318,7 @@ class Composite(ImageTask):
 
     def class_count(self, labels: np.ndarray) -> int:
         """See `Task.class_count`: of a known set of pictures all classes."""
-        count = CLASSES.get(self.images)
-        return super().class_count(labels) if count is None else count
+        return SETS[self.images].classes if self.images in SETS else super().class_count(labels)
 
     def success(self, test_loss: float, accuracy: float) -> bool | None:
         """See `Task.success`."""
