@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import unicodedata
 from collections import Counter
@@ -13,7 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from sparsebench.errors import UserError, few
+from pydantic import StrictInt, TypeAdapter
+
+from sparsebench.errors import UserError, few, reason_of
 from sparsebench.tasks.sources.files import DIGITS
 
 _few = partial(few, width=60)
@@ -32,6 +33,7 @@ Labels = Literal["imagenet", "numbers", "names", "file"]
 ClassFile = tuple[dict[str, int | None], int | None]
 """What a file of classes says: their numbers by the name, in Unicode NFC, None for a name that two have; and how many
 classes the head has, or None where the file may be of some of them."""
+_JSON = TypeAdapter(list[str] | dict[str, StrictInt] | dict[int, str | list[str]])
 RULES: Mapping[str, str] = {
     "imagenet": "by WordNet ids or class names, as a head of ImageNet-1k has them",
     "numbers": "by their names, which are numbers of the head's classes",
@@ -84,20 +86,8 @@ def number(
     """
     if head is not None and head > MOST_CLASSES:
         raise UserError("the weights' head", got=f"{head} classes", allowed=f"at most {MOST_CLASSES}")
-    rule = _rule_for(folders, head) if labels == "auto" else labels
-    size = None
-    if file is not None:
-        (by_name, size), rule = file, "file"
-        matches = [by_name.get(unicodedata.normalize("NFC", name)) for name in folders]
-        names = {number: name for name, number in reversed(by_name.items()) if number is not None}
-    elif rule == "imagenet":
-        matches, names = imagenet_numbers(tuple(folders)), dict(enumerate(imagenet_classes()))
-    elif rule == "numbers":
-        matches = [int(name) if _is_number(name) else None for name in folders]
-        names = {number: name for number, name in zip(matches, folders, strict=True) if number is not None}
-    else:
-        names = dict(enumerate(sorted(folders)))
-        matches = [sorted(folders).index(name) for name in folders]
+    rule: Labels = "file" if file is not None else _rule_for(folders, head) if labels == "auto" else labels
+    matches, names, size = _matches(folders, rule, file)
     if strange := [name for name, number in zip(folders, matches, strict=True) if number is None]:
         raise UserError(
             f"{len(strange)} of {len(folders)} class folders {STRANGE[rule]}", got=_few(strange),
@@ -108,18 +98,33 @@ def number(
     times = Counter(numbers)
     if twice := [name for name, number in zip(folders, numbers, strict=True) if times[number] > 1]:
         raise UserError("class folders that are of the same class", got=_few(twice), next_step="put them into one")
-    whole = file is None or size is not None
-    size = size or max(names) + 1
     if rule == "numbers":
         _check_numbers(numbers, head, sure=labels == "numbers")
     elif rule == "names":
         _check_names(folders, head, sure=labels == "names")
-    elif head is not None and (size > head or (size < head and whole)):
+    elif head is not None and (head < max(names) + 1 or size not in (None, head)):
         raise UserError(
-            f"class folders are numbered by {rule}, of {size} classes, and the head has {head}",
+            f"class folders are numbered by {rule}, of {max(names) + 1} classes, and the head has {head}",
             next_step=f"give the head's own classes, in its order, with {BY_FILE}",
         )
-    return Numbered(rule, tuple(names.get(k, str(k)) for k in range(head or size)), tuple(numbers))
+    classes = range(head or size or max(names) + 1)
+    return Numbered(rule, tuple(names.get(k, str(k)) for k in classes), tuple(numbers))
+
+
+def _matches(
+    folders: Sequence[str], rule: Labels, file: ClassFile | None
+) -> tuple[list[int | None], dict[int, str], int | None]:
+    """Return the number of each class folder, the names of the classes, and how many there are, if that is told."""
+    if file is not None:
+        by_name, size = file
+        names = {number: name for name, number in reversed(by_name.items()) if number is not None}
+        return [by_name.get(unicodedata.normalize("NFC", name)) for name in folders], names, size
+    if rule == "imagenet":
+        return imagenet_numbers(tuple(folders)), dict(enumerate(imagenet_classes())), IMAGENET
+    numbers = {name: k for k, name in enumerate(sorted(folders))}
+    if rule == "numbers":
+        numbers = {name: int(name) for name in folders if _is_number(name)}
+    return [numbers.get(name) for name in folders], {number: name for name, number in numbers.items()}, None
 
 
 def _rule_for(folders: Sequence[str], head: int | None) -> Labels:
@@ -137,21 +142,12 @@ def _is_number(name: str) -> bool:
 
 def _check_numbers(numbers: Sequence[int], head: int | None, *, sure: bool) -> None:
     """Raise UserError if class folders of these numbers are not the head's; more is refused unless the user is sure."""
-    last = max(numbers)
-    if head is None and not sure and last >= len(numbers):
+    most = head or (MOST_CLASSES if sure else len(numbers))
+    if max(numbers) >= most or (not sure and sorted(numbers) == list(range(1, len(numbers) + 1))):
         raise UserError(
-            f"class folders are numbers up to {last}, and there are {len(numbers)}: how many classes the head has is "
-            "not known", next_step="give labels=numbers if these are its classes, counted from 0, or " + BY_FILE,
-        )  # fmt: skip
-    if last >= (head or MOST_CLASSES):
-        raise UserError(
-            f"class folders are numbers up to {last}, and the head has {head or MOST_CLASSES} classes, counted from 0",
-            next_step=f"number them from 0, or say which class each is with {BY_FILE}",
-        )
-    if not sure and sorted(numbers) == list(range(1, len(numbers) + 1)):
-        raise UserError(
-            f"class folders are numbers from 1 to {last}, and a head's classes are counted from 0",
-            next_step=f"number them from 0, or give labels=numbers if 1 is the head's second class, or {BY_FILE}",
+            f"class folders are numbers from {min(numbers)} to {max(numbers)}, and a head's classes are counted from 0",
+            allowed=f"0 to {most - 1}",
+            next_step=f"number them from 0, give labels=numbers if these are the head's classes, or {BY_FILE}",
         )
 
 
@@ -201,9 +197,11 @@ def read_file(path: Path, name: str = "") -> ClassFile:
     try:
         content = path.read_bytes()
         text = content.decode("utf-8-sig")
-        pairs, size = _pairs(json.loads(text) if path.suffix.lower() == ".json" else text.rstrip().splitlines())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"classes: {path} cannot be read: {error}", allowed=BY_FILE.partition("FILE ")[2]) from error
+        is_json = path.suffix.lower() == ".json"
+        pairs, size = _pairs(_JSON.validate_json(text) if is_json else text.rstrip().splitlines())
+    except (OSError, ValueError) as error:
+        says = BY_FILE.partition("FILE ")[2]
+        raise UserError(f"classes: {path} cannot be read: {reason_of(error)}", allowed=says) from error
     if name and name != f"{FILE}-{hashlib.sha256(content).hexdigest()[:DIGITS]}":
         raise UserError(f"{path} changed while the run was under way", next_step="run it again")
     numbers: dict[str, int | None] = {}
@@ -220,23 +218,26 @@ def read_file(path: Path, name: str = "") -> ClassFile:
     return numbers, size
 
 
-def _pairs(value: Any) -> tuple[list[tuple[str, int]], int | None]:
-    """Return the names with their numbers, and how many classes there are, where a list says all; ValueError if none.
+def _pairs(
+    value: list[str] | dict[str, int] | dict[int, str | list[str]],
+) -> tuple[list[tuple[str, int]], int | None]:
+    """Return the names with their numbers, and how many classes there are, where a list says all.
 
-    Of an object of number to name the keys are numbers and the names are not.
+    Raises:
+        ValueError: two names have one number, or nothing tells names from numbers.
     """
-    if isinstance(value, list) and all(isinstance(name, str) for name in value):
+    if isinstance(value, list):
         return [(name, k) for k, name in enumerate(value)], len(value)
-    if isinstance(value, dict) and all(type(number) is int for number in value.values()):
-        if len(set(value.values())) < len(value):
-            raise ValueError("two names have the same number")
-        return list(value.items()), None
-    if isinstance(value, dict) and all(map(_is_number, value)):
-        rows = [(int(key), names if isinstance(names, list) else [names]) for key, names in value.items()]
-        pairs = [(name, number) for number, names in rows for name in names]
-        if all(isinstance(name, str) for name, _ in pairs) and not all(_is_number(name) for name, _ in pairs):
-            return pairs, None
-    raise ValueError("it is neither a list of names nor an object of name to number, or of number to name")
+    pairs = list[tuple[str, int]]()
+    for key, item in value.items():
+        if isinstance(item, int):
+            pairs.append((str(key), item))
+        else:
+            pairs += [(name, int(key)) for name in ([item] if isinstance(item, str) else item)]
+    keys = {number for _, number in pairs}
+    if len(keys) < len(value) or all(_is_number(name) for name, _ in pairs):
+        raise ValueError("two names have the same number, or nothing tells names from numbers")
+    return pairs, None
 
 
 @lru_cache(maxsize=1)
