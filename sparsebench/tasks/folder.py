@@ -17,6 +17,7 @@ from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
 from sparsebench.tasks.sources.cache import Pixels
 from sparsebench.tasks.sources.files import (
     Contents,
+    check_unchanged,
     classes_in,
     contents,
     contents_of,
@@ -206,7 +207,8 @@ class Folder(Task):
         """Return the class of each folder in a head of so many classes, or as many as the cell says."""
         file = None
         if self.classes:
-            file = read_file(path_of(self.classes, locations, BY_FILE), self.classes)
+            check_unchanged(path := path_of(self.classes, locations, BY_FILE), self.classes)
+            file = read_file(path)
         try:
             return number(list(folders), "auto" if self.labels == "file" else self.labels, self.head or head, file)
         except UserError as error:

@@ -8,6 +8,7 @@ import pytest
 
 from sparsebench.errors import UserError
 from sparsebench.tasks.folder import Folder
+from sparsebench.tasks.sources.files import check_unchanged
 from sparsebench.tasks.sources.labels import imagenet_classes as classes
 from sparsebench.tasks.sources.labels import number, read_file
 
@@ -108,7 +109,7 @@ def test_a_file_says_which_class_has_which_name(form: str, tmp_path: Path) -> No
     assert found.labels == "file" and found.numbers == (2, 0, 3, 1)
     assert number(["ring", "square"], "auto", 4, read_file(path)).numbers == (3, 1)  # some of its classes
     (name, place), *_ = Folder(classes=str(path)).located()[1].items()
-    assert name.startswith("classes-") and place == path and read_file(path, name)
+    assert name.startswith("classes-") and place == path and read_file(path)
 
 
 def test_a_file_may_spell_names_in_the_other_unicode_normalisation(tmp_path: Path) -> None:
@@ -154,8 +155,8 @@ def test_a_file_that_is_not_there_or_changes_under_a_run_is_one_line(tmp_path: P
     path.write_text("a\nb\n")
     (name,) = Folder(classes=str(path)).located()[1]
     path.write_text("b\na\n")
-    with pytest.raises(UserError, match="changed while the run was under way"):
-        read_file(path, name)
+    with pytest.raises(UserError, match=r"classes\.txt changed while the run was under way"):
+        check_unchanged(path, name)
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from sparsebench.errors import UserError
 from sparsebench.tasks.sources import cache, known
 from sparsebench.tasks.sources.files import (
     Locations,
+    check_unchanged,
     contents,
     contents_of,
-    fingerprint_of,
     listing,
     path_of,
     square_of,
@@ -137,8 +137,7 @@ def _backgrounds(name: str, size: int, root: Path | None) -> Photos | Pool:
         pool = folder_pixels(name, size, root)[1].array()
     else:
         pixels = read_array(root)
-        if name != f"{ARRAY}-{fingerprint_of(root)}":
-            raise UserError(f"{root} changed while the run was under way", next_step="run it again")
+        check_unchanged(root, name)
         shape = len(pixels), 3, size, size
         pool = cache.Pixels(f"{name}-{size}-square", shape, partial(square_of, pixels, size)).array()
     if len(pool) < 5:

@@ -79,6 +79,12 @@ def sha256_of(path: Path) -> str:
     return digest
 
 
+def check_unchanged(path: Path, sha256: str) -> None:
+    """Raise UserError unless the SHA-256 of a file still begins so, as in the name that cells have for it."""
+    if not sha256_of(path).startswith(sha256.rpartition("-")[2]):
+        raise _change_error(path.name)
+
+
 def read_bytes(path: Path, sha256: str | None = None) -> bytes:
     """Return a picture's bytes.
 

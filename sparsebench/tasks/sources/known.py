@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from sparsebench.errors import UserError, unknown
-from sparsebench.tasks.sources.files import Contents, contents_of, listing, sha256_of
+from sparsebench.tasks.sources.files import Contents, check_unchanged, contents_of, listing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -169,10 +169,9 @@ def labelled_pictures(kind: str, name: str, root: Path, columns: tuple[str, str]
     Raises:
         UserError: its table is wrong, where file and line are named, or has changed.
     """
-    names = tables(root, kind)
-    folder = contents_of(name, root, names)
-    if {table: sha256_of(root / table) for table in names} != folder.tables:
-        raise UserError(f"the tables in {root} changed while the run was under way", next_step="run it again")
+    folder = contents_of(name, root, tables(root, kind))
+    for table, sha256 in folder.tables.items():
+        check_unchanged(root / table, sha256)
     return folder, read(kind, columns, folder)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import unicodedata
 from collections import Counter
@@ -15,7 +14,6 @@ from typing import Any, Literal, NamedTuple
 from pydantic import StrictInt, TypeAdapter
 
 from sparsebench.errors import UserError, few, reason_of
-from sparsebench.tasks.sources.files import DIGITS
 
 _few = partial(few, width=60)
 """Names are a user's, of any length."""
@@ -185,25 +183,22 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if place % 2 else (0, part) for place, part in enumerate(parts)]
 
 
-def read_file(path: Path, name: str = "") -> ClassFile:
+def read_file(path: Path) -> ClassFile:
     """Return what a file of classes says: a text with a name a line in the head's order, or JSON.
 
     JSON is a list of names in that order, an object of name to number, or one of number to name or names, such as
     {"0": "tench"}.
 
     Raises:
-        UserError: it cannot be read, is none of these, or has not the name by its content that was given.
+        UserError: it cannot be read, or is none of these.
     """
     try:
-        content = path.read_bytes()
-        text = content.decode("utf-8-sig")
+        text = path.read_text(encoding="utf-8-sig")
         is_json = path.suffix.lower() == ".json"
         pairs, size = _pairs(_JSON.validate_json(text) if is_json else text.rstrip().splitlines())
     except (OSError, ValueError) as error:
         says = BY_FILE.partition("FILE ")[2]
         raise UserError(f"classes: {path} cannot be read: {reason_of(error)}", allowed=says) from error
-    if name and name != f"{FILE}-{hashlib.sha256(content).hexdigest()[:DIGITS]}":
-        raise UserError(f"{path} changed while the run was under way", next_step="run it again")
     numbers: dict[str, int | None] = {}
     for label, number in pairs:
         name = unicodedata.normalize("NFC", label.strip())
