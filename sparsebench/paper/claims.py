@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sparsebench.board import tables
 from sparsebench.board.columns import Column
@@ -35,13 +35,7 @@ CLASSES = 1000
 Word = Literal["agrees", "other convention", "cannot be", "nothing claimed", "not recounted"]
 
 
-def _number(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | Decimal):
-        raise ValueError("must be a number")
-    return value
-
-
-Positive = Annotated[Decimal, Field(gt=0, le=MOST), BeforeValidator(_number)]
+Positive = Annotated[Decimal, Field(gt=0, le=MOST)]
 
 
 class Claim(BaseModel):
@@ -85,12 +79,6 @@ class Claim(BaseModel):
     hardware: str = ""
     source: str = Field(min_length=1)
     note: str = ""
-
-    @model_validator(mode="after")
-    def _counts_have_blocks(self) -> Claim:
-        if len(self.counts) != len(self.blocks):
-            raise ValueError(f"{len(self.counts)} counts for {len(self.blocks)} blocks")
-        return self
 
     @property
     def claimed_speedup(self) -> float | None:
