@@ -7,6 +7,7 @@ and there whole or not at all. One process decodes while the others wait for it,
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import math
@@ -178,7 +179,8 @@ class Pixels:
             start, size = file.tell(), math.prod(self.shape[1:])
 
             def write(i: int) -> None:
-                os.pwrite(file.fileno(), self.row(i).tobytes(), start + i * size)
+                if os.pwrite(file.fileno(), self.row(i).tobytes(), start + i * size) < size:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
             errors = in_threads(write, range(self.shape[0]), count)[1].values()
             if bad := {name: reason for error in errors for name, reason in error.reasons.items()}:
