@@ -189,26 +189,19 @@ class ImageTask(PictureTask):
                     f"the images of task '{self.name}': {kind} is for the task '{kind}' alone",
                     next_step=f"give other --images, or --task {kind}",
                 )
-        if self.foreground > self.canvas:
-            raise UserError("the foreground is larger than the canvas", got=f"{self.foreground} > {self.canvas}")
-        if self.placement == "tiles" and (self.canvas % self.foreground or self.foreground % self.patch):
-            raise UserError(
-                "tiles: the foreground must divide the canvas, and patch the foreground",
-                got=f"canvas={self.canvas}, foreground={self.foreground}, patch={self.patch}",
-                next_step="as in canvas=36,foreground=12,patch=4",
-            )
-        if (self.shift and self.placement != "anywhere") or (self.permuted and (self.shift or self.flip)):
-            raise UserError(
-                "on the patch grid images cannot be shifted, nor permuted patches flipped",
-                got=f"placement={self.placement}, permuted={self.permuted}, flip={self.flip}, shift={self.shift}",
-                next_step="give placement=anywhere and permuted=False, or train without",
-            )  # fmt: skip
-        if self.bound_to() is not None and self.canvas % self.patch:
-            raise UserError("patch must divide the canvas", got=f"patch={self.patch}, canvas={self.canvas}")
-        if self.held_out and len(set(self.held_out)) != 2:
-            raise UserError(
-                "held_out takes exactly two classes", got=list(self.held_out), next_step="as in held_out=bird+airplane"
-            )
+        moved = self.placement == "anywhere" and not self.permuted
+        tiled = not (self.canvas % self.foreground or self.foreground % self.patch)
+        for holds, what, names in (
+            (self.foreground <= self.canvas, "the foreground is larger than the canvas", "foreground canvas"),
+            (tiled or self.placement != "tiles",
+             "tiles: the foreground must divide the canvas, and patch the foreground", "canvas foreground patch"),
+            (moved or not self.shift, "on the patch grid images cannot be shifted", "placement permuted shift"),
+            (not (self.permuted and self.flip), "permuted patches cannot be flipped", "permuted flip"),
+            (self.bound_to() is None or self.canvas % self.patch == 0, "patch must divide the canvas", "patch canvas"),
+            (len(set(self.held_out)) in (0, 2), "held_out takes two classes, as in held_out=bird+airplane", "held_out"),
+        ):  # fmt: skip
+            if not holds:
+                raise UserError(what, got=", ".join(f"{name}={getattr(self, name)}" for name in names.split()))
 
     def bound_to(self) -> int | None:
         """See `Task.bound_to`."""

@@ -164,16 +164,21 @@ def test_a_repetition_is_the_same_again_and_unlike_the_next(cls):
     assert not np.array_equal(first.test.inputs, other.test.inputs)
 
 
-GRID = "cannot be shifted, nor permuted patches flipped; got placement=.*permuted="
 TILES = "tiles: the foreground must divide the canvas, and patch the foreground"
 APART = {
-    "a foreground larger than the canvas": ({"canvas": 16, "foreground": 17}, "larger than the canvas; got 17 > 16"),
+    "a foreground larger than the canvas": (
+        {"canvas": 16, "foreground": 17},
+        "got foreground=17, canvas=16",
+    ),
     "one class held out": ({"held_out": ("3",)}, "two"),
     "three": ({"held_out": ("1", "2", "3")}, "two"),
     "one class twice": ({"held_out": ("3", "3")}, "two"),
-    "permuted and flipped": ({"permuted": True, "flip": True}, GRID),
-    "permuted and shifted": ({"permuted": True, "shift": 2}, GRID),
-    "on the grid and shifted": ({"placement": "grid", "shift": 2}, GRID),
+    "permuted and flipped": ({"permuted": True, "flip": True}, "cannot be flipped; got permuted=True, flip=True"),
+    "permuted and shifted": (
+        {"permuted": True, "shift": 2},
+        "shifted; got placement=anywhere, permuted=True",
+    ),
+    "on the grid and shifted": ({"placement": "grid", "shift": 2}, "cannot be shifted; got placement=grid"),
     "patches that do not divide": ({"permuted": True, "patch": 5}, "patch must divide the canvas; got patch=5"),
     "tiles that do not fit": ({"placement": "tiles", "canvas": 40, "foreground": 12}, TILES),
     "tiles of half patches": ({"placement": "tiles", "canvas": 36, "foreground": 18}, TILES),
