@@ -39,12 +39,6 @@ RULES: Mapping[str, str] = {
     "file": "by the file {}",
 }
 """How class folders are numbered, by the parameter `labels`."""
-STRANGE: Mapping[str, str] = {
-    "imagenet": "are named after no class of ImageNet-1k, as n02012849 or tench, or after two",
-    "numbers": "are named by no number",
-    "file": "are not in the file of classes, or stand for two",
-}
-"""What is wrong with class folders that have no number."""
 
 
 def numbering(params: Mapping[str, Any]) -> str:
@@ -88,7 +82,8 @@ def number(
     matches, names, size = _matches(folders, rule, file)
     if strange := [name for name, number in zip(folders, matches, strict=True) if number is None]:
         raise UserError(
-            f"{len(strange)} of {len(folders)} class folders {STRANGE[rule]}", got=_few(strange),
+            f"{len(strange)} of {len(folders)} class folders are of no class, or of two; they are numbered "
+            + RULES[rule].format("of classes"), got=_few(strange),
             allowed=f"names such as {_few([names[k] for k in sorted(names)] or ['0', '1'])}",
             next_step=f"rename or remove them, or say which class each is with {BY_FILE}",
         )  # fmt: skip
