@@ -122,7 +122,7 @@ def test_a_name_that_two_classes_have_is_refused_where_a_folder_has_it(tmp_path:
     path = tmp_path / "classes.txt"
     path.write_text("crane\ntench\ncrane\n")
     assert number(["tench"], "auto", 3, read_file(path)).numbers == (1,)
-    with pytest.raises(UserError, match="or of two; .*; got crane"):
+    with pytest.raises(UserError, match=r"or of two; .*; got crane"):
         number(["crane", "tench"], "auto", 3, read_file(path))
 
 
