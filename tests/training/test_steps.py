@@ -143,10 +143,7 @@ def test_a_step_that_does_not_fit_is_taken_in_parts(most):
     torch.testing.assert_close(weights(small), weights(whole), atol=1e-4, rtol=1e-3)
     assert parts == {1: 16, 3: 4, 7: 2, 10: 1}[most]
     assert sum(size > most for size in small.sizes) == math.log2(parts)
-
-
-def test_a_sample_that_does_not_fit_ends_it():
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(torch.OutOfMemoryError):  # not even one sample fits
         Training(Small(0), None, samples(), RECIPE, ("order",)).run()
 
 
