@@ -116,12 +116,15 @@ def in_threads(
     with warnings.catch_warnings(), ThreadPoolExecutor(threads) as pool:
         warnings.simplefilter("ignore")  # Pillow's, of what it could still read
         parts = pool.map(attempt, [items[first : first + chunk] for first in range(0, len(items), chunk)])
-        for item, outcome in itertools.chain.from_iterable(parts):
-            if isinstance(outcome, BadPicturesError):
-                bad[item] = outcome
-            else:
-                good[item] = outcome
-            count()
+        try:
+            for item, outcome in itertools.chain.from_iterable(parts):
+                if isinstance(outcome, BadPicturesError):
+                    bad[item] = outcome
+                else:
+                    good[item] = outcome
+                count()
+        finally:
+            pool.shutdown(cancel_futures=True)  # whoever stops it does not wait for the rest
     return good, bad
 
 
