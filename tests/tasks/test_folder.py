@@ -109,24 +109,6 @@ def test_folders_are_known_by_wordnet_ids_and_by_class_names():
     assert numbers_of(("crane", "maillot", "airplane")) == [None] * 3  # two cranes: a bird and a machine
 
 
-@pytest.mark.parametrize("test", [0, 6])
-def test_a_picture_that_changes_under_a_run_is_refused_and_nothing_of_it_is_kept(folder, test):
-    root = folder(each=4)
-    task, locations = task_on(root, test=test)
-    expected = np.stack([cut_out(read_rgb(path), 16, 0.9) for path in sorted(root.rglob("*.png"))])
-    contents = {path: path.read_bytes() for path in (root / "val" / "a").iterdir()}
-    for path in contents:  # of which some are drawn
-        Image.new("RGB", (40, 30)).save(path)
-    with pytest.raises(UserError, match="changed while the run was under way; run it again"):
-        task.draw(0, 0, locations)
-    for path, content in contents.items():
-        path.write_bytes(content)
-    drawn = task.model_copy(update={"test": 0}).draw(0, 0, locations).test.inputs.transpose(0, 2, 3, 1)
-    assert (drawn == expected).all()
-    (root / "val" / "a" / "new.png").write_bytes(content)  # the run began without it
-    assert len(task.model_copy(update={"test": 0}).draw(0, 0, locations).test.labels) == 8
-
-
 def test_what_is_no_such_folder_is_refused(tmp_path):
     for spec, says in [
         ("digits", "allowed: folder:DIR"),

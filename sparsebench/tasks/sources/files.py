@@ -152,14 +152,6 @@ def square(rgb: Picture, size: int) -> np.ndarray:
     return np.asarray(middle.resize((size, size), Image.Resampling.BILINEAR))
 
 
-def square_of(pixels: np.ndarray, size: int, i: int) -> np.ndarray:
-    """Return (3, size, size) uint8, see `square`, of one of (n, height, width, 3) pictures: uint8, or from 0 to 1."""
-    from PIL import Image
-
-    picture = pixels[i] if pixels.dtype == np.uint8 else (pixels[i] * 255).round().astype(np.uint8)
-    return square(Image.fromarray(picture), size).transpose(2, 0, 1)
-
-
 @dataclass(frozen=True)
 class Contents:
     """The pictures below a folder, each with what it can be checked by.
