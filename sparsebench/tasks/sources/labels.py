@@ -79,7 +79,9 @@ def number(
     if head is not None and head > MOST_CLASSES:
         raise UserError("the weights' head", got=f"{head} classes", allowed=f"at most {MOST_CLASSES}")
     rule: Labels = "file" if file is not None else _rule_for(folders, head) if labels == "auto" else labels
-    matches, names, size = _matches(folders, rule, file)
+    by_name, size = file or _numbers_by_name(folders, rule)
+    names = {number: name for name, number in reversed(by_name.items()) if number is not None}
+    matches = [by_name.get(KEYS.get(rule, str)(name)) for name in folders]
     if strange := [name for name, number in zip(folders, matches, strict=True) if number is None]:
         raise UserError(
             f"{len(strange)} of {len(folders)} class folders are of no class, or of two; they are numbered "
@@ -104,27 +106,20 @@ def number(
     return Numbered(rule, tuple(names.get(k, str(k)) for k in classes), tuple(numbers))
 
 
-def _matches(
-    folders: Sequence[str], rule: Labels, file: ClassFile | None
-) -> tuple[list[int | None], dict[int, str], int | None]:
-    """Return the number of each class folder, the names of the classes, and how many there are, if that is told."""
-    if file is not None:
-        by_name, size = file
-        names = {number: name for name, number in reversed(by_name.items()) if number is not None}
-        return [by_name.get(unicodedata.normalize("NFC", name)) for name in folders], names, size
+def _numbers_by_name(folders: Sequence[str], rule: Labels) -> ClassFile:
+    """Return the numbers of names as a file of classes would say them, where there is none."""
     if rule == "imagenet":
-        return imagenet_numbers(tuple(folders)), dict(enumerate(imagenet_classes())), IMAGENET
-    numbers = {name: k for k, name in enumerate(sorted(folders))}
+        return dict(_imagenet()), IMAGENET
     if rule == "numbers":
-        numbers = {name: int(name) for name in folders if _is_number(name)}
-    return [numbers.get(name) for name in folders], {number: name for name, number in numbers.items()}, None
+        return {name: int(name) for name in folders if _is_number(name)}, None
+    return {name: number for number, name in enumerate(sorted(folders))}, None
 
 
 def _rule_for(folders: Sequence[str], head: int | None) -> Labels:
     """Return how class folders are numbered whose names alone say it."""
     if all(map(_is_number, folders)):
         return "numbers"
-    matches = [match is not None for match in imagenet_numbers(tuple(folders))]
+    matches = [imagenet_number(name) is not None for name in folders]
     most = 2 * sum(matches) > len(matches) if head == IMAGENET else head is None and all(matches)
     return "imagenet" if most else "names"
 
@@ -236,23 +231,31 @@ def imagenet_classes() -> tuple[str, ...]:
     return tuple(_imagenet_lines(SYNSETS))
 
 
-@lru_cache(maxsize=4)
-def imagenet_numbers(folders: tuple[str, ...]) -> list[int | None]:
-    """Return for each folder the class of ImageNet-1k that it is named after, or None.
+def imagenet_number(folder: str) -> int | None:
+    """Return the class of ImageNet-1k that a folder is named after, or None.
 
     Names are WordNet ids, such as n01440764, or one of the class's names, such as tench, great_white_shark. A name
     that two classes have, such as crane, is neither's: those have to be named otherwise, by their ids for instance.
     """
-    numbers = {wordnet: number for number, wordnet in enumerate(imagenet_classes())}
+    return _imagenet().get(_plain_name(folder))
+
+
+@lru_cache(maxsize=1)
+def _imagenet() -> dict[str, int]:
+    """Return the numbers of the classes by their WordNet ids, then by their other names."""
     texts = dict(line.split("\t", 1) for line in _imagenet_lines(LEMMAS))
     synonyms = [{_plain_name(name) for name in texts[wordnet].split(",")} for wordnet in imagenet_classes()]
     times = Counter(name for names in synonyms for name in names)
-    numbers |= {name: number for number, names in enumerate(synonyms) for name in names if times[name] == 1}
-    return [numbers.get(_plain_name(folder)) for folder in folders]
+    numbers = {wordnet: number for number, wordnet in enumerate(imagenet_classes())}
+    return numbers | {name: k for k, names in enumerate(synonyms) for name in sorted(names) if times[name] == 1}
 
 
 def _plain_name(name: str) -> str:
     return " ".join(name.lower().replace("_", " ").split())
+
+
+KEYS: Mapping[str, Callable[[str], str]] = {"imagenet": _plain_name, "file": partial(unicodedata.normalize, "NFC")}
+"""What names of class folders are looked up by, where not as they are."""
 
 
 def _imagenet_lines(name: str) -> list[str]:
