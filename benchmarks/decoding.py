@@ -24,7 +24,7 @@ from sparsebench.files import CACHE
 from sparsebench.tasks.folder import cut_out
 from sparsebench.tasks.sources import cache
 from sparsebench.tasks.sources.cache import BadPicturesError, Pixels, decode
-from sparsebench.tasks.sources.files import contents
+from sparsebench.tasks.sources.files import contents, listing
 
 CANVAS, CROP, CLASSES, BAD = 224, 0.9, 10, 3
 
@@ -44,7 +44,7 @@ def make(root: Path, n: int, sides: tuple[int, int]) -> None:
 
 def pixels_in(root: Path) -> Pixels:
     """Return what a folder's pictures become, as the task of trained weights has them."""
-    found = contents(root)
+    found = contents(listing(root))
     return found.pixels(list(found.pictures), CANVAS, partial(cut_out, crop=CROP), "cropped")
 
 

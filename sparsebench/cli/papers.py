@@ -12,7 +12,6 @@ import click
 
 from sparsebench.board.tables import FORMATS, Choice
 from sparsebench.cli.terminal import PATH, PICTURES, PLACE, options, output, table
-from sparsebench.errors import UserError
 from sparsebench.plan.request import values_of
 from sparsebench.runner.progress import Progress
 
@@ -103,17 +102,9 @@ def _make(paper: Paper, figures: tuple[str, ...], preset: str, out: Path | None,
 @click.option("--flagged", is_flag=True, help="Show only rows with flags.")
 @click.option("--file", type=PATH, metavar="FILE.toml", help="List of published numbers. [the list of sparsebench]")
 @output
-@click.option("--check", metavar="ROW", help="Measure the accuracy of ROW again, with --weights and --images.")
-@click.option("--weights", type=PATH, metavar="FILE.safetensors", help="Weights of the network of ROW.")
-@click.option("--images", type=PATH, metavar="DIR", help="ImageNet pictures: val/<class>/* or <class>/*.")
-@click.option(
-    "--out", type=PATH, default="sparsebench-claims", show_default=True, help="Folder for the records of --check."
-)
-@options("device", "jobs", "timeout", "memory_limit")
 def claims(
-    names: tuple[str, ...], form: str, choice: Choice, flagged: bool, file: Path | None, output: Path | None,
-    check: str | None, weights: Path | None, images: Path | None, out: Path, **how: Any,
-) -> None:  # fmt: skip
+    names: tuple[str, ...], form: str, choice: Choice, flagged: bool, file: Path | None, output: Path | None
+) -> None:
     """Recompute published MACs from the settings in the papers.
 
     \b
@@ -125,31 +116,12 @@ def claims(
 
     Flags mark speed-ups above the MACs ratio, MACs that do not follow from the stated settings, and sources that
     contradict each other. Nothing is downloaded.
-
-    --check tests the given weights, without training. It exits with 1 if the claimed accuracy is outside the
-    interval of the measured accuracy.
     """
-    from sparsebench.api import execute
     from sparsebench.files import write_whole
     from sparsebench.paper import claims
     from sparsebench.plugin.registry import Registry
 
     ledger = claims.load(file)
-    if check is not None:
-        if names or flagged or output is not None:
-            raise UserError("--check is of one row, and prints one line", next_step="leave the other options out")
-        if weights is None or images is None:
-            step = "give --weights FILE and --images DIR"
-            raise UserError("--check needs the network and the pictures", next_step=step)
-        claim = claims.find(ledger, check)
-        request, files = claims.request_of(claim, weights, images, Registry())
-        with Progress(out) as progress:
-            _, records = execute(request, files, values_of(how)[2], out, progress)
-        text, holds = claims.result_of(claim, records)
-        click.echo(text)
-        sys.exit(int(not holds))
-    if weights is not None or images is not None:
-        raise UserError("--weights and --images are for --check", next_step="add --check ROW")
     rows = claims.recount_all([claims.find(ledger, name) for name in names] or ledger, Registry(), ledger)
     text = claims.render([row for row in rows if row.flags or not flagged], form, choice)
     if output is None:

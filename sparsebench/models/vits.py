@@ -15,7 +15,7 @@ from sparsebench.measure.cost import BlockCost, CostModel, VitCost
 from sparsebench.models.base import Model, Network, Start, number_of, stem_macs
 from sparsebench.strategy.spec import unused_parameters
 from sparsebench.tasks.base import Data, Inputs, Locations, Task
-from sparsebench.tasks.sources.files import fingerprint_of, path_of
+from sparsebench.tasks.sources.files import check_unchanged, path_of
 
 if TYPE_CHECKING:
     from sparsebench.models.deep import DeepViT
@@ -220,8 +220,7 @@ class Timm(_Deep):
         if self.weights:
             file = path_of(self.weights, locations, "--weights")
             head = load_weights(vit, file, self.weights_key, fresh_head=task.trains)
-            if self.weights != f"weights-{fingerprint_of(file)}":
-                raise UserError(f"{file.name} was changed while the run was under way", next_step="run it again")
+            check_unchanged(file, self.weights)
             return Start(self.weights, head)
         if not self.pretrained:
             return Start()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -193,9 +191,7 @@ def _literal(text: str) -> str:
 
 def as_csv(rows: Sequence[dict[str, Any]]) -> str:
     """Return rows with the same keys as CSV; what is NaN or None is left empty, and so is a file without rows."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]) if rows else [], lineterminator="\n")
-    if rows:
-        writer.writeheader()
-    writer.writerows({key: "" if value != value else value for key, value in row.items()} for row in rows)
-    return out.getvalue()
+    import pandas as pd
+
+    # Of objects, so that whole numbers stay such beside None.
+    return pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n") if rows else ""

@@ -12,10 +12,9 @@ from functools import lru_cache
 from importlib import resources
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sparsebench.board import tables
 from sparsebench.board.columns import Column
@@ -25,17 +24,10 @@ from sparsebench.errors import UnsupportedError, UserError, reason_of, unknown
 from sparsebench.measure.cost import Step, VitCost
 from sparsebench.measure.counts import check_fits, counts_at, solve, stages
 from sparsebench.plan.contenders import fit_budget, settings_of
-from sparsebench.plan.locate import files_of
-from sparsebench.plan.request import Files, Request
 from sparsebench.plugin.registry import Registry
-from sparsebench.stats.intervals import wilson
 from sparsebench.strategy.base import Strategy, Traits
 from sparsebench.strategy.budget import FULL, Budget, Convention
 from sparsebench.strategy.spec import fill, label
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 MOST = 10**9
 TOLERANCE = 0.02
@@ -43,13 +35,7 @@ CLASSES = 1000
 Word = Literal["agrees", "other convention", "cannot be", "nothing claimed", "not recounted"]
 
 
-def _number(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | Decimal):
-        raise ValueError("must be a number")
-    return value
-
-
-Positive = Annotated[Decimal, Field(gt=0, le=MOST), BeforeValidator(_number)]
+Positive = Annotated[Decimal, Field(gt=0, le=MOST)]
 
 
 class Claim(BaseModel):
@@ -93,12 +79,6 @@ class Claim(BaseModel):
     hardware: str = ""
     source: str = Field(min_length=1)
     note: str = ""
-
-    @model_validator(mode="after")
-    def _counts_have_blocks(self) -> Claim:
-        if len(self.counts) != len(self.blocks):
-            raise ValueError(f"{len(self.counts)} counts for {len(self.blocks)} blocks")
-        return self
 
     @property
     def claimed_speedup(self) -> float | None:
@@ -227,22 +207,6 @@ def recount_all(claims: Sequence[Claim], registry: Registry, ledger: Sequence[Cl
     return [replace(recount, flags=tuple(_flags(recount, ledger or claims))) for recount in recounts]
 
 
-def setting_of(claim: Claim, registry: Registry) -> tuple[Strategy, Budget]:
-    """Return the strategy and the budget that a row's words are, on its network.
-
-    Raises:
-        UserError: the row has no words, or they cannot be typed.
-    """
-    if not claim.plugin:
-        raise UserError(f"row {claim.id} has no settings that can be typed here", next_step="name another row")
-    cost = _cost(claim.model, claim.canvas)
-    settings = settings_of(claim.plugin, registry, [FULL])
-    if len(settings) != 1:
-        raise UserError("plugin is several settings", got=claim.plugin, allowed="one")
-    ((strategy, budget),) = settings
-    return strategy, fit_budget(budget or FULL, strategy, None, cost)
-
-
 def _recount(claim: Claim, registry: Registry) -> Recount:
     try:
         cost = _cost(claim.model, claim.canvas)
@@ -283,7 +247,11 @@ def _setting(claim: Claim, cost: VitCost, registry: Registry) -> tuple[_Setting 
         if not claim.counts:
             return None, claim.note or "its settings cannot be typed here"
         return _Setting(cost, None, FULL, _places_of(claim, cost)), ""
-    strategy, budget = setting_of(claim, registry)
+    settings = settings_of(claim.plugin, registry, [FULL])
+    if len(settings) != 1:
+        raise UserError("plugin is several settings", got=claim.plugin, allowed="one")
+    ((strategy, asked),) = settings
+    budget = fit_budget(asked or FULL, strategy, None, cost)
     if strategy.adaptive:
         return None, f"what {strategy.name} costs is known when it has seen images"
     if not strategy.budgeted:
@@ -463,46 +431,3 @@ def _add_numbers(table: Table, ranking: Ranking) -> Table:
         return table
     rows = [{**row, PUBLISHED.key: numbers.get(key)} for row, key in zip(table.rows, keys, strict=True)]
     return replace(table, rows=rows, columns=(*table.columns, PUBLISHED))
-
-
-def request_of(claim: Claim, weights: Path, images: Path, registry: Registry) -> tuple[Request, Files]:
-    """Return what is to be run for a row: its strategy and the dense network, with those weights, on those pictures.
-
-    Raises:
-        UserError: the row names no accuracy, or settings that cannot be tested so.
-    """
-    strategy, _ = setting_of(claim, registry)
-    if claim.top1 is None:
-        raise UserError(f"row {claim.id} claims no accuracy", next_step="name another row")
-    if strategy.trained:
-        raise UserError(
-            f"row {claim.id}: '{strategy.name}' is learned with the network, and a file of weights does not hold it",
-            next_step="name a row whose strategy is not learned",
-        )
-    if len(files := files_of((weights,))) > 1:
-        raise UserError(f"row {claim.id} was tested with one network", got=f"{len(files)} files in {weights}")
-    task = f"folder:canvas={claim.canvas}" if claim.canvas else "folder"
-    plugins = tuple(dict.fromkeys(("dense", claim.plugin)))
-    request = Request(plugins, "folder", (task,), claim.model, alone=True)
-    return request, Files((f"folder:{images}",), weights=(weights,))
-
-
-def result_of(claim: Claim, records: pd.DataFrame) -> tuple[str, bool]:
-    """Return what the records of `request_of` come to, and whether the claim, as it is rounded, lies in the interval.
-
-    Raises:
-        UserError: the strategy has no result.
-    """
-    name = claim.plugin.partition(":")[0]
-    row = records[records["strategy"].str.partition("(")[0] == name].iloc[0]
-    if row["status"] != "ok":
-        raise UserError(f"row {claim.id}: '{name}' is {row['status']}: {row['reason']}")
-    n, share = int(row["test_items"]), float(row["accuracy"])
-    low, high = (100 * float(end) for end in wilson(np.array(share), np.array(n)))
-    dense = records[(records["strategy"] == "dense") & (records["status"] == "ok")]["accuracy"]
-    assert claim.top1 is not None
-    holds = low - _rounding(claim.top1) <= float(claim.top1) <= high + _rounding(claim.top1)
-    suffix = f"; dense {100 * float(dense.iloc[0]):.2f} %" if len(dense) and name != "dense" else ""
-    measured = f"measured {100 * share:.2f} % [{low:.2f}, {high:.2f}] on {n} images{suffix}"
-    verdict = f"the claim lies {'in' if holds else 'outside'} the interval"
-    return f"{claim.id}: claimed {claim.top1} %; {measured}: {verdict}", holds

@@ -27,14 +27,12 @@ from sparsebench.tasks.sources import Pixels, known
 from sparsebench.tasks.sources.composites import ARRAY, FOLDER, SCENES, in_a_class, read_array
 from sparsebench.tasks.sources.files import (
     Contents,
-    Listing,
     classes_in,
     contents,
     fingerprint_of,
     listing,
 )
 from sparsebench.tasks.sources.known import (
-    DEFAULTS,
     DIGITS,
     OFFICIAL,
     PHOTOS,
@@ -111,7 +109,7 @@ def locate_backgrounds(
     if not path.is_dir():
         allowed = f"{', '.join(names_for('backgrounds'))}, a folder of pictures or an .npz file"
         raise UserError(f"--backgrounds: {path} is not a folder", allowed=allowed)
-    return f"{SCENES}-{contents(path, skip_bad=skip_bad, belongs=bool).fingerprint}", path
+    return f"{SCENES}-{contents(listing(path), skip_bad=skip_bad).fingerprint}", path
 
 
 def _locate_labelled(root: Path, kind: str, skip_bad: bool) -> tuple[str, Path]:
@@ -122,8 +120,8 @@ def _locate_labelled(root: Path, kind: str, skip_bad: bool) -> tuple[str, Path]:
             "--data-root with it in it",
         )  # fmt: skip
     listed = listing(root)
-    read(kind, DEFAULTS[kind], Contents(root, dict.fromkeys(listed.names, "")))
-    files = contents(root, replace(listed, left={}), tables(root, kind), skip_bad)
+    read(kind, SETS[kind].columns, listed)
+    files = contents(replace(listed, others={}), tables(root, kind), skip_bad)
     return f"{kind}-{files.fingerprint}", root
 
 
@@ -133,14 +131,14 @@ def _locate_classes(root: Path, skip_bad: bool) -> tuple[str, Path]:
             raise UserError(f"--images folder: {root / split} is not a folder", allowed=LAYOUT)
     listed = listing(root)
     _check_classes(listed)
-    files = contents(root, listed, skip_bad=skip_bad, belongs=in_a_class)
-    _check_classes(replace(listed, names=tuple(files.pictures)))
+    files = contents(listed, skip_bad=skip_bad, belongs=in_a_class)
+    _check_classes(files)
     return f"{FOLDER}-{files.fingerprint}", root
 
 
-def _check_classes(files: Listing) -> None:
+def _check_classes(files: Contents) -> None:
     """Raise UserError unless train and test have the same classes, two or more, and a picture in each."""
-    train, test = (classes_in(files.below(split), LAYOUT) for split in ("train", "test"))
+    train, test = (classes_in(files, LAYOUT, split) for split in ("train", "test"))
     if odd := sorted({*train} ^ {*test}):
         alike = len({unicodedata.normalize("NFC", name) for name in odd}) < len(odd)
         raise UserError(

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from operator import not_
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, AliasChoices, Field
+from pydantic import AliasChoices, Field
 
 from sparsebench.errors import plain
 from sparsebench.measure.metrics import MetricKind
@@ -122,12 +122,8 @@ def environments(out: Path, hashes: Iterable[str]) -> dict[str, dict[str, str]]:
 
 def metrics(out: Path) -> tuple[MetricKind, ...]:
     """Return what a run's folder says of the metrics that its tasks declare, by name."""
-    kinds = {kind.name: kind for kind in store.values(out, METRICS, Declared).values()}
-    return tuple(kind for _, kind in sorted(kinds.items()))
-
-
-def _plain_kind(kind: MetricKind) -> MetricKind:
-    return replace(kind, unit=plain(kind.unit), what=plain(kind.what), title=plain(kind.title))
-
-
-Declared: Any = Annotated[MetricKind, AfterValidator(_plain_kind)]
+    kinds = {kind.name: kind for kind in store.values(out, METRICS, MetricKind).values()}
+    return tuple(
+        replace(kind, unit=plain(kind.unit), what=plain(kind.what), title=plain(kind.title))
+        for _, kind in sorted(kinds.items())
+    )

@@ -16,7 +16,8 @@ from sparsebench.errors import UserError
 from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
 from sparsebench.tasks.sources.cache import Pixels
 from sparsebench.tasks.sources.files import (
-    Listing,
+    Contents,
+    check_unchanged,
     classes_in,
     contents,
     contents_of,
@@ -53,12 +54,12 @@ def locate(spec: str, skip_bad: bool = False) -> tuple[str, Path]:
         raise UserError("--images of a test of trained weights", got=f"'{spec}'", allowed="folder:DIR")
     listed = _test_folder_of(Path(path).expanduser())
     classes_in(listed, LAYOUT)
-    folder = contents(listed.root, listed, skip_bad=skip_bad, belongs=lambda path: "/" in path)
-    classes_in(replace(listed, names=tuple(folder.pictures)), LAYOUT)
+    folder = contents(listed, skip_bad=skip_bad, belongs=lambda path: "/" in path)
+    classes_in(folder, LAYOUT)
     return f"folder-{folder.fingerprint}", listed.root
 
 
-def _test_folder_of(root: Path) -> Listing:
+def _test_folder_of(root: Path) -> Contents:
     """Return what is in the folder of the classes: val or test in the given one where they are there, else that itself.
 
     Of val and test the first that holds a picture is taken.
@@ -70,9 +71,9 @@ def _test_folder_of(root: Path) -> Listing:
         raise UserError(f"--images folder: {root} is not a folder", allowed=LAYOUT)
     splits = [root / split for split in SPLITS if (root / split).is_dir()]
     for split in splits:
-        if (listed := listing(split)).names:
+        if (listed := listing(split)).pictures:
             empty = [path.name for path in splits[: splits.index(split)]]
-            return replace(listed, left={"folders without pictures": empty, **listed.left} if empty else listed.left)
+            return replace(listed, others={**({"folders without pictures": empty} if empty else {}), **listed.others})
     if splits:
         raise UserError(f"{splits[0]} holds no pictures", allowed=LAYOUT)
     return listing(root)
@@ -206,7 +207,8 @@ class Folder(Task):
         """Return the class of each folder in a head of so many classes, or as many as the cell says."""
         file = None
         if self.classes:
-            file = read_file(path_of(self.classes, locations, BY_FILE), self.classes)
+            check_unchanged(path := path_of(self.classes, locations, BY_FILE), self.classes)
+            file = read_file(path)
         try:
             return number(list(folders), "auto" if self.labels == "file" else self.labels, self.head or head, file)
         except UserError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -13,8 +13,11 @@ from sparsebench.errors import UserError
 from sparsebench.tasks.base import Data, Locations, Split
 from sparsebench.tasks.images import PictureTask
 from sparsebench.tasks.sources.cache import Pixels
-from sparsebench.tasks.sources.files import path_of
-from sparsebench.tasks.sources.known import Labelled, labelled_pictures
+from sparsebench.tasks.sources.files import Contents, path_of
+from sparsebench.tasks.sources.known import CELEBA, SETS, WATERBIRDS, labelled_pictures
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 OF = {TRAIN: "training", VALIDATION: "validation", TEST: "test"}
@@ -40,7 +43,8 @@ class GroupTask(PictureTask):
 
     def columns(self) -> tuple[str, str]:
         """Return which columns of the set's table are the label and the attribute."""
-        raise NotImplementedError(f"task '{self.name}' must define columns()")
+        label, attribute = SETS[self.name].columns
+        return label, attribute
 
     def names(self) -> tuple[tuple[str, str], tuple[str, ...]]:
         """Return the names of the classes, and of the groups in the order (0, 0), (0, 1), (1, 0), (1, 1)."""
@@ -59,13 +63,13 @@ class GroupTask(PictureTask):
         """See `Task.check_located`: each group has pictures to train on and to test."""
         if self.images not in locations:
             return
-        labelled = self._read(locations)
+        _, table = self._read(locations)
         for number in (TRAIN, TEST):
-            counts = np.bincount(labelled.groups[labelled.splits == number], minlength=4)
+            counts = np.bincount(table["group"][table["split"] == number], minlength=4)
             if 0 in counts:
                 name = self.names()[1][int(counts.argmin())]
                 raise UserError(
-                    f"{labelled.table}: its {OF[number]} split has no picture of '{name}'",
+                    f"{locations[self.images]}: its {OF[number]} split has no picture of '{name}'",
                     next_step="accuracy is of each group, of which each needs some: take a table that has them",
                 )
 
@@ -74,46 +78,44 @@ class GroupTask(PictureTask):
 
         The official validation split is there where the recipe asks for one.
         """
-        labelled, splits = self._read(locations), {}
-        for number, rows in self._rows(labelled, n_train, repetition).items():
-            images = self._pixels(labelled, rows).array()
-            splits[number] = Split(images, labelled.labels[rows], labelled.groups[rows])
+        splits = {}
+        for number, (pixels, rows) in self._parts(n_train, repetition, locations).items():
+            splits[number] = Split(pixels.array(), np.array(rows["label"]), np.array(rows["group"]))
         return Data(splits[TRAIN], splits[TEST], *self.names(), validation=splits.get(VALIDATION))
 
     def pictures(self, n_train: int, repetition: int, locations: Locations) -> Sequence[Pixels]:
         """See `Task.pictures`."""
-        labelled = self._read(locations)
-        rows = self._rows(labelled, n_train, repetition).values()
-        return [self._pixels(labelled, of_split) for of_split in rows]
+        return [pixels for pixels, _ in self._parts(n_train, repetition, locations).values()]
 
-    def _pixels(self, labelled: Labelled, rows: np.ndarray) -> Pixels:
-        return labelled.contents.pixels([labelled.names[i] for i in rows], self.canvas)
-
-    def _read(self, locations: Locations) -> Labelled:
+    def _read(self, locations: Locations) -> tuple[Contents, pd.DataFrame]:
         return labelled_pictures(self.name, self.images, path_of(self.images, locations), self.columns())
 
-    def _rows(self, labelled: Labelled, n_train: int, repetition: int) -> dict[int, np.ndarray]:
-        """Return which rows are drawn of each split."""
-        validates = (self.validation or self.patience) and bool((labelled.splits == VALIDATION).any())
-        sizes = {TRAIN: n_train, **({VALIDATION: 0} if validates else {}), TEST: self.test}
-        return {number: self._part(labelled, number, n, repetition) for number, n in sizes.items()}
+    def _parts(self, n_train: int, repetition: int, locations: Locations) -> dict[int, tuple[Pixels, pd.DataFrame]]:
+        """Return the pictures that are drawn of each split, and their rows of the table."""
+        folder, table = self._read(locations)
+        splits = {number: table[table["split"] == number] for number in OF}
+        sizes = {TRAIN: n_train, TEST: self.test}
+        if (self.validation or self.patience) and len(splits[VALIDATION]):
+            sizes[VALIDATION] = 0
+        parts = {number: self._part(splits[number], number, n, repetition) for number, n in sizes.items()}
+        return {number: (folder.pixels(list(rows["file"]), self.canvas), rows) for number, rows in parts.items()}
 
-    def _part(self, labelled: Labelled, number: int, n: int, repetition: int) -> np.ndarray:
+    def _part(self, rows: pd.DataFrame, number: int, n: int, repetition: int) -> pd.DataFrame:
         """Return n of a split's rows in their order, or all for 0."""
-        rows, groups = np.flatnonzero(labelled.splits == number), labelled.groups
         if n in (0, len(rows)):
             return rows
-        counts = np.bincount(groups[rows], minlength=4)
+        counts = np.bincount(rows["group"], minlength=4)
         if not len(counts) <= n <= len(rows):
             raise UserError(
                 f"task '{self.name}': images of the {OF[number]} split", got=n,
                 allowed=f"{len(counts)}, one a group, to {len(rows)}, all there are",
             )  # fmt: skip
         rng = seeds.generator(self.name, self.images, *self.columns(), repetition, number)
-        chosen = [
-            rng.permutation(rows[groups[rows] == group])[:share] for group, share in enumerate(shares(counts, n))
+        lines = [
+            rng.permutation(rows.index[rows["group"] == group])[:share]
+            for group, share in enumerate(shares(counts, n))
         ]  # fmt: skip
-        return np.sort(np.concatenate(chosen))
+        return rows.loc[np.sort(np.concatenate(lines))]
 
 
 def shares(counts: np.ndarray, n: int) -> np.ndarray:
@@ -130,11 +132,7 @@ def shares(counts: np.ndarray, n: int) -> np.ndarray:
 class Waterbirds(GroupTask):
     """Land and water birds on land and water (Sagawa et al. 2020), read from the published folder."""
 
-    name: ClassVar[str] = "waterbirds"
-
-    def columns(self) -> tuple[str, str]:
-        """See `GroupTask.columns`."""
-        return "y", "place"
+    name: ClassVar[str] = WATERBIRDS
 
     def names(self) -> tuple[tuple[str, str], tuple[str, ...]]:
         """See `GroupTask.names`."""
@@ -145,10 +143,10 @@ class Waterbirds(GroupTask):
 class CelebA(GroupTask):
     """Faces with two of the forty attributes of CelebA (Liu et al. 2015), as in Sagawa et al. 2020."""
 
-    name: ClassVar[str] = "celeba"
+    name: ClassVar[str] = CELEBA
 
-    target: str = Field("Blond_Hair", description="the attribute that is the label")
-    confounder: str = Field("Male", description="the attribute that goes with it")
+    target: str = Field(SETS[CELEBA].columns[0], description="the attribute that is the label")
+    confounder: str = Field(SETS[CELEBA].columns[1], description="the attribute that goes with it")
 
     def check(self) -> None:
         """See `Task.check`."""

@@ -23,7 +23,7 @@ from sparsebench.tasks.sources.composites import (
     foregrounds,
 )
 from sparsebench.tasks.sources.files import path_of
-from sparsebench.tasks.sources.known import CLASSES, DIGITS, OWN_TASK, PHOTOS
+from sparsebench.tasks.sources.known import DIGITS, PHOTOS, SETS, names_for
 
 Scene = Callable[[np.ndarray, np.random.Generator, bool], tuple[np.ndarray, np.ndarray]]
 """Makes of labels (n,), of a test or not, the canvases (n, 3, S, S) uint8 that foregrounds go on, and groups (n,)."""
@@ -184,31 +184,24 @@ class ImageTask(PictureTask):
         """See `Task.check`."""
         super().check()
         for name in (self.images, self.pretrain_images):
-            if (kind := name.partition("-")[0]) in OWN_TASK:
+            if (kind := name.partition("-")[0]) in names_for("task"):
                 raise UserError(
                     f"the images of task '{self.name}': {kind} is for the task '{kind}' alone",
                     next_step=f"give other --images, or --task {kind}",
                 )
-        if self.foreground > self.canvas:
-            raise UserError("the foreground is larger than the canvas", got=f"{self.foreground} > {self.canvas}")
-        if self.placement == "tiles" and (self.canvas % self.foreground or self.foreground % self.patch):
-            raise UserError(
-                "tiles: the foreground must divide the canvas, and patch the foreground",
-                got=f"canvas={self.canvas}, foreground={self.foreground}, patch={self.patch}",
-                next_step="as in canvas=36,foreground=12,patch=4",
-            )
-        if (self.shift and self.placement != "anywhere") or (self.permuted and (self.shift or self.flip)):
-            raise UserError(
-                "on the patch grid images cannot be shifted, nor permuted patches flipped",
-                got=f"placement={self.placement}, permuted={self.permuted}, flip={self.flip}, shift={self.shift}",
-                next_step="give placement=anywhere and permuted=False, or train without",
-            )  # fmt: skip
-        if self.bound_to() is not None and self.canvas % self.patch:
-            raise UserError("patch must divide the canvas", got=f"patch={self.patch}, canvas={self.canvas}")
-        if self.held_out and len(set(self.held_out)) != 2:
-            raise UserError(
-                "held_out takes exactly two classes", got=list(self.held_out), next_step="as in held_out=bird+airplane"
-            )
+        moved = self.placement == "anywhere" and not self.permuted
+        tiled = not (self.canvas % self.foreground or self.foreground % self.patch)
+        for holds, what, names in (
+            (self.foreground <= self.canvas, "the foreground is larger than the canvas", "foreground canvas"),
+            (tiled or self.placement != "tiles",
+             "tiles: the foreground must divide the canvas, and patch the foreground", "canvas foreground patch"),
+            (moved or not self.shift, "on the patch grid images cannot be shifted", "placement permuted shift"),
+            (not (self.permuted and self.flip), "permuted patches cannot be flipped", "permuted flip"),
+            (self.bound_to() is None or self.canvas % self.patch == 0, "patch must divide the canvas", "patch canvas"),
+            (len(set(self.held_out)) in (0, 2), "held_out takes two classes, as in held_out=bird+airplane", "held_out"),
+        ):  # fmt: skip
+            if not holds:
+                raise UserError(what, got=", ".join(f"{name}={getattr(self, name)}" for name in names.split()))
 
     def bound_to(self) -> int | None:
         """See `Task.bound_to`."""
@@ -318,8 +311,7 @@ class Composite(ImageTask):
 
     def class_count(self, labels: np.ndarray) -> int:
         """See `Task.class_count`: of a known set of pictures all classes."""
-        count = CLASSES.get(self.images)
-        return super().class_count(labels) if count is None else count
+        return SETS[self.images].classes if self.images in SETS else super().class_count(labels)
 
     def success(self, test_loss: float, accuracy: float) -> bool | None:
         """See `Task.success`."""

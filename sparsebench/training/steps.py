@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,52 +21,13 @@ from sparsebench.strategy.base import ModelOutputs
 from sparsebench.tasks.base import Recipe, coverage
 
 
-class Moves(NamedTuple):
-    """What is done to each of B images: shifted with zeros coming in, then mirrored.
-
-    Attributes:
-        down, right: (B,) pixels, negative for up and left.
-        mirrored: (B,) booleans.
-    """
-
-    down: Tensor
-    right: Tensor
-    mirrored: Tensor
-
-
-def draw(items: Tensor, visit: int, stream: int, *, flip: bool, shift: int) -> Moves:
-    """Return the moves of the (B,) items in pass `visit`: up to `shift` pixels, one image in two mirrored."""
-    u = seeds.uniform(seeds.mix(seeds.mix(items, stream), visit), 3)
-    pixels = (u[:, :2] * (2 * shift + 1)).long() - shift
-    return Moves(pixels[:, 0], pixels[:, 1], (u[:, 2] < 0.5) & flip)
-
-
-def move_images(images: Tensor, moves: Moves, shift: int) -> Tensor:
-    """Return the moved images (B, channels, height, width); they need not be contiguous."""
-    images = torch.where(moves.mirrored[:, None, None, None], images.flip(3), images)
-    if shift == 0:
-        return images
-    height, width = images.shape[2:]
-    right = torch.where(moves.mirrored, -moves.right, moves.right)  # mirrored first, then shifted
-    windows = F.pad(images, [shift] * 4).unfold(2, height, 1).unfold(3, width, 1)  # one at each place, without copies
-    return windows[torch.arange(len(images), device=images.device), :, shift - moves.down, shift - right]
-
-
-def move_boxes(boxes: Tensor, moves: Moves, width: int) -> Tensor:
-    """Return the moved boxes (B, 4), top, left, height, width, of images `width` pixels wide; they may stick out."""
-    top, left, rows, columns = boxes.unbind(1)
-    left = left + moves.right
-    left = torch.where(moves.mirrored, width - left - columns, left)
-    return torch.stack([top + moves.down, left, rows, columns], dim=1)
-
-
 @dataclass(frozen=True, eq=False)
 class Augmentation:
-    """How the images of a split are changed in training.
+    """How the images of a split are changed in training: shifted with zeros coming in, then mirrored.
 
     Attributes:
         stream: the seed of its random numbers.
-        flip, shift: see `Recipe`.
+        flip: whether one image in two is mirrored; `shift` the most pixels up, down, left or right.
         boxes: (n, 4) of what matters in the images of the split, on their device; None where nobody knows.
         grid: (rows, columns) of the patches.
     """
@@ -78,15 +39,31 @@ class Augmentation:
     grid: tuple[int, int]
 
     def __call__(self, images: Tensor, rows: Tensor, visit: int) -> tuple[Tensor, Tensor | None]:
-        """Return the (B, 3, height, width) images of those rows as pass `visit` shows them, and their relevance."""
+        """Return the (B, 3, height, width) images of those rows as pass `visit` shows them, and their relevance.
+
+        The images need not be contiguous.
+        """
+        down, right, mirrored = self.moves(rows, visit)
         height, width = images.shape[2:]
-        moves = draw(rows, visit, self.stream, flip=self.flip, shift=self.shift)
-        moved = move_images(images, moves, self.shift)
+        moved = torch.where(mirrored[:, None, None, None], images.flip(3), images)
+        if self.shift:
+            windows = F.pad(moved, [self.shift] * 4).unfold(2, height, 1).unfold(3, width, 1)  # without copies
+            column = self.shift - torch.where(mirrored, -right, right)  # mirrored first, then shifted
+            moved = windows[torch.arange(len(images), device=images.device), :, self.shift - down, column]
         if self.boxes is None:
             return moved, None
-        boxes = move_boxes(self.boxes.index_select(0, rows), moves, width).double()
+        top, left, box_height, box_width = self.boxes.index_select(0, rows).unbind(1)
+        left = left + right
+        left = torch.where(mirrored, width - left - box_width, left)
+        boxes = torch.stack([top + down, left, box_height, box_width], dim=1).double()  # which may stick out
         parts = [torch.arange(count, device=boxes.device, dtype=torch.float64) for count in self.grid]
         return moved, coverage(boxes, height, width, parts).float()
+
+    def moves(self, rows: Tensor, visit: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return by how many pixels the images of the (B,) rows go down and right, and which are mirrored."""
+        u = seeds.uniform(seeds.mix(seeds.mix(rows, self.stream), visit), 3)
+        pixels = (u[:, :2] * (2 * self.shift + 1)).long() - self.shift
+        return pixels[:, 0], pixels[:, 1], (u[:, 2] < 0.5) & self.flip
 
 
 FIXED = frozenset({"tokens", "pixels", "relevance"})

@@ -3,26 +3,21 @@
 import csv
 import io
 import json
-from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from sparsebench.board.judge import judge
 from sparsebench.board.views import paper
 from sparsebench.cli import main
-from sparsebench.errors import UserError
 from sparsebench.paper import claims
 from sparsebench.paper.claims import Claim, Recount, add_published
 from sparsebench.plugin.registry import Registry
 
 LEDGER = claims.load()
-TYPED = [claim for claim in LEDGER if claim.plugin]
 FIELDS = {
     "id": "mine", "paper": "P", "method": "M", "model": "timm:deit_small_patch16_224", "weights": "trained",
     "source": "S",
@@ -47,11 +42,6 @@ def judged(**more: Any) -> Recount:
     return one
 
 
-@pytest.mark.slow
-def test_there_are_sixty_rows_that_are_recounted() -> None:
-    assert len([one for one in claims.recount_all(LEDGER, Registry()) if one.gmacs is not None]) >= 60
-
-
 @pytest.mark.parametrize("name", AGREE)
 def test_known_agreements_are_within_two_percent(name: str, recounts: dict[str, Recount]) -> None:
     difference = recounts[name].difference
@@ -62,28 +52,15 @@ def test_the_dense_networks_cost_what_is_known_of_them(recounts: dict[str, Recou
     assert {name: round(recounts[name].dense_gmacs, 3) for name in DENSE} == DENSE
 
 
-def test_known_traps_are_flagged(recounts: dict[str, Recount]) -> None:
+def test_known_traps_are_flagged_and_nothing_else(recounts: dict[str, Recount]) -> None:
+    assert recounts["tome-augreg-s-13"].claim.claimed_speedup == pytest.approx(1564 / 953)
+    assert recounts["tome-augreg-s-13"].flags == recounts["mame-deit-b"].flags == ()
     assert recounts["mame-mae-l"].flags == ("speed-up 3.65 above the MACs ratio 1.99",)
     capped = recounts["tome-deit-s-0.25-stages"]
     assert capped.verdict == "cannot be" and capped.flags == ("MACs do not follow from the stated settings",)
     assert capped.why == "49+12+3 tokens would be 1.70 G; tome leaves 98+61+52: 2.48 G"
     assert recounts["ats-deit-s-paper"].flags == ("row ats-deit-s-user has 3.4 G for the same settings",)
     assert recounts["ats-deit-s-user"].flags == ("row ats-deit-s-paper has 2.9 G for the same settings",)
-
-
-def test_a_speed_up_within_the_macs_ratio_has_no_flag(recounts: dict[str, Recount]) -> None:
-    assert recounts["tome-augreg-s-13"].claim.claimed_speedup == pytest.approx(1564 / 953)
-    assert recounts["tome-augreg-s-13"].flags == recounts["mame-deit-b"].flags == ()
-
-
-def test_what_strategies_say_of_themselves_is_what_the_ledger_has() -> None:
-    ledger = {claim.plugin: claim for claim in TYPED if claim.model == "timm:deit_small_patch16_224" and claim.gmacs}
-    said = {p.words: p.gmacs for registered in Registry().strategies() for p in registered.cls.published if p.gmacs}
-    both = said.keys() & ledger.keys()
-    assert {"evit:keep_rate=0.7,convention=compound-ceil", "tome:per_block=13", "dynamic_vit:keep_rate=0.7"} <= both
-    for words in both:
-        figures = [float(claim.gmacs) for claim in TYPED if claim.plugin == words and claim.gmacs and not claim.canvas]
-        assert any(figure == pytest.approx(said[words], abs=0.05) for figure in figures), words
 
 
 def vit(places: dict[int, int], D: int, N: int, embed: int, before: bool = False, attention: bool = True) -> float:
@@ -149,15 +126,14 @@ def toml(**more: Any) -> str:
     [
         (toml().replace('paper = "P"\n', ""), "row mine: paper: Field required"),
         (toml().replace('id = "mine"\n', ""), "row number 1: id: Field required"),
-        (toml(gmacs="4.0"), "row mine: gmacs: Value error, must be a number"),
-        (toml(gmacs=True), "row mine: gmacs: Value error, must be a number"),
+        (toml(gmacs="four"), "row mine: gmacs: Input should be a valid decimal"),
         (toml(gmacs=-1), "row mine: gmacs: Input should be greater than 0"),
         (toml() + "gmacs = nan\n", "row mine: gmacs: "),
         (toml() + "gmacs = 1e999999\n", "row mine: gmacs: "),
         (toml(top1=101), "row mine: top1: Input should be less than or equal to 100"),
         (toml(gmac=4), "row mine: gmac: Extra inputs are not permitted"),
         (toml(weights="maybe"), "row mine: weights: "),
-        (toml(counts=[5]), "1 counts for 0 blocks"),
+        (toml(counts=[5]), "row mine: budget blocks; got none"),
         (toml(counts=[500], blocks=[3]), "row mine: token counts (counts); got 500; allowed: 196 at most"),
         (toml(counts=[5], blocks=[12]), "row mine: budget blocks; got 12; allowed: 0 to 11"),
         (toml(counts=[-5], blocks=[3]), "row mine: "),
@@ -181,18 +157,6 @@ def test_a_broken_ledger_is_one_clear_line(tmp_path: Path, text: str, says: str)
         assert done.exit_code == 0
         return
     assert done.exit_code == 2 and says in done.stderr and done.stderr.count("\n") == 1, done.output
-
-
-ANY_ROW = st.dictionaries(st.sampled_from([*Claim.model_fields]), st.integers() | st.text())
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.text(max_size=200) | ANY_ROW.map(lambda more: toml(**more)))
-def test_any_file_is_a_ledger_or_a_mistake_of_its_writer(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
-    path = tmp_path_factory.mktemp("any") / "any.toml"
-    path.write_bytes(text.encode("utf-8", "surrogatepass"))
-    with suppress(UserError):
-        assert claims.load(path)
 
 
 def test_the_command_shows_rows_in_each_form(tmp_path: Path) -> None:

@@ -397,7 +397,7 @@ def test_a_file_that_is_written_over_while_cells_run_is_not_taken_for_the_first(
     execute(plan, Registry(), tmp_path / "out")
     (record, *_) = store.read(tmp_path / "out").values()
     assert record.status == "failed" and record.failure is not None
-    assert "last.pth was changed while the run was under way" in record.failure.reason
+    assert "last.pth changed while the run was under way" in record.failure.reason
 
 
 def test_an_export_takes_one_network_as_its_weights_say(tmp_path: Path, three: Path) -> None:

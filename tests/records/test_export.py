@@ -2,11 +2,9 @@
 
 import csv
 import io
-import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import pytest
 from click.testing import CliRunner
 from flats import rows_in
 
@@ -32,13 +30,6 @@ def test_each_format_has_all_records_that_count(tmp_path: Path) -> None:
     assert table_.to_pylist() == [{name: row.get(name) for name in table_.column_names} for row in rows_in(GOLDEN)]
     lines = exported("jsonl", tmp_path / "c").splitlines()
     assert [store.parse(line) for line in lines] == [record for _, record in sorted(store.read(GOLDEN).items())]
-
-
-@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
-def test_the_same_records_give_the_same_file_sealed_or_not(form: str, tmp_path: Path) -> None:
-    shutil.copytree(GOLDEN / "records", tmp_path / "records")
-    store.seal(tmp_path)
-    assert exported(form, tmp_path / "a") == exported(form, tmp_path / "b", tmp_path)
 
 
 def test_every_column_is_described(tmp_path: Path) -> None:

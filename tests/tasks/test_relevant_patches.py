@@ -145,6 +145,8 @@ def test_pre_training_on_other_pictures_leaves_out_the_classes_that_come_after(p
     assert first.draw(4, 0, here | there).classes == ("fox", "gnu", "hen")
     named = task.model_copy(update={"held_out": ("cat", "emu")}).initial()[0]
     assert named.draw(4, 0, here | there).classes == ("dog", "fox", "gnu", "hen")
+    two, place = pictures("two", ["cat", "dog"])  # of which none would be left
+    assert Plain(images=two, **LITTLE).draw(4, 0, place).classes == ("cat", "dog")
 
 
 def test_a_training_is_a_success_from_the_accuracy_asked_for_on():

@@ -50,24 +50,15 @@ def located(root):
     return name, {name: place}
 
 
-@pytest.mark.parametrize(
-    ("name", "mode"),
-    [
-        ("colour.png", "RGB"),
-        ("colour.jpg", "RGB"),
-        ("COLOUR.JPEG", "RGB"),
-        ("colour.webp", "RGB"),
-        ("colour.bmp", "RGB"),
-        ("grey.png", "L"),
-        ("grey.jpg", "L"),
-        ("palette.png", "P"),
-        ("palette.gif", "P"),
-        ("ink.jpg", "CMYK"),
-        ("ink.tif", "CMYK"),
-        ("clear.png", "RGBA"),
-    ],
-)
-def test_every_kind_of_picture_becomes_rgb(tmp_path, name, mode):
+MODES = {"colour": "RGB", "grey": "L", "palette": "P", "ink": "CMYK", "clear": "RGBA"}
+
+
+@pytest.mark.parametrize("name", [
+    "colour.png", "colour.jpg", "colour.JPEG", "colour.webp", "colour.bmp", "grey.png", "grey.jpg", "palette.png",
+    "palette.gif", "ink.jpg", "ink.tif", "clear.png",
+])  # fmt: skip
+def test_every_kind_of_picture_becomes_rgb(tmp_path, name):
+    mode = MODES[name.partition(".")[0]]
     found = square(read_rgb(save(tmp_path / name, mode=mode)), 8)
     assert found.shape == (8, 8, 3) and found.dtype == np.uint8
     assert np.abs(found.astype(int) - ((102, 102, 102) if mode == "L" else COLOUR)).max() <= 8
@@ -88,32 +79,25 @@ def test_the_middle_square_is_taken(tmp_path, wide):
     assert (square(read_rgb(tmp_path / "bands.png"), 10) == COLOUR).all()
 
 
-@pytest.mark.parametrize("content", [b"", b"no picture", None], ids=["empty", "text", "cut off"])
-@pytest.mark.parametrize("suffix", [".jpg", ".png", ".gif"])
-def test_a_corrupt_picture_is_a_user_error_that_names_the_file(folder, content, suffix):
-    bad = folder / "train" / "dog" / f"bad{suffix}"
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
+TORN = {
+    "empty.jpg": (b"", "it is empty"), "text.gif": (b"no picture", "of no known format"), "cut-off.png": (None, ""),
+    "a-program.png": (POSTSCRIPT, "of no known format"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TORN)
+def test_what_is_no_picture_is_a_user_error_that_names_the_file_and_no_program_is_run(folder, name, monkeypatch):
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was asked for"))
+    bad, (content, reason) = folder / "train" / "dog" / name, TORN[name]
     if content is None:
         noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
         Image.fromarray(noise).save(bad)
         content = bad.read_bytes()[:200]
     bad.write_bytes(content)
-    name, locations = located(folder)
-    with pytest.raises(UserError, match=f"bad{suffix} cannot be read as a picture"):
-        foregrounds(name, 8, locations)
-
-
-def test_a_program_in_postscript_is_no_picture_whatever_it_is_called(folder, monkeypatch):
-    from PIL import EpsImagePlugin
-
-    def run(*_, **__):
-        raise AssertionError("Ghostscript was asked for")
-
-    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", run)
-    bad = folder / "train" / "dog" / "eps.png"
-    bad.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n")
-    name, locations = located(folder)
-    with pytest.raises(UserError, match=r"eps.png cannot be read as a picture \(of no known format\)"):
-        foregrounds(name, 8, locations)
+    pictures, locations = located(folder)
+    with pytest.raises(UserError, match=rf"1 of 21 pictures cannot be read: .*{name} \({reason}"):
+        foregrounds(pictures, 8, locations)
 
 
 def test_a_picture_of_too_many_pixels_is_an_error_before_it_is_decoded(tmp_path, monkeypatch):
@@ -124,27 +108,19 @@ def test_a_picture_of_too_many_pixels_is_an_error_before_it_is_decoded(tmp_path,
         square(read_rgb(path), 8)
 
 
-@pytest.mark.parametrize("missing", ["train", "test"])
-def test_a_missing_split_is_a_user_error_that_shows_the_layout(folder, missing):
-    shutil.rmtree(folder / missing)
-    with pytest.raises(UserError, match=rf"{missing} is not a folder; allowed: .*train/<class>/\* and test/<class>"):
-        locate_images(f"folder:{folder}", None, False)
+WRONG = {
+    "train is not a folder; allowed: .*train/<class>/.* and test/<class>": lambda root: shutil.rmtree(root / "train"),
+    "test is not a folder": lambda root: shutil.rmtree(root / "test"),
+    r"different classes; got \['dog', 'wolf'\]": lambda root: (root / "test/dog").rename(root / "test/wolf"),
+    "dog holds no pictures": lambda root: [path.unlink() for path in (root / "test/dog").iterdir()],
+    "train: too few classes": lambda root: [shutil.rmtree(root / split / "dog") for split in ("train", "test")],
+}
 
 
-def test_splits_of_different_classes_are_a_user_error(folder):
-    (folder / "test" / "dog").rename(folder / "test" / "wolf")
-    with pytest.raises(UserError, match=r"different classes; got \['dog', 'wolf'\]"):
-        located(folder)
-
-
-def test_one_class_and_an_empty_class_are_user_errors(folder):
-    for path in (folder / "test" / "dog").iterdir():
-        path.unlink()
-    with pytest.raises(UserError, match="dog holds no pictures"):
-        located(folder)
-    shutil.rmtree(folder / "train" / "dog")
-    shutil.rmtree(folder / "test" / "dog")
-    with pytest.raises(UserError, match="too few classes"):
+@pytest.mark.parametrize("says", WRONG)
+def test_a_folder_without_the_layout_is_a_user_error(folder, says):
+    WRONG[says](folder)
+    with pytest.raises(UserError, match=says):
         located(folder)
 
 

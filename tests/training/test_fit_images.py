@@ -262,16 +262,13 @@ def test_what_cannot_be_reached_is_told_as_it_is(network, scripted):
     assert ratio < 0.7 and spent(network, actor) == pytest.approx(ratio, rel=1e-9)
 
 
-def test_the_shape_of_the_budget_stays(network, scripted):
-    budget = Budget(macs=0.6, schedule="late", gamma=1.0, convention="compound-ceil")
-    actor = Actor(bounded(scripted, 0.7), budget, network.cost, network.grid, 3)
-    found, _, _ = calibrate(network, actor, samples())
-    assert (found.schedule, found.gamma, found.convention) == ("late", 1.0, "compound-ceil")
-
-
-def test_only_the_first_images_are_looked_at_and_no_label(network, scripted, monkeypatch):
+def test_the_shape_of_the_budget_stays_and_only_the_first_images_are_looked_at_and_no_label(
+    network, scripted, monkeypatch
+):
     monkeypatch.setattr(module, "IMAGES", 7)
     given = samples()
     given.labels.fill_(99)
-    actor = Actor(bounded(scripted, 0.7), Budget(macs=0.6), network.cost, network.grid, 3)
-    assert calibrate(network, actor, given)[2] == 7
+    budget = Budget(macs=0.6, schedule="late", gamma=1.0, convention="compound-ceil")
+    actor = Actor(bounded(scripted, 0.7), budget, network.cost, network.grid, 3)
+    found, _, looked_at = calibrate(network, actor, given)
+    assert (found.schedule, found.gamma, found.convention, looked_at) == ("late", 1.0, "compound-ceil", 7)

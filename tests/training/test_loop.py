@@ -3,10 +3,8 @@ import math
 from dataclasses import replace
 from itertools import chain
 
-import numpy as np
 import pytest
 import torch
-from sparsebench_plugins.random import Random
 from sparsebench_theory.models import Shallow
 from sparsebench_theory.shallow.task import Theory
 from torch import nn
@@ -67,18 +65,15 @@ def order_of(n, batch, epochs, seed=("order", 0), **changes):
     return network.batches, done
 
 
-def test_each_pass_takes_every_sample_once_in_a_new_order():
+def test_each_pass_takes_every_sample_once_in_a_new_order_that_depends_on_its_seed_alone():
     batches, done = order_of(10, batch=4, epochs=3)
     assert [len(batch) for batch in batches] == [4, 4, 2] * 3
     passes = [list(chain(*batches[i : i + 3])) for i in (0, 3, 6)]
     assert all(sorted(p) == list(range(10)) for p in passes)
     assert len({tuple(p) for p in passes}) == 3
     assert (done["steps"], done["epochs"]) == (9, 3)
-
-
-def test_the_order_depends_on_its_seed_alone():
-    assert order_of(10, 4, 2)[0] == order_of(10, 4, 2)[0] != order_of(10, 4, 2, seed=("order", 1))[0]
-    assert list(chain(*order_of(10, 4, 2)[0])) == list(chain(*order_of(10, 5, 2)[0]))
+    assert order_of(10, 4, 2)[0] == batches[:6] != order_of(10, 4, 2, seed=("order", 1))[0]
+    assert list(chain(*order_of(10, 5, 3)[0])) == list(chain(*batches))
 
 
 def test_the_first_limit_reached_ends_training():
@@ -182,27 +177,12 @@ def test_a_loss_that_is_no_number_ends_training_with_an_error(lr):
         train(shallow(), None, samples_of(DATA.train), replace(TASK.recipe(), lr=lr), ("order",))
 
 
-def random_actor(network, seed=3):
-    return Actor(Random(), Budget(keep_rate=0.5), network.cost, network.grid, seed)
-
-
-def test_two_runs_give_the_same_bits():
-    samples, found = samples_of(DATA.train), []
-    for _ in range(2):
-        network = shallow()
-        done = train(network, random_actor(network), samples, replace(TASK.recipe(), steps=30), ("order", 0))
-        found.append((weights(network), done))
-    assert torch.equal(found[0][0], found[1][0]) and found[0][1] == found[1][1]
-    other = shallow()
-    train(other, random_actor(other, seed=4), samples, replace(TASK.recipe(), steps=30), ("order", 0))
-    assert not torch.equal(weights(other), found[0][0])
-
-
 @pytest.mark.parametrize("fixed", [True, False])
 def test_a_fixed_selection_is_the_same_in_every_pass_and_another_one_is_not(scripted, fixed):
     kept = {}
 
     def decide(view, keep):
+        assert view.training and network.training
         plan = Keep.top(view.random(), keep)
         for item, tokens in zip(view.tokens[:, 0, 0].tolist(), plan.index.tolist(), strict=True):
             kept.setdefault(item, []).append(tuple(tokens))
@@ -214,25 +194,3 @@ def test_a_fixed_selection_is_the_same_in_every_pass_and_another_one_is_not(scri
     train(network, actor, samples_of(DATA.train), recipe, ("order",))
     assert len(kept) == 20 and all(len(passes) == 3 for passes in kept.values())
     assert all((len(set(passes)) == 1) == fixed for passes in kept.values())
-
-
-def test_a_strategy_is_told_that_it_is_trained_with(scripted):
-    told = set()
-    network = shallow()
-    actor = Actor(scripted(lambda view, keep: told.add(view.training)), Budget(keep_rate=0.5), network.cost, None, 3)
-    network.eval()
-    train(network, actor, samples_of(DATA.train), replace(TASK.recipe(), steps=2), ("order",))
-    assert told == {True} and network.training
-
-
-def test_the_oracle_sees_the_mask_of_the_very_samples(scripted):
-    network, samples = shallow(), samples_of(DATA.train)
-    by_token = {x[0, 0].item(): r for x, r in zip(samples.inputs, samples.relevance, strict=True)}
-
-    def decide(view, keep):
-        for x, r in zip(view.tokens, view.relevance, strict=True):
-            np.testing.assert_array_equal(r, by_token[x[0, 0].item()])
-
-    strategy = scripted(decide, needs=("tokens", "relevance"), kind="oracle")
-    actor = Actor(strategy, Budget(keep_rate=0.5), network.cost, None, 3)
-    train(network, actor, samples, replace(TASK.recipe(), epochs=2), ("order",))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sparsebench_plugins.dynamic_vit import DynamicViT
 
@@ -22,11 +22,8 @@ from sparsebench.training.loop import Training
 from sparsebench.training.steps import (
     Augmentation,
     Autograd,
-    Moves,
     Samples,
-    draw,
     losses,
-    move_images,
     step_size,
 )
 
@@ -60,20 +57,15 @@ def weights(network):
     return torch.cat([p.detach().flatten() for p in network.module.parameters()])
 
 
+@pytest.mark.parametrize("moved", [False, True])
 @pytest.mark.parametrize("parts", [2, 3, 5, 7, 100])
-def test_the_parts_of_a_batch_give_the_gradients_of_the_whole(parts):
-    rows = np.arange(13)
-    loss, whole = gradients(RECIPE, rows)
-    cut_loss, cut = gradients(replace(RECIPE, accumulate=parts), rows)
+def test_the_parts_of_a_batch_give_the_gradients_of_the_whole(parts, moved):
+    rows, given = np.arange(13), samples(augmentation() if moved else None)
+    loss, whole = gradients(RECIPE, rows, given)
+    cut_loss, cut = gradients(replace(RECIPE, accumulate=parts), rows, given)
     assert cut_loss == pytest.approx(loss, rel=1e-6)
     torch.testing.assert_close(cut, whole, atol=1e-6, rtol=1e-4)
-
-
-def test_the_parts_of_a_batch_are_flipped_and_shifted_as_the_whole():
-    rows, given = np.arange(13), samples(augmentation())
-    whole = gradients(RECIPE, rows, given)[1]
-    torch.testing.assert_close(gradients(replace(RECIPE, accumulate=4), rows, given)[1], whole, atol=1e-6, rtol=1e-4)
-    assert not torch.allclose(whole, gradients(RECIPE, rows)[1], atol=1e-4)
+    assert torch.allclose(whole, gradients(RECIPE, rows)[1], atol=1e-4) != moved
 
 
 @given(st.floats(0.01, 0.9), st.integers(10, 500))
@@ -151,10 +143,7 @@ def test_a_step_that_does_not_fit_is_taken_in_parts(most):
     torch.testing.assert_close(weights(small), weights(whole), atol=1e-4, rtol=1e-3)
     assert parts == {1: 16, 3: 4, 7: 2, 10: 1}[most]
     assert sum(size > most for size in small.sizes) == math.log2(parts)
-
-
-def test_a_sample_that_does_not_fit_ends_it():
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(torch.OutOfMemoryError):  # not even one sample fits
         Training(Small(0), None, samples(), RECIPE, ("order",)).run()
 
 
@@ -177,37 +166,20 @@ def moved_by_hand(image, down, right, mirrored):
     return out[:, :, ::-1] if mirrored else out
 
 
-def one(down, right, mirrored):
-    return Moves(torch.tensor([down]), torch.tensor([right]), torch.tensor([mirrored]))
-
-
-moved = st.tuples(st.integers(-5, 5), st.integers(-5, 5), st.booleans())
-
-
-@given(moved)
-@settings(max_examples=30)
-def test_an_image_is_shifted_and_then_mirrored(how):
-    image = pictures(1)
-    expected = moved_by_hand(image[0].numpy(), *how)
-    np.testing.assert_array_equal(move_images(image, one(*how), 5)[0].numpy(), expected)
-
-
-def test_moves_are_uniform():
-    moves = draw(torch.arange(20000), 0, 3, flip=True, shift=2)
-    for pixels in (moves.down, moves.right):
-        counts = np.unique(pixels.numpy(), return_counts=True)
-        assert counts[0].tolist() == [-2, -1, 0, 1, 2]
-        np.testing.assert_allclose(counts[1] / 20000, 0.2, atol=0.015)
-    assert float(moves.mirrored.float().mean()) == pytest.approx(0.5, abs=0.015)
-    table = np.histogram2d(moves.down.numpy(), moves.right.numpy(), bins=5)[0]
-    np.testing.assert_allclose(table / 20000, 0.04, atol=0.008)
-
-
-def test_what_is_not_asked_for_is_not_done():
-    items = torch.arange(500)
-    still = draw(items, 1, 3, flip=True, shift=0)
-    assert not still.down.any() and not still.right.any() and still.mirrored.any()
-    assert not draw(items, 1, 3, flip=False, shift=4).mirrored.any()
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("shift", [0, 5])
+def test_images_are_shifted_and_then_mirrored_by_uniform_moves(flip, shift):
+    images, augmentation = pictures(60), Augmentation(3, flip, shift, None, GRID)
+    moves = [column.tolist() for column in augmentation.moves(torch.arange(60), 1)]
+    moved, relevance = augmentation(images, torch.arange(60), 1)
+    assert relevance is None and any(moves[2]) == flip and any(moves[0]) == any(moves[1]) == bool(shift)
+    for image, found, *how in zip(images.numpy(), moved.numpy(), *moves, strict=True):
+        np.testing.assert_array_equal(found, moved_by_hand(image, *how))
+    down, right, mirrored = (column.numpy() for column in augmentation.moves(torch.arange(20000), 0))
+    edges = np.arange(-shift, shift + 2)
+    table = np.histogram2d(down, right, bins=[edges, edges])[0]
+    np.testing.assert_allclose(table / 20000, 1 / (2 * shift + 1) ** 2, atol=0.008)
+    assert mirrored.mean() == pytest.approx(0.5 * flip, abs=0.015)
 
 
 def test_a_sample_looks_the_same_whatever_its_batch_and_new_in_every_pass():

@@ -7,13 +7,13 @@ and there whole or not at all. One process decodes while the others wait for it,
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import math
 import os
 import shutil
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -24,8 +24,8 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from sparsebench.errors import UserError, reason_of
-from sparsebench.files import CACHE, cache_folder, whole_file, write_whole
+from sparsebench.errors import UserError
+from sparsebench.files import CACHE, cache_folder, check_writable, whole_file, write_whole
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -53,15 +53,12 @@ class BadPicturesError(UserError):
 
     def __init__(self, reasons: Mapping[str, str], total: int = 1):
         self.reasons = dict(reasons)
-        lines = [f"{name} ({reason})" for name, reason in self.reasons.items()]
-        if len(lines) == 1:
-            (name, reason), *_ = self.reasons.items()
-            text = f"{name} cannot be read as a picture ({reason})" + f"; the other {total - 1:,} can" * (total > 1)
-        else:
-            more = f" and {len(lines) - NAMED:,} more" if len(lines) > NAMED else ""
-            text = f"{len(lines):,} of {total:,} pictures cannot be read: {', '.join(lines[:NAMED])}{more}"
-        pronoun = "it" if len(lines) == 1 else "them"
-        super().__init__(text, next_step=f"mend or remove {pronoun}, or leave {pronoun} out with --skip-bad")
+        names = [f"{name} ({reason})" for name, reason in itertools.islice(reasons.items(), NAMED)]
+        more = f" and {len(reasons) - NAMED:,} more" if len(reasons) > NAMED else ""
+        super().__init__(
+            f"{len(reasons):,} of {total:,} pictures cannot be read: {', '.join(names)}{more}",
+            next_step="mend or remove what cannot be read, or leave it out with --skip-bad",
+        )
 
 
 Tell = Callable[[str, int, int], None]
@@ -79,9 +76,11 @@ def telling(tell: Tell) -> Iterator[None]:
         _tell.reset(token)
 
 
-def tell() -> Tell:
-    """Return who is told now."""
-    return _tell.get()
+def counter(text: str, total: int) -> Callable[[], None]:
+    """Return what is to be called after each of so many pictures; who is told hears how many are done."""
+    tell, done = _tell.get(), itertools.count(1)
+    tell(text, 0, total)
+    return lambda: tell(text, next(done), total)
 
 
 def cores() -> int:
@@ -90,38 +89,43 @@ def cores() -> int:
 
 
 def in_threads(
-    work: Callable[[K], T], items: Sequence[K], on_done: Callable[[], None]
-) -> Iterator[tuple[K, T | BadPicturesError]]:
-    """Yield each item in order, with what `work` returns for it, or that error where it raises it; all cores do it.
+    work: Callable[[K], T], items: Sequence[K], count: Callable[[], None]
+) -> tuple[dict[K, T], dict[K, BadPicturesError]]:
+    """Return by item what `work` returns for it, and that error where it raises it; all cores do it.
 
     Threads will do, which need no main guard in scripts: Pillow, hashlib and numpy let go of the interpreter.
 
     Args:
         work: thread-safe.
         items: what it is done for.
-        on_done: called after each.
+        count: called after each, see `counter`.
     """
     threads = THREADS * cores()
     chunk = max(1, min(CHUNK, len(items) // (4 * threads)))
+    good, bad = dict[K, T](), dict[K, BadPicturesError]()
 
-    def attempt(item: K) -> T | BadPicturesError:
-        try:
-            return work(item)
-        except BadPicturesError as error:
-            return error
-
-    def attempts(part: Sequence[K]) -> list[tuple[K, T | BadPicturesError]]:
-        return [(item, attempt(item)) for item in part]
+    def attempt(part: Sequence[K]) -> list[tuple[K, T | BadPicturesError]]:
+        outcomes: list[tuple[K, T | BadPicturesError]] = []
+        for item in part:
+            try:
+                outcomes.append((item, work(item)))
+            except BadPicturesError as error:
+                outcomes.append((item, error))
+        return outcomes
 
     with warnings.catch_warnings(), ThreadPoolExecutor(threads) as pool:
         warnings.simplefilter("ignore")  # Pillow's, of what it could still read
-        chunks = (pool.submit(attempts, items[first : first + chunk]) for first in range(0, len(items), chunk))
-        ahead = deque(itertools.islice(chunks, 4 * threads))  # no more are in memory, however slow who takes them is
-        while ahead:
-            for done in ahead.popleft().result():
-                on_done()
-                yield done
-            ahead.extend(itertools.islice(chunks, 1))
+        parts = pool.map(attempt, [items[first : first + chunk] for first in range(0, len(items), chunk)])
+        try:
+            for item, outcome in itertools.chain.from_iterable(parts):
+                if isinstance(outcome, BadPicturesError):
+                    bad[item] = outcome
+                else:
+                    good[item] = outcome
+                count()
+        finally:
+            pool.shutdown(cancel_futures=True)  # whoever stops it does not wait for the rest
+    return good, bad
 
 
 @dataclass(frozen=True)
@@ -144,15 +148,18 @@ class Pixels:
         """Its bytes."""
         return math.prod(self.shape)
 
+    @property
+    def path(self) -> Path:
+        """The file that it is kept in."""
+        return cache_folder() / f"{self.name}-{versions()}{SUFFIX}"
+
     def read(self) -> np.memmap | None:
         """Return it mapped from its file, or None if there is none that is whole."""
-        path = _path(self.name)
         try:
-            pixels = np.lib.format.open_memmap(path, mode="c")
-            whole = pixels.dtype == np.uint8 and path.stat().st_size == pixels.offset + pixels.nbytes
+            pixels = np.lib.format.open_memmap(self.path, mode="c")
         except (OSError, ValueError, EOFError, SyntaxError):
             return None
-        return pixels if whole and pixels.shape == self.shape else None
+        return pixels if pixels.dtype == np.uint8 and pixels.shape == self.shape else None
 
     def array(self) -> np.ndarray:
         """Return (n, 3, height, width) uint8, mapped from its file, which is made where there is none; see `decode`.
@@ -165,9 +172,23 @@ class Pixels:
         assert pixels is not None
         return pixels
 
+    def write(self, count: Callable[[], None]) -> dict[str, str]:
+        """Make its file, and return why pictures are bad: then there is none."""
+        bad: dict[str, str] = {}
+        with suppress(BadPicturesError), whole_file(self.path) as file:
+            header = {"descr": "|u1", "fortran_order": False, "shape": self.shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            file.flush()
+            start, size = file.tell(), math.prod(self.shape[1:])
 
-def _path(name: str) -> Path:
-    return cache_folder() / f"{name}-{versions()}{SUFFIX}"
+            def write(i: int) -> None:
+                if os.pwrite(file.fileno(), self.row(i).tobytes(), start + i * size) < size:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+            errors = in_threads(write, range(self.shape[0]), count)[1].values()
+            if bad := {name: reason for error in errors for name, reason in error.reasons.items()}:
+                raise BadPicturesError(bad)  # so that the file is not kept
+        return bad
 
 
 def versions() -> str:
@@ -184,14 +205,7 @@ def decode(arrays: Sequence[Pixels]) -> None:
         BadPicturesError: all that are bad; what has none is kept.
         UserError: there is no room, no file can be written, or a picture is not what it was.
     """
-    folder = cache_folder()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"decoded pictures cannot be kept in {folder}: {reason_of(error)}",
-            next_step=f"set {CACHE} to a folder that can be written",
-        ) from error
+    folder = check_writable(cache_folder(), f"set {CACHE} to a folder that can be written, for decoded pictures")
     with _lock(folder):
         missing = [array for array in arrays if array.read() is None]  # by who was before
         if not missing:
@@ -202,22 +216,9 @@ def decode(arrays: Sequence[Pixels]) -> None:
                 f"decoded pictures have no room in {folder}: they have {size / 1e9:.2f} GB, and {free / 1e9:.2f} GB "
                 "are free", next_step=f"make room, or set {CACHE} to a folder that has it",
             )  # fmt: skip
-        counter, text = itertools.count(1), f"{n:,} pictures to decode, {size / 1e9:.2f} GB in {folder}"
-        tell()(text, 0, n)
-        bad: dict[str, str] = {}
+        count, bad = counter(f"{n:,} pictures to decode, {size / 1e9:.2f} GB in {folder}", n), dict[str, str]()
         for array in missing:
-            torn: dict[str, str] = {}
-            with suppress(BadPicturesError), whole_file(_path(array.name)) as file:
-                header = {"descr": "|u1", "fortran_order": False, "shape": array.shape}
-                np.lib.format.write_array_header_1_0(file, header)
-                for _, row in in_threads(array.row, range(array.shape[0]), lambda: tell()(text, next(counter), n)):
-                    if isinstance(row, BadPicturesError):
-                        torn |= row.reasons
-                    else:
-                        file.write(row.tobytes())
-                if torn:  # so that the file is not kept
-                    raise BadPicturesError(torn)
-            bad |= torn
+            bad |= array.write(count)
     if bad:
         raise BadPicturesError(bad, n)
 
@@ -235,7 +236,7 @@ def _lock(folder: Path) -> Iterator[None]:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            tell()("waiting for another command that decodes pictures", 0, 0)
+            _tell.get()("waiting for another command that decodes pictures", 0, 0)
             lock.acquire()
         for part in folder.glob(f".*{SUFFIX}.*.part"):
             part.unlink(missing_ok=True)

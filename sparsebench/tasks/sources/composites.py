@@ -7,7 +7,7 @@ import zipfile
 import zlib
 from collections import Counter
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +17,12 @@ from sparsebench.errors import UserError
 from sparsebench.tasks.sources import cache, known
 from sparsebench.tasks.sources.files import (
     Locations,
+    check_unchanged,
     contents,
     contents_of,
-    fingerprint_of,
+    listing,
     path_of,
-    square_of,
+    square,
 )  # fmt: skip
 from sparsebench.tasks.sources.known import DIGITS, FLOWERS102, PHOTOS, SETS, SVHN, dataset, names_for, of_scikit_learn
 
@@ -111,10 +112,20 @@ def _official(name: str, root: Path, size: int) -> Foregrounds:
             pixels, labels, classes = data.data.transpose(0, 2, 3, 1), data.labels, tuple(map(str, range(10)))
         else:
             pixels, labels, classes = data.data, np.array(data.targets), tuple(data.classes)
-        shape = len(pixels), 3, size, size
-        squares = cache.Pixels(f"{name}-{split}-{size}-square", shape, partial(square_of, pixels, size)).array()
+        squares = _squares(f"{name}-{split}", pixels, size)
         splits.append({label: squares[labels == k] for k, label in enumerate(classes)})
     return Foregrounds(classes, *splits)
+
+
+def _squares(name: str, pixels: np.ndarray, size: int) -> np.ndarray:
+    """Return (n, 3, size, size) uint8, the middle squares of (n, height, width, 3) pictures: uint8, or from 0 to 1."""
+    from PIL import Image
+
+    def row(i: int) -> np.ndarray:
+        picture = pixels[i] if pixels.dtype == np.uint8 else (pixels[i] * 255).round().astype(np.uint8)
+        return square(Image.fromarray(picture), size).transpose(2, 0, 1)
+
+    return cache.Pixels(f"{name}-{size}-square", (len(pixels), 3, size, size), row).array()
 
 
 def backgrounds(name: str, size: int, locations: Locations) -> Photos | Pool:
@@ -136,10 +147,8 @@ def _backgrounds(name: str, size: int, root: Path | None) -> Photos | Pool:
         pool = folder_pixels(name, size, root)[1].array()
     else:
         pixels = read_array(root)
-        if name != f"{ARRAY}-{fingerprint_of(root)}":
-            raise UserError(f"{root} changed while the run was under way", next_step="run it again")
-        shape = len(pixels), 3, size, size
-        pool = cache.Pixels(f"{name}-{size}-square", shape, partial(square_of, pixels, size)).array()
+        check_unchanged(root, name)
+        pool = _squares(name, pixels, size)
     if len(pool) < 5:
         raise UserError(f"--backgrounds: {root} has too few pictures", got=len(pool), allowed="5 or more")
     fifth = np.arange(len(pool)) % 5 == 4
@@ -152,7 +161,7 @@ def _flowers(root: Path, size: int) -> Pool:
     The pictures have no official checksum: what is kept of them is named by their own.
     """
     folder = root / SETS[FLOWERS102].folder
-    pictures = contents(folder)
+    pictures = contents(listing(folder))
 
     def squares(*splits: str) -> np.ndarray:
         paths = [path for split in splits for path, _ in dataset(FLOWERS102, root, split, loader=Path)]

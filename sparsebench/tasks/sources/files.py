@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 import unicodedata
 from collections import defaultdict
@@ -44,7 +43,6 @@ SYSTEM = frozenset(
 """Folders that file servers, file systems and archives put beside pictures, in lower case."""
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval"})
 AGAIN = "links to what is here already"
-HIDDEN = "hidden files that are no pictures"
 T = TypeVar("T")
 Locations = Mapping[str, Path]
 """Where each named image set lies on this machine. Names are in the cell, places are not."""
@@ -79,6 +77,12 @@ def sha256_of(path: Path) -> str:
     if not (digest := content_hash(path)):
         raise UserError(f"{path} cannot be read", next_step="mend or remove it")
     return digest
+
+
+def check_unchanged(path: Path, sha256: str) -> None:
+    """Raise UserError unless the SHA-256 of a file still begins so, as in the name that cells have for it."""
+    if not sha256_of(path).startswith(sha256.rpartition("-")[2]):
+        raise _change_error(path.name)
 
 
 def read_bytes(path: Path, sha256: str | None = None) -> bytes:
@@ -148,155 +152,28 @@ def square(rgb: Picture, size: int) -> np.ndarray:
     return np.asarray(middle.resize((size, size), Image.Resampling.BILINEAR))
 
 
-def square_of(pixels: np.ndarray, size: int, i: int) -> np.ndarray:
-    """Return (3, size, size) uint8, see `square`, of one of (n, height, width, 3) pictures: uint8, or from 0 to 1."""
-    from PIL import Image
-
-    picture = pixels[i] if pixels.dtype == np.uint8 else (pixels[i] * 255).round().astype(np.uint8)
-    return square(Image.fromarray(picture), size).transpose(2, 0, 1)
-
-
-@dataclass(frozen=True)
-class Listing:
-    """The pictures below a folder.
-
-    Attributes:
-        root: the folder.
-        names: their paths in it, "/" between the parts, sorted.
-        folders: the paths of the folders in it, sorted, and of links to these.
-        left: what was left out, paths by the reason.
-    """
-
-    root: Path
-    names: tuple[str, ...]
-    folders: tuple[str, ...]
-    left: Mapping[str, Sequence[str]]
-
-    def below(self, name: str) -> Listing:
-        """Return the pictures below a folder of the folder."""
-        prefix = f"{name}/"
-        names, folders = (
-            tuple(path.removeprefix(prefix) for path in paths if path.startswith(prefix))
-            for paths in (self.names, self.folders)
-        )
-        return Listing(self.root / name, names, folders, {})
-
-
-def listing(root: Path) -> Listing:
-    """Return the pictures below a folder. Links are followed, but for those to what is among it already.
-
-    Raises:
-        UserError: a folder cannot be read.
-    """
-
-    def refuse(error: OSError) -> None:
-        raise UserError(
-            f"{error.filename} cannot be read: {error.strerror}", next_step="mend its permissions, or remove it"
-        ) from error
-
-    names, links, folders = list[str](), list[str](), list[str]()
-    left: defaultdict[str, list[str]] = defaultdict(list)
-    top = os.path.realpath(root)
-    seen = {top}
-    for place, inside, files in os.walk(root, onerror=refuse, followlinks=True):
-        within = "" if Path(place) == root else f"{Path(place).relative_to(root).as_posix()}/"
-        for name in sorted(inside):
-            reason = _why_no_folder(os.path.join(place, name), top, seen)
-            if reason in ("", AGAIN):
-                folders.append(within + name)
-            if reason:
-                left[reason].append(within + name)
-                inside.remove(name)
-        for name in files:
-            path, picture = os.path.join(place, name), os.path.splitext(name)[1].lower() in SUFFIXES
-            if name.startswith("."):
-                left["hidden" if picture else HIDDEN].append(within + name)
-            elif picture and os.path.isfile(path):
-                (links if os.path.islink(path) else names).append(within + name)
-            else:
-                left["files of another kind" if os.path.exists(path) else "links to nothing"].append(within + name)
-    targets = {os.path.realpath(root / name) for name in names} if links else set[str]()
-    for name in sorted(links):
-        real = os.path.realpath(root / name)
-        (left[AGAIN] if real in targets else names).append(name)
-        targets.add(real)
-    left.pop(HIDDEN, None)
-    left_out = {reason: sorted(paths) for reason, paths in sorted(left.items())}
-    return Listing(root, tuple(sorted(names)), tuple(sorted(folders)), left_out)
-
-
-def _why_no_folder(path: str, top: str, seen: set[str]) -> str:
-    """Return why a folder is left out, or ""; else add its real path to `seen`, those of the folders so far."""
-    name, real = os.path.basename(path).lower(), os.path.realpath(path)
-    if name.startswith("."):
-        return "hidden"
-    if name in SYSTEM:
-        return "a system's folders"
-    if real in seen or (os.path.islink(path) and os.path.commonpath([real, top]) in (real, top)):
-        return AGAIN
-    seen.add(real)
-    return ""
-
-
-def classes_in(listed: Listing, layout: str) -> list[str]:
-    """Return the names of the class folders of a folder, sorted; each has a picture.
-
-    Pictures in folders of a class folder are of the class.
-
-    Args:
-        listed: what is in the folder.
-        layout: the layout that it should have, for an error.
-
-    Raises:
-        UserError: there are fewer than two, two look the same, one has no pictures, or the folder holds splits and no
-            classes.
-    """
-    root, classes = listed.root, [path for path in listed.folders if "/" not in path]
-    if classes and SPLITS.issuperset(map(str.lower, classes)):
-        raise UserError(
-            f"{root} holds splits and no classes", got=classes, allowed=layout,
-            next_step=f"name the folder of the classes, as in {root / classes[0]}",
-        )  # fmt: skip
-    if len(classes) < 2:
-        loose = sum("/" not in name for name in listed.names)
-        note = f" and {loose} pictures in no class folder" if loose else ""
-        raise UserError(f"{root}: too few classes", got=f"{classes}{note}", allowed=f"2 or more: {layout}")
-    alike: defaultdict[str, list[str]] = defaultdict(list)
-    for name in classes:
-        alike[unicodedata.normalize("NFC", name)].append(name)
-    if twice := [group for group in alike.values() if len(group) > 1]:
-        raise UserError(
-            f"{root}: class folders whose names differ in their Unicode normalisation alone",
-            got=[ascii(name) for name in twice[0]], next_step="put their pictures into one",
-        )  # fmt: skip
-    full = {name.partition("/")[0] for name in listed.names if "/" in name}
-    if empty := [name for name in classes if name not in full]:
-        more = f", and {len(empty) - 1} more class folders" if len(empty) > 1 else ""
-        raise UserError(
-            f"{root / empty[0]} holds no pictures{more}",
-            allowed=f"at least one in each class: {', '.join(sorted(SUFFIXES))}",
-            next_step="remove it if it is no class",
-        )  # fmt: skip
-    return classes
-
-
 @dataclass(frozen=True)
 class Contents:
-    """What lies in a folder, by which each file that is read can be checked.
+    """The pictures below a folder, each with what it can be checked by.
 
     Attributes:
         root: the folder.
-        pictures: the SHA-256 of each picture, by its path in the folder, "/" between its parts, sorted.
-        tables: of files beside the pictures.
+        pictures: the SHA-256 of each picture by its path in the folder, "/" between its parts, sorted; "" in a listing.
+        tables: the SHA-256 of files beside the pictures.
         left_out: why pictures that cannot be read are not among these, by their paths.
-        strays: what else lies there and is left out, in one line, where this process has looked.
+        others: what else lies there and is left out, paths by the reason, where this process has looked.
     """
 
     root: Path
     pictures: Mapping[str, str]
     tables: Mapping[str, str] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
-    strays: str = field(default="", compare=False)
+    others: Mapping[str, Sequence[str]] = field(default_factory=dict, compare=False)
+
+    @property
+    def strays(self) -> str:
+        """What else lies there and is left out, in one line."""
+        return "; ".join(f"{why}: {len(paths)} ({few(paths, width=60)})" for why, paths in self.others.items())
 
     @cached_property
     def fingerprint(self) -> str:
@@ -325,19 +202,117 @@ class Contents:
         return cache.Pixels(f"{self.fingerprint}-{digest}-{size}-{key}", (len(names), 3, size, size), row)
 
 
+def listing(root: Path) -> Contents:
+    """Return the pictures below a folder, none of which is read. Links are followed, but for those to what is there.
+
+    Raises:
+        UserError: a folder cannot be read.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise UserError(
+            f"{error.filename} cannot be read: {error.strerror}", next_step="mend its permissions, or remove it"
+        ) from error
+
+    names, links = list[str](), list[str]()
+    others: defaultdict[str, list[str]] = defaultdict(list)
+    top = os.path.realpath(root)
+    seen = {top}
+    for place, inside, files in os.walk(root, onerror=refuse, followlinks=True):
+        within = "" if Path(place) == root else f"{Path(place).relative_to(root).as_posix()}/"
+        for name in sorted(inside):
+            if reason := _why_no_folder(os.path.join(place, name), top, seen):
+                others[reason].append(within + name)
+                inside.remove(name)
+        for name in files:
+            path, picture = os.path.join(place, name), os.path.splitext(name)[1].lower() in SUFFIXES
+            if name.startswith("."):
+                if picture:  # what others hide is nobody's picture
+                    others["hidden"].append(within + name)
+            elif picture and os.path.isfile(path):
+                (links if os.path.islink(path) else names).append(within + name)
+            else:
+                others["files of another kind" if os.path.exists(path) else "links to nothing"].append(within + name)
+    targets = {os.path.realpath(root / name) for name in names} if links else set[str]()
+    for name in sorted(links):
+        real = os.path.realpath(root / name)
+        (others[AGAIN] if real in targets else names).append(name)
+        targets.add(real)
+    sorted_others = {reason: sorted(paths) for reason, paths in sorted(others.items())}
+    return Contents(root, dict.fromkeys(sorted(names), ""), others=sorted_others)
+
+
+def _why_no_folder(path: str, top: str, seen: set[str]) -> str:
+    """Return why a folder is left out, or ""; else add its real path to `seen`, those of the folders so far."""
+    name, real = os.path.basename(path), os.path.realpath(path)
+    if not _may_be_class(name):
+        return "hidden" if name.startswith(".") else "a system's folders"
+    if real in seen or (os.path.islink(path) and os.path.commonpath([real, top]) in (real, top)):
+        return AGAIN
+    seen.add(real)
+    return ""
+
+
+def _may_be_class(folder: str) -> bool:
+    """Say whether a folder of that name is a user's."""
+    return not folder.startswith(".") and folder.lower() not in SYSTEM
+
+
+def classes_in(folder: Contents, layout: str, split: str = "") -> list[str]:
+    """Return the names of the class folders of a folder, sorted; each has a picture.
+
+    Pictures in folders of a class folder are of the class.
+
+    Args:
+        folder: what is in the folder.
+        layout: the layout that it should have, for an error.
+        split: the folder in it that has the classes; "" for itself.
+
+    Raises:
+        UserError: there are fewer than two, two look the same, one has no pictures, or the folder holds splits and no
+            classes.
+    """
+    root, prefix = folder.root / split, f"{split}/" if split else ""
+    names = [name.removeprefix(prefix) for name in folder.pictures if name.startswith(prefix)]
+    classes = sorted(path.name for path in root.iterdir() if path.is_dir() and _may_be_class(path.name))
+    if classes and SPLITS.issuperset(map(str.lower, classes)):
+        raise UserError(
+            f"{root} holds splits and no classes", got=classes, allowed=layout,
+            next_step=f"name the folder of the classes, as in {root / classes[0]}",
+        )  # fmt: skip
+    if len(classes) < 2:
+        loose = sum("/" not in name for name in names)
+        note = f" and {loose} pictures in no class folder" if loose else ""
+        raise UserError(f"{root}: too few classes", got=f"{classes}{note}", allowed=f"2 or more: {layout}")
+    alike: defaultdict[str, list[str]] = defaultdict(list)
+    for name in classes:
+        alike[unicodedata.normalize("NFC", name)].append(name)
+    if twice := [group for group in alike.values() if len(group) > 1]:
+        raise UserError(
+            f"{root}: class folders whose names differ in their Unicode normalisation alone",
+            got=[ascii(name) for name in twice[0]], next_step="put their pictures into one",
+        )  # fmt: skip
+    if empty := sorted(set(classes) - {name.partition("/")[0] for name in names if "/" in name}):
+        more = f", and {len(empty) - 1} more class folders" if len(empty) > 1 else ""
+        raise UserError(
+            f"{root / empty[0]} holds no pictures{more}",
+            allowed=f"at least one in each class: {', '.join(sorted(SUFFIXES))}",
+            next_step="remove it if it is no class",
+        )  # fmt: skip
+    return classes
+
+
 _contents: dict[str, Contents] = {}
 """What this process has looked at, by its fingerprint."""
 
 
 def contents(
-    root: Path, listed: Listing | None = None, tables: Sequence[str] = (), skip_bad: bool = False,
-    belongs: Callable[[str], object] = bool,
-) -> Contents:  # fmt: skip
+    listed: Contents, tables: Sequence[str] = (), skip_bad: bool = False, belongs: Callable[[str], object] = bool
+) -> Contents:
     """Return what lies in a folder, every file of which is read, and keep it, so that no other process need look.
 
     Args:
-        root: the folder.
-        listed: its pictures, from `listing`, which is asked where none is given.
+        listed: its pictures, from `listing`.
         tables: files beside the pictures.
         skip_bad: whether pictures that cannot be read are left out; else they are an error.
         belongs: says of a picture's path whether it is where pictures are looked for.
@@ -346,16 +321,14 @@ def contents(
         BadPicturesError: some cannot even be read as files; all that cannot be decoded are named with them.
         UserError: there are no pictures, or a table cannot be read.
     """
-    listed = listed or listing(root)
-    if not (names := listed.names):
+    root, names = listed.root, list(listed.pictures)
+    if not names:
         raise UserError(f"{root} holds no pictures", allowed=sorted(SUFFIXES))
-    about = {name: sha256_of(root / name) for name in tables}
-    hashed, left_out = _outcomes(names, lambda name: hashlib.sha256(read_bytes(root / name)).hexdigest())
-    strays = dict(listed.left)
+    about, others = {name: sha256_of(root / name) for name in tables}, dict(listed.others)
     if loose := [name for name in names if not belongs(name)]:
-        strays["pictures in no class folder"] = loose
-    text = "; ".join(f"{reason}: {len(paths)} ({few(paths, width=60)})" for reason, paths in strays.items())
-    folder = Contents(root, hashed, about, left_out, text)
+        others["pictures in no class folder"] = loose
+    hashed, left_out = _outcomes(names, lambda name: hashlib.sha256(read_bytes(root / name)).hexdigest())
+    folder = Contents(root, hashed, about, left_out, others)
     if skip_bad or left_out:
         left_out |= _undecodable(folder)
         if not skip_bad:
@@ -384,14 +357,8 @@ def _undecodable(folder: Contents) -> dict[str, str]:
 
 def _outcomes(names: Sequence[str], work: Callable[[str], T], text: str = "") -> tuple[dict[str, T], dict[str, str]]:
     """Return what `work` makes of each picture, and why others are bad; who is told is told `text`."""
-    tell, done, good, bad = cache.tell(), itertools.count(1), dict[str, T](), dict[str, str]()
-    tell(text, 0, len(names))
-    for name, outcome in cache.in_threads(work, names, lambda: tell(text, next(done), len(names))):
-        if isinstance(outcome, BadPicturesError):
-            (bad[name],) = outcome.reasons.values()
-        else:
-            good[name] = outcome
-    return good, bad
+    good, bad = cache.in_threads(work, names, cache.counter(text, len(names)))
+    return good, {name: reason for name, error in bad.items() for reason in error.reasons.values()}
 
 
 def known_contents(name: str) -> Contents | None:
@@ -414,6 +381,6 @@ def contents_of(name: str, root: Path, tables: Sequence[str] = ()) -> Contents:
             return _contents.setdefault(fingerprint, folder)
     for skip in (False, True):
         with suppress(BadPicturesError):
-            if (folder := contents(root, tables=tables, skip_bad=skip)).fingerprint == fingerprint:
+            if (folder := contents(listing(root), tables, skip)).fingerprint == fingerprint:
                 return folder
     raise _change_error(f"the pictures in {root}")

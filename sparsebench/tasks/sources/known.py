@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import posixpath
+import tomllib
 import unicodedata
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,23 +19,20 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from sparsebench.errors import UserError, unknown
-from sparsebench.tasks.sources.files import Contents, contents_of, listing, sha256_of
+from sparsebench.tasks.sources.files import Contents, check_unchanged, contents_of, listing
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-DIGITS, CIFAR10, CIFAR100, SVHN = "digits", "cifar10", "cifar100", "svhn"
-CLASSES = {DIGITS: 10, CIFAR10: 10, CIFAR100: 100, SVHN: 10}
-"""How many classes known sets have."""
+_TABLE = resources.files(__package__) / "sets.toml"
+DIGITS, SVHN = "digits", "svhn"
 PHOTOS, FLOWERS102 = "photos", "flowers102"
 WATERBIRDS, CELEBA = "waterbirds", "celeba"
 SPLITS = {0: 0, 1: 1, 2: 2}
 BITS = {0: 0, 1: 1}
 SIGNS = {-1: 0, 1: 1}
 METADATA, ATTRIBUTES, PARTITION, FACES = "metadata.csv", "list_attr_celeba", "list_eval_partition", "img_align_celeba"
-DEFAULTS = {WATERBIRDS: ("y", "place"), CELEBA: ("Blond_Hair", "Male")}
-"""The label and the attribute of each set that its papers use."""
 
 Use = Literal["foregrounds", "backgrounds", "task"]
 State = Literal["there", "missing", "corrupt"]
@@ -46,47 +45,42 @@ class ImageSet:
     Attributes:
         name: what users type.
         uses: what it can be: foregrounds, backgrounds, or a task of its own.
-        pictures: how many there are.
+        pictures: how many there are; `classes` of them, or 0 for backgrounds.
         source: the page to get it from.
         licence, citation: as its makers say.
         torchvision: the class in torchvision.datasets that reads it, knows its checksums and can fetch it, or "".
-        files: official files, below the data root.
         folder: where its pictures lie below the data root, or "".
-        needs: the files beside the pictures; of those in one tuple one must be there.
+        files: what else must lie below the data root, or patterns of it.
         megabytes: to download.
+        columns: of its table, the label and the attribute that its paper uses.
     """
 
     name: str
-    uses: tuple[Use, ...]
+    uses: Sequence[Use]
     pictures: int
     source: str
     licence: str
     citation: str
+    classes: int = 0
     torchvision: str = ""
-    files: tuple[str, ...] = ()
     folder: str = ""
-    needs: tuple[tuple[str, ...], ...] = ()
+    files: Sequence[str] = ()
     megabytes: int = 0
+    columns: Sequence[str] = ()
 
     @property
     def places(self) -> tuple[str, ...]:
         """What must lie below the data root; nothing for what comes with scikit-learn."""
-        if self.folder:
-            return (self.folder,)
         return tuple(dict.fromkeys(file.partition("/")[0] for file in self.files))
 
     def look(self, root: Path, verify: bool = False) -> tuple[State, str]:
         """Return whether it is there, and what is missing or wrong: by names, or by torchvision's checksums as well."""
-        for names in (*((file,) for file in self.files), *self.needs):
-            if not any((root / self.folder / name).is_file() for name in names):
-                place = f"{self.folder}/" if self.folder else ""
-                return "missing", f"{place}{' or '.join(names)} is not there"
+        if missing := [file for file in self.files if not any(root.glob(file))]:
+            return "missing", f"{missing[0]} is not there"
         try:
-            if self.folder:
-                count = len(listing(root / self.folder).names) if (root / self.folder).is_dir() else 0
-                if count < self.pictures:
-                    state: State = "corrupt" if count else "missing"
-                    return state, f"{self.folder} holds {count} of {self.pictures} pictures"
+            count = len(listing(root / self.folder).pictures) if self.folder else self.pictures
+            if count < self.pictures:
+                return "corrupt" if count else "missing", f"{self.folder} holds {count} of {self.pictures} pictures"
             if verify and self.torchvision:
                 for split in ("train", "test"):
                     dataset(self.name, root, split)
@@ -95,67 +89,14 @@ class ImageSet:
         return "there", ""
 
 
-_ALL = (
-    ImageSet(
-        DIGITS, ("foregrounds",), 1797, "https://archive.ics.uci.edu/dataset/80", "CC BY 4.0",
-        "Alpaydin & Kaynak 1998, Optical Recognition of Handwritten Digits; comes with scikit-learn",
-    ),
-    ImageSet(
-        CIFAR10, ("foregrounds",), 60_000, "https://www.cs.toronto.edu/~kriz/cifar.html", "not stated",
-        "Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images",
-        torchvision="CIFAR10", megabytes=170,
-        files=(
-            *(f"cifar-10-batches-py/data_batch_{k}" for k in range(1, 6)),
-            "cifar-10-batches-py/test_batch", "cifar-10-batches-py/batches.meta",
-        ),
-    ),
-    ImageSet(
-        CIFAR100, ("foregrounds",), 60_000, "https://www.cs.toronto.edu/~kriz/cifar.html", "not stated",
-        "Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images",
-        torchvision="CIFAR100", megabytes=170,
-        files=("cifar-100-python/train", "cifar-100-python/test", "cifar-100-python/meta"),
-    ),
-    ImageSet(
-        SVHN, ("foregrounds",), 99_289, "http://ufldl.stanford.edu/housenumbers/", "non-commercial use",
-        "Netzer et al. 2011, Reading Digits in Natural Images with Unsupervised Feature Learning",
-        torchvision="SVHN", megabytes=246,
-        files=("train_32x32.mat", "test_32x32.mat"),
-    ),
-    ImageSet(
-        PHOTOS, ("backgrounds",), 2, "https://scikit-learn.org", "CC BY 2.0",
-        "flower.jpg (vultilion) and china.jpg (danielbuechele); come with scikit-learn",
-    ),
-    ImageSet(
-        FLOWERS102, ("backgrounds",), 8189, "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/", "not stated",
-        "Nilsback & Zisserman 2008, Automated Flower Classification over a Large Number of Classes",
-        torchvision="Flowers102", folder="flowers-102", megabytes=345,
-        needs=(("imagelabels.mat",), ("setid.mat",)),
-    ),
-    ImageSet(
-        WATERBIRDS, ("task",), 11_788, "https://github.com/kohpangwei/group_DRO", "see CUB-200-2011 and Places",
-        "Sagawa et al. 2020, Distributionally Robust Neural Networks for Group Shifts",
-        folder="waterbird_complete95_forest2water2", needs=(("metadata.csv",),),
-    ),
-    ImageSet(
-        CELEBA, ("task",), 202_599, "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html", "non-commercial research",
-        "Liu et al. 2015, Deep Learning Face Attributes in the Wild",
-        folder="celeba",
-        needs=(
-            ("list_attr_celeba.txt", "list_attr_celeba.csv"), ("list_eval_partition.txt", "list_eval_partition.csv"),
-        ),
-    ),
-)  # fmt: skip
-
-SETS = {image_set.name: image_set for image_set in _ALL}
-OFFICIAL = frozenset(image_set.name for image_set in _ALL if image_set.torchvision)
+SETS = {name: ImageSet(name, **about) for name, about in tomllib.loads(_TABLE.read_text(encoding="utf-8")).items()}
+OFFICIAL = frozenset(name for name, image_set in SETS.items() if image_set.torchvision)
 """Sets whose files are the same everywhere: cells name them as they are."""
-OWN_TASK = frozenset(image_set.name for image_set in _ALL if "task" in image_set.uses)
-"""Sets with a published layout, each for the task of its name."""
 
 
 def names_for(use: Use) -> tuple[str, ...]:
     """Return the names of the sets for that use."""
-    return tuple(image_set.name for image_set in _ALL if use in image_set.uses)
+    return tuple(name for name, image_set in SETS.items() if use in image_set.uses)
 
 
 def of_scikit_learn(name: str) -> Path:
@@ -203,26 +144,6 @@ def dataset(name: str, root: Path, split: str, *, download: bool = False, **opti
         raise UserError(f"{name} cannot be read or fetched into {root} ({error})") from error
 
 
-@dataclass(frozen=True)
-class Labelled:
-    """Pictures of a set, n of them, in the order of its table.
-
-    Attributes:
-        contents: of the folder in which the set lies.
-        names: the paths in it of the n pictures.
-        table: the file that says what they are.
-        splits: (n,) 0 for training, 1 for validation, 2 for the test.
-        labels, groups: (n,) class numbers, and numbers of (label, attribute).
-    """
-
-    contents: Contents
-    names: Sequence[str]
-    table: Path
-    splits: np.ndarray
-    labels: np.ndarray
-    groups: np.ndarray
-
-
 def layout_of(root: Path) -> str | None:
     """Return the name of the set whose published layout a folder has, or None."""
     if (root / METADATA).is_file():
@@ -236,8 +157,8 @@ def tables(root: Path, kind: str) -> list[str]:
 
 
 @lru_cache(maxsize=4)
-def labelled_pictures(kind: str, name: str, root: Path, columns: tuple[str, str]) -> Labelled:
-    """Return a set.
+def labelled_pictures(kind: str, name: str, root: Path, columns: tuple[str, str]) -> tuple[Contents, pd.DataFrame]:
+    """Return what lies in the folder of a set, and its rows, see `read`.
 
     Args:
         kind: "waterbirds" or "celeba".
@@ -248,15 +169,18 @@ def labelled_pictures(kind: str, name: str, root: Path, columns: tuple[str, str]
     Raises:
         UserError: its table is wrong, where file and line are named, or has changed.
     """
-    names = tables(root, kind)
-    folder = contents_of(name, root, names)
-    if {table: sha256_of(root / table) for table in names} != folder.tables:
-        raise UserError(f"the tables in {root} changed while the run was under way", next_step="run it again")
-    return read(kind, columns, folder)
+    folder = contents_of(name, root, tables(root, kind))
+    for table, sha256 in folder.tables.items():
+        check_unchanged(root / table, sha256)
+    return folder, read(kind, columns, folder)
 
 
-def read(kind: str, columns: tuple[str, str], folder: Contents) -> Labelled:
-    """Return the set that lies in a folder, without what is left out of its contents; see `labelled_pictures`."""
+def read(kind: str, columns: Sequence[str], folder: Contents) -> pd.DataFrame:
+    """Return a row for each picture of the set that lies in a folder, in the order of its table.
+
+    The columns are `file`, its path in the folder; `split`, 0 for training, 1 for validation, 2 for the test; `label`,
+    the class number; and `group`, 2 label + attribute. See `labelled_pictures`.
+    """
     root = folder.root
     if kind == WATERBIRDS:
         table, below = root / METADATA, root
@@ -273,9 +197,9 @@ def read(kind: str, columns: tuple[str, str], folder: Contents) -> Labelled:
     prefix = "" if below == root else f"{below.relative_to(root).as_posix()}/"
     names = [path.removeprefix(prefix) for path in {**folder.pictures, **folder.left_out} if path.startswith(prefix)]
     rows["file"] = [prefix + name for name in _on_disk(table, below, names, rows["file"])]
-    rows = rows[~rows["file"].isin(list(folder.left_out))]
-    splits, labels, attributes = (rows[name].to_numpy(np.int64) for name in ("split", *columns))
-    return Labelled(folder, list(rows["file"]), table, splits, labels, 2 * labels + attributes)
+    label, attribute = (rows[name].astype(np.int64) for name in columns)
+    rows = rows[["file", "split"]].assign(label=label, group=2 * label + attribute)
+    return rows[~rows["file"].isin(list(folder.left_out))]
 
 
 def _table(root: Path, name: str) -> Path:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import unicodedata
 from collections import Counter
@@ -13,8 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from sparsebench.errors import UserError, few
-from sparsebench.tasks.sources.files import DIGITS
+from pydantic import StrictInt, TypeAdapter
+
+from sparsebench.errors import UserError, few, reason_of
 
 _few = partial(few, width=60)
 """Names are a user's, of any length."""
@@ -32,6 +31,7 @@ Labels = Literal["imagenet", "numbers", "names", "file"]
 ClassFile = tuple[dict[str, int | None], int | None]
 """What a file of classes says: their numbers by the name, in Unicode NFC, None for a name that two have; and how many
 classes the head has, or None where the file may be of some of them."""
+_JSON = TypeAdapter(list[str] | dict[str, StrictInt] | dict[int, str | list[str]])
 RULES: Mapping[str, str] = {
     "imagenet": "by WordNet ids or class names, as a head of ImageNet-1k has them",
     "numbers": "by their names, which are numbers of the head's classes",
@@ -39,12 +39,6 @@ RULES: Mapping[str, str] = {
     "file": "by the file {}",
 }
 """How class folders are numbered, by the parameter `labels`."""
-STRANGE: Mapping[str, str] = {
-    "imagenet": "are named after no class of ImageNet-1k, as n02012849 or tench, or after two",
-    "numbers": "are named by no number",
-    "file": "are not in the file of classes, or stand for two",
-}
-"""What is wrong with class folders that have no number."""
 
 
 def numbering(params: Mapping[str, Any]) -> str:
@@ -84,23 +78,14 @@ def number(
     """
     if head is not None and head > MOST_CLASSES:
         raise UserError("the weights' head", got=f"{head} classes", allowed=f"at most {MOST_CLASSES}")
-    rule = _rule_for(folders, head) if labels == "auto" else labels
-    size = None
-    if file is not None:
-        (by_name, size), rule = file, "file"
-        matches = [by_name.get(unicodedata.normalize("NFC", name)) for name in folders]
-        names = {number: name for name, number in reversed(by_name.items()) if number is not None}
-    elif rule == "imagenet":
-        matches, names = imagenet_numbers(tuple(folders)), dict(enumerate(imagenet_classes()))
-    elif rule == "numbers":
-        matches = [int(name) if _is_number(name) else None for name in folders]
-        names = {number: name for number, name in zip(matches, folders, strict=True) if number is not None}
-    else:
-        names = dict(enumerate(sorted(folders)))
-        matches = [sorted(folders).index(name) for name in folders]
+    rule: Labels = "file" if file is not None else _rule_for(folders, head) if labels == "auto" else labels
+    by_name, size = file or _numbers_by_name(folders, rule)
+    names = {number: name for name, number in reversed(by_name.items()) if number is not None}
+    matches = [by_name.get(KEYS.get(rule, str)(name)) for name in folders]
     if strange := [name for name, number in zip(folders, matches, strict=True) if number is None]:
         raise UserError(
-            f"{len(strange)} of {len(folders)} class folders {STRANGE[rule]}", got=_few(strange),
+            f"{len(strange)} of {len(folders)} class folders are of no class, or of two; they are numbered "
+            + RULES[rule].format("of classes"), got=_few(strange),
             allowed=f"names such as {_few([names[k] for k in sorted(names)] or ['0', '1'])}",
             next_step=f"rename or remove them, or say which class each is with {BY_FILE}",
         )  # fmt: skip
@@ -108,25 +93,33 @@ def number(
     times = Counter(numbers)
     if twice := [name for name, number in zip(folders, numbers, strict=True) if times[number] > 1]:
         raise UserError("class folders that are of the same class", got=_few(twice), next_step="put them into one")
-    whole = file is None or size is not None
-    size = size or max(names) + 1
     if rule == "numbers":
         _check_numbers(numbers, head, sure=labels == "numbers")
     elif rule == "names":
         _check_names(folders, head, sure=labels == "names")
-    elif head is not None and (size > head or (size < head and whole)):
+    elif head is not None and (head < max(names) + 1 or size not in (None, head)):
         raise UserError(
-            f"class folders are numbered by {rule}, of {size} classes, and the head has {head}",
+            f"class folders are numbered by {rule}, of {max(names) + 1} classes, and the head has {head}",
             next_step=f"give the head's own classes, in its order, with {BY_FILE}",
         )
-    return Numbered(rule, tuple(names.get(k, str(k)) for k in range(head or size)), tuple(numbers))
+    classes = range(head or size or max(names) + 1)
+    return Numbered(rule, tuple(names.get(k, str(k)) for k in classes), tuple(numbers))
+
+
+def _numbers_by_name(folders: Sequence[str], rule: Labels) -> ClassFile:
+    """Return the numbers of names as a file of classes would say them, where there is none."""
+    if rule == "imagenet":
+        return dict(_imagenet()), IMAGENET
+    if rule == "numbers":
+        return {name: int(name) for name in folders if _is_number(name)}, None
+    return {name: number for number, name in enumerate(sorted(folders))}, None
 
 
 def _rule_for(folders: Sequence[str], head: int | None) -> Labels:
     """Return how class folders are numbered whose names alone say it."""
     if all(map(_is_number, folders)):
         return "numbers"
-    matches = [match is not None for match in imagenet_numbers(tuple(folders))]
+    matches = [imagenet_number(name) is not None for name in folders]
     most = 2 * sum(matches) > len(matches) if head == IMAGENET else head is None and all(matches)
     return "imagenet" if most else "names"
 
@@ -137,21 +130,12 @@ def _is_number(name: str) -> bool:
 
 def _check_numbers(numbers: Sequence[int], head: int | None, *, sure: bool) -> None:
     """Raise UserError if class folders of these numbers are not the head's; more is refused unless the user is sure."""
-    last = max(numbers)
-    if head is None and not sure and last >= len(numbers):
+    most = head or (MOST_CLASSES if sure else len(numbers))
+    if max(numbers) >= most or (not sure and sorted(numbers) == list(range(1, len(numbers) + 1))):
         raise UserError(
-            f"class folders are numbers up to {last}, and there are {len(numbers)}: how many classes the head has is "
-            "not known", next_step="give labels=numbers if these are its classes, counted from 0, or " + BY_FILE,
-        )  # fmt: skip
-    if last >= (head or MOST_CLASSES):
-        raise UserError(
-            f"class folders are numbers up to {last}, and the head has {head or MOST_CLASSES} classes, counted from 0",
-            next_step=f"number them from 0, or say which class each is with {BY_FILE}",
-        )
-    if not sure and sorted(numbers) == list(range(1, len(numbers) + 1)):
-        raise UserError(
-            f"class folders are numbers from 1 to {last}, and a head's classes are counted from 0",
-            next_step=f"number them from 0, or give labels=numbers if 1 is the head's second class, or {BY_FILE}",
+            f"class folders are numbers from {min(numbers)} to {max(numbers)}, and a head's classes are counted from 0",
+            allowed=f"0 to {most - 1}",
+            next_step=f"number them from 0, give labels=numbers if these are the head's classes, or {BY_FILE}",
         )
 
 
@@ -189,23 +173,22 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if place % 2 else (0, part) for place, part in enumerate(parts)]
 
 
-def read_file(path: Path, name: str = "") -> ClassFile:
+def read_file(path: Path) -> ClassFile:
     """Return what a file of classes says: a text with a name a line in the head's order, or JSON.
 
     JSON is a list of names in that order, an object of name to number, or one of number to name or names, such as
     {"0": "tench"}.
 
     Raises:
-        UserError: it cannot be read, is none of these, or has not the name by its content that was given.
+        UserError: it cannot be read, or is none of these.
     """
     try:
-        content = path.read_bytes()
-        text = content.decode("utf-8-sig")
-        pairs, size = _pairs(json.loads(text) if path.suffix.lower() == ".json" else text.rstrip().splitlines())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"classes: {path} cannot be read: {error}", allowed=BY_FILE.partition("FILE ")[2]) from error
-    if name and name != f"{FILE}-{hashlib.sha256(content).hexdigest()[:DIGITS]}":
-        raise UserError(f"{path} changed while the run was under way", next_step="run it again")
+        text = path.read_text(encoding="utf-8-sig")
+        is_json = path.suffix.lower() == ".json"
+        pairs, size = _pairs(_JSON.validate_json(text) if is_json else text.rstrip().splitlines())
+    except (OSError, ValueError) as error:
+        says = BY_FILE.partition("FILE ")[2]
+        raise UserError(f"classes: {path} cannot be read: {reason_of(error)}", allowed=says) from error
     numbers: dict[str, int | None] = {}
     for label, number in pairs:
         name = unicodedata.normalize("NFC", label.strip())
@@ -220,23 +203,26 @@ def read_file(path: Path, name: str = "") -> ClassFile:
     return numbers, size
 
 
-def _pairs(value: Any) -> tuple[list[tuple[str, int]], int | None]:
-    """Return the names with their numbers, and how many classes there are, where a list says all; ValueError if none.
+def _pairs(
+    value: list[str] | dict[str, int] | dict[int, str | list[str]],
+) -> tuple[list[tuple[str, int]], int | None]:
+    """Return the names with their numbers, and how many classes there are, where a list says all.
 
-    Of an object of number to name the keys are numbers and the names are not.
+    Raises:
+        ValueError: two names have one number, or nothing tells names from numbers.
     """
-    if isinstance(value, list) and all(isinstance(name, str) for name in value):
+    if isinstance(value, list):
         return [(name, k) for k, name in enumerate(value)], len(value)
-    if isinstance(value, dict) and all(type(number) is int for number in value.values()):
-        if len(set(value.values())) < len(value):
-            raise ValueError("two names have the same number")
-        return list(value.items()), None
-    if isinstance(value, dict) and all(map(_is_number, value)):
-        rows = [(int(key), names if isinstance(names, list) else [names]) for key, names in value.items()]
-        pairs = [(name, number) for number, names in rows for name in names]
-        if all(isinstance(name, str) for name, _ in pairs) and not all(_is_number(name) for name, _ in pairs):
-            return pairs, None
-    raise ValueError("it is neither a list of names nor an object of name to number, or of number to name")
+    pairs = list[tuple[str, int]]()
+    for key, item in value.items():
+        if isinstance(item, int):
+            pairs.append((str(key), item))
+        else:
+            pairs += [(name, int(key)) for name in ([item] if isinstance(item, str) else item)]
+    keys = {number for _, number in pairs}
+    if len(keys) < len(value) or all(_is_number(name) for name, _ in pairs):
+        raise ValueError("two names have the same number, or nothing tells names from numbers")
+    return pairs, None
 
 
 @lru_cache(maxsize=1)
@@ -245,23 +231,31 @@ def imagenet_classes() -> tuple[str, ...]:
     return tuple(_imagenet_lines(SYNSETS))
 
 
-@lru_cache(maxsize=4)
-def imagenet_numbers(folders: tuple[str, ...]) -> list[int | None]:
-    """Return for each folder the class of ImageNet-1k that it is named after, or None.
+def imagenet_number(folder: str) -> int | None:
+    """Return the class of ImageNet-1k that a folder is named after, or None.
 
     Names are WordNet ids, such as n01440764, or one of the class's names, such as tench, great_white_shark. A name
     that two classes have, such as crane, is neither's: those have to be named otherwise, by their ids for instance.
     """
-    numbers = {wordnet: number for number, wordnet in enumerate(imagenet_classes())}
+    return _imagenet().get(_plain_name(folder))
+
+
+@lru_cache(maxsize=1)
+def _imagenet() -> dict[str, int]:
+    """Return the numbers of the classes by their WordNet ids, then by their other names."""
     texts = dict(line.split("\t", 1) for line in _imagenet_lines(LEMMAS))
     synonyms = [{_plain_name(name) for name in texts[wordnet].split(",")} for wordnet in imagenet_classes()]
     times = Counter(name for names in synonyms for name in names)
-    numbers |= {name: number for number, names in enumerate(synonyms) for name in names if times[name] == 1}
-    return [numbers.get(_plain_name(folder)) for folder in folders]
+    numbers = {wordnet: number for number, wordnet in enumerate(imagenet_classes())}
+    return numbers | {name: k for k, names in enumerate(synonyms) for name in sorted(names) if times[name] == 1}
 
 
 def _plain_name(name: str) -> str:
     return " ".join(name.lower().replace("_", " ").split())
+
+
+KEYS: Mapping[str, Callable[[str], str]] = {"imagenet": _plain_name, "file": partial(unicodedata.normalize, "NFC")}
+"""What names of class folders are looked up by, where not as they are."""
 
 
 def _imagenet_lines(name: str) -> list[str]:
