@@ -1,4 +1,7 @@
 import math
+import os
+import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -7,10 +10,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from sparsebench.errors import UserError
+from sparsebench.plan.locate import locate_backgrounds, locate_images
 from sparsebench.tasks import images
 from sparsebench.tasks.base import Split
 from sparsebench.tasks.images import Composite, Plain, Spurious, paste, permute, warp
 from sparsebench.tasks.sources.composites import backgrounds, foregrounds
+from sparsebench.tasks.sources.files import listing, read_rgb, square
 
 SMALL = {"canvas": 16, "foreground": 10, "test": 40}
 
@@ -94,6 +99,57 @@ def test_composite_has_every_class_equally_often_and_the_foreground_of_its_label
         known = {label: {x.tobytes() for x in per_class[name]} for label, name in enumerate(pool.classes)}
         assert all(f in known[label] for f, label in zip(foregrounds_of(split), split.labels, strict=True))
     assert data.classes == pool.classes and data.group_names == ("all",)
+
+
+@pytest.fixture(scope="module")
+def real(real_images, tmp_path_factory):
+    """Return real pictures, few enough to be read in no time: four classes and 25 backgrounds."""
+    root = tmp_path_factory.mktemp("real")
+    for split, n in (("train", 30), ("test", 20)):
+        for name in ("airplane", "bird", "cat", "dog"):
+            (root / "images" / split / name).mkdir(parents=True)
+            for path in sorted((real_images / "cifar10" / split / name).iterdir())[:n]:
+                shutil.copy(path, root / "images" / split / name)
+    (root / "plants").mkdir()
+    for path in sorted((real_images / "plants").iterdir())[:25]:
+        shutil.copy(path, root / "plants")
+    images, images_root = locate_images(f"folder:{root / 'images'}", None, False)
+    plants, plants_root = locate_backgrounds(os.fspath(root / "plants"))
+    return SimpleNamespace(
+        root=root, names={"images": images, "backgrounds": plants}, locations={images: images_root, plants: plants_root}
+    )
+
+
+def pictures(root, size):
+    return {
+        square(read_rgb(path), size).transpose(2, 0, 1).tobytes() for path in map(root.joinpath, listing(root).pictures)
+    }
+
+
+def test_real_foregrounds_are_pasted_on_real_backgrounds_split_by_split(real):
+    data = Composite(**SMALL, **real.names).draw(60, 0, real.locations)
+    assert data.classes == ("airplane", "bird", "cat", "dog")
+    every = [
+        square(read_rgb(path), 16)
+        for path in map((real.root / "plants").joinpath, listing(real.root / "plants").pictures)
+    ]
+    for test, (split, part) in enumerate(((data.train, "train"), (data.test, "test"))):
+        scenes = [scene for i, scene in enumerate(every) if (i % 5 == 4) == test]
+        for i, label in enumerate(split.labels):
+            own = pictures(real.root / "images" / part / data.classes[label], 10) if i < 6 else None
+            assert own is None or foreground_of(split, i).tobytes() in own
+            line, axis, place = outside(split, i)
+            assert any(np.array_equal(scene.take(place, axis=axis), line) for scene in scenes)
+    assert not set(foregrounds_of(data.train)) & set(foregrounds_of(data.test))
+
+
+def test_a_source_of_the_held_out_classes_alone_is_pre_trained_on_both(real, tmp_path):
+    root = shutil.copytree(real.root / "images", tmp_path / "two")
+    for split in ("train", "test"):
+        shutil.rmtree(root / split / "cat")
+        shutil.rmtree(root / split / "dog")
+    name, place = locate_images(f"folder:{root}", None, False)
+    assert Plain(**SMALL, images=name).draw(6, 0, {name: place}).classes == ("airplane", "bird")
 
 
 @pytest.mark.parametrize("task", [Composite(**SMALL), Spurious(**SMALL)], ids=lambda t: t.name)
