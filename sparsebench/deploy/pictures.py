@@ -102,11 +102,8 @@ def load_cell(job: Job, registry: Registry, context: Context) -> Prepared:
     return prepared
 
 
-SIDE, BETWEEN, APART, LEFT, BELOW, BOTTOM, LINE = 1.35, 0.07, 0.3, 1.0, 0.26, 0.5, 0.16
-"""Inches: of a picture, between pictures that belong together, between those that do not, of the left margin, below
-each picture, of the lower margin, and of a line."""
-POINT = 0.6 / 72
-"""Inches that a letter takes for each point of its size, at most."""
+SIDE, BESIDE, BELOW = 1.35, 0.05, 0.17
+"""Inches of a picture, and as shares of it what is left free beside and below it."""
 PIXELS, DPI = 256, 150
 GONE, MATTERS = "#cbd0d8", "#facc15"
 
@@ -238,13 +235,12 @@ def _edges(areas: np.ndarray, line: int) -> np.ndarray:
     return np.logical_or.reduce([wide[y : y + height, x : x + width] != areas for y, x in ends])
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """Columns of n pictures that belong together, under one title.
 
     Attributes:
         about: below the title.
-        columns: captions with their pictures.
+        columns: captions with their pictures, which are as large in every block.
         below: a text below each row, with its colour.
     """
 
@@ -252,11 +248,6 @@ class Block:
     about: str
     columns: Sequence[tuple[str, Sequence[np.ndarray]]]
     below: Sequence[tuple[str, str]] = ()
-
-    @property
-    def width(self) -> float:
-        """Inches."""
-        return max(1, len(self.columns)) * (SIDE + BETWEEN) - BETWEEN
 
 
 def sheet(scene: Scene, blocks: Sequence[Block], inks: Mapping[str, Ink], about: str = "") -> Figure:
@@ -271,47 +262,40 @@ def sheet(scene: Scene, blocks: Sequence[Block], inks: Mapping[str, Ink], about:
     from matplotlib.patches import Patch
 
     plain = [tint(picture, matters) for picture, matters in zip(scene.pictures, scene.matters, strict=True)]
-    blocks = [Block("", "", [("the picture", plain)]), *blocks]
-    width = LEFT + sum(block.width + APART for block in blocks)
-    title, about = wrap(scene.title, width - LEFT, 10), wrap(about, width - LEFT, 8)
-    heads = [(wrap(block.title, block.width, 8), wrap(block.about, block.width, 7)) for block in blocks]
-    lines = max(len(f"{head}\n{more}".strip().splitlines()) for head, more in heads)
-    top = 0.5 + LINE * (title.count("\n") + len(about.splitlines()) + lines)
-    height = top + len(plain) * (SIDE + BELOW) + BOTTOM
-    figure = style.new(width, height, DPI)
-
-    def text(x: float, y: float, words: str, size: int, **options: Any) -> None:
-        layout = {"ha": "center", "va": "bottom", "parse_math": False, **options}
-        figure.text(x / width, 1 - y / height, words, fontsize=size, **layout)
-
-    text(0.15, 0.1, title, 10, ha="left", va="top", weight="bold")
-    text(0.15, 0.15 + LINE * (1 + title.count("\n")), about, 8, ha="left", va="top")
-    rows, left = top + (SIDE + BELOW) * np.arange(len(plain)), LEFT
-    for row, name in zip(rows, scene.names, strict=True):
-        text(LEFT - 0.1, row + SIDE / 2, wrap(name, LEFT - 0.2, 8), 8, ha="right", va="center")
-    for block, (head, more) in zip(blocks, heads, strict=True):
-        middle = left + block.width / 2
-        text(middle, top - 0.2, more, 7)
-        text(middle, top - 0.2 - 0.13 * len(more.splitlines()), head, 8, weight="bold")
-        for number, (caption, pictures) in enumerate(block.columns):
-            x = left + number * (SIDE + BETWEEN)
-            text(x + SIDE / 2, top - 0.06, caption, 7)
-            for row, pixels in zip(rows, pictures, strict=True):
-                axis = figure.add_axes((x / width, 1 - (row + SIDE) / height, SIDE / width, SIDE / height))
-                axis.imshow(pixels)
-                axis.set_axis_off()
-        for row, (words, colour) in zip(rows, block.below, strict=False):
-            fits = textwrap.shorten(words, int(block.width / (POINT * 8)), placeholder="...")
-            text(middle, row + SIDE + 0.03, fits, 8, va="top", color=colour)
-        left += block.width + APART
+    blocks, n = [Block("", "", [("the picture", plain)]), *blocks], len(plain)
+    columns = [max(1, len(block.columns)) for block in blocks]
+    wide, tall = SIDE * (1 + BESIDE) * sum(columns), SIDE * (1 + BELOW) * n
+    figure = style.new(1.3 + wide, 1.3 + tall, DPI, layout="constrained")
+    title = wrap(f"{scene.title}\n{about}".strip(), 12 * sum(columns))
+    figure.suptitle(title, x=0.01, ha="left", fontsize=9, parse_math=False)
+    side, across = plain[0].shape[:2]
+    height, width = int(side * (1 + BELOW)), int(across * (1 + BESIDE))
+    axes = figure.subplots(1, len(blocks), width_ratios=columns, squeeze=False)[0]
+    for axis, block, number in zip(axes, blocks, columns, strict=True):
+        mosaic = np.full((n * height, number * width, 3), 255, np.uint8)
+        for column, (_, pictures) in enumerate(block.columns):
+            for row, picture in enumerate(pictures):
+                mosaic[row * height :, column * width :][:side, :across] = picture
+        axis.imshow(mosaic)
+        axis.set_title(wrap(f"{block.title}\n{block.about}".strip(), 22 * number), fontsize=8, parse_math=False)
+        captions = [wrap(caption, 22) for caption, _ in block.columns]
+        places = np.arange(len(captions)) * width + across / 2
+        axis.set_xticks(places, captions, fontsize=7, parse_math=False)
+        axis.set_yticks([])
+        axis.tick_params(length=0, top=False, labeltop=True, labelbottom=False)
+        axis.spines[:].set_visible(False)
+        for row, (words, colour) in enumerate(block.below):
+            text, y = textwrap.shorten(words, 22 * number, placeholder="..."), row * height + 1.02 * side
+            axis.text(number * width / 2, y, text, ha="center", va="top", fontsize=8, color=colour, parse_math=False)
+    names = [wrap(name, 14) for name in scene.names]
+    axes[0].set_yticks(np.arange(n) * height + side / 2, names, fontsize=8, parse_math=False)
     marks: list[tuple[Any, str, str]] = [((ink.colour, ink.strength), ink.colour, says) for says, ink in inks.items()]
     marks += [(GONE, GONE, "removed"), ("none", MATTERS, "matters to the label")]
     handles = [Patch(facecolor=face, edgecolor=edge, linewidth=1.5, label=says) for face, edge, says in marks]
-    figure.legend(handles=handles, loc="lower left", ncols=3, fontsize=7, frameon=False)
+    figure.legend(handles=handles, loc="outside lower left", ncols=3, fontsize=7, frameon=False)
     return figure
 
 
-def wrap(text: str, width: float, size: int) -> str:
-    """Return the text, whose lines stay apart, on as many lines as `width` inches make it need."""
-    most = max(4, int(width / (POINT * size)))
-    return "\n".join(textwrap.fill(line, most) for line in text.splitlines())
+def wrap(text: str, letters: int) -> str:
+    """Return the text, whose lines stay apart, on lines of at most so many letters."""
+    return "\n".join(textwrap.fill(line, letters) for line in text.splitlines())

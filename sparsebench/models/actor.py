@@ -12,7 +12,7 @@ from torch import Tensor
 from sparsebench import seeds
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError
 from sparsebench.measure.cost import CostModel, Scoring, Step, projections_for
-from sparsebench.measure.counts import budget_traits, counts_of, ramp_counts, rate_of, scales_at, shares_of, stages
+from sparsebench.measure.counts import budget_traits, rate_of, spending
 from sparsebench.strategy import tokens
 from sparsebench.strategy.base import LossInputs, ModelOutputs, Site, Strategy
 from sparsebench.strategy.budget import Budget
@@ -58,7 +58,7 @@ class Actor:
 
     Attributes:
         keep: how many tokens are to go on after each block in which it acts.
-        scaled: the blocks of these in which one token alone is fused, see `counts.scales_at`.
+        scaled: the blocks of these in which one token alone is fused, see `counts.Spending`.
         shares: for each of these blocks the share of the first tokens that was asked for.
         planned: the steps that the budget comes to.
         bounds: whether counts are upper bounds of an adaptive strategy, which acts even where they are all tokens.
@@ -108,11 +108,8 @@ class Actor:
 
     def spend(self, budget: Budget) -> None:
         """Take the counts of that budget; what is asked for and planned stays as it was."""
-        given = budget, rate_of(budget, self.cost, self.traits), self.cost, self.traits
-        blocks, self._asked = stages(budget, self.traits, self.depth), given
-        self.keep = dict(zip(blocks, counts_of(*given), strict=True))
-        self.shares = dict(zip(blocks, shares_of(*given), strict=True))
-        self.scaled = scales_at(budget, self.traits, given[1], self.tokens, blocks)
+        self._asked = budget, rate_of(budget, self.cost, self.traits), self.cost, self.traits
+        self.keep, self.shares, self.scaled = spending(*self._asked)
 
     def counts(self, done: float) -> tuple[dict[int, int], frozenset[int]]:
         """Return `keep` and `scaled` as they are in training when the share `done` of it is done."""
@@ -120,9 +117,8 @@ class Actor:
             return self.keep, self.scaled
         if not 0 <= way <= 1:
             raise StrategyError(f"'{self.strategy.name}': ramp must lie in [0, 1], got {way}")
-        counts, rate = ramp_counts(way, *self._asked)
-        blocks = tuple(self.keep)
-        return dict(zip(blocks, counts, strict=True)), scales_at(self.budget, self.traits, rate, self.tokens, blocks)
+        keep, _, scaled = spending(*self._asked, way)
+        return keep, scaled
 
     @property
     def acts(self) -> bool:

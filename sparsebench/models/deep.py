@@ -20,15 +20,14 @@ from sparsebench.errors import UnsupportedError
 from sparsebench.measure.selection import neighbour_agreement
 from sparsebench.models import attention
 from sparsebench.models.actor import Given, Pass, SplitPass, in_chunks
-from sparsebench.models.attention import PositionalAttention, Positions, attend, gather_heads, qkv
+from sparsebench.models.attention import PositionalAttention, attend, gather_heads, positions_of, qkv
 from sparsebench.models.timm_parts import (
     POOLS,
     ConvStem,
     Rotations,
-    attention_branch,
-    attention_input,
+    branch_input,
+    branch_output,
     check_block,
-    mlp_branch,
     pool,
     refuse,
     vit_cost,
@@ -280,14 +279,15 @@ class DeepViT:
         Where the choice needs nothing that attention makes, it comes first and only the tokens that stay are queries
         (all are keys and values): the same result for fewer MACs.
         """
-        rope = turn.of(number, acting)
+        positional = isinstance(block.attn, PositionalAttention)
+        rope = {"rope": positions_of(self.module, acting)} if positional else turn.of(number, acting)
         acts, looked, device = acting.acts_at("attention", number), _reads_attention(acting, number), x.device.type
-        if not acts and not looked and acting.even:
+        if not (acts or looked or positional) and acting.even:
             acting.went(acting.present)
             return type(block).forward(block, x, **rope)
         check_block(block)
         came, sizes, keys, after = acting.present, acting.sizes, self._keys(acting), RESULTS & acting.requires
-        q, k, v = qkv(block.attn, attention_input(block, x), **rope)
+        q, k, v = qkv(block.attn, branch_input(block, 1, x), **rope)
         there = sizes > 0 if acting.ragged else None
         given = attention.fields_of(block.attn, q, k, v, self.prefix, self.class_rows, **keys, present=there)
         plan, rows = None, None
@@ -300,7 +300,7 @@ class DeepViT:
             if isinstance(plan, Keep) and plan.fuse is None:
                 rows = tokens.rows_of(plan, self.prefix)
                 q, x = gather_heads(q, rows), tokens.gather(x, rows)
-        branch = attention_branch(block, attend(block.attn, q, k, v, **keys, rows=rows))
+        branch = branch_output(block, 1, attend(block.attn, q, k, v, **keys, rows=rows))
         x = x + branch
         if acts and after:
             given |= {**self._tokens(x), "branch": lambda: branch[:, self.prefix :]}
@@ -309,7 +309,7 @@ class DeepViT:
         acting.went(came, early=rows is not None, scoring=scoring)
         if plan is not None and rows is None:
             x = self._apply(plan, x, sizes)
-        return x + mlp_branch(block, x)
+        return x + branch_output(block, 2, block.mlp(branch_input(block, 2, x)))
 
     def _keys(self, acting: Pass) -> dict[str, Tensor | None]:
         """Return what makes the P + N tokens of the moment count differently as keys, see `attend`."""
@@ -373,21 +373,12 @@ class PositionalDeepViT(DeepViT):
     def __init__(self, vit: Any, order: np.ndarray | None = None, *, precision: str = "float32"):
         super().__init__(vit, precision=precision)
         self.order = np.arange(self.cost.tokens) if order is None else order
-        self.positions: Positions = vit.blocks[0].attn.positions
-
-    def act(self, normed: Tensor, acting: Pass, pixels: Callable[[], Tensor]) -> Any:
-        """See `DeepViT.act`."""
-        self.positions.acting = acting
-        try:
-            return super().act(normed, acting, pixels)
-        finally:
-            self.positions.acting = None
 
     def similarity(self) -> np.ndarray:
         """Return (N, N) float64, (P W_Q)(P W_K)^T / sqrt(d_h) of the first block, patches only, mean over heads."""
         attn = self.module.blocks[0].attn
         with torch.no_grad():
-            q, k = attn.queries_keys()
+            q, k = attn.queries_keys(self.module.pos_embed)
             similarity = (q * attn.scale @ k.transpose(-2, -1)).mean(dim=1)[0, self.prefix :, self.prefix :]
         return similarity.double().cpu().numpy()
 
@@ -427,9 +418,7 @@ def small_vit(
         embed_layer=ConvStem if stem == "conv" else PatchEmbed,
         attn_layer=PositionalAttention if positional else Attention,
     )
-    if positional:
-        positions = Positions(vit)
-        for block in vit.blocks:
-            attn: Any = block.attn
-            attn.positions = positions
+    for block in vit.blocks if positional else ():
+        attn: Any = block.attn
+        attn.model = (vit,)
     return vit

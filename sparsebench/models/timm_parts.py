@@ -10,7 +10,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from timm.layers import AttentionPoolLatent, PatchEmbed
-from timm.layers.pos_embed_sincos import RotaryEmbeddingCat, RotaryEmbeddingDinoV3, RotaryEmbeddingMixed
+from timm.layers.pos_embed_sincos import (
+    RotaryEmbeddingCat,
+    RotaryEmbeddingDinoV3,
+    RotaryEmbeddingMixed,
+    get_mixed_freqs,
+)
 from timm.models.eva import Eva, EvaBlock, EvaBlockPostNorm
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
@@ -55,17 +60,13 @@ def rotations(rope: Any, places: Tensor, block: int) -> Tensor:
         block: which block, which mixed embeddings tell apart.
     """
     if isinstance(rope, RotaryEmbeddingMixed):
-        x, y = (places[:, None, :, axis, None] for axis in (0, 1))
-        frequencies = rope.freqs[:, block].float()
-        angles = x * frequencies[0, :, None] + y * frequencies[1, :, None]
-    elif isinstance(rope, RotaryEmbeddingDinoV3):
-        periods: Any = rope.periods
-        angles = (2 * math.pi * places[..., None] / periods).flatten(2)[:, None]
-    else:
-        angles = (places[..., None] * rope.bands).flatten(2)[:, None]
+        x, y = places[:, None].unbind(3)
+        return get_mixed_freqs(rope.freqs[:, block], x, y)
+    periods: Any = getattr(rope, "periods", None)
+    angles = (places[..., None] * (rope.bands if periods is None else 2 * math.pi / periods)).flatten(2)[:, None]
     half = getattr(rope, "rotate_half", False)
-    sines = [torch.cat([x, x], dim=-1) if half else x.repeat_interleave(2, -1) for x in (angles.sin(), angles.cos())]
-    return torch.cat(sines, dim=-1)
+    angles = torch.cat([angles, angles], dim=-1) if half else angles.repeat_interleave(2, -1)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
 class Rotations:
@@ -239,28 +240,22 @@ def check_block(block: Any) -> None:
         )
 
 
-def attention_input(block: Any, x: Tensor) -> Tensor:
-    """Return what a block's attention takes of the tokens that come to the block."""
-    return x if isinstance(block, EvaBlockPostNorm) else block.norm1(x)
+def branch_input(block: Any, part: int, x: Tensor) -> Tensor:
+    """Return what a part of a block takes of the tokens that come to it: 1 is attention, 2 the MLP."""
+    return x if isinstance(block, EvaBlockPostNorm) else getattr(block, f"norm{part}")(x)
 
 
-def attention_branch(block: Any, output: Tensor) -> Tensor:
-    """Return what a block adds to its tokens of what its attention gives."""
+def branch_output(block: Any, part: int, x: Tensor) -> Tensor:
+    """Return what a block adds to its tokens of the output of a part, see `branch_input`."""
     if isinstance(block, EvaBlockPostNorm):
-        return block.drop_path1(block.norm1(output))
-    if isinstance(block, EvaBlock):
-        return block.drop_path1(output if block.gamma_1 is None else block.gamma_1 * output)
-    return block.drop_path1(block.ls1(output))
-
-
-def mlp_branch(block: Any, x: Tensor) -> Tensor:
-    """Return what a block adds to its tokens after attention."""
-    if isinstance(block, EvaBlockPostNorm):
-        return block.drop_path2(block.norm2(block.mlp(x)))
-    output = block.mlp(block.norm2(x))
-    if isinstance(block, EvaBlock):
-        return block.drop_path2(output if block.gamma_2 is None else block.gamma_2 * output)
-    return block.drop_path2(block.ls2(output))
+        x = getattr(block, f"norm{part}")(x)
+    elif isinstance(block, EvaBlock):
+        gamma = getattr(block, f"gamma_{part}")
+        x = x if gamma is None else gamma * x
+    else:
+        x = getattr(block, f"ls{part}")(x)
+    dropped: Tensor = getattr(block, f"drop_path{part}")(x)
+    return dropped
 
 
 def pool(vit: Any, acting: Pass, x: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -14,11 +15,9 @@ from sparsebench.measure.counts import (
     cap_counts,
     check_fits,
     counts_at,
-    ramp_counts,
     rate_of,
-    scales_at,
-    shares_of,
     solve,
+    spending,
     stages,
 )
 from sparsebench.strategy.base import Traits
@@ -294,35 +293,33 @@ def test_a_budget_for_another_network_is_a_user_error(budget, says):
         check_fits(budget, ATTENTION, 196, 12)
 
 
-@given(
-    rate=st.integers(1, 100).map(lambda percent: percent / 100),
-    tokens=st.integers(2, 200),
-    convention=st.sampled_from(CONVENTIONS),
-)
+@given(rate=RATES.map(float), tokens=st.integers(2, 200), convention=st.sampled_from(CONVENTIONS))
 def test_a_token_is_scaled_where_it_alone_would_be_fused(rate, tokens, convention):
     traits = Traits("attention", ("tokens", "attention"), fuses=True)
     budget = Budget(keep_rate=rate, convention=convention, blocks=(0, 1))
-    scaled, before = scales_at(budget, traits, rate, tokens, (0, 1)), tokens
+    scaled, before = spending(budget, rate, replace(DEEP, tokens=tokens), traits).scaled, tokens
     for block in (0, 1):
         kept = math.ceil(rate * before)
         assert (block in scaled) == (convention == "compound-ceil" and kept == before - 1)
         before = min(before, kept + 1) if convention == "compound-ceil" else before
 
 
-def test_half_way_to_the_budget_the_keep_rate_is_half_way_to_one():
-    traits = Traits("attention", ("tokens",))
-    half, rate = ramp_counts(0.5, Budget(keep_rate=0.5, blocks=(0, 1)), 0.5, DEEP, traits)
-    assert (half, rate) == ((147, 110), 0.75)
-    assert ramp_counts(0.0, Budget(keep_rate=0.5), 0.5, DEEP, traits)[0] == (196,) * 3
-    assert ramp_counts(0.5, Budget(counts=(100, 51), blocks=(0, 1)), None, DEEP, traits)[0] == (148, 124)
+@pytest.mark.parametrize(
+    ("budget", "way", "counts"),
+    [
+        (Budget(keep_rate=0.5, blocks=(0, 1)), 0.5, (147, 110)),  # the rate is half way to one
+        (Budget(keep_rate=0.5), 0.0, (196,) * 3),
+        (Budget(counts=(100, 51), blocks=(0, 1)), 0.5, (148, 124)),
+    ],
+)
+def test_on_the_way_to_the_budget_fewer_tokens_leave(budget, way, counts):
+    assert (*spending(budget, budget.keep_rate, DEEP, Traits("attention", ("tokens",)), way).keep.values(),) == counts
 
 
-@pytest.mark.parametrize("blocks", [None, (1, 2)])
-def test_the_share_asked_for_is_the_rate_and_not_what_rounding_makes_of_it(blocks):
-    traits, budget = Traits("block", ()), Budget(keep_rate=0.7, blocks=blocks)
-    shares = shares_of(budget, 0.7, VIT, traits)
-    assert shares == pytest.approx([0.7**s for s in range(1, 1 + len(blocks or (1, 2, 3)))])
-    rate = rate_of(Budget(macs=0.6), VIT, traits)
-    assert shares_of(Budget(macs=0.6), rate, VIT, traits) == pytest.approx([rate, rate**2, rate**3])
-    every = Budget(keep_rate=0.7, schedule="every")
-    assert shares_of(every, 0.7, VIT, traits) == tuple(k / 64 for k in solve(every, VIT, traits))
+@pytest.mark.parametrize("budget", [Budget(keep_rate=0.7), Budget(keep_rate=0.7, blocks=(1, 2)), Budget(macs=0.6)])
+def test_the_share_asked_for_is_the_rate_and_not_what_rounding_makes_of_it(budget):
+    rate = rate_of(budget, VIT, Traits("block", ()))
+    keep, shares, _ = spending(budget, rate, VIT, Traits("block", ()))
+    assert (*shares.values(),) == tuple(rate**s for s in range(1, 1 + len(keep)))
+    every = spending(budget.model_copy(update={"schedule": "every"}), rate, VIT, Traits("block", ()))
+    assert every.shares == {block: k / 64 for block, k in every.keep.items()}

@@ -64,17 +64,13 @@ def test_a_token_without_one_position_is_refused_and_the_model_left_as_it_was(sc
     bare = network(PIXELS)
     with pytest.raises(UnsupportedError, match="kept or removed, not fused, merged or mixed"):
         network(PIXELS, begin(network, scripted(how, site=site)))
-    assert network.positions.acting is None
     assert torch.equal(network(PIXELS), bare)
 
 
 @torch.no_grad()
-def test_what_cannot_be_acted_on_rightly_says_so(scripted):
-    model = build()
-    with pytest.raises(UnsupportedError, match="act by way of PositionalDeepViT"):
-        DeepViT(model)(PIXELS, begin(DeepViT(model), scripted(any_tokens)))
+def test_masks_are_refused():
     with pytest.raises(UnsupportedError, match="takes no mask"):
-        model(PIXELS, is_causal=True)
+        build()(PIXELS, is_causal=True)
 
 
 DATA = Plain(test=16).draw(8, 0, {})

@@ -187,7 +187,7 @@ def test_tokens_that_are_gone_cannot_rest_and_those_that_rest_cannot_be_dropped(
 def test_attention_before_the_first_block_is_refused():
     attends = rests(lambda view, keep: Rest.all_but_top(view.previous_attention, keep), ["previous_attention"])
     with pytest.raises(
-        UserError, match=r"block 0 has none; got block 0; allowed: blocks 1 to 3; name blocks from 1 on"
+        UserError, match=r"budget blocks; got 0\+2; allowed: 1 to 3 for this model; .*the attention of the block before"
     ):
         begin(DeepViT(vit()), attends, blocks=(0, 2))
     assert list(begin(DeepViT(vit()), attends, schedule="every").keep) == [1, 2, 3]
