@@ -91,7 +91,7 @@ def apply(
         )
         _check_pixels(network.channels, mean=mean, std=std)
         _check_strategy(instance, learned, images, labels)
-        _check_needs(instance, network)
+        network.check(instance)
         if budget is None:  # all tokens as upper bounds, wherever it acts
             blocks = stages(FULL, instance.traits(), network.cost.depth)
             amount = Budget(counts=(network.cost.tokens,) * len(blocks), blocks=blocks)
@@ -267,23 +267,6 @@ def _check_strategy(strategy: Strategy, learned: Any, images: Any, labels: Any) 
         raise UserError(
             f"'{name}' {need}", got=" and ".join(sorted(arguments)) or "neither images nor what it learned",
             allowed=" or ".join(" and ".join(sorted(names)) or "neither images nor learned" for names in right) + about,
-        )  # fmt: skip
-
-
-def _check_needs(strategy: Strategy, network: DeepViT) -> None:
-    """Raise UserError or UnsupportedError for a strategy that needs what the architecture cannot give."""
-    gives = network.gives(strategy.site)
-    if missing := sorted(strategy.reads() - gives):
-        raise UserError(
-            f"'{strategy.name}' needs {', '.join(missing)}, which this network cannot give",
-            got=f"{type(network.module).__name__} with {network.class_rows} class tokens",
-            allowed=", ".join(sorted(gives)),
-            next_step="take a strategy that reads something else; sparsebench list plugins",
-        )
-    if strategy.reads_out and network.module.global_pool != "token":
-        raise UserError(
-            f"'{strategy.name}' says what the head reads of the class token, and this network's head reads another",
-            got=f"global_pool={network.module.global_pool}", allowed="global_pool=token",
         )  # fmt: skip
 
 

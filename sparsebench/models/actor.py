@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -264,7 +265,8 @@ class Pass:
     def read_out(self, prefix: Tensor, tokens: Tensor) -> Tensor:
         """Return the (B, P, C) tokens that the head is to read, see `Strategy.read_out`."""
         self.asked.add("read_out")
-        return self.actor.strategy.read_out(self.memory, prefix, tokens)
+        with exact(prefix.device):
+            return self.actor.strategy.read_out(self.memory, full(prefix), full(tokens)).to(prefix.dtype)
 
     @property
     def reads_out(self) -> bool:
@@ -319,16 +321,11 @@ class Pass:
         self.asked.add("decide")
         came, strategy = self.present, self.actor.strategy
         keep = self._count_at(block)
-        plan = strategy.plan(self._view(block, given), keep)
-        if plan is not None:
-            plan, keep = self._check(block, plan, keep)
-            more = isinstance(plan, Merge | Mix) or (isinstance(plan, Keep) and plan.fuse is not None)
-            if self.site == "attention" and "tokens" not in self.requires and more:
-                raise StrategyError(
-                    f"'{strategy.name}' fuses, merges or mixes tokens and does not read them: add tokens to `needs`, "
-                    "as what is only removed leaves before the attention and costs less"
-                )
-            plan = self._follow(block, plan, keep)
+        with exact(self.index.device):
+            plan = strategy.plan(self._view(block, given), keep)
+            if plan is not None:
+                plan, keep = self._check(block, plan, keep)
+                plan = self._follow(block, plan, keep)
         place = self.actor.cost.place(block, came, self.present if strategy.adaptive else keep)
         self.own_macs += check_own_macs(self.actor.traits.own_macs(place), strategy)
         return plan
@@ -341,6 +338,12 @@ class Pass:
         """
         actor, strategy, index = self.actor, self.actor.strategy, self.index
         check_form(plan, strategy, index, keep, training=self.training, prefix=actor.prefix)
+        more = isinstance(plan, Merge | Mix) or (isinstance(plan, Keep) and plan.fuse is not None)
+        if self.site == "attention" and "tokens" not in self.requires and more:
+            raise StrategyError(
+                f"'{strategy.name}' fuses, merges or mixes tokens and does not read them: add tokens to `needs`, as "
+                "what is only removed leaves before the attention and costs less"
+            )
         shape = block, type(plan), self.training, tuple(index.shape), keep
         seen = torch.compiler.is_compiling() or (
             shape in actor.checked and not (actor.reads_all and index.device.type == "cpu")
@@ -399,7 +402,7 @@ class Pass:
             return seeds.uniform(keys, count * (width or 1)).reshape(-1, count, *([] if width is None else [width]))
 
         return TokenView(
-            {need: fields[need] for need in self.requires},
+            {need: lambda make=fields[need]: full(make()) for need in self.requires},
             index=self.index,
             sizes=self.sizes,
             weights=self._weights,
@@ -410,6 +413,16 @@ class Pass:
             learned=self.actor.learned.get(block),
             memory=self.memory,
         )
+
+
+def exact(device: torch.device) -> AbstractContextManager[Any]:
+    """Return the context in which products are made in the precision of what is multiplied, whatever autocast says."""
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+
+
+def full(x: Any) -> Any:
+    """Return it in float32 where it is a tensor in half precision."""
+    return x.float() if isinstance(x, Tensor) and x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 @dataclass(frozen=True, eq=False)

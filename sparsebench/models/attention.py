@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,15 +12,11 @@ from timm.models.eva import EvaAttention
 from torch import Tensor, nn
 
 from sparsebench.errors import UnsupportedError
+from sparsebench.models.actor import Pass, full
 from sparsebench.strategy import tokens
-
-if TYPE_CHECKING:
-    from sparsebench.models.actor import Pass
-
 
 ROTARY = (EvaAttention, AttentionRope)
 """timm's kinds of attention that rotate queries and keys by the places of their tokens."""
-Fields = dict[str, Callable[[], Any]]
 NAMES = frozenset(
     {"queries", "keys", "values", "attention", "class_attention", "received_attention", "mean_query_attention",
      "attention_maps"}
@@ -191,7 +187,7 @@ def fields_of(
     bias: Tensor | None = None,
     weights: Tensor | None = None,
     present: Tensor | None = None,
-) -> Fields:
+) -> dict[str, Callable[[], Any]]:
     """Return how to make each field of the view from queries, keys and values (B, H, P + N, C / H) of a block.
 
     Args:
@@ -230,7 +226,7 @@ def fields_of(
         scores = torch.stack([(query[:, :, None] * full(k)).sum(-1) for query in queries.unbind(2)], dim=2)
         return softmax(scores * attn.scale, bias, weights, own_keys).mean(dim=(1, 2))[:, P:]
 
-    fields: Fields = {
+    fields: dict[str, Callable[[], Any]] = {
         "queries": lambda: q[:, :, P:],
         "keys": lambda: k[:, :, P:],
         "values": lambda: v[:, :, P:],
@@ -242,14 +238,3 @@ def fields_of(
         fields["class_attention"] = lambda: row(q[:, :, :class_rows], slice(class_rows))
     fields["attention"] = fields["class_attention" if class_rows else "received_attention"]
     return fields
-
-
-def in_full(make: Callable[[], Any]) -> Any:
-    """Return what is made, in float32 where that is a tensor in half precision."""
-    value = make()
-    return full(value) if isinstance(value, Tensor) else value
-
-
-def full(x: Tensor) -> Tensor:
-    """Return it in float32 where it is in half precision."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

@@ -314,10 +314,10 @@ def test_random_numbers_belong_to_the_seed_and_the_place():
         (vit, "oracle:macs=.5", {}, "is an oracle"),
         (vit, int, {"macs": 0.5}, "is not a subclass of sparsebench.Strategy"),
         (MODELS["average pool without class token"], ByClassAttention, {"macs": 0.5},
-         "needs class_attention, which this network cannot give; got VisionTransformer with 0 class tokens"),
+         "needs class_attention, which this network of 0 class tokens cannot give"),
         (partial(vit, attn_layer=type("Own", (Attention,), {})), "ats:macs=.5", {}, "attention of type Own"),
         (partial(vit, block_fn=ParallelScalingBlock), "evit:macs=.5", {}, "blocks of type ParallelScalingBlock"),
-        (partial(vit, global_pool="avg"), "a_vit:macs=.5", {"learned": "random"}, "reads another; got global_pool"),
+        (partial(vit, global_pool="avg"), "a_vit:macs=.5", {"learned": "random"}, "reads another .global_pool=avg"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_line_and_leaves_the_model_as_it_was(model, words, options, said):
