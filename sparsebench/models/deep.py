@@ -129,9 +129,7 @@ class DeepViT:
         return _call(self.module, partial(self._forward, acting, pixels), normed)
 
     def _forward(self, acting: Pass, pixels: Callable[[], Tensor], normed: Tensor) -> Any:
-        vit, size = self.module, self.pixels[1:]
-        if normed.shape[2:] != size:  # a model of dynamic_img_size would take them
-            raise UnsupportedError(f"pixels of {tuple(normed.shape[2:])}, and the network's tokens are those of {size}")
+        vit = self.module
         if acting.reads_out:
             self.check(acting.actor.strategy)
         placed = vit._pos_embed(vit.patch_embed(normed))

@@ -136,41 +136,36 @@ def refuse(vit: Any) -> None:
         raise UnsupportedError(
             f"{name} is no timm VisionTransformer or Eva: only of these classes is it known here how tokens are dropped"
         )
-    if reason := _obstacle(vit) or _end_obstacle(vit):
-        raise UnsupportedError(f"{name}: {reason}")
-
-
-def _obstacle(vit: Any) -> str:
-    """Return what of a network between its ends stands in the way, or ""."""
-    rope, ways = getattr(vit, "rope", None), WAYS if vit.global_pool in POOLS else WAYS[:2]
-    if changed := [way for way in ways if getattr(type(vit), way) not in PASSES or way in vars(vit)]:
-        return f"it has a `{changed[0]}` of its own, so the order of its parts is not known here"
-    if any("forward" in vars(block) for block in vit.blocks):
-        return "a block has a `forward` of its own"
-    if getattr(vit, "grad_checkpointing", False):
-        return "gradient checkpointing is on; call set_grad_checkpointing(False)"
-    if rope is not None and not isinstance(vit, Eva):
-        return "rotary position embeddings are an Eva's only"
-    if rope is not None and type(rope) not in KINDS:
-        return f"rotary position embeddings of type {type(rope).__name__} are bound to the full token grid"
-    grid = getattr(rope, "grid_type", "index")  # timm before 1.0.31 has no other
-    if isinstance(rope, RotaryEmbeddingCat) and grid != "index":
-        return f"the grid of its rotary position embeddings is '{grid}', and only 'index' is known here"
-    drops = not (vit.patch_drop is None or isinstance(vit.patch_drop, nn.Identity))
-    return "it drops patches on its own (patch_drop_rate > 0)" if drops else ""
-
-
-def _end_obstacle(vit: Any) -> str:
-    """Return what stands in the way of how a network makes patches, or pools them, or ""."""
-    part, embed = vit.attn_pool, vit.patch_embed
-    if not (part is None or (type(part) is AttentionPoolLatent and part.pos_embed is None)):
-        return f"its MACs are not known here, as it pools with {type(part).__name__}"
-    if type(embed) not in (PatchEmbed, ConvStem):
-        return f"its patches are made by {type(embed).__name__}, not by a projection"
-    if embed.grid_size is None or embed.dynamic_img_pad:
-        return "its pixels are of any size (dynamic_img_pad), so the tokens are not fixed"
-    whole = tuple(n * side for n, side in zip(embed.grid_size, embed.patch_size, strict=True)) == tuple(embed.img_size)
-    return "" if whole else f"{embed.img_size} pixels are no whole number of patches of {embed.patch_size}"
+    rope, embed, pool = getattr(vit, "rope", None), vit.patch_embed, vit.attn_pool
+    ways = WAYS if vit.global_pool in POOLS else WAYS[:2]
+    changed = [way for way in ways if getattr(type(vit), way) not in PASSES or way in vars(vit)]
+    grid_type = getattr(rope, "grid_type", "index")  # timm before 1.0.31 has no other
+    sizes = (embed.grid_size or (), embed.patch_size, embed.img_size or ())
+    obstacles = {
+        f"it has a `{'`, `'.join(changed)}` of its own, so the order of its parts is not known here": changed,
+        "a block has a `forward` of its own": any("forward" in vars(block) for block in vit.blocks),
+        "gradient checkpointing is on; call set_grad_checkpointing(False)": getattr(vit, "grad_checkpointing", False),
+        f"it has rotary position embeddings of type {type(rope).__name__}": rope is not None
+        and type(rope) not in KINDS,
+        f"the grid of its rotary position embeddings is '{grid_type}', not 'index'": (
+            isinstance(rope, RotaryEmbeddingCat) and grid_type != "index"
+        ),
+        "it drops patches on its own (patch_drop_rate > 0)": not isinstance(vit.patch_drop, nn.Identity | None),
+        f"its MACs are not known here, as it pools with {type(pool).__name__}": not (
+            pool is None or (type(pool) is AttentionPoolLatent and pool.pos_embed is None)
+        ),
+        f"its patches are made by {type(embed).__name__}, not by a projection": (
+            type(embed) not in (PatchEmbed, ConvStem)
+        ),
+        "its pixels are of any size (dynamic_img_pad), so the tokens are not fixed": (
+            embed.grid_size is None or embed.dynamic_img_pad
+        ),
+        f"{embed.img_size} pixels are no whole number of patches of {embed.patch_size}": any(
+            n * side != pixels for n, side, pixels in zip(*sizes, strict=False)
+        ),
+    }
+    if reasons := [reason for reason, holds in obstacles.items() if holds]:
+        raise UnsupportedError(f"{name}: {reasons[0]}")
 
 
 def linear_macs(module: nn.Module | None) -> int:

@@ -46,28 +46,18 @@ def test_a_product_that_is_whole_but_for_rounding_is_whole_rounded_down_and_as_p
     assert 0.07 * 100 > 7 and counts_at(0.07, "compound-ceil", 100, 1) == (8,)
 
 
-def test_a_budget_knows_no_other_fields_and_no_other_convention():
-    with pytest.raises(ValidationError, match="rate"):
-        Budget(macs=0.5, rate=0.5)
-    with pytest.raises(ValidationError, match="convention"):
-        Budget(keep_rate=0.5, convention="round")
-
-
-def test_whole_and_real_numbers_are_the_same_budget():
-    assert Budget(macs=1) == Budget(macs=1.0) == FULL
-    assert Budget(macs=1).model_dump_json() == FULL.model_dump_json()
+def test_a_budget_has_these_fields_and_whole_numbers_are_real_ones():
+    for wrong in ({"macs": 0.5, "rate": 0.5}, {"keep_rate": 0.5, "convention": "round"}):
+        with pytest.raises(ValidationError, match=list(wrong)[1]):
+            Budget(**wrong)
+    assert Budget(macs=1) == Budget(macs=1.0) == FULL and Budget(macs=1).model_dump_json() == FULL.model_dump_json()
     assert Budget.model_validate_json(Budget(keep_rate=0.7, blocks=(1, 2)).model_dump_json()).blocks == (1, 2)
 
 
 def test_labels_tell_budgets_apart():
-    budgets = [
-        Budget(macs=0.5),
-        Budget(macs=0.65),
-        Budget(keep_rate=0.5),
-        Budget(keep_rate=0.5, convention="compound-ceil"),
-        Budget(macs=0.5, blocks=(1, 2)),
-        Budget(keep_rate=0.5, blocks=(1, 2)),
-    ]
+    keep, macs = Budget(keep_rate=0.5), Budget(macs=0.5)
+    changes = ({}, {"convention": "compound-ceil"}, {"blocks": (1, 2)})
+    budgets = [budget.model_copy(update=change) for budget in (keep, macs, Budget(macs=0.65)) for change in changes]
     assert len({budget.label for budget in budgets}) == len(budgets)
 
 
@@ -89,22 +79,16 @@ def test_the_amount_of_a_label_is_without_where_tokens_leave(budget, amount):
     assert amount_of(budget.label + ", in training only") == amount + ", in training only"
 
 
-@pytest.mark.parametrize(("depth", "blocks"), [(12, (3, 6, 9)), (24, (6, 12, 18)), (5, (1, 2, 4)), (3, (1, 2))])
-@pytest.mark.parametrize("site", ["attention", "block"])
-def test_the_default_stages_follow_each_quarter_of_the_depth(site, depth, blocks):
-    assert stages(Budget(macs=0.5), Traits(site), depth) == blocks
-
-
-def test_the_input_site_and_a_single_block_have_one_stage():
-    assert stages(Budget(macs=0.5), Traits("input"), 12) == (0,)
-    assert stages(Budget(macs=0.5), Traits("attention"), 1) == (0,)
-    assert stages(Budget(macs=0.5, blocks=(0, 2, 11)), Traits("attention"), 12) == (0, 2, 11)
-
-
-@pytest.mark.parametrize("blocks", [(12,), (-1, 3), (3, 12), (6, 3), (3, 3), ()])
-def test_stages_outside_the_network_or_out_of_order_are_a_user_error(blocks):
-    with pytest.raises(UserError, match="budget blocks"):
-        stages(Budget(macs=0.5, blocks=blocks), Traits("attention"), 12)
+@pytest.mark.parametrize(
+    ("site", "depth", "given_", "blocks"),
+    [
+        *((site, *case) for site in ("attention", "block") for case in (
+            (12, None, (3, 6, 9)), (24, None, (6, 12, 18)), (5, None, (1, 2, 4)), (3, None, (1, 2)))),
+        ("input", 12, None, (0,)), ("attention", 1, None, (0,)), ("attention", 12, (0, 2, 11), (0, 2, 11)),
+    ],
+)  # fmt: skip
+def test_stages_follow_each_quarter_of_the_depth_unless_others_are_given(site, depth, given_, blocks):
+    assert stages(Budget(macs=0.5, blocks=given_), Traits(site), depth) == blocks
 
 
 def ratios(cost, site, blocks, needs):
@@ -264,7 +248,7 @@ def test_blocks_hold_with_every_schedule(schedule):
         ({"per_block": "-1..3"}, "per_block.*26..0"),
         ({"per_block": 1.5}, "per_block.*26..0"),
         ({"macs": 0.5, "blocks": (3, 3)}, r"budget blocks; got 3\+3; allowed: rising numbers from 0, none twice"),
-        ({"macs": 0.5, "blocks": (6, 3)}, "budget blocks"),
+        *(({"macs": 0.5, "blocks": blocks}, "budget blocks") for blocks in ((6, 3), (-1, 3), ())),
         ({"macs": 0.5, "ratio": 0.5}, "a budget is one amount; got macs=0.5, ratio=0.5"),
         ({}, "a budget is one amount"),
         ({"macs": None}, "a budget is one amount"),

@@ -195,9 +195,3 @@ def test_places_that_move_in_training_are_no_places_of_merged_tokens(scripted):
     network(images(network), begin(network, scripted(any_tokens, site="block"), training=True))
     with pytest.raises(UnsupportedError, match="moves its rotary positions in training"):
         network(images(network), begin(network, scripted(pairs, site="block", needs=("tokens",)), training=True))
-
-
-def test_pixels_of_another_size_are_refused_by_a_model_of_any_size(scripted):
-    network = DeepViT(EVAS["DINOv3"]())
-    with pytest.raises(UnsupportedError, match=r"pixels of \(48, 48\)"):
-        network(torch.rand(2, 3, 48, 48), begin(network, scripted(any_tokens, site="block"), n=2))
