@@ -8,8 +8,8 @@ import pytest
 import torch
 from sparsebench_plugins.attn_topk import AttnTopK
 
-from sparsebench.deploy.compare import Comparison, compare, rows
-from sparsebench.deploy.pictures import Trainer, load_cell
+from sparsebench.deploy.compare import BOTH, INKS, Comparison, compare, figure, rows
+from sparsebench.deploy.pictures import BESIDE, GONE, Scene, Trainer, load_cell, rgb
 from sparsebench.errors import UserError
 from sparsebench.measure.selection import expected_iou, iou, rank_correlation
 from sparsebench.models.actor import Actor
@@ -222,3 +222,44 @@ def test_a_row_has_means_and_intervals_over_the_samples_that_have_a_value() -> N
     assert (end["rank_correlation"], end["rank_correlation_n"]) == (pytest.approx(0), 2)
     assert (first["rank_correlation"], first["rank_correlation_n"]) == (None, 0)
     assert (end["relevant_kept_a"], end["relevant_kept_b"]) == pytest.approx((0.5, 1 / 3))
+
+
+A, B = [0, 1, 2, 7], [1, 2, 3, 4]
+
+
+def patch(large: np.ndarray, number: int, inset: int = 6) -> np.ndarray:
+    """Return the pixels of a patch without its rim."""
+    side = large.shape[0] // 4
+    top, left = side * (number // 4), side * (number % 4)
+    return large[top + inset : top + side - inset, left + inset : left + side - inset].astype(float)
+
+
+def masks(patches: list[int], n: int = 5) -> np.ndarray:
+    return np.tile(np.isin(np.arange(16), patches), (n, 1))
+
+
+def panel(axes: int, column: int) -> np.ndarray:
+    """Return the first picture of a column of a comparison: those of axes 0 are plain, those of axes 1 are A and B."""
+    kept, rows = (masks(A), masks(B)), np.array([0, 2, 4])
+    kept[0][4], kept[1][4] = False, False
+    a, b = (Choice(0, one, one, scored=False) for one in kept)
+    pictures = np.random.default_rng(0).integers(0, 200, (3, 16, 16, 3)).astype(np.uint8)
+    nothing = np.zeros((3, 16, 16), bool)
+    scene = Scene("composite, vit", (4, 4), pictures, nothing, ["a cat"] * 3, np.zeros(3, int), ("cat",))
+    sides = (("attn_topk", "macs 0.5"), ("random", "macs 0.5"))
+    made = figure(Comparison(CELL, sides, {0: (a, b)}, None, rows, scene))
+    return np.asarray(made.axes[axes].images[0].get_array())[:256, column * int(256 * (1 + BESIDE)) :][:, :256]
+
+
+@pytest.mark.parametrize(("own", "other", "side"), [(A, B, 0), (B, A, 1)])
+def test_patches_are_coloured_by_who_keeps_them(own: list[int], other: list[int], side: int) -> None:
+    plain, large = panel(0, 0), panel(1, side)
+    for number in range(16):
+        was, now = patch(plain, number), patch(large, number)
+        if number not in own:
+            assert np.abs(now - rgb(GONE)).max() < 256 / 8 + 1
+            continue
+        ink = INKS[BOTH if number in other else side]
+        assert np.abs(now - (1 - ink.strength) * was - ink.strength * rgb(ink.colour)).max() <= 1
+    rim = large[0, large.shape[1] // 8 + 16 * 4]  # in the outline of patch 1, which both keep
+    assert (rim == rgb(INKS[BOTH].colour)).all()
