@@ -9,17 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sparsebench import seeds
 from sparsebench.deploy.sparse_model import SparseModel
-from sparsebench.errors import UnsupportedError, UserError
+from sparsebench.errors import UserError, one_line
 from sparsebench.measure.counts import stages
 from sparsebench.models.actor import LEARNED, Actor
+from sparsebench.models.base import supported
 from sparsebench.models.deep import DeepViT
-from sparsebench.models.timm_models import Dimensions, create_vit, load_weights, published_dimensions, read_dimensions
+from sparsebench.models.timm_models import (
+    content_of,
+    create_vit,
+    load_weights,
+    published_dimensions,
+    read_dimensions,
+)
 from sparsebench.models.vits import Timm
 from sparsebench.plan.contenders import BUDGET_KEYS, fit_budget, settings_of
 from sparsebench.plan.locate import locate_all
@@ -83,7 +88,7 @@ def apply(
     _check_model(model)
     instance, budget, name = strategy_of(strategy, options)
     cfg = getattr(model, "pretrained_cfg", None) or {}
-    try:
+    with supported("this network", got=type(model).__name__, allowed=TAKES):
         network = DeepViT(
             model,
             mean=cfg.get("mean", 0.5) if mean is None else mean,
@@ -98,8 +103,6 @@ def apply(
         else:
             amount = fit_budget(budget, instance, None, network.cost)
         actor = Actor(instance, amount, network.cost, network.grid, seeds.seed_of("strategy", "apply", seed))
-    except UnsupportedError as error:
-        raise UserError(str(error), got=type(model).__name__, allowed=TAKES) from error
     if learned is not None:
         _load(actor, learned)
     if images is not None:
@@ -131,24 +134,22 @@ def timm_model(text: str, weights: Path | None, key: str = "", *, fetch: bool = 
     if spec.name != Timm.name or set(spec.params) - {"arch"}:
         raise UserError("the model of an export", got=f"'{text}'", allowed=NAMES)
     (arch,) = spec.params.get("arch", ["vit_tiny_patch16_224"])
-    if weights is not None:
-        files = locate_all((weights,), key)
-        if len(files) > 1:
-            raise UserError("one file of weights makes the network", got=f"{len(files)} files in {weights}")
-        (weights,) = files.values()
-    try:
+    if weights is None:
+        with supported(f"model '{text}'"):
+            return create_vit(arch, *published_dimensions(arch), pretrained=fetch).eval()
+    files = locate_all((weights,), key)
+    if len(files) > 1:
+        raise UserError("one file of weights makes the network", got=f"{len(files)} files in {weights}")
+    (weights,) = files.values()
+    with supported(f"model '{text}'"):
         size, classes = published_dimensions(arch)
-        dims = Dimensions(size, 3, classes) if weights is None else read_dimensions(arch, weights, key)
-        if weights is not None and dims.channels and dims.classes is None:
+        dims = read_dimensions(arch, weights, key)
+        if dims.channels and dims.classes is None:
             raise UserError(
                 f"{weights.name} has no output layer", next_step="give weights with head.weight and head.bias"
             )
-        size, classes, fetch = dims.size or size, dims.classes or classes, fetch and weights is None
-        vit = create_vit(arch, size, classes, channels=dims.channels or 3, pretrained=fetch)
-    except UnsupportedError as error:
-        raise UserError(f"model '{text}' is not supported: {error}") from error
-    if weights is not None:
-        load_weights(vit, weights, key, fresh_head=False)
+        vit = create_vit(arch, dims.size or size, dims.classes or classes, channels=dims.channels or 3)
+    load_weights(vit, weights, key, fresh_head=False)
     return vit.eval()
 
 
@@ -274,25 +275,15 @@ def _load(actor: Actor, learned: str | os.PathLike[str]) -> None:
     """Put what the strategy learned, the weights of a file whose names begin with `strategy.`, into its modules."""
     if str(learned) == RANDOM:
         return
-    path, modules = Path(learned), modules_of(actor)
+    path, modules, start = Path(learned), modules_of(actor), f"{LEARNED}."
+    tensors = {key.removeprefix(start): value for key, value in content_of(path).items() if key.startswith(start)}
     try:
-        state = load_file(path)
-    except (OSError, SafetensorError) as error:
+        modules.load_state_dict(tensors)
+    except RuntimeError as error:
         raise UserError(
-            f"{path} is no file of weights that can be read", got=str(error), allowed=".safetensors"
-        ) from error
-    tensors: dict[str, Tensor] = {
-        key.removeprefix(f"{LEARNED}."): value for key, value in state.items() if key.startswith(f"{LEARNED}.")
-    }
-    shapes = {key: tuple(value.shape) for key, value in modules.state_dict().items()}
-    if {key: tuple(value.shape) for key, value in tensors.items()} != shapes:
-        wrong = sorted(set(shapes) ^ set(tensors)) or sorted(k for k in shapes if tuple(tensors[k].shape) != shapes[k])
-        raise UserError(
-            f"{path.name} does not hold what '{actor.strategy.name}' learned at this budget",
-            got=f"{len(tensors)} weights of it; {LEARNED}.{wrong[0]} does not fit",
-            allowed=f"{len(shapes)} weights that begin with {LEARNED}.",
-        )  # fmt: skip
-    modules.load_state_dict(tensors)
+            f"{path.name} does not hold what '{actor.strategy.name}' learned at this budget", got=one_line(error)[:200],
+            allowed=f"{len(modules.state_dict())} weights that begin with {start}",
+        ) from error  # fmt: skip
 
 
 def _fit_on_images(network: DeepViT, actor: Actor, images: Any, labels: Any, seed: int) -> None:

@@ -395,6 +395,9 @@ class Pass:
                 f"{self.site} site (it gives {', '.join(sorted(fields))}){at}"
             )
 
+        def shown(make: Callable[[], Any]) -> Callable[[], Any]:
+            return lambda: full(make())
+
         def random(draw: int, width: int | None) -> Tensor:
             # Most strategies want none, and a draw of few numbers takes as long as of many.
             keys = seeds.mix(seeds.mix(self.items, self.actor.stream), self.visit)
@@ -402,7 +405,7 @@ class Pass:
             return seeds.uniform(keys, count * (width or 1)).reshape(-1, count, *([] if width is None else [width]))
 
         return TokenView(
-            {need: lambda make=fields[need]: full(make()) for need in self.requires},
+            {need: shown(fields[need]) for need in self.requires},
             index=self.index,
             sizes=self.sizes,
             weights=self._weights,

@@ -168,7 +168,7 @@ def test_what_a_strategy_learns_is_part_of_it(tmp_path):
     again = sparsebench.apply(copy.deepcopy(model), sparse.spec, learned=tmp_path / "learned.safetensors")
     assert torch.equal(again(pixels()), outputs)
     save_file(vit().state_dict(), tmp_path / "none.safetensors")
-    for file, said in (("none", "does not hold what 'dynamic_vit' learned"), ("nowhere", "no file of weights")):
+    for file, said in (("none", "does not hold what 'dynamic_vit' learned"), ("nowhere", "cannot be read")):
         with pytest.raises(UserError, match=said):
             sparsebench.apply(vit(), sparse.spec, learned=tmp_path / f"{file}.safetensors")
 

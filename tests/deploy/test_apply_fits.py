@@ -60,7 +60,7 @@ def test_it_learns_from_images_and_comes_back_from_a_file(tmp_path):
         (WORDS, {"images": pixels() / 0, "labels": LABELS}, "-inf..inf; allowed: .* finite"),
         (WORDS, {"images": pixels(), "labels": LABELS[:2]}, r"got \(2,\) int64, 0..4; allowed: \(5,\) int64"),
         (WORDS, {"images": pixels(), "labels": LABELS + 1}, r"got \(5,\) int64, 1..5; allowed: .*0..4, the network's"),
-        (WORDS, {"learned": "nowhere.safetensors"}, "no file of weights"),
+        (WORDS, {"learned": "nowhere.safetensors"}, "cannot be read"),
         ("tome:macs=0.6", {"images": pixels()}, "'tome' learns from no images; got images; allowed: neither"),
         ("attn_topk:macs=0.6", {"labels": LABELS}, "learns from no images; got labels"),
     ],
