@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsebench import seeds
-from sparsebench.deploy.sparse_model import SparseModel
+from sparsebench.deploy.sparse_model import SparseModel, describe
 from sparsebench.errors import UserError, one_line
 from sparsebench.measure.counts import stages
 from sparsebench.models.actor import LEARNED, Actor
@@ -256,18 +256,16 @@ def _check_strategy(strategy: Strategy, learned: Any, images: Any, labels: Any) 
             f"'{name}' must be trained, but no trained parameters are given",
             next_step=f"give learned=FILE.safetensors, or learned='{RANDOM}' to train it yourself",
         )
-    words, right = {"learned": learned, "images": images, "labels": labels}, [set[str]()]
-    if strategy.fits():
-        right = [{"learned"}, {"images", "labels"} if strategy.fit_labels else {"images"}]
-    elif strategy.trained:
-        right = [{"learned"}]
-    arguments = {word for word, value in words.items() if value is not None}
-    if arguments not in right:
-        need = "looks at training images before it acts" if strategy.fits() else "learns from no images"
-        about = f"; about {strategy.fit_images} images, normalised as for the network" if strategy.fits() else ""
+    given = [
+        word for word, value in (("learned", learned), ("images", images), ("labels", labels)) if value is not None
+    ]
+    right = [["learned"]] if strategy.trained or strategy.fits() else [[]]
+    right += [["images", "labels"] if strategy.fit_labels else ["images"]] if strategy.fits() else []
+    if given not in right:
+        need = f"looks at about {strategy.fit_images} training images" if strategy.fits() else "learns from no images"
         raise UserError(
-            f"'{name}' {need}", got=" and ".join(sorted(arguments)) or "neither images nor what it learned",
-            allowed=" or ".join(" and ".join(sorted(names)) or "neither images nor learned" for names in right) + about,
+            f"'{name}' {need}", got=" and ".join(given) or "neither images nor what it learned",
+            allowed=" or ".join(" and ".join(words) or "neither images nor learned" for words in right),
         )  # fmt: skip
 
 
@@ -292,22 +290,19 @@ def _fit_on_images(network: DeepViT, actor: Actor, images: Any, labels: Any, see
     Raises:
         UserError: they are not what the model takes, or what the strategy does wrong, see `fit`.
     """
-    weight, size = next(network.module.parameters()), network.pixels
+    weight, classes = next(network.module.parameters()), network.module.num_classes
     n = len(images) if isinstance(images, Tensor) and images.ndim else 0
-    if n == 0 or tuple(images.shape) != (n, *size) or images.dtype != weight.dtype or not images.isfinite().all():
-        kind = str(weight.dtype).removeprefix("torch.")
-        raise UserError(
-            "images to learn from", got=_describe(images),
-            allowed="(n, {}, {}, {}) finite {}, n of 1 or more, normalised as for the network".format(*size, kind),
-        )  # fmt: skip
-    classes = network.module.num_classes
+    shape = (n, *network.pixels)
+    if n == 0 or tuple(images.shape) != shape or images.dtype != weight.dtype or not images.isfinite().all():
+        allowed = f"(n, {', '.join(map(str, shape[1:]))}), n of 1 or more, finite {weight.dtype}, normalised as for it"
+        raise UserError("images for the network to learn from", got=describe(images), allowed=allowed)
     if labels is not None and (
         not isinstance(labels, Tensor) or labels.dtype != torch.int64 or tuple(labels.shape) != (n,)
         or int(labels.min()) < 0 or int(labels.max()) >= classes
     ):  # fmt: skip
         raise UserError(
-            "labels to learn from", got=_describe(labels),
-            allowed=f"({n},) int64, one an image, 0..{classes - 1}, the network's classes",
+            "labels to learn from", got=describe(labels),
+            allowed=f"({n},) torch.int64, one an image, 0..{classes - 1}, the network's classes",
         )  # fmt: skip
     inputs = network.restore(images.to(weight.device))
     targets = None if labels is None else labels.to(weight.device)
@@ -315,11 +310,3 @@ def _fit_on_images(network: DeepViT, actor: Actor, images: Any, labels: Any, see
     if actor.acts:
         rows = torch.arange(len(images), device=weight.device)
         fit(network, actor, Images(inputs, rows, targets), recipe, seeds.seed_of("fit", "apply", seed))
-
-
-def _describe(value: Any) -> str:
-    """Return shape, type and range of a tensor, or what there is in its place."""
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    ends = f", {value.min():g}..{value.max():g}" if value.numel() else ""
-    return f"{tuple(value.shape)} {value.dtype}{ends}".replace("torch.", "")

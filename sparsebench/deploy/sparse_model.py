@@ -103,22 +103,16 @@ class SparseModel(nn.Module):
                 f"the network was changed after '{self.spec}' was applied to it: {changed[0]}",
                 next_step="call .remove(), and apply again; or set_grad_checkpointing(False) where that was on",
             )
-        network = self._network
-        weight = next(self.model.parameters())
-        if not isinstance(x, Tensor) or x.ndim != 4 or tuple(x.shape[1:]) != network.pixels:
-            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        weight, size = next(self.model.parameters()), self._network.pixels
+        fits = isinstance(x, Tensor) and x.ndim == 4 and tuple(x.shape[1:]) == size and x.device == weight.device
+        mixed = fits and x.is_floating_point() and torch.is_autocast_enabled(x.device.type)
+        if not fits or (x.dtype != weight.dtype and not mixed):
+            allowed = (
+                f"(B, {', '.join(map(str, size))}) {weight.dtype} on {weight.device}, normalised as for the network"
+            )
             raise UserError(
-                "pixels of another resolution or number of channels than the network's", got=str(got),
-                allowed="(B, {}, {}, {})".format(*network.pixels),
-                next_step="resize them, or make the network with img_size=... and in_chans=...",
-            )  # fmt: skip
-        if x.device != weight.device:
-            raise UserError("pixels on another device than the network", got=str(x.device), allowed=str(weight.device))
-        if x.dtype != weight.dtype and not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
-            kind = str(weight.dtype).removeprefix("torch.")
-            raise UserError(
-                "pixels of another precision than the network", got=str(x.dtype).removeprefix("torch."),
-                allowed=f"{kind}, normalised as for the network", next_step="call .to() of one of them",
+                "pixels that the network does not take", got=describe(x), allowed=allowed,
+                next_step="resize them, call .to(), or make the network with img_size=... and in_chans=...",
             )  # fmt: skip
 
     def progress(self, done: float) -> float:
@@ -255,6 +249,14 @@ class SparseModel(nn.Module):
     def extra_repr(self) -> str:
         """Return what it is, for `repr`."""
         return f"{self.spec}, {self.macs_ratio:.3f} of the MACs"
+
+
+def describe(value: Any) -> str:
+    """Return shape, type, device and range of a tensor, or what there is in its place."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    ends = f", {value.min():g}..{value.max():g}" if value.numel() and not value.is_meta else ""
+    return f"{tuple(value.shape)} {value.dtype} on {value.device}{ends}"
 
 
 def _facts(model: Any) -> dict[str, Any]:
