@@ -30,12 +30,10 @@ from sparsebench.strategy.plans import Keep, Mask
 from sparsebench.tasks.images import Composite
 from sparsebench.training.loop import patches_in
 
-STRATEGIES = [
-    registered.cls
-    for registered in Registry(shipped_only=True).strategies()
-    if registered.cls.kind != "oracle" and registered.cls.budgeted
-    if not registered.cls.trained and not registered.cls.fits()
-]
+ALL = [one.cls for one in Registry(shipped_only=True).strategies() if one.cls.kind != "oracle"]
+STRATEGIES = [cls for cls in ALL if cls.budgeted and not cls.trained and not cls.fits()]
+SEEING = [cls for cls in ALL if "pixels" in cls().requires() or cls.fits() or cls.name in ("dense", "tome", "tnt")]
+"""Those that look at pixels or at images, and others that see tokens alone."""
 EACH_WAY = ("random", "attn_topk", "tome", "evit", "dpc_knn", "ats", "idle_vit")
 """One of each way to act: at the input, in attention, merging, fusing, before a block, ragged, resting."""
 
@@ -45,8 +43,8 @@ KINDS = [
 ]  # fmt: skip
 
 
-def pixels(n=3, side=32, seed=1):
-    return torch.randn(n, 3, side, side, generator=torch.Generator().manual_seed(seed))
+def pixels(n=3, side=32, seed=1, channels=3):
+    return torch.randn(n, channels, side, side, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize(
@@ -317,6 +315,11 @@ def test_random_numbers_belong_to_the_seed_and_the_place():
          "needs class_attention, which this network of 0 class tokens cannot give"),
         (partial(vit, attn_layer=type("Own", (Attention,), {})), "ats:macs=.5", {}, "attention of type Own"),
         (partial(vit, block_fn=ParallelScalingBlock), "evit:macs=.5", {}, "blocks of type ParallelScalingBlock"),
+        *((partial(vit, in_chans=channels), "tome:macs=.7", {name: (0.5, 0.4, 0.3)},
+           f"{name}, which pixels are normalised with; got 3 numbers; allowed: {allowed}, one a channel")
+          for channels, allowed in ((1, "1"), (4, "1 or 4")) for name in ("mean", "std")),
+        (partial(vit, in_chans=4), "fisher_mask:macs=.7", {"images": pixels(8), "labels": torch.arange(8) % 5},
+         r"got \(8, 3, 32, 32\).*; allowed: \(n, 4, 32, 32\)"),
         (partial(vit, global_pool="avg"), "a_vit:macs=.5", {"learned": "random"}, "reads another .global_pool=avg"),
     ],
 )  # fmt: skip
@@ -330,19 +333,21 @@ def test_what_cannot_be_is_refused_in_one_line_and_leaves_the_model_as_it_was(mo
 
 
 @pytest.mark.parametrize(
-    ("x", "said"),
+    ("x", "said", "channels"),
     [
-        (torch.rand(2, 3, 24, 24), r"got \(2, 3, 24, 24\) torch.float32.*; allowed: \(B, 3, 32, 32\)"),
-        (torch.rand(3, 32, 32), r"got \(3, 32, 32\)"),
-        ("x.png", "got str"),
-        (torch.rand(2, 3, 32, 32).half(), "got .*float16.*; allowed: .*float32"),
-        (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), "got .*uint8"),
-        (torch.rand(2, 3, 32, 32, device="meta"), "got .* on meta; allowed: .* on cpu"),
+        (torch.rand(2, 3, 24, 24), r"got \(2, 3, 24, 24\) torch.float32.*; allowed: \(B, 3, 32, 32\)", 3),
+        (torch.rand(3, 32, 32), r"got \(3, 32, 32\)", 3),
+        ("x.png", "got str", 3),
+        (torch.rand(2, 3, 32, 32).half(), "got .*float16.*; allowed: .*float32", 3),
+        (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), "got .*uint8", 3),
+        (torch.rand(2, 3, 32, 32, device="meta"), "got .* on meta; allowed: .* on cpu", 3),
+        *((pixels(channels=given), rf"\(3, {given}, 32, 32\).*allowed: \(B, {channels}, 32", channels)
+          for channels, given in ((1, 3), (4, 3), (3, 1))),
     ],
-)
-def test_pixels_that_the_model_does_not_take(x, said):
+)  # fmt: skip
+def test_pixels_that_the_model_does_not_take(x, said, channels):
     with pytest.raises(UserError, match=said):
-        sparsebench.apply(vit(), "tome:per_block=2")(x)
+        sparsebench.apply(vit(in_chans=channels), "tome:per_block=2")(x)
 
 
 @pytest.mark.parametrize("words", ["tps:keep_rate=0.5", "pru_merge:keep_rate=0.5", "downsample:keep_rate=0.5"])
@@ -431,3 +436,45 @@ def test_a_name_of_the_hub_is_taken_as_timm_takes_it(monkeypatch):
     with torch.device("meta"):
         cost = Timm(arch="hf-hub:somebody/small").cost(Composite(canvas=64), 3)
     assert cost.tokens == 16 and cost.depth == 2
+
+
+@pytest.mark.filterwarnings("ignore:.* spends")  # more than the dense network, or the nearest it can
+@pytest.mark.parametrize("cls", SEEING, ids=lambda cls: cls.name)
+@torch.no_grad()
+def test_strategies_act_on_pixels_of_four_channels(cls, channels=4):
+    model, x = vit(in_chans=channels), pixels(channels=channels)
+    given = {"macs": 0.7} if cls.budgeted else {}
+    if cls.trained:
+        given["learned"] = "random"
+    elif cls.fits():
+        given["images"] = pixels(8, seed=2, channels=channels)
+        given |= {"labels": torch.arange(8) % 5} if cls.fit_labels else {}
+    logits = sparsebench.apply(model, cls.name, **given)(x)
+    assert logits.shape == (3, 5) and logits.isfinite().all()
+    dense = cls.name == "dense" or cls.trains_only
+    assert dense == torch.allclose(logits, model(x), atol=1e-4)
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+@torch.no_grad()
+def test_pixels_are_restored_with_a_mean_a_channel_or_one_for_all(channels):
+    model, x = vit(in_chans=channels), pixels(channels=channels)
+    scale = torch.linspace(0.1, 2, channels)
+    for std, weight in ((scale.tolist(), scale), (0.3, torch.full((channels,), 0.3))):
+        sparse = sparsebench.apply(model, "patch_variance", keep_rate=0.5, mean=[0.0] * channels, std=std)
+        patches = (x * weight[:, None, None]).unfold(2, 8, 8).unfold(3, 8, 8)
+        spread = patches.var(dim=(4, 5), correction=0).mean(dim=1).flatten(1)
+        kept = torch.zeros(3, 16, dtype=torch.bool).scatter(1, spread.topk(8).indices, True)
+        assert torch.equal(sparse.kept(x), kept)
+        sparse.remove()
+
+
+@torch.no_grad()
+def test_pictures_in_colour_are_grey_to_a_network_of_one_channel():
+    model = vit(in_chans=1)
+    network = DeepViT(model, mean=(0.1, 0.2, 0.3), std=0.5)
+    colours = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
+    real = colours.double() / 255
+    grey = (0.299 * real[:, :1] + 0.587 * real[:, 1:2] + 0.114 * real[:, 2:]).float()
+    for images in (colours, colours.float() / 255, grey):
+        torch.testing.assert_close(network(images), model((grey - 0.2) / 0.5), atol=1e-5, rtol=1e-5)
