@@ -258,19 +258,17 @@ def pool(vit: Any, acting: Pass, x: Tensor) -> Tensor:
 
     A mean weighs them so; an attention pool multiplies its weights by theirs before they are made to sum to 1.
     """
-    P, with_prefix = vit.num_prefix_tokens, includes_prefix(vit)
+    P, present = vit.num_prefix_tokens, acting.sizes > 0
     sizes = acting.sizes * acting.weights if acting.masked else acting.sizes
+    pooled = x[:, P:]
+    if includes_prefix(vit):
+        pooled, sizes, present = x, F.pad(sizes, (P, 0), value=1), F.pad(present, (P, 0), value=True)
     if vit.attn_pool is not None:
-        arguments = (x, F.pad(sizes, (P, 0), value=1)) if with_prefix else (x[:, P:], sizes)
-        return attention_pool(vit.attn_pool, *arguments)
-    plain, alike, present = vit.pool(x), (sizes == sizes[:, :1]).all(), acting.sizes > 0
-    if with_prefix:
-        sizes, present = (F.pad(values, (P, 0), value=1) for values in (sizes, present))
-    else:
-        x = x[:, P:]
-    result = (x * sizes[:, :, None]).sum(dim=1) / sizes.sum(dim=1, keepdim=True).clamp(min=1e-6)
+        return attention_pool(vit.attn_pool, pooled, sizes)
+    plain, alike = vit.pool(x), (sizes == sizes[:, :1]).all()
+    result = (pooled * sizes[:, :, None]).sum(dim=1) / sizes.sum(dim=1, keepdim=True).clamp(min=1e-6)
     if vit.global_pool != "avg":
-        result = 0.5 * (result + x.masked_fill(~present[:, :, None], -torch.inf).amax(dim=1))
+        result = 0.5 * (result + pooled.masked_fill(~present[:, :, None], -torch.inf).amax(dim=1))
     return torch.where(alike, plain, result.to(plain.dtype))  # a choice by `if` would wait for the device
 
 
