@@ -7,8 +7,7 @@ import pytest
 from measured import TOKENS
 from running import execute
 
-from sparsebench.deploy.pictures import GONE, Trainer, load_cell, matters, rgb, spread
-from sparsebench.deploy.show_tokens import paint, show
+from sparsebench.deploy.pictures import GONE, Trainer, load_cell, matters, paint, rgb, show, spread
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
 from sparsebench.plan.request import Files, How, Request, Setting
