@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from measured import TOKENS
 from running import execute
 
 from sparsebench.deploy.pictures import GONE, Trainer, load_cell, matters, paint, rgb, show, spread
@@ -105,11 +104,6 @@ def test_weights_that_cannot_be_read_are_trained_again(trained: Any, tmp_path: P
     seen = show(request("random", "oracle", alone=True), trainer(tmp_path), 4)
     assert [(shown.label, shown.why) for shown in seen.shown] == [("random", ""), ("oracle", "")]
     assert random.read_bytes() == whole
-
-
-def test_a_task_without_pictures_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"needs a task of pictures; got 'sets'; allowed: .*composite"):
-        show(request(TOKENS, tasks=("sets",), model=None), trainer(tmp_path), 4)
 
 
 def data_of(labels: list[int], groups: list[int], names: tuple[str, ...] = ("all",)) -> Data:
