@@ -3,6 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from eva_vits import KINDS
 from fusing import FUSING
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import Block
@@ -37,10 +38,10 @@ sites = pytest.mark.parametrize("site", SITES)
         (vit, "input", ("tokens", "pixels")),
         (vit, "block", ("tokens",)),
         (vit, "attention", ()),
-        *((make, "attention", ("tokens", "queries", "keys", "values")) for make in ARCHITECTURES.values()),
-        *((make, "attention", ("attention",)) for make in ARCHITECTURES.values()),
+        *((make, "attention", needs) for make in (ARCHITECTURES | KINDS).values() for needs in (
+            ("tokens", "queries", "keys", "values"), ("attention",))),
     ],
-)
+)  # fmt: skip
 @torch.no_grad()
 def test_a_strategy_that_keeps_all_equals_the_bare_model(scripted, make, site, needs):
     asked = []
@@ -59,31 +60,24 @@ def test_a_strategy_that_keeps_all_equals_the_bare_model(scripted, make, site, n
     assert [step.tokens_out for step in acting.steps] == [network.cost.tokens] * 4
 
 
-@architectures
 @pytest.mark.parametrize(
-    ("site", "needs"), [("input", ()), ("block", ()), ("attention", ()), ("attention", ("tokens",))]
-)
+    ("make", "site", "needs", "how"),
+    [
+        *((make, site, (), any_tokens) for make in ARCHITECTURES.values() for site in SITES),
+        *((make, "attention", ("tokens",), any_tokens) for make in ARCHITECTURES.values()),
+        *((ARCHITECTURES[name], site, ("tokens",), how) for name in ("plain", "distilled", "4 registers")
+          for site in SITES for how in FUSING.values()),
+    ],
+)  # fmt: skip
 @torch.no_grad()
-def test_dropping_tokens_equals_the_bare_modules_on_the_gathered_tokens(scripted, make, site, needs):
-    plans = {}
-    network = DeepViT(make())
+def test_a_plan_equals_its_matrix_between_the_bare_modules(scripted, make, site, needs, how):
+    plans, network = {}, DeepViT(make())
     pixels = images(network)
-    out = network(pixels, begin(network, scripted(noting(plans), site=site, needs=needs)))
+    acting = begin(network, scripted(noting(plans, how), site=site, needs=needs))
+    out = network(pixels, acting)
     assert sorted(plans) == ([0] if site == "input" else list(BLOCKS))
     close(out, reference(network, pixels, site, plans))
-
-
-@sites
-@pytest.mark.parametrize("how", FUSING.values(), ids=FUSING)
-@pytest.mark.parametrize("make", [vit, ARCHITECTURES["distilled"], ARCHITECTURES["4 registers"]])
-@torch.no_grad()
-def test_fusing_merging_and_mixing_equal_their_matrices(scripted, make, how, site):
-    plans = {}
-    network = DeepViT(make())
-    pixels = images(network)
-    acting = begin(network, scripted(noting(plans, how), site=site))
-    close(network(pixels, acting), reference(network, pixels, site, plans))
-    assert not any(step.early for step in acting.steps)
+    assert any(step.early for step in acting.steps) == (site == "attention" and not needs)
 
 
 @pytest.mark.parametrize("how", FUSING.values(), ids=FUSING)

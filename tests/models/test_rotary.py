@@ -98,21 +98,6 @@ def test_attention_between_rotated_tokens_hangs_on_their_difference_alone(half):
     assert not math.isclose(score([0.5, 2.0], [1.0, 0.25]), score([0.5, 2.0], [1.0, 0.5]), abs_tol=1e-6)
 
 
-@pytest.mark.parametrize("needs", [(), ("queries", "attention")])
-@pytest.mark.parametrize("kind", KINDS)
-@torch.no_grad()
-def test_a_choice_that_drops_nothing_is_the_bare_model(scripted, kind, needs):
-    network = DeepViT(KINDS[kind]())
-    pixels = images(network)
-
-    def nothing(view, keep):
-        for field in needs:
-            getattr(view, field)
-        return None
-
-    close(network(pixels, begin(network, scripted(nothing, site="attention", needs=needs))), network(pixels), 1e-6)
-
-
 @pytest.mark.parametrize("kind", ["DINOv3", "PE", "odd grid"])
 @torch.no_grad()
 def test_dropping_before_the_first_block_is_timms_own_patch_dropout(scripted, kind, monkeypatch):
