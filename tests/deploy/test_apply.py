@@ -84,24 +84,18 @@ def test_outputs_are_those_of_the_benchmark(cls, kind):
             assert torch.equal(sparse.kept(), stay)
 
 
-def test_what_a_sparse_network_says_of_itself():
-    sparse = sparsebench.apply(vit(), "attn_topk:keep_rate=0.5,blocks=1+3")
-    assert sparse.tokens == (16, 8, 8, 4)
-    assert 0 < sparse.macs_ratio < 1 and sparse.macs == pytest.approx(sparse.macs_ratio * DeepViT(vit()).cost.macs(
-        DeepViT(vit()).cost.dense()))  # fmt: skip
+@torch.no_grad()
+def test_what_a_sparse_network_says_of_itself_or_an_adaptive_one_of_the_last_images():
+    sparse, cost = sparsebench.apply(vit(), "attn_topk:keep_rate=0.5,blocks=1+3"), DeepViT(vit()).cost
+    assert sparse.tokens == (16, 8, 8, 4) and 0 < sparse.macs_ratio < 1
+    assert sparse.macs == pytest.approx(sparse.macs_ratio * cost.macs(cost.dense()))
     assert sparse.spec == "attn_topk:keep_rate=0.5,blocks=1+3" and sparse.spec in repr(sparse)
     stay = sparse.kept(pixels())
-    assert stay.shape == (3, 16) and stay.sum(dim=1).tolist() == [4, 4, 4]
-    assert torch.equal(sparse.kept(), stay)
-
-
-def test_an_adaptive_strategy_says_what_the_last_images_cost():
-    sparse = sparsebench.apply(vit(), "ats:counts=15+15,blocks=1+3")
-    bounds = sparse.tokens
-    with torch.no_grad():
-        sparse(pixels())
-    assert sparse.tokens[-1] == pytest.approx(sparse.kept().sum(dim=1).float().mean().item())
-    assert sparse.tokens[-1] < bounds[-1] == 15
+    assert stay.shape == (3, 16) and stay.sum(dim=1).tolist() == [4, 4, 4] and torch.equal(sparse.kept(), stay)
+    adaptive = sparsebench.apply(vit(), "ats:counts=15+15,blocks=1+3")
+    bounds, stay = adaptive.tokens, adaptive.kept(pixels())
+    assert adaptive.tokens[-1] == pytest.approx(stay.sum(dim=1).float().mean().item())
+    assert adaptive.tokens[-1] < bounds[-1] == 15
 
 
 class Enough(Strategy):
@@ -118,20 +112,20 @@ class Enough(Strategy):
         return Mask((mean > self.level) | (mean == mean.amax(dim=1, keepdim=True)))
 
 
-@pytest.mark.parametrize(("strategy", "words"), [("a_vit", "a_vit:beta=-75"), (Enough, "enough:level=0.1")])
+@pytest.mark.parametrize(
+    ("strategy", "options", "bounds"),
+    [("a_vit", {"beta": -75.0, "learned": "random"}, {"counts": (16,) * 4}),
+     (Enough, {"level": 0.1}, {"counts": (16,) * 3, "blocks": (1, 2, 3)})],
+)  # fmt: skip
 @torch.no_grad()
-def test_what_decides_itself_how_much_it_spends_needs_no_budget_and_takes_one(strategy, words):
+def test_what_decides_itself_how_much_it_spends_needs_no_budget_and_takes_one(strategy, options, bounds):
     model, x = vit(), pixels()
-    name, _, parameter = words.partition(":")
-    key, value = parameter.split("=")
-    learned = "random" if name == "a_vit" else None
-    with sparsebench.apply(model, strategy, learned=learned, **{key: float(value)}) as sparse:
+    with sparsebench.apply(model, strategy, **options) as sparse:
         outputs, stayed = sparse(x), sparse.kept()
-        assert sparse.spec == f"{name}:{key}={float(value)}"
-    bounds = {"counts": (16,) * 4} if name == "a_vit" else {"counts": (16,) * 3, "blocks": (1, 2, 3)}
-    with sparsebench.apply(model, strategy, learned=learned, **{key: float(value)}, **bounds) as sparse:
+        assert sparse.spec in ("a_vit:beta=-75.0", "enough:level=0.1")
+    with sparsebench.apply(model, strategy, **options, **bounds) as sparse:
         assert torch.equal(sparse(x), outputs) and torch.equal(sparse.kept(), stayed)
-    assert name == "a_vit" or (stayed.sum(dim=1) < 16).all()
+    assert strategy == "a_vit" or (stayed.sum(dim=1) < 16).all()
 
 
 def test_the_weights_are_the_models_own():
@@ -398,35 +392,23 @@ ARGS = {"depth": 2, "embed_dim": 32, "num_heads": 4}
 ARCH = "vit_small_patch16_dinov3"
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """Return a folder with a small model, as timm saves one."""
-    torch.manual_seed(0)
-    model = timm.create_model(ARCH, num_classes=7, img_size=64, **ARGS)
-    save_file(model.state_dict(), tmp_path / "model.safetensors")
+@torch.no_grad()
+def test_a_model_of_a_folder_has_its_weights_its_size_and_its_normalisation(tmp_path):
+    saved, path = timm.create_model(ARCH, num_classes=7, img_size=64, **ARGS).eval(), tmp_path
+    save_file(saved.state_dict(), path / "model.safetensors")
     cfg = {"input_size": [3, 64, 64], "mean": [0.1, 0.2, 0.3], "std": [1.0, 1.0, 1.0], "num_classes": 7}
     config = {"architecture": ARCH, "num_classes": 7, "model_args": ARGS, "pretrained_cfg": cfg}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    return tmp_path, model.eval()
-
-
-@torch.no_grad()
-def test_a_model_of_a_folder_has_its_weights_its_size_and_its_normalisation(folder):
-    path, saved = folder
+    (path / "config.json").write_text(json.dumps(config))
     model, x = timm_model(f"timm:local-dir:{path}", None), torch.randn(2, 3, 64, 64)
     assert torch.equal(model(x), saved(x))
-    assert model.pretrained_cfg["mean"] == (0.1, 0.2, 0.3) or model.pretrained_cfg["mean"] == [0.1, 0.2, 0.3]
+    assert tuple(model.pretrained_cfg["mean"]) == (0.1, 0.2, 0.3)
     with pytest.warns(UserWarning, match="the nearest it can"):  # half of the tokens at most leave a block
         sparse = sparsebench.apply(model, "tome", macs=0.7)
     assert sparse(x).shape == (2, 7) and sparse.macs_ratio < 0.8
-
-
-def test_folders_that_hold_no_model_are_said_to(tmp_path, folder):
-    with pytest.raises(UserError, match=r"timm cannot read 'local-dir:.*nowhere'"):
-        timm_model(f"timm:local-dir:{tmp_path}/nowhere", None)
-    (folder[0] / "config.json").write_text("{}")
-    with pytest.raises(UserError, match="timm cannot make 'local-dir:"):
-        timm_model(f"timm:local-dir:{folder[0]}", None)
+    (path / "config.json").write_text("{}")
+    for name, says in ((f"{path}/nowhere", "timm cannot read 'local-dir:.*nowhere'"), (path, "timm cannot make")):
+        with pytest.raises(UserError, match=says):
+            timm_model(f"timm:local-dir:{name}", None)
 
 
 def test_a_name_of_the_hub_is_taken_as_timm_takes_it(monkeypatch):
