@@ -12,9 +12,8 @@ from vits import vit
 
 import sparsebench
 from sparsebench.errors import UnsupportedError, UserError
-from sparsebench.measure.cost import Step
 from sparsebench.models.base import Model
-from sparsebench.models.deep import DeepViT
+from sparsebench.models.deep import DeepViT, small_vit
 from sparsebench.models.timm_models import create_vit
 from sparsebench.models.vits import Timm, Vit
 from sparsebench.records import store
@@ -136,16 +135,6 @@ def test_what_cannot_be_built_is_a_user_error(made, says):
         made()
 
 
-def steps_of(cost: Any, seed: int) -> list[Step]:
-    """Return a random trajectory, legal or not."""
-    rng = np.random.default_rng(seed)
-    scorings = rng.choice(["", "class", "received", "mean"], cost.depth)
-    return [
-        Step(float(rng.integers(1, 40)), float(rng.integers(1, 40)), bool(rng.integers(2)), s, "qv", 3.5, 1.25)
-        for s in scorings
-    ]
-
-
 @pytest.mark.parametrize(
     ("canvas", "classes", "sizes"),
     [
@@ -157,16 +146,9 @@ def steps_of(cost: Any, seed: int) -> list[Step]:
     ],
 )
 def test_a_small_vit_costs_what_it_says(canvas: int, classes: int, sizes: dict[str, Any]) -> None:
-    from sparsebench.models.deep import DeepViT, PositionalDeepViT, small_vit
-
     with torch.device("meta"):
-        vit = small_vit(canvas, classes, **sizes)
-    built = (PositionalDeepViT if "attention" in sizes else DeepViT)(vit).cost
-    closed = Vit(**sizes).cost(Composite(canvas=canvas, foreground=8), classes)
-    assert closed == built
-    for seed in range(5):
-        steps = steps_of(built, seed)
-        assert closed.macs(steps) == built.macs(steps)
+        built = DeepViT(small_vit(canvas, classes, **sizes)).cost
+    assert Vit(**sizes).cost(Composite(canvas=canvas, foreground=8), classes) == built
 
 
 SIZES = {"dim": 32, "depth": 3, "heads": 2, "patch": 8}
