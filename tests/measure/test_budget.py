@@ -158,22 +158,6 @@ def test_what_cannot_leave_at_once_stays_or_leaves_as_soon_as_it_can(asked, most
     assert all(a <= b for a, b in zip(later, never, strict=True))
 
 
-@pytest.mark.parametrize("schedule", ["stages", "every", "late"])
-@given(target=st.floats(0.3, 1))
-@settings(max_examples=40, deadline=None)
-def test_where_half_can_leave_at_most_a_fraction_of_macs_is_reached_wherever_it_can_be(schedule, target):
-    traits = Traits("attention", ("tokens", "keys"), schedule, 0.5)
-    budget = Budget(macs=target)
-    blocks = stages(budget, traits, 4)
-    dense, least = (VIT.macs(VIT.steps(traits, blocks, k)) for k in (
-        [64] * len(blocks), cap_counts([1] * len(blocks), 64, 0.5, later=True)
-    ))  # fmt: skip
-    counts = solve(budget, VIT, traits)
-    ratio = VIT.macs(VIT.steps(traits, blocks, counts)) / dense
-    assert ratio == pytest.approx(max(target, least / dense), abs=0.02)
-    assert all(after >= before - before // 2 for before, after in pairwise([64, *counts]))
-
-
 def test_a_budget_without_what_came_later_is_written_as_it_was_before():
     """The hash of a cell is that of its JSON: records from before must still be found."""
     old = {"macs": 0.5, "keep_rate": None, "convention": "power-floor", "blocks": None}

@@ -46,19 +46,6 @@ def test_dropping_from_deit_small_costs_what_is_published(site):
         assert cost.macs(steps) / 1e9 == pytest.approx(gmacs, abs=6e-4)
 
 
-def test_steps_name_what_enters_and_leaves_each_block():
-    cost = VitCost(16, 1, 1, 0, 0, (BlockCost(0, 0, 0, 0),) * 4)
-    mid = cost.steps(Traits("attention", {"tokens"}), (1, 3), (8, 4))
-    assert [(s.tokens_in, s.tokens_out) for s in mid] == [(16, 16), (16, 8), (8, 8), (8, 4)]
-    assert not any(s.early or s.scoring for s in mid)
-    early = cost.steps(Traits("attention", {"class_attention"}), (1, 3), (8, 4))
-    assert [(s.early, s.scoring) for s in early] == [(False, ""), (True, "class"), (False, ""), (True, "class")]
-    before = cost.steps(Traits("block", {"tokens"}), (1, 3), (8, 4))
-    assert [(s.tokens_in, s.tokens_out) for s in before] == [(16, 16), (8, 8), (8, 8), (4, 4)]
-    assert cost.steps(Traits("input", {"pixels"}), (0,), (5,)) == [Step(5, 5)] * 4
-    assert cost.steps(Traits("attention", {"class_attention"}), (1,), (16,)) == [Step(16, 16)] * 4
-
-
 @pytest.mark.parametrize(
     ("needs", "class_rows", "scoring", "projected"),
     [
@@ -87,14 +74,6 @@ def test_a_mean_step_costs_the_mean_of_its_images(early, scoring):
     mean = mean_step([(2, two), (1, each[2])])
     assert cost.macs([mean]) == pytest.approx(np.mean([cost.macs([step]) for step in each]), rel=1e-12)
     assert (mean.tokens_in, mean.tokens_out, mean.own) == (20 / 3, 3, 4)
-
-
-def test_attention_of_the_block_before_is_made_there():
-    cost = VitCost(16, 1, 1, 0, 0, (BlockCost(0, 0, 0, 0),) * 4)
-    steps = cost.steps(Traits("block", {"previous_attention"})._replace(rests=True), (2, 3), (8, 4))
-    assert [(s.tokens_in, s.rested, s.scoring) for s in steps] == [
-        (16, 0, ""), (16, 0, "class"), (8, 8, "class"), (4, 12, "")
-    ]  # fmt: skip
 
 
 MODELS = ARCHITECTURES | KINDS | {"wide mlp": partial(vit, mlp_ratio=3)}
