@@ -262,12 +262,21 @@ class DeepViT:
                 given["previous_attention"] = lambda: previous
             plan = acting.decide(number, given)
             if isinstance(plan, Resting) and plan.index.shape[1]:
-                rows = tokens.with_prefix(plan.active, self.prefix)
-                with _only_active(acting, plan.active):
-                    new = self._run(acting, turn, number, block, tokens.gather(x, rows))
-                return tokens.put_back(x, rows, new)
+                return self._run_active(acting, turn, number, block, x, plan.active)
             x = x if plan is None else self._apply(plan, x, sizes)
         return self._run(acting, turn, number, block, x)
+
+    def _run_active(self, acting: Pass, turn: Rotations, number: int, block: Any, x: Tensor, active: Tensor) -> Tensor:
+        """Run one block on the tokens at those positions (B, M) alone; the others rest."""
+        index, sizes, previous = acting.index, acting.sizes, acting.previous
+        acting.index, acting.sizes = index.gather(1, active), sizes.gather(1, active)
+        acting.resting = index.shape[1] - active.shape[1]
+        rows = tokens.with_prefix(active, self.prefix)
+        new = self._run(acting, turn, number, block, tokens.gather(x, rows))
+        acting.index, acting.sizes, acting.resting = index, sizes, 0
+        if previous is not None and acting.previous is not None and acting.previous is not previous:
+            acting.previous = previous.scatter(1, active, acting.previous)
+        return tokens.put_back(x, rows, new)
 
     def _run(self, acting: Pass, turn: Rotations, number: int, block: Any, x: Tensor) -> Tensor:
         """Run one block on the tokens that take part, with the strategy's choice inside it.
@@ -339,18 +348,6 @@ def _reads_attention(acting: Pass, block: int) -> bool:
     """Say whether the strategy chooses by this block's attention before the next one."""
     reads = "previous_attention" in acting.requires and acting.site == "block"  # a replay requires nothing
     return reads and block + 1 < acting.actor.depth and acting.acts(block + 1)
-
-
-@contextmanager
-def _only_active(acting: Pass, active: Tensor) -> Iterator[None]:
-    """Have the tokens at those positions (B, M) take part alone, for one block; the others rest."""
-    index, sizes, previous = acting.index, acting.sizes, acting.previous
-    acting.index, acting.sizes = index.gather(1, active), sizes.gather(1, active)
-    acting.resting = index.shape[1] - active.shape[1]
-    yield
-    acting.index, acting.sizes, acting.resting = index, sizes, 0
-    if previous is not None and acting.previous is not None and acting.previous is not previous:
-        acting.previous = previous.scatter(1, active, acting.previous)
 
 
 class PositionalDeepViT(DeepViT):
