@@ -22,7 +22,7 @@ from sparsebench.models.timm_models import (
     content_of,
     create_vit,
     load_weights,
-    published_dimensions,
+    published,
     read_dimensions,
 )
 from sparsebench.models.vits import Timm
@@ -134,15 +134,16 @@ def timm_model(text: str, weights: Path | None, key: str = "", *, fetch: bool = 
     if spec.name != Timm.name or set(spec.params) - {"arch"}:
         raise UserError("the model of an export", got=f"'{text}'", allowed=NAMES)
     (arch,) = spec.params.get("arch", ["vit_tiny_patch16_224"])
+    cfg = published(arch)
+    size, classes = (cfg.input_size[1], cfg.input_size[2]), cfg.num_classes
     if weights is None:
         with supported(f"model '{text}'"):
-            return create_vit(arch, *published_dimensions(arch), pretrained=fetch).eval()
+            return create_vit(arch, size, classes, pretrained=fetch).eval()
     files = locate_all((weights,), key)
     if len(files) > 1:
         raise UserError("one file of weights makes the network", got=f"{len(files)} files in {weights}")
     (weights,) = files.values()
     with supported(f"model '{text}'"):
-        size, classes = published_dimensions(arch)
         dims = read_dimensions(arch, weights, key)
         if dims.channels and dims.classes is None:
             raise UserError(

@@ -85,33 +85,24 @@ def is_external(name: str) -> bool:
     return name.startswith((HUB, FOLDER))
 
 
-def _cfg(name: str) -> Any:
-    """Return what timm knows of the weights of a name, or None."""
+def published(name: str) -> PretrainedCfg:
+    """Return what timm knows of the weights of a name: for 1000 classes and 224 pixels where it does not say."""
+    cfg = None
     if not is_external(name):
-        return timm.get_pretrained_cfg(name, allow_unregistered=True) if timm.models.is_model(name) else None
-    load = load_model_config_from_hf if name.startswith(HUB) else load_model_config_from_path
-    try:
-        return PretrainedCfg(**load(name.partition(":")[2])[0])
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError):
-        return None  # what is wrong is said when the model is made
-
-
-def published_dimensions(name: str) -> tuple[tuple[int, int], int]:
-    """Return (height, width) of the images and the number of classes for the weights that timm has under a name.
-
-    224 pixels and 1000 classes where it does not say.
-    """
-    cfg = _cfg(name)
-    return ((224, 224), 1000) if cfg is None else (tuple(cfg.input_size[1:]), cfg.num_classes)
+        cfg = timm.get_pretrained_cfg(name, allow_unregistered=True) if timm.models.is_model(name) else None
+    else:
+        load = load_model_config_from_hf if name.startswith(HUB) else load_model_config_from_path
+        with suppress(OSError, ValueError, TypeError, KeyError, RuntimeError):  # said when the model is made
+            cfg = PretrainedCfg(**load(name.partition(":")[2])[0])
+    return cfg or PretrainedCfg()
 
 
 def cut_of(name: str) -> dict[str, Any]:
     """Return how timm cuts test pictures for the weights it has under a name: canvas, crop, resize and filter.
 
-    The canvas is left out where it is not square. Nothing of an unknown name.
+    The canvas is left out where it is not square.
     """
-    if (cfg := _cfg(name)) is None:
-        return {}
+    cfg = published(name)
     _, height, width = cfg.input_size
     resize = {"center": "short"}.get(cfg.crop_mode, cfg.crop_mode)
     crop = {"crop": cfg.crop_pct, "resize": resize, "filter": cfg.interpolation}
@@ -145,7 +136,7 @@ def read_dimensions(name: str, path: Path, key: str = "") -> Dimensions:
         UserError: it is not known how the position embeddings are arranged.
         UserError, UnsupportedError: as `create_vit` and `read_weights`.
     """
-    vit = copy.deepcopy(meta_vit(name, published_dimensions(name)[0], 1))
+    vit = copy.deepcopy(meta_vit(name, tuple(published(name).input_size[1:]), 1))
     expected, embed = vit.state_dict(), vit.patch_embed
     vit.pos_embed = None  # else timm would resample the file's
     state = _rename(vit, read_weights(path, key).state, expected)

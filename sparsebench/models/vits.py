@@ -183,10 +183,10 @@ class Timm(_Deep):
 
     def classes(self, locations: Locations) -> int | None:
         """See `Model.classes`; of a file's weights only after `with_weights`."""
-        from sparsebench.models.timm_models import published_dimensions
+        from sparsebench.models.timm_models import published
 
         if self.pretrained:
-            return published_dimensions(self.arch)[1] or None
+            return published(self.arch).num_classes or None
         return None if self._dimensions is None else self._dimensions.classes
 
     def check_weights(self, task: Task, locations: Locations) -> str:
