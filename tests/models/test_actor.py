@@ -90,6 +90,8 @@ ILLEGAL = {
     "few that rest": (lambda: Rest(GOOD[:, :2]), r"Rest.index must have shape \(2, 3\), got \(2, 2\)", "rest"),
     "real places of rest": (lambda: Rest(GOOD.float()), "Rest.index must be int64, got torch.float32", "rest"),
     "no place of rest": (lambda: Rest(None), "Rest.index must have shape .* got NoneType", "rest"),
+    "dropped where tokens rest": (lambda: Keep(GOOD), "returned Keep, and its how is 'rest': return Rest", "rest"),
+    "rest of one that drops": (lambda: Rest(GOOD), "returned Rest, and its how is None: add how = 'rest'", "test"),
     "no token": (lambda: Keep(torch.empty(B, 0, dtype=torch.int64)), "must have shape", "adaptive"),
     "an empty group of all": (lambda: Merge(torch.ones(B, N, dtype=torch.int64)), "empty", "adaptive"),
 }

@@ -14,7 +14,6 @@ from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
 from sparsebench.strategy.base import complaint
 from sparsebench.strategy.budget import Budget
-from sparsebench.strategy.plans import Keep
 from sparsebench.testing.networks import build
 from sparsebench.training.loop import evaluate
 from sparsebench.training.steps import Samples
@@ -170,18 +169,6 @@ def test_each_plan_is_read_where_that_waits_for_nothing():
     for refused in (nullcontext(), pytest.raises(StrategyError, match="names a token twice")):
         with refused:
             network(images(network, 1), actor.begin(torch.arange(1), 0, None, training=False))
-
-
-def test_tokens_that_are_gone_cannot_rest_and_those_that_rest_cannot_be_dropped(scripted):
-    """One strategy does one of both, so that nobody names a token that has left."""
-    network = DeepViT(vit())
-    drops = rests(lambda view, keep: Keep.top(view.tokens.sum(2), keep))
-    with pytest.raises(StrategyError, match=r"^'rests' returned Keep, and its how is 'rest': return Rest or None$"):
-        network(images(network), begin(network, drops))
-    lies = scripted(lambda view, keep: Rest(some(view, keep)), site="block")
-    message = r"^'scripted' returned Rest, and its how is None: add how = 'rest' and site = 'block' to the class$"
-    with pytest.raises(StrategyError, match=message):
-        network(images(network), begin(network, lies))
 
 
 def test_attention_before_the_first_block_is_refused():
