@@ -18,13 +18,7 @@ from sparsebench.measure.counts import stages
 from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.base import supported
 from sparsebench.models.deep import DeepViT
-from sparsebench.models.timm_models import (
-    content_of,
-    create_vit,
-    load_weights,
-    published,
-    read_dimensions,
-)
+from sparsebench.models.timm_models import content_of, create_vit, load_weights, published, read_dimensions
 from sparsebench.models.vits import Timm
 from sparsebench.plan.contenders import BUDGET_KEYS, fit_budget, settings_of
 from sparsebench.plan.locate import locate_all

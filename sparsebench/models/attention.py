@@ -17,11 +17,6 @@ from sparsebench.strategy import tokens
 
 ROTARY = (EvaAttention, AttentionRope)
 """timm's kinds of attention that rotate queries and keys by the places of their tokens."""
-NAMES = frozenset(
-    {"queries", "keys", "values", "attention", "class_attention", "received_attention", "mean_query_attention",
-     "attention_maps"}
-)  # fmt: skip
-"""What `fields_of` can give."""
 IN_CACHE = 2**18
 """Numbers of attention maps that are made at a time on a CPU, where only their mean is wanted: 1 MiB."""
 ALL = slice(None)

@@ -19,15 +19,7 @@ from sparsebench import seeds
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.selection import neighbour_agreement
 from sparsebench.models.actor import Pass, SplitPass, exact, full, in_chunks
-from sparsebench.models.attention import (
-    NAMES,
-    PositionalAttention,
-    attend,
-    fields_of,
-    gather_heads,
-    positions_of,
-    qkv,
-)
+from sparsebench.models.attention import PositionalAttention, attend, fields_of, gather_heads, positions_of, qkv
 from sparsebench.models.timm_parts import (
     POOLS,
     ConvStem,
@@ -43,12 +35,13 @@ from sparsebench.strategy import tokens
 from sparsebench.strategy.base import ModelOutputs, Strategy
 from sparsebench.strategy.plans import Keep, Plan
 from sparsebench.strategy.tokens import Resting
-from sparsebench.strategy.view import RESULTS
+from sparsebench.strategy.view import NEEDS, RESULTS
 
 LUMA = (0.299, 0.587, 0.114)
 """Shares of red, green and blue in grey (ITU-R BT.601), as Pillow and torchvision have them."""
-GIVEN = {"input": {"pixels", "outputs"}, "block": {"previous_attention"}, "attention": {"branch", *NAMES}}
-"""The fields of the view that a network can give at a site, beside the tokens."""
+ELSEWHERE = {"input": frozenset({"pixels", "outputs"}), "block": frozenset({"previous_attention"})}
+"""The fields of the view, beside the tokens, that a site other than attention gives, which gives all others."""
+TOKENS = frozenset({"tokens", "prefix"})
 
 
 class DeepViT:
@@ -209,10 +202,11 @@ class DeepViT:
 
     def check(self, strategy: Strategy) -> None:
         """Raise UnsupportedError for a strategy that needs what the architecture cannot give."""
-        site, given = strategy.site, {"tokens", "prefix", *GIVEN[strategy.site]}
+        site = strategy.site
+        given = TOKENS | ELSEWHERE.get(site, NEEDS.difference({"relevance"}, *ELSEWHERE.values()))
         for block in self.module.blocks if site == "attention" else ():
             check_block(block)
-        given -= set() if self.class_rows else {"class_attention"}
+        given -= frozenset() if self.class_rows else {"class_attention"}
         if missing := sorted(strategy.reads() - given):
             raise UnsupportedError(
                 f"'{strategy.name}' needs {', '.join(missing)}, which this network of {self.class_rows} class tokens "

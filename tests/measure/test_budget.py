@@ -11,15 +11,7 @@ from token_sets import SetCost
 
 from sparsebench.errors import UserError
 from sparsebench.measure.cost import BlockCost, VitCost
-from sparsebench.measure.counts import (
-    cap_counts,
-    check_fits,
-    counts_at,
-    rate_of,
-    solve,
-    spending,
-    stages,
-)
+from sparsebench.measure.counts import cap_counts, check_fits, counts_at, rate_of, solve, spending, stages
 from sparsebench.strategy.base import Traits
 from sparsebench.strategy.budget import FULL, Budget, amount_of
 

@@ -7,20 +7,7 @@ from eva_vits import KINDS
 from fusing import FUSING
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import Block
-from vits import (
-    ARCHITECTURES,
-    BLOCKS,
-    B,
-    any_tokens,
-    begin,
-    close,
-    images,
-    noting,
-    ordered,
-    reference,
-    tokens_at,
-    vit,
-)
+from vits import ARCHITECTURES, BLOCKS, B, any_tokens, begin, close, images, noting, ordered, reference, tokens_at, vit
 
 from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.models import attention as fields_of
