@@ -6,7 +6,10 @@ import time
 import pytest
 import timm
 import torch
+from click.testing import CliRunner
+from sparsebench_plugins.attn_topk import AttnTopK
 
+from sparsebench.cli import main
 from sparsebench.deploy import speed
 from sparsebench.errors import UserError
 
@@ -46,8 +49,6 @@ def test_rows_are_of_each_network_strategy_and_budget_under_the_names_of_records
 
 
 def test_a_strategy_that_sleeps_has_a_choice_that_costs_as_much(monkeypatch, eager):
-    from sparsebench_plugins.attn_topk import AttnTopK
-
     plan = AttnTopK.plan
     monkeypatch.setattr(AttnTopK, "plan", lambda self, *args: (time.sleep(0.05), plan(self, *args))[1])
     measured = list(speed.measure({"m": _model()}, ["attn_topk:keep_rate=0.5"], batches=[2], rounds=2))
@@ -91,10 +92,6 @@ def test_a_batch_of_nothing_is_refused():
 
 
 def test_the_command_writes_records_a_picture_and_timms_table(tmp_path, eager):
-    from click.testing import CliRunner
-
-    from sparsebench.cli import main
-
     words = ["speed", "timm:test_vit", "--batch", "1,2", "--rounds", "2", "--device", "cpu"]
     result = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "s")])
     assert result.exit_code == 0 and "no C++ compiler" in result.output
