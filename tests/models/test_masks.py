@@ -109,25 +109,15 @@ def test_merged_sizes_are_weighed_beside_padding(scripted):
 )
 @torch.no_grad()
 def test_what_attention_shows_knows_no_padding(scripted, field, changes):
-    network, seen = DeepViT(vit(**changes)), []
-
-    def noted(items, into):
-        inner = type(ragged(scripted, items)).plan
-
-        def decide(view, keep):
-            if view.block == 3:
-                into.append((getattr(view, field), view.there))
-            return inner(None, view, keep)
-
-        return adaptive(scripted, decide, "attention", (field,))
-
-    network(images(network), begin(network, noted(range(B), seen)))
-    ((together, there),) = seen
+    network, views, needs = DeepViT(vit(**changes)), [], (field,)
+    network(images(network), begin(network, ragged(scripted, needs=needs, seen=views)))
+    together, there = getattr(views[1], field), views[1].there
     assert there.sum(dim=1).tolist() == list(COUNTS[1])
     for item in range(B):
         alone = []
-        network(images(network)[item : item + 1], begin(network, noted([item], alone), n=1))
-        close(together[item][there[item]], alone[0][0][0])
+        acting = begin(network, ragged(scripted, [item], needs=needs, seen=alone), n=1)
+        network(images(network)[item : item + 1], acting)
+        close(together[item][there[item]], getattr(alone[1], field)[0])
         assert bool((together[item][~there[item]] == 0).all())
 
 
