@@ -234,15 +234,6 @@ def test_under_autocast_what_a_strategy_sees_is_in_full_precision(name):
     close(rounded.float() / exact.abs().max(), exact / exact.abs().max(), atol=0.1)
 
 
-class ByClassAttention(Strategy):
-    """Keeps what the class token looks at."""
-
-    name, site, needs = "by_class_attention", "attention", frozenset({"class_attention"})
-
-    def scores(self, view):
-        return view.class_attention
-
-
 class Even(Strategy):
     """Keeps tokens drawn at random."""
 
@@ -274,8 +265,7 @@ def test_a_strategy_of_ones_own_in_place_of_the_words(tmp_path):
 
 
 def test_random_numbers_belong_to_the_seed_and_the_place():
-    x = pixels()
-    model = vit()
+    x, model = pixels(), vit()
     one = sparsebench.apply(model, "random:keep_rate=0.5")
     assert torch.equal(one.kept(x), one.kept(x)) and torch.equal(one.kept(x[:2]), one.kept(x)[:2])
     assert not torch.equal(sparsebench.apply(vit(), "random:keep_rate=0.5", seed=1).kept(x), one.kept(x))
@@ -305,7 +295,7 @@ def test_random_numbers_belong_to_the_seed_and_the_place():
         (vit, "tome:macs=.5", {"learned": "x.safetensors"}, "'tome' learns from no images; got learned"),
         (vit, "oracle:macs=.5", {}, "is an oracle"),
         (vit, int, {"macs": 0.5}, "is not a subclass of sparsebench.Strategy"),
-        (MODELS["average pool without class token"], ByClassAttention, {"macs": 0.5},
+        (MODELS["average pool without class token"], "attn_topk:macs=.5,attention=class", {},
          "needs class_attention, which this network of 0 class tokens cannot give"),
         (partial(vit, attn_layer=type("Own", (Attention,), {})), "ats:macs=.5", {}, "attention of type Own"),
         (partial(vit, block_fn=ParallelScalingBlock), "evit:macs=.5", {}, "blocks of type ParallelScalingBlock"),

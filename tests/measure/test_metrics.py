@@ -70,9 +70,8 @@ def test_a_metric_that_the_table_does_not_have_cannot_be_added() -> None:
 
 
 def test_metrics_of_groups_are_known_by_what_they_begin_with() -> None:
-    assert (
-        kind_of("accuracy: a: b").name == "accuracy: GROUP" and kind_of("train_samples: 3 on china").unit == "samples"
-    )
+    assert kind_of("accuracy: a: b").name == "accuracy: GROUP"
+    assert kind_of("train_samples: 3 on china").unit == "samples"
     assert kind_of("accuracy").what == "test accuracy"
     with pytest.raises(KeyError):
         kind_of("train_samples")

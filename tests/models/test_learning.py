@@ -83,7 +83,7 @@ def test_a_module_is_made_for_each_block_it_acts_in_from_seeded_numbers(network)
     assert not torch.equal(one.learned[1].weight, other.learned[1].weight)
 
 
-def test_its_loss_sees_what_the_head_reads_and_what_came_out_and_reaches_its_modules(network):
+def test_its_loss_sees_what_came_out_and_reaches_its_modules_in_training_alone(network):
     acting, seen = begin(network, Gate(), training=True), []
     hook = network.module.norm.register_forward_hook(lambda m, a, out: seen.append(out))
     logits = network(images(network), acting)
@@ -97,12 +97,9 @@ def test_its_loss_sees_what_the_head_reads_and_what_came_out_and_reaches_its_mod
     assert lesson.macs == pytest.approx(planned)
     close(lesson.weights, acting.weights)
     assert all(bool(module.weight.grad.any()) for module in acting.actor.learned.values())
-
-
-def test_outside_training_nothing_is_learned(network):
-    acting = begin(network, Gate())
-    network(images(network), acting)
-    assert not acting.learns and acting.student is None and acting.index.shape == (B, N // 4)
+    test = begin(network, Gate())
+    network(images(network), test)
+    assert not test.learns and test.student is None and test.index.shape == (B, N // 4)
 
 
 def test_a_teacher_tells_what_the_bare_network_says_without_gradients(network):
