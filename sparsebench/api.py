@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from sparsebench.board.board import Board
-    from sparsebench.deploy.show_tokens import Pictures
+    from sparsebench.deploy.pictures import Pictures
     from sparsebench.records.record import Record
     from sparsebench.runner.progress import Callbacks
     from sparsebench.strategy.base import Strategy
@@ -123,8 +123,7 @@ def show_tokens(
     Raises:
         UserError: anything unknown, out of range, missing or unwritable, or no strategy has a result.
     """
-    from sparsebench.deploy.pictures import Trainer
-    from sparsebench.deploy.show_tokens import show
+    from sparsebench.deploy.pictures import Trainer, show
 
     folder = _folder_of(out)
     request, files, how = values_of({"plugins": _words_of(plugins, folder), **options, "tasks": task, "seeds": 1})

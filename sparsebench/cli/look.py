@@ -43,8 +43,7 @@ def show_tokens(
 
     file = file or out / "tokens.png"
     form = style.form_of("--file", file)
-    from sparsebench.deploy.pictures import Trainer
-    from sparsebench.deploy.show_tokens import draw, show
+    from sparsebench.deploy.pictures import Trainer, figure, show
     from sparsebench.files import write_whole
     from sparsebench.plugin.registry import Registry
 
@@ -57,7 +56,7 @@ def show_tokens(
     with Progress(out) as progress:
         trainer = Trainer(files, how, out, progress)
         pictures = show(request, trainer, samples)
-    write_whole(file, draw(pictures, form))
+    write_whole(file, style.content(figure(pictures), form))
     lost = [row for row in pictures.shown if row.why]
     for row in lost:
         click.echo(f"{row.label} has no result: {row.why}", err=True)
@@ -129,7 +128,7 @@ def compare(
         trainer = Trainer(files, how, out, progress)
         comparison = comparing.compare((a, b), request, trainer, drawn)
     if picture is not None:
-        write_whole(picture, comparing.draw(comparison, form))
+        write_whole(picture, style.content(comparing.figure(comparison), form))
         click.echo(f"written: {picture}", err=True)
     click.echo(
         comparing.as_json(comparison) if as_json else comparing.as_text(comparison, markdown=markdown),

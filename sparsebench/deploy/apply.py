@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sparsebench import seeds
-from sparsebench.deploy.sparse_model import SparseModel
-from sparsebench.errors import UnsupportedError, UserError
+from sparsebench.deploy.sparse_model import SparseModel, describe
+from sparsebench.errors import UserError, one_line
 from sparsebench.measure.counts import stages
 from sparsebench.models.actor import LEARNED, Actor
+from sparsebench.models.base import supported
 from sparsebench.models.deep import DeepViT
-from sparsebench.models.timm_models import Dimensions, create_vit, load_weights, published_dimensions, read_dimensions
+from sparsebench.models.timm_models import content_of, create_vit, load_weights, published, read_dimensions
 from sparsebench.models.vits import Timm
 from sparsebench.plan.contenders import BUDGET_KEYS, fit_budget, settings_of
 from sparsebench.plan.locate import locate_all
@@ -83,7 +82,7 @@ def apply(
     _check_model(model)
     instance, budget, name = strategy_of(strategy, options)
     cfg = getattr(model, "pretrained_cfg", None) or {}
-    try:
+    with supported("this network", got=type(model).__name__, allowed=TAKES):
         network = DeepViT(
             model,
             mean=cfg.get("mean", 0.5) if mean is None else mean,
@@ -91,15 +90,13 @@ def apply(
         )
         _check_pixels(network.channels, mean=mean, std=std)
         _check_strategy(instance, learned, images, labels)
-        _check_needs(instance, network)
+        network.check(instance)
         if budget is None:  # all tokens as upper bounds, wherever it acts
             blocks = stages(FULL, instance.traits(), network.cost.depth)
             amount = Budget(counts=(network.cost.tokens,) * len(blocks), blocks=blocks)
         else:
             amount = fit_budget(budget, instance, None, network.cost)
         actor = Actor(instance, amount, network.cost, network.grid, seeds.seed_of("strategy", "apply", seed))
-    except UnsupportedError as error:
-        raise UserError(str(error), got=type(model).__name__, allowed=TAKES) from error
     if learned is not None:
         _load(actor, learned)
     if images is not None:
@@ -131,24 +128,23 @@ def timm_model(text: str, weights: Path | None, key: str = "", *, fetch: bool = 
     if spec.name != Timm.name or set(spec.params) - {"arch"}:
         raise UserError("the model of an export", got=f"'{text}'", allowed=NAMES)
     (arch,) = spec.params.get("arch", ["vit_tiny_patch16_224"])
-    if weights is not None:
-        files = locate_all((weights,), key)
-        if len(files) > 1:
-            raise UserError("one file of weights makes the network", got=f"{len(files)} files in {weights}")
-        (weights,) = files.values()
-    try:
-        size, classes = published_dimensions(arch)
-        dims = Dimensions(size, 3, classes) if weights is None else read_dimensions(arch, weights, key)
-        if weights is not None and dims.channels and dims.classes is None:
+    cfg = published(arch)
+    size, classes = (cfg.input_size[1], cfg.input_size[2]), cfg.num_classes
+    if weights is None:
+        with supported(f"model '{text}'"):
+            return create_vit(arch, size, classes, pretrained=fetch).eval()
+    files = locate_all((weights,), key)
+    if len(files) > 1:
+        raise UserError("one file of weights makes the network", got=f"{len(files)} files in {weights}")
+    (weights,) = files.values()
+    with supported(f"model '{text}'"):
+        dims = read_dimensions(arch, weights, key)
+        if dims.channels and dims.classes is None:
             raise UserError(
                 f"{weights.name} has no output layer", next_step="give weights with head.weight and head.bias"
             )
-        size, classes, fetch = dims.size or size, dims.classes or classes, fetch and weights is None
-        vit = create_vit(arch, size, classes, channels=dims.channels or 3, pretrained=fetch)
-    except UnsupportedError as error:
-        raise UserError(f"model '{text}' is not supported: {error}") from error
-    if weights is not None:
-        load_weights(vit, weights, key, fresh_head=False)
+        vit = create_vit(arch, dims.size or size, dims.classes or classes, channels=dims.channels or 3)
+    load_weights(vit, weights, key, fresh_head=False)
     return vit.eval()
 
 
@@ -255,35 +251,16 @@ def _check_strategy(strategy: Strategy, learned: Any, images: Any, labels: Any) 
             f"'{name}' must be trained, but no trained parameters are given",
             next_step=f"give learned=FILE.safetensors, or learned='{RANDOM}' to train it yourself",
         )
-    words, right = {"learned": learned, "images": images, "labels": labels}, [set[str]()]
-    if strategy.fits():
-        right = [{"learned"}, {"images", "labels"} if strategy.fit_labels else {"images"}]
-    elif strategy.trained:
-        right = [{"learned"}]
-    arguments = {word for word, value in words.items() if value is not None}
-    if arguments not in right:
-        need = "looks at training images before it acts" if strategy.fits() else "learns from no images"
-        about = f"; about {strategy.fit_images} images, normalised as for the network" if strategy.fits() else ""
+    given = [
+        word for word, value in (("learned", learned), ("images", images), ("labels", labels)) if value is not None
+    ]
+    right = [["learned"]] if strategy.trained or strategy.fits() else [[]]
+    right += [["images", "labels"] if strategy.fit_labels else ["images"]] if strategy.fits() else []
+    if given not in right:
+        need = f"looks at about {strategy.fit_images} training images" if strategy.fits() else "learns from no images"
         raise UserError(
-            f"'{name}' {need}", got=" and ".join(sorted(arguments)) or "neither images nor what it learned",
-            allowed=" or ".join(" and ".join(sorted(names)) or "neither images nor learned" for names in right) + about,
-        )  # fmt: skip
-
-
-def _check_needs(strategy: Strategy, network: DeepViT) -> None:
-    """Raise UserError or UnsupportedError for a strategy that needs what the architecture cannot give."""
-    gives = network.gives(strategy.site)
-    if missing := sorted(strategy.reads() - gives):
-        raise UserError(
-            f"'{strategy.name}' needs {', '.join(missing)}, which this network cannot give",
-            got=f"{type(network.module).__name__} with {network.class_rows} class tokens",
-            allowed=", ".join(sorted(gives)),
-            next_step="take a strategy that reads something else; sparsebench list plugins",
-        )
-    if strategy.reads_out and network.module.global_pool != "token":
-        raise UserError(
-            f"'{strategy.name}' says what the head reads of the class token, and this network's head reads another",
-            got=f"global_pool={network.module.global_pool}", allowed="global_pool=token",
+            f"'{name}' {need}", got=" and ".join(given) or "neither images nor what it learned",
+            allowed=" or ".join(" and ".join(words) or "neither images nor learned" for words in right),
         )  # fmt: skip
 
 
@@ -291,25 +268,15 @@ def _load(actor: Actor, learned: str | os.PathLike[str]) -> None:
     """Put what the strategy learned, the weights of a file whose names begin with `strategy.`, into its modules."""
     if str(learned) == RANDOM:
         return
-    path, modules = Path(learned), modules_of(actor)
+    path, modules, start = Path(learned), modules_of(actor), f"{LEARNED}."
+    tensors = {key.removeprefix(start): value for key, value in content_of(path).items() if key.startswith(start)}
     try:
-        state = load_file(path)
-    except (OSError, SafetensorError) as error:
+        modules.load_state_dict(tensors)
+    except RuntimeError as error:
         raise UserError(
-            f"{path} is no file of weights that can be read", got=str(error), allowed=".safetensors"
-        ) from error
-    tensors: dict[str, Tensor] = {
-        key.removeprefix(f"{LEARNED}."): value for key, value in state.items() if key.startswith(f"{LEARNED}.")
-    }
-    shapes = {key: tuple(value.shape) for key, value in modules.state_dict().items()}
-    if {key: tuple(value.shape) for key, value in tensors.items()} != shapes:
-        wrong = sorted(set(shapes) ^ set(tensors)) or sorted(k for k in shapes if tuple(tensors[k].shape) != shapes[k])
-        raise UserError(
-            f"{path.name} does not hold what '{actor.strategy.name}' learned at this budget",
-            got=f"{len(tensors)} weights of it; {LEARNED}.{wrong[0]} does not fit",
-            allowed=f"{len(shapes)} weights that begin with {LEARNED}.",
-        )  # fmt: skip
-    modules.load_state_dict(tensors)
+            f"{path.name} does not hold what '{actor.strategy.name}' learned at this budget", got=one_line(error)[:200],
+            allowed=f"{len(modules.state_dict())} weights that begin with {start}",
+        ) from error  # fmt: skip
 
 
 def _fit_on_images(network: DeepViT, actor: Actor, images: Any, labels: Any, seed: int) -> None:
@@ -318,22 +285,19 @@ def _fit_on_images(network: DeepViT, actor: Actor, images: Any, labels: Any, see
     Raises:
         UserError: they are not what the model takes, or what the strategy does wrong, see `fit`.
     """
-    weight, size = next(network.module.parameters()), network.pixels
+    weight, classes = next(network.module.parameters()), network.module.num_classes
     n = len(images) if isinstance(images, Tensor) and images.ndim else 0
-    if n == 0 or tuple(images.shape) != (n, *size) or images.dtype != weight.dtype or not images.isfinite().all():
-        kind = str(weight.dtype).removeprefix("torch.")
-        raise UserError(
-            "images to learn from", got=_describe(images),
-            allowed="(n, {}, {}, {}) finite {}, n of 1 or more, normalised as for the network".format(*size, kind),
-        )  # fmt: skip
-    classes = network.module.num_classes
+    shape = (n, *network.pixels)
+    if n == 0 or tuple(images.shape) != shape or images.dtype != weight.dtype or not images.isfinite().all():
+        allowed = f"(n, {', '.join(map(str, shape[1:]))}), n of 1 or more, finite {weight.dtype}, normalised as for it"
+        raise UserError("images for the network to learn from", got=describe(images), allowed=allowed)
     if labels is not None and (
         not isinstance(labels, Tensor) or labels.dtype != torch.int64 or tuple(labels.shape) != (n,)
         or int(labels.min()) < 0 or int(labels.max()) >= classes
     ):  # fmt: skip
         raise UserError(
-            "labels to learn from", got=_describe(labels),
-            allowed=f"({n},) int64, one an image, 0..{classes - 1}, the network's classes",
+            "labels to learn from", got=describe(labels),
+            allowed=f"({n},) torch.int64, one an image, 0..{classes - 1}, the network's classes",
         )  # fmt: skip
     inputs = network.restore(images.to(weight.device))
     targets = None if labels is None else labels.to(weight.device)
@@ -341,11 +305,3 @@ def _fit_on_images(network: DeepViT, actor: Actor, images: Any, labels: Any, see
     if actor.acts:
         rows = torch.arange(len(images), device=weight.device)
         fit(network, actor, Images(inputs, rows, targets), recipe, seeds.seed_of("fit", "apply", seed))
-
-
-def _describe(value: Any) -> str:
-    """Return shape, type and range of a tensor, or what there is in its place."""
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    ends = f", {value.min():g}..{value.max():g}" if value.numel() else ""
-    return f"{tuple(value.shape)} {value.dtype}{ends}".replace("torch.", "")

@@ -259,11 +259,6 @@ def _number(row: Row, key: str) -> str:
     return f"{row[key]:.3f}" + ("" if low is None else f" [{low:.3f}, {high:.3f}]")
 
 
-def draw(comparison: Comparison, form: str = "png") -> bytes:
-    """Return the picture as one of `style.FORMS`; the same comparison gives the same bytes."""
-    return style.content(figure(comparison), form)
-
-
 def figure(comparison: Comparison) -> Figure:
     """Return the figure: a column for the pictures, then for each block what A and B keep, side by side."""
     assert comparison.scene is not None

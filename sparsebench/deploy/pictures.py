@@ -1,9 +1,9 @@
-"""Networks and test pictures to look at: trained networks of a request, and pictures with patches greyed and tinted."""
+"""What strategies do to single test pictures: networks of a request, what became of patches, and how it is drawn."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,22 +11,29 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from sparsebench.errors import UserError
-from sparsebench.models.actor import LEARNED
+from sparsebench.models.actor import LEARNED, Pass
 from sparsebench.plan.locate import Networks, places_of
 from sparsebench.plan.plan import Plan
 from sparsebench.plan.request import Files, How, Job, Request, Setting
 from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
 from sparsebench.records.record import canonical
 from sparsebench.runner import devices
 from sparsebench.runner import run as runs
 from sparsebench.runner.devices import first_of
 from sparsebench.runner.prepare import Context, Prepared, fit_on, prepare, wants_images
 from sparsebench.runner.progress import SILENT, Callbacks
+from sparsebench.runner.run_cell import failure_of, one_thread
 from sparsebench.stats import style
+from sparsebench.strategy.budget import FULL
+from sparsebench.strategy.plans import Keep, Merge
+from sparsebench.strategy.tokens import Resting, membership_after
 from sparsebench.tasks.base import Data, Split
 from sparsebench.tasks.sources.cache import telling
+from sparsebench.training.steps import predictions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -102,13 +109,12 @@ def load_cell(job: Job, registry: Registry, context: Context) -> Prepared:
     return prepared
 
 
-SIDE, BETWEEN, APART, LEFT, BELOW, BOTTOM, LINE = 1.35, 0.07, 0.3, 1.0, 0.26, 0.5, 0.16
-"""Inches: of a picture, between pictures that belong together, between those that do not, of the left margin, below
-each picture, of the lower margin, and of a line."""
-POINT = 0.6 / 72
-"""Inches that a letter takes for each point of its size, at most."""
+SIDE, BESIDE, BELOW = 1.35, 0.05, 0.17
+"""Inches of a picture, and as shares of it what is left free beside and below it."""
 PIXELS, DPI = 256, 150
 GONE, MATTERS = "#cbd0d8", "#facc15"
+TOKENS = (*style.COLOURS, style.BLACK, "#ffffff")
+RIGHT, WRONG = style.COLOURS[0], style.COLOURS[3]
 
 
 @dataclass(frozen=True)
@@ -238,13 +244,12 @@ def _edges(areas: np.ndarray, line: int) -> np.ndarray:
     return np.logical_or.reduce([wide[y : y + height, x : x + width] != areas for y, x in ends])
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """Columns of n pictures that belong together, under one title.
 
     Attributes:
         about: below the title.
-        columns: captions with their pictures.
+        columns: captions with their pictures, which are as large in every block.
         below: a text below each row, with its colour.
     """
 
@@ -252,11 +257,6 @@ class Block:
     about: str
     columns: Sequence[tuple[str, Sequence[np.ndarray]]]
     below: Sequence[tuple[str, str]] = ()
-
-    @property
-    def width(self) -> float:
-        """Inches."""
-        return max(1, len(self.columns)) * (SIDE + BETWEEN) - BETWEEN
 
 
 def sheet(scene: Scene, blocks: Sequence[Block], inks: Mapping[str, Ink], about: str = "") -> Figure:
@@ -271,47 +271,188 @@ def sheet(scene: Scene, blocks: Sequence[Block], inks: Mapping[str, Ink], about:
     from matplotlib.patches import Patch
 
     plain = [tint(picture, matters) for picture, matters in zip(scene.pictures, scene.matters, strict=True)]
-    blocks = [Block("", "", [("the picture", plain)]), *blocks]
-    width = LEFT + sum(block.width + APART for block in blocks)
-    title, about = wrap(scene.title, width - LEFT, 10), wrap(about, width - LEFT, 8)
-    heads = [(wrap(block.title, block.width, 8), wrap(block.about, block.width, 7)) for block in blocks]
-    lines = max(len(f"{head}\n{more}".strip().splitlines()) for head, more in heads)
-    top = 0.5 + LINE * (title.count("\n") + len(about.splitlines()) + lines)
-    height = top + len(plain) * (SIDE + BELOW) + BOTTOM
-    figure = style.new(width, height, DPI)
-
-    def text(x: float, y: float, words: str, size: int, **options: Any) -> None:
-        layout = {"ha": "center", "va": "bottom", "parse_math": False, **options}
-        figure.text(x / width, 1 - y / height, words, fontsize=size, **layout)
-
-    text(0.15, 0.1, title, 10, ha="left", va="top", weight="bold")
-    text(0.15, 0.15 + LINE * (1 + title.count("\n")), about, 8, ha="left", va="top")
-    rows, left = top + (SIDE + BELOW) * np.arange(len(plain)), LEFT
-    for row, name in zip(rows, scene.names, strict=True):
-        text(LEFT - 0.1, row + SIDE / 2, wrap(name, LEFT - 0.2, 8), 8, ha="right", va="center")
-    for block, (head, more) in zip(blocks, heads, strict=True):
-        middle = left + block.width / 2
-        text(middle, top - 0.2, more, 7)
-        text(middle, top - 0.2 - 0.13 * len(more.splitlines()), head, 8, weight="bold")
-        for number, (caption, pictures) in enumerate(block.columns):
-            x = left + number * (SIDE + BETWEEN)
-            text(x + SIDE / 2, top - 0.06, caption, 7)
-            for row, pixels in zip(rows, pictures, strict=True):
-                axis = figure.add_axes((x / width, 1 - (row + SIDE) / height, SIDE / width, SIDE / height))
-                axis.imshow(pixels)
-                axis.set_axis_off()
-        for row, (words, colour) in zip(rows, block.below, strict=False):
-            fits = textwrap.shorten(words, int(block.width / (POINT * 8)), placeholder="...")
-            text(middle, row + SIDE + 0.03, fits, 8, va="top", color=colour)
-        left += block.width + APART
+    blocks, n = [Block("", "", [("the picture", plain)]), *blocks], len(plain)
+    columns = [max(1, len(block.columns)) for block in blocks]
+    wide, tall = SIDE * (1 + BESIDE) * sum(columns), SIDE * (1 + BELOW) * n
+    figure = style.new(1.3 + wide, 1.3 + tall, DPI, layout="constrained")
+    title = wrap(f"{scene.title}\n{about}".strip(), 12 * sum(columns))
+    figure.suptitle(title, x=0.01, ha="left", fontsize=9, parse_math=False)
+    side, across = plain[0].shape[:2]
+    height, width = int(side * (1 + BELOW)), int(across * (1 + BESIDE))
+    axes = figure.subplots(1, len(blocks), width_ratios=columns, squeeze=False)[0]
+    for axis, block, number in zip(axes, blocks, columns, strict=True):
+        mosaic = np.full((n * height, number * width, 3), 255, np.uint8)
+        for column, (_, pictures) in enumerate(block.columns):
+            for row, picture in enumerate(pictures):
+                mosaic[row * height :, column * width :][:side, :across] = picture
+        axis.imshow(mosaic)
+        axis.set_title(wrap(f"{block.title}\n{block.about}".strip(), 22 * number), fontsize=8, parse_math=False)
+        captions = [wrap(caption, 22) for caption, _ in block.columns]
+        places = np.arange(len(captions)) * width + across / 2
+        axis.set_xticks(places, captions, fontsize=7, parse_math=False)
+        axis.set_yticks([])
+        axis.tick_params(length=0, top=False, labeltop=True, labelbottom=False)
+        axis.spines[:].set_visible(False)
+        for row, (words, colour) in enumerate(block.below):
+            text, y = textwrap.shorten(words, 22 * number, placeholder="..."), row * height + 1.02 * side
+            axis.text(number * width / 2, y, text, ha="center", va="top", fontsize=8, color=colour, parse_math=False)
+    names = [wrap(name, 14) for name in scene.names]
+    axes[0].set_yticks(np.arange(n) * height + side / 2, names, fontsize=8, parse_math=False)
     marks: list[tuple[Any, str, str]] = [((ink.colour, ink.strength), ink.colour, says) for says, ink in inks.items()]
     marks += [(GONE, GONE, "removed"), ("none", MATTERS, "matters to the label")]
     handles = [Patch(facecolor=face, edgecolor=edge, linewidth=1.5, label=says) for face, edge, says in marks]
-    figure.legend(handles=handles, loc="lower left", ncols=3, fontsize=7, frameon=False)
+    figure.legend(handles=handles, loc="outside lower left", ncols=3, fontsize=7, frameon=False)
     return figure
 
 
-def wrap(text: str, width: float, size: int) -> str:
-    """Return the text, whose lines stay apart, on as many lines as `width` inches make it need."""
-    most = max(4, int(width / (POINT * size)))
-    return "\n".join(textwrap.fill(line, most) for line in text.splitlines())
+def wrap(text: str, letters: int) -> str:
+    """Return the text, whose lines stay apart, on lines of at most so many letters."""
+    return "\n".join(textwrap.fill(line, letters) for line in text.splitlines())
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The tokens after one choice, of n pictures of N patches.
+
+    Attributes:
+        place: "input", "block 1", "before block 1".
+        count: tokens that went on.
+        token: (n, N) which of them each patch is in, -1 for none; None where patches are mixed.
+    """
+
+    place: str
+    count: int
+    token: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What one strategy did.
+
+    Attributes:
+        stages: each choice; none where all tokens stayed.
+        predicted: (n,) class numbers at the end; empty where it has no result.
+        why: why not.
+    """
+
+    label: str
+    budget: str
+    stages: list[Stage]
+    predicted: np.ndarray
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Pictures(Scene):
+    """Test pictures, and what each strategy did to them."""
+
+    shown: list[Shown]
+
+    def _repr_png_(self) -> bytes:
+        """Return the picture, as notebooks show it."""
+        return style.content(figure(self))
+
+
+def show(request: Request, trainer: Trainer, n: int) -> Pictures:
+    """Train what a request lacks for its pictures, and return what its strategies do to n pictures of the test split.
+
+    The pictures are spread over its groups or else its classes. What only other strategies start from is not shown.
+
+    Args:
+        request: of one task and one repetition.
+        trainer: trains it.
+        n: the most pictures.
+
+    Raises:
+        UserError: anything unknown, out of range, missing or unwritable, or no strategy has a result.
+    """
+    registry = Registry()
+    plan, context = trainer.train(request, registry, pictures=True)
+    records, outcomes, first = store.read(trainer.out), list[Shown](), None
+    with one_thread():
+        for job in (job for job in plan.jobs if job.asked):
+            failure = records[job.cell.id].failure
+            if failure is None:
+                try:
+                    prepared = load_cell(job, registry, context)
+                    first = first or (prepared, spread(prepared.data, n))
+                    outcomes.append(_choices(job, prepared, first[1]))
+                except (Exception, SystemExit) as error:  # a strategy is a stranger's code and may raise anything
+                    failure = failure_of(error)
+            if failure is not None:
+                outcomes.append(Shown(job.label, _budget(job), [], np.empty(0, int), failure.reason))
+    if first is None:
+        raise UserError(f"no strategy has a result; {outcomes[0].label}: {outcomes[0].why}")
+    return Pictures(**vars(scene(*first)), shown=outcomes)
+
+
+@torch.no_grad()
+def _choices(job: Job, cell: Prepared, rows: np.ndarray) -> Shown:
+    items = torch.from_numpy(rows).to(cell.test.items.device)
+    outputs, acting = cell.test.forward(cell.network, cell.in_test, items, visit=0, training=False)
+    stages = [] if acting is None else list(_stages(acting))
+    return Shown(job.label, _budget(job), stages, predictions(cell.recipe, outputs).cpu().numpy())
+
+
+def _budget(job: Job) -> str:
+    return "" if job.cell.budget == FULL else job.cell.budget.label
+
+
+def _stages(acting: Pass) -> Iterator[Stage]:
+    """Yield what became of the patches at each choice."""
+    place = {"input": "the input", "attention": "block {}", "block": "before block {}"}[acting.site]
+    positions = torch.arange(acting.count, device=acting.index.device).expand(len(acting.index), -1)
+    token: Tensor | None = positions
+    for decision in acting.decisions:
+        if isinstance(decision.plan, Resting):
+            if decision.block not in acting.actor.keep:  # as many take part as in the block of the budget before it
+                continue
+            token = membership_after(Keep(decision.plan.active), positions, acting.count)
+        elif token is not None and isinstance(decision.plan, Keep | Merge):
+            token = membership_after(decision.plan, token, decision.before.shape[1])
+        else:
+            token = None
+        numbers = None if token is None else token.cpu().numpy()
+        yield Stage(place.format(decision.block), decision.after.shape[1], numbers)
+
+
+def paint(
+    picture: np.ndarray, matters: np.ndarray, token: np.ndarray | None = None, grid: tuple[int, int] = (1, 1)
+) -> np.ndarray:
+    """Return a picture in which patches that are in no token are greyed, and those that share one are tinted together.
+
+    Args:
+        picture, matters, grid: see `pictures.tint`.
+        token: (N,) which token each patch is in, -1 for none; None for all as they were.
+    """
+    counts = np.zeros(0) if token is None else np.bincount(token[token >= 0])
+    inks = {int(number): Ink(TOKENS[turn % len(TOKENS)]) for turn, number in enumerate(np.flatnonzero(counts > 1))}
+    return tint(picture, matters, token, grid, inks)
+
+
+def figure(pictures: Pictures) -> Figure:
+    """Return the figure: a column for the pictures, then each strategy with its stages."""
+    tokens = (stage.token for outcome in pictures.shown for stage in outcome.stages if stage.token is not None)
+    shares = any(np.bincount(row[row >= 0]).max(initial=0) > 1 for token in tokens for row in token)
+    inks = {"patches that share a token": Ink(TOKENS[0])} if shares else {}
+    return sheet(pictures, [_block(outcome, pictures) for outcome in pictures.shown], inks)
+
+
+def _block(outcome: Shown, pictures: Pictures) -> Block:
+    """Return one strategy's pictures, stage by stage, with what the network says in the end below them."""
+    if outcome.why:
+        why = textwrap.shorten(f"no result: {outcome.why}", 80, placeholder=" ...")
+        return Block(outcome.label, f"{outcome.budget}\n{why}", [])
+    N, columns = pictures.grid[0] * pictures.grid[1], []
+    for stage in outcome.stages or [Stage("all", N, np.tile(np.arange(N), (len(pictures.pictures), 1)))]:
+        tiles = [
+            paint(picture, matters, None if stage.token is None else stage.token[row], pictures.grid)
+            for row, (picture, matters) in enumerate(zip(pictures.pictures, pictures.matters, strict=True))
+        ]
+        mixed = ", mixed" if stage.token is None else ""
+        columns.append((f"{stage.place}: {stage.count} of {N}{mixed}", tiles))
+    below = [
+        (f"{'right' if answer == label else 'wrong'}: {pictures.classes[answer]}", RIGHT if answer == label else WRONG)
+        for answer, label in zip(outcome.predicted, pictures.labels, strict=True)
+    ]
+    return Block(outcome.label, outcome.budget, columns, below)

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsebench.errors import UnsupportedError, UserError
+from sparsebench.errors import UserError
 from sparsebench.measure.cost import Step, mean_step
 from sparsebench.models.actor import LEARNED, Actor, Pass
+from sparsebench.models.base import supported
 from sparsebench.models.deep import DeepViT
 from sparsebench.strategy.base import ModelOutputs
 from sparsebench.strategy.plans import Mix
@@ -40,7 +41,7 @@ class SparseModel(nn.Module):
         self.model: nn.Module = network.module
         self.spec = spec
         self.training = self.model.training
-        self._network, self._actor = network, actor
+        self._network, self._actor, self._facts = network, actor, _facts(network.module)
         actor.reads_all = False
         self._visit, self._removed, self._done = 0, False, 1.0
         self._teacher: DeepViT | None = None
@@ -91,40 +92,28 @@ class SparseModel(nn.Module):
         """Raise UserError for what the model does not take."""
         if self._removed:
             raise UserError(f"'{self.spec}' was removed from this network", next_step="call apply again")
-        network = self._network
-        if difference := self._difference():
+        now = _facts(self.model)
+        changed = [
+            f"its {kind} were {old}, and are {now[kind]}" for kind, old in self._facts.items() if old != now[kind]
+        ]
+        if self.model.training and getattr(self.model, "grad_checkpointing", False):
+            changed.append("gradient checkpointing is on, by which blocks would be passed twice")
+        if changed:
             raise UserError(
-                f"the network was changed after '{self.spec}' was applied to it: {difference}",
-                next_step="call .remove(), and apply again",
+                f"the network was changed after '{self.spec}' was applied to it: {changed[0]}",
+                next_step="call .remove(), and apply again; or set_grad_checkpointing(False) where that was on",
             )
-        weight = next(self.model.parameters())
-        if not isinstance(x, Tensor) or x.ndim != 4 or tuple(x.shape[1:]) != network.pixels:
-            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        weight, size = next(self.model.parameters()), self._network.pixels
+        fits = isinstance(x, Tensor) and x.ndim == 4 and tuple(x.shape[1:]) == size and x.device == weight.device
+        mixed = fits and x.is_floating_point() and torch.is_autocast_enabled(x.device.type)
+        if not fits or (x.dtype != weight.dtype and not mixed):
+            allowed = (
+                f"(B, {', '.join(map(str, size))}) {weight.dtype} on {weight.device}, normalised as for the network"
+            )
             raise UserError(
-                "pixels of another resolution or number of channels than the network's", got=str(got),
-                allowed="(B, {}, {}, {})".format(*network.pixels),
-                next_step="resize them, or make the network with img_size=... and in_chans=...",
+                "pixels that the network does not take", got=describe(x), allowed=allowed,
+                next_step="resize them, call .to(), or make the network with img_size=... and in_chans=...",
             )  # fmt: skip
-        if x.device != weight.device:
-            raise UserError("pixels on another device than the network", got=str(x.device), allowed=str(weight.device))
-        if x.dtype != weight.dtype and not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
-            kind = str(weight.dtype).removeprefix("torch.")
-            raise UserError(
-                "pixels of another precision than the network", got=str(x.dtype).removeprefix("torch."),
-                allowed=f"{kind}, normalised as for the network", next_step="call .to() of one of them",
-            )  # fmt: skip
-
-    def _difference(self) -> str | None:
-        """Return what of the model is no longer as the strategy's counts were made for, or None."""
-        model: Any = self.model
-        if model.training and getattr(model, "grad_checkpointing", False):
-            return "gradient checkpointing is on, by which blocks would be passed twice; set_grad_checkpointing(False)"
-        before = self._network.grid, self._network.patch, self._network.prefix, self._actor.depth
-        now = model.patch_embed.grid_size, model.patch_embed.patch_size, model.num_prefix_tokens, len(model.blocks)
-        for kind, old, new in zip(("patches", "pixels of a patch", "class tokens", "blocks"), before, now, strict=True):
-            if (tuple(new) if isinstance(old, tuple) else new) != old:
-                return f"its {kind} were {old}, and are {new}"
-        return None
 
     def progress(self, done: float) -> float:
         """Tell the strategy the finished share of the training; EViT, for example, changes its keep rate with it.
@@ -153,10 +142,8 @@ class SparseModel(nn.Module):
         """
         if teacher is not None and (isinstance(teacher, SparseModel) or teacher is self.model):
             raise UserError("the teacher is the network that learns", next_step="give a copy.deepcopy of the dense one")
-        try:
+        with supported("the teacher", got=type(teacher).__name__):
             self._teacher = None if teacher is None else DeepViT(teacher.eval())
-        except UnsupportedError as error:
-            raise UserError(f"the teacher: {error}", got=type(teacher).__name__) from error
 
     def loss(self, teacher: ModelOutputs | None = None) -> Tensor:
         """Return the strategy's own loss for the last call in training; 0 if the strategy has no loss.
@@ -262,6 +249,23 @@ class SparseModel(nn.Module):
     def extra_repr(self) -> str:
         """Return what it is, for `repr`."""
         return f"{self.spec}, {self.macs_ratio:.3f} of the MACs"
+
+
+def describe(value: Any) -> str:
+    """Return shape, type, device and range of a tensor, or what there is in its place."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    ends = f", {value.min():g}..{value.max():g}" if value.numel() and not value.is_meta else ""
+    return f"{tuple(value.shape)} {value.dtype} on {value.device}{ends}"
+
+
+def _facts(model: Any) -> dict[str, Any]:
+    """Return what of a timm model the counts of a strategy are made for."""
+    embed = model.patch_embed
+    return {
+        "patches": tuple(embed.grid_size), "pixels of a patch": tuple(embed.patch_size),
+        "class tokens": model.num_prefix_tokens, "blocks": len(model.blocks),
+    }  # fmt: skip
 
 
 def _plain_names(_module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:

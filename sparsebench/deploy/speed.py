@@ -6,11 +6,12 @@ Networks take turns, so that what slows the machine slows all of them, and are c
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MODES = ("eager", "compiled")
-DENSE, AGAIN = "dense", "dense again"
+DENSE = "dense"
 NOISE = 0.03
 
 
@@ -113,13 +114,16 @@ class Row:
 
 @dataclass
 class _Runner:
-    """A network in one mode: what is called, its row so far and its times."""
+    """A network in one mode: what is called, and what was measured of it; see `Row`."""
 
-    name: str
+    network: SparseModel
+    mode: str
     call: Callable[[Tensor], Any]
-    row: Row
-    sparse: SparseModel | None = None
     seconds: list[float] = field(default_factory=list)
+    choice: float | None = None
+    memory: int | None = None
+    problem: str = ""
+    again: bool = False
 
 
 def measure(
@@ -144,23 +148,18 @@ def measure(
     if not batches or min(batches) < 1:
         raise UserError("batch sizes", got=list(batches), allowed="1 or more")
     registry = Registry()
-    settings = [setting for words in strategies for setting in settings_of(words, registry)]
-    sparse = {name: [_sparse(model, *pair) for pair in settings] for name, model in models.items()}
+    settings = [setting for words in (DENSE, *strategies) for setting in settings_of(words, registry)]
+    networks = {name: [_sparse(model, *setting) for setting in settings] for name, model in models.items()}
 
     def rows() -> Iterator[Row]:
-        for name, model in models.items():
-            model = model.eval().to(device)
-            networks = [network.eval().to(device) for network in sparse[name]]
-            dense = _sparse(model, registry.strategy(DENSE).cls(), None)
-            base = Row(
-                name, DENSE, "", "eager", "", 0, device if device == "cpu" else torch.cuda.get_device_name(device),
-                dense._network.pixels[1], _parameters(model), dense.macs, 1.0, dense._actor.cost.tokens,
-            )  # fmt: skip
-            for precision in precisions:
-                for batch in batches:
-                    torch.compiler.reset()
-                    runners = list(_runners(model, networks, modes, replace(base, precision=precision, batch=batch)))
-                    yield from _times(runners, rounds, device, dense._network.pixels)
+        for name, sparse in networks.items():
+            sparse = [network.eval().to(device) for network in sparse]
+            for precision, batch in itertools.product(precisions, batches):
+                torch.compiler.reset()
+                runners = list(_runners(sparse, modes, device))
+                _take_turns(runners, PRECISIONS[precision], batch, rounds, device)
+                shown = (runner for runner in runners if not runner.again)
+                yield from (_row(name, precision, batch, device, runner, runners) for runner in shown)
 
     return rows()
 
@@ -172,61 +171,44 @@ def _sparse(model: nn.Module, strategy: Strategy, budget: Budget | None) -> Spar
     return apply(clone, strategy, learned=learned, **(budget.model_dump(exclude_unset=True) if budget else {}))
 
 
-def _parameters(model: nn.Module) -> int:
-    return sum(weight.numel() for weight in model.parameters())
-
-
-def _runners(model: nn.Module, networks: Sequence[SparseModel], modes: Sequence[str], base: Row) -> Iterator[_Runner]:
-    """Yield the dense network, twice a mode, and those with strategies."""
-    on_gpu = next(model.parameters()).device.type == "cuda"
-    compiled = partial(torch.compile, dynamic=False, **({"mode": "reduce-overhead"} if on_gpu else {}))
+def _runners(networks: Sequence[SparseModel], modes: Sequence[str], device: str) -> Iterator[_Runner]:
+    """Yield each network in each mode, of which the first, the dense one, twice in both."""
+    compiled = partial(torch.compile, dynamic=False, **({} if device == "cpu" else {"mode": "reduce-overhead"}))
     for mode in MODES:
-        row = replace(base, mode=mode)
-        dense: Any = model if mode == "eager" else compiled(model)
-        yield _Runner(DENSE, dense, row)
-        yield _Runner(AGAIN, dense, row)
-        for network in networks if mode in modes else ():
-            strategy, budget = network._actor.strategy, network._actor.budget
-            name = label(strategy.name, strategy.model_dump(mode="json", exclude_defaults=True))
-            sparse_row = replace(
-                row, strategy=name, budget=budget.label if strategy.budgeted else "", parameters=_parameters(network)
-            )
-            call: Any = network if mode == "eager" else compiled(network)
-            yield _Runner(sparse_row.label, call, sparse_row, network)
+        for place, network in enumerate(networks if mode in modes else networks[:1]):
+            call: Any = network if place else network.model
+            call = call if mode == "eager" else compiled(call)
+            yield _Runner(network, mode, call)
+            if place == 0:
+                yield _Runner(network, mode, call, again=True)
 
 
-def _times(runners: list[_Runner], rounds: int, device: str, image: tuple[int, int, int]) -> Iterator[Row]:
-    """Let the runners take turns, each round beginning with the next, and yield their rows.
-
-    `image` is (channels, height, width).
-    """
-    visible = [runner for runner in runners if runner.name != AGAIN]
+def _take_turns(runners: list[_Runner], kind: torch.dtype | None, batch: int, rounds: int, device: str) -> None:
+    """Measure the runners in that precision, each round beginning with the next of them."""
+    rng = torch.Generator().manual_seed(0)
     try:
-        pixels = torch.randn(runners[0].row.batch, *image, generator=torch.Generator().manual_seed(0)).to(device)
+        pixels = torch.randn(batch, *runners[0].network._network.pixels, generator=rng).to(device)
     except (MemoryError, RuntimeError) as error:
-        yield from (replace(runner.row, problem=_problem(error, runner.row.mode)) for runner in visible)
+        for runner in runners:
+            runner.problem = _problem(error, runner.mode)
         return
     for runner in runners:
         for _ in range(2):
-            _call(runner, pixels)
+            _call(runner, pixels, kind)
     for turn in range(rounds):
         start = turn % len(runners)
         for runner in runners[start:] + runners[:start]:
-            seconds = _call(runner, pixels)
-            if seconds is not None:
+            if (seconds := _call(runner, pixels, kind)) is not None:
                 runner.seconds.append(seconds)
-    for runner in visible:
-        if runner.sparse is not None and runner.row.mode == "eager":
-            _time_choices(runner, runner.sparse._actor.strategy, pixels, min(rounds, 5))
-    times = {(runner.name, runner.row.mode): runner.seconds for runner in runners if not runner.row.problem}
-    yield from (_row(runner, times) for runner in visible)
+    for runner in runners:
+        if runner.call is runner.network:
+            _time_choices(runner, pixels, kind, min(rounds, 5))
 
 
-def _call(runner: _Runner, pixels: Tensor) -> float | None:
-    """Call the network once and return the seconds; what it cannot do is its row's problem."""
-    if runner.row.problem:
+def _call(runner: _Runner, pixels: Tensor, kind: torch.dtype | None) -> float | None:
+    """Call the network once and return the seconds; what it cannot do is its problem."""
+    if runner.problem:
         return None
-    kind = PRECISIONS[runner.row.precision]
     try:
         if pixels.is_cuda:
             torch.cuda.reset_peak_memory_stats(pixels.device)
@@ -235,32 +217,11 @@ def _call(runner: _Runner, pixels: Tensor) -> float | None:
             runner.call(pixels)
         seconds = clock(pixels.device) - start
     except Exception as error:  # a compiler and a strategy have many of their own
-        runner.row = replace(runner.row, problem=_problem(error, runner.row.mode))
+        runner.problem = _problem(error, runner.mode)
         return None
     if pixels.is_cuda:
-        most = torch.cuda.max_memory_allocated(pixels.device)
-        runner.row = replace(runner.row, memory=max(most, runner.row.memory or 0))
+        runner.memory = max(torch.cuda.max_memory_allocated(pixels.device), runner.memory or 0)
     return seconds
-
-
-def _row(runner: _Runner, times: Mapping[tuple[str, str], list[float]]) -> Row:
-    row, sparse, seconds = runner.row, runner.sparse, runner.seconds
-    if sparse is not None:
-        row = replace(row, macs=sparse.macs, macs_ratio=sparse.macs_ratio, tokens=sparse.tokens[-1])
-    if row.problem:
-        return row
-    latency, ratio = statistics.median(seconds), _ratio(times.get((DENSE, row.mode)), times.get((AGAIN, row.mode)))
-    return replace(
-        row, latency=latency, latency_p95=float(np.percentile(seconds, 95, method="higher")),
-        images_per_s=row.batch / latency, speed_up=_ratio(times.get((DENSE, "eager")), seconds),
-        speed_up_compiled=_ratio(times.get((DENSE, "compiled")), seconds),
-        spread=None if ratio is None else abs(ratio - 1),
-    )  # fmt: skip
-
-
-def _ratio(over: Sequence[float] | None, under: Sequence[float] | None) -> float | None:
-    """Return the median of the ratios, turn by turn; None where one was not measured."""
-    return statistics.median(a / b for a, b in zip(over, under, strict=True)) if over and under else None
 
 
 def _problem(error: BaseException, mode: str) -> str:
@@ -271,9 +232,10 @@ def _problem(error: BaseException, mode: str) -> str:
     return f"cannot be compiled: {text}" if mode == "compiled" else f"failed: {text}"
 
 
-def _time_choices(runner: _Runner, strategy: Strategy, pixels: Tensor, rounds: int) -> None:
+def _time_choices(runner: _Runner, pixels: Tensor, kind: torch.dtype | None, rounds: int) -> None:
     """Measure what the choice costs, in calls of their own: waiting for the GPU at each choice slows the rest."""
-    plan, durations = strategy.plan, list[float]()
+    strategy, durations = runner.network._actor.strategy, list[float]()
+    plan = strategy.plan
 
     def stopwatch(*args: Any, **kwargs: Any) -> Any:
         start = clock(pixels.device)
@@ -285,11 +247,41 @@ def _time_choices(runner: _Runner, strategy: Strategy, pixels: Tensor, rounds: i
     try:
         for _ in range(rounds):
             durations.append(0.0)
-            _call(runner, pixels)
+            _call(runner, pixels, kind)
     finally:
         object.__delattr__(strategy, "plan")
-    if not runner.row.problem:
-        runner.row = replace(runner.row, choice=statistics.median(durations))
+    if not runner.problem:
+        runner.choice = statistics.median(durations)
+
+
+def _row(name: str, precision: str, batch: int, device: str, runner: _Runner, runners: Sequence[_Runner]) -> Row:
+    """Return what was measured of a runner, beside the dense network of all runners."""
+    network, strategy = runner.network, runner.network._actor.strategy
+    title = label(strategy.name, strategy.model_dump(mode="json", exclude_defaults=True))
+    budget = network._actor.budget.label if strategy.budgeted else ""
+    parameters = sum(weight.numel() for weight in network.parameters())
+    machine = device if device == "cpu" else torch.cuda.get_device_name(device)
+    dense = {mode: [one for one in runners if one.mode == mode][:2] for mode in MODES}
+    times: dict[str, Any] = {}
+    if not runner.problem:
+        latency, off = statistics.median(runner.seconds), _ratio(*dense[runner.mode])
+        times = {
+            "latency": latency, "latency_p95": float(np.percentile(runner.seconds, 95, method="higher")),
+            "images_per_s": batch / latency, "speed_up": _ratio(dense["eager"][0], runner),
+            "speed_up_compiled": _ratio(dense["compiled"][0], runner), "spread": None if off is None else abs(off - 1),
+        }  # fmt: skip
+    return Row(
+        name, title, budget, runner.mode, precision, batch, machine, network._network.pixels[1], parameters,
+        network.macs, network.macs_ratio, network.tokens[-1], choice=runner.choice, memory=runner.memory,
+        problem=runner.problem, **times,
+    )  # fmt: skip
+
+
+def _ratio(over: _Runner, under: _Runner) -> float | None:
+    """Return the median of the ratios of their times, turn by turn; None where one was not measured."""
+    if over.problem or under.problem:
+        return None
+    return statistics.median(a / b for a, b in zip(over.seconds, under.seconds, strict=True))
 
 
 def expect_tests(plan: Plan, registry: Registry, device: str) -> tuple[Expected, int]:

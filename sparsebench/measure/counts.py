@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
+from typing import NamedTuple
 
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import CostModel
@@ -40,15 +41,10 @@ def stages(budget: Budget, traits: Traits, depth: int) -> tuple[int, ...]:
         blocks = tuple(range(0 if whole else max(start, min(round(traits.first * depth), depth - 1)), depth))
     else:
         blocks = tuple(sorted({max(start, min(depth - 1, round(depth * s / 4))) for s in (1, 2, 3)}))
-    if blocks[-1] >= depth:
+    if blocks[-1] >= depth or (blocks[0] < start and depth > 1):
         raise UserError(
-            "budget blocks", got="+".join(map(str, blocks)), allowed=f"0 to {depth - 1} for this model",
-            next_step="name blocks that it has, as in blocks=0+1",
-        )  # fmt: skip
-    if blocks[0] < start and depth > 1:
-        raise UserError(
-            "the strategy chooses by the attention of the block before, and block 0 has none", got="block 0",
-            allowed=f"blocks 1 to {depth - 1}", next_step="name blocks from 1 on, as in blocks=1+2",
+            "budget blocks", got="+".join(map(str, blocks)), allowed=f"{start} to {depth - 1} for this model",
+            next_step="name blocks of these; where a strategy needs the attention of the block before, the first is 1",
         )  # fmt: skip
     if budget.counts is not None and len(budget.counts) > 1 and depth == 1:
         raise UnsupportedError(f"{len(budget.counts)} token counts are for a network of several blocks; this has one")
@@ -71,10 +67,9 @@ def check_fits(budget: Budget, traits: Traits, tokens: int, depth: int) -> None:
     stages(budget, traits, depth)
     if budget.counts is None:
         return
-    if budget.counts[0] > tokens and depth == 1:
-        raise UnsupportedError(f"{budget.counts[0]} tokens cannot stay of the {tokens} that there are here")
-    if budget.counts[0] > tokens:
-        raise UserError("token counts (counts)", got=budget.counts[0], allowed=f"{tokens} at most, the model's patches")
+    if (first := budget.counts[0]) > tokens:
+        error = UserError("token counts (counts)", got=first, allowed=f"{tokens} at most, the model's patches")
+        raise error if depth > 1 else UnsupportedError(str(error))
     for before, after in pairwise((tokens, *budget.counts)):
         if before - after > (can := math.floor(traits.most * before + 1e-9)):
             raise UserError(
@@ -96,19 +91,6 @@ def counts_at(rate: float, convention: Convention, tokens: int, number: int, fus
     for _ in range(number):
         counts.append(min(counts[-1], max(1, math.ceil(rate * counts[-1])) + fuses))
     return tuple(counts[1:])
-
-
-def scales_at(budget: Budget, traits: Traits, rate: float | None, tokens: int, blocks: Sequence[int]) -> frozenset[int]:
-    """Return the blocks where one token alone is to be fused: as many go on as came, that one times its weight."""
-    staged = schedule_of(budget, traits) == "stages"
-    if not traits.fuses or rate is None or not staged or budget.convention != "compound-ceil":
-        return frozenset()
-    after = counts_at(rate, "compound-ceil", tokens, len(blocks), fuses=True)
-    return frozenset(
-        block
-        for block, (n, out) in zip(blocks, pairwise((tokens, *after)), strict=True)
-        if n == out and math.ceil(rate * n) < n
-    )
 
 
 def spread(removed: float, tokens: int, blocks: Sequence[int], depth: int, gamma: float) -> tuple[int, ...]:
@@ -208,23 +190,34 @@ def counts_of(budget: Budget, rate: float | None, cost: CostModel, traits: Trait
     return cap_counts(counts, N, traits.most, later=budget.macs is not None)
 
 
-def shares_of(budget: Budget, rate: float | None, cost: CostModel, traits: Traits) -> tuple[float, ...]:
-    """Return the share of the first tokens that is asked for after each stage: r^s, or where no rate is, K / N."""
-    counts = counts_of(budget, rate, cost, traits)
-    if rate is not None and schedule_of(budget, traits) == "stages":
-        return tuple(rate**s for s in range(1, len(counts) + 1))
-    return tuple(count / cost.tokens for count in counts)
+class Spending(NamedTuple):
+    """What a budget comes to on a network, by the blocks in which tokens leave.
+
+    Attributes:
+        keep: how many tokens go on after each.
+        shares: the share of the first tokens that is asked for after each: r^s, or where no rate is, K / N.
+        scaled: the blocks in which one token alone is fused: as many go on as came, that one times its weight.
+    """
+
+    keep: dict[int, int]
+    shares: dict[int, float]
+    scaled: frozenset[int]
 
 
-def ramp_counts(
-    way: float, budget: Budget, rate: float | None, cost: CostModel, traits: Traits
-) -> tuple[tuple[int, ...], float | None]:
-    """Return the counts, and their keep rate, the share `way` of the way from all tokens to the budget's."""
-    if rate is not None:
+def spending(budget: Budget, rate: float | None, cost: CostModel, traits: Traits, way: float = 1.0) -> Spending:
+    """Return what a budget comes to at the rate of `rate_of`, or the share `way` of the way there from all tokens."""
+    N, blocks, staged = cost.tokens, stages(budget, traits, cost.depth), schedule_of(budget, traits) == "stages"
+    if rate is not None and way < 1:
         rate = 1 - (1 - rate) * way
-        return counts_of(budget, rate, cost, traits), rate
-    N = cost.tokens
-    return tuple(N - math.floor((N - count) * way) for count in counts_of(budget, None, cost, traits)), None
+    counts = counts_of(budget, rate, cost, traits)
+    if rate is None:
+        counts = tuple(N - math.floor((N - count) * way) for count in counts)
+    shares = [count / N if rate is None or not staged else rate**s for s, count in enumerate(counts, start=1)]
+    scaled = frozenset[int]()
+    if rate is not None and staged and traits.fuses and budget.convention == "compound-ceil":
+        steps = zip(blocks, pairwise((N, *counts_at(rate, budget.convention, N, len(blocks), fuses=True))), strict=True)
+        scaled = frozenset(block for block, (n, out) in steps if n == out > math.ceil(rate * n))
+    return Spending(dict(zip(blocks, counts, strict=True)), dict(zip(blocks, shares, strict=True)), scaled)
 
 
 def _block_counts(budget: Budget, tokens: int, number: int, most: float) -> tuple[int, ...]:

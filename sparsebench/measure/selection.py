@@ -33,17 +33,9 @@ def aurocs(scores: np.ndarray, relevant: np.ndarray) -> np.ndarray:
     """
     valid = ~np.isnan(scores)
     relevant = relevant & valid
-    positives = relevant.sum(axis=1)
-    negatives = valid.sum(axis=1) - positives
-    usable = (positives > 0) & (negatives > 0)
-    values = np.full(len(scores), np.nan)
-    if not usable.any():
-        return values
-    ranks = _ranks(scores[usable])
-    p, q = positives[usable], negatives[usable]
-    above = np.where(relevant[usable], ranks, 0.0).sum(axis=1) - p * (p + 1) / 2
-    values[usable] = above / (p * q)
-    return values
+    p = relevant.sum(axis=1)
+    above = np.where(relevant, _ranks(scores), 0.0).sum(axis=1) - p * (p + 1) / 2
+    return _ratio(above, p * (valid.sum(axis=1) - p))
 
 
 def _ranks(scores: np.ndarray) -> np.ndarray:

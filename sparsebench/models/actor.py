@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from sparsebench import seeds
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError
 from sparsebench.measure.cost import CostModel, Scoring, Step, projections_for
-from sparsebench.measure.counts import budget_traits, counts_of, ramp_counts, rate_of, scales_at, shares_of, stages
+from sparsebench.measure.counts import budget_traits, rate_of, spending
 from sparsebench.strategy import tokens
 from sparsebench.strategy.base import LossInputs, ModelOutputs, Site, Strategy
 from sparsebench.strategy.budget import Budget
@@ -59,7 +60,7 @@ class Actor:
 
     Attributes:
         keep: how many tokens are to go on after each block in which it acts.
-        scaled: the blocks of these in which one token alone is fused, see `counts.scales_at`.
+        scaled: the blocks of these in which one token alone is fused, see `counts.Spending`.
         shares: for each of these blocks the share of the first tokens that was asked for.
         planned: the steps that the budget comes to.
         bounds: whether counts are upper bounds of an adaptive strategy, which acts even where they are all tokens.
@@ -109,11 +110,8 @@ class Actor:
 
     def spend(self, budget: Budget) -> None:
         """Take the counts of that budget; what is asked for and planned stays as it was."""
-        given = budget, rate_of(budget, self.cost, self.traits), self.cost, self.traits
-        blocks, self._asked = stages(budget, self.traits, self.depth), given
-        self.keep = dict(zip(blocks, counts_of(*given), strict=True))
-        self.shares = dict(zip(blocks, shares_of(*given), strict=True))
-        self.scaled = scales_at(budget, self.traits, given[1], self.tokens, blocks)
+        self._asked = budget, rate_of(budget, self.cost, self.traits), self.cost, self.traits
+        self.keep, self.shares, self.scaled = spending(*self._asked)
 
     def counts(self, done: float) -> tuple[dict[int, int], frozenset[int]]:
         """Return `keep` and `scaled` as they are in training when the share `done` of it is done."""
@@ -121,9 +119,8 @@ class Actor:
             return self.keep, self.scaled
         if not 0 <= way <= 1:
             raise StrategyError(f"'{self.strategy.name}': ramp must lie in [0, 1], got {way}")
-        counts, rate = ramp_counts(way, *self._asked)
-        blocks = tuple(self.keep)
-        return dict(zip(blocks, counts, strict=True)), scales_at(self.budget, self.traits, rate, self.tokens, blocks)
+        keep, _, scaled = spending(*self._asked, way)
+        return keep, scaled
 
     @property
     def acts(self) -> bool:
@@ -269,7 +266,8 @@ class Pass:
     def read_out(self, prefix: Tensor, tokens: Tensor) -> Tensor:
         """Return the (B, P, C) tokens that the head is to read, see `Strategy.read_out`."""
         self.asked.add("read_out")
-        return self.actor.strategy.read_out(self.memory, prefix, tokens)
+        with exact(prefix.device):
+            return self.actor.strategy.read_out(self.memory, full(prefix), full(tokens)).to(prefix.dtype)
 
     @property
     def reads_out(self) -> bool:
@@ -324,16 +322,11 @@ class Pass:
         self.asked.add("decide")
         came, strategy = self.present, self.actor.strategy
         keep = self._count_at(block)
-        plan = strategy.plan(self._view(block, given), keep)
-        if plan is not None:
-            plan, keep = self._check(block, plan, keep)
-            more = isinstance(plan, Merge | Mix) or (isinstance(plan, Keep) and plan.fuse is not None)
-            if self.site == "attention" and "tokens" not in self.requires and more:
-                raise StrategyError(
-                    f"'{strategy.name}' fuses, merges or mixes tokens and does not read them: add tokens to `needs`, "
-                    "as what is only removed leaves before the attention and costs less"
-                )
-            plan = self._follow(block, plan, keep)
+        with exact(self.index.device):
+            plan = strategy.plan(self._view(block, given), keep)
+            if plan is not None:
+                plan, keep = self._check(block, plan, keep)
+                plan = self._follow(block, plan, keep)
         place = self.actor.cost.place(block, came, self.present if strategy.adaptive else keep)
         self.own_macs += check_own_macs(self.actor.traits.own_macs(place), strategy)
         return plan
@@ -346,6 +339,12 @@ class Pass:
         """
         actor, strategy, index = self.actor, self.actor.strategy, self.index
         check_form(plan, strategy, index, keep, training=self.training, prefix=actor.prefix)
+        more = isinstance(plan, Merge | Mix) or (isinstance(plan, Keep) and plan.fuse is not None)
+        if self.site == "attention" and "tokens" not in self.requires and more:
+            raise StrategyError(
+                f"'{strategy.name}' fuses, merges or mixes tokens and does not read them: add tokens to `needs`, as "
+                "what is only removed leaves before the attention and costs less"
+            )
         shape = block, type(plan), self.training, tuple(index.shape), keep
         seen = torch.compiler.is_compiling() or (
             shape in actor.checked and not (actor.reads_all and index.device.type == "cpu")
@@ -397,6 +396,9 @@ class Pass:
                 f"{self.site} site (it gives {', '.join(sorted(fields))}){at}"
             )
 
+        def shown(make: Callable[[], Any]) -> Callable[[], Any]:
+            return lambda: full(make())
+
         def random(draw: int, width: int | None) -> Tensor:
             # Most strategies want none, and a draw of few numbers takes as long as of many.
             keys = seeds.mix(seeds.mix(self.items, self.actor.stream), self.visit)
@@ -404,7 +406,7 @@ class Pass:
             return seeds.uniform(keys, count * (width or 1)).reshape(-1, count, *([] if width is None else [width]))
 
         return TokenView(
-            {need: fields[need] for need in self.requires},
+            {need: shown(fields[need]) for need in self.requires},
             index=self.index,
             sizes=self.sizes,
             weights=self._weights,
@@ -415,6 +417,16 @@ class Pass:
             learned=self.actor.learned.get(block),
             memory=self.memory,
         )
+
+
+def exact(device: torch.device) -> AbstractContextManager[Any]:
+    """Return the context in which products are made in the precision of what is multiplied, whatever autocast says."""
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+
+
+def full(x: Any) -> Any:
+    """Return it in float32 where it is a tensor in half precision."""
+    return x.float() if isinstance(x, Tensor) and x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 @dataclass(frozen=True, eq=False)

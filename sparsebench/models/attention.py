@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,56 +12,15 @@ from timm.models.eva import EvaAttention
 from torch import Tensor, nn
 
 from sparsebench.errors import UnsupportedError
+from sparsebench.models.actor import Pass, full
 from sparsebench.strategy import tokens
-
-if TYPE_CHECKING:
-    from sparsebench.models.actor import Pass
-
 
 ROTARY = (EvaAttention, AttentionRope)
 """timm's kinds of attention that rotate queries and keys by the places of their tokens."""
-Fields = dict[str, Callable[[], Any]]
-NAMES = frozenset(
-    {"queries", "keys", "values", "attention", "class_attention", "received_attention", "mean_query_attention",
-     "attention_maps"}
-)  # fmt: skip
-"""What `fields_of` can give."""
 IN_CACHE = 2**18
 """Numbers of attention maps that are made at a time on a CPU, where only their mean is wanted: 1 MiB."""
 ALL = slice(None)
 OwnKeys = slice | Tensor | None
-
-
-class Positions:
-    """The rows of a model's position embedding that belong to the tokens of the moment.
-
-    Args:
-        vit: the timm model; its `pos_embed` is (1, P + N, C), for P class tokens and N patches.
-
-    Attributes:
-        acting: the pass that is under way, which knows the tokens that are there; None for all of them.
-    """
-
-    def __init__(self, vit: Any):
-        self.vit = vit
-        self.acting: Pass | None = None
-
-    def rows(self) -> Tensor:
-        """Return (1, P + N, C) while all tokens are there, else (B, P + M, C), each sample's own.
-
-        Raises:
-            UnsupportedError: a token stands for several patches, and so has no position.
-        """
-        embedding, prefix = self.vit.pos_embed, self.vit.num_prefix_tokens
-        if self.acting is None or self.acting.index.shape[1] == embedding.shape[1] - prefix:
-            return embedding
-        index, sizes = self.acting.index, self.acting.sizes
-        if not self.acting.whole and bool(((index < 0) | (sizes != 1)).any()):
-            raise UnsupportedError(
-                "positional attention knows one position a token: tokens can be kept or removed, not fused, merged or "
-                "mixed; use attention=content"
-            )
-        return F.embedding(tokens.with_prefix(index, prefix), embedding[0])
 
 
 class PositionalAttention(Attention):
@@ -75,14 +34,13 @@ class PositionalAttention(Attention):
     made. Images that come together share these while all their tokens are there, which makes them faster.
 
     Attributes:
-        positions: where P comes from; set once the model is there.
+        model: the timm model, whose `pos_embed` is P, in a tuple, as it is no part of its part; set once it is there.
     """
 
-    positions: Positions
+    model: tuple[Any]
 
-    def queries_keys(self) -> tuple[Tensor, Tensor]:
-        """Return queries and keys of the tokens of the moment, each (1 or B, H, T, C / H), see `Positions.rows`."""
-        P = self.positions.rows()
+    def queries_keys(self, P: Tensor) -> tuple[Tensor, Tensor]:
+        """Return queries and keys, each (1 or B, H, T, C / H), of tokens at the positions (1 or B, T, C)."""
         weight, bias = (None if w is None else w[: 2 * self.attn_dim] for w in (self.qkv.weight, self.qkv.bias))
         qk = F.linear(P, weight, bias).reshape(*P.shape[:2], 2, self.num_heads, self.head_dim)
         q, k = qk.permute(2, 0, 3, 1, 4).unbind(0)
@@ -100,6 +58,25 @@ class PositionalAttention(Attention):
         return attend(self, *qkv(self, x))
 
 
+def positions_of(vit: Any, acting: Pass | None) -> Tensor:
+    """Return the rows of a model's position embedding for the tokens that are there now.
+
+    They are (1, P + N, C), for P class tokens and N patches, while all are there, else (B, P + M, C).
+
+    Raises:
+        UnsupportedError: a token stands for several patches, and so has no position.
+    """
+    embedding: Tensor = vit.pos_embed
+    if acting is None or acting.index.shape[1] == embedding.shape[1] - vit.num_prefix_tokens:
+        return embedding
+    if not acting.whole and bool(((acting.index < 0) | (acting.sizes != 1)).any()):
+        raise UnsupportedError(
+            "positional attention knows one position a token: tokens can be kept or removed, not fused, merged or "
+            "mixed; use attention=content"
+        )
+    return F.embedding(tokens.with_prefix(acting.index, vit.num_prefix_tokens), embedding[0])
+
+
 def is_plain(attn: nn.Module) -> bool:
     """Say whether the forward pass can be taken apart: timm's plain or rotary attention, or the positional one."""
     return type(attn) in (Attention, PositionalAttention, *ROTARY) and getattr(attn, "gate", None) is None
@@ -108,31 +85,19 @@ def is_plain(attn: nn.Module) -> bool:
 def qkv(attn: Any, x: Tensor, rope: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries, keys and values, each (B, H, T, C / H), of plain attention on (B, T, C).
 
-    Queries and keys are rotated, as they are multiplied; `rope` has sines and cosines of the patch tokens, or is None.
+    Queries and keys are rotated, as they are multiplied; `rope` has sines and cosines of the patch tokens, or is None;
+    of positional attention it has the positions, see `positions_of`.
     """
-    B, T, _ = x.shape
-    if isinstance(attn, ROTARY):
-        return _rotary_qkv(attn, x, rope)
     if isinstance(attn, PositionalAttention):
-        q, k = (part.expand(B, -1, -1, -1) for part in attn.queries_keys())
-        if q.shape[2] != T:
-            raise UnsupportedError(f"{T} tokens came where {q.shape[2]} positions are: act by way of PositionalDeepViT")
-        return q, k, attn.values(x)
-    q, k, v = attn.qkv(x).reshape(B, T, 3, attn.num_heads, attn.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
-    return attn.q_norm(q), attn.k_norm(k), v
-
-
-def _rotary_qkv(attn: Any, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `qkv` does, step by step as timm does it."""
-    B, T, _ = x.shape
+        q, k = attn.queries_keys(attn.model[0].pos_embed if rope is None else rope)
+        return q.expand(len(x), -1, -1, -1), k.expand(len(x), -1, -1, -1), attn.values(x)
     if attn.qkv is None:
-        parts = [part(x) for part in (attn.q_proj, attn.k_proj, attn.v_proj)]
+        parts = tuple(part(x) for part in (attn.q_proj, attn.k_proj, attn.v_proj))
+    elif getattr(attn, "q_bias", None) is None:
+        parts = attn.qkv(x).chunk(3, dim=2)
     else:
-        bias = attn.qkv.bias
-        if getattr(attn, "q_bias", None) is not None:
-            bias = torch.cat((attn.q_bias, attn.k_bias, attn.v_bias))
-        parts = list(F.linear(x, attn.qkv.weight, bias).chunk(3, dim=2))
-    q, k, v = (part.reshape(B, T, -1, attn.head_dim).transpose(1, 2) for part in parts)
+        parts = F.linear(x, attn.qkv.weight, torch.cat((attn.q_bias, attn.k_bias, attn.v_bias))).chunk(3, dim=2)
+    q, k, v = (part.unflatten(2, (-1, attn.head_dim)).transpose(1, 2) for part in parts)
     q, k = attn.q_norm(q), attn.k_norm(k)
     if rope is not None:
         P, half = attn.num_prefix_tokens, attn.rotate_half
@@ -217,7 +182,7 @@ def fields_of(
     bias: Tensor | None = None,
     weights: Tensor | None = None,
     present: Tensor | None = None,
-) -> Fields:
+) -> dict[str, Callable[[], Any]]:
     """Return how to make each field of the view from queries, keys and values (B, H, P + N, C / H) of a block.
 
     Args:
@@ -256,7 +221,7 @@ def fields_of(
         scores = torch.stack([(query[:, :, None] * full(k)).sum(-1) for query in queries.unbind(2)], dim=2)
         return softmax(scores * attn.scale, bias, weights, own_keys).mean(dim=(1, 2))[:, P:]
 
-    fields: Fields = {
+    fields: dict[str, Callable[[], Any]] = {
         "queries": lambda: q[:, :, P:],
         "keys": lambda: k[:, :, P:],
         "values": lambda: v[:, :, P:],
@@ -268,14 +233,3 @@ def fields_of(
         fields["class_attention"] = lambda: row(q[:, :, :class_rows], slice(class_rows))
     fields["attention"] = fields["class_attention" if class_rows else "received_attention"]
     return fields
-
-
-def in_full(make: Callable[[], Any]) -> Any:
-    """Return what is made, in float32 where that is a tensor in half precision."""
-    value = make()
-    return full(value) if isinstance(value, Tensor) else value
-
-
-def full(x: Tensor) -> Tensor:
-    """Return it in float32 where it is in half precision."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

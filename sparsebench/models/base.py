@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from sparsebench.errors import UserError
+from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.tasks.base import Data, Inputs, Locations, Task
 
 if TYPE_CHECKING:
@@ -138,6 +139,15 @@ class Model(BaseModel):
             UserError: the weights are missing or do not fit.
         """
         return Start()
+
+
+@contextmanager
+def supported(what: str, **facts: Any) -> Iterator[None]:
+    """Raise UserError, with the facts, in place of an UnsupportedError of what is said to be supported."""
+    try:
+        yield
+    except UnsupportedError as error:
+        raise UserError(f"{what} is not supported: {error}", **facts) from error
 
 
 def number_of(task: Task, name: str) -> int:

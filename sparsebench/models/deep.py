@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, ClassVar
 
@@ -18,29 +18,30 @@ from torch import Tensor, nn
 from sparsebench import seeds
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.selection import neighbour_agreement
-from sparsebench.models import attention
-from sparsebench.models.actor import Given, Pass, SplitPass, in_chunks
-from sparsebench.models.attention import PositionalAttention, Positions, attend, gather_heads, qkv
+from sparsebench.models.actor import Pass, SplitPass, exact, full, in_chunks
+from sparsebench.models.attention import PositionalAttention, attend, fields_of, gather_heads, positions_of, qkv
 from sparsebench.models.timm_parts import (
     POOLS,
     ConvStem,
     Rotations,
-    attention_branch,
-    attention_input,
+    branch_input,
+    branch_output,
     check_block,
-    mlp_branch,
     pool,
     refuse,
     vit_cost,
 )
 from sparsebench.strategy import tokens
-from sparsebench.strategy.base import ModelOutputs, Site
+from sparsebench.strategy.base import ModelOutputs, Strategy
 from sparsebench.strategy.plans import Keep, Plan
 from sparsebench.strategy.tokens import Resting
-from sparsebench.strategy.view import RESULTS
+from sparsebench.strategy.view import NEEDS, RESULTS
 
 LUMA = (0.299, 0.587, 0.114)
 """Shares of red, green and blue in grey (ITU-R BT.601), as Pillow and torchvision have them."""
+ELSEWHERE = {"input": frozenset({"pixels", "outputs"}), "block": frozenset({"previous_attention"})}
+"""The fields of the view, beside the tokens, that a site other than attention gives, which gives all others."""
+TOKENS = frozenset({"tokens", "prefix"})
 
 
 class DeepViT:
@@ -121,14 +122,9 @@ class DeepViT:
         return _call(self.module, partial(self._forward, acting, pixels), normed)
 
     def _forward(self, acting: Pass, pixels: Callable[[], Tensor], normed: Tensor) -> Any:
-        vit, size = self.module, self.pixels[1:]
-        if normed.shape[2:] != size:  # a model of dynamic_img_size would take them
-            raise UnsupportedError(f"pixels of {tuple(normed.shape[2:])}, and the network's tokens are those of {size}")
-        if acting.reads_out and vit.global_pool != "token":
-            name = acting.actor.strategy.name
-            raise UnsupportedError(
-                f"'{name}' says what the head reads of the class token, and this model's head reads another"
-            )
+        vit = self.module
+        if acting.reads_out:
+            self.check(acting.actor.strategy)
         placed = vit._pos_embed(vit.patch_embed(normed))
         x, table = placed if isinstance(vit, Eva) else (placed, None)
         if acting.acts_at("input", 0):
@@ -138,9 +134,8 @@ class DeepViT:
         for number, block in enumerate(vit.blocks):
             x = _call(block, partial(self._block, acting, turn, number, block), x)
         if acting.reads_out:
-            with self._in_full(x.device.type):
-                prefix = acting.read_out(attention.full(x[:, : self.prefix]), attention.full(x[:, self.prefix :]))
-            x = torch.cat([prefix.to(x.dtype), x[:, self.prefix :]], dim=1)
+            patches = x[:, self.prefix :]
+            x = torch.cat([acting.read_out(x[:, : self.prefix], patches), patches], dim=1)
         x = vit.norm(x)
         if acting.whole or vit.global_pool not in POOLS:
             outputs = vit.forward_head(x)
@@ -200,43 +195,37 @@ class DeepViT:
                     stack.callback(setattr, part, "fused_attn", True)
             yield
 
-    def _in_full(self, device: str) -> AbstractContextManager[Any]:
-        """Return the context in which products are made in the precision of what is multiplied."""
-        return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-
-    def _decide(self, acting: Pass, number: int, given: Given, device: str) -> Plan | None:
-        """Ask the strategy, see `Pass.decide`; what it sees has the precision of the weights."""
-        with self._in_full(device):
-            return acting.decide(number, {name: partial(attention.in_full, make) for name, make in given.items()})
-
     def _apply(self, plan: Plan, x: Tensor, sizes: Tensor) -> Tensor:
         """Return what the plan makes of the tokens x, see `tokens.apply`."""
-        with self._in_full(x.device.type):
+        with exact(x.device):
             return tokens.apply(plan, x, sizes, self.prefix)
 
-    def gives(self, site: Site) -> frozenset[str]:
-        """Return the fields of the view that it can give at that site.
-
-        Raises:
-            UnsupportedError: its blocks have no such site.
-        """
-        if site == "input":
-            return frozenset({"tokens", "prefix", "pixels", "outputs"})
-        given = frozenset({"tokens", "prefix"})
-        if site == "block":
-            return given | {"previous_attention"}
-        for block in self.module.blocks:
+    def check(self, strategy: Strategy) -> None:
+        """Raise UnsupportedError for a strategy that needs what the architecture cannot give."""
+        site = strategy.site
+        given = TOKENS | ELSEWHERE.get(site, NEEDS.difference({"relevance"}, *ELSEWHERE.values()))
+        for block in self.module.blocks if site == "attention" else ():
             check_block(block)
-        return given | {"branch"} | attention.NAMES - (frozenset() if self.class_rows else {"class_attention"})
+        given -= frozenset() if self.class_rows else {"class_attention"}
+        if missing := sorted(strategy.reads() - given):
+            raise UnsupportedError(
+                f"'{strategy.name}' needs {', '.join(missing)}, which this network of {self.class_rows} class tokens "
+                f"cannot give at the {site} site (it gives {', '.join(sorted(given))})"
+            )
+        if strategy.reads_out and self.module.global_pool != "token":
+            raise UnsupportedError(
+                f"'{strategy.name}' says what the head reads of the class token, and this network's head reads another"
+                f" (global_pool={self.module.global_pool})"
+            )
 
     def _input(self, pixels: Callable[[], Tensor], acting: Pass, x: Tensor) -> Tensor:
         """Act after the position embedding, before the first block."""
         given = {
             **self._tokens(x),
             "pixels": lambda: _cut(pixels(), self.patch),
-            "outputs": lambda: in_chunks(partial(self._whole, attention.full(x[:, : self.prefix])), len(x)),
+            "outputs": lambda: in_chunks(partial(self._whole, full(x[:, : self.prefix])), len(x)),
         }
-        plan = self._decide(acting, 0, given, x.device.type)
+        plan = acting.decide(0, given)
         return x if plan is None else self._apply(plan, x, x.new_ones(x.shape[0], self.cost.tokens))
 
     def _whole(self, prefix: Tensor, tokens_: Tensor, sample: Tensor) -> Tensor:
@@ -265,14 +254,23 @@ class DeepViT:
             sizes, given = acting.sizes, self._tokens(x)
             if (previous := acting.previous) is not None:
                 given["previous_attention"] = lambda: previous
-            plan = self._decide(acting, number, given, x.device.type)
+            plan = acting.decide(number, given)
             if isinstance(plan, Resting) and plan.index.shape[1]:
-                rows = tokens.with_prefix(plan.active, self.prefix)
-                with _only_active(acting, plan.active):
-                    new = self._run(acting, turn, number, block, tokens.gather(x, rows))
-                return tokens.put_back(x, rows, new)
+                return self._run_active(acting, turn, number, block, x, plan.active)
             x = x if plan is None else self._apply(plan, x, sizes)
         return self._run(acting, turn, number, block, x)
+
+    def _run_active(self, acting: Pass, turn: Rotations, number: int, block: Any, x: Tensor, active: Tensor) -> Tensor:
+        """Run one block on the tokens at those positions (B, M) alone; the others rest."""
+        index, sizes, previous = acting.index, acting.sizes, acting.previous
+        acting.index, acting.sizes = index.gather(1, active), sizes.gather(1, active)
+        acting.resting = index.shape[1] - active.shape[1]
+        rows = tokens.with_prefix(active, self.prefix)
+        new = self._run(acting, turn, number, block, tokens.gather(x, rows))
+        acting.index, acting.sizes, acting.resting = index, sizes, 0
+        if previous is not None and acting.previous is not None and acting.previous is not previous:
+            acting.previous = previous.scatter(1, active, acting.previous)
+        return tokens.put_back(x, rows, new)
 
     def _run(self, acting: Pass, turn: Rotations, number: int, block: Any, x: Tensor) -> Tensor:
         """Run one block on the tokens that take part, with the strategy's choice inside it.
@@ -280,36 +278,36 @@ class DeepViT:
         Where the choice needs nothing that attention makes, it comes first and only the tokens that stay are queries
         (all are keys and values): the same result for fewer MACs.
         """
-        rope = turn.of(number, acting)
-        acts, looked, device = acting.acts_at("attention", number), _reads_attention(acting, number), x.device.type
-        if not acts and not looked and acting.even:
+        positional = isinstance(block.attn, PositionalAttention)
+        rope = {"rope": positions_of(self.module, acting)} if positional else turn.of(number, acting)
+        acts, looked = acting.acts_at("attention", number), _reads_attention(acting, number)
+        if not (acts or looked or positional) and acting.even:
             acting.went(acting.present)
             return type(block).forward(block, x, **rope)
         check_block(block)
         came, sizes, keys, after = acting.present, acting.sizes, self._keys(acting), RESULTS & acting.requires
-        q, k, v = qkv(block.attn, attention_input(block, x), **rope)
+        q, k, v = qkv(block.attn, branch_input(block, 1, x), **rope)
         there = sizes > 0 if acting.ragged else None
-        given = attention.fields_of(block.attn, q, k, v, self.prefix, self.class_rows, **keys, present=there)
+        given = fields_of(block.attn, q, k, v, self.prefix, self.class_rows, **keys, present=there)
         plan, rows = None, None
         if looked:  # the strategy chooses by it before the next block
-            with self._in_full(device):
-                count = self.prefix + (sizes > 0).sum(dim=1, keepdim=True)
-                acting.previous = attention.in_full(given["attention"]) * count
+            with exact(x.device):
+                acting.previous = full(given["attention"]()) * (self.prefix + (sizes > 0).sum(dim=1, keepdim=True))
         if acts and not after:
-            plan = self._decide(acting, number, given, device)
+            plan = acting.decide(number, given)
             if isinstance(plan, Keep) and plan.fuse is None:
                 rows = tokens.rows_of(plan, self.prefix)
                 q, x = gather_heads(q, rows), tokens.gather(x, rows)
-        branch = attention_branch(block, attend(block.attn, q, k, v, **keys, rows=rows))
+        branch = branch_output(block, 1, attend(block.attn, q, k, v, **keys, rows=rows))
         x = x + branch
         if acts and after:
             given |= {**self._tokens(x), "branch": lambda: branch[:, self.prefix :]}
-            plan = self._decide(acting, number, given, device)
+            plan = acting.decide(number, given)
         scoring = self.cost.scoring(acting.requires if acts else ["attention"] * looked)
         acting.went(came, early=rows is not None, scoring=scoring)
         if plan is not None and rows is None:
             x = self._apply(plan, x, sizes)
-        return x + mlp_branch(block, x)
+        return x + branch_output(block, 2, block.mlp(branch_input(block, 2, x)))
 
     def _keys(self, acting: Pass) -> dict[str, Tensor | None]:
         """Return what makes the P + N tokens of the moment count differently as keys, see `attend`."""
@@ -346,18 +344,6 @@ def _reads_attention(acting: Pass, block: int) -> bool:
     return reads and block + 1 < acting.actor.depth and acting.acts(block + 1)
 
 
-@contextmanager
-def _only_active(acting: Pass, active: Tensor) -> Iterator[None]:
-    """Have the tokens at those positions (B, M) take part alone, for one block; the others rest."""
-    index, sizes, previous = acting.index, acting.sizes, acting.previous
-    acting.index, acting.sizes = index.gather(1, active), sizes.gather(1, active)
-    acting.resting = index.shape[1] - active.shape[1]
-    yield
-    acting.index, acting.sizes, acting.resting = index, sizes, 0
-    if previous is not None and acting.previous is not None and acting.previous is not previous:
-        acting.previous = previous.scatter(1, active, acting.previous)
-
-
 class PositionalDeepViT(DeepViT):
     """A timm VisionTransformer whose attention is positional, as `small_vit` makes it; it shows what positions learn.
 
@@ -373,21 +359,12 @@ class PositionalDeepViT(DeepViT):
     def __init__(self, vit: Any, order: np.ndarray | None = None, *, precision: str = "float32"):
         super().__init__(vit, precision=precision)
         self.order = np.arange(self.cost.tokens) if order is None else order
-        self.positions: Positions = vit.blocks[0].attn.positions
-
-    def act(self, normed: Tensor, acting: Pass, pixels: Callable[[], Tensor]) -> Any:
-        """See `DeepViT.act`."""
-        self.positions.acting = acting
-        try:
-            return super().act(normed, acting, pixels)
-        finally:
-            self.positions.acting = None
 
     def similarity(self) -> np.ndarray:
         """Return (N, N) float64, (P W_Q)(P W_K)^T / sqrt(d_h) of the first block, patches only, mean over heads."""
         attn = self.module.blocks[0].attn
         with torch.no_grad():
-            q, k = attn.queries_keys()
+            q, k = attn.queries_keys(self.module.pos_embed)
             similarity = (q * attn.scale @ k.transpose(-2, -1)).mean(dim=1)[0, self.prefix :, self.prefix :]
         return similarity.double().cpu().numpy()
 
@@ -427,9 +404,7 @@ def small_vit(
         embed_layer=ConvStem if stem == "conv" else PatchEmbed,
         attn_layer=PositionalAttention if positional else Attention,
     )
-    if positional:
-        positions = Positions(vit)
-        for block in vit.blocks:
-            attn: Any = block.attn
-            attn.positions = positions
+    for block in vit.blocks if positional else ():
+        attn: Any = block.attn
+        attn.model = (vit,)
     return vit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
@@ -84,33 +85,24 @@ def is_external(name: str) -> bool:
     return name.startswith((HUB, FOLDER))
 
 
-def _cfg(name: str) -> Any:
-    """Return what timm knows of the weights of a name, or None."""
+def published(name: str) -> PretrainedCfg:
+    """Return what timm knows of the weights of a name: for 1000 classes and 224 pixels where it does not say."""
+    cfg = None
     if not is_external(name):
-        return timm.get_pretrained_cfg(name, allow_unregistered=True) if timm.models.is_model(name) else None
-    load = load_model_config_from_hf if name.startswith(HUB) else load_model_config_from_path
-    try:
-        return PretrainedCfg(**load(name.partition(":")[2])[0])
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError):
-        return None  # what is wrong is said when the model is made
-
-
-def published_dimensions(name: str) -> tuple[tuple[int, int], int]:
-    """Return (height, width) of the images and the number of classes for the weights that timm has under a name.
-
-    224 pixels and 1000 classes where it does not say.
-    """
-    cfg = _cfg(name)
-    return ((224, 224), 1000) if cfg is None else (tuple(cfg.input_size[1:]), cfg.num_classes)
+        cfg = timm.get_pretrained_cfg(name, allow_unregistered=True) if timm.models.is_model(name) else None
+    else:
+        load = load_model_config_from_hf if name.startswith(HUB) else load_model_config_from_path
+        with suppress(OSError, ValueError, TypeError, KeyError, RuntimeError):  # said when the model is made
+            cfg = PretrainedCfg(**load(name.partition(":")[2])[0])
+    return cfg or PretrainedCfg()
 
 
 def cut_of(name: str) -> dict[str, Any]:
     """Return how timm cuts test pictures for the weights it has under a name: canvas, crop, resize and filter.
 
-    The canvas is left out where it is not square. Nothing of an unknown name.
+    The canvas is left out where it is not square.
     """
-    if (cfg := _cfg(name)) is None:
-        return {}
+    cfg = published(name)
     _, height, width = cfg.input_size
     resize = {"center": "short"}.get(cfg.crop_mode, cfg.crop_mode)
     crop = {"crop": cfg.crop_pct, "resize": resize, "filter": cfg.interpolation}
@@ -144,8 +136,9 @@ def read_dimensions(name: str, path: Path, key: str = "") -> Dimensions:
         UserError: it is not known how the position embeddings are arranged.
         UserError, UnsupportedError: as `create_vit` and `read_weights`.
     """
-    vit, expected = _meta_vit(name)
-    embed = vit.patch_embed
+    vit = copy.deepcopy(meta_vit(name, tuple(published(name).input_size[1:]), 1))
+    expected, embed = vit.state_dict(), vit.patch_embed
+    vit.pos_embed = None  # else timm would resample the file's
     state = _rename(vit, read_weights(path, key).state, expected)
     classes = [len(state[head]) for head in ("head.weight", "head.bias") if head in state]
     patches = state.get(PATCHES)
@@ -167,16 +160,13 @@ def read_dimensions(name: str, path: Path, key: str = "") -> Dimensions:
 
 
 @lru_cache(maxsize=16)
-def _meta_vit(name: str) -> tuple[Any, dict[str, Tensor]]:
-    """Return a model at its own size, without numbers, and what names its weights have; to be read only.
+def meta_vit(name: str, canvas: int | tuple[int, int], classes: int, channels: int = 3) -> Any:
+    """Return what `create_vit` does, without numbers; to be read only.
 
-    It has no position embedding, else timm resamples a file's. Kept: a plan asks for it with each set of pictures.
+    Kept: timm takes half a second for one, and a plan asks several times.
     """
     with torch.device("meta"):
-        vit = create_vit(name, published_dimensions(name)[0], 1)
-    expected = vit.state_dict()
-    vit.pos_embed = None
-    return vit, expected
+        return create_vit(name, canvas, classes, channels=channels)
 
 
 def load_weights(vit: Any, path: Path, key: str = "", *, fresh_head: bool) -> bool:
@@ -309,7 +299,7 @@ def read_weights(path: Path, key: str = "") -> Weights:
         UserError: the file cannot be read, holds no weights or anything but numbers, or has not that key, or several
             state dicts of which none is the usual one.
     """
-    states = _states(_content(path))
+    states = _states(content_of(path))
     most = max(map(len, states.values()), default=0)
     states = {at: state for at, state in states.items() if 2 * len(state) >= most}  # others are no networks
     if not states:
@@ -336,8 +326,12 @@ def read_weights(path: Path, key: str = "") -> Weights:
     return Weights(state, source, tuple(sorted(states.keys() - {source})))
 
 
-def _content(path: Path) -> Any:
-    """Return what is in a file."""
+def content_of(path: Path) -> Any:
+    """Return what is in a file of safetensors or of torch.save, of which no program is run.
+
+    Raises:
+        UserError: it cannot be read, or holds anything but weights and numbers.
+    """
     try:
         if path.name.lower().endswith(SAFE):
             return load_file(path)

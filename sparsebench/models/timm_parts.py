@@ -10,7 +10,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from timm.layers import AttentionPoolLatent, PatchEmbed
-from timm.layers.pos_embed_sincos import RotaryEmbeddingCat, RotaryEmbeddingDinoV3, RotaryEmbeddingMixed
+from timm.layers.pos_embed_sincos import (
+    RotaryEmbeddingCat,
+    RotaryEmbeddingDinoV3,
+    RotaryEmbeddingMixed,
+    get_mixed_freqs,
+)
 from timm.models.eva import Eva, EvaBlock, EvaBlockPostNorm
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
@@ -55,17 +60,13 @@ def rotations(rope: Any, places: Tensor, block: int) -> Tensor:
         block: which block, which mixed embeddings tell apart.
     """
     if isinstance(rope, RotaryEmbeddingMixed):
-        x, y = (places[:, None, :, axis, None] for axis in (0, 1))
-        frequencies = rope.freqs[:, block].float()
-        angles = x * frequencies[0, :, None] + y * frequencies[1, :, None]
-    elif isinstance(rope, RotaryEmbeddingDinoV3):
-        periods: Any = rope.periods
-        angles = (2 * math.pi * places[..., None] / periods).flatten(2)[:, None]
-    else:
-        angles = (places[..., None] * rope.bands).flatten(2)[:, None]
+        x, y = places[:, None].unbind(3)
+        return get_mixed_freqs(rope.freqs[:, block], x, y)
+    periods: Any = getattr(rope, "periods", None)
+    angles = (places[..., None] * (rope.bands if periods is None else 2 * math.pi / periods)).flatten(2)[:, None]
     half = getattr(rope, "rotate_half", False)
-    sines = [torch.cat([x, x], dim=-1) if half else x.repeat_interleave(2, -1) for x in (angles.sin(), angles.cos())]
-    return torch.cat(sines, dim=-1)
+    angles = torch.cat([angles, angles], dim=-1) if half else angles.repeat_interleave(2, -1)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
 class Rotations:
@@ -135,41 +136,36 @@ def refuse(vit: Any) -> None:
         raise UnsupportedError(
             f"{name} is no timm VisionTransformer or Eva: only of these classes is it known here how tokens are dropped"
         )
-    if reason := _obstacle(vit) or _end_obstacle(vit):
-        raise UnsupportedError(f"{name}: {reason}")
-
-
-def _obstacle(vit: Any) -> str:
-    """Return what of a network between its ends stands in the way, or ""."""
-    rope, ways = getattr(vit, "rope", None), WAYS if vit.global_pool in POOLS else WAYS[:2]
-    if changed := [way for way in ways if getattr(type(vit), way) not in PASSES or way in vars(vit)]:
-        return f"it has a `{changed[0]}` of its own, so the order of its parts is not known here"
-    if any("forward" in vars(block) for block in vit.blocks):
-        return "a block has a `forward` of its own"
-    if getattr(vit, "grad_checkpointing", False):
-        return "gradient checkpointing is on; call set_grad_checkpointing(False)"
-    if rope is not None and not isinstance(vit, Eva):
-        return "rotary position embeddings are an Eva's only"
-    if rope is not None and type(rope) not in KINDS:
-        return f"rotary position embeddings of type {type(rope).__name__} are bound to the full token grid"
-    grid = getattr(rope, "grid_type", "index")  # timm before 1.0.31 has no other
-    if isinstance(rope, RotaryEmbeddingCat) and grid != "index":
-        return f"the grid of its rotary position embeddings is '{grid}', and only 'index' is known here"
-    drops = not (vit.patch_drop is None or isinstance(vit.patch_drop, nn.Identity))
-    return "it drops patches on its own (patch_drop_rate > 0)" if drops else ""
-
-
-def _end_obstacle(vit: Any) -> str:
-    """Return what stands in the way of how a network makes patches, or pools them, or ""."""
-    part, embed = vit.attn_pool, vit.patch_embed
-    if not (part is None or (type(part) is AttentionPoolLatent and part.pos_embed is None)):
-        return f"its MACs are not known here, as it pools with {type(part).__name__}"
-    if type(embed) not in (PatchEmbed, ConvStem):
-        return f"its patches are made by {type(embed).__name__}, not by a projection"
-    if embed.grid_size is None or embed.dynamic_img_pad:
-        return "its pixels are of any size (dynamic_img_pad), so the tokens are not fixed"
-    whole = tuple(n * side for n, side in zip(embed.grid_size, embed.patch_size, strict=True)) == tuple(embed.img_size)
-    return "" if whole else f"{embed.img_size} pixels are no whole number of patches of {embed.patch_size}"
+    rope, embed, pool = getattr(vit, "rope", None), vit.patch_embed, vit.attn_pool
+    ways = WAYS if vit.global_pool in POOLS else WAYS[:2]
+    changed = [way for way in ways if getattr(type(vit), way) not in PASSES or way in vars(vit)]
+    grid_type = getattr(rope, "grid_type", "index")  # timm before 1.0.31 has no other
+    sizes = (embed.grid_size or (), embed.patch_size, embed.img_size or ())
+    obstacles = {
+        f"it has a `{'`, `'.join(changed)}` of its own, so the order of its parts is not known here": changed,
+        "a block has a `forward` of its own": any("forward" in vars(block) for block in vit.blocks),
+        "gradient checkpointing is on; call set_grad_checkpointing(False)": getattr(vit, "grad_checkpointing", False),
+        f"it has rotary position embeddings of type {type(rope).__name__}": rope is not None
+        and type(rope) not in KINDS,
+        f"the grid of its rotary position embeddings is '{grid_type}', not 'index'": (
+            isinstance(rope, RotaryEmbeddingCat) and grid_type != "index"
+        ),
+        "it drops patches on its own (patch_drop_rate > 0)": not isinstance(vit.patch_drop, nn.Identity | None),
+        f"its MACs are not known here, as it pools with {type(pool).__name__}": not (
+            pool is None or (type(pool) is AttentionPoolLatent and pool.pos_embed is None)
+        ),
+        f"its patches are made by {type(embed).__name__}, not by a projection": (
+            type(embed) not in (PatchEmbed, ConvStem)
+        ),
+        "its pixels are of any size (dynamic_img_pad), so the tokens are not fixed": (
+            embed.grid_size is None or embed.dynamic_img_pad
+        ),
+        f"{embed.img_size} pixels are no whole number of patches of {embed.patch_size}": any(
+            n * side != pixels for n, side, pixels in zip(*sizes, strict=False)
+        ),
+    }
+    if reasons := [reason for reason, holds in obstacles.items() if holds]:
+        raise UnsupportedError(f"{name}: {reasons[0]}")
 
 
 def linear_macs(module: nn.Module | None) -> int:
@@ -239,28 +235,22 @@ def check_block(block: Any) -> None:
         )
 
 
-def attention_input(block: Any, x: Tensor) -> Tensor:
-    """Return what a block's attention takes of the tokens that come to the block."""
-    return x if isinstance(block, EvaBlockPostNorm) else block.norm1(x)
+def branch_input(block: Any, part: int, x: Tensor) -> Tensor:
+    """Return what a part of a block takes of the tokens that come to it: 1 is attention, 2 the MLP."""
+    return x if isinstance(block, EvaBlockPostNorm) else getattr(block, f"norm{part}")(x)
 
 
-def attention_branch(block: Any, output: Tensor) -> Tensor:
-    """Return what a block adds to its tokens of what its attention gives."""
+def branch_output(block: Any, part: int, x: Tensor) -> Tensor:
+    """Return what a block adds to its tokens of the output of a part, see `branch_input`."""
     if isinstance(block, EvaBlockPostNorm):
-        return block.drop_path1(block.norm1(output))
-    if isinstance(block, EvaBlock):
-        return block.drop_path1(output if block.gamma_1 is None else block.gamma_1 * output)
-    return block.drop_path1(block.ls1(output))
-
-
-def mlp_branch(block: Any, x: Tensor) -> Tensor:
-    """Return what a block adds to its tokens after attention."""
-    if isinstance(block, EvaBlockPostNorm):
-        return block.drop_path2(block.norm2(block.mlp(x)))
-    output = block.mlp(block.norm2(x))
-    if isinstance(block, EvaBlock):
-        return block.drop_path2(output if block.gamma_2 is None else block.gamma_2 * output)
-    return block.drop_path2(block.ls2(output))
+        x = getattr(block, f"norm{part}")(x)
+    elif isinstance(block, EvaBlock):
+        gamma = getattr(block, f"gamma_{part}")
+        x = x if gamma is None else gamma * x
+    else:
+        x = getattr(block, f"ls{part}")(x)
+    dropped: Tensor = getattr(block, f"drop_path{part}")(x)
+    return dropped
 
 
 def pool(vit: Any, acting: Pass, x: Tensor) -> Tensor:
@@ -268,19 +258,17 @@ def pool(vit: Any, acting: Pass, x: Tensor) -> Tensor:
 
     A mean weighs them so; an attention pool multiplies its weights by theirs before they are made to sum to 1.
     """
-    P, with_prefix = vit.num_prefix_tokens, includes_prefix(vit)
+    P, present = vit.num_prefix_tokens, acting.sizes > 0
     sizes = acting.sizes * acting.weights if acting.masked else acting.sizes
+    pooled = x[:, P:]
+    if includes_prefix(vit):
+        pooled, sizes, present = x, F.pad(sizes, (P, 0), value=1), F.pad(present, (P, 0), value=True)
     if vit.attn_pool is not None:
-        arguments = (x, F.pad(sizes, (P, 0), value=1)) if with_prefix else (x[:, P:], sizes)
-        return attention_pool(vit.attn_pool, *arguments)
-    plain, alike, present = vit.pool(x), (sizes == sizes[:, :1]).all(), acting.sizes > 0
-    if with_prefix:
-        sizes, present = (F.pad(values, (P, 0), value=1) for values in (sizes, present))
-    else:
-        x = x[:, P:]
-    result = (x * sizes[:, :, None]).sum(dim=1) / sizes.sum(dim=1, keepdim=True).clamp(min=1e-6)
+        return attention_pool(vit.attn_pool, pooled, sizes)
+    plain, alike = vit.pool(x), (sizes == sizes[:, :1]).all()
+    result = (pooled * sizes[:, :, None]).sum(dim=1) / sizes.sum(dim=1, keepdim=True).clamp(min=1e-6)
     if vit.global_pool != "avg":
-        result = 0.5 * (result + x.masked_fill(~present[:, :, None], -torch.inf).amax(dim=1))
+        result = 0.5 * (result + pooled.masked_fill(~present[:, :, None], -torch.inf).amax(dim=1))
     return torch.where(alike, plain, result.to(plain.dtype))  # a choice by `if` would wait for the device
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import lru_cache
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr
 
 from sparsebench import hookimpl, seeds
-from sparsebench.errors import UnsupportedError, UserError
+from sparsebench.errors import UserError
 from sparsebench.measure.cost import BlockCost, CostModel, VitCost
-from sparsebench.models.base import Model, Network, Start, number_of, stem_macs
+from sparsebench.models.base import Model, Network, Start, number_of, stem_macs, supported
 from sparsebench.strategy.spec import unused_parameters
 from sparsebench.tasks.base import Data, Inputs, Locations, Task
 from sparsebench.tasks.sources.files import check_unchanged, path_of
@@ -170,7 +168,7 @@ class Timm(_Deep):
 
         if self.weights not in locations:
             return self
-        with self._translate_errors():
+        with supported(f"model 'timm:{self.arch}'"):
             dimensions = read_dimensions(self.arch, locations[self.weights], self.weights_key)
         model = self.model_copy(update={"in_chans": dimensions.channels or self.in_chans})
         model._dimensions = dimensions
@@ -185,10 +183,10 @@ class Timm(_Deep):
 
     def classes(self, locations: Locations) -> int | None:
         """See `Model.classes`; of a file's weights only after `with_weights`."""
-        from sparsebench.models.timm_models import published_dimensions
+        from sparsebench.models.timm_models import published
 
         if self.pretrained:
-            return published_dimensions(self.arch)[1] or None
+            return published(self.arch).num_classes or None
         return None if self._dimensions is None else self._dimensions.classes
 
     def check_weights(self, task: Task, locations: Locations) -> str:
@@ -234,16 +232,11 @@ class Timm(_Deep):
 
     def _meta_network(self, task: Task, classes: int) -> DeepViT:
         """Return the network without numbers, if it can be acted on; to be read only."""
-        with self._translate_errors():
-            return _meta_network(self.arch, _canvas(task), classes, self.in_chans)
+        from sparsebench.models.deep import DeepViT
+        from sparsebench.models.timm_models import meta_vit
 
-    @contextmanager
-    def _translate_errors(self) -> Iterator[None]:
-        """Say it to users where the architecture is none that can be acted on."""
-        try:
-            yield
-        except UnsupportedError as error:
-            raise UserError(f"model 'timm:{self.arch}' is not supported: {error}") from error
+        with supported(f"model 'timm:{self.arch}'"):
+            return DeepViT(meta_vit(self.arch, _canvas(task), classes, self.in_chans))
 
     def _network(self, canvas: int, data: Data) -> Network:
         """See `_Deep._network`."""
@@ -253,18 +246,6 @@ class Timm(_Deep):
         vit = create_vit(self.arch, canvas, len(data.classes), channels=self.in_chans, pretrained=self.pretrained)
         cfg = vit.pretrained_cfg
         return DeepViT(vit, mean=cfg["mean"], std=cfg["std"], precision=self.precision)
-
-
-@lru_cache(maxsize=16)
-def _meta_network(arch: str, canvas: int, classes: int, channels: int) -> DeepViT:
-    """Return a network without numbers. Kept: timm takes half a second for one, and a plan asks several times."""
-    import torch
-
-    from sparsebench.models.deep import DeepViT
-    from sparsebench.models.timm_models import create_vit
-
-    with torch.device("meta"):
-        return DeepViT(create_vit(arch, canvas, classes, channels=channels))
 
 
 def _canvas(task: Task) -> int:

@@ -30,12 +30,10 @@ from sparsebench.strategy.plans import Keep, Mask
 from sparsebench.tasks.images import Composite
 from sparsebench.training.loop import patches_in
 
-STRATEGIES = [
-    registered.cls
-    for registered in Registry(shipped_only=True).strategies()
-    if registered.cls.kind != "oracle" and registered.cls.budgeted
-    if not registered.cls.trained and not registered.cls.fits()
-]
+ALL = [one.cls for one in Registry(shipped_only=True).strategies() if one.cls.kind != "oracle"]
+STRATEGIES = [cls for cls in ALL if cls.budgeted and not cls.trained and not cls.fits()]
+SEEING = [cls for cls in ALL if "pixels" in cls().requires() or cls.fits() or cls.name in ("dense", "tome", "tnt")]
+"""Those that look at pixels or at images, and others that see tokens alone."""
 EACH_WAY = ("random", "attn_topk", "tome", "evit", "dpc_knn", "ats", "idle_vit")
 """One of each way to act: at the input, in attention, merging, fusing, before a block, ragged, resting."""
 
@@ -45,8 +43,8 @@ KINDS = [
 ]  # fmt: skip
 
 
-def pixels(n=3, side=32, seed=1):
-    return torch.randn(n, 3, side, side, generator=torch.Generator().manual_seed(seed))
+def pixels(n=3, side=32, seed=1, channels=3):
+    return torch.randn(n, channels, side, side, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize(
@@ -86,24 +84,18 @@ def test_outputs_are_those_of_the_benchmark(cls, kind):
             assert torch.equal(sparse.kept(), stay)
 
 
-def test_what_a_sparse_network_says_of_itself():
-    sparse = sparsebench.apply(vit(), "attn_topk:keep_rate=0.5,blocks=1+3")
-    assert sparse.tokens == (16, 8, 8, 4)
-    assert 0 < sparse.macs_ratio < 1 and sparse.macs == pytest.approx(sparse.macs_ratio * DeepViT(vit()).cost.macs(
-        DeepViT(vit()).cost.dense()))  # fmt: skip
+@torch.no_grad()
+def test_what_a_sparse_network_says_of_itself_or_an_adaptive_one_of_the_last_images():
+    sparse, cost = sparsebench.apply(vit(), "attn_topk:keep_rate=0.5,blocks=1+3"), DeepViT(vit()).cost
+    assert sparse.tokens == (16, 8, 8, 4) and 0 < sparse.macs_ratio < 1
+    assert sparse.macs == pytest.approx(sparse.macs_ratio * cost.macs(cost.dense()))
     assert sparse.spec == "attn_topk:keep_rate=0.5,blocks=1+3" and sparse.spec in repr(sparse)
     stay = sparse.kept(pixels())
-    assert stay.shape == (3, 16) and stay.sum(dim=1).tolist() == [4, 4, 4]
-    assert torch.equal(sparse.kept(), stay)
-
-
-def test_an_adaptive_strategy_says_what_the_last_images_cost():
-    sparse = sparsebench.apply(vit(), "ats:counts=15+15,blocks=1+3")
-    bounds = sparse.tokens
-    with torch.no_grad():
-        sparse(pixels())
-    assert sparse.tokens[-1] == pytest.approx(sparse.kept().sum(dim=1).float().mean().item())
-    assert sparse.tokens[-1] < bounds[-1] == 15
+    assert stay.shape == (3, 16) and stay.sum(dim=1).tolist() == [4, 4, 4] and torch.equal(sparse.kept(), stay)
+    adaptive = sparsebench.apply(vit(), "ats:counts=15+15,blocks=1+3")
+    bounds, stay = adaptive.tokens, adaptive.kept(pixels())
+    assert adaptive.tokens[-1] == pytest.approx(stay.sum(dim=1).float().mean().item())
+    assert adaptive.tokens[-1] < bounds[-1] == 15
 
 
 class Enough(Strategy):
@@ -120,20 +112,20 @@ class Enough(Strategy):
         return Mask((mean > self.level) | (mean == mean.amax(dim=1, keepdim=True)))
 
 
-@pytest.mark.parametrize(("strategy", "words"), [("a_vit", "a_vit:beta=-75"), (Enough, "enough:level=0.1")])
+@pytest.mark.parametrize(
+    ("strategy", "options", "bounds"),
+    [("a_vit", {"beta": -75.0, "learned": "random"}, {"counts": (16,) * 4}),
+     (Enough, {"level": 0.1}, {"counts": (16,) * 3, "blocks": (1, 2, 3)})],
+)  # fmt: skip
 @torch.no_grad()
-def test_what_decides_itself_how_much_it_spends_needs_no_budget_and_takes_one(strategy, words):
+def test_what_decides_itself_how_much_it_spends_needs_no_budget_and_takes_one(strategy, options, bounds):
     model, x = vit(), pixels()
-    name, _, parameter = words.partition(":")
-    key, value = parameter.split("=")
-    learned = "random" if name == "a_vit" else None
-    with sparsebench.apply(model, strategy, learned=learned, **{key: float(value)}) as sparse:
+    with sparsebench.apply(model, strategy, **options) as sparse:
         outputs, stayed = sparse(x), sparse.kept()
-        assert sparse.spec == f"{name}:{key}={float(value)}"
-    bounds = {"counts": (16,) * 4} if name == "a_vit" else {"counts": (16,) * 3, "blocks": (1, 2, 3)}
-    with sparsebench.apply(model, strategy, learned=learned, **{key: float(value)}, **bounds) as sparse:
+        assert sparse.spec in ("a_vit:beta=-75.0", "enough:level=0.1")
+    with sparsebench.apply(model, strategy, **options, **bounds) as sparse:
         assert torch.equal(sparse(x), outputs) and torch.equal(sparse.kept(), stayed)
-    assert name == "a_vit" or (stayed.sum(dim=1) < 16).all()
+    assert strategy == "a_vit" or (stayed.sum(dim=1) < 16).all()
 
 
 def test_the_weights_are_the_models_own():
@@ -168,7 +160,7 @@ def test_what_a_strategy_learns_is_part_of_it(tmp_path):
     again = sparsebench.apply(copy.deepcopy(model), sparse.spec, learned=tmp_path / "learned.safetensors")
     assert torch.equal(again(pixels()), outputs)
     save_file(vit().state_dict(), tmp_path / "none.safetensors")
-    for file, said in (("none", "does not hold what 'dynamic_vit' learned"), ("nowhere", "no file of weights")):
+    for file, said in (("none", "does not hold what 'dynamic_vit' learned"), ("nowhere", "cannot be read")):
         with pytest.raises(UserError, match=said):
             sparsebench.apply(vit(), sparse.spec, learned=tmp_path / f"{file}.safetensors")
 
@@ -242,15 +234,6 @@ def test_under_autocast_what_a_strategy_sees_is_in_full_precision(name):
     close(rounded.float() / exact.abs().max(), exact / exact.abs().max(), atol=0.1)
 
 
-class ByClassAttention(Strategy):
-    """Keeps what the class token looks at."""
-
-    name, site, needs = "by_class_attention", "attention", frozenset({"class_attention"})
-
-    def scores(self, view):
-        return view.class_attention
-
-
 class Even(Strategy):
     """Keeps tokens drawn at random."""
 
@@ -282,8 +265,7 @@ def test_a_strategy_of_ones_own_in_place_of_the_words(tmp_path):
 
 
 def test_random_numbers_belong_to_the_seed_and_the_place():
-    x = pixels()
-    model = vit()
+    x, model = pixels(), vit()
     one = sparsebench.apply(model, "random:keep_rate=0.5")
     assert torch.equal(one.kept(x), one.kept(x)) and torch.equal(one.kept(x[:2]), one.kept(x)[:2])
     assert not torch.equal(sparsebench.apply(vit(), "random:keep_rate=0.5", seed=1).kept(x), one.kept(x))
@@ -313,11 +295,16 @@ def test_random_numbers_belong_to_the_seed_and_the_place():
         (vit, "tome:macs=.5", {"learned": "x.safetensors"}, "'tome' learns from no images; got learned"),
         (vit, "oracle:macs=.5", {}, "is an oracle"),
         (vit, int, {"macs": 0.5}, "is not a subclass of sparsebench.Strategy"),
-        (MODELS["average pool without class token"], ByClassAttention, {"macs": 0.5},
-         "needs class_attention, which this network cannot give; got VisionTransformer with 0 class tokens"),
+        (MODELS["average pool without class token"], "attn_topk:macs=.5,attention=class", {},
+         "needs class_attention, which this network of 0 class tokens cannot give"),
         (partial(vit, attn_layer=type("Own", (Attention,), {})), "ats:macs=.5", {}, "attention of type Own"),
         (partial(vit, block_fn=ParallelScalingBlock), "evit:macs=.5", {}, "blocks of type ParallelScalingBlock"),
-        (partial(vit, global_pool="avg"), "a_vit:macs=.5", {"learned": "random"}, "reads another; got global_pool"),
+        *((partial(vit, in_chans=channels), "tome:macs=.7", {name: (0.5, 0.4, 0.3)},
+           f"{name}, which pixels are normalised with; got 3 numbers; allowed: {allowed}, one a channel")
+          for channels, allowed in ((1, "1"), (4, "1 or 4")) for name in ("mean", "std")),
+        (partial(vit, in_chans=4), "fisher_mask:macs=.7", {"images": pixels(8), "labels": torch.arange(8) % 5},
+         r"got \(8, 3, 32, 32\).*; allowed: \(n, 4, 32, 32\)"),
+        (partial(vit, global_pool="avg"), "a_vit:macs=.5", {"learned": "random"}, "reads another .global_pool=avg"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_line_and_leaves_the_model_as_it_was(model, words, options, said):
@@ -330,19 +317,21 @@ def test_what_cannot_be_is_refused_in_one_line_and_leaves_the_model_as_it_was(mo
 
 
 @pytest.mark.parametrize(
-    ("x", "said"),
+    ("x", "said", "channels"),
     [
-        (torch.rand(2, 3, 24, 24), r"another resolution.*got \(2, 3, 24, 24\); allowed: \(B, 3, 32, 32\)"),
-        (torch.rand(3, 32, 32), "another resolution"),
-        ("x.png", "got str"),
-        (torch.rand(2, 3, 32, 32).half(), "another precision.*got float16; allowed: float32"),
-        (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), "got uint8"),
-        (torch.rand(2, 3, 32, 32, device="meta"), "another device.*got meta; allowed: cpu"),
+        (torch.rand(2, 3, 24, 24), r"got \(2, 3, 24, 24\) torch.float32.*; allowed: \(B, 3, 32, 32\)", 3),
+        (torch.rand(3, 32, 32), r"got \(3, 32, 32\)", 3),
+        ("x.png", "got str", 3),
+        (torch.rand(2, 3, 32, 32).half(), "got .*float16.*; allowed: .*float32", 3),
+        (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), "got .*uint8", 3),
+        (torch.rand(2, 3, 32, 32, device="meta"), "got .* on meta; allowed: .* on cpu", 3),
+        *((pixels(channels=given), rf"\(3, {given}, 32, 32\).*allowed: \(B, {channels}, 32", channels)
+          for channels, given in ((1, 3), (4, 3), (3, 1))),
     ],
-)
-def test_pixels_that_the_model_does_not_take(x, said):
+)  # fmt: skip
+def test_pixels_that_the_model_does_not_take(x, said, channels):
     with pytest.raises(UserError, match=said):
-        sparsebench.apply(vit(), "tome:per_block=2")(x)
+        sparsebench.apply(vit(in_chans=channels), "tome:per_block=2")(x)
 
 
 @pytest.mark.parametrize("words", ["tps:keep_rate=0.5", "pru_merge:keep_rate=0.5", "downsample:keep_rate=0.5"])
@@ -393,35 +382,23 @@ ARGS = {"depth": 2, "embed_dim": 32, "num_heads": 4}
 ARCH = "vit_small_patch16_dinov3"
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """Return a folder with a small model, as timm saves one."""
-    torch.manual_seed(0)
-    model = timm.create_model(ARCH, num_classes=7, img_size=64, **ARGS)
-    save_file(model.state_dict(), tmp_path / "model.safetensors")
+@torch.no_grad()
+def test_a_model_of_a_folder_has_its_weights_its_size_and_its_normalisation(tmp_path):
+    saved, path = timm.create_model(ARCH, num_classes=7, img_size=64, **ARGS).eval(), tmp_path
+    save_file(saved.state_dict(), path / "model.safetensors")
     cfg = {"input_size": [3, 64, 64], "mean": [0.1, 0.2, 0.3], "std": [1.0, 1.0, 1.0], "num_classes": 7}
     config = {"architecture": ARCH, "num_classes": 7, "model_args": ARGS, "pretrained_cfg": cfg}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    return tmp_path, model.eval()
-
-
-@torch.no_grad()
-def test_a_model_of_a_folder_has_its_weights_its_size_and_its_normalisation(folder):
-    path, saved = folder
+    (path / "config.json").write_text(json.dumps(config))
     model, x = timm_model(f"timm:local-dir:{path}", None), torch.randn(2, 3, 64, 64)
     assert torch.equal(model(x), saved(x))
-    assert model.pretrained_cfg["mean"] == (0.1, 0.2, 0.3) or model.pretrained_cfg["mean"] == [0.1, 0.2, 0.3]
+    assert tuple(model.pretrained_cfg["mean"]) == (0.1, 0.2, 0.3)
     with pytest.warns(UserWarning, match="the nearest it can"):  # half of the tokens at most leave a block
         sparse = sparsebench.apply(model, "tome", macs=0.7)
     assert sparse(x).shape == (2, 7) and sparse.macs_ratio < 0.8
-
-
-def test_folders_that_hold_no_model_are_said_to(tmp_path, folder):
-    with pytest.raises(UserError, match=r"timm cannot read 'local-dir:.*nowhere'"):
-        timm_model(f"timm:local-dir:{tmp_path}/nowhere", None)
-    (folder[0] / "config.json").write_text("{}")
-    with pytest.raises(UserError, match="timm cannot make 'local-dir:"):
-        timm_model(f"timm:local-dir:{folder[0]}", None)
+    (path / "config.json").write_text("{}")
+    for name, says in ((f"{path}/nowhere", "timm cannot read 'local-dir:.*nowhere'"), (path, "timm cannot make")):
+        with pytest.raises(UserError, match=says):
+            timm_model(f"timm:local-dir:{name}", None)
 
 
 def test_a_name_of_the_hub_is_taken_as_timm_takes_it(monkeypatch):
@@ -431,3 +408,45 @@ def test_a_name_of_the_hub_is_taken_as_timm_takes_it(monkeypatch):
     with torch.device("meta"):
         cost = Timm(arch="hf-hub:somebody/small").cost(Composite(canvas=64), 3)
     assert cost.tokens == 16 and cost.depth == 2
+
+
+@pytest.mark.filterwarnings("ignore:.* spends")  # more than the dense network, or the nearest it can
+@pytest.mark.parametrize("cls", SEEING, ids=lambda cls: cls.name)
+@torch.no_grad()
+def test_strategies_act_on_pixels_of_four_channels(cls, channels=4):
+    model, x = vit(in_chans=channels), pixels(channels=channels)
+    given = {"macs": 0.7} if cls.budgeted else {}
+    if cls.trained:
+        given["learned"] = "random"
+    elif cls.fits():
+        given["images"] = pixels(8, seed=2, channels=channels)
+        given |= {"labels": torch.arange(8) % 5} if cls.fit_labels else {}
+    logits = sparsebench.apply(model, cls.name, **given)(x)
+    assert logits.shape == (3, 5) and logits.isfinite().all()
+    dense = cls.name == "dense" or cls.trains_only
+    assert dense == torch.allclose(logits, model(x), atol=1e-4)
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+@torch.no_grad()
+def test_pixels_are_restored_with_a_mean_a_channel_or_one_for_all(channels):
+    model, x = vit(in_chans=channels), pixels(channels=channels)
+    scale = torch.linspace(0.1, 2, channels)
+    for std, weight in ((scale.tolist(), scale), (0.3, torch.full((channels,), 0.3))):
+        sparse = sparsebench.apply(model, "patch_variance", keep_rate=0.5, mean=[0.0] * channels, std=std)
+        patches = (x * weight[:, None, None]).unfold(2, 8, 8).unfold(3, 8, 8)
+        spread = patches.var(dim=(4, 5), correction=0).mean(dim=1).flatten(1)
+        kept = torch.zeros(3, 16, dtype=torch.bool).scatter(1, spread.topk(8).indices, True)
+        assert torch.equal(sparse.kept(x), kept)
+        sparse.remove()
+
+
+@torch.no_grad()
+def test_pictures_in_colour_are_grey_to_a_network_of_one_channel():
+    model = vit(in_chans=1)
+    network = DeepViT(model, mean=(0.1, 0.2, 0.3), std=0.5)
+    colours = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
+    real = colours.double() / 255
+    grey = (0.299 * real[:, :1] + 0.587 * real[:, 1:2] + 0.114 * real[:, 2:]).float()
+    for images in (colours, colours.float() / 255, grey):
+        torch.testing.assert_close(network(images), model((grey - 0.2) / 0.5), atol=1e-5, rtol=1e-5)

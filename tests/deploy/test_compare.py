@@ -8,17 +8,15 @@ import pytest
 import torch
 from sparsebench_plugins.attn_topk import AttnTopK
 
-from sparsebench.deploy.compare import Comparison, compare, rows
-from sparsebench.deploy.pictures import Trainer, load_cell
+from sparsebench.deploy.compare import BOTH, INKS, Comparison, compare, figure, rows
+from sparsebench.deploy.pictures import BESIDE, GONE, Scene, Trainer, load_cell, rgb
 from sparsebench.errors import UserError
 from sparsebench.measure.selection import expected_iou, iou, rank_correlation
 from sparsebench.models.actor import Actor
 from sparsebench.plan.request import Files, How, Request, Setting
 from sparsebench.plugin.registry import Registry
-from sparsebench.records import store
 from sparsebench.records.record import Cell, Part
 from sparsebench.runner.prepare import Context
-from sparsebench.runner.progress import Callbacks
 from sparsebench.strategy.budget import FULL, Budget
 from sparsebench.tasks.base import relevant
 from sparsebench.training.loop import Choice
@@ -43,9 +41,8 @@ def sparsebench_strategies():
 Compare = Any
 
 
-def trainer(out: Path, done: list[Any], jobs: int = 0) -> Trainer:
-    how, callbacks = How("cpu", jobs=jobs, checkpoint=0.0), Callbacks(on_plan=lambda plan, _: done.append(plan))
-    return Trainer(Files(), how, out, callbacks)
+def trainer(out: Path) -> Trainer:
+    return Trainer(Files(), How("cpu", jobs=0, checkpoint=0.0), out)
 
 
 @pytest.fixture(scope="module")
@@ -55,23 +52,10 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compare:
 
     def of(a: str, b: str, pictures: int = 0, **options: Any) -> Comparison:
         given: dict[str, Any] = {"tasks": (TASK,), "model": VIT, "n_train": (20, 40), "seeds": 1, "keep": (0.5,)}
-        return compare((a, b), Request(**({"suite": "quick-scratch"} | given | options)), trainer(out, []), pictures)
+        return compare((a, b), Request(**({"suite": "quick-scratch"} | given | options)), trainer(out), pictures)
 
     of.__dict__["out"] = out
     return of
-
-
-def test_only_the_network_without_a_strategy_is_trained_and_that_once(tmp_path: Path) -> None:
-    done: list[Any] = []
-    request = Request(suite="quick-scratch", tasks=(TASK,), model=VIT, n_train=(20, 40), seeds=1)
-    for b in ("random", "feature_norm"):
-        compare(("attn_topk", b), request, trainer(tmp_path, done), 0)
-    first, again = done
-    assert [(job.label, job.cell.task.name, job.cell.n_train) for job in first.todo] == [
-        ("dense", "plain", 40), ("dense", "spurious", 40)
-    ]  # fmt: skip
-    assert again.todo == []
-    assert {(r.label, r.status) for r in store.read(tmp_path).values()} == {("dense", "ok")}
 
 
 def test_strategies_that_choose_alike_agree_wholly(compared: Compare, tmp_path: Path) -> None:
@@ -96,12 +80,9 @@ def test_random_choices_are_independent_and_agree_as_expected(b: str, compared: 
 def test_agreement_is_that_of_what_each_strategy_keeps_alone(compared: Compare) -> None:
     found = compared("attn_topk", "oracle")
     registry = Registry()
-    plan = trainer(compared.out, []).plan(
-        Request(
-            suite="quick-scratch", plugins=("dense",), alone=True, tasks=(TASK,), model=VIT, n_train=(40,), seeds=1
-        ),
-        registry,
-    )
+    options: Any = {"tasks": (TASK,), "model": VIT, "n_train": (40,), "seeds": 1}
+    dense = Request(suite="quick-scratch", plugins=("dense",), alone=True, **options)
+    plan = trainer(compared.out).plan(dense, registry)
     cell = load_cell(plan.jobs[-1], registry, Context(Setting(out=compared.out, device="cpu")))
     assert cell.cell == found.cell
     shares = cell.test.relevance.numpy()
@@ -159,16 +140,9 @@ def test_what_cannot_be_compared_is_said_in_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_a_network_that_cannot_be_trained_is_said(tmp_path: Path) -> None:
-    request = Request(
-        suite="quick-scratch",
-        tasks=("composite:epochs=2,lr=1e30,test=4,pretrain_epochs=0",),
-        model=VIT,
-        n_train=(8,),
-        seeds=1,
-    )
+def test_a_network_that_cannot_be_trained_is_said(compared: Compare) -> None:
     with pytest.raises(UserError, match="the network without a strategy has no result: training diverged"):
-        compare(("attn_topk", "random"), request, trainer(tmp_path, []), 0)
+        compared("attn_topk", "random", tasks=("composite:epochs=2,lr=1e30,test=4,pretrain_epochs=0",), n_train=(8,))
 
 
 FRUGAL = """
@@ -222,3 +196,44 @@ def test_a_row_has_means_and_intervals_over_the_samples_that_have_a_value() -> N
     assert (end["rank_correlation"], end["rank_correlation_n"]) == (pytest.approx(0), 2)
     assert (first["rank_correlation"], first["rank_correlation_n"]) == (None, 0)
     assert (end["relevant_kept_a"], end["relevant_kept_b"]) == pytest.approx((0.5, 1 / 3))
+
+
+A, B = [0, 1, 2, 7], [1, 2, 3, 4]
+
+
+def patch(large: np.ndarray, number: int, inset: int = 6) -> np.ndarray:
+    """Return the pixels of a patch without its rim."""
+    side = large.shape[0] // 4
+    top, left = side * (number // 4), side * (number % 4)
+    return large[top + inset : top + side - inset, left + inset : left + side - inset].astype(float)
+
+
+def masks(patches: list[int], n: int = 5) -> np.ndarray:
+    return np.tile(np.isin(np.arange(16), patches), (n, 1))
+
+
+def panel(axes: int, column: int) -> np.ndarray:
+    """Return the first picture of a column of a comparison: those of axes 0 are plain, those of axes 1 are A and B."""
+    kept, rows = (masks(A), masks(B)), np.array([0, 2, 4])
+    kept[0][4], kept[1][4] = False, False
+    a, b = (Choice(0, one, one, scored=False) for one in kept)
+    pictures = np.random.default_rng(0).integers(0, 200, (3, 16, 16, 3)).astype(np.uint8)
+    nothing = np.zeros((3, 16, 16), bool)
+    scene = Scene("composite, vit", (4, 4), pictures, nothing, ["a cat"] * 3, np.zeros(3, int), ("cat",))
+    sides = (("attn_topk", "macs 0.5"), ("random", "macs 0.5"))
+    made = figure(Comparison(CELL, sides, {0: (a, b)}, None, rows, scene))
+    return np.asarray(made.axes[axes].images[0].get_array())[:256, column * int(256 * (1 + BESIDE)) :][:, :256]
+
+
+@pytest.mark.parametrize(("own", "other", "side"), [(A, B, 0), (B, A, 1)])
+def test_patches_are_coloured_by_who_keeps_them(own: list[int], other: list[int], side: int) -> None:
+    plain, large = panel(0, 0), panel(1, side)
+    for number in range(16):
+        was, now = patch(plain, number), patch(large, number)
+        if number not in own:
+            assert np.abs(now - rgb(GONE)).max() < 256 / 8 + 1
+            continue
+        ink = INKS[BOTH if number in other else side]
+        assert np.abs(now - (1 - ink.strength) * was - ink.strength * rgb(ink.colour)).max() <= 1
+    rim = large[0, large.shape[1] // 8 + 16 * 4]  # in the outline of patch 1, which both keep
+    assert (rim == rgb(INKS[BOTH].colour)).all()

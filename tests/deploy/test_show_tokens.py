@@ -4,12 +4,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from measured import TOKENS
 from running import execute
 
-from sparsebench.deploy.pictures import Trainer, matters, spread
-from sparsebench.deploy.pictures import load_cell as prepared
-from sparsebench.deploy.show_tokens import show
+from sparsebench.deploy.pictures import GONE, Trainer, load_cell, matters, paint, rgb, show, spread
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
 from sparsebench.plan.request import Files, How, Request, Setting
@@ -85,7 +82,7 @@ def test_what_is_shown_is_what_the_test_saw(trained: Any) -> None:
         assert shown.predicted.tolist() == numbers_of(record.outcomes.predicted, 40)[rows].tolist()
         counts = sorted({step.tokens_out for step in record.trajectory} - {64}, reverse=True)
         assert [stage.count for stage in shown.stages] == counts
-        cell = prepared(job, registry, context)
+        cell = load_cell(job, registry, context)
         kept = evaluate(cell.network, cell.in_test, cell.test, cell.recipe).kept[rows]
         assert not shown.stages or ((shown.stages[-1].token >= 0) == kept).all()
     assert [stage.place for stage in seen.shown[0].stages] == ["block 1", "block 2"]
@@ -107,11 +104,6 @@ def test_weights_that_cannot_be_read_are_trained_again(trained: Any, tmp_path: P
     seen = show(request("random", "oracle", alone=True), trainer(tmp_path), 4)
     assert [(shown.label, shown.why) for shown in seen.shown] == [("random", ""), ("oracle", "")]
     assert random.read_bytes() == whole
-
-
-def test_a_task_without_pictures_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"needs a task of pictures; got 'sets'; allowed: .*composite"):
-        show(request(TOKENS, tasks=("sets",), model=None), trainer(tmp_path), 4)
 
 
 def data_of(labels: list[int], groups: list[int], names: tuple[str, ...] = ("all",)) -> Data:
@@ -142,6 +134,16 @@ def test_what_matters_is_the_box_and_of_permuted_patches_those_that_show_some_of
             patches = found.reshape(2, 4, 4, 4, 4).swapaxes(2, 3).reshape(2, 16, 16)
             assert (patches.all(axis=2) == (split.relevance_on((4, 4))[rows] > 0)).all()
             assert (patches.all(axis=2) == patches.any(axis=2)).all()
+
+
+def test_patches_that_are_gone_are_greyed_and_others_are_as_they_were() -> None:
+    small = np.random.default_rng(0).integers(0, 200, (16, 16, 3)).astype(np.uint8)
+    token = np.full(16, -1)
+    token[[0, 5, 15]] = [0, 1, 2]
+    plain, large = (paint(small, np.zeros((16, 16), bool), *more) for more in ((), (token, (4, 4))))
+    assert (plain[::16, ::16] == small).all() and plain.shape == (256, 256, 3)  # pictures of 16 pixels are enlarged
+    now, before = (x.reshape(4, 64, 4, 64, 3).swapaxes(1, 2).reshape(16, -1, 3).astype(float) for x in (large, plain))
+    assert (now[token >= 0] == before[token >= 0]).all() and np.abs(now[token < 0] - rgb(GONE)).max() < 256 / 8 + 1
 
 
 BESIDE = {"random", "oracle", "anti_oracle"}

@@ -109,7 +109,7 @@ def matrix(plan, sizes, prefix):
 def reference(network, pixels, site, plans):
     """Return the logits by the bare modules, with each plan's matrix at its place."""
     model, sizes = network.module, torch.ones(len(pixels), network.cost.tokens)
-    positions = model.pos_embed if hasattr(network, "positions") else None
+    positions = model.pos_embed if hasattr(network, "order") else None
 
     def act(x, block):
         nonlocal sizes, positions

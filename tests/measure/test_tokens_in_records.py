@@ -81,25 +81,7 @@ def test_where_nothing_acts_in_the_test_both_spuriosities_are_one(image: Measure
     assert metrics["a_tsi"] == metrics["a_tsi_dense"] and metrics["m_tsi"] == metrics["m_tsi_dense"]
 
 
-def test_spuriosity_is_not_measured_where_tokens_are_merged(image: Measure, tmp_path: Path) -> None:
-    path = tmp_path / "pairs.py"
-    path.write_text(PAIRS)
-    record = image(f"{path}:keep_rate=0.5", MEASURED)
+def test_spuriosity_is_not_measured_where_tokens_are_merged(image: Measure) -> None:
+    record = image("tome:keep_rate=0.5", MEASURED)
     assert [record.metrics[name].value is None for name in INDICES] == [True, True, False, False]
     assert "merged" in record.notes["spuriosity"]
-
-
-PAIRS = """
-import torch
-import sparsebench
-
-class Pairs(sparsebench.Strategy):
-    name = "pairs"
-
-    def plan(self, view, keep):
-        return sparsebench.Merge(torch.arange(view.index.shape[1]).expand(view.index.shape) // 2)
-
-@sparsebench.hookimpl
-def sparsebench_strategies():
-    return [Pairs]
-"""

@@ -90,6 +90,8 @@ ILLEGAL = {
     "few that rest": (lambda: Rest(GOOD[:, :2]), r"Rest.index must have shape \(2, 3\), got \(2, 2\)", "rest"),
     "real places of rest": (lambda: Rest(GOOD.float()), "Rest.index must be int64, got torch.float32", "rest"),
     "no place of rest": (lambda: Rest(None), "Rest.index must have shape .* got NoneType", "rest"),
+    "dropped where tokens rest": (lambda: Keep(GOOD), "returned Keep, and its how is 'rest': return Rest", "rest"),
+    "rest of one that drops": (lambda: Rest(GOOD), "returned Rest, and its how is None: add how = 'rest'", "test"),
     "no token": (lambda: Keep(torch.empty(B, 0, dtype=torch.int64)), "must have shape", "adaptive"),
     "an empty group of all": (lambda: Merge(torch.ones(B, N, dtype=torch.int64)), "empty", "adaptive"),
 }
@@ -215,50 +217,29 @@ def kept(items, **changes):
     return [tuple(row) for row in acting.index.tolist()]
 
 
-def test_a_sample_is_drawn_for_alike_alone_and_in_any_batch():
-    together = kept([4, 9, 2, 7, 30])
-    assert kept([30, 7, 2, 9, 4]) == together[::-1]
-    assert [kept([item])[0] for item in (4, 9, 2, 7, 30)] == together
-    assert len(set(together)) > 1
-
-
-def test_draws_differ_by_sample_visit_and_stream():
+def test_a_sample_is_drawn_for_alike_alone_and_in_any_batch_and_differently_by_sample_visit_and_stream():
     items = list(range(40))
     plain = kept(items)
-    assert kept(items) == plain
+    assert kept(items[::-1]) == plain[::-1] and [kept([item])[0] for item in items] == plain
+    assert len(set(plain)) > 10
     for changes in ({"visit": 1}, {"stream": 8}):
         assert sum(a == b for a, b in zip(kept(items, **changes), plain, strict=True)) < 12
-    assert len(set(plain)) > 10
 
 
-def test_draws_differ_by_block_and_by_number(scripted):
+def test_draws_differ_by_block_and_number_and_may_be_of_many_numbers_a_token(scripted):
     drawn = []
 
     def decide(view, keep):
-        drawn.extend([view.random(), view.random(), view.random(1)])
-        return None
-
-    acting = begin(scripted(decide, site="block", needs=()), FOUR, blocks=(1, 2))
-    acting.decide(1, {})
-    acting.decide(2, {})
-    assert torch.equal(drawn[0], drawn[1])
-    assert not torch.equal(drawn[0], drawn[2]) and not torch.equal(drawn[0], drawn[3])
-    assert all(x.shape == (B, 8) and x.min() >= 0 and x.max() < 1 for x in drawn)
-
-
-def test_a_draw_may_be_of_many_numbers_a_token(scripted):
-    drawn = []
-
-    def decide(view, keep):
-        drawn.append([view.random(3), view.random(3, 1), view.random(3, 5), view.random(4, 5)])
-        return None
+        drawn.append([view.random(*draw) for draw in ((), (0,), (1,), (0, 1), (0, 5), (1, 5))])
 
     for items in ([4, 9, 2], [2, 9]):
-        acting = begin(scripted(decide, needs=()), items=items)
-        acting.decide(0, GIVEN)
-    (plain, one, many, other), alone = drawn
-    assert torch.equal(one[:, :, 0], plain) and many.shape == (3, plain.shape[1], 5)
-    assert many.unique().numel() == many.numel() and not torch.equal(many, other)
+        acting = begin(scripted(decide, site="block", needs=()), FOUR, blocks=(1, 2), items=items)
+        acting.decide(1, {})
+        acting.decide(2, {})
+    (plain, again, other, one, many, others), (later, *_), alone, _ = drawn
+    assert torch.equal(plain, again) and torch.equal(plain, one[:, :, 0]) and many.shape == (3, 8, 5)
+    assert all(x.min() >= 0 and x.max() < 1 and x.unique().numel() == x.numel() for x in drawn[0])
+    assert not any(torch.equal(*pair) for pair in ((plain, other), (plain, later), (many, others)))
     assert all(torch.equal(x[[2, 1]], y) for x, y in zip(drawn[0], alone, strict=True))
 
 

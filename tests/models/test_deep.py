@@ -3,24 +3,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from eva_vits import KINDS
 from fusing import FUSING
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import Block
-from vits import (
-    ARCHITECTURES,
-    BLOCKS,
-    B,
-    N,
-    any_tokens,
-    begin,
-    close,
-    images,
-    noting,
-    ordered,
-    reference,
-    tokens_at,
-    vit,
-)
+from vits import ARCHITECTURES, BLOCKS, B, any_tokens, begin, close, images, noting, ordered, reference, tokens_at, vit
 
 from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.models import attention as fields_of
@@ -38,10 +25,10 @@ sites = pytest.mark.parametrize("site", SITES)
         (vit, "input", ("tokens", "pixels")),
         (vit, "block", ("tokens",)),
         (vit, "attention", ()),
-        *((make, "attention", ("tokens", "queries", "keys", "values")) for make in ARCHITECTURES.values()),
-        *((make, "attention", ("attention",)) for make in ARCHITECTURES.values()),
+        *((make, "attention", needs) for make in (ARCHITECTURES | KINDS).values() for needs in (
+            ("tokens", "queries", "keys", "values"), ("attention",))),
     ],
-)
+)  # fmt: skip
 @torch.no_grad()
 def test_a_strategy_that_keeps_all_equals_the_bare_model(scripted, make, site, needs):
     asked = []
@@ -60,31 +47,24 @@ def test_a_strategy_that_keeps_all_equals_the_bare_model(scripted, make, site, n
     assert [step.tokens_out for step in acting.steps] == [network.cost.tokens] * 4
 
 
-@architectures
 @pytest.mark.parametrize(
-    ("site", "needs"), [("input", ()), ("block", ()), ("attention", ()), ("attention", ("tokens",))]
-)
+    ("make", "site", "needs", "how"),
+    [
+        *((make, site, (), any_tokens) for make in ARCHITECTURES.values() for site in SITES),
+        *((make, "attention", ("tokens",), any_tokens) for make in ARCHITECTURES.values()),
+        *((ARCHITECTURES[name], site, ("tokens",), how) for name in ("plain", "distilled", "4 registers")
+          for site in SITES for how in FUSING.values()),
+    ],
+)  # fmt: skip
 @torch.no_grad()
-def test_dropping_tokens_equals_the_bare_modules_on_the_gathered_tokens(scripted, make, site, needs):
-    plans = {}
-    network = DeepViT(make())
+def test_a_plan_equals_its_matrix_between_the_bare_modules(scripted, make, site, needs, how):
+    plans, network = {}, DeepViT(make())
     pixels = images(network)
-    out = network(pixels, begin(network, scripted(noting(plans), site=site, needs=needs)))
+    acting = begin(network, scripted(noting(plans, how), site=site, needs=needs))
+    out = network(pixels, acting)
     assert sorted(plans) == ([0] if site == "input" else list(BLOCKS))
     close(out, reference(network, pixels, site, plans))
-
-
-@sites
-@pytest.mark.parametrize("how", FUSING.values(), ids=FUSING)
-@pytest.mark.parametrize("make", [vit, ARCHITECTURES["distilled"], ARCHITECTURES["4 registers"]])
-@torch.no_grad()
-def test_fusing_merging_and_mixing_equal_their_matrices(scripted, make, how, site):
-    plans = {}
-    network = DeepViT(make())
-    pixels = images(network)
-    acting = begin(network, scripted(noting(plans, how), site=site))
-    close(network(pixels, acting), reference(network, pixels, site, plans))
-    assert not any(step.early for step in acting.steps)
+    assert any(step.early for step in acting.steps) == (site == "attention" and not needs)
 
 
 @pytest.mark.parametrize("how", FUSING.values(), ids=FUSING)
@@ -93,29 +73,6 @@ def test_what_is_more_than_removal_must_read_the_tokens_where_its_macs_are_other
     network = DeepViT(vit())
     with pytest.raises(StrategyError, match="add tokens to `needs`"):
         network(images(network), begin(network, scripted(how, site="attention", needs=())))
-
-
-@pytest.mark.parametrize("prefix", [False, True])
-@pytest.mark.parametrize("pool", ["avg", "avgmax"])
-@torch.no_grad()
-def test_average_pooling_weighs_merged_tokens_by_their_patches(scripted, pool, prefix):
-    plans = {}
-    network = DeepViT(vit(global_pool=pool, pool_include_prefix=prefix))
-    pixels = images(network)
-    acting = begin(network, scripted(noting(plans, FUSING["merge"]), site="block"))
-    seen = []
-    handle = network.module.fc_norm.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    last = network.module.norm.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    network(pixels, acting)
-    handle.remove()
-    last.remove()
-    x, pooled = seen
-    assert acting.sizes.unique().numel() > 1 and acting.sizes.sum(1).tolist() == [N] * B
-    first = x[:, :1] if prefix else x[:, :0]
-    parts = zip(first, x[:, 1:], acting.sizes.long(), strict=True)
-    every = torch.stack([torch.cat([f, t.repeat_interleave(s, dim=0)]) for f, t, s in parts])
-    expected = every.mean(1) if pool == "avg" else 0.5 * (every.mean(1) + every.amax(1))
-    close(pooled, expected)
 
 
 @sites
@@ -148,27 +105,16 @@ def test_ordered_tokens_come_to_the_next_modules_in_the_order_asked_for(scripted
 
 
 @torch.no_grad()
-def test_the_pixels_of_a_patch_are_those_at_its_place(scripted):
-    seen = []
-    network = DeepViT(vit(img_size=(24, 40)))
-    pixels = images(network)
-    network(pixels, begin(network, scripted(lambda view, keep: seen.append(view.pixels), needs=("pixels",))))
-    (patches,) = seen
-    assert patches.shape == (B, 15, 3, 8, 8) and network.grid == (3, 5)
+def test_the_pixels_of_a_patch_are_those_at_its_place_whether_bytes_or_shares_of_one(scripted):
+    seen, network = [], DeepViT(vit(img_size=(24, 40)))
+    whole = torch.randint(0, 256, (B, 3, 24, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    strategy = scripted(lambda view, keep: seen.append(view.pixels), needs=("pixels",))
+    assert torch.equal(*(network(pixels, begin(network, strategy)) for pixels in (whole, whole / 255)))
+    patches, same = seen
+    assert torch.equal(patches, same) and patches.shape == (B, 15, 3, 8, 8) and network.grid == (3, 5)
     for i in range(15):
         row, column = 8 * (i // 5), 8 * (i % 5)
-        assert torch.equal(patches[:, i], pixels[:, :, row : row + 8, column : column + 8])
-
-
-@torch.no_grad()
-def test_bytes_and_shares_of_one_are_the_same_images(scripted):
-    seen = []
-    network = DeepViT(vit())
-    whole = torch.randint(0, 256, (B, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    strategy = scripted(lambda view, keep: seen.append(view.pixels), needs=("pixels",))
-    out = [network(pixels, begin(network, strategy)) for pixels in (whole, whole / 255)]
-    assert torch.equal(*out) and torch.equal(*seen)
-    assert float(seen[0].max()) == 1
+        assert torch.equal(patches[:, i], whole[:, :, row : row + 8, column : column + 8] / 255)
 
 
 class Parallel(Block):
@@ -365,21 +311,19 @@ def test_attention_received_is_that_of_whole_maps_however_few_images_are_made_at
     torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-3)
 
 
-@pytest.mark.parametrize("prefix", [0, 4])
-def test_a_model_without_class_token_has_received_attention_only(scripted, prefix):
-    network = DeepViT(vit(class_token=False, reg_tokens=prefix, global_pool="avg"))
-    assert network.attention_source == "received"
-    with pytest.raises(UnsupportedError, match=r"'scripted' needs class_attention.*received_attention"):
-        shown(scripted, network, images(network), ("class_attention",))
-
-
 @pytest.mark.parametrize(
-    ("site", "field"), [("input", "attention"), ("input", "keys"), ("block", "values"), ("attention", "pixels")]
-)
-def test_a_field_that_a_site_cannot_give_is_unsupported(scripted, site, field):
-    network = DeepViT(vit())
-    with pytest.raises(
-        UnsupportedError, match=f"needs {field}, which this model cannot give at the {site} site"
-    ) as error:
+    ("site", "field", "changes", "gives"),
+    [
+        *(("attention", "class_attention", {"class_token": False, "reg_tokens": n, "global_pool": "avg"}, "received")
+          for n in (0, 4)),
+        ("input", "attention", {}, "site = 'attention' gives what attention makes"),
+        ("input", "keys", {}, "site = 'attention' gives what attention makes"),
+        ("block", "values", {}, "tokens.$"),
+        ("attention", "pixels", {}, "received_attention"),
+    ],
+)  # fmt: skip
+def test_a_field_that_a_site_or_a_network_cannot_give_is_unsupported(scripted, site, field, changes, gives):
+    network = DeepViT(vit(**changes))
+    assert (network.attention_source == "received") == bool(changes)
+    with pytest.raises(UnsupportedError, match=rf"needs {field}, which .* at the {site} site .it gives .*{gives}"):
         network(images(network), begin(network, scripted(any_tokens, site=site, needs=(field,))))
-    assert ("site = 'attention' gives what attention makes" in str(error.value)) == (site == "input")

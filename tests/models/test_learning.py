@@ -83,35 +83,23 @@ def test_a_module_is_made_for_each_block_it_acts_in_from_seeded_numbers(network)
     assert not torch.equal(one.learned[1].weight, other.learned[1].weight)
 
 
-def test_its_loss_sees_what_came_out_and_reaches_its_modules(network):
-    acting = begin(network, Gate(), training=True)
+def test_its_loss_sees_what_came_out_and_reaches_its_modules_in_training_alone(network):
+    acting, seen = begin(network, Gate(), training=True), []
+    hook = network.module.norm.register_forward_hook(lambda m, a, out: seen.append(out))
     logits = network(images(network), acting)
+    hook.remove()
     (acting.loss() + 0.0 * logits.sum()).backward()
     (lesson,) = Gate.lessons
-    assert lesson.student.logits is logits and lesson.student.tokens.shape == (B, N, 32)
+    assert lesson.student.logits is logits and torch.equal(lesson.student.tokens, seen[0][:, network.prefix :])
+    assert lesson.student.tokens.shape == (B, N, 32)
     assert lesson.shares == {1: 0.5, 3: 0.25} and lesson.teacher is None
     planned = network.cost.macs(acting.actor.planned) / network.cost.macs(network.cost.dense())
     assert lesson.macs == pytest.approx(planned)
     close(lesson.weights, acting.weights)
-    for module in acting.actor.learned.values():
-        assert bool(module.weight.grad.any())
-
-
-def test_the_students_tokens_are_those_that_the_head_reads(network):
-    acting = begin(network, Gate(), training=True)
-    logits = network(images(network), acting)
-    seen = []
-    hook = network.module.norm.register_forward_hook(lambda m, a, out: seen.append(out))
-    again = begin(network, Gate(), training=True)
-    network(images(network), again)
-    hook.remove()
-    assert torch.equal(again.student.tokens, seen[0][:, network.prefix :]) and torch.equal(logits, again.student.logits)
-
-
-def test_outside_training_nothing_is_learned(network):
-    acting = begin(network, Gate())
-    network(images(network), acting)
-    assert not acting.learns and acting.student is None and acting.index.shape == (B, N // 4)
+    assert all(bool(module.weight.grad.any()) for module in acting.actor.learned.values())
+    test = begin(network, Gate())
+    network(images(network), test)
+    assert not test.learns and test.student is None and test.index.shape == (B, N // 4)
 
 
 def test_a_teacher_tells_what_the_bare_network_says_without_gradients(network):

@@ -8,7 +8,7 @@ import torch
 from timm.models.deit import VisionTransformerDistilled
 from vits import ARCHITECTURES, B, N, begin, close, images, vit
 
-from sparsebench.measure.cost import Traits
+from sparsebench.measure.cost import mean_step
 from sparsebench.models.attention import masked_softmax
 from sparsebench.models.deep import DeepViT
 from sparsebench.strategy.base import SITES
@@ -109,36 +109,24 @@ def test_merged_sizes_are_weighed_beside_padding(scripted):
 )
 @torch.no_grad()
 def test_what_attention_shows_knows_no_padding(scripted, field, changes):
-    network, seen = DeepViT(vit(**changes)), []
-
-    def noted(items, into):
-        inner = type(ragged(scripted, items)).plan
-
-        def decide(view, keep):
-            if view.block == 3:
-                into.append((getattr(view, field), view.there))
-            return inner(None, view, keep)
-
-        return adaptive(scripted, decide, "attention", (field,))
-
-    network(images(network), begin(network, noted(range(B), seen)))
-    ((together, there),) = seen
+    network, views, needs = DeepViT(vit(**changes)), [], (field,)
+    network(images(network), begin(network, ragged(scripted, needs=needs, seen=views)))
+    together, there = getattr(views[1], field), views[1].there
     assert there.sum(dim=1).tolist() == list(COUNTS[1])
     for item in range(B):
         alone = []
-        network(images(network)[item : item + 1], begin(network, noted([item], alone), n=1))
-        close(together[item][there[item]], alone[0][0][0])
+        acting = begin(network, ragged(scripted, [item], needs=needs, seen=alone), n=1)
+        network(images(network)[item : item + 1], acting)
+        close(together[item][there[item]], getattr(alone[1], field)[0])
         assert bool((together[item][~there[item]] == 0).all())
 
 
-@pytest.mark.parametrize("needs", [("tokens",), ("class_attention",), ("received_attention",)])
-@pytest.mark.parametrize("site", ["attention", "block"])
+@pytest.mark.parametrize(
+    ("site", "needs"),
+    [("block", ("tokens",)), *(("attention", (need,)) for need in ("tokens", "class_attention", "received_attention"))],
+)
 @torch.no_grad()
-def test_the_macs_are_the_mean_of_those_of_each_image_alone(scripted, needs, site):
-    if site == "block" and needs != ("tokens",):
-        return
-    from sparsebench.measure.cost import mean_step
-
+def test_the_macs_are_the_mean_of_those_of_each_image_alone(scripted, site, needs):
     network = DeepViT(vit())
     acting = begin(network, ragged(scripted, site=site, needs=needs))
     network(images(network), acting)
@@ -179,11 +167,10 @@ def test_a_mask_of_zeros_lets_gradients_through():
     assert torch.autograd.gradcheck(lambda D: masked_softmax(z, D, slice(None)), (D,))
 
 
-@pytest.mark.parametrize("site", SITES)
-@pytest.mark.parametrize("needs", [("tokens",), ("class_attention",)])
+@pytest.mark.parametrize(
+    ("site", "needs"), [*((site, ("tokens",)) for site in SITES), ("attention", ("class_attention",))]
+)
 def test_a_mask_of_zeros_and_ones_in_training_is_removal(scripted, site, needs):
-    if site != "attention" and needs != ("tokens",):
-        return
     network = DeepViT(vit(reg_tokens=2))
 
     def drop(view):
@@ -245,16 +232,3 @@ def test_an_adaptive_strategy_acts_wherever_the_budget_says_whatever_others_keep
     blocks.clear()
     network(images(network), begin(network, adaptive(scripted, decide, "block"), rate=1.0))
     assert blocks == []
-
-
-def test_own_macs_are_part_of_the_step_they_are_spent_in(scripted):
-    network = DeepViT(vit())
-    strategy = scripted(lambda view, keep: Keep(torch.arange(keep).expand(B, keep)), site="block")
-    type(strategy).own_macs = lambda self, place: 1000 * place.tokens + place.keep
-    acting = begin(network, strategy)
-    with torch.no_grad():
-        network(images(network), acting)
-    assert [step.own for step in acting.steps] == [0.0, 16_008.0, 0.0, 8_004.0]
-    assert acting.steps == acting.actor.planned
-    free = network.cost.steps(Traits("block", {"tokens"}), (1, 3), (8, 4))
-    assert network.cost.macs(acting.steps) == network.cost.macs(free) + 24_012

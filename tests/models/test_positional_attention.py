@@ -1,6 +1,3 @@
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -64,17 +61,13 @@ def test_a_token_without_one_position_is_refused_and_the_model_left_as_it_was(sc
     bare = network(PIXELS)
     with pytest.raises(UnsupportedError, match="kept or removed, not fused, merged or mixed"):
         network(PIXELS, begin(network, scripted(how, site=site)))
-    assert network.positions.acting is None
     assert torch.equal(network(PIXELS), bare)
 
 
 @torch.no_grad()
-def test_what_cannot_be_acted_on_rightly_says_so(scripted):
-    model = build()
-    with pytest.raises(UnsupportedError, match="act by way of PositionalDeepViT"):
-        DeepViT(model)(PIXELS, begin(DeepViT(model), scripted(any_tokens)))
+def test_masks_are_refused():
     with pytest.raises(UnsupportedError, match="takes no mask"):
-        model(PIXELS, is_causal=True)
+        build()(PIXELS, is_causal=True)
 
 
 DATA = Plain(test=16).draw(8, 0, {})
@@ -90,30 +83,14 @@ def test_content_attention_is_timms_own_model_with_the_weights_it_always_had():
     assert first == pytest.approx((-0.00195128855, 0.00867464673, 0.02029774524), rel=1e-6)
 
 
-Measured = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
-    """Return a function from a task and a plugin to the record of its cell with positional attention."""
-    out = tmp_path_factory.mktemp("cells")
-
-    def measure(task: str, plugin: str = "dense", n_train: int = 40) -> Any:
-        model = "vit:dim=32,depth=2,heads=2,patch=4,attention=positional"
-        jobs = expand(Request(plugins=(plugin,), tasks=(task,), n_train=(n_train,), seeds=1, model=model), Registry())
-        name = plugin.partition(":")[0]
-        jobs = [job for job in jobs if job.keep_weights or job.cell.strategy.name == name]
-        return list(inline(jobs, Registry(), out))[-1]
-
-    return measure
-
-
-PLAIN = "plain:canvas=16,foreground=16,epochs=20,lr=0.006,batch=8,test=100"
-
-
-def test_a_watched_cell_tells_of_neighbours_and_trains_alike(measured):
-    task = PLAIN.replace("epochs=20", "epochs=2")
-    plain, watched = measured(task), measured(task + ",watch=4")
+def test_a_watched_cell_tells_of_neighbours_and_trains_alike(tmp_path):
+    task, model = (
+        "plain:canvas=16,foreground=16,epochs=2,lr=0.006,batch=8,test=100",
+        "vit:dim=32,depth=2,heads=2,patch=4",
+    )
+    tasks, model = (task, f"{task},watch=4"), f"{model},attention=positional"
+    request = Request(plugins=("dense",), tasks=tasks, n_train=(40,), seeds=1, model=model, alone=True)
+    plain, watched = inline(expand(request, Registry()), Registry(), tmp_path)
     assert watched.status == "ok", watched.failure
     assert watched.outcomes == plain.outcomes and watched.metrics["test_loss"] == plain.metrics["test_loss"]
     looks = len(watched.samples["watched_steps"])

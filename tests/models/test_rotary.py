@@ -1,13 +1,14 @@
 """Rotary positions and attention pools: what leaves takes its place with it, and what is merged has the mean one."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from eva_vits import EVAS, KINDS, SIGLIPS, unfused
-from fusing import fuse, mix
+from fusing import fuse, merge, mix
 from timm.layers import PatchDropoutWithIndices, apply_rot_embed_cat
-from vits import any_tokens, begin, close, images, matrix, tokens_at
+from vits import any_tokens, begin, close, images, matrix, tokens_at, vit
 
 from sparsebench.errors import UnsupportedError
 from sparsebench.models import timm_parts
@@ -97,21 +98,6 @@ def test_attention_between_rotated_tokens_hangs_on_their_difference_alone(half):
     assert not math.isclose(score([0.5, 2.0], [1.0, 0.25]), score([0.5, 2.0], [1.0, 0.5]), abs_tol=1e-6)
 
 
-@pytest.mark.parametrize("needs", [(), ("queries", "attention")])
-@pytest.mark.parametrize("kind", KINDS)
-@torch.no_grad()
-def test_a_choice_that_drops_nothing_is_the_bare_model(scripted, kind, needs):
-    network = DeepViT(KINDS[kind]())
-    pixels = images(network)
-
-    def nothing(view, keep):
-        for field in needs:
-            getattr(view, field)
-        return None
-
-    close(network(pixels, begin(network, scripted(nothing, site="attention", needs=needs))), network(pixels), 1e-6)
-
-
 @pytest.mark.parametrize("kind", ["DINOv3", "PE", "odd grid"])
 @torch.no_grad()
 def test_dropping_before_the_first_block_is_timms_own_patch_dropout(scripted, kind, monkeypatch):
@@ -152,25 +138,22 @@ def test_each_plan_equals_its_matrix_and_its_mean_places(scripted, kind, decide,
     close(*seen, atol=2e-5)
 
 
-@pytest.mark.parametrize("fused_attn", [False, True])
-@pytest.mark.parametrize("kind", [*SIGLIPS, "PE"])
+POOLS = [partial(vit, global_pool=pool, pool_include_prefix=prefix) for pool in ("avg", "avgmax") for prefix in (0, 1)]
+ATTENDING = [KINDS[kind] for kind in (*SIGLIPS, "PE")]
+
+
+@pytest.mark.parametrize("decide", [pairs, merge])
+@pytest.mark.parametrize("make", [*POOLS, *ATTENDING, *(lambda make=make: unfused(make()) for make in ATTENDING)])
 @torch.no_grad()
-def test_an_attention_pool_counts_a_merged_token_as_often_as_it_has_patches(scripted, kind, fused_attn):
+def test_a_pool_counts_a_merged_token_as_often_as_it_has_patches(scripted, make, decide):
     """Merging equal tokens changes nothing: a pool of the tokens repeated is the same."""
-    model = KINDS[kind]()
-    network = DeepViT(model if fused_attn else unfused(model))
-    acting = begin(network, scripted(pairs, site="block", needs=("tokens",)), rate=0.5, blocks=(3,))
-    (x,) = tokens_at([model.norm], network, acting, images(network))
-    P, sizes = network.prefix, acting.sizes
-    x, pooled = model.norm(x), []
-    seen = []
-    handle = model.fc_norm.register_forward_pre_hook(lambda _m, args: seen.append(args[0]))
-    network(images(network), begin(network, scripted(pairs, site="block", needs=("tokens",)), rate=0.5, blocks=(3,)))
-    handle.remove()
-    for row, size in zip(x, sizes.int(), strict=True):
-        many = torch.cat([row[:P], row[P:].repeat_interleave(size, dim=0)])
-        pooled.append(type(model).pool(model, many[None]))
-    close(seen[0], torch.cat(pooled), atol=1e-5)
+    network = DeepViT(make())
+    model, P = network.module, network.prefix
+    acting = begin(network, scripted(decide, site="block", needs=("tokens",)), rate=0.5, blocks=(3,))
+    x, pooled = tokens_at([model.norm, model.fc_norm], network, acting, images(network))
+    many = zip(model.norm(x), acting.sizes.int(), strict=True)
+    rows = (torch.cat([row[:P], row[P:].repeat_interleave(n, dim=0)]) for row, n in many)
+    close(pooled, torch.cat([type(model).pool(model, row[None]) for row in rows]), atol=1e-5)
 
 
 @torch.no_grad()
@@ -195,9 +178,3 @@ def test_places_that_move_in_training_are_no_places_of_merged_tokens(scripted):
     network(images(network), begin(network, scripted(any_tokens, site="block"), training=True))
     with pytest.raises(UnsupportedError, match="moves its rotary positions in training"):
         network(images(network), begin(network, scripted(pairs, site="block", needs=("tokens",)), training=True))
-
-
-def test_pixels_of_another_size_are_refused_by_a_model_of_any_size(scripted):
-    network = DeepViT(EVAS["DINOv3"]())
-    with pytest.raises(UnsupportedError, match=r"pixels of \(48, 48\)"):
-        network(torch.rand(2, 3, 48, 48), begin(network, scripted(any_tokens, site="block"), n=2))
