@@ -286,7 +286,9 @@ def sheet(scene: Scene, blocks: Sequence[Block], inks: Mapping[str, Ink], about:
             for row, picture in enumerate(pictures):
                 mosaic[row * height :, column * width :][:side, :across] = picture
         axis.imshow(mosaic)
-        axis.set_title(wrap(f"{block.title}\n{block.about}".strip(), 22 * number), fontsize=8, parse_math=False)
+        axis.set_title(
+            wrap(f"{block.title}\n{block.about}".strip(), 20 * number), fontsize=8, weight="bold", parse_math=False
+        )
         captions = [wrap(caption, 22) for caption, _ in block.columns]
         places = np.arange(len(captions)) * width + across / 2
         axis.set_xticks(places, captions, fontsize=7, parse_math=False)
