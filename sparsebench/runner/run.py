@@ -26,7 +26,7 @@ from sparsebench.records import manifests, store
 from sparsebench.records.manifests import OWN, Asked, Described, Given, setting_of
 from sparsebench.records.record import Record
 from sparsebench.runner import devices, progress
-from sparsebench.runner.engines import TOGETHER, CellLocks, Engine, InProcess, Processes, Queue, first_interrupt
+from sparsebench.runner.engines import TOGETHER, CellLocks, Engine, Queue, first_interrupt, in_process, in_workers
 from sparsebench.runner.process import server
 from sparsebench.runner.progress import SILENT, Callbacks
 from sparsebench.strategy.base import how_of
@@ -144,9 +144,9 @@ def carry_out(
         workers = devices.workers_for(plan, setting.device, how.jobs, how.exclusive)
         if how.dask and plan.todo:
             (dask,) = metadata.entry_points(group="sparsebench.engines", name="dask")  # another package brings it
-            engine = cluster = connections.enter_context(dask.load()(how.dask, setting.device))
-            workers = cluster.slots() or 1  # none may have come yet
-        engine = engine or (Processes(workers) if workers else InProcess(registry))
+            cluster = connections.enter_context(dask.load()(how.dask, setting.device))
+            engine, workers = cluster.records, cluster.slots() or 1  # none may have come yet
+        engine = engine or (partial(in_workers, workers) if workers else partial(in_process, registry))
         callbacks.on_plan(plan, workers)
         for folder, value in _manifests(plan, registry):
             store.keep(out / folder, value)
@@ -171,7 +171,7 @@ def _collect(
     store.keep(out / manifests.ENVIRONMENTS, devices.environment())
     locks = CellLocks(out, plan.heads, expected.drop)
     most = 1 if setting.device == "cpu" else TOGETHER
-    queue = Queue(plan.todo, most, expected.length, locks, expected.begin)
+    queue = Queue(plan.todo, most, locks, expected.begin)
     stopped = threading.Event()
 
     def stop() -> None:
@@ -179,7 +179,7 @@ def _collect(
         callbacks.on_stop()
         queue.close()
 
-    records = engine.records(queue, setting)
+    records = engine(queue, setting)
     beat = progress.beat(out, expected, workers, callbacks.on_beat)
     try:
         with closing(locks), first_interrupt(stop), beat, closing(records):

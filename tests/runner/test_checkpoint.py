@@ -3,7 +3,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from sparsebench import api, files
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
-from sparsebench.plan.request import Job, Request
+from sparsebench.plan.request import Job, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
@@ -152,16 +152,15 @@ def test_a_run_removes_checkpoints_of_what_is_finished_or_starts_anew(
         store.Writer(tmp_path).append(record.model_copy(update={"status": recorded, "failure": failure}))
     there = []
 
-    class Looks:
-        def records(self, queue: Queue, *_: Any) -> Iterator[Record]:
-            there.append(sorted(path.parent.iterdir()))
-            while jobs := queue.take():
-                for job in jobs:
-                    yield job.record_of_failure("failed", Failure(reason="it was looked at"))
-                    queue.done(job)
+    def looks(queue: Queue, _: Setting) -> Generator[Record, None, None]:
+        there.append(sorted(path.parent.iterdir()))
+        while jobs := queue.take():
+            for job in jobs:
+                yield job.record_of_failure("failed", Failure(reason="it was looked at"))
+                queue.done(job)
 
     plan = planner.plan(request, planner.Files(), registry, tmp_path, rerun)
-    execute(plan, registry, tmp_path, engine=Looks(), rerun=rerun)
+    execute(plan, registry, tmp_path, engine=looks, rerun=rerun)
     assert there == [[other] if goes else sorted([path, path.with_name(f".{path.name}.123.part"), other])]
 
 

@@ -1,11 +1,9 @@
 """The queue of a run, and its engines: what each cell gives, whoever it runs beside, and what a run asks of one."""
 
-import random
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
-from itertools import pairwise
+from collections.abc import Generator, Iterator, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Cell, Origin, Part, Record
 from sparsebench.runner import prepare, process
-from sparsebench.runner.engines import Engine, InProcess, Processes, Queue
+from sparsebench.runner.engines import Engine, Queue, in_process, in_workers
 from sparsebench.runner.prepare import Context
 from sparsebench.runner.run_cell import one_thread, run_cells
 from sparsebench.strategy.budget import FULL
@@ -57,22 +55,10 @@ def test_jobs_that_can_be_trained_together_are_handed_out_together() -> None:
     assert [queue.take() for _ in range(5)] == [first, [jobs[2]], [jobs[3]], jobs[5:], None]
 
 
-def test_a_job_that_waits_does_not_hold_up_others_with_its_data() -> None:
-    first, waiting = a_job(0), a_job(1, after=a_job(0).cell.id)
-    beside = waiting.model_copy(
-        update={"after": "", "cell": waiting.cell.model_copy(update={"strategy": Part(name="random")})}
-    )
-    assert waiting.cell.draw == beside.cell.draw != first.cell.draw
-    queue = Queue([first, waiting, beside], 1)
-    assert [queue.take("a"), queue.take("b", wait=False), queue.take("b", wait=False)] == [[first], [beside], None]
-    queue.done(first)
-    assert queue.take("a", wait=False) == [waiting]
-
-
 def test_a_job_waits_for_the_one_it_starts_from_and_lets_others_pass() -> None:
     first, other = a_job(0), a_job(2)
     waiting = a_job(1, after=first.cell.id)
-    queue = Queue([waiting, first, other], 1)
+    queue = Queue([waiting, first, other])
     assert [queue.take(), queue.take()] == [[first], [other]]
     taken: list[list[Job] | None] = []
     thread = threading.Thread(target=lambda: taken.append(queue.take()), daemon=True)
@@ -87,7 +73,7 @@ def test_a_job_waits_for_the_one_it_starts_from_and_lets_others_pass() -> None:
 
 def test_closing_the_queue_releases_those_who_wait() -> None:
     first = a_job(0)
-    queue = Queue([first, a_job(1, after=first.cell.id)], 1)
+    queue = Queue([first, a_job(1, after=first.cell.id)])
     queue.take()
     taken: list[list[Job] | None] = []
     thread = threading.Thread(target=lambda: taken.append(queue.take()), daemon=True)
@@ -176,22 +162,6 @@ def test_workers_that_do_not_start_end_the_run_with_one_line(tmp_path: Path, mon
         list(local([a_job(0)], 1, tmp_path))
 
 
-@pytest.fixture(scope="module")
-def two_tasks() -> list[Job]:
-    return jobs_of(tasks=("composite", "composite:foreground=12"), seeds=2)
-
-
-def taken(queue: Queue, *takers: str) -> Iterator[Job]:
-    """Yield what those who ask in turns are given."""
-    while True:
-        for who in takers:
-            batch = queue.take(who, wait=False)
-            if batch is None:
-                return
-            yield batch[0]
-            queue.done(batch[0])
-
-
 def test_all_strategies_of_a_task_size_and_repetition_have_one_draw() -> None:
     jobs = jobs_of(seeds=2)
     by_strategy = {label: [j.cell.draw for j in jobs if j.label == label] for label in ("dense", "random", "oracle")}
@@ -199,30 +169,6 @@ def test_all_strategies_of_a_task_size_and_repetition_have_one_draw() -> None:
     assert len(set(by_strategy["dense"])) == 4
     changed = jobs[0].cell.model_copy(update={"repetition": 9})
     assert changed.draw not in by_strategy["dense"]
-
-
-def test_one_taker_has_the_cells_of_a_draw_one_after_the_other(two_tasks: list[Job]) -> None:
-    draws = [job.cell.draw for job in taken(Queue(two_tasks, 1), "a")]
-    assert len(draws) == len(two_tasks)
-    assert sum(one != other for one, other in pairwise(draws)) == len(set(draws)) - 1
-
-
-def test_two_takers_do_not_share_a_draw_until_there_is_nothing_else(two_tasks: list[Job]) -> None:
-    order = list(taken(Queue(two_tasks, 1), "a", "b"))
-    first, second = ([job.cell.draw for job in order[start::2]] for start in (0, 1))
-    shared = set(first) & set(second)
-    assert sorted(job.cell.id for job in order) == sorted(job.cell.id for job in two_tasks)
-    assert len(shared) <= 1 and shared <= set(first[-4:])
-
-
-@pytest.mark.parametrize("takers", [("a",), ("a", "b"), ("a", "b", "c", "d", "e")])
-def test_no_longer_job_comes_later_for_it(takers: tuple[str, ...]) -> None:
-    jobs = jobs_of(seeds=5, n_train=(2, 4, 8))
-    took = {job.cell.id: float(10 * job.cell.n_train + random.Random(job.cell.id).randrange(2)) for job in jobs}
-    ordered = sorted(jobs, key=lambda job: -took[job.cell.id])
-    queue = Queue(ordered, 1, lambda job: took[job.cell.id])
-    handed = [took[job.cell.id] for job in taken(queue, *takers)]
-    assert handed == sorted(handed, reverse=True) and len(handed) == len(jobs)
 
 
 def test_what_a_strategy_does_to_its_data_stays_with_it(tmp_path: Path) -> None:
@@ -259,24 +205,19 @@ def test_data_are_drawn_once_unless_they_are_large(monkeypatch: pytest.MonkeyPat
     assert found[0].train.inputs is not found[1].train.inputs
 
 
-class Sequential:
-    """Runs one cell after the other, but for some."""
-
-    def __init__(self, lost: Sequence[str] = ()):
-        self.lost = lost
-
-    def records(self, queue: Queue, setting: Setting) -> Iterator[Record]:
-        context = Context(setting)
-        with one_thread():
-            while batch := queue.take():
-                if batch[0].label not in self.lost:
-                    queue.begin([batch[0].cell.id], 0.0)
-                    yield from run_cells(batch, Registry(), context)
-                queue.done(batch[0])
+def sequential(queue: Queue, setting: Setting, lost: Sequence[str] = ()) -> Generator[Record, None, None]:
+    """Run one cell after the other, but for some."""
+    context = Context(setting)
+    with one_thread():
+        while batch := queue.take():
+            if batch[0].label not in lost:
+                queue.begin([batch[0].cell.id], 0.0)
+                yield from run_cells(batch, Registry(), context)
+            queue.done(batch[0])
 
 
-def collect(out: Path, made: Engine, **callbacks: Any) -> None:
-    execute(planned(out), Registry(), out, engine=made, **callbacks)
+def collect(out: Path, engine: Engine, **callbacks: Any) -> None:
+    execute(planned(out), Registry(), out, engine=engine, **callbacks)
 
 
 def measured(out: Path) -> dict[str, Any]:
@@ -288,8 +229,8 @@ PICTURES = "composite:pretrain_epochs=0,epochs=6,test=4"
 
 def test_any_engine_can_run_cells(tmp_path: Path) -> None:
     new: list[Record] = []
-    collect(tmp_path / "own", Sequential(), on_record=new.append)
-    collect(tmp_path / "here", InProcess(Registry()))
+    collect(tmp_path / "own", sequential, on_record=new.append)
+    collect(tmp_path / "here", partial(in_process, Registry()))
     assert len(new) == 4 and measured(tmp_path / "own") == measured(tmp_path / "here")
     assert planned(tmp_path / "own").todo == []
 
@@ -297,11 +238,11 @@ def test_any_engine_can_run_cells(tmp_path: Path) -> None:
 def test_an_engine_that_loses_cells_is_noticed_and_what_is_recorded_kept(tmp_path: Path) -> None:
     (lost,) = (job.cell.id for job in planned(tmp_path).todo if job.label == "random")
     with pytest.raises(UserError) as error:
-        collect(tmp_path, Sequential(lost=["random"]))
+        collect(tmp_path, partial(sequential, lost=["random"]))
     line = f"the engine gave no record of 1 of 4 cells, {lost} among them; the records of the others are stored; "
     assert str(error.value) == line + "the same command goes on"
     assert len(store.read(tmp_path)) == 3 and [job.cell.id for job in planned(tmp_path).todo] == [lost]
-    collect(tmp_path, Sequential())
+    collect(tmp_path, sequential)
     assert len(store.read(tmp_path)) == 4
 
 
@@ -314,9 +255,9 @@ def test_an_engine_says_which_share_of_a_training_is_done(workers: int, tmp_path
     jobs = [job for job in plan.jobs if job.label == "slow"]
     said: list[tuple[Sequence[str], float]] = []
 
-    made = Processes(1) if workers else InProcess(registry)
+    engine = partial(in_workers, 1) if workers else partial(in_process, registry)
     setting = Setting(out=tmp_path / "out", device="cpu")
-    (record,) = made.records(Queue(jobs, 1, begin=lambda cells, share: said.append((cells, share))), setting)
+    (record,) = engine(Queue(jobs, begin=lambda cells, share: said.append((cells, share))), setting)
     assert record.status == "ok", record.failure
     shares = [share for cells, share in said if list(cells) == [record.cell_id]]
     assert shares[0] == 0.0 and len(shares) > 2 and shares[-1] <= 1

@@ -1,7 +1,7 @@
 """What the same command heals: cells of killed workers, and those that have nothing to begin with."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from sparsebench.plan.request import Job, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
-from sparsebench.runner.engines import InProcess, Queue
+from sparsebench.runner.engines import Queue, in_process
 
 ENDS = """
 with open({tries!r}, "a") as file:
@@ -65,22 +65,16 @@ COMPOSITE: dict[str, Any] = {
 }  # fmt: skip
 
 
-class Disturbed:
-    """An engine that does something to the records of cells that others begin with."""
-
-    def __init__(self, disturb: Callable[[Job, Record], Record]):
-        self.disturb = disturb
-
-    def records(self, queue: Queue, setting: Setting) -> Iterator[Record]:
-        jobs = {job.cell.id: job for job in planned(setting.out, **COMPOSITE).jobs}
-        for record in InProcess(Registry()).records(queue, setting):
-            job = jobs[record.cell_id]
-            yield self.disturb(job, record) if job.keep_weights else record
-
-
 def collect(out: Path, disturb: Callable[[Job, Record], Record] = lambda job, record: record) -> dict[str, Record]:
-    """Give the command; return what the store has then."""
-    execute(planned(out, **COMPOSITE), Registry(), out, engine=Disturbed(disturb))
+    """Give the command, and do something to the records of cells that others begin with; return what the store has."""
+    jobs = {job.cell.id: job for job in planned(out, **COMPOSITE).jobs}
+
+    def disturbed(queue: Queue, setting: Setting) -> Generator[Record, None, None]:
+        for record in in_process(Registry(), queue, setting):
+            job = jobs[record.cell_id]
+            yield disturb(job, record) if job.keep_weights else record
+
+    execute(planned(out, **COMPOSITE), Registry(), out, engine=disturbed)
     return dict(store.read(out))
 
 
