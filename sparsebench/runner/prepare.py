@@ -80,26 +80,30 @@ class Context:
         self._draw, self._data = cell.draw, data
         return copy.deepcopy(data)
 
-    def on_device(self, inputs: np.ndarray) -> torch.Tensor:
-        """Return the inputs of a split on the device; of images for which that has no room, in the memory of the host.
+    def samples(self, split: Split, grid: tuple[int, int] | None, augmentation: Augmentation | None = None) -> Samples:
+        """Return a split as tensors on the device; images for which that has no room go there batch by batch.
 
         Images that are all that a file holds stay on the device for the next cell: what is in a file of pixels never
         changes. On a CPU they are the file's pages.
         """
-        device, file, tensor = self.setting.device, "", torch.from_numpy(np.ascontiguousarray(inputs))
+        device, inputs = self.setting.device, split.inputs
+        file, tensor = "", torch.from_numpy(np.ascontiguousarray(inputs))
         if isinstance(inputs, np.memmap) and inputs.filename is not None and inputs.flags.c_contiguous:
             whole = os.path.getsize(inputs.filename) == inputs.offset + inputs.nbytes
             file = str(inputs.filename) if whole else ""
         if file in self._images:
-            return self._images[file]
-        if inputs.ndim == 4 and inputs.nbytes > room(device):
-            self._images.clear()
-            if inputs.nbytes > room(device):
-                return tensor
-        moved = tensor.to(device)
-        if file:
-            self._images[file] = moved
-        return moved
+            tensor = self._images[file]
+        else:
+            if large := inputs.ndim == 4 and inputs.nbytes > room(device):
+                self._images.clear()
+                large = inputs.nbytes > room(device)
+            if not large:
+                tensor = tensor.to(device)
+                if file:
+                    self._images[file] = tensor
+        labels, relevance = torch.from_numpy(np.ascontiguousarray(split.labels)).to(device), split.relevance_on(grid)
+        known = None if relevance is None else torch.from_numpy(np.ascontiguousarray(relevance)).to(device)
+        return Samples(tensor, labels, known, augmentation)
 
 
 def room(device: str) -> float:
@@ -117,12 +121,12 @@ class Prepared:
     Attributes:
         actor: the strategy on this network, or None for one that spends no budget.
         train, test, validation: the splits on the device; there may be none to validate on.
-        initial: which trained weights it starts from, by content or by name, or "".
-        outcome: how the training came out of the network that it tests, see `Training.outcome`; None where it is
-            trained itself.
-        answers: whether the network begins with weights of which its output layer's too were trained.
+        start: which trained weights it starts from.
         teacher: the network as it begins, for a strategy that learns from it, or None; only where its output layer
             too is trained when it begins, without which it says nothing.
+        outcome: how the training came out of the network that it tests, see `Training.outcome`; None where it is
+            trained itself.
+        tested: SHA-256 of the file of that network, or "".
     """
 
     cell: Cell
@@ -133,21 +137,15 @@ class Prepared:
     train: Samples
     test: Samples
     validation: Samples | None
-    initial: str
+    start: Start
     teacher: Teacher | None
     outcome: dict[str, float] | None = None
     tested: str = ""
-    answers: bool = False
 
     @property
     def recipe(self) -> Recipe:
         """The task's recipe."""
         return self.task.recipe()
-
-    @property
-    def joins(self) -> bool:
-        """Whether it can be trained in one program with others."""
-        return hasattr(self.network, "train_together") and not self.recipe.watch
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -191,9 +189,8 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
         start = Start(hashlib.sha256(content).hexdigest(), head=same_task)
     network.module.to(context.setting.device)
     augmentation = _augmentation(cell, task.recipe(), data.train, network, context.setting.device)
-    train = _on_device(data.train, network.grid, context, augmentation)
-    test, held = _on_device(data.test, network.grid, context), data.validation
-    validation = None if held is None else _on_device(held, network.grid, context)
+    train, test = context.samples(data.train, network.grid, augmentation), context.samples(data.test, network.grid)
+    validation = None if data.validation is None else context.samples(data.validation, network.grid)
     if data.among is not None:
         test.absent = torch.ones(len(data.classes), dtype=torch.bool, device=context.setting.device)
         test.absent[torch.from_numpy(data.among).to(context.setting.device)] = False
@@ -207,9 +204,7 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
         teacher = copy.deepcopy(network)
         teacher.module.eval().requires_grad_(False)
     actor = _actor(cell, strategy, network, task)
-    return Prepared(
-        cell, task, data, network, actor, train, test, validation, start.name, teacher, outcome, tested, start.head
-    )  # fmt: skip
+    return Prepared(cell, task, data, network, actor, train, test, validation, start, teacher, outcome, tested)
 
 
 def _data(task: Task, cell: Cell, context: Context) -> Data:
@@ -239,8 +234,6 @@ def strategy_of(job: Job, registry: Registry) -> Strategy:
     for path in job.files:
         registry.load_file(Path(path))
     registered = registry.strategy(job.cell.strategy.name)
-    if registered.cls.kind != job.kind:
-        raise StrategyError(f"'{registered.cls.name}' is {registered.cls.kind} here, and {job.kind} in its job")
     if registered.origin.identity != job.origin.identity:
         raise StrategyError(f"'{registered.cls.name}' got another revision while the run was under way; run it again")
     return fill(registered.cls, job.cell.strategy.params, f"strategy '{registered.cls.name}'")
@@ -327,19 +320,6 @@ def _augmentation(cell: Cell, recipe: Recipe, train: Split, network: Network, de
     stream = seeds.seed_of("augment", cell.task.name, cell.n_train, cell.repetition)
     boxes = None if train.boxes is None else torch.from_numpy(np.ascontiguousarray(train.boxes)).to(device)
     return Augmentation(stream, recipe.flip, recipe.shift, boxes, network.grid)
-
-
-def _on_device(
-    split: Split, grid: tuple[int, int] | None, context: Context, augmentation: Augmentation | None = None
-) -> Samples:
-    """Return the split as tensors; many images stay where they are, and go to the device batch by batch."""
-    relevance, device = split.relevance_on(grid), context.setting.device
-    return Samples(
-        context.on_device(split.inputs),
-        torch.from_numpy(np.ascontiguousarray(split.labels)).to(device),
-        None if relevance is None else torch.from_numpy(np.ascontiguousarray(relevance)).to(device),
-        augmentation,
-    )
 
 
 def wants_images(actor: Actor) -> bool:

@@ -305,7 +305,7 @@ def measure(
         DivergedError: its weights or its test loss are not finite.
         StrategyError: what comes out depends on labels or masks.
     """
-    network, actor, recipe = cell.network, cell.actor, cell.recipe
+    network, recipe = cell.network, cell.recipe
     if not bool(torch.stack([p.isfinite().all() for p in network.module.parameters()]).all()):
         raise DivergedError("training diverged: the weights after the last step are not finite")
     _calibrate(result, cell)
@@ -329,11 +329,9 @@ def measure(
     if batch or first > evaluation.batch:
         halved = f"; the device had no memory for {first}" if first > evaluation.batch else ""
         result.notes["test_batch"] = f"{evaluation.batch}{halved}"
-    if 0 < (n := len(cell.train.labels)) < recipe.batch:
-        result.notes["batch"] = f"all {n} samples; the task's batch of {recipe.batch} is larger"
-    if cell.initial:
-        result.notes["initial_weights"] = cell.initial
-    if actor is not None and (scoring := network.cost.scoring(actor.requires)):
+    if cell.start.name:
+        result.notes["initial_weights"] = cell.start.name
+    if cell.actor is not None and (scoring := network.cost.scoring(cell.actor.requires)):
         result.notes["attention"] = "received" if scoring == "received" else network.attention_source
 
 
@@ -342,14 +340,10 @@ def _calibrate(result: Result, cell: Prepared) -> None:
     actor = cell.in_test
     if actor is None or not actor.strategy.adaptive:
         return
-    if not len(cell.train.labels):
-        result.notes["calibration"] = "none: there are no training images"
-        return
-    if (outcome := calibrate(cell.network, actor, cell.train)) is None:
-        result.notes["calibration"] = "none: the budget's counts are upper bounds"
-        return
-    budget, ratio, images = outcome
-    result.notes["calibration"] = f"counts of {budget.label}: {ratio:.4f} of the dense MACs on {images} training images"
+    if len(cell.train.labels) and (outcome := calibrate(cell.network, actor, cell.train)) is not None:
+        budget, ratio, images = outcome
+        spent = f"{ratio:.4f} of the dense MACs on {images} training images"
+        result.notes["calibration"] = f"counts of {budget.label}: {spent}"
 
 
 def add_watch(result: Result, watch: Watch, steps: int, task: Task) -> None:

@@ -55,7 +55,7 @@ def test_it_begins_as_the_dense_network_of_its_repetition_which_is_its_teacher(j
     assert "weights" in trained.notes and dense.cell == job.cell.init and start.cell == dense.cell.init
     cell = prepare(job, Registry(), Context(Setting(out=tmp_path, device="cpu")))
     weights = load_file(store.weights_path(tmp_path, dense.cell.id))
-    assert cell.initial == trained.notes["weights"]
+    assert cell.start.name == trained.notes["weights"]
     state = cell.network.module.state_dict()
     assert {"head.weight", "head.bias"} <= set(weights) < set(state)
     assert all(torch.equal(state[name], value) for name, value in weights.items())
