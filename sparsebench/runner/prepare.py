@@ -254,13 +254,11 @@ def load_trained(network: Network, path: Path) -> tuple[str, dict[str, float], s
     """
     content = _put(network, path, (), "trained network")
     with safe_open(path, "pt") as file:
-        metadata = (file.metadata() or {}).get(TRAINING)
-    if metadata is None:
-        raise UserError(
-            f"the trained weights of this cell say nothing of their training ({path.name})",
-            next_step="remove the file and run again: they are made anew",
-        )
-    training = json.loads(metadata)
+        metadata = file.metadata() or {}
+    if TRAINING not in metadata:
+        what = f"the trained weights of this cell say nothing of their training ({path.name})"
+        raise UserError(what, next_step="remove the file and run again: they are made anew")
+    training = json.loads(metadata[TRAINING])
     return training["initial"], training["outcome"], hashlib.sha256(content).hexdigest()
 
 
@@ -275,13 +273,10 @@ def _put(network: Network, path: Path, fresh: tuple[str, ...], label: str) -> by
     again = "the same command makes it and goes on"
     try:
         content = path.read_bytes()
-    except OSError as error:
-        missing = f"the {label} of this cell is not there ({path.name}): the cell that makes it did not succeed"
-        raise NotReadyError(missing, next_step=again) from error
-    try:
         state = {k: v for k, v in load(content).items() if not k.startswith(fresh)}
-    except SafetensorError as error:
-        raise NotReadyError(f"the {label} of this cell is torn ({path.name}: {error})", next_step=again) from error
+    except (OSError, SafetensorError) as error:
+        what = f"the {label} of this cell is torn, or the cell that makes it did not succeed ({path.name})"
+        raise NotReadyError(what, next_step=again) from error
     shapes = {name: value.shape for name, value in network.module.state_dict().items() if not name.startswith(fresh)}
     if shapes != {name: value.shape for name, value in state.items()}:
         raise NotReadyError(f"the {label} of this cell is another network's ({path.name})", next_step=again)

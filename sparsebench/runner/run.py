@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from sparsebench.errors import UserError, few, one_line
 from sparsebench.plan import plan as planner
@@ -20,7 +21,7 @@ from sparsebench.plan.locate import file_names, pictures_of
 from sparsebench.plan.plan import Plan
 from sparsebench.plan.request import Files, How, Job, Request, Setting, Suite
 from sparsebench.plugin.content import texts_of
-from sparsebench.plugin.observer import ObserverThread
+from sparsebench.plugin.observer import Observer, ObserverThread
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
 from sparsebench.records.manifests import OWN, Asked, Described, Given, setting_of
@@ -150,11 +151,10 @@ def carry_out(
         callbacks.on_plan(plan, workers)
         for folder, value in _manifests(plan, registry):
             store.keep(out / folder, value)
-        todo = {job.cell.id for job in plan.todo}
         for cell_id in (job.cell.id for job in plan.jobs if store.checkpoint_path(out, job.cell.id).exists()):
-            finished = cell_id in plan.heads and plan.heads[cell_id].status not in CUT_SHORT
-            if how.rerun == "always" if cell_id in todo else finished:  # nobody is to go on from it
-                _remove_checkpoint(out, cell_id)
+            head = plan.heads.get(cell_id)
+            if how.rerun == "always" or (head is not None and head.status not in CUT_SHORT):
+                _remove_checkpoint(out, cell_id)  # nobody is to go on from it
         if plan.todo:
             _collect(plan, engine, setting, workers, callbacks, observers)
         else:
@@ -273,16 +273,15 @@ class Observers:
         out: the run's folder.
 
     Attributes:
-        failed: by what they were asked for, the names of those that raised or hung, and are turned off.
+        failed: the names of those that raised or hung, and are turned off.
 
     Raises:
         UserError: there is no such observer or parameter, or it cannot be opened.
     """
 
     def __init__(self, registry: Registry, texts: Sequence[str], out: Path):
-        self.registry = registry
-        self.failed: dict[str, str] = {}
-        self._seeing: dict[str, tuple[Callable[[Record], object], ObserverThread, str]] = {}
+        self.failed: list[str] = []
+        self._seeing: list[tuple[str, Callable[[Record], object], ObserverThread]] = []
         for text in dict.fromkeys(texts):
             spec = parse(text)
             classes = registry.observers_for(spec.name)
@@ -292,32 +291,38 @@ class Observers:
             if others:
                 raise UserError("--observe takes one value a parameter", got=f"'{text}'")
             for cls in classes:
-                observer = fill(cls, params, f"observer '{cls.name}'")
                 thread = ObserverThread()
-                try:
-                    see = thread.call(partial(observer.open, out))
-                except UserError:
-                    raise
-                except Exception as error:  # a stranger's code, or a library's own mind about a folder
-                    reason = f"{type(error).__name__}: {error}"
-                    raise UserError(f"observer '{cls.name}' cannot be opened: {reason}") from error
-                if not callable(see):
-                    raise UserError(f"`open` of observer '{cls.name}' must return a function", got=see)
-                self._seeing[f"{text} {cls.name}"] = see, thread, f"observe:{cls.name}"
+                self._seeing.append((f"observe:{cls.name}", _opened(cls, params, out, thread), thread))
+        self._seeing += [(hook.plugin_name, hook.function, ObserverThread()) for hook in registry.record_hooks()]
 
     def observe(self, record: Record) -> None:
         """Show a finished record to each; one that raises or hangs is reported and turned off."""
-        for hook in self.registry.record_hooks():
-            self._seeing.setdefault(hook.plugin_name, (hook.function, ObserverThread(), hook.plugin_name))
-        for key, (see, thread, name) in self._seeing.items():
-            if key in self.failed:
-                continue
+        for entry in list(self._seeing):
+            name, see, thread = entry
             try:
                 with redirect_stdout(sys.stderr):
                     thread.call(partial(see, record))
             except (Exception, SystemExit) as error:  # an observer must never cost a record
-                self.failed[key] = name
+                self._seeing.remove(entry)
+                self.failed.append(name)
                 log.warning("observer '%s' failed and is turned off: %s", name, one_line(error))
+
+
+def _opened(
+    cls: type[Observer], params: Mapping[str, Any], out: Path, thread: ObserverThread
+) -> Callable[[Record], object]:
+    """Return what an observer sees records with, opened in its thread."""
+    observer = fill(cls, params, f"observer '{cls.name}'")
+    try:
+        see = thread.call(partial(observer.open, out))
+    except UserError:
+        raise
+    except Exception as error:  # a stranger's code, or a library's own mind about a folder
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"observer '{cls.name}' cannot be opened: {reason}") from error
+    if not callable(see):
+        raise UserError(f"`open` of observer '{cls.name}' must return a function", got=see)
+    return see
 
 
 def show_folder(texts: Sequence[str], folder: Path) -> tuple[int, list[str]]:
@@ -331,4 +336,4 @@ def show_folder(texts: Sequence[str], folder: Path) -> tuple[int, list[str]]:
     observers = Observers(Registry(), texts, folder)
     for _, record in sorted(records.items()):
         observers.observe(record)
-    return len(records), list(observers.failed.values())
+    return len(records), observers.failed

@@ -60,7 +60,7 @@ OTHER = {"nothing": save({}), "another shape": save({"pos_embed": torch.zeros(1,
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(None, "is not there"), (0, "is torn"), (5, "is torn"), (1000, "is torn"), (-1, "is torn"),
+    [(None, "did not succeed"), (0, "is torn"), (5, "is torn"), (1000, "is torn"), (-1, "is torn"),
      ("nothing", "another network's"), ("another shape", "another network's")],
 )  # fmt: skip
 def test_a_cell_whose_initial_weights_are_missing_torn_or_another_networks_is_skipped(
