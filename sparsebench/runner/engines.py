@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
@@ -25,7 +25,7 @@ from sparsebench.plan.request import GIB, Job, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Head, Record
-from sparsebench.runner.devices import first_of, places, turn
+from sparsebench.runner.devices import first_of, places
 from sparsebench.runner.process import START, Message, OnBegin, Worker, descendants, exit_text, memory_over, server
 
 log = logging.getLogger(__name__)
@@ -233,10 +233,9 @@ def in_process(registry: Registry, queue: Queue, setting: Setting) -> Generator[
     with one_thread():
         context = Context(setting, begin=queue.begin)
         while batch := queue.take():
-            with turn(setting.device) if setting.how.exclusive else nullcontext():
-                for job, record in zip(batch, run_cells(batch, registry, context), strict=True):
-                    yield record
-                    queue.done(job)
+            for job, record in zip(batch, run_cells(batch, registry, context), strict=True):
+                yield record
+                queue.done(job)
 
 
 def in_workers(workers: int, queue: Queue, setting: Setting) -> Generator[Record, None, None]:

@@ -342,12 +342,8 @@ def fit_on(cell: Prepared, actor: Actor, fitted: dict[str, Fitted]) -> str:
     dims = spec.task.name, spec.n_train, spec.repetition
     order = seeds.generator("fit", *dims).permutation(len(train.labels))
     rows = torch.from_numpy(order[: strategy.fit_images]).sort().values.to(train.labels.device)
-    data = spec.model_dump(mode="json", include={"task", "model", "n_train", "repetition", "precision"})
-    by = [strategy.name, strategy.model_dump(mode="json"), list(actor.keep)]
-    state = cell.network.module.state_dict()
-    base = {name: value for name, value in state.items() if not name.startswith(f"{LEARNED}.")}
-    weights = [state_digest(base), state_digest(modules_of(actor).state_dict())]
-    key = digest([data, by, weights])
+    known = spec.model_dump(mode="json", include={"task", "model", "strategy", "n_train", "repetition", "precision"})
+    key = digest([known, list(actor.keep), state_digest(cell.network.module.state_dict())])
     if key in fitted:
         modules_of(actor).load_state_dict(fitted[key][0])
     else:

@@ -260,16 +260,16 @@ def _exchange(labels: Tensor, mask: Tensor | None) -> Iterator[None]:
     order = labels.argsort(stable=True)
     rows = torch.empty_like(order)
     rows[order] = order.roll(max(1, len(order) // 2))
-    before = labels.clone(), None if mask is None else mask.clone()
-    labels.copy_(before[0][rows])
-    if mask is not None and before[1] is not None:
-        mask.copy_(before[1][rows].flip(1))
+    changed = [(labels, labels.clone(), labels[rows])]
+    if mask is not None:
+        changed.append((mask, mask.clone(), mask[rows].flip(1)))
+    for tensor, _, others in changed:
+        tensor.copy_(others)
     try:
         yield
     finally:
-        labels.copy_(before[0])
-        if mask is not None and before[1] is not None:
-            mask.copy_(before[1])
+        for tensor, before, _ in changed:
+            tensor.copy_(before)
 
 
 class Result:

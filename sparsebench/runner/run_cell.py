@@ -45,10 +45,6 @@ from sparsebench.training.steps import Autograd
 
 EVERY = 1.0
 """Seconds between two reports of the share that is done."""
-LONGEST = 1e8
-"""Seconds; timers take no more than some hundred years."""
-THREAD_LIMIT = 1
-"""Sums of floating-point numbers depend on how they are split over threads, so a cell has one."""
 STATUSES: dict[type[BaseException], Status] = {
     torch.OutOfMemoryError: "oom", MemoryError: "oom", NotReadyError: "skipped", UnsupportedError: "unsupported",
 }  # fmt: skip
@@ -113,12 +109,15 @@ Trained = tuple[Prepared, dict[str, float] | DivergedError, float]
 def run_cells(jobs: Sequence[Job], registry: Registry, context: Context) -> Iterator[Record]:
     """Yield the record of each job, whatever happens: what a strategy does wrong is in its record, not raised.
 
-    Several that can are trained in one program on CUDA; on the CPU one by one.
+    Several that can are trained in one program on CUDA; on the CPU one by one. If they must have their device for
+    themselves, their turn is waited for; who waits says so, as no second of it is a cell's.
     """
-    several = len(jobs) > 1 and context.setting.device != "cpu"
-    together = _train_together(jobs, registry, context) if several else {}
-    for job in jobs:
-        yield _run_cell(job, registry, context, together.pop(job.cell.id, None))
+    device, exclusive = context.setting.device, context.setting.how.exclusive
+    with turn(device, lambda: context.begin((), 0.0)) if exclusive else nullcontext():
+        several = len(jobs) > 1 and device != "cpu"
+        together = _train_together(jobs, registry, context) if several else {}
+        for job in jobs:
+            yield _run_cell(job, registry, context, together.pop(job.cell.id, None))
 
 
 def _train_together(jobs: Sequence[Job], registry: Registry, context: Context) -> dict[str, Trained]:
@@ -255,13 +254,9 @@ def _checkpoint(job: Job, cell: Prepared, context: Context, training: Training, 
 def _reports(
     job: Job, context: Context, total: int, first: Callable[[int], None] | None = None
 ) -> Callable[[int], None]:
-    """Return what is called with how many steps, or test items, are done; it tells the share every second.
+    """Return what is called with how many steps, or test items, are done; it tells the share of a total every second.
 
-    Args:
-        job: of the cell.
-        context: who is told.
-        total: of the steps or items; 0 if they may be fewer than anybody knows, of which no share is told.
-        first: called before.
+    The total is 0 if there may be fewer than anybody knows: no share is told of them. `first` is called before.
     """
     due = time.monotonic() + EVERY
 
@@ -324,7 +319,7 @@ def one_thread() -> Iterator[None]:
     convolutions: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
     before = torch.get_num_threads(), torch.get_deterministic_debug_mode(), convolutions.fp32_precision
     filled = memory.fill_uninitialized_memory
-    torch.set_num_threads(THREAD_LIMIT)
+    torch.set_num_threads(1)  # sums of floating-point numbers depend on how they are split over threads
     # As use_deterministic_algorithms(True, warn_only=True), which first imports torch's compiler for seconds.
     torch.set_deterministic_debug_mode("warn")
     memory.fill_uninitialized_memory = False  # costs a kernel for each new tensor
@@ -350,7 +345,7 @@ def main(line: Line) -> None:
         if not share:
             forget_peak()
         if not share and timeout:  # shortly before it is killed, even if it holds the lock
-            faulthandler.dump_traceback_later(min(timeout - min(1.0, timeout / 4), LONGEST))
+            faulthandler.dump_traceback_later(timeout - min(1.0, timeout / 4))
         line.say(Message(at=tuple(cells), share=share))
 
     context = Context(setting, True, begin)
@@ -360,17 +355,15 @@ def main(line: Line) -> None:
         line.say(Message())
         while True:
             jobs: list[Job] = line.recv()
-            # Who waits says so: no second of it is a cell's.
-            with turn(setting.device, lambda: line.say(Message())) if setting.how.exclusive else nullcontext():
-                out_of_memory = False
-                for done, record in enumerate(run_cells(jobs, registry, context), 1):
-                    faulthandler.cancel_dump_traceback_later()
-                    out_of_memory = out_of_memory or record.status == "oom"
-                    # Cells that were trained together are all trained by now.
-                    unfit = (out_of_memory and done == len(jobs)) or device_is_lost(setting.device)
-                    line.say(Message(record=record.model_copy(update={"memory": peak()}), unfit=unfit))
-                    if unfit:
-                        return
+            out_of_memory = False
+            for done, record in enumerate(run_cells(jobs, registry, context), 1):
+                faulthandler.cancel_dump_traceback_later()
+                out_of_memory = out_of_memory or record.status == "oom"
+                # Cells that were trained together are all trained by now.
+                unfit = (out_of_memory and done == len(jobs)) or device_is_lost(setting.device)
+                line.say(Message(record=record.model_copy(update={"memory": peak()}), unfit=unfit))
+                if unfit:
+                    return
 
 
 def device_is_lost(device: str) -> bool:
