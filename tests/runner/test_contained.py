@@ -1,21 +1,26 @@
-"""What a bad strategy does to its own cells, and neither it nor what it changes does to others."""
+"""What a bad strategy does to its own cells, and not to others; what the same command heals."""
 
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from measured import COMPOSITE, TINY, what_was_measured
 from plugin_files import write_strategy
 from processes import processes_of
-from running import inline, local
+from running import execute, inline, local, planned
 
 from sparsebench import seeds
 from sparsebench.plan.expand import expand
 from sparsebench.plan.request import Job, Request, Setting
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.record import Record
+from sparsebench.records import store
+from sparsebench.records.record import Failure, Record
+from sparsebench.runner.engines import Queue, in_process
 from sparsebench.runner.prepare import Context
 from sparsebench.runner.run_cell import run_cells
 
@@ -129,7 +134,6 @@ KINDS = {
         "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
     ),
 }  # fmt: skip
-HONEST = ("dense", "random", "oracle", "anti_oracle")
 
 
 def records_of(kinds: dict[str, tuple[str, str]], samples: Path, out: Path) -> dict[str, Record]:
@@ -140,7 +144,7 @@ def records_of(kinds: dict[str, tuple[str, str]], samples: Path, out: Path) -> d
     with pytest.MonkeyPatch.context() as patch:  # a file is loaded here too
         patch.setattr(torch.nn.GELU, "forward", torch.nn.GELU.forward)
         patch.setattr(seeds, "seed_of", seeds.seed_of)
-        jobs = sorted(expand(request, Registry()), key=lambda job: job.label in HONEST)
+        jobs = sorted(expand(request, Registry()), key=lambda job: job.label in GOOD)
     return {record.label: record for record in local(jobs, 1, out)}
 
 
@@ -149,7 +153,7 @@ def test_no_kind_of_change_reaches_another(samples: Path, tmp_path: Path) -> Non
     (tmp_path / "clean").mkdir()
     clean, records = records_of({}, samples, tmp_path / "clean"), records_of(KINDS, samples, tmp_path)
     own = {"started", "seconds", "memory", "samples", "metrics"}
-    for label in (*HONEST, "norm"):
+    for label in (*GOOD, "norm"):
         assert records[label].outcomes == clean[label].outcomes is not None
         assert records[label].model_dump(exclude=own) == clean[label].model_dump(exclude=own)
 
@@ -166,3 +170,87 @@ def test_a_job_has_only_the_files_that_bring_its_strategy_and_task(samples: Path
     assert names["small", "dense"] == {"brings_task.py"}
     assert names["small", "norm"] == {"good.py", "brings_task.py"}
     assert len(found["small", "norm"].code) == 3
+
+
+ENDS = """
+with open({tries!r}, "a") as file:
+    file.write("tried\\n")
+if len(open({tries!r}).read().split()) <= {times}:
+    os.kill(os.getpid(), signal.{how})
+"""
+
+
+def tried(out: Path, how: str, times: int) -> tuple[Record, int]:
+    """Return the record of a cell whose worker is ended so often, and how often it was tried."""
+    tries = out / "tries"
+    body = ENDS.format(tries=str(tries), how=how, times=times)
+    path = write_strategy(out / "ends.py", body, "import os, signal")
+    request = Request(suite=TINY, plugins=(str(path),), n_train=(4,), seeds=1)
+    jobs = [job for job in expand(request, Registry()) if job.label in ("ends", "oracle")]
+    records = {record.label: record for record in local(jobs, 1, out)}
+    assert records["oracle"].status == "ok"
+    ends = records["ends"]
+    return ends, len(tries.read_text().split()) if ends.status == "crashed" else times + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])
+def test_a_cell_whose_worker_is_killed_is_tried_once_more(
+    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        record, _ = tried(tmp_path, how, times=1)
+    assert record.status == "ok" and record.failure is None
+    (said,) = caplog.messages
+    assert "ends" in said and how in said and "it is tried once more" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "often"), [("SIGKILL", 2), ("SIGSEGV", 1)])
+def test_one_whose_worker_is_killed_again_or_ends_by_a_fault_has_crashed(tmp_path: Path, how: str, often: int) -> None:
+    record, tries = tried(tmp_path, how, times=9)
+    assert record.status == "crashed" and record.failure is not None and how in record.failure.reason
+    assert tries == often
+
+
+STARTED: dict[str, Any] = {
+    "suite": "quick-scratch", "tasks": ("composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40",),
+    "model": "vit:dim=16,depth=2,heads=2", "n_train": (20,),
+}  # fmt: skip
+
+
+def collect(out: Path, disturb: Callable[[Job, Record], Record] = lambda job, record: record) -> dict[str, Record]:
+    """Give the command, and do something to the records of cells that others begin with; return what the store has."""
+    jobs = {job.cell.id: job for job in planned(out, **STARTED).jobs}
+
+    def disturbed(queue: Queue, setting: Setting) -> Generator[Record, None, None]:
+        for record in in_process(Registry(), queue, setting):
+            job = jobs[record.cell_id]
+            yield disturb(job, record) if job.keep_weights else record
+
+    execute(planned(out, **STARTED), Registry(), out, engine=disturbed)
+    return dict(store.read(out))
+
+
+def crash(out: Path, job: Job, record: Record) -> Record:
+    store.weights_path(out, job.cell.id).unlink()
+    return job.record_of_failure("crashed", Failure(reason="the worker was ended by SIGKILL", kind="crashed"))
+
+
+def tear(out: Path, job: Job, record: Record) -> Record:
+    path = store.weights_path(out, job.cell.id)
+    path.write_bytes(path.read_bytes()[:-4])
+    return record
+
+
+@pytest.mark.parametrize(("disturb", "first"), [(crash, "crashed"), (tear, "ok")])
+def test_what_begins_with_weights_that_are_gone_or_torn_is_skipped_and_the_same_command_runs_it(
+    tmp_path: Path, disturb: Callable[[Path, Job, Record], Record], first: str
+) -> None:
+    records = collect(tmp_path, partial(disturb, tmp_path))
+    assert sorted(record.status for record in records.values()) == sorted([first, *["skipped"] * 4])
+    reasons = {record.failure.reason for record in records.values() if record.status == "skipped" and record.failure}
+    assert all("the same command" in reason for reason in reasons) and len(reasons) == 1
+    assert len(planned(tmp_path, **STARTED).todo) == 5
+    assert {record.status for record in collect(tmp_path).values()} == {"ok"}
+    assert planned(tmp_path, **STARTED).todo == []

@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from running import execute, inline, jobs_of, local, planned
 from waiting import soon
 
 from sparsebench.errors import UserError
-from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import expand
 from sparsebench.plan.request import Job, Request, Setting
 from sparsebench.plugin.registry import Registry
@@ -40,10 +39,6 @@ def a_job(repetition: int, after: str = "") -> Job:
     return Job(cell=cell, origin=Origin(plugin="dense"), kind="baseline", label="dense", after=after)
 
 
-def logs_of(out: Path) -> str:
-    return "".join(path.read_text() for path in (out / "logs").iterdir())
-
-
 def by_cell(records: Iterator[Record]) -> dict[str, dict[str, Any]]:
     return {record.cell_id: what_was_measured(record) for record in records}
 
@@ -55,32 +50,38 @@ def test_jobs_that_can_be_trained_together_are_handed_out_together() -> None:
     assert [queue.take() for _ in range(5)] == [first, [jobs[2]], [jobs[3]], jobs[5:], None]
 
 
-def test_a_job_waits_for_the_one_it_starts_from_and_lets_others_pass() -> None:
+@pytest.fixture
+def waiter() -> Callable[..., Callable[[], Any]]:
+    """Return a function that lets a thread take from a queue, and returns what waits for what that was given."""
+
+    def begin(queue: Queue) -> Callable[[], Any]:
+        taken: list[list[Job] | None] = []
+        thread = threading.Thread(target=lambda: taken.append(queue.take()), daemon=True)
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive() and taken == []
+        return lambda: thread.join(300) or taken[0]
+
+    return begin
+
+
+def test_a_job_waits_for_the_one_it_starts_from_and_lets_others_pass(waiter: Callable[..., Any]) -> None:
     first, other = a_job(0), a_job(2)
     waiting = a_job(1, after=first.cell.id)
     queue = Queue([waiting, first, other])
-    assert [queue.take(), queue.take()] == [[first], [other]]
-    taken: list[list[Job] | None] = []
-    thread = threading.Thread(target=lambda: taken.append(queue.take()), daemon=True)
-    thread.start()
+    assert [queue.take(), queue.take(), queue.take(wait=False)] == [[first], [other], None]
     queue.done(other)
-    thread.join(0.1)
-    assert thread.is_alive() and taken == []
+    taken = waiter(queue)
     queue.done(first)
-    thread.join(300)
-    assert taken == [[waiting]]
+    assert taken() == [waiting]
 
 
-def test_closing_the_queue_releases_those_who_wait() -> None:
-    first = a_job(0)
-    queue = Queue([first, a_job(1, after=first.cell.id)])
+def test_closing_the_queue_releases_those_who_wait(waiter: Callable[..., Any]) -> None:
+    queue = Queue([a_job(0), a_job(1, after=a_job(0).cell.id)])
     queue.take()
-    taken: list[list[Job] | None] = []
-    thread = threading.Thread(target=lambda: taken.append(queue.take()), daemon=True)
-    thread.start()
+    taken = waiter(queue)
     queue.close()
-    thread.join(300)
-    assert taken == [None]
+    assert taken() is None
 
 
 @pytest.fixture(scope="module")
@@ -95,18 +96,13 @@ def alone(jobs: list[Job], tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return {job.cell.id: what_was_measured(record) for job in jobs for record in inline([job], Registry(), out)}
 
 
-def test_a_batch_of_cells_gives_what_each_gives_alone(
-    tmp_path: Path, jobs: list[Job], alone: dict[str, dict[str, Any]]
+@pytest.mark.parametrize("workers", [0, 2])
+def test_cells_give_what_each_gives_alone(
+    tmp_path: Path, jobs: list[Job], alone: dict[str, dict[str, Any]], workers: int
 ) -> None:
-    assert by_cell(inline(jobs[::-1], Registry(), tmp_path)) == alone
+    records = local(jobs, workers, tmp_path) if workers else inline(jobs[::-1], Registry(), tmp_path)
+    assert by_cell(records) == alone
     assert len(alone) == len(jobs) == 20 and {record["status"] for record in alone.values()} == {"ok"}
-
-
-def test_two_worker_processes_give_what_this_process_gives(
-    tmp_path: Path, jobs: list[Job], alone: dict[str, dict[str, Any]]
-) -> None:
-    assert by_cell(local(jobs, 2, tmp_path)) == alone
-    assert "no more cells" not in logs_of(tmp_path)
 
 
 @pytest.mark.slow
@@ -224,9 +220,6 @@ def measured(out: Path) -> dict[str, Any]:
     return {id_: what_was_measured(record) for id_, record in store.read(out).items()}
 
 
-PICTURES = "composite:pretrain_epochs=0,epochs=6,test=4"
-
-
 def test_any_engine_can_run_cells(tmp_path: Path) -> None:
     new: list[Record] = []
     collect(tmp_path / "own", sequential, on_record=new.append)
@@ -247,17 +240,13 @@ def test_an_engine_that_loses_cells_is_noticed_and_what_is_recorded_kept(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_engine_says_which_share_of_a_training_is_done(workers: int, tmp_path: Path) -> None:
+def test_an_engine_says_which_share_of_a_training_is_done(tmp_path: Path) -> None:
     file = write_strategy(tmp_path / "slow.py", "time.sleep(0.7)", "import time")
-    request = Request(suite="quick-scratch", plugins=(str(file),), tasks=(PICTURES,), n_train=(2,), seeds=1)
-    plan = planner.plan(request, planner.Files(), registry := Registry(), tmp_path / "out", "missing")
-    jobs = [job for job in plan.jobs if job.label == "slow"]
+    task = "composite:pretrain_epochs=0,epochs=6,test=4"
+    jobs = jobs_of(str(file), suite="quick-scratch", tasks=(task,), n_train=(2,))
     said: list[tuple[Sequence[str], float]] = []
-
-    engine = partial(in_workers, 1) if workers else partial(in_process, registry)
-    setting = Setting(out=tmp_path / "out", device="cpu")
-    (record,) = engine(Queue(jobs, begin=lambda cells, share: said.append((cells, share))), setting)
+    queue = Queue([job for job in jobs if job.label == "slow"], begin=lambda cells, share: said.append((cells, share)))
+    (record,) = in_workers(1, queue, Setting(out=tmp_path / "out", device="cpu"))
     assert record.status == "ok", record.failure
     shares = [share for cells, share in said if list(cells) == [record.cell_id]]
     assert shares[0] == 0.0 and len(shares) > 2 and shares[-1] <= 1
