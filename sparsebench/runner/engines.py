@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -244,30 +245,23 @@ def in_workers(workers: int, queue: Queue, setting: Setting) -> Generator[Record
     A cell that goes over a limit, or whose worker dies, has a record that says `timeout`, `oom` or `crashed`. The next
     cell has a fresh worker then. Workers, and what they have started, end with this process, however it ends.
     """
-    records: SimpleQueue[Record | BaseException | None] = SimpleQueue()
+    records: SimpleQueue[Record | None] = SimpleQueue()
     supervisors = [
         Supervisor(setting, str(number), place, queue.begin)
         for number, place in enumerate(places(setting.device, workers))
     ]
-    threads = [threading.Thread(target=item.serve, args=(queue, records), daemon=True) for item in supervisors]
-    for thread in threads:
-        thread.start()
-    try:
-        left = workers
-        while left:
-            record = records.get()
-            if isinstance(record, BaseException):
-                raise record
-            if record is None:
-                left -= 1
-            else:
-                yield record
-    finally:
-        queue.close()
-        for supervisor in supervisors:
-            supervisor.kill()
-        for thread in threads:
-            thread.join()
+    with ThreadPoolExecutor(workers) as pool:
+        served = [pool.submit(supervisor.serve, queue, records) for supervisor in supervisors]
+        try:
+            for _ in served:
+                while (record := records.get()) is not None:
+                    yield record
+        finally:
+            queue.close()
+            for supervisor in supervisors:
+                supervisor.kill()
+    for future in served:
+        future.result()  # raises what went wrong
 
 
 class Supervisor:
@@ -297,18 +291,19 @@ class Supervisor:
         """Take note of the ids of cells that the worker is at from now on."""
         self.cells, self.started, self.clock = cells, datetime.now(UTC), time.monotonic()
 
-    def serve(self, queue: Queue, records: SimpleQueue[Record | BaseException | None]) -> None:
-        """Work through a queue; at the end hand on what went wrong, or None."""
-        error = None
+    def serve(self, queue: Queue, records: SimpleQueue[Record | None]) -> None:
+        """Work through a queue, which is closed where something goes wrong; at the end hand on None."""
         try:
             while not self.stopped and (batch := queue.take()) is not None:
                 for job, record in self.records(batch):
                     records.put(record)
                     queue.done(job)
-        except BaseException as raised:  # the thread that waits for records raises it
-            error = raised
-        self.end()
-        records.put(error)
+        except BaseException:
+            queue.close()
+            raise
+        finally:
+            self.end()
+            records.put(None)
 
     def records(self, batch: list[Job]) -> Iterator[tuple[Job, Record]]:
         """Yield the record of each job, unless it is killed.

@@ -381,24 +381,22 @@ class Worker:
     def end(self, patience: float = 0.0) -> int:
         """End it, with all that it has started, unless it ends by itself in time; return how it left."""
         if self._exit_code is None:
-            code = self._code(patience) if patience else None
+            code = self._code(patience)
             if code is None:
                 self.cut()
                 self._code(PATIENCE + 5)
-            self._exit_code = 0 if code is None else code
+            self._exit_code = code or 0
             self._line.close()
             self._status.close()
         return self._exit_code
 
     def _code(self, seconds: float) -> int | None:
         """Return how it left, None where it does not in time; if the server was killed, so was the worker."""
-        self._status.settimeout(seconds)
-        try:
-            return int(self._status.recv(64) or -signal.SIGKILL)
-        except TimeoutError:
+        if not select.select([self._status], [], [], seconds)[0]:
             return None
-        except OSError:
-            return -signal.SIGKILL
+        with suppress(OSError):
+            return int(self._status.recv(64) or -signal.SIGKILL)
+        return -signal.SIGKILL
 
     def cut(self) -> None:
         """Have it ended with all that it has started, and do not wait."""

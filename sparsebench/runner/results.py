@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from sparsebench.strategy.base import Site
 from sparsebench.strategy.plan_checks import only_removes
 from sparsebench.strategy.plans import Keep, Plan
 from sparsebench.strategy.tokens import Padded, sizes_after
-from sparsebench.tasks.base import Data, Recipe, Task, relevant
+from sparsebench.tasks.base import Data, Task, relevant
 from sparsebench.tasks.images import PictureTask
 from sparsebench.training.fit import calibrate
 from sparsebench.training.loop import (
@@ -53,12 +53,7 @@ Stays = list[tuple[int, Tensor]]
 
 
 class Watch:
-    """Called after each step, looks every few of them.
-
-    Args:
-        recipe: says how often to look; the first look is before the first step.
-        steps, network: what trains, and what it trains.
-        train, test: each split with the strategy that acts on it, or None.
+    """Called after each step of a cell's training, looks every few of them, at first before the first step.
 
     Attributes:
         looks: steps done at each look.
@@ -68,28 +63,19 @@ class Watch:
         UnsupportedError: the network shows nothing.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        steps: Steps,
-        network: Network,
-        train: tuple[Samples, Actor | None],
-        test: tuple[Samples, Actor | None],
-    ):
-        if not hasattr(network, "observe"):
+    def __init__(self, cell: Prepared, steps: Steps):
+        if not hasattr(cell.network, "observe"):
             raise UnsupportedError(
                 "watch=... is for networks that have `observe`, as vit:attention=positional has: others show nothing"
             )
-        self.recipe, self.train, self.test = recipe, train, test
-        self.steps: Any = steps
-        self.network: Any = network
-        self.first = {name: value.clone() for name, value in network.module.state_dict().items()}
+        self.cell, self.steps, self.network = cell, cast(Any, steps), cast(Any, cell.network)
+        self.first = {name: value.clone() for name, value in self.network.module.state_dict().items()}
         self.looks: list[int] = []
         self.seen: dict[str, list[float]] = {}
 
     def __call__(self, step: int) -> None:
         """Look, if it is time to."""
-        if step % self.recipe.watch == 0:
+        if step % self.cell.recipe.watch == 0:
             self.look(step)
 
     @torch.no_grad()
@@ -99,21 +85,22 @@ class Watch:
             return
         self.steps.store()
         self.looks.append(step)
-        samples, actor = self.test
+        cell = self.cell
         if hasattr(self.steps, "test"):
-            loss, accuracy = self.steps.test(actor, samples)
+            loss, accuracy = self.steps.test(cell.in_test, cell.test)
         else:
-            evaluation = evaluate(self.network, actor, samples, self.recipe)
+            evaluation = evaluate(self.network, cell.in_test, cell.test, cell.recipe)
             self.network.module.train()
             loss, accuracy = evaluation.loss, evaluation.accuracy
-        values = self.network.observe(_look(*self.train, training=True), _look(*self.test))
+        train = _look(cell.train, cell.in_training, training=True)
+        values = self.network.observe(train, _look(cell.test, cell.in_test))
         for name, value in {"test_loss": loss, "test_accuracy": accuracy, **values}.items():
             self.seen.setdefault(name, []).append(value)
 
     @torch.no_grad()
     def trained_values(self) -> dict[str, tuple[float, ...]]:
         """Return what the network keeps of its trained weights."""
-        kept: dict[str, tuple[float, ...]] = self.network.trained_values(self.first, _look(self.test[0], None))
+        kept: dict[str, tuple[float, ...]] = self.network.trained_values(self.first, _look(self.cell.test, None))
         return kept
 
     def iterations(self, success: Callable[[float, float], bool | None]) -> int | None:
@@ -346,16 +333,16 @@ def _calibrate(result: Result, cell: Prepared) -> None:
         result.notes["calibration"] = f"counts of {budget.label}: {spent}"
 
 
-def add_watch(result: Result, watch: Watch, steps: int, task: Task) -> None:
+def add_watch(result: Result, watch: Watch, steps: int) -> None:
     """Add what was seen while training, to the last step."""
     watch.look(steps)
-    n = len(watch.test[0].labels)
+    n = len(watch.cell.test.labels)
     result.samples["watched_steps"] = tuple(map(float, watch.looks))
     result.samples |= {f"watched_{name}": tuple(values) for name, values in watch.seen.items()}
     result.samples |= {f"trained_{name}": values for name, values in watch.trained_values().items()}
     for name, unit in watch.network.shows.items():
         result.add(name, watch.seen[name][-1], n, unit)
-    result.add("iterations", watch.iterations(task.success), n)
+    result.add("iterations", watch.iterations(watch.cell.task.success), n)
 
 
 def _add_validation(result: Result, cell: Prepared) -> None:

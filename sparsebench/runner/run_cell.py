@@ -10,7 +10,7 @@ import time
 import traceback
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from io import BytesIO
@@ -41,7 +41,7 @@ from sparsebench.runner.process import Line, Message, forget_peak, peak
 from sparsebench.runner.results import Result, Watch, add_watch, measure
 from sparsebench.strategy.base import Strategy, place_of
 from sparsebench.training.loop import EarlyStopping, Training
-from sparsebench.training.steps import Autograd
+from sparsebench.training.steps import Autograd, Steps
 
 EVERY = 1.0
 """Seconds between two reports of the share that is done."""
@@ -55,23 +55,25 @@ log = logging.getLogger(__name__)
 
 
 class Checkpoint:
-    """Called after each step, writes the state of a training every few seconds.
+    """Called after each step, writes the state of a cell's training every few seconds.
 
-    Args:
-        path: the file, which is there whole or not at all.
-        made_by: what its use depends on: a file that says otherwise is not used.
-        interval: seconds between writings.
-        training: what it is of.
+    The file is there whole or not at all. One that was made by something else is not used.
+
+    Attributes:
+        resumed: how often the training was gone on with.
     """
 
-    def __init__(self, path: Path, made_by: Mapping[str, str], interval: float, training: Training):
-        self.path, self.made_by, self.interval, self.training = path, made_by, interval, training
-        self.resumed = 0  # how often the training was gone on with
-        self.warned = False
-        self.due = time.monotonic() + interval
+    def __init__(self, job: Job, cell: Prepared, setting: Setting, training: Training):
+        self.path, self.training = store.checkpoint_path(setting.out, job.cell.id), training
+        self.interval, self.resumed, self.warned = setting.how.checkpoint, 0, False
+        self.due = time.monotonic() + self.interval
+        self.made_by = {
+            "cell": job.cell.id, "revision of the strategy": job.origin.revision, "start": cell.start.name,
+            "torch": str(torch.__version__), "device": torch.device(setting.device).type, "sparsebench": __version__,
+        }  # fmt: skip
 
-    def resume(self) -> int:
-        """Go on from the file, if it is there and fits; return how often the training was gone on with."""
+    def resume(self) -> None:
+        """Go on from the file, if it is there and fits."""
         try:
             written = torch.load(self.path, map_location="cpu", weights_only=True)
             if other := [name for name, value in self.made_by.items() if written["made_by"].get(name) != value]:
@@ -82,7 +84,6 @@ class Checkpoint:
             pass
         except (OSError, RuntimeError, ValueError, LookupError, TypeError, EOFError, UnpicklingError) as error:
             log.warning("%s is not used and its cell starts anew: %s", self.path.name, one_line(error)[:200])
-        return self.resumed
 
     def __call__(self, step: int) -> None:
         """Write, if it is time to and training is not over."""
@@ -223,32 +224,16 @@ def _train(job: Job, cell: Prepared, context: Context, result: Result) -> dict[s
     training = Training(cell.network, cell.in_training, cell.train, recipe, cell.order, cell.teacher, early)
     steps, watch, checkpoint = training.steps, None, None
     if recipe.watch:  # what was seen while training is in no checkpoint
-        watch = Watch(recipe, steps, cell.network, (cell.train, cell.in_training), (cell.test, cell.in_test))
+        watch = Watch(cell, steps)
     elif context.setting.how.checkpoint and isinstance(steps, Autograd):
-        checkpoint = _checkpoint(job, cell, context, training, result)
+        checkpoint = Checkpoint(job, cell, context.setting, training)
+        checkpoint.resume()
     sooner = recipe.stop_at_zero_loss or recipe.stop_below or recipe.patience
     outcome = training.run(_reports(job, context, 0 if sooner else training.total, watch or checkpoint))
-    if isinstance(steps, Autograd) and steps.parts > recipe.accumulate:
-        result.notes["memory"] = f"batches in {steps.parts} parts: the memory holds no larger ones"
-    if inactive := _inactive(cell):
-        result.notes["inactive"] = inactive
+    result.notes |= _notes_on(cell, steps, checkpoint)
     if watch is not None:
-        add_watch(result, watch, int(outcome["steps"]), cell.task)
+        add_watch(result, watch, int(outcome["steps"]))
     return outcome
-
-
-def _checkpoint(job: Job, cell: Prepared, context: Context, training: Training, result: Result) -> Checkpoint:
-    """Return the checkpoint of a training, which goes on from it if there is one that fits."""
-    made_by = {
-        "cell": job.cell.id, "revision of the strategy": job.origin.revision, "start": cell.start.name,
-        "torch": str(torch.__version__), "device": torch.device(context.setting.device).type,
-        "sparsebench": __version__,
-    }  # fmt: skip
-    path = store.checkpoint_path(context.setting.out, job.cell.id)
-    checkpoint = Checkpoint(path, made_by, context.setting.how.checkpoint, training)
-    if resumed := checkpoint.resume():
-        result.notes["resumed"] = str(resumed)
-    return checkpoint
 
 
 def _reports(
@@ -283,15 +268,21 @@ def _fit(cell: Prepared, acting: Actor | None, context: Context, result: Result)
     result.notes["fit"] = fit_on(cell, acting, context.fitted)
 
 
-def _inactive(cell: Prepared) -> str:
-    """Return which published terms of the strategy's loss had no part in the training, and why; "" if all had."""
-    actor = cell.in_training
-    if actor is None or not actor.acts:
-        return ""
-    weightless = actor.strategy.inactive(teacher=True)
-    untaught = [term for term in actor.strategy.inactive(cell.teacher is not None) if term not in weightless]
-    reasons = {"weight 0": weightless, "no teacher": untaught}
-    return "; ".join(f"{', '.join(terms)}: {why}" for why, terms in reasons.items() if terms)
+def _notes_on(cell: Prepared, steps: Steps, checkpoint: Checkpoint | None) -> dict[str, str]:
+    """Return what is to know of a training: that it was resumed, parts of batches, terms of the loss without effect."""
+    notes, actor = dict[str, str](), cell.in_training
+    if checkpoint is not None and checkpoint.resumed:
+        notes["resumed"] = str(checkpoint.resumed)
+    if isinstance(steps, Autograd) and steps.parts > cell.recipe.accumulate:
+        notes["memory"] = f"batches in {steps.parts} parts: the memory holds no larger ones"
+    if actor is not None and actor.acts:
+        weightless = actor.strategy.inactive(teacher=True)
+        untaught = [term for term in actor.strategy.inactive(cell.teacher is not None) if term not in weightless]
+        reasons = {"weight 0": weightless, "no teacher": untaught}
+        if any(reasons.values()):
+            inactive = "; ".join(f"{', '.join(terms)}: {why}" for why, terms in reasons.items() if terms)
+            notes["inactive"] = inactive
+    return notes
 
 
 def _measure(job: Job, cell: Prepared, outcome: dict[str, float], context: Context, result: Result) -> None:
