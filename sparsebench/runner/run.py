@@ -93,26 +93,24 @@ def plan_of(
     Raises:
         UserError: as `run` does before its first cell.
     """
-    request = replace(request, on_gpu=_setting(how, out).device != "cpu")
+    request = replace(request, on_gpu=_device(how) != "cpu")
     return planner.plan(request, files, registry, out, how.rerun, planner.shard(how.shard or "0/1"), prior)
 
 
-def _setting(how: How, out: Path, locations: Mapping[str, Path] = {}) -> Setting:
-    """Return what cells have in common; its device is of this machine, or of a cluster's workers.
+def _device(how: How) -> str:
+    """Return the device of cells, of this machine or of a cluster's workers.
 
     Raises:
-        UserError: a value that it cannot have, no such device, or a device or number of workers that no cluster takes.
+        UserError: no such device or limit, or a device or number of workers that no cluster takes.
     """
     how.limits()
     if how.dask is None:
-        device = devices.resolve_device(how.device)
-    elif how.jobs is not None:
+        return devices.resolve_device(how.device)
+    if how.jobs is not None:
         raise UserError("--dask: the cluster says how many workers it has", next_step="leave --jobs out")
-    elif how.device not in ("auto", "cpu", "cuda"):
+    if how.device not in ("auto", "cpu", "cuda"):
         raise UserError("--device", got=f"'{how.device}'", allowed="cpu or cuda with --dask")
-    else:
-        device = "cpu" if how.device == "auto" else how.device
-    return Setting(out, device, locations, how)
+    return "cpu" if how.device == "auto" else how.device
 
 
 def carry_out(
@@ -136,7 +134,7 @@ def carry_out(
         UserError: the folder cannot be written or is gone, or the engine gave no record of a cell.
         KeyboardInterrupt: it was stopped; what is done is stored.
     """
-    setting = _setting(how, out, plan.locations)
+    setting = Setting(out, _device(how), plan.locations, how)
     store.check_writable(out)
     observers = Observers(registry, how.observe, out)
     if pictures := pictures_of(plan.todo, registry, plan.locations):

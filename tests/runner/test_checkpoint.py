@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from measured import TINY, what_was_measured
+from measured import what_was_measured
 from running import execute, inline
 from safetensors.torch import load_file, save_file
 
-from sparsebench import api, files
-from sparsebench.errors import UserError
+from sparsebench import files
 from sparsebench.plan import plan as planner
 from sparsebench.plan.request import How, Job, Request, Setting
 from sparsebench.plugin.registry import Registry
@@ -176,9 +175,3 @@ def test_a_training_that_began_from_other_initial_weights_is_not_gone_on_with(
     assert "resumed" not in other.notes and "it was made with another start" in caplog.text
     assert other.notes["initial_weights"] == files.content_hash(weights)
     assert measured(other) == measured(run(job, tmp_path, 0))
-
-
-@pytest.mark.parametrize("seconds", [-1.0, float("nan")])
-def test_seconds_that_are_none_are_refused(tmp_path: Path, seconds: float) -> None:
-    with pytest.raises(UserError, match=r"--checkpoint; got .*0 or more"):
-        api.run(suite=TINY, n_train=[4], seeds=1, out=tmp_path, jobs=0, checkpoint=seconds)

@@ -1,6 +1,5 @@
-"""A run that is stopped, that is not alone in its folder, or whose folder is removed, moved or may only be read."""
+"""A run that is stopped, that is not alone in its folder, or whose folder is removed or moved."""
 
-import io
 import shutil
 import signal
 import subprocess
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from commands import call
 from measured import TINY
 from processes import processes_of
 from running import execute, planned
@@ -33,6 +31,7 @@ def plan(out: Path) -> planner.Plan:
 
 @pytest.fixture(autouse=True)
 def default_handler() -> Iterator[None]:
+    """Keep SIGINT from being ignored here, and so in processes that are started."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -77,27 +76,6 @@ def test_after_the_first_ctrl_c_the_cells_under_way_are_done_and_no_others(tmp_p
     assert asked == [1] and 1 <= len(new) < 80  # more than one where a slow machine hears of it late
     assert len(store.read(tmp_path)) == len(new) and {record.status for record in new} == {"ok"}
     assert len(plan(tmp_path).todo) == 80 - len(new)
-
-
-RUN = ["run", "--suite", TINY, "--n-train", "4,8", "--seeds", "3", "--jobs", "0"]
-TIMES = ["images_per_s", "pareto_speed"]
-
-
-@pytest.mark.slow
-def test_both_end_with_the_board_that_one_alone_has(tmp_path: Path) -> None:
-    alone, both = tmp_path / "alone", tmp_path / "both"
-    line = [sys.executable, "-m", "sparsebench", *RUN, "--format", "csv", "--out", str(both)]
-    runs = [subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    expected = call(*RUN, "--format", "csv", "--out", alone)
-    ends = [run.communicate(timeout=300) for run in runs]
-    assert [expected.exit_code, *(run.returncode for run in runs)] == [0, 0, 0], ends
-    boards = [
-        pd.read_csv(io.StringIO(text)).drop(columns=TIMES) for text in (expected.stdout, *(end[0] for end in ends))
-    ]
-    assert boards[0].equals(boards[1]) and boards[0].equals(boards[2])
-    assert set(store.read(both)) == set(store.read(alone)) and not list(both.rglob("*.part"))
-    assert len(store.rows(both, counted=False)) == len(store.read(both)), "no cell is done twice"
-    assert not (both / "underway").exists()
 
 
 HOLDS = """
@@ -207,13 +185,8 @@ def stopped_by(number: int, out: Path, plugin: str, under_way: Callable[[], bool
     A signal that is to be sent again is sent when the run has said that it has the one before.
     """
     command = [*COMMAND, "--plugin", plugin, "--out", str(out)]
-    # A process started with SIGINT ignored would hand that on.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with (out / "said").open("wb") as said:
-            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with (out / "said").open("wb") as said:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
     try:
         assert soon(lambda: under_way() or process.poll() is not None)
         process.send_signal(number)
@@ -252,8 +225,17 @@ def test_a_run_that_was_stopped_leaves_no_process_and_goes_on_where_it_was(
     assert 3 <= len(kept) < 10
     board, cells = finish(tmp_path)
     assert board == undisturbed and cells == 10 - len(kept)
-    assert set(kept) < set(cells_of(tmp_path)) and len(cells_of(tmp_path)) == 10
-    assert len(set(cells_of(tmp_path))) == 10
+    assert set(kept) < set(cells_of(tmp_path)) and len(set(cells_of(tmp_path))) == len(cells_of(tmp_path)) == 10
+
+
+@pytest.mark.slow
+def test_two_runs_in_one_folder_end_with_the_board_of_one(tmp_path: Path, undisturbed: str) -> None:
+    command = [*COMMAND, "--plugin", "attn_topk", "--out", str(tmp_path)]
+    runs = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(2)]
+    assert [run.wait(300) for run in runs] == [0, 0]
+    assert len(set(cells_of(tmp_path))) == len(cells_of(tmp_path)) == 10, "no cell is done twice"
+    assert finish(tmp_path) == (undisturbed, 0)
+    assert not (tmp_path / "underway").exists() and not list(tmp_path.rglob("*.part"))
 
 
 @pytest.mark.slow
