@@ -126,7 +126,6 @@ class Prepared:
             too is trained when it begins, without which it says nothing.
         outcome: how the training came out of the network that it tests, see `Training.outcome`; None where it is
             trained itself.
-        tested: SHA-256 of the file of that network, or "".
     """
 
     cell: Cell
@@ -139,8 +138,7 @@ class Prepared:
     validation: Samples | None
     start: Start
     teacher: Teacher | None
-    outcome: dict[str, float] | None = None
-    tested: str = ""
+    outcome: dict[str, float] | None
 
     @property
     def recipe(self) -> Recipe:
@@ -176,9 +174,9 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     registry.check_revision(model, cell.model)
     data = _data(task, cell, context)
     network = model.build(data, cell.repetition)
-    outcome, tested = None, ""
+    outcome = None
     if job.network:
-        initial, outcome, tested = load_trained(network, context.setting.weights(job.network))
+        initial, outcome = load_trained(network, context.setting.weights(job.network))
         start = Start(initial)
     elif cell.init is None:
         start = model.start(network, task, context.setting.locations)
@@ -204,7 +202,7 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
         teacher = copy.deepcopy(network)
         teacher.module.eval().requires_grad_(False)
     actor = _actor(cell, strategy, network, task)
-    return Prepared(cell, task, data, network, actor, train, test, validation, start, teacher, outcome, tested)
+    return Prepared(cell, task, data, network, actor, train, test, validation, start, teacher, outcome)
 
 
 def _data(task: Task, cell: Cell, context: Context) -> Data:
@@ -245,21 +243,21 @@ def weights_file(network: Network, initial: str, outcome: Mapping[str, float]) -
     return save(state, {TRAINING: json.dumps({"initial": initial, "outcome": dict(outcome)}, sort_keys=True)})
 
 
-def load_trained(network: Network, path: Path) -> tuple[str, dict[str, float], str]:
-    """Put the weights of a file into the network; return what it began with, how its training came out, its SHA-256.
+def load_trained(network: Network, path: Path) -> tuple[str, dict[str, float]]:
+    """Put the weights of a file into the network; return what it began with, and how its training came out.
 
     Raises:
         NotReadyError: the file is missing or torn, or holds another network.
         UserError: it says nothing of a training.
     """
-    content = _put(network, path, (), "trained network")
+    _put(network, path, (), "trained network")
     with safe_open(path, "pt") as file:
         metadata = file.metadata() or {}
     if TRAINING not in metadata:
         what = f"the trained weights of this cell say nothing of their training ({path.name})"
         raise UserError(what, next_step="remove the file and run again: they are made anew")
     training = json.loads(metadata[TRAINING])
-    return training["initial"], training["outcome"], hashlib.sha256(content).hexdigest()
+    return training["initial"], training["outcome"]
 
 
 def _put(network: Network, path: Path, fresh: tuple[str, ...], label: str) -> bytes:

@@ -97,12 +97,6 @@ class Watch:
         for name, value in {"test_loss": loss, "test_accuracy": accuracy, **values}.items():
             self.seen.setdefault(name, []).append(value)
 
-    @torch.no_grad()
-    def trained_values(self) -> dict[str, tuple[float, ...]]:
-        """Return what the network keeps of its trained weights."""
-        kept: dict[str, tuple[float, ...]] = self.network.trained_values(self.first, _look(self.cell.test, None))
-        return kept
-
     def iterations(self, success: Callable[[float, float], bool | None]) -> int | None:
         """Return the steps done at the first look at which loss and accuracy are a success, or None."""
         looks = zip(self.looks, self.seen["test_loss"], self.seen["test_accuracy"], strict=True)
@@ -333,13 +327,15 @@ def _calibrate(result: Result, cell: Prepared) -> None:
         result.notes["calibration"] = f"counts of {budget.label}: {spent}"
 
 
+@torch.no_grad()
 def add_watch(result: Result, watch: Watch, steps: int) -> None:
-    """Add what was seen while training, to the last step."""
+    """Add what was seen while training, to the last step, and what the network keeps of its trained weights."""
     watch.look(steps)
     n = len(watch.cell.test.labels)
     result.samples["watched_steps"] = tuple(map(float, watch.looks))
     result.samples |= {f"watched_{name}": tuple(values) for name, values in watch.seen.items()}
-    result.samples |= {f"trained_{name}": values for name, values in watch.trained_values().items()}
+    kept = watch.network.trained_values(watch.first, _look(watch.cell.test, None))
+    result.samples |= {f"trained_{name}": values for name, values in kept.items()}
     for name, unit in watch.network.shows.items():
         result.add(name, watch.seen[name][-1], n, unit)
     result.add("iterations", watch.iterations(watch.cell.task.success), n)

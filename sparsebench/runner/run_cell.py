@@ -210,8 +210,6 @@ def failure_of(error: BaseException, strategy: Strategy | None = None) -> Failur
 def _train(job: Job, cell: Prepared, context: Context, result: Result) -> dict[str, float]:
     """Train a cell alone, unless it only tests; return how that came out, see `Training.outcome`."""
     if cell.outcome is not None or not cell.task.trains:
-        if cell.tested:
-            result.notes["tested_weights"] = cell.tested
         return cell.outcome or {}
     _fit(cell, cell.in_training, context, result)
     recipe = cell.recipe

@@ -107,7 +107,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Job], dict
 
 def same(one: Record, other: Record) -> bool:
     numbers = [{k: v for k, v in record.metrics.items() if k not in TIMED} for record in (one, other)]
-    left_out = ("timed", "weights", "tested_weights")
+    left_out = ("timed", "weights")
     notes = [{k: v for k, v in record.notes.items() if k not in left_out} for record in (one, other)]
     return numbers[0] == numbers[1] and notes[0] == notes[1] and one.outcomes == other.outcomes
 

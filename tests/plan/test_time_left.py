@@ -24,8 +24,7 @@ def jobs_of(test: str = "20", n_train: tuple[int, ...] = (4,), seeds: int = 2) -
 
 def took(job: Job, seconds: float, memory: int = 0, status: str = "ok") -> Record:
     record = job.record_of_failure("crashed", Failure(reason="none"), seconds=seconds)
-    notes = {"tested_weights": "f"} if job.network else {}
-    return record.model_copy(update={"status": status, "memory": memory, "notes": notes})
+    return record.model_copy(update={"status": status, "memory": memory})
 
 
 def learned(jobs: list[Job], *records: Record) -> Expected:
