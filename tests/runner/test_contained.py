@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from measured import COMPOSITE, TINY, what_was_measured
+from measured import COMPOSITE, what_was_measured
 from plugin_files import write_strategy
 from processes import processes_of
-from running import execute, inline, local, planned
+from running import execute, inline, jobs_of, local, planned
 
 from sparsebench import seeds
 from sparsebench.plan.expand import expand
@@ -45,8 +45,7 @@ def run(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[s
     out = tmp_path_factory.mktemp("contained")
     orphans = write_strategy(out / "orphans.py", ORPHANS, "import os, time")
     plugins = (*(str(samples / f"{name}.py") for name in BAD), str(orphans))
-    request = Request(suite=TINY, plugins=plugins, n_train=(4,), seeds=1)
-    jobs = expand(request, Registry())
+    jobs = jobs_of(*plugins, n_train=(4,))
     records, hangs = list[Record](), [job for job in jobs if job.label == HANGS]
     beside = threading.Thread(
         target=lambda: records.extend(local(hangs, 1, out / "hangs", memory_limit=MEMORY, timeout=SECONDS))
@@ -67,8 +66,7 @@ def reason(record: Record) -> str:
 def test_each_cell_has_one_record_and_the_good_ones_are_as_ever(run: tuple[dict[str, Record], Path]) -> None:
     records, out = run
     assert set(records) == {*BAD, "orphans", *GOOD}
-    jobs = expand(Request(suite=TINY, n_train=(4,), seeds=1), Registry())
-    for record in inline(jobs, Registry(), out / "alone"):
+    for record in inline(jobs_of(n_train=(4,)), Registry(), out / "alone"):
         assert what_was_measured(records[record.label]) == what_was_measured(record)
 
 
@@ -117,11 +115,7 @@ def test_what_ctrl_c_raises_is_a_failure_if_only_a_strategy_can_have_raised_it(
 GELU = "torch.nn.GELU.forward = lambda self, x: x"
 KINDS = {
     "at_import": (f"{GELU}; sparsebench.seeds.seed_of = lambda *names: 3", "pass"),
-    "patches_judge": (
-        "",
-        "import sparsebench.training.loop as e; own = e.predictions; e.predictions = lambda *x: own(*x)",
-    ),
-
+    "patches_judge": ("", "import sparsebench.training.loop as e; f = e.predictions; e.predictions = lambda *x: f(*x)"),
     "hooks": ("", "torch.nn.modules.module.register_module_forward_hook(lambda module, args, out: out)"),
     "optimiser": ("", "torch.optim.AdamW.step = lambda self, closure=None: None"),
     "breaks": ("", "torch.Tensor.norm = lambda *given, **more: 1 / 0"),
@@ -129,10 +123,7 @@ KINDS = {
     "seeds": ("import random, numpy", "torch.manual_seed(1); numpy.random.seed(1); random.seed(1)"),
     "environment": ("import os", "os.environ['ATEN_CPU_CAPABILITY'] = 'default'; os.environ['MKL_CBWR'] = 'SSE2'"),
     "signals": ("import signal", "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.alarm(600)"),
-    "threads": (
-        "import threading, time",
-        "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
-    ),
+    "threads": ("import threading, time", "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()"),
 }  # fmt: skip
 
 
@@ -159,11 +150,8 @@ def test_no_kind_of_change_reaches_another(samples: Path, tmp_path: Path) -> Non
 
 
 def test_a_job_has_only_the_files_that_bring_its_strategy_and_task(samples: Path) -> None:
-    request = Request(
-        suite=TINY, plugins=(str(samples / "good.py"), str(samples / "brings_task.py")),
-        tasks=("composite", "small"), n_train=(20,), seeds=1,
-    )  # fmt: skip
-    found = {(job.cell.task.name, job.label): job for job in expand(request, Registry())}
+    files = str(samples / "good.py"), str(samples / "brings_task.py")
+    found = {(job.cell.task.name, job.label): job for job in jobs_of(*files, tasks=("composite", "small"))}
     names = {key: {Path(path).name for path in job.files} for key, job in found.items()}
     assert names["composite", "dense"] == set() and found["composite", "dense"].code == ()
     assert names["composite", "norm"] == {"good.py"}
@@ -180,37 +168,25 @@ if len(open({tries!r}).read().split()) <= {times}:
 """
 
 
-def tried(out: Path, how: str, times: int) -> tuple[Record, int]:
-    """Return the record of a cell whose worker is ended so often, and how often it was tried."""
-    tries = out / "tries"
-    body = ENDS.format(tries=str(tries), how=how, times=times)
-    path = write_strategy(out / "ends.py", body, "import os, signal")
-    request = Request(suite=TINY, plugins=(str(path),), n_train=(4,), seeds=1)
-    jobs = [job for job in expand(request, Registry()) if job.label in ("ends", "oracle")]
-    records = {record.label: record for record in local(jobs, 1, out)}
-    assert records["oracle"].status == "ok"
-    ends = records["ends"]
-    return ends, len(tries.read_text().split()) if ends.status == "crashed" else times + 1
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])
-def test_a_cell_whose_worker_is_killed_is_tried_once_more(
-    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("how", "times", "status", "tried"),
+    [("SIGKILL", 1, "ok", 2), ("SIGTERM", 1, "ok", 2), ("SIGKILL", 9, "crashed", 2), ("SIGSEGV", 9, "crashed", 1)],
+)
+def test_a_cell_whose_worker_is_killed_is_tried_once_more_and_one_that_ends_by_a_fault_has_crashed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str, times: int, status: str, tried: int
 ) -> None:
+    tries = tmp_path / "tries"
+    body = ENDS.format(tries=str(tries), how=how, times=times)
+    path = write_strategy(tmp_path / "ends.py", body, "import os, signal")
+    jobs = [job for job in jobs_of(str(path), n_train=(4,)) if job.label in ("ends", "oracle")]
     with caplog.at_level(logging.WARNING):
-        record, _ = tried(tmp_path, how, times=1)
-    assert record.status == "ok" and record.failure is None
-    (said,) = caplog.messages
-    assert "ends" in said and how in said and "it is tried once more" in said
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("how", "often"), [("SIGKILL", 2), ("SIGSEGV", 1)])
-def test_one_whose_worker_is_killed_again_or_ends_by_a_fault_has_crashed(tmp_path: Path, how: str, often: int) -> None:
-    record, tries = tried(tmp_path, how, times=9)
-    assert record.status == "crashed" and record.failure is not None and how in record.failure.reason
-    assert tries == often
+        records = {record.label: record for record in local(jobs, 1, tmp_path)}
+    assert records["oracle"].status == "ok" and records["ends"].status == status
+    said = [line for line in caplog.messages if how in line and "ends" in line and "it is tried once more" in line]
+    assert len(said) == len(caplog.messages) == tried - 1
+    if status == "crashed":
+        assert how in reason(records["ends"]) and len(tries.read_text().split()) == tried
 
 
 STARTED: dict[str, Any] = {

@@ -2,8 +2,8 @@
 
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
-from functools import lru_cache, partial
+from collections.abc import Generator, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,8 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Cell, Origin, Part, Record
 from sparsebench.runner import prepare, process
-from sparsebench.runner.engines import Engine, Queue, in_process, in_workers
+from sparsebench.runner.engines import Queue, in_process, in_workers
 from sparsebench.runner.prepare import Context
-from sparsebench.runner.run_cell import one_thread, run_cells
 from sparsebench.strategy.budget import FULL
 from sparsebench.tasks.base import Data
 from sparsebench.tasks.images import Composite
@@ -50,38 +49,22 @@ def test_jobs_that_can_be_trained_together_are_handed_out_together() -> None:
     assert [queue.take() for _ in range(5)] == [first, [jobs[2]], [jobs[3]], jobs[5:], None]
 
 
-@pytest.fixture
-def waiter() -> Callable[..., Callable[[], Any]]:
-    """Return a function that lets a thread take from a queue, and returns what waits for what that was given."""
-
-    def begin(queue: Queue) -> Callable[[], Any]:
-        taken: list[list[Job] | None] = []
-        thread = threading.Thread(target=lambda: taken.append(queue.take()), daemon=True)
-        thread.start()
-        thread.join(0.1)
-        assert thread.is_alive() and taken == []
-        return lambda: thread.join(300) or taken[0]
-
-    return begin
-
-
-def test_a_job_waits_for_the_one_it_starts_from_and_lets_others_pass(waiter: Callable[..., Any]) -> None:
+def test_a_job_waits_for_the_one_it_starts_from_and_lets_others_pass() -> None:
     first, other = a_job(0), a_job(2)
     waiting = a_job(1, after=first.cell.id)
     queue = Queue([waiting, first, other])
-    assert [queue.take(), queue.take(), queue.take(wait=False)] == [[first], [other], None]
+    assert [queue.take(), queue.take()] == [[first], [other]]
     queue.done(other)
-    taken = waiter(queue)
-    queue.done(first)
-    assert taken() == [waiting]
+    assert queue.take(wait=False) is None
+    threading.Timer(0.2, queue.done, [first]).start()
+    assert queue.take() == [waiting]
 
 
-def test_closing_the_queue_releases_those_who_wait(waiter: Callable[..., Any]) -> None:
+def test_closing_the_queue_releases_those_who_wait() -> None:
     queue = Queue([a_job(0), a_job(1, after=a_job(0).cell.id)])
     queue.take()
-    taken = waiter(queue)
-    queue.close()
-    assert taken() is None
+    threading.Timer(0.2, queue.close).start()
+    assert queue.take() is None
 
 
 @pytest.fixture(scope="module")
@@ -201,41 +184,17 @@ def test_data_are_drawn_once_unless_they_are_large(monkeypatch: pytest.MonkeyPat
     assert found[0].train.inputs is not found[1].train.inputs
 
 
-def sequential(queue: Queue, setting: Setting, lost: Sequence[str] = ()) -> Generator[Record, None, None]:
-    """Run one cell after the other, but for some."""
-    context = Context(setting)
-    with one_thread():
-        while batch := queue.take():
-            if batch[0].label not in lost:
-                queue.begin([batch[0].cell.id], 0.0)
-                yield from run_cells(batch, Registry(), context)
-            queue.done(batch[0])
-
-
-def collect(out: Path, engine: Engine, **callbacks: Any) -> None:
-    execute(planned(out), Registry(), out, engine=engine, **callbacks)
-
-
-def measured(out: Path) -> dict[str, Any]:
-    return {id_: what_was_measured(record) for id_, record in store.read(out).items()}
-
-
-def test_any_engine_can_run_cells(tmp_path: Path) -> None:
-    new: list[Record] = []
-    collect(tmp_path / "own", sequential, on_record=new.append)
-    collect(tmp_path / "here", partial(in_process, Registry()))
-    assert len(new) == 4 and measured(tmp_path / "own") == measured(tmp_path / "here")
-    assert planned(tmp_path / "own").todo == []
-
-
 def test_an_engine_that_loses_cells_is_noticed_and_what_is_recorded_kept(tmp_path: Path) -> None:
+    def loses(queue: Queue, setting: Setting) -> Generator[Record, None, None]:
+        yield from (record for record in in_process(Registry(), queue, setting) if record.label != "random")
+
     (lost,) = (job.cell.id for job in planned(tmp_path).todo if job.label == "random")
     with pytest.raises(UserError) as error:
-        collect(tmp_path, partial(sequential, lost=["random"]))
+        execute(planned(tmp_path), Registry(), tmp_path, engine=loses)
     line = f"the engine gave no record of 1 of 4 cells, {lost} among them; the records of the others are stored; "
     assert str(error.value) == line + "the same command goes on"
     assert len(store.read(tmp_path)) == 3 and [job.cell.id for job in planned(tmp_path).todo] == [lost]
-    collect(tmp_path, sequential)
+    execute(planned(tmp_path), Registry(), tmp_path)
     assert len(store.read(tmp_path)) == 4
 
 
