@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from measured import COMPOSITE, VIT, Measure, reason, value, what_was_measured
+from plugin_files import write_strategy
 from running import inline
 from safetensors.torch import load_file
 
@@ -280,29 +281,18 @@ def test_pictures_that_are_not_on_this_machine_are_the_reason(job_of: Any, tmp_p
     assert record.status == "failed" and "folder-0123456789ab" in reason(record)
 
 
-def test_a_cell_that_runs_out_of_memory_says_so(samples: Path, job_of: Any, tmp_path: Path) -> None:
-    path = tmp_path / "greedy.py"
-    text = (samples / "raises.py").read_text()
-    path.write_text(text.replace('"raises"', '"greedy"').replace("ValueError", "MemoryError"))
-    (job,) = job_of(str(path), n_train=8)
+def test_a_cell_that_runs_out_of_memory_says_so(job_of: Any, tmp_path: Path) -> None:
+    (job,) = job_of(str(write_strategy(tmp_path / "greedy.py", "raise MemoryError")), n_train=8)
     (record,) = inline([job], Registry(), tmp_path)
     assert record.status == "oom"
 
 
-def test_a_step_that_does_not_fit_the_memory_is_taken_in_parts(samples: Path, job_of: Any, tmp_path: Path) -> None:
-    path, fits = tmp_path / "greedy.py", tmp_path / "fits.py"
-    text = (samples / "good.py").read_text()
-    line = "        return (1 if self.largest"
-    refuse = """        if view.training and len(view.tokens) > MOST:
-            import torch
-
-            raise torch.OutOfMemoryError("no memory left")
-"""
-    task, found = COMPOSITE + ",batch=20", []
-    for where, most in ((path, 6), (fits, 20), (tmp_path / "never.py", 0)):
-        where.write_text(text.replace(line, refuse.replace("MOST", str(most)) + line))
-        (job,) = job_of(str(where), task, n_train=40, model=VIT)
-        found += inline([job], Registry(), tmp_path)
+def test_a_step_that_does_not_fit_the_memory_is_taken_in_parts(job_of: Any, tmp_path: Path) -> None:
+    found = []
+    for name, most in (("greedy", 6), ("fits", 20), ("never", 0)):
+        body = f"if view.training and len(view.tokens) > {most}: raise torch.OutOfMemoryError"
+        path = write_strategy(tmp_path / f"{name}.py", body, "import torch")
+        found += inline(job_of(str(path), COMPOSITE + ",batch=20", n_train=40, model=VIT), Registry(), tmp_path)
     parts, whole, never = found
     assert parts.notes["memory"].startswith("batches in 4 parts") and "memory" not in whole.notes
     assert value(parts, "train_loss") == pytest.approx(value(whole, "train_loss"), rel=1e-5)
