@@ -9,7 +9,6 @@ import os
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -55,15 +54,13 @@ class CellLocks:
 
     Args:
         out: the run's folder.
-        known: what the store had of every cell when the run was planned.
+        heads: what the store had of every cell when the run was planned.
         on_done: called with the id of a cell that another run has done since.
     """
 
     def __init__(self, out: Path, heads: Mapping[str, Head], on_done: Callable[[str], None] = lambda cell_id: None):
         self.out, self.heads, self.on_done = out, heads, on_done
-        self.new = dict[str, Head | Record]()
-        self.sealed: list[Path] | None = None
-        self.read = Counter[Path]()
+        self.now, self.sealed = heads, list[Path]()
         self.file: int | None = None
         with suppress(OSError):
             self.file = os.open(out / LOCKS, os.O_RDWR | os.O_CREAT, 0o666)
@@ -88,21 +85,14 @@ class CellLocks:
     def is_done(self, job: Job) -> bool:
         """Say whether another run has stored an answer to a cell, of the same revision, since this one was planned.
 
-        What others have stored since is read: all heads at first and once a run has sealed its records, and lines.
+        The store is read anew where a living run names the cell, or others have sealed their records.
         """
+        name = f'"cell_id":"{job.cell.id}"'.encode()
         others = [path for path in store.segments(self.out) if store.process_tag() not in path.name]
-        if (sealed := store.sealed_files(self.out)) != self.sealed and (sealed or others):
-            self.sealed = sealed
-            self.new |= store.heads(self.out)
-        for path in others:
-            with suppress(FileNotFoundError), path.open("rb") as file:  # it was sealed meanwhile
-                file.seek(self.read[path])
-                for line in (line for line in file if line.endswith(b"\n")):
-                    self.read[path] += len(line)
-                    with suppress(ValueError):
-                        record = store.parse(line)
-                        self.new[record.cell_id] = record
-        head, old = self.new.get(job.cell.id), self.heads.get(job.cell.id)
+        sealed = store.sealed_files(self.out)  # after the others, of which one may be sealed now
+        if sealed != self.sealed or any(_holds(path, name) for path in others):
+            self.sealed, self.now = sealed, store.heads(self.out)
+        head, old = self.now.get(job.cell.id), self.heads.get(job.cell.id)
         if head is None or not job.is_answered_by(head) or (old is not None and old.started == head.started):
             return False
         self.on_done(job.cell.id)
@@ -112,6 +102,13 @@ class CellLocks:
         """Let others have all cells."""
         if self.file is not None:
             os.close(self.file)
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    try:
+        return content in path.read_bytes()
+    except FileNotFoundError:  # it was sealed meanwhile
+        return True
 
 
 def _place(cell_id: str) -> int:

@@ -136,6 +136,7 @@ def carry_out(
     """
     setting = Setting(out, _device(how), plan.locations, how)
     store.check_writable(out)
+    store.seal(out)  # what runs have left that were killed
     observers = Observers(registry, how.observe, out)
     if pictures := pictures_of(plan.todo, registry, plan.locations):
         decode(pictures)
@@ -157,7 +158,6 @@ def carry_out(
             _collect(plan, engine, setting, workers, callbacks, observers)
         else:
             progress.clear(out)
-            store.seal(out)
 
 
 def _collect(
