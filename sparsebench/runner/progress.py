@@ -32,7 +32,7 @@ DEAD = 60.0
 OFTEN = 0.2
 """Seconds between two drawings of the bar."""
 QUIET = 1.0
-"""Seconds before anything is shown: what takes less needs no bar."""
+"""Seconds for which what is quiet is not shown."""
 GOOD = ("ok", "unsupported", "skipped")
 """Statuses of cells in which nothing failed."""
 LINE = 60.0
@@ -176,20 +176,20 @@ class Progress(Callbacks):
         self.out, self.then = out, on_record
         self.bar: Any = None
         self.live = sys.stderr.isatty() or in_a_notebook()
-        self.total, self.began, self.due = 0, 0.0, 0.0
+        self.total, self.quiet, self.began, self.due = 0, False, 0.0, 0.0
         self.last = ""
         self.failures: set[tuple[str, str]] = set()
 
-    def _open(self, total: int) -> None:
-        self.total, self.began = total, time.monotonic()
-        self.due = self.began + (QUIET if self.live else LINE)
+    def _open(self, total: int, quiet: bool = False) -> None:
+        self.total, self.quiet, self.began = total, quiet, time.monotonic()
+        self.due = self.began + (QUIET * quiet if self.live else LINE)
 
     def _draw(self, done: float, text: str, left: str, last: str = "") -> None:
-        """Draw the bar, not too often, or print a line once a minute; both at the end, unless that comes at once."""
+        """Draw the bar, not too often, or print a line once a minute; both at the end, unless it was quiet so far."""
         from tqdm import tqdm
 
         now = time.monotonic()
-        if now >= self.due or (done == self.total and now >= self.began + QUIET):
+        if now >= self.due or (done == self.total and (self.bar is not None or not self.quiet)):
             self.due = now + (OFTEN if self.live else LINE)
             line = f"{text}, {clock(now - self.began)} gone, {left} left{last}"
             if not self.live:
@@ -204,11 +204,14 @@ class Progress(Callbacks):
             self._close()
 
     def pictures(self, text: str, done: int, total: int) -> None:
-        """Show how far pictures are that are looked at before the first cell; what is done with them is said first."""
+        """Show how far pictures are that are looked at before the first cell.
+
+        What is done with them is said first; where that is "", it is quiet.
+        """
         if done == 0:
             if text:
                 click.echo(text, err=True)
-            self._open(total)
+            self._open(total, quiet=not text)
         left = (time.monotonic() - self.began) * (total - done) / done if done else None
         self._draw(done, f"{done}/{total} pictures", time_of(left))
 

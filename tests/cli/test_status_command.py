@@ -21,7 +21,6 @@ from sparsebench.plan.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
-from sparsebench.runner import progress
 from sparsebench.runner.progress import Progress, Underway, beat, underway
 
 
@@ -157,9 +156,8 @@ def out(tmp_path: Path, suite: str) -> Path:
 
 @pytest.mark.parametrize(("workers", "left"), [(1, "1:40"), (2, "0:50")])
 def test_dry_run_bar_and_status_say_the_same(
-    out: Path, suite: str, workers: int, left: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    out: Path, suite: str, workers: int, left: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "QUIET", 0.0)
     dry = CliRunner().invoke(main, ["run", "--suite", suite, "--out", str(out), "--dry-run"]).stdout
     assert dry.splitlines()[-1].split() == ["all", "10", f"{100 / 3600:.2g}", "unknown"]
     plan = plan_of(suite, out)
