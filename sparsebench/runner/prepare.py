@@ -232,6 +232,8 @@ def strategy_of(job: Job, registry: Registry) -> Strategy:
     for path in job.files:
         registry.load_file(Path(path))
     registered = registry.strategy(job.cell.strategy.name)
+    if registered.cls.kind != job.kind:
+        raise StrategyError(f"'{registered.cls.name}' is {registered.cls.kind} here, and {job.kind} in its job")
     if registered.origin.identity != job.origin.identity:
         raise StrategyError(f"'{registered.cls.name}' got another revision while the run was under way; run it again")
     return fill(registered.cls, job.cell.strategy.params, f"strategy '{registered.cls.name}'")
