@@ -32,7 +32,7 @@ from sparsebench.plan.request import How, Job, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
-from sparsebench.runner.engines import Processes, Queue
+from sparsebench.runner.engines import Queue, in_workers
 from sparsebench.runner.process import descendants
 from sparsebench.runner.progress import Callbacks
 
@@ -141,13 +141,13 @@ def local(jobs: Sequence[Job], workers: int) -> Iterator[Record]:
     """Yield records of worker processes here."""
     with tempfile.TemporaryDirectory() as folder:
         setting = Setting(out=Path(folder), device="cpu")
-        yield from Processes(workers).records(Queue(jobs, 1), setting)
+        yield from in_workers(workers, Queue(jobs), setting)
 
 
 def dask(jobs: Sequence[Job], workers: int) -> Iterator[Record]:
     """Yield records of Dask workers here."""
     with tempfile.TemporaryDirectory() as folder, on_loopback(workers, folder) as cluster:
-        yield from cluster.records(Queue(jobs, 1), Setting(out=Path(folder) / "out", device="cpu"))
+        yield from cluster.records(Queue(jobs), Setting(out=Path(folder) / "out", device="cpu"))
 
 
 def on_loopback(workers: int, folder: str) -> partial[Cluster]:
@@ -221,7 +221,7 @@ def lost_worker(number: int, steps: int) -> str:
     with tempfile.TemporaryDirectory() as folder, on_loopback(2, folder) as cluster:
         pids, found = list(cluster.client.run(os.getpid).values()), list[Record]()
         setting = Setting(out=Path(folder) / "out", device="cpu")
-        for record in cluster.records(Queue(jobs, 1, begin=lambda cells, share: begun.update(cells)), setting):
+        for record in cluster.records(Queue(jobs, begin=lambda cells, share: begun.update(cells)), setting):
             found.append(record)
             if len(found) == number // 2:
                 os.kill(pids[0], signal.SIGKILL)
@@ -260,7 +260,7 @@ def drive(number: int, address: str) -> None:
             if seen in at:
                 marks.append(resident())
 
-        runs.carry_out(plan, How(device="cpu"), Registry(), Path(folder), Callbacks(on_record=note), cluster)
+        runs.carry_out(plan, How(device="cpu"), Registry(), Path(folder), Callbacks(on_record=note), cluster.records)
     print(time.monotonic() - start, *marks)
 
 

@@ -119,12 +119,13 @@ class Expected:
     def longest_first(self) -> list[Job]:
         """Return what is left: jobs that others start from, one of each kind of which none is done, then the longest.
 
-        Jobs that cost the same stay in their order.
+        Of jobs that take as long those of one plugin come together, as other code needs another worker; else they stay
+        in their order, in which those with the same data are neighbours.
         """
         jobs = list(self.left.values())
         first = {job.alike: job.cell.id for job in reversed(jobs) if job.alike not in self._spent}
         alone = set(first.values())
-        return sorted(jobs, key=lambda job: (job.order, job.cell.id not in alone, -self.length(job)))
+        return sorted(jobs, key=lambda job: (job.order, job.cell.id not in alone, -self.length(job), job.code))
 
     def time_left(self, workers: int, now: float = 0.0) -> float | None:
         """Return the seconds that what is left takes on so many workers; None before anything says how fast."""

@@ -166,10 +166,6 @@ def environment() -> dict[str, str]:
     """
     import torch
 
-    versions = dict.fromkeys(PACKAGES, "not installed")
-    for name in PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
@@ -178,7 +174,7 @@ def environment() -> dict[str, str]:
         "capability": torch.backends.cpu.get_cpu_capability(),
         **NUMBERS,
         **{name: os.environ[name] for name in SETTINGS if os.environ.get(name)},
-        **versions,
+        **{name: metadata.version(name) for name in PACKAGES},
     }
 
 

@@ -80,26 +80,30 @@ class Context:
         self._draw, self._data = cell.draw, data
         return copy.deepcopy(data)
 
-    def on_device(self, inputs: np.ndarray) -> torch.Tensor:
-        """Return the inputs of a split on the device; of images for which that has no room, in the memory of the host.
+    def samples(self, split: Split, grid: tuple[int, int] | None, augmentation: Augmentation | None = None) -> Samples:
+        """Return a split as tensors on the device; images for which that has no room go there batch by batch.
 
         Images that are all that a file holds stay on the device for the next cell: what is in a file of pixels never
         changes. On a CPU they are the file's pages.
         """
-        device, file, tensor = self.setting.device, "", torch.from_numpy(np.ascontiguousarray(inputs))
+        device, inputs = self.setting.device, split.inputs
+        file, tensor = "", torch.from_numpy(np.ascontiguousarray(inputs))
         if isinstance(inputs, np.memmap) and inputs.filename is not None and inputs.flags.c_contiguous:
             whole = os.path.getsize(inputs.filename) == inputs.offset + inputs.nbytes
             file = str(inputs.filename) if whole else ""
         if file in self._images:
-            return self._images[file]
-        if inputs.ndim == 4 and inputs.nbytes > room(device):
-            self._images.clear()
-            if inputs.nbytes > room(device):
-                return tensor
-        moved = tensor.to(device)
-        if file:
-            self._images[file] = moved
-        return moved
+            tensor = self._images[file]
+        else:
+            if large := inputs.ndim == 4 and inputs.nbytes > room(device):
+                self._images.clear()
+                large = inputs.nbytes > room(device)
+            if not large:
+                tensor = tensor.to(device)
+                if file:
+                    self._images[file] = tensor
+        labels, relevance = torch.from_numpy(np.ascontiguousarray(split.labels)).to(device), split.relevance_on(grid)
+        known = None if relevance is None else torch.from_numpy(np.ascontiguousarray(relevance)).to(device)
+        return Samples(tensor, labels, known, augmentation)
 
 
 def room(device: str) -> float:
@@ -117,12 +121,11 @@ class Prepared:
     Attributes:
         actor: the strategy on this network, or None for one that spends no budget.
         train, test, validation: the splits on the device; there may be none to validate on.
-        initial: which trained weights it starts from, by content or by name, or "".
-        outcome: how the training came out of the network that it tests, see `Training.outcome`; None where it is
-            trained itself.
-        answers: whether the network begins with weights of which its output layer's too were trained.
+        start: which trained weights it starts from.
         teacher: the network as it begins, for a strategy that learns from it, or None; only where its output layer
             too is trained when it begins, without which it says nothing.
+        outcome: how the training came out of the network that it tests, see `Training.outcome`; None where it is
+            trained itself.
     """
 
     cell: Cell
@@ -133,21 +136,14 @@ class Prepared:
     train: Samples
     test: Samples
     validation: Samples | None
-    initial: str
+    start: Start
     teacher: Teacher | None
-    outcome: dict[str, float] | None = None
-    tested: str = ""
-    answers: bool = False
+    outcome: dict[str, float] | None
 
     @property
     def recipe(self) -> Recipe:
         """The task's recipe."""
         return self.task.recipe()
-
-    @property
-    def joins(self) -> bool:
-        """Whether it can be trained in one program with others."""
-        return hasattr(self.network, "train_together") and not self.recipe.watch
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -178,9 +174,9 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     registry.check_revision(model, cell.model)
     data = _data(task, cell, context)
     network = model.build(data, cell.repetition)
-    outcome, tested = None, ""
+    outcome = None
     if job.network:
-        initial, outcome, tested = load_trained(network, context.setting.weights(job.network))
+        initial, outcome = load_trained(network, context.setting.weights(job.network))
         start = Start(initial)
     elif cell.init is None:
         start = model.start(network, task, context.setting.locations)
@@ -191,9 +187,8 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
         start = Start(hashlib.sha256(content).hexdigest(), head=same_task)
     network.module.to(context.setting.device)
     augmentation = _augmentation(cell, task.recipe(), data.train, network, context.setting.device)
-    train = _on_device(data.train, network.grid, context, augmentation)
-    test, held = _on_device(data.test, network.grid, context), data.validation
-    validation = None if held is None else _on_device(held, network.grid, context)
+    train, test = context.samples(data.train, network.grid, augmentation), context.samples(data.test, network.grid)
+    validation = None if data.validation is None else context.samples(data.validation, network.grid)
     if data.among is not None:
         test.absent = torch.ones(len(data.classes), dtype=torch.bool, device=context.setting.device)
         test.absent[torch.from_numpy(data.among).to(context.setting.device)] = False
@@ -207,9 +202,7 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
         teacher = copy.deepcopy(network)
         teacher.module.eval().requires_grad_(False)
     actor = _actor(cell, strategy, network, task)
-    return Prepared(
-        cell, task, data, network, actor, train, test, validation, start.name, teacher, outcome, tested, start.head
-    )  # fmt: skip
+    return Prepared(cell, task, data, network, actor, train, test, validation, start, teacher, outcome)
 
 
 def _data(task: Task, cell: Cell, context: Context) -> Data:
@@ -252,23 +245,21 @@ def weights_file(network: Network, initial: str, outcome: Mapping[str, float]) -
     return save(state, {TRAINING: json.dumps({"initial": initial, "outcome": dict(outcome)}, sort_keys=True)})
 
 
-def load_trained(network: Network, path: Path) -> tuple[str, dict[str, float], str]:
-    """Put the weights of a file into the network; return what it began with, how its training came out, its SHA-256.
+def load_trained(network: Network, path: Path) -> tuple[str, dict[str, float]]:
+    """Put the weights of a file into the network; return what it began with, and how its training came out.
 
     Raises:
         NotReadyError: the file is missing or torn, or holds another network.
         UserError: it says nothing of a training.
     """
-    content = _put(network, path, (), "trained network")
+    _put(network, path, (), "trained network")
     with safe_open(path, "pt") as file:
-        metadata = (file.metadata() or {}).get(TRAINING)
-    if metadata is None:
-        raise UserError(
-            f"the trained weights of this cell say nothing of their training ({path.name})",
-            next_step="remove the file and run again: they are made anew",
-        )
-    training = json.loads(metadata)
-    return training["initial"], training["outcome"], hashlib.sha256(content).hexdigest()
+        metadata = file.metadata() or {}
+    if TRAINING not in metadata:
+        what = f"the trained weights of this cell say nothing of their training ({path.name})"
+        raise UserError(what, next_step="remove the file and run again: they are made anew")
+    training = json.loads(metadata[TRAINING])
+    return training["initial"], training["outcome"]
 
 
 def _put(network: Network, path: Path, fresh: tuple[str, ...], label: str) -> bytes:
@@ -282,13 +273,10 @@ def _put(network: Network, path: Path, fresh: tuple[str, ...], label: str) -> by
     again = "the same command makes it and goes on"
     try:
         content = path.read_bytes()
-    except OSError as error:
-        missing = f"the {label} of this cell is not there ({path.name}): the cell that makes it did not succeed"
-        raise NotReadyError(missing, next_step=again) from error
-    try:
         state = {k: v for k, v in load(content).items() if not k.startswith(fresh)}
-    except SafetensorError as error:
-        raise NotReadyError(f"the {label} of this cell is torn ({path.name}: {error})", next_step=again) from error
+    except (OSError, SafetensorError) as error:
+        what = f"the {label} of this cell is torn, or the cell that makes it did not succeed ({path.name})"
+        raise NotReadyError(what, next_step=again) from error
     shapes = {name: value.shape for name, value in network.module.state_dict().items() if not name.startswith(fresh)}
     if shapes != {name: value.shape for name, value in state.items()}:
         raise NotReadyError(f"the {label} of this cell is another network's ({path.name})", next_step=again)
@@ -329,19 +317,6 @@ def _augmentation(cell: Cell, recipe: Recipe, train: Split, network: Network, de
     return Augmentation(stream, recipe.flip, recipe.shift, boxes, network.grid)
 
 
-def _on_device(
-    split: Split, grid: tuple[int, int] | None, context: Context, augmentation: Augmentation | None = None
-) -> Samples:
-    """Return the split as tensors; many images stay where they are, and go to the device batch by batch."""
-    relevance, device = split.relevance_on(grid), context.setting.device
-    return Samples(
-        context.on_device(split.inputs),
-        torch.from_numpy(np.ascontiguousarray(split.labels)).to(device),
-        None if relevance is None else torch.from_numpy(np.ascontiguousarray(relevance)).to(device),
-        augmentation,
-    )
-
-
 def wants_images(actor: Actor) -> bool:
     """Say whether a strategy looks at training images before it acts."""
     return actor.strategy.fits() and actor.acts
@@ -367,12 +342,8 @@ def fit_on(cell: Prepared, actor: Actor, fitted: dict[str, Fitted]) -> str:
     dims = spec.task.name, spec.n_train, spec.repetition
     order = seeds.generator("fit", *dims).permutation(len(train.labels))
     rows = torch.from_numpy(order[: strategy.fit_images]).sort().values.to(train.labels.device)
-    data = spec.model_dump(mode="json", include={"task", "model", "n_train", "repetition", "precision"})
-    by = [strategy.name, strategy.model_dump(mode="json"), list(actor.keep)]
-    state = cell.network.module.state_dict()
-    base = {name: value for name, value in state.items() if not name.startswith(f"{LEARNED}.")}
-    weights = [state_digest(base), state_digest(modules_of(actor).state_dict())]
-    key = digest([data, by, weights])
+    known = spec.model_dump(mode="json", include={"task", "model", "strategy", "n_train", "repetition", "precision"})
+    key = digest([known, list(actor.keep), state_digest(cell.network.module.state_dict())])
     if key in fitted:
         modules_of(actor).load_state_dict(fitted[key][0])
     else:

@@ -344,11 +344,12 @@ class Worker:
     def __init__(self, pid: int, line: Connection, status: socket.socket, log: Path):
         self.pid, self.log, self._line, self._status = pid, log, line, status
         self._exit_code: int | None = None
-        self._mark = self._size()
+        self._mark = 0
 
     def ask(self, item: object) -> None:
         """Give it something to work on. If it is gone, `answer` will say so."""
-        self._mark = self._size()
+        with suppress(OSError):
+            self._mark = self.log.stat().st_size
         with suppress(OSError):
             self._line.send(item)
 
@@ -373,34 +374,29 @@ class Worker:
     def last_words(self) -> str:
         """Return the end of what it printed since it was last given something."""
         with suppress(OSError), self.log.open("rb") as file:
-            file.seek(max(self._mark, self._size() - 4000))
+            file.seek(max(self._mark, file.seek(0, os.SEEK_END) - 4000))
             return file.read().decode(errors="replace")
         return ""
-
-    def _size(self) -> int:
-        return self.log.stat().st_size if self.log.exists() else 0
 
     def end(self, patience: float = 0.0) -> int:
         """End it, with all that it has started, unless it ends by itself in time; return how it left."""
         if self._exit_code is None:
-            code = self._code(patience) if patience else None
+            code = self._code(patience)
             if code is None:
                 self.cut()
                 self._code(PATIENCE + 5)
-            self._exit_code = 0 if code is None else code
+            self._exit_code = code or 0
             self._line.close()
             self._status.close()
         return self._exit_code
 
     def _code(self, seconds: float) -> int | None:
         """Return how it left, None where it does not in time; if the server was killed, so was the worker."""
-        self._status.settimeout(seconds)
-        try:
-            return int(self._status.recv(64) or -signal.SIGKILL)
-        except TimeoutError:
+        if not select.select([self._status], [], [], seconds)[0]:
             return None
-        except OSError:
-            return -signal.SIGKILL
+        with suppress(OSError):
+            return int(self._status.recv(64) or -signal.SIGKILL)
+        return -signal.SIGKILL
 
     def cut(self) -> None:
         """Have it ended with all that it has started, and do not wait."""

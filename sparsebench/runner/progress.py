@@ -30,7 +30,9 @@ EVERY = 1.0
 DEAD = 60.0
 """Seconds after which a run that has written nothing is held for dead."""
 OFTEN = 0.2
-"""Seconds between two drawings that records bring about."""
+"""Seconds between two drawings of the bar."""
+QUIET = 1.0
+"""Seconds for which what is quiet is not shown."""
 GOOD = ("ok", "unsupported", "skipped")
 """Statuses of cells in which nothing failed."""
 LINE = 60.0
@@ -51,7 +53,6 @@ class Underway(BaseModel):
 
     host: str
     pid: int
-    workers: int
     updated: float
     since: float
     left: dict[str, int]
@@ -82,27 +83,30 @@ def beat(
         out: the run's folder.
         expected: says which cells the run has still to do.
         workers: its worker processes.
-        tell: called with what was written.
+        tell: called with what was written, and with how it is at the end.
     """
     path, over = out / "underway" / f"{socket.gethostname()}-{os.getpid()}.json", threading.Event()
 
+    def state() -> Underway:
+        now = time.time()
+        with expected.lock:
+            left, running = expected.left, expected.running
+            return Underway(
+                host=socket.gethostname(), pid=os.getpid(), updated=now,
+                since=min((since for since, _ in running.values()), default=now),
+                left=Counter(job.label for job in left.values()),
+                running=Counter(left[cell_id].label for cell_id in running),
+                done=sum(share for _, share in running.values()), seconds=expected.time_left(workers, now),
+            )  # fmt: skip
+
     def write_on() -> None:
-        while True:
-            now = time.time()
-            with expected.lock:
-                left, running = expected.left, expected.running
-                state = Underway(
-                    host=socket.gethostname(), pid=os.getpid(), workers=workers, updated=now,
-                    since=min((since for since, _ in running.values()), default=now),
-                    left=Counter(job.label for job in left.values()),
-                    running=Counter(left[cell_id].label for cell_id in running),
-                    done=sum(share for _, share in running.values()), seconds=expected.time_left(workers, now),
-                )  # fmt: skip
+        while not over.is_set():
+            now = state()
             with suppress(UserError):  # the run itself will say that the folder cannot be written
-                files.write_whole(path, state.model_dump_json().encode())
-            tell(state)
-            if over.wait(EVERY):
-                return
+                files.write_whole(path, now.model_dump_json().encode())
+            tell(now)
+            over.wait(EVERY)
+        tell(state())
 
     clear(out)
     thread = threading.Thread(target=write_on, daemon=True)
@@ -172,37 +176,44 @@ class Progress(Callbacks):
         self.out, self.then = out, on_record
         self.bar: Any = None
         self.live = sys.stderr.isatty() or in_a_notebook()
-        self.cells = self.total = 0
-        self.done = self.began = self.line_time = 0.0
-        self.left = self.last = ""
+        self.total, self.quiet, self.began, self.due = 0, False, 0.0, 0.0
+        self.last = ""
         self.failures: set[tuple[str, str]] = set()
 
-    def _open(self, total: int, text: str, delay: float = 0.0) -> None:
-        """Begin to show something; a bar that takes less than a delay is not shown."""
-        self.began = self.line_time = time.monotonic()
-        if self.live:
-            from tqdm import tqdm
+    def _open(self, total: int, quiet: bool = False) -> None:
+        self.total, self.quiet, self.began = total, quiet, time.monotonic()
+        self.due = self.began + (QUIET * quiet if self.live else LINE)
 
-            form = f"{{percentage:3.0f}}%|{{bar}}| {text}"
-            self.bar = tqdm(total=total, bar_format=form, dynamic_ncols=True, delay=delay, mininterval=OFTEN)
+    def _draw(self, done: float, text: str, left: str, last: str = "") -> None:
+        """Draw the bar, not too often, or print a line once a minute; both at the end, unless it was quiet so far."""
+        from tqdm import tqdm
+
+        now = time.monotonic()
+        if now >= self.due or (done == self.total and (self.bar is not None or not self.quiet)):
+            self.due = now + (OFTEN if self.live else LINE)
+            line = f"{text}, {clock(now - self.began)} gone, {left} left{last}"
+            if not self.live:
+                click.echo(line, err=True)
+            elif self.bar is None:
+                form = "{percentage:3.0f}%|{bar}| {desc}"
+                self.bar = tqdm(desc=line, total=self.total, initial=done, bar_format=form, dynamic_ncols=True)
+            else:
+                self.bar.n = done
+                self.bar.set_description_str(line)
+        if done == self.total:
+            self._close()
 
     def pictures(self, text: str, done: int, total: int) -> None:
         """Show how far pictures are that are looked at before the first cell.
 
-        What is done with them is said first; where that is "", the bar is there only if it takes more than a second.
+        What is done with them is said first; where that is "", it is quiet.
         """
-        now = time.monotonic()
         if done == 0:
             if text:
                 click.echo(text, err=True)
-            self._open(total, "{n_fmt}/{total_fmt} pictures, {elapsed} gone, {remaining} left", 0.0 if text else 1.0)
-        elif self.bar is not None:
-            self.bar.update(done - self.bar.n)
-        elif (done == total and text) or now > self.line_time + LINE:
-            self.line_time = now
-            click.echo(f"{done}/{total} pictures, {clock(now - self.began)} gone", err=True)
-        if done == total:
-            self._close()
+            self._open(total, quiet=not text)
+        left = (time.monotonic() - self.began) * (total - done) / done if done else None
+        self._draw(done, f"{done}/{total} pictures", time_of(left))
 
     def begin(self, plan: Plan, workers: int) -> None:
         """Say what is to do, and how long that is expected to take if anything is known."""
@@ -218,13 +229,10 @@ class Progress(Callbacks):
         click.echo(f"{len(plan.todo)} of {len(plan.jobs)} cells to run, {where}{about}", err=True)
         for line in plan.changes:
             click.echo(line, err=True)
-        self.cells, self.done, self.total, self.left = 0, 0.0, len(plan.todo), time_of(seconds)
-        self._open(self.total, "{desc}, {elapsed} gone{postfix}")
-        if self.bar is not None:
-            self._show(at_once=True)
+        self._open(len(plan.todo))
 
     def step(self, record: Record) -> None:
-        """Count one record, and say at once, above the bar, why a cell has no result."""
+        """Say at once, above the bar, why a cell has no result."""
         good = record.status in GOOD
         self.last = f", {record.label} on {record.cell.task.name} {'done' if good else record.status}"
         reason = record.failure.reason if record.failure is not None else record.status
@@ -235,36 +243,20 @@ class Progress(Callbacks):
                 self.bar.clear()
             line = f"{record.status}: {record.label} on {record.cell.task.name}: {reason}{logs}"
             click.secho(line, fg="red", err=True)
-        self.cells += 1
-        if self.cells == self.total:
-            self.left = clock(0)
-        self.done = max(self.done, self.cells)
-        self._show(at_once=self.cells == self.total)
         self.then(record)
 
     def beat(self, now: Underway) -> None:
-        """Show the time gone and left, and how much of the cells under way is done."""
-        if self.cells < self.total:
-            self.left, self.done = time_of(now.seconds), min(self.cells + now.done, float(self.total))
-            self._show(at_once=True)
-
-    def _show(self, at_once: bool) -> None:
-        """Draw the bar, unless at once not too often, or print a line: once a minute, and when all cells are done."""
-        cells, left = f"{self.cells}/{self.total} cells", f"{self.left} left{self.last}"
-        if self.bar is not None:
-            self.bar.n = self.done
-            self.bar.set_description_str(cells, refresh=False)
-            self.bar.set_postfix_str(left, refresh=at_once)
-            self.bar.update(0)
-        elif self.cells == self.total or time.monotonic() > self.line_time + LINE:
-            self.line_time = time.monotonic()
-            click.echo(f"{cells}, {left}", err=True)
+        """Show how many cells are done, with the shares of those under way, and the time gone and left."""
+        if self.total:
+            done = self.total - sum(now.left.values())
+            self._draw(done + now.done, f"{done}/{self.total} cells", time_of(now.seconds), self.last)
 
     def stopping(self) -> None:
         """Say what the first Ctrl-C does; in a signal handler, so without the buffers that it may interrupt."""
         os.write(2, b"\nstopping when the cells under way are done; Ctrl-C again stops now\n")
 
     def _close(self) -> None:
+        self.total = 0
         if self.bar is not None:
             self.bar.close()
             self.bar = None

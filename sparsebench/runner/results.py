@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from sparsebench.strategy.base import Site
 from sparsebench.strategy.plan_checks import only_removes
 from sparsebench.strategy.plans import Keep, Plan
 from sparsebench.strategy.tokens import Padded, sizes_after
-from sparsebench.tasks.base import Data, Recipe, Task, relevant
+from sparsebench.tasks.base import Data, Task, relevant
 from sparsebench.tasks.images import PictureTask
 from sparsebench.training.fit import calibrate
 from sparsebench.training.loop import (
@@ -53,12 +53,7 @@ Stays = list[tuple[int, Tensor]]
 
 
 class Watch:
-    """Called after each step, looks every few of them.
-
-    Args:
-        recipe: says how often to look; the first look is before the first step.
-        steps, network: what trains, and what it trains.
-        train, test: each split with the strategy that acts on it, or None.
+    """Called after each step of a cell's training, looks every few of them, at first before the first step.
 
     Attributes:
         looks: steps done at each look.
@@ -68,28 +63,19 @@ class Watch:
         UnsupportedError: the network shows nothing.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        steps: Steps,
-        network: Network,
-        train: tuple[Samples, Actor | None],
-        test: tuple[Samples, Actor | None],
-    ):
-        if not hasattr(network, "observe"):
+    def __init__(self, cell: Prepared, steps: Steps):
+        if not hasattr(cell.network, "observe"):
             raise UnsupportedError(
                 "watch=... is for networks that have `observe`, as vit:attention=positional has: others show nothing"
             )
-        self.recipe, self.train, self.test = recipe, train, test
-        self.steps: Any = steps
-        self.network: Any = network
-        self.first = {name: value.clone() for name, value in network.module.state_dict().items()}
+        self.cell, self.steps, self.network = cell, cast(Any, steps), cast(Any, cell.network)
+        self.first = {name: value.clone() for name, value in self.network.module.state_dict().items()}
         self.looks: list[int] = []
         self.seen: dict[str, list[float]] = {}
 
     def __call__(self, step: int) -> None:
         """Look, if it is time to."""
-        if step % self.recipe.watch == 0:
+        if step % self.cell.recipe.watch == 0:
             self.look(step)
 
     @torch.no_grad()
@@ -99,22 +85,17 @@ class Watch:
             return
         self.steps.store()
         self.looks.append(step)
-        samples, actor = self.test
+        cell = self.cell
         if hasattr(self.steps, "test"):
-            loss, accuracy = self.steps.test(actor, samples)
+            loss, accuracy = self.steps.test(cell.in_test, cell.test)
         else:
-            evaluation = evaluate(self.network, actor, samples, self.recipe)
+            evaluation = evaluate(self.network, cell.in_test, cell.test, cell.recipe)
             self.network.module.train()
             loss, accuracy = evaluation.loss, evaluation.accuracy
-        values = self.network.observe(_look(*self.train, training=True), _look(*self.test))
+        train = _look(cell.train, cell.in_training, training=True)
+        values = self.network.observe(train, _look(cell.test, cell.in_test))
         for name, value in {"test_loss": loss, "test_accuracy": accuracy, **values}.items():
             self.seen.setdefault(name, []).append(value)
-
-    @torch.no_grad()
-    def trained_values(self) -> dict[str, tuple[float, ...]]:
-        """Return what the network keeps of its trained weights."""
-        kept: dict[str, tuple[float, ...]] = self.network.trained_values(self.first, _look(self.test[0], None))
-        return kept
 
     def iterations(self, success: Callable[[float, float], bool | None]) -> int | None:
         """Return the steps done at the first look at which loss and accuracy are a success, or None."""
@@ -260,16 +241,16 @@ def _exchange(labels: Tensor, mask: Tensor | None) -> Iterator[None]:
     order = labels.argsort(stable=True)
     rows = torch.empty_like(order)
     rows[order] = order.roll(max(1, len(order) // 2))
-    before = labels.clone(), None if mask is None else mask.clone()
-    labels.copy_(before[0][rows])
-    if mask is not None and before[1] is not None:
-        mask.copy_(before[1][rows].flip(1))
+    changed = [(labels, labels.clone(), labels[rows])]
+    if mask is not None:
+        changed.append((mask, mask.clone(), mask[rows].flip(1)))
+    for tensor, _, others in changed:
+        tensor.copy_(others)
     try:
         yield
     finally:
-        labels.copy_(before[0])
-        if mask is not None and before[1] is not None:
-            mask.copy_(before[1])
+        for tensor, before, _ in changed:
+            tensor.copy_(before)
 
 
 class Result:
@@ -305,7 +286,7 @@ def measure(
         DivergedError: its weights or its test loss are not finite.
         StrategyError: what comes out depends on labels or masks.
     """
-    network, actor, recipe = cell.network, cell.actor, cell.recipe
+    network, recipe = cell.network, cell.recipe
     if not bool(torch.stack([p.isfinite().all() for p in network.module.parameters()]).all()):
         raise DivergedError("training diverged: the weights after the last step are not finite")
     _calibrate(result, cell)
@@ -329,11 +310,9 @@ def measure(
     if batch or first > evaluation.batch:
         halved = f"; the device had no memory for {first}" if first > evaluation.batch else ""
         result.notes["test_batch"] = f"{evaluation.batch}{halved}"
-    if 0 < (n := len(cell.train.labels)) < recipe.batch:
-        result.notes["batch"] = f"all {n} samples; the task's batch of {recipe.batch} is larger"
-    if cell.initial:
-        result.notes["initial_weights"] = cell.initial
-    if actor is not None and (scoring := network.cost.scoring(actor.requires)):
+    if cell.start.name:
+        result.notes["initial_weights"] = cell.start.name
+    if cell.actor is not None and (scoring := network.cost.scoring(cell.actor.requires)):
         result.notes["attention"] = "received" if scoring == "received" else network.attention_source
 
 
@@ -342,26 +321,24 @@ def _calibrate(result: Result, cell: Prepared) -> None:
     actor = cell.in_test
     if actor is None or not actor.strategy.adaptive:
         return
-    if not len(cell.train.labels):
-        result.notes["calibration"] = "none: there are no training images"
-        return
-    if (outcome := calibrate(cell.network, actor, cell.train)) is None:
-        result.notes["calibration"] = "none: the budget's counts are upper bounds"
-        return
-    budget, ratio, images = outcome
-    result.notes["calibration"] = f"counts of {budget.label}: {ratio:.4f} of the dense MACs on {images} training images"
+    if len(cell.train.labels) and (outcome := calibrate(cell.network, actor, cell.train)) is not None:
+        budget, ratio, images = outcome
+        spent = f"{ratio:.4f} of the dense MACs on {images} training images"
+        result.notes["calibration"] = f"counts of {budget.label}: {spent}"
 
 
-def add_watch(result: Result, watch: Watch, steps: int, task: Task) -> None:
-    """Add what was seen while training, to the last step."""
+@torch.no_grad()
+def add_watch(result: Result, watch: Watch, steps: int) -> None:
+    """Add what was seen while training, to the last step, and what the network keeps of its trained weights."""
     watch.look(steps)
-    n = len(watch.test[0].labels)
+    n = len(watch.cell.test.labels)
     result.samples["watched_steps"] = tuple(map(float, watch.looks))
     result.samples |= {f"watched_{name}": tuple(values) for name, values in watch.seen.items()}
-    result.samples |= {f"trained_{name}": values for name, values in watch.trained_values().items()}
+    kept = watch.network.trained_values(watch.first, _look(watch.cell.test, None))
+    result.samples |= {f"trained_{name}": values for name, values in kept.items()}
     for name, unit in watch.network.shows.items():
         result.add(name, watch.seen[name][-1], n, unit)
-    result.add("iterations", watch.iterations(task.success), n)
+    result.add("iterations", watch.iterations(watch.cell.task.success), n)
 
 
 def _add_validation(result: Result, cell: Prepared) -> None:

@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from sparsebench.errors import UserError, few, one_line
 from sparsebench.plan import plan as planner
@@ -20,13 +21,13 @@ from sparsebench.plan.locate import file_names, pictures_of
 from sparsebench.plan.plan import Plan
 from sparsebench.plan.request import Files, How, Job, Request, Setting, Suite
 from sparsebench.plugin.content import texts_of
-from sparsebench.plugin.observer import ObserverThread
+from sparsebench.plugin.observer import Observer, ObserverThread
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
 from sparsebench.records.manifests import OWN, Asked, Described, Given, setting_of
 from sparsebench.records.record import Record
 from sparsebench.runner import devices, progress
-from sparsebench.runner.engines import TOGETHER, CellLocks, Engine, InProcess, Processes, Queue, first_interrupt
+from sparsebench.runner.engines import TOGETHER, CellLocks, Engine, Queue, first_interrupt, in_process, in_workers
 from sparsebench.runner.process import server
 from sparsebench.runner.progress import SILENT, Callbacks
 from sparsebench.strategy.base import how_of
@@ -92,26 +93,24 @@ def plan_of(
     Raises:
         UserError: as `run` does before its first cell.
     """
-    request = replace(request, on_gpu=_setting(how, out).device != "cpu")
+    request = replace(request, on_gpu=_device(how) != "cpu")
     return planner.plan(request, files, registry, out, how.rerun, planner.shard(how.shard or "0/1"), prior)
 
 
-def _setting(how: How, out: Path, locations: Mapping[str, Path] = {}) -> Setting:
-    """Return what cells have in common; its device is of this machine, or of a cluster's workers.
+def _device(how: How) -> str:
+    """Return the device of cells, of this machine or of a cluster's workers.
 
     Raises:
-        UserError: a value that it cannot have, no such device, or a device or number of workers that no cluster takes.
+        UserError: no such device or limit, or a device or number of workers that no cluster takes.
     """
     how.limits()
     if how.dask is None:
-        device = devices.resolve_device(how.device)
-    elif how.jobs is not None:
+        return devices.resolve_device(how.device)
+    if how.jobs is not None:
         raise UserError("--dask: the cluster says how many workers it has", next_step="leave --jobs out")
-    elif how.device not in ("auto", "cpu", "cuda"):
+    if how.device not in ("auto", "cpu", "cuda"):
         raise UserError("--device", got=f"'{how.device}'", allowed="cpu or cuda with --dask")
-    else:
-        device = "cpu" if how.device == "auto" else how.device
-    return Setting(out, device, locations, how)
+    return "cpu" if how.device == "auto" else how.device
 
 
 def carry_out(
@@ -135,8 +134,9 @@ def carry_out(
         UserError: the folder cannot be written or is gone, or the engine gave no record of a cell.
         KeyboardInterrupt: it was stopped; what is done is stored.
     """
-    setting = _setting(how, out, plan.locations)
+    setting = Setting(out, _device(how), plan.locations, how)
     store.check_writable(out)
+    store.seal(out)  # what runs have left that were killed
     observers = Observers(registry, how.observe, out)
     if pictures := pictures_of(plan.todo, registry, plan.locations):
         decode(pictures)
@@ -144,22 +144,20 @@ def carry_out(
         workers = devices.workers_for(plan, setting.device, how.jobs, how.exclusive)
         if how.dask and plan.todo:
             (dask,) = metadata.entry_points(group="sparsebench.engines", name="dask")  # another package brings it
-            engine = cluster = connections.enter_context(dask.load()(how.dask, setting.device))
-            workers = cluster.slots() or 1  # none may have come yet
-        engine = engine or (Processes(workers) if workers else InProcess(registry))
+            cluster = connections.enter_context(dask.load()(how.dask, setting.device))
+            engine, workers = cluster.records, cluster.slots() or 1  # none may have come yet
+        engine = engine or (partial(in_workers, workers) if workers else partial(in_process, registry))
         callbacks.on_plan(plan, workers)
         for folder, value in _manifests(plan, registry):
             store.keep(out / folder, value)
-        todo = {job.cell.id for job in plan.todo}
         for cell_id in (job.cell.id for job in plan.jobs if store.checkpoint_path(out, job.cell.id).exists()):
-            finished = cell_id in plan.heads and plan.heads[cell_id].status not in CUT_SHORT
-            if how.rerun == "always" if cell_id in todo else finished:  # nobody is to go on from it
-                _remove_checkpoint(out, cell_id)
+            head = plan.heads.get(cell_id)
+            if how.rerun == "always" or (head is not None and head.status not in CUT_SHORT):
+                _remove_checkpoint(out, cell_id)  # nobody is to go on from it
         if plan.todo:
             _collect(plan, engine, setting, workers, callbacks, observers)
         else:
             progress.clear(out)
-            store.seal(out)
 
 
 def _collect(
@@ -171,7 +169,7 @@ def _collect(
     store.keep(out / manifests.ENVIRONMENTS, devices.environment())
     locks = CellLocks(out, plan.heads, expected.drop)
     most = 1 if setting.device == "cpu" else TOGETHER
-    queue = Queue(plan.todo, most, expected.length, locks, expected.begin)
+    queue = Queue(plan.todo, most, locks, expected.begin)
     stopped = threading.Event()
 
     def stop() -> None:
@@ -179,7 +177,7 @@ def _collect(
         callbacks.on_stop()
         queue.close()
 
-    records = engine.records(queue, setting)
+    records = engine(queue, setting)
     beat = progress.beat(out, expected, workers, callbacks.on_beat)
     try:
         with closing(locks), first_interrupt(stop), beat, closing(records):
@@ -273,16 +271,15 @@ class Observers:
         out: the run's folder.
 
     Attributes:
-        failed: by what they were asked for, the names of those that raised or hung, and are turned off.
+        failed: the names of those that raised or hung, and are turned off.
 
     Raises:
         UserError: there is no such observer or parameter, or it cannot be opened.
     """
 
     def __init__(self, registry: Registry, texts: Sequence[str], out: Path):
-        self.registry = registry
-        self.failed: dict[str, str] = {}
-        self._seeing: dict[str, tuple[Callable[[Record], object], ObserverThread, str]] = {}
+        self.failed: list[str] = []
+        self._seeing: list[tuple[str, Callable[[Record], object], ObserverThread]] = []
         for text in dict.fromkeys(texts):
             spec = parse(text)
             classes = registry.observers_for(spec.name)
@@ -292,32 +289,38 @@ class Observers:
             if others:
                 raise UserError("--observe takes one value a parameter", got=f"'{text}'")
             for cls in classes:
-                observer = fill(cls, params, f"observer '{cls.name}'")
                 thread = ObserverThread()
-                try:
-                    see = thread.call(partial(observer.open, out))
-                except UserError:
-                    raise
-                except Exception as error:  # a stranger's code, or a library's own mind about a folder
-                    reason = f"{type(error).__name__}: {error}"
-                    raise UserError(f"observer '{cls.name}' cannot be opened: {reason}") from error
-                if not callable(see):
-                    raise UserError(f"`open` of observer '{cls.name}' must return a function", got=see)
-                self._seeing[f"{text} {cls.name}"] = see, thread, f"observe:{cls.name}"
+                self._seeing.append((f"observe:{cls.name}", _opened(cls, params, out, thread), thread))
+        self._seeing += [(hook.plugin_name, hook.function, ObserverThread()) for hook in registry.record_hooks()]
 
     def observe(self, record: Record) -> None:
         """Show a finished record to each; one that raises or hangs is reported and turned off."""
-        for hook in self.registry.record_hooks():
-            self._seeing.setdefault(hook.plugin_name, (hook.function, ObserverThread(), hook.plugin_name))
-        for key, (see, thread, name) in self._seeing.items():
-            if key in self.failed:
-                continue
+        for entry in list(self._seeing):
+            name, see, thread = entry
             try:
                 with redirect_stdout(sys.stderr):
                     thread.call(partial(see, record))
             except (Exception, SystemExit) as error:  # an observer must never cost a record
-                self.failed[key] = name
+                self._seeing.remove(entry)
+                self.failed.append(name)
                 log.warning("observer '%s' failed and is turned off: %s", name, one_line(error))
+
+
+def _opened(
+    cls: type[Observer], params: Mapping[str, Any], out: Path, thread: ObserverThread
+) -> Callable[[Record], object]:
+    """Return what an observer sees records with, opened in its thread."""
+    observer = fill(cls, params, f"observer '{cls.name}'")
+    try:
+        see = thread.call(partial(observer.open, out))
+    except UserError:
+        raise
+    except Exception as error:  # a stranger's code, or a library's own mind about a folder
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"observer '{cls.name}' cannot be opened: {reason}") from error
+    if not callable(see):
+        raise UserError(f"`open` of observer '{cls.name}' must return a function", got=see)
+    return see
 
 
 def show_folder(texts: Sequence[str], folder: Path) -> tuple[int, list[str]]:
@@ -331,4 +334,4 @@ def show_folder(texts: Sequence[str], folder: Path) -> tuple[int, list[str]]:
     observers = Observers(Registry(), texts, folder)
     for _, record in sorted(records.items()):
         observers.observe(record)
-    return len(records), list(observers.failed.values())
+    return len(records), observers.failed

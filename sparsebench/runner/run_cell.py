@@ -9,14 +9,14 @@ import os
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -41,14 +41,10 @@ from sparsebench.runner.process import Line, Message, forget_peak, peak
 from sparsebench.runner.results import Result, Watch, add_watch, measure
 from sparsebench.strategy.base import Strategy, place_of
 from sparsebench.training.loop import EarlyStopping, Training
-from sparsebench.training.steps import Autograd
+from sparsebench.training.steps import Autograd, Steps
 
 EVERY = 1.0
 """Seconds between two reports of the share that is done."""
-LONGEST = 1e8
-"""Seconds; timers take no more than some hundred years."""
-THREAD_LIMIT = 1
-"""Sums of floating-point numbers depend on how they are split over threads, so a cell has one."""
 STATUSES: dict[type[BaseException], Status] = {
     torch.OutOfMemoryError: "oom", MemoryError: "oom", NotReadyError: "skipped", UnsupportedError: "unsupported",
 }  # fmt: skip
@@ -59,23 +55,22 @@ log = logging.getLogger(__name__)
 
 
 class Checkpoint:
-    """Called after each step, writes the state of a training every few seconds.
+    """Called after each step, writes the state of a cell's training every few seconds.
 
-    Args:
-        path: the file, which is there whole or not at all.
-        made_by: what its use depends on: a file that says otherwise is not used.
-        interval: seconds between writings.
-        training: what it is of.
+    The file is there whole or not at all. One that was made by something else is not used.
 
     Attributes:
         resumed: how often the training was gone on with.
     """
 
-    def __init__(self, path: Path, made_by: Mapping[str, str], interval: float, training: Training):
-        self.path, self.made_by, self.interval, self.training = path, made_by, interval, training
-        self.resumed = 0
-        self.warned = False
-        self.due = time.monotonic() + interval
+    def __init__(self, job: Job, cell: Prepared, setting: Setting, training: Training):
+        self.path, self.training = store.checkpoint_path(setting.out, job.cell.id), training
+        self.interval, self.resumed, self.warned = setting.how.checkpoint, 0, False
+        self.due = time.monotonic() + self.interval
+        self.made_by = {
+            "cell": job.cell.id, "revision of the strategy": job.origin.revision, "start": cell.start.name,
+            "torch": str(torch.__version__), "device": torch.device(setting.device).type, "sparsebench": __version__,
+        }  # fmt: skip
 
     def resume(self) -> None:
         """Go on from the file, if it is there and fits."""
@@ -84,12 +79,11 @@ class Checkpoint:
             if other := [name for name, value in self.made_by.items() if written["made_by"].get(name) != value]:
                 raise ValueError(f"it was made with another {other[0]}")
             self.training.load(written["state"])
+            self.resumed = written["resumed"] + 1
         except FileNotFoundError:
-            return
+            pass
         except (OSError, RuntimeError, ValueError, LookupError, TypeError, EOFError, UnpicklingError) as error:
             log.warning("%s is not used and its cell starts anew: %s", self.path.name, one_line(error)[:200])
-            return
-        self.resumed = written["resumed"] + 1
 
     def __call__(self, step: int) -> None:
         """Write, if it is time to and training is not over."""
@@ -109,48 +103,97 @@ class Checkpoint:
             self.warned = True
 
 
+Trained = tuple[Prepared, dict[str, float] | DivergedError, float]
+"""A cell that was trained with others, how that came out, and its share of the seconds."""
+
+
 def run_cells(jobs: Sequence[Job], registry: Registry, context: Context) -> Iterator[Record]:
     """Yield the record of each job, whatever happens: what a strategy does wrong is in its record, not raised.
 
-    Several that can are trained in one program on CUDA; on the CPU one by one.
+    Several that can are trained in one program on CUDA; on the CPU one by one. If they must have their device for
+    themselves, their turn is waited for; who waits says so, as no second of it is a cell's.
     """
-    for group in [[job] for job in jobs] if context.setting.device == "cpu" else [jobs]:
-        runs = []
-        for job in group:
-            context.begin([job.cell.id], 0.0)
-            runs.append(run := _Run(job, context))
-            run.attempt(partial(run.prepare, registry))
-        together = [run for run in runs if run.cell is not None and run.failure is None and run.cell.joins]
-        if len(group) > 1 and together:
-            context.begin([run.job.cell.id for run in together], 0.0)
-            _train_together(together)
-        for run in runs:
-            if len(group) > 1:
-                context.begin([run.job.cell.id], 0.0)
-            if run.trained is None:
-                run.attempt(run.train)
-            run.attempt(run.measure)
-            yield run.record(share=len(group))
+    device, exclusive = context.setting.device, context.setting.how.exclusive
+    with turn(device, lambda: context.begin((), 0.0)) if exclusive else nullcontext():
+        several = len(jobs) > 1 and device != "cpu"
+        together = _train_together(jobs, registry, context) if several else {}
+        for job in jobs:
+            yield _run_cell(job, registry, context, together.pop(job.cell.id, None))
 
 
-def _train_together(runs: Sequence[_Run]) -> None:
-    """Train what runs in one program; each has its outcome then, or has diverged, or must be trained alone."""
-    by_trainer: dict[Any, list[tuple[_Run, Training]]] = {}
-    for run in runs:
-        cell = run.cell
-        assert cell is not None
-        training = Training(cell.network, cell.in_training, cell.train, cell.recipe, cell.order)
-        by_trainer.setdefault(cast(Any, training.network).train_together, []).append((run, training))
+def _train_together(jobs: Sequence[Job], registry: Registry, context: Context) -> dict[str, Trained]:
+    """Train what can be trained in one program; what fails before, or must be trained alone, is left out."""
+    begun, cells, device = time.perf_counter(), dict[str, Prepared](), context.setting.device
+    by_trainer = defaultdict[Any, list[tuple[str, Training]]](list)
+    for job in jobs:
+        context.begin([job.cell.id], 0.0)
+        with suppress(Exception):
+            _seed(job, device)
+            cell = prepare(job, registry, context)
+            trainer = getattr(cell.network, "train_together", None)
+            if trainer is not None and not cell.recipe.watch:
+                training = Training(cell.network, cell.in_training, cell.train, cell.recipe, cell.order)
+                cells[job.cell.id] = cell
+                by_trainer[trainer].append((job.cell.id, training))
+    context.begin(list(cells), 0.0)
+    outcomes = dict[str, dict[str, float] | DivergedError]()
     for train_together, pairs in by_trainer.items():
         train_together([training for _, training in pairs])
-        for run, training in pairs:
+        for cell_id, training in pairs:
             if isinstance(training.failure, DivergedError):
-                run.fail(training.failure)
+                outcomes[cell_id] = training.failure
             elif training.failure is None and training.finished:
-                run.trained = training.outcome()
-    context, device = runs[0].context, runs[0].setting.device
-    if context.alone and device != "cpu":
+                outcomes[cell_id] = training.outcome()
+    if context.alone:
         torch.cuda.synchronize(device)  # ends the worker if the device is lost; each cell is tried alone then
+    share = (time.perf_counter() - begun) / len(jobs)
+    return {cell_id: (cells[cell_id], outcome, share) for cell_id, outcome in outcomes.items()}
+
+
+def _run_cell(job: Job, registry: Registry, context: Context, trained: Trained | None) -> Record:
+    """Return the record of one job, which may be trained already."""
+    context.begin([job.cell.id], 0.0)
+    cell, outcome, before = trained or (None, None, 0.0)
+    started, clock, result = datetime.now(UTC).isoformat(), time.perf_counter() - before, Result()
+    device = context.setting.device
+    try:
+        if cell is None or outcome is None:
+            _seed(job, device)
+            cell = prepare(job, registry, context)
+            _seed(job, device)
+            outcome = _train(job, cell, context, result)
+        elif isinstance(outcome, DivergedError):
+            raise outcome
+        _seed(job, device)
+        _measure(job, cell, outcome, context, result)
+    except BaseException as error:  # a strategy is a stranger's code and may raise anything
+        if isinstance(error, KeyboardInterrupt) and not context.alone:
+            raise
+        status: Status = next((status for kind, status in STATUSES.items() if isinstance(error, kind)), "failed")
+        failure = failure_of(error, None if cell is None or cell.actor is None else cell.actor.strategy)
+        if context.alone and status != "unsupported":  # the log of a process of its own is read for it
+            lines = [f"cell {job.cell.id}, {job.label}: {status}\n", *traceback.format_exception(error)]
+            with suppress(OSError):  # a strategy may have closed it
+                os.write(2, "".join(lines).encode("utf-8", "backslashreplace"))
+        return job.record_of_failure(status, failure, started, time.perf_counter() - clock)
+    return Record(
+        cell=job.cell, cell_id=job.cell.id, status="ok", **vars(result), origin=job.origin, kind=job.kind,
+        label=job.label, environment=digest(environment()),
+        device=device if device == "cpu" else f"{device} {torch.cuda.get_device_name(device)}", started=started,
+        seconds=round(time.perf_counter() - clock, 3),
+    )  # fmt: skip
+
+
+def _seed(job: Job, device: str) -> None:
+    """Have torch's generators begin alike in each part of a cell.
+
+    Not by torch.manual_seed, which seeds every kind of device, and notes it down for those that are not in use yet,
+    each time with a stack trace, in a list without end.
+    """
+    seed = seeds.seed_of("cell", job.cell.id)
+    torch.default_generator.manual_seed(seed)
+    if device != "cpu":
+        torch.cuda.manual_seed_all(seed)
 
 
 def failure_of(error: BaseException, strategy: Strategy | None = None) -> Failure:
@@ -164,178 +207,97 @@ def failure_of(error: BaseException, strategy: Strategy | None = None) -> Failur
     return Failure(reason=" ".join(text.split())[:500], kind=kind, traceback=trace)
 
 
-class _Run:
-    """One job on its way to a record, in stages that may fail."""
-
-    def __init__(self, job: Job, context: Context):
-        self.job, self.context, self.setting = job, context, context.setting
-        self.started, self.clock = datetime.now(UTC).isoformat(), time.perf_counter()
-        self.status: Status = "ok"
-        self.failure: Failure | None = None
-        self.result = Result()
-        self.cell: Prepared | None = None
-        self.trained: dict[str, float] | None = None
-
-    def attempt(self, stage: Callable[[], None]) -> None:
-        """Run a stage unless one before it failed."""
-        if self.failure is not None:
-            return
-        try:
-            # Not torch.manual_seed, which seeds every kind of device, and notes it down for those that are not in use
-            # yet, each time with a stack trace, in a list without end.
-            seed = seeds.seed_of("cell", self.job.cell.id)
-            torch.default_generator.manual_seed(seed)
-            if self.setting.device != "cpu":
-                torch.cuda.manual_seed_all(seed)
-            stage()
-        except BaseException as error:  # a strategy is a stranger's code and may raise anything
-            if isinstance(error, KeyboardInterrupt) and not self.context.alone:
-                raise
-            self.fail(error)
-
-    def fail(self, error: BaseException) -> None:
-        """Note what went wrong; a process of its own, whose log is read for it, says where."""
-        acting = None if self.cell is None else self.cell.in_training or self.cell.in_test
-        strategy = None if acting is None else acting.strategy
-        self.status = next((status for kind, status in STATUSES.items() if isinstance(error, kind)), "failed")
-        self.failure = failure_of(error, strategy)
-        if self.context.alone and self.status != "unsupported":
-            lines = [f"cell {self.job.cell.id}, {self.job.label}: {self.status}\n", *traceback.format_exception(error)]
-            with suppress(OSError):  # a strategy may have closed it
-                os.write(2, "".join(lines).encode("utf-8", "backslashreplace"))
-
-    def prepare(self, registry: Registry) -> None:
-        """Draw the data and build the network."""
-        self.cell = prepare(self.job, registry, self.context)
-
-    def train(self) -> None:
-        """Train it alone, if its task trains at all."""
-        cell = self.cell
-        assert cell is not None
-        if cell.outcome is not None or not cell.task.trains:
-            self.trained = cell.outcome or {}
-            if cell.tested:
-                self.result.notes["tested_weights"] = cell.tested
-            return
-        self._fit(cell, cell.in_training)
-        if self.job.keep_weights:  # what a training before this one left must not be taken for its own
-            store.weights_path(self.setting.out, self.job.cell.id).unlink(missing_ok=True)
-        recipe, early = cell.recipe, _early(cell)
-        training = Training(cell.network, cell.in_training, cell.train, recipe, cell.order, cell.teacher, early)
-        steps, watch = training.steps, None
-        if cell.recipe.watch:
-            train_, test = (cell.train, cell.in_training), (cell.test, cell.in_test)
-            watch = Watch(cell.recipe, steps, cell.network, train_, test)
-        checkpoint = self._checkpoint(training)
-        if checkpoint is not None:
-            checkpoint.resume()
-        sooner = cell.recipe.stop_at_zero_loss or cell.recipe.stop_below or cell.recipe.patience
-        self.trained = training.run(self._reports(0 if sooner else training.total, watch or checkpoint))
-        if checkpoint is not None and checkpoint.resumed:
-            self.result.notes["resumed"] = str(checkpoint.resumed)
-        if isinstance(steps, Autograd) and steps.parts > cell.recipe.accumulate:
-            self.result.notes["memory"] = f"batches in {steps.parts} parts: the memory holds no larger ones"
-        if inactive := _inactive(cell):
-            self.result.notes["inactive"] = inactive
-        if watch is not None:
-            add_watch(self.result, watch, int(self.trained["steps"]), cell.task)
-
-    def _reports(self, total: int, first: Callable[[int], None] | None = None) -> Callable[[int], None]:
-        """Return what is called with how many steps, or test items, are done; it tells the share every second.
-
-        Args:
-            total: of the steps or items; 0 if they may be fewer than anybody knows, of which no share is told.
-            first: called before.
-        """
-        due = time.monotonic() + EVERY
-
-        def report(done: int) -> None:
-            nonlocal due
-            if first is not None:
-                first(done)
-            if total and done and time.monotonic() >= due:
-                self.context.begin([self.job.cell.id], done / total)
-                due = time.monotonic() + EVERY
-
-        return report
-
-    def _fit(self, cell: Prepared, acting: Actor | None) -> None:
-        """Let the strategy that acts now look at training images, unless it did or does not want to."""
-        if acting is None or "fit" in self.result.notes or not wants_images(acting):
-            return
-        if cell.in_training is not None and cell.task.trains and not cell.answers:
-            raise UnsupportedError(
-                f"'{acting.strategy.name}' needs a trained network, but this training starts from random weights: it "
-                "belongs to the tracks frozen and tuned"
-            )
-        self.result.notes["fit"] = fit_on(cell, acting, self.context.fitted)
-
-    def _checkpoint(self, training: Training) -> Checkpoint | None:
-        """Return the cell's checkpoint, or None: what was seen while training is in none."""
-        interval, job, cell = self.setting.how.checkpoint, self.job, self.cell
-        assert cell is not None
-        if not interval or training.recipe.watch or not isinstance(training.steps, Autograd):
-            return None
-        made_by = {
-            "cell": job.cell.id, "revision of the strategy": job.origin.revision, "start": cell.initial,
-            "torch": str(torch.__version__), "device": torch.device(self.setting.device).type,
-            "sparsebench": __version__,
-        }  # fmt: skip
-        return Checkpoint(store.checkpoint_path(self.setting.out, job.cell.id), made_by, interval, training)
-
-    def measure(self) -> None:
-        """Test it and fill the result; keep the weights if others start from them."""
-        assert self.cell is not None and self.trained is not None
-        self._fit(self.cell, self.cell.in_test)
-        context, cell = self.context, self.job.cell
-        key = self.job.label, self.job.origin.identity, cell.task.name, cell.model.name
-        tests_only = self.cell.outcome is not None or not self.cell.task.trains
-        on_done = self._reports(len(self.cell.test.labels)) if tests_only else None
-        measure(
-            self.result, self.cell, self.trained, self.setting.how.batch,
-            leaks=key not in context.trusted, on_done=on_done,
-        )  # fmt: skip
-        context.trusted.add(key)
-        if "images_per_s" in self.result.metrics:
-            alone = "alone on its machine" if self.setting.device == "cpu" else "alone on its GPU"
-            self.result.notes["timed"] = alone if self.setting.how.exclusive else "perhaps beside other cells"
-        if self.job.keep_weights:
-            content = weights_file(self.cell.network, self.cell.initial, self.trained)
-            files.write_whole(store.weights_path(self.setting.out, self.job.cell.id), content)
-            self.result.notes["weights"] = hashlib.sha256(content).hexdigest()
-
-    def record(self, share: int) -> Record:
-        """Return the record; `share` runs divide the time between them."""
-        self.cell = None  # its memory
-        seconds = (time.perf_counter() - self.clock) / share
-        if self.failure is not None:
-            return self.job.record_of_failure(self.status, self.failure, self.started, seconds)
-        job, device = self.job, self.setting.device
-        device = device if device == "cpu" else f"{device} {torch.cuda.get_device_name(device)}"
-        return Record(
-            cell=job.cell, cell_id=job.cell.id, status=self.status, **vars(self.result), origin=job.origin,
-            kind=job.kind, label=job.label, environment=digest(environment()), device=device,
-            started=self.started, seconds=round(seconds, 3),
-        )  # fmt: skip
+def _train(job: Job, cell: Prepared, context: Context, result: Result) -> dict[str, float]:
+    """Train a cell alone, unless it only tests; return how that came out, see `Training.outcome`."""
+    if cell.outcome is not None or not cell.task.trains:
+        return cell.outcome or {}
+    _fit(cell, cell.in_training, context, result)
+    recipe = cell.recipe
+    if job.keep_weights:  # what a training before this one left must not be taken for its own
+        store.weights_path(context.setting.out, job.cell.id).unlink(missing_ok=True)
+    early = None
+    if recipe.patience:
+        assert cell.validation is not None and cell.data.validation is not None
+        early = EarlyStopping(cell.in_test, cell.validation, cell.data.validation.groups)
+    training = Training(cell.network, cell.in_training, cell.train, recipe, cell.order, cell.teacher, early)
+    steps, watch, checkpoint = training.steps, None, None
+    if recipe.watch:  # what was seen while training is in no checkpoint
+        watch = Watch(cell, steps)
+    elif context.setting.how.checkpoint and isinstance(steps, Autograd):
+        checkpoint = Checkpoint(job, cell, context.setting, training)
+        checkpoint.resume()
+    sooner = recipe.stop_at_zero_loss or recipe.stop_below or recipe.patience
+    outcome = training.run(_reports(job, context, 0 if sooner else training.total, watch or checkpoint))
+    result.notes |= _notes_on(cell, steps, checkpoint)
+    if watch is not None:
+        add_watch(result, watch, int(outcome["steps"]))
+    return outcome
 
 
-def _early(cell: Prepared) -> EarlyStopping | None:
-    """Return what ends the cell's training early, if anything does."""
-    if not cell.recipe.patience:
-        return None
-    assert cell.validation is not None and cell.data.validation is not None
-    return EarlyStopping(cell.in_test, cell.validation, cell.data.validation.groups)
+def _reports(
+    job: Job, context: Context, total: int, first: Callable[[int], None] | None = None
+) -> Callable[[int], None]:
+    """Return what is called with how many steps, or test items, are done; it tells the share of a total every second.
+
+    The total is 0 if there may be fewer than anybody knows: no share is told of them. `first` is called before.
+    """
+    due = time.monotonic() + EVERY
+
+    def report(done: int) -> None:
+        nonlocal due
+        if first is not None:
+            first(done)
+        if total and done and time.monotonic() >= due:
+            context.begin([job.cell.id], done / total)
+            due = time.monotonic() + EVERY
+
+    return report
 
 
-def _inactive(cell: Prepared) -> str:
-    """Return which published terms of the strategy's loss had no part in the training, and why; "" if all had."""
-    actor = cell.in_training
-    if actor is None or not actor.acts:
-        return ""
-    weightless = actor.strategy.inactive(teacher=True)
-    untaught = [term for term in actor.strategy.inactive(cell.teacher is not None) if term not in weightless]
-    reasons = {"weight 0": weightless, "no teacher": untaught}
-    return "; ".join(f"{', '.join(terms)}: {why}" for why, terms in reasons.items() if terms)
+def _fit(cell: Prepared, acting: Actor | None, context: Context, result: Result) -> None:
+    """Let the strategy that acts now look at training images, unless it did or does not want to."""
+    if acting is None or "fit" in result.notes or not wants_images(acting):
+        return
+    if cell.in_training is not None and cell.task.trains and not cell.start.head:
+        raise UnsupportedError(
+            f"'{acting.strategy.name}' needs a trained network, but this training starts from random weights: it "
+            "belongs to the tracks frozen and tuned"
+        )
+    result.notes["fit"] = fit_on(cell, acting, context.fitted)
+
+
+def _notes_on(cell: Prepared, steps: Steps, checkpoint: Checkpoint | None) -> dict[str, str]:
+    """Return what is to know of a training: that it was resumed, parts of batches, terms of the loss without effect."""
+    notes, actor = dict[str, str](), cell.in_training
+    if checkpoint is not None and checkpoint.resumed:
+        notes["resumed"] = str(checkpoint.resumed)
+    if isinstance(steps, Autograd) and steps.parts > cell.recipe.accumulate:
+        notes["memory"] = f"batches in {steps.parts} parts: the memory holds no larger ones"
+    if actor is not None and actor.acts:
+        weightless = actor.strategy.inactive(teacher=True)
+        untaught = [term for term in actor.strategy.inactive(cell.teacher is not None) if term not in weightless]
+        reasons = {"weight 0": weightless, "no teacher": untaught}
+        if any(reasons.values()):
+            inactive = "; ".join(f"{', '.join(terms)}: {why}" for why, terms in reasons.items() if terms)
+            notes["inactive"] = inactive
+    return notes
+
+
+def _measure(job: Job, cell: Prepared, outcome: dict[str, float], context: Context, result: Result) -> None:
+    """Test a trained cell and fill its result; keep the weights if others start from them."""
+    _fit(cell, cell.in_test, context, result)
+    how, key = context.setting.how, (job.label, job.origin.identity, job.cell.task.name, job.cell.model.name)
+    tests_only = cell.outcome is not None or not cell.task.trains
+    on_done = _reports(job, context, len(cell.test.labels)) if tests_only else None
+    measure(result, cell, outcome, how.batch, leaks=key not in context.trusted, on_done=on_done)
+    context.trusted.add(key)
+    if "images_per_s" in result.metrics:
+        alone = "alone on its machine" if context.setting.device == "cpu" else "alone on its GPU"
+        result.notes["timed"] = alone if how.exclusive else "perhaps beside other cells"
+    if job.keep_weights:
+        content = weights_file(cell.network, cell.start.name, outcome)
+        files.write_whole(store.weights_path(context.setting.out, job.cell.id), content)
+        result.notes["weights"] = hashlib.sha256(content).hexdigest()
 
 
 @contextmanager
@@ -346,7 +308,7 @@ def one_thread() -> Iterator[None]:
     convolutions: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
     before = torch.get_num_threads(), torch.get_deterministic_debug_mode(), convolutions.fp32_precision
     filled = memory.fill_uninitialized_memory
-    torch.set_num_threads(THREAD_LIMIT)
+    torch.set_num_threads(1)  # sums of floating-point numbers depend on how they are split over threads
     # As use_deterministic_algorithms(True, warn_only=True), which first imports torch's compiler for seconds.
     torch.set_deterministic_debug_mode("warn")
     memory.fill_uninitialized_memory = False  # costs a kernel for each new tensor
@@ -372,7 +334,7 @@ def main(line: Line) -> None:
         if not share:
             forget_peak()
         if not share and timeout:  # shortly before it is killed, even if it holds the lock
-            faulthandler.dump_traceback_later(min(timeout - min(1.0, timeout / 4), LONGEST))
+            faulthandler.dump_traceback_later(timeout - min(1.0, timeout / 4))
         line.say(Message(at=tuple(cells), share=share))
 
     context = Context(setting, True, begin)
@@ -382,17 +344,15 @@ def main(line: Line) -> None:
         line.say(Message())
         while True:
             jobs: list[Job] = line.recv()
-            # Who waits says so: no second of it is a cell's.
-            with turn(setting.device, lambda: line.say(Message())) if setting.how.exclusive else nullcontext():
-                out_of_memory = False
-                for done, record in enumerate(run_cells(jobs, registry, context), 1):
-                    faulthandler.cancel_dump_traceback_later()
-                    out_of_memory = out_of_memory or record.status == "oom"
-                    # Cells that were trained together are all trained by now.
-                    unfit = (out_of_memory and done == len(jobs)) or device_is_lost(setting.device)
-                    line.say(Message(record=record.model_copy(update={"memory": peak()}), unfit=unfit))
-                    if unfit:
-                        return
+            out_of_memory = False
+            for done, record in enumerate(run_cells(jobs, registry, context), 1):
+                faulthandler.cancel_dump_traceback_later()
+                out_of_memory = out_of_memory or record.status == "oom"
+                # Cells that were trained together are all trained by now.
+                unfit = (out_of_memory and done == len(jobs)) or device_is_lost(setting.device)
+                line.say(Message(record=record.model_copy(update={"memory": peak()}), unfit=unfit))
+                if unfit:
+                    return
 
 
 def device_is_lost(device: str) -> bool:

@@ -79,7 +79,7 @@ def test_what_is_run_is_counted_as_running(tmp_path: Path, plan: planner.Plan) -
 
 def test_a_run_that_was_killed_is_told_from_one_under_way(tmp_path: Path, plan: planner.Plan) -> None:
     left, ago = {"dense": 5}, time.time() - 300
-    file = Underway(host="there", pid=7, workers=2, updated=ago, since=ago, left=left, running=left)
+    file = Underway(host="there", pid=7, updated=ago, since=ago, left=left, running=left)
     files.write_whole(tmp_path / "underway" / "there-7.json", file.model_dump_json().encode())
     (tmp_path / "underway" / "torn.json").write_text("{")
     result = status(tmp_path)
@@ -96,7 +96,7 @@ def test_what_a_run_left_that_was_killed_just_now_goes_with_the_next(
     killed = subprocess.Popen([sys.executable, "-c", ""])
     killed.wait()
     here, now = socket.gethostname(), time.time()
-    file = Underway(host=here, pid=killed.pid, workers=1, updated=now, since=now, left={"dense": 5})
+    file = Underway(host=here, pid=killed.pid, updated=now, since=now, left={"dense": 5})
     if whole:
         execute(plan, Registry(), tmp_path)
     path = tmp_path / "underway" / f"{here}-{killed.pid}.json"
@@ -169,7 +169,7 @@ def test_dry_run_bar_and_status_say_the_same(
             assert soon(lambda: bool(told))
             status = CliRunner().invoke(main, ["status", str(out)]).stdout
         bar.beat(told[0])
-        assert f"0/10 cells, 00:00 gone, {left} left" in capsys.readouterr().err
+        assert f"0/10 cells, 0:00 gone, {left} left" in capsys.readouterr().err
     assert f"10 cells without a record, about {left};" in status
 
 

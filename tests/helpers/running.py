@@ -13,7 +13,7 @@ from sparsebench.plan.request import Files, How, Job, Request, Rerun, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
-from sparsebench.runner.engines import Engine, InProcess, Processes, Queue
+from sparsebench.runner.engines import Engine, Queue, in_process, in_workers
 from sparsebench.runner.progress import SILENT, Callbacks
 
 
@@ -33,14 +33,14 @@ def inline(
 ) -> Iterator[Record]:
     """Yield the record of each job, run in this process."""
     setting = Setting(out, "cpu", how=How(checkpoint=checkpoint, exclusive=exclusive))
-    return InProcess(registry).records(Queue(jobs, 1), setting)
+    return in_process(registry, Queue(jobs), setting)
 
 
 def local(
     jobs: Sequence[Job], workers: int, out: Path, most: int = 1, locations: Mapping[str, Path] = {}, **limits: Any
 ) -> Generator[Record, None, None]:
     """Yield the record of each job as it comes, run by worker processes that are given so many at once."""
-    return Processes(workers).records(Queue(jobs, most), Setting(out, "cpu", locations, How(**limits)))
+    return in_workers(workers, Queue(jobs, most), Setting(out, "cpu", locations, How(**limits)))
 
 
 def execute(

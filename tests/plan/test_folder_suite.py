@@ -128,7 +128,7 @@ def test_a_cell_that_trains_begins_with_the_file_s_weights_and_a_fresh_head(weig
         (job,) = (j for j in plan.jobs if j.cell.strategy.name == "dense" and j.cell.repetition == repetition)
         cell = prepare(job, Registry(), Context(Setting(out=tmp_path, device="cpu", locations=plan.locations)))
         state = cell.network.module.state_dict()
-        assert cell.initial == job.cell.model.params["weights"]
+        assert cell.start.name == job.cell.model.params["weights"]
         for name, value in load_file(weights).items():
             assert name == "pos_embed" or name.startswith("head.") or torch.equal(value, state[name])
         heads.append(state["head.weight"])

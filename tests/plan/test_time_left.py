@@ -24,8 +24,7 @@ def jobs_of(test: str = "20", n_train: tuple[int, ...] = (4,), seeds: int = 2) -
 
 def took(job: Job, seconds: float, memory: int = 0, status: str = "ok") -> Record:
     record = job.record_of_failure("crashed", Failure(reason="none"), seconds=seconds)
-    notes = {"tested_weights": "f"} if job.network else {}
-    return record.model_copy(update={"status": status, "memory": memory, "notes": notes})
+    return record.model_copy(update={"status": status, "memory": memory})
 
 
 def learned(jobs: list[Job], *records: Record) -> Expected:
@@ -137,11 +136,11 @@ def simulated(
 ) -> tuple[float, list[tuple[float, float | None]]]:
     """Return when a run that begins at 0 is over, and when it estimated what; `seconds` is what each cell takes."""
     expected = Expected(jobs)
-    queue = Queue(expected.longest_first(), 1, expected.seconds)
+    queue = Queue(expected.longest_first())
     now, under_way, idle, estimates = 0.0, list[tuple[float, int, Job]](), set(range(workers)), []
     while True:
         for worker in sorted(idle):
-            for job in queue.take(worker, wait=False) or ():
+            for job in queue.take(wait=False) or ():
                 idle.remove(worker)
                 expected.begin([job.cell.id], 0.0, now)
                 heapq.heappush(under_way, (now + seconds[job.cell.id], worker, job))

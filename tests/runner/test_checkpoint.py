@@ -1,27 +1,23 @@
 import logging
-import shutil
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from measured import TINY, what_was_measured
-from processes import processes_of
+from measured import what_was_measured
 from running import execute, inline
 from safetensors.torch import load_file, save_file
 
-from sparsebench import api, files
-from sparsebench.errors import UserError
+from sparsebench import files
 from sparsebench.plan import plan as planner
-from sparsebench.plan.request import Job, Request
+from sparsebench.plan.request import How, Job, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
+from sparsebench.runner import run as runs
 from sparsebench.runner.engines import Queue
+from sparsebench.runner.progress import Callbacks
 from sparsebench.runner.run_cell import Checkpoint
 
 TASK = "composite:epochs=4,test=40,pretrain_epochs=0,flip=True,shift=2,validation=0.25,patience=3,batch=10"
@@ -40,8 +36,11 @@ def job(job_of: Any) -> Job:
 
 
 def run(job: Job, out: Path, every: float = OFTEN) -> Record:
-    (record,) = inline([job], Registry(), out, every)
-    return record
+    new: list[Record] = []
+    plan = planner.Plan([job], [job], {}, [job], store.heads(out), planner.Expected([job]), request=None)
+    how = How("cpu", "failed", jobs=0, checkpoint=every)
+    runs.carry_out(plan, how, Registry(), out, Callbacks(on_record=new.append))
+    return new[0]
 
 
 @pytest.fixture
@@ -84,12 +83,12 @@ def test_a_cell_goes_on_from_its_checkpoint(
     tmp_path: Path, job_of: Any, killed: Callable[..., Path], plugin: str, times: int
 ) -> None:
     *starts, job = job_of(plugin, TASK, n_train=40, model=VIT)
-    *_, whole = (run(one, tmp_path, 0) for one in (*starts, job))
+    *_, whole = inline([*starts, job], Registry(), tmp_path, 0)  # which leaves no records
     path = killed(tmp_path, times, job)
     assert path.exists()
     record = run(job, tmp_path)
     assert record.notes["resumed"] == "1" and "resumed" not in whole.notes
-    assert measured(record) == measured(whole)
+    assert measured(record) == measured(whole) and not path.exists()
 
 
 @pytest.mark.parametrize("what", ["revision of the strategy", "torch", "first bytes", "all but the last byte"])
@@ -117,8 +116,7 @@ def test_none_is_written_when_none_is_due(tmp_path: Path, job: Job, every: float
 def test_cells_that_are_watched_have_none(tmp_path: Path, job_of: Any) -> None:
     watched = job_of("random", "composite:epochs=1,test=20,pretrain_epochs=0,watch=2", n_train=20,
                      model=VIT + ",attention=positional")  # fmt: skip
-    records = list(inline(watched, Registry(), tmp_path, OFTEN))
-    assert {record.status for record in records} == {"ok"} and not (tmp_path / "checkpoints").exists()
+    assert {run(job, tmp_path).status for job in watched} == {"ok"} and not (tmp_path / "checkpoints").exists()
 
 
 def test_a_disk_that_is_full_is_said_once_and_does_not_end_the_cell(
@@ -152,16 +150,15 @@ def test_a_run_removes_checkpoints_of_what_is_finished_or_starts_anew(
         store.Writer(tmp_path).append(record.model_copy(update={"status": recorded, "failure": failure}))
     there = []
 
-    class Looks:
-        def records(self, queue: Queue, *_: Any) -> Iterator[Record]:
-            there.append(sorted(path.parent.iterdir()))
-            while jobs := queue.take():
-                for job in jobs:
-                    yield job.record_of_failure("failed", Failure(reason="it was looked at"))
-                    queue.done(job)
+    def looks(queue: Queue, _: Setting) -> Generator[Record, None, None]:
+        there.append(sorted(path.parent.iterdir()))
+        while jobs := queue.take():
+            for job in jobs:
+                yield job.record_of_failure("failed", Failure(reason="it was looked at"))
+                queue.done(job)
 
     plan = planner.plan(request, planner.Files(), registry, tmp_path, rerun)
-    execute(plan, registry, tmp_path, engine=Looks(), rerun=rerun)
+    execute(plan, registry, tmp_path, engine=looks, rerun=rerun)
     assert there == [[other] if goes else sorted([path, path.with_name(f".{path.name}.123.part"), other])]
 
 
@@ -178,46 +175,3 @@ def test_a_training_that_began_from_other_initial_weights_is_not_gone_on_with(
     assert "resumed" not in other.notes and "it was made with another start" in caplog.text
     assert other.notes["initial_weights"] == files.content_hash(weights)
     assert measured(other) == measured(run(job, tmp_path, 0))
-
-
-@pytest.mark.parametrize("seconds", [-1.0, float("nan")])
-def test_seconds_that_are_none_are_refused(tmp_path: Path, seconds: float) -> None:
-    with pytest.raises(UserError, match=r"--checkpoint; got .*0 or more"):
-        api.run(suite=TINY, n_train=[4], seeds=1, out=tmp_path, jobs=0, checkpoint=seconds)
-
-
-LONG = "composite:epochs=12,test=20,pretrain_epochs=1,pretrain_samples=60,flip=True,validation=0.2,patience=11,batch=10"
-
-
-def begun(out: Path) -> bool:
-    """Say whether a cell of the comparison has a checkpoint: pre-training, which is the first, has a record by then."""
-    records = "".join(path.read_text() for path in out.glob("records/*.jsonl"))
-    return bool(records) and any(path.stem not in records for path in out.glob("checkpoints/*.pt"))
-
-
-@pytest.mark.slow
-def test_a_run_killed_in_the_middle_of_a_cell_goes_on_there(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sparsebench", "run", "--suite", "quick-scratch", "--task", LONG, "--model", VIT,
-               "--n-train", "100", "--seeds", "1", "--jobs", "1", "--checkpoint", "0.05",
-               "--out", str(tmp_path)]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        end = time.monotonic() + 300
-        while not begun(tmp_path):
-            assert time.monotonic() < end and process.poll() is None
-            time.sleep(0.002)
-    finally:
-        process.kill()
-        process.wait()
-    while processes_of(tmp_path):
-        time.sleep(0.01)
-    assert list(tmp_path.glob("checkpoints/*.pt"))
-    request = Request(suite="quick-scratch", tasks=(LONG,), model=VIT, n_train=(100,), seeds=1)
-    plan = planner.plan(request, planner.Files(), Registry(), tmp_path, "missing")
-    new: list[Record] = []
-    execute(plan, Registry(), tmp_path, 0, new.append)
-    (resumed,) = (record for record in new if "resumed" in record.notes)
-    assert resumed.notes["resumed"] == "1" and list((tmp_path / "checkpoints").iterdir()) == []
-    (job,) = (job for job in plan.todo if job.cell.id == resumed.cell_id)
-    shutil.copytree(tmp_path / "weights", tmp_path / "undisturbed" / "weights")
-    assert measured(resumed) == measured(run(job, tmp_path / "undisturbed", 0))

@@ -1,21 +1,26 @@
-"""What a bad strategy does to its own cells, and neither it nor what it changes does to others."""
+"""What a bad strategy does to its own cells, and not to others; what the same command heals."""
 
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from measured import COMPOSITE, TINY, what_was_measured
+from measured import COMPOSITE, what_was_measured
 from plugin_files import write_strategy
 from processes import processes_of
-from running import inline, local
+from running import execute, inline, jobs_of, local, planned
 
 from sparsebench import seeds
 from sparsebench.plan.expand import expand
 from sparsebench.plan.request import Job, Request, Setting
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.record import Record
+from sparsebench.records import store
+from sparsebench.records.record import Failure, Record
+from sparsebench.runner.engines import Queue, in_process
 from sparsebench.runner.prepare import Context
 from sparsebench.runner.run_cell import run_cells
 
@@ -40,8 +45,7 @@ def run(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[s
     out = tmp_path_factory.mktemp("contained")
     orphans = write_strategy(out / "orphans.py", ORPHANS, "import os, time")
     plugins = (*(str(samples / f"{name}.py") for name in BAD), str(orphans))
-    request = Request(suite=TINY, plugins=plugins, n_train=(4,), seeds=1)
-    jobs = expand(request, Registry())
+    jobs = jobs_of(*plugins, n_train=(4,))
     records, hangs = list[Record](), [job for job in jobs if job.label == HANGS]
     beside = threading.Thread(
         target=lambda: records.extend(local(hangs, 1, out / "hangs", memory_limit=MEMORY, timeout=SECONDS))
@@ -62,8 +66,7 @@ def reason(record: Record) -> str:
 def test_each_cell_has_one_record_and_the_good_ones_are_as_ever(run: tuple[dict[str, Record], Path]) -> None:
     records, out = run
     assert set(records) == {*BAD, "orphans", *GOOD}
-    jobs = expand(Request(suite=TINY, n_train=(4,), seeds=1), Registry())
-    for record in inline(jobs, Registry(), out / "alone"):
+    for record in inline(jobs_of(n_train=(4,)), Registry(), out / "alone"):
         assert what_was_measured(records[record.label]) == what_was_measured(record)
 
 
@@ -112,11 +115,7 @@ def test_what_ctrl_c_raises_is_a_failure_if_only_a_strategy_can_have_raised_it(
 GELU = "torch.nn.GELU.forward = lambda self, x: x"
 KINDS = {
     "at_import": (f"{GELU}; sparsebench.seeds.seed_of = lambda *names: 3", "pass"),
-    "patches_judge": (
-        "",
-        "import sparsebench.training.loop as e; own = e.predictions; e.predictions = lambda *x: own(*x)",
-    ),
-
+    "patches_judge": ("", "import sparsebench.training.loop as e; f = e.predictions; e.predictions = lambda *x: f(*x)"),
     "hooks": ("", "torch.nn.modules.module.register_module_forward_hook(lambda module, args, out: out)"),
     "optimiser": ("", "torch.optim.AdamW.step = lambda self, closure=None: None"),
     "breaks": ("", "torch.Tensor.norm = lambda *given, **more: 1 / 0"),
@@ -124,12 +123,8 @@ KINDS = {
     "seeds": ("import random, numpy", "torch.manual_seed(1); numpy.random.seed(1); random.seed(1)"),
     "environment": ("import os", "os.environ['ATEN_CPU_CAPABILITY'] = 'default'; os.environ['MKL_CBWR'] = 'SSE2'"),
     "signals": ("import signal", "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.alarm(600)"),
-    "threads": (
-        "import threading, time",
-        "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
-    ),
+    "threads": ("import threading, time", "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()"),
 }  # fmt: skip
-HONEST = ("dense", "random", "oracle", "anti_oracle")
 
 
 def records_of(kinds: dict[str, tuple[str, str]], samples: Path, out: Path) -> dict[str, Record]:
@@ -140,7 +135,7 @@ def records_of(kinds: dict[str, tuple[str, str]], samples: Path, out: Path) -> d
     with pytest.MonkeyPatch.context() as patch:  # a file is loaded here too
         patch.setattr(torch.nn.GELU, "forward", torch.nn.GELU.forward)
         patch.setattr(seeds, "seed_of", seeds.seed_of)
-        jobs = sorted(expand(request, Registry()), key=lambda job: job.label in HONEST)
+        jobs = sorted(expand(request, Registry()), key=lambda job: job.label in GOOD)
     return {record.label: record for record in local(jobs, 1, out)}
 
 
@@ -149,20 +144,89 @@ def test_no_kind_of_change_reaches_another(samples: Path, tmp_path: Path) -> Non
     (tmp_path / "clean").mkdir()
     clean, records = records_of({}, samples, tmp_path / "clean"), records_of(KINDS, samples, tmp_path)
     own = {"started", "seconds", "memory", "samples", "metrics"}
-    for label in (*HONEST, "norm"):
+    for label in (*GOOD, "norm"):
         assert records[label].outcomes == clean[label].outcomes is not None
         assert records[label].model_dump(exclude=own) == clean[label].model_dump(exclude=own)
 
 
 def test_a_job_has_only_the_files_that_bring_its_strategy_and_task(samples: Path) -> None:
-    request = Request(
-        suite=TINY, plugins=(str(samples / "good.py"), str(samples / "brings_task.py")),
-        tasks=("composite", "small"), n_train=(20,), seeds=1,
-    )  # fmt: skip
-    found = {(job.cell.task.name, job.label): job for job in expand(request, Registry())}
+    files = str(samples / "good.py"), str(samples / "brings_task.py")
+    found = {(job.cell.task.name, job.label): job for job in jobs_of(*files, tasks=("composite", "small"))}
     names = {key: {Path(path).name for path in job.files} for key, job in found.items()}
     assert names["composite", "dense"] == set() and found["composite", "dense"].code == ()
     assert names["composite", "norm"] == {"good.py"}
     assert names["small", "dense"] == {"brings_task.py"}
     assert names["small", "norm"] == {"good.py", "brings_task.py"}
     assert len(found["small", "norm"].code) == 3
+
+
+ENDS = """
+with open({tries!r}, "a") as file:
+    file.write("tried\\n")
+if len(open({tries!r}).read().split()) <= {times}:
+    os.kill(os.getpid(), signal.{how})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "times", "status", "tried"),
+    [("SIGKILL", 1, "ok", 2), ("SIGTERM", 1, "ok", 2), ("SIGKILL", 9, "crashed", 2), ("SIGSEGV", 9, "crashed", 1)],
+)
+def test_a_cell_whose_worker_is_killed_is_tried_once_more_and_one_that_ends_by_a_fault_has_crashed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str, times: int, status: str, tried: int
+) -> None:
+    tries = tmp_path / "tries"
+    body = ENDS.format(tries=str(tries), how=how, times=times)
+    path = write_strategy(tmp_path / "ends.py", body, "import os, signal")
+    jobs = [job for job in jobs_of(str(path), n_train=(4,)) if job.label in ("ends", "oracle")]
+    with caplog.at_level(logging.WARNING):
+        records = {record.label: record for record in local(jobs, 1, tmp_path)}
+    assert records["oracle"].status == "ok" and records["ends"].status == status
+    said = [line for line in caplog.messages if how in line and "ends" in line and "it is tried once more" in line]
+    assert len(said) == len(caplog.messages) == tried - 1
+    if status == "crashed":
+        assert how in reason(records["ends"]) and len(tries.read_text().split()) == tried
+
+
+STARTED: dict[str, Any] = {
+    "suite": "quick-scratch", "tasks": ("composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40",),
+    "model": "vit:dim=16,depth=2,heads=2", "n_train": (20,),
+}  # fmt: skip
+
+
+def collect(out: Path, disturb: Callable[[Job, Record], Record] = lambda job, record: record) -> dict[str, Record]:
+    """Give the command, and do something to the records of cells that others begin with; return what the store has."""
+    jobs = {job.cell.id: job for job in planned(out, **STARTED).jobs}
+
+    def disturbed(queue: Queue, setting: Setting) -> Generator[Record, None, None]:
+        for record in in_process(Registry(), queue, setting):
+            job = jobs[record.cell_id]
+            yield disturb(job, record) if job.keep_weights else record
+
+    execute(planned(out, **STARTED), Registry(), out, engine=disturbed)
+    return dict(store.read(out))
+
+
+def crash(out: Path, job: Job, record: Record) -> Record:
+    store.weights_path(out, job.cell.id).unlink()
+    return job.record_of_failure("crashed", Failure(reason="the worker was ended by SIGKILL", kind="crashed"))
+
+
+def tear(out: Path, job: Job, record: Record) -> Record:
+    path = store.weights_path(out, job.cell.id)
+    path.write_bytes(path.read_bytes()[:-4])
+    return record
+
+
+@pytest.mark.parametrize(("disturb", "first"), [(crash, "crashed"), (tear, "ok")])
+def test_what_begins_with_weights_that_are_gone_or_torn_is_skipped_and_the_same_command_runs_it(
+    tmp_path: Path, disturb: Callable[[Path, Job, Record], Record], first: str
+) -> None:
+    records = collect(tmp_path, partial(disturb, tmp_path))
+    assert sorted(record.status for record in records.values()) == sorted([first, *["skipped"] * 4])
+    reasons = {record.failure.reason for record in records.values() if record.status == "skipped" and record.failure}
+    assert all("the same command" in reason for reason in reasons) and len(reasons) == 1
+    assert len(planned(tmp_path, **STARTED).todo) == 5
+    assert {record.status for record in collect(tmp_path).values()} == {"ok"}
+    assert planned(tmp_path, **STARTED).todo == []

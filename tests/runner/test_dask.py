@@ -37,7 +37,7 @@ def records_of(
     out: Path,
     on_begin: Any = lambda cells, share: None,
 ) -> Iterator[Record]:
-    return cluster.records(Queue(jobs, 1, begin=on_begin), Setting(out=out, device="cpu"))
+    return cluster.records(Queue(jobs, begin=on_begin), Setting(out=out, device="cpu"))
 
 
 def by_cell(records: Iterator[Record]) -> dict[str, dict[str, Any]]:
@@ -134,7 +134,7 @@ def test_what_the_workers_run_ends_when_nobody_waits_for_it(
 @pytest.mark.slow
 def test_the_first_interrupt_finishes_what_is_under_way(tmp_path: Path, cluster: clusters.Cluster) -> None:
     jobs, found = jobs_of(tasks=(LONG,), seeds=10), []
-    queue = Queue(jobs, 1)
+    queue = Queue(jobs)
     for record in cluster.records(queue, Setting(out=tmp_path, device="cpu")):
         found.append(record)
         assert len(cluster.client.futures) <= clusters.LEAST < len(jobs)

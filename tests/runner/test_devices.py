@@ -1,20 +1,30 @@
-"""Devices and workers on them, their limits, what a machine and its libraries are, and how torch computes in a cell."""
+"""Devices, limits, threads, what a machine is, and cells that have it for themselves (--exclusive)."""
 
 import json
 import mmap
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+import time
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
+from measured import TINY
+from running import inline, jobs_of, local
 
+from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.plan.request import TIMEOUT, How
+from sparsebench.plugin.registry import Registry
+from sparsebench.records.record import Record
 from sparsebench.runner import devices
-from sparsebench.runner.devices import SETTINGS, THREADS, places, variables
+from sparsebench.runner.devices import SETTINGS, THREADS, places, turn, variables
 from sparsebench.runner.process import memory_over
 from sparsebench.runner.run_cell import one_thread
 
@@ -40,31 +50,22 @@ def test_the_environment_names_what_libraries_compute_with_and_no_numbers_of_thr
     assert described(MKL_CBWR="COMPATIBLE") == usual | {"MKL_CBWR": "COMPATIBLE"}
 
 
-HOW: list[Callable[[], object]] = [
-    torch.get_num_threads,
-    torch.are_deterministic_algorithms_enabled,
-    lambda: torch.backends.cudnn.conv.fp32_precision,
-    lambda: torch.backends.cuda.matmul.fp32_precision,
-    torch.get_default_dtype,
-    torch.is_grad_enabled,
-]
-
-
 def values() -> list[object]:
-    return [setting() for setting in HOW]
+    convolutions, products = torch.backends.cudnn.conv, torch.backends.cuda.matmul  # type: ignore[attr-defined]
+    return [
+        torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), convolutions.fp32_precision,
+        products.fp32_precision, torch.get_default_dtype(), torch.is_grad_enabled(),
+    ]  # fmt: skip
 
 
 def test_cells_have_one_thread_and_exact_kernels_and_nothing_stays() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
-    try:
-        before = values()
-        with one_thread():
-            assert values()[:3] == [1, True, "ieee"]
-            assert values()[4:] == before[4:]
-        assert values() == before
-    finally:
-        torch.set_num_threads(threads)
+    before = values()
+    with one_thread():
+        assert values() == [1, True, "ieee", *before[3:]]
+    assert values() == before
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)
@@ -175,3 +176,42 @@ def test_memory_that_two_processes_share_is_counted_once() -> None:
         os.close(told)
         os.close(tell)
     assert together - alone < 60 * MIB
+
+
+@pytest.fixture(autouse=True)
+def _own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep these runs apart from others of this machine."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+
+@pytest.mark.slow
+def test_runs_on_one_machine_take_turns_and_waiting_is_none_of_a_cells_seconds(tmp_path: Path) -> None:
+    """One run is in this process, one in a worker, which waits for longer than a cell may take."""
+    jobs, records = jobs_of(n_train=(4,)), list[Record]()
+    log, how = tmp_path / "worker" / "logs" / "worker-0.log", {"timeout": 30.0, "exclusive": True}
+    runs = [
+        threading.Thread(target=lambda: records.extend(local(jobs, 1, tmp_path / "worker", **how))),
+        threading.Thread(target=lambda: records.extend(inline(jobs, Registry(), tmp_path / "here", exclusive=True))),
+    ]
+    with turn("cpu"):
+        for run in runs:
+            run.start()
+        while not log.exists():
+            time.sleep(0.05)
+        time.sleep(35.0)
+        assert records == []
+        released = time.monotonic()
+    for run in runs:
+        run.join(300)
+    assert sum(record.seconds for record in records) <= time.monotonic() - released + 0.01
+    assert [record.status for record in records] == ["ok"] * 2 * len(jobs)
+    spans = sorted((datetime.fromisoformat(record.started).timestamp(), record.seconds) for record in records)
+    assert min(after - (begun + took) for (begun, took), (after, _) in pairwise(spans)) > -0.002  # they are rounded
+
+
+def test_several_workers_at_a_time_are_refused(tmp_path: Path) -> None:
+    words = ["run", "--suite", TINY, "--device", "cpu", "--out", str(tmp_path / "x"), "--exclusive", "--jobs", "2"]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 2
+    assert "--exclusive runs one cell at a time; got --jobs 2; allowed: 0 to 1" in done.stderr

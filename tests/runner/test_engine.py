@@ -1,11 +1,9 @@
 """The queue of a run, and its engines: what each cell gives, whoever it runs beside, and what a run asks of one."""
 
-import random
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +17,14 @@ from running import execute, inline, jobs_of, local, planned
 from waiting import soon
 
 from sparsebench.errors import UserError
-from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import expand
 from sparsebench.plan.request import Job, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Cell, Origin, Part, Record
 from sparsebench.runner import prepare, process
-from sparsebench.runner.engines import Engine, InProcess, Processes, Queue
+from sparsebench.runner.engines import Queue, in_process, in_workers
 from sparsebench.runner.prepare import Context
-from sparsebench.runner.run_cell import one_thread, run_cells
 from sparsebench.strategy.budget import FULL
 from sparsebench.tasks.base import Data
 from sparsebench.tasks.images import Composite
@@ -42,10 +38,6 @@ def a_job(repetition: int, after: str = "") -> Job:
     return Job(cell=cell, origin=Origin(plugin="dense"), kind="baseline", label="dense", after=after)
 
 
-def logs_of(out: Path) -> str:
-    return "".join(path.read_text() for path in (out / "logs").iterdir())
-
-
 def by_cell(records: Iterator[Record]) -> dict[str, dict[str, Any]]:
     return {record.cell_id: what_was_measured(record) for record in records}
 
@@ -57,44 +49,22 @@ def test_jobs_that_can_be_trained_together_are_handed_out_together() -> None:
     assert [queue.take() for _ in range(5)] == [first, [jobs[2]], [jobs[3]], jobs[5:], None]
 
 
-def test_a_job_that_waits_does_not_hold_up_others_with_its_data() -> None:
-    first, waiting = a_job(0), a_job(1, after=a_job(0).cell.id)
-    beside = waiting.model_copy(
-        update={"after": "", "cell": waiting.cell.model_copy(update={"strategy": Part(name="random")})}
-    )
-    assert waiting.cell.draw == beside.cell.draw != first.cell.draw
-    queue = Queue([first, waiting, beside], 1)
-    assert [queue.take("a"), queue.take("b", wait=False), queue.take("b", wait=False)] == [[first], [beside], None]
-    queue.done(first)
-    assert queue.take("a", wait=False) == [waiting]
-
-
 def test_a_job_waits_for_the_one_it_starts_from_and_lets_others_pass() -> None:
     first, other = a_job(0), a_job(2)
     waiting = a_job(1, after=first.cell.id)
-    queue = Queue([waiting, first, other], 1)
+    queue = Queue([waiting, first, other])
     assert [queue.take(), queue.take()] == [[first], [other]]
-    taken: list[list[Job] | None] = []
-    thread = threading.Thread(target=lambda: taken.append(queue.take()), daemon=True)
-    thread.start()
     queue.done(other)
-    thread.join(0.1)
-    assert thread.is_alive() and taken == []
-    queue.done(first)
-    thread.join(300)
-    assert taken == [[waiting]]
+    assert queue.take(wait=False) is None
+    threading.Timer(0.2, queue.done, [first]).start()
+    assert queue.take() == [waiting]
 
 
 def test_closing_the_queue_releases_those_who_wait() -> None:
-    first = a_job(0)
-    queue = Queue([first, a_job(1, after=first.cell.id)], 1)
+    queue = Queue([a_job(0), a_job(1, after=a_job(0).cell.id)])
     queue.take()
-    taken: list[list[Job] | None] = []
-    thread = threading.Thread(target=lambda: taken.append(queue.take()), daemon=True)
-    thread.start()
-    queue.close()
-    thread.join(300)
-    assert taken == [None]
+    threading.Timer(0.2, queue.close).start()
+    assert queue.take() is None
 
 
 @pytest.fixture(scope="module")
@@ -109,18 +79,13 @@ def alone(jobs: list[Job], tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return {job.cell.id: what_was_measured(record) for job in jobs for record in inline([job], Registry(), out)}
 
 
-def test_a_batch_of_cells_gives_what_each_gives_alone(
-    tmp_path: Path, jobs: list[Job], alone: dict[str, dict[str, Any]]
+@pytest.mark.parametrize("workers", [0, 2])
+def test_cells_give_what_each_gives_alone(
+    tmp_path: Path, jobs: list[Job], alone: dict[str, dict[str, Any]], workers: int
 ) -> None:
-    assert by_cell(inline(jobs[::-1], Registry(), tmp_path)) == alone
+    records = local(jobs, workers, tmp_path) if workers else inline(jobs[::-1], Registry(), tmp_path)
+    assert by_cell(records) == alone
     assert len(alone) == len(jobs) == 20 and {record["status"] for record in alone.values()} == {"ok"}
-
-
-def test_two_worker_processes_give_what_this_process_gives(
-    tmp_path: Path, jobs: list[Job], alone: dict[str, dict[str, Any]]
-) -> None:
-    assert by_cell(local(jobs, 2, tmp_path)) == alone
-    assert "no more cells" not in logs_of(tmp_path)
 
 
 @pytest.mark.slow
@@ -176,22 +141,6 @@ def test_workers_that_do_not_start_end_the_run_with_one_line(tmp_path: Path, mon
         list(local([a_job(0)], 1, tmp_path))
 
 
-@pytest.fixture(scope="module")
-def two_tasks() -> list[Job]:
-    return jobs_of(tasks=("composite", "composite:foreground=12"), seeds=2)
-
-
-def taken(queue: Queue, *takers: str) -> Iterator[Job]:
-    """Yield what those who ask in turns are given."""
-    while True:
-        for who in takers:
-            batch = queue.take(who, wait=False)
-            if batch is None:
-                return
-            yield batch[0]
-            queue.done(batch[0])
-
-
 def test_all_strategies_of_a_task_size_and_repetition_have_one_draw() -> None:
     jobs = jobs_of(seeds=2)
     by_strategy = {label: [j.cell.draw for j in jobs if j.label == label] for label in ("dense", "random", "oracle")}
@@ -199,30 +148,6 @@ def test_all_strategies_of_a_task_size_and_repetition_have_one_draw() -> None:
     assert len(set(by_strategy["dense"])) == 4
     changed = jobs[0].cell.model_copy(update={"repetition": 9})
     assert changed.draw not in by_strategy["dense"]
-
-
-def test_one_taker_has_the_cells_of_a_draw_one_after_the_other(two_tasks: list[Job]) -> None:
-    draws = [job.cell.draw for job in taken(Queue(two_tasks, 1), "a")]
-    assert len(draws) == len(two_tasks)
-    assert sum(one != other for one, other in pairwise(draws)) == len(set(draws)) - 1
-
-
-def test_two_takers_do_not_share_a_draw_until_there_is_nothing_else(two_tasks: list[Job]) -> None:
-    order = list(taken(Queue(two_tasks, 1), "a", "b"))
-    first, second = ([job.cell.draw for job in order[start::2]] for start in (0, 1))
-    shared = set(first) & set(second)
-    assert sorted(job.cell.id for job in order) == sorted(job.cell.id for job in two_tasks)
-    assert len(shared) <= 1 and shared <= set(first[-4:])
-
-
-@pytest.mark.parametrize("takers", [("a",), ("a", "b"), ("a", "b", "c", "d", "e")])
-def test_no_longer_job_comes_later_for_it(takers: tuple[str, ...]) -> None:
-    jobs = jobs_of(seeds=5, n_train=(2, 4, 8))
-    took = {job.cell.id: float(10 * job.cell.n_train + random.Random(job.cell.id).randrange(2)) for job in jobs}
-    ordered = sorted(jobs, key=lambda job: -took[job.cell.id])
-    queue = Queue(ordered, 1, lambda job: took[job.cell.id])
-    handed = [took[job.cell.id] for job in taken(queue, *takers)]
-    assert handed == sorted(handed, reverse=True) and len(handed) == len(jobs)
 
 
 def test_what_a_strategy_does_to_its_data_stays_with_it(tmp_path: Path) -> None:
@@ -259,64 +184,28 @@ def test_data_are_drawn_once_unless_they_are_large(monkeypatch: pytest.MonkeyPat
     assert found[0].train.inputs is not found[1].train.inputs
 
 
-class Sequential:
-    """Runs one cell after the other, but for some."""
-
-    def __init__(self, lost: Sequence[str] = ()):
-        self.lost = lost
-
-    def records(self, queue: Queue, setting: Setting) -> Iterator[Record]:
-        context = Context(setting)
-        with one_thread():
-            while batch := queue.take():
-                if batch[0].label not in self.lost:
-                    queue.begin([batch[0].cell.id], 0.0)
-                    yield from run_cells(batch, Registry(), context)
-                queue.done(batch[0])
-
-
-def collect(out: Path, made: Engine, **callbacks: Any) -> None:
-    execute(planned(out), Registry(), out, engine=made, **callbacks)
-
-
-def measured(out: Path) -> dict[str, Any]:
-    return {id_: what_was_measured(record) for id_, record in store.read(out).items()}
-
-
-PICTURES = "composite:pretrain_epochs=0,epochs=6,test=4"
-
-
-def test_any_engine_can_run_cells(tmp_path: Path) -> None:
-    new: list[Record] = []
-    collect(tmp_path / "own", Sequential(), on_record=new.append)
-    collect(tmp_path / "here", InProcess(Registry()))
-    assert len(new) == 4 and measured(tmp_path / "own") == measured(tmp_path / "here")
-    assert planned(tmp_path / "own").todo == []
-
-
 def test_an_engine_that_loses_cells_is_noticed_and_what_is_recorded_kept(tmp_path: Path) -> None:
+    def loses(queue: Queue, setting: Setting) -> Generator[Record, None, None]:
+        yield from (record for record in in_process(Registry(), queue, setting) if record.label != "random")
+
     (lost,) = (job.cell.id for job in planned(tmp_path).todo if job.label == "random")
     with pytest.raises(UserError) as error:
-        collect(tmp_path, Sequential(lost=["random"]))
+        execute(planned(tmp_path), Registry(), tmp_path, engine=loses)
     line = f"the engine gave no record of 1 of 4 cells, {lost} among them; the records of the others are stored; "
     assert str(error.value) == line + "the same command goes on"
     assert len(store.read(tmp_path)) == 3 and [job.cell.id for job in planned(tmp_path).todo] == [lost]
-    collect(tmp_path, Sequential())
+    execute(planned(tmp_path), Registry(), tmp_path)
     assert len(store.read(tmp_path)) == 4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_engine_says_which_share_of_a_training_is_done(workers: int, tmp_path: Path) -> None:
+def test_an_engine_says_which_share_of_a_training_is_done(tmp_path: Path) -> None:
     file = write_strategy(tmp_path / "slow.py", "time.sleep(0.7)", "import time")
-    request = Request(suite="quick-scratch", plugins=(str(file),), tasks=(PICTURES,), n_train=(2,), seeds=1)
-    plan = planner.plan(request, planner.Files(), registry := Registry(), tmp_path / "out", "missing")
-    jobs = [job for job in plan.jobs if job.label == "slow"]
+    task = "composite:pretrain_epochs=0,epochs=6,test=4"
+    jobs = jobs_of(str(file), suite="quick-scratch", tasks=(task,), n_train=(2,))
     said: list[tuple[Sequence[str], float]] = []
-
-    made = Processes(1) if workers else InProcess(registry)
-    setting = Setting(out=tmp_path / "out", device="cpu")
-    (record,) = made.records(Queue(jobs, 1, begin=lambda cells, share: said.append((cells, share))), setting)
+    queue = Queue([job for job in jobs if job.label == "slow"], begin=lambda cells, share: said.append((cells, share)))
+    (record,) = in_workers(1, queue, Setting(out=tmp_path / "out", device="cpu"))
     assert record.status == "ok", record.failure
     shares = [share for cells, share in said if list(cells) == [record.cell_id]]
     assert shares[0] == 0.0 and len(shares) > 2 and shares[-1] <= 1

@@ -1,49 +1,25 @@
+"""Which cells a run has to do, given what its folder has, and what it stores."""
+
 import json
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
+import running
 import torch
-from measured import TINY
-from processes import processes_of
 from running import execute
-from waiting import soon
 
-from sparsebench import api
-from sparsebench.plan import plan as planner
-from sparsebench.plan.request import Request
+from sparsebench.plan.plan import Plan
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
 from sparsebench.runner import devices
 
-# About a fifth of a second a cell.
-LONG = "composite:epochs=150"
 
-
-def cells_of(out: Path) -> list[str]:
-    """Return the cells of all records, sealed or not."""
-    return store.rows(out, counted=False)["cell_id"].to_pylist() if store.heads(out) else []
-
-
-def planned(
-    out: Path, *plugins: str, rerun: Any = "missing", images: planner.Files | None = None, **options: Any
-) -> planner.Plan:
-    options = {"n_train": (4, 8), "seeds": 1} | options
-    return planner.plan(
-        Request(plugins=plugins, **({"suite": TINY} | options)),
-        images or planner.Files(),
-        Registry(),
-        out,
-        rerun,
-    )
+def planned(out: Path, *plugins: str, rerun: Any = "missing", **options: Any) -> Plan:
+    return running.planned(out, rerun, plugins=plugins, **{"n_train": (4, 8)} | options)
 
 
 def run(out: Path, *plugins: str, registry: Registry | None = None, **options: Any) -> list[Record]:
@@ -62,23 +38,23 @@ def done(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def again(samples: Path, done: Path) -> Callable[..., planner.Plan]:
+def again(samples: Path, done: Path) -> Callable[..., Plan]:
     """Return the plan of the same request."""
 
-    def plan(rerun: str = "missing", **options: Any) -> planner.Plan:
+    def plan(rerun: str = "missing", **options: Any) -> Plan:
         names = ("good", "raises", "unsupported")
         return planned(done, *(str(samples / f"{name}.py") for name in names), rerun=rerun, **options)
 
     return plan
 
 
-def test_only_what_is_new_is_to_do(again: Callable[..., planner.Plan]) -> None:
+def test_only_what_is_new_is_to_do(again: Callable[..., Plan]) -> None:
     plan = again(seeds=2, n_train=(8, 16))
     assert {(job.cell.repetition, job.cell.n_train) for job in plan.todo} == {(0, 16), (1, 8), (1, 16)}
     assert len(plan.todo) == 21
 
 
-def test_failures_or_all_are_run_again_when_asked_for(again: Callable[..., planner.Plan]) -> None:
+def test_failures_or_all_are_run_again_when_asked_for(again: Callable[..., Plan]) -> None:
     failed, every = again("failed"), again("always")
     assert {job.label for job in failed.todo} == {"raises"}, "what is unsupported has its answer"
     assert sorted(job.cell.id for job in every.todo) == sorted(job.cell.id for job in every.jobs)
@@ -151,93 +127,10 @@ def test_the_environment_lies_beside_the_records_that_name_it(done: Path) -> Non
     assert json.loads(text)["torch"] in torch.__version__
 
 
-def test_there_are_as_many_workers_as_asked_for_and_no_more_than_cells(again: Callable[..., planner.Plan]) -> None:
+def test_there_are_as_many_workers_as_asked_for_and_no_more_than_cells(again: Callable[..., Plan]) -> None:
     plan = again("always")
     assert devices.workers_for(plan, "cpu", 0) == 0
     assert devices.workers_for(plan, "cpu", 3) == 3
     assert devices.workers_for(plan, "cpu", 100) == len(plan.todo) == 14
     assert 1 <= devices.workers_for(plan, "cpu", None) <= 14
-    assert devices.workers_for(plan, "cuda:0", None) == 1
-
-
-COMMAND = [
-    sys.executable, "-m", "sparsebench", "run", "--suite", TINY, "--task", LONG, "--n-train", "4", "--seeds", "2",
-    "--jobs", "1",
-]  # fmt: skip
-
-
-def finish(out: Path) -> tuple[str, int]:
-    """Give the same request in this process; return the leaderboard without speeds, and how many cells were run."""
-    new: list[Record] = []
-    api.run("attn_topk", suite=TINY, tasks=LONG, n_train=[4], seeds=2, out=out, jobs=0, on_record=new.append)
-    board = pd.read_csv(out / "leaderboard.csv").drop(columns=["images_per_s", "pareto_speed"])
-    return board.to_csv(), len(new)
-
-
-def stopped_by(number: int, out: Path, plugin: str, under_way: Callable[[], bool], times: int = 1) -> tuple[int, str]:
-    """Start a run and send it the signal when it is under way; return how it left and its standard error.
-
-    A signal that is to be sent again is sent when the run has said that it has the one before.
-    """
-    command = [*COMMAND, "--plugin", plugin, "--out", str(out)]
-    # A process started with SIGINT ignored would hand that on.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with (out / "said").open("wb") as said:
-            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    try:
-        assert soon(lambda: under_way() or process.poll() is not None)
-        process.send_signal(number)
-        for _ in range(times - 1):
-            assert soon(lambda: "stopping" in (out / "said").read_text())
-            time.sleep(0.5)
-            process.send_signal(number)
-        process.wait(timeout=55)  # less than one pass of `sleeps`
-    finally:
-        process.kill()
-        process.wait()
-    return process.returncode, (out / "said").read_text()
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the leaderboard of a run that nobody stopped."""
-    board, cells = finish(tmp_path_factory.mktemp("undisturbed"))
-    assert cells == 10
-    return board
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_run_that_was_stopped_leaves_no_process_and_goes_on_where_it_was(
-    tmp_path: Path, undisturbed: str, number: int
-) -> None:
-    code, error = stopped_by(number, tmp_path, "attn_topk", lambda: len(cells_of(tmp_path)) >= 3)
-    assert soon(lambda: not processes_of(tmp_path))
-    if number == signal.SIGINT:
-        assert code == 130 and "Traceback" not in error
-        assert "Ctrl-C again stops now" in error and "the same command goes on from there" in error
-    else:
-        assert code == -signal.SIGKILL
-    kept = cells_of(tmp_path)
-    assert 3 <= len(kept) < 10
-    board, cells = finish(tmp_path)
-    assert board == undisturbed and cells == 10 - len(kept)
-    assert set(kept) < set(cells_of(tmp_path)) and len(cells_of(tmp_path)) == 10
-    assert len(set(cells_of(tmp_path))) == 10
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("plugin", "number", "times"), [("clings", signal.SIGKILL, 1), ("sleeps", signal.SIGINT, 2)])
-def test_nothing_outlives_a_run_that_is_killed_or_hears_ctrl_c_twice_even_if_it_hangs_and_hides(
-    tmp_path: Path, samples: Path, plugin: str, number: int, times: int
-) -> None:
-    log = tmp_path / "logs" / "worker-0.log"
-    asleep = lambda: log.exists() and "asleep" in log.read_text()  # noqa: E731
-    code, error = stopped_by(number, tmp_path, str(samples / f"{plugin}.py"), asleep, times)
-    assert soon(lambda: not processes_of(tmp_path)) and "Traceback" not in error
-    assert code == (130 if times == 2 else -number)
-    assert times == 1 or "the same command goes on from there" in error
-    assert plugin not in {record.label for record in store.read(tmp_path).values()}
+    assert devices.workers_for(plan, "cuda:0", None) == devices.workers_for(plan, "cpu", None, exclusive=True) == 1

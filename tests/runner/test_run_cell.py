@@ -1,3 +1,5 @@
+"""What a cell's record says: what was measured, what went wrong, and what a strategy learned."""
+
 import math
 import shutil
 from pathlib import Path
@@ -5,17 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sparsebench_plugins.patch_dropout
 import torch
 from measured import COMPOSITE, VIT, Measure, reason, value, what_was_measured
+from plugin_files import write_strategy
 from running import inline
+from safetensors.torch import load_file
 
 from sparsebench.measure.cost import Step
-from sparsebench.plan.request import Setting
+from sparsebench.models.actor import LEARNED
+from sparsebench.plan.request import Job, Setting
 from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
 from sparsebench.records.record import Outcomes, Record, numbers_of
 from sparsebench.runner import run_cell
-from sparsebench.runner.prepare import Context
+from sparsebench.runner.prepare import Context, prepare
 from sparsebench.strategy.spec import fill
 
 THEORY = "theory:steps=40,test=20,tokens=20"
@@ -276,29 +281,18 @@ def test_pictures_that_are_not_on_this_machine_are_the_reason(job_of: Any, tmp_p
     assert record.status == "failed" and "folder-0123456789ab" in reason(record)
 
 
-def test_a_cell_that_runs_out_of_memory_says_so(samples: Path, job_of: Any, tmp_path: Path) -> None:
-    path = tmp_path / "greedy.py"
-    text = (samples / "raises.py").read_text()
-    path.write_text(text.replace('"raises"', '"greedy"').replace("ValueError", "MemoryError"))
-    (job,) = job_of(str(path), n_train=8)
+def test_a_cell_that_runs_out_of_memory_says_so(job_of: Any, tmp_path: Path) -> None:
+    (job,) = job_of(str(write_strategy(tmp_path / "greedy.py", "raise MemoryError")), n_train=8)
     (record,) = inline([job], Registry(), tmp_path)
     assert record.status == "oom"
 
 
-def test_a_step_that_does_not_fit_the_memory_is_taken_in_parts(samples: Path, job_of: Any, tmp_path: Path) -> None:
-    path, fits = tmp_path / "greedy.py", tmp_path / "fits.py"
-    text = (samples / "good.py").read_text()
-    line = "        return (1 if self.largest"
-    refuse = """        if view.training and len(view.tokens) > MOST:
-            import torch
-
-            raise torch.OutOfMemoryError("no memory left")
-"""
-    task, found = COMPOSITE + ",batch=20", []
-    for where, most in ((path, 6), (fits, 20), (tmp_path / "never.py", 0)):
-        where.write_text(text.replace(line, refuse.replace("MOST", str(most)) + line))
-        (job,) = job_of(str(where), task, n_train=40, model=VIT)
-        found += inline([job], Registry(), tmp_path)
+def test_a_step_that_does_not_fit_the_memory_is_taken_in_parts(job_of: Any, tmp_path: Path) -> None:
+    found = []
+    for name, most in (("greedy", 6), ("fits", 20), ("never", 0)):
+        body = f"if view.training and len(view.tokens) > {most}: raise torch.OutOfMemoryError"
+        path = write_strategy(tmp_path / f"{name}.py", body, "import torch")
+        found += inline(job_of(str(path), COMPOSITE + ",batch=20", n_train=40, model=VIT), Registry(), tmp_path)
     parts, whole, never = found
     assert parts.notes["memory"].startswith("batches in 4 parts") and "memory" not in whole.notes
     assert value(parts, "train_loss") == pytest.approx(value(whole, "train_loss"), rel=1e-5)
@@ -322,23 +316,138 @@ def test_a_training_says_which_share_of_its_steps_is_done(
     assert said == [0.0, *shares]
 
 
-@pytest.fixture(scope="module")
-def only_in_training(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return PatchDropout as a plugin file under another name."""
-    source = Path(sparsebench_plugins.patch_dropout.__file__).read_text()
-    path = tmp_path_factory.mktemp("plugin") / "mine.py"
-    path.write_text(source.replace('"patch_dropout"', '"mine"'))
-    return f"{path}:keep_rate=0.5"
-
-
 @pytest.mark.parametrize("where", ["both", "train", "test"])
-def test_a_strategy_of_training_alone_is_tested_dense_whatever_is_asked(
-    measured: Measure, only_in_training: str, where: str
-) -> None:
-    record, dense = measured(only_in_training, where=where), measured("dense")
+def test_a_strategy_of_training_alone_is_tested_dense_whatever_is_asked(measured: Measure, where: str) -> None:
+    record, dense = measured("patch_dropout:keep_rate=0.5", where=where), measured("dense")
     control = measured("random:keep_rate=0.5", where="train")
     assert record.status == "ok" and record.cell.where == "train"
     assert record.metrics["macs_ratio"].value == record.metrics["macs_ratio_planned"].value == 1
     assert record.trajectory == dense.trajectory
     for name in ("train_loss", "test_loss"):
         assert record.metrics[name].value == control.metrics[name].value != dense.metrics[name].value
+
+
+TASK = "composite:epochs=2,test=40,pretrain_epochs=1,pretrain_samples=40,batch=10"
+UNTAUGHT = TASK.replace("pretrain_epochs=1,pretrain_samples=40", "pretrain_epochs=0")
+
+
+def run(jobs: list[Job], out: Path, every: float = 0) -> Record:
+    for job in jobs:  # one by one, as a run does that keeps what is written
+        (record,) = inline([job], Registry(), out, every)
+        assert record.status == "ok", record.failure
+    return record
+
+
+@pytest.fixture(scope="module")
+def jobs(job_of: Any) -> list[Job]:
+    return job_of("dynamic_vit:keep_rate=0.5", TASK, n_train=40, model=VIT)  # type: ignore[no-any-return]
+
+
+def test_what_is_learned_is_trained_and_kept_with_the_networks_weights(jobs: list[Job], tmp_path: Path) -> None:
+    start, dense, job = jobs
+    run([start, dense], tmp_path)
+    prepared = prepare(job, Registry(), Context(Setting(out=tmp_path, device="cpu")))
+    first = {name: value.clone() for name, value in prepared.network.module.state_dict().items()}
+    learned = [name for name in first if name.startswith(f"{LEARNED}.")]
+    assert {name.split(".")[1] for name in learned} == {"1", "2"}
+    record = run([job.model_copy(update={"keep_weights": True})], tmp_path)
+    state = load_file(store.weights_path(tmp_path, job.cell.id))
+    assert set(state) == set(first)
+    assert record.metrics["parameters"].value == sum(weight.numel() for weight in state.values())
+    assert all(not torch.equal(state[name], first[name]) for name in learned)
+    assert record.metrics["macs_ratio"].value == record.metrics["macs_ratio_planned"].value
+    assert sum(step.own for step in record.trajectory) > 0
+    assert record.metrics["selection_auroc"].value is not None and "inactive" not in record.notes
+
+
+def test_it_begins_as_the_dense_network_of_its_repetition_which_is_its_teacher(jobs: list[Job], tmp_path: Path) -> None:
+    start, dense, job = jobs
+    trained = run([start, dense], tmp_path)
+    assert "weights" in trained.notes and dense.cell == job.cell.init and start.cell == dense.cell.init
+    cell = prepare(job, Registry(), Context(Setting(out=tmp_path, device="cpu")))
+    weights = load_file(store.weights_path(tmp_path, dense.cell.id))
+    assert cell.start.name == trained.notes["weights"]
+    state = cell.network.module.state_dict()
+    assert {"head.weight", "head.bias"} <= set(weights) < set(state)
+    assert all(torch.equal(state[name], value) for name, value in weights.items())
+    pictures = torch.from_numpy(cell.data.test.inputs)
+    with torch.no_grad():
+        for weight in cell.network.module.parameters():
+            weight.add_(0.1)
+    assert cell.teacher is not None and trained.outcomes is not None
+    predicted = cell.teacher.tell(pictures).logits.argmax(dim=1)
+    assert predicted.tolist() == numbers_of(trained.outcomes.predicted, len(predicted)).tolist()
+    assert not any(weight.requires_grad for weight in cell.teacher.module.parameters())  # type: ignore[attr-defined]
+    # What knows other classes gives no output layer.
+    other = prepare(dense, Registry(), Context(Setting(out=tmp_path, device="cpu")))
+    assert not torch.equal(other.network.module.head.weight, weights["head.weight"]) and other.teacher is None
+
+
+@pytest.mark.parametrize(
+    ("plugin", "taught", "note"),
+    [
+        ("dynamic_vit", False, "kl, distillation: no teacher"),
+        ("dynamic_vit:share=0,kl=0", False, "share, kl: weight 0; distillation: no teacher"),
+        ("dynamic_vit:distillation=0", True, "distillation: weight 0"),
+        ("a_vit:ponder=0", False, "ponder: weight 0"),
+        ("a_vit", False, ""),
+        ("dynamic_vit:share=0,keep_rate=1.0", False, ""),
+    ],
+)
+def test_a_record_says_which_published_terms_were_inactive(
+    job_of: Any, tmp_path: Path, plugin: str, taught: bool, note: str
+) -> None:
+    plugin += "" if "keep_rate" in plugin else ("," if ":" in plugin else ":") + "keep_rate=0.5"
+    *starts, job = job_of(plugin, UNTAUGHT.replace("epochs=2", "epochs=1"), n_train=20, model=VIT)
+    if not taught:
+        job = job.model_copy(update={"after": "", "cell": job.cell.model_copy(update={"init": None})})
+    record = run([*starts, job] if taught else [job], tmp_path)
+    assert record.notes.get("inactive", "") == note
+
+
+FEW = "theory:steps=4,test=4,tokens=20"
+
+
+@pytest.mark.parametrize(
+    ("plugin", "task", "options", "says"),
+    [
+        ("dynamic_vit", TASK, {"model": VIT, "where": "test"}, "must be trained with the network"),
+        pytest.param("dynamic_vit", FEW, {}, "learned, keeps another number", marks=pytest.mark.theory),
+        pytest.param("ats", FEW, {}, "learned, keeps another number", marks=pytest.mark.theory),
+    ],
+)
+def test_where_it_cannot_be_learned_it_is_unsupported(
+    measured: Measure, plugin: str, task: str, options: Any, says: str
+) -> None:
+    record = measured(plugin, task, 8, **options)
+    assert record.status == "unsupported" and record.failure is not None and says in record.failure.reason
+
+
+FRUGAL = """
+import sparsebench, torch
+
+class Frugal(sparsebench.Strategy):
+    "Keeps half as many tokens as it may, and of every other image one more."
+    name, adaptive = "frugal", True
+
+    def plan(self, view, keep):
+        more = (view.tokens.sum(dim=(1, 2)) > 0).long()[:, None]
+        return sparsebench.Mask(torch.arange(view.index.shape[1]) < (keep // 2 + more).clamp(min=1))
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [Frugal]
+"""
+
+
+def test_an_adaptive_strategy_spends_in_the_mean_what_was_asked_for(measured: Measure, tmp_path: Path) -> None:
+    (tmp_path / "frugal.py").write_text(FRUGAL)
+    record = measured(f"{tmp_path / 'frugal.py'}:macs=0.3", UNTAUGHT, 40, model=VIT)
+    assert record.status == "ok", record.failure
+    assert record.metrics["macs_ratio"].value == pytest.approx(0.3, rel=0.05), record.notes
+    assert record.metrics["macs_ratio_planned"].value == pytest.approx(0.3, rel=0.02)
+    assert "training images" in record.notes["calibration"]
+    p95, mean = record.metrics["macs_p95"].value, record.metrics["macs"].value
+    assert p95 is not None and mean is not None and p95 > mean
+    steps = record.trajectory
+    assert steps[0].tokens_in == steps[0].tokens_out != int(steps[0].tokens_out) and steps[0].spread > 0

@@ -1,21 +1,22 @@
-"""A run that is stopped, that is not alone in its folder, or whose folder is removed, moved or may only be read."""
+"""A run that is stopped, that is not alone in its folder, or whose folder is removed or moved."""
 
-import io
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from commands import call
 from measured import TINY
+from processes import processes_of
 from running import execute, planned
+from waiting import soon
 
+from sparsebench import api
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
 from sparsebench.plugin.registry import Registry
@@ -30,18 +31,17 @@ def plan(out: Path) -> planner.Plan:
 
 @pytest.fixture(autouse=True)
 def default_handler() -> Iterator[None]:
+    """Keep SIGINT from being ignored here, and so in processes that are started."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
-def test_the_first_interrupt_is_heard_and_the_second_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_interrupt_is_heard_and_the_second_interrupts() -> None:
     heard: list[str] = []
     with pytest.raises(KeyboardInterrupt), first_interrupt(lambda: heard.append("first")):
         signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)  # at the same moment: the same one
         assert heard == ["first"]
-        monkeypatch.setattr("sparsebench.runner.engines.ECHO", 0)
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -76,28 +76,6 @@ def test_after_the_first_ctrl_c_the_cells_under_way_are_done_and_no_others(tmp_p
     assert asked == [1] and 1 <= len(new) < 80  # more than one where a slow machine hears of it late
     assert len(store.read(tmp_path)) == len(new) and {record.status for record in new} == {"ok"}
     assert len(plan(tmp_path).todo) == 80 - len(new)
-
-
-RUN = ["run", "--suite", TINY, "--n-train", "4,8", "--seeds", "3", "--jobs", "0"]
-TIMES = ["images_per_s", "pareto_speed"]
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
-
-
-@pytest.mark.slow
-def test_both_end_with_the_board_that_one_alone_has(tmp_path: Path) -> None:
-    alone, both = tmp_path / "alone", tmp_path / "both"
-    line = [sys.executable, "-m", "sparsebench", *RUN, "--format", "csv", "--out", str(both)]
-    runs = [subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    expected = call(*RUN, "--format", "csv", "--out", alone)
-    ends = [run.communicate(timeout=300) for run in runs]
-    assert [expected.exit_code, *(run.returncode for run in runs)] == [0, 0, 0], ends
-    boards = [
-        pd.read_csv(io.StringIO(text)).drop(columns=TIMES) for text in (expected.stdout, *(end[0] for end in ends))
-    ]
-    assert boards[0].equals(boards[1]) and boards[0].equals(boards[2])
-    assert set(store.read(both)) == set(store.read(alone)) and not list(both.rglob("*.part"))
-    assert len(store.rows(both, counted=False)) == len(store.read(both)), "no cell is done twice"
-    assert not (both / "underway").exists()
 
 
 HOLDS = """
@@ -139,24 +117,6 @@ def test_what_a_killed_run_has_not_sealed_runs_again_where_that_is_asked_for(tmp
     assert len(plan.todo) == 4 and [record.status for record in new] == ["ok"] * 4
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="mounts need root")
-def test_a_folder_that_may_only_be_read_gives_a_board_and_refuses_a_run(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "--bind", GOLDEN, disk], capture_output=True).returncode:
-        pytest.skip("file systems may not be mounted here")
-    try:
-        subprocess.run(["mount", "-o", "remount,ro,bind", disk], check=True)
-        board, refused = call("leaderboard", disk), call(*RUN, "--out", disk)
-    finally:
-        subprocess.run(["umount", disk], check=True)
-    assert board.exit_code == 0 and "dense" in board.stdout
-    assert refused.exit_code == 2
-    assert (
-        refused.stderr.splitlines()[-1] == f"Error: cannot write to {disk}: Read-only file system; give another --out"
-    )
-
-
 def run(out: Path, workers: int, at_first: Callable[[], object]) -> list[Record]:
     """Run four cells and do something after the first; return the records that were stored."""
     new: list[Record] = []
@@ -196,3 +156,97 @@ def test_a_folder_that_was_moved_with_a_link_to_it_is_the_same(tmp_path: Path) -
 
     new = run(out, 1, move)
     assert store.read(out) == {record.cell_id: record for record in new} and len(new) == 4
+
+
+# About a fifth of a second a cell.
+LONG = "composite:epochs=150"
+COMMAND = [
+    sys.executable, "-m", "sparsebench", "run", "--suite", TINY, "--task", LONG, "--n-train", "4", "--seeds", "2",
+    "--jobs", "1",
+]  # fmt: skip
+
+
+def cells_of(out: Path) -> list[str]:
+    """Return the cells of all records, sealed or not."""
+    return store.rows(out, counted=False)["cell_id"].to_pylist() if store.heads(out) else []
+
+
+def finish(out: Path) -> tuple[str, int]:
+    """Give the same request in this process; return the leaderboard without speeds, and how many cells were run."""
+    new: list[Record] = []
+    api.run("attn_topk", suite=TINY, tasks=LONG, n_train=[4], seeds=2, out=out, jobs=0, on_record=new.append)
+    board = pd.read_csv(out / "leaderboard.csv").drop(columns=["images_per_s", "pareto_speed"])
+    return board.to_csv(), len(new)
+
+
+def stopped_by(number: int, out: Path, plugin: str, under_way: Callable[[], bool], times: int = 1) -> tuple[int, str]:
+    """Start a run and send it the signal when it is under way; return how it left and its standard error.
+
+    A signal that is to be sent again is sent when the run has said that it has the one before.
+    """
+    command = [*COMMAND, "--plugin", plugin, "--out", str(out)]
+    with (out / "said").open("wb") as said:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
+    try:
+        assert soon(lambda: under_way() or process.poll() is not None)
+        process.send_signal(number)
+        for _ in range(times - 1):
+            assert soon(lambda: "stopping" in (out / "said").read_text())
+            time.sleep(0.5)
+            process.send_signal(number)
+        process.wait(timeout=55)  # less than one pass of `sleeps`
+    finally:
+        process.kill()
+        process.wait()
+    return process.returncode, (out / "said").read_text()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the leaderboard of a run that nobody stopped."""
+    board, cells = finish(tmp_path_factory.mktemp("undisturbed"))
+    assert cells == 10
+    return board
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_was_stopped_leaves_no_process_and_goes_on_where_it_was(
+    tmp_path: Path, undisturbed: str, number: int
+) -> None:
+    code, error = stopped_by(number, tmp_path, "attn_topk", lambda: len(cells_of(tmp_path)) >= 3)
+    assert soon(lambda: not processes_of(tmp_path))
+    if number == signal.SIGINT:
+        assert code == 130 and "Traceback" not in error
+        assert "Ctrl-C again stops now" in error and "the same command goes on from there" in error
+    else:
+        assert code == -signal.SIGKILL
+    kept = cells_of(tmp_path)
+    assert 3 <= len(kept) < 10
+    board, cells = finish(tmp_path)
+    assert board == undisturbed and cells == 10 - len(kept)
+    assert set(kept) < set(cells_of(tmp_path)) and len(set(cells_of(tmp_path))) == len(cells_of(tmp_path)) == 10
+
+
+@pytest.mark.slow
+def test_two_runs_in_one_folder_end_with_the_board_of_one(tmp_path: Path, undisturbed: str) -> None:
+    command = [*COMMAND, "--plugin", "attn_topk", "--out", str(tmp_path)]
+    runs = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(2)]
+    assert [run.wait(300) for run in runs] == [0, 0]
+    assert len(set(cells_of(tmp_path))) == len(cells_of(tmp_path)) == 10, "no cell is done twice"
+    assert finish(tmp_path) == (undisturbed, 0)
+    assert not (tmp_path / "underway").exists() and not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("plugin", "number", "times"), [("clings", signal.SIGKILL, 1), ("sleeps", signal.SIGINT, 2)])
+def test_nothing_outlives_a_run_that_is_killed_or_hears_ctrl_c_twice_even_if_it_hangs_and_hides(
+    tmp_path: Path, samples: Path, plugin: str, number: int, times: int
+) -> None:
+    log = tmp_path / "logs" / "worker-0.log"
+    asleep = lambda: log.exists() and "asleep" in log.read_text()  # noqa: E731
+    code, error = stopped_by(number, tmp_path, str(samples / f"{plugin}.py"), asleep, times)
+    assert soon(lambda: not processes_of(tmp_path)) and "Traceback" not in error
+    assert code == (130 if times == 2 else -number)
+    assert times == 1 or "the same command goes on from there" in error
+    assert plugin not in {record.label for record in store.read(tmp_path).values()}

@@ -19,7 +19,6 @@ from sparsebench.runner import prepare
 from sparsebench.runner.results import influences
 from sparsebench.tasks.groups import CelebA, Waterbirds, shares
 from sparsebench.tasks.sources import files, known
-from sparsebench.training.steps import Samples
 
 
 def located(made):
@@ -317,14 +316,14 @@ def test_a_set_with_a_task_of_its_own_is_for_no_other(waterbirds, tmp_path, opti
     assert done.exit_code == 2 and "waterbirds is for the task 'waterbirds' alone" in done.stderr
 
 
-def on_device(inputs, device):
-    return prepare.Context(Setting(out=Path(), device=device)).on_device(inputs)
+def on_device(split, device):
+    return prepare.Context(Setting(out=Path(), device=device)).samples(split, None)
 
 
 @pytest.mark.parametrize(("room", "kind"), [(28 * 192 - 1, "cpu"), (28 * 192, "meta")])
 def test_images_for_which_a_device_has_no_room_stay_on_the_host(waterbirds, monkeypatch, room, kind):
     monkeypatch.setattr(prepare, "room", lambda device: room)
-    assert on_device(draw(waterbirds).train.inputs, "meta").device.type == kind
+    assert on_device(draw(waterbirds).train, "meta").inputs.device.type == kind
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -333,10 +332,9 @@ def test_images_of_the_host_give_what_images_on_the_device_give(waterbirds, monk
     network = Vit(dim=16, depth=2, heads=2).build(data, 0)
     network.module.to("cuda")
     outputs, moved = [], []
-    labels = torch.from_numpy(data.train.labels).to("cuda:0")
     for room in (10**9, 0):
         monkeypatch.setattr(prepare, "room", lambda device, room=room: room)
-        samples = Samples(on_device(data.train.inputs, "cuda:0"), labels, None)
+        samples = on_device(data.train, "cuda:0")
         for rows in (samples.items, samples.items[3:9]):
             outputs.append(samples.forward(network, None, rows, visit=0, training=False)[0])
         outputs.append(torch.cat([network(inputs) for _, inputs in samples.batches(5)]))

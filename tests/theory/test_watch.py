@@ -1,5 +1,6 @@
 import copy
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -48,8 +49,8 @@ class Trial:
         self.watch = self.watching(task) if task.watch else None
 
     def watching(self, task):
-        train_ = (samples_of(DATA.train), self.actor)
-        return Watch(task.recipe(), self.steps, self.network, train_, (self.test, self.tested))
+        splits = {"train": samples_of(DATA.train), "in_training": self.actor, "test": self.test, "in_test": self.tested}
+        return Watch(SimpleNamespace(recipe=task.recipe(), network=self.network, **splits), self.steps)
 
     def run(self, on_step=None):
         self.done = self.training.run(on_step or self.watch)
