@@ -137,10 +137,10 @@ def _signature() -> inspect.Signature:
     bare = inspect.signature(run)
     first = [param for param in bare.parameters.values() if param.name != "options"]
     options = [
-        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.annotation)
         for fields in OPTIONS.values()
-        for field in fields.values()
-        if field.name != "plugins"
+        for name, field in fields.items()
+        if name != "plugins"
     ]
     return bare.replace(parameters=[*first, *options])
 

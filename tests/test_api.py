@@ -179,7 +179,7 @@ def test_a_script_runs_on_two_workers_and_goes_on_after_it_was_killed(tmp_path: 
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [({"seeds": "three"}, "seeds: .* integer.*; got 'three'"), ({"keep": "half"}, "keep: .*; got 'half'"),
-     ({"n_train": [1.5]}, "n_train: .*; got .1.5"), ({"suite": 3}, "suite: .* string; got 3"),
+     ({"n_train": [1.5]}, "n-train: .*; got 1.5"), ({"suite": 3}, "suite: .* string; got 3"),
      ({"jobs": 1.5}, "jobs: .*; got 1.5"), ({"download": "maybe"}, "download: .*; got 'maybe'"),
      ({"rerun": "never"}, "rerun: .*'missing'.*; got 'never'"), ({"plugins": 7}, "plugins; got 7"),
      ({"plugins": "atn_topk"}, "did you mean 'attn_topk'"), ({"device": "tpu"}, "--device"),

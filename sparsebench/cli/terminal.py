@@ -10,18 +10,18 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable
-from dataclasses import Field
 from functools import wraps
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
 from click.shell_completion import CompletionItem
+from pydantic.fields import FieldInfo
 
 from sparsebench.api import OUT
 from sparsebench.board.tables import WIDTH, Choice
 from sparsebench.errors import UserError
-from sparsebench.plan.request import OPTIONS, Files, How, Request
+from sparsebench.plan.request import OPTIONS, Files, How, Request, option_of
 
 PATH = click.Path(path_type=Path)
 COMMANDS = {
@@ -202,34 +202,34 @@ class Numbers(click.ParamType):
             self.fail(f"got '{value}', allowed: numbers with commas between", param, ctx)
 
 
-def _kind_of(field: Field[Any]) -> dict[str, Any]:
-    """Return how click reads a field's value."""
-    types = get_args(field.type) or (field.type,)
-    if field.type is bool:
+KINDS: dict[type, Any] = {Path: PATH, str: str, int: int, float: float}
+"""How click reads one value, by its type; of a field that has several types, the first of them here counts."""
+
+
+def _kind_of(field: FieldInfo) -> dict[str, Any]:
+    """Return how click reads a field's value; what else it must be the field says."""
+    types = get_args(field.annotation) or (field.annotation,)
+    if field.annotation is bool:
         return {"is_flag": True}
-    if get_origin(field.type) is tuple:
-        if Path in types:
-            return {"multiple": True, "type": PATH}
-        return {"multiple": True} if str in types else {"type": Numbers(types[0]), "default": ()}
-    if get_origin(field.type) is Literal:
+    if get_origin(field.annotation) is Literal:
         return {"type": click.Choice(types)}
-    if "least" in field.metadata:
-        return {"type": (click.FloatRange if float in types else click.IntRange)(min=field.metadata["least"])}
-    return {"type": PATH if Path in types else int if int in types else str}
+    kind = next((kind for type_, kind in KINDS.items() if type_ in types), int)
+    if get_origin(field.annotation) is not tuple:
+        return {"type": kind}
+    return {"multiple": True, "type": kind} if kind in (PATH, str) else {"type": Numbers(kind), "default": ()}
 
 
-def _option(field: Field[Any]) -> Callable[[Any], Any]:
+def _option(name: str, field: FieldInfo) -> Callable[[Any], Any]:
     """Return what gives a command the option of a field."""
-    name = field.metadata.get("name", field.name.replace("_", "-"))
-    more = _kind_of(field) | {key: field.metadata[key] for key in ("help", "metavar") if key in field.metadata}
+    more = _kind_of(field) | {"help": field.description, "metavar": field.title}
     if field.default not in (None, False, ()):
         more |= {"default": field.default, "show_default": True}
-    if field.name in NAMES:
+    if name in NAMES:
         more["shell_complete"] = complete
-    return click.option(f"--{name}", field.name, **more)
+    return click.option(option_of(name), name, **more)
 
 
-_OPTIONS = {name: _option(field) for fields in OPTIONS.values() for name, field in fields.items()} | {
+_OPTIONS = {name: _option(name, field) for fields in OPTIONS.values() for name, field in fields.items()} | {
     "out": click.option("--out", default=OUT, show_default=True, type=PATH, help="The run's folder."),
     "dry_run": click.option("--dry-run", is_flag=True, help="Show the cells and their expected time, but run nothing."),
 }

@@ -34,6 +34,12 @@ def budgets_of(spec: Spec, others: list[Budget]) -> list[Budget]:
     return [fill(Budget, amount | shape, label) for amount in amounts for shape in shapes]
 
 
+def strategies_of(spec: Spec, registry: Registry) -> list[Strategy]:
+    """Return a strategy for each combination of the parameters that a specification sweeps over."""
+    cls, owner = registry.strategy(spec.name).cls, f"strategy '{spec.name}'"
+    return [fill(cls, params, owner, BUDGET_KEYS) for params in spec.combinations(without=BUDGET_KEYS)]
+
+
 def settings_of(
     words: str, registry: Registry, others: list[Budget] | None = None, more: Mapping[str, Any] | None = None
 ) -> list[tuple[Strategy, Budget | None]]:
@@ -51,11 +57,8 @@ def settings_of(
     settings: list[tuple[Strategy, Budget | None]] = []
     for spec in specs_of(words, registry):
         spec = Spec(spec.name, spec.params | {key: [value] for key, value in (more or {}).items()})
-        entry = registry.strategy(spec.name)
-        for params in spec.combinations(without=BUDGET_KEYS):
-            strategy = fill(entry.cls, params, f"strategy '{spec.name}'", BUDGET_KEYS)
-            budgets: list[Budget | None] = [*budgets_of(spec, others or [])]
-            settings += [(strategy, budget) for budget in budgets or [None]]
+        budgets: list[Budget | None] = [*budgets_of(spec, others or [])]
+        settings += itertools.product(strategies_of(spec, registry), budgets or [None])
     return settings
 
 
@@ -149,12 +152,10 @@ def contenders_of(
     shared = list(amounts) or usual
     baselines = [(Spec(name), shared) for name in suite.baselines] if texts is None else []
     for spec, group in [*zip(specs, budgets, strict=True), *baselines]:
-        registered = registry.strategy(spec.name)
-        for params in spec.combinations(without=BUDGET_KEYS):
-            strategy = fill(registered.cls, params, f"strategy '{spec.name}'", BUDGET_KEYS)
+        for strategy in strategies_of(spec, registry):
             part = Part.of(strategy)
             for budget in group if strategy.budgeted else [FULL]:
-                yield strategy, registered, budget, part
+                yield strategy, registry.strategy(spec.name), budget, part
 
 
 def testable(

@@ -318,7 +318,7 @@ def test_python_takes_several_paths_or_one_or_none(pictures: Path, tmp_path: Pat
     assert sorted(file_names(tmp_path / "out").values()) == ["net-1.pth", "net-2.pth"]
     with pytest.raises(UserError, match="task 'folder' tests trained weights"):
         sparsebench.run((), weights=None, out=tmp_path / "none", **options)
-    with pytest.raises(UserError, match=r"weights: .* path.*; got .3"):
+    with pytest.raises(UserError, match=r"weights: .* path.*; got 3"):
         sparsebench.run((), weights=[3], out=tmp_path / "none", **options)  # type: ignore[list-item]
 
 

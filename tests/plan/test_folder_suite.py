@@ -171,7 +171,7 @@ def test_nothing_is_trained(pictures: Path, weights: Path, tmp_path: Path) -> No
     ("given", "options", "says"),
     [
         (True, {"n_train": (4,)}, "'folder' trains nothing; .*leave --n-train out"),
-        (True, {"where": "train"}, "task 'folder' trains nothing; got where: train; allowed: both, test"),
+        (True, {"where": "train"}, "on task 'folder'.*; got train; allowed: both, test"),
         (False, {}, "task 'folder' tests trained weights; give --pretrained or --weights"),
         (False, {"model": "vit"}, "model 'vit' has none"),
         (False, {"model": "vit", "pretrained": True}, "--pretrained: model 'vit' has no trained weights"),

@@ -9,10 +9,10 @@ from suite_text import suite_text
 from sparsebench.deploy.pictures import Trainer
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
-from sparsebench.plan.locate import LOCATED
 from sparsebench.plan.request import How, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.runner import run
+from sparsebench.tasks.sources import known
 
 SUITE = suite_text('name = "composite"\nparams = {images = "cifar10", pretrain_epochs = 0}\nn_train = [10]')
 
@@ -38,7 +38,7 @@ def test_pictures_that_the_user_names_take_its_place(tmp_path: Path) -> None:
 def test_what_is_drawn_needs_its_pictures_though_nothing_is_to_be_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(LOCATED, "images", lambda name, root, download: (name, root))
+    monkeypatch.setattr(known, "check", lambda *_, **__: None)
     files = planner.Files(data_root=tmp_path)
     done = replace(plan(tmp_path, files), todo=[], locations={})
     monkeypatch.setattr(run, "plan_of", lambda *_: done)

@@ -82,7 +82,7 @@ def test_networks_of_a_suite_are_tested_in_bfloat16_and_trained_as_ever(tmp_path
 
 def test_a_precision_is_not_said_twice(files: Files, tmp_path: Path) -> None:
     given: dict[str, Any] = {"suite": "folder", "tasks": (TASK,), "model": f"timm:arch={ARCH},precision=bfloat16"}
-    with pytest.raises(UserError, match="in another precision than its test"):
+    with pytest.raises(UserError, match="model 'timm' has a precision; got --precision float32"):
         planner.plan(Request(precision="float32", **given), files, Registry(), tmp_path, "missing")
 
 

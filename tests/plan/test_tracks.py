@@ -136,7 +136,7 @@ def test_networks_that_were_changed_or_are_others_or_are_not_there_are_one_line(
     path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
     for suite, folder, says in (
         (suites[1], copy, "is not the network that was trained"),
-        (suites[1], tmp_path, "holds no trained networks"),
+        (suites[1], tmp_path, "has none of the networks"),
         (Path("quick"), trained, "has none of the networks"),
     ):
         result = run(suite, tmp_path / "out", "--networks", str(folder), "--task", "composite")
@@ -180,7 +180,7 @@ def test_a_suite_of_trained_networks_is_not_trained_as_a_whole_and_its_tasks_are
         expand(whole, Registry())
     one = Request(plugins=("attn_topk",), suite=str(suites[1]), tasks=("composite",), n_train=(50,))
     assert {job.cell.track for job in expand(one, Registry())} == {"scratch"}
-    with pytest.raises(UserError, match="track frozen act in the test only"):
+    with pytest.raises(UserError, match="track frozen; got train; allowed: both, test"):
         expand(Request(suite=str(suites[1]), where="train"), Registry())
 
 
