@@ -16,11 +16,13 @@ import click
 from sparsebench import __version__
 from sparsebench.cli.terminal import PATH, Guided
 from sparsebench.errors import UserError
+from sparsebench.files import write_whole
 from sparsebench.plugin.hooks import PROJECT
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.record import Record
 
 if TYPE_CHECKING:
-    from sparsebench.plugin.registry import Registry
-    from sparsebench.records.record import Record
     from sparsebench.testing.reports import Report
 
 FILES = {"strategy.py.jinja": "{name}.py", "test.py.jinja": "test_{name}.py"}
@@ -47,10 +49,9 @@ def write(name: str, folder: Path, registry: Registry, *, package: bool = False)
     for path in (folder / name, *places.values()) if package else places.values():
         if path.exists():
             raise UserError(f"{path} is there already", next_step="choose another name, or --dir")
-    if name in {*registry.entries, *(registered.cls.name for registered in registry.strategies())}:
-        raise UserError(f"there is a strategy '{name}' already", next_step="choose another name")
-    if importlib.util.find_spec(name) is not None:
-        raise UserError(f"there is a Python module '{name}' already", next_step="choose another name")
+    names = {*registry.entries, *(registered.cls.name for registered in registry.strategies())}
+    if name in names or importlib.util.find_spec(name) is not None:
+        raise UserError(f"there is a strategy or a Python module '{name}' already", next_step="choose another name")
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     templates = Environment(
@@ -65,12 +66,8 @@ def write(name: str, folder: Path, registry: Registry, *, package: bool = False)
         "requirement": f"{PROJECT}>={__version__}",
     }
     texts = {path: templates.get_template(template).render(words) for template, path in places.items()}
-    try:
-        for path, text in texts.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    for path, text in texts.items():
+        write_whole(path, text.encode())
     return list(texts)
 
 
@@ -124,7 +121,6 @@ def new(name: str, package: bool, folder: Path) -> None:
 
     The files are NAME.py and its test; both run without changes. Existing files are not overwritten.
     """
-    from sparsebench.plugin.registry import Registry
 
     files = write(name, folder, Registry(), package=package)
     for path in files:
@@ -162,7 +158,6 @@ def check(targets: tuple[str, ...], results: Path | None, as_json: bool, markdow
     changes. The exit code is then also 1 if a strategy of the folder could not be checked.
     """
     from sparsebench.api import refresh
-    from sparsebench.records import store
     from sparsebench.testing import reports
 
     if not targets and results is None:

@@ -6,18 +6,21 @@ import inspect
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from tabulate import tabulate
 
 from sparsebench.board.columns import Column
 from sparsebench.board.tables import WIDTH, fit
 from sparsebench.cli.terminal import PATH, Guided, width, write
 from sparsebench.errors import UserError, unknown
+from sparsebench.files import cache_folder
 from sparsebench.plan import request as suites
-
-if TYPE_CHECKING:
-    from sparsebench.plugin.registry import Registry
+from sparsebench.plan.contenders import BUDGET_KEYS
+from sparsebench.plugin.registry import Registry
+from sparsebench.records.record import digest
+from sparsebench.tasks.sources import cache
 
 _KEYS = ("name", "kind", "site", "needs", "trained", "exports", "from", "what", "citation")
 WHAT = ("plugins", "tasks", "models", "suites", "observers")
@@ -40,9 +43,6 @@ def first_line(thing: Any) -> str:
 )
 def list_(what: str, as_json: bool, bibtex: bool, published: bool, wide: bool) -> None:
     """List strategies, tasks, models, suites or observers."""
-    from tabulate import tabulate
-
-    from sparsebench.plugin.registry import Registry
 
     if bibtex:
         if what != "plugins" or as_json:
@@ -110,7 +110,6 @@ def show(name: str, bibtex: bool) -> None:
 
     NAME may also be a FILE.py, for the strategies in it.
     """
-    from sparsebench.plugin.registry import Registry
 
     registry = Registry()
     if name.endswith(".py"):
@@ -172,7 +171,6 @@ def _class(category: str, cls: Any, bibtex: bool) -> None:
 def _traits(cls: Any) -> list[str]:
     """Return the lines that say where a strategy acts, and what it needs."""
     from sparsebench.deploy.export import export_obstacle, exportable
-    from sparsebench.plan.contenders import BUDGET_KEYS
 
     trained = "yes" if cls.trained else "no"
     if cls.fits():
@@ -199,10 +197,6 @@ def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> Non
     For missing data sets, the command says where to get them and where to put them. The names of data sets are values
     for `--images`, `--backgrounds` and `--task` of sparsebench run. `run --download` downloads some of them.
     """
-    from tabulate import tabulate
-
-    from sparsebench.files import cache_folder
-    from sparsebench.tasks.sources import cache
 
     if clear_cache:
         try:
@@ -251,9 +245,7 @@ def _sets(root: Path, verify: bool) -> list[dict[str, Any]]:
 def env() -> None:
     """Show the machine and the libraries, as stored with records."""
     import torch
-    from tabulate import tabulate
 
-    from sparsebench.records.record import digest
     from sparsebench.runner.devices import environment
 
     machine, gpus = environment(), map(torch.cuda.get_device_name, range(torch.cuda.device_count()))

@@ -16,8 +16,11 @@ import click
 from sparsebench.board.tables import cell
 from sparsebench.cli.terminal import PATH, PICTURES, Guided, folder_argument, folder_or_last, options
 from sparsebench.errors import UserError, plain
+from sparsebench.files import whole_file
 from sparsebench.plan.request import Files
 from sparsebench.publish import MANIFEST
+from sparsebench.records import store, table
+from sparsebench.records.record import canonical
 from sparsebench.runner.progress import Progress
 
 if TYPE_CHECKING:
@@ -164,7 +167,6 @@ def merge(folders: tuple[Path, ...], out: Path) -> None:
     1 if a record contradicts itself, see sparsebench verify.
     """
     from sparsebench.publish.submission import contradictions
-    from sparsebench.records import store
 
     click.echo(f"written: {out}, {store.merge(folders, out)} records", err=True)
     wrong = list(islice(contradictions(out), SHOWN))
@@ -213,7 +215,6 @@ def export(
         return
     if out.exists():
         raise UserError(f"{out} is there and is not written over", next_step="give another -o")
-    from sparsebench.files import whole_file
 
     with whole_file(out) as file:
         _write_records(folder, form, file)
@@ -223,8 +224,6 @@ def _write_records(folder: Path, form: str, file: BinaryIO) -> None:
     """Write the records of a run's folder that count: csv has no outcomes and no JSON, and what checks found."""
     import pyarrow.parquet as pq
 
-    from sparsebench.records import store, table
-    from sparsebench.records.record import canonical
     from sparsebench.testing import reports
 
     rows = table.in_order(store.rows(folder)).sort_by("cell_id")

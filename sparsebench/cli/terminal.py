@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 from sparsebench.api import OUT
 from sparsebench.board.tables import WIDTH, Choice
 from sparsebench.errors import UserError
+from sparsebench.plan import request
 from sparsebench.plan.request import OPTIONS, Files, How, Request, option_of
 
 PATH = click.Path(path_type=Path)
@@ -87,7 +88,6 @@ OBSERVERS = ("mlflow", "tensorboard")
 
 def complete(_context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """Return the names that a shell offers for what is begun, or files; for strategies no plugin is imported."""
-    from sparsebench.plan import request
     from sparsebench.plugin.registry import FIRST, Registry
 
     names: dict[str, Callable[[], Iterable[str]]] = {
