@@ -65,7 +65,6 @@ def _callbacks(
     out: Path, progress: bool | None, on_record: Callable[[Record], None] | None = None
 ) -> AbstractContextManager[Callbacks]:
     """Return the callbacks of a run, which show a bar if that is asked for."""
-
     on_record = on_record or SILENT.on_record
     visible = in_a_notebook() if progress is None else progress
     return Progress(out, on_record) if visible else nullcontext(Callbacks(on_record=on_record))
@@ -73,7 +72,6 @@ def _callbacks(
 
 def _folder_of(out: Any) -> Path:
     """Return the run's folder; raise UserError for what names none."""
-
     if not isinstance(out, str | os.PathLike):
         raise UserError("out", got=repr(out), allowed="the path of a folder")
     return Path(out)
@@ -81,7 +79,6 @@ def _folder_of(out: Any) -> Path:
 
 def _words_of(plugins: Plugins, out: Path) -> tuple[str, ...]:
     """Return strategies as users name them; the sources of classes and instances are written to the run's folder."""
-
     several = plugins if isinstance(plugins, list | tuple | set) else [plugins]
     names = []
     for plugin in several:

@@ -121,7 +121,6 @@ def new(name: str, package: bool, folder: Path) -> None:
 
     The files are NAME.py and its test; both run without changes. Existing files are not overwritten.
     """
-
     files = write(name, folder, Registry(), package=package)
     for path in files:
         click.echo(f"written: {path}")

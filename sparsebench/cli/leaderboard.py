@@ -89,7 +89,6 @@ def leaderboard(
     The board depends only on the records. html is one offline page with all tables and charts; bibtex has the
     citations of the board's strategies. --check exits with 1 if files differ or if a record contradicts itself.
     """
-
     chosen = {"--of": quantity, "--strategies": strategies, "--width": columns_of_paper}
     if picture is None and (extra := [name for name, value in chosen.items() if value is not None]):
         raise UserError(f"{extra[0]} is of a picture", next_step="give --picture FILE.png too")

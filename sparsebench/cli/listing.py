@@ -43,7 +43,6 @@ def first_line(thing: Any) -> str:
 )
 def list_(what: str, as_json: bool, bibtex: bool, published: bool, wide: bool) -> None:
     """List strategies, tasks, models, suites or observers."""
-
     if bibtex:
         if what != "plugins" or as_json:
             raise UserError("--bibtex lists what strategies cite", allowed="sparsebench list plugins --bibtex")
@@ -110,7 +109,6 @@ def show(name: str, bibtex: bool) -> None:
 
     NAME may also be a FILE.py, for the strategies in it.
     """
-
     registry = Registry()
     if name.endswith(".py"):
         for strategy in registry.load_file(Path(name)):
@@ -197,7 +195,6 @@ def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> Non
     For missing data sets, the command says where to get them and where to put them. The names of data sets are values
     for `--images`, `--backgrounds` and `--task` of sparsebench run. `run --download` downloads some of them.
     """
-
     if clear_cache:
         try:
             files, size = cache.clear()

@@ -42,7 +42,6 @@ def show_tokens(
     pictures are the first of each class, or of each group if the task has groups. The exit code is 0 for success, 1 if
     a strategy has no result, 2 if the command is wrong.
     """
-
     file = file or out / "tokens.png"
     form = style.form_of("--file", file)
     from sparsebench.deploy.pictures import Trainer
@@ -108,7 +107,6 @@ def compare(
     In a group of merged patches the first counts as kept. A fused or mixed token counts for no patch. Random numbers of
     the two strategies are independent. The exit code is 0, or 2 if the command is wrong or a strategy fails.
     """
-
     form = style.form_of("--picture", picture) if picture is not None else ""
     from sparsebench.deploy import compare as comparing
     from sparsebench.deploy.pictures import Trainer

@@ -24,7 +24,6 @@ class _Reproduce(click.Command):
 
     def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the papers with their presets and figures, and the example."""
-
         with formatter.section("Papers"):
             formatter.write_dl([
                 (name, f"{paper.title} Presets: {', '.join(paper.presets)}. Figures: {', '.join(paper.figures)}.")

@@ -42,6 +42,7 @@ SHOWN = 5
 @options("device")
 @click.option("--yes", is_flag=True, help="Run the code of the submission without asking.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects, one per submission.")
+@options("weights", "weights_key", "networks", *PICTURES)
 def verify(
     path: Path, replay: str | None, replay_seed: int | None, device: str, yes: bool, as_json: bool,
     **files: Any,
@@ -127,9 +128,6 @@ def _lines(verdict: Verdict) -> str:
         scope = f"suite {verdict.suite}" if verdict.suite else "cells of its own"
         lines.append(f"{verdict.strategy} {verdict.version}, {scope}, {verdict.records} records")
     return "\n  ".join([*lines, *verdict.why, *verdict.notes])
-
-
-options("weights", "weights_key", "networks", *PICTURES)(verify)
 
 
 @click.command(cls=Guided)

@@ -153,7 +153,6 @@ def status(folder: Path) -> None:
 
     The table has the numbers of cells done, failed, running and left for each strategy. The time left is estimated.
     """
-
     records, runs = list(store.read(folder).values()), underway(folder).values()
     if not records and not runs:
         raise UserError(f"no records in {folder}, and no run under way")
@@ -172,7 +171,6 @@ def status(folder: Path) -> None:
 
 def _counts(records: Iterable[Record], runs: Iterable[Underway]) -> list[dict[str, str | int]]:
     """Return a row a strategy."""
-
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for record in records:
         good = record.status in ANSWERS

@@ -236,11 +236,11 @@ _OPTIONS = {name: _option(name, field) for fields in OPTIONS.values() for name, 
 
 
 def options(*names: str) -> Callable[[C], C]:
-    """Give a command these options, in this order; one that is there has them after its own."""
+    """Give a command these options, in this order."""
 
     def decorate(command: C) -> C:
-        for name in names if isinstance(command, click.Command) else reversed(names):
-            _OPTIONS[name](command)
+        for name in reversed(names):
+            command = _OPTIONS[name](command)
         return command
 
     return decorate
