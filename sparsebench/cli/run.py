@@ -117,10 +117,9 @@ def forecast(plan: Plan, device: str = "auto") -> None:
         groups[job.cell.task.name, job.label].append(job)
     rows = [
         {"task": task, "strategy": label, "cells": len(jobs), **_totals(jobs, expected, bytes_)}
-        for (task, label), jobs in sorted(groups.items())
+        for (task, label), jobs in [*sorted(groups.items()), (("all", ""), todo)]
     ]
-    total = [{"task": "all", "strategy": "", "cells": len(todo), **_totals(todo, expected, bytes_)}]
-    table = tabulate(rows + total, headers="keys", tablefmt="simple", disable_numparse=True)
+    table = tabulate(rows, headers="keys", tablefmt="simple", disable_numparse=True)
     lines = {(job.cell.task.name, line) for job in plan.jobs if (line := numbering(job.cell.task.params))}
     orders = "".join(f"\n{task}: class folders are numbered {line}" for task, line in sorted(lines))
     pictures = pictures_of(todo, registry, plan.locations)

@@ -83,33 +83,30 @@ def fit_budget(
     """
     if not strategy.budgeted:
         return budget
-    inside, traits = strategy.site != "input", strategy.traits()
+    traits, inside = strategy.traits(), strategy.site != "input"
+    schedule, deep = schedule_of(budget, traits), cost is not None and cost.depth > 1
     if not inside and (budget.schedule or budget.blocks or not any(getattr(budget, key) for key in SHARED)):
         raise UserError(
             f"strategy '{strategy.name}' acts at the input only, once", got=f"budget {budget.label}",
             allowed="macs or keep_rate, without schedule or blocks",
             next_step="or take one of the attention or block site",
         )  # fmt: skip
-    changes: dict[str, Any] = {}
-    if budget.keep_rate is not None and "convention" not in budget.model_fields_set:
-        changes["convention"] = strategy.convention
-    deep = cost is not None and cost.depth > 1
-    staged = schedule_of(budget, traits) == "stages"
-    if "gamma" in budget.model_fields_set and schedule_of(budget, traits) != "late":
+    if "gamma" in budget.model_fields_set and schedule != "late":
         raise UserError(
             f"gamma is for the late schedule, which '{strategy.name}' does not have here",
             got=f"gamma={budget.gamma:g}",
             next_step="add schedule=late, or leave gamma out",
         )
-    suite_blocks = tuple(block for block in suite_blocks or () if block >= first_block(traits)) or None
-    if inside and budget.blocks is None and suite_blocks is not None:
-        fits = budget.counts is None or len(budget.counts) == len(suite_blocks)
+    if budget.keep_rate is not None and "convention" not in budget.model_fields_set:
+        budget = budget.model_copy(update={"convention": strategy.convention})
+    if not inside:
+        return budget
+    own = tuple(block for block in suite_blocks or () if block >= first_block(traits))
+    if own and budget.blocks is None and (budget.counts is None or len(budget.counts) == len(own)):
         usual = stages(budget, traits, cost.depth) if cost and deep and budget.counts is None else None
-        if fits and (staged or (deep and suite_blocks != usual)):
-            changes["blocks"] = suite_blocks
-    budget = budget.model_copy(update=changes)
-    if inside and deep:
-        assert cost is not None
+        if schedule == "stages" or (deep and own != usual):
+            budget = budget.model_copy(update={"blocks": own})
+    if cost and deep:
         check_fits(budget, traits, cost.tokens, cost.depth)
         traits.own_macs(cost.place(0, cost.tokens, cost.tokens))  # says it of parameters that do not fit the network
     return budget
