@@ -109,41 +109,32 @@ def show(name: str, bibtex: bool) -> None:
 
     NAME may also be a FILE.py, for the strategies in it.
     """
-    registry = Registry()
-    if name.endswith(".py"):
-        for strategy in registry.load_file(Path(name)):
-            _class("strategy", registry.strategy(strategy).cls, bibtex)
-        return
-    classes: dict[str, Iterable[Any]] = {
-        "strategy": (entry.cls for entry in registry.strategies()),
-        "task": registry.tasks(),
-        "model": registry.models(),
-        "observer": registry.observers(),
-    }
-    catalogue = {cls.name: (kind, cls) for kind, several in classes.items() for cls in several}
+    registry, own = Registry(), name.endswith(".py")
+    strategies = (
+        [registry.strategy(found) for found in registry.load_file(Path(name))] if own else registry.strategies()
+    )
+    classes = {"strategy": [entry.cls for entry in strategies], "task": registry.tasks(), "model": registry.models(),
+               "observer": registry.observers()}  # fmt: skip
+    catalogue = [(kind, cls) for kind, several in classes.items() for cls in several]
+    shown = [(kind, cls) for kind, cls in catalogue if (kind == "strategy" if own else cls.name == name)]
+    names = {*suites.names(), *(cls.name for _, cls in catalogue)}
     if name in registry.broken:
         raise UserError(f"plugin '{name}' does not load: {registry.broken[name]}")
-    if name in catalogue:
-        _class(*catalogue[name], bibtex)
-    elif bibtex and name in suites.names():
-        raise UserError("only strategies have a BibTeX entry", got=f"suite '{name}'")
-    elif name in suites.names():
-        write(suites.text(name))
-    else:
+    if not shown and name not in names:
         bare = name.partition(":")[0]
-        names = {*catalogue, *suites.names()}
         raise unknown("strategy, task, model, observer or suite", name, names, meant=bare if bare in names else None)
+    if not bibtex:
+        write("\n".join(_about(kind, cls) for kind, cls in shown) or suites.text(name))
+    elif entries := [cls.bibtex for kind, cls in shown if kind == "strategy" and cls.bibtex]:
+        click.echo("\n".join(entries))
+    else:
+        raise UserError(f"'{name}' has no BibTeX entry", next_step="sparsebench list --bibtex")
 
 
-def _class(category: str, cls: Any, bibtex: bool) -> None:
-    """Print what a class is, or its BibTeX entry alone."""
+def _about(category: str, cls: Any) -> str:
+    """Return what a class is."""
     from sparsebench.strategy.plans import DOES
 
-    if bibtex:
-        if not (entry := getattr(cls, "bibtex", "")):
-            raise UserError(f"{category} '{cls.name}' has no BibTeX entry", next_step="sparsebench list --bibtex")
-        click.echo(entry)
-        return
     lines = [f"{category} {cls.name}", ""]
     if category == "strategy":
         differs = cls.differs or ("nothing known" if cls.citation or cls.published else "none is published")
@@ -163,7 +154,7 @@ def _class(category: str, cls: Any, bibtex: bool) -> None:
         lines.append(f"  {key} = {default}  ({kind.replace('typing.', '')}){about}")
         if key == "disposal":
             lines += [f"    {disposal}: {DOES[disposal]}" for disposal in cls.allowed_disposals()]
-    write("".join(f"{line}\n" for line in lines))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _traits(cls: Any) -> list[str]:
