@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from sparsebench.api import OUT
 from sparsebench.board.tables import cell
-from sparsebench.cli.terminal import PATH, PICTURES, Guided, folder_argument, folder_or_last, options
+from sparsebench.cli.terminal import PATH, PICTURES, Guided, folder_argument, options
 from sparsebench.errors import UserError, plain
 from sparsebench.files import whole_file
 from sparsebench.plan.request import Files
@@ -174,7 +175,7 @@ def merge(folders: tuple[Path, ...], out: Path) -> None:
 
 
 @click.command(cls=Guided)
-@click.argument("what", metavar="[FOLDER|MODEL]", required=False)
+@click.argument("what", metavar=f"[FOLDER={OUT}|MODEL]", required=False)
 @click.option("--format", "form", type=click.Choice(["csv", "jsonl", "parquet"]), default="csv", show_default=True)
 @click.option("-o", "--out", metavar="FILE", type=PATH, help="File to write. [standard output]")
 @click.option("--plugin", metavar="NAME[:PARAM=V]", help="Export MODEL with this strategy, instead of records.")
@@ -205,7 +206,7 @@ def export(
             sparse.export(out, batch)
             click.echo(f"written: {out}, {sparse.spec}, {sparse.macs_ratio:.3f} of the MACs of {what}")
         return
-    folder = folder_or_last(what)
+    folder = Path(OUT if what is None else what)
     if out is None:
         if form == "parquet":
             raise UserError("parquet is not for standard output", next_step="give -o FILE")

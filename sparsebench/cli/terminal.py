@@ -1,4 +1,4 @@
-"""What commands share: help in groups, names that a shell completes, tables that fit the terminal, the last run,
+"""What commands share: help in groups, names that a shell completes, tables that fit the terminal,
 what the system refuses, and options that are made from the fields of a run's request.
 """
 
@@ -20,7 +20,6 @@ from pydantic.fields import FieldInfo
 
 from sparsebench.api import OUT
 from sparsebench.board.tables import WIDTH, Choice
-from sparsebench.errors import UserError
 from sparsebench.plan import request
 from sparsebench.plan.request import OPTIONS, Files, How, Request, option_of
 
@@ -140,30 +139,8 @@ def write(text: str, form: str = "table") -> None:
         click.echo(line, nl=False)
 
 
-def folder_or_last(place: Path | str | None) -> Path:
-    """Return the folder that is given, or else that run's folder here whose records were written last, and say so.
-
-    Raises:
-        UserError: there is none.
-    """
-    if place is not None:
-        return Path(place)
-    records = sorted((*Path().glob("*/records/*.jsonl"), *Path().glob("*/records/*.parquet")))
-    if not records:
-        raise UserError("FOLDER is missing, and no run has written one here", next_step="name it, or sparsebench run")
-    folder = max(records, key=lambda path: path.stat().st_mtime).parents[1]
-    click.echo(f"folder: {folder}", err=True)
-    return folder
-
-
-folder_argument: Callable[[Any], Any] = click.argument(
-    "folder",
-    metavar="[FOLDER]",
-    type=PATH,
-    required=False,
-    callback=lambda _context, _parameter, path: folder_or_last(path),
-)
-"""Gives a command the argument `folder`."""
+folder_argument: Callable[[Any], Any] = click.argument("folder", metavar=f"[FOLDER={OUT}]", type=PATH, default=OUT)
+"""Gives a command the folder of a run."""
 
 
 def refusal(error: BaseException) -> str | None:

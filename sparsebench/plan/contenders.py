@@ -192,10 +192,6 @@ def usual_budgets(suite: Suite, entry: SuiteTask, request: Request) -> list[Budg
 def specs_of(text: str, registry: Registry) -> list[Spec]:
     """Return the specifications of a plugin argument: one, one for each strategy of a file, or of `ALL` there are."""
     spec = parse(text)
-    if "," in spec.name:
-        raise UserError(
-            "one strategy a word", got=f"'{text}'", next_step=f"sparsebench run {spec.name.replace(',', ' ')}"
-        )
     if spec.name == ALL:
         return [Spec(registered.cls.name, spec.params) for registered in registry.strategies()]
     if not spec.name.endswith(".py"):

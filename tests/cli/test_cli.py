@@ -162,7 +162,7 @@ def refused(result: Result, *says: str) -> None:
         (["--plugin", "attn_topk:attention=all"], ["attention", "all"]),
         (["--plugin", "attn_topk:keep_rate=0"], ["keep rate", "got 0", "(0, 1]"]),
         (["--plugin", "attn_topk:keep=0.5"], ["did you mean 'keep_rate'"]),
-        (["--plugin", "attn_topk,noise"], ["sparsebench run attn_topk noise"]),
+        (["--plugin", "attn_topk,noise"], ["did you mean 'attn_topk'"]),
         (["--plugin", ""], ["a name is missing"]),
         (["--task", "compsite"], ["unknown task", "did you mean 'composite'"]),
         (["--task", "composite:canva=20"], ["unknown parameter", "did you mean 'canvas'"]),
@@ -225,7 +225,7 @@ def test_a_folder_that_cannot_be_written_leaves_with_2_before_anything_runs(tmp_
     [
         (["leaderboard", "nowhere"], ["no records in nowhere"]),
         (["leaderboard", "nowhere", "--format", "pdf"], ["pdf", "latex", "html"]),
-        (["leaderboard"], ["FOLDER"]),
+        (["leaderboard"], ["no records in sparsebench-out"]),
         (["leaderboard", "nowhere", "--update"], ["sparsebench run STRATEGY --out DIR"]),
         (["lst"], ["Did you mean 'list'"]),
         (["show", "atn_topk"], ["unknown", "did you mean 'attn_topk'"]),
