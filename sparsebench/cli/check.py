@@ -6,8 +6,7 @@ import importlib.util
 import json
 import keyword
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,8 +70,12 @@ def write(name: str, folder: Path, registry: Registry, *, package: bool = False)
     return list(texts)
 
 
-def check_target(target: str, records: Iterable[Record], limit: float) -> Iterator[Report]:
-    """Yield the reports of NAME or FILE.py; without parameters, with each that records have of it, if there are some.
+def reports_of(
+    targets: Sequence[str], records: Sequence[Record], limit: float, left_out: list[str]
+) -> Iterator[Report]:
+    """Yield the reports of each NAME or FILE.py: without parameters, with those that records have of it.
+
+    Without targets those of every strategy of the records; `left_out` gets which cannot be checked, with why.
 
     Raises:
         UserError: there is no such target.
@@ -80,29 +83,23 @@ def check_target(target: str, records: Iterable[Record], limit: float) -> Iterat
     from sparsebench.plugin.content import file_revision
     from sparsebench.testing import process
 
-    revision = file_revision(Path(target)) if target.endswith(".py") else ""
-    parts = {
-        record.label: record.cell.strategy
-        for record in sorted(records, key=lambda record: record.label)
-        if (record.origin.revision == revision if revision else record.cell.strategy.name == target)
-    }
-    for part in parts.values() or (None,):
-        yield from process.check(target, limit, part)
-
-
-def check_all(records: Sequence[Record], limit: float, left_out: list[str]) -> Iterator[Report]:
-    """Yield the reports of every strategy of records, and add to `left_out` those that cannot be checked, with why."""
-    by_time = sorted(records, key=lambda record: record.started)
-    plugins = {record.cell.strategy.name: record.origin.plugin for record in by_time}
-    for name, plugin in sorted(plugins.items()):
+    plugins = {record.cell.strategy.name: record.origin.plugin for record in records}
+    for target in targets or sorted(plugins):
+        revision = file_revision(Path(target)) if target.endswith(".py") else ""
+        parts = {
+            record.label: record.cell.strategy
+            for record in sorted(records, key=lambda record: record.label)
+            if (record.origin.revision == revision if revision else record.cell.strategy.name == target)
+        }
         try:
-            if plugin.startswith("file:"):  # of which the records do not know where it lies
-                path = plugin.removeprefix("file:")
-                step = f"give that too: sparsebench check {path} --results"
-                raise UserError(f"it comes from a file, {path}", next_step=step)
-            yield from check_target(name, records, limit)
+            if not targets and (path := plugins[target]).startswith("file:"):  # the records do not know where it lies
+                raise UserError(f"it comes from a file, {path.removeprefix('file:')}", next_step="give that too")
+            for part in parts.values() or (None,):
+                yield from process.check(target, limit, part)
         except UserError as error:
-            left_out.append(f"{name}: {error}")
+            if targets:
+                raise
+            left_out.append(f"{target}: {error}")
 
 
 @click.command(cls=Guided)
@@ -163,12 +160,11 @@ def check(targets: tuple[str, ...], results: Path | None, as_json: bool, markdow
         raise click.UsageError("name a strategy or a file, or a results folder with --results")
     records: list[Record] = []
     if results is not None:
-        records = list(store.read(results, needed=True).values())
+        records = sorted(store.read(results, needed=True).values(), key=lambda record: record.started)
         store.check_writable(results)
     all_reports: list[Report] = []
     left_out: list[str] = []
-    selection = chain.from_iterable(check_target(target, records, time_limit) for target in targets)
-    for report in selection if targets else check_all(records, time_limit, left_out):
+    for report in reports_of(targets, records, time_limit, left_out):
         all_reports.append(report)
         if results is not None:
             reports.write(report, results)
