@@ -22,6 +22,7 @@ from sparsebench.api import OUT
 from sparsebench.board.tables import WIDTH, Choice
 from sparsebench.plan import request
 from sparsebench.plan.request import OPTIONS, Files, How, Request, option_of
+from sparsebench.plugin.registry import FIRST, Registry
 
 PATH = click.Path(path_type=Path)
 COMMANDS = {
@@ -77,27 +78,22 @@ class Guided(click.Command):
                     formatter.write_dl(part)
 
 
-NAMES = {
-    "plugins": "strategy", "strategies": "strategy", "suite": "suite", "tasks": "task", "task": "task",
-    "model": "model", "observe": "observer",
-}  # fmt: skip
-"""What the parameters of commands name."""
 OBSERVERS = ("mlflow", "tensorboard")
+NAMES: dict[str, Callable[[], Iterable[str]]] = {
+    "plugins": lambda: Registry().entries.keys() - {*FIRST, *OBSERVERS},  # for which no plugin is imported
+    "suite": request.names,
+    "tasks": lambda: [cls.name for cls in Registry().tasks()],
+    "model": lambda: [cls.name for cls in Registry().models()],
+    "observe": lambda: OBSERVERS,
+}
+"""What the options of commands name; arguments that name strategies are completed as plugins are."""
 
 
 def complete(_context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Return the names that a shell offers for what is begun, or files; for strategies no plugin is imported."""
-    from sparsebench.plugin.registry import FIRST, Registry
-
-    names: dict[str, Callable[[], Iterable[str]]] = {
-        "observer": lambda: OBSERVERS,
-        "suite": request.names,
-        "strategy": lambda: Registry().entries.keys() - {*FIRST, *OBSERVERS},
-        "task": lambda: [cls.name for cls in Registry().tasks()],
-        "model": lambda: [cls.name for cls in Registry().models()],
-    }
-    offered = sorted(name for name in names[NAMES[str(parameter.name)]]() if name.startswith(begun))
-    return [CompletionItem(name) for name in offered] or [CompletionItem(begun, type="file")]
+    """Return the names that a shell offers for what is begun, or files."""
+    names = NAMES.get(str(parameter.name), NAMES["plugins"])()
+    offered = [CompletionItem(name) for name in sorted(names) if name.startswith(begun)]
+    return offered or [CompletionItem(begun, type="file")]
 
 
 def table(command: Callable[..., Any]) -> Callable[..., Any]:
