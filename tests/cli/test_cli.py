@@ -14,7 +14,7 @@ import pytest
 import torch
 from click.testing import Result
 from commands import call
-from measured import TINY, TOKENS
+from measured import COMPOSITE, TINY, TOKENS, VIT
 from PIL import Image
 from plugin_files import write_distribution
 from samples import SAMPLES
@@ -26,6 +26,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 
 SHIPPED = {"dense", "random", "attn_topk", "oracle", "anti_oracle", "noise"}
+PLUGINS = [SAMPLES / f"{name}.py" for name in ("good", "raises", "returns")]
 SMALL = ["--suite", TINY, "--n-train", "4", "--seeds", "1"]
 
 
@@ -41,10 +42,9 @@ def board_in(folder: Path) -> dict[str, dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
-    """Return the folder of a run with a good and a broken plugin, and how it ended; do not write to it."""
+    """Return the folder of a run with a good and two broken plugins, and how it ended; do not write to it."""
     out = tmp_path_factory.mktemp("finished")
-    plugins = [x for name in ("good", "raises") for x in ("--plugin", SAMPLES / f"{name}.py")]
-    return out, call("run", *plugins, *SMALL, "--out", out, "--jobs", 0, "--format", "csv")
+    return out, call("run", *PLUGINS, *SMALL, "--out", out, "--jobs", 0, "--format", "csv")
 
 
 def test_what_runs_nothing_imports_no_torch_and_no_dask(finished: tuple[Path, Result], tmp_path: Path) -> None:
@@ -254,10 +254,73 @@ def test_cells_that_failed_leave_1_and_the_reason_and_the_others_are_on_the_boar
     out, done = finished
     says = "raises on composite: 1 cell failed: ValueError: no idea which token matters"
     assert done.exit_code == 1 and says in (out / "leaderboard.md").read_text() and "Traceback" not in done.stderr
+    assert "listed on composite done" not in done.stderr
+    assert "7 failed" in done.stderr and "--rerun failed" in done.stderr
     board = board_in(out)
     assert set(board) == {"dense", "random", "oracle", "anti_oracle", "norm"}
     assert all(row["accuracy"] and row["macs_ratio"] for row in board.values())
     assert board["norm"]["kind"] == "deployable" and board["norm"]["budget"] == "macs 0.5"
+
+
+RETURNS = SAMPLES / "returns.py"
+SAYS = {
+    "listed": "scores must have shape (4, 16), got list; wanted is a tensor, (B, N) (returns.py:",
+    "flat": "scores must have shape (4, 16), got (4,); wanted is a tensor, (B, N) (returns.py:",
+    "strange": "scores must be real numbers, got torch.complex",
+    "misread": "unknown field of the view; got 'token'; allowed: ",
+    "remembers": "'remembers' set self.last: it keeps nothing between calls; use view.memory in a pass (returns.py:",
+    "peeks": "view.relevance was read but not declared: only kind = 'oracle' may declare it (declared: tokens) (ret",
+}
+
+BY_KEYS = """
+import sparsebench
+
+class ByKeys(sparsebench.Strategy):
+    name = "by_keys"
+    needs = frozenset({"keys"})
+
+    def scores(self, view):
+        return view.keys.norm(dim=3).mean(dim=1)
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [ByKeys]
+"""
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_what_is_wrong_is_said_at_once_with_file_and_line(finished: tuple[Path, Result], name: str) -> None:
+    (line,) = [line for line in finished[1].stderr.splitlines() if line.startswith(f"failed: {name} on composite: ")]
+    assert SAYS[name] in line
+    source = RETURNS.read_text().splitlines()
+    number = int(line.partition("(returns.py:")[2].partition(")")[0])
+    begins = next(i for i, text in enumerate(source) if f'name = "{name}"' in text)
+    assert begins < number <= begins + 5
+
+
+def test_a_strategy_that_no_model_here_fits_is_told_what_it_lacks_and_not_to_try_others(tmp_path: Path) -> None:
+    file = tmp_path / "by_keys.py"
+    file.write_text(BY_KEYS)
+    done = call("run", file, "--suite", "quick-scratch", "--task", COMPOSITE, "--model", VIT, "--n-train", 20,
+                "--seeds", 1, "--out", tmp_path / "out", "--jobs", 0)  # fmt: skip
+    assert (
+        done.exit_code == 0 and "unsupported: needs keys, which this model cannot give at the input site" in done.stdout
+    )
+    assert done.stderr.splitlines()[-1] == (
+        "next: give the strategy what the note above says that it lacks, and run the same command"
+    )
+
+
+def test_the_same_command_again_names_what_runs_the_failed_again(finished: tuple[Path, Result], tmp_path: Path) -> None:
+    shutil.copytree(finished[0] / "records", tmp_path / "records")
+    again = call("run", *PLUGINS, *SMALL, "--out", tmp_path, "--jobs", 0)
+    assert "cells are in the store; 7 of them failed, --rerun failed tries them again" in again.stderr
+
+
+def test_a_parameter_without_a_type_is_named_with_what_to_write(tmp_path: Path) -> None:
+    bare = tmp_path / "bare.py"
+    bare.write_text(RETURNS.read_text().replace('    name = "listed"\n', '    name = "listed"\n    power = 2.0\n'))
+    assert "parameter 'power' has no type; write power: float = 2.0" in call("show", bare).stderr
 
 
 def test_the_board_is_printed_and_written_in_every_form(
