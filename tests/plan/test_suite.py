@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -5,14 +6,19 @@ import pytest
 from measured import TINY
 from suite_text import suite_text
 
+from sparsebench.deploy.pictures import Trainer
 from sparsebench.errors import UserError
+from sparsebench.plan import plan as planner
 from sparsebench.plan import request as suites
 from sparsebench.plan.expand import expand, gaps
 from sparsebench.plan.locate import files_from
-from sparsebench.plan.request import Job, Request
+from sparsebench.plan.plan import Plan
+from sparsebench.plan.request import Files, How, Job, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, Part
+from sparsebench.runner import run
 from sparsebench.strategy.budget import Budget
+from sparsebench.tasks.sources import known
 
 BASELINES = {"dense", "random", "oracle", "anti_oracle"}
 SMALL = "composite:epochs=1,test=40,pretrain_epochs=0"
@@ -364,3 +370,32 @@ def test_a_tasks_own_budgets_keep_their_blocks_and_another_model_has_its_own(lab
 def test_what_would_be_changed_or_passed_over_in_silence_is_refused(labels: Any, words: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         labels(words)
+
+
+# ---- official sets that a suite names without a word of the user's
+
+OFFICIAL = suite_text('name = "composite"\nparams = {images = "cifar10", pretrain_epochs = 0}\nn_train = [10]')
+
+
+def planned(suite: str, out: Path, **files: Any) -> Plan:
+    return planner.plan(Request(suite=suite), Files(**files), Registry(), out, "missing")
+
+
+def test_each_kind_is_looked_for_below_the_data_root_before_anything_runs(own: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cifar10 is missing in .*root .*--data-root DIR .* or --download"):
+        planned(own(OFFICIAL), tmp_path, data_root=tmp_path / "root")
+    first = OFFICIAL.replace('images = "cifar10", pretrain_epochs = 0', 'pretrain_images = "cifar100"')
+    with pytest.raises(UserError, match="cifar100 is missing"):
+        planned(own(first), tmp_path)
+    named = planned(own(OFFICIAL), tmp_path, images=("digits",))
+    assert {job.cell.task.params["images"] for job in named.todo} == {"digits"} and named.locations == {}
+
+
+def test_what_is_drawn_needs_its_pictures_though_nothing_is_to_be_trained(
+    own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known, "check", lambda *_, **__: None)
+    done = replace(planned(own(OFFICIAL), tmp_path, data_root=tmp_path), todo=[], locations={})
+    monkeypatch.setattr(run, "plan_of", lambda *_: done)
+    shown = Trainer(Files(data_root=tmp_path), How("cpu"), tmp_path / "out").plan(Request(), Registry())
+    assert shown.todo == [] and shown.locations == {"cifar10": tmp_path}
