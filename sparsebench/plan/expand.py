@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, get_args
@@ -21,7 +21,7 @@ from sparsebench.plan.contenders import (
     testable,
     usual_budgets,
 )
-from sparsebench.plan.locate import LOCATED, files_from, networks_of, pictures_for
+from sparsebench.plan.locate import LOCATED, networks_of, pictures_for
 from sparsebench.plan.request import Files, Job, Request, Suite, SuiteTask, combinations, load, training_entry
 from sparsebench.plugin.registry import Found, Registry
 from sparsebench.records.record import Cell, Part, Precision, Where, digest
@@ -82,16 +82,21 @@ class _Setting:
     keep_weights: bool
 
 
-def _settings(suite: Suite, request: Request, registry: Registry, files: Files) -> Iterator[_Setting]:
-    """Yield every task with its model and strategies: the suite's, or those of the request."""
+def _settings(
+    suite: Suite, request: Request, registry: Registry, files: Files, names: Mapping[str, str] | None = None
+) -> Iterator[_Setting]:
+    """Yield every task with its model and strategies: the suite's, or those of the request.
+
+    `names` are what cells call pictures, by parameter, in place of those that the files come to.
+    """
     plugins = [spec for text in request.plugins for spec in specs_of(text, registry)]  # files may bring tasks
     for entry, asked in _entries(suite, request, registry):
         contenders = tuple(contenders_of(suite, entry, plugins, request, registry))
         trained = training_entry(entry) if entry.network else None
         own_blocks = None if request.model else suite.budget.blocks
-        for params, pictures in product(
-            combinations(entry.params, entry.sweep), pictures_for(registry.task(entry.name), files)
-        ):
+        cls = registry.task(entry.name)
+        found = [{key: names[key] for key in names if key in cls.model_fields}] if names else pictures_for(cls, files)
+        for params, pictures in product(combinations(entry.params, entry.sweep), found):
             base, varied = {} if trained is None else trained.params, params | asked
             task, places = _task(entry.name, base | varied | pictures, registry).located()
             files.places.update(places)
@@ -431,9 +436,9 @@ def gaps(suite: Suite, cells: Collection[Cell], registry: Registry, *, any_budge
     """
     compared = slice(1 if any_budget else 2)
     answered = {_question(cell)[compared] for cell in cells}
-    files = files_from({
+    names = {
         key: str(name) for cell in cells for key in LOCATED if (name := cell.task.params.get(key)) and cell.n_train
-    })  # fmt: skip
+    }
     request, missing = Request(), list[str]()
     for entry in suite.task:
         task = Part(name=entry.name)
@@ -452,7 +457,7 @@ def gaps(suite: Suite, cells: Collection[Cell], registry: Registry, *, any_budge
         if registry.task(entry.name).trains:
             alone = suite.model_copy(update={"task": (entry,)})
             try:
-                cases = [setting.cell for setting in _settings(alone, request, registry, files)]
+                cases = [setting.cell for setting in _settings(alone, request, registry, Files(), names)]
             except UserError as error:  # it needs other pictures than any of the cells have
                 return [str(error)]
         seeds, budgets = range(entry.seeds or suite.seeds), usual_budgets(suite, entry, request)

@@ -176,14 +176,6 @@ def _name_of(files: Files, parameter: str, spec: str, tested: bool = False) -> s
     return files.pictures[parameter, tested, spec]
 
 
-def files_from(pictures: Mapping[str, str]) -> Files:
-    """Return files whose pictures are taken for located, by parameter the names that cells have."""
-    images = tuple(name for parameter, name in pictures.items() if parameter == "images")
-    files = Files(images, pictures.get("backgrounds"), pictures.get("pretrain_images"))
-    files.pictures.update({(key, tested, name): name for key, name in pictures.items() for tested in (False, True)})
-    return files
-
-
 def networks_of(files: Files) -> list[str]:
     """Return the names that cells have for the user's files of trained weights, which are read the first time only.
 

@@ -11,7 +11,6 @@ from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
 from sparsebench.plan import request as suites
 from sparsebench.plan.expand import expand, gaps
-from sparsebench.plan.locate import files_from
 from sparsebench.plan.plan import Plan
 from sparsebench.plan.request import Files, How, Job, Request
 from sparsebench.plugin.registry import Registry
@@ -67,7 +66,7 @@ def test_a_shipped_suite_has_the_baselines_on_and_its_cells_answer_all_that_it_a
     suite, registry = suites.load(name), Registry()
     assert suite.name == name
     taken = any("images" in registry.task(task.name).model_fields for task in suite.task)
-    jobs = expand(Request(suite=name), registry, files_from({"images": "folder-0123"} if taken else {}))
+    jobs = expand(Request(suite=name), registry, Files(("digits",) * taken))
     own = {text.partition(":")[0] for task in suite.task for text in task.strategies or ()}
     assert strategies_of(jobs) == set(suite.baselines) | own
     assert own or suite.keep_weights or set(suite.baselines) >= BASELINES or name == "smoke"
