@@ -239,7 +239,7 @@ def _asked(
     precision: Precision = entry.gpu_precision if request.on_gpu and tests else "float32"
     if request.precision != "auto":
         precision = request.precision
-        if precision != getattr(model, "precision", precision) != "float32":
+        if tests and precision != getattr(model, "precision", precision) != "float32":
             raise UserError(
                 f"model '{model.name}' has a precision", got=f"--precision {precision}", next_step="say one"
             )
@@ -442,18 +442,7 @@ def gaps(suite: Suite, cells: Collection[Cell], registry: Registry, *, any_budge
     request, missing = Request(), list[str]()
     for entry in suite.task:
         task = Part(name=entry.name)
-        cases = [
-            Cell(
-                task=task,
-                model=task,
-                strategy=task,
-                budget=FULL,
-                n_train=0,
-                repetition=0,
-                where=entry.where,
-                track=entry.track,
-            )
-        ]
+        cases = [Cell(task=task, model=task, strategy=task, budget=FULL, n_train=0, repetition=0, where=entry.where)]
         if registry.task(entry.name).trains:
             alone = suite.model_copy(update={"task": (entry,)})
             try:
@@ -462,7 +451,7 @@ def gaps(suite: Suite, cells: Collection[Cell], registry: Registry, *, any_budge
                 return [str(error)]
         seeds, budgets = range(entry.seeds or suite.seeds), usual_budgets(suite, entry, request)
         for cell, n_train, repetition, budget in product(cases, entry.n_train, seeds, budgets):
-            asked = cell.model_copy(update={"n_train": n_train, "repetition": repetition, "budget": budget})
-            if _question(asked)[compared] not in answered:
+            update = {"n_train": n_train, "repetition": repetition, "budget": budget, "track": entry.track}
+            if _question(cell.model_copy(update=update))[compared] not in answered:
                 missing.append(f"{entry.name} with {n_train} samples, repetition {repetition}, {budget.label}")
     return missing
