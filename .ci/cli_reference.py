@@ -28,8 +28,6 @@ def _sections(group: click.Group, words: str) -> Iterator[str]:
         command = group.get_command(context, name)
         assert command is not None
         yield from _section(command, f"{words} {name}")
-        if isinstance(command, click.Group):
-            yield from _sections(command, f"{words} {name}")
 
 
 def _section(command: click.Command, words: str) -> Iterator[str]:

@@ -11,16 +11,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from sparsebench.errors import UserError
 from sparsebench.plan.request import OPTIONS, Files, How, Request, values_of
+from sparsebench.plugin import content
+from sparsebench.plugin.registry import Registry
+from sparsebench.records.record import Record
+from sparsebench.runner.progress import SILENT, Callbacks, Progress, in_a_notebook
+from sparsebench.strategy.base import Strategy
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from sparsebench.board.board import Board
     from sparsebench.deploy.pictures import Pictures
-    from sparsebench.records.record import Record
-    from sparsebench.runner.progress import Callbacks
-    from sparsebench.strategy.base import Strategy
 
 log = logging.getLogger(__name__)
 OUT = "sparsebench-out"
@@ -62,8 +65,6 @@ def _callbacks(
     out: Path, progress: bool | None, on_record: Callable[[Record], None] | None = None
 ) -> AbstractContextManager[Callbacks]:
     """Return the callbacks of a run, which show a bar if that is asked for."""
-    from sparsebench.runner.progress import SILENT, Callbacks, Progress, in_a_notebook
-
     on_record = on_record or SILENT.on_record
     visible = in_a_notebook() if progress is None else progress
     return Progress(out, on_record) if visible else nullcontext(Callbacks(on_record=on_record))
@@ -71,8 +72,6 @@ def _callbacks(
 
 def _folder_of(out: Any) -> Path:
     """Return the run's folder; raise UserError for what names none."""
-    from sparsebench.errors import UserError
-
     if not isinstance(out, str | os.PathLike):
         raise UserError("out", got=repr(out), allowed="the path of a folder")
     return Path(out)
@@ -80,10 +79,6 @@ def _folder_of(out: Any) -> Path:
 
 def _words_of(plugins: Plugins, out: Path) -> tuple[str, ...]:
     """Return strategies as users name them; the sources of classes and instances are written to the run's folder."""
-    from sparsebench.errors import UserError
-    from sparsebench.plugin import content
-    from sparsebench.strategy.base import Strategy
-
     several = plugins if isinstance(plugins, list | tuple | set) else [plugins]
     names = []
     for plugin in several:
@@ -136,10 +131,10 @@ def _signature() -> inspect.Signature:
     bare = inspect.signature(run)
     first = [param for param in bare.parameters.values() if param.name != "options"]
     options = [
-        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.annotation)
         for fields in OPTIONS.values()
-        for field in fields.values()
-        if field.name != "plugins"
+        for name, field in fields.items()
+        if name != "plugins"
     ]
     return bare.replace(parameters=[*first, *options])
 
@@ -154,7 +149,6 @@ def execute(request: Request, files: Files, how: How, out: Path, callbacks: Call
         The board of all cells of the request that the folder has, and the records of those that this run was to have,
         as the board has them: all of them, or of a shard.
     """
-    from sparsebench.plugin.registry import Registry
     from sparsebench.runner import run as runs
 
     runs.begin(how, out)  # the board is imported while workers load
@@ -207,7 +201,6 @@ def leaderboard(records: pd.DataFrame | str | os.PathLike[str], by: str | None =
 
     from sparsebench.board.columns import frame
     from sparsebench.board.judge import judge
-    from sparsebench.errors import UserError
 
     if isinstance(records, str | os.PathLike):
         records = load_records(records)

@@ -132,14 +132,23 @@ class Mine(Strategy):
         return self.sign * length(view.tokens)
 
 
-def test_classes_and_instances_run_and_their_records_name_their_source(tmp_path: Path) -> None:
+def test_classes_and_instances_run_and_are_told_by_their_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def records() -> dict[str, Record]:
+        return {one.label: one for one in store.read(tmp_path).values() if one.cell.strategy.name == "mine"}
+
     table = sparsebench.run([Mine, Mine(sign=-1)], out=tmp_path, jobs=0, **OPTIONS)
-    assert {"mine", "mine(sign=-1)"} <= set(table["strategy"])
-    source = tmp_path / "plugins" / "mine.py"
-    records = [one for one in store.read(tmp_path).values() if one.cell.strategy.name == "mine"]
-    assert len(records) == 2 and all(one.origin.plugin == "file:mine.py" and one.status == "ok" for one in records)
+    first, source = records(), tmp_path / "plugins" / "mine.py"
+    assert set(first) == {"mine", "mine(sign=-1)"} <= set(table["strategy"])
+    assert all(one.origin.plugin == "file:mine.py" and one.status == "ok" for one in first.values())
     assert "class Mine(Strategy)" in source.read_text() and "def length" in source.read_text()
-    assert {one.origin.revision for one in records} == {file_revision(source)}
+    assert {one.origin.revision for one in first.values()} == {file_revision(source)}
+    sparsebench.run(Mine, out=tmp_path, jobs=0, **OPTIONS)
+    assert records() == first
+    monkeypatch.setattr(sys.modules[__name__], "POWER", 3.0)
+    sparsebench.run(Mine, out=tmp_path, jobs=0, **OPTIONS)
+    again = records()
+    assert again.pop("mine").origin.revision == file_revision(source) != first.pop("mine").origin.revision
+    assert again == first
 
 
 def test_what_a_file_cannot_hold_is_refused(tmp_path: Path) -> None:
@@ -179,7 +188,7 @@ def test_a_script_runs_on_two_workers_and_goes_on_after_it_was_killed(tmp_path: 
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [({"seeds": "three"}, "seeds: .* integer.*; got 'three'"), ({"keep": "half"}, "keep: .*; got 'half'"),
-     ({"n_train": [1.5]}, "n_train: .*; got .1.5"), ({"suite": 3}, "suite: .* string; got 3"),
+     ({"n_train": [1.5]}, "n-train: .*; got 1.5"), ({"suite": 3}, "suite: .* string; got 3"),
      ({"jobs": 1.5}, "jobs: .*; got 1.5"), ({"download": "maybe"}, "download: .*; got 'maybe'"),
      ({"checkpoint": float("nan")}, "--checkpoint; got .*0 or more"),
      ({"rerun": "never"}, "rerun: .*'missing'.*; got 'never'"), ({"plugins": 7}, "plugins; got 7"),

@@ -6,8 +6,7 @@ import importlib.util
 import json
 import keyword
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,11 +15,13 @@ import click
 from sparsebench import __version__
 from sparsebench.cli.terminal import PATH, Guided
 from sparsebench.errors import UserError
+from sparsebench.files import write_whole
 from sparsebench.plugin.hooks import PROJECT
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.record import Record
 
 if TYPE_CHECKING:
-    from sparsebench.plugin.registry import Registry
-    from sparsebench.records.record import Record
     from sparsebench.testing.reports import Report
 
 FILES = {"strategy.py.jinja": "{name}.py", "test.py.jinja": "test_{name}.py"}
@@ -47,10 +48,9 @@ def write(name: str, folder: Path, registry: Registry, *, package: bool = False)
     for path in (folder / name, *places.values()) if package else places.values():
         if path.exists():
             raise UserError(f"{path} is there already", next_step="choose another name, or --dir")
-    if name in {*registry.entries, *(registered.cls.name for registered in registry.strategies())}:
-        raise UserError(f"there is a strategy '{name}' already", next_step="choose another name")
-    if importlib.util.find_spec(name) is not None:
-        raise UserError(f"there is a Python module '{name}' already", next_step="choose another name")
+    names = {*registry.entries, *(registered.cls.name for registered in registry.strategies())}
+    if name in names or importlib.util.find_spec(name) is not None:
+        raise UserError(f"there is a strategy or a Python module '{name}' already", next_step="choose another name")
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     templates = Environment(
@@ -65,17 +65,17 @@ def write(name: str, folder: Path, registry: Registry, *, package: bool = False)
         "requirement": f"{PROJECT}>={__version__}",
     }
     texts = {path: templates.get_template(template).render(words) for template, path in places.items()}
-    try:
-        for path, text in texts.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    for path, text in texts.items():
+        write_whole(path, text.encode())
     return list(texts)
 
 
-def check_target(target: str, records: Iterable[Record], limit: float) -> Iterator[Report]:
-    """Yield the reports of NAME or FILE.py; without parameters, with each that records have of it, if there are some.
+def reports_of(
+    targets: Sequence[str], records: Sequence[Record], limit: float, left_out: list[str]
+) -> Iterator[Report]:
+    """Yield the reports of each NAME or FILE.py: without parameters, with those that records have of it.
+
+    Without targets those of every strategy of the records; `left_out` gets which cannot be checked, with why.
 
     Raises:
         UserError: there is no such target.
@@ -83,29 +83,23 @@ def check_target(target: str, records: Iterable[Record], limit: float) -> Iterat
     from sparsebench.plugin.content import file_revision
     from sparsebench.testing import process
 
-    revision = file_revision(Path(target)) if target.endswith(".py") else ""
-    parts = {
-        record.label: record.cell.strategy
-        for record in sorted(records, key=lambda record: record.label)
-        if (record.origin.revision == revision if revision else record.cell.strategy.name == target)
-    }
-    for part in parts.values() or (None,):
-        yield from process.check(target, limit, part)
-
-
-def check_all(records: Sequence[Record], limit: float, left_out: list[str]) -> Iterator[Report]:
-    """Yield the reports of every strategy of records, and add to `left_out` those that cannot be checked, with why."""
-    by_time = sorted(records, key=lambda record: record.started)
-    plugins = {record.cell.strategy.name: record.origin.plugin for record in by_time}
-    for name, plugin in sorted(plugins.items()):
+    plugins = {record.cell.strategy.name: record.origin.plugin for record in records}
+    for target in targets or sorted(plugins):
+        revision = file_revision(Path(target)) if target.endswith(".py") else ""
+        parts = {
+            record.label: record.cell.strategy
+            for record in sorted(records, key=lambda record: record.label)
+            if (record.origin.revision == revision if revision else record.cell.strategy.name == target)
+        }
         try:
-            if plugin.startswith("file:"):  # of which the records do not know where it lies
-                path = plugin.removeprefix("file:")
-                step = f"give that too: sparsebench check {path} --results"
-                raise UserError(f"it comes from a file, {path}", next_step=step)
-            yield from check_target(name, records, limit)
+            if not targets and (path := plugins[target]).startswith("file:"):  # the records do not know where it lies
+                raise UserError(f"it comes from a file, {path.removeprefix('file:')}", next_step="give that too")
+            for part in parts.values() or (None,):
+                yield from process.check(target, limit, part)
         except UserError as error:
-            left_out.append(f"{name}: {error}")
+            if targets:
+                raise
+            left_out.append(f"{target}: {error}")
 
 
 @click.command(cls=Guided)
@@ -124,8 +118,6 @@ def new(name: str, package: bool, folder: Path) -> None:
 
     The files are NAME.py and its test; both run without changes. Existing files are not overwritten.
     """
-    from sparsebench.plugin.registry import Registry
-
     files = write(name, folder, Registry(), package=package)
     for path in files:
         click.echo(f"written: {path}")
@@ -162,19 +154,17 @@ def check(targets: tuple[str, ...], results: Path | None, as_json: bool, markdow
     changes. The exit code is then also 1 if a strategy of the folder could not be checked.
     """
     from sparsebench.api import refresh
-    from sparsebench.records import store
     from sparsebench.testing import reports
 
     if not targets and results is None:
         raise click.UsageError("name a strategy or a file, or a results folder with --results")
     records: list[Record] = []
     if results is not None:
-        records = list(store.read(results, needed=True).values())
+        records = sorted(store.read(results, needed=True).values(), key=lambda record: record.started)
         store.check_writable(results)
     all_reports: list[Report] = []
     left_out: list[str] = []
-    selection = chain.from_iterable(check_target(target, records, time_limit) for target in targets)
-    for report in selection if targets else check_all(records, time_limit, left_out):
+    for report in reports_of(targets, records, time_limit, left_out):
         all_reports.append(report)
         if results is not None:
             reports.write(report, results)

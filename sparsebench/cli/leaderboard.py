@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from sparsebench.board.tables import FORMATS, Choice, Report, Table
+from sparsebench.board.tables import FORMATS, Choice
 from sparsebench.cli.terminal import PATH, Guided, folder_argument, notes, output, table, write
 from sparsebench.errors import UserError
-
-if TYPE_CHECKING:
-    from sparsebench.board.judge import Ranking
+from sparsebench.files import write_whole
+from sparsebench.stats import style
 
 HTML, BIBTEX = "html", "bibtex"
 SHOWN = 5
@@ -92,8 +89,6 @@ def leaderboard(
     The board depends only on the records. html is one offline page with all tables and charts; bibtex has the
     citations of the board's strategies. --check exits with 1 if files differ or if a record contradicts itself.
     """
-    from sparsebench.files import write_whole
-
     chosen = {"--of": quantity, "--strategies": strategies, "--width": columns_of_paper}
     if picture is None and (extra := [name for name, value in chosen.items() if value is not None]):
         raise UserError(f"{extra[0]} is of a picture", next_step="give --picture FILE.png too")
@@ -125,8 +120,6 @@ def leaderboard(
 def _draw(folder: Path, file: Path, quantity: str, strategies: str, width: str) -> None:
     from sparsebench.board.board import gather
     from sparsebench.board.picture import draw
-    from sparsebench.files import write_whole
-    from sparsebench.stats import style
 
     form = style.form_of("--picture", file)
     names = [name for part in strategies.split(",") if (name := part.strip())]
@@ -185,16 +178,12 @@ def _text(
     if form == BIBTEX:
         return "\n\n".join([*bibtex(folder, records), ""])
     result = judge(records, "task" if view == "shifts" else by)
-    if view == "shifts":
-        return render(views.shifts(result.rankings), form, choice)
     if view == "paper":
         from sparsebench.paper.claims import add_published
 
-        paper = views.paper(result.rankings, speed)
-        return render(add_published(paper, result.rankings), form, choice)
+        return render(add_published(views.paper(result.rankings, speed), result.rankings), form, choice)
     if view != "board":
-        look: Callable[[Sequence[Ranking]], Report | Table] = getattr(views, view)
-        return render(look(result.rankings), form, choice)
+        return render(getattr(views, view)(result.rankings), form, choice)
     notes: list[str] = []
     if form in ("csv", "json"):  # which hold a table and nothing else
         for line in (*unranked(result.settings, folder), *machines(records)):

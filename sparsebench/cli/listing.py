@@ -6,18 +6,21 @@ import inspect
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from tabulate import tabulate
 
 from sparsebench.board.columns import Column
 from sparsebench.board.tables import WIDTH, fit
 from sparsebench.cli.terminal import PATH, Guided, width, write
 from sparsebench.errors import UserError, unknown
+from sparsebench.files import cache_folder
 from sparsebench.plan import request as suites
-
-if TYPE_CHECKING:
-    from sparsebench.plugin.registry import Registry
+from sparsebench.plan.contenders import BUDGET_KEYS
+from sparsebench.plugin.registry import Registry
+from sparsebench.records.record import digest
+from sparsebench.tasks.sources import cache
 
 _KEYS = ("name", "kind", "site", "needs", "trained", "exports", "from", "what", "citation")
 WHAT = ("plugins", "tasks", "models", "suites", "observers")
@@ -40,10 +43,6 @@ def first_line(thing: Any) -> str:
 )
 def list_(what: str, as_json: bool, bibtex: bool, published: bool, wide: bool) -> None:
     """List strategies, tasks, models, suites or observers."""
-    from tabulate import tabulate
-
-    from sparsebench.plugin.registry import Registry
-
     if bibtex:
         if what != "plugins" or as_json:
             raise UserError("--bibtex lists what strategies cite", allowed="sparsebench list plugins --bibtex")
@@ -110,43 +109,32 @@ def show(name: str, bibtex: bool) -> None:
 
     NAME may also be a FILE.py, for the strategies in it.
     """
-    from sparsebench.plugin.registry import Registry
-
-    registry = Registry()
-    if name.endswith(".py"):
-        for strategy in registry.load_file(Path(name)):
-            _class("strategy", registry.strategy(strategy).cls, bibtex)
-        return
-    classes: dict[str, Iterable[Any]] = {
-        "strategy": (entry.cls for entry in registry.strategies()),
-        "task": registry.tasks(),
-        "model": registry.models(),
-        "observer": registry.observers(),
-    }
-    catalogue = {cls.name: (kind, cls) for kind, several in classes.items() for cls in several}
+    registry, own = Registry(), name.endswith(".py")
+    strategies = (
+        [registry.strategy(found) for found in registry.load_file(Path(name))] if own else registry.strategies()
+    )
+    classes = {"strategy": [entry.cls for entry in strategies], "task": registry.tasks(), "model": registry.models(),
+               "observer": registry.observers()}  # fmt: skip
+    catalogue = [(kind, cls) for kind, several in classes.items() for cls in several]
+    shown = [(kind, cls) for kind, cls in catalogue if (kind == "strategy" if own else cls.name == name)]
+    names = {*suites.names(), *(cls.name for _, cls in catalogue)}
     if name in registry.broken:
         raise UserError(f"plugin '{name}' does not load: {registry.broken[name]}")
-    if name in catalogue:
-        _class(*catalogue[name], bibtex)
-    elif bibtex and name in suites.names():
-        raise UserError("only strategies have a BibTeX entry", got=f"suite '{name}'")
-    elif name in suites.names():
-        write(suites.text(name))
-    else:
+    if not shown and name not in names:
         bare = name.partition(":")[0]
-        names = {*catalogue, *suites.names()}
         raise unknown("strategy, task, model, observer or suite", name, names, meant=bare if bare in names else None)
+    if not bibtex:
+        write("\n".join(_about(kind, cls) for kind, cls in shown) or suites.text(name))
+    elif entries := [cls.bibtex for kind, cls in shown if kind == "strategy" and cls.bibtex]:
+        click.echo("\n".join(entries))
+    else:
+        raise UserError(f"'{name}' has no BibTeX entry", next_step="sparsebench list --bibtex")
 
 
-def _class(category: str, cls: Any, bibtex: bool) -> None:
-    """Print what a class is, or its BibTeX entry alone."""
+def _about(category: str, cls: Any) -> str:
+    """Return what a class is."""
     from sparsebench.strategy.plans import DOES
 
-    if bibtex:
-        if not (entry := getattr(cls, "bibtex", "")):
-            raise UserError(f"{category} '{cls.name}' has no BibTeX entry", next_step="sparsebench list --bibtex")
-        click.echo(entry)
-        return
     lines = [f"{category} {cls.name}", ""]
     if category == "strategy":
         differs = cls.differs or ("nothing known" if cls.citation or cls.published else "none is published")
@@ -166,13 +154,12 @@ def _class(category: str, cls: Any, bibtex: bool) -> None:
         lines.append(f"  {key} = {default}  ({kind.replace('typing.', '')}){about}")
         if key == "disposal":
             lines += [f"    {disposal}: {DOES[disposal]}" for disposal in cls.allowed_disposals()]
-    write("".join(f"{line}\n" for line in lines))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _traits(cls: Any) -> list[str]:
     """Return the lines that say where a strategy acts, and what it needs."""
     from sparsebench.deploy.export import export_obstacle, exportable
-    from sparsebench.plan.contenders import BUDGET_KEYS
 
     trained = "yes" if cls.trained else "no"
     if cls.fits():
@@ -199,16 +186,8 @@ def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> Non
     For missing data sets, the command says where to get them and where to put them. The names of data sets are values
     for `--images`, `--backgrounds` and `--task` of sparsebench run. `run --download` downloads some of them.
     """
-    from tabulate import tabulate
-
-    from sparsebench.files import cache_folder
-    from sparsebench.tasks.sources import cache
-
     if clear_cache:
-        try:
-            files, size = cache.clear()
-        except OSError as error:
-            raise UserError(f"the cache cannot be emptied: {error}") from error
+        files, size = cache.clear()
         click.echo(f"removed: {files} files, {size / 1e6:.1f} MB", err=True)
     sets = _sets(data_root, verify)
     files, size = cache.size()
@@ -250,9 +229,7 @@ def _sets(root: Path, verify: bool) -> list[dict[str, Any]]:
 def env() -> None:
     """Show the machine and the libraries, as stored with records."""
     import torch
-    from tabulate import tabulate
 
-    from sparsebench.records.record import digest
     from sparsebench.runner.devices import environment
 
     machine, gpus = environment(), map(torch.cuda.get_device_name, range(torch.cuda.device_count()))

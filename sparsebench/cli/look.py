@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from tabulate import tabulate
 
+from sparsebench.cli.run import asked, forecast
 from sparsebench.cli.terminal import PATH, PLACE, REQUEST, RUN, SETTING, Guided, Numbers, options
 from sparsebench.errors import UserError
-from sparsebench.plan.request import values_of
+from sparsebench.files import write_whole
+from sparsebench.plugin.registry import Registry
 from sparsebench.runner.progress import Progress
+from sparsebench.stats import style
 
 if TYPE_CHECKING:
     from sparsebench.deploy.speed import Row
@@ -39,22 +42,16 @@ def show_tokens(
     pictures are the first of each class, or of each group if the task has groups. The exit code is 0 for success, 1 if
     a strategy has no result, 2 if the command is wrong.
     """
-    from sparsebench.stats import style
-
     file = file or out / "tokens.png"
     form = style.form_of("--file", file)
     from sparsebench.deploy.pictures import Trainer, figure, show
-    from sparsebench.files import write_whole
-    from sparsebench.plugin.registry import Registry
 
-    request, files, how = values_of(values | {"tasks": task, "seeds": 1})
-    if dry_run:
-        from sparsebench.cli.run import forecast
-
-        forecast(Trainer(replace(files, download=False), how, out).plan(request, Registry(), pictures=True))
-        return
+    request, files, how = asked(values | {"tasks": task, "seeds": 1}, dry_run)
     with Progress(out) as progress:
         trainer = Trainer(files, how, out, progress)
+        if dry_run:
+            forecast(trainer.plan(request, Registry(), pictures=True))
+            return
         pictures = show(request, trainer, samples)
     write_whole(file, style.content(figure(pictures), form))
     lost = [row for row in pictures.shown if row.why]
@@ -109,23 +106,17 @@ def compare(
     In a group of merged patches the first counts as kept. A fused or mixed token counts for no patch. Random numbers of
     the two strategies are independent. The exit code is 0, or 2 if the command is wrong or a strategy fails.
     """
-    from sparsebench.stats import style
-
     form = style.form_of("--picture", picture) if picture is not None else ""
     from sparsebench.deploy import compare as comparing
     from sparsebench.deploy.pictures import Trainer
-    from sparsebench.files import write_whole
 
-    request, files, how = values_of(values | {"tasks": task, "seeds": 1})
+    request, files, how = asked(values | {"tasks": task, "seeds": 1}, dry_run)
     drawn = samples if picture else 0
-    if dry_run:
-        from sparsebench.cli.run import forecast
-
-        trainer = Trainer(replace(files, download=False), how, out)
-        forecast(comparing.plan_of((a, b), request, trainer, drawn))
-        return
     with Progress(out) as progress:
         trainer = Trainer(files, how, out, progress)
+        if dry_run:
+            forecast(comparing.plan_of((a, b), request, trainer, drawn))
+            return
         comparison = comparing.compare((a, b), request, trainer, drawn)
     if picture is not None:
         write_whole(picture, style.content(comparing.figure(comparison), form))
@@ -170,11 +161,9 @@ def speed(
     The folder --out must be new or empty. It gets speed.jsonl, timm.csv with the columns of timm's own tables, and
     speed.png. `sparsebench leaderboard --view paper --speed FOLDER` puts the times into the table of a paper.
     """
-    from tabulate import tabulate
 
     from sparsebench.deploy.apply import timm_model
     from sparsebench.deploy.speed import MODES, draw, lines, measure, timm_csv
-    from sparsebench.files import write_whole
     from sparsebench.runner.devices import first_of, resolve_device
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from sparsebench.api import OUT
 from sparsebench.board.tables import cell
-from sparsebench.cli.terminal import PATH, PICTURES, Guided, folder_argument, folder_or_last, options
+from sparsebench.cli.terminal import PATH, PICTURES, Guided, folder_argument, options
 from sparsebench.errors import UserError, plain
+from sparsebench.files import whole_file
 from sparsebench.plan.request import Files
 from sparsebench.publish import MANIFEST
+from sparsebench.records import store, table
+from sparsebench.records.record import canonical
 from sparsebench.runner.progress import Progress
 
 if TYPE_CHECKING:
@@ -39,6 +43,7 @@ SHOWN = 5
 @options("device")
 @click.option("--yes", is_flag=True, help="Run the code of the submission without asking.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects, one per submission.")
+@options("weights", "weights_key", "networks", *PICTURES)
 def verify(
     path: Path, replay: str | None, replay_seed: int | None, device: str, yes: bool, as_json: bool,
     **files: Any,
@@ -126,9 +131,6 @@ def _lines(verdict: Verdict) -> str:
     return "\n  ".join([*lines, *verdict.why, *verdict.notes])
 
 
-options("weights", "weights_key", "networks", *PICTURES)(verify)
-
-
 @click.command(cls=Guided)
 @folder_argument
 @click.option("--strategy", metavar="NAME", help="Strategy to submit, if FOLDER has several deployable strategies.")
@@ -164,7 +166,6 @@ def merge(folders: tuple[Path, ...], out: Path) -> None:
     1 if a record contradicts itself, see sparsebench verify.
     """
     from sparsebench.publish.submission import contradictions
-    from sparsebench.records import store
 
     click.echo(f"written: {out}, {store.merge(folders, out)} records", err=True)
     wrong = list(islice(contradictions(out), SHOWN))
@@ -174,7 +175,7 @@ def merge(folders: tuple[Path, ...], out: Path) -> None:
 
 
 @click.command(cls=Guided)
-@click.argument("what", metavar="[FOLDER|MODEL]", required=False)
+@click.argument("what", metavar=f"[FOLDER={OUT}|MODEL]", required=False)
 @click.option("--format", "form", type=click.Choice(["csv", "jsonl", "parquet"]), default="csv", show_default=True)
 @click.option("-o", "--out", metavar="FILE", type=PATH, help="File to write. [standard output]")
 @click.option("--plugin", metavar="NAME[:PARAM=V]", help="Export MODEL with this strategy, instead of records.")
@@ -205,7 +206,7 @@ def export(
             sparse.export(out, batch)
             click.echo(f"written: {out}, {sparse.spec}, {sparse.macs_ratio:.3f} of the MACs of {what}")
         return
-    folder = folder_or_last(what)
+    folder = Path(OUT if what is None else what)
     if out is None:
         if form == "parquet":
             raise UserError("parquet is not for standard output", next_step="give -o FILE")
@@ -213,7 +214,6 @@ def export(
         return
     if out.exists():
         raise UserError(f"{out} is there and is not written over", next_step="give another -o")
-    from sparsebench.files import whole_file
 
     with whole_file(out) as file:
         _write_records(folder, form, file)
@@ -223,8 +223,6 @@ def _write_records(folder: Path, form: str, file: BinaryIO) -> None:
     """Write the records of a run's folder that count: csv has no outcomes and no JSON, and what checks found."""
     import pyarrow.parquet as pq
 
-    from sparsebench.records import store, table
-    from sparsebench.records.record import canonical
     from sparsebench.testing import reports
 
     rows = table.in_order(store.rows(folder)).sort_by("cell_id")

@@ -5,25 +5,25 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from tabulate import tabulate
 
 from sparsebench.board.tables import FORMATS, Choice
 from sparsebench.cli.terminal import PLACE, REQUEST, Guided, complete, folder_argument, notes, options, table, write
 from sparsebench.errors import UserError, plain
-from sparsebench.plan.request import values_of
+from sparsebench.files import cache_folder
+from sparsebench.plan.request import Files, How, Job, Request, values_of
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.record import ANSWERS, Record
 from sparsebench.runner.progress import Progress, Underway, clock, remedy, time_of, underway
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sparsebench.plan.plan import Expected, Plan
-    from sparsebench.plan.request import Job
-    from sparsebench.records.record import Record
 
 ALSO = {"strategy": "plugin"}
 """Other names of options."""
@@ -55,13 +55,11 @@ def run(
     success, 1 if cells failed or pictures cannot be read, 2 if the command is wrong.
     """
     from sparsebench.api import execute
-    from sparsebench.plugin.registry import Registry
-    from sparsebench.records.record import ANSWERS
     from sparsebench.runner.run import plan_of
 
-    request, files, how = values_of(values | {"plugins": (*strategies, *values["plugins"])})
+    request, files, how = asked(values | {"plugins": (*strategies, *values["plugins"])}, dry_run)
     if dry_run:
-        forecast(plan_of(request, replace(files, download=False), how, Registry(), out), how.device)
+        forecast(plan_of(request, files, how, Registry(), out), how.device)
         return
     with Progress(out) as progress:
         board, finished = execute(request, files, how, out, progress)
@@ -90,17 +88,19 @@ def run(
     sys.exit(int(bool(len(lost))))
 
 
+def asked(values: Mapping[str, Any], dry_run: bool) -> tuple[Request, Files, How]:
+    """Return what a command is asked for, see `values_of`; a dry run downloads nothing."""
+    return values_of({**values, "download": bool(values.get("download")) and not dry_run})
+
+
 def forecast(plan: Plan, device: str = "auto") -> None:
     """Print the cells to run by task and strategy, what is expected of them, what is to be decoded before, and how
     class folders are numbered.
 
     Where trained weights are tested and no test is done yet, their networks are timed on the device.
     """
-    from tabulate import tabulate
 
-    from sparsebench.files import cache_folder
     from sparsebench.plan.locate import file_names, pictures_of
-    from sparsebench.plugin.registry import Registry
     from sparsebench.tasks.sources.labels import numbering
 
     todo, registry = plan.todo, Registry()
@@ -117,10 +117,9 @@ def forecast(plan: Plan, device: str = "auto") -> None:
         groups[job.cell.task.name, job.label].append(job)
     rows = [
         {"task": task, "strategy": label, "cells": len(jobs), **_totals(jobs, expected, bytes_)}
-        for (task, label), jobs in sorted(groups.items())
+        for (task, label), jobs in [*sorted(groups.items()), (("all", ""), todo)]
     ]
-    total = [{"task": "all", "strategy": "", "cells": len(todo), **_totals(todo, expected, bytes_)}]
-    table = tabulate(rows + total, headers="keys", tablefmt="simple", disable_numparse=True)
+    table = tabulate(rows, headers="keys", tablefmt="simple", disable_numparse=True)
     lines = {(job.cell.task.name, line) for job in plan.jobs if (line := numbering(job.cell.task.params))}
     orders = "".join(f"\n{task}: class folders are numbered {line}" for task, line in sorted(lines))
     pictures = pictures_of(todo, registry, plan.locations)
@@ -153,10 +152,6 @@ def status(folder: Path) -> None:
 
     The table has the numbers of cells done, failed, running and left for each strategy. The time left is estimated.
     """
-    from tabulate import tabulate
-
-    from sparsebench.records import store
-
     records, runs = list(store.read(folder).values()), underway(folder).values()
     if not records and not runs:
         raise UserError(f"no records in {folder}, and no run under way")
@@ -175,8 +170,6 @@ def status(folder: Path) -> None:
 
 def _counts(records: Iterable[Record], runs: Iterable[Underway]) -> list[dict[str, str | int]]:
     """Return a row a strategy."""
-    from sparsebench.records.record import ANSWERS
-
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for record in records:
         good = record.status in ANSWERS

@@ -1,4 +1,4 @@
-"""What commands share: help in groups, names that a shell completes, tables that fit the terminal, the last run,
+"""What commands share: help in groups, names that a shell completes, tables that fit the terminal,
 what the system refuses, and options that are made from the fields of a run's request.
 """
 
@@ -10,18 +10,19 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable
-from dataclasses import Field
 from functools import wraps
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
 from click.shell_completion import CompletionItem
+from pydantic.fields import FieldInfo
 
 from sparsebench.api import OUT
 from sparsebench.board.tables import WIDTH, Choice
-from sparsebench.errors import UserError
-from sparsebench.plan.request import OPTIONS, Files, How, Request
+from sparsebench.plan import request
+from sparsebench.plan.request import OPTIONS, Files, How, Request, option_of
+from sparsebench.plugin.registry import FIRST, Registry
 
 PATH = click.Path(path_type=Path)
 COMMANDS = {
@@ -77,28 +78,22 @@ class Guided(click.Command):
                     formatter.write_dl(part)
 
 
-NAMES = {
-    "plugins": "strategy", "strategies": "strategy", "suite": "suite", "tasks": "task", "task": "task",
-    "model": "model", "observe": "observer",
-}  # fmt: skip
-"""What the parameters of commands name."""
 OBSERVERS = ("mlflow", "tensorboard")
+NAMES: dict[str, Callable[[], Iterable[str]]] = {
+    "plugins": lambda: Registry().entries.keys() - {*FIRST, *OBSERVERS},  # for which no plugin is imported
+    "suite": request.names,
+    "tasks": lambda: [cls.name for cls in Registry().tasks()],
+    "model": lambda: [cls.name for cls in Registry().models()],
+    "observe": lambda: OBSERVERS,
+}
+"""What the options of commands name; arguments that name strategies are completed as plugins are."""
 
 
 def complete(_context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Return the names that a shell offers for what is begun, or files; for strategies no plugin is imported."""
-    from sparsebench.plan import request
-    from sparsebench.plugin.registry import FIRST, Registry
-
-    names: dict[str, Callable[[], Iterable[str]]] = {
-        "observer": lambda: OBSERVERS,
-        "suite": request.names,
-        "strategy": lambda: Registry().entries.keys() - {*FIRST, *OBSERVERS},
-        "task": lambda: [cls.name for cls in Registry().tasks()],
-        "model": lambda: [cls.name for cls in Registry().models()],
-    }
-    offered = sorted(name for name in names[NAMES[str(parameter.name)]]() if name.startswith(begun))
-    return [CompletionItem(name) for name in offered] or [CompletionItem(begun, type="file")]
+    """Return the names that a shell offers for what is begun, or files."""
+    names = NAMES.get(str(parameter.name), NAMES["plugins"])()
+    offered = [CompletionItem(name) for name in sorted(names) if name.startswith(begun)]
+    return offered or [CompletionItem(begun, type="file")]
 
 
 def table(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -140,30 +135,8 @@ def write(text: str, form: str = "table") -> None:
         click.echo(line, nl=False)
 
 
-def folder_or_last(place: Path | str | None) -> Path:
-    """Return the folder that is given, or else that run's folder here whose records were written last, and say so.
-
-    Raises:
-        UserError: there is none.
-    """
-    if place is not None:
-        return Path(place)
-    records = sorted((*Path().glob("*/records/*.jsonl"), *Path().glob("*/records/*.parquet")))
-    if not records:
-        raise UserError("FOLDER is missing, and no run has written one here", next_step="name it, or sparsebench run")
-    folder = max(records, key=lambda path: path.stat().st_mtime).parents[1]
-    click.echo(f"folder: {folder}", err=True)
-    return folder
-
-
-folder_argument: Callable[[Any], Any] = click.argument(
-    "folder",
-    metavar="[FOLDER]",
-    type=PATH,
-    required=False,
-    callback=lambda _context, _parameter, path: folder_or_last(path),
-)
-"""Gives a command the argument `folder`."""
+folder_argument: Callable[[Any], Any] = click.argument("folder", metavar=f"[FOLDER={OUT}]", type=PATH, default=OUT)
+"""Gives a command the folder of a run."""
 
 
 def refusal(error: BaseException) -> str | None:
@@ -202,45 +175,45 @@ class Numbers(click.ParamType):
             self.fail(f"got '{value}', allowed: numbers with commas between", param, ctx)
 
 
-def _kind_of(field: Field[Any]) -> dict[str, Any]:
-    """Return how click reads a field's value."""
-    types = get_args(field.type) or (field.type,)
-    if field.type is bool:
+KINDS: dict[type, Any] = {Path: PATH, str: str, int: int, float: float}
+"""How click reads one value, by its type; of a field that has several types, the first of them here counts."""
+
+
+def _kind_of(field: FieldInfo) -> dict[str, Any]:
+    """Return how click reads a field's value; what else it must be the field says."""
+    types = get_args(field.annotation) or (field.annotation,)
+    if field.annotation is bool:
         return {"is_flag": True}
-    if get_origin(field.type) is tuple:
-        if Path in types:
-            return {"multiple": True, "type": PATH}
-        return {"multiple": True} if str in types else {"type": Numbers(types[0]), "default": ()}
-    if get_origin(field.type) is Literal:
+    if get_origin(field.annotation) is Literal:
         return {"type": click.Choice(types)}
-    if "least" in field.metadata:
-        return {"type": (click.FloatRange if float in types else click.IntRange)(min=field.metadata["least"])}
-    return {"type": PATH if Path in types else int if int in types else str}
+    kind = next((kind for type_, kind in KINDS.items() if type_ in types), int)
+    if get_origin(field.annotation) is not tuple:
+        return {"type": kind}
+    return {"multiple": True, "type": kind} if kind in (PATH, str) else {"type": Numbers(kind), "default": ()}
 
 
-def _option(field: Field[Any]) -> Callable[[Any], Any]:
+def _option(name: str, field: FieldInfo) -> Callable[[Any], Any]:
     """Return what gives a command the option of a field."""
-    name = field.metadata.get("name", field.name.replace("_", "-"))
-    more = _kind_of(field) | {key: field.metadata[key] for key in ("help", "metavar") if key in field.metadata}
+    more = _kind_of(field) | {"help": field.description, "metavar": field.title}
     if field.default not in (None, False, ()):
         more |= {"default": field.default, "show_default": True}
-    if field.name in NAMES:
+    if name in NAMES:
         more["shell_complete"] = complete
-    return click.option(f"--{name}", field.name, **more)
+    return click.option(option_of(name), name, **more)
 
 
-_OPTIONS = {name: _option(field) for fields in OPTIONS.values() for name, field in fields.items()} | {
+_OPTIONS = {name: _option(name, field) for fields in OPTIONS.values() for name, field in fields.items()} | {
     "out": click.option("--out", default=OUT, show_default=True, type=PATH, help="The run's folder."),
     "dry_run": click.option("--dry-run", is_flag=True, help="Show the cells and their expected time, but run nothing."),
 }
 
 
 def options(*names: str) -> Callable[[C], C]:
-    """Give a command these options, in this order; one that is there has them after its own."""
+    """Give a command these options, in this order."""
 
     def decorate(command: C) -> C:
-        for name in names if isinstance(command, click.Command) else reversed(names):
-            _OPTIONS[name](command)
+        for name in reversed(names):
+            command = _OPTIONS[name](command)
         return command
 
     return decorate

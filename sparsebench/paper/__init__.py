@@ -145,7 +145,6 @@ class Paper:
         suites: the suite of each preset, from the smallest to the largest.
         figures: how each is made of its trials, by its number in the paper, or by a name if it is not in it.
         seconds: how long a trial is expected to take on one core, where no trial like it has been run.
-        pictures: whether figures are made of pictures, which users may name.
     """
 
     name: str
@@ -153,7 +152,6 @@ class Paper:
     suites: Mapping[str, str]
     figures: Mapping[str, Callable[[Sequence[Trial]], Result]]
     seconds: Callable[[Job], float]
-    pictures: bool = False
 
     @property
     def presets(self) -> tuple[str, ...]:

@@ -34,6 +34,12 @@ def budgets_of(spec: Spec, others: list[Budget]) -> list[Budget]:
     return [fill(Budget, amount | shape, label) for amount in amounts for shape in shapes]
 
 
+def strategies_of(spec: Spec, registry: Registry) -> list[Strategy]:
+    """Return a strategy for each combination of the parameters that a specification sweeps over."""
+    cls, owner = registry.strategy(spec.name).cls, f"strategy '{spec.name}'"
+    return [fill(cls, params, owner, BUDGET_KEYS) for params in spec.combinations(without=BUDGET_KEYS)]
+
+
 def settings_of(
     words: str, registry: Registry, others: list[Budget] | None = None, more: Mapping[str, Any] | None = None
 ) -> list[tuple[Strategy, Budget | None]]:
@@ -51,11 +57,8 @@ def settings_of(
     settings: list[tuple[Strategy, Budget | None]] = []
     for spec in specs_of(words, registry):
         spec = Spec(spec.name, spec.params | {key: [value] for key, value in (more or {}).items()})
-        entry = registry.strategy(spec.name)
-        for params in spec.combinations(without=BUDGET_KEYS):
-            strategy = fill(entry.cls, params, f"strategy '{spec.name}'", BUDGET_KEYS)
-            budgets: list[Budget | None] = [*budgets_of(spec, others or [])]
-            settings += [(strategy, budget) for budget in budgets or [None]]
+        budgets: list[Budget | None] = [*budgets_of(spec, others or [])]
+        settings += itertools.product(strategies_of(spec, registry), budgets or [None])
     return settings
 
 
@@ -80,33 +83,30 @@ def fit_budget(
     """
     if not strategy.budgeted:
         return budget
-    inside, traits = strategy.site != "input", strategy.traits()
+    traits, inside = strategy.traits(), strategy.site != "input"
+    schedule, deep = schedule_of(budget, traits), cost is not None and cost.depth > 1
     if not inside and (budget.schedule or budget.blocks or not any(getattr(budget, key) for key in SHARED)):
         raise UserError(
             f"strategy '{strategy.name}' acts at the input only, once", got=f"budget {budget.label}",
             allowed="macs or keep_rate, without schedule or blocks",
             next_step="or take one of the attention or block site",
         )  # fmt: skip
-    changes: dict[str, Any] = {}
-    if budget.keep_rate is not None and "convention" not in budget.model_fields_set:
-        changes["convention"] = strategy.convention
-    deep = cost is not None and cost.depth > 1
-    staged = schedule_of(budget, traits) == "stages"
-    if "gamma" in budget.model_fields_set and schedule_of(budget, traits) != "late":
+    if "gamma" in budget.model_fields_set and schedule != "late":
         raise UserError(
             f"gamma is for the late schedule, which '{strategy.name}' does not have here",
             got=f"gamma={budget.gamma:g}",
             next_step="add schedule=late, or leave gamma out",
         )
-    suite_blocks = tuple(block for block in suite_blocks or () if block >= first_block(traits)) or None
-    if inside and budget.blocks is None and suite_blocks is not None:
-        fits = budget.counts is None or len(budget.counts) == len(suite_blocks)
+    if budget.keep_rate is not None and "convention" not in budget.model_fields_set:
+        budget = budget.model_copy(update={"convention": strategy.convention})
+    if not inside:
+        return budget
+    own = tuple(block for block in suite_blocks or () if block >= first_block(traits))
+    if own and budget.blocks is None and (budget.counts is None or len(budget.counts) == len(own)):
         usual = stages(budget, traits, cost.depth) if cost and deep and budget.counts is None else None
-        if fits and (staged or (deep and suite_blocks != usual)):
-            changes["blocks"] = suite_blocks
-    budget = budget.model_copy(update=changes)
-    if inside and deep:
-        assert cost is not None
+        if schedule == "stages" or (deep and own != usual):
+            budget = budget.model_copy(update={"blocks": own})
+    if cost and deep:
         check_fits(budget, traits, cost.tokens, cost.depth)
         traits.own_macs(cost.place(0, cost.tokens, cost.tokens))  # says it of parameters that do not fit the network
     return budget
@@ -149,12 +149,10 @@ def contenders_of(
     shared = list(amounts) or usual
     baselines = [(Spec(name), shared) for name in suite.baselines] if texts is None else []
     for spec, group in [*zip(specs, budgets, strict=True), *baselines]:
-        registered = registry.strategy(spec.name)
-        for params in spec.combinations(without=BUDGET_KEYS):
-            strategy = fill(registered.cls, params, f"strategy '{spec.name}'", BUDGET_KEYS)
+        for strategy in strategies_of(spec, registry):
             part = Part.of(strategy)
             for budget in group if strategy.budgeted else [FULL]:
-                yield strategy, registered, budget, part
+                yield strategy, registry.strategy(spec.name), budget, part
 
 
 def testable(
@@ -194,10 +192,6 @@ def usual_budgets(suite: Suite, entry: SuiteTask, request: Request) -> list[Budg
 def specs_of(text: str, registry: Registry) -> list[Spec]:
     """Return the specifications of a plugin argument: one, one for each strategy of a file, or of `ALL` there are."""
     spec = parse(text)
-    if "," in spec.name:
-        raise UserError(
-            "one strategy a word", got=f"'{text}'", next_step=f"sparsebench run {spec.name.replace(',', ' ')}"
-        )
     if spec.name == ALL:
         return [Spec(registered.cls.name, spec.params) for registered in registry.strategies()]
     if not spec.name.endswith(".py"):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, get_args
 
 from sparsebench.errors import UserError, unknown
 from sparsebench.models.base import Model
@@ -21,10 +21,10 @@ from sparsebench.plan.contenders import (
     testable,
     usual_budgets,
 )
-from sparsebench.plan.locate import LOCATED, files_from, networks_of, pictures_for
+from sparsebench.plan.locate import LOCATED, networks_of, pictures_for
 from sparsebench.plan.request import Files, Job, Request, Suite, SuiteTask, combinations, load, training_entry
 from sparsebench.plugin.registry import Found, Registry
-from sparsebench.records.record import Cell, Part, Precision, Track, Where, digest
+from sparsebench.records.record import Cell, Part, Precision, Where, digest
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import AMOUNTS, FULL
 from sparsebench.strategy.spec import fill, label, parse
@@ -47,8 +47,6 @@ def expand(request: Request, registry: Registry, files: Files | None = None, sui
     and which class of their head is which. The suite is loaded unless it is given.
     """
     files = Files() if files is None else files
-    if request.seeds is not None and request.seeds < 1:
-        raise UserError("--seeds", got=request.seeds, allowed="1 or more")
     suite = load(request.suite) if suite is None else suite
     settings = list(_settings(suite, request, registry, files))
     _check_files(suite, files, settings)
@@ -59,10 +57,229 @@ def expand(request: Request, registry: Registry, files: Files | None = None, sui
             for contender, n_train in product(setting.contenders, setting.n_train):
                 for job in _jobs(setting, contender, n_train, repetition, registry, costs):
                     old = jobs.setdefault(job.cell.id, job)
-                    flags = {"asked": old.asked or job.asked, "keep_weights": old.keep_weights or job.keep_weights}
-                    if flags != {"asked": old.asked, "keep_weights": old.keep_weights}:
+                    if job.asked > old.asked or job.keep_weights > old.keep_weights:
+                        flags = {"asked": old.asked or job.asked, "keep_weights": old.keep_weights or job.keep_weights}
                         jobs[job.cell.id] = old.model_copy(update=flags)
     return sorted(jobs.values(), key=lambda job: job.order)
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """A task with its model and strategies.
+
+    Attributes:
+        cell: what all its cells have, which say strategy, budget, samples, repetition and start themselves.
+        training: the task and the n_train of the network that its cells begin with.
+    """
+
+    task: Task
+    model: Model
+    cell: Cell
+    contenders: tuple[Contender, ...]
+    n_train: tuple[int, ...]
+    seeds: int
+    training: tuple[Task, int] | None
+    keep_weights: bool
+
+
+def _settings(
+    suite: Suite, request: Request, registry: Registry, files: Files, names: Mapping[str, str] | None = None
+) -> Iterator[_Setting]:
+    """Yield every task with its model and strategies: the suite's, or those of the request.
+
+    `names` are what cells call pictures, by parameter, in place of those that the files come to.
+    """
+    plugins = [spec for text in request.plugins for spec in specs_of(text, registry)]  # files may bring tasks
+    for entry, asked in _entries(suite, request, registry):
+        contenders = tuple(contenders_of(suite, entry, plugins, request, registry))
+        trained = training_entry(entry) if entry.network else None
+        own_blocks = None if request.model else suite.budget.blocks
+        cls = registry.task(entry.name)
+        found = [{key: names[key] for key in names if key in cls.model_fields}] if names else pictures_for(cls, files)
+        for params, pictures in product(combinations(entry.params, entry.sweep), found):
+            base, varied = {} if trained is None else trained.params, params | asked
+            task, places = _task(entry.name, base | varied | pictures, registry).located()
+            files.places.update(places)
+            for bare in _models(task, trained or entry, request, files, registry):
+                model = bare.with_weights(files.places)
+                fitted = task.with_cut(model.cut())
+                model.check(fitted)
+                if not task.trains:
+                    fitted = _with_classes(fitted, model, files)
+                cost = closed_cost(fitted, model)
+                placed: tuple[Contender, ...] = tuple(
+                    (strategy, registered, fit_budget(budget, strategy, own_blocks, cost), part)
+                    for strategy, registered, budget, part in contenders
+                )
+                if not task.trains:
+                    placed = testable(placed, suite, request, registry, cost)
+                training = None
+                if trained is not None:
+                    first = _task(entry.name, base | pictures, registry).with_cut(model.cut())
+                    training = first, trained.n_train[0]
+                sizes, where, precision = _asked(task, model, entry, request, varied)
+                cell = _dense_cell(fitted, model, 0, 0, registry).model_copy(
+                    update={"where": where, "track": entry.track, "precision": precision}
+                )
+                yield _Setting(
+                    fitted, model, cell, placed, sizes, request.seeds or entry.seeds or suite.seeds, training,
+                    suite.keep_weights or request.single,
+                )  # fmt: skip
+
+
+def _entries(suite: Suite, request: Request, registry: Registry) -> Iterator[tuple[SuiteTask, dict[str, Any]]]:
+    """Yield the suite's entries that were asked for, with the parameters that were."""
+    figures = sorted({entry.figure for entry in suite.task} - {""})
+    if strange := sorted(set(request.figures) - set(figures)):
+        raise unknown(f"figure of suite '{suite.name}'", strange[0], figures)
+    of_suite = [entry for entry in suite.task if not request.figures or entry.figure in request.figures]
+    changed = [entry for entry in of_suite if entry.network and _is_trained(entry, request, registry)]
+    if changed and not request.tasks:  # one that is named is trained as asked: it is none of the suite's then
+        raise UserError(
+            f"suite '{suite.name}' tests trained networks on {', '.join(entry.name for entry in changed)}",
+            got="--n-train" if request.n_train else "--model", next_step="name what is to be trained with --task",
+        )  # fmt: skip
+    if not request.tasks:
+        yield from ((entry, {}) for entry in of_suite)
+    for spec in map(parse, request.tasks):
+        entries = [entry for entry in of_suite if entry.name == spec.name and entry not in changed]
+        if not entries and registry.task(spec.name).trains and not request.n_train:
+            raise UserError(
+                f"suite '{suite.name}' trains no such network for task '{spec.name}'",
+                next_step="say on how many images with --n-train",
+            )
+        for entry in entries or [SuiteTask(name=spec.name, n_train=request.n_train or (0,))]:
+            yield from ((entry, params) for params in spec.combinations())
+
+
+def _is_trained(entry: SuiteTask, request: Request, registry: Registry) -> bool:
+    """Say whether a request trains a task for which its suite has networks: it says how much, or another model."""
+    if request.n_train or request.model is None:
+        return bool(request.n_train)
+    return registry.model(request.model.partition(":")[0]).inputs == registry.task(entry.name).inputs
+
+
+def _task(name: str, params: dict[str, Any], registry: Registry) -> Task:
+    task = fill(registry.task(name), params, f"task '{name}'")
+    task.check()
+    return task
+
+
+def _models(task: Task, entry: SuiteTask, request: Request, files: Files, registry: Registry) -> Iterator[Model]:
+    """Yield the model asked for if it takes the task's inputs, else the suite's or the task's own.
+
+    Each file of trained weights makes one of it, and timm's weights do.
+    """
+    cls = registry.model(entry.model or task.default_model)
+    variants = list(combinations(entry.model_params, entry.model_sweep))
+    if request.model is not None:
+        choice = registry.model(request.model.partition(":")[0])
+        spec = parse(request.model, positional=choice.positional)
+        if choice.inputs == task.inputs:
+            cls, variants = choice, spec.combinations()
+            if len(variants) > 1:
+                raise UserError("--model takes one value a parameter", got=request.model)
+        elif request.tasks:
+            raise UserError(f"model '{choice.name}' takes {choice.inputs}, and task '{task.name}' gives {task.inputs}")
+    starts: list[dict[str, Any]] = [{}]
+    if task.inputs == "images":
+        starts = [{"pretrained": True}] if request.pretrained else starts
+        key = {"weights_key": files.weights_key} if files.weights_key else {}
+        starts = [starts[0] | {"weights": name} | key for name in networks_of(files)] or starts
+    if len(starts) > 1 and task.trains:
+        raise UserError(
+            f"task '{task.name}' trains networks, all of which begin with the same weights",
+            got=f"{len(starts)} files of weights", allowed="one", next_step="give each a run of its own",
+        )  # fmt: skip
+    if unknown_start := starts[0].keys() - cls.model_fields:
+        raise UserError(
+            f"--{min(unknown_start).replace('_', '-')}: model '{cls.name}' has no trained weights",
+            next_step="name one that has, as --model timm:NAME",
+        )
+    for params, start in product(variants, starts):
+        yield fill(cls, params | start, f"model '{cls.name}'")
+
+
+def _with_classes(task: Task, model: Model, files: Files) -> Task:
+    """Return the task with the classes of the model's head; of several files of weights an error names the one."""
+    try:
+        return task.with_classes(model.classes(files.places), files.places)
+    except UserError as error:
+        if len(networks_of(files)) < 2:
+            raise
+        raise UserError(f"{files.places[model.model_dump()['weights']].name}: {error}") from error
+
+
+def _asked(
+    task: Task, model: Model, entry: SuiteTask, request: Request, varied: dict[str, Any]
+) -> tuple[tuple[int, ...], Where, Precision]:
+    """Return what is asked for, or else what the suite has: numbers of samples, where strategies act, and precision.
+
+    Raises:
+        UserError: a task or model cannot have it: one that trains, or one whose trained network has other parameters
+            than `varied`.
+    """
+    name, frozen = f"task '{task.name}'", entry.track == "frozen"
+    decided = {"canvas", "patch", "permuted", *getattr(task, "training", ())} - {"spuriosity"}
+    if frozen and (wrong := sorted(decided & varied.keys())):
+        raise UserError(
+            f"{name} tests networks that are trained", got=f"{', '.join(wrong)}, which training decides",
+            next_step="say on how many images it is to be trained anew with --n-train",
+        )  # fmt: skip
+    if not task.trains and request.n_train:
+        raise UserError(f"{name} trains nothing", got="--n-train", next_step="leave --n-train out")
+    sizes = (request.n_train or entry.n_train) if task.trains else (0,)
+    if task.trains and min(sizes) < 1:
+        raise UserError(f"n_train of {name}", got=list(sizes), allowed="1 or more")
+    where: Where = entry.where if request.where == "both" else request.where
+    tests = frozen or not task.trains
+    possible = ("both", "test") if tests else ("both",) if entry.track == "tuned" else get_args(Where)
+    if where not in possible:
+        raise UserError(f"where strategies act on {name}, track {entry.track}", got=where, allowed=possible)
+    precision: Precision = entry.gpu_precision if request.on_gpu and tests else "float32"
+    if request.precision != "auto":
+        precision = request.precision
+        if tests and precision != getattr(model, "precision", precision) != "float32":
+            raise UserError(
+                f"model '{model.name}' has a precision", got=f"--precision {precision}", next_step="say one"
+            )
+    if precision != "float32" and not tests:
+        raise UserError(
+            f"{name} trains networks, and --precision is of tests of trained ones", got=f"--precision {precision}",
+            next_step=f"train in it, too: --model {model.name}:precision={precision}, where it can",
+        )  # fmt: skip
+    if precision != "float32":
+        fill(type(model), model.model_dump() | {"precision": precision}, f"--precision: model '{model.name}'")
+    return (max(sizes),) if request.single else sizes, where, precision
+
+
+def _dense_cell(
+    task: Task, model: Model, n_train: int, repetition: int, registry: Registry, init: Cell | None = None
+) -> Cell:
+    """Return the cell of a network that is trained on a task without a strategy."""
+    return Cell(
+        task=registry.part_of(task), model=registry.part_of(model), strategy=Part.of(registry.strategy("dense").cls()),
+        budget=FULL, n_train=n_train, repetition=repetition, init=init,
+    )  # fmt: skip
+
+
+def _check_files(suite: Suite, files: Files, settings: Collection[_Setting]) -> None:
+    """Raise UserError if nothing takes files that the user named, or a suite for one's own pictures has none."""
+    fields = {name for item in settings for part in (item.task, item.model) for name in type(part).model_fields}
+    for name in (*LOCATED, "weights"):
+        if getattr(files, name) and name not in fields:
+            tasks = ", ".join(sorted({item.task.name for item in settings}))
+            raise UserError(
+                f"--{name.replace('_', '-')} is taken by no task of this run", got=tasks,
+                next_step="leave it out, or name another with --task",
+            )  # fmt: skip
+    for task in (item.task for item in settings if suite.own_pictures and not files.images):
+        field = type(task).model_fields.get("images")
+        if field is not None and task.model_dump()["images"] == field.default:
+            raise UserError(
+                f"suite '{suite.name}' is for pictures of one's own", got=f"none for task '{task.name}'",
+                next_step="give --images folder:DIR, or a name that sparsebench data lists",
+            )  # fmt: skip
 
 
 def _check_weights(settings: Collection[_Setting], locations: Locations) -> None:
@@ -92,25 +309,6 @@ def _check_weights(settings: Collection[_Setting], locations: Locations) -> None
             )
 
 
-def _check_files(suite: Suite, files: Files, settings: Collection[_Setting]) -> None:
-    """Raise UserError if nothing takes files that the user named, or a suite for one's own pictures has none."""
-    fields = {name for item in settings for part in (item.task, item.model) for name in type(part).model_fields}
-    for name in (*LOCATED, "weights"):
-        if getattr(files, name) and name not in fields:
-            tasks = ", ".join(sorted({item.task.name for item in settings}))
-            raise UserError(
-                f"--{name.replace('_', '-')} is taken by no task of this run", got=tasks,
-                next_step="leave it out, or name another with --task",
-            )  # fmt: skip
-    for task in (item.task for item in settings if suite.own_pictures and not files.images):
-        field = type(task).model_fields.get("images")
-        if field is not None and task.model_dump()["images"] == field.default:
-            raise UserError(
-                f"suite '{suite.name}' is for pictures of one's own", got=f"none for task '{task.name}'",
-                next_step="give --images folder:DIR, or a name that sparsebench data lists",
-            )  # fmt: skip
-
-
 def _jobs(
     setting: _Setting, contender: Contender, n_train: int, repetition: int, registry: Registry, costs: dict[str, float]
 ) -> Iterator[Job]:
@@ -118,51 +316,52 @@ def _jobs(
 
     None of a repetition that could not differ from the first: of trained weights that are tested where nothing draws.
     """
-    dense = registry.strategy("dense")
+    strategy, registered, budget, part = contender
+    task, model, dense = setting.task, setting.model, registry.strategy("dense")
+    init = _pretraining(task, model, registry, repetition)
+    if setting.training is not None:
+        first, samples = setting.training
+        init = _dense_cell(
+            first, model, samples, repetition, registry, _pretraining(first, model, registry, repetition)
+        )
+    where = _where(setting.cell, strategy)
+    cell = setting.cell.model_copy(update={
+        "strategy": part, "budget": budget, "n_train": n_train, "repetition": repetition, "where": where, "init": init,
+    })  # fmt: skip
+    if repetition and cell.network and not (task.draws_test() or draws_random(registered)):
+        return  # it could not come out otherwise
+    starts, tested = list(cell.inits), None
+    if setting.training is not None:
+        tested = init if where == "test" else None
+    elif strategy.distils and task.trains and model.inputs == "images" and cell.where != "test":
+        teacher = _without_strategy(cell, registry)
+        starts.append(teacher)
+        cell = cell.model_copy(update={"init": teacher})
+    elif not strategy.trained:
+        tested = training_of(cell, task, model, registry)
+        starts += [tested] if tested else []
 
     def job(cell: Cell, registered: Found, strategy: Strategy, network: str = "", **more: Any) -> Job:
         after = network or (cell.init.id if cell.init else "")
         changed = strategy.model_dump(mode="json", exclude_defaults=True)
         return Job(
             cell=cell, origin=registered.origin, kind=registered.cls.kind, label=label(strategy.name, changed),
-            **plugins_of(cell, registry), after=after, network=network,
-            together=setting.model.together and not after, cost=_cost_of(cell, bool(network), registry, costs), **more,
+            **plugins_of(cell, registry), after=after, network=network, together=model.together and not after,
+            cost=_cost_of(cell, bool(network), registry, costs), **more,
         )  # fmt: skip
 
-    def first(cell: Cell) -> Job:
-        return job(cell, dense, dense.cls(), asked=False, keep_weights=True)
+    yield from (job(start, dense, dense.cls(), asked=False, keep_weights=True) for start in starts)
+    network = tested.id if tested else ""
+    yield job(cell, registered, strategy, network, keep_weights=setting.keep_weights and tested is None)
 
-    strategy, registered, budget, part = contender
-    init = _pretraining(setting.task, setting.model, registry, repetition)
-    if setting.training is not None:
-        task, samples = setting.training
-        init = Cell(
-            task=registry.part_of(task), model=registry.part_of(setting.model), strategy=Part.of(dense.cls()),
-            budget=FULL, n_train=samples, repetition=repetition,
-            init=_pretraining(task, setting.model, registry, repetition),
-        )  # fmt: skip
-    cell = Cell(
-        task=setting.parts[0], model=setting.parts[1], strategy=part, budget=budget, n_train=n_train,
-        repetition=repetition, where=_where(setting, strategy), init=init, track=setting.track,
-        precision=setting.precision,
-    )  # fmt: skip
-    if repetition and cell.network and not (setting.task.draws_test() or draws_random(registered)):
-        return  # it could not come out otherwise
-    for before in cell.inits:
-        yield first(before)
-    training = init if setting.training else None
-    learns = setting.task.trains and setting.model.inputs == "images" and cell.where != "test"
-    if training is None and strategy.distils and learns:
-        teacher = cell.model_copy(update={"strategy": Part.of(dense.cls()), "budget": FULL, "where": "both"})
-        yield first(teacher)
-        cell = cell.model_copy(update={"init": teacher})
-    if training is None and not strategy.trained:
-        training = training_of(cell, setting.task, setting.model, registry)
-        if training is not None:
-            yield first(training)
-    tested = training if cell.where == "test" else None
-    keeps = setting.keep_weights and tested is None
-    yield job(cell, registered, strategy, network=tested.id if tested else "", keep_weights=keeps)
+
+def _where(cell: Cell, strategy: Strategy) -> Where:
+    """Return where the strategy acts: as asked for, unless it leaves no choice."""
+    if cell.track == "frozen":
+        return "test"
+    if not strategy.budgeted:
+        return "both"
+    return "train" if strategy.trains_only else cell.where
 
 
 def _cost_of(cell: Cell, tests: bool, registry: Registry, costs: dict[str, float]) -> float:
@@ -199,8 +398,11 @@ def training_of(cell: Cell, task: Task, model: Model, registry: Registry) -> Cel
     if cell.where != "test" or cell.track != "scratch" or not task.trains or model.inputs != "images":
         return None
     recipe = task.recipe()
-    if recipe.watch or recipe.patience:
-        return None
+    return None if recipe.watch or recipe.patience else _without_strategy(cell, registry)
+
+
+def _without_strategy(cell: Cell, registry: Registry) -> Cell:
+    """Return the cell of the same network without a strategy."""
     dense = Part.of(registry.strategy("dense").cls())
     return cell.model_copy(update={"strategy": dense, "budget": FULL, "where": "both"})
 
@@ -209,21 +411,8 @@ def _pretraining(task: Task, model: Model, registry: Registry, repetition: int) 
     """Return the cell that is trained before those of a task, or None for random weights."""
     if (start := task.initial()) is None:
         return None
-    plain, samples = start
-    return Cell(
-        task=registry.part_of(plain), model=registry.part_of(model.first_model()),
-        strategy=Part.of(registry.strategy("dense").cls()), budget=FULL, n_train=samples,
-        repetition=repetition if getattr(task, "pretrain_each", False) else WEIGHTS_SEED,
-    )  # fmt: skip
-
-
-def _where(setting: _Setting, strategy: Strategy) -> Where:
-    """Return where the strategy acts: as asked for, unless it leaves no choice."""
-    if setting.track == "frozen":
-        return "test"
-    if not strategy.budgeted:
-        return "both"
-    return "train" if strategy.trains_only else setting.where
+    repetition = repetition if getattr(task, "pretrain_each", False) else WEIGHTS_SEED
+    return _dense_cell(start[0], model.first_model(), start[1], repetition, registry)
 
 
 def _question(cell: Cell) -> tuple[str, str]:
@@ -247,264 +436,22 @@ def gaps(suite: Suite, cells: Collection[Cell], registry: Registry, *, any_budge
     """
     compared = slice(1 if any_budget else 2)
     answered = {_question(cell)[compared] for cell in cells}
-    files = files_from({
+    names = {
         key: str(name) for cell in cells for key in LOCATED if (name := cell.task.params.get(key)) and cell.n_train
-    })  # fmt: skip
+    }
     request, missing = Request(), list[str]()
     for entry in suite.task:
-        alone, task = suite.model_copy(update={"task": (entry,)}), Part(name=entry.name)
-        cases: Iterable[tuple[Part, Part, Where]] = [(task, task, entry.where)]
+        task = Part(name=entry.name)
+        cases = [Cell(task=task, model=task, strategy=task, budget=FULL, n_train=0, repetition=0, where=entry.where)]
         if registry.task(entry.name).trains:
+            alone = suite.model_copy(update={"task": (entry,)})
             try:
-                cases = [(*setting.parts, setting.where) for setting in _settings(alone, request, registry, files)]
+                cases = [setting.cell for setting in _settings(alone, request, registry, Files(), names)]
             except UserError as error:  # it needs other pictures than any of the cells have
                 return [str(error)]
         seeds, budgets = range(entry.seeds or suite.seeds), usual_budgets(suite, entry, request)
-        for (task, model, where), n_train, repetition, budget in product(cases, entry.n_train, seeds, budgets):
-            cell = Cell(
-                task=task, model=model, strategy=Part(name="dense"), budget=budget, n_train=n_train,
-                repetition=repetition, where=where, track=entry.track,
-            )  # fmt: skip
-            if _question(cell)[compared] not in answered:
+        for cell, n_train, repetition, budget in product(cases, entry.n_train, seeds, budgets):
+            update = {"n_train": n_train, "repetition": repetition, "budget": budget, "track": entry.track}
+            if _question(cell.model_copy(update=update))[compared] not in answered:
                 missing.append(f"{entry.name} with {n_train} samples, repetition {repetition}, {budget.label}")
     return missing
-
-
-@dataclass(frozen=True)
-class _Setting:
-    """A task with its model and strategies.
-
-    Attributes:
-        parts: the task and the model as all its cells have them.
-        training: the task and the n_train of the network that its cells begin with.
-    """
-
-    task: Task
-    model: Model
-    parts: tuple[Part, Part]
-    contenders: tuple[Contender, ...]
-    n_train: tuple[int, ...]
-    seeds: int
-    where: Where
-    track: Track = "scratch"
-    training: tuple[Task, int] | None = None
-    keep_weights: bool = False
-    precision: Precision = "float32"
-
-
-def _settings(suite: Suite, request: Request, registry: Registry, files: Files) -> Iterator[_Setting]:
-    """Yield every task with its model and strategies: the suite's, or those of the request."""
-    if any(n < 1 for n in request.n_train):
-        raise UserError("--n-train", got=list(request.n_train), allowed="1 or more")
-    plugins = [spec for text in request.plugins for spec in specs_of(text, registry)]  # files may bring tasks
-    networks = networks_of(files)
-    for entry, params in _entries(suite, request, registry):
-        contenders = tuple(contenders_of(suite, entry, plugins, request, registry))
-        trained = training_entry(entry) if entry.network else None
-        for varied, pictures in product(
-            combinations(entry.params, entry.sweep), pictures_for(registry.task(entry.name), files)
-        ):
-            base = {} if trained is None else trained.params
-            _check_changed(entry, varied | params, registry)
-            task, places = _task(entry.name, base | varied | params | pictures, registry).located()
-            files.places.update(places)
-            for bare in _models(task, trained or entry, request, registry, networks, files.weights_key):
-                model = bare.with_weights(files.places)
-                fitted = task.with_cut(model.cut())
-                model.check(fitted)
-                if not task.trains:
-                    fitted = _with_classes(fitted, model, files)
-                seeds, blocks = request.seeds or entry.seeds or suite.seeds, suite.budget.blocks
-                cost = closed_cost(fitted, model)
-                placed: tuple[Contender, ...] = tuple(
-                    (strategy, registered, fit_budget(budget, strategy, None if request.model else blocks, cost), part)
-                    for strategy, registered, budget, part in contenders
-                )
-                if not task.trains:
-                    placed = testable(placed, suite, request, registry, cost)
-                training = None
-                if trained is not None:
-                    first = _task(entry.name, trained.params | pictures, registry).with_cut(model.cut())
-                    training = first, trained.n_train[0]
-                yield _Setting(
-                    fitted, model, (registry.part_of(fitted), registry.part_of(model)), placed,
-                    _sizes(task, entry, request), seeds, _entry_where(task, entry, request), entry.track, training,
-                    suite.keep_weights or request.single, _precision(task, model, entry, request),
-                )  # fmt: skip
-
-
-def _with_classes(task: Task, model: Model, files: Files) -> Task:
-    """Return the task with the classes of the model's head; of several files of weights an error names the one."""
-    try:
-        return task.with_classes(model.classes(files.places), files.places)
-    except UserError as error:
-        if len(networks_of(files)) < 2:
-            raise
-        raise UserError(f"{files.places[model.model_dump()['weights']].name}: {error}") from error
-
-
-def _check_changed(entry: SuiteTask, params: dict[str, Any], registry: Registry) -> None:
-    """Raise UserError if parameters that a trained network has decided are to be others in its test."""
-    if entry.track != "frozen":
-        return
-    decided = {"canvas", "patch", "permuted", *getattr(registry.task(entry.name), "training", ())} - {"spuriosity"}
-    if wrong := sorted(decided & params.keys()):
-        raise UserError(
-            f"task '{entry.name}' tests networks that are trained", got=f"{', '.join(wrong)}, which training decides",
-            next_step="say on how many images it is to be trained anew with --n-train",
-        )  # fmt: skip
-
-
-def _entry_where(task: Task, entry: SuiteTask, request: Request) -> Where:
-    """Return where strategies act: as asked for, else as the suite has it.
-
-    Raises:
-        UserError: it cannot be there.
-    """
-    where = entry.where if request.where == "both" else request.where
-    if where == "train" and not task.trains:
-        raise UserError(f"task '{task.name}' trains nothing", got="where: train", allowed=("both", "test"))
-    if request.where != "both" and entry.track != "scratch" and (request.where, entry.track) != ("test", "frozen"):
-        acts = "in the test only" if entry.track == "frozen" else "in training and test"
-        raise UserError(
-            f"strategies of track {entry.track} act {acts}", got=f"--where {request.where}",
-            next_step="leave --where out, or name another suite",
-        )  # fmt: skip
-    return where
-
-
-def _precision(task: Task, model: Model, entry: SuiteTask, request: Request) -> Precision:
-    """Return the precision of tests: as asked for, else as the suite has it.
-
-    Raises:
-        UserError: another than the model's own is asked for where a network is trained, or of one that has no other.
-    """
-    tests = not task.trains or entry.track == "frozen"
-    of_suite = entry.gpu_precision if request.on_gpu and tests else "float32"
-    precision = of_suite if request.precision == "auto" else request.precision
-    if precision != "float32" and not tests:
-        raise UserError(
-            f"task '{task.name}' trains networks, and --precision is of tests of trained ones",
-            got=f"--precision {precision}",
-            next_step=f"train in it, too: --model {model.name}:precision={precision}, where it can",
-        )
-    if precision != "float32":
-        fill(type(model), model.model_dump() | {"precision": precision}, f"--precision: model '{model.name}'")
-    elif tests and request.precision != "auto" and (native := getattr(model, "precision", precision)) != precision:
-        raise UserError(
-            f"model '{model.name}' is asked for in another precision than its test",
-            got=f"precision={native}, and --precision {precision}", next_step="say one of them",
-        )  # fmt: skip
-    return precision
-
-
-def _sizes(task: Task, entry: SuiteTask, request: Request) -> tuple[int, ...]:
-    """Return the numbers of training samples: 0 where nothing is trained, else as asked, else the suite's."""
-    if not task.trains:
-        if request.n_train:
-            raise UserError(f"task '{task.name}' trains nothing", got="--n-train", next_step="leave --n-train out")
-        return (0,)
-    sizes = request.n_train or entry.n_train
-    if min(sizes) < 1:
-        raise UserError(f"n_train of task '{task.name}'", got=list(sizes), allowed="1 or more")
-    return (max(sizes),) if request.single else sizes
-
-
-def _entries(suite: Suite, request: Request, registry: Registry) -> Iterator[tuple[SuiteTask, dict[str, Any]]]:
-    """Yield the suite's entries that were asked for, with the parameters that were."""
-    figures = sorted({entry.figure for entry in suite.task} - {""})
-    if strange := sorted(set(request.figures) - set(figures)):
-        raise unknown(f"figure of suite '{suite.name}'", strange[0], figures)
-    of_suite = [entry for entry in suite.task if not request.figures or entry.figure in request.figures]
-    for entry in of_suite if not request.tasks else ():
-        try:
-            registry.task(entry.name)
-        except UserError as error:
-            raise UserError(
-                f"suite '{suite.name}' needs a task that no installed plugin has: {error}",
-                next_step="install the plugin, or name tasks that are there with --task",
-            ) from error
-    if request.n_train or request.model:
-        changed = [entry for entry in of_suite if entry.network and _is_trained(entry, request, registry)]
-        if changed and not request.tasks:  # one that is named is trained as asked: it is none of the suite's then
-            raise UserError(
-                f"suite '{suite.name}' tests trained networks on {', '.join(entry.name for entry in changed)}",
-                got="--n-train" if request.n_train else "--model", next_step="name what is to be trained with --task",
-            )  # fmt: skip
-        of_suite = [entry for entry in of_suite if entry not in changed]
-    if not request.tasks:
-        yield from ((entry, {}) for entry in of_suite)
-    for spec in map(parse, request.tasks):
-        needs = registry.task(spec.name).trains
-        entries = [entry for entry in of_suite if entry.name == spec.name]
-        if not entries and needs and not request.n_train:
-            tested = any(entry.name == spec.name and entry.network for entry in suite.task)
-            raise UserError(
-                f"task '{spec.name}' of suite '{suite.name}' tests trained networks, and another model is to be trained"
-                if tested else f"task '{spec.name}' is not in suite '{suite.name}'",
-                next_step="say on how many images with --n-train",
-            )  # fmt: skip
-        for entry in entries or [SuiteTask(name=spec.name, n_train=request.n_train or (0,))]:
-            yield from ((entry, params) for params in spec.combinations())
-
-
-def _is_trained(entry: SuiteTask, request: Request, registry: Registry) -> bool:
-    """Say whether a request trains a task for which its suite has networks: it says how much, or another model."""
-    if request.n_train or request.model is None:
-        return bool(request.n_train)
-    return registry.model(request.model.partition(":")[0]).inputs == registry.task(entry.name).inputs
-
-
-def _task(name: str, params: dict[str, Any], registry: Registry) -> Task:
-    task = fill(registry.task(name), params, f"task '{name}'")
-    task.check()
-    return task
-
-
-def _models(
-    task: Task, entry: SuiteTask, request: Request, registry: Registry, networks: Sequence[str], key: str | None
-) -> Iterator[Model]:
-    """Yield the model asked for if it takes the task's inputs, else the suite's or the task's own; see `_starts`."""
-    cls, variants = (
-        registry.model(entry.model or task.default_model),
-        list(combinations(entry.model_params, entry.model_sweep)),
-    )
-    if request.model is not None:
-        choice = registry.model(request.model.partition(":")[0])
-        spec = parse(request.model, positional=choice.positional)
-        if choice.inputs == task.inputs:
-            cls, variants = choice, list(spec.combinations())
-            if len(variants) > 1:
-                raise UserError("--model takes one value a parameter", got=request.model)
-        elif request.tasks:
-            raise UserError(f"model '{choice.name}' takes {choice.inputs}, and task '{task.name}' gives {task.inputs}")
-    for params, start in product(variants, _starts(task, request, networks, key)):
-        for name in start:
-            if name not in cls.model_fields:
-                raise UserError(
-                    f"--{name.replace('_', '-')}: model '{cls.name}' has no trained weights",
-                    next_step="name one that has, as --model timm:NAME",
-                )
-        yield fill(cls, params | start, f"model '{cls.name}'")
-
-
-def _starts(task: Task, request: Request, networks: Sequence[str], key: str | None) -> Iterator[dict[str, Any]]:
-    """Yield the parameters of models that say what trained weights they begin with, one for each network.
-
-    Args:
-        task: what they are tested on.
-        request: says whether they begin with timm's weights.
-        networks: names of files of weights.
-        key: which of several state dicts in these.
-    """
-    fetched: dict[str, Any] = {"pretrained": True} if request.pretrained and task.inputs == "images" else {}
-    if not networks or task.inputs != "images":
-        yield fetched
-        return
-    if len(networks) > 1 and task.trains:
-        raise UserError(
-            f"task '{task.name}' trains networks, all of which begin with the same weights",
-            got=f"{len(networks)} files of weights", allowed="one", next_step="give each a run of its own",
-        )  # fmt: skip
-    of_file = {"weights_key": key} if key else {}
-    yield from (fetched | {"weights": name} | of_file for name in networks)

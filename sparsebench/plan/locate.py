@@ -25,23 +25,8 @@ from sparsebench.tasks import folder
 from sparsebench.tasks.base import Task
 from sparsebench.tasks.sources import Pixels, known
 from sparsebench.tasks.sources.composites import ARRAY, FOLDER, SCENES, in_a_class, read_array
-from sparsebench.tasks.sources.files import (
-    Contents,
-    classes_in,
-    contents,
-    fingerprint_of,
-    listing,
-)
-from sparsebench.tasks.sources.known import (
-    DIGITS,
-    OFFICIAL,
-    PHOTOS,
-    SETS,
-    layout_of,
-    names_for,
-    read,
-    tables,
-)
+from sparsebench.tasks.sources.files import Contents, classes_in, contents, fingerprint_of, listing
+from sparsebench.tasks.sources.known import OFFICIAL, SETS, layout_of, names_for, read, tables
 
 log = logging.getLogger(__name__)
 
@@ -69,14 +54,11 @@ def locate_images(
     Raises:
         UserError: the source is not one of these, or is not there.
     """
-    root, (kind, _, path) = data_root or DATA_ROOT, spec.partition(":")
-    if spec == DIGITS:
-        return spec, None
+    kind, _, path = spec.partition(":")
     if spec in names_for("foregrounds"):
-        known.check(spec, root, download=download)
-        return spec, root
+        return _locate_official(spec, data_root, download)
     if spec in names_for("task"):
-        return _locate_labelled(root / SETS[spec].folder, spec, skip_bad)
+        return _locate_labelled((data_root or DATA_ROOT) / SETS[spec].folder, spec, skip_bad)
     if kind == FOLDER and path:
         folder = Path(path).expanduser()
         layout = layout_of(folder)
@@ -96,12 +78,8 @@ def locate_backgrounds(
         spec: the name of a known set, a folder of pictures, or an .npz file.
         data_root, download, skip_bad: see `locate_images`.
     """
-    if spec == PHOTOS:
-        return spec, None
     if spec in names_for("backgrounds"):
-        root = data_root or DATA_ROOT
-        known.check(spec, root, download=download)
-        return spec, root
+        return _locate_official(spec, data_root, download)
     path = Path(spec).expanduser()
     if path.suffix == ".npz" and path.is_file():
         read_array(path)
@@ -110,6 +88,14 @@ def locate_backgrounds(
         allowed = f"{', '.join(names_for('backgrounds'))}, a folder of pictures or an .npz file"
         raise UserError(f"--backgrounds: {path} is not a folder", allowed=allowed)
     return f"{SCENES}-{contents(listing(path), skip_bad=skip_bad).fingerprint}", path
+
+
+def _locate_official(name: str, data_root: Path | None, download: bool) -> tuple[str, Path | None]:
+    """Return name and place of a set that is the same everywhere; what comes with scikit-learn needs no place."""
+    if name not in OFFICIAL:
+        return name, None
+    known.check(name, data_root or DATA_ROOT, download=download)
+    return name, data_root or DATA_ROOT
 
 
 def _locate_labelled(root: Path, kind: str, skip_bad: bool) -> tuple[str, Path]:
@@ -190,14 +176,6 @@ def _name_of(files: Files, parameter: str, spec: str, tested: bool = False) -> s
     return files.pictures[parameter, tested, spec]
 
 
-def files_from(pictures: Mapping[str, str]) -> Files:
-    """Return files whose pictures are taken for located, by parameter the names that cells have."""
-    images = tuple(name for parameter, name in pictures.items() if parameter == "images")
-    files = Files(images, pictures.get("backgrounds"), pictures.get("pretrain_images"))
-    files.pictures.update({(key, tested, name): name for key, name in pictures.items() for tested in (False, True)})
-    return files
-
-
 def networks_of(files: Files) -> list[str]:
     """Return the names that cells have for the user's files of trained weights, which are read the first time only.
 
@@ -217,14 +195,10 @@ def places_of(files: Files, jobs: Sequence[Job]) -> dict[str, Path]:
     Raises:
         UserError: an official set is not there.
     """
-    places = dict(files.places)
-    named_in = ((key, job.cell.task.params.get(key)) for job in jobs for key in LOCATED)
-    for parameter, name in sorted({(key, name) for key, name in named_in if isinstance(name, str)}):
-        if name in OFFICIAL and name not in places:
-            place = LOCATED[parameter](name, files.data_root, files.download)[1]
-            assert place is not None
-            places[name] = place
-    return places
+    named = {job.cell.task.params.get(key) for job in jobs for key in LOCATED}
+    lacking = sorted(name for name in OFFICIAL & named if name not in files.places)
+    official = (_locate_official(name, files.data_root, files.download) for name in lacking)
+    return files.places | {name: place for name, place in official if place is not None}
 
 
 def pictures_of(jobs: Sequence[Job], registry: Registry, places: Mapping[str, Path]) -> list[Pixels]:
@@ -254,22 +228,14 @@ class Networks:
     heads: Mapping[str, Head]
     folder: Path | None = None
 
-    def __post_init__(self) -> None:
-        if self.folder is not None and not (self.folder / "weights").is_dir():
-            raise UserError(
-                f"--networks: {self.folder} holds no trained networks", allowed="the folder of a run that kept them",
-                next_step="sparsebench run --suite networks --out DIR makes one",
-            )  # fmt: skip
-
     def check(self, trainings: Collection[str]) -> None:
         """Raise UserError if a folder was given that has none of these networks, such as those of another version."""
-        heads = {} if self.folder is None else self._other_networks[self.folder]
-        if self.folder is None or not trainings or heads.keys() & trainings:
+        if self.folder is None or not trainings or self._other_networks[self.folder].keys() & trainings:
             return
         raise UserError(
             f"--networks: {self.folder} has none of the networks that the suite begins with",
-            got=f"{len(heads)} of other trainings", allowed=f"{min(trainings)} and the like",
-            next_step="train them with this version and the same pictures, or leave --networks out",
+            got=f"{len(self._other_networks[self.folder])} other cells", allowed=f"{min(trainings)} and the like",
+            next_step="train them there with this version and the same pictures, or leave --networks out",
         )  # fmt: skip
 
     def has(self, cell_id: str) -> bool:
@@ -289,8 +255,6 @@ class Networks:
             if not _has_weights(root, cell_id, heads):
                 raise UserError(
                     f"{path} is not the network that was trained: its content is another than its record says",
-                    got=f"SHA-256 {content_hash(path)[:12] or 'of nothing'}...",
-                    allowed=f"{heads[cell_id].notes.get('weights', 'none')[:12]}...",
                     next_step="fetch the folder anew, or reinstall sparsebench if it is its own",
                 )
             return path
@@ -305,7 +269,7 @@ class Networks:
     def _other_networks(self) -> dict[Path, Mapping[str, Head]]:
         shipped = Path(str(resources.files(__package__))) / "suites" / "networks"
         folders = [self.folder, shipped] if self.folder is not None else [shipped]
-        return {folder: store.heads(folder) for folder in folders if (folder / "weights").is_dir()}
+        return {folder: store.heads(folder) for folder in folders}
 
 
 def _has_weights(out: Path, cell_id: str, heads: Mapping[str, Head]) -> bool:

@@ -8,17 +8,19 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import field
 from functools import cached_property
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, cast, get_origin
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic.dataclasses import dataclass
+from pydantic.fields import FieldInfo
 
-from sparsebench.errors import UserError, unknown
+from sparsebench.errors import UserError, reason_of, unknown
 from sparsebench.records import store
 from sparsebench.records.record import Cell, Failure, Head, Origin, Precision, Record, Status, Track, Where
 from sparsebench.records.table import setting_text
@@ -64,7 +66,7 @@ class SuiteTask(_Model):
     model: str | None = None
     model_params: dict[str, Any] = {}
     model_sweep: dict[str, tuple[Any, ...]] = {}
-    n_train: tuple[NonNegativeInt, ...] = pydantic.Field(min_length=1)
+    n_train: tuple[NonNegativeInt, ...] = Field(min_length=1)
     seeds: PositiveInt | None = None
     budgets: tuple[Budget, ...] = ()
     strategies: tuple[str, ...] | None = None
@@ -74,7 +76,7 @@ class SuiteTask(_Model):
     gpu_precision: Precision = "float32"
     figure: str = ""
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _has_a_network(self) -> Self:
         """Only what begins with trained networks names them, and their model is theirs."""
         if (self.track == "scratch") != (self.network == ""):
@@ -113,7 +115,7 @@ class Suite(_Model):
     own_pictures: bool = False
     main_task: str = ""
     sample_complexity: str = ""
-    task: tuple[SuiteTask, ...] = pydantic.Field(min_length=1)
+    task: tuple[SuiteTask, ...] = Field(min_length=1)
 
 
 def names() -> list[str]:
@@ -159,12 +161,11 @@ def load(name: str) -> Suite:
         raise UserError(f"suite '{name}' is no TOML: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
+        *parts, key = map(str, first["loc"])
         if first["type"] == "extra_forbidden":
-            parts = {"task": SuiteTask.model_fields, "budget": Budget.model_fields, "budgets": Budget.model_fields}
-            keys = [Suite.model_fields, *(parts[str(part)] for part in first["loc"][:-1] if part in parts)]
-            raise unknown(f"key in suite '{name}'", place, keys[-1]) from error
-        raise UserError(f"suite '{name}': {place}: {first['msg']}", got=first.get("input")) from error
+            kind = Budget if {"budget", "budgets"} & {*parts} else SuiteTask if parts else Suite
+            raise unknown(f"key in suite '{name}'", ".".join([*parts, key]), kind.model_fields) from error
+        raise UserError(f"suite '{name}': {reason_of(error)}", got=first.get("input")) from error
 
 
 def training_entry(entry: SuiteTask) -> SuiteTask:
@@ -188,15 +189,18 @@ PrecisionChoice = Literal["auto", Precision]
 T = TypeVar("T")
 
 
-def option(default: Any, about: str, **words: Any) -> Any:
-    """Return a field that users may set.
+def _several(value: Any) -> tuple[Any, ...]:
+    """Return the values that one value, several or None stand for."""
+    many = isinstance(value, Iterable) and not isinstance(value, str)
+    return () if value is None else tuple(value) if many else (value,)
 
-    Args:
-        default: unless they do.
-        about: the help text.
-        words: `name` of the option where it is not the field's, `metavar`, and `least`, the smallest number allowed.
-    """
-    return field(default=default, metadata={"help": about, **words})
+
+Several = Annotated[tuple[T, ...], BeforeValidator(_several)]
+
+
+def option(default: Any, about: str, **more: Any) -> Any:
+    """Return a field that users may set, with its help text; a `title` stands there for the value."""
+    return Field(default, description=about, **more)
 
 
 @dataclass(frozen=True)
@@ -211,23 +215,22 @@ class Request:
         on_gpu: whether cells run on one, for which a suite may have another precision.
     """
 
-    plugins: tuple[str, ...] = option(
+    plugins: Several[str] = option(
         (),
         "A strategy, a plugin file, or all strategies. The budget may follow: macs=0.5, keep_rate=0.7, per_block=13, "
         "ratio=0.9 or counts=99+51,blocks=3+6 (see sparsebench list --published). Repeatable.",
-        name="plugin",
-        metavar="NAME|FILE.py|all[:PARAM=V,V...]",
+        title="NAME|FILE.py|all[:PARAM=V,V...]",
     )
     suite: str = option("quick", "Name of a suite, or a .toml file.")
-    tasks: tuple[str, ...] = option((), "Run only this task. Repeatable.", name="task", metavar="NAME[:PARAM=V...]")
-    model: str | None = option(None, "Model for all tasks that it fits, e.g. vit:depth=5.", metavar="NAME[:PARAM=V...]")
+    tasks: Several[str] = option((), "Run only this task. Repeatable.", title="NAME[:PARAM=V...]")
+    model: str | None = option(None, "Model for all tasks that it fits, e.g. vit:depth=5.", title="NAME[:PARAM=V...]")
     pretrained: bool = option(False, "Start from timm's trained weights.")
-    seeds: int | None = option(
+    seeds: PositiveInt | None = option(
         None, "Number of repetitions of each cell, instead of the suite's; deterministic cells run once."
     )
-    keep: tuple[float, ...] = option((), "Budgets as keep rates at each stage; overrides the suite's budgets.")
-    macs: tuple[float, ...] = option((), "Budgets as shares of the dense MACs; overrides the suite's budgets.")
-    n_train: tuple[int, ...] = option((), "Numbers of training samples, instead of the suite's.")
+    keep: Several[float] = option((), "Budgets as keep rates at each stage; overrides the suite's budgets.")
+    macs: Several[float] = option((), "Budgets as shares of the dense MACs; overrides the suite's budgets.")
+    n_train: Several[PositiveInt] = option((), "Numbers of training samples, instead of the suite's.")
     where: Where = option("both", "Whether tokens are removed in training, in the test, or in both.")
     precision: PrecisionChoice = option(
         "auto",
@@ -248,30 +251,30 @@ class Files:
         pictures: names of pictures by parameter, whether they are only tested on, and what the user gave.
     """
 
-    images: tuple[str, ...] = option(
+    images: Several[str] = option(
         (),
         "Pictures for the image tasks; see sparsebench data. Repeatable for tests of trained weights.",
-        metavar="NAME|folder:DIR",
+        title="NAME|folder:DIR",
     )
-    backgrounds: str | None = option(None, "Backgrounds for the image tasks.", metavar="NAME|DIR|FILE.npz")
-    pretrain_images: str | None = option(None, "Pictures for pre-training. [the task's own]", metavar="NAME|folder:DIR")
+    backgrounds: str | None = option(None, "Backgrounds for the image tasks.", title="NAME|DIR|FILE.npz")
+    pretrain_images: str | None = option(None, "Pictures for pre-training. [the task's own]", title="NAME|folder:DIR")
     data_root: Path | None = option(None, "Folder with the official data sets. [./data]")
     download: bool = option(False, "Download missing data sets to --data-root, where torchvision can.")
     skip_bad: bool = option(False, "Leave out unreadable pictures; the board says how many.")
-    weights: tuple[Path, ...] = option(
+    weights: Several[Path] = option(
         (),
         "Start from trained weights: a file, a folder of files, or a quoted pattern. Each file is a network. "
         "Repeatable.",
-        metavar="FILE|DIR|PATTERN",
+        title="FILE|DIR|PATTERN",
     )
     weights_key: str | None = option(
         None, "The state dict to use if a checkpoint has several, e.g. model_ema. [state_dict, else model]",
-        metavar="NAME",
+        title="NAME",
     )  # fmt: skip
     networks: Path | None = option(
         None,
         "Folder of a run that trained the suite's networks. [--out, then the networks in the package]",
-        metavar="DIR",
+        title="DIR",
     )
     places: dict[str, Path] = field(default_factory=dict, init=False, compare=False, repr=False)
     pictures: dict[tuple[str, bool, str], str] = field(default_factory=dict, init=False, compare=False, repr=False)
@@ -291,31 +294,28 @@ class How:
 
     device: str = option("auto", "auto, cpu, cuda or cuda:i.")
     rerun: Rerun = option("missing", "Which existing results to compute again.")
-    checkpoint: float = option(
-        60.0,
-        "Seconds between training checkpoints; 0 for none.",
-        metavar="SECONDS",
-        least=0,
+    checkpoint: Annotated[float, BeforeValidator(lambda seconds: seconds or 0)] = option(
+        60.0, "Seconds between training checkpoints; 0 for none.", title="SECONDS", ge=0
     )
     timeout: float | str | None = option(
         None,
         "Stop a cell that takes longer; 0 for no limit.  [default: 6h; none with --jobs 0]",
-        metavar="SECONDS|10m|1h",
+        title="SECONDS|10m|1h",
     )
     memory_limit: float | str | None = option(
-        None, "Stop a cell if its worker uses more memory. The libraries alone need 0.4 GiB.", metavar="BYTES|4GiB"
+        None, "Stop a cell if its worker uses more memory. The libraries alone need 0.4 GiB.", title="BYTES|4GiB"
     )
     jobs: int | None = option(
-        None, "Number of worker processes; 0 runs in the main process. [one per core, or GPU]", least=0
+        None, "Number of worker processes; 0 runs in the main process. [one per core, or GPU]", ge=0
     )
-    shard: str | None = option(None, "Run only shard I of N, counted from 0, for job arrays.", metavar="I/N")
-    batch: int | None = option(None, "Test batch size; halved until it fits in memory. [up to 200]", least=1)
+    shard: str | None = option(None, "Run only shard I of N, counted from 0, for job arrays.", title="I/N")
+    batch: int | None = option(None, "Test batch size; halved until it fits in memory. [up to 200]", ge=1)
     exclusive: bool = option(False, "Run one cell at a time on each machine or GPU, for exact speeds.")
-    dask: str | None = option(None, "Run cells on the workers of this Dask scheduler.", metavar="tcp://HOST:PORT")
-    observe: tuple[str, ...] = option(
+    dask: str | None = option(None, "Run cells on the workers of this Dask scheduler.", title="tcp://HOST:PORT")
+    observe: Several[str] = option(
         (),
         "Send each record to an observer: tensorboard[:dir=DIR], mlflow[:uri=URI], or your own. Repeatable.",
-        metavar="NAME|FILE.py[:PARAM=V]",
+        title="NAME|FILE.py[:PARAM=V]",
     )
 
     def limits(self) -> tuple[float, float]:
@@ -339,16 +339,20 @@ class How:
         return seconds, size
 
 
-OPTIONS: Mapping[type, Mapping[str, Field[Any]]] = {
-    value: {item.name: item for item in fields(value) if item.metadata} for value in (Request, Files, How)
+OPTIONS: Mapping[type, Mapping[str, FieldInfo]] = {
+    value: {name: info for name, info in value.__pydantic_fields__.items() if info.description}
+    for value in cast(Any, (Request, Files, How))  # mypy does not know what pydantic adds
 }
-"""The fields of each value that users may set; no two have the same name."""
+"""The fields of each value that users may set, with help texts and titles of values; no two have the same name."""
+
+
+def option_of(name: str) -> str:
+    """Return what the option of a field is called on the command line, where the field is what it comes to."""
+    return "--" + {"plugins": "plugin", "tasks": "task"}.get(name, name.replace("_", "-"))
 
 
 def values_of(keywords: Mapping[str, Any]) -> tuple[Request, Files, How]:
-    """Return the three values of what a user gave by the names of their fields.
-
-    None is 0 of a number, and else what the field is unless given. One value may stand for several.
+    """Return the three values of what a user gave by the names of their fields. One value may stand for several.
 
     Raises:
         UserError: there is no such field for users, or what is given is of another type.
@@ -357,23 +361,14 @@ def values_of(keywords: Mapping[str, Any]) -> tuple[Request, Files, How]:
     if others := keywords.keys() - names:
         raise unknown("argument", min(others), names)
 
-    def value(item: Field[Any], raw: Any) -> Any:
-        several = get_origin(item.type) is tuple
-        if raw is None:
-            return 0.0 if item.type is float else item.default if several else None
-        many = tuple(raw) if isinstance(raw, Iterable) and not isinstance(raw, str) else (raw,)
-        try:
-            read = TypeAdapter(cast(Any, item.type)).validate_python(many if several else raw)
-        except ValidationError as error:
-            raise UserError(f"{item.name}: {error.errors()[0]['msg']}", got=repr(raw)) from error
-        if (least := item.metadata.get("least")) is not None and not read >= least:
-            raise UserError(f"--{item.name}", got=raw, allowed=f"{least} or more")
-        return read
-
     def new(kind: type[T]) -> T:
-        return kind(**{name: value(item, keywords[name]) for name, item in OPTIONS[kind].items() if name in keywords})
+        return kind(**{name: keywords[name] for name in OPTIONS[kind] if name in keywords})
 
-    return new(Request), new(Files), new(How)
+    try:
+        return new(Request), new(Files), new(How)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{option_of(str(first['loc'][0]))}: {first['msg']}", got=repr(first["input"])) from error
 
 
 class Job(_Model):

@@ -1,6 +1,5 @@
 """What people type before they have read anything."""
 
-import os
 import shutil
 from pathlib import Path
 
@@ -18,14 +17,12 @@ SMALL = ["--suite", TINY, "--n-train", "4", "--seeds", "1"]
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder in which a strategy was run twice, named by itself; the second run is the last."""
+    """Return a folder in which a strategy was run."""
     here = tmp_path_factory.mktemp("here")
-    for out in ("first", "last"):
-        done = call("run", "noise", *SMALL, "--out", here / out, "--jobs", 0)
-        assert done.exit_code == 0, done.output
-    records = here / "first" / "records"
-    for path in records.iterdir():
-        os.utime(path, (1, 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(here)
+        done = call("run", "noise", *SMALL, "--jobs", 0)
+    assert done.exit_code == 0, done.output
     return here
 
 
@@ -37,27 +34,15 @@ def test_a_strategy_is_named_by_itself_or_after_plugin_or_strategy(here: Path) -
 
 
 @pytest.mark.parametrize("command", [["leaderboard"], ["status"], ["export"], ["submit", "--to", "published"]])
-def test_the_folder_is_the_one_written_last_here(
-    here: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+def test_the_folder_is_the_one_that_a_run_writes_unless_it_is_named(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     monkeypatch.chdir(here)
     done = call(*command)
-    assert "folder: last" in done.stderr.splitlines()
-    named = call(command[0], "last", *command[1:]) if command[0] != "submit" else done
-    assert done.exit_code == named.exit_code and done.stdout == named.stdout
-
-
-@pytest.mark.parametrize("command", ["leaderboard", "status", "export", "submit"])
-def test_without_a_run_here_a_folder_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
-    (tmp_path / "package" / "records").mkdir(parents=True)
-    (tmp_path / "package" / "records" / "store.py").write_text("")
+    named = call(command[0], "sparsebench-out", *command[1:]) if command[0] != "submit" else done
+    assert done.exit_code == named.exit_code == 0 and done.stdout == named.stdout
     monkeypatch.chdir(tmp_path)
-    done = call(command)
-    assert done.exit_code == 2 and done.stderr == (
-        "Error: FOLDER is missing, and no run has written one here; name it, or sparsebench run\n"
-    )
+    assert "no records in sparsebench-out" in call(*command).stderr
 
 
 def test_pictures_that_are_named_will_do_for_the_suite_of_ones_own(tmp_path: Path) -> None:
@@ -66,7 +51,9 @@ def test_pictures_that_are_named_will_do_for_the_suite_of_ones_own(tmp_path: Pat
 
 
 def test_a_board_is_not_written_into_a_submission(here: Path, tmp_path: Path) -> None:
-    made = Path(submit(shutil.copytree(here / "last", tmp_path / "out"), tmp_path / "published", "noise").folder)
+    made = Path(
+        submit(shutil.copytree(here / "sparsebench-out", tmp_path / "out"), tmp_path / "published", "noise").folder
+    )
     before = sorted(made.rglob("*"))
     done = call("leaderboard", made, "--update")
     assert done.exit_code == 2 and "is a submission" in done.stderr

@@ -212,38 +212,34 @@ def test_another_precision_becomes_float32_and_a_line_says_it(
     model = network().to(getattr(torch, kind))
     path = saved(tmp_path / "own.safetensors", model.state_dict())
     (record,) = executed(tmp_path / "out", given(pictures, path)).values()
+    assert not {"weights_key", "in_chans"} & set(record.cell.model.params)  # at their usual values
     assert caplog.messages == [f"--weights {path}: {kind} becomes float32"]
     assert predicted(record) == answers(model.float(), pictures)
 
 
-def test_pictures_have_the_size_that_the_weights_are_made_for(
-    pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("made", "task", "side", "said"),
+    [
+        (48, "folder", 48, None),
+        (32, "folder:canvas=64", 64, "task 'folder' has 64 x 64: its position embeddings are resampled"),
+        (48, "composite:pretrain_epochs=0", 32, "task 'composite' has 32 x 32"),
+    ],
+)
+def test_pictures_have_the_size_that_the_weights_are_made_for_or_the_task_asks_for_and_a_line_says_it(
+    pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, made: int, task: str, side: int, said: str | None
 ) -> None:
-    model = network(img_size=48)
-    (record,) = executed(tmp_path / "out", given(pictures, saved(tmp_path / "own.pth", model.state_dict()))).values()
-    assert record.cell.task.params["canvas"] == 48 and predicted(record) == answers(model, pictures)
-    assert not caplog.messages
-
-
-def test_another_size_is_taken_where_it_is_asked_for_and_a_line_says_it(
-    pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = network()
-    files = given(pictures, saved(tmp_path / "own.pth", model.state_dict()))
-    (record,) = executed(tmp_path / "out", files, "folder:canvas=64").values()
-    (line,) = caplog.messages
-    assert "own.pth is made for 32 x 32 pixels" in line and "64 x 64: its position embeddings are resampled" in line
-    model.set_input_size((64, 64))
-    assert predicted(record) == answers(model, pictures)
-
-
-def test_a_cell_that_trains_has_its_own_size_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = saved(tmp_path / "own.pth", network(img_size=48).state_dict())
-    plan = planned(
-        tmp_path / "out", planner.Files(weights=(path,)), "composite:pretrain_epochs=0", suite="quick", n_train=(10,)
-    )
-    assert {job.cell.task.params["canvas"] for job in plan.jobs} == {32}
-    assert [line for line in caplog.messages if "task 'composite' has 32 x 32" in line] == caplog.messages != []
+    model = network(img_size=made)
+    path = saved(tmp_path / "own.pth", model.state_dict())
+    if task.startswith("folder"):
+        (record,) = executed(tmp_path / "out", given(pictures, path), task).values()
+        model.set_input_size((side, side))
+        assert predicted(record) == answers(model, pictures)
+        sides = {record.cell.task.params["canvas"]}
+    else:
+        plan = planned(tmp_path / "out", planner.Files(weights=(path,)), task, suite="quick", n_train=(10,))
+        sides = {job.cell.task.params["canvas"] for job in plan.jobs}
+    assert sides == {side} and len(caplog.messages) == bool(said)
+    assert all(f"own.pth is made for {made} x {made} pixels, and {said}" in line for line in caplog.messages)
 
 
 OBLONG = {"input_size": (3, 32, 64), "num_classes": 3, "mean": (0.5,) * 3, "std": (0.5,) * 3, "crop_pct": 0.95}
@@ -285,12 +281,6 @@ def test_a_network_of_one_channel_is_tested_on_grey_pictures(pictures: Path, tmp
     assert predicted(dense) == answers(model, pictures) and dense.cell.model.params["in_chans"] == 1
 
 
-def test_cells_of_usual_weights_are_called_as_before(pictures: Path, tmp_path: Path) -> None:
-    path = saved(tmp_path / "own.pth", network().state_dict())
-    for job in planned(tmp_path / "out", given(pictures, path)).jobs:
-        assert not {"weights_key", "in_chans"} & set(job.cell.model.params)
-
-
 @pytest.fixture
 def three(tmp_path: Path) -> Path:
     """Return a folder with three networks, and what else lies beside checkpoints."""
@@ -318,15 +308,10 @@ def test_python_takes_several_paths_or_one_or_none(pictures: Path, tmp_path: Pat
     assert sorted(file_names(tmp_path / "out").values()) == ["net-1.pth", "net-2.pth"]
     with pytest.raises(UserError, match="task 'folder' tests trained weights"):
         sparsebench.run((), weights=None, out=tmp_path / "none", **options)
-    with pytest.raises(UserError, match=r"weights: .* path.*; got .3"):
+    with pytest.raises(UserError, match=r"task 'composite' trains networks.*got 3 files of weights; allowed: one"):
+        sparsebench.run((), weights=every, tasks="composite", n_train=10, out=tmp_path / "none", model=f"timm:{ARCH}")
+    with pytest.raises(UserError, match=r"weights: .* path.*; got 3"):
         sparsebench.run((), weights=[3], out=tmp_path / "none", **options)  # type: ignore[list-item]
-
-
-def test_what_is_left_out_of_a_folder_is_said(
-    pictures: Path, three: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    planned(tmp_path / "out", given(pictures, three))
-    assert caplog.messages == [f"--weights {three}: 3 files are taken, and left out: args.yaml"]
 
 
 @pytest.mark.parametrize(
@@ -346,14 +331,17 @@ def test_what_names_no_weights_is_refused(
     assert done.exit_code == 2 and says in done.output
 
 
-def test_the_same_file_twice_is_one_network(
+def test_the_same_file_twice_is_one_network_and_what_is_left_out_of_a_folder_is_said(
     pictures: Path, three: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, copy = three / "net-1.pth", three / "z.pth"
     copy.write_bytes(first.read_bytes())
-    plan = planned(tmp_path / "out", given(pictures, *sorted(three.glob("*.pth"))))
+    plan = planned(tmp_path / "out", given(pictures, three))
     assert len({job.cell.model.params["weights"] for job in plan.jobs}) == 3
-    assert caplog.messages == [f"--weights {copy}: is the same file as {first}: they are one network"]
+    assert caplog.messages == [
+        f"--weights {three}: 4 files are taken, and left out: args.yaml",
+        f"--weights {copy}: is the same file as {first}: they are one network",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -371,11 +359,6 @@ def test_networks_of_one_board_are_alike_or_a_file_is_named(
     saved(three / "z.pth", network(**changes).state_dict())
     done = invoke(pictures, "--weights", three)
     assert done.exit_code == 2 and said in done.output and len(done.output.splitlines()) == 1
-
-
-def test_a_task_that_trains_begins_with_one_file(three: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"task 'composite' trains networks.*got 3 files of weights; allowed: one"):
-        planned(tmp_path / "out", planner.Files(weights=(three,)), "composite", suite="quick", n_train=(10,))
 
 
 def test_files_of_one_name_are_told_apart_by_their_folders_and_by_their_content(pictures: Path, tmp_path: Path) -> None:

@@ -28,10 +28,10 @@ def test_the_function_and_the_command_have_the_defaults_of_the_fields() -> None:
 
 def test_python_may_say_things_in_other_types() -> None:
     request, files, how = values_of({
-        "plugins": "random", "tasks": ["plain"], "keep": [0.5], "n_train": range(3), "weights": "a.safetensors",
+        "plugins": "random", "tasks": ["plain"], "keep": [0.5], "n_train": range(1, 4), "weights": "a.safetensors",
         "data_root": None, "images": "digits", "checkpoint": None, "observe": "tensorboard",
     })  # fmt: skip
-    assert request == Request(plugins=("random",), tasks=("plain",), keep=(0.5,), n_train=(0, 1, 2))
+    assert request == Request(plugins=("random",), tasks=("plain",), keep=(0.5,), n_train=(1, 2, 3))
     assert files == Files(("digits",), weights=(Path("a.safetensors"),))
     assert how == How(checkpoint=0.0, observe=("tensorboard",))
 

@@ -6,20 +6,15 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
-import torch
 from click.testing import CliRunner
 from measured import TINY
 from plugin_files import write_distribution
 
 import sparsebench
-from sparsebench import Strategy, TokenView
 from sparsebench.cli import main
-from sparsebench.plugin.content import file_revision
 from sparsebench.records import store
-from sparsebench.records.record import Part
 
 MINE = '''"""A plugin."""
 from typing import ClassVar
@@ -139,35 +134,6 @@ def test_an_installed_distribution_declares_its_revision(install: Callable[[str]
     assert (record.origin.distribution, record.origin.version, record.origin.revision) == ("far", "1.5", "2")
 
 
-POWER = 2.0
-
-
-def notebook(factor: float) -> type[Strategy]:
-    """Return a class whose scores have a factor."""
-    global POWER
-    POWER = factor
-    return Noted
-
-
-class Noted(Strategy):
-    """Keeps long tokens."""
-
-    name: ClassVar[str] = "noted"
-
-    def scores(self, view: TokenView) -> torch.Tensor:
-        return view.tokens.norm(dim=-1) ** POWER
-
-
-def test_a_class_of_a_notebook_is_told_by_its_code(tmp_path: Path) -> None:
-    seen = []
-    for factor in (2.0, 2.0, 3.0):
-        sparsebench.run(notebook(factor), tasks=f"composite:{SIZES}", out=tmp_path, keep=0.5, **SMALL)
-        (record,) = (one for one in store.read(tmp_path).values() if one.label == "noted")
-        assert record.origin.revision == file_revision(tmp_path / "plugins" / "noted.py")
-        seen.append((record.origin.revision, record.started))
-    assert seen[0] == seen[1] and seen[1][0] != seen[2][0]
-
-
 @pytest.mark.parametrize("installed", [False, True])
 def test_the_revision_of_a_task_is_part_of_its_cells(
     install: Callable[[str], Path], tmp_path: Path, installed: bool
@@ -210,8 +176,3 @@ def test_a_revision_is_a_whole_number(mine: Path, tmp_path: Path, revision: str)
     changed(mine, "[int] = 1", f"[object] = {revision}")
     said = CliRunner().invoke(main, ["run", str(mine), "--suite", TINY, "--out", str(tmp_path / "out"), "--dry-run"])
     assert said.exit_code == 2 and "mine.revision must be a whole number" in said.stderr
-
-
-def test_the_first_revision_is_in_no_hash_of_a_cell() -> None:
-    assert Part(name="a").model_dump() == {"name": "a", "params": {}}
-    assert Part(name="a", revision="2").model_dump(mode="json") == {"name": "a", "params": {}, "revision": "2"}

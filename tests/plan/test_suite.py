@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -5,14 +6,18 @@ import pytest
 from measured import TINY
 from suite_text import suite_text
 
+from sparsebench.deploy.pictures import Trainer
 from sparsebench.errors import UserError
+from sparsebench.plan import plan as planner
 from sparsebench.plan import request as suites
 from sparsebench.plan.expand import expand, gaps
-from sparsebench.plan.locate import files_from
-from sparsebench.plan.request import Job, Request
+from sparsebench.plan.plan import Plan
+from sparsebench.plan.request import Files, How, Job, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, Part
+from sparsebench.runner import run
 from sparsebench.strategy.budget import Budget
+from sparsebench.tasks.sources import known
 
 BASELINES = {"dense", "random", "oracle", "anti_oracle"}
 SMALL = "composite:epochs=1,test=40,pretrain_epochs=0"
@@ -61,7 +66,7 @@ def test_a_shipped_suite_has_the_baselines_on_and_its_cells_answer_all_that_it_a
     suite, registry = suites.load(name), Registry()
     assert suite.name == name
     taken = any("images" in registry.task(task.name).model_fields for task in suite.task)
-    jobs = expand(Request(suite=name), registry, files_from({"images": "folder-0123"} if taken else {}))
+    jobs = expand(Request(suite=name), registry, Files(("digits",) * taken))
     own = {text.partition(":")[0] for task in suite.task for text in task.strategies or ()}
     assert strategies_of(jobs) == set(suite.baselines) | own
     assert own or suite.keep_weights or set(suite.baselines) >= BASELINES or name == "smoke"
@@ -74,18 +79,6 @@ def test_a_shipped_suite_has_the_baselines_on_and_its_cells_answer_all_that_it_a
         one for one in cells if (one.task, one.n_train, one.repetition) != (last.task, last.n_train, last.repetition)
     ]
     assert gaps(suite, fewer, registry, any_budget=True)
-
-
-def test_keep_and_macs_take_the_place_of_a_tasks_budgets(own: Any) -> None:
-    text = TOML.replace("[40, 80]", "[40]\nbudgets = [{keep_rate = 0.5}, {macs = 0.75}]")
-    jobs = expand(Request(suite=own(text), seeds=1), Registry())
-    assert set(budgets_of(jobs, "random")) == {Budget(keep_rate=0.5), Budget(macs=0.75)}
-    jobs = expand(Request(plugins=("attn_topk",), suite=own(text), seeds=1), Registry())
-    assert set(budgets_of(jobs, "attn_topk")) == {
-        Budget(keep_rate=0.5, blocks=(1, 2)), Budget(macs=0.75, blocks=(1, 2)),
-    }  # fmt: skip
-    jobs = expand(Request(suite=own(text), seeds=1, keep=(0.25,)), Registry())
-    assert set(budgets_of(jobs, "random")) == {Budget(keep_rate=0.25)}
 
 
 @pytest.mark.parametrize(
@@ -108,6 +101,10 @@ def test_keep_and_macs_take_the_place_of_a_tasks_budgets(own: Any) -> None:
         pytest.param("[40, 80]", "[]", "n_train", id="no numbers of samples"),
         pytest.param("[40, 80]", "[0]", "n_train", id="no samples"),
         pytest.param("[40, 80]", "[-4]", "n_train", id="fewer than no samples"),
+        pytest.param("[40, 80]", '[40]\ntrack = "frozen"', "goes with network", id="tests of no network"),
+        pytest.param("[40, 80]", '[40]\nnetwork = "networks"', "goes with network", id="a network for no test"),
+        pytest.param("[40, 80]", '[40]\nnetwork = "networks"\ntrack = "tuned"', "leave model out", id="two models"),
+        pytest.param("[40, 80]", '[40]\ntrack = "cold"', "track", id="no track"),
         pytest.param('title = "own"', "", "title.*required", id="missing key"),
         pytest.param("seeds = 2", "seeds = ", "no TOML", id="no TOML"),
         pytest.param("own", "\xff\xfe", "no TOML", id="other bytes"),
@@ -124,15 +121,6 @@ def test_all_is_every_strategy_that_is_installed_with_the_parameters_given() -> 
     jobs = expand(Request(plugins=("all:keep_rate=0.5",), suite=TINY, n_train=(4,), seeds=1), registry)
     assert {job.cell.strategy.name for job in jobs} == {found.cls.name for found in registry.strategies()}
     assert {job.cell.budget.keep_rate for job in jobs if job.label == "attn_topk"} == {0.5}
-
-
-def test_a_suite_of_ones_own_says_what_is_run(own: Any) -> None:
-    jobs = expand(Request(plugins=("attn_topk",), suite=own()), Registry())
-    assert strategies_of(jobs) == {"dense", "random", "attn_topk"}
-    assert {(job.cell.n_train, job.cell.repetition) for job in jobs} == {(n, k) for n in (40, 80) for k in (0, 1)}
-    assert {job.cell.model.params["depth"] for job in jobs} == {3}
-    assert {job.cell.task.params["test"] for job in jobs} == {40}
-    assert set(budgets_of(jobs, "attn_topk")) == {Budget(macs=0.25, blocks=(1, 2))}
 
 
 @pytest.mark.parametrize(
@@ -166,13 +154,35 @@ def test_strategies_have_budgets_of_their_own_or_of_the_request_and_baselines_ea
     assert found == {name: labels.split(", ") for name, labels in budgets.items()}
 
 
+def test_a_suite_of_ones_own_says_what_is_run_and_a_request_says_it_instead(own: Any) -> None:
+    def found(**options: Any) -> tuple[set[Any], ...]:
+        suite = own(TOML + "\nbudgets = [{macs = 0.75}]")
+        cells = [job.cell for job in expand(Request(suite=suite, **options), Registry()) if job.label == "attn_topk"]
+        assert {(cell.model.params["depth"], cell.task.params["epochs"]) for cell in cells} == {(3, 1)}
+        tests = {cell.task.params["test"] for cell in cells}
+        return tests, {(cell.n_train, cell.repetition) for cell in cells}, {cell.budget.label for cell in cells}
+
+    both = {(n, k) for n in (40, 80) for k in (0, 1)}
+    assert found(plugins=("attn_topk",)) == ({40}, both, {"macs 0.75 @1,2"})
+    asked = {"tasks": ("composite:test=20,30",), "seeds": 3, "n_train": (4,), "keep": (0.5,)}
+    assert found(plugins=("attn_topk",), **asked) == (
+        {20, 30},
+        {(4, k) for k in range(3)},
+        {"keep 0.5 power-floor @1,2"},
+    )
+    repetitions = [job.cell.repetition for job in expand(Request(suite=own()), Registry())]
+    assert repetitions == sorted(repetitions), "one is whole before the next begins"
+
+
 def test_parameters_are_swept_over_and_named_in_the_label(samples: Path) -> None:
-    jobs = jobs_of(f"{samples / 'good.py'}:largest=true,false,keep_rate=0.5,0.25")
+    jobs = jobs_of(f"{samples / 'good.py'}:largest=true,false,keep_rate=0.5,0.25", where="test")
     mine = [job for job in jobs if job.cell.strategy.name == "norm"]
-    assert {(job.cell.strategy.params["largest"], job.cell.budget.keep_rate) for job in mine} == {
-        (largest, rate) for largest in (True, False) for rate in (0.5, 0.25)
-    }
-    assert {job.label for job in mine} == {"norm", "norm(largest=False)"}
+    assert {(job.label, job.cell.strategy.params["largest"], job.cell.budget.keep_rate) for job in mine} == {
+        (label, largest, rate) for label, largest in (("norm", True), ("norm(largest=False)", False))
+        for rate in (0.5, 0.25)
+    }  # fmt: skip
+    where = {job.cell.strategy.name: job.cell.where for job in jobs}
+    assert where == {"dense": "both"} | dict.fromkeys(("norm", "random", "oracle", "anti_oracle"), "test")
 
 
 @pytest.mark.theory
@@ -231,29 +241,6 @@ def test_tasks_with_other_pictures_do_not_share_an_initial_model() -> None:
     assert len({job.cell.id for job in jobs if job.keep_weights}) == 2
 
 
-def test_a_task_is_run_with_the_parameters_given_and_swept_over() -> None:
-    jobs = jobs_of(tasks=("composite:lr=0.05,0.1,test=30",))
-    assert {job.cell.task.params["lr"] for job in jobs} == {0.05, 0.1}
-    assert {job.cell.task.params["test"] for job in jobs} == {30}
-    assert {job.cell.task.params["canvas"] for job in jobs} == {16}
-
-
-def test_parameters_of_a_task_are_on_top_of_those_of_the_suite(own: Any) -> None:
-    (params,) = (
-        job.cell.task.params
-        for job in expand(Request(suite=own(), tasks=("composite:test=20",), seeds=1, n_train=(40,)), Registry())
-        if job.cell.strategy.name == "dense"
-    )
-    assert params["test"] == 20 and params["epochs"] == 1 and params["pretrain_epochs"] == 0
-
-
-def test_seeds_and_n_train_take_the_place_of_the_suites() -> None:
-    jobs = jobs_of(seeds=3, n_train=(4, 16))
-    assert {(job.cell.repetition, job.cell.n_train) for job in jobs} == {(k, n) for k in range(3) for n in (4, 16)}
-    repetitions = [job.cell.repetition for job in jobs]
-    assert repetitions == sorted(repetitions), "one is whole before the next begins"
-
-
 @pytest.mark.theory
 def test_without_tasks_a_model_goes_to_the_tasks_that_it_fits() -> None:
     models = {
@@ -262,11 +249,6 @@ def test_without_tasks_a_model_goes_to_the_tasks_that_it_fits() -> None:
     }
     assert models["theory"].name == "shallow"
     assert models["composite"].params["dim"] == models["spurious"].params["dim"] == 16
-
-
-def test_where_is_in_every_cell_but_those_that_remove_nothing() -> None:
-    where = {job.cell.strategy.name: job.cell.where for job in jobs_of("noise", where="test")}
-    assert where == {"dense": "both"} | dict.fromkeys(("noise", "random", "oracle", "anti_oracle"), "test")
 
 
 def test_cells_do_not_depend_on_the_order_of_options_or_on_what_runs_beside() -> None:
@@ -294,14 +276,6 @@ def test_a_parameter_at_its_default_makes_no_other_cell() -> None:
     ]
 
 
-def test_another_model_than_the_suites_has_default_stages() -> None:
-    own, other = (
-        {job.cell.budget.blocks for job in jobs_of("attn_topk", model=model) if job.label == "attn_topk"}
-        for model in (None, "timm:vit_tiny_patch16_224")
-    )
-    assert own == {(0,)} and other == {None}
-
-
 def test_the_suite_of_ones_own_weights_asks_for_no_network() -> None:
     cell = Cell(
         task=Part(name="folder", params={"images": "folder-0123"}), model=Part(name="timm", params={"name": "mine"}),
@@ -311,3 +285,116 @@ def test_the_suite_of_ones_own_weights_asks_for_no_network() -> None:
     assert gaps(folder, [cell], registry, any_budget=False) == []
     other = cell.model_copy(update={"budget": Budget(macs=0.6)})
     assert gaps(folder, [other], registry, any_budget=False) == ["folder with 0 samples, repetition 0, macs 0.7"]
+
+
+TWO_TASKS = suite_text(
+    'name = "plain"\nmodel = "vit"\nparams = {epochs = 1, test = 40}\nn_train = [8]',
+    'name = "composite"\nmodel = "vit"\nparams = {epochs = 1, test = 40, pretrain_epochs = 0}\nn_train = [40]',
+    baselines='"dense", "random"', budget="macs = 0.5\nblocks = [0, 1, 2]",
+)  # fmt: skip
+
+
+@pytest.fixture
+def labels(tmp_path: Path) -> Any:
+    """Return a function from a plugin's words to its budgets' names by task."""
+
+    def find(words: str, text: str = TWO_TASKS) -> dict[str, set[str]]:
+        path = tmp_path / "mine.toml"
+        path.write_text(text)
+        jobs = expand(Request(plugins=(words,), suite=str(path)), Registry())
+        name = words.partition(":")[0]
+        return {
+            task: {j.cell.budget.label for j in jobs if (j.cell.task.name, j.cell.strategy.name) == (task, name)}
+            for task in ("plain", "composite")
+        }
+
+    return find
+
+
+@pytest.mark.parametrize(
+    ("words", "label", "everywhere"),
+    [
+        ("attn_topk:macs=0.65", "macs 0.65 @0,1,2", True),
+        ("attn_topk:schedule=late,macs=0.65", "macs 0.65 late 2", True),
+        ("attn_topk:schedule=every", "macs 0.5 every block", True),
+        ("attn_topk:macs=0.5,0.7,0.5", "macs 0.5 @0,1,2, macs 0.7 @0,1,2", True),
+        ("tome:per_block=4", "4 a block", True),
+        ("pitome:ratio=.9", "ratio 0.9 a block", True),
+        ("random:keep_rate=0.5", "keep 0.5 power-floor", True),
+        ("ats:macs=0.5,blocks=0+1+2", "macs 0.5 @0,1,2", False),
+        ("ats:macs=0.5", "macs 0.5 @0,1,2", False),  # the suite's, where ats by itself acts in blocks 1 and 2
+        ("tome:macs=0.5,blocks=1+2", "macs 0.5 @1,2", False),
+        ("evit:keep_rate=0.5", "keep 0.5 compound-ceil @0,1,2", False),
+        ("evit:keep_rate=0.5,convention=power-floor", "keep 0.5 power-floor @0,1,2", False),
+        ("evit:macs=0.5,convention=compound-ceil", "macs 0.5 compound-ceil @0,1,2", False),
+        ("attn_topk:counts=40+30+20", "counts 40,30,20 @0,1,2", False),
+        ("attn_topk:counts=40+30,blocks=1+2", "counts 40,30 @1,2", False),
+    ],
+)
+def test_a_budget_has_one_name_on_all_tasks_and_blocks_as_asked_for_or_the_suites_or_the_strategys(
+    labels: Any, words: str, label: str, everywhere: bool
+) -> None:
+    found = labels(words)
+    assert found["composite"] == set(label.split(", ")) and (not everywhere or found["plain"] == found["composite"])
+
+
+def test_a_tasks_own_budgets_keep_their_blocks_and_another_model_has_its_own(labels: Any) -> None:
+    (other,) = {
+        job.cell.budget.blocks for job in jobs_of("attn_topk", model="timm:test_vit") if job.label == "attn_topk"
+    }
+    assert other is None
+    text = TWO_TASKS + "budgets = [{keep_rate = 0.5, blocks = [2]}, {macs = 0.5}]\n"
+    assert labels("attn_topk", text)["composite"] == {"keep 0.5 power-floor @2", "macs 0.5 @0,1,2"}
+    with pytest.raises(UserError, match="budget blocks; got 9; allowed: 0 to 2 for this model"):
+        labels("attn_topk", TWO_TASKS + "budgets = [{keep_rate = 0.5, blocks = [9]}]\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            "tome:counts=60+30+10",
+            "of 60 tokens no more than 30 can leave this strategy at once|of 30 tokens no more than 15",
+        ),
+        (
+            "attn_topk:macs=0.5,gamma=3",
+            "gamma is for the late schedule, which 'attn_topk' does not have here; got gamma=3",
+        ),
+        ("a_vit:gamma=10", "gamma is for the late schedule"),
+        ("random:macs=0.5,blocks=1", "acts at the input only, once"),
+        ("random:schedule=late", "'random' acts at the input only, once; got budget .*; allowed: macs or keep"),
+        ("random:per_block=8", "acts at the input only, once; got budget .*; allowed: macs or keep"),
+    ],
+)
+def test_what_would_be_changed_or_passed_over_in_silence_is_refused(labels: Any, words: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        labels(words)
+
+
+# ---- official sets that a suite names without a word of the user's
+
+OFFICIAL = suite_text('name = "composite"\nparams = {images = "cifar10", pretrain_epochs = 0}\nn_train = [10]')
+
+
+def planned(suite: str, out: Path, **files: Any) -> Plan:
+    return planner.plan(Request(suite=suite), Files(**files), Registry(), out, "missing")
+
+
+def test_each_kind_is_looked_for_below_the_data_root_before_anything_runs(own: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cifar10 is missing in .*root .*--data-root DIR .* or --download"):
+        planned(own(OFFICIAL), tmp_path, data_root=tmp_path / "root")
+    first = OFFICIAL.replace('images = "cifar10", pretrain_epochs = 0', 'pretrain_images = "cifar100"')
+    with pytest.raises(UserError, match="cifar100 is missing"):
+        planned(own(first), tmp_path)
+    named = planned(own(OFFICIAL), tmp_path, images=("digits",))
+    assert {job.cell.task.params["images"] for job in named.todo} == {"digits"} and named.locations == {}
+
+
+def test_what_is_drawn_needs_its_pictures_though_nothing_is_to_be_trained(
+    own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known, "check", lambda *_, **__: None)
+    done = replace(planned(own(OFFICIAL), tmp_path, data_root=tmp_path), todo=[], locations={})
+    monkeypatch.setattr(run, "plan_of", lambda *_: done)
+    shown = Trainer(Files(data_root=tmp_path), How("cpu"), tmp_path / "out").plan(Request(), Registry())
+    assert shown.todo == [] and shown.locations == {"cifar10": tmp_path}

@@ -27,10 +27,6 @@ def took(job: Job, seconds: float, memory: int = 0, status: str = "ok") -> Recor
     return record.model_copy(update={"status": status, "memory": memory})
 
 
-def learned(jobs: list[Job], *records: Record) -> Expected:
-    return Expected(jobs, records)
-
-
 def test_a_longer_training_costs_more_and_a_test_of_a_trained_network_costs_no_training() -> None:
     few, many = jobs_of(n_train=(4, 8), seeds=1)[:2]
     assert few.cell.n_train == 4 and many.cell.n_train == 8 and 0 < few.cost < many.cost
@@ -43,7 +39,7 @@ def test_a_longer_training_costs_more_and_a_test_of_a_trained_network_costs_no_t
 def test_cells_of_a_kind_take_as_long_for_what_they_cost_whatever_strategy_and_seed() -> None:
     jobs = [job.model_copy(update={"cost": float(job.cell.n_train)}) for job in jobs_of("20", (4, 8, 16), 2)]
     four, eight = ([job for job in jobs if job.cell.n_train == n] for n in (4, 8))
-    expected = learned(jobs, *(took(job, seconds) for job, seconds in zip(four, (1, 2, 3), strict=False)))
+    expected = Expected(jobs, [took(job, seconds) for job, seconds in zip(four, (1, 2, 3), strict=False)])
     assert [expected.seconds(job) for job in jobs] == [pytest.approx(job.cost / 2) for job in jobs]
     expected.done(took(eight[0], 2.0))
     assert {expected.seconds(job) for job in four} == {2.0} and {expected.seconds(job) for job in eight} == {2.0}
@@ -54,9 +50,9 @@ def test_of_a_kind_of_which_nothing_is_known_all_that_is_known_counts() -> None:
     jobs = jobs_of("20,30", (4,), 1)
     small, large = (next(job for job in jobs if job.cell.task.params["test"] == n) for n in (20, 30))
     assert Expected(jobs).seconds(large) is None
-    assert learned(jobs, took(small, 2.0, status="timeout")).seconds(small) is None
-    assert learned(jobs, took(small, 2.0)).seconds(large) == pytest.approx(2.0 * large.cost / small.cost)
-    assert learned(jobs, took(small, 2.0), took(large, 9.0)).seconds(small) == pytest.approx(2.0)
+    assert Expected(jobs, [took(small, 2.0, status="timeout")]).seconds(small) is None
+    assert Expected(jobs, [took(small, 2.0)]).seconds(large) == pytest.approx(2.0 * large.cost / small.cost)
+    assert Expected(jobs, [took(small, 2.0), took(large, 9.0)]).seconds(small) == pytest.approx(2.0)
     expected = Expected(jobs, [took(small, 2.0)], prior=lambda job: 7.0)
     assert (expected.seconds(small), expected.seconds(large)) == (pytest.approx(2.0), pytest.approx(7.0))
 
@@ -65,7 +61,7 @@ def test_tests_of_trained_networks_are_a_kind_of_their_own_and_memory_is_the_mos
     job = jobs_of(seeds=1)[0]
     cell = job.cell.model_copy(update={"where": "test"})
     test = job.model_copy(update={"cell": cell, "network": "f" * 16})
-    expected = learned([job, test], took(job, 60.0, 5), took(job, 60.0, 7), took(test, 0.5))
+    expected = Expected([job, test], [took(job, 60.0, 5), took(job, 60.0, 7), took(test, 0.5)])
     assert [expected.seconds(one) for one in (job, test)] == [60.0, 0.5]
     assert [expected.memory(one) for one in (job, test)] == [7, None]
 
@@ -75,7 +71,7 @@ def test_one_of_each_kind_comes_first_and_then_the_longest() -> None:
     kinds = [(job.cell.task.params["test"], job.cell.n_train, job.cost) for job in Expected(jobs).longest_first()]
     assert {kind[:2] for kind in kinds[:4]} == {(20, 4), (20, 8), (30, 4), (30, 8)}
     assert [kind[2] for kind in kinds[4:]] == sorted((kind[2] for kind in kinds[4:]), reverse=True)
-    known = learned(jobs, took(jobs[0], 1.0)).longest_first()
+    known = Expected(jobs, [took(jobs[0], 1.0)]).longest_first()
     first = jobs[0].cell.task.params["test"], jobs[0].cell.n_train
     assert first not in {(job.cell.task.params["test"], job.cell.n_train) for job in known[:3]}, "one of it is done"
 
@@ -108,7 +104,7 @@ def test_the_workers_share_what_is_left(
     cells: int, begun: int, workers: list[int], gone: list[float], left: list[float]
 ) -> None:
     jobs = jobs_of()[:cells]
-    remaining = learned(jobs, took(jobs[0], 10.0))
+    remaining = Expected(jobs, [took(jobs[0], 10.0)])
     remaining.begin(list(remaining.left)[:begun], 0.0, 100.0)
     assert [remaining.time_left(n, 100.0 + seconds) for n in workers for seconds in gone] == pytest.approx(left)
 

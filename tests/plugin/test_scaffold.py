@@ -78,7 +78,7 @@ def test_the_package_can_be_built_and_installed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [("two words", "letters, digits and _"), ("class", "letters"), ("_x", "letters"), ("", "letters"),
-     ("../up", "letters"), ("random", "a strategy 'random' already"), ("torch", "a Python module 'torch' already")],
+     ("../up", "letters"), ("random", "'random' already"), ("torch", "'torch' already")],
 )  # fmt: skip
 def test_names_that_will_not_do_are_refused(tmp_path: Path, name: str, says: str) -> None:
     with pytest.raises(UserError, match=says):

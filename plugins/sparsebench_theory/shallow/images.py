@@ -314,5 +314,4 @@ PAPER = Paper(
     {"quick": "images-quick", "small": "images-small", "full": "images"},
     {"6a": figure_6a, "6b": figure_6b, "6c": figure_6c},
     seconds,
-    pictures=True,
 )

@@ -363,5 +363,4 @@ PAPER = Paper(
         "images": images,
     },
     seconds,
-    pictures=True,
 )

@@ -1,8 +1,9 @@
-"""Trained weights tested as they are: from the request to the records."""
+"""Trained weights tested as they are, on folders of pictures: from the request to the records and boards."""
 
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,22 @@ import pytest
 import timm
 import torch
 from coded import write_noise, write_random_weights
-from running import execute
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
+import sparsebench
+from sparsebench.board.settings import about, frame_of, settings_of
 from sparsebench.deploy.compare import compare, rows
 from sparsebench.deploy.pictures import Trainer
 from sparsebench.errors import UserError
 from sparsebench.models.vits import Timm
 from sparsebench.plan import plan as planner
-from sparsebench.plan.request import How, Request, Setting
+from sparsebench.plan.request import Files, How, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.records.record import Record
+from sparsebench.records.record import Cell, Record
 from sparsebench.records.table import row_of
+from sparsebench.runner import run as runs
 from sparsebench.runner.prepare import Context, prepare
 from sparsebench.tasks.folder import Folder, cut_out
 from sparsebench.tasks.sources.files import read_rgb
@@ -31,6 +35,7 @@ from sparsebench.tasks.sources.files import read_rgb
 ARCH, CANVAS = "deit_tiny_patch16_224", 32
 TASK = f"folder:canvas={CANVAS}"
 NAMES = ("n01440764", "n01443537", "n01484850")
+TRAINS = "composite:epochs=1,test=10,pretrain_epochs=0"
 
 
 @pytest.fixture(scope="module")
@@ -47,31 +52,39 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_random_weights(tmp_path_factory.mktemp("weights") / "own.safetensors", ARCH)
 
 
-def planned(out: Path, files: planner.Files, **options: Any) -> planner.Plan:
+@pytest.fixture(scope="module")
+def files(pictures: Path, weights: Path) -> Files:
+    return Files((f"folder:{pictures}",), weights=(weights,))
+
+
+def planned(out: Path, files: Files, **options: Any) -> planner.Plan:
     options = {"suite": "folder", "tasks": (TASK,), "model": f"timm:{ARCH}"} | options
     return planner.plan(Request(**options), files, Registry(), out, "missing")
 
 
-def executed(out: Path, files: planner.Files, **options: Any) -> dict[str, Record]:
-    """Return the records of a run, by strategy."""
-    execute(planned(out, files, **options), Registry(), out)
-    return {record.cell.strategy.name: record for record in store.read(out).values()}
+def executed(out: Path, files: Files, how: How | None = None, **options: Any) -> dict[str, Record]:
+    """Return what a run adds to the records of a folder, by strategy."""
+    before = set(store.read(out)) if out.exists() else set()
+    options = {"suite": "folder", "tasks": (TASK,), "model": f"timm:{ARCH}", "plugins": ("attn_topk",)} | options
+    runs.run(Request(**options), files, how or How("cpu", jobs=0), Registry(), out)
+    return {record.cell.strategy.name: record for key, record in store.read(out).items() if key not in before}
 
 
 @pytest.fixture(scope="module")
-def records(pictures: Path, weights: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
-    out = tmp_path_factory.mktemp("records")
-    files = planner.Files((f"folder:{pictures}",), weights=(weights,))
-    return executed(out, files, plugins=("attn_topk", "oracle"))
+def both(files: Files, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Record], dict[str, Record]]:
+    """Return a folder with the records of both precisions, and these."""
+    out = tmp_path_factory.mktemp("both")
+    return out, executed(out, files, plugins=("attn_topk", "oracle")), executed(out, files, precision="bfloat16")
 
 
-def test_strategies_can_be_compared_on_it_though_nobody_knows_what_matters(
-    pictures: Path, weights: Path, tmp_path: Path
-) -> None:
-    files = planner.Files((f"folder:{pictures}",), weights=(weights,))
+@pytest.fixture(scope="module")
+def records(both: Any) -> dict[str, Record]:
+    return both[1]  # type: ignore[no-any-return]
+
+
+def test_strategies_can_be_compared_on_it_though_nobody_knows_what_matters(files: Files, tmp_path: Path) -> None:
     request = Request(suite="folder", tasks=(TASK,), model=f"timm:{ARCH}", keep=(0.5,))
-    trainer = Trainer(files, How("cpu", jobs=0), tmp_path)
-    found = compare(("attn_topk", "random"), request, trainer, 2)
+    found = compare(("attn_topk", "random"), request, Trainer(files, How("cpu", jobs=0), tmp_path), 2)
     assert list(found.stages) == [0, 3, 6]  # of four patches one is left then
     assert {(row["relevant_kept_a"], row["relevant_kept_b"]) for row in rows(found)} == {(None, None)}
     assert found.scene is not None and not found.scene.matters.any()
@@ -99,7 +112,7 @@ def test_the_dense_model_answers_as_timm_s(records: dict[str, Record], pictures:
     assert dense.metrics["accuracy_top5"].value == among_five.mean()
 
 
-def test_a_record_has_cost_and_speed_and_says_which_weights_but_no_path(
+def test_a_record_has_cost_and_speed_and_says_which_weights_but_no_path_and_an_oracle_is_unsupported(
     records: dict[str, Record], weights: Path, pictures: Path
 ) -> None:
     for record in records.values():
@@ -112,17 +125,13 @@ def test_a_record_has_cost_and_speed_and_says_which_weights_but_no_path(
         assert {"accuracy", "accuracy_top5", "macs", "macs_ratio", "images_per_s"} <= set(record.metrics)
         assert record.metrics["selection_auroc"].value is None and record.metrics["selection_recall"].n == 0
     assert records["attn_topk"].metrics["macs_ratio"].value == pytest.approx(0.7, abs=0.1)
-
-
-def test_an_oracle_is_unsupported(records: dict[str, Record]) -> None:
     oracle = records["oracle"]
     assert oracle.status == "unsupported" and oracle.failure is not None
     assert oracle.failure.reason == "the data of this cell has no relevance mask"
 
 
 def test_a_cell_that_trains_begins_with_the_file_s_weights_and_a_fresh_head(weights: Path, tmp_path: Path) -> None:
-    task = "composite:epochs=1,test=10,pretrain_epochs=0"
-    plan = planned(tmp_path, planner.Files(weights=(weights,)), suite="quick", tasks=(task,), n_train=(10,), seeds=2)
+    plan = planned(tmp_path, Files(weights=(weights,)), suite="quick", tasks=(TRAINS,), n_train=(10,), seeds=2)
     heads = []
     for repetition in (0, 1):
         (job,) = (j for j in plan.jobs if j.cell.strategy.name == "dense" and j.cell.repetition == repetition)
@@ -139,9 +148,8 @@ def test_a_cell_that_trains_begins_with_the_file_s_weights_and_a_fresh_head(weig
 def test_a_network_teaches_what_it_becomes_only_if_its_head_is_trained(tmp_path: Path, classes: int) -> None:
     path = tmp_path / "own.safetensors"
     save_file(timm.create_model(ARCH, num_classes=classes).state_dict(), path)
-    task, files = "composite:epochs=1,test=10,pretrain_epochs=0", planner.Files(weights=(path,))
-    plugins = "dynamic_vit", "attn_topk"
-    plan = planned(tmp_path, files, suite="quick", tasks=(task,), n_train=(10,), seeds=1, plugins=plugins)
+    trains = {"suite": "quick", "tasks": (TRAINS,), "n_train": (10,), "seeds": 1}
+    plan = planned(tmp_path, Files(weights=(path,)), plugins=("dynamic_vit", "attn_topk"), **trains)
     jobs = {job.cell.strategy.name: job for job in plan.jobs}
     context = Context(Setting(out=tmp_path, device="cpu", locations=plan.locations))
     assert prepare(jobs["attn_topk"], Registry(), context).teacher is None
@@ -160,29 +168,22 @@ def test_a_network_teaches_what_it_becomes_only_if_its_head_is_trained(tmp_path:
     assert torch.equal(cell.teacher.tell(pictures).logits, before)
 
 
-def test_nothing_is_trained(pictures: Path, weights: Path, tmp_path: Path) -> None:
-    files = planner.Files((f"folder:{pictures}",), weights=(weights,))
-    for suite in ("folder", "quick"):
-        assert {job.cell.n_train for job in planned(tmp_path, files, suite=suite).jobs} == {0}
-    assert {job.cell.where for job in planned(tmp_path, files, where="test").jobs} == {"both", "test"}
-
-
 @pytest.mark.parametrize(
     ("given", "options", "says"),
     [
         (True, {"n_train": (4,)}, "'folder' trains nothing; .*leave --n-train out"),
-        (True, {"where": "train"}, "task 'folder' trains nothing; got where: train; allowed: both, test"),
+        (True, {"where": "train"}, "on task 'folder'.*; got train; allowed: both, test"),
+        (True, {"model": f"timm:arch={ARCH},precision=bfloat16", "precision": "float32"}, "'timm' has a precision"),
         (False, {}, "task 'folder' tests trained weights; give --pretrained or --weights"),
         (False, {"model": "vit"}, "model 'vit' has none"),
         (False, {"model": "vit", "pretrained": True}, "--pretrained: model 'vit' has no trained weights"),
     ],
 )
 def test_what_trains_or_has_no_weights_is_refused(
-    pictures: Path, weights: Path, tmp_path: Path, given: bool, options: Any, says: str
+    files: Files, tmp_path: Path, given: bool, options: Any, says: str
 ) -> None:
-    files = planner.Files((f"folder:{pictures}",), weights=(weights,) * given)
     with pytest.raises(UserError, match=says):
-        planned(tmp_path, files, **options)
+        planned(tmp_path, files if given else Files(files.images), **options)
 
 
 def command(*arguments: object, cache: Path) -> subprocess.CompletedProcess[str]:
@@ -193,25 +194,22 @@ def command(*arguments: object, cache: Path) -> subprocess.CompletedProcess[str]
 
 
 @pytest.mark.slow
-def test_what_cannot_be_fetched_is_one_error_with_the_next_step(pictures: Path, tmp_path: Path) -> None:
+def test_what_was_fetched_is_used_and_named_and_what_cannot_be_is_one_error(
+    pictures: Path, weights: Path, tmp_path: Path
+) -> None:
     ask = ["--suite", "folder", "--task", TASK, "--model", f"timm:{ARCH}", "--images", f"folder:{pictures}"]
-    done = command(*ask, "--pretrained", "--out", tmp_path / "out", cache=tmp_path)
+    out = tmp_path / "out"
+    done = command(*ask, "--pretrained", "--out", out, cache=tmp_path)
     (line,) = done.stderr.splitlines()
-    assert done.returncode == 2 and not (tmp_path / "out").exists()
+    assert done.returncode == 2 and not out.exists()
     assert line.startswith(f"Error: timm cannot fetch the trained weights of '{ARCH}'")
     assert line.endswith("check the network, or give --weights FILE.safetensors")
-
-
-@pytest.mark.slow
-def test_what_was_fetched_is_used_and_named(pictures: Path, weights: Path, tmp_path: Path) -> None:
     repository = tmp_path / "hub" / f"models--timm--{ARCH}.fb_in1k"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0" * 40)
     snapshot = repository / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)
     save_file(load_file(weights), snapshot / "model.safetensors")
-    ask = ["--suite", "folder", "--task", TASK, "--model", f"timm:{ARCH}", "--images", f"folder:{pictures}"]
-    out = tmp_path / "out"
     done = command(*ask, "--pretrained", "--out", out, "--jobs", 0, cache=tmp_path / "hub")
     assert done.returncode == 0, done.stderr
     found = {record.cell.strategy.name: record for record in store.read(out).values()}
@@ -226,7 +224,7 @@ def test_a_folder_has_one_name_whatever_else_is_asked_for(pictures: Path, weight
         for name in NAMES:
             (root / split / name).mkdir(parents=True)
             (root / split / name / "0.png").write_bytes((pictures / "val" / name / f"{i}.png").read_bytes())
-    files = planner.Files((f"folder:{root}",), weights=(weights,))
+    files = Files((f"folder:{root}",), weights=(weights,))
     composite = f"composite:canvas={CANVAS},pretrain_epochs=0,foreground=16"
     ids = []
     for tasks in ((TASK,), (TASK, composite), (composite,)):
@@ -240,12 +238,11 @@ def test_a_folder_has_one_name_whatever_else_is_asked_for(pictures: Path, weight
 
 
 @pytest.mark.theory
-def test_tokens_beside_a_folder_do_not_ask_for_a_part_to_train_on(
-    pictures: Path, weights: Path, tmp_path: Path
-) -> None:
-    files = planner.Files((f"folder:{pictures}",), weights=(weights,))
+def test_nothing_is_trained_of_it_though_tokens_are_beside(files: Files, tmp_path: Path) -> None:
     plan = planned(tmp_path, files, tasks=(TASK, "theory"), suite="quick", model=None)
-    assert {job.cell.task.name for job in plan.jobs} == {"folder", "theory"}
+    trained = {(job.cell.task.name, job.cell.n_train > 0) for job in plan.jobs}
+    assert trained == {("folder", False), ("theory", True)}
+    assert {job.cell.where for job in planned(tmp_path, files, where="test").jobs} == {"both", "test"}
 
 
 @pytest.mark.parametrize(
@@ -257,7 +254,7 @@ def test_tokens_beside_a_folder_do_not_ask_for_a_part_to_train_on(
         ("vit_base_patch16_224_miil.in21k_ft_in1k", (224, 0.875, "short", "bilinear")),
     ],
 )
-def test_pictures_are_cut_as_the_model_s_weights_want_it_and_the_cells_say_so(arch: str, own: tuple[Any, ...]) -> None:
+def test_pictures_are_cut_as_the_model_s_weights_want_it_unless_it_is_said(arch: str, own: tuple[Any, ...]) -> None:
     cfg = timm.get_pretrained_cfg(arch)
     assert (cfg.input_size[1], cfg.crop_pct, cfg.interpolation) == (own[0], own[1], own[3])
     keys = ("canvas", "crop", "resize", "filter")
@@ -267,8 +264,145 @@ def test_pictures_are_cut_as_the_model_s_weights_want_it_and_the_cells_say_so(ar
     assert said.with_cut(Timm(arch=arch).cut()) == said
 
 
-def test_the_cells_have_the_model_s_numbers(pictures: Path, weights: Path, tmp_path: Path) -> None:
-    plan = planned(tmp_path, planner.Files((f"folder:{pictures}",), weights=(weights,)), tasks=("folder:crop=0.8",))
-    for job in plan.jobs:
+def test_the_cells_have_the_model_s_numbers(files: Files, tmp_path: Path) -> None:
+    for job in planned(tmp_path, files, tasks=("folder:crop=0.8",)).jobs:
         found = job.cell.task.params
         assert (found["canvas"], found["crop"], found["resize"], found["filter"]) == (224, 0.8, "short", "bicubic")
+
+
+# ---- precisions and batches
+
+
+def test_a_test_in_bfloat16_is_another_cell_with_other_losses(both: Any, files: Files, tmp_path: Path) -> None:
+    _, single, halved = both
+    as_model = executed(tmp_path, files, model=f"timm:arch={ARCH},precision=bfloat16")
+    for name, record in halved.items():
+        assert record.cell_id != single[name].cell_id and record.cell.precision == "bfloat16"
+        loss, other = (one.metrics["test_loss"].value for one in (single[name], record))
+        assert loss != other and loss == pytest.approx(other, rel=0.05)
+        assert other == as_model[name].metrics["test_loss"].value
+
+
+def test_no_board_mixes_two_precisions(both: Any) -> None:
+    out, single, halved = both
+    shown = dict(sparsebench.leaderboard(out)[["strategy", "accuracy"]].itertuples(index=False))
+    of = [{name: one.metrics["accuracy"].value for name, one in part.items() if name in shown} for part in both[1:]]
+    assert len(shown) == len(halved) == len(single) - 1 and shown in of
+    table = sparsebench.leaderboard(out, by="task")
+    assert len(table) == 2 * len(shown) and sum("precision=bfloat16" in name for name in set(table["model"])) == 1
+    said = sorted(about(one) for one in settings_of(frame_of(sparsebench.load_records(out))))
+    assert ["in bfloat16" in line for line in said].count(True) == 1 == len(said) - 1
+
+
+def test_networks_of_a_suite_are_tested_in_bfloat16_and_trained_as_ever(tmp_path: Path) -> None:
+    def cells(**options: Any) -> list[Any]:
+        request = Request(suite="embedded", tasks=("composite",), seeds=1, **options)
+        return [job.cell for job in planner.plan(request, Files(), Registry(), tmp_path, "missing").jobs]
+
+    single, halved = cells(), cells(precision="bfloat16")
+    assert {cell.precision for cell in single} == {"float32"} and {cell.precision for cell in halved} == {"bfloat16"}
+    assert {cell.init.id for cell in single} == {cell.init.id for cell in halved}
+    assert not {cell.id for cell in single} & {cell.id for cell in halved}
+
+
+HUNGRY = """
+import torch
+from sparsebench import Keep, Strategy, hookimpl
+
+class Hungry(Strategy):
+    name = "hungry"
+    site = "attention"
+    needs = frozenset({"tokens"})
+
+    def plan(self, view, keep):
+        if len(view.index) > 6:
+            raise torch.OutOfMemoryError("too many")
+        return Keep.top(view.tokens[..., 0], keep)
+
+@hookimpl
+def sparsebench_strategies():
+    return [Hungry]
+"""
+
+
+def test_a_batch_that_is_asked_for_is_tried_and_said_and_halved_where_there_is_no_memory(
+    records: dict[str, Record], files: Files, tmp_path: Path
+) -> None:
+    (tmp_path / "hungry.py").write_text(HUNGRY)
+    named = ("attn_topk", str(tmp_path / "hungry.py"))
+    found = executed(tmp_path / "out", files, How("cpu", jobs=0, batch=20), plugins=named)
+    assert found.pop("hungry").notes["test_batch"] == "5; the device had no memory for 20"
+    for name, record in found.items():
+        assert record.cell_id == records[name].cell_id and record.notes["test_batch"] == "20"
+        assert record.outcomes == records[name].outcomes and "test_batch" not in records[name].notes
+
+
+# ---- the suite imagenet
+
+BUDGETS = {0.85, 0.7, 0.6, 0.5, 0.4, 0.3}
+
+
+@pytest.fixture(scope="module")
+def two(files: Files, tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """Return the pictures, and two checkpoints."""
+    other = tmp_path_factory.mktemp("other") / "other.safetensors"
+    save_file(timm.create_model(ARCH).state_dict(), other)
+    return Files(files.images, weights=(*files.weights, other))
+
+
+def cells(files: Files, out: Path, *plugins: str, **options: Any) -> list[Cell]:
+    options = {"suite": "imagenet", "tasks": (), "plugins": plugins} | options
+    return [job.cell for job in planned(out, files, **options).jobs]
+
+
+def names(found: list[Cell]) -> set[str]:
+    return {cell.strategy.name for cell in found}
+
+
+def test_each_checkpoint_is_tested_with_the_baselines_at_each_budget(two: Files, tmp_path: Path) -> None:
+    budgets = defaultdict(list)
+    for cell in cells(two, tmp_path):
+        budgets[cell.strategy.name, cell.network].append(cell.budget.macs)
+    assert {name for name, _ in budgets} == {"dense", "random", "random_inside"} and len(budgets) == 6
+    assert {name: set(each) for (name, _), each in budgets.items()} == {
+        "dense": {1.0}, "random": BUDGETS, "random_inside": BUDGETS
+    }  # fmt: skip
+    assert all(len(each) == len(set(each)) for each in budgets.values())
+
+
+def test_all_are_those_that_need_no_training_and_cost_no_more_than_dense_and_others_are_named(
+    files: Files, tmp_path: Path
+) -> None:
+    found = names(cells(files, tmp_path, "all"))
+    every = {one.cls.name: one.cls for one in Registry().strategies()}
+    out = {"a_vit", "diffrate_search", "dynamic_vit", "patch_merger", "sinkhorn", "sit", "tnt", "token_learner",
+           "patch_dropout", "fisher_mask", "oracle", "anti_oracle", "perturbation"}  # fmt: skip
+    assert set(every) - found == out & set(every)
+    assert all(every[name].trained is False and not every[name].fits() for name in found)
+    assert names(cells(files, tmp_path, "all", "perturbation")) - found == {"perturbation"}
+
+
+def test_each_folder_of_pictures_is_a_test_of_its_own(two: Files, tmp_path: Path) -> None:
+    for name in ("n01440764", "n02007558"):
+        (tmp_path / "other" / name).mkdir(parents=True)
+        Image.new("RGB", (40, 30), "green").save(tmp_path / "other" / name / "one.png")
+    several = Files((*two.images, f"folder:{tmp_path / 'other'}", *two.images), weights=two.weights)
+    every = cells(several, tmp_path / "out", tasks=("folder:among=folders",))
+    sets = [cell.task.params["images"] for cell in every]
+    assert len(set(sets)) == 2 and {sets.count(name) for name in sets} == {2 * 13}, "a folder given twice is one"
+    assert {cell.task.params["among"] for cell in every} == {"folders"}
+    for wrong, options, says in (
+        (Files(("cifar10", "digits")), {"suite": "quick-scratch", "tasks": ("composite",)}, "take one set.*got 2 sets"),
+        (Files(two.images, "photos", weights=two.weights), {}, "--backgrounds is taken by no task.*; got folder"),
+    ):
+        with pytest.raises(UserError, match=says):
+            cells(wrong, tmp_path / "out", **options)
+
+
+def test_it_is_in_bfloat16_on_a_gpu_unless_it_is_asked_for_otherwise(files: Files, tmp_path: Path) -> None:
+    def precisions(**options: Any) -> set[str]:
+        return {cell.precision for cell in cells(files, tmp_path, **options)}
+
+    assert precisions() == {"float32"} and precisions(on_gpu=True) == {"bfloat16"}
+    assert precisions(on_gpu=True, precision="float32") == {"float32"}
+    assert precisions(precision="bfloat16") == {"bfloat16"}
