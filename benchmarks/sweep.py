@@ -28,7 +28,7 @@ from timing import ratio, table, turns
 
 from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import expand
-from sparsebench.plan.request import How, Job, Request, Setting
+from sparsebench.plan.request import Execution, Job, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
@@ -61,8 +61,8 @@ def overhead(number: int) -> str:
 
             request = Request(tasks=(TRIVIAL,), n_train=(4,), seeds=number // 4)
             plan = planner.plan(request, planner.Files(), Registry(), Path(folder), "missing")
-            how, callbacks = How(device="cpu", jobs=workers), Callbacks(on_record=note)
-            runs.carry_out(plan, how, Registry(), Path(folder), callbacks)
+            execution, callbacks = Execution(device="cpu", jobs=workers), Callbacks(on_record=note)
+            runs.carry_out(plan, execution, Registry(), Path(folder), callbacks)
         pairs = list(zip(marks[WARM:-1], marks[WARM + 1 :], strict=True))
         here = statistics.median(then[2] - before[2] for before, then in pairs)
         there = (marks[-2][3] - marks[WARM][3]) / (len(pairs) - 1)
@@ -260,7 +260,9 @@ def drive(number: int, address: str) -> None:
             if seen in at:
                 marks.append(resident())
 
-        runs.carry_out(plan, How(device="cpu"), Registry(), Path(folder), Callbacks(on_record=note), cluster.records)
+        runs.carry_out(
+            plan, Execution(device="cpu"), Registry(), Path(folder), Callbacks(on_record=note), cluster.records
+        )
     print(time.monotonic() - start, *marks)
 
 

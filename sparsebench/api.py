@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sparsebench.errors import UserError
-from sparsebench.plan.request import OPTIONS, Files, How, Request, values_of
+from sparsebench.plan.request import OPTIONS, Execution, Files, Request, values_of
 from sparsebench.plugin import content
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
@@ -121,9 +121,9 @@ def show_tokens(
     from sparsebench.deploy.pictures import Trainer, show
 
     folder = _folder_of(out)
-    request, files, how = values_of({"plugins": _words_of(plugins, folder), **options, "tasks": task, "seeds": 1})
+    request, files, execution = values_of({"plugins": _words_of(plugins, folder), **options, "tasks": task, "seeds": 1})
     with _callbacks(folder, progress) as callbacks:
-        return show(request, Trainer(files, how, folder, callbacks), samples)
+        return show(request, Trainer(files, execution, folder, callbacks), samples)
 
 
 def _signature() -> inspect.Signature:
@@ -142,7 +142,9 @@ def _signature() -> inspect.Signature:
 run.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
-def execute(request: Request, files: Files, how: How, out: Path, callbacks: Callbacks) -> tuple[Board, pd.DataFrame]:
+def execute(
+    request: Request, files: Files, execution: Execution, out: Path, callbacks: Callbacks
+) -> tuple[Board, pd.DataFrame]:
     """Run what is missing and write the leaderboard; see `run`.
 
     Returns:
@@ -151,14 +153,14 @@ def execute(request: Request, files: Files, how: How, out: Path, callbacks: Call
     """
     from sparsebench.runner import run as runs
 
-    runs.begin(how, out)  # the board is imported while workers load
+    runs.begin(execution, out)  # the board is imported while workers load
     for name in ("matplotlib.figure", "matplotlib.backends.backend_agg"):
         import_module(name)
     from sparsebench.board.board import board_of
     from sparsebench.board.published import publish
     from sparsebench.board.settings import frame_of, read
 
-    plan = runs.run(request, files, how, Registry(), out, callbacks)
+    plan = runs.run(request, files, execution, Registry(), out, callbacks)
     rows = frame_of(read(out))
     rows = rows[rows["cell_id"].isin([job.cell.id for job in plan.whole])]
     records = rows[rows["cell_id"].isin([job.cell.id for job in plan.jobs])]

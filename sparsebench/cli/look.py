@@ -46,9 +46,9 @@ def show_tokens(
     form = style.form_of("--file", file)
     from sparsebench.deploy.pictures import Trainer, figure, show
 
-    request, files, how = asked(values | {"tasks": task, "seeds": 1}, dry_run)
+    request, files, execution = asked(values | {"tasks": task, "seeds": 1}, dry_run)
     with Progress(out) as progress:
-        trainer = Trainer(files, how, out, progress)
+        trainer = Trainer(files, execution, out, progress)
         if dry_run:
             forecast(trainer.plan(request, Registry(), pictures=True))
             return
@@ -110,10 +110,10 @@ def compare(
     from sparsebench.deploy import compare as comparing
     from sparsebench.deploy.pictures import Trainer
 
-    request, files, how = asked(values | {"tasks": task, "seeds": 1}, dry_run)
+    request, files, execution = asked(values | {"tasks": task, "seeds": 1}, dry_run)
     drawn = samples if picture else 0
     with Progress(out) as progress:
-        trainer = Trainer(files, how, out, progress)
+        trainer = Trainer(files, execution, out, progress)
         if dry_run:
             forecast(comparing.plan_of((a, b), request, trainer, drawn))
             return
@@ -150,7 +150,8 @@ def compare(
 @click.option("--weights-key", metavar="NAME", default="", help="The state dict to use if a checkpoint has several.")
 @click.option("--out", type=PATH, default="sparsebench-speed", show_default=True)
 def speed(
-    models: str, strategies: tuple[str, ...], out: Path, device: str, weights: Path | None, weights_key: str, **how: Any
+    models: str, strategies: tuple[str, ...], out: Path, device: str, weights: Path | None, weights_key: str,
+    **settings: Any,
 ) -> None:  # fmt: skip
     """Measure the speed of timm models with strategies.
 
@@ -175,8 +176,8 @@ def speed(
         name.removeprefix("timm:").removeprefix("arch="): timm_model(name, weights, weights_key, fetch=False)
         for name in names
     }
-    how["modes"] = how["modes"] or MODES
-    measured = measure(networks, strategies, device=first_of(resolve_device(device)), **how)
+    settings["modes"] = settings["modes"] or MODES
+    measured = measure(networks, strategies, device=first_of(resolve_device(device)), **settings)
     rows: list[Row] = []
     out.mkdir(parents=True, exist_ok=True)
     with (out / "speed.jsonl").open("a", encoding="utf-8") as file:

@@ -57,12 +57,12 @@ def reproduce(
     paper = papers[name]
     preset = preset or ("default" if "default" in paper.presets else paper.presets[0])
     folder = out or Path(f"sparsebench-{name}-{preset}")
-    _, files, how = asked(values, dry_run)
+    _, files, execution = asked(values, dry_run)
     if dry_run:
-        forecast(plan_of(paper, figures, preset, folder, how, files))
+        forecast(plan_of(paper, figures, preset, folder, execution, files))
         return
     with Progress(folder) as progress:
-        verdicts, lost = make(paper, figures, preset, folder, how, files, progress)
+        verdicts, lost = make(paper, figures, preset, folder, execution, files, progress)
     rows = [(verdict.figure, verdict.claim, verdict.verdict) for verdict in verdicts]
     click.echo(tabulate(rows, tablefmt="plain", disable_numparse=True))
     click.echo(f"written: {folder}/verdicts.md, .csv, .json and the figures", err=True)

@@ -16,7 +16,7 @@ from sparsebench.board.tables import FORMATS, Choice
 from sparsebench.cli.terminal import PLACE, REQUEST, Guided, complete, folder_argument, notes, options, table, write
 from sparsebench.errors import UserError, plain
 from sparsebench.files import cache_folder
-from sparsebench.plan.request import Files, How, Job, Request, values_of
+from sparsebench.plan.request import Execution, Files, Job, Request, values_of
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import ANSWERS, Record
@@ -57,12 +57,12 @@ def run(
     from sparsebench.api import execute
     from sparsebench.runner.run import plan_of
 
-    request, files, how = asked(values | {"plugins": (*strategies, *values["plugins"])}, dry_run)
+    request, files, execution = asked(values | {"plugins": (*strategies, *values["plugins"])}, dry_run)
     if dry_run:
-        forecast(plan_of(request, files, how, Registry(), out), how.device)
+        forecast(plan_of(request, files, execution, Registry(), out), execution.device)
         return
     with Progress(out) as progress:
-        board, finished = execute(request, files, how, out, progress)
+        board, finished = execute(request, files, execution, out, progress)
     from sparsebench.board.board import below_chance, notes_on
     from sparsebench.board.tables import render
     from sparsebench.board.views import report
@@ -88,7 +88,7 @@ def run(
     sys.exit(int(bool(len(lost))))
 
 
-def asked(values: Mapping[str, Any], dry_run: bool) -> tuple[Request, Files, How]:
+def asked(values: Mapping[str, Any], dry_run: bool) -> tuple[Request, Files, Execution]:
     """Return what a command is asked for, see `values_of`; a dry run downloads nothing."""
     return values_of({**values, "download": bool(values.get("download")) and not dry_run})
 

@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from sparsebench.api import OUT
 from sparsebench.board.tables import WIDTH, Choice
 from sparsebench.plan import request
-from sparsebench.plan.request import OPTIONS, Files, How, Request, option_of
+from sparsebench.plan.request import OPTIONS, Execution, Files, Request, option_of
 from sparsebench.plugin.registry import FIRST, Registry
 
 PATH = click.Path(path_type=Path)
@@ -59,7 +59,7 @@ EXAMPLES = {name: example for group in COMMANDS.values() for name, example in gr
 GROUPS = {
     "Cells": OPTIONS[Request],
     "Pictures and weights": OPTIONS[Files],
-    "Execution": (*OPTIONS[How], "out", "dry_run"),
+    "Execution": (*OPTIONS[Execution], "out", "dry_run"),
 }
 """The options of a run by what they are for; a command's own ones come after these."""
 

@@ -17,7 +17,7 @@ from sparsebench.errors import UserError
 from sparsebench.models.actor import LEARNED, Pass
 from sparsebench.plan.locate import Networks, places_of
 from sparsebench.plan.plan import Plan
-from sparsebench.plan.request import Files, How, Job, Request, Setting
+from sparsebench.plan.request import Execution, Files, Job, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import canonical
@@ -45,13 +45,13 @@ class Trainer:
 
     Attributes:
         files: where its pictures and first weights come from.
-        how: how it is trained.
+        execution: how it is trained.
         out: the run's folder.
         callbacks: who is told.
     """
 
     files: Files
-    how: How
+    execution: Execution
     out: Path
     callbacks: Callbacks = SILENT
 
@@ -68,7 +68,7 @@ class Trainer:
         Raises:
             UserError: anything unknown, out of range, missing or unwritable.
         """
-        plan = runs.plan_of(replace(request, single=True), self.files, self.how, registry, self.out)
+        plan = runs.plan_of(replace(request, single=True), self.files, self.execution, registry, self.out)
         settings = {
             canonical([job.cell.task.model_dump(), job.cell.model.model_dump()]) for job in plan.jobs if job.asked
         }
@@ -89,9 +89,9 @@ class Trainer:
         """Train what `plan` says; return what is to be looked at, and where its weights are."""
         with telling(self.callbacks.on_pictures):
             plan = self.plan(request, registry, pictures)
-            runs.carry_out(plan, self.how, registry, self.out, self.callbacks)
+            runs.carry_out(plan, self.execution, registry, self.out, self.callbacks)
         # What a cluster has trained is looked at here.
-        device = devices.resolve_device("auto" if self.how.dask else self.how.device)
+        device = devices.resolve_device("auto" if self.execution.dask else self.execution.device)
         return plan, Context(Setting(self.out, first_of(device), plan.locations))
 
 

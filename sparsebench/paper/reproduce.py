@@ -14,14 +14,14 @@ from sparsebench.files import write_whole
 from sparsebench.paper import Paper, Trial, Verdict, as_csv, markdown
 from sparsebench.plan.expand import expand
 from sparsebench.plan.plan import Plan
-from sparsebench.plan.request import Files, How, Request
+from sparsebench.plan.request import Execution, Files, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
 from sparsebench.runner.progress import SILENT, Callbacks
 
-USUAL = How()
+USUAL = Execution()
 
 
 def request_of(paper: Paper, figures: Sequence[str], preset: str) -> Request:
@@ -38,9 +38,9 @@ def request_of(paper: Paper, figures: Sequence[str], preset: str) -> Request:
     return Request(suite=paper.suites[preset], figures=tuple(figures))
 
 
-def plan_of(paper: Paper, figures: Sequence[str], preset: str, out: Path, how: How, files: Files) -> Plan:
+def plan_of(paper: Paper, figures: Sequence[str], preset: str, out: Path, execution: Execution, files: Files) -> Plan:
     """Return what `reproduce` would run; nothing is run and nothing written."""
-    return runs.plan_of(request_of(paper, figures, preset), files, how, Registry(), out, prior=paper.seconds)
+    return runs.plan_of(request_of(paper, figures, preset), files, execution, Registry(), out, prior=paper.seconds)
 
 
 def reproduce(
@@ -48,7 +48,7 @@ def reproduce(
     figures: Sequence[str],
     preset: str,
     out: Path,
-    how: How = USUAL,
+    execution: Execution = USUAL,
     files: Files | None = None,
     callbacks: Callbacks = SILENT,
 ) -> tuple[list[Verdict], int]:
@@ -62,7 +62,7 @@ def reproduce(
         figures: some of its figures; none means all.
         preset: one of its presets.
         out: the folder, with records and figures.
-        how: how the trials are run.
+        execution: how the trials are run.
         files: where pictures come from, in place of the suite's, for figures of images.
         callbacks: who is told.
 
@@ -71,7 +71,7 @@ def reproduce(
     """
     files, registry = files or Files(), Registry()
     request = request_of(paper, figures, preset)
-    plan = runs.run(request, files, how, registry, out, callbacks, prior=paper.seconds)
+    plan = runs.run(request, files, execution, registry, out, callbacks, prior=paper.seconds)
     answers = store.read(out)
     records: dict[str, list[Record]] = {}
     for figure in paper.figures:

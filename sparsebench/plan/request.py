@@ -289,7 +289,7 @@ def _number(option: str, value: float | str, units: dict[str, int], allowed: str
 
 
 @dataclass(frozen=True)
-class How:
+class Execution:
     """How cells are run, and which of them here and now; no record depends on it but by its device."""
 
     device: str = option("auto", "auto, cpu, cuda or cuda:i.")
@@ -341,7 +341,7 @@ class How:
 
 OPTIONS: Mapping[type, Mapping[str, FieldInfo]] = {
     value: {name: info for name, info in value.__pydantic_fields__.items() if info.description}
-    for value in cast(Any, (Request, Files, How))  # mypy does not know what pydantic adds
+    for value in cast(Any, (Request, Files, Execution))  # mypy does not know what pydantic adds
 }
 """The fields of each value that users may set, with help texts and titles of values; no two have the same name."""
 
@@ -351,7 +351,7 @@ def option_of(name: str) -> str:
     return "--" + {"plugins": "plugin", "tasks": "task"}.get(name, name.replace("_", "-"))
 
 
-def values_of(keywords: Mapping[str, Any]) -> tuple[Request, Files, How]:
+def values_of(keywords: Mapping[str, Any]) -> tuple[Request, Files, Execution]:
     """Return the three values of what a user gave by the names of their fields. One value may stand for several.
 
     Raises:
@@ -365,7 +365,7 @@ def values_of(keywords: Mapping[str, Any]) -> tuple[Request, Files, How]:
         return kind(**{name: keywords[name] for name in OPTIONS[kind] if name in keywords})
 
     try:
-        return new(Request), new(Files), new(How)
+        return new(Request), new(Files), new(Execution)
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(f"{option_of(str(first['loc'][0]))}: {first['msg']}", got=repr(first["input"])) from error
@@ -440,13 +440,13 @@ class Setting:
         out: the run's folder.
         device: "cpu", "cuda" or "cuda:i".
         locations: where the image sets lie, and by their cells trained weights that are not in the run's folder.
-        how: how they are run.
+        execution: how they are run.
     """
 
     out: Path
     device: str
     locations: Mapping[str, Path] = field(default_factory=dict)
-    how: How = How()
+    execution: Execution = Execution()
 
     def weights(self, cell_id: str) -> Path:
         """Return the file of a cell's trained weights."""

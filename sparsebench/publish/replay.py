@@ -30,7 +30,7 @@ from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import plugins_of, training_of
 from sparsebench.plan.locate import LOCATED, Networks, files_of, networks_of, pictures_for, places_of
 from sparsebench.plan.plan import Expected, Plan
-from sparsebench.plan.request import Files, How, Job
+from sparsebench.plan.request import Execution, Files, Job
 from sparsebench.plugin.content import Content
 from sparsebench.plugin.registry import Registry, distribution, entries
 from sparsebench.plugin.registry import files_of as plugin_files
@@ -177,7 +177,7 @@ def _run(
     on_stop: Callable[[], None],
 ) -> dict[str, Record]:  # fmt: skip
     """Return the records of cells that are run again, by their ids, with those that they start from."""
-    options = How(device, jobs=1, checkpoint=0.0)
+    options = Execution(device, jobs=1, checkpoint=0.0)
     jobs: dict[str, Job] = {}
     for record in records:
         job, cell = _job(record.cell, record, manifest, registry, plugin), record.cell

@@ -276,7 +276,7 @@ class Supervisor:
 
     def __init__(self, setting: Setting, name: str, place: Mapping[str, str], on_begin: OnBegin):
         self.setting = replace(setting, device="cuda:0" if place else "cpu")
-        self.timeout, self.memory = setting.how.limits()
+        self.timeout, self.memory = setting.execution.limits()
         self.log, self.place, self.on_begin = setting.out / "logs" / f"worker-{name}.log", place, on_begin
         self.server = server()
         self.worker: Worker | None = None

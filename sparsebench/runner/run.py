@@ -19,7 +19,7 @@ from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import gaps
 from sparsebench.plan.locate import file_names, pictures_of
 from sparsebench.plan.plan import Plan
-from sparsebench.plan.request import Files, How, Job, Request, Setting, Suite
+from sparsebench.plan.request import Execution, Files, Job, Request, Setting, Suite
 from sparsebench.plugin.content import texts_of
 from sparsebench.plugin.observer import Observer, ObserverThread
 from sparsebench.plugin.registry import Registry
@@ -46,7 +46,7 @@ BAD = 5
 def run(
     request: Request,
     files: Files,
-    how: How,
+    execution: Execution,
     registry: Registry,
     out: Path,
     callbacks: Callbacks = SILENT,
@@ -57,7 +57,7 @@ def run(
     Args:
         request: which cells.
         files: the pictures and weights.
-        how: how they are run.
+        execution: how they are run.
         registry: from which strategies come.
         out: the run's folder.
         callbacks: who is told.
@@ -67,23 +67,23 @@ def run(
         UserError: anything unknown, out of range, missing or unwritable.
         KeyboardInterrupt: it was stopped; what is done is stored.
     """
-    begin(how, out)
+    begin(execution, out)
     with telling(callbacks.on_pictures):
-        plan = plan_of(request, files, how, registry, out, prior)
-        carry_out(plan, how, registry, out, callbacks)
+        plan = plan_of(request, files, execution, registry, out, prior)
+        carry_out(plan, execution, registry, out, callbacks)
     return plan
 
 
-def begin(how: How, out: Path) -> None:
+def begin(execution: Execution, out: Path) -> None:
     """Let workers load what they need, while something else is done, if a folder is new, which has cells to run."""
-    if how.jobs != 0 and how.dask is None and not store.segments(out) and not store.sealed_files(out):
+    if execution.jobs != 0 and execution.dask is None and not store.segments(out) and not store.sealed_files(out):
         server().begin()
 
 
 def plan_of(
     request: Request,
     files: Files,
-    how: How,
+    execution: Execution,
     registry: Registry,
     out: Path,
     prior: Callable[[Job], float] | None = None,
@@ -93,28 +93,33 @@ def plan_of(
     Raises:
         UserError: as `run` does before its first cell.
     """
-    request = replace(request, on_gpu=_device(how) != "cpu")
-    return planner.plan(request, files, registry, out, how.rerun, planner.shard(how.shard or "0/1"), prior)
+    request = replace(request, on_gpu=_device(execution) != "cpu")
+    return planner.plan(request, files, registry, out, execution.rerun, planner.shard(execution.shard or "0/1"), prior)
 
 
-def _device(how: How) -> str:
+def _device(execution: Execution) -> str:
     """Return the device of cells, of this machine or of a cluster's workers.
 
     Raises:
         UserError: no such device or limit, or a device or number of workers that no cluster takes.
     """
-    how.limits()
-    if how.dask is None:
-        return devices.resolve_device(how.device)
-    if how.jobs is not None:
+    execution.limits()
+    if execution.dask is None:
+        return devices.resolve_device(execution.device)
+    if execution.jobs is not None:
         raise UserError("--dask: the cluster says how many workers it has", next_step="leave --jobs out")
-    if how.device not in ("auto", "cpu", "cuda"):
-        raise UserError("--device", got=f"'{how.device}'", allowed="cpu or cuda with --dask")
-    return "cpu" if how.device == "auto" else how.device
+    if execution.device not in ("auto", "cpu", "cuda"):
+        raise UserError("--device", got=f"'{execution.device}'", allowed="cpu or cuda with --dask")
+    return "cpu" if execution.device == "auto" else execution.device
 
 
 def carry_out(
-    plan: Plan, how: How, registry: Registry, out: Path, callbacks: Callbacks = SILENT, engine: Engine | None = None
+    plan: Plan,
+    execution: Execution,
+    registry: Registry,
+    out: Path,
+    callbacks: Callbacks = SILENT,
+    engine: Engine | None = None,
 ) -> None:
     """Run what is to do of a plan; each record is stored, and on the disk, before the next is waited for.
 
@@ -124,27 +129,27 @@ def carry_out(
 
     Args:
         plan: from `plan_of`.
-        how: how its cells are run.
+        execution: how its cells are run.
         registry: from which strategies and observers come.
         out: the run's folder.
         callbacks: who is told.
-        engine: which runs the cells, one at a time; None for what `how` asks for.
+        engine: which runs the cells, one at a time; None for what `execution` asks for.
 
     Raises:
         UserError: the folder cannot be written or is gone, or the engine gave no record of a cell.
         KeyboardInterrupt: it was stopped; what is done is stored.
     """
-    setting = Setting(out, _device(how), plan.locations, how)
+    setting = Setting(out, _device(execution), plan.locations, execution)
     store.check_writable(out)
     store.seal(out)  # what runs have left that were killed
-    observers = Observers(registry, how.observe, out)
+    observers = Observers(registry, execution.observe, out)
     if pictures := pictures_of(plan.todo, registry, plan.locations):
         decode(pictures)
     with ExitStack() as connections:
-        workers = devices.workers_for(plan, setting.device, how.jobs, how.exclusive)
-        if how.dask and plan.todo:
+        workers = devices.workers_for(plan, setting.device, execution.jobs, execution.exclusive)
+        if execution.dask and plan.todo:
             (dask,) = metadata.entry_points(group="sparsebench.engines", name="dask")  # another package brings it
-            cluster = connections.enter_context(dask.load()(how.dask, setting.device))
+            cluster = connections.enter_context(dask.load()(execution.dask, setting.device))
             engine, workers = cluster.records, cluster.slots() or 1  # none may have come yet
         engine = engine or (partial(in_workers, workers) if workers else partial(in_process, registry))
         callbacks.on_plan(plan, workers)
@@ -152,7 +157,7 @@ def carry_out(
             store.keep(out / folder, value)
         for cell_id in (job.cell.id for job in plan.jobs if store.checkpoint_path(out, job.cell.id).exists()):
             head = plan.heads.get(cell_id)
-            if how.rerun == "always" or (head is not None and head.status not in CUT_SHORT):
+            if execution.rerun == "always" or (head is not None and head.status not in CUT_SHORT):
                 _remove_checkpoint(out, cell_id)  # nobody is to go on from it
         if plan.todo:
             _collect(plan, engine, setting, workers, callbacks, observers)

@@ -65,7 +65,7 @@ class Checkpoint:
 
     def __init__(self, job: Job, cell: Prepared, setting: Setting, training: Training):
         self.path, self.training = store.checkpoint_path(setting.out, job.cell.id), training
-        self.interval, self.resumed, self.warned = setting.how.checkpoint, 0, False
+        self.interval, self.resumed, self.warned = setting.execution.checkpoint, 0, False
         self.due = time.monotonic() + self.interval
         self.made_by = {
             "cell": job.cell.id, "revision of the strategy": job.origin.revision, "start": cell.start.name,
@@ -113,7 +113,7 @@ def run_cells(jobs: Sequence[Job], registry: Registry, context: Context) -> Iter
     Several that can are trained in one program on CUDA; on the CPU one by one. If they must have their device for
     themselves, their turn is waited for; who waits says so, as no second of it is a cell's.
     """
-    device, exclusive = context.setting.device, context.setting.how.exclusive
+    device, exclusive = context.setting.device, context.setting.execution.exclusive
     with turn(device, lambda: context.begin((), 0.0)) if exclusive else nullcontext():
         several = len(jobs) > 1 and device != "cpu"
         together = _train_together(jobs, registry, context) if several else {}
@@ -223,7 +223,7 @@ def _train(job: Job, cell: Prepared, context: Context, result: Result) -> dict[s
     steps, watch, checkpoint = training.steps, None, None
     if recipe.watch:  # what was seen while training is in no checkpoint
         watch = Watch(cell, steps)
-    elif context.setting.how.checkpoint and isinstance(steps, Autograd):
+    elif context.setting.execution.checkpoint and isinstance(steps, Autograd):
         checkpoint = Checkpoint(job, cell, context.setting, training)
         checkpoint.resume()
     sooner = recipe.stop_at_zero_loss or recipe.stop_below or recipe.patience
@@ -286,14 +286,15 @@ def _notes_on(cell: Prepared, steps: Steps, checkpoint: Checkpoint | None) -> di
 def _measure(job: Job, cell: Prepared, outcome: dict[str, float], context: Context, result: Result) -> None:
     """Test a trained cell and fill its result; keep the weights if others start from them."""
     _fit(cell, cell.in_test, context, result)
-    how, key = context.setting.how, (job.label, job.origin.identity, job.cell.task.name, job.cell.model.name)
+    execution = context.setting.execution
+    key = job.label, job.origin.identity, job.cell.task.name, job.cell.model.name
     tests_only = cell.outcome is not None or not cell.task.trains
     on_done = _reports(job, context, len(cell.test.labels)) if tests_only else None
-    measure(result, cell, outcome, how.batch, leaks=key not in context.trusted, on_done=on_done)
+    measure(result, cell, outcome, execution.batch, leaks=key not in context.trusted, on_done=on_done)
     context.trusted.add(key)
     if "images_per_s" in result.metrics:
         alone = "alone on its machine" if context.setting.device == "cpu" else "alone on its GPU"
-        result.notes["timed"] = alone if how.exclusive else "perhaps beside other cells"
+        result.notes["timed"] = alone if execution.exclusive else "perhaps beside other cells"
     if job.keep_weights:
         content = weights_file(cell.network, cell.start.name, outcome)
         files.write_whole(store.weights_path(context.setting.out, job.cell.id), content)
@@ -328,7 +329,7 @@ def main(line: Line) -> None:
         Path("/proc/self/oom_score_adj").write_text("900", encoding="utf-8")
     faulthandler.enable()  # a crash says in the log where it was
     setting: Setting = line.recv()
-    registry, timeout = Registry(), setting.how.limits()[0]
+    registry, timeout = Registry(), setting.execution.limits()[0]
 
     def begin(cells: Sequence[str], share: float) -> None:
         if not share:

@@ -13,7 +13,7 @@ from sparsebench.deploy.pictures import BESIDE, GONE, Scene, Trainer, load_cell,
 from sparsebench.errors import UserError
 from sparsebench.measure.selection import expected_iou, iou, rank_correlation
 from sparsebench.models.actor import Actor
-from sparsebench.plan.request import Files, How, Request, Setting
+from sparsebench.plan.request import Execution, Files, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, Part
 from sparsebench.runner.prepare import Context
@@ -42,7 +42,7 @@ Compare = Any
 
 
 def trainer(out: Path) -> Trainer:
-    return Trainer(Files(), How("cpu", jobs=0, checkpoint=0.0), out)
+    return Trainer(Files(), Execution("cpu", jobs=0, checkpoint=0.0), out)
 
 
 @pytest.fixture(scope="module")

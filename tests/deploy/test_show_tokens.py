@@ -9,7 +9,7 @@ from running import execute
 from sparsebench.deploy.pictures import GONE, Trainer, load_cell, matters, paint, rgb, show, spread
 from sparsebench.errors import UserError
 from sparsebench.plan import plan as planner
-from sparsebench.plan.request import Files, How, Request, Setting
+from sparsebench.plan.request import Execution, Files, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import numbers_of
@@ -28,7 +28,7 @@ def request(*plugins: str, **options: Any) -> Request:
 
 
 def trainer(out: Path) -> Trainer:
-    return Trainer(Files(), How("cpu", jobs=0, checkpoint=0.0), out)
+    return Trainer(Files(), Execution("cpu", jobs=0, checkpoint=0.0), out)
 
 
 def plan(out: Path, *plugins: str, **options: Any) -> tuple[planner.Plan, Registry]:

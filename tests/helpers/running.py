@@ -9,7 +9,7 @@ from measured import TINY
 from sparsebench.plan import plan as planner
 from sparsebench.plan.expand import expand
 from sparsebench.plan.plan import Plan
-from sparsebench.plan.request import Files, How, Job, Request, Rerun, Setting
+from sparsebench.plan.request import Execution, Files, Job, Request, Rerun, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner import run as runs
@@ -32,7 +32,7 @@ def inline(
     jobs: Sequence[Job], registry: Registry, out: Path, checkpoint: float = 60.0, exclusive: bool = False
 ) -> Iterator[Record]:
     """Yield the record of each job, run in this process."""
-    setting = Setting(out, "cpu", how=How(checkpoint=checkpoint, exclusive=exclusive))
+    setting = Setting(out, "cpu", execution=Execution(checkpoint=checkpoint, exclusive=exclusive))
     return in_process(registry, Queue(jobs), setting)
 
 
@@ -40,7 +40,7 @@ def local(
     jobs: Sequence[Job], workers: int, out: Path, most: int = 1, locations: Mapping[str, Path] = {}, **limits: Any
 ) -> Generator[Record, None, None]:
     """Yield the record of each job as it comes, run by worker processes that are given so many at once."""
-    return in_workers(workers, Queue(jobs, most), Setting(out, "cpu", locations, How(**limits)))
+    return in_workers(workers, Queue(jobs, most), Setting(out, "cpu", locations, Execution(**limits)))
 
 
 def execute(
@@ -54,5 +54,8 @@ def execute(
     rerun: Rerun = "missing",
 ) -> None:
     """Run what is to do of a plan."""
-    how, callbacks = How(device="cpu", jobs=workers, rerun=rerun), Callbacks(on_record=on_record, on_stop=on_stop)
-    runs.carry_out(plan, how, registry, out, callbacks, engine)
+    execution, callbacks = (
+        Execution(device="cpu", jobs=workers, rerun=rerun),
+        Callbacks(on_record=on_record, on_stop=on_stop),
+    )
+    runs.carry_out(plan, execution, registry, out, callbacks, engine)

@@ -12,7 +12,7 @@ import sparsebench
 from sparsebench.cli.run import run as command
 from sparsebench.errors import UserError
 from sparsebench.plan.expand import expand
-from sparsebench.plan.request import OPTIONS, Files, How, Request, values_of
+from sparsebench.plan.request import OPTIONS, Execution, Files, Request, values_of
 from sparsebench.plugin.registry import Registry
 from sparsebench.runner.prepare import Prepared
 
@@ -21,19 +21,19 @@ NAMES = [name for options in OPTIONS.values() for name in options]
 
 def test_the_function_and_the_command_have_the_defaults_of_the_fields() -> None:
     keywords = inspect.signature(sparsebench.run).parameters
-    assert values_of({name: keywords[name].default for name in NAMES}) == (Request(), Files(), How())
+    assert values_of({name: keywords[name].default for name in NAMES}) == (Request(), Files(), Execution())
     parsed = command.make_context("run", []).params
-    assert values_of({name: parsed[name] for name in NAMES}) == (Request(), Files(), How())
+    assert values_of({name: parsed[name] for name in NAMES}) == (Request(), Files(), Execution())
 
 
 def test_python_may_say_things_in_other_types() -> None:
-    request, files, how = values_of({
+    request, files, execution = values_of({
         "plugins": "random", "tasks": ["plain"], "keep": [0.5], "n_train": range(1, 4), "weights": "a.safetensors",
         "data_root": None, "images": "digits", "checkpoint": None, "observe": "tensorboard",
     })  # fmt: skip
     assert request == Request(plugins=("random",), tasks=("plain",), keep=(0.5,), n_train=(1, 2, 3))
     assert files == Files(("digits",), weights=(Path("a.safetensors"),))
-    assert how == How(checkpoint=0.0, observe=("tensorboard",))
+    assert execution == Execution(checkpoint=0.0, observe=("tensorboard",))
 
 
 @pytest.mark.parametrize("name", ["job", "figures", "single", "places"])

@@ -12,7 +12,7 @@ from sparsebench.plan import plan as planner
 from sparsebench.plan import request as suites
 from sparsebench.plan.expand import expand, gaps
 from sparsebench.plan.plan import Plan
-from sparsebench.plan.request import Files, How, Job, Request
+from sparsebench.plan.request import Execution, Files, Job, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Cell, Part
 from sparsebench.runner import run
@@ -396,5 +396,5 @@ def test_what_is_drawn_needs_its_pictures_though_nothing_is_to_be_trained(
     monkeypatch.setattr(known, "check", lambda *_, **__: None)
     done = replace(planned(own(OFFICIAL), tmp_path, data_root=tmp_path), todo=[], locations={})
     monkeypatch.setattr(run, "plan_of", lambda *_: done)
-    shown = Trainer(Files(data_root=tmp_path), How("cpu"), tmp_path / "out").plan(Request(), Registry())
+    shown = Trainer(Files(data_root=tmp_path), Execution("cpu"), tmp_path / "out").plan(Request(), Registry())
     assert shown.todo == [] and shown.locations == {"cifar10": tmp_path}

@@ -22,7 +22,7 @@ from sparsebench.deploy.pictures import Trainer
 from sparsebench.errors import UserError
 from sparsebench.models.vits import Timm
 from sparsebench.plan import plan as planner
-from sparsebench.plan.request import Files, How, Request, Setting
+from sparsebench.plan.request import Execution, Files, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Cell, Record
@@ -62,11 +62,11 @@ def planned(out: Path, files: Files, **options: Any) -> planner.Plan:
     return planner.plan(Request(**options), files, Registry(), out, "missing")
 
 
-def executed(out: Path, files: Files, how: How | None = None, **options: Any) -> dict[str, Record]:
+def executed(out: Path, files: Files, execution: Execution | None = None, **options: Any) -> dict[str, Record]:
     """Return what a run adds to the records of a folder, by strategy."""
     before = set(store.read(out)) if out.exists() else set()
     options = {"suite": "folder", "tasks": (TASK,), "model": f"timm:{ARCH}", "plugins": ("attn_topk",)} | options
-    runs.run(Request(**options), files, how or How("cpu", jobs=0), Registry(), out)
+    runs.run(Request(**options), files, execution or Execution("cpu", jobs=0), Registry(), out)
     return {record.cell.strategy.name: record for key, record in store.read(out).items() if key not in before}
 
 
@@ -84,7 +84,7 @@ def records(both: Any) -> dict[str, Record]:
 
 def test_strategies_can_be_compared_on_it_though_nobody_knows_what_matters(files: Files, tmp_path: Path) -> None:
     request = Request(suite="folder", tasks=(TASK,), model=f"timm:{ARCH}", keep=(0.5,))
-    found = compare(("attn_topk", "random"), request, Trainer(files, How("cpu", jobs=0), tmp_path), 2)
+    found = compare(("attn_topk", "random"), request, Trainer(files, Execution("cpu", jobs=0), tmp_path), 2)
     assert list(found.stages) == [0, 3, 6]  # of four patches one is left then
     assert {(row["relevant_kept_a"], row["relevant_kept_b"]) for row in rows(found)} == {(None, None)}
     assert found.scene is not None and not found.scene.matters.any()
@@ -330,7 +330,7 @@ def test_a_batch_that_is_asked_for_is_tried_and_said_and_halved_where_there_is_n
 ) -> None:
     (tmp_path / "hungry.py").write_text(HUNGRY)
     named = ("attn_topk", str(tmp_path / "hungry.py"))
-    found = executed(tmp_path / "out", files, How("cpu", jobs=0, batch=20), plugins=named)
+    found = executed(tmp_path / "out", files, Execution("cpu", jobs=0, batch=20), plugins=named)
     assert found.pop("hungry").notes["test_batch"] == "5; the device had no memory for 20"
     for name, record in found.items():
         assert record.cell_id == records[name].cell_id and record.notes["test_batch"] == "20"

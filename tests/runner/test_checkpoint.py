@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from sparsebench import files
 from sparsebench.plan import plan as planner
-from sparsebench.plan.request import How, Job, Request, Setting
+from sparsebench.plan.request import Execution, Job, Request, Setting
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
@@ -38,8 +38,8 @@ def job(job_of: Any) -> Job:
 def run(job: Job, out: Path, every: float = OFTEN) -> Record:
     new: list[Record] = []
     plan = planner.Plan([job], [job], {}, [job], store.heads(out), planner.Expected([job]), request=None)
-    how = How("cpu", "failed", jobs=0, checkpoint=every)
-    runs.carry_out(plan, how, Registry(), out, Callbacks(on_record=new.append))
+    execution = Execution("cpu", "failed", jobs=0, checkpoint=every)
+    runs.carry_out(plan, execution, Registry(), out, Callbacks(on_record=new.append))
     return new[0]
 
 

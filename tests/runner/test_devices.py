@@ -20,7 +20,7 @@ from running import inline, jobs_of, local
 
 from sparsebench.cli import main
 from sparsebench.errors import UserError
-from sparsebench.plan.request import TIMEOUT, How
+from sparsebench.plan.request import TIMEOUT, Execution
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.runner import devices
@@ -121,7 +121,7 @@ MIB = 2**20
 
 def limits(timeout: Any, memory: Any, jobs: int = 1) -> tuple[float, float]:
     """Return what a user asks for."""
-    return How(timeout=timeout, memory_limit=memory, jobs=jobs).limits()
+    return Execution(timeout=timeout, memory_limit=memory, jobs=jobs).limits()
 
 
 @pytest.mark.parametrize(

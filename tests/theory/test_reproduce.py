@@ -20,7 +20,7 @@ from sparsebench.errors import UserError
 from sparsebench.paper import Paper, Verdict
 from sparsebench.paper.reproduce import publish, reproduce
 from sparsebench.plan.expand import expand
-from sparsebench.plan.request import How, Request
+from sparsebench.plan.request import Execution, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.publish.submission import submit
 from sparsebench.records import store
@@ -85,7 +85,7 @@ def make(out, *figures, rerun="missing"):
     """Return verdicts, trials without an answer, and what was run."""
     ran = []
     verdicts, lost = reproduce(
-        theory.PAPER, figures, "quick", out, How("cpu", rerun, jobs=0), callbacks=Callbacks(on_record=ran.append)
+        theory.PAPER, figures, "quick", out, Execution("cpu", rerun, jobs=0), callbacks=Callbacks(on_record=ran.append)
     )
     return verdicts, lost, ran
 
@@ -159,7 +159,7 @@ def test_the_plan_is_told_with_the_time_it_takes_before_anything_runs(tmp_path, 
 
     for _ in range(2):
         callbacks = Callbacks(on_plan=begin, on_record=lambda _: told.append("ran"))
-        reproduce(theory.PAPER, ("4",), "quick", tmp_path / "out", How("cpu", jobs=0), callbacks=callbacks)
+        reproduce(theory.PAPER, ("4",), "quick", tmp_path / "out", Execution("cpu", jobs=0), callbacks=callbacks)
     (first, *_, again) = told
     assert first[:3] == (2, 2, 0) and again == (0, 2, 0, 0.0) and told[3:-1] == ["ran", "ran"]
     assert first[3] == pytest.approx(sum(told[1:3])) and first[3] > 0
@@ -208,7 +208,7 @@ def test_a_strategy_can_be_submitted_from_what_a_paper_is_reproduced_with(tmp_pa
 )
 def test_an_unknown_figure_or_preset_is_refused_before_anything_is_written(tmp_path, figures, preset, says):
     with pytest.raises(UserError, match=says):
-        reproduce(theory.PAPER, figures, preset, tmp_path / "out", How("cpu", jobs=0))
+        reproduce(theory.PAPER, figures, preset, tmp_path / "out", Execution("cpu", jobs=0))
     assert not (tmp_path / "out").exists()
 
 
@@ -442,7 +442,7 @@ for given in [*([paper, "--help"] for paper in papers), draw]:
 
 def test_it_can_be_said_how_often_a_training_is_saved(tmp_path, monkeypatch):
     given, out = [], fill(tmp_path)
-    monkeypatch.setattr(runs, "carry_out", lambda plan, how, *_: given.append(how.checkpoint))
+    monkeypatch.setattr(runs, "carry_out", lambda plan, execution, *_: given.append(execution.checkpoint))
     for extra in ([], ["--checkpoint", "7"]):
         assert call(*FIGURE, *extra, "--out", out).exit_code == 0
     assert given == [60, 7]
