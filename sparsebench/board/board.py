@@ -108,7 +108,7 @@ def bibtex(folder: Path, frame: pd.DataFrame) -> list[str]:
     return sorted({"\n".join(map(plain, lines)) for lines in entries} - {""})
 
 
-def _strategies_of(folder: Path, frame: pd.DataFrame) -> list[manifests.Described]:
+def _strategies_of(folder: Path, frame: pd.DataFrame) -> list[manifests.StrategyEntry]:
     """Return what is known of the strategies of a board."""
     strategies = manifests.strategies(folder)
     pairs = frame[["strategy", "revision"]].drop_duplicates().itertuples(index=False)

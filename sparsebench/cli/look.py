@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from tabulate import tabulate
 
-from sparsebench.cli.run import asked, forecast
+from sparsebench.cli.run import forecast, read_options
 from sparsebench.cli.terminal import PATH, PLACE, REQUEST, RUN, SETTING, Guided, Numbers, options
 from sparsebench.errors import UserError
 from sparsebench.files import write_whole
@@ -46,7 +46,7 @@ def show_tokens(
     form = style.form_of("--file", file)
     from sparsebench.deploy.pictures import Trainer, figure, show
 
-    request, files, execution = asked(values | {"tasks": task, "seeds": 1}, dry_run)
+    request, files, execution = read_options(values | {"tasks": task, "seeds": 1}, dry_run)
     with Progress(out) as progress:
         trainer = Trainer(files, execution, out, progress)
         if dry_run:
@@ -110,7 +110,7 @@ def compare(
     from sparsebench.deploy import compare as comparing
     from sparsebench.deploy.pictures import Trainer
 
-    request, files, execution = asked(values | {"tasks": task, "seeds": 1}, dry_run)
+    request, files, execution = read_options(values | {"tasks": task, "seeds": 1}, dry_run)
     drawn = samples if picture else 0
     with Progress(out) as progress:
         trainer = Trainer(files, execution, out, progress)

@@ -10,7 +10,7 @@ import click
 from tabulate import tabulate
 
 from sparsebench.board.tables import FORMATS, Choice
-from sparsebench.cli.run import asked, forecast
+from sparsebench.cli.run import forecast, read_options
 from sparsebench.cli.terminal import PATH, PICTURES, PLACE, options, output, table
 from sparsebench.errors import unknown
 from sparsebench.files import write_whole
@@ -57,7 +57,7 @@ def reproduce(
     paper = papers[name]
     preset = preset or ("default" if "default" in paper.presets else paper.presets[0])
     folder = out or Path(f"sparsebench-{name}-{preset}")
-    _, files, execution = asked(values, dry_run)
+    _, files, execution = read_options(values, dry_run)
     if dry_run:
         forecast(plan_of(paper, figures, preset, folder, execution, files))
         return

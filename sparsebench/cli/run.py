@@ -57,7 +57,7 @@ def run(
     from sparsebench.api import execute
     from sparsebench.runner.run import plan_of
 
-    request, files, execution = asked(values | {"plugins": (*strategies, *values["plugins"])}, dry_run)
+    request, files, execution = read_options(values | {"plugins": (*strategies, *values["plugins"])}, dry_run)
     if dry_run:
         forecast(plan_of(request, files, execution, Registry(), out), execution.device)
         return
@@ -88,7 +88,7 @@ def run(
     sys.exit(int(bool(len(lost))))
 
 
-def asked(values: Mapping[str, Any], dry_run: bool) -> tuple[Request, Files, Execution]:
+def read_options(values: Mapping[str, Any], dry_run: bool) -> tuple[Request, Files, Execution]:
     """Return what a command is asked for, see `values_of`; a dry run downloads nothing."""
     return values_of({**values, "download": bool(values.get("download")) and not dry_run})
 

@@ -124,7 +124,7 @@ def _contenders(
     jobs = []
     for text in plugins:
         candidates = expand(replace(request, plugins=(text,), alone=True, single=True), registry, trainer.files)
-        job, *more = {_key(job): job for job in candidates if job.asked}.values()
+        job, *more = {_key(job): job for job in candidates if job.requested}.values()
         if more:
             names = ", ".join(f"{candidate.label} at {candidate.cell.budget.label}" for candidate in (job, *more))
             raise UserError("two strategies are compared, each at one budget", got=f"'{text}', which is {names}")

@@ -70,7 +70,7 @@ class Trainer:
         """
         plan = runs.plan_of(replace(request, single=True), self.files, self.execution, registry, self.out)
         settings = {
-            canonical([job.cell.task.model_dump(), job.cell.model.model_dump()]) for job in plan.jobs if job.asked
+            canonical([job.cell.task.model_dump(), job.cell.model.model_dump()]) for job in plan.jobs if job.requested
         }
         if len(settings) > 1:
             raise UserError(
@@ -372,7 +372,7 @@ def show(request: Request, trainer: Trainer, n: int) -> Pictures:
     plan, context = trainer.train(request, registry, pictures=True)
     records, outcomes, first = store.read(trainer.out), list[Shown](), None
     with one_thread():
-        for job in (job for job in plan.jobs if job.asked):
+        for job in (job for job in plan.jobs if job.requested):
             failure = records[job.cell.id].failure
             if failure is None:
                 try:

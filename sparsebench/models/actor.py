@@ -182,7 +182,7 @@ class Pass:
         self.decisions: list[Decision] = []  # torch's compiler cannot follow `list[Decision]()`
         self.steps: list[Step] = []
         self.memory: dict[str, Any] = {}
-        self.asked: set[str] = set()
+        self.requested: set[str] = set()
         self.student: ModelOutputs | None = None
         self.teacher: ModelOutputs | None = None
         self.previous: Tensor | None = None
@@ -224,7 +224,7 @@ class Pass:
     @property
     def weights(self) -> Tensor:
         """(B, N) how much each token that is there counts as a key, see `Mask`."""
-        self.asked.add("weights")
+        self.requested.add("weights")
         return self._weights
 
     @property
@@ -240,7 +240,7 @@ class Pass:
 
     def bias(self) -> Tensor | None:
         """Return (B, N), what is added to what tokens are weighed by as keys: log sizes, -inf for padding, or None."""
-        self.asked.add("bias")
+        self.requested.add("bias")
         if self.weighs_sizes:
             return self.sizes.log()
         return torch.zeros_like(self.sizes).masked_fill(self.sizes == 0, -torch.inf) if self.ragged else None
@@ -265,7 +265,7 @@ class Pass:
 
     def read_out(self, prefix: Tensor, tokens: Tensor) -> Tensor:
         """Return the (B, P, C) tokens that the head is to read, see `Strategy.read_out`."""
-        self.asked.add("read_out")
+        self.requested.add("read_out")
         with exact(prefix.device):
             return self.actor.strategy.read_out(self.memory, full(prefix), full(tokens)).to(prefix.dtype)
 
@@ -278,9 +278,9 @@ class Pass:
         """Raise UnsupportedError if the network, which has run, did not heed what the strategy hangs on."""
         if len(self.steps) != self.actor.depth:
             raise self._cannot(f"acts in {self.actor.depth} blocks", "call acting.went(...) once in each")
-        if self.reads_out and "read_out" not in self.asked:
+        if self.reads_out and "read_out" not in self.requested:
             raise self._cannot("says what the head reads", "call acting.read_out(prefix, tokens) if acting.reads_out")
-        if "decide" not in self.asked and any(map(self.acts, {*self.keep, *self.actor.more})):
+        if "decide" not in self.requested and any(map(self.acts, {*self.keep, *self.actor.more})):
             raise self._cannot(f"acts at the {self.site} site", "call acting.decide(...) there if acting.acts_at(...)")
         last = self.actor.depth - (self.site == "attention")  # what is chosen within it comes after its attention
         plans = [decision.plan for decision in self.decisions if decision.block < last]
@@ -289,9 +289,9 @@ class Pass:
         ):
             raise self._cannot("lets tokens rest", "run the block on the tokens plan.active alone")
         uneven = any(merges(plan) for plan in plans) and self.weighs_sizes
-        if (uneven or any(isinstance(plan, Padded) for plan in plans)) and "bias" not in self.asked:
+        if (uneven or any(isinstance(plan, Padded) for plan in plans)) and "bias" not in self.requested:
             raise self._cannot("has tokens count differently", "add acting.bias() to what attention weighs keys by")
-        if self.masked and any(isinstance(plan, Mask) for plan in plans) and "weights" not in self.asked:
+        if self.masked and any(isinstance(plan, Mask) for plan in plans) and "weights" not in self.requested:
             raise self._cannot("has tokens count differently", "weigh keys by acting.weights if acting.masked")
 
     def _cannot(self, does: str, must: str) -> UnsupportedError:
@@ -319,7 +319,7 @@ class Pass:
         """
         if not self.acts(block):
             return None
-        self.asked.add("decide")
+        self.requested.add("decide")
         came, strategy = self.present, self.actor.strategy
         keep = self._count_at(block)
         with exact(self.index.device):

@@ -77,7 +77,7 @@ def reproduce(
     for figure in paper.figures:
         jobs = expand(replace(request, figures=(figure,)), registry, files)
         if all(job.cell.id in answers for job in jobs):
-            records[figure] = [answers[job.cell.id] for job in jobs if job.asked]
+            records[figure] = [answers[job.cell.id] for job in jobs if job.requested]
     lost = sum(has_no_answer(answers[job.cell.id]) for job in plan.jobs)
     return publish(paper, records, out), lost
 

@@ -12,7 +12,7 @@ from sparsebench.measure.cost import CostModel
 from sparsebench.measure.counts import check_fits, first_block, schedule_of, solve, stages
 from sparsebench.models.base import Model
 from sparsebench.plan.request import Request, Suite, SuiteTask
-from sparsebench.plugin.registry import Found, Registry
+from sparsebench.plugin.registry import PluginClass, Registry
 from sparsebench.records.record import Part
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import AMOUNTS, FULL, SHARED, Budget
@@ -114,13 +114,13 @@ def fit_budget(
 
 ALL = "all"
 """In place of a strategy's name: every one that is installed; see `testable` where nothing is trained."""
-Contender = tuple[Strategy, Found, Budget, Part]
+Contender = tuple[Strategy, PluginClass, Budget, Part]
 """The part is made once: a hundred thousand cells share a few."""
 DRAWING = frozenset({"random", "random_inside", "oracle", "anti_oracle", "tnt", "perturbation", "dpc_knn", "k_medoids"})
 """The shipped strategies whose tests depend on `view.random`; the hash of a file, which names its cells, lies on it."""
 
 
-def draws_random(entry: Found) -> bool:
+def draws_random(entry: PluginClass) -> bool:
     """Say whether a strategy may do another thing when a trained network is tested with it again."""
     if entry.cls.draws_random is not None:
         return entry.cls.draws_random
@@ -167,7 +167,7 @@ def testable(
         return tuple(contenders)
     explicit = {*suite.baselines, *(spec.name for text in others for spec in specs_of(text, registry))}
 
-    def can(strategy: Strategy, registered: Found, budget: Budget, part: Part) -> bool:
+    def can(strategy: Strategy, registered: PluginClass, budget: Budget, part: Part) -> bool:
         if part.name in explicit:
             return True
         if strategy.trained or strategy.trains_only or strategy.fits() or strategy.kind == "oracle":

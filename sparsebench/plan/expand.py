@@ -23,7 +23,7 @@ from sparsebench.plan.contenders import (
 )
 from sparsebench.plan.locate import LOCATED, networks_of, pictures_for
 from sparsebench.plan.request import Files, Job, Request, Suite, SuiteTask, combinations, load, training_entry
-from sparsebench.plugin.registry import Found, Registry
+from sparsebench.plugin.registry import PluginClass, Registry
 from sparsebench.records.record import Cell, Part, Precision, Where, digest
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import AMOUNTS, FULL
@@ -57,8 +57,11 @@ def expand(request: Request, registry: Registry, files: Files | None = None, sui
             for contender, n_train in product(setting.contenders, setting.n_train):
                 for job in _jobs(setting, contender, n_train, repetition, registry, costs):
                     old = jobs.setdefault(job.cell.id, job)
-                    if job.asked > old.asked or job.keep_weights > old.keep_weights:
-                        flags = {"asked": old.asked or job.asked, "keep_weights": old.keep_weights or job.keep_weights}
+                    if job.requested > old.requested or job.keep_weights > old.keep_weights:
+                        flags = {
+                            "requested": old.requested or job.requested,
+                            "keep_weights": old.keep_weights or job.keep_weights,
+                        }
                         jobs[job.cell.id] = old.model_copy(update=flags)
     return sorted(jobs.values(), key=lambda job: job.order)
 
@@ -90,15 +93,15 @@ def _settings(
     `names` are what cells call pictures, by parameter, in place of those that the files come to.
     """
     plugins = [spec for text in request.plugins for spec in specs_of(text, registry)]  # files may bring tasks
-    for entry, asked in _entries(suite, request, registry):
+    for entry, changes in _entries(suite, request, registry):
         contenders = tuple(contenders_of(suite, entry, plugins, request, registry))
         trained = training_entry(entry) if entry.network else None
         own_blocks = None if request.model else suite.budget.blocks
         cls = registry.task(entry.name)
         found = [{key: names[key] for key in names if key in cls.model_fields}] if names else pictures_for(cls, files)
         for params, pictures in product(combinations(entry.params, entry.sweep), found):
-            base, varied = {} if trained is None else trained.params, params | asked
-            task, places = _task(entry.name, base | varied | pictures, registry).located()
+            base, varied = {} if trained is None else trained.params, params | changes
+            task, places = _task(entry.name, base | varied | pictures, registry).locate()
             files.places.update(places)
             for bare in _models(task, trained or entry, request, files, registry):
                 model = bare.with_weights(files.places)
@@ -117,7 +120,7 @@ def _settings(
                 if trained is not None:
                     first = _task(entry.name, base | pictures, registry).with_cut(model.cut())
                     training = first, trained.n_train[0]
-                sizes, where, precision = _asked(task, model, entry, request, varied)
+                sizes, where, precision = _choices(task, model, entry, request, varied)
                 cell = _dense_cell(fitted, model, 0, 0, registry).model_copy(
                     update={"where": where, "track": entry.track, "precision": precision}
                 )
@@ -210,7 +213,7 @@ def _with_classes(task: Task, model: Model, files: Files) -> Task:
         raise UserError(f"{files.places[model.model_dump()['weights']].name}: {error}") from error
 
 
-def _asked(
+def _choices(
     task: Task, model: Model, entry: SuiteTask, request: Request, varied: dict[str, Any]
 ) -> tuple[tuple[int, ...], Where, Precision]:
     """Return what is asked for, or else what the suite has: numbers of samples, where strategies act, and precision.
@@ -341,7 +344,7 @@ def _jobs(
         tested = training_of(cell, task, model, registry)
         starts += [tested] if tested else []
 
-    def job(cell: Cell, registered: Found, strategy: Strategy, network: str = "", **more: Any) -> Job:
+    def job(cell: Cell, registered: PluginClass, strategy: Strategy, network: str = "", **more: Any) -> Job:
         after = network or (cell.init.id if cell.init else "")
         changed = strategy.model_dump(mode="json", exclude_defaults=True)
         return Job(
@@ -350,7 +353,7 @@ def _jobs(
             cost=_cost_of(cell, bool(network), registry, costs), **more,
         )  # fmt: skip
 
-    yield from (job(start, dense, dense.cls(), asked=False, keep_weights=True) for start in starts)
+    yield from (job(start, dense, dense.cls(), requested=False, keep_weights=True) for start in starts)
     network = tested.id if tested else ""
     yield job(cell, registered, strategy, network, keep_weights=setting.keep_weights and tested is None)
 

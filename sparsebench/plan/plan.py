@@ -206,7 +206,7 @@ def plan(
     suite = load(request.suite)
     whole = expand(request, registry, files, suite)
     networks.check({job.cell.init.id for job in whole if job.cell.track != "scratch" and job.cell.init})
-    targets = {job.cell.id for job in whole if job.asked}
+    targets = {job.cell.id for job in whole if job.requested}
     before = prerequisites(targets, whole, lambda first: networks.elsewhere(first) is None)
     whole = [job for job in whole if job.cell.id in targets | before]
     jobs = [job for job in whole if in_shard(job.cell.id)]
@@ -215,7 +215,7 @@ def plan(
         head = heads.get(job.cell.id)
         if head is None or rerun == "always" or not job.is_answered_by(head):
             return False
-        if request.single and job.asked and head.status == "ok":  # what is looked at has weights
+        if request.single and job.requested and head.status == "ok":  # what is looked at has weights
             return networks.has(job.weights)
         return rerun == "missing" or head.status in ANSWERS
 

@@ -383,7 +383,7 @@ class Job(_Model):
             () if there are none. Cells with other code have other workers.
         after: id of the cell that must be done before, or "".
         network: id of the cell whose trained network this one tests, or "" where it trains its own.
-        asked: whether the cell is one of the request; else it is there only because others start from it.
+        requested: whether the cell is one of the request; else it is there only because others start from it.
         keep_weights: whether its weights are kept: others start from them, or they are looked at.
         together: whether several like it may be trained in one program, where that is faster.
         cost: about the MACs of its training and its test, without a strategy; see `expand`.
@@ -397,7 +397,7 @@ class Job(_Model):
     code: tuple[str, ...] = ()
     after: str = ""
     network: str = ""
-    asked: bool = True
+    requested: bool = True
     keep_weights: bool = False
     together: bool = False
     cost: float = 1.0

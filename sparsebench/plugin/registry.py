@@ -104,7 +104,7 @@ BRINGS: dict[str, tuple[type, str]] = {
 
 
 @dataclass(frozen=True)
-class Found:
+class PluginClass:
     """A class that a plugin brings, and where it came from.
 
     Attributes:
@@ -140,11 +140,11 @@ class Registry:
         self.broken: dict[str, str] = {}
         self.entries = {name: entry for name, entry in entries().items() if not shipped_only or is_shipped(entry)}
         self.files: list[Path] = []
-        self._items: dict[str, dict[str, Found]] = {kind: {} for kind in BRINGS}
+        self._items: dict[str, dict[str, PluginClass]] = {kind: {} for kind in BRINGS}
         for name in FIRST:
             self.load_entry(name)
 
-    def strategy(self, name: str) -> Found:
+    def strategy(self, name: str) -> PluginClass:
         """Return the strategy of that name, importing no other plugin if the name is an entry point's."""
         return self._require("strategy", name, f"{name}.py" if Path(f"{name}.py").is_file() else None)
 
@@ -156,7 +156,7 @@ class Registry:
         """Return the model of that name."""
         return self._require("model", name, f"timm:{name}" if re.match(r"vit_|deit|eva", name) else None).cls
 
-    def _require(self, kind: str, name: str, meant: str | None = None) -> Found:
+    def _require(self, kind: str, name: str, meant: str | None = None) -> PluginClass:
         """Return what has a name; if nothing has, and the plugin of that name is broken, that is said."""
         if (item := self._look_for(kind, name)) is not None:
             return item
@@ -171,7 +171,7 @@ class Registry:
             UserError: there is none.
             PluginError: it cannot be loaded.
         """
-        plugin, items = name, list[Found]()
+        plugin, items = name, list[PluginClass]()
         if name.endswith(".py"):
             self.load_file(Path(name))
             plugin = str(Path(name).resolve())
@@ -182,7 +182,7 @@ class Registry:
             items = [self._require("observer", name)]
         return [item.cls for item in items]
 
-    def _look_for(self, kind: str, name: str) -> Found | None:
+    def _look_for(self, kind: str, name: str) -> PluginClass | None:
         """Return what is found of a kind under a name; all plugins are loaded if its entry point does not bring it."""
         if name not in self._items[kind] and name in self.entries:
             self.load_entry(name)
@@ -190,7 +190,7 @@ class Registry:
             self.load_all()
         return self._items[kind].get(name)
 
-    def strategies(self) -> list[Found]:
+    def strategies(self) -> list[PluginClass]:
         """Return every strategy that is installed or was loaded from a file."""
         return self._list("strategy")
 
@@ -206,7 +206,7 @@ class Registry:
         """Return every observer that can be turned on."""
         return [item.cls for item in self._list("observer")]
 
-    def _list(self, kind: str) -> list[Found]:
+    def _list(self, kind: str) -> list[PluginClass]:
         self.load_all()
         return [item for _, item in sorted(self._items[kind].items())]
 
@@ -308,7 +308,7 @@ class Registry:
                 self.manager.unregister(name=name)
             raise PluginError(one_line(error)) from error
 
-    def owners(self, strategy: str, task: str, model: str) -> list[Found]:
+    def owners(self, strategy: str, task: str, model: str) -> list[PluginClass]:
         """Return the strategy, the task and the model of those names, with where they came from."""
         self.task(task), self.model(model)
         return [self.strategy(strategy), self._items["task"][task], self._items["model"][model]]
@@ -353,7 +353,7 @@ class Registry:
         if kind == "strategy" and entry is not None and origin.plugin != cls.name:
             raise UserError(f"its strategy '{cls.name}' has the name of installed plugin '{entry.name}'; rename it")
         if holder is None:
-            self._items[kind][cls.name] = Found(cls, origin, file)
+            self._items[kind][cls.name] = PluginClass(cls, origin, file)
         elif holder.cls is not cls:
             other = holder.file or holder.origin.plugin
             raise UserError(f"its {kind} '{cls.name}' has the name of one of plugin '{other}'; rename it")

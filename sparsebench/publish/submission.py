@@ -38,7 +38,7 @@ from sparsebench.plugin.content import file_revision
 from sparsebench.plugin.registry import Registry
 from sparsebench.publish import MANIFEST
 from sparsebench.records import manifests, store, table
-from sparsebench.records.manifests import Asked, Described, Given, setting_of
+from sparsebench.records.manifests import FileEntry, StrategyEntry, SuiteEntry, setting_of
 from sparsebench.records.record import Cell, Origin, Part, Record, Value, canonical, digest, numbers_of
 from sparsebench.strategy.budget import FULL
 from sparsebench.strategy.spec import fill
@@ -93,7 +93,7 @@ def plugin_of(folder: Path, manifest: Manifest) -> Path | None:
     return (folder / PLUGIN / manifest.file).absolute() if manifest.file else None
 
 
-def version_of(suite: Asked, plugin: Origin) -> str:
+def version_of(suite: SuiteEntry, plugin: Origin) -> str:
     """Return the name of one version of a strategy that answers one version of a suite, or has cells of its own."""
     version = suite.version if suite.name != manifests.OWN else digest(suite.model_dump(mode="json"))[:12]
     return f"{suite.name}-{version}-{plugin.revision}"
@@ -191,7 +191,7 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
     revisions = {(record.cell.strategy.name, record.origin.revision) for record in selection.values()}
     texts = [descriptions[key].model_copy(update={"file": "", "source": {}}) for key in revisions & set(descriptions)]
     things: list[tuple[str, Value]] = [(manifests.SUITES, suite), *((manifests.STRATEGIES, text) for text in texts)]
-    things += [(manifests.FILES, Given(name=name, left_out=line)) for name, line in manifests.omissions(out)]
+    things += [(manifests.FILES, FileEntry(name=name, left_out=line)) for name, line in manifests.omissions(out)]
     dumps = [(folder, thing.model_dump(mode="json")) for folder, thing in things]
     sidecars = {f"{folder}/{digest(value)}.json": canonical(value) for folder, value in dumps}
     ids, machines = {record.environment for record in selection.values()}, store.sidecars(out, manifests.ENVIRONMENTS)
@@ -230,7 +230,7 @@ def _strategy(records: Collection[Record], choice: str | None) -> str:
     return names[0]
 
 
-def _suite(suites: Collection[Asked], records: Collection[Record], out: Path) -> Asked:
+def _suite(suites: Collection[SuiteEntry], records: Collection[Record], out: Path) -> SuiteEntry:
     """Return the suite that the records answer in full: of several the one that asks for most; or what else they are.
 
     A folder of an earlier sparsebench has the suite's name where only a part of it was asked for.
@@ -244,7 +244,7 @@ def _suite(suites: Collection[Asked], records: Collection[Record], out: Path) ->
     if whole or not full:  # then `verify` says what is missing
         return max(whole or suites, key=lambda suite: len(suite.settings))
     hashes = {setting for suite in full for setting in suite.settings}
-    return Asked(name=manifests.OWN, version=1, settings=tuple(sorted(hashes)))
+    return SuiteEntry(name=manifests.OWN, version=1, settings=tuple(sorted(hashes)))
 
 
 def git_steps(verdict: Verdict) -> str:
@@ -259,7 +259,7 @@ def git_steps(verdict: Verdict) -> str:
     )
 
 
-def unanswered_of(suite: Asked, cells: Sequence[Cell]) -> list[str]:
+def unanswered_of(suite: SuiteEntry, cells: Sequence[Cell]) -> list[str]:
     """Return what a suite asks and cells of one strategy do not answer; nothing where the suite is not known here."""
     if suite.name not in names() or (current := load(suite.name)).version != suite.version:
         return []
@@ -288,7 +288,7 @@ def _faults(folder: Path, verdict: Verdict, placed: bool) -> Iterator[str]:
 
 
 def _record_faults(
-    folder: Path, manifest: Manifest, suite: Asked, description: Described, verdict: Verdict
+    folder: Path, manifest: Manifest, suite: SuiteEntry, description: StrategyEntry, verdict: Verdict
 ) -> Iterator[str]:
     """Yield what is wrong with the records of a submission; the verdict then says how many there are."""
     machines = {Path(name).stem for name in store.sidecars(folder, manifests.ENVIRONMENTS)} | {""}
@@ -316,7 +316,7 @@ def _record_faults(
         yield f"incomplete: of {title} it lacks {few(lacks, 1)}"
 
 
-def _other_strategy(record: Record, manifest: Manifest, description: Described) -> str:
+def _other_strategy(record: Record, manifest: Manifest, description: StrategyEntry) -> str:
     """Return how a record is of another strategy than a submission may have, or "" where it is not."""
     name, is_own = record.cell.strategy.name, record.cell.strategy.name == manifest.strategy
     if is_own and (record.origin.identity, record.kind) != (manifest.plugin.identity, description.kind):

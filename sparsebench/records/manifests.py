@@ -26,7 +26,7 @@ OWN = "no-suite"
 """In place of a suite's name: other cells than those of any suite."""
 
 
-class Described(Value):
+class StrategyEntry(Value):
     """A strategy as its class describes it. See `Strategy`.
 
     Attributes:
@@ -49,7 +49,7 @@ class Described(Value):
     source: dict[str, str] = Field(default_factory=dict, exclude_if=not_)
 
 
-class Asked(Value):
+class SuiteEntry(Value):
     """A suite as it was asked for.
 
     Attributes:
@@ -65,7 +65,7 @@ class Asked(Value):
     sample_complexity: str = Field("", exclude_if=not_)
 
 
-class Given(Value):
+class FileEntry(Value):
     """A file or a folder of a user's.
 
     Attributes:
@@ -84,15 +84,17 @@ def setting_of(cell: Cell) -> str:
     return digest(cell.model_dump(mode="json", include={"task", "model", "n_train", "repetition", "precision"}))
 
 
-def strategies(out: Path) -> dict[tuple[str, str], Described]:
+def strategies(out: Path) -> dict[tuple[str, str], StrategyEntry]:
     """Return what is known of the strategies of a run's folder, by name and revision."""
-    values = sorted(store.values(out, STRATEGIES, Described).values(), key=lambda value: (value.how != "", value.file))
+    values = sorted(
+        store.values(out, STRATEGIES, StrategyEntry).values(), key=lambda value: (value.how != "", value.file)
+    )
     return {(strategy.name, strategy.revision): strategy for strategy in values}
 
 
-def suites(out: Path) -> list[Asked]:
+def suites(out: Path) -> list[SuiteEntry]:
     """Return the suites that a run's folder answers, by name and version."""
-    values = store.values(out, SUITES, Asked).values()
+    values = store.values(out, SUITES, SuiteEntry).values()
     return sorted(values, key=lambda suite: (suite.name, suite.version, suite.settings))
 
 
@@ -101,7 +103,7 @@ def file_names(out: Path) -> dict[str, str]:
 
     Of several names of one file the longest is taken; where two files have one name, what cells call them is added.
     """
-    values = sorted(store.values(out, FILES, Given).values(), key=lambda value: (len(value.file), value.file))
+    values = sorted(store.values(out, FILES, FileEntry).values(), key=lambda value: (len(value.file), value.file))
     names = {plain(value.name): plain(value.file) for value in values if value.file}
     count = Counter(names.values())
     return {name: f"{file} ({name})" if count[file] > 1 else file for name, file in names.items()}
@@ -109,7 +111,7 @@ def file_names(out: Path) -> dict[str, str]:
 
 def omissions(out: Path) -> list[tuple[str, str]]:
     """Return what was left out of folders of pictures, a line each behind the name that cells have for the folder."""
-    values = store.values(out, FILES, Given).values()
+    values = store.values(out, FILES, FileEntry).values()
     return sorted((plain(value.name), plain(value.left_out, 1000)) for value in values if value.left_out)
 
 

@@ -210,7 +210,7 @@ def _data(task: Task, cell: Cell, context: Context) -> Data:
     data, recipe = context.draw(task, cell), task.recipe()
     check_items(task, len(data.test.labels))
     if recipe.validation and data.validation is None:
-        data = data.held_back(recipe.validation)
+        data = data.hold_back(recipe.validation)
     if recipe.patience and data.validation is None:
         raise UserError(
             f"task '{task.name}': patience needs a validation split, and these images have none",

@@ -183,7 +183,7 @@ class Replay(Pass):
     own_macs, resting, previous = 0.0, 0, None
 
     def __init__(self, N: int, script: Sequence[tuple[Site, int, Tensor]]):
-        self.script, self.asked = list(script), set()
+        self.script, self.requested = list(script), set()
         stay = self.script[0][2]
         self.index = torch.arange(N, device=stay.device).repeat(len(stay), 1)
         self.sizes, self.decisions, self.steps = torch.ones_like(self.index, dtype=torch.float32), [], []

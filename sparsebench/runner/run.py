@@ -24,7 +24,7 @@ from sparsebench.plugin.content import texts_of
 from sparsebench.plugin.observer import Observer, ObserverThread
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
-from sparsebench.records.manifests import OWN, Asked, Described, Given, setting_of
+from sparsebench.records.manifests import OWN, FileEntry, StrategyEntry, SuiteEntry, setting_of
 from sparsebench.records.record import Record
 from sparsebench.runner import devices, progress
 from sparsebench.runner.engines import TOGETHER, CellLocks, Engine, Queue, first_interrupt, in_process, in_workers
@@ -222,20 +222,20 @@ def _manifests(plan: Plan, registry: Registry) -> Iterator[tuple[str, object]]:
     if plan.request is not None and plan.suite is not None:
         suite = _suite_of(plan.suite, plan.request, registry, plan.whole)
         yield manifests.SUITES, suite.model_dump(mode="json")
-    files = [Given(name=name, file=file) for name, file in file_names(plan.locations).items()]
+    files = [FileEntry(name=name, file=file) for name, file in file_names(plan.locations).items()]
     for name in plan.locations:
         if (contents := known_contents(name)) is not None and contents.strays:
-            files.append(Given(name=name, left_out=contents.strays))
+            files.append(FileEntry(name=name, left_out=contents.strays))
         if contents is not None and contents.left_out:
             n, names = len(contents.left_out), few(sorted(contents.left_out), BAD, 200)
             line = f"{n:,} of {len(contents.pictures) + n:,} pictures, which cannot be read: {names}"
-            files.append(Given(name=name, left_out=line))
+            files.append(FileEntry(name=name, left_out=line))
     yield from ((manifests.FILES, entry.model_dump(mode="json")) for entry in files)
     for name, revision in sorted({(job.cell.strategy.name, job.origin.revision) for job in plan.jobs}):
         with suppress(UserError):
             strategy = registry.strategy(name)
             cls, (file, source) = strategy.cls, texts_of(strategy.file, revision) if strategy.file else ("", {})
-            yield manifests.STRATEGIES, Described(
+            yield manifests.STRATEGIES, StrategyEntry(
                 name=name, revision=revision, kind=cls.kind, site=cls.site, trained=cls.trained, adaptive=cls.adaptive,
                 citation=cls.citation, bibtex=cls.bibtex, how=how_of(cls), file=file, source=source,
             ).model_dump(mode="json")  # fmt: skip
@@ -244,12 +244,12 @@ def _manifests(plan: Plan, registry: Registry) -> Iterator[tuple[str, object]]:
             yield from ((manifests.METRICS, asdict(kind)) for kind in registry.task(name).metrics)
 
 
-def _suite_of(suite: Suite, request: Request, registry: Registry, jobs: Iterable[Job]) -> Asked:
+def _suite_of(suite: Suite, request: Request, registry: Registry, jobs: Iterable[Job]) -> SuiteEntry:
     """Return which suite was asked for: none where not all of it was.
 
     A repetition in which some strategies are not tested again, as they draw nothing, is asked of none.
     """
-    cells = [job.cell for job in jobs if job.asked]
+    cells = [job.cell for job in jobs if job.requested]
     of_strategy: dict[str, set[str]] = defaultdict(set)
     again = set()
     for cell in cells:
@@ -257,7 +257,7 @@ def _suite_of(suite: Suite, request: Request, registry: Registry, jobs: Iterable
         again |= {setting} if cell.network and cell.repetition else set()
     union = set[str]().union(*of_strategy.values())
     settings = tuple(sorted(union - again | again.intersection(*of_strategy.values())))
-    entry = Asked(
+    entry = SuiteEntry(
         name=suite.name, version=suite.version, settings=settings, main_task=suite.main_task or suite.task[0].name,
         sample_complexity=suite.sample_complexity,
     )  # fmt: skip

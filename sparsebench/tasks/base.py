@@ -137,7 +137,7 @@ class Data:
     validation: Split | None = None
     among: np.ndarray | None = None
 
-    def held_back(self, share: float) -> Data:
+    def hold_back(self, share: float) -> Data:
         """Return the data with the last training samples, this share of them rounded, as the validation split.
 
         Raises:
@@ -252,7 +252,7 @@ class Task(BaseModel):
         """Return the task with the settings that the model determines; `cut` is its transform, see `Model.cut`."""
         return self
 
-    def located(self) -> tuple[Task, Mapping[str, Path]]:
+    def locate(self) -> tuple[Task, Mapping[str, Path]]:
         """Return the task with files named by content, and the paths of the files; see `Locations`."""
         return self, {}
 

@@ -167,8 +167,8 @@ class Folder(Task):
                 next_step="give canvas, crop, resize and filter",
             ) from error
 
-    def located(self) -> tuple[Folder, Mapping[str, Path]]:
-        """See `Task.located`: the file of the classes."""
+    def locate(self) -> tuple[Folder, Mapping[str, Path]]:
+        """See `Task.locate`: the file of the classes."""
         if not self.classes:
             return self, {}
         path = Path(self.classes).expanduser()

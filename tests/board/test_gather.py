@@ -113,7 +113,7 @@ def test_a_folder_that_is_called_as_shipped_pictures_are_stays_apart_from_them(t
     for one in (shipped, shipped.model_copy(update={"cell": cell, "cell_id": cell.id})):
         writer.append(one)
     writer.close()
-    store.keep(tmp_path / manifests.FILES, manifests.Given(name=name, file="digits").model_dump(mode="json"))
+    store.keep(tmp_path / manifests.FILES, manifests.FileEntry(name=name, file="digits").model_dump(mode="json"))
     settings = set(read(tmp_path)["setting"].astype(str))
     assert len(settings) == 2 and any(f"digits ({name})" in text for text in settings)
     assert len(gather(tmp_path).by_task.rows) == 2

@@ -161,7 +161,7 @@ def test_what_a_strategy_is_taught_by_is_shown_if_it_was_asked_for(tmp_path: Pat
         assert {job.label for job in planned.todo} == ({"dense", "dynamic_vit"} if alone else BESIDE)
         execute(planned, registry, tmp_path)
         seen = show(request("dynamic_vit", alone=alone, **options), trainer(tmp_path), 2)
-        assert [shown.label for shown in seen.shown] == [job.label for job in planned.jobs if job.asked]
+        assert [shown.label for shown in seen.shown] == [job.label for job in planned.jobs if job.requested]
         assert not any(shown.why for shown in seen.shown) and len(seen.shown) == (1 if alone else 5)
     store.weights_path(tmp_path, dense.cell.id).unlink()
     store.weights_path(tmp_path, rest[-1].cell.id).unlink()

@@ -71,7 +71,7 @@ def test_a_shipped_suite_has_the_baselines_on_and_its_cells_answer_all_that_it_a
     assert strategies_of(jobs) == set(suite.baselines) | own
     assert own or suite.keep_weights or set(suite.baselines) >= BASELINES or name == "smoke"
     assert {job.cell.repetition for job in jobs} == set(range(max(task.seeds or suite.seeds for task in suite.task)))
-    cells = [job.cell for job in jobs if job.asked]
+    cells = [job.cell for job in jobs if job.requested]
     assert {cell.task.name for cell in cells} == {task.name for task in suite.task}
     assert gaps(suite, cells, registry, any_budget=True) == []
     last = cells[-1]
@@ -149,7 +149,7 @@ def test_all_is_every_strategy_that_is_installed_with_the_parameters_given() -> 
 def test_strategies_have_budgets_of_their_own_or_of_the_request_and_baselines_each_of_them(
     plugins: str, options: dict[str, Any], budgets: dict[str, str]
 ) -> None:
-    jobs = [job for job in jobs_of(*plugins.split(), **options) if job.asked]
+    jobs = [job for job in jobs_of(*plugins.split(), **options) if job.requested]
     found = {name: sorted({budget.label for budget in budgets_of(jobs, name)}) for name in budgets}
     assert found == {name: labels.split(", ") for name, labels in budgets.items()}
 
@@ -202,12 +202,12 @@ TAUGHT = "composite:epochs=1,test=40,pretrain_epochs=1,pretrain_samples=40"
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_taught_strategy_starts_from_the_dense_network_of_its_repetition(alone: bool) -> None:
-    (ordinary,) = (job for job in jobs_of(tasks=(TAUGHT,), n_train=(20,)) if job.label == "dense" and job.asked)
+    (ordinary,) = (job for job in jobs_of(tasks=(TAUGHT,), n_train=(20,)) if job.label == "dense" and job.requested)
     jobs = jobs_of("dynamic_vit", tasks=(TAUGHT,), n_train=(20, 40), seeds=2, alone=alone)
     assert len({job.cell.id for job in jobs}) == len(jobs)
     place = {job.cell.id: at for at, job in enumerate(jobs)}
     taught = [job for job in jobs if job.label == "dynamic_vit"]
-    assert len(taught) == 4 and all(job.asked and not job.keep_weights for job in taught)
+    assert len(taught) == 4 and all(job.requested and not job.keep_weights for job in taught)
     for job in taught:
         dense = jobs[place[job.after]]
         assert job.cell.init == dense.cell and dense.keep_weights and dense.asked is not alone
@@ -217,7 +217,7 @@ def test_a_taught_strategy_starts_from_the_dense_network_of_its_repetition(alone
         assert place[first.cell.id] < place[dense.cell.id] < place[job.cell.id]
         assert job.cell.inits == (first.cell, dense.cell)
     assert ordinary.cell.id in place and jobs[place[ordinary.cell.id]].label == "dense"
-    assert {job.label for job in jobs if job.asked} == {"dynamic_vit", *(() if alone else BASELINES)}
+    assert {job.label for job in jobs if job.requested} == {"dynamic_vit", *(() if alone else BASELINES)}
 
 
 def test_the_dense_network_that_teaches_is_one_job_whoever_comes_first() -> None:

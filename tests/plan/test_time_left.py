@@ -30,7 +30,7 @@ def took(job: Job, seconds: float, memory: int = 0, status: str = "ok") -> Recor
 def test_a_longer_training_costs_more_and_a_test_of_a_trained_network_costs_no_training() -> None:
     few, many = jobs_of(n_train=(4, 8), seeds=1)[:2]
     assert few.cell.n_train == 4 and many.cell.n_train == 8 and 0 < few.cost < many.cost
-    tests = [job for job in expand(Request(suite="quick", tasks=("composite",), seeds=1), Registry()) if job.asked]
+    tests = [job for job in expand(Request(suite="quick", tasks=("composite",), seeds=1), Registry()) if job.requested]
     macs_of_a_test = {job.cost for job in tests}
     (training,) = {job.cost for job in expand(Request(suite="networks", tasks=("composite",), seeds=1), Registry())}
     assert len(macs_of_a_test) == 1 and training > 50 * macs_of_a_test.pop()

@@ -316,7 +316,7 @@ def test_relevance_on_patches_other_than_the_permuted_is_a_user_error():
 @pytest.mark.parametrize("repetition", [0, 1])
 def test_a_foreground_has_one_number_in_every_repetition_part_and_task_of_its_source(task, repetition):
     """Of the test of two classes there are fewer pictures than items: some are shown twice, and a number says which."""
-    data, pool = task.draw(50, repetition, {}).held_back(0.2), foregrounds("digits", 10, {})
+    data, pool = task.draw(50, repetition, {}).hold_back(0.2), foregrounds("digits", 10, {})
     for split, n, source in (
         (data.train, 40, pool.train),
         (data.validation, 10, pool.train),
@@ -390,7 +390,7 @@ def test_a_picture_that_comes_again_is_drawn_anew() -> None:
 @pytest.mark.parametrize("cls", [Composite, Spurious, Plain])
 def test_the_last_of_the_drawn_samples_are_held_back(cls):
     drawn = cls(canvas=16, foreground=10, test=20, permuted=True).draw(30, 1, {})
-    data = drawn.held_back(0.25)
+    data = drawn.hold_back(0.25)
     assert len(data.train.labels) == 22 and data.validation is not None
     for name in ("inputs", "labels", "groups", "boxes"):
         whole = np.concatenate([getattr(data.train, name), getattr(data.validation, name)])
@@ -403,4 +403,4 @@ def test_the_last_of_the_drawn_samples_are_held_back(cls):
 @pytest.mark.parametrize("share", [0.01, 0.99])
 def test_samples_must_be_left_on_both_sides(share):
     with pytest.raises(UserError, match=r"validation must leave samples on both sides; got (0|8) of 8"):
-        Composite(canvas=16, foreground=10, test=20).draw(8, 0, {}).held_back(share)
+        Composite(canvas=16, foreground=10, test=20).draw(8, 0, {}).hold_back(share)

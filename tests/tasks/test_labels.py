@@ -108,7 +108,7 @@ def test_a_file_says_which_class_has_which_name(form: str, tmp_path: Path) -> No
     found = number(["cross", "disc", "ring", "square"], "auto", 4, read_file(path))
     assert found.labels == "file" and found.numbers == (2, 0, 3, 1)
     assert number(["ring", "square"], "auto", 4, read_file(path)).numbers == (3, 1)  # some of its classes
-    (name, place), *_ = Folder(classes=str(path)).located()[1].items()
+    (name, place), *_ = Folder(classes=str(path)).locate()[1].items()
     assert name.startswith("classes-") and place == path and read_file(path)
 
 
@@ -151,9 +151,9 @@ def test_what_is_no_file_of_classes_is_one_line(name: str, content: bytes, says:
 def test_a_file_that_is_not_there_or_changes_under_a_run_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "classes.txt"
     with pytest.raises(UserError, match=r"classes\.txt cannot be read"):
-        Folder(classes=str(path)).located()
+        Folder(classes=str(path)).locate()
     path.write_text("a\nb\n")
-    (name,) = Folder(classes=str(path)).located()[1]
+    (name,) = Folder(classes=str(path)).locate()[1]
     path.write_text("b\na\n")
     with pytest.raises(UserError, match=r"classes\.txt changed while the run was under way"):
         check_unchanged(path, name)

@@ -255,7 +255,7 @@ def test_transfer_has_each_attention_at_each_n_and_structure(preset):
 
 def test_a_model_of_the_theory_leaves_the_trained_networks_alone():
     jobs = expand(Request(suite="quick", model="shallow:m=8", seeds=1), Registry())
-    found = {(job.cell.task.name, job.cell.track, job.cell.model.params.get("m")) for job in jobs if job.asked}
+    found = {(job.cell.task.name, job.cell.track, job.cell.model.params.get("m")) for job in jobs if job.requested}
     assert found == {("theory", "scratch", 8), ("composite", "frozen", None), ("spurious", "frozen", None)}
 
 

@@ -23,7 +23,7 @@ TASK = Spurious(
     canvas=16, foreground=10, test=8, batch=7, epochs=5, lr=0.01, warmup=0.3, flip=True, shift=2, smoothing=0.1,
     pretrain_epochs=0, validation=0.2, patience=2,
 )  # fmt: skip
-DATA = TASK.draw(25, 0, {}).held_back(0.2)
+DATA = TASK.draw(25, 0, {}).hold_back(0.2)
 
 
 def samples_of(split, augmentation=None):
