@@ -216,7 +216,9 @@ def job_of() -> Callable[..., list[Job]]:
         )
         path = plugin.partition(".py")[0] + ".py"
         names = registry.load_file(Path(path)) if ".py" in plugin else [plugin.partition(":")[0]]
-        (job,) = (j for j in jobs if j.cell.strategy.name == names[0] and j.cell.repetition == repetition and j.asked)
+        (job,) = (
+            j for j in jobs if j.cell.strategy.name == names[0] and j.cell.repetition == repetition and j.requested
+        )
         before = prerequisites([job.cell.id], jobs, lambda _: True)
         return [j for j in jobs if j.cell.id in before] + [job]
 

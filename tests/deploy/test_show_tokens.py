@@ -156,7 +156,7 @@ def test_what_a_strategy_is_taught_by_is_shown_if_it_was_asked_for(tmp_path: Pat
     for alone in (True, False):
         planned, registry = plan(tmp_path, "dynamic_vit", alone=alone, **options)
         first, dense, *rest = planned.jobs
-        assert [dense.label, first.cell.task.name] == ["dense", "plain"] and dense.asked is not alone
+        assert [dense.label, first.cell.task.name] == ["dense", "plain"] and dense.requested is not alone
         assert all(job.keep_weights for job in planned.jobs)
         assert {job.label for job in planned.todo} == ({"dense", "dynamic_vit"} if alone else BESIDE)
         execute(planned, registry, tmp_path)

@@ -210,10 +210,10 @@ def test_a_taught_strategy_starts_from_the_dense_network_of_its_repetition(alone
     assert len(taught) == 4 and all(job.requested and not job.keep_weights for job in taught)
     for job in taught:
         dense = jobs[place[job.after]]
-        assert job.cell.init == dense.cell and dense.keep_weights and dense.asked is not alone
+        assert job.cell.init == dense.cell and dense.keep_weights and dense.requested is not alone
         assert dense.cell.draw == job.cell.draw and dense.cell.model == job.cell.model
         first = jobs[place[dense.after]]
-        assert first.cell.task.name == "plain" and first.keep_weights and not first.asked
+        assert first.cell.task.name == "plain" and first.keep_weights and not first.requested
         assert place[first.cell.id] < place[dense.cell.id] < place[job.cell.id]
         assert job.cell.inits == (first.cell, dense.cell)
     assert ordinary.cell.id in place and jobs[place[ordinary.cell.id]].label == "dense"
@@ -224,7 +224,7 @@ def test_the_dense_network_that_teaches_is_one_job_whoever_comes_first() -> None
     for plugins in (("dense", "dynamic_vit"), ("dynamic_vit", "dense"), ("dynamic_vit",)):
         jobs = jobs_of(*plugins, tasks=(SMALL,), n_train=(20,), alone=plugins != ("dynamic_vit",))
         (dense,) = (job for job in jobs if job.label == "dense")
-        assert dense.asked and dense.keep_weights and dense.cell.init is None and jobs[0] == dense
+        assert dense.requested and dense.keep_weights and dense.cell.init is None and jobs[0] == dense
 
 
 @pytest.mark.parametrize(

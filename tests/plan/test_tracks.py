@@ -123,7 +123,7 @@ def test_a_second_run_does_nothing_and_a_lacking_network_is_trained(
     plan = planner.plan(request, planner.Files(networks=trained), registry, tmp_path, "missing")
     trainings = [job for job in plan.todo if job.cell.track == "scratch"]
     assert [job.cell.repetition for job in trainings] == [2] and trainings[0].keep_weights
-    assert not trainings[0].asked
+    assert not trainings[0].requested
     alone = planner.plan(request, planner.Files(), registry, tmp_path, "missing")
     assert [job.cell.repetition for job in alone.todo if job.cell.track == "scratch"] == [0, 1, 2]
 
