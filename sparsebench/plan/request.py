@@ -165,7 +165,8 @@ def load(name: str) -> Suite:
         if first["type"] == "extra_forbidden":
             kind = Budget if {"budget", "budgets"} & {*parts} else SuiteTask if parts else Suite
             raise unknown(f"key in suite '{name}'", ".".join([*parts, key]), kind.model_fields) from error
-        raise UserError(f"suite '{name}': {reason_of(error)}", got=first.get("input")) from error
+        got = None if first["type"] == "missing" else first["input"]  # which would be all that is there
+        raise UserError(f"suite '{name}': {reason_of(error)}", got=got) from error
 
 
 def training_entry(entry: SuiteTask) -> SuiteTask:
@@ -333,7 +334,7 @@ class Execution:
         seconds = _number("--timeout", timeout, _SECONDS, "30, 10m, 1.5h, 0 for none")
         size = _number("--memory-limit", 0 if memory is None else memory, _BYTES, "4GiB, 800MB, 0 for none")
         if 0 < size < LEAST_MEMORY:
-            raise UserError("--memory-limit", got=str(memory), allowed=f"{LEAST_MEMORY / GIB:.2f} GiB or more, or 0")
+            raise UserError("--memory-limit", got=str(memory), allowed=f"{LEAST_MEMORY / GIB:g}GiB or more, or 0")
         if size and sys.platform != "linux":
             raise UserError("--memory-limit: only Linux says what processes take", next_step="leave it out")
         return seconds, size

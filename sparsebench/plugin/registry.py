@@ -359,7 +359,12 @@ class Registry:
             raise UserError(f"its {kind} '{cls.name}' has the name of one of plugin '{other}'; rename it")
 
     def _check_metrics(self, cls: type[Task]) -> None:
-        """Raise UserError if metrics of a task are none, or are not the same as others of their name."""
+        """Raise UserError if metrics of a task are none, lack values, or are not the same as others of their name."""
+        if cls.metrics and cls.measure is Task.measure and cls.successes is Task.successes:
+            raise UserError(
+                f"task '{cls.name}' declares metrics, and nothing gives their values",
+                next_step="write measure(self, items, test), which returns them by name",
+            )
         others = (kind for other in self._items["task"].values() for kind in other.cls.metrics)
         kinds = {kind.name: kind for kind in (*METRICS, *others)}
         for kind in cls.metrics:

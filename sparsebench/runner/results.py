@@ -357,7 +357,7 @@ def _add_outcomes(result: Result, task: Task, data: Data, evaluation: Evaluation
     """Add accuracy, loss, success, group metrics, what the task declares, and each item's outcome.
 
     Raises:
-        UserError: the task returns a metric that is not declared or there already, or an infinite value.
+        UserError: the task returns a metric that is not declared or there already, or what is no finite number.
     """
     test, groups_ = data.test, data.group_names
     items = replace(evaluation, labels=test.labels, groups=test.groups, foregrounds=test.foregrounds)
@@ -370,8 +370,9 @@ def _add_outcomes(result: Result, task: Task, data: Data, evaluation: Evaluation
     for name, value in task.measure(items, test).items():
         if name in result.metrics:
             raise UserError(f"metric '{name}' of task '{task.name}' is measured already", next_step="rename it")
-        if np.isinf(value):
-            raise UserError(f"metric '{name}' of task '{task.name}'", got=value, allowed="a finite number, or NaN")
+        if not isinstance(value, int | float | np.number) or np.isinf(value):
+            got, allowed = repr(value)[:60], "a finite number, or NaN"
+            raise UserError(f"metric '{name}' of task '{task.name}'", got=got, allowed=allowed)
         result.add(name, value, len(items.labels), _unit_of(task, name))
     result.outcomes = Outcomes(
         n=len(test.labels), predicted=bytes_of(items.predicted), label=bytes_of(items.labels),

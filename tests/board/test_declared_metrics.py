@@ -116,6 +116,7 @@ UNDECLARED = (
             '"accuracy_high", "loss"',
             "there is another metric 'accuracy', which is not the same",
         ),
+        ("def measure(", "def other(", "task 'stripes' declares metrics, and nothing gives their values"),
         ("metrics: ClassVar", "metrics: ClassVar = (7,)\n    others: ClassVar", "metrics of a task; got 7; allowed: "),
     ],
 )
@@ -134,8 +135,10 @@ def test_a_metric_that_is_none_or_has_the_name_of_another_is_refused(
          '        return {"doubt": True}\n\n    def measure(', UNDECLARED),
         ("items.losses.std()", "float('inf')",
          "metric 'hesitation' of task 'stripes'; got inf; allowed: a finite number, or NaN"),
+        ("items.losses.std()", "'high'",
+         "metric 'hesitation' of task 'stripes'; got 'high'; allowed: a finite number, or NaN"),
     ],
-    ids=["measure", "successes", "infinite"],
+    ids=["measure", "successes", "infinite", "no number"],
 )  # fmt: skip
 def test_a_metric_that_cannot_be_fails_the_cell_in_one_line(tmp_path: Path, old: str, new: str, reason: str) -> None:
     done = run(changed(tmp_path, old, new), tmp_path / "out", "--seeds", 1)

@@ -200,7 +200,7 @@ def refused(result: Result, *says: str) -> None:
         (["--jobs", "-1"], ["--jobs", "-1"]),
         (["--timeout", "soon"], ["--timeout", "'soon'", "10m"]),
         (["--timeout", "1h", "--jobs", "0"], ["--timeout needs a worker process", "--jobs 1"]),
-        (["--memory-limit", "1MiB"], ["--memory-limit", "0.50 GiB"]),
+        (["--memory-limit", "1MiB"], ["--memory-limit", "0.5GiB"]),
         (["--precision", "bfloat16"], ["task 'composite' trains networks, and --precision is of tests"]),
         (["--sede", "1"], ["--sede"]),
     ],
