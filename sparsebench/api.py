@@ -120,6 +120,8 @@ def show_tokens(
     """
     from sparsebench.deploy.pictures import Trainer, show
 
+    if not isinstance(samples, int) or samples < 1:
+        raise UserError("samples", got=repr(samples), allowed="1 or more")
     folder = _folder_of(out)
     request, files, execution = values_of({"plugins": _words_of(plugins, folder), **options, "tasks": task, "seeds": 1})
     with _callbacks(folder, progress) as callbacks:

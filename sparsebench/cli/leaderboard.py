@@ -101,8 +101,9 @@ def leaderboard(
         sys.exit(_compare_or_write(folder, update))
     if form == HTML and output is None and sys.stdout.isatty():
         raise UserError("a page is not for the terminal", next_step="give -o FILE.html")
-    if choice.names and form in (HTML, BIBTEX):
-        raise UserError("--columns is of tables", got=f"--format {form}", allowed=list(FORMATS))
+    if form in (HTML, BIBTEX) and (choice.names or view != "board"):
+        name = "--columns" if choice.names else "--view"
+        raise UserError(f"{name} is of tables", got=f"--format {form}", allowed=list(FORMATS))
     if form == HTML:
         from sparsebench.board.board import gather
         from sparsebench.board.published import page

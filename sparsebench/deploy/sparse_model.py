@@ -138,12 +138,22 @@ class SparseModel(nn.Module):
                 mode, is not trained, and is not part of this module. None for no teacher.
 
         Raises:
-            UserError: the teacher is no such model, or is the sparse model itself.
+            UserError: the teacher is no such model, takes other pixels or knows other classes, or is the sparse model.
         """
         if teacher is not None and (isinstance(teacher, SparseModel) or teacher is self.model):
             raise UserError("the teacher is the network that learns", next_step="give a copy.deepcopy of the dense one")
+        if teacher is None:
+            self._teacher = None
+            return
+        if not isinstance(teacher, nn.Module):
+            raise UserError("the teacher", got=type(teacher).__name__, allowed="a timm model, or None")
         with supported("the teacher", got=type(teacher).__name__):
-            self._teacher = None if teacher is None else DeepViT(teacher.eval())
+            network = DeepViT(teacher.eval())
+        facts = [(vit.pixels, vit.module.num_classes) for vit in (network, self._network)]
+        if facts[0] != facts[1]:
+            got, allowed = (f"{classes} classes of {pixels} pixels" for pixels, classes in facts)
+            raise UserError("the teacher answers to other pixels, or with other classes", got=got, allowed=allowed)
+        self._teacher = network
 
     def loss(self, teacher: ModelOutputs | None = None) -> Tensor:
         """Return the strategy's own loss for the last call in training; 0 if the strategy has no loss.

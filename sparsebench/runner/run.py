@@ -320,7 +320,7 @@ def _opened(
         see = thread.call(partial(observer.open, out))
     except UserError:
         raise
-    except Exception as error:  # a stranger's code, or a library's own mind about a folder
+    except (Exception, SystemExit) as error:  # a stranger's code, or a library's own mind about a folder
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"observer '{cls.name}' cannot be opened: {reason}") from error
     if not callable(see):

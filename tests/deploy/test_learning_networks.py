@@ -140,6 +140,8 @@ def test_a_teacher_is_asked_in_each_call_and_is_no_part_of_the_network():
         (model, "is the network that learns"),
         (sparse, "network that"),
         (torch.nn.ReLU(), "teach"),
+        ("a name", "the teacher; got str"),
+        (vit(num_classes=7), "got 7 classes of"),
     ):
         with pytest.raises(UserError, match=says):
             sparse.teach(wrong)

@@ -260,3 +260,12 @@ def test_one_that_does_not_open_stops_the_run_before_it_begins(
     monkeypatch.setattr(observer, "PATIENCE", 0.3)
     with pytest.raises(UserError, match=r"observer 'hangs' cannot be opened: TimeoutError: no answer in 0.3 s"):
         show_folder([f"{hangs}:at=open"], stored)
+
+
+def test_one_that_leaves_the_process_as_it_opens_is_named(hangs: Path, stored: Path, tmp_path: Path) -> None:
+    leaves = tmp_path / "leaves.py"
+    leaves.write_text(
+        hangs.read_text().replace("def open(self, out):", "def open(self, out):\n        raise SystemExit(4)")
+    )
+    with pytest.raises(UserError, match=r"observer 'hangs' cannot be opened: SystemExit: 4"):
+        show_folder([f"{leaves}:at=open"], stored)
