@@ -84,6 +84,6 @@ def test_a_page_is_not_for_the_terminal(few: Path) -> None:
 def test_the_page_beside_the_records_is_the_one_of_the_command(few: Path) -> None:
     publish(gather(few), few)
     assert (few / "leaderboard.html").read_bytes() == call("leaderboard", few, "--format", "html").stdout_bytes
-    for table in (("--view", "pairs"), ("--columns", "rank")):
-        refused = call("leaderboard", few, "--format", "html", *table)
-        assert refused.exit_code == 2 and f"{table[0]} is of tables; got --format html" in refused.stderr
+    for words in (("--view", "pairs"), ("--columns", "rank")):
+        refused = call("leaderboard", few, "--format", "html", *words)
+        assert refused.exit_code == 2 and f"{words[0]} is of tables; got --format html" in refused.stderr
