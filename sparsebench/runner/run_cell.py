@@ -127,7 +127,7 @@ def _train_together(jobs: Sequence[Job], registry: Registry, context: Context) -
     by_trainer = defaultdict[Any, list[tuple[str, Training]]](list)
     for job in jobs:
         context.begin([job.cell.id], 0.0)
-        with suppress(Exception):
+        with suppress(Exception, SystemExit):  # each is tried alone then, and its record says why
             _seed(job, device)
             cell = prepare(job, registry, context)
             trainer = getattr(cell.network, "train_together", None)
