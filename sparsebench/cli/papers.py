@@ -90,7 +90,7 @@ def claims(
     nothing claimed   the source gives only accuracy or speed
     not recounted     settings are unknown, or MACs differ between images
 
-    Flags mark speed-ups above the MACs ratio, MACs that do not follow from the stated settings, and sources that
+    Flags mark speed-ups above dense / MACs, MACs that do not follow from the stated settings, and sources that
     contradict each other. Nothing is downloaded.
     """
     from sparsebench.paper import claims

@@ -216,11 +216,12 @@ def export(
         raise UserError(f"{out} is there and is not written over", next_step="give another -o")
 
     with whole_file(out) as file:
-        _write_records(folder, form, file)
+        n = _write_records(folder, form, file)
+    click.echo(f"written: {out}, {n} records", err=True)
 
 
-def _write_records(folder: Path, form: str, file: BinaryIO) -> None:
-    """Write the records of a run's folder that count: csv has no outcomes and no JSON, and what checks found."""
+def _write_records(folder: Path, form: str, file: BinaryIO) -> int:
+    """Write the records of a run's folder that count, and return how many: csv has checks, but no outcomes and JSON."""
     import pyarrow.parquet as pq
 
     from sparsebench.testing import reports
@@ -242,6 +243,7 @@ def _write_records(folder: Path, form: str, file: BinaryIO) -> None:
                 writer.writerow(map(cell, row))
             writer.writerow(map(cell, row.values()))
         text.detach()
+    return len(rows)
 
 
 @click.command(cls=Guided)

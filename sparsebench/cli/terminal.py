@@ -32,7 +32,7 @@ COMMANDS = {
         "leaderboard": "sparsebench leaderboard results --view pairs",
         "compare": "sparsebench compare attn_topk evit --picture both.png",
         "show-tokens": "sparsebench show-tokens --plugin attn_topk",
-        "reproduce": "sparsebench reproduce PAPER --figure 2",
+        "reproduce": "sparsebench reproduce theory --figure 2",
         "claims": "sparsebench claims evit-deit-s-0.7",
         "speed": "sparsebench speed timm:deit_tiny_patch16_224 evit:keep_rate=0.7 --batch 1",
     },

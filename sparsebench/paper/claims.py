@@ -324,7 +324,7 @@ def _flags(recount: Recount, claims: Sequence[Claim]) -> Iterator[str]:
     """Yield what a reader should ask about; what other rows say that the same settings cost is among it."""
     claim, speedup, ratio = recount.claim, recount.claim.claimed_speedup, recount.macs_ratio
     if speedup is not None and ratio is not None and speedup > ratio * (1 + TOLERANCE):
-        yield f"speed-up {speedup:.2f} above the MACs ratio {ratio:.2f}"
+        yield f"speed-up {speedup:.2f} above dense / MACs {ratio:.2f}"
     if recount.verdict == "cannot be":
         yield "MACs do not follow from the stated settings"
     for other in claims:
@@ -344,7 +344,7 @@ COLUMNS = (
     Column("verdict", "verdict", "text", "agrees, other convention, cannot be, nothing claimed, not recounted"),
     Column("flags", "flags", "text", "what to ask about"),
     Column("speedup", "speed-up", "text", "images/s over those of the dense network, both as claimed"),
-    Column("macs_ratio", "MACs ratio", "text", "dense MACs over its own; as claimed where both are, else recounted"),
+    Column("macs_ratio", "dense / MACs", "text", "dense MACs over its own; as claimed where both are, else recounted"),
     Column("why", "why", "text", "the convention, or the reason of the verdict"),
     Column("method", "method", "text", "as the source calls it"),
     Column("model", "model", "text", "to be typed after --model; @ and the side of the images where it is not its own"),

@@ -28,7 +28,7 @@ from sparsebench.records.record import Cell, Part, Precision, Where, digest
 from sparsebench.strategy.base import Strategy
 from sparsebench.strategy.budget import AMOUNTS, FULL
 from sparsebench.strategy.spec import fill, label, parse
-from sparsebench.tasks.base import Locations, Task, check_items
+from sparsebench.tasks.base import Locations, Recipe, Task, check_items
 
 log = logging.getLogger(__name__)
 
@@ -165,6 +165,8 @@ def _is_trained(entry: SuiteTask, request: Request, registry: Registry) -> bool:
 def _task(name: str, params: dict[str, Any], registry: Registry) -> Task:
     task = fill(registry.task(name), params, f"task '{name}'")
     task.check()
+    if not isinstance(recipe := task.recipe(), Recipe):
+        raise UserError(f"`recipe` of task '{name}' must return a sparsebench.Recipe", got=recipe)
     return task
 
 

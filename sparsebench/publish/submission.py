@@ -1,4 +1,4 @@
-"""A submission: how it is written from a run's folder, and whether it is whole and consistent, by its files alone.
+"""A submission: how it is written from a run's folder, and whether it is complete and consistent, by its files alone.
 
 FOLDER/manifest.json                which strategy it publishes, and where that came from
 FOLDER/records/records.parquet      a sealed file: the records, and what their machines, strategies and suite are
@@ -49,11 +49,11 @@ AGAIN = "give the command of the run again: it runs what is missing or of anothe
 Badge = Literal["rejected", "reported", "replayed"]
 """In rising order; what is rejected has none."""
 MEANINGS: dict[Badge, str] = {
-    "rejected": "not whole, or not consistent",
-    "reported": "whole and consistent; nobody has run it again",
-    "replayed": "whole and consistent; cells drawn by chance, run again here, agree",
+    "rejected": "incomplete or inconsistent",
+    "reported": "complete and consistent; nobody has run it again",
+    "replayed": "complete and consistent; cells drawn by chance, run again here, agree",
 }
-DIFFERS = "whole and consistent; cells that were run again here do not agree"
+DIFFERS = "complete and consistent; cells that were run again here do not agree"
 SHOWN = 5
 """Reasons that a verdict has."""
 TOLERANCE = 1e-12
@@ -210,7 +210,7 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
         files.write_whole(part / MANIFEST, (canonical(manifest.model_dump(mode="json")) + "\n").encode())
         verdict = verify(part)
         if verdict.wrong:
-            raise UserError(f"{out} is not whole or not consistent: {'; '.join(verdict.why)}", next_step=AGAIN)
+            raise UserError(f"{out} is incomplete or inconsistent: {'; '.join(verdict.why)}", next_step=AGAIN)
         verdict.folder = str(folder)
         os.replace(part, folder)
     finally:
@@ -268,7 +268,7 @@ def unanswered_of(suite: SuiteEntry, cells: Sequence[Cell]) -> list[str]:
 
 
 def _faults(folder: Path, verdict: Verdict, placed: bool) -> Iterator[str]:
-    """Yield what is not whole or not consistent; the verdict then says what the submission is."""
+    """Yield what is incomplete or inconsistent; the verdict then says what the submission is."""
     manifest, suites = manifest_of(folder), manifests.suites(folder)
     verdict.strategy, plugin = plain(manifest.strategy), plugin_of(folder, manifest)
     description = manifests.strategies(folder).get((manifest.strategy, manifest.plugin.revision))

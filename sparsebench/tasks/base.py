@@ -297,7 +297,7 @@ class Task(BaseModel):
 
     def recipe(self) -> Recipe:
         """Return how networks are trained on it."""
-        raise NotImplementedError(f"task '{self.name}' must define recipe()")
+        raise UserError(f"task '{self.name}' must define recipe()")
 
     def initial(self) -> tuple[Task, int] | None:
         """Return the task and number of samples for pre-training, or None to start from random weights."""

@@ -118,11 +118,14 @@ UNDECLARED = (
         ),
         ("def measure(", "def other(", "task 'stripes' declares metrics, and nothing gives their values"),
         ("metrics: ClassVar", "metrics: ClassVar = (7,)\n    others: ClassVar", "metrics of a task; got 7; allowed: "),
+        (
+            "def known_classes(",
+            "def recipe(self):\n        return {'lr': 1}\n\n    def known_classes(",
+            "`recipe` of task 'stripes' must return a sparsebench.Recipe; got {'lr': 1}",
+        ),
     ],
 )
-def test_a_metric_that_is_none_or_has_the_name_of_another_is_refused(
-    tmp_path: Path, old: str, new: str, reason: str
-) -> None:
+def test_a_task_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path, old: str, new: str, reason: str) -> None:
     done = run(changed(tmp_path, old, new), tmp_path / "out")
     assert done.exit_code == 2 and reason in done.stderr and "Traceback" not in done.stderr
 

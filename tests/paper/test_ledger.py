@@ -55,7 +55,7 @@ def test_the_dense_networks_cost_what_is_known_of_them(recounts: dict[str, Recou
 def test_known_traps_are_flagged_and_nothing_else(recounts: dict[str, Recount]) -> None:
     assert recounts["tome-augreg-s-13"].claim.claimed_speedup == pytest.approx(1564 / 953)
     assert recounts["tome-augreg-s-13"].flags == recounts["mame-deit-b"].flags == ()
-    assert recounts["mame-mae-l"].flags == ("speed-up 3.65 above the MACs ratio 1.99",)
+    assert recounts["mame-mae-l"].flags == ("speed-up 3.65 above dense / MACs 1.99",)
     capped = recounts["tome-deit-s-0.25-stages"]
     assert capped.verdict == "cannot be" and capped.flags == ("MACs do not follow from the stated settings",)
     assert capped.why == "49+12+3 tokens would be 1.70 G; tome leaves 98+61+52: 2.48 G"
@@ -162,7 +162,7 @@ def test_a_broken_ledger_is_one_clear_line(tmp_path: Path, text: str, says: str)
 def test_the_command_shows_rows_in_each_form(tmp_path: Path) -> None:
     words = ["claims", "evit-deit-s-0.7", "mame-mae-l"]
     shown = CliRunner().invoke(main, words).stdout
-    assert "evit-deit-s-0.7" in shown and "speed-up 3.65 above the MACs ratio 1.99" in shown
+    assert "evit-deit-s-0.7" in shown and "speed-up 3.65 above dense / MACs 1.99" in shown
     listed = list(csv.DictReader(io.StringIO(CliRunner().invoke(main, [*words, "--format", "csv"]).stdout)))
     assert [row["claimed"] for row in listed] == ["3.0", "31.0"] and listed[0].keys() == {c.key for c in claims.COLUMNS}
     flagged = json.loads(CliRunner().invoke(main, [*words, "--flagged", "--format", "json"]).stdout)

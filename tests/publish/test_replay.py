@@ -37,7 +37,7 @@ def test_cells_that_are_run_again_here_come_out_the_same_with_the_file_of_the_su
     result = call(few, "--replay", "all", "--yes")
     assert f"this runs the file {few / 'plugin' / 'good.py'} as you, " in result.stderr
     assert result.exit_code == 0, result.output
-    assert ": replayed: whole and consistent; cells drawn by chance, run again here, agree\n" in result.stdout
+    assert ": replayed: complete and consistent; cells drawn by chance, run again here, agree\n" in result.stdout
     assert "replayed 5 of 5 cells, 1 of its 1 own, with --replay-seed " in result.stdout
     assert "another machine" not in result.stdout
 

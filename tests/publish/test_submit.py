@@ -53,14 +53,16 @@ def test_it_has_the_strategy_and_the_baselines_and_what_they_start_from(out: Pat
     assert files == {MANIFEST, RECORDS, "plugin/good.py"}
     assert manifest["file"] == "good.py" and (sound / "plugin" / "good.py").read_bytes() == PLUGIN.read_bytes()
     made = call("submit", edited(out, tmp_path), "--to", tmp_path / "to")
-    assert made.exit_code == 0 and "17 records, reported: whole and consistent; nobody has run it again" in made.stderr
+    assert (
+        made.exit_code == 0 and "17 records, reported: complete and consistent; nobody has run it again" in made.stderr
+    )
     assert made.stdout.startswith("git switch -c submit-norm-tiny-3-") and "pull request" in made.stdout
     for file in files:  # the same records give the same bytes
         assert (tmp_path / "to" / "norm" / sound.name / file).read_bytes() == (sound / file).read_bytes()
     (one,) = json.loads(call("verify", tmp_path / "to", "--json").stdout)
     assert (one["badge"], one["strategy"], one["notes"], one["why"]) == ("reported", "norm", [], [])
     found = call("verify", tmp_path / "to")
-    assert found.exit_code == 0 and ": reported: whole and consistent; nobody has run it again\n" in found.stdout
+    assert found.exit_code == 0 and ": reported: complete and consistent; nobody has run it again\n" in found.stdout
 
 
 def test_it_has_the_modules_that_the_file_imports_from_beside_it(suite: Path, tmp_path: Path) -> None:
@@ -114,7 +116,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no revision": ({"change": put("", "origin", "revision")}, f"does not say what strategy{AGAIN}"),
     "baselines alone": ({"kept": lambda raw: raw["kind"] != "deployable"}, "no strategy but baselines .*; name one"),
     "a higher accuracy": ({"change": put(0.999, "metrics", "accuracy", "value")},
-                          "is not whole or not consistent: .*accuracy is 0.999"),
+                          "is incomplete or inconsistent: .*accuracy is 0.999"),
     "no records": ({"kept": lambda raw: False}, "no records in"),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Whether a submission is whole and consistent, which its files say alone: by verify, by merge, and on boards."""
+"""Whether a submission is complete and consistent, which its files say alone: by verify, by merge, and on boards."""
 
 import json
 import os
