@@ -20,9 +20,11 @@ Row = dict[str, Any]
 """The values of one line of a table by their columns' keys."""
 
 Shown = Literal[
-    "text", "fraction", "signed", "samples", "ratio", "speed", "count", "p", "spent", "percent", "points", "giga",
-    "mega", "times",
+    "text", "fraction", "percent", "spent", "points", "samples", "ratio", "times", "speed", "count", "p", "giga",
+    "mega",
 ]  # fmt: skip
+UNITS: dict[Shown, str] = {"percent": "%", "points": "points"}
+"""What stands behind the headings of these."""
 
 
 class Column(NamedTuple):
@@ -30,10 +32,10 @@ class Column(NamedTuple):
 
     Attributes:
         key: its value's key in a row.
-        heading: what tables call it.
-        shown: as which kind of number, or as text; "spent" is a fraction, with what was spent, KEY_spent, behind it
-            where that is not the budget. Percent and points are of fractions, giga and mega of plain numbers: files
-            have those.
+        heading: what tables call it, without its unit.
+        shown: as which kind of number, or as text. Percent, and points for differences of it, are of fractions; "spent"
+            is percent too, with what was spent, KEY_spent, behind it where that is not the budget. Giga and mega are of
+            plain numbers. Files have fractions and plain numbers.
         what: one sentence, with the unit.
         interval: whether KEY_low and KEY_high are its 95 % interval; None where there is none.
         part: of a board over all tasks, each part of which is taken from one task: "accuracy", "sample complexity",
@@ -41,7 +43,6 @@ class Column(NamedTuple):
         tables: whether people are shown it; CSV and JSON have every column.
         task: which task it was taken from; "" where it is of all, or each row says its own.
         falling: whether large numbers are good, so that they come first where a reader sorts by it.
-        percent: whether the page has the fraction in percent, as it has differences of it in points.
     """
 
     key: str
@@ -53,7 +54,11 @@ class Column(NamedTuple):
     tables: bool = True
     task: str = ""
     falling: bool = True
-    percent: bool = False
+
+    @property
+    def title(self) -> str:
+        """The heading with the unit."""
+        return f"{self.heading}, {UNITS[self.shown]}" if self.shown in UNITS else self.heading
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -74,13 +79,12 @@ EVERY = (
     Column("budget", "budget", "text", "what was asked for: a share of dense MACs or a keep rate, and in which blocks"),
     Column("macs_ratio", "MACs / dense", "fraction", "realised MACs as a share of the dense ones",
            falling=False),
-    Column("accuracy", "accuracy", "fraction", "test accuracy, mean over seeds", True, "accuracy",
-           percent=True),
-    Column("accuracy_delta", "gain over dense", "signed", "difference of accuracy to dense, seed by seed", True,
+    Column("accuracy", "accuracy", "percent", "test accuracy, mean over seeds", True, "accuracy"),
+    Column("accuracy_delta", "gain over dense", "points", "difference of accuracy to dense, seed by seed", True,
            "accuracy"),
     Column("versus_dense", "vs dense", "text",
            "better, worse or not significant: all differences to dense judged together", False, "accuracy"),
-    Column("random_inside_delta", "gain over random_inside", "signed",
+    Column("random_inside_delta", "gain over random_inside", "points",
            "difference of accuracy to random tokens inside the network at the same budget", True, "accuracy"),
     Column("versus_random_inside", "vs random_inside", "text",
            "better, worse or not significant: all differences to random_inside judged together", False, "accuracy"),
@@ -94,16 +98,16 @@ EVERY = (
     Column("sample_complexity_loss", "N50, loss", "samples",
            "N50 by the paper's criterion, the test loss, where the task's is the test error", True, "sample complexity",
            falling=False),
-    Column("aligned_gap", "gap", "fraction",
+    Column("aligned_gap", "gap", "percent",
            "accuracy where the background fits the class minus that where it does not", True, "spurious gap",
-           falling=False, percent=True),
-    Column("aligned_gap_reduction", "gap reduction", "signed", "gap of dense minus its own, seed by seed", True,
+           falling=False),
+    Column("aligned_gap_reduction", "gap reduction", "points", "gap of dense minus its own, seed by seed", True,
            "spurious gap"),
-    Column("worst_group_accuracy", "worst group", "fraction", "accuracy of the group that is worst over all seeds",
-           False, "spurious gap", percent=True),
-    Column("spurious_gap", "average - worst", "fraction", "average minus worst-group accuracy, seed by seed", False,
-           "spurious gap", falling=False, percent=True),
-    Column("spurious_gap_reduction", "its reduction", "signed",
+    Column("worst_group_accuracy", "worst group", "percent", "accuracy of the group that is worst over all seeds",
+           False, "spurious gap"),
+    Column("spurious_gap", "average - worst", "percent", "average minus worst-group accuracy, seed by seed", False,
+           "spurious gap", falling=False),
+    Column("spurious_gap_reduction", "its reduction", "points",
            "average minus worst group of dense minus its own, seed by seed", True, "spurious gap", tables=False),
     Column("selection_auroc", "AUROC", "fraction", "how well scores separate relevant tokens from the others", False,
            "accuracy"),
@@ -150,9 +154,7 @@ def column_of(kind: MetricKind) -> Column:
 
 def accuracy_at(budget: float) -> Column:
     """Return the column of the accuracy at a budget of a board over several."""
-    meaning = (
-        f"accuracy at a budget; in ( ) the realised MACs / dense where they miss the budget by over {TOLERANCE:.0%}"
-    )
+    meaning = f"accuracy in % at a budget; in ( ) the realised MACs / dense if they miss it by over {TOLERANCE:.0%}"
     return Column(f"accuracy_at_{budget:g}", "@" + f"{budget:g}".removeprefix("0"), "spent", meaning)
 
 
@@ -218,7 +220,6 @@ def _three_digits(x: float) -> str:
 
 
 FORMS: dict[Shown, str | Callable[[float], str]] = {
-    "signed": "+.3f",
     "samples": ".3g",
     "ratio": ".3g",
     "speed": ",.0f",
@@ -227,6 +228,7 @@ FORMS: dict[Shown, str | Callable[[float], str]] = {
     "times": ".2f",
     "points": points,
     "percent": lambda x: f"{100 * x:.1f}",
+    "spent": lambda x: f"{100 * x:.1f}",
     "giga": lambda x: _three_digits(x / 1e9),
     "mega": lambda x: _three_digits(x / 1e6),
 }

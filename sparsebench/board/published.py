@@ -30,7 +30,7 @@ from sparsebench.board.board import Board, gather
 from sparsebench.board.columns import BY_KEY, BY_TASK, EVERY, NOT_RANKED, Column, Row, dicts, file_value, text_of
 from sparsebench.board.judge import RANDOM, Curves
 from sparsebench.board.settings import DENSE
-from sparsebench.board.tables import render, with_values
+from sparsebench.board.tables import legend_of, render, with_values
 from sparsebench.errors import UserError
 from sparsebench.files import content_or_none, write_whole
 from sparsebench.stats import style
@@ -177,7 +177,7 @@ def page(board: Board, docs: str = "") -> bytes:
     content = TEMPLATES.get_template("page.html").render(
         policy=policy, style=sheet, scripts=scripts, data=Markup(data), board=board, docs=docs,
         first=[(ranking.setting.title, views.best(ranking)) for ranking in opening], text_of=text_of,
-        reduction=BY_KEY["how"].what,
+        legend_of=legend_of, reduction=BY_KEY["how"].what,
         pictures=[(CAPTIONS.get(name, name), base64.b64encode(png).decode()) for name, png in board.pictures.items()],
     )  # fmt: skip
     return content.encode("utf-8", "replace")  # a lone surrogate is in no UTF-8
@@ -200,10 +200,10 @@ def data_of(board: Board) -> dict[str, Any]:
 def _setting(title: str, columns: Sequence[Column], frame: pd.DataFrame, over: Curves | None) -> dict[str, Any]:
     """Return what the page knows of one task and model."""
     about: dict[str, Any] = {"budgets": [], "middle": None, "named": []}
-    titles, hidden = {"rank": "rank, by accuracy"}, {column.key for column in BY_TASK} | {"track"}
+    headings, hidden = {"rank": "rank, by accuracy"}, {column.key for column in BY_TASK} | {"track"}
     if over is not None:
         about = {"budgets": list(over.budgets), "middle": over.middle, "named": picture.main_strategies(frame, over)}
-        titles, hidden = {"rank": "rank, all budgets"}, hidden | {"budget"}
+        headings, hidden = {"rank": "rank, all budgets"}, hidden | {"budget"}
         # A row for each strategy and budget, dense's first, with the rank of the strategy.
         frame = pd.concat([frame[frame["line"] == name] for name in over.rows.index])
         of_line = over.rows.loc[frame["line"], ["strategy", "rank"]].set_index(frame.index)
@@ -221,17 +221,15 @@ def _setting(title: str, columns: Sequence[Column], frame: pd.DataFrame, over: C
     return about | {
         "title": title,
         "sort": next((key for key in SORTED if key in known), "strategy"),
-        "columns": [_column(column, titles.get(column.key, column.heading)) for column in columns],
+        "columns": [_column(column, headings.get(column.key, column.title)) for column in columns],
         "keys": keys, "rows": [[_value(row, key) for key in keys] for row in rows],
     }  # fmt: skip
 
 
 def _column(column: Column, heading: str) -> dict[str, Any]:
     """Return what the page knows of a column; `unit` decides how its numbers are written."""
-    unit = "percent" if column.percent else "points" if column.shown == "signed" else column.shown
-    words = {"percent": ", %", "points": ", points"}.get(unit, "")
     return {
-        "key": column.key, "heading": f"{heading}{words}", "what": column.what, "unit": unit,
+        "key": column.key, "heading": heading, "what": column.what, "unit": column.shown,
         "interval": column.interval, "first": column.key not in KNOWN or column.key in FIRST,
         "falling": column.shown != "text" and column.falling,
     }  # fmt: skip

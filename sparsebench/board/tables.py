@@ -34,6 +34,7 @@ CLEAR = {
 """Columns whose headings say all."""
 ROOM = 12
 """Characters that are left of a text at least."""
+INTERVALS = "[ ]: 95 % intervals over seeds and items, not adjusted for multiple comparisons."
 _FORMULA = re.compile(r"(^|;)(?=\s*(?:[=+@\uff0b\uff0d\uff1d\uff20]|-.))")
 """Where a spreadsheet sees one; the wide forms of the signs count, and semicolons divide cells in many countries."""
 _ACTIVE = r"[\\|]|<(?=[A-Za-z/!?])|(?<!\[ )\](?=[(\[:])|:(?=//)|(?<=\b[wW]{3})\."
@@ -142,16 +143,17 @@ def with_values(rows: Sequence[Row], columns: Sequence[Column]) -> list[Column]:
     return [c for c in visible if not rows or any(row.get(c.key) not in (None, "", NOT_RANKED) for row in rows)]
 
 
-def _legend(table: Table, columns: Sequence[Column]) -> list[str]:
+def legend_of(table: Table, columns: Sequence[Column]) -> list[str]:
     """Return what columns of a table mean, of which task they are where that is one, and the table's legend."""
     meanings, tasks = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     for column in columns if table.explained else ():
-        if column.key not in CLEAR:
+        if column.what and column.key not in CLEAR:
             meanings[column.what].append(column.heading)
         if column.task:
             tasks[column.task].append(column.heading)
     lines = [f"{', '.join(headings)}: {meaning}." for meaning, headings in meanings.items()]
     lines += [f"Of task {task}, where it was run: {', '.join(headings)}." for task, headings in tasks.items()]
+    lines += [INTERVALS] * (table.explained and any(column.interval for column in columns))
     return [*lines, *table.legend]
 
 
@@ -165,9 +167,9 @@ def _text(report: Report, choice: Choice, style: str, escape: Callable[..., str]
         lines: list[Any] = [[escape(text_of(row, column)) for column in columns] for row in rows]
         for place in reversed(_rules(table, rows)) if style == "simple" else ():
             lines.insert(place, SEPARATING_LINE)
-        headings, sides = [escape(column.heading) for column in columns], [side(column) for column in columns]
+        headings, sides = [escape(column.title) for column in columns], [side(column) for column in columns]
         text = tabulate(lines, headings, style, disable_numparse=True, colalign=sides)
-        texts = (table.title, table.above, *_legend(table, columns))
+        texts = (table.title, table.above, *legend_of(table, columns))
         title, above, *legend = (escape(words, code=True) for words in texts)
         parts += [title, above, text, _bullets(legend)] if columns else []
     return "\n\n".join(filter(None, [*parts, _bullets(map(escape, report.notes))])) + "\n"
@@ -224,7 +226,7 @@ def _latex_table(table: Table, columns: Sequence[Column]) -> str:
     if not table.rows or not columns:
         return "% no rows\n"
     bold = f"Bold: {table.bold}." if table.bold else ""
-    caption = " ".join(filter(None, [table.title and f"{table.title}.", table.above, *_legend(table, columns), bold]))
+    caption = " ".join(filter(None, [table.title and f"{table.title}.", table.above, *legend_of(table, columns), bold]))
     body = [_latex_line(_latex_cell(row, column, bool(table.bold)) for column in columns) for row in table.rows]
     for place in reversed(_rules(table, table.rows)):
         body.insert(place, r"\midrule")
@@ -232,7 +234,7 @@ def _latex_table(table: Table, columns: Sequence[Column]) -> str:
     return "\n".join([
         r"% needs \usepackage{booktabs,graphicx}", r"\begin{table*}", r"\centering", r"\footnotesize",
         f"\\sbox0{{\\begin{{tabular}}{{{''.join(side(column)[0] for column in columns)}}}", r"\toprule",
-        _latex_line(_latex_text(column.heading) for column in columns), r"\midrule", *body, r"\bottomrule",
+        _latex_line(_latex_text(column.title) for column in columns), r"\midrule", *body, r"\bottomrule",
         r"\end{tabular}}%",
         r"\ifdim\wd0>\textwidth\resizebox{\textwidth}{!}{\usebox0}\else\usebox0\fi",
         f"\\caption{{{_latex_text(caption)}}}", *label, r"\end{table*}", "",
@@ -296,8 +298,8 @@ def fit(
 ) -> tuple[list[Row], list[Column]]:
     """Return rows and columns of a table that is no wider than `width` characters.
 
-    Intervals go first, from the right; then columns in `order`, which is from the right but for STAY unless given; then
-    the ends of texts, of the longest first.
+    Intervals are left out first, from the right. Then columns are, in `order`, or else from the right: accuracies at
+    budgets after all others, and those of STAY never. Then the longest texts lose their ends.
     """
     remaining, widths = list(columns), {column: _width(rows, column) for column in columns}
 
@@ -308,8 +310,9 @@ def fit(
         if over() > 0 and column.interval:
             remaining[place] = column._replace(interval=False)
             widths[remaining[place]] = _width(rows, remaining[place])
-    from_right = [column.key for column in reversed(columns) if column.key not in STAY]
-    for key in from_right if order is None else order:
+    optional = [column for column in reversed(columns) if column.key not in STAY]
+    optional.sort(key=lambda column: column.shown == "spent")
+    for key in [column.key for column in optional] if order is None else order:
         if over() > 0:
             remaining = [column for column in remaining if column.key != key]
     clipped = list(rows)
@@ -321,7 +324,7 @@ def fit(
 
 
 def _width(rows: Sequence[Row], column: Column) -> int:
-    return max([len(column.heading) + BETWEEN, *(len(text_of(row, column)) for row in rows)])
+    return max([len(column.title) + BETWEEN, *(len(text_of(row, column)) for row in rows)])
 
 
 def _clip(text: object, room: int) -> object:

@@ -22,14 +22,8 @@ from sparsebench.records.table import ITEMS
 TIED = 3
 """Of strategies that are not significantly worse those that are named; of the others it is said how many there are."""
 LEGEND = (
-    "[ ]: 95 % intervals over seeds and items, not adjusted for multiple comparisons. Differences and ratios are to "
-    "dense unless named.",
+    "Differences and ratios are to dense unless named.",
     "Oracles see the relevance mask and are not ranked.",
-)
-LEGEND_OF_BEST = (
-    "random_inside, %: accuracy where random tokens are dropped inside the network, at the same budget. All other "
-    "columns are of the most accurate strategy. [ ]: 95 % intervals. Gains are computed before rounding.",
-    "Speed-up: images/s over dense's on the same machine{on}; below 1 is slower than dense, - is not measured.",
 )
 NEAR = 0.001
 """How far below dense an accuracy may be that counts as the same: a tenth of a point."""
@@ -38,7 +32,7 @@ NAMED = 5
 GAPS = (
     *(BY_KEY[key] for key in ("strategy", "budget", "aligned_gap", "aligned_gap_reduction", "worst_group_accuracy")),
     BY_KEY["spurious_gap"],
-    Column("accuracy_with_gap", "accuracy", "fraction", "test accuracy in this task"),
+    Column("accuracy_with_gap", "accuracy", "percent", "test accuracy in this task"),
 )
 TRIALS = (
     *(BY_KEY[key] for key in ("strategy", "budget", "sample_complexity", "sample_complexity_ratio")),
@@ -46,15 +40,17 @@ TRIALS = (
 )
 """Columns of tables of their own under a board of curves."""
 BEST = (
-    Column("budget", "MACs / dense", "text", "what was asked for"),
-    Column("best", "most accurate", "text", "the strategy of the highest accuracy"),
-    BY_KEY["accuracy"]._replace(heading="accuracy, %", shown="percent", interval=False),
-    BY_KEY["accuracy_delta"]._replace(heading="gain over dense, points", shown="points"),
-    Column("random", "random_inside, %", "percent", "accuracy of random tokens inside the network"),
-    BY_KEY["random_inside_delta"]._replace(heading="gain over random_inside, points", shown="points"),
+    Column("budget", "MACs / dense", "text", ""),
+    Column("best", "most accurate", "text", ""),
+    BY_KEY["accuracy"]._replace(what="", interval=False),
+    BY_KEY["accuracy_delta"]._replace(what=""),
+    Column("random", "random_inside", "percent",
+           "accuracy where random tokens are dropped inside the network, at the same budget; all other columns are of "
+           "the most accurate strategy, with gains computed before rounding"),
+    BY_KEY["random_inside_delta"]._replace(what=""),
     BY_KEY["speed_up"],
-    Column("equal", "statistically tied with it", "text", "strategies that it is not significantly better than"),
-)
+    Column("equal", "statistically tied with it", "text", ""),
+)  # fmt: skip
 """Columns of the best strategies at each budget."""
 PAPER = (
     *(column._replace(tables=False) for column in (*BY_TASK, BY_KEY["strategy"], BY_KEY["budget"])),
@@ -62,9 +58,9 @@ PAPER = (
     BY_KEY["macs_ratio"]._replace(heading="MACs/dense"),
     Column("macs", "GMACs", "giga", "realised MACs of one test image"),
     Column("parameters", "params, M", "mega", "parameters of the network, those that the strategy learns included"),
-    BY_KEY["accuracy"]._replace(heading="top-1, %", shown="percent", interval=False),
-    Column("accuracy_top5", "top-5, %", "percent", "the true class is among the five likeliest, mean over seeds"),
-    BY_KEY["accuracy_delta"]._replace(heading="gain over dense, points", shown="points"),
+    BY_KEY["accuracy"]._replace(heading="top-1", interval=False),
+    Column("accuracy_top5", "top-5", "percent", "the true class is among the five likeliest, mean over seeds"),
+    BY_KEY["accuracy_delta"],
     BY_KEY["images_per_s"],
     BY_KEY["speed_up"],
 )
@@ -76,8 +72,7 @@ PAIRS = (
     Column("budget", "budget", "text", "and its budget"),
     Column("other", "against", "text", "the other one"),
     Column("other_budget", "its budget", "text", "and its budget"),
-    Column("difference", "difference", "signed",
-           "in accuracy, mean over the seeds that both have, with its 95 % interval", True),
+    Column("difference", "difference", "points", "in accuracy, mean over the seeds that both have", True),
     Column("p", "p", "p", "the larger of p items and p seeds, by Holm's method over all pairs of the task"),
     Column("p_items", "p items", "p",
            "would these networks differ on other items? McNemar's exact test, where no items go together"),
@@ -152,9 +147,10 @@ def best(ranking: Ranking, title: str = "") -> Table:
             **first, "budget": label or f"{-share:g}", "random": random.get((share, label)), "best": first["strategy"],
             "equal": few([row["strategy"] for row in others], TIED),
         })  # fmt: skip
-    devices = ", ".join(sorted({row["device"] for row in every} - {None}))
-    legend = [line.format(on=f" ({devices})" if devices else "") for line in LEGEND_OF_BEST]
-    return Table(rows, BEST, title, about(ranking.setting), legend=legend, main=False)
+    where = ", ".join(["on the same machine", *sorted({row["device"] for row in every} - {None})])
+    speed = f"images/s over dense's {where}; below 1 is slower than dense, - is not measured"
+    columns = [column._replace(what=speed) if column.key == "speed_up" else column for column in BEST]
+    return Table(rows, columns, title, about(ranking.setting), main=False, explained=True)
 
 
 def _budget_of(row: Row) -> tuple[float, str]:
@@ -294,7 +290,7 @@ def _shift(sets: list[Ranking]) -> Table:
     for number, ranking in enumerate(sets):
         name, at, rank = ranking.setting.params[0].get("images", ranking.task), f"accuracy_{number}", f"rank_{number}"
         columns += [
-            Column(at, name, "fraction", f"accuracy on {name}"),
+            Column(at, name, "percent", f"accuracy on {name}"),
             Column(rank, "rank", "text", f"ranks that it may have on {name}, among the strategies of the budget"),
         ]
         ranks = pd.Series("", ranking.rows.index)

@@ -399,7 +399,7 @@ def _decimal(number: float | None, digits: int) -> str:
 
 
 PUBLISHED = Column(
-    "published", "published, %", "percent", "top-1 on ImageNet-1k that a source states for these settings, untrained"
+    "published", "published", "percent", "top-1 on ImageNet-1k that a source states for these settings, untrained"
 )
 
 

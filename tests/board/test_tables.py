@@ -78,14 +78,14 @@ def test_markdown_joins_values_and_intervals() -> None:
     shown = dict(zip(cells(header), cells(mine), strict=True))
     assert set(rule) <= set("|:- ")
     assert shown["rank"] == "1-3" and shown["strategy"] == "mine(a_b=1)" and shown["seeds"] == "5"
-    assert shown["accuracy"] == "0.333 [0.250, 0.400]" and shown["MACs / dense"] == "0.501"
+    assert shown["accuracy, %"] == "33.3 [25.0, 40.0]" and shown["MACs / dense"] == "0.501"
     assert shown["N50"] == "12.3 [8, not reached]"
-    assert shown["gap reduction"] == "-0.062 [-0.100, +0.100]" and shown["images/s"] == "12,346"
-    assert shown["gap"] == "0.500 [0.375, 0.625]" and shown["average - worst"] == "0.250"
+    assert shown["gap reduction, points"] == "-6.2 [-10.0, +10.0]" and shown["images/s"] == "12,346"
+    assert shown["gap, %"] == "50.0 [37.5, 62.5]" and shown["average - worst, %"] == "25.0"
     assert shown["vs dense"] == "better" and "its reduction" not in shown  # of which files have columns
     shown = dict(zip(cells(header), cells(oracle), strict=True))
-    assert shown["rank"] == shown["gap"] == shown["MACs / dense"] == "-"
-    assert shown["N50"] == "not reached" and shown["accuracy"] == "0.750"
+    assert shown["rank"] == shown["gap, %"] == shown["MACs / dense"] == "-"
+    assert shown["N50"] == "not reached" and shown["accuracy, %"] == "75.0"
 
 
 def test_a_bar_in_a_label_does_not_break_a_markdown_table() -> None:
