@@ -168,7 +168,7 @@ def speed(
     from sparsebench.runner.devices import first_of, resolve_device
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is there and is not written over", next_step="give another --out")
+        raise UserError(f"{out} already exists and is not overwritten", next_step="give another --out")
     names = models.split(",")
     if weights is not None and len(names) > 1:
         raise UserError("--weights are of one network", got=models, allowed="one MODEL")

@@ -213,7 +213,7 @@ def export(
         _write_records(folder, form, sys.stdout.buffer)
         return
     if out.exists():
-        raise UserError(f"{out} is there and is not written over", next_step="give another -o")
+        raise UserError(f"{out} already exists and is not overwritten", next_step="give another -o")
 
     with whole_file(out) as file:
         n = _write_records(folder, form, file)

@@ -46,11 +46,11 @@ def test_a_file_and_standard_output_get_the_same(out: Path, tmp_path: Path, form
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["export", "OUT", "-o", "OLD"], "OLD is there and is not written over; give another -o"),
+        (["export", "OUT", "-o", "OLD"], "OLD already exists and is not overwritten; give another -o"),
         (["export", "OUT", "--format", "parquet"], "parquet is not for standard output; give -o FILE"),
         (["export", "NONE", "-o", "NEW"], NO_RECORDS),
         (["merge", "OUT", "NONE", "-o", "NEW"], NO_RECORDS),
-        (["merge", "OUT", "-o", "OUT"], "OUT is there and is not written over; give another -o"),
+        (["merge", "OUT", "-o", "OUT"], "OUT already exists and is not overwritten; give another -o"),
     ],
 )
 def test_mistakes_are_one_line_and_change_nothing(tmp_path: Path, out: Path, arguments: list[str], said: str) -> None:

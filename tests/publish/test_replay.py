@@ -55,8 +55,8 @@ def test_half_of_the_drawn_cells_are_its_own_and_no_content_moves_the_draw(sound
         assert about == "replayed 4 of 17 cells, 2 of its 4 own"
         draws.append(drawn.split(", "))
         own = [records[one].cell.task.name for one in draws[-1] if records[one].label == "norm"]
-        said = "4 of them are said to come from another machine, or not from a CPU; accuracies agree within 0.00 points"
-        assert verdict.notes[1:] == ([said] if folder == elsewhere else [])
+        places = [re.search("4 of them .* another machine .* within 0.00 points", note) for note in verdict.notes[1:]]
+        assert all(places) and len(places) == (folder == elsewhere)
         assert len(draws[-1]) == 4 and sorted(own) == ["composite", "spurious"]
     assert draws[0] == draws[1] != draws[2]
 
@@ -93,7 +93,7 @@ def test_a_file_with_other_numbers_is_not_replayed(few: Path, tmp_path: Path, te
     ("origin", "error"),
     [
         ({"plugin": "far", "distribution": "far-away", "version": "2.0"},
-         r"'norm' is not here as it was run; got none.* far-away 2\.0; install"),
+         r"'norm' is not installed; got no .* far-away 2\.0; install"),
         ({"plugin": "attn_topk", "distribution": "sparsebench"}, "unknown strategy; got 'norm'"),
     ],
 )  # fmt: skip
@@ -141,9 +141,9 @@ def files(own: Path, *names: str) -> list[Any]:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["images"], r"was run with weights-\w{12}; got none that is named so; give what it was run with by --weights"),
-        (["images", "other"], r"was run with weights-\w{12}; got weights-\w{12}; give .* by --weights"),
-        (["mine"], r"was run with folder-\w{12}; got none that is named so; give what it was run with by --images"),
+        (["images"], r"was run with weights-\w{12}; got no such file.*; give .* with --weights"),
+        (["images", "other"], r"was run with weights-\w{12}; got weights-\w{12}; give .* with --weights"),
+        (["mine"], r"was run with folder-\w{12}; got no such file.*; give .* with --images"),
     ],
 )
 def test_a_replay_names_the_files_that_it_needs(own: Path, given: list[str], said: str) -> None:
