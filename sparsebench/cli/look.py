@@ -1,4 +1,4 @@
-"""Commands that look into networks with strategies: show-tokens, compare and speed."""
+"""Commands that examine strategies in networks: show-tokens, compare and speed."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def speed(
         raise UserError(f"{out} already exists and is not overwritten", next_step="give another --out")
     names = models.split(",")
     if weights is not None and len(names) > 1:
-        raise UserError("--weights are of one network", got=models, allowed="one MODEL")
+        raise UserError("--weights needs exactly one MODEL", got=models)
     networks = {
         name.removeprefix("timm:").removeprefix("arch="): timm_model(name, weights, weights_key, fetch=False)
         for name in names

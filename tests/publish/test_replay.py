@@ -35,7 +35,7 @@ def call(folder: Path, *words: Any) -> Result:
 @pytest.mark.slow
 def test_cells_that_are_run_again_here_come_out_the_same_with_the_file_of_the_submission(few: Path) -> None:
     result = call(few, "--replay", "all", "--yes")
-    assert f"this runs the file {few / 'plugin' / 'good.py'} as you, " in result.stderr
+    assert f"this runs the file {few / 'plugin' / 'good.py'} with your user rights, " in result.stderr
     assert result.exit_code == 0, result.output
     assert ": replayed: complete and consistent; cells drawn by chance, run again here, agree\n" in result.stdout
     assert "replayed 5 of 5 cells, 1 of its 1 own, with --replay-seed " in result.stdout
@@ -114,7 +114,7 @@ def test_what_is_rejected_is_not_run_and_nothing_is_unasked(few: Path, tmp_path:
     verdict = replayed(changed(few, tmp_path, put(0.999, "metrics", "accuracy", "value")))
     assert verdict.badge == "rejected" and not verdict.notes
     result = call(few, "--replay", 1)
-    assert result.exit_code == 2 and "; give --yes if that is what you want" in result.stderr
+    assert result.exit_code == 2 and "; give --yes to confirm" in result.stderr
 
 
 @pytest.fixture(scope="module")

@@ -171,9 +171,9 @@ def test_submissions_are_found_below_a_folder(sound: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("verify NONE", "NONE is no folder"), ("verify FILE", "FILE is no folder"),
-        ("verify EMPTY", "no submissions in EMPTY; they lie in <strategy>/<version>/"),
-        ("verify TWO --replay 1", "one submission is replayed at a time; got 2 of them; name one"),
+        ("verify NONE", "NONE is not a folder"), ("verify FILE", "FILE is not a folder"),
+        ("verify EMPTY", "no submissions in EMPTY; submissions are folders <strategy>/<version>"),
+        ("verify TWO --replay 1", "--replay needs one submission; got 2 submissions; name one"),
         ("submit NONE --to TO", "no records in NONE; run `sparsebench run --out` with this folder first"),
     ],
 )  # fmt: skip
