@@ -38,7 +38,7 @@ SHOWN = 5
 @click.option(
     "--update",
     is_flag=True,
-    help="Write the boards in FOLDER, also where there is none yet, and the documents that show them.",
+    help="Write the boards in FOLDER, including new boards, and the documents that show them.",
 )
 @click.option(
     "--picture", type=PATH, metavar="FILE", help="Draw the board as PNG, SVG or PDF, depending on the suffix of FILE."

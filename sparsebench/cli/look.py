@@ -78,7 +78,7 @@ def show_tokens(
 )
 @click.option("--markdown", is_flag=True, help="Print a table for a page or a pull request.")
 @click.option(
-    "--picture", type=PATH, metavar="FILE", help="Draw the patches of both on test pictures, as PNG, SVG or PDF."
+    "--picture", type=PATH, metavar="FILE", help="Draw the patches that both keep on test pictures: PNG, SVG or PDF."
 )
 @click.option(
     "--samples", type=click.IntRange(min=1), default=4, show_default=True, help="Number of test pictures to draw."

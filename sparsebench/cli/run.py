@@ -47,7 +47,7 @@ def run(
 ) -> None:
     """Run strategies and print the leaderboard.
 
-    The suite says on which tasks, models and budgets strategies and baselines are run.
+    The suite determines the tasks, models, budgets and baselines.
 
     Give strategies as arguments or with --plugin. Both may be repeated.
 

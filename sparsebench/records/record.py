@@ -177,7 +177,7 @@ OLDEST, SCHEMA = 3, 4
 """Schema versions of records: the oldest that is read, whose revision is a hash of the source, and the current one."""
 Status = Literal["ok", "failed", "oom", "timeout", "crashed", "unsupported", "skipped"]
 ANSWERS: tuple[Status, ...] = ("ok", "unsupported")
-"""Statuses of cells that run again only if all cells do (`--rerun all`)."""
+"""Statuses of cells that are run again only with `--rerun always`."""
 MOST_ITEMS = 200_000
 """Maximum number of test items of a cell."""
 
