@@ -48,7 +48,7 @@ JUDGE = """
 import sys
 judge = sys.modules.get("sparsebench.publish.replay")
 if judge is not None:
-    judge.compare = lambda *given: judge.Agreement([], 0, 0.0)
+    judge.compare = lambda *args: ([], 0, 0.0)
 """
 PEEKS = """
         import gc
