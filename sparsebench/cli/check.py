@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sparsebench import __version__
-from sparsebench.cli.terminal import PATH, Guided
+from sparsebench.cli.terminal import PATH
 from sparsebench.errors import UserError
 from sparsebench.files import write_whole
 from sparsebench.plugin.hooks import PROJECT
@@ -73,13 +73,9 @@ def write(name: str, folder: Path, registry: Registry, *, package: bool = False)
 def reports_of(
     targets: Sequence[str], records: Sequence[Record], limit: float, left_out: list[str]
 ) -> Iterator[Report]:
-    """Yield the reports of the checks of strategies.
+    """Yield the reports of each NAME or FILE.py; without parameters, with those of its records.
 
-    Args:
-        targets: NAME or FILE.py[:PARAM=VALUE...]. Without targets, all strategies of the records are checked.
-        records: a target without parameters is checked with the parameters of its records, if any.
-        limit: time limit of each check in seconds.
-        left_out: without targets, strategies that cannot be checked are appended, with the reason.
+    Without targets, check all strategies of the records, and append those that cannot be checked to `left_out`.
 
     Raises:
         UserError: if a target does not exist.
@@ -106,7 +102,7 @@ def reports_of(
             left_out.append(f"{target}: {error}")
 
 
-@click.command(cls=Guided)
+@click.command()
 @click.argument("name")
 @click.option("--package", is_flag=True, help="Write a package that can be published, instead of two files.")
 @click.option(
@@ -129,7 +125,7 @@ def new(name: str, package: bool, folder: Path) -> None:
     click.echo(f"\nsparsebench check {files[0]}\nsparsebench run --plugin {files[0]}\npytest {where}")
 
 
-@click.command(cls=Guided)
+@click.command()
 @click.argument("targets", metavar="[NAME|FILE.py[:PARAM=VALUE...]]...", nargs=-1)
 @click.option(
     "--results",

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from sparsebench.board.tables import FORMATS, Choice
-from sparsebench.cli.terminal import PATH, Guided, folder_argument, notes, output, table, write
+from sparsebench.cli.terminal import PATH, folder_argument, notes, output, table, write
 from sparsebench.errors import UserError
 from sparsebench.files import write_whole
 from sparsebench.stats import style
@@ -18,7 +18,7 @@ SHOWN = 5
 """Maximum number of cells of a board that --check names."""
 
 
-@click.command(cls=Guided)
+@click.command()
 @folder_argument
 @click.option("--format", "form", type=click.Choice([*FORMATS, HTML, BIBTEX]), default="table", show_default=True)
 @click.option("--by", type=click.Choice(["task"]), help="One row for each task and model.")

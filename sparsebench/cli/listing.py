@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from sparsebench.board.columns import Column
 from sparsebench.board.tables import WIDTH, fit
-from sparsebench.cli.terminal import PATH, Guided, width, write
+from sparsebench.cli.terminal import PATH, width, write
 from sparsebench.errors import UserError, unknown
 from sparsebench.files import cache_folder
 from sparsebench.plan import request as suites
@@ -31,7 +31,7 @@ def first_line(thing: Any) -> str:
     return (thing.__doc__ or "").strip().partition("\n")[0]
 
 
-@click.command("list", cls=Guided)
+@click.command("list")
 @click.argument("what", type=click.Choice(WHAT), default="plugins")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects with at least `name`.")
 @click.option("--bibtex", is_flag=True, help="Print the BibTeX entries of the listed strategies.")
@@ -101,7 +101,7 @@ TABLES: dict[str, Callable[[Registry], list[dict[str, Any]]]] = {
 """The functions that make the rows of each table from a registry."""
 
 
-@click.command(cls=Guided)
+@click.command()
 @click.argument("name")
 @click.option("--bibtex", is_flag=True, help="Print only the BibTeX entry of the strategy.")
 def show(name: str, bibtex: bool) -> None:
@@ -169,7 +169,7 @@ def _traits(cls: Any) -> list[str]:
     return lines + ([f"budget options: {', '.join(BUDGET_KEYS)}", ""] if cls.budgeted else [])
 
 
-@click.command(cls=Guided)
+@click.command()
 @click.option("--data-root", default="data", show_default=True, type=PATH, help="Folder with the data sets.")
 @click.option(
     "--verify", is_flag=True, help="Check the contents of the files (checksums and tables), not only their names."
@@ -223,7 +223,7 @@ def _sets(root: Path, verify: bool) -> list[dict[str, Any]]:
     return rows
 
 
-@click.command(cls=Guided)
+@click.command()
 def env() -> None:
     """Show the machine and the libraries, as stored with records."""
     import torch

@@ -162,7 +162,6 @@ def speed(
     The folder --out must be new or empty. It gets speed.jsonl, timm.csv with the columns of timm's own tables, and
     speed.png. `sparsebench leaderboard --view paper --speed FOLDER` puts the times into the table of a paper.
     """
-
     from sparsebench.deploy.apply import timm_model
     from sparsebench.deploy.speed import MODES, draw, lines, measure, timm_csv
     from sparsebench.runner.devices import first_of, resolve_device

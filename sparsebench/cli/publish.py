@@ -86,10 +86,7 @@ def verify(
 
 
 def _submissions(path: Path) -> list[Path]:
-    """Return the submissions below a path, sorted.
-
-    These are the path itself if it has a manifest. Otherwise they are the folders in it that have a manifest, and all
-    folders in its other folders.
+    """Return the path if it has a manifest; else its folders with a manifest, and the folders in its other folders.
 
     Raises:
         UserError: if the path is not a folder or has no submissions.
@@ -134,7 +131,7 @@ def _lines(verdict: Verdict) -> str:
     return "\n  ".join([*lines, *verdict.why, *verdict.notes])
 
 
-@click.command(cls=Guided)
+@click.command()
 @folder_argument
 @click.option("--strategy", metavar="NAME", help="Strategy to submit, if FOLDER has several deployable strategies.")
 @click.option(
@@ -159,7 +156,7 @@ def submit(folder: Path, strategy: str | None, to: Path) -> None:
     click.echo(git_steps(made))
 
 
-@click.command(cls=Guided)
+@click.command()
 @click.argument("folders", nargs=-1, required=True, type=PATH)
 @click.option("-o", "--out", required=True, type=PATH, help="New folder to write.")
 def merge(folders: tuple[Path, ...], out: Path) -> None:
@@ -177,7 +174,7 @@ def merge(folders: tuple[Path, ...], out: Path) -> None:
     sys.exit(int(bool(wrong)))
 
 
-@click.command(cls=Guided)
+@click.command()
 @click.argument("what", metavar=f"[FOLDER={OUT}|MODEL]", required=False)
 @click.option("--format", "form", type=click.Choice(["csv", "jsonl", "parquet"]), default="csv", show_default=True)
 @click.option("-o", "--out", metavar="FILE", type=PATH, help="File to write. [standard output]")
@@ -251,7 +248,7 @@ def _write_records(folder: Path, form: str, file: BinaryIO) -> int:
     return len(rows)
 
 
-@click.command(cls=Guided)
+@click.command()
 @click.argument("folder", type=PATH)
 @click.argument("observers", nargs=-1, required=True, metavar="NAME|FILE.py[:PARAM=V]...")
 def observe(folder: Path, observers: tuple[str, ...]) -> None:

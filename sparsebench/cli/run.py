@@ -93,13 +93,10 @@ def read_options(values: Mapping[str, Any], dry_run: bool) -> tuple[Request, Fil
 
 
 def forecast(plan: Plan, device: str = "auto") -> None:
-    """Print the forecast of a run.
+    """Print the cells to run with their expected time and memory, pictures to decode, and numbers of class folders.
 
-    It has the cells to run by task and strategy, their expected time and memory, the pictures to decode first, and the
-    numbers of class folders. If all cells only test trained weights and none has run before, their networks are timed
-    on the device.
+    If all cells only test trained weights and none has run before, their networks are timed on the device.
     """
-
     from sparsebench.plan.locate import file_names, pictures_of
     from sparsebench.tasks.sources.labels import numbering
 
@@ -145,7 +142,7 @@ def _totals(jobs: Sequence[Job], expected: Expected, bytes_: int) -> dict[str, s
     }
 
 
-@click.command(cls=Guided)
+@click.command()
 @folder_argument
 def status(folder: Path) -> None:
     """Show the progress of the runs in a FOLDER.

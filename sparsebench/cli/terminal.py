@@ -65,13 +65,13 @@ GROUPS = {
 
 
 class Guided(click.Command):
-    """A command whose help shows the options in groups if there are many."""
+    """A command with many options, which its help shows in groups."""
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in groups."""
         options = (option for option in self.get_params(context) if isinstance(option, click.Option))
         rows = {option.name: row for option in options if (row := option.get_help_record(context)) is not None}
-        titles = {name: title for title, names in GROUPS.items() for name in names} if len(rows) > 12 else {}
+        titles = {name: title for title, names in GROUPS.items() for name in names}
         for title in (*GROUPS, "Options"):
             if part := [row for name, row in rows.items() if titles.get(str(name), "Options") == title]:
                 with formatter.section(title):

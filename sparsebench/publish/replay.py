@@ -63,11 +63,9 @@ AGREEING = 0.99
 FEW = 0.02
 """Relative difference of token counts that rounding may cause if a strategy adapts token counts to the image."""
 MEANS = {"test_loss": -1, "p_label": 1, "success": 1, "success_loss": 1}
-"""Metrics that depend on the losses of single test items, which records do not have: 1 if more is better, otherwise
--1."""
+"""Metrics that depend on losses of single test items, which records do not have: 1 if more is better, else -1."""
 BETTER = 0.1
-"""Share by which the mean of such a metric over a task's cells may be better than the replay; for successes, a share of
-the cells."""
+"""Share by which the mean of such a metric may be better than the replay; for successes, a share of the cells."""
 
 
 def replay(
@@ -272,13 +270,10 @@ def compare(pairs: Sequence[Pair], adaptive: Collection[str]) -> tuple[list[str]
 
 
 def _deviation(before: Record, after: Record, exact: bool, slack: float) -> str:
-    """Return how a replayed cell differs from the reported one, or "" if it agrees.
+    """Return how the replayed record `after` differs from the reported one, or "".
 
-    Args:
-        before: the reported record.
-        after: the replayed record.
-        exact: whether all results must be equal, not only those that do not depend on rounding.
-        slack: relative tolerance of token counts.
+    With `exact` all results must be equal, otherwise those that do not depend on rounding, and token counts within the
+    relative tolerance `slack`.
     """
     if after.status != "ok" or before.outcomes is None or after.outcomes is None:
         return f"is {after.status} here: {plain(after.failure.reason) if after.failure else ''}"

@@ -159,25 +159,15 @@ def verify(folder: Path, *, placed: bool = False) -> Verdict:
 def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
     """Write the submission TO/<strategy>/<version>/ from a run's folder, and return the verdict of `verify`.
 
-    A submission has
-
-    - every record of the strategy, including failures, in the suite if it is complete, otherwise in all settings
-    - the records of baselines and oracles in the same settings, because differences are paired by seed and are valid
-      only within one run
-    - the records of cells whose weights these cells start from
-    - for a strategy from a file, the file and the modules that it imports from its folder
-
-    It has no records of other deployable strategies. The same records always give the same bytes.
-
-    Args:
-        out: the run's folder.
-        to: folder of submissions.
-        strategy: name of the strategy; None for the only deployable strategy of the run.
+    A submission has every record of the strategy, including failures, in the suite if it is complete, otherwise in all
+    settings. It has the records of baselines and oracles in the same settings, because differences are paired by seed
+    and valid only within one run, and the records of cells whose weights other cells start from. It has no other
+    deployable strategy. A strategy from a file comes with the file and the modules that it imports from its folder. The
+    same records always give the same bytes.
 
     Raises:
-        UserError: if the folder lacks the strategy, has several strategies and none is named, or mixes sources of the
-            strategy; if settings of the suite are missing; if the records are inconsistent; or if the submission
-            already exists.
+        UserError: if the folder lacks the strategy, has several and none is named, or mixes its sources; if settings of
+            the suite are missing; if the records are inconsistent; or if the submission already exists.
     """
     records = store.read(out, needed=True)
     name = _strategy(records.values(), strategy)
@@ -240,13 +230,10 @@ def _strategy(records: Collection[Record], choice: str | None) -> str:
 
 
 def _suite(suites: Collection[SuiteEntry], records: Collection[Record], out: Path) -> SuiteEntry:
-    """Return the suite of a submission.
+    """Return the largest suite for which the records have all cells, or else `OWN` with the requested settings.
 
-    This is the largest suite for which the records have all cells. If there is none but all requested settings have
-    records, the submission has no suite (`OWN`) and these settings. If settings are missing, the largest suite is
-    returned, so that `verify` names the missing settings.
-
-    Folders of earlier versions may name a suite although only a part of it was requested.
+    If settings are missing, return the largest suite, so that `verify` names them. Folders of earlier versions may name
+    a suite although only a part of it was requested.
     """
     if not suites:
         raise UserError(f"{out} does not name its suite", next_step=AGAIN)
@@ -362,10 +349,7 @@ def items_of(record: Record) -> Items:
 
 
 def differences(record: Record) -> Iterator[str]:
-    """Yield the metrics of a record that do not follow from its outcomes and token counts.
-
-    Yields nothing for a record whose status is not ok.
-    """
+    """Yield the metrics of a record with status ok that do not follow from its outcomes and token counts."""
     if record.status != "ok":
         return
     task = None

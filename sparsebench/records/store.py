@@ -137,17 +137,12 @@ def heads(out: Path) -> dict[str, Head]:
 def rows(out: Path, columns: Columns = ALL, *, counted: bool = True, needed: bool = True) -> pa.Table:
     """Return the records of a run's folder as a table; see `table`.
 
-    Unreadable lines are left out with a warning; their cells count as not run. Segments are read before sealed files,
-    so that a segment that is sealed in the meantime is not missed.
-
-    Args:
-        out: the run's folder.
-        columns: selects columns by name.
-        counted: whether to return only the records that count, see `counting`.
-        needed: whether a folder without records is an error.
+    With `counted`, the table has only the records that count, see `counting`. Unreadable lines are left out with a
+    warning; their cells count as not run. Segments are read before sealed files, so that a segment that is sealed in
+    the meantime is not missed.
 
     Raises:
-        UserError: if the folder has no records and they are needed, a record has an unsupported version, or a sealed
+        UserError: if the folder has no records and they are `needed`, a record has an unsupported version, or a sealed
             file is damaged.
     """
 
@@ -213,12 +208,7 @@ def _segment(path: Path, columns: Columns = ALL) -> tuple[list[pa.Table], bool]:
 
 
 def parse(line: bytes) -> Record:
-    """Return the record of one line.
-
-    Raises:
-        VersionError: if the schema version of the record is not supported.
-        ValueError: if the line is not a record; the message has one line.
-    """
+    """Return the record of a line. Raise VersionError for an unsupported version, else ValueError with one line."""
     try:
         record = Record.model_validate_json(line)
         if record.cell.id != record.cell_id:
@@ -233,9 +223,9 @@ def parse(line: bytes) -> Record:
 def counting(whole: pa.Table, *, each_source: bool = False) -> pa.Table:
     """Return the rows that count.
 
-    For each cell and source of its strategy (see `Origin.identity`) this is the newest success, or without a success
-    the newest failure. For each cell it is the newest of these; with `each_source` all of these count. The result does
-    not depend on the order of the rows. The function may be applied to parts first.
+    For each cell and source of its strategy (see `Origin.identity`) this is the newest success, or else the newest
+    failure. For each cell it is the newest of these, or all of them with `each_source`. The order of rows does not
+    matter, and parts may be reduced first.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -80,8 +80,7 @@ WHERE = {"both": "", "train": ", in training only", "test": ", in the test only"
 def setting_text(cell: Cell) -> str:
     """Return the setting of a cell as JSON: task, model with the precision of the test, and previous trainings.
 
-    Different trainings are different settings. Repetitions of a training, and different checkpoints of one
-    architecture, have the same setting.
+    Repetitions of one training have the same setting, and so have checkpoints of one architecture.
     """
     weights = NETWORK if cell.network else ()
     model = cell.model.model_dump()
@@ -188,16 +187,7 @@ def in_order(table: pa.Table) -> pa.Table:
 
 
 def write(path: Path, table: pa.Table, sidecars: Mapping[str, str]) -> None:
-    """Write a sealed file atomically.
-
-    Args:
-        path: the file.
-        table: the records.
-        sidecars: texts of the sidecars, by file name.
-
-    Raises:
-        UserError: if the file cannot be written.
-    """
+    """Write a sealed file atomically, with the texts of the sidecars by file name. Raise UserError if that fails."""
     import pyarrow.parquet as pq
 
     kinds = {}
