@@ -26,9 +26,9 @@ _KEYS = ("name", "kind", "site", "needs", "trained", "exports", "from", "what", 
 WHAT = ("plugins", "tasks", "models", "suites", "observers")
 
 
-def first_line(thing: Any) -> str:
-    """Return the first line of a docstring."""
-    return (thing.__doc__ or "").strip().partition("\n")[0]
+def first_line(cls: Any) -> str:
+    """Return the first line of the docstring of a class."""
+    return (cls.__doc__ or "").strip().partition("\n")[0]
 
 
 @click.command("list")

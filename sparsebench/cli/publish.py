@@ -151,9 +151,9 @@ def submit(folder: Path, strategy: str | None, to: Path) -> None:
     from sparsebench.publish.submission import git_steps
     from sparsebench.publish.submission import submit as write_submission
 
-    made = write_submission(folder, to, strategy)
-    click.echo(f"written: {made.folder}, {made.records} records, {made.badge}: {made.meaning}", err=True)
-    click.echo(git_steps(made))
+    verdict = write_submission(folder, to, strategy)
+    click.echo(f"written: {verdict.folder}, {verdict.records} records, {verdict.badge}: {verdict.meaning}", err=True)
+    click.echo(git_steps(verdict))
 
 
 @click.command()

@@ -106,7 +106,7 @@ def replay(
     wrong, elsewhere, points = compare([(record, again[record.cell_id]) for record in records], adaptive)
     n, total = (sum(x.cell.strategy.name == manifest.strategy for x in part) for part in (records, results))
     verdict.notes.append(
-        f"replayed {len(records)} of {len(results)} cells, {n} of its {total} own, "
+        f"replayed {len(records)} of {len(results)} cells ({n} of {total} cells of the strategy), "
         f"with --replay-seed {seed}: " + ", ".join(record.cell_id for record in records)
     )
     if elsewhere:
@@ -120,9 +120,9 @@ def replay(
 def _check_source(manifest: Manifest, registry: Registry) -> None:
     """Raise UserError unless the published distribution of the strategy is installed. Does not run its code."""
     name, origin, entry = manifest.strategy, manifest.plugin, entries().get(manifest.plugin.plugin)
-    here, version = distribution(entry.dist) if entry else ("", "")
-    got, allowed = (f"{x[0]} {x[1]}".strip() for x in ((here, version), (origin.distribution, origin.version)))
-    if origin.is_shipped and here == origin.distribution:  # its revision matters, not the version of sparsebench
+    package, version = distribution(entry.dist) if entry else ("", "")
+    got, allowed = (f"{x[0]} {x[1]}".strip() for x in ((package, version), (origin.distribution, origin.version)))
+    if origin.is_shipped and package == origin.distribution:  # its revision matters, not the version of sparsebench
         got, allowed = (f"revision {source.revision}" for source in (registry.strategy(name).origin, origin))
     if got != allowed:
         raise UserError(
@@ -285,8 +285,8 @@ def _deviation(before: Record, after: Record, exact: bool, slack: float) -> str:
     if exact:
         means = [name for name in MEANS if name in before.metrics]  # earlier versions lack some
         old, new = ([record.metrics.get(name) for name in means] for record in (before, after))
-        whole = old == new and before.trajectory == after.trajectory and before.outcomes == after.outcomes
-        return "" if whole else "has other outcomes here, on the same machine and libraries"
+        equal = old == new and before.trajectory == after.trajectory and before.outcomes == after.outcomes
+        return "" if equal else "has other outcomes here, on the same machine and libraries"
     names = ("tokens_in", "tokens_out", "own", "rested")
     first, second = ([[getattr(step, x) for x in names] for step in record.trajectory] for record in (before, after))
     near = slack and len(first) == len(second) and np.allclose(first, second, rtol=slack, atol=0.0)

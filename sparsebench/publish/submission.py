@@ -50,7 +50,7 @@ Badge = Literal["rejected", "reported", "replayed"]
 MEANINGS: dict[Badge, str] = {
     "rejected": "incomplete or inconsistent",
     "reported": "complete and consistent; nobody has run it again",
-    "replayed": "complete and consistent; cells drawn by chance, run again here, agree",
+    "replayed": "complete and consistent; randomly drawn cells agree when they are run again here",
 }
 DIFFERS = "complete and consistent; cells that were run again here do not agree"
 SHOWN = 5
@@ -139,11 +139,8 @@ class Verdict:
 def verify(folder: Path, *, placed: bool = False) -> Verdict:
     """Check one submission from its files alone. The files may have any content: there is always a verdict.
 
-    torch is imported only if a cell's model is from timm.
-
-    Args:
-        folder: folder of the submission.
-        placed: whether the folder must be <strategy>/<version>, as for published submissions.
+    With `placed` the folder must be <strategy>/<version>, as for published submissions. torch is imported only if a
+    cell's model is from timm.
     """
     verdict = Verdict(plain(folder, 500))
     try:
@@ -189,9 +186,9 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
 
     revisions = {(record.cell.strategy.name, record.origin.revision) for record in selection.values()}
     texts = [descriptions[key].model_copy(update={"file": "", "source": {}}) for key in revisions & set(descriptions)]
-    things: list[tuple[str, Value]] = [(manifests.SUITES, suite), *((manifests.STRATEGIES, text) for text in texts)]
-    things += [(manifests.FILES, FileEntry(name=name, left_out=line)) for name, line in manifests.omissions(out)]
-    dumps = [(folder, thing.model_dump(mode="json")) for folder, thing in things]
+    values: list[tuple[str, Value]] = [(manifests.SUITES, suite), *((manifests.STRATEGIES, text) for text in texts)]
+    values += [(manifests.FILES, FileEntry(name=name, left_out=line)) for name, line in manifests.omissions(out)]
+    dumps = [(folder, value.model_dump(mode="json")) for folder, value in values]
     sidecars = {f"{folder}/{digest(value)}.json": canonical(value) for folder, value in dumps}
     ids, machines = {record.environment for record in selection.values()}, store.sidecars(out, manifests.ENVIRONMENTS)
     sidecars |= {name: text for name, text in machines.items() if Path(name).stem in ids}
@@ -240,9 +237,9 @@ def _suite(suites: Collection[SuiteEntry], records: Collection[Record], out: Pat
     cells = [record.cell for record in records]
     settings = set(map(setting_of, cells))
     full = [suite for suite in suites if settings.issuperset(suite.settings)]
-    whole = [suite for suite in full if suite.name != manifests.OWN and not unanswered_of(suite, cells)]
-    if whole or not full:
-        return max(whole or suites, key=lambda suite: len(suite.settings))
+    complete = [suite for suite in full if suite.name != manifests.OWN and not unanswered_of(suite, cells)]
+    if complete or not full:
+        return max(complete or suites, key=lambda suite: len(suite.settings))
     hashes = {setting for suite in full for setting in suite.settings}
     return SuiteEntry(name=manifests.OWN, version=1, settings=tuple(sorted(hashes)))
 

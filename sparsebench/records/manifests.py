@@ -33,8 +33,7 @@ class StrategyEntry(Value):
         revision: see `Origin`. Earlier versions wrote the hash of the source.
         how: the default disposal of tokens; "" if unknown.
         file: name of the plugin file in `source`; "" for an installed strategy.
-        source: texts of the plugin file and of the modules that it imports from its folder, by file name; empty for an
-            installed strategy.
+        source: texts of this file and of the modules that it imports from its folder, by name; empty if installed.
     """
 
     name: str
@@ -56,8 +55,7 @@ class SuiteEntry(Value):
     Attributes:
         name, version: those of the suite if all its cells were requested; otherwise `OWN` and 1.
         settings: sorted hashes of the settings in which every strategy is measured, see `setting_of`.
-        main_task, sample_complexity: fields of the suite, see `plan.request.Suite`; "" without a suite, or if an
-            earlier version wrote the file.
+        main_task, sample_complexity: see `plan.request.Suite`; "" without a suite or if an earlier version wrote it.
     """
 
     name: str

@@ -52,8 +52,7 @@ class Origin(Value):
     Attributes:
         plugin: name of the entry point or of the file.
         distribution, version: the installed package; "" for a file.
-        revision: for an installed strategy the number that its class declares, such as "1"; for a file a hash of its
-            code, never a number.
+        revision: the declared number of an installed strategy, as "1"; for a file a hash of its code, never a number.
     """
 
     plugin: str
@@ -85,10 +84,10 @@ class Part(Value):
     revision: str = Field("", exclude_if=not_)
 
     @classmethod
-    def of(cls, thing: Any, revision: str = "") -> Part:
+    def of(cls, instance: Any, revision: str = "") -> Part:
         """Return the part of a task, model or strategy object."""
-        params = thing.model_dump(mode="json", exclude=unused_parameters(thing))
-        return cls(name=thing.name, params=params, revision=revision)
+        params = instance.model_dump(mode="json", exclude=unused_parameters(instance))
+        return cls(name=instance.name, params=params, revision=revision)
 
 
 class Cell(Value):

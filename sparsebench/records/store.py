@@ -157,10 +157,10 @@ def rows(out: Path, columns: Columns = ALL, *, counted: bool = True, needed: boo
             if path.exists():  # otherwise it was sealed in the meantime
                 files.leave_out(path, error)
     parts += [table.read(path, is_read) for path in sealed_files(out)]
-    whole = table.join(parts or [table.table_of([])])
-    if needed and not len(whole):
+    records = table.join(parts or [table.table_of([])])
+    if needed and not len(records):
         raise UserError(f"no records in {out}", next_step="run `sparsebench run --out` with this folder first")
-    return counting(whole) if counted else whole
+    return counting(records) if counted else records
 
 
 def segments(out: Path) -> list[Path]:
@@ -183,7 +183,7 @@ def _segment(path: Path, columns: Columns = ALL) -> tuple[list[pa.Table], bool]:
         OSError: if the segment cannot be read.
     """
     parts: list[pa.Table] = []
-    odd: list[str] = []
+    errors: list[str] = []
 
     def records(lines: Iterable[bytes]) -> Iterator[tuple[Record, int]]:
         for number, line in enumerate(lines, 1):
@@ -195,16 +195,16 @@ def _segment(path: Path, columns: Columns = ALL) -> tuple[list[pa.Table], bool]:
             except VersionError as error:
                 raise UserError(f"{path} line {number}: {error}") from error
             except ValueError as error:
-                odd.append(f"line {number} is left out: {error}")
+                errors.append(f"line {number} is left out: {error}")
 
     with path.open("rb") as file:
         read = records(file)
         while len(part := table.table_of(islice(read, table.BATCH))):
             parts.append(part.select(list(filter(columns, part.column_names))))
-    if odd:
-        more = f" (and {len(odd) - 1} more lines)" if len(odd) > 1 else ""
-        log.warning(f"{plain(path.name)} {odd[0]}{more}")
-    return parts, not odd
+    if errors:
+        more = f" (and {len(errors) - 1} more lines)" if len(errors) > 1 else ""
+        log.warning(f"{plain(path.name)} {errors[0]}{more}")
+    return parts, not errors
 
 
 def parse(line: bytes) -> Record:
@@ -220,7 +220,7 @@ def parse(line: bytes) -> Record:
     return record
 
 
-def counting(whole: pa.Table, *, each_source: bool = False) -> pa.Table:
+def counting(records: pa.Table, *, each_source: bool = False) -> pa.Table:
     """Return the rows that count.
 
     For each cell and source of its strategy (see `Origin.identity`) this is the newest success, or else the newest
@@ -230,15 +230,15 @@ def counting(whole: pa.Table, *, each_source: bool = False) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if pc.count_distinct(whole["cell_id"]).as_py() == len(whole):
-        return whole
-    claims = whole.select(table.CLAIM).to_pandas().astype({"distribution": str, "revision": str})
+    if pc.count_distinct(records["cell_id"]).as_py() == len(records):
+        return records
+    claims = records.select(table.CLAIM).to_pandas().astype({"distribution": str, "revision": str})
     claims["ok"] = claims["status"] == "ok"
     source = ["distribution", "revision"]
     claims = claims.sort_values(["ok", "started", "checksum"]).drop_duplicates(["cell_id", *source], keep="last")
     if not each_source:
         claims = claims.sort_values(["started", *source, "ok", "checksum"]).drop_duplicates("cell_id", keep="last")
-    return whole.take(pa.array(sorted(claims.index)))
+    return records.take(pa.array(sorted(claims.index)))
 
 
 def seal(out: Path) -> None:
@@ -320,7 +320,7 @@ def merge(stores: Sequence[Path], out: Path) -> int:
     """
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise UserError(f"{out} already exists and is not overwritten", next_step="give another -o")
-    whole = counting(table.join([rows(folder, counted=False) for folder in stores]), each_source=True)
+    records = counting(table.join([rows(folder, counted=False) for folder in stores]), each_source=True)
     texts = (item for folder in stores for item in sidecars(folder, *SIDECARS).items())
-    table.write(out / "records" / "merged.parquet", whole, dict(sorted(texts)))
-    return len(whole)
+    table.write(out / "records" / "merged.parquet", records, dict(sorted(texts)))
+    return len(records)

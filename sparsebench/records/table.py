@@ -225,10 +225,10 @@ def _open(path: Path) -> Iterator[pq.ParquetFile]:
     try:
         with path.open("rb") as stream, pq.ParquetFile(stream, page_checksum_verification=True) as file:
             about = json.loads((file.schema_arrow.metadata or {})[ABOUT])
-            version, here = (about["format"], about["schema_version"]), (FORMAT, SCHEMA)
-            if version != here:
-                step = "upgrade sparsebench" if version > here else "read it with the sparsebench that wrote it"
-                got, allowed = (f"{pair[0]}.{pair[1]}" for pair in (version, here))
+            version, current = (about["format"], about["schema_version"]), (FORMAT, SCHEMA)
+            if version != current:
+                step = "upgrade sparsebench" if version > current else "read it with the sparsebench that wrote it"
+                got, allowed = (f"{pair[0]}.{pair[1]}" for pair in (version, current))
                 raise UserError(f"{path} has records of version {got}", allowed=allowed, next_step=step)
             fixed, types = _types(), dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=True))
             for name in fixed | types:

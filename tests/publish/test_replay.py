@@ -37,8 +37,11 @@ def test_cells_that_are_run_again_here_come_out_the_same_with_the_file_of_the_su
     result = call(few, "--replay", "all", "--yes")
     assert f"this runs the file {few / 'plugin' / 'good.py'} with your user rights, " in result.stderr
     assert result.exit_code == 0, result.output
-    assert ": replayed: complete and consistent; cells drawn by chance, run again here, agree\n" in result.stdout
-    assert "replayed 5 of 5 cells, 1 of its 1 own, with --replay-seed " in result.stdout
+    assert (
+        ": replayed: complete and consistent; randomly drawn cells agree when they are run again here\n"
+        in result.stdout
+    )
+    assert "replayed 5 of 5 cells (1 of 1 cells of the strategy), with --replay-seed " in result.stdout
     assert "another machine" not in result.stdout
 
 
@@ -52,7 +55,7 @@ def test_half_of_the_drawn_cells_are_its_own_and_no_content_moves_the_draw(sound
         verdict = replayed(folder, 4, seed)
         assert verdict.badge == "replayed", verdict.why
         about, _, drawn = verdict.notes[0].partition(f", with --replay-seed {seed}: ")
-        assert about == "replayed 4 of 17 cells, 2 of its 4 own"
+        assert about == "replayed 4 of 17 cells (2 of 4 cells of the strategy)"
         draws.append(drawn.split(", "))
         own = [records[one].cell.task.name for one in draws[-1] if records[one].label == "norm"]
         places = [re.search("4 of them .* another machine .* within 0.00 points", note) for note in verdict.notes[1:]]
@@ -68,7 +71,7 @@ def test_what_a_cell_starts_from_is_run_first_through_two_levels(tmp_path: Path)
     api.run("dynamic_vit", tasks=task, n_train=(20,), seeds=1, out=tmp_path / "out", jobs=0, device="cpu")
     folder = Path(submit(tmp_path / "out", tmp_path / "to").folder)
     verdict = replayed(folder, 1)
-    assert verdict.badge == "replayed" and ", 1 of its 1 own, " in verdict.notes[0], verdict
+    assert verdict.badge == "replayed" and "(1 of 1 cells of the strategy)" in verdict.notes[0], verdict
 
 
 @pytest.mark.slow
