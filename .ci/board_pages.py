@@ -1,4 +1,4 @@
-"""Writes docs/results/NAME/page.html, which the site links to, from the records of each published board."""
+"""Write docs/results/NAME/page.html, which the site links to, from the records of each published board."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Writes the table of docs/results/claims.md from the ledger of published numbers."""
+"""Write the table of docs/results/claims.md from the ledger of published numbers."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ MARKED = re.compile(r"(<!-- claims -->\n).*(<!-- end of claims -->)", re.DOTALL)
 
 
 def page() -> str:
-    """Return the page with the table as it must be."""
+    """Return the page with the current table."""
     text = PAGE.read_text(encoding="utf-8")
     shown = claims.render(claims.recount_all(claims.load(), Registry()), "md")
     return MARKED.sub(lambda match: f"{match[1]}{shown}{match[2]}", text)

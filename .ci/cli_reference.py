@@ -1,4 +1,4 @@
-"""Writes docs/reference/cli.md from the commands themselves."""
+"""Write docs/reference/cli.md from the commands."""
 
 import inspect
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ NO_WRAP = "\b\n"
 
 
 def page() -> str:
-    """Return the page: a section a command."""
+    """Return the page, with one section per command."""
     return "\n".join([ABOUT, *_sections(main, "sparsebench")])
 
 
@@ -31,15 +31,15 @@ def _sections(group: click.Group, words: str) -> Iterator[str]:
 
 
 def _section(command: click.Command, words: str) -> Iterator[str]:
-    arguments = [_argument(one) for one in command.params if isinstance(one, click.Argument)]
-    options = [one for one in command.params if isinstance(one, click.Option)]
+    arguments = [_argument(argument) for argument in command.params if isinstance(argument, click.Argument)]
+    options = [option for option in command.params if isinstance(option, click.Option)]
     yield f"## {words.removeprefix('sparsebench ')}\n"
     yield f"`{' '.join([words, *arguments, *(['[OPTIONS]'] if options else [])])}`\n"
     for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
-        as_it_is = paragraph.startswith(NO_WRAP)  # click's mark of a paragraph whose lines stay
-        yield f"```text\n{paragraph.removeprefix(NO_WRAP).strip()}\n```\n" if as_it_is else f"{paragraph}\n"
+        verbatim = paragraph.startswith(NO_WRAP)  # click's mark of a paragraph that is not wrapped
+        yield f"```text\n{paragraph.removeprefix(NO_WRAP).strip()}\n```\n" if verbatim else f"{paragraph}\n"
     if options:
-        yield "\n".join(f"- `{_names(one)}`: {' '.join((one.help or '').split())}{_default(one)}" for one in options)
+        yield "\n".join(f"- `{_names(x)}`: {' '.join((x.help or '').split())}{_default(x)}" for x in options)
         yield ""
 
 

@@ -1,14 +1,14 @@
-"""Writes tests/golden/fingerprints.json: what each shipped strategy and each helper that strategies share chooses.
+"""Write tests/golden/fingerprints.json: the choices of each shipped strategy and of each shared helper.
 
-python .ci/fingerprints.py                # refuses where a choice changed and a revision was not raised
-python .ci/fingerprints.py --unreleased   # writes it all the same: no result of what changed is published
+python .ci/fingerprints.py                # refuses if a choice changed without a higher revision
+python .ci/fingerprints.py --unreleased   # writes the file anyway: no result of the changed strategies is published
 
-A run of a strategy is [tokens, MACs, choice, numbers]: how many tokens of all images go on at the end, the MACs of the
-strategy's own products, a digest of positions, groups and masks, and the lengths of the logits, of the scores and of
-what the weights of merged tokens are off their mean; in training also the step size of the network's own weights, the
-ramp and the loss. The file holds on every processor: digests are of integers, numbers are compared with a tolerance.
-A row's images come from a draw in which no choice is a close one: every weight and pixel may change by 1e-5 of itself,
-and the row stays the same.
+A run of a strategy is [tokens, MACs, choice, numbers]: the number of tokens of all images at the end; the MACs of the
+strategy's own products; a digest of positions, groups and masks; and the norms of the logits, of the scores, and of the
+deviations of the weights of merged tokens from their mean. A run in training also has the learning rate factor of the
+network's own weights, the ramp and the loss. The file is valid on every processor: digests are of integers, and other
+numbers are compared with a tolerance. The images of a row come from a draw without close choices: the row stays the
+same if every weight and pixel changes by 1e-5 of its value.
 """
 
 import contextlib
@@ -51,12 +51,12 @@ NETWORKS: dict[str, Callable[[], Case]] = {
     "shallow": lambda: _shallow(),
 }
 CLOSE = 1e-5
-"""The share of itself by which every weight and pixel may change: many times what processors round differently."""
+"""Relative change of each weight and pixel that must not change a row: many times the rounding of processors."""
 SHAKES = 8
-"""How often that is tried before a row is written."""
+"""Number of such changes that are tried before a row is written."""
 TOLERANCE = 3e-4
 LEAST = 1e-6
-"""The share of itself, and the least amount, by which a number may differ from the one in the file."""
+"""Relative and absolute tolerance of numbers in the file."""
 WRITE = "python .ci/fingerprints.py"
 Rows = dict[str, dict[str, Any]]
 
@@ -81,15 +81,15 @@ def shipped() -> dict[str, type[Strategy]]:
 
 @cache
 def case_of(network: str, draw: int, shake: int) -> Case:
-    """Return a network with images, weights and a mask from named seeds; where `shake` is not 0 changed a little."""
+    """Return a network with images, weights and a mask from named seeds, slightly changed if `shake` is not 0."""
     case = NETWORKS[network]()
     inputs, rng = case.inputs, seeds.generator("fingerprints", network, draw)
     for name, weight in sorted(case.network.module.named_parameters()):
-        middle = 1.0 if weight.ndim == 1 and name.endswith("weight") else 0.0  # of a norm
-        weight.data = torch.from_numpy(np.asarray(rng.normal(middle, 0.2, size=weight.shape))).to(weight.dtype)
+        mean = 1.0 if weight.ndim == 1 and name.endswith("weight") else 0.0  # 1 for the weights of norm layers
+        weight.data = torch.from_numpy(np.asarray(rng.normal(mean, 0.2, size=weight.shape))).to(weight.dtype)
     if network == "shallow":
         inputs = inputs + torch.from_numpy(rng.normal(0, 0.1, size=inputs.shape)).to(inputs.dtype)
-    else:  # patches of unlike contrast
+    else:  # patches of different contrast
         contrast = rng.uniform(0.2, 1, (len(inputs), 1, *case.network.grid)).repeat(8, axis=2).repeat(8, axis=3)
         inputs = torch.from_numpy(0.5 + contrast * rng.uniform(-0.5, 0.5, size=inputs.shape)).float()
     relevance = torch.from_numpy(rng.uniform(size=case.relevance.shape)).float()
@@ -98,7 +98,7 @@ def case_of(network: str, draw: int, shake: int) -> Case:
 
 
 def shaken(values: Iterable[Tensor], *dimensions: object) -> None:
-    """Change each number by about `CLOSE` of itself; not at all where the last dimension, the shake, is 0."""
+    """Change each number by about `CLOSE` of its value, unless the last dimension, the shake, is 0."""
     if dimensions[-1]:
         rng = seeds.generator("fingerprints", "shake", *dimensions)
         for value in values:
@@ -109,17 +109,17 @@ def shaken(values: Iterable[Tensor], *dimensions: object) -> None:
 def fingerprint(
     cls: type[Strategy], draw: int, shake: int = 0, budgets: Iterable[str] = BUDGETS
 ) -> dict[str, list[Any]]:
-    """Return the runs of a strategy by name: with its defaults, with each word that a parameter may be, in training."""
-    least = BUDGETS["keep 0.4"]
+    """Return the runs of a strategy by name: with its defaults, with each named parameter value, and in training."""
+    smallest = BUDGETS["keep 0.4"]
     on = partial(run, draw=draw, shake=shake)
     runs = {
         f"{network} {name}": on(cls(), network, BUDGETS[name])
         for network in ("deep", "no class token")
         for name in budgets
     }
-    runs["shallow keep 0.4"] = on(cls(), "shallow", least)
+    runs["shallow keep 0.4"] = on(cls(), "shallow", smallest)
     others = {f"{name}={value}": cls(**{name: value}) for name, value in words(cls)}
-    runs |= {name: on(strategy, "deep", least) for name, strategy in others.items()}
+    runs |= {name: on(strategy, "deep", smallest) for name, strategy in others.items()}
     if cls.trains_only or cls.trained or cls().ramps:
         training = {"in training": cls()} | {f"{name} in training": strategy for name, strategy in others.items()}
         runs |= {name: on(strategy, "deep", BUDGETS["keep 0.7"], done=0.25) for name, strategy in training.items()}
@@ -127,7 +127,7 @@ def fingerprint(
 
 
 def words(cls: type[Strategy]) -> Iterator[tuple[str, Any]]:
-    """Yield each value that is not the default of each parameter that is a word or a yes or no."""
+    """Yield each non-default value of each parameter that is a literal or a boolean."""
     for name, field in cls.model_fields.items():
         kinds = get_args(field.annotation)
         values = [False, True] if field.annotation is bool else [*kinds, *(v for kind in kinds for v in get_args(kind))]
@@ -140,7 +140,7 @@ def words(cls: type[Strategy]) -> Iterator[tuple[str, Any]]:
 def run(
     strategy: Strategy, network: str, budget: Budget, *, draw: int, shake: int, done: float | None = None
 ) -> list[Any]:
-    """Return what a strategy does, see above; in a test, or in training when the share `done` of it is done."""
+    """Return the run of a strategy (see above): in a test, or in training after the share `done` of the steps."""
     case, training = case_of(network, draw, shake), done is not None
     try:
         actor = actor_on(strategy, case, budget)
@@ -165,7 +165,7 @@ def run(
 
 
 def train(learned: Mapping[int, torch.nn.Module], shake: int) -> None:
-    """Change what a strategy learns, from its initial values, as if it had been trained."""
+    """Change the weights that a strategy learns from their initial values, as if they had been trained."""
     weights = [weight for module in learned.values() for weight in module.parameters()]
     rng = seeds.generator("fingerprints", "learned")
     for weight in weights:
@@ -175,12 +175,12 @@ def train(learned: Mapping[int, torch.nn.Module], shake: int) -> None:
 
 
 def parts(acting: Pass, *names: str) -> Iterator[Tensor]:
-    """Yield the real tensors of these names in the plans."""
+    """Yield the tensors of these names in the plans, where present."""
     yield from (part for d in acting.decisions for name in names if (part := getattr(d.plan, name, None)) is not None)
 
 
 def choices(acting: Pass) -> Iterator[Tensor | str]:
-    """Yield where each choice was made, which kind of plan it is, and the integers in it."""
+    """Yield the place, the kind and the integers of each plan."""
     for decision in acting.decisions:
         plan = decision.plan
         yield f"{decision.block} {type(plan).__mro__[-2].__name__}"
@@ -196,18 +196,18 @@ def choices(acting: Pass) -> Iterator[Tensor | str]:
 
 
 def digest(values: Iterable[Tensor | str]) -> str:
-    """Return eight letters that depend on each integer and its place."""
+    """Return eight hexadecimal digits that depend on each integer and its position."""
     text = "\n".join(value if isinstance(value, str) else str(value.long().tolist()) for value in values)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def rounded(number: float) -> float:
-    """Return five digits of it."""
+    """Return a number rounded to five digits."""
     return float(f"{number:.5g}")
 
 
 def length(*values: Tensor) -> float:
-    """Return the root mean square of real numbers with weights by their places, so that their order counts."""
+    """Return the weighted root mean square of numbers. Weights depend on positions, so that the order matters."""
     squares = torch.cat([torch.zeros(1), *(value.detach().double().nan_to_num(0, 0, 0).flatten() for value in values)])
     weights = torch.linspace(0.5, 1.5, len(squares), dtype=torch.float64)
     return float((weights * squares.square()).mean().sqrt())
@@ -225,14 +225,14 @@ def integers(most: int, *shape: int, name: str = "") -> Tensor:
 
 
 def vectors() -> Tensor:
-    """Return (B, N, 4) vectors whose cosines are exactly -1, -0.5, 0, 0.5 or 1, each of them often."""
+    """Return (B, N, 4) vectors whose cosines are exactly -1, -0.5, 0, 0.5 or 1, with many ties."""
     signs = 1 - 2 * integers(2, B, N, 4, name="signs")
     halves = integers(2, B, N, 1, name="halves").bool()
     return torch.where(halves, 0.5 * signs, torch.eye(4)[integers(4, B, N)] * signs)
 
 
 def view() -> TokenView:
-    """Return a view of tokens that are often equally similar."""
+    """Return a view of tokens with many equal similarities."""
     return TokenView(
         {"tokens": vectors},
         index=torch.arange(N).expand(B, N),
@@ -246,9 +246,9 @@ def view() -> TokenView:
 
 
 def changes() -> list[Keep | Merge | Mix]:
-    """Return plans of whole numbers, after which 8 tokens go on."""
-    index, goes = Keep.top(integers(9, B, N, name="scores").float(), 8).index, integers(8, B, N, name="groups")
-    groups = goes.scatter(1, index, torch.arange(8).expand(B, 8))
+    """Return plans with integers that leave 8 tokens."""
+    index, targets = Keep.top(integers(9, B, N, name="scores").float(), 8).index, integers(8, B, N, name="groups")
+    groups = targets.scatter(1, index, torch.arange(8).expand(B, 8))
     return [
         Keep(index),
         Keep(index[:, 1:], fuse=integers(5, B, N, name="fuse").float()),
@@ -259,13 +259,13 @@ def changes() -> list[Keep | Merge | Mix]:
 
 
 def symmetric(most: int) -> Tensor:
-    """Return (B, N, N) distances, the same both ways."""
+    """Return (B, N, N) symmetric distances."""
     upper = integers(most, B, N, N).float().triu(1)
     return upper + upper.mT
 
 
 def blocks() -> Tensor:
-    """Return (B, N, N), a kernel of four groups: 4 for a token itself, 2 for others of its group, else 0."""
+    """Return a (B, N, N) kernel of four groups: 4 on the diagonal, 2 between tokens of a group, otherwise 0."""
     group = integers(4, B, N)
     return 2.0 * (group[:, :, None] == group[:, None]) + 2 * torch.eye(N)
 
@@ -310,15 +310,14 @@ HELPERS: dict[str, tuple[Callable[..., Any], Callable[[], Iterable[Any]]]] = {
     "tokens.index_after": (tokens.index_after, lambda: [tokens.index_after(plan, view().index) for plan in changes()]),
     "tokens.Padded.of": (tokens.Padded.of, lambda: [tokens.Padded.of(Mask(integers(2, B, N).bool()))]),
 }
-"""Each helper, and what it makes of integers: tensors and plans."""
+"""Each helper, and a function that returns its results for integers: tensors and plans."""
 
 
 def result_of(helper: str) -> list[Any]:
-    """Return a digest of the integers that a helper gives, and the length of its real numbers."""
-    made = [
-        value for one in HELPERS[helper][1]() for value in ([one] if isinstance(one, Tensor) else vars(one).values())
-    ]
-    tensors = [value for value in made if isinstance(value, Tensor)]
+    """Return a digest of the integers in a helper's results, and the length of the real numbers."""
+    results = HELPERS[helper][1]()
+    values = [value for x in results for value in ([x] if isinstance(x, Tensor) else vars(x).values())]
+    tensors = [value for value in values if isinstance(value, Tensor)]
     real = [value for value in tensors if value.is_floating_point()]
     whole = (str(tuple(value.shape)) if value.is_floating_point() else value for value in tensors)
     return [digest(whole), rounded(length(*real))]
@@ -326,7 +325,7 @@ def result_of(helper: str) -> list[Any]:
 
 @contextlib.contextmanager
 def watched(users: dict[str, set[str]], name: str) -> Iterator[None]:
-    """Note under each helper that runs meanwhile the name of a strategy."""
+    """Add the strategy `name` to the users of each helper that is called within this context."""
     names = {getattr(helper, "__code__", None): key for key, (helper, _) in HELPERS.items()}
 
     def called(frame: Any, event: str, _: object) -> None:
@@ -345,7 +344,7 @@ def watched(users: dict[str, set[str]], name: str) -> Iterator[None]:
 
 
 def rows_now(draws: dict[str, int], budgets: Iterable[str] = BUDGETS) -> dict[str, Rows]:
-    """Return what the file would be now, with the draws that it has; 0 for new strategies."""
+    """Return the current content of the file, with the given draws; draw 0 for new strategies."""
     users: dict[str, set[str]] = {helper: set() for helper in HELPERS}
     strategies: Rows = {}
     for name, cls in shipped().items():
@@ -357,7 +356,7 @@ def rows_now(draws: dict[str, int], budgets: Iterable[str] = BUDGETS) -> dict[st
 
 
 def read() -> dict[str, Rows]:
-    """Return the file's content; empty where there is no file."""
+    """Return the file's content, or no rows if there is no file."""
     if not PATH.exists():
         return {"strategies": {}, "helpers": {}}
     content: dict[str, Rows] = json.loads(PATH.read_text(encoding="utf-8"))
@@ -365,7 +364,7 @@ def read() -> dict[str, Rows]:
 
 
 def text_of(rows: dict[str, Rows]) -> str:
-    """Return the file's text, a line a row."""
+    """Return the file's text, with one line per row."""
     parts = [
         f'"{part}": {{\n'
         + ",\n".join(f'"{name}": {json.dumps(row)}' for name, row in sorted(rows[part].items()))
@@ -375,54 +374,54 @@ def text_of(rows: dict[str, Rows]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def same(one: list[Any], other: list[Any]) -> bool:
-    """Say whether two runs or results are the same: numbers but for what processors round differently."""
-    return len(one) == len(other) and all(
+def same(old: list[Any], new: list[Any]) -> bool:
+    """Return whether two runs or results are equal, real numbers within the tolerance."""
+    return len(old) == len(new) and all(
         math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=LEAST)
         if isinstance(a, float) and isinstance(b, float)
         else a == b
-        for a, b in zip(one, other, strict=True)
+        for a, b in zip(old, new, strict=True)
     )
 
 
 def changed_runs(kept: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return the names of the runs of a row that came out otherwise; not those that only one of both has."""
-    return [name for name, one in now["runs"].items() if name in kept["runs"] and not same(kept["runs"][name], one)]
+    """Return the names of the runs that differ between two rows, among those that both rows have."""
+    return [name for name, new in now["runs"].items() if name in kept["runs"] and not same(kept["runs"][name], new)]
 
 
 def unraised(kept: dict[str, Rows], now: dict[str, Rows]) -> dict[str, str]:
-    """Return, by row, what is said of choices that changed while the revision did not."""
+    """Return a message for each row whose choices changed without a higher revision."""
     before, rows, wrong = kept["strategies"], now["strategies"], {}
     stays = {name for name in before.keys() & rows.keys() if rows[name]["revision"] <= before[name]["revision"]}
     for name in sorted(stays):
         if changed := changed_runs(before[name], rows[name]):
             wrong[name] = (
-                f"'{name}' does something else, and its revision is still {rows[name]['revision']}: if that is meant, "
-                f"raise `revision` in sparsebench_plugins/{name}.py, then {WRITE} (changed: {'; '.join(changed)})"
+                f"'{name}' behaves differently, but its revision is still {rows[name]['revision']}: if intended, "
+                f"increase `revision` in sparsebench_plugins/{name}.py, then {WRITE} (changed: {'; '.join(changed)})"
             )
     for helper, row in now["helpers"].items():
         users = [name for name in row["used_by"] if name in stays]
         if helper in kept["helpers"] and not same(kept["helpers"][helper]["result"], row["result"]) and users:
             wrong[helper] = (
-                f"sparsebench.{helper} gives something else, and these use it: {', '.join(users)}: if that is meant, "
-                f"raise the `revision` of each, then {WRITE}"
+                f"sparsebench.{helper} gives other results, and is used by {', '.join(users)}: if intended, "
+                f"increase the `revision` of each, then {WRITE}"
             )
     return wrong
 
 
 def stale(kept: dict[str, Rows], now: dict[str, Rows]) -> dict[str, str]:
-    """Return, by row, what is said of a file that does not say what there is now."""
+    """Return a message for each row of the file that is out of date."""
     wrong = {}
     for part, rows in now.items():
         for name in sorted(kept[part].keys() | rows.keys()):
             old, new = kept[part].get(name), rows.get(name)
             if old is None or new is None or not alike(old, new):
-                wrong[name] = f"the row of {name} is not what there is now: {WRITE}"
+                wrong[name] = f"the row of {name} is out of date: {WRITE}"
     return wrong
 
 
 def alike(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Say whether two rows say the same."""
+    """Return whether two rows are equal, real numbers within the tolerance."""
     if "runs" not in new:
         return bool(same(old["result"], new["result"]) and old["used_by"] == new["used_by"])
     return bool(
@@ -431,12 +430,12 @@ def alike(old: dict[str, Any], new: dict[str, Any]) -> bool:
 
 
 def row_of(cls: type[Strategy], draw: int) -> dict[str, Any]:
-    """Return the row of a strategy, with the first draw from `draw` on in which no choice is a close one."""
+    """Return the row of a strategy, with the first draw from `draw` on that has no close choices."""
     for candidate in range(draw, draw + 20):
         row = {"revision": cls.revision, "draw": candidate, "runs": fingerprint(cls, candidate)}
         if not any(changed_runs(row, {"runs": fingerprint(cls, candidate, shake)}) for shake in range(1, SHAKES + 1)):
             return row
-    raise SystemExit(f"'{cls.name}' chooses otherwise in each of 20 draws when weights and pixels change by {CLOSE:g}")
+    raise SystemExit(f"'{cls.name}' has close choices in each of 20 draws: they change if weights change by {CLOSE:g}")
 
 
 def main(unreleased: bool) -> None:
@@ -444,12 +443,12 @@ def main(unreleased: bool) -> None:
     kept = read()
     now = rows_now({name: row["draw"] for name, row in kept["strategies"].items()})
     if (wrong := unraised(kept, now)) and not unreleased:
-        sys.exit("\n".join([*wrong.values(), "Nothing is written. Is none of these results published? --unreleased"]))
+        sys.exit("\n".join([*wrong.values(), "nothing was written; if no such result is published: --unreleased"]))
     classes, outdated = shipped(), stale(kept, now)
     for part, rows in now.items():
         for name, row in rows.items():
             if name not in outdated:
-                rows[name] = kept[part][name]  # to the last digit
+                rows[name] = kept[part][name]  # keeps the digits that differ within the tolerance
             elif part == "strategies":
                 rows[name] = row_of(classes[name], row["draw"])
     PATH.write_text(text_of(now), encoding="utf-8")

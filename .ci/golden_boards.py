@@ -1,4 +1,4 @@
-"""Writes tests/golden/boards: what the records of five published boards give, cell by cell.
+"""Write tests/golden/boards: the rows of five published boards, from their records.
 
 python .ci/golden_boards.py         # all five, half a minute
 python .ci/golden_boards.py quick   # one
@@ -17,12 +17,12 @@ BOARDS = ("embedded", "cifar", "cifar-networks", "quick", "tuned")
 
 
 def path_of(board: str) -> Path:
-    """Return where the rows of a board are kept."""
+    """Return the file of the rows of a board."""
     return ROOT / "tests" / "golden" / "boards" / f"{board}.csv"
 
 
 def rows_of(board: str) -> str:
-    """Return the rows of a board that its records give, as CSV."""
+    """Return the rows of a board as CSV, computed from its records."""
     return render(report(judge(read(ROOT / "leaderboard" / board, None))), "csv")
 
 

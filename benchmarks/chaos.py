@@ -1,16 +1,16 @@
-"""A sweep whose processes are killed at random moments ends with the records of an undisturbed one.
+"""Kill the processes of a sweep at random moments, and test that its records equal those of an undisturbed sweep.
 
-python benchmarks/chaos.py --kills 200            # tens of minutes: a killed run loads the libraries anew
+python benchmarks/chaos.py --kills 200            # tens of minutes: after a kill the run loads the libraries again
 python benchmarks/chaos.py --kills 12 --cells 96  # the short form that the tests run
-python benchmarks/chaos.py --runs --kills 60      # the runs alone, with their servers and workers at work
-python benchmarks/chaos.py --sealing --kills 50   # a minute: processes that seal, and nothing else
-python benchmarks/chaos.py --workers --kills 50 --cells 56  # workers alone, and only the same command again
+python benchmarks/chaos.py --runs --kills 60      # kills only the runs, while their servers and workers are busy
+python benchmarks/chaos.py --sealing --kills 50   # a minute: kills only processes that seal
+python benchmarks/chaos.py --workers --kills 50 --cells 56  # kills only workers, and repeats the same command
 
-The run, its server and its workers are killed, by SIGKILL and SIGTERM, while they load, work, write records and
-checkpoints, or end; the same command is given again whenever it is gone. Moments and victims are drawn from a seed, but
-what they hit hangs on the machine. With `--workers` nothing but workers is killed, by SIGKILL and no cell twice, and
-the command is given without `--rerun failed`: the board must be the undisturbed one, but for columns of time. No
-process of a sweep may be left when its runs have ended.
+The run, its server and its workers are killed by SIGKILL and SIGTERM while they load, work, write records and
+checkpoints, or end. When the run has ended, the same command is run again. Moments and victims are drawn from a seed,
+but their effect depends on the machine. With `--workers` only workers are killed, by SIGKILL, and no cell is killed
+twice. The command is then run without `--rerun failed`, and the board must equal the undisturbed one, except columns of
+time. No process of a sweep may exist after its runs have ended.
 """
 
 from __future__ import annotations
@@ -60,22 +60,22 @@ n_train = [40]
 """
 REAL = Path(__file__).resolve().parents[1] / "leaderboard" / "quick"
 PAUSES = (0.05, 0.5, 5.0, 20.0)
-"""The longest seconds between two kills, drawn each time: a run takes some to load the libraries."""
+"""Maximum seconds between two kills, one of which is drawn for each kill: a run needs time to load the libraries."""
 AT_WORK = 0.8
-"""Share of the kills that wait until the run has a worker: most others hit a run that loads libraries."""
+"""Share of the kills that wait until the run has a worker. Most other kills hit a run that loads libraries."""
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 OF_TIME = frozenset({"images_per_s", "pareto_speed"})
-"""Columns of boards that tell of time."""
+"""Columns of boards that depend on time."""
 MARK = "SPARSEBENCH_CHAOS"
-"""The variable that all processes of a sweep have, with its folder."""
+"""Environment variable of all processes of a sweep; its value is the sweep's folder."""
 PATIENCE = 20.0
-"""Seconds that processes have to end after their run."""
+"""Seconds within which processes must end after their run."""
 NOT_COMPARED = frozenset({"images_per_s"})
-"""Metrics of time, which no two runs have alike."""
+"""Metrics of time, which differ between runs."""
 
 
 def command(out: Path, cells: int, *more: str) -> list[str]:
-    """Return the command of a sweep of so many cells, or up to 7 more, and one for each 8 that is pre-trained."""
+    """Return the command of a sweep of `cells` cells, rounded up to 8, and one pre-trained network for each 8 cells."""
     suite = out.parent / "chaos.toml"
     suite.write_text(SUITE.format(seeds=-(-cells // 8)))
     words = [
@@ -92,25 +92,25 @@ def command(out: Path, cells: int, *more: str) -> list[str]:
 
 
 def finish(out: Path, cells: int) -> None:
-    """Run what is missing or failed, until nothing is.
+    """Run missing and failed cells until none is left.
 
     Raises:
-        RuntimeError: something always fails.
+        RuntimeError: if cells fail in every try.
     """
     for _ in range(5):
         done = subprocess.run(command(out, cells), capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return
-    raise RuntimeError(f"the sweep does not come to its end: {done.stderr[-500:]}")
+    raise RuntimeError(f"the sweep does not finish: {done.stderr[-500:]}")
 
 
 def disturb(out: Path, cells: int, kills: int, rng: random.Random, below: float = 0.75) -> Counter[str]:
-    """Give the command again and again, and kill something of it, until all is done or so many were killed.
+    """Run the command repeatedly and kill its processes, until all cells are done or `kills` processes were killed.
 
-    In that share of the kills, `below`, what is killed is one of the processes below a run, where there are some.
+    The share `below` of the kills hits a descendant of the run, if the run has any.
 
     Returns:
-        what was killed, and how.
+        The numbers of killed processes, by kind and signal.
     """
     killed: Counter[str] = Counter()
     with (out.parent / f"{out.name}.log").open("ab") as log:
@@ -132,12 +132,12 @@ def disturb(out: Path, cells: int, kills: int, rng: random.Random, below: float 
 
 
 def started(out: Path, words: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Begin a run of a folder, whose processes can be told from others; see `orphans`."""
+    """Start a run of a folder and mark its processes, so that `orphans` finds them."""
     return subprocess.Popen(words, stdout=log, stderr=log, env=os.environ | {MARK: str(out)})
 
 
 def orphans(out: Path) -> list[str]:
-    """Return the commands of processes of a folder's runs, all of which have ended, that do not end soon."""
+    """Return the commands of the processes that are left after all runs of a folder have ended."""
     mark, until = f"{MARK}={out}".encode(), time.monotonic() + PATIENCE
     while True:
         left = []
@@ -151,7 +151,7 @@ def orphans(out: Path) -> list[str]:
 
 
 def _kill(run: subprocess.Popen[bytes], rng: random.Random, share: float) -> str:
-    """Send a signal to the run or to something below it; return what was killed, "" if it was gone."""
+    """Send a signal to the run or to a descendant. Return what was killed, or "" if the process was gone."""
     how, below = rng.choice(SIGNALS), descendants(run.pid) if run.poll() is None else []
     victim = rng.choice(below) if below and rng.random() < share else None
     if run.poll() is not None:
@@ -164,12 +164,13 @@ def _kill(run: subprocess.Popen[bytes], rng: random.Random, share: float) -> str
 
 
 def end_workers(out: Path, cells: int, kills: int, rng: random.Random) -> tuple[int, int]:
-    """Give the command until it ends well, killing workers meanwhile.
+    """Repeat the command until it succeeds, and kill workers in the meantime.
 
-    Two records come between two kills, one of which may have been on its way at the first: so no cell is killed twice.
+    At least two records are written between two kills. One of them may belong to a cell that had finished before the
+    first kill, so no cell is killed twice.
 
     Returns:
-        how many were killed, and how often the command was given.
+        The number of killed workers, and the number of commands.
     """
     killed = times = records = 0
     with (out.parent / f"{out.name}.log").open("ab") as log:
@@ -187,14 +188,14 @@ def end_workers(out: Path, cells: int, kills: int, rng: random.Random) -> tuple[
                 return killed, times
             if times > kills + 3:
                 ends = Counter(record.status for record in store.read(out).values())
-                raise RuntimeError(f"the same command does not heal: {dict(ends)}")
+                raise RuntimeError(f"the same command does not complete the sweep: {dict(ends)}")
 
 
 def _is_worker(pid: int) -> bool:
-    """Say whether a process is a worker: it is forked from a server, whose command it has."""
+    """Return whether a process is a worker: it was forked from a server and has the same command."""
     try:
         parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1].decode()
-        commands = [Path(f"/proc/{one}/cmdline").read_bytes() for one in (str(pid), parent)]
+        commands = [Path(f"/proc/{number}/cmdline").read_bytes() for number in (str(pid), parent)]
     except OSError:
         return False
     return all(b"sparsebench.runner.process" in command for command in commands)
@@ -212,57 +213,59 @@ def board(out: Path) -> str:
 
 
 def heal(folder: Path, cells: int, kills: int, seed: int) -> tuple[int, list[str], int, int]:
-    """Return how many workers were killed, how boards and records differ, and how many sweeps and commands it took."""
+    """Return the number of killed workers, differences of boards and records, and numbers of sweeps and commands."""
     rng, killed, wrong, sweeps, times = random.Random(seed), 0, list[str](), 0, 0
     finish(folder / "undisturbed", cells)
     while killed < kills:
         out, sweeps = folder / f"disturbed-{sweeps}", sweeps + 1
-        hit, given = end_workers(out, cells, kills - killed, rng)
-        killed, times = killed + hit, times + given
+        hit, commands = end_workers(out, cells, kills - killed, rng)
+        killed, times = killed + hit, times + commands
         wrong += differences(out, folder / "undisturbed")
         wrong += ["another board"] * (board(out) != board(folder / "undisturbed"))
-        wrong += [f"left: {one}" for one in orphans(out)]
+        wrong += [f"left: {process}" for process in orphans(out)]
     return killed, wrong, sweeps, times
 
 
 def differences(out: Path, undisturbed: Path) -> list[str]:
-    """Return what the records of two folders do not have in common, in words; also what is twice, or not sealed."""
-    found = Counter(row["cell_id"] for row in table.rows_of(store.rows(out, counted=False)) if row["status"] == "ok")
-    twice = sum(number > 1 for number in found.values())
+    """Return the differences between the records of two folders, also cells with two records and unsealed segments."""
+    successes = Counter(
+        row["cell_id"] for row in table.rows_of(store.rows(out, counted=False)) if row["status"] == "ok"
+    )
+    twice = sum(number > 1 for number in successes.values())
     have, want = (_compared(store.read(folder)) for folder in (out, undisturbed))
     other = sum(have[cell] != want[cell] for cell in want.keys() & have.keys())
     lost, added = len(want.keys() - have.keys()), len(have.keys() - want.keys())
-    said = {"lost": lost, "added": added, "not sealed": len(store.segments(out)), "ok twice": twice, "other": other}
-    return [f"{number} {what}" for what, number in said.items() if number]
+    counts = {"lost": lost, "added": added, "not sealed": len(store.segments(out)), "ok twice": twice, "other": other}
+    return [f"{number} {what}" for what, number in counts.items() if number]
 
 
 def _compared(records: dict[str, Record]) -> dict[str, dict[str, Any]]:
-    """Return what of each record must not hang on the way there."""
-    kept = {}
+    """Return the contents of each record that must not depend on the kills."""
+    contents = {}
     for cell, record in records.items():
-        own = record.model_dump(mode="json", include={"status", "metrics", "trajectory", "outcomes"})
-        own["metrics"] = {name: value for name, value in own["metrics"].items() if name not in NOT_COMPARED}
-        kept[cell] = own
-    return kept
+        content = record.model_dump(mode="json", include={"status", "metrics", "trajectory", "outcomes"})
+        content["metrics"] = {name: value for name, value in content["metrics"].items() if name not in NOT_COMPARED}
+        contents[cell] = content
+    return contents
 
 
 def chaos(folder: Path, cells: int, kills: int, seed: int, below: float = 0.75) -> tuple[Counter[str], list[str], int]:
-    """Return what was killed, how the sweeps differ from an undisturbed one, and how many sweeps it took."""
+    """Return the killed processes, the differences from an undisturbed sweep, and the number of sweeps."""
     rng, killed, wrong, rounds = random.Random(seed), Counter[str](), list[str](), 0
     finish(folder / "undisturbed", cells)
     while killed.total() < kills:
         out, rounds = folder / f"disturbed-{rounds}", rounds + 1
         killed += disturb(out, cells, kills - killed.total(), rng, below)
-        wrong += [f"left: {one}" for one in orphans(out)]
+        wrong += [f"left: {process}" for process in orphans(out)]
         finish(out, cells)
         wrong += differences(out, folder / "undisturbed")
     return killed, wrong, rounds
 
 
 def end_sealing(folder: Path, kills: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """Kill processes that seal three segments, and then seal; return how many files each had made, and what is wrong.
+    """Kill processes that seal three segments, then seal. Return how many files they had written, and the errors.
 
-    The moments are drawn from the time that sealing takes when nobody disturbs it.
+    The moments are drawn from the duration of an undisturbed sealing.
     """
     code = "import sys; from pathlib import Path; from sparsebench.records import store; import pyarrow.parquet; "
     code += "print(flush=True); store.seal(Path(sys.argv[1]))"
@@ -299,14 +302,14 @@ def end_sealing(folder: Path, kills: int, seed: int) -> tuple[Counter[str], list
 
 
 def main() -> None:
-    """Print what was killed, and what came of it."""
+    """Print the killed processes and the differences."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--cells", type=int, default=304)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--sealing", action="store_true", help="kill processes that seal, and nothing else")
-    parser.add_argument("--workers", action="store_true", help="kill workers alone, and give the same command again")
-    parser.add_argument("--runs", action="store_true", help="kill runs alone")
+    parser.add_argument("--sealing", action="store_true", help="kill only processes that seal")
+    parser.add_argument("--workers", action="store_true", help="kill only workers, and repeat the same command")
+    parser.add_argument("--runs", action="store_true", help="kill only runs")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
@@ -314,20 +317,20 @@ def main() -> None:
             made, wrong = end_sealing(Path(folder), given.kills, given.seed)
             what = ", ".join(f"{number} had made {files}" for files, number in sorted(made.items()))
             print(f"{made.total()} killed while they sealed three segments, of which {what}:")
-            print(", ".join(wrong) or "nothing is lost, doubled or torn, and all is sealed")
+            print(", ".join(wrong) or "no record is lost, doubled or torn, and all are sealed")
             sys.exit(bool(wrong))
         if given.workers:
             number, wrong, rounds, times = heal(Path(folder), given.cells, given.kills, given.seed)
             cells = len(store.read(Path(folder) / "undisturbed"))
-            print(f"{number} workers killed by SIGKILL in {rounds} sweeps of {cells} cells, the command given {times}")
-            what = ", ".join(wrong) or "boards and records are the undisturbed ones"
+            print(f"{number} workers killed by SIGKILL in {rounds} sweeps of {cells} cells, the command run {times}")
+            what = ", ".join(wrong) or "boards and records equal the undisturbed ones"
             print(f"times, {time.monotonic() - began:.0f} s: {what}")
             sys.exit(bool(wrong))
         killed, wrong, rounds = chaos(Path(folder), given.cells, given.kills, given.seed, 0.0 if given.runs else 0.75)
         cells = len(store.read(Path(folder) / "undisturbed"))
     hit = ", ".join(f"{n} {what}" for what, n in sorted(killed.items()))
     print(f"{killed.total()} kills ({hit}) in {rounds} sweeps of {cells} cells, {time.monotonic() - began:.0f} s:")
-    print(", ".join(wrong) or "the records are those of the undisturbed sweep")
+    print(", ".join(wrong) or "the records equal those of the undisturbed sweep")
     sys.exit(bool(wrong))
 
 

@@ -1,10 +1,11 @@
-"""How often boards of networks that are tested as they are err: whether intervals hold, and what is told of equals.
+"""Simulate boards of trained networks that are only tested: coverage of intervals and rates of false positives.
 
 python benchmarks/checkpoints.py              # 15 minutes; prints the tables of RESULTS.md
 python benchmarks/checkpoints.py --sets 200   # fewer sets
 
-A set is what a board is made of: which pictures are classed rightly, by one checkpoint or by three, with nothing acting
-and with each strategy. The last strategy draws at random three times on each network and counts with its mean.
+A set has the data of one board: whether each picture is classified correctly, by one checkpoint or by three, without a
+strategy and with each strategy. The last strategy is random: it has three repetitions on each network, and its mean
+counts.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from sparsebench.stats.curves import area, kept_accuracy, weights
 from sparsebench.stats.paired import NOT_SIGNIFICANT, Contender, Pairs, compare, marks
 
 ITEMS, OWN, ON_NETWORK = 1.5, 0.7, 0.7
-"""Standard deviations in logits: how hard a picture is, how hard for one strategy, and for one network."""
+"""Standard deviations in logits of a picture's difficulty: common, for one strategy, and for one network."""
 NETWORK = 0.2
-"""Of how well a network does."""
+"""Standard deviation of a network's accuracy, in logits."""
 DRAWS = 3
 SPENT = (0.4, 0.7)
-"""Of the curve: that of the second and third strategy, which ends at the first."""
+"""Shares of MACs of the curve: those of the second and third strategy; the first strategy is dense at 1."""
 NODES, SHARES = np.polynomial.hermite_e.hermegauss(80)
 MANY = 2_000
-"""Networks that stand for all."""
+"""Number of networks that represent the population."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,10 @@ class Checkpoints:
 
     Attributes:
         S, R, I: networks, strategies and pictures.
-        accuracy: of the first strategy, mean over networks and pictures.
-        apart: standard deviation of how much strategies differ, in logits; 0 of equals.
-        unsteady: of how much a strategy does otherwise on another network than the others do. Of a single network it
-            is part of what is asked for.
+        accuracy: accuracy of the first strategy, mean over networks and pictures.
+        apart: standard deviation of the strategies' accuracies, in logits; 0 for equal strategies.
+        unsteady: standard deviation of the interaction of strategies and networks, in logits. With a single network the
+            interaction is part of the true accuracy.
         kind: as in `judging.World`.
     """
 
@@ -62,9 +63,9 @@ class Checkpoints:
         return float(brentq(lambda x: self.truth(np.array([x]))[0] - self.accuracy, -20, 20))
 
     def set_of(self, rng: np.random.Generator, better: float = 0.0) -> tuple[list[Contender], np.ndarray]:
-        """Return contenders, the last better by so much, and how well they do in logits, mean over networks.
+        """Return contenders, the last of which is better by `better`, and their logits, mean over networks.
 
-        The single network is as the mean of many.
+        A single network equals the mean of many networks.
         """
         S, R, I = self.S, self.R, self.I
         logits = self.level + self.apart * rng.standard_normal(R) * (np.arange(R) > 0)
@@ -75,17 +76,17 @@ class Checkpoints:
         )
         hits = rng.random((R, S, I)) < chance
         drawn = (rng.random((DRAWS, S, I)) < chance[-1]).mean(axis=0)
-        contenders = [_contender(one) for one in (*hits[:-1], drawn)]
+        contenders = [_contender(rows) for rows in (*hits[:-1], drawn)]
         if better:
             contenders[-1] = _contender(hits[-1] | (rng.random((S, I)) < better / (1 - self.accuracy)))
         return contenders, logits
 
     def _networks(self, rng: np.random.Generator, S: int) -> np.ndarray:
-        """Return (R, S) how well networks do with strategies, in logits."""
+        """Return (R, S) effects of networks on strategies, in logits."""
         return NETWORK * rng.standard_normal((1, S)) + self.unsteady * rng.standard_normal((self.R, S))
 
     def truth(self, logits: np.ndarray) -> np.ndarray:
-        """Return the true accuracies: mean over all pictures, and over all networks where there are several."""
+        """Return the true accuracies: mean over all pictures and, with several networks, over all networks."""
         return _mean(logits, NETWORK**2 + self.unsteady**2 if self.S > 1 else 0.0)
 
     def kept(self, logits: np.ndarray) -> float:
@@ -97,27 +98,27 @@ class Checkpoints:
         return float((weights(SPENT, SPENT[0]) @ accuracies / accuracies[-1]).mean())
 
     def judged(self, seed: int) -> Pairs:
-        """Return what the judge says of one set."""
+        """Return the judge's comparisons of one set."""
         return compare(self.set_of(np.random.default_rng([seed, self.S, self.I]))[0])
 
     def drawn(self, rng: np.random.Generator, better: float) -> list[Contender]:
-        """Return contenders, of whom the last, which draws nothing here, is better by so much."""
+        """Return contenders, the last of which is better by `better` and here not random."""
         return self.set_of(rng, better)[0]
 
 
 def _contender(hits: np.ndarray) -> Contender:
-    """Return what (S, I) outcomes are to the judge: all networks are tested on the same."""
-    return Contender({s: float(one.mean()) for s, one in enumerate(hits)}, {s: ("", one) for s, one in enumerate(hits)})
+    """Return the contender of (S, I) outcomes. All networks are tested on the same pictures."""
+    return Contender({s: float(row.mean()) for s, row in enumerate(hits)}, {s: ("", row) for s, row in enumerate(hits)})
 
 
 def _mean(logits: np.ndarray, among: float) -> np.ndarray:
-    """Return the mean accuracies of (...) logits over pictures, and over networks that vary by so much."""
+    """Return the mean accuracies of (...) logits over pictures and over networks with the variance `among`."""
     spread = np.sqrt(ITEMS**2 + OWN**2 + ON_NETWORK**2 + among)
     return expit(logits[..., None] + spread * NODES) @ SHARES / SHARES.sum()
 
 
 def holding(world: Checkpoints, sets: int) -> tuple[float, float, float]:
-    """Return which shares of intervals hold: of accuracies, of differences of pairs, and of kept accuracies."""
+    """Return the coverage of intervals: of accuracies, of differences of pairs, and of kept accuracies."""
     upper, held = np.triu_indices(world.R, 1), []
     for seed in range(sets):
         contenders, logits = world.set_of(np.random.default_rng([seed, world.S, world.I]))
@@ -138,7 +139,7 @@ def holding(world: Checkpoints, sets: int) -> tuple[float, float, float]:
 
 
 def erring(world: Checkpoints, sets: int) -> tuple[float, float]:
-    """Return in which share of sets any of equal strategies is told from another, and marked against the last."""
+    """Return the share of sets of equal strategies with any significant pair, and with any mark against the last."""
     told, marked, last = [], [], world.R - 1
     for seed in range(sets):
         pairs = world.judged(seed)
@@ -148,7 +149,7 @@ def erring(world: Checkpoints, sets: int) -> tuple[float, float]:
 
 
 def worlds() -> Iterator[Checkpoints]:
-    """Yield what is tried."""
+    """Yield the simulated settings."""
     for S in (1, 3):
         for accuracy in (0.5, 0.8, 0.95, 0.98):
             for I in (200, 1000):

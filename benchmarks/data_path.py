@@ -1,17 +1,18 @@
-"""What a run over a folder of pictures costs besides networks and decoding, and how busy it keeps a device.
+"""Measure the overhead of a run over a folder of pictures besides networks and decoding, and the load of the device.
 
     python benchmarks/data_path.py [--pictures 10000] [--arch test_vit] [--simulate | --gpu]
 
-Pictures are JPEG files of mixed sizes in class folders with WordNet ids, some of them grey or CMYK; weights are random.
-Strategies are tested on them at three budgets: in this process, where CPU seconds are counted by what they are for,
-then two of them by two workers, whose memory is looked at and whose system calls are counted where strace is there.
+Pictures are JPEG files of mixed sizes in class folders with WordNet ids, some of them grey or CMYK. Weights are random.
+Strategies are tested at three budgets: first in this process, where CPU seconds are counted by purpose; then two of
+them by two workers, whose memory is measured and whose system calls are counted if strace is installed.
 
-With --simulate the network is a device beside the host, as a GPU is, of so many images a second: printed is the share
-of a test's time in which it is busy, with pixels on it and with pixels that the host copies for each batch from their
-file. Time is the host's CPU time, as if it had a core to itself, so that other work on the machine does not count.
+With --simulate the network is a simulated device beside the host, like a GPU, with a given number of images per second.
+The output is the share of a test's time in which the device is busy: with pixels on the device, and with pixels that
+the host copies from a file for each batch. Time is the host's CPU time, so that other work on the machine does not
+count.
 
-With --gpu DeiT-S is tested in bfloat16 on the GPU in place of that, and the share is that of the test's wall time in
-which one of its kernels runs.
+With --gpu DeiT-S is tested in bfloat16 on the GPU instead, and the output is the share of the test's wall time in which
+a kernel runs.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ BUDGETS = (0.7, 0.5, 0.3)
 
 
 def make(root: Path, n: int) -> None:
-    """Write n pictures: waves with noise, of 150 to 500 pixels a side, one in 20 grey and one in 40 CMYK."""
+    """Write n pictures: waves with noise, sides of 150 to 500 pixels, one in 20 grey and one in 40 CMYK."""
     rng = np.random.default_rng(0)
     for i in range(n):
         path = root / "val" / classes()[(i % CLASSES) * 10] / f"{i:06}.JPEG"
@@ -56,7 +57,7 @@ def make(root: Path, n: int) -> None:
 
 
 def weigh(path: Path, arch: str) -> None:
-    """Write random weights whose answers differ from picture to picture."""
+    """Write random weights whose predictions differ between pictures."""
     import timm
     import torch
     from safetensors.torch import save_file
@@ -69,7 +70,7 @@ def weigh(path: Path, arch: str) -> None:
 
 
 class Account:
-    """CPU seconds of this process by what they are for: what is called within a counted call is counted there alone."""
+    """CPU seconds of this process by purpose. A counted call within another counted call counts only for itself."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -77,13 +78,13 @@ class Account:
         self.since = time.process_time()
 
     def turn(self) -> None:
-        """Count the seconds until now."""
+        """Add the seconds since the last call to the current purpose."""
         now = time.process_time()
         self.seconds[self.within[-1]] += now - self.since
         self.since = now
 
     def watch(self, module: Any, name: str, what: str) -> None:
-        """Count the calls of a function of a module."""
+        """Count the seconds of a module's function for the purpose `what`."""
         function: Callable[..., Any] = getattr(module, name)
 
         def counted(*args: Any, **kwargs: Any) -> Any:
@@ -99,15 +100,15 @@ class Account:
 
 
 def arguments(root: Path, arch: str, weights: Path) -> list[str]:
-    """Return the words of the command."""
+    """Return the arguments of the command."""
     plugins = [word for name in STRATEGIES[-4:-2] for word in ("--plugin", name)]
     return ["run", "--suite", "imagenet", "--model", f"timm:{arch}", "--weights", str(weights), "--images",
             f"folder:{root}", "--macs", "0.5", *plugins]  # fmt: skip
 
 
 def count_seconds(root: Path, arch: str, weights: Path, out: Path) -> None:
-    """Run in this process and print what its CPU seconds were for."""
-    import timm  # noqa: F401  its import is no run's
+    """Run in this process and print the CPU seconds by purpose."""
+    import timm  # noqa: F401  its import does not count for the run
 
     from sparsebench.records import store as records
     from sparsebench.runner import prepare, results, run_cell
@@ -136,14 +137,14 @@ def count_seconds(root: Path, arch: str, weights: Path, out: Path) -> None:
 
 
 def sizes(out: Path) -> None:
-    """Print the bytes of the records."""
+    """Print the size of the records."""
     number = len(store.read(out))
     sealed = sum(path.stat().st_size for path in out.rglob("*.parquet"))
     print(f"{number} records, {sealed / number / 1000:.1f} kB each when they are sealed")
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes that one has started, and these."""
+    """Return the child processes of a process, and their children."""
     found = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
@@ -155,7 +156,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def look_at_workers(root: Path, arch: str, weights: Path, out: Path) -> None:
-    """Run with two workers, and print the most that one held, and how often the folder was walked and read."""
+    """Run with two workers. Print the peak memory of a process, and the numbers of openings of pictures and folders."""
     from sparsebench.runner.process import memory_over
 
     program = [sys.executable, "-m", "sparsebench", *arguments(root, arch, weights), "--out", str(out), "--jobs", "2"]
@@ -177,7 +178,7 @@ def look_at_workers(root: Path, arch: str, weights: Path, out: Path) -> None:
 
 
 def simulate(rate: float, n: int) -> None:
-    """Print the share of a test's time in which a device of so many images a second is busy."""
+    """Print the share of a test's time in which a device with `rate` images per second is busy."""
     import torch
 
     from sparsebench.models.deep import DeepViT, small_vit
@@ -188,7 +189,7 @@ def simulate(rate: float, n: int) -> None:
     network = DeepViT(small_vit(224, 1000, dim=16, depth=1, heads=1, patch=16))
 
     class Device:
-        """Works on one batch after the other; who asks goes on at once."""
+        """Processes batches one after the other. A call returns at once, as on a GPU."""
 
         cost, module = network.cost, network.module
 
@@ -222,7 +223,7 @@ def simulate(rate: float, n: int) -> None:
 
 
 def on_gpu(n: int) -> None:
-    """Print the share of a test's time in which a GPU computes, with n pictures of 224 x 224."""
+    """Print the share of a test's time in which a GPU computes, for n pictures of 224 x 224."""
     import torch
     from sparsebench_plugins.attn_topk import AttnTopK
     from sparsebench_plugins.evit import EViT
@@ -238,7 +239,7 @@ def on_gpu(n: int) -> None:
     from sparsebench.training.steps import Samples
 
     def busy(profile: Any) -> float:
-        """Return the seconds in which at least one kernel ran; copies are none."""
+        """Return the seconds in which at least one kernel ran. Copies are not kernels."""
         spans = sorted(
             (event.start_ns(), event.start_ns() + event.duration_ns())
             for event in profile.profiler.kineto_results.events()
@@ -259,7 +260,7 @@ def on_gpu(n: int) -> None:
     for place, inputs in (("resident", host.cuda()), ("streamed", host)):
         for actor in (None, *actors):
             samples = Samples(inputs, labels, None)
-            evaluate(network, actor, Samples(inputs[:1000], labels[:1000], None), recipe, BATCH)  # not counted
+            evaluate(network, actor, Samples(inputs[:1000], labels[:1000], None), recipe, BATCH)  # warm-up
             start = time.perf_counter()
             evaluate(network, actor, samples, recipe, BATCH)
             wall, cpu = time.perf_counter() - start, time.process_time()

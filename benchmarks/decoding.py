@@ -1,9 +1,10 @@
-"""How fast a folder of pictures is decoded on one core and on more, and how long it takes until bad ones are named.
+"""Time the decoding of a folder of pictures on one core and on all cores, and the time until bad pictures are named.
 
     python benchmarks/decoding.py [--pictures 10000] [--side 64 256] [--rounds 7]
 
-Pictures are JPEG files of random sizes, waves with noise, three of them bad. Each round decodes the good ones on one
-core, on all of them, and then the whole folder until its bad pictures are named; each time into an empty cache.
+Pictures are JPEG files of random sizes, waves with noise; three of them are bad. Each round decodes the good pictures
+on one core, then on all cores, and then the whole folder until the bad pictures are named. The cache is empty each
+time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ CANVAS, CROP, CLASSES, BAD = 224, 0.9, 10, 3
 
 
 def make(root: Path, n: int, sides: tuple[int, int]) -> None:
-    """Write n pictures whose sides are in a range."""
+    """Write n pictures with random sides in a range."""
     rng = np.random.default_rng(0)
     for i in range(n):
         path = root / f"class-{i % CLASSES}" / f"{i:06}.jpg"
@@ -43,13 +44,13 @@ def make(root: Path, n: int, sides: tuple[int, int]) -> None:
 
 
 def pixels_in(root: Path) -> Pixels:
-    """Return what a folder's pictures become, as the task of trained weights has them."""
+    """Return the pixels of a folder's pictures, as the task `folder` reads them."""
     found = contents(listing(root))
     return found.pixels(list(found.pictures), CANVAS, partial(cut_out, crop=CROP), "cropped")
 
 
 def seconds(pixels: Pixels, cores: set[int]) -> float:
-    """Return how long decoding takes on some cores."""
+    """Return the seconds of decoding on the given cores."""
     cache.clear()
     os.sched_setaffinity(0, cores)
     start = time.perf_counter()
@@ -61,7 +62,7 @@ def seconds(pixels: Pixels, cores: set[int]) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Print the measurements."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pictures", type=int, default=10_000)
     parser.add_argument("--side", type=int, nargs=2, default=(64, 256))

@@ -1,10 +1,10 @@
-"""Forged submissions: none may be *replayed*, and what is only *reported* is never called checked.
+"""Forge submissions, and test that none is *replayed* and that *reported* ones are never called verified or checked.
 
-python benchmarks/forge.py --cases 2000   # prints each kind with its badge; leaves with 1 if one is too high
+python benchmarks/forge.py --cases 2000   # prints each kind with its badge; exits with 1 if a badge is too high
 
-Each kind goes through `sparsebench verify --replay all`, as does the honest submission. Then forgeries are drawn at
-random: which cells, how many of their items are said to be right, with what loss, on which machine. Their cells are
-compared with the honest ones, which come out when they are run again.
+`sparsebench verify --replay all` judges each kind of forgery and the honest submission. Then random forgeries are
+drawn: the cells, the numbers of items that are claimed to be correct, the loss and the machine. Their cells are
+compared with the honest cells, which are the results of a replay.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ JUDGE = """
 import sys
 judge = sys.modules.get("sparsebench.publish.replay")
 if judge is not None:
-    judge.compare = lambda *given: judge.Agreement([], 0, 0.0)
+    judge.compare = lambda *args: ([], 0, 0.0)
 """
 PEEKS = """
         import gc
@@ -59,28 +59,28 @@ PEEKS = """
 
 
 def honest(place: Path, seeds: int = 2) -> Path:
-    """Return a submission of few cells, which are run."""
+    """Run a few cells and return their submission."""
     api.run(str(PLUGIN), suite="quick-scratch", tasks=TASK, model=MODEL, n_train=(8,), seeds=seeds,
             out=place / "out", jobs=0, device="cpu")  # fmt: skip
     return Path(submit(place / "out", place / "submissions").folder)
 
 
 def said(folder: Path, **about: Any) -> Path:
-    """Say other things in a manifest, and of its records what they are."""
+    """Change fields of a manifest, and update the hash of its records."""
     made = folders.manifest_of(folder).model_copy(update=about | {"records": content_hash(folder / folders.RECORDS)})
     (folder / MANIFEST).write_text(canonical(made.model_dump(mode="json")) + "\n", "utf-8")
     return folder
 
 
 def rewritten(folder: Path, records: Iterable[Record]) -> Path:
-    """Write other records into a submission."""
+    """Replace the records of a submission."""
     path = folder / folders.RECORDS
     table.write(path, table.table_of((record, 0) for record in records), table.sidecars(path))
     return said(folder)
 
 
 def changed(sound: Path, to: Path, change: Change, strategy: str | None = NAME) -> Path:
-    """Return a copy of a submission below `to` whose records of a strategy, or of all, are changed."""
+    """Return a copy of a submission below `to` with changed records of one strategy, or of all for None."""
     folder = Path(shutil.copytree(sound, to / sound.parent.name / sound.name))
     raws = [record.model_dump() for record in folders.read_records(folder)]
     for raw in raws:
@@ -91,7 +91,7 @@ def changed(sound: Path, to: Path, change: Change, strategy: str | None = NAME) 
 
 
 def put(value: Any, *path: Any) -> Change:
-    """Return what puts a value at a path of a record."""
+    """Return the change that sets a value at a path of a record."""
 
     def change(raw: Raw) -> None:
         for key in path[:-1]:
@@ -102,7 +102,7 @@ def put(value: Any, *path: Any) -> Change:
 
 
 def outcomes(raw: Raw, **arrays: np.ndarray) -> None:
-    """Put other outcomes into a record, and all that follows from them."""
+    """Replace outcomes of a record, and all metrics that follow from them."""
     raw["outcomes"] |= {name: bytes_of(values) for name, values in arrays.items()}
     raw["outcomes"]["n"] = len(next(iter(arrays.values())))
     items = items_of(Record.model_validate(raw))
@@ -116,7 +116,7 @@ def outcomes(raw: Raw, **arrays: np.ndarray) -> None:
 
 
 def improve(raw: Raw, k: int, loss: float = 1.0) -> int:
-    """Say that k more test items were right, and the loss a share of what it was; return how many."""
+    """Make up to k more test items correct and multiply the loss; return the number of changed items."""
     items = items_of(Record.model_validate(raw))
     rows = np.flatnonzero(~items.correct)[:k]
     predicted, ranks = items.predicted.copy(), items.ranks.copy()
@@ -127,18 +127,18 @@ def improve(raw: Raw, k: int, loss: float = 1.0) -> int:
 
 
 def worsen(raw: Raw) -> None:
-    """Say that all test items were wrong."""
+    """Make all test items wrong."""
     labels = items_of(Record.model_validate(raw)).labels
     outcomes(raw, predicted=1 - labels, rank=np.ones_like(labels))
 
 
 def moved(raw: Raw) -> None:
-    """Say that a record was made on a GPU, where rounding is another."""
+    """Claim that a record was made on a GPU, where rounding differs."""
     raw["device"] = "NVIDIA H100"
 
 
 def taken(which: slice) -> Change:
-    """Return what says that the test items of a record were some of them, or in another order."""
+    """Return the change that selects or reorders the test items of a record."""
 
     def change(raw: Raw) -> None:
         n, names = raw["outcomes"]["n"], ("predicted", "label", "group", "rank", "foreground")
@@ -148,7 +148,7 @@ def taken(which: slice) -> Change:
 
 
 def fewer_tokens(raw: Raw) -> None:
-    """Say that fewer tokens were left, and fewer MACs, as many as these cost."""
+    """Halve the token counts of a record, and set its MACs accordingly."""
     for step in raw["trajectory"]:
         step["tokens_in"] = step["tokens_out"] = step["tokens_out"] / 2
     parts = raw["cell"]["task"]["params"], raw["cell"]["model"]["params"]
@@ -159,7 +159,7 @@ def fewer_tokens(raw: Raw) -> None:
 
 
 def sourced(sound: Path, to: Path, text: str, change: Change = lambda raw: None) -> Path:
-    """Return a copy whose strategy is published with another file."""
+    """Return a copy of a submission with another file of the strategy."""
     folder = changed(sound, to, change)
     manifest = folders.manifest_of(folder)
     (folder / folders.PLUGIN / manifest.file).write_text(text, "utf-8")
@@ -173,7 +173,7 @@ def sourced(sound: Path, to: Path, text: str, change: Change = lambda raw: None)
 
 
 def kinds(sound: Path, place: Path) -> dict[str, tuple[str, Path]]:
-    """Return the kinds of forgery: the best badge that is true of each, and its folder."""
+    """Return the kinds of forgery: the highest correct badge of each, and its folder."""
     text, number = PLUGIN.read_text("utf-8"), iter(range(1000))
 
     def of(*changes: Change, strategy: str | None = NAME) -> Path:
@@ -182,7 +182,7 @@ def kinds(sound: Path, place: Path) -> dict[str, tuple[str, Path]]:
     renamed = shutil.copytree(sound, place / "renamed" / "attn_topk" / sound.name)
     edited = of()
     (edited / folders.PLUGIN / PLUGIN.name).write_text(text.replace("1 if", "2 if"), "utf-8")
-    lost = rewritten(of(), [one for one in folders.read_records(sound) if one.label != NAME])
+    lost = rewritten(of(), [record for record in folders.read_records(sound) if record.label != NAME])
     return {
         "a higher accuracy": ("rejected", of(put(0.999, "metrics", "accuracy", "value"))),
         "fewer MACs": ("rejected", of(put(1000.0, "metrics", "macs", "value"))),
@@ -208,7 +208,7 @@ def kinds(sound: Path, place: Path) -> dict[str, tuple[str, Path]]:
 
 
 def judged(folder: Path, *more: str) -> tuple[str, str]:
-    """Return the badge that `sparsebench verify` prints, and all that it prints."""
+    """Return the badge that `sparsebench verify` prints, and its whole output."""
     line = [sys.executable, "-m", "sparsebench", "verify", str(folder), *more]
     done = subprocess.run(line, capture_output=True, text=True, timeout=600)
     found = re.search(r": (rejected|reported|replayed): ", done.stdout)
@@ -216,7 +216,7 @@ def judged(folder: Path, *more: str) -> tuple[str, str]:
 
 
 def grind(sound: Path, cases: int, seed: int) -> Counter[str]:
-    """Forge at random, and return how many forgeries agree with what comes out here, of which machine."""
+    """Draw random forgeries, and count those that agree with the replay, by claimed machine."""
     rng, counted, records = random.Random(seed), Counter[str](), list(folders.read_records(sound))
     for _ in range(cases):
         pairs, better, away = [], 0, rng.random() < 0.5
@@ -228,7 +228,7 @@ def grind(sound: Path, cases: int, seed: int) -> Counter[str]:
                 moved(raw)
             pairs.append((Record.model_validate(raw), record))
         wrong, _, points = replay.compare(pairs, ())
-        share = better / sum(one.outcomes.n for one in records if one.label == NAME and one.outcomes)
+        share = better / sum(record.outcomes.n for record in records if record.label == NAME and record.outcomes)
         machine = "another machine" if away else "this machine"
         counted[f"{machine}, {'agrees' if not wrong else 'does not agree'}"] += 1
         bound = max(replay.MOST_BETTER, points / 100 + 1e-9) if away else 0.0
@@ -237,9 +237,9 @@ def grind(sound: Path, cases: int, seed: int) -> Counter[str]:
 
 
 def main() -> int:
-    """Forge, and print what came out."""
+    """Print the badge of each kind of forgery, and the counts of random forgeries."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=1000, help="forgeries that are drawn at random")
+    parser.add_argument("--cases", type=int, default=1000, help="number of random forgeries")
     parser.add_argument("--seed", type=int, default=0)
     asked, wrong = parser.parse_args(), 0
     with tempfile.TemporaryDirectory(prefix="forged-") as where:

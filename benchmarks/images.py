@@ -1,9 +1,9 @@
-"""What pictures cost: sparsified Vision Transformers, the harness around their training, and the making of images.
+"""Time image tasks: sparsified Vision Transformers, the training loop, and the generation of images.
 
     python benchmarks/images.py            # about 8 minutes of one core; prints the tables of RESULTS.md
 
-Everything is compared inside one run, see `timing`. Times are CPU-seconds of one thread; with --device cuda those of
-networks are the GPU's, and nothing else is measured.
+All variants are compared within one run, see `timing`. Times are CPU seconds of one thread. With --device cuda only
+networks are measured, in seconds of the GPU.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from sparsebench.training.steps import Autograd, Samples
 
 RATES = (0.9, 0.7, 0.5)
 KEPT = 42
-"""Of 64 patches, those under a foreground of 26 x 26 on 32 x 32 pixels, by area."""
+"""Number of 64 patches under a foreground of 26 x 26 on 32 x 32 pixels, by area."""
 RECIPE = Recipe("cross-entropy", "adamw", 1e-4, 128, epochs=1, steps=10**9, weight_decay=0.05)
 NAMED = {"DeiT-S": "deit_small_patch16_224", "ViT-B": "vit_base_patch16_224"}
 SMALL = "small ViT"
 SIZES = {"cpu": {"DeiT-S": 8, "ViT-B": 4, SMALL: 128}, "cuda": {"DeiT-S": 256, "ViT-B": 256, SMALL: 1024}}
-"""Images of a batch for each model."""
+"""Batch size for each model."""
 
 
 def network(name: str, device: str, precision: str = "float32") -> DeepViT:
-    """Return DeiT-S, ViT-B or the small ViT (32 pixels, patch 4, 5 blocks, width 192, 4 heads), random weights."""
+    """Return DeiT-S, ViT-B or the small ViT (32 pixels, patch 4, 5 blocks, width 192, 4 heads) with random weights."""
     torch.manual_seed(0)
     vit = create_vit(NAMED[name], 224, 1000) if name in NAMED else small_vit(32, 10, patch=4, dim=192, depth=5, heads=4)
     return DeepViT(vit.to(device), precision=precision)
 
 
 def samples(net: DeepViT, n: int) -> Samples:
-    """Return n random images for a network, with labels, and a mask of as many patches as `KEPT` of 64."""
+    """Return n random images for a network, with labels and a mask of the share `KEPT` / 64 of the patches."""
     torch.manual_seed(1)
     N, device = net.cost.tokens, next(net.module.parameters()).device
     images = torch.randint(0, 256, (n, 3, *net.module.patch_embed.img_size), dtype=torch.uint8)
@@ -61,7 +61,7 @@ def samples(net: DeepViT, n: int) -> Samples:
 
 
 def topk(net: DeepViT, rate: float) -> Actor:
-    """Return attention top-k in three places of a large network, or in blocks 2 and 4 of the small one."""
+    """Return attention top-k in three blocks of a large network, or in blocks 2 and 4 of the small one."""
     blocks = (1, 3) if net.cost.depth == 5 else (3, 6, 9)
     return Actor(AttnTopK(), Budget(keep_rate=rate, blocks=blocks), net.cost, net.grid, 0)
 
@@ -72,12 +72,12 @@ def oracle(net: DeepViT) -> Actor:
 
 
 def macs(net: DeepViT, actor: Actor) -> float:
-    """Return the ratio of the dense model's MACs to the pruned one's."""
+    """Return the MACs of the dense model divided by those of the pruned model."""
     return net.cost.macs(net.cost.dense()) / net.cost.macs(actor.planned)
 
 
 def test_pass(net: DeepViT, actor: Actor | None, data: Samples, times: int = 1) -> Run:
-    """Return what tests the network on all samples, that many times."""
+    """Return a function that tests the network on all samples, `times` times."""
 
     @torch.inference_mode()
     def run() -> None:
@@ -89,7 +89,7 @@ def test_pass(net: DeepViT, actor: Actor | None, data: Samples, times: int = 1) 
 
 
 def step(net: DeepViT, actor: Actor | None, data: Samples) -> Run:
-    """Return what takes a training step of the harness with all samples."""
+    """Return a function that runs one training step of sparsebench with all samples."""
     steps, rows = Autograd(net, actor, data, RECIPE), data.items.cpu().numpy()
 
     def run() -> None:
@@ -100,7 +100,7 @@ def step(net: DeepViT, actor: Actor | None, data: Samples) -> Run:
 
 
 def shares(title: str, net: DeepViT, actors: dict[str, Actor], seconds: Seconds) -> list[tuple[str, ...]]:
-    """Return the rows of a table that sets speed-ups beside the ratios of MACs."""
+    """Return the rows of a table of speed-ups and ratios of MACs."""
     rows = []
     for name, actor in actors.items():
         gain, most = ratio(seconds["dense"], seconds[name]), macs(net, actor)
@@ -112,7 +112,7 @@ SHARES = ("model, batch, tokens", "speed-up", "dense MACs / MACs", "share reache
 
 
 def speed_up(device: str, rounds: int) -> str:
-    """Compare pruned test passes with dense ones, beside the ratio of MACs."""
+    """Compare the speed-up of pruned test passes with the ratio of MACs."""
     rows, notes = [], []
     sizes = SIZES[device]
     for name, batch in [*sizes.items(), ("DeiT-S", 1), (SMALL, 256), (SMALL, 64), (SMALL, 8), (SMALL, 1)]:
@@ -128,7 +128,7 @@ def speed_up(device: str, rounds: int) -> str:
 
 
 def training_step(device: str, rounds: int) -> str:
-    """Compare pruned training steps of the small ViT with dense ones, beside the ratio of MACs."""
+    """Compare the speed-up of pruned training steps of the small ViT with the ratio of MACs."""
     net = network(SMALL, device)
     data = samples(net, SIZES[device][SMALL])
     actors = {f"oracle at the input, {KEPT} / 64": oracle(net), **{f"keep {rate}": topk(net, rate) for rate in RATES}}
@@ -140,7 +140,7 @@ def training_step(device: str, rounds: int) -> str:
 
 
 def bare(net: DeepViT, data: Samples) -> Run:
-    """Return a training step written by hand around the timm model."""
+    """Return a handwritten training step of the timm model."""
     vit = net.module
     parameters = list(vit.parameters())
     groups: list[dict[str, Any]] = [
@@ -161,7 +161,7 @@ def bare(net: DeepViT, data: Samples) -> Run:
 
 
 def overhead(device: str, rounds: int) -> str:
-    """Compare the harness's training step with the same step written by hand."""
+    """Compare the training step of sparsebench with the same handwritten step."""
     net = network(SMALL, device)
     data = samples(net, SIZES[device][SMALL])
     everything = Actor(AttnTopK(), Budget(macs=1.0), net.cost, net.grid, 0)
@@ -176,7 +176,7 @@ def overhead(device: str, rounds: int) -> str:
 
 
 def halved(device: str, rounds: int) -> str:
-    """Compare bfloat16 with float32, dense and pruned, in test passes and training steps."""
+    """Compare bfloat16 with float32 for dense and pruned networks, in test passes and training steps."""
     rows, notes = [], []
     kinds: list[tuple[str, str, Callable[..., Run]]] = [
         ("test pass", "DeiT-S", test_pass), ("test pass", "ViT-B", test_pass), ("test pass", SMALL, test_pass),
@@ -201,7 +201,7 @@ def halved(device: str, rounds: int) -> str:
 
 
 def attention(device: str, rounds: int) -> str:
-    """Compare dense test passes with torch's fused attention and without, in both precisions."""
+    """Compare dense test passes with and without torch's fused attention, in both precisions."""
     rows, notes = [], []
     for name in ("DeiT-S", SMALL):
         net = network(name, device)
@@ -230,14 +230,14 @@ def attention(device: str, rounds: int) -> str:
 
 
 def composites(n: int, rounds: int) -> str:
-    """Compare the making of n composite images, with the patches that matter, with PIL's picture by picture."""
+    """Compare the generation of n composite images and their relevant patches with PIL, picture by picture."""
     with made(n) as of:
         by_pil, ours = partial(loaded, PilComposite(of)), partial(composed, of)
         return beside_pil("composite images by", n, by_pil, ours, rounds)
 
 
 def augmentation(n: int, rounds: int) -> str:
-    """Compare shifting, mirroring and normalising n images in memory with torchvision's on PIL."""
+    """Compare shifting, flipping and normalising n images in memory with torchvision on PIL images."""
     images = torch.randint(0, 256, (n, 3, 32, 32), dtype=torch.uint8)
     by_pil = partial(loaded, PilAugmented(images.permute(0, 2, 3, 1).contiguous().numpy()))
     ours = partial(augmented, images, network(SMALL, "cpu"))
@@ -245,9 +245,9 @@ def augmentation(n: int, rounds: int) -> str:
 
 
 def beside_pil(what: str, n: int, by_pil: Run, ours: Run, rounds: int) -> str:
-    """Return a table of the images that each way makes a second.
+    """Return a table of the images per second of both ways.
 
-    What comes first after PIL has to be given its memory anew, which a virtual machine may take long over.
+    The first variant after PIL needs new memory from the system, which may be slow on a virtual machine.
     """
     runs: dict[str, Run] = {"PIL": by_pil, "PIL" + AGAIN: by_pil, "sparsebench, first after PIL": ours}
     runs |= {"sparsebench": ours, "sparsebench" + AGAIN: ours}
@@ -258,7 +258,7 @@ def beside_pil(what: str, n: int, by_pil: Run, ours: Run, rounds: int) -> str:
 
 
 def growth(rounds: int) -> str:
-    """Time whole trainings, data and network included, against images and passes."""
+    """Time whole trainings, including data and network, over numbers of images and epochs."""
 
     def whole(n: int, epochs: int) -> None:
         task = Composite(test=1, epochs=epochs, batch=64)
@@ -284,14 +284,14 @@ def growth(rounds: int) -> str:
 def resident(what: str) -> float:
     """Return "VmRSS" or its peak "VmHWM" of this process in MiB.
 
-    getrusage's peak would begin with that of the process which started this one.
+    The peak of getrusage would include the memory of the process that started this one.
     """
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(status.partition(f"{what}:")[2].split()[0]) / 1024
 
 
 def peak(name: str, kind: str) -> tuple[float, float]:
-    """Return the MiB of this process after two training steps at their most, and before them."""
+    """Return the peak MiB of this process in two training steps, and its MiB before them."""
     with one_thread():
         net = network(name, "cpu")
         actor = {"dense": None, "keep 0.7": topk(net, 0.7), "oracle": oracle(net)}[kind.removesuffix(AGAIN)]
@@ -302,7 +302,7 @@ def peak(name: str, kind: str) -> tuple[float, float]:
 
 
 def memory() -> str:
-    """Compare the peak memory of training steps, dense and pruned, each in a process of its own."""
+    """Compare the peak memory of dense and pruned training steps, each in its own process."""
     rows, spawn = [], multiprocessing.get_context("spawn")
     for name in ("DeiT-S", SMALL):
         found = {}
@@ -326,7 +326,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="names of tables: speed_up, training_step, ...; all unless given")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
-    tables: list[Callable[[], str]] = [partial(one, args.device, args.rounds) for one in NETWORKS]
+    tables: list[Callable[[], str]] = [partial(part, args.device, args.rounds) for part in NETWORKS]
     if args.device == "cpu":
         tables += [partial(composites, 20_000, 5), partial(augmentation, 10_000, 5), partial(growth, 2), memory]
     with one_thread():

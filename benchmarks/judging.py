@@ -1,10 +1,10 @@
-"""How often the rule by which boards tell strategies apart is wrong, how often its intervals hold, and what it tells.
+"""Simulate the comparison rule of boards: false positives, coverage of intervals, and power.
 
 python benchmarks/judging.py              # 20 minutes; prints the tables of RESULTS.md
-python benchmarks/judging.py --worlds 20  # fewer of them
-python benchmarks/judging.py --board leaderboard/embedded  # worlds whose strategies vary as those of a board do
+python benchmarks/judging.py --worlds 20  # fewer worlds
+python benchmarks/judging.py --board leaderboard/embedded  # worlds whose strategies vary like those of a board
 
-A world has 35 strategies, whose outcomes are made up item by item and seed by seed. Then the boards that are published.
+A world has 35 strategies with simulated outcomes of each item and seed. The last table is of the published boards.
 """
 
 from __future__ import annotations
@@ -30,19 +30,21 @@ BOARDS = Path(__file__).resolve().parents[1] / "leaderboard"
 KINDS = ("no seed noise", "one seed noise", "five unsteady", "unequal seed noise", "families")
 FIVE, FAMILIES = 5, 7
 SPREAD = {"five unsteady": 4.0, "unequal seed noise": 0.8, "families": 2.0}
-"""Noise of the unsteady as a multiple of the others'; of its logarithm; and of the noisiest family."""
+"""Noise of the five unsteady strategies as a multiple of the others'; standard deviation of the logarithm of the noise;
+and noise of the noisiest family as a multiple."""
 
 
 @dataclass(frozen=True)
 class World:
-    """What strategies are like that are equal in the mean over seeds and items.
+    """A distribution of strategies with equal means over seeds and items.
 
     Attributes:
-        kind: one of KINDS: how the noise of seeds differs. Strategies of a family share most of it, and of their items.
+        kind: one of KINDS: how the noise of seeds differs between strategies. Strategies of a family share most of
+            their effects of seeds and items.
         S, R, I: seeds, strategies and test items.
         shared: whether all seeds have the same items.
-        noise: standard deviation of a seed, in logits; .075 is what the spurious task of a board of 37 strategies has.
-        cluster: items that show the same foreground and share most of how hard they are.
+        noise: standard deviation of a seed, in logits; .075 as in the spurious task of a board of 37 strategies.
+        cluster: number of items with the same foreground, which share most of their difficulty.
     """
 
     kind: str
@@ -54,7 +56,7 @@ class World:
     cluster: int = 1
 
     def noises(self, rng: np.random.Generator) -> np.ndarray:
-        """Return (R,) standard deviations."""
+        """Return (R,) standard deviations of seeds."""
         kind, noise = self.kind, np.full(self.R, self.noise * (self.kind != KINDS[0]))
         if kind == "five unsteady":
             noise[:FIVE] *= SPREAD[kind]
@@ -65,14 +67,14 @@ class World:
         return noise
 
     def draw(self, rng: np.random.Generator, better: np.ndarray | float = 0.0) -> np.ndarray:
-        """Return (R, S, I) which items are right, of strategies that are so much better, in logits."""
+        """Return (R, S, I) booleans: whether items are correct, for strategies better by `better` in logits."""
         R, S, I, tests = self.R, self.S, self.I, 1 if self.shared else self.S
         family, alike = np.arange(R) % FAMILIES, 0.8 * (self.kind == "families")
 
         def effects(n: int, *shape: int) -> np.ndarray:
-            """Return effects of n strategies, which families share in part."""
-            mine, theirs = rng.normal(0, 1, (n, *shape)), rng.normal(0, 1, (FAMILIES, *shape))
-            return np.sqrt(alike) * theirs[family] + np.sqrt(1 - alike) * mine
+            """Return effects of n strategies, partly shared within families."""
+            single, common = rng.normal(0, 1, (n, *shape)), rng.normal(0, 1, (FAMILIES, *shape))
+            return np.sqrt(alike) * common[family] + np.sqrt(1 - alike) * single
 
         foregrounds = I // self.cluster
         items = rng.normal(0, 1, (1, tests, foregrounds)) + 0.5 * effects(R, tests, foregrounds)
@@ -81,48 +83,49 @@ class World:
         return rng.random((R, S, I)) < expit(logits)
 
     def contenders(self, hits: np.ndarray) -> list[Contender]:
-        """Return what (R, S, I) outcomes are to the judge."""
+        """Return the contenders of (R, S, I) outcomes."""
         clusters = None
         if self.cluster > 1:
             of_test = np.arange(self.I) // self.cluster
             clusters = {s: of_test + (0 if self.shared else s * self.I) for s in range(self.S)}
         return [
             Contender(
-                {s: float(one.mean()) for s, one in enumerate(mine)},
-                {s: ("same" if self.shared else f"items {s}", one) for s, one in enumerate(mine)},
+                {s: float(items.mean()) for s, items in enumerate(seeds)},
+                {s: ("same" if self.shared else f"items {s}", items) for s, items in enumerate(seeds)},
                 clusters,
             )
-            for mine in hits
+            for seeds in hits
         ]
 
     def drawn(self, rng: np.random.Generator, better: float) -> list[Contender]:
-        """Return contenders, of whom the last is better by so much than one half."""
+        """Return contenders of accuracy 1/2, the last of which is better by `better`."""
         hits = self.draw(rng)
         hits[-1] |= rng.random(hits[-1].shape) < 2 * better
         return self.contenders(hits)
 
     def judged(self, seed: int) -> Pairs:
-        """Return what the judge says of one such world."""
+        """Return the judge's comparisons in one simulated world."""
         return compare(self.contenders(self.draw(np.random.default_rng([seed, self.S, len(self.kind)]))))
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """The name of the world in tables."""
         of = f"{self.kind} {self.noise:g}" if self.kind != KINDS[0] else self.kind
         return of + (", items of all seeds the same" if self.shared else "") + (", clusters" * (self.cluster > 1))
 
 
 @dataclass(frozen=True, eq=False)
 class LikeBoard(World):
-    """Strategies that are equal in the mean, and vary as those of a published board of trained networks do.
+    """Strategies with equal means that vary like those of a published board of trained networks.
 
-    A network's effects are normal with the covariance that the board's networks show beyond what items explain. Items
-    are the board's own, less each strategy's mean, and their foregrounds are drawn again, the same for all networks.
+    Effects of networks are normal. Their covariance is that of the board's networks beyond the variance that items
+    explain. Items are those of the board minus each strategy's mean. Foregrounds are resampled, with the same sample
+    for all networks.
 
     Attributes:
-        rest: (R, networks, items) what each item adds to or takes from a strategy's mean with a network.
-        clusters: (networks, items) the number of the foreground that an item shows.
-        effects: (R, R) a root of the covariance of networks.
+        rest: (R, networks, items) deviation of each item from a strategy's mean with a network.
+        clusters: (networks, items) number of the foreground of an item.
+        effects: (R, R) a square root of the covariance of networks.
     """
 
     what: str = ""
@@ -132,17 +135,17 @@ class LikeBoard(World):
 
     @classmethod
     def of(cls, what: str, S: int, contenders: Sequence[Contender]) -> LikeBoard:
-        """Return the world of so many networks like those of some contenders, which all have the same."""
+        """Return the world of S networks like those of the contenders, which all have the same networks."""
         seeds = sorted(contenders[0].means)
-        scores = np.array([[one.hits[s][1] for s in seeds] for one in contenders], dtype=float)
+        scores = np.array([[contender.hits[s][1] for s in seeds] for contender in contenders], dtype=float)
         means = scores.mean(axis=2, keepdims=True)
         assert contenders[0].clusters is not None
         numbers = np.array([contenders[0].clusters[s] for s in seeds])
         rest, between, items = scores - means, np.cov(means[:, :, 0]), np.zeros((len(scores), len(scores)))
-        for one, of_test in zip(rest.transpose(1, 0, 2), numbers, strict=True):
+        for of_network, of_test in zip(rest.transpose(1, 0, 2), numbers, strict=True):
             names, place = np.unique(of_test, return_inverse=True)
-            totals = np.array([np.bincount(place, each, len(names)) for each in one])
-            items += totals @ totals.T / one.shape[1] ** 2 / len(seeds)
+            totals = np.array([np.bincount(place, row, len(names)) for row in of_network])
+            items += totals @ totals.T / of_network.shape[1] ** 2 / len(seeds)
         values, vectors = np.linalg.eigh(between - items)
         effects = vectors * np.sqrt(np.maximum(values, 0.0))
         shape = {"R": len(scores), "I": scores.shape[2], "S": S}
@@ -153,7 +156,7 @@ class LikeBoard(World):
         return compare(self.drawn(np.random.default_rng([seed, self.S, 3]), 0.0))
 
     def drawn(self, rng: np.random.Generator, better: float) -> list[Contender]:
-        """Return contenders, of whom the last is better by so much."""
+        """Return contenders, the last of which is better by `better`."""
         networks = rng.permutation(len(self.clusters))[: self.S]
         every = np.unique(self.clusters)
         often = np.bincount(rng.integers(0, len(every), len(every)), minlength=len(every))
@@ -164,11 +167,11 @@ class LikeBoard(World):
         for s, network in enumerate(networks.tolist()):
             place = np.searchsorted(every, self.clusters[network])
             items = np.repeat(np.arange(self.I), often[place])
-            copy = np.concatenate([np.arange(n) for n in often[place]])  # a foreground that is drawn twice is two
+            copy = np.concatenate([np.arange(n) for n in often[place]])  # a foreground drawn twice counts as two
             clusters[s] = place[items] + copy * len(every)
             for r in range(self.R):
                 hits[r][s] = f"items {s}", self.rest[r, network, items] + effects[r, s]
-        return [Contender({s: float(x.mean()) for s, (_, x) in mine.items()}, mine, clusters) for mine in hits]
+        return [Contender({s: float(x.mean()) for s, (_, x) in seeds.items()}, seeds, clusters) for seeds in hits]
 
     @property
     def name(self) -> str:
@@ -177,9 +180,9 @@ class LikeBoard(World):
 
 
 def errors(world: World, worlds: int) -> tuple[float, float, float, float]:
-    """Return in which share of worlds anything is told, and marked, and which share of intervals holds.
+    """Return the shares of worlds with any significant pair and with any mark, and the coverage of intervals.
 
-    Marks are against the last strategy; the intervals those of pairs, then those of accuracies.
+    Marks are comparisons with the last strategy. The coverage is of differences of pairs, then of accuracies.
     """
     upper, told, marked, covered, own = np.triu_indices(world.R, 1), [], [], [], []
     for seed in range(worlds):
@@ -192,32 +195,33 @@ def errors(world: World, worlds: int) -> tuple[float, float, float, float]:
 
 
 def steady(world: World) -> np.ndarray:
-    """Return the (n,) strategies whose noise is not more than others'."""
+    """Return the (n,) numbers of the strategies without extra noise."""
     return np.arange(FIVE if world.kind == "five unsteady" else 0, world.R)
 
 
 def power(world: World, worlds: int, beyond: float = 3.0) -> tuple[float, float]:
-    """Return a difference beyond the critical value by so many standard errors, and in which share of pairs it is told.
+    """Return a difference above the critical value by `beyond` standard errors, and the share of pairs that detect it.
 
-    The critical value is what the judge asks for of a first pair among all, median over steady pairs and worlds; the
-    standard error that of these pairs' differences between worlds. The last strategy is better than the others by that.
+    The critical value is that of the first pair in Holm's method, median over steady pairs and worlds. The standard
+    error is that of these pairs' differences between worlds. The last strategy is better than the others by this
+    difference.
     """
     steadies, last = steady(world)[:-1], world.R - 1
     level = (1 - LEVEL) / (world.R * (world.R - 1))
     null = [world.judged(seed) for seed in range(worlds)]
-    asked = [stdtrit(one.freedom[last, steadies], 1 - level) * one.error[last, steadies] for one in null]
-    difference = float(np.median(asked) + beyond * np.std([one.mean[last, steadies] for one in null]))
+    critical = [stdtrit(pairs.freedom[last, steadies], 1 - level) * pairs.error[last, steadies] for pairs in null]
+    difference = float(np.median(critical) + beyond * np.std([pairs.mean[last, steadies] for pairs in null]))
     return difference, planted(world, worlds, difference)
 
 
 def detectable(world: World, worlds: int) -> tuple[float, float]:
-    """Return the difference that boards say is told in 4 of 5 cases, and in which share of pairs it is."""
+    """Return the difference that boards claim to detect in 4 of 5 pairs, and the share of pairs that detect it."""
     least = float(np.median([world.judged(seed).least() for seed in range(worlds)]))
     return least, planted(world, worlds, least)
 
 
 def planted(world: World, worlds: int, difference: float) -> float:
-    """Return the share of steady strategies from which the last is told, which is better by so much than 1/2."""
+    """Return the share of steady strategies that are significantly worse than the last, better by `difference`."""
     told = []
     for seed in range(worlds):
         rng = np.random.default_rng([seed, world.S, 7])
@@ -226,7 +230,7 @@ def planted(world: World, worlds: int, difference: float) -> float:
 
 
 def differing(world: World, worlds: int) -> tuple[float, float, float]:
-    """Return of worlds whose strategies differ which share of pairs the former rule tells, this one, and wrongly."""
+    """Return shares of significant pairs if strategies differ: by the former rule, this rule, and with a wrong sign."""
     counts = []
     for seed in range(worlds):
         rng = np.random.default_rng([seed, world.S, 9])
@@ -234,27 +238,27 @@ def differing(world: World, worlds: int) -> tuple[float, float, float]:
         contenders = world.contenders(world.draw(rng, better))
         told = compare(contenders).better()
         counts.append((before(contenders), told.sum(), (told & (better[:, None] <= better)).sum()))
-    was, now, wrong = np.mean(counts, axis=0) / (world.R * (world.R - 1) / 2)
-    return float(was), float(now), float(wrong)
+    former, current, wrong = np.mean(counts, axis=0) / (world.R * (world.R - 1) / 2)
+    return float(former), float(current), float(wrong)
 
 
 def before(contenders: list[Contender]) -> int:
-    """Return how many pairs the former rule tells: the larger p of McNemar's and Student's tests, by Holm's method."""
+    """Return the number of significant pairs by the former rule: the larger p of McNemar and Student, with Holm."""
     pairs, upper = compare(contenders), np.triu_indices(len(contenders), 1)
     p = [_student(contenders[i], contenders[j]) for i, j in zip(*upper, strict=True)]
     return int((holm(np.fmax(p, pairs.p_items[upper])) <= 1 - LEVEL).sum())
 
 
-def _student(one: Contender, other: Contender) -> float:
-    """Return p of Student's paired t test over the seeds that both have."""
-    each = np.array([one.means[s] - other.means[s] for s in sorted(set(one.means) & set(other.means))])
-    if len(each) < 2:
+def _student(a: Contender, b: Contender) -> float:
+    """Return p of Student's paired t test over the common seeds."""
+    gains = np.array([a.means[s] - b.means[s] for s in sorted(set(a.means) & set(b.means))])
+    if len(gains) < 2:
         return float("nan")
-    return float(student(each.mean(), each.var(ddof=1) / len(each), np.array(len(each) - 1.0)))
+    return float(student(gains.mean(), gains.var(ddof=1) / len(gains), np.array(len(gains) - 1.0)))
 
 
 def settings() -> Iterator[World]:
-    """Yield the worlds that are tried."""
+    """Yield the simulated worlds."""
     for S in (3, 5):
         for shared in (False, True):
             for kind in KINDS:
@@ -266,11 +270,11 @@ def settings() -> Iterator[World]:
 
 
 Lines = list[tuple[pd.DataFrame, list[Contender]]]
-"""Of each strategy the rows that spend less than dense does, and how they compare."""
+"""For each strategy, the rows with fewer MACs than dense and their contenders."""
 
 
 def measured(folder: Path) -> tuple[Curves, Contender, Lines]:
-    """Return the first table of curves of a board, dense, and of each strategy that all networks have its points.
+    """Return the table of curves of a board, dense, and the points of each strategy with results of all networks.
 
     Oracles are left out.
     """
@@ -282,28 +286,30 @@ def measured(folder: Path) -> tuple[Curves, Contender, Lines]:
     for name, kind in board.rows["kind"].items():
         rows = below.get(name, every[:0])
         points = [contenders[entry][0] for entry in rows.index]
-        if name != DENSE and kind != "oracle" and all(one.means.keys() == dense.means.keys() for one in points):
+        if name != DENSE and kind != "oracle" and all(point.means.keys() == dense.means.keys() for point in points):
             lines.append((rows, points))
     return board, dense, lines
 
 
 def areas(board: Curves, dense: Contender, lines: Lines) -> list[Contender]:
-    """Return the curves' areas of the strategies that were asked for the lowest budget."""
-    found = (
+    """Return the areas of the curves of the strategies that ran at the lowest budget."""
+    heights = (
         curves.area([*points, dense], rows["macs_ratio"].tolist(), board.budgets[-1])
         for rows, points in lines
         if board.budgets[-1] in set(rows["asked"])
     )
-    return [area for area in found if area is not None]
+    return [area for area in heights if area is not None]
 
 
 def at(budget: float, lines: Lines) -> list[Contender]:
     """Return the strategies at one of a board's budgets."""
-    return [one for rows, points in lines for asked, one in zip(rows["asked"], points, strict=True) if asked == budget]
+    return [
+        point for rows, points in lines for asked, point in zip(rows["asked"], points, strict=True) if asked == budget
+    ]
 
 
 def like(folder: Path) -> Iterator[World]:
-    """Yield worlds of 3, 5, 10 and all networks, like those of a board's curves: the area, and one half."""
+    """Yield worlds of 3, 5, 10 and all networks like a board: by the areas of curves, and at the middle budget."""
     board, dense, lines = measured(folder)
     most = len(dense.means)
     for S in sorted({n for n in (3, 5, 10, most) if n <= most}):
@@ -312,14 +318,15 @@ def like(folder: Path) -> Iterator[World]:
 
 
 def agreement(folder: Path) -> Iterator[tuple[object, ...]]:
-    """Yield how alike networks order the strategies of a board, by Spearman's correlation, on the area and by budget.
+    """Yield Spearman's correlations of a board's orders of strategies between networks, on the area and by budget.
 
-    Of two networks the least, the median and the largest; of halves of the networks, drawn 200 times, the median.
+    For pairs of networks these are the smallest, the median and the largest correlation, and the share of at least .9.
+    For 200 random halves of the networks it is the median.
     """
     board, dense, lines = measured(folder)
     rng = np.random.default_rng(0)
     for name, block in (("area", areas(board, dense, lines)), *((f"@{b:g}", at(b, lines)) for b in board.budgets)):
-        means = np.array([[one.means[s] for s in sorted(one.means)] for one in block])
+        means = np.array([[contender.means[s] for s in sorted(contender.means)] for contender in block])
         S = means.shape[1]
         every = spearmanr(means).statistic[np.triu_indices(S, 1)]
         orders = [rng.permutation(S) for _ in range(200)]
@@ -328,7 +335,7 @@ def agreement(folder: Path) -> Iterator[tuple[object, ...]]:
 
 
 def published() -> Iterator[tuple[object, ...]]:
-    """Yield of each task of each published board how many pairs the items alone, the former rule and this one tell."""
+    """Yield the numbers of significant pairs of each task of each published board: by items alone and by both rules."""
     for folder in sorted(path.parent for path in BOARDS.glob("*/leaderboard.csv")):
         for ranking in judge(read(folder), "task").rankings:
             setting, entries = ranking.setting, ranking.rows.index

@@ -1,11 +1,11 @@
-"""How many small faults the tests notice: a fixed sample of mutants, each against the tests of its own room.
+"""Count the small faults that the tests detect: a fixed sample of mutants, each with the tests of its room.
 
     pip install '.[test]' cosmic-ray
     python benchmarks/mutants.py --out mutants.jsonl --write benchmarks/mutants.md
 
-cosmic-ray makes the mutants. A place in the code is drawn first and one of its mutants next, so that operators with
-many replacements do not count more. Annotations are left out, as changing one changes nothing. The file of --out has a
-line for each mutant; the same command goes on where it was stopped.
+cosmic-ray makes the mutants. First a place in the code is drawn, then one of its mutants, so that operators with many
+replacements do not count more. Annotations are left out, because their mutants change no behaviour. The file of --out
+has one line for each mutant. The same command resumes a stopped run.
 """
 
 from __future__ import annotations
@@ -45,33 +45,33 @@ ROOMS = {
         ["tests/models/test_actor.py", "tests/measure/test_selection.py", "tests/strategies"],
     ),
 }
-"""What is changed of sparsebench/, and the tests that should notice."""
+"""The mutated rooms of sparsebench/, and the tests that should detect their mutants."""
 NOT_DRAWN = ("core/ExceptionReplacer", "core/RemoveDecorator", "core/Variable")
-"""Operators whose mutants are no faults that a person makes."""
+"""Operators whose mutants do not resemble human errors."""
 KEPT = 0
-"""What pytest ends with where all tests pass: the fault was not noticed."""
+"""Exit code of pytest if all tests pass: the mutant was not detected."""
 
 
 def annotations(text: str) -> set[tuple[int, int]]:
     """Return the (line, column) of each character of a module's annotations."""
     places = set()
     for node in ast.walk(ast.parse(text)):
-        for one in (getattr(node, "annotation", None), getattr(node, "returns", None)):
-            if one is not None:
-                lines = range(one.lineno, one.end_lineno + 1)
+        for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+            if annotation is not None:
+                lines = range(annotation.lineno, annotation.end_lineno + 1)
                 places |= {
                     (line, column)
                     for line in lines
                     for column in range(
-                        one.col_offset if line == one.lineno else 0,
-                        one.end_col_offset if line == one.end_lineno else 1000,
+                        annotation.col_offset if line == annotation.lineno else 0,
+                        annotation.end_col_offset if line == annotation.end_lineno else 1000,
                     )
                 }
     return places
 
 
 def mutants_of(path: Path) -> dict[tuple[int, int], list[tuple[str, int]]]:
-    """Return by place the mutants of a module: operator, and which of its occurrences."""
+    """Return the mutants of a module by place: operator and number of its occurrence."""
     from cosmic_ray.ast import ast_nodes, get_ast
     from cosmic_ray.plugins import get_operator, operator_names
 
@@ -91,7 +91,7 @@ def mutants_of(path: Path) -> dict[tuple[int, int], list[tuple[str, int]]]:
 
 
 def sample(count: int, seed: int) -> list[dict]:
-    """Return so many mutants, drawn by the seed: room, file, line, operator, occurrence."""
+    """Return a random sample of `count` mutants: room, file, line, operator, occurrence."""
     rng, every = random.Random(seed), []
     for room, (names, _) in ROOMS.items():
         roots = [ROOT / "sparsebench" / name for name in names]
@@ -105,11 +105,11 @@ def sample(count: int, seed: int) -> list[dict]:
             {"room": room, "file": file.relative_to(ROOT).as_posix(), "line": line, "column": column,
              "operator": operator.removeprefix("core/"), "occurrence": occurrence}
         )  # fmt: skip
-    return sorted(drawn, key=lambda one: (one["room"], one["file"], one["line"], one["column"]))
+    return sorted(drawn, key=lambda mutant: (mutant["room"], mutant["file"], mutant["line"], mutant["column"]))
 
 
 def run_tests(copy: Path, tests: list[str], seconds: float) -> str:
-    """Run tests in a copy of the repository, in a fork of this process, whose modules are loaded already."""
+    """Run tests in a copy of the repository, in a fork of this process, which has loaded the libraries already."""
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -117,48 +117,48 @@ def run_tests(copy: Path, tests: list[str], seconds: float) -> str:
         with open(os.devnull, "w", encoding="utf-8") as nowhere:
             os.dup2(nowhere.fileno(), 1)
             os.dup2(nowhere.fileno(), 2)
-        signal.alarm(int(seconds))  # which ends the fork
+        signal.alarm(int(seconds))  # ends the fork
         sys.path[:0] = paths = [str(copy), str(copy / "plugins")]
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # for processes that tests start
         os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", *tests])))
     _, status = os.waitpid(child, 0)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)  # what a test has left behind
+        os.killpg(child, signal.SIGKILL)  # processes that tests left behind
     if os.WIFSIGNALED(status):
         return "too long"
     return "survived" if os.WEXITSTATUS(status) == KEPT else "killed"
 
 
 def change_of(text: str, changed: str) -> str:
-    """Return the lines that differ, on one line."""
+    """Return the changed lines as one line."""
     lines = difflib.unified_diff(text.splitlines(), changed.splitlines(), n=0, lineterm="")
     return " ".join(line for line in lines if not line.startswith(("---", "+++", "@@")))
 
 
 def judge(mutants: list[dict], out: Path, seconds: float) -> Iterator[dict]:
-    """Yield each mutant with its result: killed, survived, or too long."""
+    """Yield each mutant with its result: killed, survived or timed out."""
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator
 
     lines = out.read_text("utf-8").splitlines() if out.exists() else []
-    done = {tuple(one[key] for key in mutants[0]): one for one in map(json.loads, lines)}
+    done = {tuple(mutant[key] for key in mutants[0]): mutant for mutant in map(json.loads, lines)}
     with tempfile.TemporaryDirectory() as folder, out.open("a", encoding="utf-8") as file:
         copy = Path(folder) / "copy"
         subprocess.run(["git", "clone", "-q", str(ROOT), str(copy)], check=True)
         for room, (_, tests) in ROOMS.items():
-            of_room = [one for one in mutants if one["room"] == room]
-            if all(tuple(one.values()) in done for one in of_room):
-                yield from (done[tuple(one.values())] for one in of_room)
+            of_room = [mutant for mutant in mutants if mutant["room"] == room]
+            if all(tuple(mutant.values()) in done for mutant in of_room):
+                yield from (done[tuple(mutant.values())] for mutant in of_room)
                 continue
             if (result := run_tests(copy, tests, 10 * seconds)) != "survived":
                 raise SystemExit(f"the tests of {room} do not pass as they are: {result}")
-            for one in of_room:
-                if (known := done.get(tuple(one.values()))) is None:
-                    path = copy / one["file"]
+            for mutant in of_room:
+                if (known := done.get(tuple(mutant.values()))) is None:
+                    path = copy / mutant["file"]
                     text = path.read_text("utf-8")
-                    changed = mutate_code(text, get_operator(f"core/{one['operator']}")(), one["occurrence"])
+                    changed = mutate_code(text, get_operator(f"core/{mutant['operator']}")(), mutant["occurrence"])
                     path.write_text(changed, "utf-8")
-                    known = one | {"result": run_tests(copy, tests, seconds), "change": change_of(text, changed)}
+                    known = mutant | {"result": run_tests(copy, tests, seconds), "change": change_of(text, changed)}
                     path.write_text(text, "utf-8")
                     shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)
                     file.write(json.dumps(known) + "\n")
@@ -169,20 +169,20 @@ def judge(mutants: list[dict], out: Path, seconds: float) -> Iterator[dict]:
 @click.command()
 @click.option("--count", default=400, show_default=True, help="Mutants.")
 @click.option("--seed", default=0, show_default=True)
-@click.option("--seconds", default=300.0, show_default=True, help="After which the tests of a mutant are stopped.")
-@click.option("--out", type=Path, required=True, help="A line a mutant, JSON; gone on with.")
-@click.option("--write", type=Path, help="Counts, and the mutants that survived, as Markdown.")
+@click.option("--seconds", default=300.0, show_default=True, help="Time limit for the tests of a mutant.")
+@click.option("--out", type=Path, required=True, help="One JSON line per mutant; an existing file is continued.")
+@click.option("--write", type=Path, help="Counts and surviving mutants, as Markdown.")
 def main(count: int, seed: int, seconds: float, out: Path, write: Path | None) -> None:
-    """Make mutants, run the tests of their rooms, and count those that are noticed."""
+    """Make mutants, run the tests of their rooms, and count the detected mutants."""
     results = list(judge(sample(count, seed), out, seconds))
     rows = []
     for room in [*ROOMS, "all"]:
-        of_room = [one for one in results if room in (one["room"], "all")]
-        killed = sum(one["result"] != "survived" for one in of_room)
+        of_room = [mutant for mutant in results if room in (mutant["room"], "all")]
+        killed = sum(mutant["result"] != "survived" for mutant in of_room)
         rows.append((room, len(of_room), killed, f"{killed / len(of_room):.3f}"))
     text = tabulate(rows, ["room", "mutants", "killed", "share"], tablefmt="pipe")
-    survivors = [f"- `{one['file']}:{one['line']}` {one['operator']}: `{one['change']}`"
-                 for one in results if one["result"] == "survived"]  # fmt: skip
+    survivors = [f"- `{mutant['file']}:{mutant['line']}` {mutant['operator']}: `{mutant['change']}`"
+                 for mutant in results if mutant["result"] == "survived"]  # fmt: skip
     click.echo(text)
     if write is not None:
         head = f"# Mutants\n\n{count} of seed {seed}, by `python benchmarks/mutants.py`.\n\n{text}\n\nNot noticed:\n\n"

@@ -1,9 +1,9 @@
-"""How long the leaderboard's page takes with many rows, in a real browser without a window.
+"""Time the leaderboard's page with many rows, in a headless browser.
 
 python benchmarks/page.py              # a minute; needs playwright and chromium
 python benchmarks/page.py --rows 500
 
-The rows are made up: the numbers of a page do not decide how long it takes.
+The rows are invented, because times do not depend on the numbers in a page.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WATCH = """
   seen("ready", () => document.documentElement.dataset.ready);
 })()
 """
-"""Notes in the page when the table, and all of it, is on the screen: milliseconds since it was asked for."""
+"""Script that stores in the page the milliseconds until the table, and until the whole page, is on the screen."""
 DO = """([selector, value]) => new Promise((done) => {
   const from = performance.now();
   const element = document.querySelector(selector);
@@ -46,7 +46,7 @@ DO = """([selector, value]) => new Promise((done) => {
   }
   requestAnimationFrame(() => setTimeout(() => done(performance.now() - from)));
 })"""
-"""Milliseconds from a click or a choice until what follows is on the screen."""
+"""Script that returns the milliseconds from a click or a choice until the result is on the screen."""
 
 
 def made_up(n: int) -> list[Row]:
@@ -65,7 +65,7 @@ def made_up(n: int) -> list[Row]:
 
 
 def times(browser: Browser, path: Path) -> dict[str, float]:
-    """Open a page and use it once; return milliseconds by what was done."""
+    """Open a page and use it once; return milliseconds by action."""
     context = browser.new_context(viewport={"width": 1400, "height": 900})
     shown = context.new_page()
     shown.add_init_script(WATCH)

@@ -1,4 +1,4 @@
-"""The same images made by two ways each: picture by picture with PIL, as datasets often do it, and by sparsebench."""
+"""Two ways to make the same images: picture by picture with PIL, as many datasets do, and by sparsebench in batches."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ GRID = (SIDE // PATCH, SIDE // PATCH)
 
 
 class Made:
-    """Random pictures in a folder, as a user has them, and in memory.
+    """Random pictures in a folder, like those of a user, and in memory.
 
     Attributes:
-        pictures: (n, 32, 32, 3) uint8, of 10 classes one after the other.
+        pictures: (n, 32, 32, 3) uint8, of 10 classes in turn.
         scenes: (n / 4, 32, 32, 3) uint8 backgrounds.
-        task: the composite task on them; `locations` where they lie.
+        task: the composite task on these pictures.
+        locations: their folders.
     """
 
     def __init__(self, root: Path, n: int):
@@ -57,7 +58,7 @@ class Made:
 
 @contextmanager
 def made(n: int) -> Iterator[Made]:
-    """Make n pictures in a folder, with a cache of their own, for a while."""
+    """Make n pictures in a temporary folder, with their own cache."""
     before = os.environ.get(CACHE)
     with TemporaryDirectory() as root:
         os.environ[CACHE] = str(Path(root) / "cache")
@@ -70,7 +71,7 @@ def made(n: int) -> Iterator[Made]:
 
 
 class PilComposite(Dataset):
-    """Each picture resized, mirrored at random and pasted on a background, with its patch mask by table."""
+    """Resizes each picture, flips it at random and pastes it on a background. The patch mask comes from a table."""
 
     def __init__(self, of: Made):
         self.pictures, self.scenes = of.pictures, of.scenes
@@ -94,7 +95,7 @@ class PilComposite(Dataset):
 
 
 class PilAugmented(Dataset):
-    """Each picture shifted and mirrored at random by torchvision, and normalised."""
+    """Shifts and flips each picture at random by torchvision, and normalises it."""
 
     def __init__(self, pictures: np.ndarray):
         self.pictures = pictures
@@ -115,13 +116,13 @@ class PilAugmented(Dataset):
 
 
 def loaded(dataset: Dataset) -> None:
-    """Go through a dataset once in batches, without workers."""
+    """Load a dataset once in batches, without worker processes."""
     for _ in DataLoader(dataset, batch_size=BATCH):
         pass
 
 
 def composed(of: Made) -> None:
-    """Draw the composite task's images and masks, and mirror them in batches, their masks with them."""
+    """Draw the composite task's images and masks, and flip both in batches."""
     train = of.task.draw(len(of.pictures), 0, of.locations).train
     train.relevance_on(GRID)
     assert train.boxes is not None
@@ -132,7 +133,7 @@ def composed(of: Made) -> None:
 
 
 def augmented(images: Tensor, network: DeepViT) -> None:
-    """Shift, mirror and normalise (n, 3, 32, 32) uint8 images in batches, as a training step does."""
+    """Shift, flip and normalise (n, 3, 32, 32) uint8 images in batches, as a training step does."""
     items = torch.arange(len(images))
     augmentation = Augmentation(0, True, 4, None, GRID)
     for rows in items.split(BATCH):

@@ -1,9 +1,9 @@
-"""How true the time left is that the bar, `sparsebench status` and --dry-run show, and how often the bar moves.
+"""Measure the error of the estimated time left (in the bar, `sparsebench status` and --dry-run), and the bar's updates.
 
 python benchmarks/progress.py                  # the suite quick, about two minutes on 2 idle cores
 python benchmarks/progress.py --suite quick-scratch --plugin tome
 
-A run in a fresh folder is looked at every half second; what was left is known when it is over.
+The state of a run in a new folder is read every half second. The true time left is known at the end of the run.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from sparsebench.runner.progress import underway
 
 LOOK = 0.5
 BEGIN = 0.2
-"""Share of the run before which an estimate is not looked at."""
+"""Estimates before this share of the run are ignored."""
 END = 5.0
-"""Seconds before the end that are not looked at: the board is made then."""
+"""Estimates in these last seconds are ignored, because the board is made then."""
 
 
 class Look(NamedTuple):
-    """What a run said of itself at a time."""
+    """The state that a run reported at a time."""
 
     now: float
     seconds: float | None
@@ -35,7 +35,7 @@ class Look(NamedTuple):
 
 
 def main() -> None:
-    """Run, look, print."""
+    """Run the suite, read its states and print the errors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", default="quick")
     parser.add_argument("--plugin", default="attn_topk")
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def watched(run: subprocess.Popen[bytes], folder: Path) -> list[Look]:
-    """Return what a run says until it is over."""
+    """Return the states of a run until its end."""
     looks: list[Look] = []
     while run.poll() is None:
         for state in underway(folder).values():
@@ -63,7 +63,7 @@ def watched(run: subprocess.Popen[bytes], folder: Path) -> list[Look]:
 
 
 def show(looks: list[Look]) -> None:
-    """Print by how much the estimates were wrong, and the longest time in which the bar did not move."""
+    """Print the errors of the estimates, and the longest time without a move of the bar."""
     begin, end = looks[0].now, looks[-1].now
     later = [look for look in looks if begin + BEGIN * (end - begin) < look.now < end - END]
     known = [(look, look.seconds) for look in later if look.seconds]

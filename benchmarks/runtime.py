@@ -1,4 +1,4 @@
-"""How long the commands take that must answer at once.
+"""Time the commands that must respond at once.
 
 python benchmarks/runtime.py            # a few seconds; prints a table of RESULTS.md
 """
@@ -14,7 +14,7 @@ from timing import table
 
 
 def start_up(rounds: int) -> str:
-    """Time commands, in wall-seconds."""
+    """Time commands in wall seconds."""
     rows = []
     for words in (["--help"], ["list"], ["list", "suites", "--json"]):
         times = []

@@ -1,7 +1,7 @@
-"""How long stores of many records take, and whether writers that are killed lose any.
+"""Time stores of many records, and test whether killed writers lose records.
 
 python benchmarks/store.py            # 10 minutes, 6 GB below --at; prints the tables of RESULTS.md
-python benchmarks/store.py --small    # a hundredth of it
+python benchmarks/store.py --small    # a hundredth of the records
 
 The records are those of leaderboard/quick with other seeds, strategies and budgets.
 """
@@ -33,7 +33,7 @@ BUDGETS, VARIANTS = (0.3, 0.4, 0.5, 0.6, 0.7), 20
 
 
 def made() -> Iterator[bytes]:
-    """Yield lines of records without end, each of another cell."""
+    """Yield lines of records without end, each of a different cell."""
     lines = [record.model_dump(mode="json") for record in store.read(REAL).values()]
     seeds = 1 + max(line["cell"]["repetition"] for line in lines)
     for block in count():
@@ -45,7 +45,7 @@ def made() -> Iterator[bytes]:
 
 
 def changed(line: dict[str, Any], seed: int, variant: int, macs: float) -> bytes:
-    """Return a record of another seed, strategy and budget, as a line."""
+    """Return the line of a record with another seed, strategy and budget."""
     cell = line["cell"] | {"repetition": line["cell"]["repetition"] + seed}
     if variant:
         params = cell["strategy"]["params"] | {"variant": variant}
@@ -58,7 +58,7 @@ def changed(line: dict[str, Any], seed: int, variant: int, macs: float) -> bytes
 
 
 def fill(out: Path, number: int, segments: int) -> None:
-    """Write a store of so many records."""
+    """Write a store with `number` records."""
     lines = made()
     (out / "records").mkdir(parents=True)
     for i in range(segments):
@@ -67,7 +67,7 @@ def fill(out: Path, number: int, segments: int) -> None:
 
 
 def resumed(out: str) -> None:
-    """Decide which of the cells of a store, whose hashes are known, are missing in it."""
+    """Determine the missing cells of a store from the hashes of all cells."""
     ids = {json.loads(line)["cell_id"] for line in islice(made(), 1000)}
     start = time.process_time()
     known = store.heads(Path(out))
@@ -92,13 +92,13 @@ def seal(out: str) -> None:
 
 
 def report(start: float, number: int) -> None:
-    """Say on standard error how long it took and how much memory."""
+    """Print the time and the peak memory to standard error."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps([time.process_time() - start, peak, number]), file=sys.stderr)
 
 
 def write(out: str, first: str, number: str) -> None:
-    """Append records one by one and say of each when it is there."""
+    """Append records one by one, and acknowledge each after it is written."""
     writer = store.Writer(Path(out))
     for line in islice(made(), int(first), int(first) + int(number)):
         record = store.parse(line)
@@ -110,14 +110,14 @@ PARTS: dict[str, Callable[..., None]] = {"resumed": resumed, "board": board, "se
 
 
 def part(*words: object) -> tuple[float, float, bytes]:
-    """Run a part in a process of its own; return CPU-seconds, peak MiB and what it printed."""
+    """Run a part in its own process; return CPU seconds, peak MiB and its output."""
     process = subprocess.run([sys.executable, __file__, *map(str, words)], check=True, capture_output=True)
     seconds, peak, _ = json.loads(process.stderr.splitlines()[-1])
     return seconds, peak, process.stdout
 
 
 def killed(out: Path, writers: int, number: int, victims: int) -> tuple[int, int, int]:
-    """Return how many records were acknowledged, are there, and are lost, of writers some of which are killed."""
+    """Kill some of several writers; return the numbers of acknowledged, stored and lost records."""
     logs = [(out.parent / f"{out.name}-{i}.log").open("w+b") for i in range(writers)]
     processes = [
         subprocess.Popen([sys.executable, __file__, "write", str(out), str(i * number), str(number)], stdout=log)

@@ -1,9 +1,9 @@
-"""What strategies gain in time, against what they save in MACs, and what of their own work the MACs leave out.
+"""Compare the speed-up of strategies with their reduction of MACs, and their own matrix products with counted MACs.
 
     python benchmarks/strategies.py            # about 15 minutes of one core; prints the tables of RESULTS.md
 
-DeiT-S with random weights, no gradients. Everything is compared inside one run, see `timing`. Times are CPU-seconds of
-one thread; with --device cuda, of the GPU.
+The network is DeiT-S with random weights, without gradients. All variants are compared within one run, see `timing`.
+Times are CPU seconds of one thread, or seconds of the GPU with --device cuda.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def strategy(name: str) -> Strategy:
 
 
 def actors(net: DeepViT, name: str) -> dict[str, Actor]:
-    """Return the strategy at each of TARGETS."""
+    """Return the strategy at each budget in TARGETS."""
     return {f"macs {target}": Actor(strategy(name), Budget(macs=target), net.cost, net.grid, 0) for target in TARGETS}
 
 
 def speed_up(names: tuple[str, ...], kind: str, device: str, rounds: int) -> str:
-    """Compare passes with each strategy with dense ones, beside the ratio of MACs."""
+    """Compare the speed-up of forward passes with each strategy with the ratio of MACs."""
     net, rows, notes = network(MODEL, device), [], []
     data = samples(net, BATCH[device])
     dense = test_pass(net, None, data)
@@ -68,12 +68,12 @@ def speed_up(names: tuple[str, ...], kind: str, device: str, rounds: int) -> str
 
 
 def on(device: str) -> str:
-    """Return what the heading of a table says of the device."""
+    """Return the device for the heading of a table."""
     return "" if device == "cpu" else f", {torch.cuda.get_device_name(device)}"
 
 
 def scoring(device: str, rounds: int, times: int = 50) -> str:
-    """Compare the rows of attention that only score the tokens with the fused attention of the same layer."""
+    """Compare attention that is computed only for scores with the fused attention of the same layer."""
     net, rows, notes = network(MODEL, device), [], []
     attn, B = net.module.blocks[3].attn, BATCH[device]
     for T in (197, 138, 99, 50):
@@ -92,19 +92,19 @@ def scoring(device: str, rounds: int, times: int = 50) -> str:
     return table(headers, rows, " ".join(notes))
 
 
-def repeated(one: Callable[[], object], times: int) -> Run:
-    """Return what does one thing so many times, without gradients."""
+def repeated(call: Callable[[], object], times: int) -> Run:
+    """Return a function that repeats a call `times` times, without gradients."""
 
     @torch.inference_mode()
     def run() -> None:
         for _ in range(times):
-            one()
+            call()
 
     return run
 
 
 class Call(NamedTuple):
-    """One decision: N tokens come, M stay, of width C, in H heads of width d; P tokens are not patches."""
+    """One decision: N tokens before and M after, width C, H heads of width d, and P prefix tokens."""
 
     N: int
     M: int
@@ -116,7 +116,7 @@ class Call(NamedTuple):
     depth: int
 
     def rank(self) -> int:
-        """Return the MACs of Zero-TPrune's I-stage: a vector times the (T, T) maps of each head, so often."""
+        """Return the MACs of Zero-TPrune's I-stage: a vector times the (T, T) maps of each head, repeated."""
         quarter = (self.block >= self.depth / 4) + (self.block >= 3 * self.depth / 4)
         return (30, 5, 1)[quarter] * self.H * (self.N + self.P) ** 2
 
@@ -136,11 +136,11 @@ OWN: dict[str, Callable[[Call], int]] = {
     "dpc_knn": lambda c: c.N**2 * c.C,
     "k_medoids": lambda c: c.N**2 * c.C + 5 * c.N**2,
 }
-"""MACs of the products that a strategy makes itself, and of its plan where that is one (tps, downsample, evit)."""
+"""MACs of the strategy's own products, including those of its plan (tps, downsample, evit)."""
 
 
 def calls(net: DeepViT, actor: Actor) -> Iterator[Call]:
-    """Yield the decisions of a pass."""
+    """Yield the decisions of a forward pass."""
     attn, N = net.module.blocks[0].attn, net.cost.tokens
     for block, M in actor.keep.items():
         if M < N:
@@ -150,7 +150,7 @@ def calls(net: DeepViT, actor: Actor) -> Iterator[Call]:
 
 
 def own_products() -> str:
-    """Set what strategies compute themselves beside the MACs that are counted."""
+    """Compare the strategies' own products with the counted MACs."""
     net, rows = network(MODEL, "cpu"), []
     dense = net.cost.macs(net.cost.dense())
     for name, formula in OWN.items():

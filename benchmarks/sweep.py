@@ -1,10 +1,10 @@
-"""What the harness adds to a cell, and what a second worker brings, on this machine and through Dask.
+"""Measure the overhead of a cell, and the gain of a second worker, on this machine and through Dask.
 
-python benchmarks/sweep.py                     # ten minutes of an idle core pair; prints the tables of RESULTS.md
-python benchmarks/sweep.py --part grouped      # one of them
+python benchmarks/sweep.py                     # ten minutes of two idle cores; prints the tables of RESULTS.md
+python benchmarks/sweep.py --part grouped      # one part
 
-How many cells are run at a time is read from the records, so other work on the machine slows all cells and does not
-change it; that they do not hinder each other is read from the CPU-seconds that a cell takes.
+The number of cells that run at the same time is computed from the records. Other work on the machine slows all cells
+and does not change this number. The CPU seconds of a cell show whether cells slow each other down.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from sparsebench.runner.progress import Callbacks
 TRIVIAL = "theory:steps=1,test=1,tokens=5"
 BUSY = "theory:steps={steps},test=20,tokens=20,lr=1e-9"
 WARM = 4
-"""Records before workers count as warm, and after which the end is not looked at."""
+"""Number of first records before workers count as warm, and of last records that are ignored."""
 
 
 def jobs_of(task: str, number: int) -> list[Job]:
@@ -49,7 +49,7 @@ def jobs_of(task: str, number: int) -> list[Job]:
 
 
 def overhead(number: int) -> str:
-    """Time trivial cells from record to record."""
+    """Time trivial cells by the intervals between records."""
     rows: list[tuple[object, ...]] = [("the cells alone", *bare(number), "", "")]
     for name, workers in (("inline", 0), ("one warm worker", 1)):
         with tempfile.TemporaryDirectory() as folder:
@@ -82,7 +82,7 @@ def overhead(number: int) -> str:
 
 
 def bare(number: int) -> tuple[int, str, str]:
-    """Return how many trivial cells were run, without engine and store, and the median of their CPU-ms."""
+    """Run trivial cells without engine and store; return their number and the median of their CPU milliseconds."""
     from sparsebench.runner.prepare import Context
     from sparsebench.runner.run_cell import one_thread, run_cells
 
@@ -97,7 +97,7 @@ def bare(number: int) -> tuple[int, str, str]:
 
 
 def cpu_seconds_of_workers() -> float:
-    """Return the CPU-seconds of the worker processes that this one has started, so far."""
+    """Return the CPU seconds of the worker processes of this process so far."""
     ticks = 0
     for pid in descendants(os.getpid()):
         try:
@@ -111,7 +111,7 @@ def cpu_seconds_of_workers() -> float:
 
 
 def at_a_time(records: Iterator[Record], number: int) -> tuple[float, float]:
-    """Return how many cells are run at a time while workers are warm, and CPU-seconds a cell in the same time."""
+    """Return the mean number of cells that run at the same time in warm workers, and the CPU seconds per cell."""
     spans, marks = list[tuple[float, float]](), list[tuple[float, float]]()
     for record in records:
         assert record.status == "ok", record.failure
@@ -138,20 +138,20 @@ def second_worker(number: int, steps: int) -> str:
 
 
 def local(jobs: Sequence[Job], workers: int) -> Iterator[Record]:
-    """Yield records of worker processes here."""
+    """Yield records of local worker processes."""
     with tempfile.TemporaryDirectory() as folder:
         setting = Setting(out=Path(folder), device="cpu")
         yield from in_workers(workers, Queue(jobs), setting)
 
 
 def dask(jobs: Sequence[Job], workers: int) -> Iterator[Record]:
-    """Yield records of Dask workers here."""
+    """Yield records of local Dask workers."""
     with tempfile.TemporaryDirectory() as folder, on_loopback(workers, folder) as cluster:
         yield from cluster.records(Queue(jobs), Setting(out=Path(folder) / "out", device="cpu"))
 
 
 def on_loopback(workers: int, folder: str) -> partial[Cluster]:
-    """Return a cluster of Dask workers on this machine, to be entered."""
+    """Return a context manager of a local cluster of Dask workers."""
     from contextlib import contextmanager
 
     from distributed import LocalCluster
@@ -177,11 +177,11 @@ KINDS = (
     ("spatial", "spatial:steps=150", 64, 1),
     ("composite", "composite:epochs=1,pretrain_epochs=0", 200, 1),
 )
-"""Cells of which drawing takes more or less: name, task, training samples, repetitions."""
+"""Cells whose data take different times to draw: name, task, training samples, repetitions."""
 
 
 def grouped(rounds: int) -> str:
-    """Compare cells that have the data of the one before with cells that draw for themselves, in one process."""
+    """Compare cells that reuse the data of the previous cell with cells that draw new data, in one process."""
     from sparsebench.runner.prepare import Context
     from sparsebench.runner.run_cell import one_thread, run_cells
 
@@ -231,7 +231,7 @@ def lost_worker(number: int, steps: int) -> str:
 
 
 def driver(numbers: Sequence[int]) -> str:
-    """Look at the memory of a run of so many trivial cells through Dask, whose scheduler is another process."""
+    """Measure the memory of runs of trivial cells through Dask, whose scheduler is another process."""
     rows: list[tuple[object, ...]] = []
     for number in numbers:
         with tempfile.TemporaryDirectory() as folder, on_loopback(2, folder) as cluster:
@@ -248,7 +248,7 @@ TENTHS = (1, 3, 5, 7, 9, 10)
 
 
 def drive(number: int, address: str) -> None:
-    """Run so many trivial cells and print the seconds, and the resident MiB after planning and at some tenths."""
+    """Run `number` trivial cells; print the seconds, and the resident MiB after planning and at some tenths."""
     with tempfile.TemporaryDirectory() as folder, connect(address, "cpu") as cluster:
         request = Request(tasks=(TRIVIAL,), n_train=(4,), seeds=number // 4)
         plan = planner.plan(request, planner.Files(), Registry(), Path(folder), "missing")
@@ -267,7 +267,7 @@ def drive(number: int, address: str) -> None:
 
 
 def resident() -> float:
-    """Return the MiB of memory that this process holds."""
+    """Return the resident memory of this process in MiB."""
     return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 

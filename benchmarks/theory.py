@@ -1,8 +1,8 @@
-"""How fast the networks of the theory tasks are trained, and what makes a trial longer.
+"""Time the training of the networks of the theory tasks, over sizes and numbers of trials.
 
     python benchmarks/theory.py            # about a minute on two cores; prints Markdown tables
 
-Everything is compared inside one run, see `timing`. Times are CPU-seconds of one thread. The same steps timed twice
+All variants are compared within one run, see `timing`. Times are CPU seconds of one thread. The same steps timed twice
 (A/A) show the noise.
 """
 
@@ -40,11 +40,11 @@ Kind = Callable[[ShallowViT, None, Samples, Recipe], Steps]
 
 L, M, B, D = 50, 1000, 20, 10
 STILL = 1e-9
-"""A step size with which every sample keeps its loss, so that each step does the full work."""
+"""A learning rate that hardly changes losses, so that all samples stay active and each step does the full work."""
 
 
 def flops(tokens: int = L, m: int = M) -> float:
-    """Return the floating-point operations of a step: 6 L m d + 8 L^2 d a sample, forward and backward."""
+    """Return the floating-point operations of a step: 6 L m d + 8 L^2 d per sample, forward and backward."""
     return B * (6 * tokens * m * D + 8 * tokens**2 * D)
 
 
@@ -64,7 +64,7 @@ def problem(
 
 
 def stepper(kind: Kind, tokens: int = L, m: int = M, steps: int = 1) -> Run:
-    """Return what takes that many steps in which all samples are active."""
+    """Return a function that makes `steps` steps in which all samples are active."""
     recipe, network, samples = problem(tokens, m)
     engine, rows = kind(network, None, samples, replace(recipe, lr=STILL)), np.arange(B)
 
@@ -76,13 +76,13 @@ def stepper(kind: Kind, tokens: int = L, m: int = M, steps: int = 1) -> Run:
 
 
 def batched(number: int, m: int = M, steps: int = 1) -> Run:
-    """Return what takes that many steps of so many trials at a time, as they are taken on a GPU."""
+    """Return a function that makes `steps` steps of `number` trials in one program, as on a GPU."""
     problems = [problem(m=m, repetition=repetition) for repetition in range(number)]
     networks, samples = [network for _, network, _ in problems], [split for _, _, split in problems]
     W = [torch.stack([getattr(net, name).detach()[0] for net in networks]) for name in ("W_Q", "W_K", "W_V")]
     W.append(torch.stack([net.W_O.detach() for net in networks]))
-    X, a = torch.stack([one.inputs for one in samples]), torch.stack([net.a[:1] for net in networks])[:, 0][:, None]
-    y = torch.stack([2.0 * one.labels - 1 for one in samples])
+    X, a = torch.stack([trial.inputs for trial in samples]), torch.stack([net.a[:1] for net in networks])[:, 0][:, None]
+    y = torch.stack([2.0 * trial.labels - 1 for trial in samples])
     weight = torch.full((number, B), 1 / B)
 
     def run() -> None:
@@ -97,7 +97,7 @@ def batched(number: int, m: int = M, steps: int = 1) -> Run:
 
 
 def speed(rounds: int) -> str:
-    """Compare the ways to take a step with each other and with the fastest matrix product."""
+    """Compare the implementations of a step with each other and with the fastest matrix product."""
     left, right = (torch.rand(1024, 1024) for _ in range(2))
     rows: list[Row] = []
     for m in (M, 256):
@@ -123,7 +123,7 @@ def speed(rounds: int) -> str:
 
 
 def on_cuda(m: int, number: int = 64, steps: int = 200) -> str:
-    """Return the GFLOP per wall second of trials in one program."""
+    """Return the GFLOP per wall second of `number` trials in one program."""
 
     def run() -> None:
         trials = []
@@ -144,7 +144,7 @@ def on_cuda(m: int, number: int = 64, steps: int = 200) -> str:
 
 
 def trial(n: int, repetition: int = 0, *, stop: bool = True) -> int:
-    """Run a whole trial, data and network included, and return its number of steps."""
+    """Run a whole trial, including data and network, and return its number of steps."""
     recipe, network, samples = problem(n=n, repetition=repetition)
     recipe = replace(recipe, stop_at_zero_loss=stop)
     steps = ClosedForm(network, None, samples, recipe)
@@ -153,7 +153,7 @@ def trial(n: int, repetition: int = 0, *, stop: bool = True) -> int:
 
 
 def throughput(seconds: float) -> tuple[float, float]:
-    """Return trials a wall second and trials a CPU-second when the same is run over and over for about that long."""
+    """Repeat one trial for about `seconds`; return trials per wall second and per CPU second."""
     with one_thread():
         trial(B)
         start, used, number = time.perf_counter(), time.process_time(), 0
@@ -164,7 +164,7 @@ def throughput(seconds: float) -> tuple[float, float]:
 
 
 def processes(rounds: int, seconds: float) -> str:
-    """Compare one process with two, each with trials of its own."""
+    """Compare one process with two, each with its own trials."""
     os.environ.update(THREADS)
     found: dict[int, list[tuple[float, float]]] = {1: [], 2: []}
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
@@ -182,7 +182,7 @@ def processes(rounds: int, seconds: float) -> str:
 
 
 def step_cost(rounds: int) -> str:
-    """Time a step against tokens and neurons."""
+    """Time a step over numbers of tokens and neurons."""
     shapes = [*((tokens, M) for tokens in (25, 50, 100, 200)), *((L, m) for m in (64, 256, 4000))]
     steps = {shape: max(2, int(1e9 / flops(*shape))) for shape in shapes}
     runs = {f"{shape}": stepper(ClosedForm, *shape, steps=steps[shape]) for shape in shapes}
@@ -194,7 +194,7 @@ def step_cost(rounds: int) -> str:
 
 
 def trial_cost(rounds: int) -> str:
-    """Time whole trials against samples and their number."""
+    """Time whole trials over numbers of samples and of trials."""
     found: dict[str, int] = {}
 
     def whole(name: str, n: int, number: int) -> Run:
@@ -214,7 +214,7 @@ def trial_cost(rounds: int) -> str:
 
 
 def early_stop(rounds: int) -> str:
-    """Compare trials that stop at zero loss with the same that go on."""
+    """Compare trials that stop at zero loss with the same trials without early stopping."""
     rows: list[Row] = []
     for n in (20, 80, 320):
         found = turns({"stops": partial(trial, n), "goes on": partial(trial, n, stop=False)}, rounds)
@@ -230,7 +230,7 @@ def overfitting(n: int) -> tuple[Overfitting, Data]:
 
 
 def fitted(kind: Callable[[TwoLayerViT, None, Samples, Recipe], Steps], n: int) -> int:
-    """Train the two-layer model, built anew, until it fits n samples, and return the number of steps."""
+    """Train a new two-layer model until it fits n samples, and return the number of steps."""
     task, data = overfitting(n)
     network, split = TwoLayer().build(data, 0), data.train
     assert isinstance(network, TwoLayerViT) and split.relevance is not None
@@ -241,7 +241,7 @@ def fitted(kind: Callable[[TwoLayerViT, None, Samples, Recipe], Steps], n: int) 
 
 
 def span(rounds: int) -> str:
-    """Compare whole trainings of the two-layer model in the span of its tokens with autograd's."""
+    """Compare whole trainings of the two-layer model in the span of its tokens with those by autograd."""
     rows: list[Row] = []
     for n in (4, 12, 20):
         found = turns({"autograd": partial(fitted, Autograd, n), "in the span": partial(fitted, InSpan, n)}, rounds)

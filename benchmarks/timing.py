@@ -1,4 +1,4 @@
-"""How benchmarks take times: variants take turns inside one run, and a ratio is the median of ratios turn by turn."""
+"""Timing for benchmarks: variants take turns within one run, and a ratio is the median of the rounds' ratios."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ AGAIN, NOISE, TRIES = " again", 0.03, 3
 
 
 def turns(variants: Mapping[str, Run], rounds: int, device: str = "cpu") -> Seconds:
-    """Return the seconds of each variant in each round, after one round not counted.
+    """Return the seconds of each variant in each round, after a warm-up round.
 
-    The variants take turns, each round beginning with the next one, so that none always follows the same. Seconds are
-    the process's CPU-seconds, which other processes do not add to; of a GPU wall-seconds until all its work is done.
+    The variants take turns. Each round starts with the next variant, so that no variant always follows the same one.
+    Seconds are CPU seconds of this process, which other processes do not change; on a GPU they are wall seconds until
+    all its work is done.
     """
     seconds: Seconds = {name: [] for name in variants}
     names, clock = list(variants), time.process_time if device == "cpu" else time.perf_counter
@@ -41,14 +42,14 @@ def _wait(device: str) -> None:
 
 
 def ratio(over: Iterable[float], under: Iterable[float]) -> float:
-    """Return the median of the ratios, round by round."""
+    """Return the median of the rounds' ratios."""
     return statistics.median(a / b for a, b in zip(over, under, strict=True))
 
 
 def settled(variants: Mapping[str, Run], rounds: int, device: str = "cpu") -> tuple[Seconds, str]:
-    """Return what `turns` does, and a line on the noise: how far "X again" is from "X", the same thing twice.
+    """Return the result of `turns`, and a line on the noise: the difference of "X again" and the identical "X".
 
-    It is measured again where that is over 3 %, at most twice.
+    If the difference is over 3 %, the measurement is repeated, at most twice.
     """
     for tries in range(1, TRIES + 1):
         seconds = turns(variants, rounds, device)
@@ -64,7 +65,7 @@ def _told(same: Iterable[float]) -> str:
 
 
 def table(headers: Sequence[str], rows: Sequence[Row], note: str = "") -> str:
-    """Return the rows as Markdown, with a line below."""
+    """Return the rows as a Markdown table, with a note below."""
     align = ("left", *["right"] * (len(headers) - 1))
     made = tabulate(rows, headers=headers, tablefmt="pipe", disable_numparse=True, colalign=align)
     return f"{made}\n\n{note}" if note else made

@@ -15,35 +15,35 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparsebench
 
-arguments = argparse.ArgumentParser()
-arguments.add_argument("pictures", help="a folder a class")
-arguments.add_argument("--arch", default="deit_tiny_patch16_224")
-arguments.add_argument("--strategy", default="evit:keep_rate=0.7")
-arguments.add_argument("--learned", help="random, or a file, for a strategy that learns")
-arguments.add_argument("--checkpoint", default="", help="weights of the dense network")
-arguments.add_argument("--epochs", type=int, default=30)
-arguments.add_argument("--batch", type=int, default=64, help="a process")
-arguments.add_argument("--lr", type=float, default=1e-4)
-arguments.add_argument("--out", default="sparse.pt")
-given = arguments.parse_args()
+parser = argparse.ArgumentParser()
+parser.add_argument("pictures", help="folder with one folder for each class")
+parser.add_argument("--arch", default="deit_tiny_patch16_224")
+parser.add_argument("--strategy", default="evit:keep_rate=0.7")
+parser.add_argument("--learned", help="random, or a file, for a strategy with learned parameters")
+parser.add_argument("--checkpoint", default="", help="weights of the dense network")
+parser.add_argument("--epochs", type=int, default=30)
+parser.add_argument("--batch", type=int, default=64, help="batch size of each process")
+parser.add_argument("--lr", type=float, default=1e-4)
+parser.add_argument("--out", default="sparse.pt")
+args = parser.parse_args()
 
 on_gpu = torch.cuda.is_available()
 dist.init_process_group("nccl" if on_gpu else "gloo")
 device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
 torch.manual_seed(0)
 
-data = ImageDataset(given.pictures)
+data = ImageDataset(args.pictures)
 classes = len(data.reader.class_to_idx)
-dense = timm.create_model(given.arch, num_classes=classes, checkpoint_path=given.checkpoint).to(device)
+dense = timm.create_model(args.arch, num_classes=classes, checkpoint_path=args.checkpoint).to(device)
 config = resolve_data_config({}, model=dense)
 loader = create_loader(
-    data, config["input_size"], given.batch, is_training=True, distributed=True, device=device, use_prefetcher=False,
+    data, config["input_size"], args.batch, is_training=True, distributed=True, device=device, use_prefetcher=False,
     mean=config["mean"], std=config["std"], num_workers=0,
 )  # fmt: skip
 mixup = Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, num_classes=classes)
 criterion = SoftTargetCrossEntropy()
 
-sparse = sparsebench.apply(copy.deepcopy(dense), given.strategy, learned=given.learned)
+sparse = sparsebench.apply(copy.deepcopy(dense), args.strategy, learned=args.learned)
 sparse.teach(dense)
 sparse.to(device).train()
 average = ModelEmaV3(sparse.model, decay=0.99)
@@ -52,13 +52,13 @@ groups = [
     {"params": list(sparse.model.parameters()), "weight_decay": 0.05},
     *([{"params": learned}] if learned else []),
 ]
-optimizer = create_optimizer_v2(groups, opt="adamw", lr=given.lr)
-steps = given.epochs * len(loader)
+optimizer = create_optimizer_v2(groups, opt="adamw", lr=args.lr)
+steps = args.epochs * len(loader)
 schedule = CosineLRScheduler(optimizer, t_initial=steps, warmup_t=steps // 10)
 network = DistributedDataParallel(sparse)
 
 step = 0
-for epoch in range(given.epochs):
+for epoch in range(args.epochs):
     loader.sampler.set_epoch(epoch)
     for pixels, labels in loader:
         schedule.step_update(step)
@@ -74,5 +74,5 @@ for epoch in range(given.epochs):
     if dist.get_rank() == 0:
         print(f"epoch {epoch}: loss {loss.item():.3f}, {sparse.macs_ratio:.3f} of the MACs", flush=True)
 if dist.get_rank() == 0:
-    torch.save({"state_dict": sparse.state_dict(), "ema": average.module.state_dict()}, given.out)
+    torch.save({"state_dict": sparse.state_dict(), "ema": average.module.state_dict()}, args.out)
 dist.destroy_process_group()

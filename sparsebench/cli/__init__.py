@@ -1,4 +1,4 @@
-"""The command line: a file a group of commands; no work is done here."""
+"""The command line. Each file has a group of commands, which call other rooms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sparsebench.plugin.observer import leave_in_time
 
 
 def _example(error: click.ClickException) -> str:
-    """Return what to type where an argument is missing or too much, or an option is not known."""
+    """Return an example for a missing or superfluous argument or an unknown option; "" for other errors."""
     bad_value = isinstance(error, click.BadParameter) and not isinstance(error, click.MissingParameter)
     context = error.ctx if isinstance(error, click.UsageError) and not bad_value else None
     example = EXAMPLES.get(context.info_name or "") if context else None
@@ -27,7 +27,7 @@ def _example(error: click.ClickException) -> str:
 
 
 class _Group(click.Group):
-    """Prints mistakes of users as one line and exits with 2; nowhere else is that done."""
+    """Prints errors of users as one line and exits with 2. This is the only place that does so."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command; see `click.Command.main`."""
@@ -44,7 +44,7 @@ class _Group(click.Group):
         except UserError as error:
             click.echo(f"Error: {error}", err=True)
             sys.exit(error.code)
-        except BrokenPipeError:  # who reads has enough
+        except BrokenPipeError:  # the reader of the output stopped reading
             sys.exit(1)
         except (OSError, MemoryError, RuntimeError) as error:
             if (line := refusal(error)) is None:
@@ -56,7 +56,7 @@ class _Group(click.Group):
         return result
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands, by what they are for."""
+        """Write the commands in groups."""
         width = formatter.width - max(map(len, EXAMPLES)) - 8
         for title, names in COMMANDS.items():
             with formatter.section(title):
@@ -83,11 +83,11 @@ for command in (
 
 
 def run_cli() -> None:
-    """Start the command line; warnings of the library go to standard error, and what hangs at the end is cut off."""
+    """Start the command line. Warnings of the library go to standard error. The process ends even if threads hang."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # no output fails of names that its encoding cannot hold
+        if isinstance(stream, io.TextIOWrapper):  # names that the encoding lacks must not be an error
             stream.reconfigure(errors="backslashreplace")
-    gc.set_threshold(50_000)  # most of what is made, modules and records, stays: no need to look through it so often
+    gc.set_threshold(50_000)  # most objects, modules and records, live until the end: collect garbage less often
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
     try:
         main()
@@ -97,9 +97,9 @@ def run_cli() -> None:
             sys.stdout.flush()
         except OSError as error:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            if code == 0:  # else it has said what is wrong
+            if code == 0:  # otherwise an error was printed already
                 click.echo(f"Error: standard output: {refusal(error)}", err=True)
                 code = 2
         leave_in_time(code)
-        gc.freeze()  # else the interpreter looks through all modules several times as it ends, for a second
+        gc.freeze()  # otherwise the interpreter collects garbage in all modules at its end, which takes a second
         sys.exit(code)

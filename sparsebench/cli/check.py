@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sparsebench import __version__
-from sparsebench.cli.terminal import PATH, Guided
+from sparsebench.cli.terminal import PATH
 from sparsebench.errors import UserError
 from sparsebench.files import write_whole
 from sparsebench.plugin.hooks import PROJECT
@@ -33,24 +33,24 @@ PACKAGE = {
     "README.md.jinja": "{name}/README.md",
     "workflow.yml.jinja": "{name}/.github/workflows/test.yml",
 }
-"""The place of what each template makes; the first is the strategy."""
+"""The file made from each template. The first is the strategy's."""
 
 
 def write(name: str, folder: Path, registry: Registry, *, package: bool = False) -> list[Path]:
-    """Write a strategy with its test, or a distribution of it; return the files, the strategy's first.
+    """Write a template of a strategy with its test, or of a package; return the files, the strategy's first.
 
     Raises:
-        UserError: the name is taken or none, a file is there already, or the folder cannot be written.
+        UserError: if the name is invalid or taken, a file already exists, or the folder cannot be written.
     """
     places = {template: folder / place.format(name=name) for template, place in (PACKAGE if package else FILES).items()}
     if not (name.isascii() and name.isidentifier() and name[0].isalpha()) or keyword.iskeyword(name):
-        raise UserError("the name of a strategy", got=f"'{name}'", allowed="letters, digits and _, as Python has names")
+        raise UserError("the name of a strategy", got=f"'{name}'", allowed="a Python name of letters, digits and _")
     for path in (folder / name, *places.values()) if package else places.values():
         if path.exists():
-            raise UserError(f"{path} is there already", next_step="choose another name, or --dir")
+            raise UserError(f"{path} already exists", next_step="choose another name, or --dir")
     names = {*registry.entries, *(registered.cls.name for registered in registry.strategies())}
     if name in names or importlib.util.find_spec(name) is not None:
-        raise UserError(f"there is a strategy or a Python module '{name}' already", next_step="choose another name")
+        raise UserError(f"a strategy or a Python module '{name}' already exists", next_step="choose another name")
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     templates = Environment(
@@ -73,12 +73,12 @@ def write(name: str, folder: Path, registry: Registry, *, package: bool = False)
 def reports_of(
     targets: Sequence[str], records: Sequence[Record], limit: float, left_out: list[str]
 ) -> Iterator[Report]:
-    """Yield the reports of each NAME or FILE.py: without parameters, with those that records have of it.
+    """Yield the reports of each NAME or FILE.py; without parameters, with those of its records.
 
-    Without targets those of every strategy of the records; `left_out` gets which cannot be checked, with why.
+    Without targets, check all strategies of the records, and append those that cannot be checked to `left_out`.
 
     Raises:
-        UserError: there is no such target.
+        UserError: if a target does not exist.
     """
     from sparsebench.plugin.content import file_revision
     from sparsebench.testing import process
@@ -92,8 +92,8 @@ def reports_of(
             if (record.origin.revision == revision if revision else record.cell.strategy.name == target)
         }
         try:
-            if not targets and (path := plugins[target]).startswith("file:"):  # the records do not know where it lies
-                raise UserError(f"it comes from a file, {path.removeprefix('file:')}", next_step="give that too")
+            if not targets and (path := plugins[target]).startswith("file:"):  # records lack the folder of the file
+                raise UserError(f"it comes from the file {path.removeprefix('file:')}", next_step="name the file too")
             for part in parts.values() or (None,):
                 yield from process.check(target, limit, part)
         except UserError as error:
@@ -102,7 +102,7 @@ def reports_of(
             left_out.append(f"{target}: {error}")
 
 
-@click.command(cls=Guided)
+@click.command()
 @click.argument("name")
 @click.option("--package", is_flag=True, help="Write a package that can be published, instead of two files.")
 @click.option(
@@ -125,7 +125,7 @@ def new(name: str, package: bool, folder: Path) -> None:
     click.echo(f"\nsparsebench check {files[0]}\nsparsebench run --plugin {files[0]}\npytest {where}")
 
 
-@click.command(cls=Guided)
+@click.command()
 @click.argument("targets", metavar="[NAME|FILE.py[:PARAM=VALUE...]]...", nargs=-1)
 @click.option(
     "--results",

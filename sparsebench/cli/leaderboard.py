@@ -1,4 +1,4 @@
-"""sparsebench leaderboard."""
+"""The command leaderboard."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 import click
 
 from sparsebench.board.tables import FORMATS, Choice
-from sparsebench.cli.terminal import PATH, Guided, folder_argument, notes, output, table, write
+from sparsebench.cli.terminal import PATH, folder_argument, notes, output, table, write
 from sparsebench.errors import UserError
 from sparsebench.files import write_whole
 from sparsebench.stats import style
 
 HTML, BIBTEX = "html", "bibtex"
 SHOWN = 5
-"""Cells of a board that --check names."""
+"""Maximum number of cells of a board that --check names."""
 
 
-@click.command(cls=Guided)
+@click.command()
 @folder_argument
 @click.option("--format", "form", type=click.Choice([*FORMATS, HTML, BIBTEX]), default="table", show_default=True)
 @click.option("--by", type=click.Choice(["task"]), help="One row for each task and model.")
@@ -38,7 +38,7 @@ SHOWN = 5
 @click.option(
     "--update",
     is_flag=True,
-    help="Write the boards in FOLDER, also where there is none yet, and the documents that show them.",
+    help="Write the boards in FOLDER, including new boards, and the documents that show them.",
 )
 @click.option(
     "--picture", type=PATH, metavar="FILE", help="Draw the board as PNG, SVG or PDF, depending on the suffix of FILE."
@@ -91,19 +91,19 @@ def leaderboard(
     """
     chosen = {"--of": quantity, "--strategies": strategies, "--width": columns_of_paper}
     if picture is None and (extra := [name for name, value in chosen.items() if value is not None]):
-        raise UserError(f"{extra[0]} is of a picture", next_step="give --picture FILE.png too")
+        raise UserError(f"{extra[0]} needs a picture", next_step="add --picture FILE.png")
     if speed is not None and view != "paper":
-        raise UserError("--speed is of the table of a paper", next_step="give --view paper too")
+        raise UserError("--speed needs the table of a paper", next_step="add --view paper")
     if picture is not None:
         _draw(folder, picture, quantity or "accuracy", strategies or "", columns_of_paper or "two")
         return
     if check or update:
         sys.exit(_compare_or_write(folder, update))
     if form == HTML and output is None and sys.stdout.isatty():
-        raise UserError("a page is not for the terminal", next_step="give -o FILE.html")
+        raise UserError("an HTML page cannot be shown in a terminal", next_step="give -o FILE.html")
     if form in (HTML, BIBTEX) and (choice.names or view != "board"):
         name = "--columns" if choice.names else "--view"
-        raise UserError(f"{name} is of tables", got=f"--format {form}", allowed=list(FORMATS))
+        raise UserError(f"{name} needs a table", got=f"--format {form}", allowed=list(FORMATS))
     if form == HTML:
         from sparsebench.board.board import gather
         from sparsebench.board.published import page
@@ -129,15 +129,15 @@ def _draw(folder: Path, file: Path, quantity: str, strategies: str, width: str) 
 
 
 def _compare_or_write(folder: Path, write: bool) -> int:
-    """Compare the boards in a folder with their records, or write them; return how the command leaves."""
+    """Compare the boards in a folder with their records, or write them. Return the exit code of the command."""
     from sparsebench.board import published
     from sparsebench.publish import MANIFEST
     from sparsebench.publish.submission import contradictions
 
     if write and (folder / MANIFEST).is_file():
         raise UserError(
-            f"{folder} is a submission, which has no other files than it was submitted with",
-            next_step=f"sparsebench leaderboard {folder} -o FILE writes its board elsewhere",
+            f"{folder} is a submission, to which no files are added",
+            next_step=f"`sparsebench leaderboard {folder} -o FILE` writes its board to another place",
         )
     wrong = contradicted = 0
     folders = [folder] if write and (folder / "records").is_dir() else published.boards(folder)
@@ -147,12 +147,12 @@ def _compare_or_write(folder: Path, write: bool) -> int:
         state = "written" if write else "not what the records give"
         click.echo(f"{board}: {state}: {', '.join(names)}" if names else f"{board}: as it must be")
         wrong += bool(names) and not write
-        torn = [] if write else list(contradictions(board))
-        for text in torn[:SHOWN]:
+        conflicts = [] if write else list(contradictions(board))
+        for text in conflicts[:SHOWN]:
             click.echo(f"{board}: {text}")
-        if len(torn) > SHOWN:
-            click.echo(f"{board}: and {len(torn) - SHOWN} more such cells")
-        contradicted += bool(torn)
+        if len(conflicts) > SHOWN:
+            click.echo(f"{board}: and {len(conflicts) - SHOWN} more contradictions")
+        contradicted += bool(conflicts)
     if contradicted:
         click.echo(f"records of {contradicted} boards contradict themselves: run their cells again", err=True)
     if wrong:
@@ -173,7 +173,6 @@ def _text(
     from sparsebench.board.judge import judge
     from sparsebench.board.settings import frame_of, read
     from sparsebench.board.tables import render
-    from sparsebench.board.views import report
 
     records = frame_of(read(folder))
     if form == BIBTEX:
@@ -186,9 +185,9 @@ def _text(
     if view != "board":
         return render(getattr(views, view)(result.rankings), form, choice)
     notes: list[str] = []
-    if form in ("csv", "json"):  # which hold a table and nothing else
+    if form in ("csv", "json"):  # formats that hold only a table
         for line in (*unranked(result.settings, folder), *machines(records)):
             click.echo(line, err=True)
     else:
         notes = notes_on(records, result, folder, technical=technical or form != "table")
-    return render(report(result, notes, whole=form != "latex" and not choice.names), form, choice)
+    return render(views.report(result, notes, whole=form != "latex" and not choice.names), form, choice)

@@ -1,4 +1,4 @@
-"""Commands that say what there is: list, show, data and env."""
+"""Commands that look things up: list, show, data and env."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from sparsebench.board.columns import Column
 from sparsebench.board.tables import WIDTH, fit
-from sparsebench.cli.terminal import PATH, Guided, width, write
+from sparsebench.cli.terminal import PATH, width, write
 from sparsebench.errors import UserError, unknown
 from sparsebench.files import cache_folder
 from sparsebench.plan import request as suites
@@ -26,12 +26,12 @@ _KEYS = ("name", "kind", "site", "needs", "trained", "exports", "from", "what", 
 WHAT = ("plugins", "tasks", "models", "suites", "observers")
 
 
-def first_line(thing: Any) -> str:
-    """Return the first line of a docstring."""
-    return (thing.__doc__ or "").strip().partition("\n")[0]
+def first_line(cls: Any) -> str:
+    """Return the first line of the docstring of a class."""
+    return (cls.__doc__ or "").strip().partition("\n")[0]
 
 
-@click.command("list", cls=Guided)
+@click.command("list")
 @click.argument("what", type=click.Choice(WHAT), default="plugins")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects with at least `name`.")
 @click.option("--bibtex", is_flag=True, help="Print the BibTeX entries of the listed strategies.")
@@ -45,11 +45,11 @@ def list_(what: str, as_json: bool, bibtex: bool, published: bool, wide: bool) -
     """List strategies, tasks, models, suites or observers."""
     if bibtex:
         if what != "plugins" or as_json:
-            raise UserError("--bibtex lists what strategies cite", allowed="sparsebench list plugins --bibtex")
+            raise UserError("--bibtex lists only strategies", allowed="sparsebench list plugins --bibtex")
         click.echo("\n\n".join(sorted({registered.cls.bibtex for registered in Registry().strategies()} - {""})))
         return
     if published and what != "plugins":
-        raise UserError("--published lists settings of strategies", allowed="sparsebench list plugins --published")
+        raise UserError("--published lists only strategies", allowed="sparsebench list plugins --published")
     rows = TABLES["published" if published else what](Registry())
     if as_json:
         click.echo(json.dumps(rows, indent=1))
@@ -76,7 +76,7 @@ def _plugins(registry: Registry) -> list[dict[str, str]]:
 
 
 def _class_rows(classes: Iterable[Any], **columns: str) -> list[dict[str, str]]:
-    """Return a row for each class: its name, the attributes that columns show, and what it is."""
+    """Return a row for each class: its name, the attributes named by `columns`, and the first line of its docstring."""
     return [
         {"name": cls.name} | {key: getattr(cls, attr) for key, attr in columns.items()} | {"what": first_line(cls)}
         for cls in classes
@@ -98,10 +98,10 @@ TABLES: dict[str, Callable[[Registry], list[dict[str, Any]]]] = {
         for suite in map(suites.load, suites.names())
     ],
 }
-"""What makes the rows of each table from a registry."""
+"""The functions that make the rows of each table from a registry."""
 
 
-@click.command(cls=Guided)
+@click.command()
 @click.argument("name")
 @click.option("--bibtex", is_flag=True, help="Print only the BibTeX entry of the strategy.")
 def show(name: str, bibtex: bool) -> None:
@@ -109,36 +109,34 @@ def show(name: str, bibtex: bool) -> None:
 
     NAME may also be a FILE.py, for the strategies in it.
     """
-    registry, own = Registry(), name.endswith(".py")
-    strategies = (
-        [registry.strategy(found) for found in registry.load_file(Path(name))] if own else registry.strategies()
-    )
-    classes = {"strategy": [entry.cls for entry in strategies], "task": registry.tasks(), "model": registry.models(),
+    registry, is_file = Registry(), name.endswith(".py")
+    entries = map(registry.strategy, registry.load_file(Path(name))) if is_file else registry.strategies()
+    classes = {"strategy": [entry.cls for entry in entries], "task": registry.tasks(), "model": registry.models(),
                "observer": registry.observers()}  # fmt: skip
-    catalogue = [(kind, cls) for kind, several in classes.items() for cls in several]
-    shown = [(kind, cls) for kind, cls in catalogue if (kind == "strategy" if own else cls.name == name)]
+    catalogue = [(kind, cls) for kind, of_kind in classes.items() for cls in of_kind]
+    shown = [(kind, cls) for kind, cls in catalogue if (kind == "strategy" if is_file else cls.name == name)]
     names = {*suites.names(), *(cls.name for _, cls in catalogue)}
     if name in registry.broken:
         raise UserError(f"plugin '{name}' does not load: {registry.broken[name]}")
     if not shown and name not in names:
-        bare = name.partition(":")[0]
-        raise unknown("strategy, task, model, observer or suite", name, names, meant=bare if bare in names else None)
+        word = name.partition(":")[0]
+        raise unknown("strategy, task, model, observer or suite", name, names, meant=word if word in names else None)
     if not bibtex:
         write("\n".join(_about(kind, cls) for kind, cls in shown) or suites.text(name))
-    elif entries := [cls.bibtex for kind, cls in shown if kind == "strategy" and cls.bibtex]:
-        click.echo("\n".join(entries))
+    elif citations := [cls.bibtex for kind, cls in shown if kind == "strategy" and cls.bibtex]:
+        click.echo("\n".join(citations))
     else:
         raise UserError(f"'{name}' has no BibTeX entry", next_step="sparsebench list --bibtex")
 
 
 def _about(category: str, cls: Any) -> str:
-    """Return what a class is."""
+    """Return the description of a strategy, task, model or observer: docstring, traits and parameters."""
     from sparsebench.strategy.plans import DOES
 
     lines = [f"{category} {cls.name}", ""]
     if category == "strategy":
-        differs = cls.differs or ("nothing known" if cls.citation or cls.published else "none is published")
-        lines += [f"published: {setting}" for setting in cls.published or ("no setting is known here",)]
+        differs = cls.differs or ("nothing known" if cls.citation or cls.published else "no method is published")
+        lines += [f"published: {setting}" for setting in cls.published or ("no known setting",)]
         lines += [f"differs from the published method: {differs}", ""]
     lines += [inspect.cleandoc(cls.__doc__ or ""), ""]
     if category == "strategy":
@@ -158,20 +156,20 @@ def _about(category: str, cls: Any) -> str:
 
 
 def _traits(cls: Any) -> list[str]:
-    """Return the lines that say where a strategy acts, and what it needs."""
+    """Return lines about a strategy: kind, site, needs, training, export, citation and budget options."""
     from sparsebench.deploy.export import export_obstacle, exportable
 
     trained = "yes" if cls.trained else "no"
     if cls.fits():
-        trained = f"no; it looks at {cls.fit_images} training images first{', with labels' * cls.fit_labels}"
-    why = export_obstacle(cls) or "its choices read numbers from tensors"
-    exports = {"yes": "yes", "no": f"no: {why}", "?": "sparsebench check says"}[exportable(cls)]
+        trained = f"no; it reads {cls.fit_images} training images first{', with labels' * cls.fit_labels}"
+    why = export_obstacle(cls) or "its choices depend on numbers read from tensors"
+    exports = {"yes": "yes", "no": f"no: {why}", "?": "unknown until `sparsebench check`"}[exportable(cls)]
     lines = [f"kind: {cls.kind}", f"site: {cls.site}", f"needs: {', '.join(sorted(cls.needs)) or 'nothing'}"]
     lines += [f"trained: {trained}", f"exports: {exports}", f"citation: {cls.citation or '-'}", ""]
     return lines + ([f"budget options: {', '.join(BUDGET_KEYS)}", ""] if cls.budgeted else [])
 
 
-@click.command(cls=Guided)
+@click.command()
 @click.option("--data-root", default="data", show_default=True, type=PATH, help="Folder with the data sets.")
 @click.option(
     "--verify", is_flag=True, help="Check the contents of the files (checksums and tables), not only their names."
@@ -225,7 +223,7 @@ def _sets(root: Path, verify: bool) -> list[dict[str, Any]]:
     return rows
 
 
-@click.command(cls=Guided)
+@click.command()
 def env() -> None:
     """Show the machine and the libraries, as stored with records."""
     import torch

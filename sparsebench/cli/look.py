@@ -1,4 +1,4 @@
-"""Commands that look into networks with strategies: show-tokens, compare and speed."""
+"""Commands that examine strategies in networks: show-tokens, compare and speed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def show_tokens(
 )
 @click.option("--markdown", is_flag=True, help="Print a table for a page or a pull request.")
 @click.option(
-    "--picture", type=PATH, metavar="FILE", help="Draw the patches of both on test pictures, as PNG, SVG or PDF."
+    "--picture", type=PATH, metavar="FILE", help="Draw the patches that both keep on test pictures: PNG, SVG or PDF."
 )
 @click.option(
     "--samples", type=click.IntRange(min=1), default=4, show_default=True, help="Number of test pictures to draw."
@@ -162,16 +162,15 @@ def speed(
     The folder --out must be new or empty. It gets speed.jsonl, timm.csv with the columns of timm's own tables, and
     speed.png. `sparsebench leaderboard --view paper --speed FOLDER` puts the times into the table of a paper.
     """
-
     from sparsebench.deploy.apply import timm_model
     from sparsebench.deploy.speed import MODES, draw, lines, measure, timm_csv
     from sparsebench.runner.devices import first_of, resolve_device
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is there and is not written over", next_step="give another --out")
+        raise UserError(f"{out} already exists and is not overwritten", next_step="give another --out")
     names = models.split(",")
     if weights is not None and len(names) > 1:
-        raise UserError("--weights are of one network", got=models, allowed="one MODEL")
+        raise UserError("--weights needs exactly one MODEL", got=models)
     networks = {
         name.removeprefix("timm:").removeprefix("arch="): timm_model(name, weights, weights_key, fetch=False)
         for name in names

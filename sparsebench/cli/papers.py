@@ -1,4 +1,4 @@
-"""Commands about papers: reproduce makes their figures again, claims recounts their numbers."""
+"""Commands about papers: reproduce and claims."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sparsebench.runner.progress import Progress
 
 
 class _Reproduce(click.Command):
-    """A command whose help names the papers that plugins bring; which these are is looked at when that is asked."""
+    """A command whose help lists the papers of plugins. Plugins are loaded only when the help is shown."""
 
     def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the papers with their presets and figures, and the example."""
@@ -33,7 +33,7 @@ class _Reproduce(click.Command):
 
 @click.command(cls=_Reproduce)
 @click.argument("name", metavar="PAPER")
-@click.option("--figure", "figures", multiple=True, metavar="FIGURE", help="Only this. Repeatable.")
+@click.option("--figure", "figures", multiple=True, metavar="FIGURE", help="Only this figure. Repeatable.")
 @click.option("--preset", help="Number and size of the trials.  [default: default, or else the smallest]")
 @click.option(
     "--out", type=PATH, help="Folder for records, figures and verdicts.  [default: sparsebench-PAPER-PRESET]"

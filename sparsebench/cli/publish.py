@@ -1,4 +1,4 @@
-"""Commands for records that others read: submit, verify, merge, export and observe."""
+"""Commands that publish and share records: submit, verify, merge, export and observe."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sparsebench.publish.submission import Verdict
 
 SHOWN = 5
-"""Cells that are named."""
+"""Maximum number of cells that `merge` names."""
 
 
 @click.command(cls=Guided)
@@ -65,11 +65,11 @@ def verify(
     number = None
     if replay is not None and replay != "all":
         if not (replay.isascii() and replay.isdecimal() and int(replay)):
-            raise UserError("--replay", got=f"'{replay}'", allowed="1 or more, or all")
+            raise UserError("--replay", got=f"'{replay}'", allowed="a number of cells, 1 or more, or all")
         number = int(replay)
     folders, verdicts = _submissions(path), []
     if replay and len(folders) > 1:
-        raise UserError("one submission is replayed at a time", got=f"{len(folders)} of them", next_step="name one")
+        raise UserError("--replay needs one submission", got=f"{len(folders)} submissions", next_step="name one")
     for folder in folders:
         verdict = verified(folder, placed=True)
         if replay and verdict.badge == "reported":
@@ -86,52 +86,52 @@ def verify(
 
 
 def _submissions(path: Path) -> list[Path]:
-    """Return the submissions below a path, sorted: itself, or folders with a manifest, or else those two deep.
+    """Return the path if it has a manifest; else its folders with a manifest, and the folders in its other folders.
 
     Raises:
-        UserError: there is no such folder, or no submission in it.
+        UserError: if the path is not a folder or has no submissions.
     """
     if not path.is_dir():
-        raise UserError(f"{path} is no folder")
+        raise UserError(f"{path} is not a folder")
     if (path / MANIFEST).is_file():
         return [path]
     inner = [folder for folder in path.glob("*") if (folder / MANIFEST).is_file()]
     outer = [folder for folder in path.glob("*/*") if folder.is_dir() and folder.parent not in inner]
     if not inner + outer:
-        raise UserError(f"no submissions in {path}", next_step="they lie in <strategy>/<version>/")
+        raise UserError(f"no submissions in {path}", next_step="submissions are folders <strategy>/<version>")
     return sorted(inner + outer)
 
 
 def _ask(folder: Path, yes: bool) -> None:
-    """Say what is going to run, and go on only if that is wanted."""
+    """Tell the user which code will run with which rights, and continue only if the user agrees."""
     from sparsebench.publish.replay import has_sandbox, no_network
     from sparsebench.publish.submission import manifest_of, plugin_of
 
     manifest = manifest_of(folder)
     plugin = plugin_of(folder, manifest)
     code = f"the file {plain(plugin)}" if plugin else f"the installed plugin of '{plain(manifest.strategy, 60)}'"
-    network = "without network" if no_network() else "WITH your network, as this system has no `unshare`"
-    limits = f"{network}, with your files, as `bwrap` does not work here"
+    network = "without network" if no_network() else "WITH network access, because `unshare` does not work here"
+    limits = f"{network}, with access to your files, because `bwrap` does not work here"
     if has_sandbox():
-        limits = "without network, in a sandbox that hides your home and writes nothing there"
-    line = f"this runs {code} as you, {limits}"
+        limits = "without network, in a sandbox that hides your home folder and writes only temporary files"
+    line = f"this runs {code} with your user rights, {limits}"
     if yes:
         click.echo(line, err=True)
     elif not sys.stdin.isatty():
-        raise UserError(line, next_step="give --yes if that is what you want")
+        raise UserError(line, next_step="give --yes to confirm")
     else:
-        click.confirm(f"{line}; go on?", abort=True, err=True)
+        click.confirm(f"{line}; continue?", abort=True, err=True)
 
 
 def _lines(verdict: Verdict) -> str:
     lines = [f"{verdict.folder}: {verdict.badge}: {verdict.meaning}"]
     if verdict.strategy:
-        scope = f"suite {verdict.suite}" if verdict.suite else "cells of its own"
+        scope = f"suite {verdict.suite}" if verdict.suite else "cells without a suite"
         lines.append(f"{verdict.strategy} {verdict.version}, {scope}, {verdict.records} records")
     return "\n  ".join([*lines, *verdict.why, *verdict.notes])
 
 
-@click.command(cls=Guided)
+@click.command()
 @folder_argument
 @click.option("--strategy", metavar="NAME", help="Strategy to submit, if FOLDER has several deployable strategies.")
 @click.option(
@@ -151,12 +151,12 @@ def submit(folder: Path, strategy: str | None, to: Path) -> None:
     from sparsebench.publish.submission import git_steps
     from sparsebench.publish.submission import submit as write_submission
 
-    made = write_submission(folder, to, strategy)
-    click.echo(f"written: {made.folder}, {made.records} records, {made.badge}: {made.meaning}", err=True)
-    click.echo(git_steps(made))
+    verdict = write_submission(folder, to, strategy)
+    click.echo(f"written: {verdict.folder}, {verdict.records} records, {verdict.badge}: {verdict.meaning}", err=True)
+    click.echo(git_steps(verdict))
 
 
-@click.command(cls=Guided)
+@click.command()
 @click.argument("folders", nargs=-1, required=True, type=PATH)
 @click.option("-o", "--out", required=True, type=PATH, help="New folder to write.")
 def merge(folders: tuple[Path, ...], out: Path) -> None:
@@ -174,7 +174,7 @@ def merge(folders: tuple[Path, ...], out: Path) -> None:
     sys.exit(int(bool(wrong)))
 
 
-@click.command(cls=Guided)
+@click.command()
 @click.argument("what", metavar=f"[FOLDER={OUT}|MODEL]", required=False)
 @click.option("--format", "form", type=click.Choice(["csv", "jsonl", "parquet"]), default="csv", show_default=True)
 @click.option("-o", "--out", metavar="FILE", type=PATH, help="File to write. [standard output]")
@@ -197,9 +197,9 @@ def export(
     """
     if plugin is not None:
         if what is None:
-            raise UserError("MODEL is missing", next_step="name it, as in timm:deit_small_patch16_224")
+            raise UserError("MODEL is missing", next_step="name a model, such as timm:deit_small_patch16_224")
         if out is None:
-            raise UserError("a network is not for standard output", next_step="give -o FILE.onnx or FILE.pt2")
+            raise UserError("a network needs an output file", next_step="give -o FILE.onnx or FILE.pt2")
         from sparsebench.deploy.apply import apply, timm_model
 
         with apply(timm_model(what, weights, weights_key), plugin, learned=learned) as sparse:
@@ -209,19 +209,21 @@ def export(
     folder = Path(OUT if what is None else what)
     if out is None:
         if form == "parquet":
-            raise UserError("parquet is not for standard output", next_step="give -o FILE")
+            raise UserError("parquet needs an output file", next_step="give -o FILE")
         _write_records(folder, form, sys.stdout.buffer)
         return
     if out.exists():
-        raise UserError(f"{out} is there and is not written over", next_step="give another -o")
-
+        raise UserError(f"{out} already exists and is not overwritten", next_step="give another -o")
     with whole_file(out) as file:
         n = _write_records(folder, form, file)
     click.echo(f"written: {out}, {n} records", err=True)
 
 
 def _write_records(folder: Path, form: str, file: BinaryIO) -> int:
-    """Write the records of a run's folder that count, and return how many: csv has checks, but no outcomes and JSON."""
+    """Write the records of a run's folder that count, and return their number.
+
+    csv has the results of checks, but no outcomes of test items and no columns of JSON.
+    """
     import pyarrow.parquet as pq
 
     from sparsebench.testing import reports
@@ -246,7 +248,7 @@ def _write_records(folder: Path, form: str, file: BinaryIO) -> int:
     return len(rows)
 
 
-@click.command(cls=Guided)
+@click.command()
 @click.argument("folder", type=PATH)
 @click.argument("observers", nargs=-1, required=True, metavar="NAME|FILE.py[:PARAM=V]...")
 def observe(folder: Path, observers: tuple[str, ...]) -> None:

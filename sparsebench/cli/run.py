@@ -1,4 +1,4 @@
-"""Commands of runs: run, what it would do, and status."""
+"""Commands for runs: run, its dry run, and status."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(
 ) -> None:
     """Run strategies and print the leaderboard.
 
-    The suite says on which tasks, models and budgets strategies and baselines are run.
+    The suite determines the tasks, models, budgets and baselines.
 
     Give strategies as arguments or with --plugin. Both may be repeated.
 
@@ -81,30 +81,27 @@ def run(
     elif (deployable == "ok").any():
         click.echo(f"next: sparsebench leaderboard {out} --view pairs\npage: {out}/leaderboard.html", err=True)
     elif len(deployable):
-        step = "give the strategy what the note above says that it lacks, and run the same command"
-        click.echo(f"next: {step}", err=True)
+        click.echo("next: give the strategy what it lacks (see the note above), and run the same command", err=True)
     else:
-        click.echo(f"next: sparsebench run STRATEGY --out {out}, with one of sparsebench list", err=True)
+        click.echo(f"next: sparsebench run STRATEGY --out {out}; `sparsebench list` has strategies", err=True)
     sys.exit(int(bool(len(lost))))
 
 
 def read_options(values: Mapping[str, Any], dry_run: bool) -> tuple[Request, Files, Execution]:
-    """Return what a command is asked for, see `values_of`; a dry run downloads nothing."""
+    """Return the request, files and execution of a command's options, see `values_of`. A dry run downloads nothing."""
     return values_of({**values, "download": bool(values.get("download")) and not dry_run})
 
 
 def forecast(plan: Plan, device: str = "auto") -> None:
-    """Print the cells to run by task and strategy, what is expected of them, what is to be decoded before, and how
-    class folders are numbered.
+    """Print the cells to run with their expected time and memory, pictures to decode, and numbers of class folders.
 
-    Where trained weights are tested and no test is done yet, their networks are timed on the device.
+    If all cells only test trained weights and none has run before, their networks are timed on the device.
     """
-
     from sparsebench.plan.locate import file_names, pictures_of
     from sparsebench.tasks.sources.labels import numbering
 
     todo, registry = plan.todo, Registry()
-    for file in {file for job in todo for file in job.files}:  # which may bring tasks
+    for file in {file for job in todo for file in job.files}:  # files may define tasks
         registry.load_file(Path(file))
     expected, bytes_ = plan.expected, 0
     if todo and not any(registry.task(job.cell.task.name).trains or expected.seconds(job) for job in todo):
@@ -135,7 +132,7 @@ def forecast(plan: Plan, device: str = "auto") -> None:
 
 
 def _totals(jobs: Sequence[Job], expected: Expected, bytes_: int) -> dict[str, str]:
-    """Return the hours of one worker and the memory that cells need, as far as like cells have been run or timed."""
+    """Return the expected hours of one worker and the memory; "unknown" unless similar cells were run or timed."""
     seconds = [expected.seconds(job) for job in jobs]
     times = [value for value in seconds if value is not None]
     sizes = [size for job in jobs if (size := expected.memory(job) or bytes_)]
@@ -145,7 +142,7 @@ def _totals(jobs: Sequence[Job], expected: Expected, bytes_: int) -> dict[str, s
     }
 
 
-@click.command(cls=Guided)
+@click.command()
 @folder_argument
 def status(folder: Path) -> None:
     """Show the progress of the runs in a FOLDER.
@@ -159,21 +156,20 @@ def status(folder: Path) -> None:
     write(f"{tabulate(rows, headers='keys', tablefmt='simple')}\n")
     for run in runs:
         left = sum(run.left.values())
-        silent = f"was stopped with {left} cells left, or says nothing since {clock(time.time() - run.updated)}"
+        silent = f"was stopped with {left} cells left, or has not reported for {clock(time.time() - run.updated)}"
         about = f"{left} cells without a record, {time_of(run.seconds, 'about ')}"
-        longest = f"the longest at work so far: {clock(time.time() - run.since)}"
-        text = f": {about}; {longest}" if run.alive else f" {silent}: the same command goes on"
+        longest = f"the longest running cell: {clock(time.time() - run.since)}"
+        text = f": {about}; {longest}" if run.alive else f" {silent}: run the same command again to continue"
         write(f"the run on {plain(run.host)} (process {run.pid}){text}\n")
     if not runs:
         click.echo("no run is under way")
 
 
 def _counts(records: Iterable[Record], runs: Iterable[Underway]) -> list[dict[str, str | int]]:
-    """Return a row a strategy."""
+    """Return the numbers of cells of each strategy, one row per strategy."""
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for record in records:
-        good = record.status in ANSWERS
-        counts[record.label]["done" if good else "failed"] += 1
+        counts[record.label]["done" if record.status in ANSWERS else "failed"] += 1
     for run in runs:
         for label, n in run.left.items():
             counts[label]["left"] += n - run.running.get(label, 0)

@@ -1,5 +1,5 @@
-"""What commands share: help in groups, names that a shell completes, tables that fit the terminal,
-what the system refuses, and options that are made from the fields of a run's request.
+"""Shared parts of commands: help in groups, shell completion, tables that fit the terminal, errors of the operating
+system, and options made from the fields of a run's request.
 """
 
 from __future__ import annotations
@@ -54,24 +54,24 @@ COMMANDS = {
         "observe": "sparsebench observe results tensorboard:dir=events",
     },
 }
-"""The commands by what they are for, each with an example."""
+"""The groups of commands, with an example for each command."""
 EXAMPLES = {name: example for group in COMMANDS.values() for name, example in group.items()}
 GROUPS = {
     "Cells": OPTIONS[Request],
     "Pictures and weights": OPTIONS[Files],
     "Execution": (*OPTIONS[Execution], "out", "dry_run"),
 }
-"""The options of a run by what they are for; a command's own ones come after these."""
+"""The groups of a run's options. Other options of a command follow under "Options"."""
 
 
 class Guided(click.Command):
-    """A command whose help has its options in groups, where it has many."""
+    """A command with many options, which its help shows in groups."""
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, by what they are for."""
+        """Write the options in groups."""
         options = (option for option in self.get_params(context) if isinstance(option, click.Option))
         rows = {option.name: row for option in options if (row := option.get_help_record(context)) is not None}
-        titles = {name: title for title, names in GROUPS.items() for name in names} if len(rows) > 12 else {}
+        titles = {name: title for title, names in GROUPS.items() for name in names}
         for title in (*GROUPS, "Options"):
             if part := [row for name, row in rows.items() if titles.get(str(name), "Options") == title]:
                 with formatter.section(title):
@@ -80,24 +80,24 @@ class Guided(click.Command):
 
 OBSERVERS = ("mlflow", "tensorboard")
 NAMES: dict[str, Callable[[], Iterable[str]]] = {
-    "plugins": lambda: Registry().entries.keys() - {*FIRST, *OBSERVERS},  # for which no plugin is imported
+    "plugins": lambda: Registry().entries.keys() - {*FIRST, *OBSERVERS},  # names of entry points: imports no plugin
     "suite": request.names,
     "tasks": lambda: [cls.name for cls in Registry().tasks()],
     "model": lambda: [cls.name for cls in Registry().models()],
     "observe": lambda: OBSERVERS,
 }
-"""What the options of commands name; arguments that name strategies are completed as plugins are."""
+"""Names for shell completion of options. Arguments for strategies are completed like `plugins`."""
 
 
-def complete(_context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Return the names that a shell offers for what is begun, or files."""
+def complete(_context: click.Context, parameter: click.Parameter, prefix: str) -> list[CompletionItem]:
+    """Return the names with a prefix for shell completion; without any, file names are completed."""
     names = NAMES.get(str(parameter.name), NAMES["plugins"])()
-    offered = [CompletionItem(name) for name in sorted(names) if name.startswith(begun)]
-    return offered or [CompletionItem(begun, type="file")]
+    items = [CompletionItem(name) for name in sorted(names) if name.startswith(prefix)]
+    return items or [CompletionItem(prefix, type="file")]
 
 
 def table(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of a table, as one argument, `choice`."""
+    """Add the options of a table to a command, which gets them as one argument `choice`."""
 
     @click.option(
         "--wide", is_flag=True,
@@ -122,12 +122,12 @@ output: Callable[[Any], Any] = click.option(
 
 
 def width() -> int:
-    """Return how many characters a line of the terminal has; WIDTH where the output is none."""
+    """Return the number of characters of a line of the terminal, or WIDTH if the output is not a terminal."""
     return shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
 
 
 def write(text: str, form: str = "table") -> None:
-    """Print a text; in a terminal, what is no file's format in lines that it has room for."""
+    """Print a text. In a terminal, long lines of the form "table" are wrapped."""
     for line in text.splitlines(keepends=True):
         if form == "table" and sys.stdout.isatty() and len(line) > width():
             before = line[: len(line) - len(line.lstrip())]
@@ -136,18 +136,18 @@ def write(text: str, form: str = "table") -> None:
 
 
 folder_argument: Callable[[Any], Any] = click.argument("folder", metavar=f"[FOLDER={OUT}]", type=PATH, default=OUT)
-"""Gives a command the folder of a run."""
+"""Adds the folder of a run as an argument to a command."""
 
 
 def refusal(error: BaseException) -> str | None:
-    """Return what the system refused, in a line; None if an error is none of that."""
+    """Return an error of the operating system in one line, or None for any other error."""
     if isinstance(error, OSError):
         names = [repr(os.fsdecode(name))[:200] for name in (error.filename, error.filename2) if isinstance(name, str)]
         hint = "; raise `ulimit -u`" if error.errno == errno.EAGAIN else ""
-        return f"the system refuses: {', '.join([error.strerror or str(error), *names])}{hint}"
+        return f"system error: {', '.join([error.strerror or str(error), *names])}{hint}"
     if isinstance(error, MemoryError):
-        return "the system refuses: not enough memory"
-    return "the system refuses: no more threads; raise `ulimit -u`" if "start new thread" in str(error) else None
+        return "system error: not enough memory"
+    return "system error: no more threads; raise `ulimit -u`" if "start new thread" in str(error) else None
 
 
 C = TypeVar("C", bound=Callable[..., Any])
@@ -160,7 +160,7 @@ PLACE = ("exclusive", "dask", "dry_run", "observe")
 
 
 class Numbers(click.ParamType):
-    """One number, or several with commas between."""
+    """One number, or several separated by commas."""
 
     def __init__(self, kind: type):
         self.kind, self.name = kind, "NUMBER[,NUMBER...]"
@@ -172,15 +172,15 @@ class Numbers(click.ParamType):
         try:
             return tuple(self.kind(part) for part in value.split(","))
         except ValueError:
-            self.fail(f"got '{value}', allowed: numbers with commas between", param, ctx)
+            self.fail(f"got '{value}', allowed: numbers separated by commas", param, ctx)
 
 
 KINDS: dict[type, Any] = {Path: PATH, str: str, int: int, float: float}
-"""How click reads one value, by its type; of a field that has several types, the first of them here counts."""
+"""How click reads a value of each type. If a field has several types, the first one in this order is used."""
 
 
 def _kind_of(field: FieldInfo) -> dict[str, Any]:
-    """Return how click reads a field's value; what else it must be the field says."""
+    """Return the arguments of click.option for the type of a field. The field itself validates the value."""
     types = get_args(field.annotation) or (field.annotation,)
     if field.annotation is bool:
         return {"is_flag": True}
@@ -193,7 +193,7 @@ def _kind_of(field: FieldInfo) -> dict[str, Any]:
 
 
 def _option(name: str, field: FieldInfo) -> Callable[[Any], Any]:
-    """Return what gives a command the option of a field."""
+    """Return the decorator that adds the option of a field to a command."""
     more = _kind_of(field) | {"help": field.description, "metavar": field.title}
     if field.default not in (None, False, ()):
         more |= {"default": field.default, "show_default": True}
@@ -209,7 +209,7 @@ _OPTIONS = {name: _option(name, field) for fields in OPTIONS.values() for name, 
 
 
 def options(*names: str) -> Callable[[C], C]:
-    """Give a command these options, in this order."""
+    """Return a decorator that adds these options to a command, in this order."""
 
     def decorate(command: C) -> C:
         for name in reversed(names):

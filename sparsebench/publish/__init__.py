@@ -1,4 +1,4 @@
-"""Publishing the records of a run, and verifying what others have published: from the records alone, without torch."""
+"""Submissions: publishing the records of a run, verifying them without torch, and running their cells again."""
 
 MANIFEST = "manifest.json"
-"""The file by which a folder is a submission; see `verify`."""
+"""The file that makes a folder a submission; see `verify`."""

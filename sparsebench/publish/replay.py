@@ -1,9 +1,10 @@
-"""Cells of a submission run again here, and whether they agree with what was reported. Runs the strategy's code.
+"""Replays: run cells of a submission again, which runs the strategy's code, and compare them with the reported records.
 
-On the same machine and libraries, and a CPU, everything is the same. Elsewhere sums are rounded otherwise, which
-training makes large. That it was elsewhere is the submission's claim, so it buys little: what may not hang on rounding
-must be the same, and all drawn cells of a task together may not be significantly better than they are here, nor by more
-than `MOST_BETTER`. No level is divided by the number of cells: to ask for more of them lets no more through.
+On a CPU of the same machine with the same libraries, all results must be equal. On another machine rounding differs,
+and training amplifies the difference. But only the submission says that it ran on another machine, so tolerances are
+narrow. Results that do not depend on rounding must be equal. Over all drawn cells of a task, the submission must not be
+significantly better than the replay, and never by more than `MOST_BETTER`. Significance levels are not divided by the
+number of cells, so that more cells do not widen the tolerances.
 """
 
 from __future__ import annotations
@@ -46,46 +47,46 @@ from sparsebench.testing import process
 from sparsebench.testing.reports import HARMLESS
 
 _BY_CONTENT = re.compile(r"-[0-9a-f]{12}$")
-"""Ends the name of pictures and weights that are a user's own."""
+"""End of the names of the user's own pictures and weights: a hash of the content."""
 KEPT = re.compile(
     r"PATH|HOME|TMPDIR|LANG|LC_\w+|TZ|LD_LIBRARY_PATH|PYTHON(PATH|HOME|HASHSEED|WARNINGS)|VIRTUAL_ENV"
     r"|(CUDA|CUBLAS|NVIDIA|OMP|MKL|OPENBLAS|ATEN|TORCH|NUMBA|MPL)\w*|XDG_CACHE_HOME|HF_HOME|SPARSEBENCH_\w+"
 )
-"""Variables that libraries need; what else there is may be a token or a password."""
+"""Environment variables that libraries need. Other variables may contain a token or a password."""
 FALSE_ALARM = 0.01
-"""Chance of a task's one-sided test to find that sound cells of another machine are better than those here."""
+"""Level of the one-sided test of a task: the probability that correct cells of another machine are rejected."""
 SLACK, MOST_BETTER = 0.005, 0.05
-"""Share of a task's test items that may be better than here whatever the test says, and that may not; of few items, n,
-the latter is 1 / sqrt(n)."""
+"""Tolerances of a task's accuracy, as shares: a gain up to SLACK is always allowed, a gain above MOST_BETTER never. For
+few test items n, the second tolerance is 1 / sqrt(n)."""
 AGREEING = 0.99
-"""Share of the test items that weights which are not trained must class alike: nothing but rounding differs."""
+"""Share of equal predictions that is required if the cell trains no network: only rounding differs."""
 FEW = 0.02
-"""Difference of token counts, as a share, that rounding may make where images keep numbers of tokens of their own."""
+"""Relative difference of token counts that rounding may cause if a strategy adapts token counts to the image."""
 MEANS = {"test_loss": -1, "p_label": 1, "success": 1, "success_loss": 1}
-"""Metrics that hang on losses, which records do not have item by item, and in which direction they are better."""
+"""Metrics that depend on losses of single test items, which records do not have: 1 if more is better, else -1."""
 BETTER = 0.1
-"""Share by which the mean of one over a task's cells may be better than here; of successes, share of the cells."""
+"""Share by which the mean of such a metric may be better than the replay; for successes, a share of the cells."""
 
 
 def replay(
     folder: Path, verdict: Verdict, number: int | None, files: Files, device: str, seed: int | None = None,
     on_stop: Callable[[], None] = lambda: None,
 ) -> None:  # fmt: skip
-    """Run cells of a reported submission again, and give it the badge `replayed` if they agree, or else say why not.
+    """Run cells of a reported submission again. Set the badge `replayed` if they agree, otherwise the reasons.
 
-    This process, which compares, never imports the strategy, which lies in the submission or is installed: only the
-    workers do.
+    Only worker processes import the strategy. This process compares the results and never imports the strategy.
 
     Args:
-        folder, verdict: the submission's.
-        number: how many cells are drawn, see `_draw`; None for all.
-        files: where pictures and trained weights come from here.
+        folder: folder of the submission.
+        verdict: verdict of `verify`; updated in place.
+        number: number of cells to draw, see `_draw`; None for all cells.
+        files: pictures and trained weights on this machine.
         device: "cpu", "cuda:i" or "auto".
-        seed: of the draw, to repeat one; None for one that nobody can know before.
+        seed: seed of the draw, to repeat an earlier draw; None for an unpredictable seed.
         on_stop: called at the first Ctrl-C.
 
     Raises:
-        UserError: the strategy is not here, or the device, pictures or weights are not there.
+        UserError: if the strategy, the device, pictures or weights are missing on this machine.
     """
     if verdict.badge != "reported":
         return
@@ -105,33 +106,33 @@ def replay(
     wrong, elsewhere, points = compare([(record, again[record.cell_id]) for record in records], adaptive)
     n, total = (sum(x.cell.strategy.name == manifest.strategy for x in part) for part in (records, results))
     verdict.notes.append(
-        f"replayed {len(records)} of {len(results)} cells, {n} of its {total} own, "
+        f"replayed {len(records)} of {len(results)} cells ({n} of {total} cells of the strategy), "
         f"with --replay-seed {seed}: " + ", ".join(record.cell_id for record in records)
     )
     if elsewhere:
         verdict.notes.append(
-            f"{elsewhere} of them are said to come from another machine, or not from a CPU; "
+            f"according to the submission {elsewhere} of them ran on another machine or not on a CPU; "
             f"accuracies agree within {points:.2f} points"
         )
     verdict.settle(wrong, "replayed")
 
 
 def _check_source(manifest: Manifest, registry: Registry) -> None:
-    """Raise UserError unless an installed strategy is here as it was published; its code is not run."""
+    """Raise UserError unless the published distribution of the strategy is installed. Does not run its code."""
     name, origin, entry = manifest.strategy, manifest.plugin, entries().get(manifest.plugin.plugin)
-    here, version = distribution(entry.dist) if entry else ("", "")
-    got, allowed = (f"{x[0]} {x[1]}".strip() for x in ((here, version), (origin.distribution, origin.version)))
-    if origin.is_shipped and here == origin.distribution:  # whose version does not matter
+    package, version = distribution(entry.dist) if entry else ("", "")
+    got, allowed = (f"{x[0]} {x[1]}".strip() for x in ((package, version), (origin.distribution, origin.version)))
+    if origin.is_shipped and package == origin.distribution:  # its revision matters, not the version of sparsebench
         got, allowed = (f"revision {source.revision}" for source in (registry.strategy(name).origin, origin))
     if got != allowed:
         raise UserError(
-            f"strategy '{name}' is not here as it was run", got=got or "none that is installed", allowed=allowed,
-            next_step="install that, and give the command again",
+            f"the published version of strategy '{name}' is not installed", got=got or "no installed strategy",
+            allowed=allowed, next_step="install it and run the command again",
         )  # fmt: skip
 
 
 def _check_failures(manifest: Manifest, records: Sequence[Record], plugin: Path | None) -> list[str]:
-    """Return which required checks the strategy fails, with the parameters of the cells that are run again."""
+    """Return the required checks that the strategy fails with the parameters of the drawn cells."""
     name = manifest.strategy
     parts = (record.cell.strategy for record in records if record.cell.strategy.name == name)
     settings = {canonical(part.params): part for part in parts}
@@ -146,7 +147,7 @@ def _check_failures(manifest: Manifest, records: Sequence[Record], plugin: Path 
 
 
 def _input_files(manifest: Manifest, plugin: Path | None, files: Files) -> list[Path]:
-    """Return the files that cells need: the plugin's, and those of the pictures and weights that were named."""
+    """Return the files that the cells need: those of the plugin, the pictures and the weights."""
     entry = entries().get(manifest.plugin.plugin)
     code = Content.of_file(plugin).files if plugin else {path.parent for path in plugin_files(entry)} if entry else ()
     names = (*files.images, files.backgrounds, files.pretrain_images)
@@ -157,10 +158,10 @@ def _input_files(manifest: Manifest, plugin: Path | None, files: Files) -> list[
 
 
 def _draw(records: Sequence[Record], strategy: str, number: int | None, seed: int) -> list[Record]:
-    """Return so many of the records, or all for None: in turn one of the strategy's own and another, as there are some.
+    """Draw `number` of the records, or all for None, alternately from the strategy's records and from the others.
 
-    Both go round the tasks. The draw hangs on the cells and on a seed that the submission cannot know: no other content
-    of the records moves it.
+    Each of the two groups alternates between tasks. The draw depends only on cell ids and on a seed that the submission
+    cannot know, not on other content of the records.
     """
 
     def in_turn(groups: Iterable[Iterable[Record]]) -> Iterator[Record]:
@@ -176,7 +177,7 @@ def _run(
     records: Sequence[Record], manifest: Manifest, registry: Registry, plugin: Path | None, files: Files, device: str,
     on_stop: Callable[[], None],
 ) -> dict[str, Record]:  # fmt: skip
-    """Return the records of cells that are run again, by their ids, with those that they start from."""
+    """Run cells again, including the cells that they start from. Return the new records by cell id."""
     options = Execution(device, jobs=1, checkpoint=0.0)
     jobs: dict[str, Job] = {}
     for record in records:
@@ -204,10 +205,10 @@ def _run(
 
 
 def _locate(cells: Sequence[Cell], registry: Registry, files: Files) -> None:
-    """Find the files that were named for the cells.
+    """Locate the files of the cells on this machine.
 
     Raises:
-        UserError: pictures or weights are not here that cells name by what is in them.
+        UserError: if pictures or weights are missing that cells identify by content.
     """
     networks_of(files)
     for task in sorted({cell.task.name for cell in cells}):
@@ -218,16 +219,16 @@ def _locate(cells: Sequence[Cell], registry: Registry, files: Files) -> None:
             if isinstance(name, str) and _BY_CONTENT.search(name) and name not in files.places:
                 names = sorted(place for place in files.places if place.partition("-")[0] == name.partition("-")[0])
                 raise UserError(
-                    f"cell {cell.id} was run with {plain(name, 60)}", got=", ".join(names) or "none that is named so",
-                    next_step=f"give what it was run with by --{key.replace('_', '-')}",
+                    f"cell {cell.id} was run with {plain(name, 60)}", got=", ".join(names) or "no such file or folder",
+                    next_step=f"give the file or folder of the run with --{key.replace('_', '-')}",
                 )  # fmt: skip
 
 
 def _job(cell: Cell, record: Record, manifest: Manifest, registry: Registry, plugin: Path | None) -> Job:
-    """Return the job of a record's cell, or of one that it starts from.
+    """Return the job of a record's cell, or of a cell that it starts from.
 
-    The published strategy's has none of its code unless it came with sparsebench: the worker loads it, and checks that
-    it is what the record says.
+    Unless the published strategy comes with sparsebench, only the worker process loads its code, and checks that the
+    code has the revision in the record.
     """
     name, source = cell.strategy.name, manifest.plugin
     job = partial(Job, cell=cell, label=name, after=cell.init.id if cell.init else "")
@@ -242,21 +243,22 @@ Pair = tuple[Record, Record]
 
 
 def compare(pairs: Sequence[Pair], adaptive: Collection[str]) -> tuple[list[str], int, float]:
-    """Return how records agree with those of the same cells that were made here.
-
-    That is where they do not; how many are said to come from another machine, or not from a CPU; and by how much the
-    accuracies of these agree, in percentage points, the worst of all tasks.
+    """Compare reported records with the replayed records of the same cells.
 
     Args:
-        pairs: as reported, and as made here.
-        adaptive: names of the strategies that keep numbers of tokens which hang on the images.
+        pairs: the reported and the replayed record of each cell.
+        adaptive: names of the strategies whose token counts depend on the image.
+
+    Returns:
+        The disagreements; the number of cells that ran on another machine or not on a CPU, according to the submission;
+        and the largest difference of the accuracies of these cells over tasks, in percentage points.
     """
     wrong: list[str] = []
     tasks: dict[tuple[str, str], list[Pair]] = {}
     for before, after in pairs:
         exact = before.environment == after.environment and before.device == after.device == "cpu"
-        if odd := _deviation(before, after, exact, FEW if before.cell.strategy.name in adaptive else 0.0):
-            wrong.append(f"{cell_name(before)} {odd}")
+        if deviation := _deviation(before, after, exact, FEW if before.cell.strategy.name in adaptive else 0.0):
+            wrong.append(f"{cell_name(before)} {deviation}")
         elif not exact:
             tasks.setdefault((before.cell.task.name, before.label), []).append((before, after))
     points = 0.0
@@ -268,7 +270,11 @@ def compare(pairs: Sequence[Pair], adaptive: Collection[str]) -> tuple[list[str]
 
 
 def _deviation(before: Record, after: Record, exact: bool, slack: float) -> str:
-    """Return how a cell came out otherwise in what hangs on no rounding, or in anything if `exact`; or ""."""
+    """Return how the replayed record `after` differs from the reported one, or "".
+
+    With `exact` all results must be equal, otherwise those that do not depend on rounding, and token counts within the
+    relative tolerance `slack`.
+    """
     if after.status != "ok" or before.outcomes is None or after.outcomes is None:
         return f"is {after.status} here: {plain(after.failure.reason) if after.failure else ''}"
     if before.kind != after.kind:
@@ -277,10 +283,10 @@ def _deviation(before: Record, after: Record, exact: bool, slack: float) -> str:
         if getattr(before.outcomes, name) != getattr(after.outcomes, name):
             return f"has test items with other {name}s here"
     if exact:
-        means = [name for name in MEANS if name in before.metrics]  # earlier versions had fewer
+        means = [name for name in MEANS if name in before.metrics]  # earlier versions lack some
         old, new = ([record.metrics.get(name) for name in means] for record in (before, after))
-        whole = old == new and before.trajectory == after.trajectory and before.outcomes == after.outcomes
-        return "" if whole else "has other outcomes here, on the same machine and libraries"
+        equal = old == new and before.trajectory == after.trajectory and before.outcomes == after.outcomes
+        return "" if equal else "has other outcomes here, on the same machine and libraries"
     names = ("tokens_in", "tokens_out", "own", "rested")
     first, second = ([[getattr(step, x) for x in names] for step in record.trajectory] for record in (before, after))
     near = slack and len(first) == len(second) and np.allclose(first, second, rtol=slack, atol=0.0)
@@ -288,66 +294,67 @@ def _deviation(before: Record, after: Record, exact: bool, slack: float) -> str:
         return "keeps other numbers of tokens here"
     agreement = float((items_of(before).predicted == items_of(after).predicted).mean())
     if (before.cell.n_train == 0 or before.cell.track == "frozen") and agreement < AGREEING:
-        return f"has not been trained, and {agreement:.2%} of its predictions are the same here"
+        return f"trains no network, but only {agreement:.2%} of its predictions are the same here"
     return ""
 
 
 def _gains(group: Sequence[Pair], old: np.ndarray, new: np.ndarray) -> Iterator[str]:
-    """Yield in what the reported cells of a task are better than those here by more than rounding makes them.
+    """Yield the results in which the reported cells of a task are better than the replayed ones, beyond rounding.
 
-    Cells of a strategy beside the published one may not be worse either.
+    Baselines and oracles must not be worse than the replay either.
 
     Args:
-        group: the cells.
-        old, new: (n,) booleans, which of all their test items are right there and here.
+        group: pairs of a reported and a replayed record.
+        old, new: (n,) booleans: whether each test item of these cells is correct in the report and in the replay.
     """
-    surely = float(mcnemar((old & ~new).sum(), (new & ~old).sum())) / 2 < FALSE_ALARM
+    significant = float(mcnemar((old & ~new).sum(), (new & ~old).sum())) / 2 < FALSE_ALARM
     signs = {1, 1 if group[0][0].kind == "deployable" else -1}
     for sign in signs:
         gain = sign * float(old.mean() - new.mean())
-        if gain > max(MOST_BETTER, len(old) ** -0.5) or (surely and gain > SLACK):
-            more = "more" if sign > 0 else "fewer"
-            yield f"in {len(group)} cells {100 * gain:.1f} points {more} of the test items are right there than here"
+        if gain > max(MOST_BETTER, len(old) ** -0.5) or (significant and gain > SLACK):
+            higher = "higher" if sign > 0 else "lower"
+            yield f"in {len(group)} cells the reported accuracy is {100 * gain:.1f} points {higher} than here"
     for name, better in MEANS.items():
         values = [[x.metrics[name].value if name in x.metrics else None for x in pair] for pair in group]
         pairs = np.array([pair for pair in values if None not in pair], dtype=float).reshape(-1, 2)
         reported, again = pairs.mean(axis=0) if len(pairs) else (0.0, 0.0)
         scale = max(abs(again), 1 / len(old)) if name in ("test_loss", "p_label") else 1.0
         if any(sign * better * (reported - again) > BETTER * scale for sign in signs):
-            yield f"in {len(group)} cells the mean {name} is {reported:.4g} there and {again:.4g} here"
+            yield f"in {len(group)} cells the reported mean {name} is {reported:.4g}, and {again:.4g} here"
 
 
 def _starts(command: Sequence[str]) -> bool:
-    """Say whether a command starts Python: many containers refuse."""
+    """Return whether a command can start Python. Many containers do not permit `bwrap` or `unshare`."""
     python = [*command, sys.executable, "-c", ""]
     return not subprocess.run(python, capture_output=True, stdin=subprocess.DEVNULL, check=False).returncode
 
 
 @cache
 def no_network() -> tuple[str, ...]:
-    """Return the command that runs another without network, which is tried; nothing where the system has none."""
+    """Return the command that runs another command without network; empty if it does not work on this system."""
     command = "unshare", "--map-root-user", "--net"
     return command if shutil.which("unshare") and _starts(command) else ()
 
 
 @cache
 def has_sandbox() -> bool:
-    """Say whether the system's `bwrap` can hide files, which is tried."""
+    """Return whether `bwrap` works on this system."""
     with tempfile.TemporaryDirectory() as room:
         return shutil.which("bwrap") is not None and _starts(_sandbox((), Path(room)))
 
 
 def _sandbox(readable: Iterable[Path], room: Path) -> list[str]:
-    """Return the command that runs another without network, in which only `room` can be written.
+    """Return the command that runs another command without network and with write access only to `room`.
 
-    Homes and temporary files are hidden, but for what is to be readable and what Python runs from.
+    The user's home and temporary files are hidden, except the `readable` paths, caches of weights, and the files of
+    Python.
     """
     folders = [Path.home().resolve(), *(Path(name).resolve() for name in ("/tmp", "/var/tmp", "/run", room.parent))]
     python = map(Path, (sys.prefix, sys.base_prefix, *filter(None, sys.path)))
     caches = (Path(os.environ.get("HF_HOME", Path.home() / ".cache/huggingface"), "hub"), Path.home() / ".cache/torch")
     paths = {os.path.abspath(path) for path in (*python, *caches, *readable)}
     tmpfs = [part for path in dict.fromkeys(folders) if path.is_dir() for part in ("--tmpfs", str(path))]
-    # What holds a hidden folder would show all of that again.
+    # Binding a parent of a hidden folder would make the folder visible again.
     paths = {path for path in paths if not any(folder.is_relative_to(path) for folder in folders)}
     binds = [part for path in sorted(paths) for part in ("--ro-bind-try", path, path)]
     return [
@@ -359,10 +366,12 @@ def _sandbox(readable: Iterable[Path], room: Path) -> list[str]:
 
 @contextmanager
 def enclose(readable: Iterable[Path] = ()) -> Iterator[None]:
-    """Start workers without network and with few variables for a while, and, where the system can, with few files.
+    """Restrict the worker processes that start within this context: no network, and only environment variables in KEPT.
+
+    With `bwrap` they also read only the `readable` files, Python and its libraries, and write only temporary files.
 
     Args:
-        readable: what they need besides Python and its libraries; they write temporary files alone.
+        readable: files and folders that the worker processes need besides Python and its libraries.
     """
     before, place = dict(os.environ), tempfile.tempdir
     for name in before:

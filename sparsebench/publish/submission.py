@@ -1,14 +1,13 @@
-"""A submission: how it is written from a run's folder, and whether it is complete and consistent, by its files alone.
+"""Submissions: write one from a run's folder, and check from its files alone whether it is complete and consistent.
 
-FOLDER/manifest.json                which strategy it publishes, and where that came from
-FOLDER/records/records.parquet      a sealed file: the records, and what their machines, strategies and suite are
-FOLDER/plugin/                      the strategy's file, and the modules beside it that it imports
+FOLDER/manifest.json                the strategy and its origin
+FOLDER/records/records.parquet      a sealed file: the records, their machines, strategies and suite
+FOLDER/plugin/                      the strategy's file, and the modules that it imports from its folder
 
-But for the manifest and the plugin it is laid out as a run's folder, and can be read as one. None of its code is run.
-
-Accuracies follow from the outcomes of the test items, MACs from the token counts and the network's closed form. The
-losses of single items are in no record, so `test_loss` and `p_label` are taken as they stand. What belongs to a
-task or model of a plugin is taken as it stands too: nothing of a plugin is imported here.
+Apart from the manifest and the plugin, a submission has the layout of a run's folder and can be read as one. No code of
+a submission is run here. Accuracies must follow from the outcomes of test items, and MACs from the token counts and the
+network's closed form. Not checked are `test_loss` and `p_label`, because records have no losses of single items, and
+results that depend on a task or model of a plugin, because no plugin is imported.
 """
 
 from __future__ import annotations
@@ -45,30 +44,30 @@ from sparsebench.strategy.spec import fill
 from sparsebench.tasks.base import Task
 
 RECORDS, PLUGIN = "records/records.parquet", "plugin"
-AGAIN = "give the command of the run again: it runs what is missing or of another revision"
+AGAIN = "run the same command again: it runs cells that are missing or have another revision"
 Badge = Literal["rejected", "reported", "replayed"]
-"""In rising order; what is rejected has none."""
+"""Badges in rising order; "rejected" stands for no badge."""
 MEANINGS: dict[Badge, str] = {
     "rejected": "incomplete or inconsistent",
     "reported": "complete and consistent; nobody has run it again",
-    "replayed": "complete and consistent; cells drawn by chance, run again here, agree",
+    "replayed": "complete and consistent; randomly drawn cells agree when they are run again here",
 }
 DIFFERS = "complete and consistent; cells that were run again here do not agree"
 SHOWN = 5
-"""Reasons that a verdict has."""
+"""Maximum number of reasons in a verdict."""
 TOLERANCE = 1e-12
-"""Relative: another build may sum in another order, which differs by log2(n) 2^-53 (Higham 1993)."""
+"""Relative and absolute tolerance. Other builds sum in another order, with errors of log2(n) 2^-53 (Higham 1993)."""
 BY_GROUP, TRAINED, TOP_5 = "accuracy: ", "train_samples: ", "accuracy_top5"
 
 
 class Manifest(Value):
-    """What a submission is.
+    """The manifest of a submission.
 
     Attributes:
-        strategy: whose records are published; what else there is are baselines and oracles that ran beside it.
-        plugin: where the strategy came from.
-        file: the plugin file, by its name below `plugin`; "" of a strategy that is installed or shipped.
-        records: SHA-256 of the file of the records.
+        strategy: the published strategy; all other records are of baselines and oracles of the same run.
+        plugin: the origin of the strategy.
+        file: name of the strategy's file below `plugin`; "" for an installed or shipped strategy.
+        records: SHA-256 of the file of records.
     """
 
     schema_version: Literal[3] = 3
@@ -79,7 +78,7 @@ class Manifest(Value):
 
 
 def manifest_of(folder: Path) -> Manifest:
-    """Return the manifest of a submission; UserError or OSError if there is none."""
+    """Return the manifest of a submission. Raise UserError or OSError if it is missing or invalid."""
     try:
         return Manifest.model_validate_json((folder / MANIFEST).read_bytes(), strict=True)
     except FileNotFoundError as error:
@@ -89,31 +88,31 @@ def manifest_of(folder: Path) -> Manifest:
 
 
 def plugin_of(folder: Path, manifest: Manifest) -> Path | None:
-    """Return the strategy's file in a submission, or None where it is installed or shipped."""
+    """Return the strategy's file in a submission, or None for an installed or shipped strategy."""
     return (folder / PLUGIN / manifest.file).absolute() if manifest.file else None
 
 
 def version_of(suite: SuiteEntry, plugin: Origin) -> str:
-    """Return the name of one version of a strategy that answers one version of a suite, or has cells of its own."""
+    """Return the version of a submission: suite (or `OWN`), version of the suite, and revision of the strategy."""
     version = suite.version if suite.name != manifests.OWN else digest(suite.model_dump(mode="json"))[:12]
     return f"{suite.name}-{version}-{plugin.revision}"
 
 
 def read_records(folder: Path) -> Iterator[Record]:
-    """Yield the records of a submission; ValueError or UserError if one is none, or the file is damaged."""
+    """Yield the records of a submission. Raise ValueError or UserError if a record or the file is damaged."""
     return map(table.record_of, table.rows_of(table.read(folder / RECORDS)))
 
 
 @dataclass
 class Verdict:
-    """What was found of a submission.
+    """The result of the checks of a submission.
 
     Attributes:
         badge: see `MEANINGS`.
-        wrong: whether something contradicts something else, in the submission or in its replay.
-        why: what does.
-        strategy, version, suite, records: what it is, as far as it can be read; "" for cells of no suite.
-        notes: what else there is to know of a replay: which cells were run again.
+        wrong: whether the submission is incomplete or inconsistent, or disagrees with its replay.
+        why: the reasons if `wrong`.
+        strategy, version, suite, records: contents of the submission as far as readable; `suite` is "" without a suite.
+        notes: facts about a replay, such as the cells that were run again.
     """
 
     folder: str
@@ -128,23 +127,20 @@ class Verdict:
 
     @property
     def meaning(self) -> str:
-        """What the badge means."""
+        """The meaning of the badge."""
         return DIFFERS if self.wrong and self.badge == "reported" else MEANINGS[self.badge]
 
     def settle(self, why: Sequence[str], badge: Badge) -> None:
-        """Keep what contradicts something else; where nothing does it has the badge."""
+        """Store the reasons why the submission is wrong; without any, set the badge."""
         more = [f"and {len(why) - SHOWN} more"] if len(why) > SHOWN else []
         self.why, self.wrong, self.badge = [*why[:SHOWN], *more], bool(why), self.badge if why else badge
 
 
 def verify(folder: Path, *, placed: bool = False) -> Verdict:
-    """Return what can be told of one submission from its files alone; whatever they are, there is a verdict.
+    """Check one submission from its files alone. The files may have any content: there is always a verdict.
 
-    torch is imported only where a cell's model is one of timm's.
-
-    Args:
-        folder: the submission's.
-        placed: whether the folder must be called <strategy>/<version>, as those that are published are.
+    With `placed` the folder must be <strategy>/<version>, as for published submissions. torch is imported only if a
+    cell's model is from timm.
     """
     verdict = Verdict(plain(folder, 500))
     try:
@@ -158,17 +154,17 @@ def verify(folder: Path, *, placed: bool = False) -> Verdict:
 
 
 def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
-    """Write TO/<strategy>/<version>/ from a run's folder, and return what `verify` says of it.
+    """Write the submission TO/<strategy>/<version>/ from a run's folder, and return the verdict of `verify`.
 
-    It has every record of the strategy in the suite that the folder answers, or else in all that was run, failures
-    among them; those of the baselines and oracles in the same settings, since differences to them are paired by seed
-    and only hold for records of one run; and those of the cells that others start from. No other deployable strategy's.
-    A strategy from a file has that file in it, and the modules beside it that it imports. The same records always give
-    the same bytes.
+    A submission has every record of the strategy, including failures, in the suite if it is complete, otherwise in all
+    settings. It has the records of baselines and oracles in the same settings, because differences are paired by seed
+    and valid only within one run, and the records of cells whose weights other cells start from. It has no other
+    deployable strategy. A strategy from a file comes with the file and the modules that it imports from its folder. The
+    same records always give the same bytes.
 
     Raises:
-        UserError: the folder has no such strategy, or several; the records are not all of one source; they lack
-            settings of the suite; what would be published contradicts itself; or it is there already.
+        UserError: if the folder lacks the strategy, has several and none is named, or mixes its sources; if settings of
+            the suite are missing; if the records are inconsistent; or if the submission already exists.
     """
     records = store.read(out, needed=True)
     name = _strategy(records.values(), strategy)
@@ -176,8 +172,8 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
     origin, descriptions = max((record.origin for record in results), key=repr), manifests.strategies(out)
     about = descriptions.get((name, origin.revision))
     if about is None or (origin.plugin.startswith("file:") and not about.source):
-        gap = "what strategy" if about is None else "from which file strategy"
-        raise UserError(f"{out} does not say {gap} '{name}' is", next_step=AGAIN)
+        gap = "description" if about is None else "source file"
+        raise UserError(f"{out} lacks the {gap} of strategy '{name}'", next_step=AGAIN)
     suite = _suite(manifests.suites(out), results, out)
     selection = {
         cell_id: record
@@ -190,16 +186,16 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
 
     revisions = {(record.cell.strategy.name, record.origin.revision) for record in selection.values()}
     texts = [descriptions[key].model_copy(update={"file": "", "source": {}}) for key in revisions & set(descriptions)]
-    things: list[tuple[str, Value]] = [(manifests.SUITES, suite), *((manifests.STRATEGIES, text) for text in texts)]
-    things += [(manifests.FILES, FileEntry(name=name, left_out=line)) for name, line in manifests.omissions(out)]
-    dumps = [(folder, thing.model_dump(mode="json")) for folder, thing in things]
+    values: list[tuple[str, Value]] = [(manifests.SUITES, suite), *((manifests.STRATEGIES, text) for text in texts)]
+    values += [(manifests.FILES, FileEntry(name=name, left_out=line)) for name, line in manifests.omissions(out)]
+    dumps = [(folder, value.model_dump(mode="json")) for folder, value in values]
     sidecars = {f"{folder}/{digest(value)}.json": canonical(value) for folder, value in dumps}
     ids, machines = {record.environment for record in selection.values()}, store.sidecars(out, manifests.ENVIRONMENTS)
     sidecars |= {name: text for name, text in machines.items() if Path(name).stem in ids}
 
     folder = to / name / version_of(suite, origin)
     if folder.is_symlink() or folder.exists():
-        raise UserError(f"{folder} is there and is not written over", next_step="remove it, or give another --to")
+        raise UserError(f"{folder} already exists and is not overwritten", next_step="remove it, or give another --to")
     part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
     try:
         table.write(part / RECORDS, table.table_of((record, 0) for record in selection.values()), sidecars)
@@ -219,48 +215,49 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
 
 
 def _strategy(records: Collection[Record], choice: str | None) -> str:
-    """Return the name of the strategy to publish: as asked, or the only one that may be deployed."""
+    """Return the name of the strategy to publish: the choice, or the only deployable strategy."""
     kinds = {record.cell.strategy.name: record.kind for record in records}
     names = [choice] if choice is not None else sorted(name for name, kind in kinds.items() if kind == "deployable")
     if len(names) != 1:
-        contents = f"strategies {', '.join(names)}" if names else "no strategy but baselines and oracles"
-        raise UserError(f"these records are of {contents}", next_step="name one with --strategy")
+        contents = f"strategies {', '.join(names)}" if names else "baselines and oracles only"
+        raise UserError(f"the folder has records of {contents}", next_step="name a strategy with --strategy")
     if names[0] not in kinds:
         raise unknown("strategy in these records", names[0], kinds)
     return names[0]
 
 
 def _suite(suites: Collection[SuiteEntry], records: Collection[Record], out: Path) -> SuiteEntry:
-    """Return the suite that the records answer in full: of several the one that asks for most; or what else they are.
+    """Return the largest suite for which the records have all cells, or else `OWN` with the requested settings.
 
-    A folder of an earlier sparsebench has the suite's name where only a part of it was asked for.
+    If settings are missing, return the largest suite, so that `verify` names them. Folders of earlier versions may name
+    a suite although only a part of it was requested.
     """
     if not suites:
-        raise UserError(f"{out} does not say which suite it answers", next_step=AGAIN)
+        raise UserError(f"{out} does not name its suite", next_step=AGAIN)
     cells = [record.cell for record in records]
     settings = set(map(setting_of, cells))
     full = [suite for suite in suites if settings.issuperset(suite.settings)]
-    whole = [suite for suite in full if suite.name != manifests.OWN and not unanswered_of(suite, cells)]
-    if whole or not full:  # then `verify` says what is missing
-        return max(whole or suites, key=lambda suite: len(suite.settings))
+    complete = [suite for suite in full if suite.name != manifests.OWN and not unanswered_of(suite, cells)]
+    if complete or not full:
+        return max(complete or suites, key=lambda suite: len(suite.settings))
     hashes = {setting for suite in full for setting in suite.settings}
     return SuiteEntry(name=manifests.OWN, version=1, settings=tuple(sorted(hashes)))
 
 
 def git_steps(verdict: Verdict) -> str:
-    """Return what to type to publish a submission that lies in a clone of the repository."""
+    """Return the commands that publish a submission from a clone of the repository."""
     about = f"{verdict.strategy}-{verdict.version}"
     return (
         f"git switch -c submit-{about}\n"
         f"git add {shlex.quote(verdict.folder)}\n"
         f'git commit -m "Records of {verdict.strategy}{f" for suite {verdict.suite}" if verdict.suite else ""}"\n'
         f"git push -u origin submit-{about}\n"
-        "then open a pull request; the same checks run there"
+        "then open a pull request, which runs the same checks"
     )
 
 
 def unanswered_of(suite: SuiteEntry, cells: Sequence[Cell]) -> list[str]:
-    """Return what a suite asks and cells of one strategy do not answer; nothing where the suite is not known here."""
+    """Return the gaps of a strategy's cells in a suite; empty if this version of sparsebench lacks the suite."""
     if suite.name not in names() or (current := load(suite.name)).version != suite.version:
         return []
     unbudgeted = all(cell.budget == FULL for cell in cells)
@@ -268,39 +265,39 @@ def unanswered_of(suite: SuiteEntry, cells: Sequence[Cell]) -> list[str]:
 
 
 def _faults(folder: Path, verdict: Verdict, placed: bool) -> Iterator[str]:
-    """Yield what is incomplete or inconsistent; the verdict then says what the submission is."""
+    """Yield what is incomplete or inconsistent. Sets strategy, version and suite of the verdict."""
     manifest, suites = manifest_of(folder), manifests.suites(folder)
     verdict.strategy, plugin = plain(manifest.strategy), plugin_of(folder, manifest)
     description = manifests.strategies(folder).get((manifest.strategy, manifest.plugin.revision))
     if len(suites) != 1 or description is None:
-        raise UserError("it does not say which suite it answers, or what its strategy is, or not of that revision")
+        raise UserError("it must describe one suite, and its strategy with the revision in the manifest")
     (suite,) = suites
     if files.content_hash(folder / RECORDS) != manifest.records:
-        yield f"'{RECORDS}' has another SHA-256 than {MANIFEST} says"
+        yield f"the SHA-256 of '{RECORDS}' differs from {MANIFEST}"
     version = version_of(suite, manifest.plugin)
     verdict.version = plain(version)
     verdict.suite = "" if suite.name == manifests.OWN else plain(f"{suite.name} {suite.version}")
     if placed and folder.absolute().parts[-2:] != (manifest.strategy, version):
-        yield f"its folder is not called {plain(manifest.strategy)}/{plain(version)}, which it is"
+        yield f"its folder must be {plain(manifest.strategy)}/{plain(version)}"
     if plugin is not None and file_revision(plugin) != manifest.plugin.revision:
-        yield f"'{PLUGIN}/{plain(manifest.file)}' is not the file that was run"
+        yield f"'{PLUGIN}/{plain(manifest.file)}' is not the file of the run: its revision differs from {MANIFEST}"
     yield from _record_faults(folder, manifest, suite, description, verdict)
 
 
 def _record_faults(
     folder: Path, manifest: Manifest, suite: SuiteEntry, description: StrategyEntry, verdict: Verdict
 ) -> Iterator[str]:
-    """Yield what is wrong with the records of a submission; the verdict then says how many there are."""
+    """Yield what is wrong with the records of a submission. Sets the number of records of the verdict."""
     machines = {Path(name).stem for name in store.sidecars(folder, manifests.ENVIRONMENTS)} | {""}
     settings, ids, starts, inits = set(suite.settings), set[str](), set[str](), set[str]()
-    title = f"suite {verdict.suite}" if verdict.suite else "cells of its own"
+    title = f"suite {verdict.suite}" if verdict.suite else "its cells without a suite"
     cells: list[Cell] = []
     for record in read_records(folder):
         verdict.records += 1
         cell, twice = record.cell, record.cell_id in ids
-        odd = "is there twice" if twice else "" if record.environment in machines else "has a machine without a name"
-        if odd := odd or _other_strategy(record, manifest, description):
-            yield f"{cell_name(record)} {odd}"
+        fault = "has two records" if twice else "" if record.environment in machines else "has an unknown machine"
+        if fault := fault or _other_strategy(record, manifest, description):
+            yield f"{cell_name(record)} {fault}"
         ids.add(record.cell_id)
         inits |= {init.id for init in cell.inits}
         if setting_of(cell) not in settings:
@@ -309,38 +306,38 @@ def _record_faults(
             cells.append(cell)
         yield from (f"{cell_name(record)}: {text}" for text in differences(record))
     if strange := sorted(starts - inits):
-        yield f"cell {strange[0]} is not of the suite, and no cell starts from it"
+        yield f"cell {strange[0]} is not part of the suite, and no cell starts from it"
     if gap := settings - set(map(setting_of, cells)):
         yield f"incomplete: it lacks {len(gap)} of the {len(settings)} settings of {title}"
-    elif lacks := unanswered_of(suite, cells):
-        yield f"incomplete: of {title} it lacks {few(lacks, 1)}"
+    elif missing := unanswered_of(suite, cells):
+        yield f"incomplete: it lacks {few(missing, 1)} of {title}"
 
 
 def _other_strategy(record: Record, manifest: Manifest, description: StrategyEntry) -> str:
-    """Return how a record is of another strategy than a submission may have, or "" where it is not."""
+    """Return why the strategy of a record does not belong to the submission, or ""."""
     name, is_own = record.cell.strategy.name, record.cell.strategy.name == manifest.strategy
     if is_own and (record.origin.identity, record.kind) != (manifest.plugin.identity, description.kind):
-        return "is of another revision, or of another kind, than its strategy"
+        return "has another revision or another kind than the submitted strategy"
     if not is_own and record.kind == "deployable":
-        return "is of another strategy than is submitted"
+        return "has another deployable strategy than the submitted one"
     labelled = record.label == name or record.label.startswith(f"{name}(")
     return "" if name.isidentifier() and labelled else f"has strategy '{plain(name, 60)}'"
 
 
 def contradictions(folder: Path) -> Iterator[str]:
-    """Yield what in the records of a run's folder does not follow from the rest of them, cell by cell."""
+    """Yield the contradictions in the records of a run's folder; see `differences`."""
     for record in store.read(folder).values():
         for text in differences(record):
             yield f"{cell_name(record)}: {text}"
 
 
 def cell_name(record: Record) -> str:
-    """Return what messages call the cell of a record."""
+    """Return the cell of a record as text for messages."""
     return f"cell {record.cell_id} ({plain(record.label, 60)} on {plain(record.cell.task.name, 40)})"
 
 
 def items_of(record: Record) -> Items:
-    """Return what came out for each test item of a record, with losses of 0; ValueError if that is not there."""
+    """Return the outcomes of a record's test items, with losses of 0. Raise ValueError if the record has none."""
     if (outcomes := record.outcomes) is None:
         raise ValueError("it has no outcomes")
     columns = (outcomes.predicted, outcomes.label, outcomes.group, outcomes.rank)
@@ -349,11 +346,14 @@ def items_of(record: Record) -> Items:
 
 
 def differences(record: Record) -> Iterator[str]:
-    """Yield what in a record does not follow from its outcomes and token counts; nothing of one that is not ok."""
+    """Yield the metrics of a record with status ok that do not follow from its outcomes and token counts."""
     if record.status != "ok":
         return
+    task = None
     try:
-        items, task = items_of(record), _task(canonical(record.cell.task.model_dump(mode="json")))
+        with suppress(UserError):  # a plugin's task, or parameters of an earlier version
+            task = _task(canonical(record.cell.task.model_dump(mode="json")))
+        items = items_of(record)
         if ((items.ranks > 0) != (items.predicted != items.labels)).any():
             yield "a test item's rank and its predicted class disagree"
         results, loss = _scores(record, items), record.metrics.get("test_loss")
@@ -361,25 +361,25 @@ def differences(record: Record) -> Iterator[str]:
             successes = task.successes(loss.value, items.accuracy)
             results |= {name: Metric.of(name, success, 1) for name, success in successes.items()}
         for name in sorted(results.keys() | record.metrics.keys()):
-            if decider_of(name) == "outcomes" and (task is not None or name != "success"):  # else its criterion
+            if decider_of(name) == "outcomes" and (task is not None or name != "success"):  # a plugin's own criterion
                 yield from _difference(name, record.metrics.get(name), results.get(name))
         if task is not None:
             yield from _costs(record, items, task)
-    except (ValueError, ArithmeticError, UserError) as error:  # numbers too large to count with, odd parameters
+    except (ValueError, ArithmeticError, UserError) as error:  # numbers that are too large, invalid parameters
         yield reason_of(error)
 
 
 def _scores(record: Record, items: Items) -> dict[str, Metric]:
-    """Return what outcomes decide, by name.
+    """Return the metrics that follow from outcomes, by name.
 
-    The groups have names in a record, and numbers in its outcomes. As many items, and as many right ones, tell which is
-    which: groups that are alike in both are alike in all that follows.
+    Metrics have names of groups, outcomes have numbers of groups. The numbers of items and of correct items of a group
+    match names and numbers. Groups that are equal in both give the same metrics, so their order does not matter.
     """
     metrics = record.metrics
     names = [name.removeprefix(BY_GROUP) for name in metrics if name.startswith(BY_GROUP)]
     count, hits = (np.bincount(items.groups, weights=x, minlength=len(names)) for x in (None, items.correct))
     if len(count) > max(1, len(names)):
-        raise ValueError("a test item is in a group without a name")
+        raise ValueError("a test item has a group without a name")
     names.sort(key=lambda name: (metrics[BY_GROUP + name].n, metrics[BY_GROUP + name].value or 0.0))
     order = sorted(range(len(names)), key=lambda number: (count[number], hits[number]))
     labels = [name for _, name in sorted(zip(order, names, strict=True))] or ["all"]
@@ -390,15 +390,14 @@ def _scores(record: Record, items: Items) -> dict[str, Metric]:
 
 
 def _costs(record: Record, items: Items, task: Task) -> Iterator[str]:
-    """Yield what the trajectory does not cost; nothing where only the built network knows."""
+    """Yield the MACs that do not follow from the trajectory, if the MACs are known without building the network."""
     parts = [canonical(part.model_dump(mode="json")) for part in (record.cell.task, record.cell.model)]
     steps, n = record.trajectory, len(items.labels)
     with suppress(UserError):
-        if (cost := _cost(*parts, task.class_count(items.labels))) is None:
-            return
+        cost = _cost(*parts, task.class_count(items.labels))
         dense = cost.dense()
         if len(steps) != len(dense):
-            yield f"its trajectory has {len(steps)} blocks, and the model {len(dense)}"
+            yield f"its trajectory has {len(steps)} blocks, but the model has {len(dense)}"
             return
         macs, most = float(cost.macs(steps)), float(cost.macs(dense))
         for name, value in (("macs", macs), ("macs_dense", most), ("macs_ratio", macs / most)):
@@ -407,7 +406,7 @@ def _costs(record: Record, items: Items, task: Task) -> Iterator[str]:
 
 def _difference(name: str, reported: Metric | None, result: Metric | None) -> Iterator[str]:
     if reported is None or result is None:
-        yield f"{plain(name, 60)} is {'missing' if reported is None else 'there, and does not follow from outcomes'}"
+        yield f"{plain(name, 60)} {'is missing' if reported is None else 'does not follow from the outcomes'}"
         return
     pairs = [(reported.value, result.value), (reported.low, result.low), (reported.high, result.high)]
     equal = (reported.unit, reported.n) == (result.unit, result.n) and all(
@@ -415,16 +414,14 @@ def _difference(name: str, reported: Metric | None, result: Metric | None) -> It
     )
     if not equal:
         old, new = (f"{x.value!r} [{x.low!r}, {x.high!r}] {plain(x.unit, 20)} of {x.n}" for x in (reported, result))
-        yield f"{plain(name, 60)} is {old}, and the rest of the record comes to {new}"
+        yield f"{plain(name, 60)} is {old}, but the rest of the record gives {new}"
 
 
 @lru_cache(maxsize=256)
-def _task(part: str) -> Task | None:
-    """Return the task of a cell's part in canonical JSON, or None where it does not come with this sparsebench."""
+def _task(part: str) -> Task:
+    """Return the task of a part in canonical JSON. Raise UserError if this sparsebench does not have the task."""
     spec = Part.model_validate_json(part)
-    with suppress(UserError):  # there is none, or it has parameters of an earlier version
-        return fill(_registry().task(spec.name), spec.params, f"task '{spec.name}'")
-    return None
+    return fill(_registry().task(spec.name), spec.params, f"task '{spec.name}'")
 
 
 @lru_cache(maxsize=1)
@@ -433,9 +430,7 @@ def _registry() -> Registry:
 
 
 @lru_cache(maxsize=256)
-def _cost(task: str, model: str, classes: int) -> CostModel | None:
-    """Return the closed form of a network's MACs, or None where its task or model does not come with sparsebench."""
-    spec, data = Part.model_validate_json(model), _task(task)
-    if data is None or spec.name not in {cls.name for cls in _registry().models()}:
-        return None
-    return fill(_registry().model(spec.name), spec.params, f"model '{spec.name}'").cost(data, classes)
+def _cost(task: str, model: str, classes: int) -> CostModel:
+    """Return the closed form of a network's MACs. Raise UserError if this sparsebench does not know it."""
+    spec = Part.model_validate_json(model)
+    return fill(_registry().model(spec.name), spec.params, f"model '{spec.name}'").cost(_task(task), classes)

@@ -1,1 +1,1 @@
-"""What is stored of cells, and read again. Imports no torch."""
+"""Storage of the results of cells. Does not import torch."""

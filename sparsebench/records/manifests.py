@@ -1,6 +1,6 @@
-"""What lies beside records: what their strategies, metrics and files are, and which suites they answer.
+"""Files stored beside the records: descriptions of strategies, suites, metrics, machines and the user's files.
 
-Each of these is a file of its own, named after what it says, and no record hangs on it.
+Each description is a file of its own, named after the hash of its content. Records can be read without them.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from sparsebench.strategy.base import Kind, Site
 STRATEGIES, SUITES, METRICS, ENVIRONMENTS = "strategies", "suites", "metrics", "environments"
 FILES = "files"
 OWN = "no-suite"
-"""In place of a suite's name: other cells than those of any suite."""
+"""Stands for the name of a suite if the cells are not those of a suite."""
 
 
 class StrategyEntry(Value):
-    """A strategy as its class describes it. See `Strategy`.
+    """The description of a strategy by its class; see `Strategy`.
 
     Attributes:
-        revision: see `Origin`; earlier versions wrote the hash of the source.
-        how: how it disposes of tokens unless its parameters say otherwise; "" where that is not known.
-        file: its plugin file, by its name in `source`; "" where it is installed.
-        source: the text of that file and of the modules beside it that it imports, by name; none where it is installed.
+        revision: see `Origin`. Earlier versions wrote the hash of the source.
+        how: the default disposal of tokens; "" if unknown.
+        file: name of the plugin file in `source`; "" for an installed strategy.
+        source: texts of this file and of the modules that it imports from its folder, by name; empty if installed.
     """
 
     name: str
@@ -50,12 +50,12 @@ class StrategyEntry(Value):
 
 
 class SuiteEntry(Value):
-    """A suite as it was asked for.
+    """A suite as requested by a run.
 
     Attributes:
-        name, version: the suite's, if all its cells were asked for; else `OWN`, 1.
-        settings: the hashes of what every strategy of it is measured on, see `setting_of`, sorted.
-        main_task, sample_complexity: the suite's, see `plan.request.Suite`; "" of no suite, or of an earlier version.
+        name, version: those of the suite if all its cells were requested; otherwise `OWN` and 1.
+        settings: sorted hashes of the settings in which every strategy is measured, see `setting_of`.
+        main_task, sample_complexity: see `plan.request.Suite`; "" without a suite or if an earlier version wrote it.
     """
 
     name: str
@@ -66,12 +66,12 @@ class SuiteEntry(Value):
 
 
 class FileEntry(Value):
-    """A file or a folder of a user's.
+    """A file or folder of the user.
 
     Attributes:
-        name: what cells call it, as weights-0123456789ab, from its content.
-        file: what the user calls it: its name, with those of folders where that tells it from another; "" of pictures.
-        left_out: what lies in a folder of pictures and is left out, in one line.
+        name: the name in cells, computed from the content, such as weights-0123456789ab.
+        file: the user's file name, with as many folders as distinguish it from others; "" for pictures.
+        left_out: one line about the files that were left out of a folder of pictures.
     """
 
     name: str
@@ -85,7 +85,7 @@ def setting_of(cell: Cell) -> str:
 
 
 def strategies(out: Path) -> dict[tuple[str, str], StrategyEntry]:
-    """Return what is known of the strategies of a run's folder, by name and revision."""
+    """Return the descriptions of the strategies in a run's folder, by name and revision."""
     values = sorted(
         store.values(out, STRATEGIES, StrategyEntry).values(), key=lambda value: (value.how != "", value.file)
     )
@@ -93,15 +93,15 @@ def strategies(out: Path) -> dict[tuple[str, str], StrategyEntry]:
 
 
 def suites(out: Path) -> list[SuiteEntry]:
-    """Return the suites that a run's folder answers, by name and version."""
+    """Return the suites of a run's folder, sorted by name and version."""
     values = store.values(out, SUITES, SuiteEntry).values()
     return sorted(values, key=lambda suite: (suite.name, suite.version, suite.settings))
 
 
 def file_names(out: Path) -> dict[str, str]:
-    """Return what users call the files of a run's folder, by the names that cells have for them.
+    """Return the user's names of files, by the names in cells.
 
-    Of several names of one file the longest is taken; where two files have one name, what cells call them is added.
+    If a file has several names, the longest is used. If two files have the same name, the name in cells is appended.
     """
     values = sorted(store.values(out, FILES, FileEntry).values(), key=lambda value: (len(value.file), value.file))
     names = {plain(value.name): plain(value.file) for value in values if value.file}
@@ -110,20 +110,20 @@ def file_names(out: Path) -> dict[str, str]:
 
 
 def omissions(out: Path) -> list[tuple[str, str]]:
-    """Return what was left out of folders of pictures, a line each behind the name that cells have for the folder."""
+    """Return pairs: the name of a folder of pictures in cells, and one line about the files that were left out."""
     values = store.values(out, FILES, FileEntry).values()
     return sorted((plain(value.name), plain(value.left_out, 1000)) for value in values if value.left_out)
 
 
 def environments(out: Path, hashes: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return what a run's folder says of some machines and their libraries, by their hashes."""
+    """Return the descriptions of machines and their libraries with the given hashes, by hash."""
     values = store.values(out, ENVIRONMENTS, dict[str, Any])
     machines = {name: values[f"{name}.json"] for name in hashes if f"{name}.json" in values}
     return {name: {plain(key): plain(x) for key, x in sorted(about.items())} for name, about in machines.items()}
 
 
 def metrics(out: Path) -> tuple[MetricKind, ...]:
-    """Return what a run's folder says of the metrics that its tasks declare, by name."""
+    """Return the metrics that tasks declare, as stored in a run's folder, sorted by name."""
     kinds = {kind.name: kind for kind in store.values(out, METRICS, MetricKind).values()}
     return tuple(
         replace(kind, unit=plain(kind.unit), what=plain(kind.what), title=plain(kind.title))

@@ -1,4 +1,4 @@
-"""A cell, one question to the benchmark as a value with a content hash, and a record, what it produced."""
+"""Cells, which are named by the hash of their content, and records, the results of cells."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ from sparsebench.strategy.spec import unused_parameters
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 PRETRAINED = "pretrained"
 NETWORK = ("weights", "weights_key", PRETRAINED)
-"""Parameters of a model that say which trained weights it starts from: a file's, or some of it, or its name's."""
+"""Model parameters that select trained weights: a file, a state dict in it, or the weights of the model's name."""
 Where = Literal["both", "train", "test"]
 Track = Literal["frozen", "tuned", "scratch"]
-"""What is trained with the strategy: nothing, a trained network for a little longer, or one from its first step."""
+"""What is trained with the strategy: nothing, a trained network (fine-tuning), or a network from its first step."""
 Precision = Literal["float32", "bfloat16"]
 
 
 class Value(BaseModel):
-    """What is written as JSON. Fields that came later are left out at their default: hashes from before still hold."""
+    """A value stored as JSON. Fields added later are omitted at their default, so that older hashes stay valid."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Origin(Value):
-    """Where a strategy came from.
+    """The origin of a strategy.
 
     Attributes:
-        plugin: the entry point's name, or the file's.
-        distribution, version: the installed package, "" for a file.
-        revision: what its class declares where it is installed, as "1"; of a file a hash of its code, never a number.
+        plugin: name of the entry point or of the file.
+        distribution, version: the installed package; "" for a file.
+        revision: the declared number of an installed strategy, as "1"; for a file a hash of its code, never a number.
     """
 
     plugin: str
@@ -62,21 +62,21 @@ class Origin(Value):
 
     @property
     def identity(self) -> str:
-        """What tells a strategy from others of its name: the distribution, if any, and the revision."""
+        """The distribution, if any, and the revision. They distinguish strategies of the same name."""
         return f"{self.distribution} {self.revision}".strip()
 
     @property
     def is_shipped(self) -> bool:
-        """Whether it came with sparsebench."""
+        """Whether the strategy comes with sparsebench."""
         return self.distribution == "sparsebench"
 
 
 class Part(Value):
-    """A task, model or strategy by name, with its parameters spelled out, but for `added` ones at their defaults.
+    """A task, model or strategy: its name and all its parameters, except `added` ones at their defaults.
 
     Attributes:
-        revision: of a task or model, but for the first; of one from a file a hash of its code. That of a strategy is
-            not part of the cell, see `Origin`: its new records take the place of the old ones.
+        revision: revision of a task or model; "" for the first revision. For a file it is a hash of the code. The
+            revision of a strategy is in `Origin` and not part of the cell: its new records replace the old ones.
     """
 
     name: str
@@ -84,22 +84,23 @@ class Part(Value):
     revision: str = Field("", exclude_if=not_)
 
     @classmethod
-    def of(cls, thing: Any, revision: str = "") -> Part:
-        """Return the part that names a task, model or strategy object."""
-        params = thing.model_dump(mode="json", exclude=unused_parameters(thing))
-        return cls(name=thing.name, params=params, revision=revision)
+    def of(cls, instance: Any, revision: str = "") -> Part:
+        """Return the part of a task, model or strategy object."""
+        params = instance.model_dump(mode="json", exclude=unused_parameters(instance))
+        return cls(name=instance.name, params=params, revision=revision)
 
 
 class Cell(Value):
-    """Task, model, strategy, budget, number of training samples, where it applies, and which repetition.
+    """One combination of task, model, strategy, budget, number of training samples and repetition.
 
     Attributes:
-        n_train: 0 for a task that only tests.
+        n_train: number of training samples; 0 for a task that only tests.
         where: whether tokens are removed in training, in the test, or in both.
-        init: the cell whose trained weights this one starts from, or None for random ones.
-        repetition: numbers the seeds: data, initial weights and order depend on it, and on no other cell.
-        track: the ranking that it is part of.
-        precision: of the products of a trained network in its test, bfloat16 by autocast; at float32 its model says it.
+        init: the cell whose trained weights this cell starts from; None for random initial weights.
+        repetition: seeds the data, the initial weights and the order of samples, independently of other cells.
+        track: the ranking that the cell is part of.
+        precision: precision of matrix products when a trained network is tested; bfloat16 uses autocast. With float32,
+            the parameters of the model determine the precision.
     """
 
     task: Part
@@ -115,15 +116,15 @@ class Cell(Value):
 
     @property
     def model_params(self) -> dict[str, JsonValue]:
-        """The parameters of the model as it is tested: in the cell's precision."""
+        """The parameters of the model in the test, including the cell's precision."""
         extra: dict[str, JsonValue] = {} if self.precision == "float32" else {"precision": self.precision}
         return self.model.params | extra
 
     @property
     def network(self) -> str:
-        """Which trained weights it tests as they are, by their name; "" where each repetition has a network of its own.
+        """The name of the trained weights that the cell only tests; "" if each repetition trains its own network.
 
-        Then a repetition numbers what the strategy, or the task's choice of pictures, draws in the test.
+        With trained weights, the repetition seeds the random numbers of the strategy and the task's choice of pictures.
         """
         if self.n_train or self.init is not None:
             return ""
@@ -132,7 +133,7 @@ class Cell(Value):
 
     @property
     def inits(self) -> tuple[Cell, ...]:
-        """The cell that it starts from, and those that this one does, the first to be trained first."""
+        """The chain of cells whose weights this cell starts from, in the order of training."""
         return () if self.init is None else (*self.init.inits, self.init)
 
     @cached_property
@@ -142,13 +143,13 @@ class Cell(Value):
 
     @cached_property
     def draw(self) -> str:
-        """Name of the draw of its data: cells with the same have the same data, whatever model and strategy."""
+        """Hash of the data: cells with the same draw have the same data, for all models and strategies."""
         return digest([self.task.model_dump(mode="json"), self.n_train, self.repetition])
 
     def __copy__(self) -> Cell:
         copy = super().__copy__()
         for name in ("id", "draw"):
-            copy.__dict__.pop(name, None)  # `model_copy` goes on to change what it is the hash of
+            copy.__dict__.pop(name, None)  # `model_copy` then changes fields that are part of the hash
         return copy
 
 
@@ -156,13 +157,13 @@ def digest(value: object) -> str:
     """Return sixteen hexadecimal digits of the SHA-256 of a value's canonical JSON.
 
     Raises:
-        UserError: it holds what is no text.
+        UserError: if the value has a text that UTF-8 cannot encode.
     """
     try:
         content = canonical(value).encode()
     except UnicodeEncodeError as error:
         near = error.object[max(0, error.start - 20) : error.end + 20]
-        raise UserError("a parameter is no text that UTF-8 can write", got=ascii(near)) from error
+        raise UserError("a parameter cannot be encoded as UTF-8", got=ascii(near)) from error
     return hashlib.sha256(content).hexdigest()[:16]
 
 
@@ -172,16 +173,16 @@ def canonical(value: object) -> str:
 
 
 OLDEST, SCHEMA = 3, 4
-"""Versions of a record: the first that is read, which has a hash of its source as revision, and the one written."""
+"""Schema versions of records: the oldest that is read, whose revision is a hash of the source, and the current one."""
 Status = Literal["ok", "failed", "oom", "timeout", "crashed", "unsupported", "skipped"]
 ANSWERS: tuple[Status, ...] = ("ok", "unsupported")
-"""Statuses of cells that are not run again unless all are."""
+"""Statuses of cells that are run again only with `--rerun always`."""
 MOST_ITEMS = 200_000
-"""Test items of a cell."""
+"""Maximum number of test items of a cell."""
 
 
 class VersionError(UserError):
-    """A record is of a version that is not read."""
+    """The schema version of a record is not supported."""
 
 
 class Failure(Value):
@@ -193,13 +194,13 @@ class Failure(Value):
 
 
 class Outcomes(Value):
-    """What came out for each of n test items, as bytes, see `bytes_of` and `measure.metrics.Items`.
+    """The outcomes of n test items as bytes; see `bytes_of` and `measure.metrics.Items`.
 
-    In JSON they are zlib-compressed 16-bit integers in base 64. `foreground` is empty where items show none, and where
-    a source has more pictures than 16 bits can number.
+    In JSON they are zlib-compressed 16-bit integers in base 64. `foreground` is empty if items have no foreground, or
+    if a picture's number does not fit into 16 bits.
     """
 
-    model_config = ConfigDict(extra="ignore")  # earlier versions had losses here
+    model_config = ConfigDict(extra="ignore")  # earlier versions stored losses here
 
     n: int = Field(ge=0, le=MOST_ITEMS)
     predicted: bytes
@@ -229,19 +230,19 @@ class Outcomes(Value):
 
 
 def numbers_of(content: bytes, n: int) -> np.ndarray:
-    """Return the (n,) whole numbers of outcomes: little-endian, of one byte or two each."""
+    """Return (n,) integers from bytes: little-endian, one or two bytes each."""
     return np.frombuffer(content, "<u1" if len(content) == n else "<u2").astype(np.int64)
 
 
 def bytes_of(numbers: np.ndarray | None) -> bytes:
-    """Return (n,) whole numbers as `numbers_of` reads them; none where there are none, or one is above 65535."""
+    """Return (n,) integers as bytes for `numbers_of`; b"" if there are none, or if one is above 65535."""
     if numbers is None or not numbers.size or numbers.max() >= 2**16:
         return b""
     return numbers.astype("<u1" if numbers.max() < 256 else "<u2").tobytes()
 
 
 class Head(NamedTuple):
-    """What a run must know of a record that is there; `setting` is what its cell tests, see `table.setting_text`."""
+    """The fields of an existing record that a run needs. `setting` describes its test, see `table.setting_text`."""
 
     cell_id: str
     status: Status
@@ -254,18 +255,18 @@ class Head(NamedTuple):
 
 
 class Record(Value):
-    """What one cell produced.
+    """The result of one cell.
 
     Attributes:
-        notes: facts that are no numbers, such as which attention a strategy was given.
-        started: UTC, in ISO 8601. Of two records of a cell the later one is the newer.
-        trajectory: realised token counts, block by block, mean over the test samples.
-        samples: series of numbers by name: raw timings in seconds a batch, what was watched while training, selection
-            quality by block; None where there is nothing to measure.
-        environment: hash of the machine and library description beside the records.
-        label: the strategy's name, with the parameters that are not its defaults.
-        seconds: wall time; as `started` it belongs to the run and not to the cell.
-        memory: the most bytes that the worker process had meanwhile, 0 if unknown; of the run too.
+        notes: facts as text, such as which attention the strategy read.
+        started: start of the cell, UTC in ISO 8601. Of two records of a cell, the one that started later is newer.
+        trajectory: realised token counts of each block, mean over the test samples.
+        samples: series of numbers by name: raw timings in seconds per batch, values watched during training, selection
+            quality of each block; None if there is nothing to measure.
+        environment: hash of the description of the machine and its libraries, stored beside the records.
+        label: the strategy's name, with the parameters that differ from the defaults.
+        seconds: wall time. Like `started` and `memory`, it differs between runs of the same cell.
+        memory: peak memory of the worker process in bytes; 0 if unknown.
     """
 
     schema_version: int = SCHEMA
@@ -292,5 +293,5 @@ class Record(Value):
     def _check_version(cls, version: int) -> int:
         if not OLDEST <= version <= SCHEMA:
             step = "upgrade sparsebench" if version > SCHEMA else "read it with the sparsebench that wrote it"
-            raise VersionError(f"a record of version {version}", allowed=f"{OLDEST} to {SCHEMA}", next_step=step)
+            raise VersionError(f"record of version {version}", allowed=f"{OLDEST} to {SCHEMA}", next_step=step)
         return SCHEMA

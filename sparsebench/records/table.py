@@ -1,7 +1,7 @@
-"""Records as a table, a row each: what boards and exports are made of, and the sealed Parquet file that holds one.
+"""Records as a table with one row per record, for boards, exports and sealed Parquet files.
 
-A row says what a record is about in plain columns, then the rest of it, from which the record can be made again.
-docs/reference/records.md says what the columns are. Of texts that many rows share a file has each once.
+A row describes a record in plain columns. The other columns have the rest of the record, so that it can be restored.
+docs/reference/records.md describes the columns. A file stores each text once if many rows share it.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Columns = Callable[[str], bool]
 ALL: Columns = bool
-"""Is true of every name."""
+"""Selects all columns."""
 
 ITEMS, LABELS, PREDICTIONS, RANKS = "test_items", "test_labels", "test_predictions", "test_ranks"
 GROUPS, FOREGROUNDS = "test_groups", "test_foregrounds"
 OUTCOMES = (ITEMS, LABELS, PREDICTIONS)
-"""Columns of the test's outcomes: how many there are, then (n,) whole numbers each, as bytes; see `numbers_of`."""
+"""Columns of outcomes: the number n of test items, then (n,) integers each as bytes, see `numbers_of`."""
 CHECKSUM = "checksum"
-"""The column of the CRC-32 of a record's line, which decides between records that nothing else does."""
+"""The column with the CRC-32 of the record's line. It decides which of several equally new records counts."""
 CLAIM = ("cell_id", "distribution", "revision", "status", "started", CHECKSUM)
-"""Columns that decide which of several records of a cell counts, see `store.counting`."""
+"""Columns that determine which of several records of a cell counts, see `store.counting`."""
 HEAD = (*CLAIM, "notes", "plugin", "version", "setting", "seconds", "memory")
-"""Columns that a `Head` is made of."""
+"""Columns from which a `Head` is made."""
 SAME = ("cell_id", "status", "kind", "device", "started", "seconds", "environment", "memory")
 ORIGIN = tuple(Origin.model_fields)
-"""Columns that are fields of a record, and of its origin."""
+"""Columns that are fields of a record (SAME) and of its origin (ORIGIN)."""
 ITEM = {LABELS: "label", GROUPS: "group", FOREGROUNDS: "foreground", PREDICTIONS: "predicted", RANKS: "rank"}
-"""Columns of bytes, by the fields of `Outcomes` that they are."""
+"""Columns of bytes, and their fields of `Outcomes`."""
 PARTS = ("cell", "init", "metrics", "trajectory", "samples", "notes", "failure")
-"""Columns of JSON: the rest of a record, see `row_of`. The metrics' values and intervals are columns of their own."""
+"""Columns of JSON: the rest of a record, see `row_of`. Values and intervals of metrics have their own columns."""
 KINDS = {
     **dict.fromkeys((
         "cell_id", "status", "reason", "task", "model", "strategy", "kind", "budget", "track", "network", "setting",
@@ -56,31 +56,31 @@ KINDS = {
     **dict.fromkeys(ITEM, "binary"),
     **dict.fromkeys(PARTS, "string"),
 }  # fmt: skip
-"""The columns that every table has, and their types; the others are numbers, of metrics and the ends of intervals."""
+"""The columns of every table, and their types. All other columns are numbers: metrics and the ends of intervals."""
 FIXED = frozenset({*KINDS, "checks", "checks_remark"})
-"""Columns that are no metric's."""
+"""Columns that do not belong to a metric."""
 DIFFERENT = ("cell_id", "started", "samples", PREDICTIONS, RANKS)
-"""Columns whose values are for the most part all different."""
+"""Columns whose values mostly differ between rows."""
 SHARED = tuple(name for name, kind in KINDS.items() if kind in ("string", "binary") and name not in DIFFERENT)
-"""Columns of which each value is stored once."""
+"""Columns that are dictionary-encoded: each distinct value is stored once."""
 ORDER = ("setting", "track", "n_train", "repetition", "network", "init", "strategy", "budget", "cell_id", "revision",
          CHECKSUM)  # fmt: skip
-"""What rows of a file are sorted by: predictions of one network on the same items are alike, and stand together."""
+"""Sort keys of the rows of a file. They place similar predictions, of one network on the same items, side by side."""
 BATCH = 20_000
-"""Records of one row group."""
+"""Number of records in a row group."""
 FORMAT, ABOUT = 1, b"sparsebench"
 LEVEL = 12
-"""Of zstd; higher ones take much longer for a few percent."""
+"""Compression level of zstd. Higher levels take much longer and save a few percent."""
 LONG = 1000
-"""Characters of a text in a row, but for a setting, which is JSON."""
+"""Maximum number of characters of a text in a row, except for a setting, which is JSON."""
 WHERE = {"both": "", "train": ", in training only", "test": ", in the test only"}
-"""What a budget's text says of where it holds; in the frozen track it is the test everywhere."""
+"""Suffix of a budget's text: where the budget applies. The frozen track needs none: it is always the test."""
 
 
 def setting_text(cell: Cell) -> str:
-    """Return what a cell tests, in JSON: task, model in the precision of the test, and what it is trained on before.
+    """Return the setting of a cell as JSON: task, model with the precision of the test, and previous trainings.
 
-    Networks of two trainings are two settings; their repetitions are not, nor are checkpoints of one architecture.
+    Repetitions of one training have the same setting, and so have checkpoints of one architecture.
     """
     weights = NETWORK if cell.network else ()
     model = cell.model.model_dump()
@@ -91,13 +91,13 @@ def setting_text(cell: Cell) -> str:
 
 
 def row_of(record: Record, checksum: int = 0) -> Row:
-    """Return a record, with the checksum of its line, as a row; what it is about is plain text, whoever wrote it.
+    """Return a record and the checksum of its line as a row. Texts are escaped, because records may be untrusted.
 
-    Of the cell JSON has all but what it starts from, which is `init`, and what plain columns say of it; of a metric
-    unit, n and method. A metric that is called as another column is left out.
+    The JSON of the cell omits `init`, `n_train` and `repetition`, which have their own columns. The JSON of a metric
+    has unit, n and method. A metric that has the name of another column is left out.
     """
     cell, outcomes = record.cell, record.outcomes
-    track = cell.track if cell.n_train else "frozen"  # without training samples weights are tested as they are
+    track = cell.track if cell.n_train else "frozen"  # without training samples trained weights are only tested
     about = {
         "reason": record.failure.reason if record.failure else "",
         "task": cell.task.name,
@@ -134,7 +134,7 @@ def row_of(record: Record, checksum: int = 0) -> Row:
 
 
 def table_of(pairs: Iterable[tuple[Record, int]]) -> pa.Table:
-    """Return records, each with the checksum of its line, as a table; see `row_of`."""
+    """Return pairs of a record and the checksum of its line as a table; see `row_of`."""
     import pyarrow as pa
 
     rows = [row_of(record, checksum) for record, checksum in pairs]
@@ -143,7 +143,7 @@ def table_of(pairs: Iterable[tuple[Record, int]]) -> pa.Table:
 
 
 def _types() -> dict[str, pa.DataType]:
-    """Return the types of the columns that every table has."""
+    """Return the types of the columns of every table."""
     import pyarrow as pa
 
     types = {name: pa.type_for_alias(kind) for name, kind in KINDS.items()}
@@ -151,27 +151,27 @@ def _types() -> dict[str, pa.DataType]:
 
 
 def is_metric(name: str) -> bool:
-    """Say whether a column is a metric's, or one of the ends of its interval."""
+    """Return whether a column is a metric or an end of its interval."""
     return name not in FIXED
 
 
 def join(tables: Sequence[pa.Table]) -> pa.Table:
-    """Return the rows of all tables; a metric that one has not is null there."""
+    """Return the rows of all tables. A metric that a table lacks is null."""
     import pyarrow as pa
 
     return pa.concat_tables(tables, promote_options="default").unify_dictionaries()
 
 
 def in_order(table: pa.Table) -> pa.Table:
-    """Return rows and columns in one order, whatever order they were in, and shared values in the order of their use.
+    """Return the table with sorted rows and columns, and with the dictionaries of shared values in order of use.
 
-    Metrics without a value are left out.
+    The result does not depend on the order of the input. Metrics without values are left out.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
     keys = {name: table[name].cast(KINDS[name]) for name in ORDER}
-    keys["init"] = keys["init"].fill_null("")  # those come first
+    keys["init"] = keys["init"].fill_null("")  # rows without init come first
     order = pc.sort_indices(pa.table(keys), [(name, "ascending") for name in ORDER])
     metrics = sorted(n for n in table.column_names if is_metric(n) and table[n].null_count < len(table))
     table = table.select([*KINDS, *metrics]).take(order)
@@ -187,16 +187,12 @@ def in_order(table: pa.Table) -> pa.Table:
 
 
 def write(path: Path, table: pa.Table, sidecars: Mapping[str, str]) -> None:
-    """Write a sealed file, with what lies beside the records by file name; it is there whole or not at all.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Write a sealed file atomically, with the texts of the sidecars by file name. Raise UserError if that fails."""
     import pyarrow.parquet as pq
 
     kinds = {}
     for name in filter(is_metric, table.column_names):
-        with suppress(KeyError):  # a task's own: it lies beside the records
+        with suppress(KeyError):  # metrics of a task are described by a sidecar
             kinds[name] = asdict(kind_of(name))
     about = {"format": FORMAT, "schema_version": SCHEMA, "beside": dict(sorted(sidecars.items())), "metrics": kinds}
     table = in_order(table).replace_schema_metadata({ABOUT: canonical(about)})
@@ -209,30 +205,30 @@ def write(path: Path, table: pa.Table, sidecars: Mapping[str, str]) -> None:
 
 
 def read(path: Path, columns: Columns = ALL) -> pa.Table:
-    """Return the rows of a sealed file, of the columns that are wanted.
+    """Return the selected columns of the rows of a sealed file.
 
     Raises:
-        UserError: it is torn, or none, or a later sparsebench wrote it.
+        UserError: if the file is damaged or not a sealed file, or another version of sparsebench wrote it.
     """
     with _open(path) as file:
         rows = file.read(list(filter(columns, file.schema_arrow.names)))
-        rows.validate(full=True)  # checksums are those of pages, not of what says how many values a page has
+        rows.validate(full=True)  # the checksums of pages do not cover the headers with the numbers of values
         return rows
 
 
 @contextmanager
 def _open(path: Path) -> Iterator[pq.ParquetFile]:
-    """Open a sealed file; what is wrong with it, then or while it is read, is an error of one line; see `read`."""
+    """Open a sealed file. Raise UserError in one line if opening or reading fails; see `read`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with path.open("rb") as stream, pq.ParquetFile(stream, page_checksum_verification=True) as file:
             about = json.loads((file.schema_arrow.metadata or {})[ABOUT])
-            version, here = (about["format"], about["schema_version"]), (FORMAT, SCHEMA)
-            if version != here:
-                step = "upgrade sparsebench" if version > here else "read it with the sparsebench that wrote it"
-                got, allowed = (f"{pair[0]}.{pair[1]}" for pair in (version, here))
+            version, current = (about["format"], about["schema_version"]), (FORMAT, SCHEMA)
+            if version != current:
+                step = "upgrade sparsebench" if version > current else "read it with the sparsebench that wrote it"
+                got, allowed = (f"{pair[0]}.{pair[1]}" for pair in (version, current))
                 raise UserError(f"{path} has records of version {got}", allowed=allowed, next_step=step)
             fixed, types = _types(), dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=True))
             for name in fixed | types:
@@ -244,13 +240,13 @@ def _open(path: Path) -> Iterator[pq.ParquetFile]:
         raise
     except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(
-            f"{path} is no sealed file of records, or is damaged: {reason_of(error)}",
-            next_step="fetch it anew, or take it out of the folder: its cells then count as not run",
+            f"{path} is not a sealed file of records, or is damaged: {reason_of(error)}",
+            next_step="restore the file, or move it out of the folder: its cells then count as not run",
         ) from error
 
 
 def sidecars(path: Path) -> dict[str, str]:
-    """Return what a sealed file says that lay beside its records, by file name."""
+    """Return the texts of the sidecars in a sealed file, by file name."""
     with _open(path) as file:
         texts: dict[str, str] = json.loads(file.schema_arrow.metadata[ABOUT])["beside"]
     return texts
@@ -260,7 +256,7 @@ def sidecars(path: Path) -> dict[str, str]:
 
 
 def heads_of(table: pa.Table) -> Iterator[Head]:
-    """Yield the heads of the rows of a table, which has the columns HEAD; equal notes and origins share one object."""
+    """Yield the heads of the rows of a table with the columns HEAD. Equal notes and origins share one object."""
     notes_of = lru_cache(maxsize=None)(lambda text: json.loads(text or "{}"))
     for row in rows_of(table):
         row |= {"notes": notes_of(row["notes"]), "origin": _origin(*map(row.get, ORIGIN))}
@@ -276,7 +272,7 @@ _init = lru_cache(maxsize=1000)(Cell.model_validate_json)
 
 
 def record_of(row: Row) -> Record:
-    """Return the record of a row; ValueError where it is none."""
+    """Return the record of a row. Raise ValueError if the row is not a record."""
     parts: Row = {name: json.loads(row[name]) for name in PARTS if name != "init" and row[name] is not None}
     about = {"n_train": row["n_train"], "repetition": row["repetition"], "init": row["init"] and _init(row["init"])}
     cell = Cell.model_validate(parts["cell"] | about)
@@ -295,7 +291,7 @@ def record_of(row: Row) -> Record:
 
 
 def rows_of(table: pa.Table) -> Iterator[Row]:
-    """Yield the rows of a table; equal texts share one object."""
+    """Yield the rows of a table. Equal texts share one object."""
     for batch in table.to_batches(max_chunksize=BATCH):
         names = batch.schema.names
         for values in zip(*map(_values, batch.columns), strict=True):
@@ -305,5 +301,5 @@ def rows_of(table: pa.Table) -> Iterator[Row]:
 def _values(column: pa.Array) -> list[Any]:
     if not hasattr(column, "dictionary"):
         return column.to_pylist()
-    values, places = column.dictionary.to_pylist(), column.indices.to_pylist()
-    return [None if place is None else values[place] for place in places]
+    values, indices = column.dictionary.to_pylist(), column.indices.to_pylist()
+    return [None if index is None else values[index] for index in indices]

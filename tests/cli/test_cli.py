@@ -121,7 +121,7 @@ def test_what_is_trained_or_looks_at_images_first_is_said_and_what_to_cite() -> 
     trained = {name: rows[name]["trained"] for name in ("dense", "fisher_mask", "dynamic_vit")}
     assert trained == {"dense": "no", "fisher_mask": "fits", "dynamic_vit": "yes"}
     assert "ICLR 2022" in rows["attn_topk"]["citation"] and rows["dense"]["citation"] == ""
-    assert "trained: no; it looks at 256 training images first, with labels" in call("show", "fisher_mask").stdout
+    assert "trained: no; it reads 256 training images first, with labels" in call("show", "fisher_mask").stdout
     assert "trained: no\n" in call("show", "tome").stdout and "trained: yes\n" in call("show", "a_vit").stdout
 
 
@@ -307,7 +307,7 @@ def test_a_strategy_that_no_model_here_fits_is_told_what_it_lacks_and_not_to_try
         done.exit_code == 0 and "unsupported: needs keys, which this model cannot give at the input site" in done.stdout
     )
     assert done.stderr.splitlines()[-1] == (
-        "next: give the strategy what the note above says that it lacks, and run the same command"
+        "next: give the strategy what it lacks (see the note above), and run the same command"
     )
 
 

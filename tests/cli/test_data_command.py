@@ -100,4 +100,4 @@ def test_a_cache_that_cannot_be_emptied_leaves_with_2(place: Path) -> None:
         result = call("--clear-cache")
     finally:
         place.chmod(0o700)
-    assert result.exit_code == 2 and "the system refuses: Permission denied" in result.stderr
+    assert result.exit_code == 2 and "system error: Permission denied" in result.stderr

@@ -46,11 +46,11 @@ def test_a_file_and_standard_output_get_the_same(out: Path, tmp_path: Path, form
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["export", "OUT", "-o", "OLD"], "OLD is there and is not written over; give another -o"),
-        (["export", "OUT", "--format", "parquet"], "parquet is not for standard output; give -o FILE"),
+        (["export", "OUT", "-o", "OLD"], "OLD already exists and is not overwritten; give another -o"),
+        (["export", "OUT", "--format", "parquet"], "parquet needs an output file; give -o FILE"),
         (["export", "NONE", "-o", "NEW"], NO_RECORDS),
         (["merge", "OUT", "NONE", "-o", "NEW"], NO_RECORDS),
-        (["merge", "OUT", "-o", "OUT"], "OUT is there and is not written over; give another -o"),
+        (["merge", "OUT", "-o", "OUT"], "OUT already exists and is not overwritten; give another -o"),
     ],
 )
 def test_mistakes_are_one_line_and_change_nothing(tmp_path: Path, out: Path, arguments: list[str], said: str) -> None:
@@ -78,7 +78,10 @@ def test_a_page_is_not_for_the_terminal(few: Path) -> None:
     done = subprocess.run(command, stdout=follower, stderr=subprocess.PIPE, text=True, timeout=300)
     os.close(follower)
     os.close(leader)
-    assert (done.returncode, done.stderr) == (2, "Error: a page is not for the terminal; give -o FILE.html\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "Error: an HTML page cannot be shown in a terminal; give -o FILE.html\n",
+    )
 
 
 def test_the_page_beside_the_records_is_the_one_of_the_command(few: Path) -> None:
@@ -86,4 +89,4 @@ def test_the_page_beside_the_records_is_the_one_of_the_command(few: Path) -> Non
     assert (few / "leaderboard.html").read_bytes() == call("leaderboard", few, "--format", "html").stdout_bytes
     for words in (("--view", "pairs"), ("--columns", "rank")):
         refused = call("leaderboard", few, "--format", "html", *words)
-        assert refused.exit_code == 2 and f"{words[0]} is of tables; got --format html" in refused.stderr
+        assert refused.exit_code == 2 and f"{words[0]} needs a table; got --format html" in refused.stderr

@@ -40,14 +40,14 @@ def shell(command: Sequence[str], redirection: str = "") -> "subprocess.Complete
 def test_a_path_that_is_too_long_is_one_line(words: list[str]) -> None:
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 2 and isinstance(done.exception, SystemExit)
-    assert done.stderr.startswith("Error: the system refuses: File name too long, 'a") and len(done.stderr) < 400
+    assert done.stderr.startswith("Error: system error: File name too long, 'a") and len(done.stderr) < 400
 
 
 def test_a_full_standard_output_is_one_line() -> None:
     done = shell(LIST, ">/dev/full")
     assert done.returncode == 2
     assert done.stderr in {
-        f"Error: {where}the system refuses: No space left on device\n" for where in ("", "standard output: ")
+        f"Error: {where}system error: No space left on device\n" for where in ("", "standard output: ")
     }
 
 

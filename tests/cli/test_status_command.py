@@ -74,7 +74,7 @@ def test_what_is_run_is_counted_as_running(tmp_path: Path, plan: planner.Plan) -
         assert soon(lambda: any(one.running for one in underway(tmp_path).values()))
         result = status(tmp_path)
     assert row(result, plan.jobs[0].label) == ["0", "0", "1", "1"]
-    assert "8 cells without a record, unknown time; the longest at work so far: 1:4" in result.output
+    assert "8 cells without a record, unknown time; the longest running cell: 1:4" in result.output
 
 
 def test_a_run_that_was_killed_is_told_from_one_under_way(tmp_path: Path, plan: planner.Plan) -> None:
@@ -83,7 +83,10 @@ def test_a_run_that_was_killed_is_told_from_one_under_way(tmp_path: Path, plan: 
     files.write_whole(tmp_path / "underway" / "there-7.json", file.model_dump_json().encode())
     (tmp_path / "underway" / "torn.json").write_text("{")
     result = status(tmp_path)
-    assert "on there (process 7) was stopped with 5 cells left" in result.output and "goes on" in result.output
+    assert (
+        "on there (process 7) was stopped with 5 cells left" in result.output
+        and "run the same command again" in result.output
+    )
     assert "dense" not in result.output
     with beat(tmp_path, plan.expected, 2):
         assert not (tmp_path / "underway" / "there-7.json").exists()

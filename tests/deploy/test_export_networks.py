@@ -147,7 +147,7 @@ def test_the_command_writes_a_sparse_network(tmp_path, monkeypatch):
         torch.export.load("sparse.pt2").module()(x), sparsebench.apply(model, "attn_topk:keep_rate=0.5")(x), atol=1e-4
     )
     for more, said in [
-        (["--weights", "weights.safetensors"], "a network is not for standard output"),
+        (["--weights", "weights.safetensors"], "a network needs an output file"),
         (["--weights", "nowhere.safetensors", "-o", "b.pt2"], "nowhere.safetensors cannot be read"),
     ]:
         done = CliRunner().invoke(main, [*words, *more])

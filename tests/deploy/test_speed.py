@@ -94,4 +94,4 @@ def test_the_command_writes_records_a_picture_and_timms_table(tmp_path, eager):
     assert result.exit_code == 0 and "no C++ compiler" in result.output
     assert {path.name for path in (tmp_path / "s").iterdir()} == {"speed.jsonl", "timm.csv", "speed.png"}
     again = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "s")])
-    assert again.exit_code == 2 and "is not written over" in again.output
+    assert again.exit_code == 2 and "already exists" in again.output

@@ -90,7 +90,7 @@ def test_names_that_will_not_do_are_refused(tmp_path: Path, name: str, says: str
 def test_nothing_is_overwritten(tmp_path: Path, package: bool) -> None:
     there = tmp_path / ("far_out" if package else "test_far_out.py")
     there.write_text("mine")
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="already exists"):
         write("far_out", tmp_path, Registry(), package=package)
     assert [path.name for path in tmp_path.iterdir()] == [there.name] and there.read_text() == "mine"
 

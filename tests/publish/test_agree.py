@@ -63,14 +63,14 @@ def cells(better: int, number: int = 1, noise: int = 0) -> Pairs:
     [
         (cells(0, 5), {}, ""),
         (cells(2), {}, ""),  # half a point
-        (cells(40), {}, "in 1 cells 10.0 points more of the test items are right there"),
-        (cells(40, 10), {}, "in 10 cells 10.0 points more"),
+        (cells(40), {}, "in 1 cells the reported accuracy is 10.0 points higher"),
+        (cells(40, 10), {}, "in 10 cells the reported accuracy is 10.0 points higher"),
         (cells(5, 10, noise=20), {}, ""),
-        (cells(25, noise=100), {}, "6.2 points more"),  # noise hides it from the test, and it is more than 5 points
-        (cells(10, 10, noise=20), {}, "in 10 cells 2.5 points more"),  # of one cell no more than noise
+        (cells(25, noise=100), {}, "6.2 points higher"),  # noise hides it from the test, and it is more than 5 points
+        (cells(10, 10, noise=20), {}, "2.5 points higher"),  # of one cell no more than noise
         *(([(items([], loss=there), items([], loss=here))], {}, said) for there, here, said in (
-            (0.5, 0.5, ""), (0.47, 0.5, ""), (0.4, 0.5, "mean test_loss is 0.4 there and 0.5 here"), (0, 1e-4, ""))),
-        (cells(0, 3), {"success": 1.0}, "in 3 cells the mean success is 1 there and 0 here"),
+            (0.5, 0.5, ""), (0.47, 0.5, ""), (0.4, 0.5, "mean test_loss is 0.4, and 0.5 here"), (0, 1e-4, ""))),
+        (cells(0, 3), {"success": 1.0}, "in 3 cells the reported mean success is 1, and 0 here"),
     ],
 )  # fmt: skip
 def test_cells_of_another_machine(record: Record, pairs: Pairs, metrics: dict[str, float], said: str) -> None:
@@ -85,7 +85,7 @@ def test_worse_there_than_here_is_a_forgery_only_of_what_is_beside(record: Recor
     pairs = [(new, old) for old, new in cells(30, 4)]
     assert elsewhere(record, pairs) == ([], 4, pytest.approx(7.5))
     beside = record.model_copy(update={"kind": "baseline"})
-    assert "points fewer of the test items" in elsewhere(beside, pairs)[0][0]
+    assert "7.5 points lower than here" in elsewhere(beside, pairs)[0][0]
 
 
 @pytest.mark.parametrize("better", [8, 12, 20])

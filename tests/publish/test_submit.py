@@ -88,7 +88,7 @@ def test_failed_cells_are_published_too(out: Path, tmp_path: Path) -> None:
 def test_other_deployable_strategies_are_not_in_it_and_several_are_named(suite: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     api.run(("noise", "value_norm"), suite=str(suite), tasks="spurious", seeds=1, out=out, jobs=0, device="cpu")
-    with pytest.raises(UserError, match=r"strategies noise, value_norm; name one with --strategy"):
+    with pytest.raises(UserError, match=r"strategies noise, value_norm; name a strategy"):
         submit(out, tmp_path / "to")
     with pytest.raises(UserError, match=r"did you mean 'noise'"):
         submit(out, tmp_path / "to", "nose")
@@ -105,16 +105,16 @@ def by_another(raw: Raw) -> None:
     raw["origin"]["revision"] = "0" if raw["cell"]["repetition"] else raw["origin"]["revision"]
 
 
-AGAIN = ".* give the command of the run again"
+AGAIN = ".* run the same command again"
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "fewer settings": ({"kept": lambda raw: raw["label"] != "norm" or raw["cell"]["task"]["name"] != "spurious"},
                        f"incomplete: it lacks 2 of the 4 settings of suite tiny 3;{AGAIN}"),
-    "no suite": ({"beside": manifests.SUITES}, f"does not say which suite{AGAIN}"),
-    "no strategy": ({"beside": manifests.STRATEGIES}, f"does not say what strategy{AGAIN}"),
-    "no machine": ({"beside": manifests.ENVIRONMENTS}, f"has a machine without a name.*{AGAIN}"),
-    "several sources": ({"change": by_another}, f"of another revision.*{AGAIN}"),
-    "no revision": ({"change": put("", "origin", "revision")}, f"does not say what strategy{AGAIN}"),
-    "baselines alone": ({"kept": lambda raw: raw["kind"] != "deployable"}, "no strategy but baselines .*; name one"),
+    "no suite": ({"beside": manifests.SUITES}, f"does not name its suite.*{AGAIN}"),
+    "no strategy": ({"beside": manifests.STRATEGIES}, f"lacks the description of strategy{AGAIN}"),
+    "no machine": ({"beside": manifests.ENVIRONMENTS}, f"has an unknown machine.*{AGAIN}"),
+    "several sources": ({"change": by_another}, f"has another revision.*{AGAIN}"),
+    "no revision": ({"change": put("", "origin", "revision")}, f"lacks the description of strategy{AGAIN}"),
+    "baselines alone": ({"kept": lambda raw: raw["kind"] != "deployable"}, "baselines and oracles only; name"),
     "a higher accuracy": ({"change": put(0.999, "metrics", "accuracy", "value")},
                           "is incomplete or inconsistent: .*accuracy is 0.999"),
     "no records": ({"kept": lambda raw: False}, "no records in"),
@@ -133,7 +133,7 @@ def test_what_would_be_no_submission_is_refused_and_nothing_is_left(out: Path, t
 
 def test_what_is_there_is_not_written_over_and_a_file_is_no_folder(out: Path, sound: Path, tmp_path: Path) -> None:
     before = (sound / MANIFEST).stat().st_mtime_ns
-    with pytest.raises(UserError, match="is there and is not written over"):
+    with pytest.raises(UserError, match="already exists"):
         submit(out, sound.parents[1])
     assert (sound / MANIFEST).stat().st_mtime_ns == before
     (tmp_path / "file").write_text("")
@@ -179,4 +179,4 @@ def test_what_has_the_name_of_a_suite_without_its_cells_is_none_of_it(tmp_path: 
     forge.said(path.parents[1])
     forged = verify(path.parents[1])
     assert (forged.badge, forged.wrong) == ("rejected", True)
-    assert "of suite smoke 1 it lacks composite with 256 samples, repetition 0, macs 0.5" in forged.why[0]
+    assert "it lacks composite with 256 samples, repetition 0, macs 0.5" in forged.why[0]

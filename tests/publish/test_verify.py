@@ -56,7 +56,7 @@ WRONG: list[tuple[str, str, Change, str]] = [
     ("spurious", "norm", put(1.0, "metrics", "macs", "value"), "macs is 1.0"),
     ("composite", "norm", put(0.1, "metrics", "macs_ratio", "value"), "macs_ratio is 0.1"),
     ("composite", "norm", put(1.0, "trajectory", 1, "tokens_out"), "macs is"),
-    ("composite", "norm", put([], "trajectory"), "0 blocks, and the model 2"),
+    ("composite", "norm", put([], "trajectory"), "0 blocks, but the model has 2"),
     ("composite", "norm", put(1e200, "trajectory", 0, "tokens_in"), "finite number"),
     *(("spurious", "norm", left_out(name), f"{name} is missing")
       for name in ("accuracy", "worst_group_accuracy", "macs")),
@@ -67,13 +67,13 @@ WRONG: list[tuple[str, str, Change, str]] = [
         ("predicted", "rank and its predicted class disagree"), ("rank", "rank and its predicted class disagree"),
         ("label", "rank and its predicted class disagree"), ("group", "accuracy: "))),
     ("spurious", "random", lambda raw: (of_plugin(raw), FORGED(raw)), "accuracy is 0.999"),
-    ("spurious", "norm", put("0" * 64, "origin", "revision"), "of another revision"),
-    ("spurious", "norm", put("baseline", "kind"), "of another kind"),
+    ("spurious", "norm", put("0" * 64, "origin", "revision"), "has another revision"),
+    ("spurious", "norm", put("baseline", "kind"), "another kind"),
     ("spurious", "norm", put("dense", "label"), "has strategy 'norm'"),
     ("spurious", "norm", put("<img src=x>", "cell", "strategy", "name"), "incomplete: it lacks 2 of the 4 settings"),
-    ("spurious", "norm", put("0" * 16, "environment"), "has a machine without a name"),
-    ("spurious", "norm", put(7, "cell", "repetition"), "is not of the suite"),
-    ("spurious", "random", put("deployable", "kind"), "of another strategy than is submitted"),
+    ("spurious", "norm", put("0" * 16, "environment"), "has an unknown machine"),
+    ("spurious", "norm", put(7, "cell", "repetition"), "is not part of the suite"),
+    ("spurious", "random", put("deployable", "kind"), "has another deployable strategy"),
 ]  # fmt: skip
 
 
@@ -124,20 +124,20 @@ def with_records(change: Callable[[Record], list[Record]]) -> Callable[[Path], A
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "a changed byte": (flipped(RECORDS), f"'{RECORDS}' has another SHA-256 than {MANIFEST} says"),
-    "another plugin": (flipped("plugin/good.py"), "'plugin/good.py' is not the file that was run"),
+    "a changed byte": (flipped(RECORDS), f"SHA-256 of '{RECORDS}' differs from {MANIFEST}"),
+    "another plugin": (flipped("plugin/good.py"), "'plugin/good.py' is not the file"),
     "no plugin": (lambda folder: (folder / "plugin" / "good.py").unlink(), "'plugin/good.py' is not the file"),
     "torn records": (lambda folder: os.truncate(folder / RECORDS, 5000), "is damaged"),
-    "no records": (lambda folder: (folder / RECORDS).unlink(), "which suite"),
+    "no records": (lambda folder: (folder / RECORDS).unlink(), "must describe one suite"),
     "an empty manifest": (lambda folder: (folder / MANIFEST).write_text("{}"), f"{MANIFEST}: "),
     "no manifest": (lambda folder: (folder / MANIFEST).unlink(), f"there is no {MANIFEST}"),
     "a folder as manifest": (
         lambda folder: ((folder / MANIFEST).unlink(), (folder / MANIFEST).mkdir()), "it cannot be read"),
-    "records twice": (with_records(lambda record: [record, record]), "is there twice"),
+    "records twice": (with_records(lambda record: [record, record]), "has two records"),
     "fewer records": (
         with_records(lambda record: [record][record.label == "norm" and record.cell.task.name == "spurious" :]),
         "incomplete: it lacks 2 of the 4 settings of suite tiny 3"),
-    "another strategy": (lambda folder: forge.said(folder, strategy="other"), "what its strategy is"),
+    "another strategy": (lambda folder: forge.said(folder, strategy="other"), "must describe one suite"),
 }  # fmt: skip
 
 
@@ -165,15 +165,15 @@ def test_submissions_are_found_below_a_folder(sound: Path, tmp_path: Path) -> No
     for path in (copy, copy.parent):
         assert [one["folder"] for one in json.loads(call("verify", path, "--json").stdout)] == [str(copy)]
     result = call("verify", root)
-    assert result.exit_code == 1 and f"its folder is not called norm/{sound.name}" in result.stdout
+    assert result.exit_code == 1 and f"its folder must be norm/{sound.name}" in result.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("verify NONE", "NONE is no folder"), ("verify FILE", "FILE is no folder"),
-        ("verify EMPTY", "no submissions in EMPTY; they lie in <strategy>/<version>/"),
-        ("verify TWO --replay 1", "one submission is replayed at a time; got 2 of them; name one"),
+        ("verify NONE", "NONE is not a folder"), ("verify FILE", "FILE is not a folder"),
+        ("verify EMPTY", "no submissions in EMPTY; submissions are folders <strategy>/<version>"),
+        ("verify TWO --replay 1", "--replay needs one submission; got 2 submissions; name one"),
         ("submit NONE --to TO", "no records in NONE; run `sparsebench run --out` with this folder first"),
     ],
 )  # fmt: skip

@@ -116,8 +116,8 @@ def test_nothing_is_written_over_and_what_cannot_be_merged_leaves_nothing(stores
     (tmp_path / "empty").mkdir()
     before = content(tmp_path)
     for given, out, said in (
-        (stores, tmp_path / "file", "not written over; give another -o"),
-        (stores, stores[0], "not written over; give another -o"),
+        (stores, tmp_path / "file", "already exists .*; give another -o"),
+        (stores, stores[0], "already exists .*; give another -o"),
         ([*stores, tmp_path / "nowhere"], tmp_path / "out", "no records in .*nowhere"),
         (stores, tmp_path / "file" / "out", "cannot write"),
     ):

@@ -85,7 +85,7 @@ def test_without_a_name_all_installed_strategies_are_checked_and_files_are_named
     done = call("check", "--results", folder)
     assert done.exit_code == 1
     assert [name for name, _ in asked] == ["anti_oracle", "dense", "noise", "oracle", "random"]
-    assert "not checked: norm: it comes from a file, own.py; give that too" in done.stderr
+    assert "not checked: norm: it comes from the file own.py; name the file" in done.stderr
     assert len(reports.read(folder)) == 5
     assert dict(asked)["random"] == ("random", {"cell": 2, "disposal": "drop", "stratified": False})
 
