@@ -206,7 +206,10 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Verdict:
         files.write_whole(part / MANIFEST, (canonical(manifest.model_dump(mode="json")) + "\n").encode())
         verdict = verify(part)
         if verdict.wrong:
-            raise UserError(f"{out} is incomplete or inconsistent: {'; '.join(verdict.why)}", next_step=AGAIN)
+            raise UserError(
+                f"{out} is incomplete or inconsistent: {'; '.join(verdict.why)}",
+                next_step=f"{AGAIN}; --rerun always replaces all records",
+            )
         verdict.folder = str(folder)
         os.replace(part, folder)
     finally:
