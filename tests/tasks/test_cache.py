@@ -108,7 +108,7 @@ def test_all_bad_pictures_of_all_that_is_decoded_are_one_error_and_what_has_none
 def test_a_place_that_cannot_be_written_is_a_user_error(tmp_path, monkeypatch, rows):
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "file" / "below"))
-    with pytest.raises(UserError, match=r"cannot write to .*below: .*; set SPARSEBENCH_CACHE to a folder"):
+    with pytest.raises(UserError, match=r"cannot write to .*below: .*; set SPARSEBENCH_CACHE to a .*folder"):
         Pixels("a", SHAPE, rows).array()
     cache.keep_about("b", 1)
     assert rows.made == [] and cache.read_about("b") is None
@@ -116,7 +116,7 @@ def test_a_place_that_cannot_be_written_is_a_user_error(tmp_path, monkeypatch, r
 
 def test_a_disk_without_room_is_a_user_error_before_a_picture_is_decoded(place, rows, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=2 * PIXELS.nbytes - 1))
-    says = r"no room in .*pictures: they have 0\.00 GB, and 0\.00 GB are free; make room, or set SPARSEBENCH_CACHE"
+    says = r"need 0\.00 GB in .*pictures, and 0\.00 GB are free; free disk space, or set SPARSEBENCH_CACHE"
     with pytest.raises(UserError, match=says):
         decode([Pixels("a", SHAPE, rows), Pixels("b", SHAPE, rows)])
     assert rows.made == [] and kept(place) == []

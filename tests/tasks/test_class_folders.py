@@ -106,7 +106,7 @@ def test_another_order_than_the_head_s_is_a_warning_and_a_file_says_the_right_on
         (SHAPES, ",classes=nowhere.txt", "classes: nowhere.txt cannot be read"),
         (SHAPES, ",labels=names,classes=x.txt", "labels=names and classes=x.txt number class folders twice"),
         (SHAPES, ",labels=file", "labels=file: no file is given"),
-        (SHAPES, ",head=7", "head=7, and the weights' has 4"),
+        (SHAPES, ",head=7", "got head=7; allowed: 4"),
     ],
 )
 def test_what_nothing_says_or_is_said_wrongly_is_one_line_before_anything_runs(

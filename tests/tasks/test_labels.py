@@ -47,11 +47,11 @@ REFUSED = {
     "perhaps from 1": ([*map(str, range(1, 11))], "auto", 1000, "numbers from 1 to 10, .*labels=numbers"),
     "too large": (["2", "5", "9"], "auto", 3, "numbers from 2 to 9, .*allowed: 0 to 2;"),
     "an unknown head": (["2", "5", "9"], "auto", None, "numbers from 2 to 9, .*allowed: 0 to 2; .*labels=numbers"),
-    "one class twice": (["0", "1", "01"], "auto", 3, "of the same class; got 1, 01"),
-    "no number": (["0", "1", "a"], "numbers", 3, "1 of 3 .* of no class, .*are numbers.*; got a"),
+    "one class twice": (["0", "1", "01"], "auto", 3, "the same class; got 1, 01"),
+    "no number": (["0", "1", "a"], "numbers", 3, "1 of 3 .* match no class, .*are numbers.*; got a"),
     "too large a head": (["0", "1", "70000"], "auto", 100_000, "head; got 100000 classes"),
     "a name among numbers": ([*map(str, range(10)), "misc"], "auto", 10, "11 class folders, and the head has 10"),
-    "a name among ids": ([*WORDNET[:11], "misc"], "auto", 1000, "1 of 12 .* of no class, .*ImageNet-1k.* got misc"),
+    "a name among ids": ([*WORDNET[:11], "misc"], "auto", 1000, "1 of 12 .* match no class, .*ImageNet-1k.* got misc"),
     "names of two classes": (
         ["crane", "goldfish", "maillot", "tench", "tiger shark"],
         "auto",
@@ -62,7 +62,7 @@ REFUSED = {
         ["goldfish", "tench"],
         "imagenet",
         10,
-        "of 1000 classes, and the head has 10",
+        "1000 classes, and the head has 10",
     ),
     "own names for ImageNet's head": (["own", "names"], "auto", 1000, "2 class folders, and the head has 1000.*FILE"),
 }
@@ -122,7 +122,7 @@ def test_a_name_that_two_classes_have_is_refused_where_a_folder_has_it(tmp_path:
     path = tmp_path / "classes.txt"
     path.write_text("crane\ntench\ncrane\n")
     assert number(["tench"], "auto", 3, read_file(path)).numbers == (1,)
-    with pytest.raises(UserError, match=r"or of two; .*; got crane"):
+    with pytest.raises(UserError, match=r"or two; .*; got crane"):
         number(["crane", "tench"], "auto", 3, read_file(path))
 
 
@@ -132,10 +132,10 @@ def test_a_name_that_two_classes_have_is_refused_where_a_folder_has_it(tmp_path:
         ("c.txt", b"", "names no class"),
         ("c.txt", b"a\n\nb\n", "class 1 named ''"),
         ("c.txt", b"\xff\xfe\x00", "cannot be read"),
-        ("c.json", b"[1, 2]", "cannot be read: .*name a line, or JSON"),
+        ("c.json", b"[1, 2]", "cannot be read: .*name per line, or JSON"),
         ("c.json", b'{"a": 0, "b": 0}', "two names have the same number"),
         ("c.json", b'{"a": true, "b": 1}', "cannot be read"),
-        ("c.json", b'{"0": "1", "1": "0"}', "nothing tells names from numbers"),  # which are the numbers?
+        ("c.json", b'{"0": "1", "1": "0"}', "cannot be told apart"),  # which are the numbers?
         ("c.json", b'{"a": -1, "b": 1}', "class -1 named 'a'"),
         ("c.json", b"{", "cannot be read"),
         ("c.json", b"[" * 100_000, "cannot be read"),
@@ -162,9 +162,9 @@ def test_a_file_that_is_not_there_or_changes_under_a_run_is_one_line(tmp_path: P
 @pytest.mark.parametrize(
     ("content", "head", "says"),
     [
-        ("a\nb\nc\n", 3, "1 of 3 .* of no class, .*by the file.* got d; allowed: names such as"),
-        ("a\nb\nd\n", 4, "of 3 classes, and the head has 4"),
-        ("x\ny\na\nb\nd\n", 4, "of 5 classes, and the head has 4"),
+        ("a\nb\nc\n", 3, "1 of 3 .* match no class, .*by the file.* got d; allowed: names such as"),
+        ("a\nb\nd\n", 4, "3 classes, and the head has 4"),
+        ("x\ny\na\nb\nd\n", 4, "5 classes, and the head has 4"),
     ],
 )
 def test_a_file_of_other_classes_than_the_folders_or_the_head_is_refused(content, head, says, tmp_path: Path) -> None:
