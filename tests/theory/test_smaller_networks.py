@@ -183,7 +183,7 @@ def test_attention_is_trained_before_it_is_frozen():
 
 @pytest.mark.parametrize("power", [4, 6])
 def test_an_even_power_is_a_user_error(power):
-    with pytest.raises(UserError, match=f"keeps the sign; got power={power}; allowed: odd"):
+    with pytest.raises(UserError, match=f"must be odd; got power={power}; allowed: odd"):
         Positional(power=power).check(POSITIONAL_TASK)
     Positional(power=power + 1).check(POSITIONAL_TASK)
 

@@ -66,7 +66,7 @@ def test_counts_are_whole_tokens_of_the_shares_asked_for_or_a_user_error(
         task.check()
     except UserError as error:
         for asked in (task.counts, task.realised_shares):
-            with pytest.raises(UserError, match="cannot have shares"):
+            with pytest.raises(UserError, match="cannot have these shares"):
                 asked()
         assert "allowed: " in str(error)
         return
