@@ -82,11 +82,7 @@ def judge(holds: Sequence[bool], against: Sequence[bool]) -> Word:
     """Return the verdict on a claim.
 
     If all parts hold: "reproduced"; if some hold: "partly". If none holds: "not reproduced" if the measurement
-    contradicts a part, otherwise "undecided".
-
-    Args:
-        holds: whether each part of the claim holds.
-        against: whether the measurement contradicts a part.
+    contradicts one (`against`), otherwise "undecided".
     """
     if holds and all(holds):
         return "reproduced"

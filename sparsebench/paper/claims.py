@@ -250,8 +250,8 @@ def _setting(claim: Claim, cost: VitCost, registry: Registry) -> tuple[_Setting 
     settings = settings_of(claim.plugin, registry, [FULL])
     if len(settings) != 1:
         raise UserError("plugin has several settings", got=claim.plugin, allowed="one")
-    ((strategy, asked),) = settings
-    budget = fit_budget(asked or FULL, strategy, None, cost)
+    ((strategy, stated),) = settings
+    budget = fit_budget(stated or FULL, strategy, None, cost)
     if strategy.adaptive:
         return None, f"what {strategy.name} costs is known when it has seen images"
     if not strategy.budgeted:
@@ -288,17 +288,12 @@ def _cost(model: str, canvas: int) -> VitCost:
     return vit_cost(vit)
 
 
-def _rounding(number: Decimal) -> float:
-    """Return the largest rounding error of a number."""
-    exponent = number.as_tuple().exponent
-    assert isinstance(exponent, int)
-    return 0.5 * 10.0**exponent
-
-
 def _fits(claimed: Decimal, counted: float) -> bool:
     """Return whether a claimed number agrees with the counted one, within TOLERANCE or rounding."""
-    off = abs(float(claimed) - counted)
-    return off <= TOLERANCE * counted or off <= _rounding(claimed) * (1 + 1e-9)
+    exponent = claimed.as_tuple().exponent
+    assert isinstance(exponent, int)
+    rounding = 0.5 * 10.0**exponent * (1 + 1e-9)
+    return abs(float(claimed) - counted) <= max(TOLERANCE * counted, rounding)
 
 
 def _other_conventions(setting: _Setting) -> Iterator[tuple[str, float]]:

@@ -108,12 +108,7 @@ def read_bytes(path: Path, sha256: str | None = None) -> bytes:
 
 
 def read_rgb(path: Path, sha256: str | None = None, *, small: bool = False) -> Picture:
-    """Return a picture in RGB; grey and palette pictures are converted.
-
-    Args:
-        path: the file.
-        sha256: the SHA-256 that it must have; None for any.
-        small: decode a JPEG at reduced size, which is faster.
+    """Return a picture in RGB; grey and palette pictures are converted. With `small`, decode JPEGs at reduced size.
 
     Raises:
         BadPicturesError: the picture cannot be read.
@@ -170,8 +165,8 @@ class Contents:
         pictures: the SHA-256 of each picture by its path in the folder, with "/", sorted by path; "" in a listing.
         tables: the SHA-256 of each table of the set, by name.
         left_out: the reason why a picture cannot be read, by path. These pictures are not in `pictures`.
-        others: paths of other files and folders that are left out, by reason. Empty if another process listed the
-            folder.
+        others: paths of other files and folders that are left out, by reason. Known only to the process that listed
+            the folder.
     """
 
     root: Path
