@@ -15,14 +15,14 @@ PIXELS = np.random.default_rng(0).integers(0, 256, SHAPE, dtype=np.uint8)
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """Return an empty folder that is the cache."""
+    """Return an empty cache folder."""
     folder = tmp_path / "pictures"
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(folder))
     return folder
 
 
 class Rows:
-    """Makes the pixels, and counts how many."""
+    """Makes the pixels, and records the rows."""
 
     def __init__(self):
         self.made = []
@@ -86,7 +86,7 @@ def test_what_fails_while_it_is_made_leaves_nothing(place, error):
 
 
 def torn(*bad):
-    """Return what makes the pixels, but for some that are bad."""
+    """Return a function that makes the pixels, with some bad rows."""
 
     def row(i):
         if i in bad:

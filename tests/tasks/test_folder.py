@@ -12,7 +12,7 @@ from sparsebench.tasks.sources.labels import imagenet_number
 
 @pytest.fixture
 def folder(tmp_path):
-    """Return a function that writes pictures of noise, so many of each class, and returns their folder."""
+    """Return a function that writes noise pictures of some classes, and returns their folder."""
 
     def write(classes=("b", "a"), each=3, below="val", size=(40, 30)):
         rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""What of a folder of pictures is taken, what is left out and said, and what is refused."""
+"""Folders of pictures: which files are used, which are left out and reported, and which folders are refused."""
 
 import os
 import shutil
@@ -28,14 +28,14 @@ def classes(tmp_path: Path) -> Path:
 
 
 def outcome(root: Path) -> list[tuple[int, int]]:
-    """Return the shade and the label of each picture that is tested on."""
+    """Return the shade and the label of each test picture."""
     name, place = locate(f"folder:{root}")
     test = Folder(images=name, canvas=8, crop=1).draw(0, 0, {name: place}).test
     return list(zip(test.inputs[:, 0, 0, 0].tolist(), test.labels.tolist(), strict=True))
 
 
 def said_of(root: Path, find: Callable[..., tuple[str, Path | None]] = locate) -> str:
-    """Return what is said to be left out."""
+    """Return the report of what is left out."""
     found = known_contents(find(f"folder:{root}")[0])
     assert found is not None
     return found.strays
@@ -159,7 +159,7 @@ def test_a_folder_that_cannot_be_read_is_named(classes: Path) -> None:
             locked.chmod(0)
             user = os.geteuid()
             if user == 0:
-                os.seteuid(65534)  # whom permissions bind
+                os.seteuid(65534)  # a user for whom permissions are checked, unlike root
             try:
                 if os.access(locked, os.R_OK, effective_ids=True):
                     pytest.skip("permissions do not bind any user here")

@@ -27,7 +27,7 @@ def located(made):
 
 
 def shown(split):
-    """Return which picture each image shows, by its colour."""
+    """Return the picture that each image shows, identified by its colour."""
     return [round(float(red) / 3) for red in split.inputs[:, 0].mean(axis=(1, 2))]
 
 
@@ -37,7 +37,7 @@ def draw(made, n=28, repetition=0, cls=Waterbirds, **params):
 
 
 def check_splits(made, data, label, attribute):
-    """Assert that the splits hold all their pictures, with these (n,) labels and attributes."""
+    """Assert that the splits have all their pictures, with these (n,) labels and attributes."""
     for number, split in enumerate((data.train, data.validation, data.test)):
         rows = [i for i, row in enumerate(made.rows) if row[0] == number]
         assert shown(split) == rows
@@ -160,7 +160,7 @@ def edit(made, old, new, count=-1):
 
 
 def in_line(number, column, value):
-    """Return what writes another value into a column of a line of a table."""
+    """Return a function that replaces a value in a column and line of a table."""
 
     def change(text):
         lines = text.splitlines()
@@ -241,7 +241,7 @@ def test_a_table_may_have_another_form_of_unicode(waterbirds, forms):
 def test_what_may_be_two_pictures_is_refused(waterbirds):
     first = waterbirds.root / waterbirds.names[0]
     shutil.copy(first, first.with_suffix(".JPG"))
-    assert len(draw(waterbirds).train.labels) == 28  # the table says which
+    assert len(draw(waterbirds).train.labels) == 28  # the table gives the exact name
     edit(waterbirds, waterbirds.names[0], waterbirds.names[0].replace("Bird_", "bird_"))
     with pytest.raises(UserError, match=r"line 2: .*may be .*Bird_0000\.(jpg|JPG) or .*exact name"):
         located(waterbirds)
@@ -275,7 +275,7 @@ MODEL = ["--model", "vit:dim=16,depth=2,heads=2,patch=4"]
 
 @pytest.fixture
 def run(waterbirds, tmp_path):
-    """Return a function that runs the task, and gives how it ended and the records by strategy."""
+    """Return a function that runs the task, and returns the result of the command and the records by strategy."""
 
     def call(*arguments):
         out = tmp_path / "out"

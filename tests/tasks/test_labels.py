@@ -1,4 +1,4 @@
-"""Which class of a head each class folder is: right, or one line."""
+"""Assignment of class folders to classes of a head: it is right, or the error is one line."""
 
 import json
 import unicodedata
@@ -107,7 +107,10 @@ def test_a_file_says_which_class_has_which_name(form: str, tmp_path: Path) -> No
     path.write_bytes(content.encode())
     found = number(["cross", "disc", "ring", "square"], "auto", 4, read_file(path))
     assert found.labels == "file" and found.numbers == (2, 0, 3, 1)
-    assert number(["ring", "square"], "auto", 4, read_file(path)).numbers == (3, 1)  # some of its classes
+    assert number(["ring", "square"], "auto", 4, read_file(path)).numbers == (
+        3,
+        1,
+    )  # the file has more classes than folders
     (name, place), *_ = Folder(classes=str(path)).locate()[1].items()
     assert name.startswith("classes-") and place == path and read_file(path)
 

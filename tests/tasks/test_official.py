@@ -35,7 +35,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def served(monkeypatch):
-    """Return what serves a folder on this machine and gives its address."""
+    """Return a function that serves a folder on this machine, and returns its address."""
     monkeypatch.setenv("no_proxy", "*")
     servers = []
 
@@ -52,7 +52,7 @@ def served(monkeypatch):
 
 @pytest.fixture
 def cifar(tmp_path, monkeypatch, served):
-    """Return the place of a tiny CIFAR-100 in an archive that torchvision fetches, and its pixels and labels."""
+    """Return the path of a tiny CIFAR-100, as an archive that torchvision fetches, and its pixels and labels."""
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "cache"))
     made, server = torchvision.datasets.CIFAR100, tmp_path / "server"
     folder = server / made.base_folder
@@ -83,7 +83,7 @@ def test_a_set_is_fetched_on_request_only_and_then_read(cifar):
     assert not cifar.root.exists()
     assert locate_images("cifar100", cifar.root, True) == ("cifar100", cifar.root)
     assert locate_images("cifar100", cifar.root, False) == ("cifar100", cifar.root)
-    for _ in range(2):  # from the files, and from what was kept
+    for _ in range(2):  # from the files, and from the cache
         sources.composites._foregrounds.cache_clear()
         found = foregrounds("cifar100", 32, {"cifar100": cifar.root})
         assert found.classes == tuple(CLASSES)
@@ -109,7 +109,7 @@ def test_a_file_that_is_not_the_official_one_is_refused_and_never_unpickled(cifa
     path.unlink() if damage is None else path.write_bytes(damage)
     with pytest.raises(UserError, match=f"cifar100 is {'missing' if damage is None else 'corrupt'}"):
         locate_images("cifar100", cifar.root, False)
-    with pytest.raises(UserError, match="cifar100 is missing or corrupt"):  # it changed after that
+    with pytest.raises(UserError, match="cifar100 is missing or corrupt"):  # the files changed after the check
         foregrounds(name, 7, {name: root})
 
 
@@ -135,7 +135,7 @@ def test_svhn_has_its_channels_turned_and_its_tens_are_zeros(tmp_path, monkeypat
 
 @pytest.fixture
 def flowers(tmp_path, monkeypatch):
-    """Return the root of a tiny Flowers102: 2 pictures to train on, 3 to validate, 5 to test, a shade each."""
+    """Return the root of a tiny Flowers102: 2 training, 3 validation and 5 test pictures, each with its own shade."""
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "cache"))
     made, folder = torchvision.datasets.Flowers102, tmp_path / "flowers-102"
     (folder / "jpg").mkdir(parents=True)

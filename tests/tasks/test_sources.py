@@ -10,18 +10,18 @@ from sparsebench.tasks.sources import composites, files
 from sparsebench.tasks.sources.composites import Photos, backgrounds, foregrounds
 from sparsebench.tasks.sources.files import read_rgb, square
 
-COLOUR = (204, 51, 102)  # one that web palettes have
+COLOUR = (204, 51, 102)  # in web palettes
 
 
 @pytest.fixture(autouse=True)
 def own_place(tmp_path, monkeypatch):
-    """Keep pictures in a new folder; forget those of other tests."""
+    """Use a new cache folder, and forget pictures of other tests."""
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "cache"))
     forget()
 
 
 def forget():
-    """Forget what this process knows, as another does not know it."""
+    """Forget what this process has read, like a new process."""
     composites._foregrounds.cache_clear()
     composites._backgrounds.cache_clear()
     files._contents.clear()
@@ -35,7 +35,7 @@ def save(path, size=(20, 12), colour=COLOUR, mode="RGB", **options):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Return a folder of two classes, six pictures to train on and four to test on each, a colour each."""
+    """Return a folder of two classes, each with six training and four test pictures of its own colours."""
     root = tmp_path / "pictures"
     for k, name in enumerate(("cat", "dog")):
         for i in range(6):
@@ -223,7 +223,7 @@ def decoded(monkeypatch):
 
 @pytest.fixture
 def numbered(tmp_path):
-    """Return a folder of two classes, one's name the beginning of the other's, and pictures of no class."""
+    """Return a folder of two classes, one name a prefix of the other, and pictures without a class."""
     root = tmp_path / "pictures"
     shade = 0
     for split, n in (("train", 3), ("test", 2)):
@@ -266,7 +266,7 @@ def test_pictures_that_change_during_a_run_are_a_user_error_or_were_kept(numbere
         (numbered / "train" / "cat" / "1.png").rename(numbered / "train" / "cat-2" / "9.png")
     else:
         Image.new("RGB", (9, 9)).save(numbered / "test" / "cat" / "new.png")
-    if kept:  # they are those that the run began with
+    if kept:  # they are those of the beginning of the run
         assert foregrounds(name, 4, locations).train["cat"][:, 0, 0, 0].tolist() == [1, 2, 3]
         return
     with pytest.raises(UserError, match="changed while the run was under way; run it again"):

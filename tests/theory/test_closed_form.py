@@ -39,7 +39,7 @@ from sparsebench.training.steps import Autograd, Samples
 
 MATRICES = ("W_Q", "W_K", "W_V", "W_O")
 SGD = Recipe("hinge", "sgd", lr=0.5, batch=4, epochs=10**9, steps=12, fixed_selection=True)
-"""Its batch leaves a smaller one at the end of a pass over 10 samples."""
+"""The last batch of a pass over 10 samples is smaller."""
 
 
 def problem(d, tokens, m, n, *, hinge="some", seed=0, dtype=torch.float64, **variant):
@@ -64,7 +64,7 @@ def actor_of(strategy, network, rate=0.5):
 
 
 def both(network, strategy, samples, recipe=SGD):
-    """Return the closed form, and autograd on a network with the same weights."""
+    """Return the closed form, and Autograd on a network with the same weights."""
     found = []
     for kind in (ClosedForm, Autograd):
         own = copy.deepcopy(network)
@@ -77,7 +77,7 @@ def weights(network):
 
 
 def assert_close(network, reference, start, limit):
-    """Compare what the steps changed, matrix by matrix, in the Frobenius norm, to the rounding of the weights."""
+    """Compare the changes by the steps for each matrix, in the Frobenius norm, up to the rounding of the weights."""
     for name, first in start.items():
         one, other = (getattr(net, name).detach() for net in (network, reference))
         change = (other - first).norm()
@@ -88,14 +88,14 @@ def compare_one_step(network, samples, rows, recipe=SGD, limit=1e-12):
     start = weights(network)
     exact, reference = both(network, None, samples, recipe)
     loss, expected = exact.step(rows, 0, 0.0), float(reference.step(rows, 0, 0.0))
-    assert all(torch.equal(getattr(exact.network, name), start[name]) for name in MATRICES)  # until they are stored
+    assert all(torch.equal(getattr(exact.network, name), start[name]) for name in MATRICES)  # until `store`
     exact.store()
     assert loss == pytest.approx(expected, rel=1e-12)
     assert_close(exact.network, reference.network, start, limit)
     return start, exact.network
 
 
-WIDE = pytest.mark.slow  # what is compiled for another width, and takes long
+WIDE = pytest.mark.slow  # another width is compiled, which takes long
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ WIDE = pytest.mark.slow  # what is compiled for another width, and takes long
 @pytest.mark.parametrize("hinge", ["all", "some"])
 @pytest.mark.parametrize("attention", ["trained", "frozen"])
 def test_a_step_is_autograds(d, tokens, m, n, hinge, attention):
-    """Also of neurons at zero, which stay there, and tokens of zeros; what is padded stays 0."""
+    """Includes neurons at zero, which stay zero, and tokens of zeros. Padding stays 0."""
     network, samples = problem(d, tokens, m, n, hinge=hinge if n > 1 else "all", attention=attention)
     with torch.no_grad():
         network.W_O[::3] = 0
@@ -128,7 +128,7 @@ def test_a_step_is_autograds_whatever_the_shape_and_the_batch(tokens, m, n, froz
     variant = {"attention": "frozen" if frozen else "trained"}
     network, samples = problem(6, tokens, m, n, hinge=hinge, seed=seed, **variant)
     rows = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=n, unique=True))
-    # A change may be the small difference of large gradients, of which the norm of the change knows nothing.
+    # A change may be a small difference of large gradients, which its norm does not show.
     compare_one_step(network, samples, np.array(rows), limit=1e-10)
 
 
@@ -299,7 +299,7 @@ def test_a_step_size_that_is_too_large_fails(tmp_path, lr, plugin):
 
 
 def what_was_measured(records, out):
-    """Return, by cell, the record without what belongs to the run, and the bytes of the weights."""
+    """Return by cell the record without the data of the run, and the bytes of the weights."""
     found = {}
     for record in records:
         assert isinstance(record, Record) and record.status == "ok", record.failure
@@ -311,7 +311,7 @@ def what_was_measured(records, out):
 
 @pytest.fixture(scope="module")
 def trials(tmp_path_factory):
-    """Return jobs, of which one is watched, and what was measured of them one after the other in this process."""
+    """Return jobs, one of them watched, and their results when run one after the other in this process."""
     jobs = [job(k, plugin) for plugin in ("dense", "random", "attn_topk") for k in range(2)]
     jobs[1], out = job(1, watch=7, tokens=33), tmp_path_factory.mktemp("together")
     return jobs, what_was_measured(inline(jobs, Registry(), out), out)
@@ -346,7 +346,7 @@ def fingerprint():
 
 
 def fingerprint_elsewhere(**environment):
-    """Return the fingerprint that a fresh process finds."""
+    """Return the fingerprint computed by a new process."""
     path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
     command = [sys.executable, "-c", "import test_closed_form as t; print(t.fingerprint())"]
     told = subprocess.run(

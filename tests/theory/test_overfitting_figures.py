@@ -15,7 +15,7 @@ SIZES = (4, 8, 16)
 
 @pytest.fixture(scope="session")
 def trial(make_trial):
-    """Return a maker of trials whose signal-to-noise ratio is the length of the signal."""
+    """Return a function that makes trials whose signal-to-noise ratio is the length of the signal."""
 
     def make(n, r, snr=10.0, task=None, **options):
         task = {"signal": snr, "d": 25, "noise": 0.2} | (task or {})
@@ -27,7 +27,7 @@ def trial(make_trial):
 
 @pytest.fixture(scope="session")
 def map_of(trial):
-    """Return a maker of a map whose loss is 0.2 at the SNR that `law` gives for N and repetition, and falls in SNR."""
+    """Return a function that makes a map whose loss decreases with SNR, and is 0.2 at law(N, repetition)."""
 
     def make(law, *, repetitions=3, sizes=SIZES, snr=SNR, **options):
         return [
@@ -39,7 +39,7 @@ def map_of(trial):
 
 
 def at(c, spread=1.05):
-    """Return the law N SNR^2 = c, give or take some, by repetition."""
+    """Return the law N SNR^2 = c with some variation by repetition."""
     return lambda n, r: math.sqrt(c * spread ** (r - 1) / n)
 
 
@@ -92,7 +92,7 @@ def test_only_crossings_inside_the_map_count(map_of):
     assert boundary.crossings[0] == {4: INFINITY, 8: pytest.approx(11), 16: 1.0}
     assert boundary.ends == (3, 3, 9)
     assert boundary.constant[0] == pytest.approx(8 * 121)
-    assert math.isnan(boundary.slope()[0])  # a line needs three
+    assert math.isnan(boundary.slope()[0])  # a line needs three N
 
 
 def test_an_n_that_some_run_does_not_cross_counts_in_none(map_of):
@@ -172,7 +172,7 @@ def test_figure_1_has_the_planted_numbers_in_its_tables(map_of, trial):
 
 
 def test_figure_1_counts_the_trials_on_either_side(trial):
-    """Of 20 trials a side, as many as said are right."""
+    """Of 20 trials on each side, the given number are right."""
     for right, word in ((20, YES), (19, YES), (18, PARTLY), (16, PARTLY), (15, NO)):
         trials = [trial(4, r, 5.0, test_loss=0.5 if r < right else 0.1) for r in range(20)]
         trials += [trial(4, r, 25.0, test_loss=0.1 if r < right else 0.2) for r in range(20)]

@@ -1,4 +1,4 @@
-"""The shallow network: first weights, what training leaves, and the quantities of the paper's theorems."""
+"""The shallow network: first weights, values after training, and the quantities of the paper's theorems."""
 
 import copy
 import math
@@ -141,7 +141,7 @@ def test_each_variant_learns(task, changes):
     assert torch.equal(before, net.W_Q.detach()) == (changes == {"attention": "frozen"})
 
 
-# ---- what training leaves
+# ---- after training
 
 PLAIN = Theory(tokens=12, d=6, relevant=0.4, confusion=0.1, batch=8, test=20, steps=30)
 FOUR_CLASSES = Theory(tokens=12, d=6, classes=4, relevant=0.4, confusion=0.15, batch=8, test=20, steps=30)
@@ -204,7 +204,7 @@ def test_it_keeps_the_losses_of_networks_built_without_the_shortest_and_the_long
             found[what, share] = loss
     whole = float(losses(task.recipe(), net(test.inputs), test.labels).double().mean())
     assert found["short", 0.0] == found["long", 0.0] == pytest.approx(whole)
-    assert len({round(value, 5) for value in found.values()}) > 12  # that is, removal matters here
+    assert len({round(value, 5) for value in found.values()}) > 12  # so removal matters here
 
 
 @cases

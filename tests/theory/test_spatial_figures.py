@@ -25,7 +25,7 @@ GOOD = {"association": 1.0, "alignment": 0.97, "accuracy": 0.995, "in_group_lead
 
 
 def trained(trial, *values, wobble=1e-4, task=None):
-    """Return a trial of each of these final values, watched three times on a straight way there from nought."""
+    """Return a trial for each of these final values, watched three times on a straight line from 0."""
     return [
         trial(100, r, task={"watch": 10} | (task or {}), in_group_mass=0.4, **GOOD | dict(some), curves={
             "watched_steps": (0.0, 10.0, 20.0),
@@ -84,7 +84,7 @@ def test_scores_are_put_right():
 
 
 def with_scores(trial, *strengths, wrong=0):
-    """Return trials, permuted or not, whose scores show their sets; of `wrong` positions they do not."""
+    """Return trials, permuted or not, whose scores show their sets, except for `wrong` positions."""
     found = []
     for r, (permuted, strength) in enumerate(strengths):
         task = Spatial(**SMALL, permuted=permuted)
@@ -126,11 +126,11 @@ KINDS = (
     ({}, {"attention": "frozen"}),
     ({}, {"attention": "trained"}),
 )
-"""What makes each of MODES."""
+"""The parameters of each of MODES."""
 
 
 def transfers(trial, *needed, sizes=N, trials=3):
-    """Return trials of each mode that have an error of 1 % from so many samples on; of None there are none."""
+    """Return trials of each mode with an error of 1 % from a number of samples on; no trials for None."""
     return [
         trial(n, r, task=task | {"feature": 1, "structure": r}, model=model,
               accuracy=(0.99 if n >= least else 0.8) - r / 1e3)

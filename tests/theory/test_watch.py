@@ -36,7 +36,7 @@ def samples_of(split):
 
 
 class Trial:
-    """A network in training, watched if the task says so."""
+    """A network in training, watched if the task has `watch`."""
 
     def __init__(self, shape, strategy=None, task=TASK, engine=None, tested=True):
         self.task, self.recipe = task, task.recipe()
@@ -93,7 +93,7 @@ def test_each_look_sees_the_loss_and_the_attention_of_its_step(shape, strategy):
     losses, masses = (trial.watch.seen[name] for name in ("test_loss", "attention_on_relevant"))
     np.testing.assert_allclose(np.transpose([losses, masses]), expected, rtol=1e-5)
     assert losses[0] > losses[2] and masses[0] != masses[2]
-    for _ in range(2):  # the last step is looked at when asked for, once
+    for _ in range(2):  # the last step is measured once, on request
         trial.watch.look(25)
     assert trial.watch.looks == [0, 10, 20, 25] and len(losses) == 4
 

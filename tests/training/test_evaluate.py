@@ -14,7 +14,7 @@ from sparsebench.tasks.images import Composite
 from sparsebench.training.loop import BATCH, evaluate, ranks
 from sparsebench.training.steps import Samples
 
-N = BATCH + 30  # two batches, of which one is short
+N = BATCH + 30  # two batches, the second is short
 TASK = Sets(tokens=10, relevant=0.4, confusion=0.1, test=N)
 DATA = TASK.draw(4, 0, {})
 NETWORK = OneLayer(m=16).build(DATA, 0)

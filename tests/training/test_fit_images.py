@@ -1,4 +1,4 @@
-"""`Strategy.fit`: what it is shown, what is kept of it, and what is said of one that does something else."""
+"""`Strategy.fit`: its images, its results, and the errors of wrong ones."""
 
 import re
 from pathlib import Path
@@ -27,7 +27,7 @@ RECIPE = Recipe("cross-entropy", "adamw", 1e-3, B, epochs=1, steps=1)
 
 
 class Fits(Strategy):
-    """Learns what `learn` returns; a number for each position before block 1, and one threshold before block 3."""
+    """Learns what `learn` returns: a number for each position before block 1, and a threshold before block 3."""
 
     name: ClassVar[str] = "fits"
     site: ClassVar[str] = "block"
@@ -54,7 +54,7 @@ def fits(learn, **declared):
 
 
 def run(learn=Fits.learn, *, strategy=None, network=None, labels=None, relevance=None, seed=0):
-    """Return the actor and what came out."""
+    """Return the actor and the result of `fit`."""
     network = network or DeepViT(vit())
     actor = Actor(strategy or fits(learn), Budget(keep_rate=0.5, blocks=(1, 3)), network.cost, network.grid, stream=7)
     given = Images(images(network), torch.arange(B) + 10, labels)
@@ -233,7 +233,7 @@ def spent(network, actor):
 
 
 def bounded(scripted, share):
-    """Return a strategy that keeps of image i some of the first tokens: a share of the count, and i more."""
+    """Return a strategy that keeps the first tokens of image i: a share of the count, plus i."""
 
     def decide(view, keep):
         extra = torch.arange(len(view.index))[:, None] % 5

@@ -24,7 +24,7 @@ DATA = TASK.draw(4, 0, {})
 
 def network_of(**options):
     network = Vit(dim=16, depth=4, heads=2, patch=4, **options).build(DATA, 0)
-    with torch.no_grad():  # as built, all probabilities are nearly equal
+    with torch.no_grad():  # initially all probabilities are nearly equal
         for parameter in network.module.parameters():
             parameter.mul_(3)
     network.module.double()
@@ -46,7 +46,7 @@ def actor_of(strategy, network, **budget):
 
 
 def mixed(attn, x, P):
-    """Return what attention makes of the (1, T, C) tokens, whose position embeddings are P."""
+    """Return the attention output for (1, T, C) tokens with position embeddings P."""
     if type(attn) is Attention:
         return attn(x)
     q, k, v = (F.linear(y, w, b).unflatten(2, (2, 8)).transpose(1, 2) for y, w, b in
@@ -56,7 +56,7 @@ def mixed(attn, x, P):
 
 @torch.no_grad()
 def by_hand(network, image, without, stays, site):
-    """Return the probabilities of one image, timm's blocks run one by one with the patches named by their numbers."""
+    """Return the probabilities of one image, with timm's blocks run one by one on the given patches."""
     vit = network.module.eval()
     x = vit._pos_embed(vit.patch_embed((image[None].double() / 255 - 0.5) / 0.5))
     there = list(range(N))
@@ -80,7 +80,7 @@ def by_hand(network, image, without, stays, site):
 
 
 def expected(network, stays=None, site="input"):
-    """Return (n, N) z from the patches that stay, by block, of each image."""
+    """Return (n, N) z from the kept patches of each image, by block."""
     z = np.zeros((n, N))
     for i, image in enumerate(torch.from_numpy(DATA.test.inputs)):
         own = {block: set(patches[i].tolist()) for block, patches in (stays or {}).items()}
