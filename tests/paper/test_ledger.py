@@ -186,8 +186,8 @@ def test_the_table_of_a_paper_has_the_published_number_of_the_same_settings_alon
         rankings = judge(records(labels, arch, **more)).rankings
         return {row["budget"]: row.get("published") for row in add_published(paper(rankings), rankings).data.rows}
 
-    found = published("imagenet", "vit_small_patch16_224")
-    assert found["13 a block"] == pytest.approx(0.793) and found["12 a block"] is None
+    result = published("imagenet", "vit_small_patch16_224")
+    assert result["13 a block"] == pytest.approx(0.793) and result["12 a block"] is None
     assert not any(published("names", "vit_small_patch16_224").values())
     assert not any(published("imagenet", "vit_tiny_patch16_224").values())
     assert not any(published("imagenet", "vit_small_patch16_224", among="folders").values())

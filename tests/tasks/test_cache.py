@@ -44,10 +44,10 @@ def kept(place):
 
 def test_what_was_made_once_is_read_the_next_time_whatever_is_written_to_it(place, rows, monkeypatch):
     for _ in range(3):
-        found = Pixels("a", SHAPE, rows).array()
-        np.testing.assert_array_equal(found, PIXELS)
-        assert found.dtype == np.uint8
-        found[:] = 7
+        result = Pixels("a", SHAPE, rows).array()
+        np.testing.assert_array_equal(result, PIXELS)
+        assert result.dtype == np.uint8
+        result[:] = 7
     assert sorted(rows.made) == list(range(5))
     (file,) = kept(place)
     np.testing.assert_array_equal(np.load(file), PIXELS)

@@ -36,9 +36,9 @@ def outcome(root: Path) -> list[tuple[int, int]]:
 
 def said_of(root: Path, find: Callable[..., tuple[str, Path | None]] = locate) -> str:
     """Return the report of what is left out."""
-    found = known_contents(find(f"folder:{root}")[0])
-    assert found is not None
-    return found.strays
+    result = known_contents(find(f"folder:{root}")[0])
+    assert result is not None
+    return result.strays
 
 
 AS_THEY_ARE = [(40, 0)] * 2 + [(200, 1)] * 2

@@ -303,9 +303,9 @@ def test_patience_without_a_validation_split_fails_with_its_reason(run, waterbir
     waterbirds.table.write_text("\n".join(line for i, line in enumerate(lines, -1) if i not in held))
     images = ["--images", f"folder:{waterbirds.root}", "--n-train", 28, "--jobs", 0]
     done, records = run(*images, "--task", "waterbirds:canvas=8,epochs=1,patience=2")
-    found = [record for record in records.values() if record.cell.task.params["patience"]]
-    assert done.exit_code == 1 and len(found) > 2
-    for record in found:
+    result = [record for record in records.values() if record.cell.task.params["patience"]]
+    assert done.exit_code == 1 and len(result) > 2
+    for record in result:
         assert "patience needs a validation split, and these images have none" in record.failure.reason
 
 

@@ -80,13 +80,13 @@ def test_relevance_is_the_share_of_each_patch_that_the_box_covers(seed, grid, si
     split = Split(np.zeros((n, 3, side, side), np.uint8), np.zeros(n), np.zeros(n), boxes=boxes)
     relevance = split.relevance_on(grid)
     assert relevance.dtype == np.float32
-    for box, found in zip(boxes, relevance, strict=True):
+    for box, result in zip(boxes, relevance, strict=True):
         top, left, height, width = box
         mask = np.zeros((side, side))
         mask[top : top + height, left : left + width] = 1
         fine = np.kron(mask, np.ones((rows, columns)))
         expected = fine.reshape(rows, side, columns, side).mean(axis=(1, 3)).flatten()
-        np.testing.assert_allclose(found, expected, atol=1e-6)
+        np.testing.assert_allclose(result, expected, atol=1e-6)
 
 
 def test_composite_has_every_class_equally_often_and_the_foreground_of_its_label():

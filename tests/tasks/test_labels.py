@@ -35,11 +35,11 @@ NUMBERED = {
 @pytest.mark.parametrize("what", NUMBERED)
 def test_a_class_folder_is_the_class_that_its_name_says(what: str) -> None:
     folders, labels, head, rule, numbers = NUMBERED[what]
-    found = number(folders, labels, head)
-    assert found.labels == rule and list(found.numbers) == (numbers or list(map(int, folders)))
-    assert len(found.classes) == (head or max(found.numbers) + 1)
-    named = [found.classes[k] for k in found.numbers]
-    assert named == (folders if rule != "imagenet" else [WORDNET[k] for k in found.numbers])
+    result = number(folders, labels, head)
+    assert result.labels == rule and list(result.numbers) == (numbers or list(map(int, folders)))
+    assert len(result.classes) == (head or max(result.numbers) + 1)
+    named = [result.classes[k] for k in result.numbers]
+    assert named == (folders if rule != "imagenet" else [WORDNET[k] for k in result.numbers])
 
 
 REFUSED = {
@@ -82,12 +82,12 @@ def test_class_folders_that_are_not_the_head_s_are_refused(what: str) -> None:
 def test_where_the_usual_orders_differ_one_has_to_be_said(names: list[str], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"other way round.*labels=names.*classes=FILE"):
         number(sorted(names), "auto", len(names))
-    found = number(sorted(names), "names", len(names))
-    assert found.labels == "names" and found.classes == tuple(sorted(names))
+    result = number(sorted(names), "names", len(names))
+    assert result.labels == "names" and result.classes == tuple(sorted(names))
     path = tmp_path / "classes.txt"
     path.write_text("\n".join(reversed(names)), encoding="utf-8")
-    found = number(names, "auto", len(names), read_file(path))
-    assert found.labels == "file" and list(found.numbers) == list(reversed(range(len(names))))
+    result = number(names, "auto", len(names), read_file(path))
+    assert result.labels == "file" and list(result.numbers) == list(reversed(range(len(names))))
 
 
 FORMS = {
@@ -105,8 +105,8 @@ def test_a_file_says_which_class_has_which_name(form: str, tmp_path: Path) -> No
     name, content = FORMS[form]
     path = tmp_path / name
     path.write_bytes(content.encode())
-    found = number(["cross", "disc", "ring", "square"], "auto", 4, read_file(path))
-    assert found.labels == "file" and found.numbers == (2, 0, 3, 1)
+    result = number(["cross", "disc", "ring", "square"], "auto", 4, read_file(path))
+    assert result.labels == "file" and result.numbers == (2, 0, 3, 1)
     assert number(["ring", "square"], "auto", 4, read_file(path)).numbers == (
         3,
         1,

@@ -85,12 +85,12 @@ def test_a_set_is_fetched_on_request_only_and_then_read(cifar):
     assert locate_images("cifar100", cifar.root, False) == ("cifar100", cifar.root)
     for _ in range(2):  # from the files, and from the cache
         sources.composites._foregrounds.cache_clear()
-        found = foregrounds("cifar100", 32, {"cifar100": cifar.root})
-        assert found.classes == tuple(CLASSES)
+        result = foregrounds("cifar100", 32, {"cifar100": cifar.root})
+        assert result.classes == tuple(CLASSES)
         for split in ("train", "test"):
             pixels, labels = cifar.drawn[split]
             for k, name in enumerate(CLASSES):
-                shown = getattr(found, split)[name].transpose(0, 2, 3, 1)
+                shown = getattr(result, split)[name].transpose(0, 2, 3, 1)
                 np.testing.assert_array_equal(shown, pixels[labels == k])
     assert foregrounds("cifar100", 8, {"cifar100": cifar.root}).train["cup"].shape == (4, 3, 8, 8)
 
@@ -125,11 +125,11 @@ def test_svhn_has_its_channels_turned_and_its_tens_are_zeros(tmp_path, monkeypat
     name, root = locate_images("svhn", tmp_path, False)
     sources.composites._foregrounds.cache_clear()
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "cache"))
-    found = foregrounds(name, 32, {name: root})
-    assert found.classes == tuple("0123456789")
+    result = foregrounds(name, 32, {name: root})
+    assert result.classes == tuple("0123456789")
     for split, (pixels, labels) in drawn.items():
         for k in range(10):
-            shown = getattr(found, split)[str(k)].transpose(0, 2, 3, 1)
+            shown = getattr(result, split)[str(k)].transpose(0, 2, 3, 1)
             np.testing.assert_array_equal(shown, pixels[labels == k])
 
 

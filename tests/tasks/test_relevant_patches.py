@@ -129,8 +129,8 @@ def pictures(tmp_path):
             for label in classes:
                 (tmp_path / name / split / label).mkdir(parents=True)
                 Image.new("RGB", (8, 8), (9 * len(label), 0, 0)).save(tmp_path / name / split / label / "0.png")
-        found, place = locate_images(f"folder:{tmp_path / name}")
-        return found, {found: place}
+        result, place = locate_images(f"folder:{tmp_path / name}")
+        return result, {result: place}
 
     return make
 

@@ -59,16 +59,16 @@ MODES = {"colour": "RGB", "grey": "L", "palette": "P", "ink": "CMYK", "clear": "
 ])  # fmt: skip
 def test_every_kind_of_picture_becomes_rgb(tmp_path, name):
     mode = MODES[name.partition(".")[0]]
-    found = square(read_rgb(save(tmp_path / name, mode=mode)), 8)
-    assert found.shape == (8, 8, 3) and found.dtype == np.uint8
-    assert np.abs(found.astype(int) - ((102, 102, 102) if mode == "L" else COLOUR)).max() <= 8
+    result = square(read_rgb(save(tmp_path / name, mode=mode)), 8)
+    assert result.shape == (8, 8, 3) and result.dtype == np.uint8
+    assert np.abs(result.astype(int) - ((102, 102, 102) if mode == "L" else COLOUR)).max() <= 8
 
 
 def test_a_grey_picture_of_16_bits_keeps_its_shades(tmp_path):
     shades = np.repeat(np.linspace(0, 65535, 8).astype(np.uint16)[None], 8, axis=0)
     Image.fromarray(shades).save(tmp_path / "deep.png")
-    found = square(read_rgb(tmp_path / "deep.png"), 8)
-    assert np.abs(found[0, :, 0].astype(int) - np.linspace(0, 255, 8)).max() <= 2
+    result = square(read_rgb(tmp_path / "deep.png"), 8)
+    assert np.abs(result[0, :, 0].astype(int) - np.linspace(0, 255, 8)).max() <= 2
 
 
 @pytest.mark.parametrize("wide", [True, False])
@@ -151,11 +151,11 @@ def test_sources_that_are_not_on_this_machine_are_user_errors_with_the_option_to
 
 
 def test_digits_are_split_two_thirds_to_one_in_ten_classes_of_their_own_colours():
-    found = foregrounds("digits", 12, {})
-    assert found.classes == tuple("0123456789")
+    result = foregrounds("digits", 12, {})
+    assert result.classes == tuple("0123456789")
     seen = set()
-    for name in found.classes:
-        train, test = found.train[name], found.test[name]
+    for name in result.classes:
+        train, test = result.train[name], result.test[name]
         assert len(train) == (len(train) + len(test)) * 2 // 3 > 100
         seen |= {picture.tobytes() for split in (train, test) for picture in split}
     assert len(seen) == 1797
@@ -241,10 +241,10 @@ def test_pictures_are_decoded_once_and_each_stays_in_its_class(numbered, decoded
     name, locations = located(numbered)
     for _ in range(2):
         forget()
-        found = foregrounds(name, 4, locations)
-        assert found.classes == ("cat", "cat-2")
+        result = foregrounds(name, 4, locations)
+        assert result.classes == ("cat", "cat-2")
         shades = [
-            [int(p[0, 0, 0]) for p in split[label]] for split in (found.train, found.test) for label in found.classes
+            [int(p[0, 0, 0]) for p in split[label]] for split in (result.train, result.test) for label in result.classes
         ]
         assert shades == [[1, 2, 3], [4, 5, 6], [7, 8], [9, 10]]
     assert len(decoded) == 10

@@ -80,12 +80,12 @@ def planned():
             cell = job.cell
             if job.keep_weights or not keep(cell.repetition):
                 continue
-            found = fill(job)
-            values, curves = found or ({}, {})
+            result = fill(job)
+            values, curves = result or ({}, {})
             trials.append(Trial(
                 task=task, model=model, strategy=job.label,
                 removed=round(1 - (cell.budget.keep_rate or 1), 6), where=cell.where, n=cell.n_train,
-                repetition=cell.repetition, values=values, curves=curves, diverged=found is None,
+                repetition=cell.repetition, values=values, curves=curves, diverged=result is None,
             ))  # fmt: skip
         return trials
 

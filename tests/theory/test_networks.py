@@ -179,13 +179,13 @@ def seen(name, net, x):
 @pytest.mark.parametrize("name", [*PLAIN, "shallow, heads"])
 @torch.no_grad()
 def test_a_strategy_sees_tokens_parts_and_attention_and_nothing_else(scripted, name):
-    net, found = built(name), {}
+    net, result = built(name), {}
     expected = [seen(name, net, x) for x in X.numpy()]
     fields = (*expected[0], "received_attention", "tokens", "pixels")
-    strategy = scripted(lambda view, keep: found.update({f: getattr(view, f) for f in fields}), needs=fields)
+    strategy = scripted(lambda view, keep: result.update({f: getattr(view, f) for f in fields}), needs=fields)
     assert torch.equal(net(X, begin(net, strategy)), net(X))
-    assert torch.equal(found.pop("tokens"), X) and found.pop("pixels") is None
-    for field, value in found.items():
+    assert torch.equal(result.pop("tokens"), X) and result.pop("pixels") is None
+    for field, value in result.items():
         of = "attention" if field == "received_attention" else field
         np.testing.assert_allclose(value.numpy(), [one[of] for one in expected], rtol=1e-10)
     assert net.attention_source == "received" and net.grid is None
@@ -296,8 +296,8 @@ def test_the_closed_form_of_the_shallow_model_is_what_the_counter_counts(scripte
     # The read-out is a sum of elementwise products, which the counter does not count.
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         network(torch.rand(1, L, 8), acting)
-    found = counter.get_total_flops() / 2 + round(rate * L) * m * variant.get("outputs", 1)
-    assert network.cost.macs(acting.steps) == found
+    result = counter.get_total_flops() / 2 + round(rate * L) * m * variant.get("outputs", 1)
+    assert network.cost.macs(acting.steps) == result
     assert acting.steps == actor.planned
 
 

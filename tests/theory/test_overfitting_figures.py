@@ -163,9 +163,9 @@ def test_figure_1_has_the_planted_numbers_in_its_tables(map_of, trial):
     trials += [trial(4, 0, 6.0, fitted=0.0, test_loss=9.0)]  # never fitted
     result = PAPER.figures["1"](trials)
     assert len(result.tables["fig1"]) == len(SIZES) * len(SNR)
-    (found,) = (row for row in result.tables["fig1"] if (row["N"], row["SNR"]) == (4, 6.0))
-    assert (found["trials"], found["fitted"], found["N SNR^2"]) == (3, 2, 144)
-    assert found["test loss"] == pytest.approx(0.2 * 250 / 36)
+    (outcome,) = (row for row in result.tables["fig1"] if (row["N"], row["SNR"]) == (4, 6.0))
+    assert (outcome["trials"], outcome["fitted"], outcome["N SNR^2"]) == (3, 2, 144)
+    assert outcome["test loss"] == pytest.approx(0.2 * 250 / 36)
     assert [row["N SNR^2"] for row in result.tables["fig1-boundary"]] == pytest.approx([1000] * 9)
     cells = sum(n * s**2 <= 600 for n in SIZES for s in SNR)
     assert f"100.0% of {3 * cells - 1} trials" in result.verdicts[0].measured
@@ -261,11 +261,11 @@ def test_each_strategy_is_judged_by_the_shift_of_its_boundary(map_of, sound):
     trials += map_of(at(1e9), strategy="attn_topk", fitted=0.0, **options)
     result = PAPER.figures["strategies"](trials)
     sound(result)
-    found = {v.claim.partition("(")[2].rstrip(")"): v for v in result.verdicts}
+    outcome = {v.claim.partition("(")[2].rstrip(")"): v for v in result.verdicts}
     expected = {"oracle 50%": YES, "noise 50%": NO, "random 50%": OPEN, "anti_oracle 50%": NO, "attn_topk 50%": OPEN}
-    assert {name: v.verdict for name, v in found.items()} == expected
-    assert "removing noise tokens" in found["oracle 50%"].claim and "noise tokens" not in found["noise 50%"].claim
-    assert "0 of 117 trials fitted" in found["attn_topk 50%"].measured
+    assert {name: v.verdict for name, v in outcome.items()} == expected
+    assert "removing noise tokens" in outcome["oracle 50%"].claim and "noise tokens" not in outcome["noise 50%"].claim
+    assert "0 of 117 trials fitted" in outcome["attn_topk 50%"].measured
     rows = {row["strategy"]: row for row in result.tables["strategies"]}
     assert next(iter(rows)) == "dense" and rows["dense"]["over dense"] == pytest.approx(1)
     assert rows["oracle 50%"]["over dense"] == pytest.approx(0.6 * 1.01**2, rel=1e-6)

@@ -226,9 +226,9 @@ def test_a_paper_says_how_long_its_cells_take_and_the_larger_preset_has_more(pap
 @pytest.mark.slow
 def test_the_published_map_of_overfitting_is_whole():
     cells = [job.cell for job in expand(Request(suite="overfitting-full", figures=("1",)), Registry())]
-    found = {(cell.n_train, cell.task.params["signal"], cell.repetition) for cell in cells}
-    assert found == {(n, float(s), r) for n in range(2, 21, 2) for s in range(1, 101) for r in range(10)}
-    assert len(cells) == len(found) and {cell.strategy.name for cell in cells} == {"dense"}
+    result = {(cell.n_train, cell.task.params["signal"], cell.repetition) for cell in cells}
+    assert result == {(n, float(s), r) for n in range(2, 21, 2) for s in range(1, 101) for r in range(10)}
+    assert len(cells) == len(result) and {cell.strategy.name for cell in cells} == {"dense"}
     (own,) = {json.dumps(cell.task.params | {"signal": 0}) for cell in cells}
     assert json.loads(own) == Overfitting().model_dump(mode="json") | {"signal": 0}
     (model,) = {json.dumps(cell.model.params) for cell in cells}
@@ -255,8 +255,8 @@ def test_transfer_has_each_attention_at_each_n_and_structure(preset):
 
 def test_a_model_of_the_theory_leaves_the_trained_networks_alone():
     jobs = expand(Request(suite="quick", model="shallow:m=8", seeds=1), Registry())
-    found = {(job.cell.task.name, job.cell.track, job.cell.model.params.get("m")) for job in jobs if job.requested}
-    assert found == {("theory", "scratch", 8), ("composite", "frozen", None), ("spurious", "frozen", None)}
+    result = {(job.cell.task.name, job.cell.track, job.cell.model.params.get("m")) for job in jobs if job.requested}
+    assert result == {("theory", "scratch", 8), ("composite", "frozen", None), ("spurious", "frozen", None)}
 
 
 @functools.cache

@@ -432,8 +432,8 @@ for given in [*([paper, "--help"] for paper in papers), draw]:
         main(["reproduce", *given])
     except SystemExit as leave:
         assert not leave.code, (given, leave.code)
-    found = large & set(sys.modules)
-    assert found <= ({{'matplotlib'}} if given is draw else set()), (given, found)
+    imported = large & set(sys.modules)
+    assert imported <= ({{'matplotlib'}} if given is draw else set()), (given, imported)
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -77,7 +77,7 @@ def test_the_read_out_is_frozen_and_the_rest_is_trained():
 
 @torch.no_grad()
 def test_it_shows_the_loss_attention_values_and_scores_of_signal_and_strong_noise():
-    net, found = two_network(), {name: [] for name in two_network().shows}
+    net, result = two_network(), {name: [] for name in two_network().shows}
     W_Q, W_K, W_V, w_O = two_weights(net)
     for x, label, relevance in zip(
         TWO_DATA.train.inputs.astype(float), TWO_DATA.train.labels, TWO_DATA.train.relevance, strict=True
@@ -86,14 +86,14 @@ def test_it_shows_the_loss_attention_values_and_scores_of_signal_and_strong_nois
         noise = max((l for l in range(TWO_L) if l != signal), key=lambda l: np.linalg.norm(x[l]))
         scores, values = x @ W_Q @ W_K.T @ x.T, x @ W_V @ w_O
         attention = (np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)).mean(axis=0)
-        found["train_loss_then"].append(math.log1p(math.exp(-y * attention @ values)))
+        result["train_loss_then"].append(math.log1p(math.exp(-y * attention @ values)))
         for what, name, s in (("relevant", "signal", signal), ("noise", "noise", noise)):
-            found[f"attention_on_{what}"].append(attention[s])
-            found[f"value_of_{name}"].append(y * values[s])
-            found[f"score_of_{name}"].append(scores[signal, s])
+            result[f"attention_on_{what}"].append(attention[s])
+            result[f"value_of_{name}"].append(y * values[s])
+            result[f"score_of_{name}"].append(scores[signal, s])
     shown = net.observe(look(TWO_DATA.train), look(TWO_DATA.test))
     assert list(shown) == list(net.shows)
-    for name, values in found.items():
+    for name, values in result.items():
         assert shown[name] == pytest.approx(np.mean(values), rel=1e-9), name
     assert len({round(value, 6) for value in shown.values()}) == 7
 
@@ -243,10 +243,10 @@ def test_association_is_a_ranking_with_ties_to_the_smaller_position(seed):
     sets = rng.permutation(np.arange(12) // 3)
     together = sets[:, None] == sets
     scores = rng.integers(0, 2, (12, 12)) + 1.0 * together * (rng.random((12, 12)) < 0.6)
-    found = association(scores, together)
-    assert found == pytest.approx(share_by_loops(scores.tolist(), sets))
+    result = association(scores, together)
+    assert result == pytest.approx(share_by_loops(scores.tolist(), sets))
     np.fill_diagonal(scores, -99)  # the diagonal counts, whatever its score
-    assert association(scores, together) == found
+    assert association(scores, together) == result
     equal, known = np.zeros((12, 12)), together * (sets > 0)
     assert association(equal, together) == pytest.approx(share_by_loops(equal.tolist(), sets))
     assert association(1.0 * together, known) == 1 and association(-1.0 * together, known) == 0  # one set is left out

@@ -11,17 +11,17 @@ SIGMAS = (0.02, 0.065, 0.11, 0.155, 0.2)
 
 def word_on(result, *claims):
     """Return the verdicts on the claims that contain these texts."""
-    found = []
+    outcome = []
     for claim in claims:
         (verdict,) = (v for v in result.verdicts if claim in v.claim)
-        found.append(verdict.verdict)
-    return found
+        outcome.append(verdict.verdict)
+    return outcome
 
 
 def row(result, table, **values):
     """Return the only row of a table with these values."""
-    (found,) = (row for row in result.tables[table] if values.items() <= row.items())
-    return found
+    (outcome,) = (row for row in result.tables[table] if values.items() <= row.items())
+    return outcome
 
 
 # ---- Figure 1a
@@ -74,11 +74,12 @@ def test_figure_1a_judges_each_rule_for_the_confusing_tokens_apart(grid_of):
 def test_figure_1a_has_the_planted_numbers_in_its_tables(grid_of):
     result = PAPER.figures["1a"](sweep(grid_of, lambda a: 4 / a**2, sizes=(8, 16, 32, 64, 128, 256, 512)))
     for a in A:
-        found = row(result, "fig1a-n50", **{"alpha_*": a})
+        outcome = row(result, "fig1a-n50", **{"alpha_*": a})
         assert (
-            found["N50"] == pytest.approx(4 / a**2, rel=0.5) and found["N50_low"] <= found["N50"] <= found["N50_high"]
+            outcome["N50"] == pytest.approx(4 / a**2, rel=0.5)
+            and outcome["N50_low"] <= outcome["N50"] <= outcome["N50_high"]
         )
-        assert (found["alpha_#"], found["trials"]) == (0.04, 8)
+        assert (outcome["alpha_#"], outcome["trials"]) == (0.04, 8)
     at = {n: row(result, "fig1a", N=n, **{"alpha_*": 0.1}) for n in (256, 512)}  # 400 samples are needed there
     assert [(at[n]["trials"], at[n]["successes"]) for n in at] == [(8, 0), (8, 8)]
     assert row(result, "fig1a-n50", **{"alpha_*": 0.1})["N95"] == 512
@@ -151,8 +152,8 @@ def test_figure_2_has_the_planted_numbers_and_counts_who_got_there(make_trial):
     lost = [make_trial(200, 9, task={"relevant": 0.2, "confusion": 0.04}, iterations=None),
             make_trial(200, 10, task={"relevant": 0.2, "confusion": 0.04}, diverged=True)]  # fmt: skip
     result = PAPER.figures["2"](trials + lost)
-    found = row(result, "fig2", **{"alpha_*": 0.2})
-    assert (found["trials"], found["reached"], found["steps"]) == (6, 4, pytest.approx(201.5))
+    outcome = row(result, "fig2", **{"alpha_*": 0.2})
+    assert (outcome["trials"], outcome["reached"], outcome["steps"]) == (6, 4, pytest.approx(201.5))
     assert "24 of 26 trials" in result.verdicts[0].measured and word_on(result, "steps") == [YES]
 
 
@@ -277,9 +278,9 @@ def test_figure_5_says_what_removal_does(make_trial, irrelevant, noisy, random, 
     assert word_on(result, *claims, "removing random tokens leaves") == expected
     for name, curve in (("irrelevant", irrelevant), ("noisy", noisy), ("random", random)):
         for share, value in zip((0.2, 0.4, 0.6), curve, strict=True):
-            found = row(result, "fig5", removed=name, share=share)
-            assert found["value"] == pytest.approx(value + 0.015, abs=1e-6) and found["trials"] == 4
-            assert found["change"] == pytest.approx(value - 0.08, abs=1e-6)
+            outcome = row(result, "fig5", removed=name, share=share)
+            assert outcome["value"] == pytest.approx(value + 0.015, abs=1e-6) and outcome["trials"] == 4
+            assert outcome["change"] == pytest.approx(value - 0.08, abs=1e-6)
         assert row(result, "fig5", removed=name, share=0.0)["change"] == 0.0
 
 
@@ -320,8 +321,8 @@ def test_the_spurious_figure_says_whether_removal_frees(make_trial, worst, word)
     result = PAPER.figures["spurious"](trials)
     assert word_on(result, "frees") == [word]
     for share, value in zip((0.2, 0.4, 0.6), worst, strict=True):
-        found = row(result, "spurious", metric="worst-group accuracy", removed="irrelevant", share=share)
-        assert found["value"] == pytest.approx(value + 0.015) and found["change"] == pytest.approx(value - 0.6)
+        outcome = row(result, "spurious", metric="worst-group accuracy", removed="irrelevant", share=share)
+        assert outcome["value"] == pytest.approx(value + 0.015) and outcome["change"] == pytest.approx(value - 0.6)
     assert row(result, "spurious", metric="accuracy", removed="random", share=0.0)["value"] == pytest.approx(0.9)
     assert row(result, "spurious", metric="spurious gap", removed="random", share=0.4)["change"] == 0.0
 

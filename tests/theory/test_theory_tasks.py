@@ -118,8 +118,8 @@ def test_places_are_permuted_in_each_sample_unless_they_are_fixed():
     data = Theory(tokens=50, positions="fixed").draw(30, 0, {})
     assert (data.train.relevance == (np.arange(50) < 10)).all()
     for label in (0, 1):
-        (found,) = {tuple(row) for row in pattern_of(data, data.train)[data.train.labels == label]}
-        assert np.bincount(found).tolist() == ([10, 2, 13, 13, 12] if label else [2, 10, 13, 13, 12])
+        (result,) = {tuple(row) for row in pattern_of(data, data.train)[data.train.labels == label]}
+        assert np.bincount(result).tolist() == ([10, 2, 13, 13, 12] if label else [2, 10, 13, 13, 12])
 
 
 def test_labels_are_balanced_in_every_stretch_or_drawn_independently():
@@ -138,9 +138,9 @@ def test_four_classes_have_a_pattern_each_from_all_plus_to_all_minus():
     assert data.classes == ("(-1,-1)", "(-1,+1)", "(+1,-1)", "(+1,+1)")
     which = pattern_of(data, data.train)
     expected = {3: [10, 3, 3, 2, 16, 16], 2: [2, 10, 3, 3, 16, 16], 1: [3, 2, 10, 3, 16, 16], 0: [3, 3, 2, 10, 16, 16]}
-    for found, label, relevance in zip(which, data.train.labels, data.train.relevance, strict=True):
-        assert np.bincount(found).tolist() == expected[label]
-        np.testing.assert_array_equal(relevance, found == 3 - label)
+    for result, label, relevance in zip(which, data.train.labels, data.train.relevance, strict=True):
+        assert np.bincount(result).tolist() == expected[label]
+        np.testing.assert_array_equal(relevance, result == 3 - label)
     assert (data.train.groups == 0).all() and data.group_names == ("all",)
 
 

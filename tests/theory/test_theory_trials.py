@@ -146,10 +146,10 @@ def test_an_interval_that_reaches_the_end_of_the_sizes_is_not_within_them(succes
 
 @given(st.floats(-5, 5), st.floats(-100, 100))
 def test_a_line_is_recovered(slope, intercept):
-    found = line(X, slope * X + intercept)
-    assert found[:2] == pytest.approx((slope, intercept), abs=1e-6)
+    result = line(X, slope * X + intercept)
+    assert result[:2] == pytest.approx((slope, intercept), abs=1e-6)
     if abs(slope) > 1e-2:
-        assert found[2] == pytest.approx(1)
+        assert result[2] == pytest.approx(1)
 
 
 def test_a_constant_is_no_line_that_explains_anything():

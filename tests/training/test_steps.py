@@ -173,8 +173,8 @@ def test_images_are_shifted_and_then_mirrored_by_uniform_moves(flip, shift):
     moves = [column.tolist() for column in augmentation.moves(torch.arange(60), 1)]
     moved, relevance = augmentation(images, torch.arange(60), 1)
     assert relevance is None and any(moves[2]) == flip and any(moves[0]) == any(moves[1]) == bool(shift)
-    for image, found, *how in zip(images.numpy(), moved.numpy(), *moves, strict=True):
-        np.testing.assert_array_equal(found, moved_by_hand(image, *how))
+    for image, result, *how in zip(images.numpy(), moved.numpy(), *moves, strict=True):
+        np.testing.assert_array_equal(result, moved_by_hand(image, *how))
     down, right, mirrored = (column.numpy() for column in augmentation.moves(torch.arange(20000), 0))
     edges = np.arange(-shift, shift + 2)
     table = np.histogram2d(down, right, bins=[edges, edges])[0]
@@ -256,8 +256,8 @@ def test_each_weight_has_its_step_size_to_the_bit(strategy):
     expected = by_hand(steps, STEPS, lambda name, step: rate_of(strategy, name, step))
     for step in range(STEPS):
         steps.step(np.arange(7) + 7 * (step % 3), 0, step / STEPS)
-    found = steps.network.module.state_dict()
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    result = steps.network.module.state_dict()
+    assert all(torch.equal(result[name], value) for name, value in expected.items())
 
 
 def test_dynamic_vit_freezes_a_sixth_and_then_has_a_hundredth():
