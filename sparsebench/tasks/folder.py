@@ -45,7 +45,7 @@ def locate(spec: str, skip_bad: bool = False) -> tuple[str, Path]:
     """Return the name of folder:DIR in cells, a hash of the pictures, and the path of the class folders.
 
     Args:
-        spec: what --images got.
+        spec: the argument of --images.
         skip_bad: whether pictures that cannot be read are left out; otherwise they are an error.
 
     Raises:

@@ -18,7 +18,7 @@ from sparsebench_theory.one_layer import Fields, OneLayer
 
 
 class TwoLayerViT(OneLayer):
-    """f(X) = (1 / |S|) sum_(l in S) softmax(x_l^T W_Q W_K^T X^T) X W_V w_O, one scalar a sample.
+    """f(X) = (1 / |S|) sum_(l in S) softmax(x_l^T W_Q W_K^T X^T) X W_V w_O, one scalar per sample.
 
     Scores are not divided by sqrt(d_h); w_O is frozen. Tokens outside S are removed from keys, values and the mean over
     l.

@@ -62,7 +62,7 @@ class FirstWeights:
 
 
 class ShallowViT(OneLayer):
-    """F(X) = (1 / |S|) sum_(l in S) a_(l)^T ReLU(W_O W_V X softmax(X^T W_K^T W_Q x_l)), one scalar a sample.
+    """F(X) = (1 / |S|) sum_(l in S) a_(l)^T ReLU(W_O W_V X softmax(X^T W_K^T W_Q x_l)), one scalar per sample.
 
     Scores are not divided by sqrt(m_b). The output weights a_(l), one vector per position, are frozen at +-1/sqrt(m).
     Tokens outside S are removed from the softmax keys, from the sum over l, and from 1 / |S|. The variants are those of
@@ -70,7 +70,7 @@ class ShallowViT(OneLayer):
     each; four classes have two outputs, each with its own a.
 
     Args:
-        rng: the source of the initial weights.
+        rng: the generator of the initial weights.
         patterns: (d, M) the patterns mu_1..mu_M of the data, as columns.
         tokens: L, tokens per sample.
         m: number of neurons.

@@ -14,7 +14,7 @@ from sparsebench_theory.one_layer import Fields, OneLayer
 
 
 class OneQueryPool(OneLayer):
-    """f(X) = sum_(l in S) softmax_l(<q, x_l>) <w, x_l> + b, one scalar a sample.
+    """f(X) = sum_(l in S) softmax_l(<q, x_l>) <w, x_l> + b, one scalar per sample.
 
     Tokens outside S are removed from the softmax and the sum. All weights start at 0, so that the first step changes
     only w and b, and the second also the query q.

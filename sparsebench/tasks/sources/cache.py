@@ -225,7 +225,7 @@ def decode(arrays: Sequence[Pixels]) -> None:
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Hold the lock on decoding, and remove partial files of killed processes. Without file locks, do nothing.
+    """Hold the lock on decoding, and remove partial files of killed processes. Without file locks, continue without it.
 
     The lock is released when its process ends, also if it is killed.
     """

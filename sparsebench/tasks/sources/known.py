@@ -122,7 +122,7 @@ def _missing_error(name: str, state: str, root: Path, note: object) -> UserError
     image_set = SETS[name]
     return UserError(
         f"{name} is {state} in {root} ({note})",
-        next_step=f"give --data-root DIR, a folder with {' and '.join(image_set.places)}, or --download to fetch it "
+        next_step=f"give --data-root DIR with {' and '.join(image_set.places)} in it, or --download to fetch it "
         f"({image_set.megabytes} MB from {image_set.source})",
     )
 
