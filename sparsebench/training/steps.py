@@ -257,8 +257,8 @@ class Teacher(Protocol):
 class Steps(Protocol):
     """Takes training steps.
 
-    It may have `test(actor, samples)`, which returns mean loss and accuracy of the current weights faster than the
-    network.
+    It may have `test(actor, samples)`, which returns mean loss and accuracy of the weights in the network, faster than
+    the network.
     """
 
     def step(self, rows: np.ndarray, visit: int, done: float) -> Tensor | float:

@@ -95,8 +95,7 @@ class ClosedForm:
         )
 
     def test(self, actor: Actor | None, samples: Samples) -> tuple[float, float]:
-        """Return mean loss and accuracy of the current weights; see `Steps`."""
-        self.store()
+        """Return mean loss and accuracy of the stored weights; see `Steps`."""
         if self.tester is None or (self.tester.actor, self.tester.samples) != (actor, samples):
             self.tester = ClosedForm(self.network, actor, samples, self.recipe, training=False)
         self.tester.load()
