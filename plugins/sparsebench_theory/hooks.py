@@ -1,4 +1,4 @@
-"""The hooks of a theory: each package of this one is a plugin with a task, a model, suites and papers."""
+"""The hooks of the theories. Each subpackage is a plugin with a task, a model, suites and papers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sparsebench.tasks.base import Task
 
 
 def hooks_of(package: str, task: type[Task], model: type[Model], *papers: str) -> tuple[Callable[[], Any], ...]:
-    """Return the hooks of a package's tasks, models, suites and papers, in that order; see `Hooks`.
+    """Return the hooks for tasks, models, suites and papers of a package, in that order; see `Hooks`.
 
     Args:
-        package: its name; the suites lie in its folder `suites`.
-        task, model: what it brings.
-        papers: its modules with a `PAPER`, which are imported when papers are asked for.
+        package: name of the package; its suites are in its folder `suites`.
+        task, model: its task and its model.
+        papers: its modules with a `PAPER`, imported when the hook for papers is called.
     """
 
     @hookimpl

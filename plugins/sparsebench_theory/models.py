@@ -1,4 +1,4 @@
-"""The networks of the theories by their parameters, and what they cost. Imports no torch until one is built."""
+"""The models of the theories and their MACs. torch is imported only to build a network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparsebench.models.base import Model, Network, number_of
 from sparsebench.tasks.base import Data, Inputs, Task
 
 PRUNED = tuple(tenth / 10 for tenth in range(10))
-"""Shares of the shallow model's neurons whose removal is looked at."""
+"""The shares of the shallow model's neurons that are removed, for `trained_values`."""
 Init = Literal["assumption", "scale", "worst", "literal"]
 Attention = Literal["trained", "frozen"]
 
@@ -24,7 +24,7 @@ Attention = Literal["trained", "frozen"]
 class ShallowCost(OneLayerCost):
     """The one-layer network of Li et al. 2023, eq. (1): L tokens, width d, attention widths m_b and m_a, m neurons.
 
-    Each head has its own attention; a skip connection costs no multiplication; each output reads all neurons.
+    Each head has its own attention. A skip connection costs no multiplications. Each output reads all neurons.
     """
 
     m_a: int
@@ -39,7 +39,7 @@ class ShallowCost(OneLayerCost):
         return self.m_b
 
     def macs(self, steps: Sequence[Step]) -> float:
-        """Return the MACs of one sample: removed tokens are neither queries nor keys nor read out."""
+        """Return the MACs of one sample. Removed tokens are not queries, not keys, and not read out."""
         (step,) = steps
         L, n = step.tokens_in, step.tokens_out
         scoring = 2 * L * self.d * self.m_b + L * L * self.m_b if step.scoring else 0
@@ -50,7 +50,7 @@ class ShallowCost(OneLayerCost):
 
 @dataclass(frozen=True)
 class TwoLayerCost(OneLayerCost):
-    """The network of Jiang et al. 2024: width d, attention width d_h; W_V w_O, one vector for all, is not counted."""
+    """The network of Jiang et al. 2024: width d, attention width d_h. W_V w_O, the same for all samples, is free."""
 
     d_h: int
     d_v: int
@@ -61,7 +61,7 @@ class TwoLayerCost(OneLayerCost):
         return self.d_h
 
     def macs(self, steps: Sequence[Step]) -> float:
-        """Return the MACs of one sample: removed tokens are neither queries nor keys nor values."""
+        """Return the MACs of one sample. Removed tokens are not queries, keys or values."""
         (step,) = steps
         scoring = self._attention(step.tokens_in) if step.scoring else 0
         widths = (self.d_v if letter == "v" else self.d_h for letter in step.projected)
@@ -74,13 +74,13 @@ class TwoLayerCost(OneLayerCost):
 
 @dataclass(frozen=True)
 class PositionalCost(OneLayerCost):
-    """The network of Jelassi et al. 2022: one value a token, attention that no sample changes.
+    """The network of Jelassi et al. 2022: one value per token; the attention does not depend on the sample.
 
-    Counted is what the kept tokens need; the program multiplies by zeros in place of cutting A for each sample.
+    The count includes only kept tokens. The program multiplies by zeros instead of slicing A for each sample.
     """
 
     def macs(self, steps: Sequence[Step]) -> float:
-        """Return the MACs of one sample; what a position receives is known without any."""
+        """Return the MACs of one sample. The attention that positions receive costs none."""
         (step,) = steps
         scoring = step.tokens_in * self.d if "v" in step.projected else 0
         return scoring + step.tokens_out * (self.d + step.tokens_out) + step.own
@@ -88,10 +88,10 @@ class PositionalCost(OneLayerCost):
 
 @dataclass(frozen=True)
 class OneQueryCost(OneLayerCost):
-    """The network of Barnfield et al. 2026: a score and a value a token, which are its keys and values themselves."""
+    """The network of Barnfield et al. 2026: one score and one value per token. Tokens are their own keys and values."""
 
     def macs(self, steps: Sequence[Step]) -> float:
-        """Return the MACs of one sample: removed tokens have neither score nor value."""
+        """Return the MACs of one sample. Removed tokens have no score and no value."""
         (step,) = steps
         scoring = step.tokens_in * self.d if step.scoring else 0
         return scoring + step.tokens_out * (2 * self.d + 1) + step.own
@@ -100,7 +100,7 @@ class OneQueryCost(OneLayerCost):
 class Shallow(Model):
     """The one-layer Vision Transformer of Li et al. (ICLR 2023), eq. (1), and its variants of Appendix G.
 
-    Two classes are read from the sign of one output, the four of y in {+1,-1}^2 from the signs of two.
+    Two classes are predicted by the sign of one output, the four classes y in {+1,-1}^2 by the signs of two.
     """
 
     name: ClassVar[str] = "shallow"
@@ -108,15 +108,15 @@ class Shallow(Model):
     together: ClassVar[bool] = True
     added: ClassVar[frozenset[str]] = frozenset({"repacked"})
 
-    m: int = Field(256, gt=0, description="neurons; the paper has 1000, with which success curves agree")
+    m: int = Field(256, gt=0, description="number of neurons; the paper has 1000, with equal success curves")
     sigma: float = Field(0.1, ge=0, description="error of the initial value matrix")
     delta: float = Field(0.2, ge=0, description="error of the initial query and key matrices")
     xi: float = Field(0.01, gt=0, description="standard deviation of the initial W_O")
-    init: Init = Field("assumption", description="what the initial errors look like; literal is as the paper prints")
-    attention: Attention = Field("trained", description="frozen leaves the query and key matrices as they began")
+    init: Init = Field("assumption", description="kind of the initial errors; literal: as printed in the paper")
+    attention: Attention = Field("trained", description="frozen: query and key matrices are not trained")
     heads: int = Field(1, gt=0, description="attention heads, concatenated before W_O")
-    skip: bool = Field(False, description="add each token to what each head gives for it")
-    repacked: bool = Field(False, description="read the tokens that stay out at the first positions, not at their own")
+    skip: bool = Field(False, description="add each token to the output of each head")
+    repacked: bool = Field(False, description="read out kept tokens at the first positions instead of their own")
     precision: Literal["float32", "float64"] = Field("float32", description="of weights and training; float64 to check")
 
     def cost(self, task: Task, classes: int) -> CostModel:
@@ -125,14 +125,14 @@ class Shallow(Model):
         return ShallowCost(tokens, d, d, d, self.m, self.heads, {2: 1, 4: 2}.get(classes, classes))
 
     def build(self, data: Data, repetition: int) -> Network:
-        """See `Model.build`. The first weights are those of the patterns, m, sigma, delta, xi, init and heads alone."""
+        """See `Model.build`. The first weights depend only on the patterns, m, sigma, delta, xi, init and heads."""
         from sparsebench_theory.shallow.network import FirstWeights, ShallowViT
 
         if data.patterns is None:
-            raise UserError("model 'shallow' needs the patterns of the tokens, which this task does not give")
+            raise UserError("model 'shallow' needs the patterns of the tokens, which this task does not have")
         outputs = {2: 1, 4: 2}.get(len(data.classes))
         if outputs is None:
-            raise UserError("model 'shallow' tells classes apart by signs", got=len(data.classes), allowed="2 or 4")
+            raise UserError("model 'shallow' predicts classes by signs", got=len(data.classes), allowed="2 or 4")
         law = self.model_dump_json(exclude={"attention", "skip", "repacked", "precision"})
         rng = seeds.generator("init", self.name, law, repetition)
         first = FirstWeights(self.sigma, self.delta, self.xi, self.init)
@@ -150,7 +150,7 @@ class TwoLayer(Model):
 
     d_h: int = Field(512, gt=0, description="width of queries and keys")
     d_v: int = Field(512, gt=0, description="width of values")
-    shrink: float = Field(16.0, gt=0, description="W_Q, W_K and W_V begin as U(+-1 / sqrt(d)) over this")
+    shrink: float = Field(16.0, gt=0, description="initial W_Q, W_K and W_V are U(+-1 / sqrt(d)) divided by this")
     precision: Literal["float32", "float64"] = Field("float32", description="of weights and training; float64 to check")
 
     def cost(self, task: Task, classes: int) -> CostModel:
@@ -178,19 +178,17 @@ class Positional(Model):
 
     power: int = Field(5, ge=3, description="p of the activation x^p + nu x; odd")
     nu: float = Field(0.03, ge=0, description="nu of the activation")
-    scale: float = Field(1.0, gt=0, description="factor before the activation; the theory has D")
+    scale: float = Field(1.0, gt=0, description="factor before the activation; D in the theory")
     first: float = Field(0.001, gt=0, description="standard deviation of the initial A and v")
-    attention: Attention = Field("trained", description="frozen trains the read-out v alone")
+    attention: Attention = Field("trained", description="frozen: only the read-out v is trained")
 
     def check(self, task: Task) -> None:
         """See `Model.check`."""
         if self.power % 2 == 0:
-            raise UserError(
-                "positional: the activation keeps the sign", got=f"power={self.power}", allowed="odd powers"
-            )
+            raise UserError("positional: the activation must be odd", got=f"power={self.power}", allowed="odd powers")
 
     def first_model(self) -> Model:
-        """See `Model.first_model`: attention is learned before it is frozen."""
+        """See `Model.first_model`: the attention is trained before it is frozen."""
         return self.model_copy(update={"attention": "trained"})
 
     def cost(self, task: Task, classes: int) -> CostModel:
@@ -214,7 +212,9 @@ class OneQuery(Model):
     name: ClassVar[str] = "one_query"
     inputs: ClassVar[Inputs] = "tokens"
 
-    attention: Attention = Field("trained", description="frozen leaves the query at 0: linear in the mean token")
+    attention: Attention = Field(
+        "trained", description="frozen: the query stays 0, and the output is linear in the mean token"
+    )
 
     def cost(self, task: Task, classes: int) -> CostModel:
         """See `Model.cost`."""

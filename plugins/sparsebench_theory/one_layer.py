@@ -1,4 +1,4 @@
-"""What the networks of the theories have in common: one attention layer, before which a strategy acts."""
+"""The base class of the theories' networks: one attention layer, before which a strategy acts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Fields = dict[str, Callable[[], Tensor]]
 
 
 class OneLayer(nn.Module):
-    """A network that is called with tokens (B, N, d), S of which stay where a strategy acts.
+    """A network of tokens (B, N, d). S is the set of tokens that a strategy keeps.
 
     Attributes:
         cost: the closed form of its MACs.
-        because: why it cannot read tokens that are fused, merged or mixed.
+        because: why it does not support fused, merged or mixed tokens.
     """
 
     grid = None
@@ -29,18 +29,15 @@ class OneLayer(nn.Module):
 
     @property
     def module(self) -> Self:
-        """The torch module that holds the weights: itself."""
+        """The torch module with the weights: the network itself."""
         return self
 
     def fields(self, X: Tensor) -> Fields:
-        """Return how to compute what a strategy may see beside the tokens; "attention", (B, N), is received."""
+        """Return functions that compute the view's fields; "attention" is the received attention, (B, N)."""
         raise NotImplementedError
 
     def choose(self, acting: Pass, X: Tensor, fields: Fields | None = None) -> Tensor | None:
-        """Return the (B, M) positions in S, or None where all tokens stay.
-
-        `fields` are those of X, if they have been computed.
-        """
+        """Return the (B, M) positions in S, or None if all tokens stay; `fields` are those of X, if computed before."""
         X = X.to(next(self.parameters()).dtype)
         checked = {name: _checked(find) for name, find in (fields or self.fields(X)).items()}
         view_fields: dict[str, Callable[[], Any]] = {
@@ -53,12 +50,12 @@ class OneLayer(nn.Module):
         return kept_only(acting, self.cost, X.shape[1], view_fields, self.because)
 
     def keep(self, acting: Pass | None, X: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the tokens in S (B, M, d), in the precision of the weights, and their positions; see `choose`."""
+        """Return the tokens in S, (B, M, d), with the weights' dtype, and their positions, see `choose`."""
         index = None if acting is None else self.choose(acting, X)
         return (X if index is None else gather(X, index)).to(next(self.parameters()).dtype), index
 
     def trained_values(self, first: Mapping[str, Tensor], test: SplitPass) -> dict[str, tuple[float, ...]]:
-        """See `Network`; nothing where what is observed says all."""
+        """See `Network`; by default nothing."""
         return {}
 
 

@@ -1,4 +1,4 @@
-"""What figures of several papers have in common: verdicts, maps, bands, points with intervals, predictions."""
+"""Parts of the figures of several papers: verdicts, maps, bands, points with intervals, predictions."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ if TYPE_CHECKING:
 
 PUBLISHED = style.BLACK
 NOTHING = "#d6e8f5"
-"""Of a map's cells without a value, whose other cells are grey."""
+"""Colour of a map's cells without a value; other cells are grey."""
 
 
 def verdicts_of(package: str, **constants: Any) -> Callable[..., Verdict]:
-    """Return the maker of verdicts on the claims of a package; constants are what its rules name.
+    """Return the function that makes verdicts on the claims of a package.
 
-    Its claims.toml has what the paper claims: each claim, the published value, and the rule.
+    Its claims.toml states for each claim the figure, the published value and the rule. The constants replace their
+    names in braces in these texts.
     """
     text = (resources.files(package) / "claims.toml").read_text(encoding="utf-8")
     claims: dict[str, dict[str, str]] = tomllib.loads(text)
 
     def verdict(key: str, measured: str, word: Word, fits: str = "", **names: Any) -> Verdict:
-        """Return the verdict on the claim of that key; names are what its texts leave open."""
+        """Return the verdict on the claim `key`; `names` replace the other names in braces."""
         fields: dict[str, Any] = {field: text.format(**constants, **names) for field, text in claims[key].items()}
         return Verdict(measured=measured, fits=fits, verdict=word, **fields)
 
@@ -38,8 +39,8 @@ def verdicts_of(package: str, **constants: Any) -> Callable[..., Verdict]:
 
 
 def heat_map(axis: Axes, title: str, x: np.ndarray, sizes: np.ndarray, rates: np.ndarray, label: str) -> None:
-    """Draw success rates (len(sizes), len(x)), white where all trials succeed and black where none does."""
-    axis.set_facecolor(NOTHING)  # what was not run
+    """Draw success rates (len(sizes), len(x)): white if all trials succeed, black if none does."""
+    axis.set_facecolor(NOTHING)  # cells that were not run
     if rates.size:
         axis.imshow(rates, cmap="gray", vmin=0, vmax=1, origin="lower", aspect="auto")
     for (row, column), rate in np.ndenumerate(rates):
@@ -52,7 +53,7 @@ def heat_map(axis: Axes, title: str, x: np.ndarray, sizes: np.ndarray, rates: np
 
 
 def band(axis: Axes, x: np.ndarray, values: np.ndarray, label: str, colour: str) -> None:
-    """Draw the mean of values (repetitions, len(x)), if there are any, with a band of one standard deviation."""
+    """Draw the mean of values (repetitions, len(x)), if any, with a band of one standard deviation."""
     if not len(values):
         return
     mean = values.mean(axis=0)
@@ -63,9 +64,10 @@ def band(axis: Axes, x: np.ndarray, values: np.ndarray, label: str, colour: str)
 
 
 def points(axis: Axes, x: np.ndarray, triples: list[Interval], label: str, colour: str) -> None:
-    """Draw values with their intervals; a triangle is one without an upper end, hollow if the value has none either.
+    """Draw values with their intervals.
 
-    A hollow one is at the lower end of its interval.
+    A triangle is a value whose interval has no upper end. A hollow triangle at the lower end of the interval stands for
+    an infinite value.
     """
     for place, (value, low, high) in zip(x, triples, strict=True):
         if np.isfinite(value):
@@ -79,7 +81,7 @@ def points(axis: Axes, x: np.ndarray, triples: list[Interval], label: str, colou
 
 
 def draw_categories(axis: Axes, series: Mapping[str, Mapping[str, Interval]]) -> None:
-    """Draw the values of each series by category, with their intervals, beside each other."""
+    """Draw the values of each series by category, with intervals, side by side."""
     names = list(dict.fromkeys(name for values in series.values() for name in values))
     for number, ((label, values), colour) in enumerate(zip(series.items(), COLOURS, strict=False)):
         places = np.array([names.index(name) for name in values]) + 0.2 * number
@@ -89,12 +91,12 @@ def draw_categories(axis: Axes, series: Mapping[str, Mapping[str, Interval]]) ->
 
 
 def legend(axis: Axes, title: str | None = None) -> None:
-    """Name what is drawn, if anything is."""
+    """Draw the legend, if the axis has labelled artists."""
     if axis.get_legend_handles_labels()[0]:
         axis.legend(frameon=False, title=title)
 
 
 def draw_dashed(axis: Axes, x: np.ndarray, y: np.ndarray, label: str, colour: str = style.GREY) -> None:
-    """Draw a prediction."""
+    """Draw a prediction as a dashed line."""
     order = np.argsort(x)
     axis.plot(x[order], y[order], "--", color=colour, linewidth=1, label=label)

@@ -1,7 +1,6 @@
-"""What the tokens of the theory task are made of, drawn for all samples at once.
+"""Random parts of the data of the theories, drawn for all samples at once.
 
-Each function fills its result row by row from the generator it is given, so that the first n samples do not depend on
-how many follow.
+Functions draw row by row from their generator, so that the first n samples do not depend on the number of samples.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import numpy as np
 
 
 def spread(tokens: int, patterns: int) -> list[int]:
-    """Return how many tokens each of the patterns gets when they are dealt out in turn."""
+    """Return the number of tokens of each pattern if the tokens are distributed evenly."""
     share, more = divmod(tokens, patterns)
     return [share + (k < more) for k in range(patterns)]
 
@@ -21,16 +20,16 @@ def orthonormal(rng: np.random.Generator, d: int, number: int) -> np.ndarray:
 
 
 def around(rng: np.random.Generator, mu: np.ndarray, size: int, diameter: float) -> np.ndarray:
-    """Return (M, size, d) float32, the set of each of the (d, M) patterns: mu_j + (diameter / 2) u_jk, u_jk unit."""
+    """Return (M, size, d) float32, the set of each of the (d, M) patterns: mu_j + (diameter / 2) u_jk, |u_jk| = 1."""
     u = rng.standard_normal((mu.shape[1], size, mu.shape[0]))
     u /= np.linalg.norm(u, axis=2, keepdims=True)
     return (mu.T[:, None] + diameter / 2 * u).astype(np.float32)
 
 
 def balanced_classes(rng: np.random.Generator, n: int, classes: int) -> np.ndarray:
-    """Return (n,) class numbers in blocks with one of each class, in random order.
+    """Return (n,) class numbers in blocks with one sample of each class, in random order.
 
-    There are as many of each class, and a sample's place does not give its class away.
+    Classes are equally frequent, and the position of a sample does not determine its class.
     """
     blocks = np.arange(n + -n % classes).reshape(-1, classes) % classes
     return rng.permuted(blocks, axis=1).ravel()[:n]
@@ -41,7 +40,7 @@ def scales(
 ) -> np.ndarray | np.float32:
     """Return (n, tokens, 1) float32: the second standard deviation for `noisy` tokens of each sample, else the first.
 
-    One number stands for all where no token is noisy.
+    Without noisy tokens return the first standard deviation as a number.
     """
     if noisy == 0:
         return np.float32(stds[0])

@@ -1,8 +1,7 @@
-"""Training many networks of the theory tasks in one program, for devices that need much work at a time.
+"""Training many networks of the theories in one program, for devices that need much work at a time.
 
-The equations are those of `shallow.kernels` and `overfitting.gram`, over a leading axis T of trials. On CUDA the order
-of a sum may depend on how many trials run together, so that a trial agrees with itself alone to about 1e-5, not to the
-bit.
+The equations are those of `shallow.kernels` and `overfitting.gram`, with a leading axis T of trials. On CUDA the order
+of sums may depend on the number of trials, so results agree with a trial trained alone to about 1e-5, not exactly.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from sparsebench_theory.shallow.network import ShallowViT
 log = logging.getLogger(__name__)
 
 AHEAD = 20
-"""Steps taken before the losses are looked at. A trial that is over by then has taken steps of exactly nothing."""
+"""Number of steps between looks at the losses. A trial that ends in between takes steps without any change."""
 
 
 def fits(trial: Training) -> bool:
-    """Say whether a training can run together with others: its steps are known, its choice of tokens made once."""
+    """Return whether a training can run together with others: closed-form steps, and a selection made once."""
     if not chooses_once(trial.actor, trial.recipe):
         return False
     if isinstance(trial.network, TwoLayerViT):
@@ -40,9 +39,9 @@ def fits(trial: Training) -> bool:
 
 
 def train_together(trainings: Sequence[Training]) -> None:
-    """Train all that fit, as many at a time as the memory holds; see `Network`.
+    """Train all trainings that fit, as many at a time as memory allows; see `Network`.
 
-    One that raises, a strategy's error say, costs no other: what fails together is trained again in halves.
+    If a group fails, it is trained again in halves, so that an error, of a strategy say, affects only its own training.
     """
     groups: dict[tuple[object, ...], list[Training]] = {}
     for trial in trainings:
@@ -58,7 +57,7 @@ def train_together(trainings: Sequence[Training]) -> None:
                 if len(chunk) > 1:
                     size = (len(chunk) + 1) // 2
                     if isinstance(error, torch.OutOfMemoryError):
-                        log.warning("out of memory: going on with %d trials at a time", size)
+                        log.warning("out of memory: continuing with %d trials at a time", size)
                         most = size
                     for trial in chunk:  # the networks have not changed yet
                         trial.begin()
@@ -68,18 +67,18 @@ def train_together(trainings: Sequence[Training]) -> None:
 
 
 def _shape(trial: Training) -> tuple[object, ...]:
-    """Return what trainings that run together have in common."""
+    """Return the properties that trainings must share to run together."""
     network = cast(ShallowViT | TwoLayerViT, trial.network)
     weights = [*network.parameters(), *network.buffers()]
     kept = None if trial.actor is None else trial.actor.keep.get(0)
-    # A step too many changes a two-layer network, so that those which run together have the same end.
+    # Additional steps change a two-layer network, so trainings that run together must have the same end.
     ends = (trial.samples.inputs.shape, trial.recipe.steps, trial.recipe.stop_below) * isinstance(network, TwoLayerViT)
     common = weights[0].dtype, weights[0].device, kept, network.W_Q.requires_grad, trial.recipe.lr
     return (type(network), *(w.shape for w in weights), *common, *ends)
 
 
 def _train(trainings: Sequence[Training]) -> None:
-    """Train trainings of one shape; their networks change when all are over."""
+    """Train trainings of the same shape. The networks change only after all have ended."""
     stack = gram.Span(trainings) if isinstance(trainings[0].network, TwoLayerViT) else _Stack(trainings)
     active = [t for t, trial in enumerate(trainings) if not trial.finished]
     while active:
@@ -135,7 +134,7 @@ class _Stack:
 
     @torch.no_grad()
     def store(self) -> None:
-        """Put the weights into the networks."""
+        """Copy the weights into the networks."""
         for t, network in enumerate(self.networks):
             for name, matrix in (("W_Q", self.Q), ("W_K", self.K), ("W_V", self.V)):
                 getattr(network, name)[0] = matrix[t]
@@ -150,16 +149,16 @@ def gradients_of(
     Args:
         X: (T, B, S, d) tokens.
         y: (T, B) labels, -1 or 1.
-        weight: (T, B) what a sample counts: 1 / batch size, 0 for padding.
+        weight: (T, B) weight of a sample: 1 / batch size, 0 for padding.
         a: (T, 1 or B, S, m) read-out vectors.
         Q, K, V: (T, d, d).
         W_O: (T, m, d).
-        frozen: leave out W_Q and W_K.
+        frozen: whether W_Q and W_K are frozen; their gradients are then None.
     """
     T, B, S, d = X.shape
     C = W_O @ V
     score = (X @ (K.mT @ Q)[:, None]) @ X.mT
-    A = torch.softmax(score, dim=2)  # rows s are attended to, columns l attend
+    A = torch.softmax(score, dim=2)  # token l (columns) attends to token s (rows)
     Z = A.mT @ X
     h = (Z.reshape(T, B * S, d) @ C.mT).view(T, B, S, -1)
     v = torch.where(h > 0, a, torch.zeros((), dtype=X.dtype, device=X.device))
@@ -179,7 +178,7 @@ def gradients_of(
 
 
 def _choose(trial: Training) -> tuple[Tensor, Tensor | None]:
-    """Return the (n, S, d) tokens of a training that stay, and where they are read out, (n, S), None where all do."""
+    """Return the kept tokens of a training, (n, S, d), and their read-out positions, (n, S), or None if all stay."""
     network, samples = cast(ShallowViT, trial.network), trial.samples
     acting = None if trial.actor is None else samples.begin(trial.actor, samples.items, visit=0, training=True)
     with torch.no_grad():
@@ -188,7 +187,7 @@ def _choose(trial: Training) -> tuple[Tensor, Tensor | None]:
 
 
 def _pad(coming: Sequence[Sequence[Batch]], device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the rows (T, steps, B) of each trial's batches, and what each counts; what is missing counts 0."""
+    """Return the rows (T, steps, B) of each trial's batches, and their weights; padding has weight 0."""
     steps = max(map(len, coming))
     widest = max(len(batch.rows) for batches in coming for batch in batches)
     rows = torch.zeros(len(coming), steps, widest, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Trials by condition: success grids, N50, and the fits that compete to explain them."""
+"""Statistics of trials by condition: success grids, N50, and competing fits of their growth."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ K = TypeVar(
 
 
 def group_by(trials: Iterable[Trial], key: Callable[[Trial], K]) -> dict[K, list[Trial]]:
-    """Return the trials by a key, in rising order of it."""
+    """Return the trials grouped by a key, sorted by it."""
     groups: dict[K, list[Trial]] = defaultdict(list)
     for trial in trials:
         groups[key(trial)].append(trial)
@@ -29,7 +29,7 @@ def group_by(trials: Iterable[Trial], key: Callable[[Trial], K]) -> dict[K, list
 
 @dataclass(frozen=True)
 class Grid:
-    """Successes of one condition: a row a complete repetition, a column a number of samples."""
+    """Successes of the trials of one condition, by repetition and number of training samples."""
 
     trials: Mapping[int, Mapping[int, float]]
 
@@ -43,12 +43,12 @@ class Grid:
 
     @cached_property
     def successes(self) -> Successes:
-        """Its complete repetitions."""
+        """The successes of the complete repetitions."""
         return Successes.of_nested(self.trials)
 
     @property
     def sizes(self) -> np.ndarray:
-        """The numbers of samples N, rising."""
+        """The numbers of training samples N, in ascending order."""
         return self.successes.sizes
 
     @property
@@ -63,15 +63,15 @@ class Grid:
 
     @cached_property
     def n50(self) -> Interval:
-        """Samples for half of the trials to succeed, with its interval; infinite where they never do.
+        """The number of samples with which half of the trials succeed, with its interval.
 
-        NaN without a complete repetition.
+        Infinite if no N is enough, NaN without a complete repetition.
         """
         return sample_complexity(self.successes)
 
     @property
     def n95(self) -> float:
-        """The smallest N from which on at least 95 % of the trials succeed; as `n50` where there is none."""
+        """The smallest N from which on at least 95 % of the trials succeed; infinite or NaN as `n50`."""
         if not len(self.wins):
             return float("nan")
         below = np.flatnonzero(self.rates < 0.95)
@@ -85,30 +85,30 @@ class Grid:
 
     @property
     def row(self) -> dict[str, float | None]:
-        """How many repetitions it has, and N50, as columns of a table."""
+        """The number of repetitions, and N50, as columns of a table."""
         return {"trials": len(self.wins), **columns(self.n50, "N50", "N50_low", "N50_high")}
 
     def success_rows(self) -> list[dict[str, int]]:
-        """Return the successes, a row a number of samples."""
+        """Return a row with the number of successes for each N."""
         won = zip(self.sizes, self.wins.sum(axis=0), strict=True)
         return [{"N": int(n), "trials": len(self.wins), "successes": int(wins)} for n, wins in won]
 
     def within(self, bottom: float, top: float) -> bool:
-        """Say whether the whole interval of N50 lies above one number of samples and not above another."""
+        """Return whether the interval of N50 lies above `bottom` and not above `top`."""
         _, low, high = self.n50
         return low is not None and high is not None and bottom < low and high <= top
 
 
 def resamples_of(grids: Iterable[Grid]) -> tuple[np.ndarray, list[int]]:
-    """Return (P, RESAMPLES) N50 of P grids, and of how many repetitions each is; see `Successes.resamples`."""
+    """Return (P, RESAMPLES) resampled N50 of P grids, and their numbers of repetitions; see `Successes.resamples`."""
     successes = [grid.successes for grid in grids]
     return np.array([trials.resamples for trials in successes]), [len(trials.seeds) for trials in successes]
 
 
 ENOUGH = 4
-"""Points that say whether a line fits; through three, most curves look like one."""
+"""Number of points needed to judge whether a line fits; through three points most curves look linear."""
 DIGITS = 9
-"""Of a slope; those after are not 0 even where all that rises falls again."""
+"""Digits to which slopes are rounded; later digits are not 0 even if rises and falls cancel."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Fit:
     """How well y is a line in x, and the exponent p of y ~ x^p with its interval.
 
     Attributes:
-        points: how many values of x there are.
+        points: number of values of x.
         range: the largest x over the smallest.
     """
 
@@ -135,12 +135,12 @@ class Fit:
 
     @property
     def flat(self) -> bool:
-        """Whether it does not, and y less than doubles over the x there are, even at the interval's upper end."""
+        """Whether y neither rises nor doubles over the range of x, even at the interval's upper end."""
         return not self.rises and self.high * np.log(self.range) < np.log(2)
 
     @property
     def text(self) -> str:
-        """One phrase for the table."""
+        """A phrase for the table of verdicts."""
         return f"{self.name}: R2 {self.r2:.3f}, exponent {interval(self.exponent, self.low, self.high)}"
 
 
@@ -151,9 +151,9 @@ def compete(
 
     Args:
         candidates: (P,) values of x by name.
-        y: (P,) measured values; those that are not finite are left out.
-        resamples: (P, R) the same, from resampled trials.
-        repetitions: (P,) of how many each was resampled; the fewest decide how wide intervals are.
+        y: (P,) measured values; values that are not finite are left out.
+        resamples: (P, R) values from resampled trials.
+        repetitions: (P,) number of repetitions that were resampled; the smallest determines the width of intervals.
     """
     finite = np.isfinite(y)
     if finite.sum() < 3:
@@ -169,30 +169,30 @@ def compete(
 
 
 def differences(first: Sequence[Trial], other: Sequence[Trial], metric: str) -> list[float]:
-    """Return the difference of a metric, mine minus the other's, repetition by repetition."""
+    """Return the differences of a metric by repetition, `first` minus `other`."""
     ours, others = ({t.repetition: t.values[metric] for t in part if not t.diverged} for part in (first, other))
     repetitions = sorted(set(ours) & set(others))
     return [a - b for a, b in ((ours[r], others[r]) for r in repetitions) if a is not None and b is not None]
 
 
 def values_of(trials: Iterable[Trial], metric: str) -> list[float]:
-    """Return a metric of the trials that have it: those that did not diverge and had something to measure."""
+    """Return a metric of the trials that did not diverge and have a value, in order of repetition."""
     values = (t.values[metric] for t in sorted(trials, key=lambda t: t.repetition) if not t.diverged)
     return [value for value in values if value is not None]
 
 
 def errors_of(trials: Iterable[Trial]) -> list[float]:
-    """Return the share of the test that is wrong, of the trials that did not diverge."""
+    """Return the test errors of the trials that did not diverge."""
     return [1 - accuracy for accuracy in values_of(trials, "accuracy")]
 
 
 def mean(values: Sequence[float] | np.ndarray) -> Interval:
-    """Return the mean with its interval; NaN of no values."""
+    """Return the mean with its interval; NaN without values."""
     return mean_interval(list(values)) if len(values) else (float("nan"), None, None)
 
 
 def ends(value: Interval) -> tuple[float, float]:
-    """Return the ends of an interval; infinite where there are none."""
+    """Return the ends of an interval; a missing end is infinite."""
     _, low, high = value
     return (-np.inf if low is None else low, np.inf if high is None else high)
 
@@ -203,9 +203,9 @@ def columns(value: Interval, name: str, low: str = "low", high: str = "high") ->
 
 
 def series_of(trials: Iterable[Trial], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return steps (S,) and values (T, S) of what was watched, of the T trials that did not diverge.
+    """Return steps (S,) and values (T, S) of a quantity watched in training, of the T trials that did not diverge.
 
-    They were all watched at the same steps.
+    All trials were watched at the same steps.
     """
     good = [t for t in trials if not t.diverged]
     if not good:
@@ -214,7 +214,7 @@ def series_of(trials: Iterable[Trial], name: str) -> tuple[np.ndarray, np.ndarra
 
 
 def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
-    """Return slope, intercept and R2 of the least-squares line; R2 is 0 where y is constant."""
+    """Return slope, intercept and R2 of the least-squares line; R2 is 0 if y is constant."""
     slope, intercept = np.polyfit(x, y, 1)
     residuals, spread = ((y - slope * x - intercept) ** 2).sum(), ((y - y.mean()) ** 2).sum()
     varies = spread > 1e-12 * (y**2).sum()
@@ -222,12 +222,14 @@ def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
 
 
 def exponents(log_x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return (R,) slopes of log y on log x over the finite ones of y (P, R); NaN where there are fewer than two."""
+    """Return (R,) slopes of log y on log x over the finite values of y (P, R); NaN with fewer than two."""
     valid = np.isfinite(y)
     weights = valid / np.maximum(valid.sum(axis=0), 1)
     log_y = np.log(np.where(valid, y, 1.0))
     dx = log_x[:, None] - (weights * log_x[:, None]).sum(axis=0)
-    dy = log_y - np.take_along_axis(log_y, valid.argmax(axis=0)[None], axis=0)  # of a constant exactly 0, as no mean is
+    dy = log_y - np.take_along_axis(
+        log_y, valid.argmax(axis=0)[None], axis=0
+    )  # exactly 0 for constant y, unlike differences from the mean
     spread = (weights * dx**2).sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
         slopes = np.where(valid.sum(axis=0) >= 2, (weights * dx * dy).sum(axis=0) / spread, np.nan)
@@ -235,16 +237,16 @@ def exponents(log_x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return (R,) least-squares slopes of each column of y (P, R) on x (P,)."""
-    dx, dy = x - x.mean(), y - y[0]  # of a constant exactly 0, as with no mean
+    """Return (R,) least-squares slopes of the columns of y (P, R) on x (P,)."""
+    dx, dy = x - x.mean(), y - y[0]  # exactly 0 for constant y, unlike differences from the mean
     return np.round((dx[:, None] * dy).sum(axis=0) / (dx**2).sum(), DIGITS)
 
 
 def crossing(x: np.ndarray, y: np.ndarray, threshold: float) -> float:
-    """Return the x, rising in `x`, from which on y is below the threshold; interpolated in logarithms.
+    """Return the x from which on y is below the threshold, interpolated in logarithms; `x` is in ascending order.
 
-    The smallest x if it always is, infinite if it is not even at the largest, and NaN if the y where that ends is
-    unknown.
+    Return the smallest x if y is always below, infinity if it is not below at the largest x, and NaN if the last y that
+    is not below is NaN.
     """
     above = np.flatnonzero(~(y < threshold))
     if not len(above):
@@ -254,7 +256,7 @@ def crossing(x: np.ndarray, y: np.ndarray, threshold: float) -> float:
         return float("nan")
     if last + 1 == len(x):
         return float("inf")
-    with np.errstate(divide="ignore"):  # a y of 0 is as far below as can be
+    with np.errstate(divide="ignore"):  # y may be 0
         log_x, log_y = np.log(x[last : last + 2]), np.log(y[last : last + 2])
     share = (log_y[0] - np.log(threshold)) / (log_y[0] - log_y[1])
     return float(np.exp(log_x[0] + share * (log_x[1] - log_x[0])))

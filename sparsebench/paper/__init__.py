@@ -1,4 +1,4 @@
-"""What a paper is that is reproduced: its figures, each with data, pictures and verdicts on what was claimed."""
+"""Papers to reproduce: their figures, with data, pictures and verdicts on the papers' claims."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ if TYPE_CHECKING:
 Panel = Callable[["Axes"], None]
 Word = Literal["reproduced", "partly", "not reproduced", "undecided"]
 COLOURS = (*(style.COLOURS[place] for place in (0, 1, 2, 3, 5)), style.GREY)
-"""Of series; the last is of predictions."""
+"""Colours of series; the last is that of predictions."""
 WIDTH, HEIGHT = 4.2, 3.3
-"""Inches of a panel."""
+"""Size of a panel in inches."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One record: its data and model, and what came out.
+    """The data, model and results of one record.
 
     Attributes:
-        task, model: as the registry knows them; which they are depends on the figure.
-        strategy: its label; `removed` the share of tokens it removes.
-        where: whether it acts in training, in the test, or in both.
-        values: metrics by name; None where there was nothing to measure.
-        curves: what was watched while training, by name.
-        diverged: training reached NaN or infinity, which is no success.
+        task, model: the task and the model with their parameters.
+        strategy: label of the strategy.
+        removed: share of the tokens that the strategy removes.
+        where: where the strategy acts: "train", "test" or "both".
+        n: number of training samples.
+        values: metrics by name; None if there was nothing to measure.
+        curves: values measured during training, by name.
+        diverged: whether the loss became NaN or infinite, which counts as failure.
     """
 
     task: Any
@@ -49,22 +51,22 @@ class Trial:
 
     @property
     def success(self) -> float:
-        """1 or 0."""
+        """1 for success, otherwise 0."""
         return 0.0 if self.diverged else float(self.values["success"] or 0)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One claim of one figure.
+    """The verdict on one claim of a figure.
 
     Attributes:
-        figure: its number.
-        claim: what the paper says.
-        published: its value.
-        measured: ours, with its interval.
-        fits: what else explains the measured values, and how well.
-        verdict: one of four words; undecided is what too few trials leave.
-        rule: what decided between them.
+        figure: number of the figure.
+        claim: the claim of the paper.
+        published: the value in the paper.
+        measured: the measured value, with its interval.
+        fits: competing explanations of the measured values, with the quality of their fits.
+        verdict: one of four words; "undecided" if there are too few trials.
+        rule: how the verdict follows from the measured value.
     """
 
     figure: str
@@ -77,9 +79,10 @@ class Verdict:
 
 
 def judge(holds: Sequence[bool], against: Sequence[bool]) -> Word:
-    """Return the word for the parts of a claim.
+    """Return the verdict on a claim.
 
-    All hold: reproduced; some: partly. None: not reproduced if the measurement speaks against any, else undecided.
+    If all parts hold: "reproduced"; if some hold: "partly". If none holds: "not reproduced" if the measurement
+    contradicts one (`against`), otherwise "undecided".
     """
     if holds and all(holds):
         return "reproduced"
@@ -88,13 +91,13 @@ def judge(holds: Sequence[bool], against: Sequence[bool]) -> Word:
 
 @dataclass(frozen=True)
 class Result:
-    """One figure.
+    """A reproduced figure.
 
     Attributes:
-        title: what it shows.
-        tables: the data by the name of the CSV file, rows with the same keys.
-        panels: what draws each panel.
-        verdicts: what became of its claims.
+        title: the title.
+        tables: the data by name of the CSV file; the rows of a table have the same keys.
+        panels: functions that draw the panels.
+        verdicts: the verdicts on its claims.
     """
 
     title: str
@@ -122,7 +125,7 @@ class Result:
 
 
 def _dash(axis: Axes) -> None:
-    """Let the lines of several series differ in their dashes too, for print and for those who see few colours."""
+    """Give the lines of several series different dashes, for print and for colour-blind readers."""
     lines = {str(line.get_label()): line for line in axis.lines if line.get_color() in COLOURS[:-1]}
     solid = {label: line for label, line in lines.items() if label[0] != "_" and line.get_linestyle() == "-"}
     dashes = {
@@ -137,14 +140,15 @@ def _dash(axis: Axes) -> None:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper whose figures are made again.
+    """A paper whose figures are reproduced.
 
     Attributes:
-        name: what users type.
-        title: what it is.
+        name: the name on the command line.
+        title: a description.
         suites: the suite of each preset, from the smallest to the largest.
-        figures: how each is made of its trials, by its number in the paper, or by a name if it is not in it.
-        seconds: how long a trial is expected to take on one core, where no trial like it has been run.
+        figures: functions that make a figure from its trials, by its number in the paper, or by a name if the paper
+            does not have it.
+        seconds: the expected time of a trial on one core, used until similar trials have been run.
     """
 
     name: str
@@ -155,12 +159,12 @@ class Paper:
 
     @property
     def presets(self) -> tuple[str, ...]:
-        """From the smallest to the largest."""
+        """The names of the presets, from the smallest to the largest."""
         return tuple(self.suites)
 
 
 def interval(value: float, low: float | None, high: float | None, digits: int = 3) -> str:
-    """Return "value [low, high]", without ends that are not known; an infinite number is "not reached"."""
+    """Return "value [low, high]", or only the value if an end is unknown. Infinity is written "not reached"."""
 
     def text(number: float) -> str:
         if math.isnan(number):
@@ -173,7 +177,7 @@ def interval(value: float, low: float | None, high: float | None, digits: int = 
 
 
 def markdown(verdicts: Iterable[Verdict], notes: Sequence[str]) -> str:
-    """Return the table with its notes."""
+    """Return the verdicts as a Markdown table, followed by the notes."""
     from tabulate import tabulate
 
     cells = [{key: _literal(value) for key, value in asdict(v).items()} for v in verdicts]
@@ -183,13 +187,13 @@ def markdown(verdicts: Iterable[Verdict], notes: Sequence[str]) -> str:
 
 
 def _literal(text: str) -> str:
-    """Return text as Markdown that says the same in one line: alpha_* is no emphasis, and a bar no cell."""
+    """Return text in one line, with Markdown's special characters escaped."""
     return re.sub(r"([\\|*`<])", r"\\\1", " ".join(text.split()))
 
 
 def as_csv(rows: Sequence[dict[str, Any]]) -> str:
-    """Return rows with the same keys as CSV; what is NaN or None is left empty, and so is a file without rows."""
+    """Return rows with the same keys as CSV. NaN and None are empty fields; without rows the text is empty."""
     import pandas as pd
 
-    # Of objects, so that whole numbers stay such beside None.
+    # dtype object, so that a column of integers and None stays integer.
     return pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n") if rows else ""

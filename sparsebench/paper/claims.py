@@ -1,4 +1,4 @@
-"""Published numbers of token reduction: what they come to when recounted, and whether they hold when measured."""
+"""The ledger of published numbers of token reduction: recounting of MACs, and comparison with measured accuracies."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ Positive = Annotated[Decimal, Field(gt=0, le=MOST)]
 
 
 class Claim(BaseModel):
-    """One row of the ledger.
+    """A row of the ledger: the numbers that a source states for one setting of a method.
 
     Attributes:
-        id: what users type.
-        paper: where the method was published; for a comparison, where the comparison was.
-        method: its name there.
-        model: as users type it after --model.
-        canvas: side of the images in pixels; 0 for the model's own.
-        plugin: as users type it after --plugin; "" where the strategy is not here or the settings are not known.
-        counts, blocks: token counts that the source states, and the blocks after whose attention they are left.
+        id: the name of the row on the command line.
+        paper: the paper of the method, or of the comparison.
+        method: name of the method in the paper.
+        model: the argument of --model.
+        canvas: side of the images in pixels; 0 for the model's default.
+        plugin: the argument of --plugin; "" if the strategy is not available or its settings are unknown.
+        counts, blocks: token counts that the source states, and the blocks after whose attention they remain.
         weights: whether the network was trained with the method.
         gmacs, dense_gmacs: 10^9 of what the source counts, with and without the method.
         top1: accuracy on ImageNet-1k in percent.
-        speed, dense_speed: images/s.
-        speedup: where the source has that alone.
-        hardware: what the speed was measured on.
-        source: where the numbers were read.
-        note: what to know of the settings.
+        speed, dense_speed: images/s with and without the method.
+        speedup: the speed-up, if the source states no speeds.
+        hardware: the hardware of the speeds.
+        source: the place of the numbers in the literature.
+        note: remarks on the settings.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -82,17 +82,17 @@ class Claim(BaseModel):
 
     @property
     def claimed_speedup(self) -> float | None:
-        """By how much the source says that it is faster than the dense network."""
+        """The speed-up over the dense network that the source claims, or None."""
         if self.speedup is not None:
             return float(self.speedup)
         return float(self.speed / self.dense_speed) if self.speed and self.dense_speed else None
 
 
 def load(path: Path | None = None) -> list[Claim]:
-    """Return the rows of a TOML file with [[claim]] tables, or of the ledger that comes with sparsebench.
+    """Return the rows of a TOML file with [[claim]] tables, by default of sparsebench's ledger.
 
     Raises:
-        UserError: the file cannot be read, or a row lacks a field, has a wrong or unknown one, or another's id.
+        UserError: the file cannot be read, a row has a missing, wrong or unknown field, or two rows have the same id.
     """
     place = resources.files(__package__) / "claims.toml" if path is None else path
     name = "claims.toml" if path is None else str(path)
@@ -102,7 +102,7 @@ def load(path: Path | None = None) -> list[Claim]:
         raise UserError(f"{name} cannot be read as TOML: {error}") from error
     rows = tables.get("claim")
     if set(tables) != {"claim"} or not isinstance(rows, list) or not rows:
-        raise UserError(f"{name} is no ledger", got=sorted(tables), allowed="[[claim]] tables, and nothing else")
+        raise UserError(f"{name} is not a ledger", got=sorted(tables), allowed="only [[claim]] tables")
     claims: dict[str, Claim] = {}
     for number, table in enumerate(rows, 1):
         try:
@@ -116,10 +116,10 @@ def load(path: Path | None = None) -> list[Claim]:
 
 
 def find(claims: list[Claim], id: str) -> Claim:
-    """Return the row with that id.
+    """Return the row with this id.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such row.
     """
     by_id = {claim.id: claim for claim in claims}
     if id not in by_id:
@@ -129,15 +129,15 @@ def find(claims: list[Claim], id: str) -> Claim:
 
 @dataclass(frozen=True)
 class Recount:
-    """What became of one row.
+    """A row of the ledger with its recounted MACs.
 
     Attributes:
         claim: the row.
-        gmacs: what its settings cost here, in 10^9 MACs; None where that is not known.
-        dense_gmacs: the same of the whole network.
-        verdict: one of the words.
-        why: the convention, or the reason.
-        flags: what a reader should ask about.
+        gmacs: 10^9 MACs of its settings, as counted by sparsebench; None if unknown.
+        dense_gmacs: the same for the dense network.
+        verdict: whether the claim agrees with `gmacs`.
+        why: the convention of counting, or the reason of the verdict.
+        flags: doubts about the claim.
     """
 
     claim: Claim
@@ -149,14 +149,14 @@ class Recount:
 
     @property
     def difference(self) -> float | None:
-        """Claimed minus recounted GMACs, as a fraction of those recounted."""
+        """Claimed minus recounted GMACs, as a fraction of the recounted ones, or None."""
         if self.gmacs is None or self.claim.gmacs is None:
             return None
         return float(self.claim.gmacs) / self.gmacs - 1
 
     @property
     def macs_ratio(self) -> float | None:
-        """How many times fewer MACs than the dense network: as claimed where both are, else as recounted."""
+        """Dense MACs over the method's: as claimed if the source states both, otherwise as recounted, or None."""
         claim = self.claim
         if claim.gmacs is not None and claim.dense_gmacs is not None:
             return float(claim.dense_gmacs / claim.gmacs)
@@ -168,9 +168,9 @@ class _Setting:
     """The token counts of a row on its network.
 
     Attributes:
-        strategy: None where the counts are the source's and the strategy is not here.
-        budget: as it fits the network.
-        places: tokens that are left, by block.
+        strategy: None if the strategy is not available and the counts are those of the source.
+        budget: the budget, fitted to the network.
+        places: number of remaining tokens, by block.
     """
 
     cost: VitCost
@@ -180,12 +180,12 @@ class _Setting:
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """How many tokens come to each block, and how many leave it."""
+        """The numbers of tokens that enter and leave each block."""
         sizes = accumulate(range(self.cost.depth), lambda n, block: self.places.get(block, n), initial=self.cost.tokens)
         return list(pairwise(sizes))
 
     def gmacs(self, *, overhead: bool = False) -> float:
-        """Return 10^9 MACs, with the strategy's own products or without; all tokens make queries, as published."""
+        """Return 10^9 MACs, with or without the strategy's own products. All tokens make queries, as in papers."""
         steps = [Step(n, out) for n, out in self.pairs]
         if self.strategy is not None:
             steps = self.cost.steps(self.strategy.traits(), tuple(self.places), tuple(self.places.values()))
@@ -193,15 +193,15 @@ class _Setting:
 
 
 def recount_all(claims: Sequence[Claim], registry: Registry, ledger: Sequence[Claim] = ()) -> list[Recount]:
-    """Return what became of each row.
+    """Recount the MACs of each row.
 
     Args:
         claims: the rows.
-        registry: where strategies come from.
-        ledger: rows that may contradict them; the same ones unless given.
+        registry: the registry of strategies.
+        ledger: the rows to compare with, by default the same.
 
     Raises:
-        UserError: the settings of a row cannot be typed.
+        UserError: the settings of a row are invalid.
     """
     recounts = [_recount(claim, registry) for claim in claims]
     return [replace(recount, flags=tuple(_flags(recount, ledger or claims))) for recount in recounts]
@@ -214,7 +214,7 @@ def _recount(claim: Claim, registry: Registry) -> Recount:
         dense = cost.macs(cost.dense()) / 1e9
         if setting is None:
             return Recount(claim, None, dense, "not recounted", why)
-        # Sources count the strategy's own products, or do not.
+        # Some sources count the strategy's own products, others do not.
         counts = setting.gmacs(overhead=True), setting.gmacs()
         gmacs = min(counts, key=lambda count: abs(count - float(claim.gmacs or "inf")))
         return Recount(claim, gmacs, dense, *_verdict(claim, setting, gmacs))
@@ -223,7 +223,7 @@ def _recount(claim: Claim, registry: Registry) -> Recount:
 
 
 def _verdict(claim: Claim, setting: _Setting, gmacs: float) -> tuple[Word, str]:
-    """Return the word, and the reason, for settings that come to so many GMACs."""
+    """Return the verdict and its reason for settings with these recounted GMACs."""
     source = replace(setting, strategy=None, places=_places_of(claim, setting.cost))
     if setting.strategy is not None and source.places and source.places != setting.places:
         text, counts = ("+".join(map(str, part.places.values())) for part in (source, setting))
@@ -242,16 +242,16 @@ def _verdict(claim: Claim, setting: _Setting, gmacs: float) -> tuple[Word, str]:
 
 
 def _setting(claim: Claim, cost: VitCost, registry: Registry) -> tuple[_Setting | None, str]:
-    """Return the token counts of a row, or None and the reason why they are not known."""
+    """Return the token counts of a row, or None and the reason why they are unknown."""
     if not claim.plugin:
         if not claim.counts:
             return None, claim.note or "its settings cannot be typed here"
         return _Setting(cost, None, FULL, _places_of(claim, cost)), ""
     settings = settings_of(claim.plugin, registry, [FULL])
     if len(settings) != 1:
-        raise UserError("plugin is several settings", got=claim.plugin, allowed="one")
-    ((strategy, asked),) = settings
-    budget = fit_budget(asked or FULL, strategy, None, cost)
+        raise UserError("plugin has several settings", got=claim.plugin, allowed="one")
+    ((strategy, stated),) = settings
+    budget = fit_budget(stated or FULL, strategy, None, cost)
     if strategy.adaptive:
         return None, f"what {strategy.name} costs is known when it has seen images"
     if not strategy.budgeted:
@@ -265,7 +265,7 @@ def _places_of(claim: Claim, cost: VitCost) -> dict[int, int]:
     """Return the token counts that a source states, by block.
 
     Raises:
-        UserError: no network of that size can have them.
+        UserError: the network cannot have these counts.
     """
     if not claim.counts:
         return {}
@@ -276,7 +276,7 @@ def _places_of(claim: Claim, cost: VitCost) -> dict[int, int]:
 
 @lru_cache(maxsize=32)
 def _cost(model: str, canvas: int) -> VitCost:
-    """Return the closed form of a timm model, whose head has the classes of ImageNet-1k; built without numbers."""
+    """Return the closed form of a timm model with the head of ImageNet-1k, built on the meta device."""
     import torch
 
     from sparsebench.models.timm_models import create_vit, cut_of
@@ -288,21 +288,16 @@ def _cost(model: str, canvas: int) -> VitCost:
     return vit_cost(vit)
 
 
-def _rounding(number: Decimal) -> float:
-    """Return by how much a number may differ from what it was rounded from."""
-    exponent = number.as_tuple().exponent
-    assert isinstance(exponent, int)
-    return 0.5 * 10.0**exponent
-
-
 def _fits(claimed: Decimal, counted: float) -> bool:
-    """Say whether a number is what was counted, within `TOLERANCE` or as it was rounded."""
-    off = abs(float(claimed) - counted)
-    return off <= TOLERANCE * counted or off <= _rounding(claimed) * (1 + 1e-9)
+    """Return whether a claimed number agrees with the counted one, within TOLERANCE or rounding."""
+    exponent = claimed.as_tuple().exponent
+    assert isinstance(exponent, int)
+    rounding = 0.5 * 10.0**exponent * (1 + 1e-9)
+    return abs(float(claimed) - counted) <= max(TOLERANCE * counted, rounding)
 
 
 def _other_conventions(setting: _Setting) -> Iterator[tuple[str, float]]:
-    """Yield other ways in which sources count, each with its GMACs."""
+    """Yield the other conventions of counting by name, with their GMACs."""
     cost, pairs = setting.cost, setting.pairs
     yield "two operations a MAC", 2 * setting.gmacs()
     without = replace(cost, blocks=tuple(replace(block, width=0) for block in cost.blocks))
@@ -321,7 +316,7 @@ def _other_conventions(setting: _Setting) -> Iterator[tuple[str, float]]:
 
 
 def _flags(recount: Recount, claims: Sequence[Claim]) -> Iterator[str]:
-    """Yield what a reader should ask about; what other rows say that the same settings cost is among it."""
+    """Yield doubts about a claim, including contradictions with other rows for the same settings."""
     claim, speedup, ratio = recount.claim, recount.claim.claimed_speedup, recount.macs_ratio
     if speedup is not None and ratio is not None and speedup > ratio * (1 + TOLERANCE):
         yield f"speed-up {speedup:.2f} above dense / MACs {ratio:.2f}"
@@ -366,10 +361,10 @@ LEGEND = (
 
 
 def render(recounts: Sequence[Recount], form: str, choice: Choice = ALL) -> str:
-    """Return the table in one of `tables.FORMATS`, with how many rows have each verdict, and those that are flagged.
+    """Return the table in one of `tables.FORMATS`, with the number of rows of each verdict, and the flagged rows.
 
     Raises:
-        UserError: another format, or a column that there is not.
+        UserError: an unknown format or column.
     """
     table = Table([_row(recount) for recount in recounts], COLUMNS, legend=LEGEND)
     verdicts = Counter(recount.verdict for recount in recounts)
@@ -404,10 +399,10 @@ PUBLISHED = Column(
 
 
 def add_published(report: Report, rankings: Sequence[Ranking]) -> Report:
-    """Return the tables of a paper with what the ledger has of the same settings, where it has some.
+    """Return the tables with a column of published accuracies, if the ledger has rows with the same settings.
 
-    These are the architecture, the side of the images, ImageNet's classes, all of which a test may answer with, the
-    strategy with its parameters, and the budget; and weights as they are, not trained with the strategy.
+    The settings are the architecture, the side of the images, the strategy with its parameters, and the budget. The
+    test must predict all classes of ImageNet-1k, and the weights must not be trained with the strategy.
     """
     parts = [_add_numbers(table, ranking) for table, ranking in zip(report.tables, rankings, strict=False)]
     columns = next((table.columns for table in parts if PUBLISHED in table.columns), report.data.columns)
@@ -422,7 +417,7 @@ def _add_numbers(table: Table, ranking: Ranking) -> Table:
     for claim in load() if whole else ():
         fits = claim.model == f"timm:{model.get('arch')}" and claim.canvas in (0, task.get("canvas"))
         if fits and claim.top1 and claim.plugin and claim.weights == "off the shelf":
-            with suppress(UserError):  # the strategy is not here
+            with suppress(UserError):  # the strategy is not available
                 strategy, budget = settings_of(claim.plugin, registry)[0]
                 name = label(strategy.name, strategy.model_dump(mode="json", exclude_defaults=True))
                 numbers.setdefault((name, budget.label if budget else ""), float(claim.top1) / 100)

@@ -1,4 +1,4 @@
-"""The figures of a paper: run what is missing, then draw and judge from the records."""
+"""Reproduction of a paper's figures: run missing cells, then draw and judge from the records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ USUAL = Execution()
 
 
 def request_of(paper: Paper, figures: Sequence[str], preset: str) -> Request:
-    """Return what is asked for with some figures of a paper, or with all of them if none is named.
+    """Return the request for some figures of a paper, or for all if none is named.
 
     Raises:
         UserError: an unknown figure or preset.
@@ -39,7 +39,7 @@ def request_of(paper: Paper, figures: Sequence[str], preset: str) -> Request:
 
 
 def plan_of(paper: Paper, figures: Sequence[str], preset: str, out: Path, execution: Execution, files: Files) -> Plan:
-    """Return what `reproduce` would run; nothing is run and nothing written."""
+    """Return the cells that `reproduce` would run, without running or writing anything."""
     return runs.plan_of(request_of(paper, figures, preset), files, execution, Registry(), out, prior=paper.seconds)
 
 
@@ -52,22 +52,22 @@ def reproduce(
     files: Files | None = None,
     callbacks: Callbacks = SILENT,
 ) -> tuple[list[Verdict], int]:
-    """Make a paper's figures in a folder; return the verdicts and how many trials have no answer.
+    """Reproduce figures of a paper in a folder; return the verdicts and the number of trials without a result.
 
-    Other figures of the preset whose trials are all in the folder are made again with them, so that the table of
-    verdicts holds all there is.
+    Other figures of the preset are made as well if all their trials are in the folder, so that the table of verdicts is
+    complete.
 
     Args:
-        paper: whose.
-        figures: some of its figures; none means all.
+        paper: the paper.
+        figures: some of its figures, or none for all.
         preset: one of its presets.
-        out: the folder, with records and figures.
+        out: the folder for records and figures.
         execution: how the trials are run.
-        files: where pictures come from, in place of the suite's, for figures of images.
-        callbacks: who is told.
+        files: pictures that replace those of the suite, for figures of images.
+        callbacks: receive the progress.
 
     Raises:
-        UserError: an unknown figure or preset, no such pictures, or a folder that cannot be written.
+        UserError: an unknown figure or preset, missing pictures, or a folder that cannot be written.
     """
     files, registry = files or Files(), Registry()
     request = request_of(paper, figures, preset)
@@ -83,12 +83,12 @@ def reproduce(
 
 
 def publish(paper: Paper, records: Mapping[str, Sequence[Record]], out: Path) -> list[Verdict]:
-    """Write each figure's pictures and data and the table of verdicts, and return the verdicts.
+    """Write pictures and data of each figure, and the table of verdicts; return the verdicts.
 
     Args:
-        paper: says what is drawn.
-        records: those of each figure.
-        out: the folder; figNAME.png, .svg, .csv and verdicts.md, .csv, .json are written to it.
+        paper: the paper.
+        records: the records of each figure.
+        out: the folder, which gets figNAME.png, .svg, .pdf, .csv and verdicts.md, .csv, .json.
     """
     verdicts, notes = [], []
     for name, part in records.items():
@@ -110,7 +110,7 @@ def publish(paper: Paper, records: Mapping[str, Sequence[Record]], out: Path) ->
 
 
 def _notes(name: str, records: Sequence[Record]) -> list[str]:
-    """Return what a reader must know of the trials: how many, without an answer, diverged, or never fitted."""
+    """Return notes on the trials of a figure: their number, and how many failed, diverged or did not fit."""
     lost = Counter(_why(record) for record in records if record.status != "ok")
     lines = [f"figure {name}: {n} of {len(records)} trials {reason}" for reason, n in sorted(lost.items())]
     if trials := trials_of(records):
@@ -132,12 +132,12 @@ def _why(record: Record) -> str:
 
 
 def has_no_answer(record: Record) -> bool:
-    """Say whether a record is neither ok nor that of a training that diverged, which is an answer too."""
+    """Return whether a record has no result. A diverged training is a result, too."""
     return record.status != "ok" and (record.failure is None or record.failure.kind != "DivergedError")
 
 
 def trials_of(records: Iterable[Record]) -> list[Trial]:
-    """Return the trials of the records that have an answer."""
+    """Return the trials of the records with a result."""
     registry, trials = Registry(), []
     for record in records:
         cell = record.cell
@@ -147,7 +147,7 @@ def trials_of(records: Iterable[Record]) -> list[Trial]:
                 model=registry.model(cell.model.name)(**cell.model.params), strategy=record.label,
                 removed=round(1 - (cell.budget.keep_rate or 1.0), 6), where=cell.where, n=cell.n_train,
                 repetition=cell.repetition, values={name: metric.value for name, metric in record.metrics.items()},
-                curves=cast(Mapping[str, tuple[float, ...]], record.samples),  # what is watched has no holes
+                curves=cast(Mapping[str, tuple[float, ...]], record.samples),  # curves have no missing values
                 diverged=record.status != "ok",
             ))  # fmt: skip
     return trials

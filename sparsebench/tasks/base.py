@@ -1,4 +1,4 @@
-"""What a task is to the harness. No task imports torch: data are numpy arrays until a cell runs."""
+"""The base class of tasks, their data and recipes. No task imports torch: data are numpy arrays until a cell runs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from sparsebench.tasks.sources.cache import Pixels
 from sparsebench.tasks.sources.files import Locations
 
 if TYPE_CHECKING:
-    from sparsebench.measure.metrics import Items  # which needs scipy
+    from sparsebench.measure.metrics import Items  # needs scipy
 
 Inputs = Literal["tokens", "images"]
 Mask = Literal["any", "half", "inside", "top"]
-"""Which tokens matter, by the share of each that does: see `relevant`."""
+"""The rule by which tokens are relevant, see `relevant`."""
 Validated = Literal["accuracy", "worst_group"]
 
 
@@ -65,7 +65,7 @@ class Split:
         None if unknown: the quality of the selection is then not measured, and oracles are unsupported.
 
         Raises:
-            UserError: patches are permuted, and the grid has other patches.
+            UserError: patches are permuted, and the grid has another number of patches.
         """
         if self.boxes is None or grid is None:
             return self.relevance
@@ -75,19 +75,19 @@ class Split:
             return relevance
         if relevance.shape[1] != len(self.order):
             raise UserError(
-                "permuted patches must be the model's, for which relevance is known",
-                got=f"{len(self.order)} permuted patches, a model with {relevance.shape[1]}", allowed="as many",
-                next_step="change patch or the model",
+                "task and model have different patches, and the task permutes its patches",
+                got=f"{len(self.order)} permuted patches, a model with {relevance.shape[1]}",
+                allowed="the same patches", next_step="change patch or the model",
             )  # fmt: skip
         return relevance[:, self.order]
 
 
 def relevant(shares: np.ndarray, mask: Mask) -> np.ndarray:
-    """Return (n, N) booleans, which tokens matter, from the share of each that does.
+    """Return (n, N) booleans, which tokens are relevant, from the (n, N) share of each token that matters to the label.
 
-    "any": some of it; "half": half of it or more; "inside": all of it; "top": the tokens with the largest shares, as
-    many as all shares of the image are worth together, rounded, so that a foreground of one size is the same number of
-    tokens wherever it lies. The first of equals goes first.
+    "any": the share is positive; "half": at least half; "inside": 1; "top": the tokens with the largest shares. The
+    number of "top" tokens is the rounded sum of the image's shares, so that a foreground of a given size has the same
+    number of tokens at every position. Of equal shares the first has priority.
     """
     if mask == "any":
         return shares > 0
@@ -101,12 +101,12 @@ def relevant(shares: np.ndarray, mask: Mask) -> np.ndarray:
 
 
 def coverage(boxes: Any, height: int, width: int, parts: Sequence[Any]) -> Any:
-    """Return (n, N), which share of each patch of a picture its box covers. Arrays may be numpy's or, alike, torch's.
+    """Return (n, N), the share of each patch that the picture's box covers. Arrays are all numpy's or all torch's.
 
     Args:
-        boxes: (n, 4): top, left, height, width; they may stick out.
-        height, width: of the pictures.
-        parts: 0, 1, ... for each row of patches, and for each column.
+        boxes: (n, 4): top, left, height, width. A box may extend beyond the picture.
+        height, width: of the pictures, in pixels.
+        parts: the numbers 0, 1, ... of the rows of patches, and of the columns.
     """
     shares = []
     for side, pixels in enumerate((height, width)):
@@ -292,11 +292,11 @@ class Task(BaseModel):
             return classes
         count = int(labels.max()) + 1
         if count == len(labels):
-            raise UserError("how many classes there are is not known from so few test items")
+            raise UserError("the number of classes is not known from so few test items")
         return count
 
     def recipe(self) -> Recipe:
-        """Return how networks are trained on it."""
+        """Return how networks are trained on the task."""
         raise UserError(f"task '{self.name}' must define recipe()")
 
     def initial(self) -> tuple[Task, int] | None:

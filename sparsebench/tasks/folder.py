@@ -1,4 +1,4 @@
-"""Trained weights, tested as they are on a folder of pictures: nothing is trained, no mask of relevance is known."""
+"""The task `folder`: tests trained weights on a folder of pictures, without training and without known relevance."""
 
 from __future__ import annotations
 
@@ -33,25 +33,27 @@ if TYPE_CHECKING:
 Resize = Literal["short", "squash"]
 Filter = Literal["bicubic", "bilinear"]
 LONG = 50
-"""Times the short side above which only the middle of a picture is resized: all of it could be gigabytes."""
+"""Aspect ratio above which only the middle of a picture is resized: the whole resized picture could take gigabytes."""
 USUAL = {"canvas": 224, "crop": 0.9, "resize": "short", "filter": "bicubic"}
-"""How pictures are cut where the model does not say it."""
+"""How pictures are cut if neither the task nor the model says it."""
 SPLITS = ("val", "test")
-"""The folders that are tested on, the first first."""
+"""Subfolders with test pictures, in order of priority."""
 LAYOUT = "a folder with val/<class>/*, test/<class>/* or <class>/*"
 
 
 def locate(spec: str, skip_bad: bool = False) -> tuple[str, Path]:
-    """Return the name that a cell has for folder:DIR, from the contents of the pictures, and where these lie.
+    """Return the name of folder:DIR in cells, a hash of the pictures, and the path of the class folders.
 
-    `skip_bad` says whether pictures that cannot be read are left out; else they are an error.
+    Args:
+        spec: the argument of --images.
+        skip_bad: whether pictures that cannot be read are left out; otherwise they are an error.
 
     Raises:
-        UserError: another source, no such folder, no classes, or one without pictures.
+        UserError: another source, no such folder, no classes, or a class without pictures.
     """
     kind, _, path = spec.partition(":")
     if kind != "folder" or not path:
-        raise UserError("--images of a test of trained weights", got=f"'{spec}'", allowed="folder:DIR")
+        raise UserError("--images of task 'folder'", got=f"'{spec}'", allowed="folder:DIR")
     listed = _test_folder_of(Path(path).expanduser())
     classes_in(listed, LAYOUT)
     folder = contents(listed, skip_bad=skip_bad, belongs=lambda path: "/" in path)
@@ -60,12 +62,10 @@ def locate(spec: str, skip_bad: bool = False) -> tuple[str, Path]:
 
 
 def _test_folder_of(root: Path) -> Contents:
-    """Return what is in the folder of the classes: val or test in the given one where they are there, else that itself.
-
-    Of val and test the first that holds a picture is taken.
+    """Return the listing of the folder with the classes: the first of root/val and root/test with a picture, or root.
 
     Raises:
-        UserError: it is no folder, or val and test are there and hold none.
+        UserError: root is not a folder, or it has val or test, without pictures.
     """
     if not root.is_dir():
         raise UserError(f"--images folder: {root} is not a folder", allowed=LAYOUT)
@@ -80,9 +80,9 @@ def _test_folder_of(root: Path) -> Contents:
 
 
 def cut_out(rgb: Picture, canvas: int, crop: float, resize: Resize = "short", filter: Filter = "bicubic") -> np.ndarray:
-    """Return a picture as (canvas, canvas, 3) uint8, as networks are tested on ImageNet.
+    """Return a picture as (canvas, canvas, 3) uint8, cut as is usual for tests on ImageNet.
 
-    The short side becomes canvas / crop pixels, or with "squash" both sides do; then the middle is cut out.
+    The short side is resized to canvas / crop pixels, or with "squash" both sides; then the middle is cut out.
     """
     from PIL import Image
 
@@ -90,7 +90,7 @@ def cut_out(rgb: Picture, canvas: int, crop: float, resize: Resize = "short", fi
     width, height = (side if resize == "squash" else int(side * length / min(rgb.size)) for length in rgb.size)
     left, top = round((width - canvas) / 2), round((height - canvas) / 2)
     if resize == "short" and max(rgb.size) > LONG * min(rgb.size):
-        x, y = (max(0, length // 2 - 2 * min(rgb.size)) for length in rgb.size)  # alike at both ends
+        x, y = (max(0, length // 2 - 2 * min(rgb.size)) for length in rgb.size)  # the same at both ends
         middle = rgb.crop((x, y, rgb.width - x, rgb.height - y))
         return cut_out(middle, canvas, crop, resize, filter)
     return np.asarray(rgb.resize((width, height), method).crop((left, top, left + canvas, top + canvas)))
@@ -99,9 +99,9 @@ def cut_out(rgb: Picture, canvas: int, crop: float, resize: Resize = "short", fi
 class Folder(Task):
     """Tests trained weights on a folder of pictures, without training.
 
-    It is DIR/val/<class>/*, DIR/test/<class>/* or DIR/<class>/*, whichever is there first. Pictures are cut as
-    the model's trained weights want it, as timm has that for the name of the model, unless it is said here; the cells
-    have the numbers. Which tokens matter is not known: there are no selection metrics, and oracles are unsupported.
+    The pictures are DIR/val/<class>/*, DIR/test/<class>/* or DIR/<class>/*, in this order of priority. By default
+    pictures are cut as timm states it for the model's weights. Cells store the resulting sizes and filter. Relevant
+    tokens are not known: there are no selection metrics, and oracles are unsupported.
     """
 
     name: ClassVar[str] = "folder"
@@ -138,11 +138,11 @@ class Folder(Task):
     head: int = Field(0, ge=0, le=MOST_CLASSES, description="number of classes of the head; 0: as in the weights")
 
     def class_count(self, labels: np.ndarray) -> int:
-        """See `Task.class_count`: cells say it."""
+        """See `Task.class_count`: the parameter `head`, which cells store."""
         return self.head or super().class_count(labels)
 
     def draws_test(self) -> bool:
-        """See `Task.draws_test`: all pictures are the same ones."""
+        """See `Task.draws_test`: without `test`, each repetition tests all pictures."""
         return self.test > 0
 
     def check(self) -> None:
@@ -157,18 +157,19 @@ class Folder(Task):
             raise UserError("labels=file: no file is given", next_step=f"give {BY_FILE}")
 
     def with_cut(self, cut: Mapping[str, Any]) -> Folder:
-        """See `Task.with_cut`: what is not said of how pictures are cut is the model's."""
+        """See `Task.with_cut`: the model determines the parameters of the cut that are not given."""
         defaults = {key: value for key, value in (USUAL | dict(cut)).items() if not getattr(self, key)}
         try:
             return type(self).model_validate(self.model_dump() | defaults)
         except ValueError as error:
             raise UserError(
-                f"task 'folder' cannot cut pictures as the model wants them: {defaults}",
+                "task 'folder' cannot cut pictures as the model requires",
+                got=defaults,
                 next_step="give canvas, crop, resize and filter",
             ) from error
 
     def locate(self) -> tuple[Folder, Mapping[str, Path]]:
-        """See `Task.locate`: the file of the classes."""
+        """See `Task.locate`: locates the file with the classes."""
         if not self.classes:
             return self, {}
         path = Path(self.classes).expanduser()
@@ -179,12 +180,14 @@ class Folder(Task):
     def with_classes(self, head: int | None, locations: Locations) -> Folder:
         """See `Task.with_classes`."""
         if self.head and head not in (None, self.head):
-            raise UserError(f"task 'folder': head={self.head}, and the weights' has {head}", next_step="leave head out")
+            raise UserError(
+                "task 'folder': wrong head", got=f"head={self.head}", allowed=str(head), next_step="leave it out"
+            )
         numbered = self._number(self._folders(locations), head, locations)
         return self.model_copy(update={"labels": numbered.labels, "head": len(numbered.classes)})
 
     def recipe(self) -> Recipe:
-        """See `Task.recipe`: no step is taken."""
+        """See `Task.recipe`: no training steps."""
         return Recipe("cross-entropy", "adamw", lr=0.0, batch=1, epochs=0, steps=0)
 
     def known_classes(self, locations: Locations) -> tuple[str, ...]:
@@ -198,13 +201,13 @@ class Folder(Task):
         number_of = dict(zip(folders, numbers, strict=True))
         images = self._pixels(chosen, locations).array()
         labels = np.array([number_of[name.partition("/")[0]] for name in chosen], dtype=np.int64)
-        # Of some pictures alone it is said which they are: another repetition may draw the same again.
+        # Numbers of pictures matter only if repetitions draw some of them: several may then draw the same picture.
         test = Split(images, labels, np.zeros_like(labels), foregrounds=foregrounds if self.test else None)
         among = np.array(numbers) if self.among == "folders" else None
         return Data(Split(images[:0], labels[:0], labels[:0]), test, classes, among=among)
 
     def _number(self, folders: Iterable[str], head: int | None, locations: Locations) -> Numbered:
-        """Return the class of each folder in a head of so many classes, or as many as the cell says."""
+        """Return the class of each folder; `head` is the number of classes of the head, used if the cell has none."""
         file = None
         if self.classes:
             check_unchanged(path := path_of(self.classes, locations, BY_FILE), self.classes)
@@ -219,7 +222,7 @@ class Folder(Task):
         return (self._pixels(self._choose(repetition, locations)[0], locations),)
 
     def _folders(self, locations: Locations) -> dict[str, list[str]]:
-        """Return the paths of the pictures by the class folder in which they lie, both sorted."""
+        """Return the paths of the pictures by class folder, both sorted."""
         folders: dict[str, list[str]] = {}
         pictures = contents_of(self.images, path_of(self.images, locations)).pictures
         for folder, inside, name in sorted(name.partition("/") for name in pictures):
@@ -228,18 +231,18 @@ class Folder(Task):
         return folders
 
     def _choose(self, repetition: int, locations: Locations) -> tuple[list[str], list[str], np.ndarray]:
-        """Return the paths of the pictures that are tested on, all class folders, and the pictures' numbers."""
+        """Return the paths of the test pictures, all class folders, and the numbers of the test pictures."""
         folders = self._folders(locations)
         paths = [name for names in folders.values() for name in names]
         if self.test > (count := len(paths)):
-            raise UserError("test of task 'folder'", got=self.test, allowed=f"at most the {count} pictures there are")
+            raise UserError("test of task 'folder'", got=self.test, allowed=f"at most {count}, the number of pictures")
         chosen = np.arange(count)
         if self.test:
             chosen = np.sort(seeds.generator(self.name, self.images, repetition).permutation(count)[: self.test])
         return [paths[i] for i in chosen], list(folders), chosen
 
     def _pixels(self, names: Sequence[str], locations: Locations) -> Pixels:
-        """Return those pictures, cut as the task has it."""
+        """Return the pictures of these names, cut by the task's parameters."""
         cut = self.with_cut({}).model_dump(include=set(USUAL))
         size, method = cut.pop("canvas"), "-".join(f"{key}-{value}" for key, value in cut.items())
         folder = contents_of(self.images, path_of(self.images, locations))

@@ -1,4 +1,4 @@
-"""Published sets in which a label goes with something else most of the time, read where they lie."""
+"""Published data sets in which the label is correlated with an attribute, read from the user's folder."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ OF = {TRAIN: "training", VALIDATION: "validation", TEST: "test"}
 class GroupTask(PictureTask):
     """Pictures with a label and an attribute; groups are (label, attribute), as in Sagawa et al. 2020.
 
-    Each picture's middle square is resized (bilinear) to the canvas. Which patches matter is known to nobody:
-    selection is not measured, and oracles are unsupported.
+    The middle square of each picture is resized (bilinear) to the canvas. Relevant patches are not known: there are no
+    selection metrics, and oracles are unsupported.
     """
 
     default_model: ClassVar[str] = "timm"
@@ -42,7 +42,7 @@ class GroupTask(PictureTask):
         return 2
 
     def columns(self) -> tuple[str, str]:
-        """Return which columns of the set's table are the label and the attribute."""
+        """Return the columns of the set's table that are the label and the attribute."""
         label, attribute = SETS[self.name].columns
         return label, attribute
 
@@ -55,12 +55,12 @@ class GroupTask(PictureTask):
         super().check()
         if not self.images.startswith(f"{self.name}-"):
             raise UserError(
-                f"task '{self.name}' has images of its own", got=f"'{self.images}'" if self.images else None,
+                f"task '{self.name}' needs its own images", got=f"'{self.images}'" if self.images else None,
                 next_step=f"give --images {self.name} with --data-root, or --images folder:DIR",
             )  # fmt: skip
 
     def check_located(self, locations: Locations) -> None:
-        """See `Task.check_located`: each group has pictures to train on and to test."""
+        """See `Task.check_located`: each group must have training and test pictures."""
         if self.images not in locations:
             return
         _, table = self._read(locations)
@@ -70,13 +70,13 @@ class GroupTask(PictureTask):
                 name = self.names()[1][int(counts.argmin())]
                 raise UserError(
                     f"{locations[self.images]}: its {OF[number]} split has no picture of '{name}'",
-                    next_step="accuracy is of each group, of which each needs some: take a table that has them",
+                    next_step="use a table with pictures of each group, since accuracy is measured for each group",
                 )
 
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
-        """See `Task.draw`: a part of a split keeps the shares of its groups and is drawn anew each repetition.
+        """See `Task.draw`: a sample of a split keeps the shares of its groups, and each repetition draws its own.
 
-        The official validation split is there where the recipe asks for one.
+        The data have the official validation split if the recipe uses validation.
         """
         splits = {}
         for number, (pixels, rows) in self._parts(n_train, repetition, locations).items():
@@ -91,7 +91,7 @@ class GroupTask(PictureTask):
         return labelled_pictures(self.name, self.images, path_of(self.images, locations), self.columns())
 
     def _parts(self, n_train: int, repetition: int, locations: Locations) -> dict[int, tuple[Pixels, pd.DataFrame]]:
-        """Return the pictures that are drawn of each split, and their rows of the table."""
+        """Return the drawn pictures of each split, and their rows of the table."""
         folder, table = self._read(locations)
         splits = {number: table[table["split"] == number] for number in OF}
         sizes = {TRAIN: n_train, TEST: self.test}
@@ -101,14 +101,14 @@ class GroupTask(PictureTask):
         return {number: (folder.pixels(list(rows["file"]), self.canvas), rows) for number, rows in parts.items()}
 
     def _part(self, rows: pd.DataFrame, number: int, n: int, repetition: int) -> pd.DataFrame:
-        """Return n of a split's rows in their order, or all for 0."""
+        """Return n random rows of a split in their order, or all rows if n is 0."""
         if n in (0, len(rows)):
             return rows
         counts = np.bincount(rows["group"], minlength=4)
         if not len(counts) <= n <= len(rows):
             raise UserError(
                 f"task '{self.name}': images of the {OF[number]} split", got=n,
-                allowed=f"{len(counts)}, one a group, to {len(rows)}, all there are",
+                allowed=f"{len(counts)}, one for each group, to {len(rows)}, all pictures",
             )  # fmt: skip
         rng = seeds.generator(self.name, self.images, *self.columns(), repetition, number)
         lines = [
@@ -119,7 +119,7 @@ class GroupTask(PictureTask):
 
 
 def shares(counts: np.ndarray, n: int) -> np.ndarray:
-    """Return how many of n go to each group: at least one, else by its share, largest remainders first."""
+    """Return how many of n each group gets: in proportion to `counts`, by largest remainders, but at least one."""
     exact = counts * (n / counts.sum())
     out = np.maximum(np.floor(exact), 1).astype(np.int64)
     while (missing := n - int(out.sum())) != 0:

@@ -1,4 +1,4 @@
-"""Image tasks: a foreground pasted at a random place, so that the patches which matter are known exactly."""
+"""Image tasks: a foreground is pasted at a random position, so that the relevant patches are known exactly."""
 
 from __future__ import annotations
 
@@ -26,41 +26,41 @@ from sparsebench.tasks.sources.files import path_of
 from sparsebench.tasks.sources.known import DIGITS, PHOTOS, SETS, names_for
 
 Scene = Callable[[np.ndarray, np.random.Generator, bool], tuple[np.ndarray, np.ndarray]]
-"""Makes of labels (n,), of a test or not, the canvases (n, 3, S, S) uint8 that foregrounds go on, and groups (n,)."""
+"""From labels (n,), a generator and whether it is the test: returns canvases (n, 3, S, S) uint8 and groups (n,)."""
 LOOKS = frozenset({"permuted", "patch", "placement", "mask", "intensity"})
-"""Parameters of which the draws know nothing: the same pictures and backgrounds, only shown or judged otherwise."""
+"""Parameters that do not change which pictures and backgrounds are drawn, only how they are shown or judged."""
 TURN, SCALE, SHEAR, MOVE = 0.26, 0.15, 0.15, 0.08
-"""The largest changes of a foreground at affine=1: radians, of the logarithm of the size, and shares of the side."""
+"""Largest changes of a foreground at affine=1: rotation in radians, log of the scale, shear, shift over the side."""
 RECIPE = tuple(field.name for field in fields(Recipe))
 
 
 def paste(canvas: np.ndarray, pictures: np.ndarray, rng: np.random.Generator, step: int = 1) -> np.ndarray:
-    """Put a picture on each canvas, at a random place; it replaces what is under it.
+    """Paste a picture onto each canvas, at a random position.
 
     Args:
         canvas: (n, 3, S, S) uint8, changed in place.
         pictures: (n, 3, s, s) uint8.
-        rng: the source of the places.
-        step: places are multiples of it, in pixels.
+        rng: the generator of the positions.
+        step: positions are multiples of it, in pixels.
 
     Returns:
         The (n, 4) boxes: top, left, height, width.
     """
     n, S, s = len(canvas), canvas.shape[2], pictures.shape[2]
     top, left = step * rng.integers(0, (S - s) // step + 1, (2, n))
-    # A window at each place, without copies: one assignment then moves whole rows of pixels.
+    # A window at each position, without copies: one assignment then moves whole rows of pixels.
     windows = np.lib.stride_tricks.sliding_window_view(canvas, (s, s), axis=(2, 3), writeable=True)
     windows.transpose(0, 2, 3, 1, 4, 5)[np.arange(n), top, left] = pictures
     return np.stack([top, left, np.full(n, s), np.full(n, s)], axis=1)
 
 
 def permute(images: np.ndarray, patch: int, order: np.ndarray) -> np.ndarray:
-    """Return images (n, 3, S, S) whose patches, `patch` pixels a side, are in another order.
+    """Return images (n, 3, S, S) with their patches in another order.
 
     Args:
         images: (n, 3, S, S), S a multiple of `patch`.
         patch: side of a patch in pixels.
-        order: (N,) the place, row by row, of the patch that each position is to show.
+        order: (N,) the original position of the patch at each position; positions are counted row by row.
     """
     n, channels, S, _ = images.shape
     side = S // patch
@@ -70,12 +70,12 @@ def permute(images: np.ndarray, patch: int, order: np.ndarray) -> np.ndarray:
 
 
 def warp(pictures: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
-    """Return pictures, each turned, scaled, sheared and moved a little at random; edges go on outside.
+    """Return pictures, each rotated, scaled, sheared and shifted at random; edge pixels are repeated outside.
 
     Args:
         pictures: (n, 3, s, s) uint8.
-        strength: of the changes, as a multiple of TURN, SCALE, SHEAR and MOVE.
-        rng: the source of the changes.
+        strength: multiple of the largest changes TURN, SCALE, SHEAR and MOVE.
+        rng: the generator of the changes.
     """
     from scipy.ndimage import map_coordinates
 
@@ -97,11 +97,11 @@ def warp(pictures: np.ndarray, strength: float, rng: np.random.Generator) -> np.
 
 
 class PictureTask(Task):
-    """Pictures with classes. Recipe: AdamW with warm-up and cosine decay; flips, shifts and early stopping if asked.
+    """Pictures with classes. Recipe: AdamW with warm-up and cosine decay; optional flips, shifts and early stopping.
 
     Attributes:
-        training: names of the parameters that are about training and measuring: they do not touch what is drawn.
-        official: whether the data come with a validation split of their own.
+        training: names of the parameters of training and measuring. They do not change the drawn data.
+        official: whether the data have an official validation split.
     """
 
     inputs: ClassVar[Inputs] = "images"
@@ -148,7 +148,7 @@ class PictureTask(Task):
 
 
 class ImageTask(PictureTask):
-    """A foreground picture on a canvas; training begins from a pre-trained start if asked."""
+    """A foreground picture on a canvas. By default training starts from pre-trained weights."""
 
     training: ClassVar[frozenset[str]] = PictureTask.training | {
         "pretrain_epochs", "pretrain_samples", "pretrain_images", "pretrain_each", "affine"
@@ -186,7 +186,7 @@ class ImageTask(PictureTask):
         for name in (self.images, self.pretrain_images):
             if (kind := name.partition("-")[0]) in names_for("task"):
                 raise UserError(
-                    f"the images of task '{self.name}': {kind} is for the task '{kind}' alone",
+                    f"the images of task '{self.name}': {kind} can only be used by task '{kind}'",
                     next_step=f"give other --images, or --task {kind}",
                 )
         moved = self.placement == "anywhere" and not self.permuted
@@ -195,7 +195,7 @@ class ImageTask(PictureTask):
             (self.foreground <= self.canvas, "the foreground is larger than the canvas", "foreground canvas"),
             (tiled or self.placement != "tiles",
              "tiles: the foreground must divide the canvas, and patch the foreground", "canvas foreground patch"),
-            (moved or not self.shift, "on the patch grid images cannot be shifted", "placement permuted shift"),
+            (moved or not self.shift, "images on the patch grid cannot be shifted", "placement permuted shift"),
             (not (self.permuted and self.flip), "permuted patches cannot be flipped", "permuted flip"),
             (self.bound_to() is None or self.canvas % self.patch == 0, "patch must divide the canvas", "patch canvas"),
             (len(set(self.held_out)) in (0, 2), "held_out takes two classes, as in held_out=bird+airplane", "held_out"),
@@ -208,7 +208,7 @@ class ImageTask(PictureTask):
         return self.patch if self.permuted or self.placement != "anywhere" else None
 
     def initial(self) -> tuple[Task, int] | None:
-        """See `Task.initial`: the foregrounds of the classes not held out, on a clean canvas, patches in this order."""
+        """See `Task.initial`: foregrounds of the other classes on a clean canvas, with the same order of patches."""
         if self.pretrain_epochs == 0:
             return None
         shared = self.model_dump(include={
@@ -231,7 +231,7 @@ class ImageTask(PictureTask):
         return foregrounds(self.images, self.foreground, locations)
 
     def pair(self, images: str, pool: Foregrounds) -> tuple[str, ...]:
-        """Return the classes of a source that are held out: as given, bird and airplane, 3 and 8, or the first two."""
+        """Return the two held-out classes: those given, the default of the source, or its first two classes."""
         if strange := sorted(set(self.held_out) - set(pool.classes)):
             raise UserError(f"held_out of task '{self.name}'", got=strange, allowed=pool.classes)
         if self.held_out:
@@ -240,14 +240,14 @@ class ImageTask(PictureTask):
         return default if set(default) <= set(pool.classes) else pool.classes[:2]
 
     def stream(self, repetition: int, split: str) -> np.random.Generator:
-        """Return the generator of one split's draws; how it is trained on, shown and judged does not touch it."""
-        # A trap: the JSON has the parameters in the order of their definition, so that moving one changes every draw.
+        """Return the generator of one split's draws; the parameters in `training` and LOOKS do not change it."""
+        # Trap: the JSON lists the parameters in the order of their definition, so that moving one changes every draw.
         return seeds.generator(self.name, self.model_dump_json(exclude=set(self.training | LOOKS)), repetition, split)
 
     def order(self) -> np.ndarray | None:
-        """Return (N,) the place in plain order of the patch that each position shows, or None for plain order.
+        """Return (N,) the original position of the patch at each position, or None for plain order.
 
-        It is one order for each size of canvas and patch, whatever the task and the repetition.
+        The order depends only on the sizes of canvas and patch, not on the task or the repetition.
         """
         if not self.permuted:
             return None
@@ -258,7 +258,7 @@ class ImageTask(PictureTask):
         self, n_train: int, repetition: int, pool: Foregrounds, classes: tuple[str, ...], scene: Scene,
         group_names: tuple[str, ...] = ("all",),
     ) -> Data:  # fmt: skip
-        """Return training and test data, as many of each class as can be, each foreground on a canvas of its scene."""
+        """Return training and test data with balanced classes, each foreground on a canvas from `scene`."""
         train, test = (
             self._split(n, self.stream(repetition, split), pool, classes, scene, test=split == "test")
             for split, n in (("train", n_train), ("test", self.test))
@@ -268,7 +268,7 @@ class ImageTask(PictureTask):
     def _split(
         self, n: int, rng: np.random.Generator, pool: Foregrounds, classes: tuple[str, ...], scene: Scene, *, test: bool
     ) -> Split:
-        """Return n samples, patches in the task's order."""
+        """Return n samples, with patches in the task's order."""
         labels = rng.permutation(np.arange(n) % len(classes))
         canvas, groups = scene(labels, rng, test)
         if self.intensity < 1:
@@ -276,7 +276,7 @@ class ImageTask(PictureTask):
         per_class = pool.test if test else pool.train
         first = dict(zip(per_class, np.cumsum([0, *map(len, per_class.values())]), strict=False))
         pictures, numbers = np.empty((n, 3, self.foreground, self.foreground), np.uint8), np.empty(n, dtype=np.int64)
-        changes = rng.spawn(1)[0]  # of its own, so that places and backgrounds are those of the plain foregrounds
+        changes = rng.spawn(1)[0]  # a separate generator, so that `affine` does not change positions and backgrounds
         for k, name in enumerate(classes):
             members = np.flatnonzero(labels == k)
             order = _cycle(len(per_class[name]), len(members), rng)
@@ -291,7 +291,7 @@ class ImageTask(PictureTask):
 
 
 def _cycle(size: int, n: int, rng: np.random.Generator) -> np.ndarray:
-    """Return (n,) which pictures of a pool of that size are shown: all of them before any comes again."""
+    """Return (n,) numbers of pictures of a pool of that size: all of them once before any is repeated."""
     order = [rng.permutation(size) for _ in range(-(-n // size))] or [np.empty(0, dtype=int)]
     return np.concatenate(order)[:n]
 
@@ -299,7 +299,7 @@ def _cycle(size: int, n: int, rng: np.random.Generator) -> np.ndarray:
 class Composite(ImageTask):
     """All classes, with backgrounds that are independent of the class (after Karp et al. 2021).
 
-    Li et al. 2023, Figure 6b counts a training as a success from a test accuracy of 0.775 on.
+    Li et al. 2023, Figure 6b counts a training as a success if the test accuracy is at least 0.775.
     """
 
     name: ClassVar[str] = "composite"
@@ -310,7 +310,7 @@ class Composite(ImageTask):
     )
 
     def class_count(self, labels: np.ndarray) -> int:
-        """See `Task.class_count`: of a known set of pictures all classes."""
+        """See `Task.class_count`: all classes of a known set."""
         return SETS[self.images].classes if self.images in SETS else super().class_count(labels)
 
     def success(self, test_loss: float, accuracy: float) -> bool | None:
@@ -332,14 +332,16 @@ class Composite(ImageTask):
 class Plain(ImageTask):
     """Only foregrounds on a clean canvas, without the held-out classes; used for pre-training.
 
-    Of a source of two or three classes too few are left: then it is pre-trained on all of them.
+    If fewer than two classes would be left, all classes are used.
     """
 
     name: ClassVar[str] = "plain"
     training: ClassVar[frozenset[str]] = ImageTask.training | {"before"}
 
     pretrain_epochs: int = Field(0, ge=0, le=0, description="none: this is the pre-training")
-    before: str = Field("", description="foregrounds of the task that comes after, if others: its two are held out")
+    before: str = Field(
+        "", description="foregrounds of the task to pre-train for, if different: its two classes are held out"
+    )
 
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """See `Task.draw`."""
@@ -380,7 +382,7 @@ class Spurious(ImageTask):
 
         def scene(labels: np.ndarray, rng: np.random.Generator, test: bool) -> tuple[np.ndarray, np.ndarray]:
             kinds = 1 - labels
-            for label in (0, 1):  # the background agrees in that share of each class, rounded
+            for label in (0, 1):  # the background fits the label in this share of each class, rounded
                 order = rng.permutation(np.flatnonzero(labels == label))
                 kinds[order[: round((0.5 if test else self.agreement) * len(order))]] = label
             return source.draw(rng, kinds, test=test), 2 * labels + kinds

@@ -1,1 +1,1 @@
-"""Training: the plain loop."""
+"""Training and evaluation of networks, and `fit` of strategies."""

@@ -24,16 +24,17 @@ from sparsebench.training.steps import Samples, losses
 
 Look = Callable[[TokenView], Plan | None]
 IMAGES = 256
-"""Training images on which it is measured what a calibrated strategy spends."""
+"""Number of training images on which the MACs of an adaptive strategy are calibrated."""
 NEAR = 0.005
-"""Share of the asked-for MACs by which it may be off."""
+"""Tolerance of the calibration, relative to the requested MACs."""
 TRIES = 10
+"""Largest number of bisection steps of the calibration."""
 Fitted = tuple[dict[str, Tensor], int]
-"""What was learned, by `block.name` as in a state_dict, and how many images the network was shown for it."""
+"""The learned tensors by `block.name`, as in a state_dict, and the number of images that the network was shown."""
 
 
 class StandIn:
-    """Stands in a strategy's place in the harness, and is what the strategy is but for its plans."""
+    """Replaces a strategy in the harness: has its attributes, but other plans."""
 
     def __init__(self, strategy: Strategy):
         self.strategy = strategy
@@ -43,7 +44,7 @@ class StandIn:
 
 
 class _Looking(StandIn):
-    """Lets all tokens go on, and has somebody look at each view."""
+    """Keeps all tokens, and calls `look` with each view."""
 
     rests = ramps = reads_out = has_loss = adaptive = False
 
@@ -52,7 +53,7 @@ class _Looking(StandIn):
         self.look = look
 
     def plan(self, view: TokenView, _keep: int) -> Plan | None:
-        """Return what is added to the tokens or weighs them, or None."""
+        """Return the Shift or Mask of `look`, or None."""
         plan = self.look(view)
         if plan is not None and not isinstance(plan, Shift | Mask):
             raise StrategyError(f"in fit, look returned {type(plan).__name__}; it returns Shift, Mask or None")
@@ -63,7 +64,7 @@ class _Frozen:
     """See `FrozenNetwork`.
 
     Attributes:
-        count: how many images it was given.
+        count: number of images that the network was given.
     """
 
     def __init__(self, network: Network, actor: Actor, recipe: Recipe, relevance: Tensor | None):
@@ -91,19 +92,19 @@ class _Frozen:
 def fit(
     network: Network, actor: Actor, images: Images, recipe: Recipe, seed: int, relevance: Tensor | None = None
 ) -> Fitted:
-    """Let the actor's strategy fit on a copy of the network; return what it learned, which is in `actor.learned` then.
+    """Call `fit` of the actor's strategy on a copy of the network; load what it learned into `actor.learned`.
 
     Args:
-        network: with trained weights.
-        actor: the strategy on it; it acts somewhere.
-        images: what it looks at.
-        recipe: how the network was trained.
-        seed: of torch's own random numbers, meanwhile.
+        network: the network, with trained weights.
+        actor: the strategy on it, with at least one site.
+        images: the images for `fit`.
+        recipe: the recipe with which the network was trained.
+        seed: seeds torch's default generator during `fit`.
         relevance: (n, N) of all training images, for an oracle.
 
     Raises:
-        UserError: what `fit` did wrong: it raised, or returned something else than its module has.
-        UnsupportedError: it cannot act on this network.
+        UserError: `fit` raised an error, or returned other tensors than those of its modules.
+        UnsupportedError: the strategy cannot act on this network.
     """
     strategy, copied = actor.strategy, copy.deepcopy(network)
     copied.module.eval().requires_grad_(False)
@@ -124,10 +125,10 @@ def fit(
 
 
 def _take(returned: Any, actor: Actor) -> dict[str, Tensor]:
-    """Put what `fit` returned into the actor's modules; return it by `block.name`.
+    """Load the tensors that `fit` returned into the actor's modules; return them by `block.name`.
 
     Raises:
-        UserError: it is not what the modules hold.
+        UserError: the tensors do not match those of the modules.
     """
     expected = modules_of(actor).state_dict()
     try:
@@ -145,12 +146,12 @@ def _take(returned: Any, actor: Actor) -> dict[str, Tensor]:
 
 
 def modules_of(actor: Actor) -> nn.ModuleDict:
-    """Return the modules of what the strategy learns, by block."""
+    """Return the strategy's learned modules by block."""
     return nn.ModuleDict({str(block): module for block, module in actor.learned.items()})
 
 
 def state_digest(state: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of tensors with their names, in whatever order they come."""
+    """Return the SHA-256 of named tensors; it does not depend on their order."""
     digest = hashlib.sha256()
     for name, value in sorted(state.items()):
         content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
@@ -159,23 +160,22 @@ def state_digest(state: Mapping[str, Tensor]) -> str:
 
 
 def _unwrap(strategy: Any) -> Strategy:
-    """Return the strategy that others may stand in for."""
+    """Return the strategy behind any StandIns."""
     while isinstance(strategy, StandIn):
         strategy = strategy.strategy
     return strategy
 
 
 def calibrate(network: Network, actor: Actor, samples: Samples) -> tuple[Budget, float, int] | None:
-    """Give the actor the counts with which it spends the MACs that it was to, as nearly as can be.
+    """Give the actor the token counts with which an adaptive strategy spends the budget's MACs, as nearly as possible.
 
-    The number of tokens that an adaptive strategy lets go on hangs on the image, and need not be the count it is given:
-    with each count as a bound, fewer go on. So the counts are those of another budget, found by bisection between the
-    least and a full one on the first of the samples, whose labels are not looked at. A strategy that does not follow
-    the counts keeps those it has.
+    An adaptive strategy treats a count as an upper bound, and the number of tokens that it keeps depends on the image.
+    Therefore the counts are those of another budget in MACs. It is found by bisection on the first samples, without
+    their labels. A strategy whose MACs do not follow the counts keeps its counts.
 
     Returns:
-        The budget whose counts are taken, the share of the dense MACs that they come to, mean over the images, and how
-        many images these were; None where the counts were asked for, as upper bounds.
+        The budget of the chosen counts, the share of the dense MACs that the strategy spends with them, mean over the
+        images, and the number of images; None if the budget states counts, which remain upper bounds.
     """
     if actor.budget.counts is not None:
         return None
@@ -190,7 +190,7 @@ def calibrate(network: Network, actor: Actor, samples: Samples) -> tuple[Budget,
 
     shape = actor.budget.model_dump(exclude=set(AMOUNTS))
     low, high, follows = 0.0, 1.0, True
-    trials: list[tuple[float, float, float]] = []  # how far off, with which MACs, and what was spent
+    trials: list[tuple[float, float, float]] = []  # error, budget and spent MACs, as shares of dense
     for _ in range(TRIES):
         macs = (low + high) / 2 if trials else target
         ratio = share_at(macs)
@@ -200,10 +200,10 @@ def calibrate(network: Network, actor: Actor, samples: Samples) -> tuple[Budget,
         trials.append((abs(ratio - target) if actor.acts else np.inf, macs, ratio))
         if trials[-1][0] <= NEAR * target or not follows:
             break
-        # Where it does not act it is the dense network, and what it spends is too much.
+        # A strategy without sites is the dense network, which spends too much.
         low, high = (macs, high) if actor.acts and ratio < target else (low, macs)
     if min(trials)[0] > NEAR * target and high == 1.0 and follows:
-        # With all tokens as upper bounds it may still spend less than was asked for.
+        # With all tokens as upper bounds the strategy may still spend less than requested.
         ratio = share_at(high)
         trials.append((abs(ratio - target), high, ratio))
     _, macs, ratio = min(trials, key=lambda trial: trial[0])
@@ -214,7 +214,7 @@ def calibrate(network: Network, actor: Actor, samples: Samples) -> tuple[Budget,
 
 @torch.no_grad()
 def _mean_macs(network: Network, actor: Actor, samples: Samples, rows: torch.Tensor) -> float:
-    """Return the MACs of a sample as it would be tested, mean over the rows."""
+    """Return the mean MACs of the samples `rows`, counted as in the test."""
     network.module.eval()
 
     def work(batch: int) -> float:

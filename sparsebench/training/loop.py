@@ -1,4 +1,4 @@
-"""The loops over batches: training a network, and running a trained one over the test split, with its times."""
+"""The loops over batches: training a network, and evaluating a trained one with its times."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ from sparsebench.training.steps import Autograd, Samples, Steps, Teacher, losses
 T = TypeVar("T")
 
 BATCH = 200
-"""On small networks a fixed 4 to 10 ms a batch is what strategies cost, so that larger batches are quicker; past a few
-hundred images activations no longer fit a CPU's cache."""
+"""Samples per batch. Strategies cost small networks a fixed 4 to 10 ms per batch, so that larger batches are faster.
+Beyond a few hundred images the activations no longer fit a CPU's cache."""
 TIMED_BATCH = 100
+"""Largest number of samples per batch for measuring speed."""
 CPU_MACS = 2e11
-"""On a CPU a batch makes no more products than these: a few seconds of one core, tens of megabytes of activations."""
+"""Largest MACs of a batch on a CPU: a few seconds of one core, tens of megabytes of activations."""
 STATE, EARLY = ("step", "epoch", "mean", "summed", "seen"), ("best", "kept", "weights")
-"""What the rest of a training depends on, of itself and of early stopping."""
+"""Attributes of Training and of EarlyStopping that checkpoints store."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a strategy chose in one block, for n samples of N patches.
+    """The selection of a strategy in one block, for n samples of N patches.
 
     Attributes:
-        block: which; -1 for what came out at the end, with the scores of the first decision.
-        kept: (n, N) which patches were there after it.
-        scores: (n, N), NaN where a patch was not there before it; `kept` where the strategy gave no scores.
-        scored: whether it gave some.
-        has_choice: whether it chose at all, in some batch.
+        block: the block; -1 for the patches that are kept at the end, with the scores of the first decision.
+        kept: (n, N) booleans, the patches that are present after the block.
+        scores: (n, N), NaN for patches that were absent before the block; equal to `kept` without scores.
+        scored: whether the strategy gave scores.
+        has_choice: whether the strategy made a selection, in at least one batch.
     """
 
     block: int
@@ -57,15 +58,16 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(Items):
-    """What came out of the test split, n samples of N tokens: the items, whose groups are not known here, and more.
+    """The outcomes of the test items, n samples of N tokens. All groups are 0, since they are not known here.
 
     Attributes:
-        choices: the end, and what was chosen in each block in which the strategy acted; empty where nobody asked.
-        steps: realised token counts, block by block, mean over samples; empty where nothing acted.
-        macs: (n,) of each sample, or empty.
-        batch: how many samples came at a time.
-        seconds: wall seconds of the network and the strategy for each batch of so many, but the first one, with which
-            what a process does once is done.
+        kept: (n, N) booleans, the patches that are present at the end.
+        choices: the selection at the end, and in each block with a site of the strategy; empty unless requested.
+        steps: realised token counts of each block, mean over samples; empty without a strategy.
+        macs: (n,) MACs of each sample, or empty.
+        batch: number of samples per batch.
+        seconds: wall seconds of network and strategy for each full batch except the first, which includes the
+            initialisation of the process.
     """
 
     kept: np.ndarray
@@ -77,7 +79,7 @@ class Evaluation(Items):
 
 
 def first_batch(network: Network, samples: Samples) -> int:
-    """Return how many samples are tried at a time: `BATCH`, or fewer of those that are much work for a CPU."""
+    """Return the batch size to try first: `BATCH`, or on a CPU fewer samples, see CPU_MACS."""
     if samples.labels.device.type != "cpu":
         return BATCH
     cost = network.cost
@@ -94,19 +96,18 @@ def evaluate(
     choices: bool = False,
     on_done: Callable[[int], None] | None = None,
 ) -> Evaluation:
-    """Return the evaluation of all samples. A sample's result does not depend on the batch it comes in.
+    """Return the evaluation of all samples. A sample's result does not depend on its batch.
 
-    The device is waited for once, at the end; where choices are wanted, once a batch.
+    The host waits for the device once, at the end; with `choices` once per batch.
 
     Args:
         network: the network.
-        actor: what acts on it, if anything.
+        actor: the strategy on the network, or None.
         samples: n samples of N tokens.
-        recipe: of the task.
-        batch: how many come at a time, `first_batch` unless it is given; halved for as long as the device has no memory
-            for it.
-        choices: whether what is chosen block by block is wanted.
-        on_done: called after each batch with how many samples are done.
+        recipe: the task's recipe.
+        batch: samples per batch; `first_batch` by default. It is halved while the device is out of memory.
+        choices: whether to return the selection of each block.
+        on_done: called after each batch with the number of samples done.
     """
     report = on_done or (lambda done: None)
     first = batch or first_batch(network, samples)
@@ -114,10 +115,10 @@ def evaluate(
 
 
 def halving(batch: int, work: Callable[[int], T]) -> T:
-    """Return what the work makes of batches of that size, or of half of it for as long as the device has no memory.
+    """Return `work(batch)`. Halve the batch size while the device is out of memory.
 
     Raises:
-        torch.OutOfMemoryError: not even one fits.
+        torch.OutOfMemoryError: even a batch of one sample does not fit.
     """
     while True:
         try:
@@ -182,7 +183,7 @@ def _evaluate(
 
 
 def _mark(device: torch.device) -> Any:
-    """Return the time when all that was asked of the device so far is done; it is not waited for meanwhile."""
+    """Return a time mark after the work queued on the device so far, without waiting for it."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -191,21 +192,21 @@ def _mark(device: torch.device) -> Any:
 
 
 def _seconds(start: Any, end: Any) -> float:
-    """Return the seconds between two marks of a device that has come to its end."""
+    """Return the seconds between two marks, after the device has finished."""
     return end - start if isinstance(start, float) else start.elapsed_time(end) / 1000
 
 
 def clock(device: torch.device) -> float:
-    """Return the time in seconds when all that was asked of the device is done."""
+    """Wait until the device has finished, and return the time in seconds."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def ranks(recipe: Recipe, outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return (B,), how many classes come before the label: by their logits (B, classes), of equal ones the first.
+    """Return (B,), the number of classes that the logits (B, classes) rank before the label; ties by class number.
 
-    Networks that tell classes apart by signs do not order them: there it is 0 or 1.
+    Networks that predict by signs do not rank classes. For them it is 0 if the prediction is right, otherwise 1.
     """
     if recipe.loss != "cross-entropy":
         return (predictions(recipe, outputs) != labels).long()
@@ -215,32 +216,32 @@ def ranks(recipe: Recipe, outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def patches_in(index: Tensor, N: int) -> Tensor:
-    """Return (B, N) booleans, which patches are among the (B, M) tokens; -1 stands for no single patch."""
+    """Return (B, N) booleans, which patches are among the (B, M) tokens `index`; -1 is a token without a patch."""
     return _spread(index, torch.ones_like(index, dtype=torch.bool), N)
 
 
 def _spread(index: Tensor, values: Tensor, N: int) -> Tensor:
-    """Return (B, N), for each patch the value of its token among the (B, M), or 0.
+    """Return (B, N), the value of each patch's token among the (B, M) tokens, or 0.
 
-    A token that stands for no single patch (-1) is written into a column that is cut off again.
+    A token without a patch (-1) is written into an additional column, which is removed.
     """
     return values.new_zeros(len(index), N + 1).scatter(1, index % (N + 1), values)[:, :-1]
 
 
 def _choice(block: int, kept: Tensor, scores: Tensor, scored: bool, has_choice: bool = True) -> Choice:
-    """Return what was chosen for the (B, N) of one batch."""
+    """Return the Choice of one batch from (B, N) tensors."""
     return Choice(block, kept.cpu().numpy(), scores.float().cpu().numpy(), scored, has_choice)
 
 
 def _choices(acting: Pass, N: int) -> Iterator[Choice]:
-    """Yield what became of the patches in each block in which tokens were to leave."""
+    """Yield the selection in each block with a site of the strategy."""
     decisions = {decision.block: decision for decision in acting.decisions}
     kept = torch.ones(len(acting.index), N, dtype=torch.bool, device=acting.index.device)
     for block in sorted(acting.actor.keep):
         if (decision := decisions.get(block)) is None:
             yield _choice(block, kept, kept.float().masked_fill(~kept, torch.nan), scored=False, has_choice=False)
             continue
-        # Of tokens that rest those that rested before are there again.
+        # Tokens that rested in earlier blocks are present again.
         present = patches_in(decision.before, N) if isinstance(decision.plan, Rest) else kept
         kept, values = patches_in(decision.after, N), decision.plan.scores
         scores = kept.float() if values is None else _spread(decision.before, values.float(), N)
@@ -254,12 +255,12 @@ def _join(parts: Sequence[Choice]) -> Choice:
 
 @torch.no_grad()
 def seconds_per_batch(
-    network: Network, actor: Actor | None, samples: Samples, batch: int = TIMED_BATCH, repeats: int = 7
+    network: Network, actor: Actor | None, samples: Samples, batch: int, repeats: int = 7
 ) -> tuple[int, list[float]]:
-    """Return the batch size and the wall seconds of each of `repeats` forward passes, after one that is not counted.
+    """Return the batch size and the wall seconds of `repeats` forward passes, after one that is not counted.
 
-    The batch has `batch` samples, `TIMED_BATCH` at most, or all there are. It is on the device before: what is timed is
-    the network with the strategy, not how the samples get there.
+    The batch has at most `batch` and at most `TIMED_BATCH` samples. It is already on the device, so that only network
+    and strategy are timed.
     """
     network.module.eval()
     rows = samples.items[: min(batch, TIMED_BATCH)]
@@ -276,13 +277,13 @@ def seconds_per_batch(
 
 
 class Batch(NamedTuple):
-    """Samples of one step, and where in the training it is.
+    """The samples of one step.
 
     Attributes:
-        rows: which samples.
-        visit: which pass it is to a strategy that draws anew in each.
+        rows: numbers of the samples.
+        visit: number of the pass, which seeds a strategy's random numbers; always 0 with a fixed selection.
         done: share of the training that is done, in [0, 1).
-        ends_pass: whether the pass ends with it.
+        ends_pass: whether this is the last step of the pass.
     """
 
     rows: np.ndarray
@@ -293,14 +294,15 @@ class Batch(NamedTuple):
 
 @dataclass(eq=False)
 class EarlyStopping:
-    """Looks at the validation split after each pass, and keeps the weights of the best one.
+    """Evaluates the validation split after each pass, and keeps the weights of the best pass.
 
     Attributes:
-        actor: what acts on the network in the test, or None.
+        actor: the strategy on the network in the test, or None.
         samples: the validation split.
-        groups: (n,) its groups.
-        best: the best result so far, -1 before the first; one that is as good is not better.
-        kept: the pass that it is from; `weights` those of that pass.
+        groups: (n,) groups of its samples.
+        best: the best result so far, -1 before the first. An equal result is not better.
+        kept: the pass with the best result.
+        weights: the weights after that pass.
     """
 
     actor: Actor | None
@@ -311,7 +313,7 @@ class EarlyStopping:
     weights: dict[str, Tensor] = field(default_factory=dict)
 
     def over(self, network: Network, recipe: Recipe, epoch: int) -> bool:
-        """Look after that many passes; say whether training is to end."""
+        """Evaluate after `epoch` passes; return whether training should stop."""
         evaluation = evaluate(network, self.actor, self.samples, recipe)
         network.module.train()
         result = evaluation.accuracy
@@ -325,25 +327,25 @@ class EarlyStopping:
 
 
 class Training:
-    """A training: which batches it has, pass by pass without replacement, where it is, and when it is over.
+    """A training of a network. Each pass visits all samples once, in a new random order.
 
     Args:
-        network: what is trained.
+        network: the network.
         actor: the strategy on it, or None.
         samples: n training samples.
-        recipe: how.
-        order_seed: dimensions that name the order of the samples.
-        teacher: what a strategy learns from, or None.
-        early: what ends it early, or None.
-        steps: what takes the steps; unless given the network's own trainer, where it brings one, else autograd.
+        recipe: the recipe.
+        order_seed: what seeds the order of the samples.
+        teacher: a network that a strategy learns from, or None.
+        early: early stopping, or None.
+        steps: takes the training steps. By default the network's own trainer if it has one, otherwise Autograd.
 
     Attributes:
-        step, epoch: steps and passes done.
+        step, epoch: number of steps and passes done.
         mean: mean loss of the last pass.
-        summed, seen: of the pass under way the sum of the losses, and their number.
-        fitted: whether the loss was low enough to end.
-        finished: whether it is at its end.
-        failure: why it has no outcome where it ran in one program with others, see `Network`; or None.
+        summed, seen: sum and number of the losses in the current pass.
+        fitted: whether training ended because the loss was low enough.
+        finished: whether training has ended.
+        failure: the error of a training that ran together with others, see `Network`; or None.
     """
 
     def __init__(
@@ -359,7 +361,7 @@ class Training:
         self.begin()
 
     def begin(self) -> None:
-        """Go back to the beginning; the network stays as it is."""
+        """Reset the progress to the beginning; do not change the network."""
         self.step, self.epoch, self.mean = 0, 0, math.nan
         self.fitted, self.finished = False, self.total == 0
         self.summed: Tensor | float = 0.0
@@ -368,13 +370,13 @@ class Training:
 
     @cached_property
     def steps(self) -> Steps:
-        """The steps of the network's own trainer, where it brings one for such a training, else autograd's."""
+        """The network's own trainer, if it has one for this training, otherwise Autograd."""
         args = self.network, self.actor, self.samples, self.recipe
         trainer: Steps | None = self.network.trainer(*args[1:]) if hasattr(self.network, "trainer") else None
         return Autograd(*args, self.teacher) if trainer is None else trainer
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the batches that are left in their order, whatever the losses."""
+        """Yield the remaining batches in order, without regard to the losses."""
         passed = math.ceil(self.n / self.batch)
         order = np.empty(0, dtype=np.int64)
         for step in range(self.step, self.total):
@@ -387,7 +389,7 @@ class Training:
             yield Batch(order[end - self.batch : end], visit, step / self.total, ends)
 
     def tell(self, batch: Batch, loss: Tensor | float) -> None:
-        """Take note of the summed loss of the next batch.
+        """Update the progress with the summed loss of the next batch.
 
         Raises:
             DivergedError: the loss became NaN or infinite.
@@ -406,22 +408,22 @@ class Training:
         self.summed, self.seen = 0.0, 0
 
     def outcome(self) -> dict[str, float]:
-        """Return steps and passes done, the last pass's mean loss, and 1 if that was low enough to end, else 0.
+        """Return the numbers of steps and passes, and the mean loss of the last pass.
 
-        The last is there where the recipe says what is low enough.
+        If the recipe ends training by the loss, `fitted` is 1 if it did, otherwise 0.
         """
         out = {"steps": float(self.step), "epochs": float(self.epoch), "train_loss": self.mean}
         ends = self.recipe.stop_at_zero_loss or self.recipe.stop_below > 0
         return out | ({"fitted": float(self.fitted)} if ends else {})
 
     def run(self, on_step: Callable[[int], None] | None = None) -> dict[str, float]:
-        """Train to the end; the weights are in the network then.
+        """Train to the end.
 
         Args:
             on_step: called with the number of steps done, before the first and after each.
 
         Returns:
-            see `outcome`; with early stopping the pass too that the weights are from.
+            `outcome`; with early stopping also `kept_epoch`, the pass of the weights.
 
         Raises:
             DivergedError: the loss became NaN or infinite.
@@ -445,7 +447,7 @@ class Training:
         return self.outcome() | {"kept_epoch": float(early.kept)}
 
     def state(self) -> dict[str, Any]:
-        """Return all that the rest depends on, of steps by autograd: tensors, numbers and words."""
+        """Return the state for a checkpoint of a training with Autograd: tensors, numbers and strings."""
         steps = cast(Autograd, self.steps)
         state: dict[str, Any] = {
             "network": steps.network.module.state_dict(), "optimiser": steps.opt.state_dict(), "parts": steps.parts,
@@ -458,7 +460,7 @@ class Training:
         return state
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a state of this training, which is not its end; its tensors lie on the CPU."""
+        """Continue from a `state` of this training before its end; its tensors are on the CPU."""
         steps = cast(Autograd, self.steps)
         steps.network.module.load_state_dict(state["network"])
         steps.opt.load_state_dict(state["optimiser"])

@@ -1,4 +1,4 @@
-"""What a training step is: samples, flipped and shifted, losses, one update by automatic differentiation."""
+"""Training steps: samples with augmentation, losses, the optimiser, and updates by automatic differentiation."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from sparsebench.tasks.base import Recipe, coverage
 
 @dataclass(frozen=True, eq=False)
 class Augmentation:
-    """How the images of a split are changed in training: shifted with zeros coming in, then mirrored.
+    """Augmentation of training images: random shifts, padded with zeros, then random horizontal flips.
 
     Attributes:
-        stream: the seed of its random numbers.
-        flip: whether one image in two is mirrored; `shift` the most pixels up, down, left or right.
-        boxes: (n, 4) of what matters in the images of the split, on their device; None where nobody knows.
-        grid: (rows, columns) of the patches.
+        stream: the seed of the random numbers.
+        flip: whether images are flipped with probability 1/2.
+        shift: largest shift in pixels, in each direction.
+        boxes: (n, 4) boxes of the relevant areas, on the images' device; None if unknown.
+        grid: number of rows and columns of patches.
     """
 
     stream: int
@@ -39,7 +40,7 @@ class Augmentation:
     grid: tuple[int, int]
 
     def __call__(self, images: Tensor, rows: Tensor, visit: int) -> tuple[Tensor, Tensor | None]:
-        """Return the (B, 3, height, width) images of those rows as pass `visit` shows them, and their relevance.
+        """Return the augmented images (B, 3, height, width) of the (B,) rows in pass `visit`, and their relevance.
 
         The images need not be contiguous.
         """
@@ -48,35 +49,37 @@ class Augmentation:
         moved = torch.where(mirrored[:, None, None, None], images.flip(3), images)
         if self.shift:
             windows = F.pad(moved, [self.shift] * 4).unfold(2, height, 1).unfold(3, width, 1)  # without copies
-            column = self.shift - torch.where(mirrored, -right, right)  # mirrored first, then shifted
+            column = self.shift - torch.where(
+                mirrored, -right, right
+            )  # here flipped first, then shifted, so right becomes left
             moved = windows[torch.arange(len(images), device=images.device), :, self.shift - down, column]
         if self.boxes is None:
             return moved, None
         top, left, box_height, box_width = self.boxes.index_select(0, rows).unbind(1)
         left = left + right
         left = torch.where(mirrored, width - left - box_width, left)
-        boxes = torch.stack([top + down, left, box_height, box_width], dim=1).double()  # which may stick out
+        boxes = torch.stack([top + down, left, box_height, box_width], dim=1).double()  # may extend beyond the image
         parts = [torch.arange(count, device=boxes.device, dtype=torch.float64) for count in self.grid]
         return moved, coverage(boxes, height, width, parts).float()
 
     def moves(self, rows: Tensor, visit: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return by how many pixels the images of the (B,) rows go down and right, and which are mirrored."""
+        """Return the shifts down and right in pixels of the images of the (B,) rows, and which are flipped."""
         u = seeds.uniform(seeds.mix(seeds.mix(rows, self.stream), visit), 3)
         pixels = (u[:, :2] * (2 * self.shift + 1)).long() - self.shift
         return pixels[:, 0], pixels[:, 1], (u[:, 2] < 0.5) & self.flip
 
 
 FIXED = frozenset({"tokens", "pixels", "relevance"})
-"""What a strategy may look at for its choice to be the same in every step."""
+"""Fields of a view that training does not change."""
 
 
 def chooses_once(actor: Actor | None, recipe: Recipe) -> bool:
-    """Say whether the same tokens stay in every step: nothing acts, or what acts sees nothing that training changes."""
+    """Return whether the same tokens stay in every step: no actor, or one that reads nothing that training changes."""
     return actor is None or (actor.requires <= FIXED and recipe.fixed_selection and not actor.strategy.ramps)
 
 
 def losses(recipe: Recipe, outputs: Tensor, labels: Tensor, *, training: bool = False) -> Tensor:
-    """Return the (B,) losses: hinge, logistic or cross-entropy; in training with the recipe's label smoothing.
+    """Return the (B,) losses: hinge, logistic or cross-entropy. Label smoothing is applied in training only.
 
     Hinge is max(0, 1 - yF) and logistic log(1 + e^(-yF)), with y = -1 for class 0 and +1 for class 1. For outputs
     (B, 2) hinge is summed over both, with y = (-1,-1), (-1,+1), (+1,-1), (+1,+1) for classes 0 to 3.
@@ -95,15 +98,15 @@ def losses(recipe: Recipe, outputs: Tensor, labels: Tensor, *, training: bool = 
 def predictions(recipe: Recipe, outputs: Tensor) -> Tensor:
     """Return the (B,) predicted class numbers: the signs of the outputs, numbered as in `losses`, or the largest."""
     if recipe.loss == "cross-entropy":
-        return outputs.max(dim=1).indices  # in half the time of `argmax`
+        return outputs.max(dim=1).indices  # twice as fast as argmax
     positive = (outputs > 0).long()
     return positive if outputs.ndim == 1 else 2 * positive[:, 0] + positive[:, 1]
 
 
 def optimiser(recipe: Recipe, module: torch.nn.Module) -> torch.optim.Optimizer:
-    """Return the recipe's optimiser of what is trained; vectors (biases, norms) are not decayed.
+    """Return the recipe's optimiser of the trainable parameters. Vectors (biases, norms) have no weight decay.
 
-    Each group says whether it is of what a strategy `learned`.
+    The entry "learned" of a parameter group says whether it belongs to a strategy's learned modules.
     """
     params = {name: p for name, p in module.named_parameters() if p.requires_grad}
     learned = {name: name.startswith(f"{LEARNED}.") for name in params}
@@ -124,9 +127,9 @@ def optimiser(recipe: Recipe, module: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def step_size(recipe: Recipe, done: float, total: int) -> float:
-    """Return AdamW's step size when the share `done` of `total` steps is done.
+    """Return AdamW's step size after the share `done` of `total` steps.
 
-    It rises linearly, from more than 0, in the share `warmup` of the steps, and then falls to 0 by a cosine.
+    It rises linearly from above 0 during the share `warmup` of the steps, then falls to 0 by a cosine.
     """
     if done < recipe.warmup:
         return recipe.lr * (done * total + 1) / (recipe.warmup * total + 1)
@@ -134,16 +137,16 @@ def step_size(recipe: Recipe, done: float, total: int) -> float:
 
 
 class Samples:
-    """A split on the device, with what a pass over it needs.
+    """A split on the device.
 
     Args:
-        inputs: on the device, or images in the memory of the host, from where batches are moved.
-        labels: (n,) class numbers.
-        relevance: (n, N) share of each token that matters, or None where nobody knows it.
-        augmentation: how the samples are changed in training, or None.
+        inputs: (n, ...) on the device, or images in host memory, from where batches are moved to the device.
+        labels: (n,) class numbers, on the device.
+        relevance: (n, N) share of each token that matters to the label, or None if unknown.
+        augmentation: augmentation in training, or None.
 
     Attributes:
-        absent: (classes,) booleans, which classes a test does not answer with; None for none.
+        absent: (classes,) booleans, the classes that the test may not predict; None for none.
     """
 
     def __init__(
@@ -155,31 +158,31 @@ class Samples:
         self.absent: Tensor | None = None
 
     def take(self, rows: Tensor) -> Tensor:
-        """Return the inputs of those rows, on the device."""
+        """Return the inputs of the rows, on the device."""
         if rows is self.items:
-            return self.inputs.to(rows.device)  # all of them need not be copied
-        # Whole samples are copied, which is several times as fast as `inputs[rows]`.
+            return self.inputs.to(rows.device)  # without a copy
+        # index_select copies whole samples, several times as fast as `inputs[rows]`.
         return self.inputs.index_select(0, rows.to(self.inputs.device)).to(rows.device)
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the rows and the inputs of so many samples at a time, in order, on the device.
+        """Yield rows and inputs of `size` samples at a time, in order, on the device.
 
-        Of images in the memory of the host the next are on their way to the device while it works on some.
+        Batches in host memory are copied to the device while it works on the previous batch.
         """
         if self.inputs.device == self.items.device:
-            # Pixels, of which a network makes its own numbers, need not be copied; what may be written into is.
+            # Networks convert pixels (uint8), so views are enough. Floats are copied, since networks may change them.
             pixels = None if self.inputs.is_floating_point() else self.inputs.split(size)
             for number, rows in enumerate(self.items.split(size)):
                 yield rows, self.take(rows) if pixels is None else pixels[number]
             return
         here, device = self.items.cpu().split(size), self.items.device
         way, places, sent = torch.cuda.Stream(device), [], [torch.cuda.Event(), torch.cuda.Event()]
-        for _ in sent:  # pinned memory is copied from while the host goes on, and is costly to get
+        for _ in sent:  # copies from pinned memory are asynchronous; allocating it is expensive
             places.append(self.inputs.new_empty((size, *self.inputs.shape[1:]), pin_memory=True))
 
         def send(number: int) -> Tensor:
             place, event = places[number % 2][: len(here[number])], sent[number % 2]
-            event.synchronize()  # what was there before is on the device
+            event.synchronize()  # the previous batch in this buffer is on the device
             torch.index_select(self.inputs, 0, here[number], out=place)
             with torch.cuda.stream(way):
                 inputs = place.to(device, non_blocking=True)
@@ -192,7 +195,7 @@ class Samples:
             assert inputs is not None
             now.wait_event(sent[number % 2])
             coming = send(number + 1) if number + 1 < len(here) else None
-            inputs.record_stream(now)  # its memory is not used again before what reads it is done
+            inputs.record_stream(now)  # its memory is not reused before its readers have finished
             yield rows, inputs
 
     def forward(
@@ -206,9 +209,9 @@ class Samples:
         teacher: Teacher | None = None,
         done: float = 1.0,
     ) -> tuple[Tensor, Pass | None]:
-        """Return the network's outputs for those rows, and the pass (None where nothing acts).
+        """Return the network's outputs for the rows, and the pass (None without an actor).
 
-        A teacher is shown the same inputs; what it says is in the pass. `done` is as in `Steps.step`.
+        The teacher gets the same inputs; its outputs are in the pass. `done` is as in `Steps.step`.
         """
         inputs, relevance = self.take(rows), None
         if training and self.augmentation is not None:
@@ -229,14 +232,14 @@ class Samples:
         relevance: Tensor | None = None,
         done: float = 1.0,
     ) -> Pass:
-        """Return the strategy's pass over those rows; `relevance` replaces the split's own."""
+        """Return the strategy's pass over the rows; `relevance`, if given, replaces that of the split."""
         if relevance is None and self.relevance is not None:
             relevance = self.relevance if rows is self.items else self.relevance[rows]
         return actor.begin(self.items[rows], visit, relevance, training=training, done=done)
 
 
 def outputs_of(network: Network, inputs: Tensor, acting: Pass | None) -> Tensor:
-    """Return the network's outputs for (B, ..) inputs, with the strategy's pass over them."""
+    """Return the network's outputs for (B, ..) inputs, with the strategy's pass, if any."""
     if acting is None:
         return network(inputs)
     outputs = network(inputs, acting)
@@ -245,36 +248,35 @@ def outputs_of(network: Network, inputs: Tensor, acting: Pass | None) -> Tensor:
 
 
 class Teacher(Protocol):
-    """What a strategy may learn from besides the network's loss."""
+    """A network that a strategy may learn from, in addition to the loss."""
 
     def tell(self, inputs: Tensor, /) -> ModelOutputs:
-        """Return what comes out of (B, ..) inputs, without gradients."""
+        """Return the outputs for (B, ..) inputs, without gradients."""
 
 
 class Steps(Protocol):
-    """What takes the steps: one update each.
+    """Takes training steps.
 
-    It may have `test(actor, samples)`, a shorter way than the network's own to mean loss and accuracy as it is now.
+    It may have `test(actor, samples)`, which returns mean loss and accuracy of the weights in the network, faster than
+    the network.
     """
 
     def step(self, rows: np.ndarray, visit: int, done: float) -> Tensor | float:
         """Update the network with the samples `rows` and return the sum of their losses before the update.
 
         Args:
-            rows: which samples.
-            visit: which pass it is to a strategy that draws anew in each.
-            done: share of the training that is done, in [0, 1).
+            rows, visit, done: see `loop.Batch`.
         """
 
     def store(self) -> None:
-        """Put the weights into the network, if they are kept elsewhere while training."""
+        """Copy the weights into the network, if they are stored elsewhere during training."""
 
 
 class Autograd:
-    """Steps by automatic differentiation: any network, any strategy, any device.
+    """Steps by automatic differentiation, for any network, strategy and device.
 
     Attributes:
-        parts: parts that a batch is cut into: the recipe's number, or more where the memory was too small.
+        parts: number of parts of a batch: the recipe's `accumulate`, or more if the device was out of memory.
     """
 
     def __init__(
@@ -291,8 +293,8 @@ class Autograd:
         """See `Steps.step`.
 
         Raises:
-            torch.OutOfMemoryError: not even one sample fits. Until then a step that does not fit is taken again in
-                twice as many parts, and so are those after it.
+            torch.OutOfMemoryError: even a single sample does not fit. Before that, a step that does not fit is repeated
+                with twice as many parts, which later steps keep.
         """
         samples = self.samples
         chosen = samples.items if self.recipe.batch == 0 else torch.from_numpy(rows).to(samples.labels.device)
@@ -304,16 +306,16 @@ class Autograd:
             except torch.OutOfMemoryError:
                 if self.parts >= len(chosen):
                     raise
-            self.parts *= 2  # when the error, which holds on to the memory of the step, is gone
+            self.parts *= 2  # outside of `except`, since the error holds the memory of the step
         for group in self.opt.param_groups:
-            if group["lr"] == 0:  # else moments would be gathered meanwhile, which move it later
+            if group["lr"] == 0:  # otherwise moments would accumulate and change the weights later
                 for weight in group["params"]:
                     weight.grad = None
         self.opt.step()
         return loss
 
     def _set_step_sizes(self, done: float) -> None:
-        """Give each group the recipe's step size, of the network's own weights times what the strategy says."""
+        """Set each group's step size to the recipe's; for the network's weights times the strategy's `network_rate`."""
         share = 1.0 if self.actor is None else self.actor.strategy.network_rate(done)
         for group, rate in zip(self.opt.param_groups, self.rates, strict=True):
             if self.recipe.optimizer == "adamw":
@@ -323,7 +325,7 @@ class Autograd:
     def _gradients(self, chosen: Tensor, visit: int, done: float = 1.0) -> Tensor:
         """Set the gradients to those of the mean loss of the chosen samples; return the sum of their losses.
 
-        What the strategy adds of its own has its part in the gradients, and none in the loss that is returned.
+        The gradients include the strategy's own loss, the returned sum does not.
         """
         self.opt.zero_grad(set_to_none=True)
         parts = min(self.parts, len(chosen))
@@ -339,4 +341,4 @@ class Autograd:
         return reduce(operator.add, summed)
 
     def store(self) -> None:
-        """See `Steps.store`: they are there."""
+        """See `Steps.store`: the weights are in the network."""

@@ -1,4 +1,4 @@
-"""The ledger of published numbers: its rows, what they come to, and what a broken one says."""
+"""The ledger of published numbers: its rows, recounts, and errors."""
 
 import csv
 import io
@@ -32,7 +32,7 @@ NO_TRAPS = ("tome-augreg-s-13", "mame-deit-b")
 
 @pytest.fixture(scope="module")
 def recounts() -> dict[str, Recount]:
-    """Return the rows that are named here, recounted."""
+    """Return the recounts of the named rows."""
     named = [claim for claim in LEDGER if claim.id in {*AGREE, *DENSE, *TRAPS, *NO_TRAPS}]
     return {one.claim.id: one for one in claims.recount_all(named, Registry())}
 
@@ -64,7 +64,7 @@ def test_known_traps_are_flagged_and_nothing_else(recounts: dict[str, Recount]) 
 
 
 def vit(places: dict[int, int], D: int, N: int, embed: int, before: bool = False, attention: bool = True) -> float:
-    """Return the GMACs of twelve blocks, a loop over them; tokens leave after attention, or before the block."""
+    """Return the GMACs of twelve blocks by a loop; tokens leave after the attention, or before the block."""
     total, n = embed * N + D * 1000, N
     for block in range(12):
         out = places.get(block, n)
@@ -99,7 +99,7 @@ def test_a_number_gets_its_verdict(words: str, gmacs: float, verdict: str, why: 
 
 
 def test_another_rounding_of_a_keep_rate_is_a_convention() -> None:
-    """Of four tokens 0.6 leaves 3, 2 and 2 rounded up, and 2, 1 and 1 by powers rounded down."""
+    """A keep rate of 0.6 leaves 3, 2 and 2 of four tokens rounded up, and 2, 1 and 1 by powers rounded down."""
     down = vit({3: 2, 6: 1, 9: 1}, D=192, N=4, embed=768 * 192)
     words, small = "attn_topk:keep_rate=0.6,convention=compound-ceil", "timm:deit_tiny_patch16_224"
     one = judged(model=small, canvas=32, plugin=words, gmacs=Decimal(f"{down:.6f}"))
@@ -140,14 +140,14 @@ def toml(**more: Any) -> str:
         (toml() + toml(), "rows of"),
         (toml(plugin="tomb"), "row mine: unknown strategy; got 'tomb'"),
         (toml(plugin="tome:per_blok=3"), "row mine: "),
-        (toml(plugin="tome:per_block=3,4"), "row mine: plugin is several settings"),
+        (toml(plugin="tome:per_block=3,4"), "row mine: plugin has several settings"),
         (toml(plugin="tome"), ""),
         (toml(model="timm:resnet18"), "row mine: "),
         (toml(model="timm:deit_huge"), "row mine: unknown timm model"),
         (toml(canvas=7), "row mine: "),
-        ("claim = 3", "is no ledger"),
+        ("claim = 3", "is not a ledger"),
         ("claim = [3]", "row number 1: "),
-        ("", "is no ledger"),
+        ("", "is not a ledger"),
         ("[[claim", "cannot be read as TOML"),
     ],
 )
@@ -186,8 +186,8 @@ def test_the_table_of_a_paper_has_the_published_number_of_the_same_settings_alon
         rankings = judge(records(labels, arch, **more)).rankings
         return {row["budget"]: row.get("published") for row in add_published(paper(rankings), rankings).data.rows}
 
-    found = published("imagenet", "vit_small_patch16_224")
-    assert found["13 a block"] == pytest.approx(0.793) and found["12 a block"] is None
+    result = published("imagenet", "vit_small_patch16_224")
+    assert result["13 a block"] == pytest.approx(0.793) and result["12 a block"] is None
     assert not any(published("names", "vit_small_patch16_224").values())
     assert not any(published("imagenet", "vit_tiny_patch16_224").values())
     assert not any(published("imagenet", "vit_small_patch16_224", among="folders").values())

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 COUNTS = {0: (12, 4, 4, 8), 1: (2, 2, 2, 2), 2: (3, 3, 3, 3)}
-"""Of each split, pictures in the groups (0, 0), (0, 1), (1, 0), (1, 1)."""
+"""The numbers of pictures in the groups (0, 0), (0, 1), (1, 0), (1, 1) of each split."""
 
 
 def colour(number):
@@ -26,7 +26,7 @@ def write_csv(path, header, rows):
 
 @pytest.fixture
 def waterbirds(tmp_path, monkeypatch):
-    """Return a tiny Waterbirds in its published layout: each picture has a colour of its own, by its row."""
+    """Return a tiny Waterbirds in its published layout. The colour of a picture depends on its row."""
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "cache"))
     root, rows = tmp_path / "waterbird_complete95_forest2water2", drawn_rows()
     names = [f"{i % 3:03}.Bird/Bird_{i:04}.jpg" for i in range(len(rows))]
@@ -42,7 +42,7 @@ def waterbirds(tmp_path, monkeypatch):
 
 @pytest.fixture(params=["txt", "csv"])
 def celeba(request, tmp_path, monkeypatch):
-    """Return a tiny CelebA, as published or as Kaggle has it: Blond_Hair and Male are groups, Young is at random."""
+    """Return a tiny CelebA, in the published or in Kaggle's layout: Blond_Hair and Male are groups, Young is random."""
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "cache"))
     root, rows = tmp_path / "celeba", drawn_rows()
     folder = root / "img_align_celeba"

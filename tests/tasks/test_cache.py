@@ -15,14 +15,14 @@ PIXELS = np.random.default_rng(0).integers(0, 256, SHAPE, dtype=np.uint8)
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """Return an empty folder that is the cache."""
+    """Return an empty cache folder."""
     folder = tmp_path / "pictures"
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(folder))
     return folder
 
 
 class Rows:
-    """Makes the pixels, and counts how many."""
+    """Makes the pixels, and records the rows."""
 
     def __init__(self):
         self.made = []
@@ -44,10 +44,10 @@ def kept(place):
 
 def test_what_was_made_once_is_read_the_next_time_whatever_is_written_to_it(place, rows, monkeypatch):
     for _ in range(3):
-        found = Pixels("a", SHAPE, rows).array()
-        np.testing.assert_array_equal(found, PIXELS)
-        assert found.dtype == np.uint8
-        found[:] = 7
+        result = Pixels("a", SHAPE, rows).array()
+        np.testing.assert_array_equal(result, PIXELS)
+        assert result.dtype == np.uint8
+        result[:] = 7
     assert sorted(rows.made) == list(range(5))
     (file,) = kept(place)
     np.testing.assert_array_equal(np.load(file), PIXELS)
@@ -86,7 +86,7 @@ def test_what_fails_while_it_is_made_leaves_nothing(place, error):
 
 
 def torn(*bad):
-    """Return what makes the pixels, but for some that are bad."""
+    """Return a function that makes the pixels, with some bad rows."""
 
     def row(i):
         if i in bad:
@@ -108,7 +108,7 @@ def test_all_bad_pictures_of_all_that_is_decoded_are_one_error_and_what_has_none
 def test_a_place_that_cannot_be_written_is_a_user_error(tmp_path, monkeypatch, rows):
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "file" / "below"))
-    with pytest.raises(UserError, match=r"cannot write to .*below: .*; set SPARSEBENCH_CACHE to a folder"):
+    with pytest.raises(UserError, match=r"cannot write to .*below: .*; set SPARSEBENCH_CACHE to a .*folder"):
         Pixels("a", SHAPE, rows).array()
     cache.keep_about("b", 1)
     assert rows.made == [] and cache.read_about("b") is None
@@ -116,7 +116,7 @@ def test_a_place_that_cannot_be_written_is_a_user_error(tmp_path, monkeypatch, r
 
 def test_a_disk_without_room_is_a_user_error_before_a_picture_is_decoded(place, rows, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=2 * PIXELS.nbytes - 1))
-    says = r"no room in .*pictures: they have 0\.00 GB, and 0\.00 GB are free; make room, or set SPARSEBENCH_CACHE"
+    says = r"need 0\.00 GB in .*pictures, and 0\.00 GB are free; free disk space, or set SPARSEBENCH_CACHE"
     with pytest.raises(UserError, match=says):
         decode([Pixels("a", SHAPE, rows), Pixels("b", SHAPE, rows)])
     assert rows.made == [] and kept(place) == []

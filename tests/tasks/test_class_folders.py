@@ -1,5 +1,5 @@
-"""Class folders become the right classes of the head, or one line says why not: seen in the accuracy of a network
-that reads the class in the picture, and on the boards."""
+"""Class folders are assigned to the right classes of the head, or the error is one line. The tests look at the accuracy
+of a network that reads the class in the picture, and at the boards."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ from sparsebench.records.store import merge
 from sparsebench.tasks.sources.labels import imagenet_classes as classes
 
 SHAPES = ("disc", "square", "cross", "ring")
-"""Classes in a head's order, which is not that of their names."""
+"""Classes in the order of a head, which is not the order of the names."""
 
 
 def run(root: Path, weights: Path, out: Path, task: str = TASK) -> float:
@@ -30,7 +30,7 @@ def run(root: Path, weights: Path, out: Path, task: str = TASK) -> float:
 
 
 def command(root: Path, weights: Path, out: Path, task: str = TASK, *more: str) -> Result:
-    """Return what the command line does."""
+    """Return the result of the command."""
     suite = write_suite(out.parent / "suite.toml")
     words = ("--suite", suite, "--task", task, "--model", f"timm:{ARCH}", "--images", f"folder:{root}", "--jobs", 0)
     return CliRunner().invoke(main, ["run", *map(str, words), "--weights", str(weights), "--out", str(out), *more])
@@ -106,7 +106,7 @@ def test_another_order_than_the_head_s_is_a_warning_and_a_file_says_the_right_on
         (SHAPES, ",classes=nowhere.txt", "classes: nowhere.txt cannot be read"),
         (SHAPES, ",labels=names,classes=x.txt", "labels=names and classes=x.txt number class folders twice"),
         (SHAPES, ",labels=file", "labels=file: no file is given"),
-        (SHAPES, ",head=7", "head=7, and the weights' has 4"),
+        (SHAPES, ",head=7", "got head=7; allowed: 4"),
     ],
 )
 def test_what_nothing_says_or_is_said_wrongly_is_one_line_before_anything_runs(
@@ -136,7 +136,7 @@ def test_what_was_left_out_is_said_by_the_run_and_by_the_board(four: Path, tmp_p
 
 
 def test_a_guess_and_one_answer_to_everything_are_at_chance(tmp_path: Path) -> None:
-    weights = write_weights(tmp_path / "same.safetensors", [3] * 4)  # which answers 0 to everything
+    weights = write_weights(tmp_path / "same.safetensors", [3] * 4)  # it predicts class 0 for all pictures
     write_pictures(tmp_path / "val", {"0": 0}, each=1)
     write_pictures(tmp_path / "val", {str(k): k for k in (1, 2, 3)}, each=30)
     done = command(tmp_path, weights, tmp_path / "out")

@@ -1,4 +1,4 @@
-"""What of a folder of pictures is taken, what is left out and said, and what is refused."""
+"""Folders of pictures: which files are used, which are left out and reported, and which folders are refused."""
 
 import os
 import shutil
@@ -28,17 +28,17 @@ def classes(tmp_path: Path) -> Path:
 
 
 def outcome(root: Path) -> list[tuple[int, int]]:
-    """Return the shade and the label of each picture that is tested on."""
+    """Return the shade and the label of each test picture."""
     name, place = locate(f"folder:{root}")
     test = Folder(images=name, canvas=8, crop=1).draw(0, 0, {name: place}).test
     return list(zip(test.inputs[:, 0, 0, 0].tolist(), test.labels.tolist(), strict=True))
 
 
 def said_of(root: Path, find: Callable[..., tuple[str, Path | None]] = locate) -> str:
-    """Return what is said to be left out."""
-    found = known_contents(find(f"folder:{root}")[0])
-    assert found is not None
-    return found.strays
+    """Return the report of what is left out."""
+    result = known_contents(find(f"folder:{root}")[0])
+    assert result is not None
+    return result.strays
 
 
 AS_THEY_ARE = [(40, 0)] * 2 + [(200, 1)] * 2
@@ -132,18 +132,18 @@ def test_loose_pictures_alone_and_splits_are_no_classes(classes: Path) -> None:
     refused(root, r"too few classes; got \[\] and 4 pictures in no class folder")
     classes.rename(root / "validation")
     (root / "train").mkdir()
-    refused(root, r"holds splits and no classes; got \['train', 'validation'\]")
+    refused(root, r"holds splits, not classes; got \['train', 'validation'\]")
 
 
 def test_names_that_look_the_same_are_refused(classes: Path) -> None:
     for name in ("e\u0301cole", "\u00e9cole"):
         shutil.copytree(classes / "a", classes / name)
-    refused(classes, "differ in their Unicode normalisation alone")
+    refused(classes, "differ only in their Unicode normalisation")
     root = classes.parent / "trained"
     for split, name in (("train", "e\u0301cole"), ("test", "\u00e9cole")):
         shutil.copytree(classes / "a", root / split / "a")
         shutil.copytree(classes / "a", root / split / name)
-    with pytest.raises(UserError, match="differ in their Unicode normalisation alone"):
+    with pytest.raises(UserError, match="in their Unicode normalisation"):
         locate_images(f"folder:{root}")
 
 
@@ -159,7 +159,7 @@ def test_a_folder_that_cannot_be_read_is_named(classes: Path) -> None:
             locked.chmod(0)
             user = os.geteuid()
             if user == 0:
-                os.seteuid(65534)  # whom permissions bind
+                os.seteuid(65534)  # a user for whom permissions are checked, unlike root
             try:
                 if os.access(locked, os.R_OK, effective_ids=True):
                     pytest.skip("permissions do not bind any user here")

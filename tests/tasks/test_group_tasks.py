@@ -27,7 +27,7 @@ def located(made):
 
 
 def shown(split):
-    """Return which picture each image shows, by its colour."""
+    """Return the picture that each image shows, identified by its colour."""
     return [round(float(red) / 3) for red in split.inputs[:, 0].mean(axis=(1, 2))]
 
 
@@ -37,7 +37,7 @@ def draw(made, n=28, repetition=0, cls=Waterbirds, **params):
 
 
 def check_splits(made, data, label, attribute):
-    """Assert that the splits hold all their pictures, with these (n,) labels and attributes."""
+    """Assert that the splits have all their pictures, with these (n,) labels and attributes."""
     for number, split in enumerate((data.train, data.validation, data.test)):
         rows = [i for i, row in enumerate(made.rows) if row[0] == number]
         assert shown(split) == rows
@@ -128,7 +128,7 @@ def test_shares_are_rounded_and_no_group_is_left_out(n, expected):
 
 @pytest.mark.parametrize("n", [3, 29, 1000])
 def test_more_than_there_is_or_too_few_for_the_groups_is_a_user_error_with_the_number(waterbirds, n):
-    with pytest.raises(UserError, match=f"training split; got {n}; allowed: 4, one a group, to 28, all there are"):
+    with pytest.raises(UserError, match=f"training split; got {n}; allowed: 4, .* to 28, "):
         draw(waterbirds, n)
 
 
@@ -145,7 +145,7 @@ def test_the_name_tells_content_and_not_place(waterbirds, tmp_path):
 
 
 def test_a_task_without_its_images_is_refused_at_once(waterbirds, tmp_path):
-    with pytest.raises(UserError, match="images of its own; give --images waterbirds"):
+    with pytest.raises(UserError, match="give --images waterbirds"):
         Waterbirds().check()
     with pytest.raises(UserError, match="got 'folder-0123'; give --images celeba"):
         CelebA(images="folder-0123").check()
@@ -160,7 +160,7 @@ def edit(made, old, new, count=-1):
 
 
 def in_line(number, column, value):
-    """Return what writes another value into a column of a line of a table."""
+    """Return a function that replaces a value in a column and line of a table."""
 
     def change(text):
         lines = text.splitlines()
@@ -178,7 +178,7 @@ WRONG = {
     "another picture": (in_line(4, 1, "nowhere.jpg"), "metadata.csv, line 4: .*is not there"),
     "twice": (
         lambda text: text.replace("002.Bird/Bird_0002.jpg,", "001.Bird/Bird_0001.jpg,"),
-        "metadata.csv, line 4: .*is in line 3, too",
+        "metadata.csv, line 4: .*is also in line 3",
     ),
     "a class": (in_line(7, 2, "7"), "metadata.csv, line 7: y; got '7'; allowed: 0, 1"),
     "a split": (in_line(7, 3, "7"), "metadata.csv, line 7: split; got '7'; allowed: 0, 1"),
@@ -201,7 +201,7 @@ def test_a_celeba_table_that_is_cut_off_is_a_user_error(celeba):
     lines = celeba.table.read_text().splitlines()
     celeba.table.write_text("\n".join(lines[:-3]))
     if celeba.table.suffix == ".txt":
-        with pytest.raises(UserError, match=f"cut off or torn; got {len(celeba.rows) - 3} rows"):
+        with pytest.raises(UserError, match=f"damaged; got {len(celeba.rows) - 3} rows"):
             located(celeba)
     partition = celeba.root / f"list_eval_partition{celeba.table.suffix}"
     celeba.table.write_text("\n".join(lines))
@@ -241,9 +241,9 @@ def test_a_table_may_have_another_form_of_unicode(waterbirds, forms):
 def test_what_may_be_two_pictures_is_refused(waterbirds):
     first = waterbirds.root / waterbirds.names[0]
     shutil.copy(first, first.with_suffix(".JPG"))
-    assert len(draw(waterbirds).train.labels) == 28  # the table says which
+    assert len(draw(waterbirds).train.labels) == 28  # the table gives the exact name
     edit(waterbirds, waterbirds.names[0], waterbirds.names[0].replace("Bird_", "bird_"))
-    with pytest.raises(UserError, match=r"line 2: .*may be .*Bird_0000\.(jpg|JPG) or .*; say which"):
+    with pytest.raises(UserError, match=r"line 2: .*may be .*Bird_0000\.(jpg|JPG) or .*exact name"):
         located(waterbirds)
 
 
@@ -275,7 +275,7 @@ MODEL = ["--model", "vit:dim=16,depth=2,heads=2,patch=4"]
 
 @pytest.fixture
 def run(waterbirds, tmp_path):
-    """Return a function that runs the task, and gives how it ended and the records by strategy."""
+    """Return a function that runs the task, and returns the result of the command and the records by strategy."""
 
     def call(*arguments):
         out = tmp_path / "out"
@@ -303,9 +303,9 @@ def test_patience_without_a_validation_split_fails_with_its_reason(run, waterbir
     waterbirds.table.write_text("\n".join(line for i, line in enumerate(lines, -1) if i not in held))
     images = ["--images", f"folder:{waterbirds.root}", "--n-train", 28, "--jobs", 0]
     done, records = run(*images, "--task", "waterbirds:canvas=8,epochs=1,patience=2")
-    found = [record for record in records.values() if record.cell.task.params["patience"]]
-    assert done.exit_code == 1 and len(found) > 2
-    for record in found:
+    result = [record for record in records.values() if record.cell.task.params["patience"]]
+    assert done.exit_code == 1 and len(result) > 2
+    for record in result:
         assert "patience needs a validation split, and these images have none" in record.failure.reason
 
 
@@ -313,7 +313,7 @@ def test_patience_without_a_validation_split_fails_with_its_reason(run, waterbir
 def test_a_set_with_a_task_of_its_own_is_for_no_other(waterbirds, tmp_path, option):
     line = ["run", "--suite", "real", option, f"folder:{waterbirds.root}", "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(main, line)
-    assert done.exit_code == 2 and "waterbirds is for the task 'waterbirds' alone" in done.stderr
+    assert done.exit_code == 2 and "only be used by task 'waterbirds'" in done.stderr
 
 
 def on_device(split, device):

@@ -30,7 +30,7 @@ def foregrounds_of(split):
 
 
 def outside(split, i):
-    """Return one row or column of pixels, (16, 3), that the foreground does not cover, and its axis and place."""
+    """Return a row or column of pixels, (16, 3), that the foreground does not cover, with its axis and position."""
     image = split.inputs[i].transpose(1, 2, 0)
     for axis in (0, 1):
         start, length = split.boxes[i][axis], split.boxes[i][2 + axis]
@@ -80,13 +80,13 @@ def test_relevance_is_the_share_of_each_patch_that_the_box_covers(seed, grid, si
     split = Split(np.zeros((n, 3, side, side), np.uint8), np.zeros(n), np.zeros(n), boxes=boxes)
     relevance = split.relevance_on(grid)
     assert relevance.dtype == np.float32
-    for box, found in zip(boxes, relevance, strict=True):
+    for box, result in zip(boxes, relevance, strict=True):
         top, left, height, width = box
         mask = np.zeros((side, side))
         mask[top : top + height, left : left + width] = 1
         fine = np.kron(mask, np.ones((rows, columns)))
         expected = fine.reshape(rows, side, columns, side).mean(axis=(1, 3)).flatten()
-        np.testing.assert_allclose(found, expected, atol=1e-6)
+        np.testing.assert_allclose(result, expected, atol=1e-6)
 
 
 def test_composite_has_every_class_equally_often_and_the_foreground_of_its_label():
@@ -103,7 +103,7 @@ def test_composite_has_every_class_equally_often_and_the_foreground_of_its_label
 
 @pytest.fixture(scope="module")
 def real(real_images, tmp_path_factory):
-    """Return real pictures, few enough to be read in no time: four classes and 25 backgrounds."""
+    """Return a small set of real pictures: four classes and 25 backgrounds."""
     root = tmp_path_factory.mktemp("real")
     for split, n in (("train", 30), ("test", 20)):
         for name in ("airplane", "bird", "cat", "dog"):
@@ -315,7 +315,7 @@ def test_relevance_on_patches_other_than_the_permuted_is_a_user_error():
 @pytest.mark.parametrize("task", [Composite(**SMALL), Spurious(**SMALL | {"test": 300}), Plain(**SMALL, epochs=3)])
 @pytest.mark.parametrize("repetition", [0, 1])
 def test_a_foreground_has_one_number_in_every_repetition_part_and_task_of_its_source(task, repetition):
-    """Of the test of two classes there are fewer pictures than items: some are shown twice, and a number says which."""
+    """A test of two classes has more items than pictures: some are shown twice, with the same number."""
     data, pool = task.draw(50, repetition, {}).hold_back(0.2), foregrounds("digits", 10, {})
     for split, n, source in (
         (data.train, 40, pool.train),
@@ -332,7 +332,7 @@ TILED = {"canvas": 24, "foreground": 12, "placement": "tiles", "test": 40}
 
 
 def warped_by_hand(picture: np.ndarray, strength: float, changes: np.ndarray) -> np.ndarray:
-    """Return what one (s, s) channel becomes, pixel by pixel: the bilinear value at the place that it is read from."""
+    """Return the warped (s, s) channel, pixel by pixel: the bilinear value at the source position."""
     s, out = len(picture), np.zeros(picture.shape)
     turn, size, shear, down, right = strength * changes
     middle = (s - 1) / 2
@@ -366,7 +366,7 @@ def test_each_pixel_is_read_from_where_the_changes_say(strength: float) -> None:
     for n in range(3):
         for channel in range(3):
             expected = warped_by_hand(pictures[n, channel].astype(float), strength, changes[:, n])
-            assert np.abs(made[n, channel] - expected).max() < 1  # whole numbers
+            assert np.abs(made[n, channel] - expected).max() < 1  # rounded to integers
 
 
 @pytest.mark.parametrize("cls", [Composite, Spurious])

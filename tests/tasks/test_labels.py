@@ -1,4 +1,4 @@
-"""Which class of a head each class folder is: right, or one line."""
+"""Assignment of class folders to classes of a head: it is right, or the error is one line."""
 
 import json
 import unicodedata
@@ -35,11 +35,11 @@ NUMBERED = {
 @pytest.mark.parametrize("what", NUMBERED)
 def test_a_class_folder_is_the_class_that_its_name_says(what: str) -> None:
     folders, labels, head, rule, numbers = NUMBERED[what]
-    found = number(folders, labels, head)
-    assert found.labels == rule and list(found.numbers) == (numbers or list(map(int, folders)))
-    assert len(found.classes) == (head or max(found.numbers) + 1)
-    named = [found.classes[k] for k in found.numbers]
-    assert named == (folders if rule != "imagenet" else [WORDNET[k] for k in found.numbers])
+    result = number(folders, labels, head)
+    assert result.labels == rule and list(result.numbers) == (numbers or list(map(int, folders)))
+    assert len(result.classes) == (head or max(result.numbers) + 1)
+    named = [result.classes[k] for k in result.numbers]
+    assert named == (folders if rule != "imagenet" else [WORDNET[k] for k in result.numbers])
 
 
 REFUSED = {
@@ -47,11 +47,11 @@ REFUSED = {
     "perhaps from 1": ([*map(str, range(1, 11))], "auto", 1000, "numbers from 1 to 10, .*labels=numbers"),
     "too large": (["2", "5", "9"], "auto", 3, "numbers from 2 to 9, .*allowed: 0 to 2;"),
     "an unknown head": (["2", "5", "9"], "auto", None, "numbers from 2 to 9, .*allowed: 0 to 2; .*labels=numbers"),
-    "one class twice": (["0", "1", "01"], "auto", 3, "of the same class; got 1, 01"),
-    "no number": (["0", "1", "a"], "numbers", 3, "1 of 3 .* of no class, .*are numbers.*; got a"),
+    "one class twice": (["0", "1", "01"], "auto", 3, "the same class; got 1, 01"),
+    "no number": (["0", "1", "a"], "numbers", 3, "1 of 3 .* match no class, .*are numbers.*; got a"),
     "too large a head": (["0", "1", "70000"], "auto", 100_000, "head; got 100000 classes"),
     "a name among numbers": ([*map(str, range(10)), "misc"], "auto", 10, "11 class folders, and the head has 10"),
-    "a name among ids": ([*WORDNET[:11], "misc"], "auto", 1000, "1 of 12 .* of no class, .*ImageNet-1k.* got misc"),
+    "a name among ids": ([*WORDNET[:11], "misc"], "auto", 1000, "1 of 12 .* match no class, .*ImageNet-1k.* got misc"),
     "names of two classes": (
         ["crane", "goldfish", "maillot", "tench", "tiger shark"],
         "auto",
@@ -62,7 +62,7 @@ REFUSED = {
         ["goldfish", "tench"],
         "imagenet",
         10,
-        "of 1000 classes, and the head has 10",
+        "1000 classes, and the head has 10",
     ),
     "own names for ImageNet's head": (["own", "names"], "auto", 1000, "2 class folders, and the head has 1000.*FILE"),
 }
@@ -82,12 +82,12 @@ def test_class_folders_that_are_not_the_head_s_are_refused(what: str) -> None:
 def test_where_the_usual_orders_differ_one_has_to_be_said(names: list[str], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"other way round.*labels=names.*classes=FILE"):
         number(sorted(names), "auto", len(names))
-    found = number(sorted(names), "names", len(names))
-    assert found.labels == "names" and found.classes == tuple(sorted(names))
+    result = number(sorted(names), "names", len(names))
+    assert result.labels == "names" and result.classes == tuple(sorted(names))
     path = tmp_path / "classes.txt"
     path.write_text("\n".join(reversed(names)), encoding="utf-8")
-    found = number(names, "auto", len(names), read_file(path))
-    assert found.labels == "file" and list(found.numbers) == list(reversed(range(len(names))))
+    result = number(names, "auto", len(names), read_file(path))
+    assert result.labels == "file" and list(result.numbers) == list(reversed(range(len(names))))
 
 
 FORMS = {
@@ -105,9 +105,12 @@ def test_a_file_says_which_class_has_which_name(form: str, tmp_path: Path) -> No
     name, content = FORMS[form]
     path = tmp_path / name
     path.write_bytes(content.encode())
-    found = number(["cross", "disc", "ring", "square"], "auto", 4, read_file(path))
-    assert found.labels == "file" and found.numbers == (2, 0, 3, 1)
-    assert number(["ring", "square"], "auto", 4, read_file(path)).numbers == (3, 1)  # some of its classes
+    result = number(["cross", "disc", "ring", "square"], "auto", 4, read_file(path))
+    assert result.labels == "file" and result.numbers == (2, 0, 3, 1)
+    assert number(["ring", "square"], "auto", 4, read_file(path)).numbers == (
+        3,
+        1,
+    )  # the file has more classes than folders
     (name, place), *_ = Folder(classes=str(path)).locate()[1].items()
     assert name.startswith("classes-") and place == path and read_file(path)
 
@@ -122,7 +125,7 @@ def test_a_name_that_two_classes_have_is_refused_where_a_folder_has_it(tmp_path:
     path = tmp_path / "classes.txt"
     path.write_text("crane\ntench\ncrane\n")
     assert number(["tench"], "auto", 3, read_file(path)).numbers == (1,)
-    with pytest.raises(UserError, match=r"or of two; .*; got crane"):
+    with pytest.raises(UserError, match=r"or two; .*; got crane"):
         number(["crane", "tench"], "auto", 3, read_file(path))
 
 
@@ -132,10 +135,10 @@ def test_a_name_that_two_classes_have_is_refused_where_a_folder_has_it(tmp_path:
         ("c.txt", b"", "names no class"),
         ("c.txt", b"a\n\nb\n", "class 1 named ''"),
         ("c.txt", b"\xff\xfe\x00", "cannot be read"),
-        ("c.json", b"[1, 2]", "cannot be read: .*name a line, or JSON"),
+        ("c.json", b"[1, 2]", "cannot be read: .*name per line, or JSON"),
         ("c.json", b'{"a": 0, "b": 0}', "two names have the same number"),
         ("c.json", b'{"a": true, "b": 1}', "cannot be read"),
-        ("c.json", b'{"0": "1", "1": "0"}', "nothing tells names from numbers"),  # which are the numbers?
+        ("c.json", b'{"0": "1", "1": "0"}', "cannot be told apart"),  # which are the numbers?
         ("c.json", b'{"a": -1, "b": 1}', "class -1 named 'a'"),
         ("c.json", b"{", "cannot be read"),
         ("c.json", b"[" * 100_000, "cannot be read"),
@@ -162,9 +165,9 @@ def test_a_file_that_is_not_there_or_changes_under_a_run_is_one_line(tmp_path: P
 @pytest.mark.parametrize(
     ("content", "head", "says"),
     [
-        ("a\nb\nc\n", 3, "1 of 3 .* of no class, .*by the file.* got d; allowed: names such as"),
-        ("a\nb\nd\n", 4, "of 3 classes, and the head has 4"),
-        ("x\ny\na\nb\nd\n", 4, "of 5 classes, and the head has 4"),
+        ("a\nb\nc\n", 3, "1 of 3 .* match no class, .*by the file.* got d; allowed: names such as"),
+        ("a\nb\nd\n", 4, "3 classes, and the head has 4"),
+        ("x\ny\na\nb\nd\n", 4, "5 classes, and the head has 4"),
     ],
 )
 def test_a_file_of_other_classes_than_the_folders_or_the_head_is_refused(content, head, says, tmp_path: Path) -> None:

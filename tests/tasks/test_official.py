@@ -35,7 +35,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def served(monkeypatch):
-    """Return what serves a folder on this machine and gives its address."""
+    """Return a function that serves a folder on this machine, and returns its address."""
     monkeypatch.setenv("no_proxy", "*")
     servers = []
 
@@ -52,7 +52,7 @@ def served(monkeypatch):
 
 @pytest.fixture
 def cifar(tmp_path, monkeypatch, served):
-    """Return the place of a tiny CIFAR-100 in an archive that torchvision fetches, and its pixels and labels."""
+    """Return the path of a tiny CIFAR-100, as an archive that torchvision fetches, and its pixels and labels."""
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "cache"))
     made, server = torchvision.datasets.CIFAR100, tmp_path / "server"
     folder = server / made.base_folder
@@ -83,14 +83,14 @@ def test_a_set_is_fetched_on_request_only_and_then_read(cifar):
     assert not cifar.root.exists()
     assert locate_images("cifar100", cifar.root, True) == ("cifar100", cifar.root)
     assert locate_images("cifar100", cifar.root, False) == ("cifar100", cifar.root)
-    for _ in range(2):  # from the files, and from what was kept
+    for _ in range(2):  # from the files, and from the cache
         sources.composites._foregrounds.cache_clear()
-        found = foregrounds("cifar100", 32, {"cifar100": cifar.root})
-        assert found.classes == tuple(CLASSES)
+        result = foregrounds("cifar100", 32, {"cifar100": cifar.root})
+        assert result.classes == tuple(CLASSES)
         for split in ("train", "test"):
             pixels, labels = cifar.drawn[split]
             for k, name in enumerate(CLASSES):
-                shown = getattr(found, split)[name].transpose(0, 2, 3, 1)
+                shown = getattr(result, split)[name].transpose(0, 2, 3, 1)
                 np.testing.assert_array_equal(shown, pixels[labels == k])
     assert foregrounds("cifar100", 8, {"cifar100": cifar.root}).train["cup"].shape == (4, 3, 8, 8)
 
@@ -109,7 +109,7 @@ def test_a_file_that_is_not_the_official_one_is_refused_and_never_unpickled(cifa
     path.unlink() if damage is None else path.write_bytes(damage)
     with pytest.raises(UserError, match=f"cifar100 is {'missing' if damage is None else 'corrupt'}"):
         locate_images("cifar100", cifar.root, False)
-    with pytest.raises(UserError, match="cifar100 is missing or corrupt"):  # it changed after that
+    with pytest.raises(UserError, match="cifar100 is missing or corrupt"):  # the files changed after the check
         foregrounds(name, 7, {name: root})
 
 
@@ -125,17 +125,17 @@ def test_svhn_has_its_channels_turned_and_its_tens_are_zeros(tmp_path, monkeypat
     name, root = locate_images("svhn", tmp_path, False)
     sources.composites._foregrounds.cache_clear()
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "cache"))
-    found = foregrounds(name, 32, {name: root})
-    assert found.classes == tuple("0123456789")
+    result = foregrounds(name, 32, {name: root})
+    assert result.classes == tuple("0123456789")
     for split, (pixels, labels) in drawn.items():
         for k in range(10):
-            shown = getattr(found, split)[str(k)].transpose(0, 2, 3, 1)
+            shown = getattr(result, split)[str(k)].transpose(0, 2, 3, 1)
             np.testing.assert_array_equal(shown, pixels[labels == k])
 
 
 @pytest.fixture
 def flowers(tmp_path, monkeypatch):
-    """Return the root of a tiny Flowers102: 2 pictures to train on, 3 to validate, 5 to test, a shade each."""
+    """Return the root of a tiny Flowers102: 2 training, 3 validation and 5 test pictures, each with its own shade."""
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "cache"))
     made, folder = torchvision.datasets.Flowers102, tmp_path / "flowers-102"
     (folder / "jpg").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Which patches matter: placement on the grid, mask rules, levels of alpha_*, and that pruning tells no label."""
+"""Relevant patches: placement on the grid, mask rules, levels of alpha_*, and no leak of labels by pruning."""
 
 import numpy as np
 import pytest
@@ -20,11 +20,11 @@ from sparsebench.tasks.images import Composite, Plain, Spurious
 SMALL = {"canvas": 16, "foreground": 8, "test": 40, "pretrain_epochs": 0}
 LITTLE = {"canvas": 16, "foreground": 8, "test": 4}
 LEVELS = {0.84375: 36 / 54, 0.71875: 36 / 46, 0.625: 0.9, 0.5625: 1.0}
-"""Keep rates of 64 patches, and alpha_* where 36 of them matter."""
+"""Keep rates of 64 patches, and alpha_* with 36 relevant patches."""
 
 
 def shares_of(seed: int, foreground: int, canvas: int = 32, parts: int = 8) -> np.ndarray:
-    """Return (n, N) shares of patches that a square at a random place covers, counted pixel by pixel."""
+    """Return (n, N) shares of patches that a square at a random position covers, counted by pixels."""
     rng = np.random.default_rng(seed)
     shares = []
     for _ in range(5):
@@ -44,7 +44,7 @@ def test_mask_rules_say_what_their_names_say(seed, foreground):
     pixels = np.rint(shares * 16)
     assert (some == (pixels > 0)).all() and (half == (pixels >= 8)).all() and (inside == (pixels == 16)).all()
     for row, chosen in zip(shares, top, strict=True):
-        number = round(foreground**2 / 16)  # as many whatever the place
+        number = round(foreground**2 / 16)  # the same at each position
         expected = sorted(range(64), key=lambda i: (-row[i], i))[:number]
         assert np.flatnonzero(chosen).tolist() == sorted(expected)
 
@@ -122,15 +122,15 @@ def test_a_grid_that_is_not_the_models_is_refused(ask, says):
 
 @pytest.fixture
 def pictures(tmp_path):
-    """Return a maker of folders of pictures with these classes, and where they lie by name."""
+    """Return a function that makes folders of pictures with given classes, and their paths by name."""
 
     def make(name, classes):
         for split in ("train", "test"):
             for label in classes:
                 (tmp_path / name / split / label).mkdir(parents=True)
                 Image.new("RGB", (8, 8), (9 * len(label), 0, 0)).save(tmp_path / name / split / label / "0.png")
-        found, place = locate_images(f"folder:{tmp_path / name}")
-        return found, {found: place}
+        result, place = locate_images(f"folder:{tmp_path / name}")
+        return result, {result: place}
 
     return make
 
@@ -145,7 +145,7 @@ def test_pre_training_on_other_pictures_leaves_out_the_classes_that_come_after(p
     assert first.draw(4, 0, here | there).classes == ("fox", "gnu", "hen")
     named = task.model_copy(update={"held_out": ("cat", "emu")}).initial()[0]
     assert named.draw(4, 0, here | there).classes == ("dog", "fox", "gnu", "hen")
-    two, place = pictures("two", ["cat", "dog"])  # of which none would be left
+    two, place = pictures("two", ["cat", "dog"])  # no class would be left
     assert Plain(images=two, **LITTLE).draw(4, 0, place).classes == ("cat", "dog")
 
 

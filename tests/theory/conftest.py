@@ -16,7 +16,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.stats import style
 
 SIZES = tuple(sorted({round(2 ** (k / 8)) for k in range(8, 90)}))
-"""Fine enough for N50 to be within a few percent of the size at which trials begin to succeed."""
+"""So dense that N50 is within a few percent of the size from which on trials succeed."""
 
 
 def _trial(
@@ -42,9 +42,9 @@ def _trial(
 
 @pytest.fixture(scope="session")
 def make_trial():
-    """Return a maker of trials: what is no parameter of the task or the model is a metric.
+    """Return a function that makes trials. Keywords that are not parameters of task or model are metrics.
 
-    `kinds` are the classes of task and model, those of the shallow-ViT paper unless given.
+    `kinds` are the classes of task and model, by default those of the shallow-ViT paper.
     """
     return _trial
 
@@ -69,9 +69,9 @@ def _jobs(suite, figure):
 
 @pytest.fixture(scope="session")
 def planned():
-    """Return a maker of the trials that a suite plans for a figure, without running them.
+    """Return a function that makes the trials that a suite plans for a figure, without running them.
 
-    `fill` gives metrics and curves of a job, or None if its training diverged; `keep` says which repetitions there are.
+    `fill` gives metrics and curves of a job, or None if its training diverged; `keep` selects repetitions.
     """
 
     def make(suite, figure, fill, keep=lambda repetition: True):
@@ -80,12 +80,12 @@ def planned():
             cell = job.cell
             if job.keep_weights or not keep(cell.repetition):
                 continue
-            found = fill(job)
-            values, curves = found or ({}, {})
+            result = fill(job)
+            values, curves = result or ({}, {})
             trials.append(Trial(
                 task=task, model=model, strategy=job.label,
                 removed=round(1 - (cell.budget.keep_rate or 1), 6), where=cell.where, n=cell.n_train,
-                repetition=cell.repetition, values=values, curves=curves, diverged=found is None,
+                repetition=cell.repetition, values=values, curves=curves, diverged=result is None,
             ))  # fmt: skip
         return trials
 
@@ -94,7 +94,7 @@ def planned():
 
 @pytest.fixture(scope="session")
 def sound():
-    """Return a check that a figure can be drawn and written, and that neither shows a NaN."""
+    """Return a check that a figure can be drawn and written, without NaN in texts and tables."""
 
     def check(result):
         texts = [str(result.verdicts), *map(as_csv, result.tables.values())]
@@ -109,7 +109,7 @@ def sound():
 
 @pytest.fixture(scope="session")
 def drawn():
-    """Return a check that the pictures of a figure are whole."""
+    """Return a check that the pictures of a figure are complete."""
 
     def check(result):
         made = result.pictures()
@@ -124,9 +124,9 @@ def drawn():
 
 @pytest.fixture(scope="session")
 def grid_of():
-    """Return a maker of the trials of one condition that succeed from about `n50` samples on.
+    """Return a function that makes trials of one condition that succeed from about `n50` samples on.
 
-    Repetitions differ by up to `spread`, a factor, about it.
+    The N50 of repetitions vary by factors up to `spread`.
     """
 
     def make(n50, *, repetitions=8, spread=1.15, sizes=SIZES, **options):
@@ -142,5 +142,5 @@ def grid_of():
 
 @pytest.fixture
 def no_pictures(monkeypatch):
-    """Let figures have pictures of a few bytes, where only their files matter: to render them takes seconds."""
+    """Replace the pictures of figures by a few bytes, since rendering takes seconds."""
     monkeypatch.setattr(Result, "pictures", lambda result: {form: result.title.encode() for form in style.FORMS})

@@ -39,7 +39,7 @@ from sparsebench.training.steps import Autograd, Samples
 
 MATRICES = ("W_Q", "W_K", "W_V", "W_O")
 SGD = Recipe("hinge", "sgd", lr=0.5, batch=4, epochs=10**9, steps=12, fixed_selection=True)
-"""Its batch leaves a smaller one at the end of a pass over 10 samples."""
+"""The last batch of a pass over 10 samples is smaller."""
 
 
 def problem(d, tokens, m, n, *, hinge="some", seed=0, dtype=torch.float64, **variant):
@@ -64,12 +64,12 @@ def actor_of(strategy, network, rate=0.5):
 
 
 def both(network, strategy, samples, recipe=SGD):
-    """Return the closed form, and autograd on a network with the same weights."""
-    found = []
+    """Return the closed form, and Autograd on a network with the same weights."""
+    result = []
     for kind in (ClosedForm, Autograd):
         own = copy.deepcopy(network)
-        found.append(kind(own, strategy and actor_of(strategy, own), samples, recipe))
-    return found
+        result.append(kind(own, strategy and actor_of(strategy, own), samples, recipe))
+    return result
 
 
 def weights(network):
@@ -77,7 +77,7 @@ def weights(network):
 
 
 def assert_close(network, reference, start, limit):
-    """Compare what the steps changed, matrix by matrix, in the Frobenius norm, to the rounding of the weights."""
+    """Compare the changes by the steps for each matrix, in the Frobenius norm, up to the rounding of the weights."""
     for name, first in start.items():
         one, other = (getattr(net, name).detach() for net in (network, reference))
         change = (other - first).norm()
@@ -88,14 +88,14 @@ def compare_one_step(network, samples, rows, recipe=SGD, limit=1e-12):
     start = weights(network)
     exact, reference = both(network, None, samples, recipe)
     loss, expected = exact.step(rows, 0, 0.0), float(reference.step(rows, 0, 0.0))
-    assert all(torch.equal(getattr(exact.network, name), start[name]) for name in MATRICES)  # until they are stored
+    assert all(torch.equal(getattr(exact.network, name), start[name]) for name in MATRICES)  # until `store`
     exact.store()
     assert loss == pytest.approx(expected, rel=1e-12)
     assert_close(exact.network, reference.network, start, limit)
     return start, exact.network
 
 
-WIDE = pytest.mark.slow  # what is compiled for another width, and takes long
+WIDE = pytest.mark.slow  # another width is compiled, which takes long
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ WIDE = pytest.mark.slow  # what is compiled for another width, and takes long
 @pytest.mark.parametrize("hinge", ["all", "some"])
 @pytest.mark.parametrize("attention", ["trained", "frozen"])
 def test_a_step_is_autograds(d, tokens, m, n, hinge, attention):
-    """Also of neurons at zero, which stay there, and tokens of zeros; what is padded stays 0."""
+    """Includes neurons at zero, which stay zero, and tokens of zeros. Padding stays 0."""
     network, samples = problem(d, tokens, m, n, hinge=hinge if n > 1 else "all", attention=attention)
     with torch.no_grad():
         network.W_O[::3] = 0
@@ -128,7 +128,7 @@ def test_a_step_is_autograds_whatever_the_shape_and_the_batch(tokens, m, n, froz
     variant = {"attention": "frozen" if frozen else "trained"}
     network, samples = problem(6, tokens, m, n, hinge=hinge, seed=seed, **variant)
     rows = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=n, unique=True))
-    # A change may be the small difference of large gradients, of which the norm of the change knows nothing.
+    # A change may be a small difference of large gradients, which its norm does not show.
     compare_one_step(network, samples, np.array(rows), limit=1e-10)
 
 
@@ -178,9 +178,9 @@ def test_single_precision_stays_near_double_precision():
 
 def test_single_precision_has_an_exponential_to_the_last_bits():
     x = np.concatenate([np.linspace(-87, 0, 10**6), -np.geomspace(1e-38, 87, 10**4)]).astype(np.float32)
-    found = x.copy()
-    kernels._exp(found, np.zeros(x.size, np.int32), x.size)
-    assert np.max(np.abs(found / np.exp(x.astype(float)) - 1)) < 2e-7
+    result = x.copy()
+    kernels._exp(result, np.zeros(x.size, np.int32), x.size)
+    assert np.max(np.abs(result / np.exp(x.astype(float)) - 1)) < 2e-7
     rare = np.array([0, -88, -1e30, -np.inf, np.nan], np.float32)
     kernels._exp(rare, np.zeros(5, np.int32), 5)
     assert rare[0] == 1 and (rare[1:4] < 2e-38).all() and np.isnan(rare[4])
@@ -191,9 +191,9 @@ def test_scores_of_hundreds_are_no_trouble():
     with torch.no_grad():
         network.W_Q *= 400
         expected = copy.deepcopy(network).double()(samples.inputs.double())
-    found = ClosedForm(network, None, samples, SGD).losses()
+    result = ClosedForm(network, None, samples, SGD).losses()
     signs = 2 * samples.labels.numpy() - 1
-    np.testing.assert_allclose(found, np.maximum(1 - signs * expected.numpy(), 0), atol=2e-3)
+    np.testing.assert_allclose(result, np.maximum(1 - signs * expected.numpy(), 0), atol=2e-3)
 
 
 @pytest.mark.parametrize("strategy", [Random(), Oracle(), Noise(), AttnTopK(), None])
@@ -228,13 +228,13 @@ def test_a_choice_by_the_weights_is_made_in_each_step_from_the_current_ones(scri
 
 
 def test_a_strategy_that_removes_nothing_changes_no_bit(scripted):
-    found = []
+    result = []
     for strategy, rate in ((None, 1.0), (Random(), 1.0), (scripted(lambda view, keep: None), 0.5)):
         network, samples = problem(6, 9, 20, 10)
         actor = strategy and actor_of(strategy, network, rate)
         run(ClosedForm(network, actor, samples, SGD), SGD, 10)
-        found.append(weights(network))
-    assert all(torch.equal(found[0][name], other[name]) for other in found for name in MATRICES)
+        result.append(weights(network))
+    assert all(torch.equal(result[0][name], other[name]) for other in result for name in MATRICES)
 
 
 @pytest.mark.parametrize("strategy", [None, Random(), AttnTopK()])
@@ -282,12 +282,12 @@ def test_an_infinite_output_is_divergence_and_not_a_large_margin(label, d, dtype
 
 def job(repetition=0, plugin="dense", n_train=20, keep_weights=True, **task):
     task = Theory(**{"tokens": 20, "steps": 60, "test": 20} | task)
-    found = Registry().strategy(plugin)
+    result = Registry().strategy(plugin)
     cell = Cell(
-        task=Part.of(task), model=Part.of(Shallow(m=64)), strategy=Part.of(found.cls()),
+        task=Part.of(task), model=Part.of(Shallow(m=64)), strategy=Part.of(result.cls()),
         budget=FULL if plugin == "dense" else Budget(keep_rate=0.5), n_train=n_train, repetition=repetition,
     )  # fmt: skip
-    return Job(cell=cell, origin=found.origin, kind=found.cls.kind, label=plugin, keep_weights=keep_weights)
+    return Job(cell=cell, origin=result.origin, kind=result.cls.kind, label=plugin, keep_weights=keep_weights)
 
 
 @pytest.mark.parametrize("lr", [1e8, 1e20, 1e38])
@@ -299,19 +299,19 @@ def test_a_step_size_that_is_too_large_fails(tmp_path, lr, plugin):
 
 
 def what_was_measured(records, out):
-    """Return, by cell, the record without what belongs to the run, and the bytes of the weights."""
-    found = {}
+    """Return by cell the record without the data of the run, and the bytes of the weights."""
+    result = {}
     for record in records:
         assert isinstance(record, Record) and record.status == "ok", record.failure
-        found[record.cell_id] = (
+        result[record.cell_id] = (
             record.model_dump(exclude={"started", "seconds", "memory"}), weights_path(out, record.cell_id).read_bytes()
         )  # fmt: skip
-    return found
+    return result
 
 
 @pytest.fixture(scope="module")
 def trials(tmp_path_factory):
-    """Return jobs, of which one is watched, and what was measured of them one after the other in this process."""
+    """Return jobs, one of them watched, and their results when run one after the other in this process."""
     jobs = [job(k, plugin) for plugin in ("dense", "random", "attn_topk") for k in range(2)]
     jobs[1], out = job(1, watch=7, tokens=33), tmp_path_factory.mktemp("together")
     return jobs, what_was_measured(inline(jobs, Registry(), out), out)
@@ -334,19 +334,19 @@ def test_a_trial_has_the_same_bits_in_any_number_of_worker_processes(trials, tmp
 
 def fingerprint():
     """Return a hash of the weights and the losses of a few short trainings."""
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for strategy in (None, Random(), Oracle()):
         recipe, network, samples = theory(m=300, n=30, tokens=33)
         steps = ClosedForm(network, strategy and actor_of(strategy, network), samples, recipe)
         done = run(steps, recipe, 30, steps=40)
-        found.update(repr(done).encode() + steps.losses().tobytes())
+        result.update(repr(done).encode() + steps.losses().tobytes())
         for value in weights(network).values():
-            found.update(value.numpy().tobytes())
-    return found.hexdigest()
+            result.update(value.numpy().tobytes())
+    return result.hexdigest()
 
 
 def fingerprint_elsewhere(**environment):
-    """Return the fingerprint that a fresh process finds."""
+    """Return the fingerprint computed by a new process."""
     path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
     command = [sys.executable, "-c", "import test_closed_form as t; print(t.fingerprint())"]
     told = subprocess.run(
@@ -364,8 +364,8 @@ def test_the_bits_are_those_of_a_fresh_process_with_any_number_of_threads(thread
 
 @pytest.mark.slow
 def test_the_bits_are_the_same_just_compiled_and_read_from_the_disk(tmp_path):
-    found = [fingerprint_elsewhere(NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2)]
-    assert any(tmp_path.rglob("*.nbc")) and found == [fingerprint()] * 2
+    result = [fingerprint_elsewhere(NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2)]
+    assert any(tmp_path.rglob("*.nbc")) and result == [fingerprint()] * 2
 
 
 @pytest.mark.parametrize(

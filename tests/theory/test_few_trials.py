@@ -1,4 +1,4 @@
-"""Every figure of every paper, of trials that are few, or diverged; and a picture of each kind."""
+"""Each figure of each paper with few or diverged trials, and a picture of each kind."""
 
 import re
 from functools import partial
@@ -27,7 +27,7 @@ WATCHED = (
 
 
 def well(job):
-    """Return metrics and curves of a trial that went well, whatever its task is."""
+    """Return metrics and curves of a successful trial of any task."""
     cell, r = job.cell, job.cell.repetition
     params = cell.task.params
     values = VALUES | {"success": float(cell.n_train >= 16), "iterations": 50.0 + r}

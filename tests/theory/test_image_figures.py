@@ -49,7 +49,7 @@ FINE = tuple(round(100 * 2 ** (k / 8)) for k in range(25))
 
 
 def accuracies(trial, accuracy, repetitions=3, level=0.5, sizes=SIZES):
-    """Return trials of Figures 6a and 6b; a repetition differs a little from another."""
+    """Return trials of Figures 6a and 6b; repetitions differ slightly."""
     return [
         trial(n, r, removed, {"success_accuracy": level}, accuracy=accuracy(a, n) + 0.001 * r,
               success=float(accuracy(a, n) + 0.001 * r >= level))
@@ -87,7 +87,7 @@ def needs(constant, power):
         (needs(130, 0), [NO, NO]),
         (needs(5000, 2), [OPEN, OPEN]),  # never reached
         (needs(1, 2), [OPEN, OPEN]),  # always reached
-        (lambda a, n: 0.9 if a > 0.7 else 0.1, [YES, OPEN]),  # from a share on always, before it never
+        (lambda a, n: 0.9 if a > 0.7 else 0.1, [YES, OPEN]),  # always reached from an alpha_* on, never below
     ],
 )
 def test_samples_needed_for_an_accuracy(trial, sound, accuracy, expected):
@@ -127,7 +127,7 @@ def spurious(trial, accuracy=(0.65, 0.7, 0.75, 0.78, 0.85), gap=GAPS, better=0.0
         ({"gap": (0.39, 0.40, 0.41, 0.42, 0.03)}, [YES, YES, NO, YES]),
         ({"gap": (0.39, 0.33, 0.35, 0.45, 0.03)}, [YES, YES, PARTLY, YES]),
         ({"gap": (0.4, 0.35, 0.3, 0.2, 0.2)}, [YES, YES, YES, NO]),
-        ({"gap": (0.4, 0.39, 0.38, 0.375, 0.37)}, [YES, YES, YES, NO]),  # all of it in proportion to alpha_*
+        ({"gap": (0.4, 0.39, 0.38, 0.375, 0.37)}, [YES, YES, YES, NO]),  # linear in alpha_*
         ({"gap": (0.02, 0.02, 0.02, 0.02, 0.021)}, [YES, YES, OPEN, OPEN]),  # never open
         ({"repetitions": 1}, [OPEN, OPEN, OPEN, OPEN]),
     ],

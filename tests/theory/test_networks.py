@@ -1,4 +1,4 @@
-"""What the networks of the theories have in common, each beside its formula by loops in float64."""
+"""Properties of all networks of the theories, compared with their formulas by loops in float64."""
 
 import math
 from dataclasses import replace
@@ -54,7 +54,7 @@ def data_of(patterns=4, tokens=L, d=D, classes=("a", "b")):
 
 
 def built(name, repetition=0):
-    """Return the network in float64, with weights so large that its attention is not even."""
+    """Return the network in float64, with weights so large that its attention is not uniform."""
     patterns, classes = 4 if name.startswith("shallow") else 1, "abcd" if "four" in name else "ab"
     net = MODELS[name].build(data_of(patterns, classes=tuple(classes)), repetition).double()
     if name == "one query":
@@ -121,7 +121,7 @@ FORMULAS = {"shallow": shallow, "two layers": two_layers, "positional": position
 
 
 def formula(name, net, kept):
-    """Return the outputs by loops, for samples of which those tokens stay."""
+    """Return the outputs by loops for samples with these kept tokens."""
     made = FORMULAS[name.partition(",")[0]]
     return [made(net, x, S) for x, S in zip(X.numpy(), kept, strict=True)]
 
@@ -134,7 +134,7 @@ def test_the_output_is_the_formula(name):
     np.testing.assert_allclose(net(X).numpy(), expected, rtol=1e-11)
     assert np.abs(expected).min() > 1e-5 and net(X).shape == ((N, 2) if "four" in name else (N,))
     attention = net.attention() if name.startswith("positional") else net.attention(X)
-    assert float(attention.std()) > 0.02  # not even
+    assert float(attention.std()) > 0.02  # not uniform
 
 
 @pytest.mark.parametrize("strategy", [Random(), Oracle(), AttnTopK(), FeatureNorm()], ids=lambda s: s.name)
@@ -156,7 +156,7 @@ def test_a_removed_token_is_gone_from_keys_values_and_sums(name, strategy):
 
 
 def seen(name, net, x):
-    """Return what a strategy may see of one sample, by numpy."""
+    """Return the view's fields of one sample, by numpy."""
 
     def rows(scores):
         exp = np.exp(scores)
@@ -179,19 +179,19 @@ def seen(name, net, x):
 @pytest.mark.parametrize("name", [*PLAIN, "shallow, heads"])
 @torch.no_grad()
 def test_a_strategy_sees_tokens_parts_and_attention_and_nothing_else(scripted, name):
-    net, found = built(name), {}
+    net, result = built(name), {}
     expected = [seen(name, net, x) for x in X.numpy()]
     fields = (*expected[0], "received_attention", "tokens", "pixels")
-    strategy = scripted(lambda view, keep: found.update({f: getattr(view, f) for f in fields}), needs=fields)
+    strategy = scripted(lambda view, keep: result.update({f: getattr(view, f) for f in fields}), needs=fields)
     assert torch.equal(net(X, begin(net, strategy)), net(X))
-    assert torch.equal(found.pop("tokens"), X) and found.pop("pixels") is None
-    for field, value in found.items():
+    assert torch.equal(result.pop("tokens"), X) and result.pop("pixels") is None
+    for field, value in result.items():
         of = "attention" if field == "received_attention" else field
         np.testing.assert_allclose(value.numpy(), [one[of] for one in expected], rtol=1e-10)
     assert net.attention_source == "received" and net.grid is None
     for lacks in {"queries", "keys", "class_attention"} - set(fields):
         says = rf"needs {lacks}, which this model cannot give .*\(it gives [a-z_, ]*\)$"
-        with pytest.raises(UnsupportedError, match=says):  # a network of one layer hints at no other site
+        with pytest.raises(UnsupportedError, match=says):  # no hint at another site for a network of one layer
             net(X, begin(net, scripted(lambda view, keep: None, needs=(lacks,))))
 
 
@@ -293,11 +293,11 @@ def test_the_closed_form_of_the_shallow_model_is_what_the_counter_counts(scripte
     )
     actor = Actor(scripted(decide, needs=needs), Budget(keep_rate=rate), network.cost, None, 0)
     acting = actor.begin(torch.arange(1), 0, None, training=False)
-    # The read-out is a sum of products by element, which the counter does not see.
+    # The read-out is a sum of elementwise products, which the counter does not count.
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         network(torch.rand(1, L, 8), acting)
-    found = counter.get_total_flops() / 2 + round(rate * L) * m * variant.get("outputs", 1)
-    assert network.cost.macs(acting.steps) == found
+    result = counter.get_total_flops() / 2 + round(rate * L) * m * variant.get("outputs", 1)
+    assert network.cost.macs(acting.steps) == result
     assert acting.steps == actor.planned
 
 
@@ -309,7 +309,7 @@ def test_the_closed_form_of_the_shallow_model_is_what_the_counter_counts(scripte
     ],
 )  # fmt: skip
 def test_what_is_projected_only_to_score_is_counted_once(needs, scoring, letters):
-    """Queries and keys that the scoring attention makes are counted with it."""
+    """Queries and keys of the scoring attention are counted with it."""
     L, d, m, d_h, d_v = 16, 10, 7, 5, 3
     for cost, widths in (
         (ShallowCost(L, d, d, d, m), {"q": d, "k": d, "v": d}),
@@ -325,7 +325,7 @@ def test_what_is_projected_only_to_score_is_counted_once(needs, scoring, letters
     assert values.macs(values.steps(Traits("input", {"values"}), (0,), (8,))) == 8 * (d + 8) + L * d
 
 
-MACS = {  # of n of L tokens, and what attention to choose by costs
+MACS = {  # of n of L tokens, and of the scoring attention
     "two layers": (lambda n: 2 * n * D * 10 + n * n * 10 + n * (D + 1), 2 * L * D * 10 + L * L * 10),
     "positional": (lambda n: n * D + n * n, 0),
     "one query": (lambda n: n * (2 * D + 1), L * D),
@@ -347,6 +347,6 @@ def test_dense_macs_are_half_of_the_counted_operations(name, model):
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         net(torch.zeros(1, 16, 256))
     by_vector = "aten.mv" in str(counter.get_flop_counts())
-    # W_V w_O is for all samples; a query or a read-out times the tokens may be counted or not.
+    # W_V w_O is the same for all samples; products of the tokens with a query or read-out may be counted or not.
     unseen = -net.W_V.numel() * by_vector if name == "two" else 16 * 256 * (not by_vector)
     assert net.cost.macs([Step(16, 16)]) == pytest.approx(counter.get_total_flops() / 2 + unseen, rel=0.01)

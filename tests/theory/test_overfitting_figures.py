@@ -15,7 +15,7 @@ SIZES = (4, 8, 16)
 
 @pytest.fixture(scope="session")
 def trial(make_trial):
-    """Return a maker of trials whose signal-to-noise ratio is the length of the signal."""
+    """Return a function that makes trials whose signal-to-noise ratio is the length of the signal."""
 
     def make(n, r, snr=10.0, task=None, **options):
         task = {"signal": snr, "d": 25, "noise": 0.2} | (task or {})
@@ -27,7 +27,7 @@ def trial(make_trial):
 
 @pytest.fixture(scope="session")
 def map_of(trial):
-    """Return a maker of a map whose loss is 0.2 at the SNR that `law` gives for N and repetition, and falls in SNR."""
+    """Return a function that makes a map whose loss decreases with SNR, and is 0.2 at law(N, repetition)."""
 
     def make(law, *, repetitions=3, sizes=SIZES, snr=SNR, **options):
         return [
@@ -39,7 +39,7 @@ def map_of(trial):
 
 
 def at(c, spread=1.05):
-    """Return the law N SNR^2 = c, give or take some, by repetition."""
+    """Return the law N SNR^2 = c with some variation by repetition."""
     return lambda n, r: math.sqrt(c * spread ** (r - 1) / n)
 
 
@@ -92,7 +92,7 @@ def test_only_crossings_inside_the_map_count(map_of):
     assert boundary.crossings[0] == {4: INFINITY, 8: pytest.approx(11), 16: 1.0}
     assert boundary.ends == (3, 3, 9)
     assert boundary.constant[0] == pytest.approx(8 * 121)
-    assert math.isnan(boundary.slope()[0])  # a line needs three
+    assert math.isnan(boundary.slope()[0])  # a line needs three N
 
 
 def test_an_n_that_some_run_does_not_cross_counts_in_none(map_of):
@@ -163,16 +163,16 @@ def test_figure_1_has_the_planted_numbers_in_its_tables(map_of, trial):
     trials += [trial(4, 0, 6.0, fitted=0.0, test_loss=9.0)]  # never fitted
     result = PAPER.figures["1"](trials)
     assert len(result.tables["fig1"]) == len(SIZES) * len(SNR)
-    (found,) = (row for row in result.tables["fig1"] if (row["N"], row["SNR"]) == (4, 6.0))
-    assert (found["trials"], found["fitted"], found["N SNR^2"]) == (3, 2, 144)
-    assert found["test loss"] == pytest.approx(0.2 * 250 / 36)
+    (outcome,) = (row for row in result.tables["fig1"] if (row["N"], row["SNR"]) == (4, 6.0))
+    assert (outcome["trials"], outcome["fitted"], outcome["N SNR^2"]) == (3, 2, 144)
+    assert outcome["test loss"] == pytest.approx(0.2 * 250 / 36)
     assert [row["N SNR^2"] for row in result.tables["fig1-boundary"]] == pytest.approx([1000] * 9)
     cells = sum(n * s**2 <= 600 for n in SIZES for s in SNR)
     assert f"100.0% of {3 * cells - 1} trials" in result.verdicts[0].measured
 
 
 def test_figure_1_counts_the_trials_on_either_side(trial):
-    """Of 20 trials a side, as many as said are right."""
+    """Of 20 trials on each side, the given number are right."""
     for right, word in ((20, YES), (19, YES), (18, PARTLY), (16, PARTLY), (15, NO)):
         trials = [trial(4, r, 5.0, test_loss=0.5 if r < right else 0.1) for r in range(20)]
         trials += [trial(4, r, 25.0, test_loss=0.1 if r < right else 0.2) for r in range(20)]
@@ -261,11 +261,11 @@ def test_each_strategy_is_judged_by_the_shift_of_its_boundary(map_of, sound):
     trials += map_of(at(1e9), strategy="attn_topk", fitted=0.0, **options)
     result = PAPER.figures["strategies"](trials)
     sound(result)
-    found = {v.claim.partition("(")[2].rstrip(")"): v for v in result.verdicts}
+    outcome = {v.claim.partition("(")[2].rstrip(")"): v for v in result.verdicts}
     expected = {"oracle 50%": YES, "noise 50%": NO, "random 50%": OPEN, "anti_oracle 50%": NO, "attn_topk 50%": OPEN}
-    assert {name: v.verdict for name, v in found.items()} == expected
-    assert "removing noise tokens" in found["oracle 50%"].claim and "noise tokens" not in found["noise 50%"].claim
-    assert "0 of 117 trials fitted" in found["attn_topk 50%"].measured
+    assert {name: v.verdict for name, v in outcome.items()} == expected
+    assert "removing noise tokens" in outcome["oracle 50%"].claim and "noise tokens" not in outcome["noise 50%"].claim
+    assert "0 of 117 trials fitted" in outcome["attn_topk 50%"].measured
     rows = {row["strategy"]: row for row in result.tables["strategies"]}
     assert next(iter(rows)) == "dense" and rows["dense"]["over dense"] == pytest.approx(1)
     assert rows["oracle 50%"]["over dense"] == pytest.approx(0.6 * 1.01**2, rel=1e-6)

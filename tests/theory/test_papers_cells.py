@@ -1,4 +1,4 @@
-"""A small cell of each task through the whole harness, and what the suites of papers have."""
+"""A small cell of each task through the whole harness, and the suites of papers."""
 
 import functools
 import json
@@ -46,7 +46,7 @@ def run(jobs, out):
     assert [record.status for record in records] == ["ok"] * len(jobs), [record.failure for record in records]
     writer = store.Writer(out)
     for record in records:
-        writer.append(record)  # what is not JSON is refused
+        writer.append(record)  # values that are not JSON are refused
     writer.close()
     return records
 
@@ -85,10 +85,10 @@ def test_a_watched_trial_is_recorded(tmp_path, model, plugin):
         moved = np.abs(scores - first)[~np.eye(12, dtype=bool)]
         assert moved.max() > 1e-3 and (plugin == "attn_topk:keep_rate=0.5" or moved.min() > 0)
         assert samples["watched_alignment"][-1] > samples["watched_alignment"][0] + 0.3
-        assert "fitted" not in values  # nothing ends it early
+        assert "fitted" not in values  # no early end
     else:
         assert values["fitted"] == (values["train_loss"] < 0.01) == (steps < 200)
-        assert values["fitted"] == 1 or plugin.startswith("attn")  # which may remove the signal
+        assert values["fitted"] == 1 or plugin.startswith("attn")  # attention may remove the signal
         assert samples["watched_train_loss_then"][0] == pytest.approx(math.log(2), rel=0.1)
         assert values["success"] == (values["test_loss"] < 0.2)
 
@@ -97,7 +97,7 @@ def test_the_oracle_keeps_the_tokens_of_the_signal(tmp_path):
     (record,) = run(jobs_of(SPARSE, "one_query", "oracle:keep_rate=0.25", n=40), tmp_path)
     positive = SparseTokens(tokens=8, d=6, relevant=2, test=60).draw(2, 0, {}).test.labels.mean()
     for name in ("selection_recall", "selection_precision"):
-        assert record.metrics[name].value == pytest.approx(positive)  # a sample of class -1 counts 0
+        assert record.metrics[name].value == pytest.approx(positive)  # samples of class -1 count 0
 
 
 @pytest.mark.parametrize("group", [1, 12])
@@ -141,14 +141,14 @@ def test_a_transfer_begins_with_the_attention_that_was_learned_and_a_fresh_read_
     task = Spatial(**jobs[1].cell.task.params)
     fresh = Positional().build(task.draw(8, 0, {}), 0).state_dict()
     off = ~torch.eye(6, dtype=torch.bool)
-    assert (before["A"] - fresh["A"])[off].abs().max() > 1e-4  # it was trained
-    assert torch.equal(after["A"], before["A"])  # and was frozen then
+    assert (before["A"] - fresh["A"])[off].abs().max() > 1e-4  # A was trained
+    assert torch.equal(after["A"], before["A"])  # and then frozen
     scores = torch.tensor(record.samples["trained_scores"]).reshape(6, 6)
     torch.testing.assert_close(scores[off], before["A"][off])
     w = torch.from_numpy(task.draw(8, 0, {}).patterns[:, 0])
     alignment = torch.nn.functional.cosine_similarity
     first = float(alignment(fresh["head.weight"][0], w, dim=0))
-    assert record.samples["watched_alignment"][0] == pytest.approx(first, abs=1e-5)  # not the old one
+    assert record.samples["watched_alignment"][0] == pytest.approx(first, abs=1e-5)  # of the new feature
     assert float(alignment(before["head.weight"][0], w, dim=0)) != pytest.approx(first, abs=1e-3)
     assert record.samples["watched_alignment"][-1] == pytest.approx(float(alignment(after["head.weight"][0], w, dim=0)))
 
@@ -226,9 +226,9 @@ def test_a_paper_says_how_long_its_cells_take_and_the_larger_preset_has_more(pap
 @pytest.mark.slow
 def test_the_published_map_of_overfitting_is_whole():
     cells = [job.cell for job in expand(Request(suite="overfitting-full", figures=("1",)), Registry())]
-    found = {(cell.n_train, cell.task.params["signal"], cell.repetition) for cell in cells}
-    assert found == {(n, float(s), r) for n in range(2, 21, 2) for s in range(1, 101) for r in range(10)}
-    assert len(cells) == len(found) and {cell.strategy.name for cell in cells} == {"dense"}
+    result = {(cell.n_train, cell.task.params["signal"], cell.repetition) for cell in cells}
+    assert result == {(n, float(s), r) for n in range(2, 21, 2) for s in range(1, 101) for r in range(10)}
+    assert len(cells) == len(result) and {cell.strategy.name for cell in cells} == {"dense"}
     (own,) = {json.dumps(cell.task.params | {"signal": 0}) for cell in cells}
     assert json.loads(own) == Overfitting().model_dump(mode="json") | {"signal": 0}
     (model,) = {json.dumps(cell.model.params) for cell in cells}
@@ -255,8 +255,8 @@ def test_transfer_has_each_attention_at_each_n_and_structure(preset):
 
 def test_a_model_of_the_theory_leaves_the_trained_networks_alone():
     jobs = expand(Request(suite="quick", model="shallow:m=8", seeds=1), Registry())
-    found = {(job.cell.task.name, job.cell.track, job.cell.model.params.get("m")) for job in jobs if job.requested}
-    assert found == {("theory", "scratch", 8), ("composite", "frozen", None), ("spurious", "frozen", None)}
+    result = {(job.cell.task.name, job.cell.track, job.cell.model.params.get("m")) for job in jobs if job.requested}
+    assert result == {("theory", "scratch", 8), ("composite", "frozen", None), ("spurious", "frozen", None)}
 
 
 @functools.cache

@@ -66,7 +66,7 @@ strategies = ["dense", "oracle:keep_rate=0.8", "STRATEGY:keep_rate=0.8"]
 
 @pytest.fixture
 def tiny(tmp_path, monkeypatch):
-    """Return a function that puts a suite of three figures that takes a second in the place of the presets'."""
+    """Return a function that replaces the presets by a suite of three figures that takes a second."""
     path = tmp_path / "tiny.toml"
     some = {name: theory.PAPER.figures[name] for name in ("2", "4", "8")}
     monkeypatch.setattr(
@@ -82,7 +82,7 @@ def tiny(tmp_path, monkeypatch):
 
 
 def make(out, *figures, rerun="missing"):
-    """Return verdicts, trials without an answer, and what was run."""
+    """Return verdicts, the number of trials without a result, and the cells that were run."""
     ran = []
     verdicts, lost = reproduce(
         theory.PAPER, figures, "quick", out, Execution("cpu", rerun, jobs=0), callbacks=Callbacks(on_record=ran.append)
@@ -99,7 +99,7 @@ def notes_in(out):
 
 
 def judged_in(out):
-    """Return the figures that the table has verdicts on."""
+    """Return the figures with verdicts in the table."""
     with (out / "verdicts.csv").open(newline="") as file:
         return sorted({row["figure"] for row in csv.DictReader(file)})
 
@@ -192,7 +192,7 @@ def test_trials_whose_strategy_fails_are_counted_and_noted_and_the_others_drawn(
 
 
 def test_a_strategy_can_be_submitted_from_what_a_paper_is_reproduced_with(tmp_path, tiny):
-    """One figure is not the whole suite."""
+    """A figure does not have all cells of a suite."""
     make(tmp_path / "out", "8")
     made = submit(tmp_path / "out", tmp_path / "to")
     assert (made.strategy, made.suite, made.wrong, made.records) == ("noise", "", False, 6)
@@ -290,7 +290,7 @@ def test_notes_say_that_some_settings_have_fewer_trials(tmp_path):
     assert notes_in(tmp_path) == ["figure 2: 2 to 3 trials of each setting"]
 
 
-# ---- how long it takes
+# ---- expected time
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_more_samples_than_a_batch_and_more_steps_than_it_takes_make_nothing_lon
 
 
 def expected(option):
-    """Return the seconds of a trial with that option of the task, the model or the request."""
+    """Return the expected seconds of a trial with an option of the task, the model or the request."""
     name, _, value = option.partition("=")
     task = "theory" if name in ("", "m", "n_train") else f"theory:{option}"
     request = Request(
@@ -326,12 +326,12 @@ FIGURE = ["--preset", "quick", "--figure", "4", "--device", "cpu", "--jobs", "0"
 
 
 def call(*arguments):
-    """Return what the command does, called in this process."""
+    """Return the result of the command, called in this process."""
     return CliRunner().invoke(main, ["reproduce", "theory", *map(str, arguments)])
 
 
 def fill(out, *lost):
-    """Write the records of Figure 4 to a folder, as if it had been run; some repetitions have no answer."""
+    """Write the records of Figure 4 to a folder, as after a run; some repetitions have no result."""
     writer = store.Writer(out)
     for record in records_of("4"):
         writer.append(failed(record) if record.cell.repetition in lost else record)
@@ -340,7 +340,7 @@ def fill(out, *lost):
 
 
 def refused(result, *says):
-    """Assert that it left with 2 and one line on standard error that says these things."""
+    """Assert that the exit code is 2, and one line on standard error contains these texts."""
     assert (result.exit_code, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
     assert line.startswith("Error: ") and "Traceback" not in line
@@ -402,7 +402,7 @@ def test_what_is_complete_is_drawn_again_and_its_verdicts_printed(tmp_path):
     assert result.exit_code == 0, result.output
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert lines[:2] == ["4 attention concentrates on relevant tokens reproduced", "4 it tends to 1 partly"]
-    assert {line.split()[0] for line in lines[2:]} == {"rank", "neurons"}  # of the same trials
+    assert {line.split()[0] for line in lines[2:]} == {"rank", "neurons"}  # from the same trials
     assert "all 4 cells are in the store" in result.stderr and f"written: {tmp_path}/verdicts.md" in result.stderr
     assert {"fig4.png", "rank.svg", "neurons.pdf"} <= {path.name for path in tmp_path.iterdir()}
     assert store.read(tmp_path) == records
@@ -410,10 +410,10 @@ def test_what_is_complete_is_drawn_again_and_its_verdicts_printed(tmp_path):
 
 def test_trials_without_an_answer_leave_1_and_where_to_read_why(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    out = fill(tmp_path / "sparsebench-theory-quick", 1, 3)  # the folder's name unless it is given
+    out = fill(tmp_path / "sparsebench-theory-quick", 1, 3)  # the default folder
     result = call(*FIGURE)
     assert result.exit_code == 1 and "Traceback" not in result.output
-    assert "attention concentrates" in result.stdout  # the others are judged all the same
+    assert "attention concentrates" in result.stdout  # the others are judged
     assert "2 trials have no answer, see the notes in verdicts.md" in result.stderr
     assert "2 of 4 trials have no answer and are left out; failed: it broke" in (out / "verdicts.md").read_text()
 
@@ -423,7 +423,7 @@ def test_help_imports_nothing_large_and_drawing_again_no_torch(tmp_path):
 import sys
 from sparsebench.cli import main
 from sparsebench.paper import Result
-Result.pictures = lambda result: {{'png': b''}}  # to render them takes seconds
+Result.pictures = lambda result: {{'png': b''}}  # rendering takes seconds
 large = {{'torch', 'timm', 'torchvision', 'numba', 'matplotlib'}}
 papers = "overfitting", "spatial", "images", "sparse-tokens"
 draw = {["theory", *FIGURE, "--out", str(fill(tmp_path))]!r}
@@ -432,8 +432,8 @@ for given in [*([paper, "--help"] for paper in papers), draw]:
         main(["reproduce", *given])
     except SystemExit as leave:
         assert not leave.code, (given, leave.code)
-    found = large & set(sys.modules)
-    assert found <= ({{'matplotlib'}} if given is draw else set()), (given, found)
+    imported = large & set(sys.modules)
+    assert imported <= ({{'matplotlib'}} if given is draw else set()), (given, imported)
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The shallow network: first weights, what training leaves, and the quantities of the paper's theorems."""
+"""The shallow network: first weights, values after training, and the quantities of the paper's theorems."""
 
 import copy
 import math
@@ -141,7 +141,7 @@ def test_each_variant_learns(task, changes):
     assert torch.equal(before, net.W_Q.detach()) == (changes == {"attention": "frozen"})
 
 
-# ---- what training leaves
+# ---- after training
 
 PLAIN = Theory(tokens=12, d=6, relevant=0.4, confusion=0.1, batch=8, test=20, steps=30)
 FOUR_CLASSES = Theory(tokens=12, d=6, classes=4, relevant=0.4, confusion=0.15, batch=8, test=20, steps=30)
@@ -186,7 +186,7 @@ def test_it_keeps_the_losses_of_networks_built_without_the_shortest_and_the_long
         "loss_without_short", "loss_without_long",
     }  # fmt: skip
     norms = np.linalg.norm(net.W_O.numpy().astype(float), axis=1)
-    found = {}
+    result = {}
     for what, ranked in (("short", np.argsort(norms)), ("long", np.argsort(-norms))):
         for share, loss in zip(PRUNED, trained_values[f"loss_without_{what}"], strict=True):
             left = sorted(ranked[round(share * NEURONS) :])
@@ -201,10 +201,10 @@ def test_it_keeps_the_losses_of_networks_built_without_the_shortest_and_the_long
             small.a.copy_(net.a[:, :, left])
             expected = float(losses(task.recipe(), small(test.inputs), test.labels).double().mean())
             assert loss == pytest.approx(expected, rel=1e-5, abs=1e-6)
-            found[what, share] = loss
+            result[what, share] = loss
     whole = float(losses(task.recipe(), net(test.inputs), test.labels).double().mean())
-    assert found["short", 0.0] == found["long", 0.0] == pytest.approx(whole)
-    assert len({round(value, 5) for value in found.values()}) > 12  # that is, removal matters here
+    assert result["short", 0.0] == result["long", 0.0] == pytest.approx(whole)
+    assert len({round(value, 5) for value in result.values()}) > 12  # so removal matters here
 
 
 @cases

@@ -1,4 +1,4 @@
-"""First weights, training, and what they show: the two-layer, the positional and the one-query network."""
+"""First weights, training and observations of the two-layer, the positional and the one-query network."""
 
 import math
 from dataclasses import replace
@@ -31,7 +31,7 @@ TWO_N, TWO_L = 6, 7
 
 
 def two_network(repetition=0, data=TWO_DATA, precision="float64", shrink=0.3, **options):
-    """Return a two_network with two_weights so large that its attention is not even."""
+    """Return a two-layer network with weights so large that its attention is not uniform."""
     model = TwoLayer(**{"d_h": 10, "d_v": 8, "shrink": shrink, "precision": precision} | options)
     return model.build(data, repetition)
 
@@ -40,7 +40,7 @@ def two_weights(net):
     return [w.detach().double().numpy() for w in (net.W_Q, net.W_K, net.W_V, net.w_O)]
 
 
-# ---- first two_weights
+# ---- first weights
 
 
 def test_first_weights_are_those_of_linear_layers_shrunk():
@@ -77,7 +77,7 @@ def test_the_read_out_is_frozen_and_the_rest_is_trained():
 
 @torch.no_grad()
 def test_it_shows_the_loss_attention_values_and_scores_of_signal_and_strong_noise():
-    net, found = two_network(), {name: [] for name in two_network().shows}
+    net, result = two_network(), {name: [] for name in two_network().shows}
     W_Q, W_K, W_V, w_O = two_weights(net)
     for x, label, relevance in zip(
         TWO_DATA.train.inputs.astype(float), TWO_DATA.train.labels, TWO_DATA.train.relevance, strict=True
@@ -86,14 +86,14 @@ def test_it_shows_the_loss_attention_values_and_scores_of_signal_and_strong_nois
         noise = max((l for l in range(TWO_L) if l != signal), key=lambda l: np.linalg.norm(x[l]))
         scores, values = x @ W_Q @ W_K.T @ x.T, x @ W_V @ w_O
         attention = (np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)).mean(axis=0)
-        found["train_loss_then"].append(math.log1p(math.exp(-y * attention @ values)))
+        result["train_loss_then"].append(math.log1p(math.exp(-y * attention @ values)))
         for what, name, s in (("relevant", "signal", signal), ("noise", "noise", noise)):
-            found[f"attention_on_{what}"].append(attention[s])
-            found[f"value_of_{name}"].append(y * values[s])
-            found[f"score_of_{name}"].append(scores[signal, s])
+            result[f"attention_on_{what}"].append(attention[s])
+            result[f"value_of_{name}"].append(y * values[s])
+            result[f"score_of_{name}"].append(scores[signal, s])
     shown = net.observe(look(TWO_DATA.train), look(TWO_DATA.test))
     assert list(shown) == list(net.shows)
-    for name, values in found.items():
+    for name, values in result.items():
         assert shown[name] == pytest.approx(np.mean(values), rel=1e-9), name
     assert len({round(value, 6) for value in shown.values()}) == 7
 
@@ -118,7 +118,7 @@ DIAGONAL = math.log(math.log(20))
 
 
 def positional_network(repetition=0, data=POSITIONAL_DATA, first=0.5, precision=torch.float64, **options):
-    """Return a positional_network with weights so large that its attention is not even."""
+    """Return a positional network with weights so large that its attention is not uniform."""
     return Positional(first=first, **options).build(data, repetition).to(precision)
 
 
@@ -129,7 +129,7 @@ def scores_of(net):
     return A
 
 
-# ---- first weights, and what training moves
+# ---- first weights, and their training
 
 
 def test_first_weights_are_small_and_the_diagonal_is_large():
@@ -141,12 +141,12 @@ def test_first_weights_are_small_and_the_diagonal_is_large():
     np.testing.assert_allclose(net.scores().diagonal().detach().numpy(), math.log(math.log(400)), rtol=1e-6)
     shares = net.attention().detach()
     own = shares.diagonal() / (shares.sum(dim=1) - shares.diagonal()) * 35
-    np.testing.assert_allclose(own.numpy(), math.log(400), rtol=0.01)  # ln d times as much as to another
+    np.testing.assert_allclose(own.numpy(), math.log(400), rtol=0.01)  # ln d times the attention to another position
     assert float(Positional(first=0.1).build(data, 0).A.detach().std()) == pytest.approx(0.1, rel=0.06)
 
 
 def positional_after(steps=30, strategy=None, **options):
-    """Return a positional_network before and positional_after some training."""
+    """Return a positional network after some training, and its first weights."""
     net = Positional(first=0.1, **options).build(POSITIONAL_DATA, 0)
     first = {name: value.clone() for name, value in net.state_dict().items()}
     recipe = Spatial(tokens=12, group=3, d=20, steps=steps, lr=0.1, lr_attention=5).recipe()
@@ -174,7 +174,7 @@ def test_frozen_attention_does_not_move_and_begins_like_a_trained_one():
     assert {name for name, w in net.named_parameters() if w.requires_grad} == {"head.weight"}
     trained = Positional(first=0.1).build(POSITIONAL_DATA, 0).state_dict()
     assert all(torch.equal(value, trained[name]) for name, value in first.items())
-    assert set(first) == {"A", "head.weight"}  # w* is no weight
+    assert set(first) == {"A", "head.weight"}  # w* is not a weight
 
 
 def test_attention_is_trained_before_it_is_frozen():
@@ -183,7 +183,7 @@ def test_attention_is_trained_before_it_is_frozen():
 
 @pytest.mark.parametrize("power", [4, 6])
 def test_an_even_power_is_a_user_error(power):
-    with pytest.raises(UserError, match=f"keeps the sign; got power={power}; allowed: odd"):
+    with pytest.raises(UserError, match=f"must be odd; got power={power}; allowed: odd"):
         Positional(power=power).check(POSITIONAL_TASK)
     Positional(power=power + 1).check(POSITIONAL_TASK)
 
@@ -192,7 +192,7 @@ def test_an_even_power_is_a_user_error(power):
 
 
 def share_by_loops(scores, sets):
-    """Return association by loops: with ties to the smaller position."""
+    """Return association by loops; ties go to the smaller position."""
     right = 0
     for i in range(len(scores)):
         order = sorted(range(len(scores)), key=lambda j: (j != i, -scores[i][j], j))
@@ -243,13 +243,13 @@ def test_association_is_a_ranking_with_ties_to_the_smaller_position(seed):
     sets = rng.permutation(np.arange(12) // 3)
     together = sets[:, None] == sets
     scores = rng.integers(0, 2, (12, 12)) + 1.0 * together * (rng.random((12, 12)) < 0.6)
-    found = association(scores, together)
-    assert found == pytest.approx(share_by_loops(scores.tolist(), sets))
-    np.fill_diagonal(scores, -99)  # the own place counts in whatever its score
-    assert association(scores, together) == found
+    result = association(scores, together)
+    assert result == pytest.approx(share_by_loops(scores.tolist(), sets))
+    np.fill_diagonal(scores, -99)  # the diagonal counts, whatever its score
+    assert association(scores, together) == result
     equal, known = np.zeros((12, 12)), together * (sets > 0)
     assert association(equal, together) == pytest.approx(share_by_loops(equal.tolist(), sets))
-    assert association(1.0 * together, known) == 1 and association(-1.0 * together, known) == 0  # one set left out
+    assert association(1.0 * together, known) == 1 and association(-1.0 * together, known) == 0  # one set is left out
 
 
 @pytest.mark.parametrize("group", [1, 2, 12])
@@ -288,7 +288,7 @@ QUERY_N, QUERY_L = 12, 7
 
 
 def query_network(data=QUERY_DATA, spread=0.8, **options):
-    """Return a query_network whose query_weights are not 0."""
+    """Return a one-query network whose weights are not 0."""
     net = OneQuery(**options).build(data, 0).double()
     rng = np.random.default_rng(3)
     with torch.no_grad():
@@ -309,7 +309,7 @@ def query_weights(net):
 
 
 def query_after(steps, **options):
-    """Return a query_network query_after so many steps in float64."""
+    """Return a one-query network after some steps in float64."""
     net = OneQuery(**options).build(QUERY_DATA, 0).double()
     recipe = QUERY_TASK.model_copy(update={"steps": steps}).recipe()
     shown = look(QUERY_DATA.train)
@@ -318,7 +318,7 @@ def query_after(steps, **options):
 
 
 def test_the_first_step_moves_the_read_out_alone_and_the_second_the_query_by_the_covariances():
-    """At 0 the gradients of the mean of log(1 + e^(-yf)) are those of the loops."""
+    """At weights 0, the gradients of the mean of log(1 + e^(-yf)) equal those by loops."""
     signs, lr = 2.0 * QUERY_DATA.train.labels - 1, 0.5
     w, b, d = np.zeros(6), 0.0, np.zeros(6)
     for y, x in zip(signs, query_samples(), strict=True):
@@ -340,7 +340,7 @@ def test_all_weights_begin_at_0_and_a_frozen_query_stays_there():
     for options in ({}, {"attention": "frozen"}):
         net = OneQuery(**options).build(QUERY_DATA, 5)
         assert all(float(value.abs().sum()) == 0 for value in net.state_dict().values())
-        assert set(net.state_dict()) == {"q", "head.weight", "head.bias"}  # xi is no weight
+        assert set(net.state_dict()) == {"q", "head.weight", "head.bias"}  # xi is not a weight
     q, w, _ = query_weights(query_after(4, attention="frozen"))
     assert (q == 0).all() and np.abs(w).min() > 0
     assert np.abs(query_weights(query_after(4))[0]).min() > 0
@@ -355,10 +355,10 @@ def test_a_query_finds_the_signal_that_the_mean_hides():
         split, test = look(data.train), look(data.test)
         Training(net, None, Samples(split.inputs, split.labels, None), task.recipe(), ("o",)).run()
         errors[attention] = float(((net(test.inputs) > 0) != test.labels).double().mean())
-    assert errors["trained"] < 0.05 < 0.12 < errors["frozen"] < 0.25  # the least error of the mean is 0.159
+    assert errors["trained"] < 0.05 < 0.12 < errors["frozen"] < 0.25  # the smallest error of the mean token is 0.159
 
 
-# ---- what it shows, and what it costs
+# ---- observations and MACs
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ def trial(make_trial):
 
 
 def strengths(trial, attention, pooled, lengths=LENGTHS, repetitions=5):
-    """Return trials whose error is 0.1 at the strength that each law gives for L and repetition, and falls in theta."""
+    """Return trials whose error decreases with theta, and is 0.1 at the strength law(L, repetition)."""
     return [
         trial(L, r, kind, task={"theta": theta}, accuracy=1 - 0.1 * law(L, r) / theta)
         for kind, law in (("trained", attention), ("frozen", pooled))
@@ -86,7 +86,7 @@ def test_a_length_that_some_repetition_does_not_cross_counts_in_none(trial):
     result = PAPER.figures["strength"](trials)
     rows = {row["L"]: row for row in result.tables["strength"] if row["classifier"] == "attention"}
     assert math.isnan(rows[64]["theta"]) and math.isfinite(rows[32]["theta"])
-    assert words(result)[:2] == [YES, YES]  # of the four others
+    assert words(result)[:2] == [YES, YES]  # from the other four
     three = PAPER.figures["strength"]([t for t in trials if t.task.tokens != 16])
     assert words(three)[:2] == [OPEN, OPEN]
 
@@ -148,7 +148,7 @@ def test_chance_is_the_mean_cosine_of_random_directions(d):
 
 
 def cut(trial, errors, spread=0.002, repetitions=5):
-    """Return trials of both classifiers by strategy and L, of which all but dense leave a quarter."""
+    """Return trials of both classifiers by strategy and L; all but dense keep a quarter of the tokens."""
     return [
         trial(L, r, kind, strategy=strategy, removed=0.0 if strategy == "dense" else 0.75, task={"theta": 2.0},
               accuracy=1 - error - spread * ((r + len(strategy)) % repetitions - repetitions // 2))

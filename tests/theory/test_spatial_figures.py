@@ -25,7 +25,7 @@ GOOD = {"association": 1.0, "alignment": 0.97, "accuracy": 0.995, "in_group_lead
 
 
 def trained(trial, *values, wobble=1e-4, task=None):
-    """Return a trial of each of these final values, watched three times on a straight way there from nought."""
+    """Return a trial for each of these final values, watched three times on a straight line from 0."""
     return [
         trial(100, r, task={"watch": 10} | (task or {}), in_group_mass=0.4, **GOOD | dict(some), curves={
             "watched_steps": (0.0, 10.0, 20.0),
@@ -58,9 +58,9 @@ def test_association_is_judged_by_what_came_out_in_each_trial(trial, sound, valu
     assert words(result) == expected
     table = {(row["quantity"], row["step"]): row for row in result.tables["association"]}
     shares = [(GOOD | v)["association"] for v in values]
-    found = table["association", 20]
-    assert (found["min"], found["max"], found["trials"]) == (min(shares), max(shares), 3)
-    assert found["mean"] == pytest.approx(np.mean(shares))
+    outcome = table["association", 20]
+    assert (outcome["min"], outcome["max"], outcome["trials"]) == (min(shares), max(shares), 3)
+    assert outcome["mean"] == pytest.approx(np.mean(shares))
     assert table["test_error", 0]["mean"] == 1 and table["test_error", 20]["mean"] == pytest.approx(0.6)
     assert f"1 in {sum(s == 1 for s in shares)} of 3 trials" in result.verdicts[0].measured
 
@@ -84,15 +84,15 @@ def test_scores_are_put_right():
 
 
 def with_scores(trial, *strengths, wrong=0):
-    """Return trials, permuted or not, whose scores show their sets; of `wrong` positions they do not."""
-    found = []
+    """Return trials, permuted or not, whose scores show their sets, except for `wrong` positions."""
+    result = []
     for r, (permuted, strength) in enumerate(strengths):
         task = Spatial(**SMALL, permuted=permuted)
         sets = task.sets()[task.order()]
         scores = strength * (sets[:, None] == sets) + np.random.default_rng(r).random((12, 12))
         scores[:wrong] *= -1
-        found.append(trial(100, r, task={"permuted": permuted}, curves={"trained_scores": tuple(scores.ravel())}))
-    return found
+        result.append(trial(100, r, task={"permuted": permuted}, curves={"trained_scores": tuple(scores.ravel())}))
+    return result
 
 
 @pytest.mark.parametrize(
@@ -126,11 +126,11 @@ KINDS = (
     ({}, {"attention": "frozen"}),
     ({}, {"attention": "trained"}),
 )
-"""What makes each of MODES."""
+"""The parameters of each of MODES."""
 
 
 def transfers(trial, *needed, sizes=N, trials=3):
-    """Return trials of each mode that have an error of 1 % from so many samples on; of None there are none."""
+    """Return trials of each mode with an error of 1 % from a number of samples on; no trials for None."""
     return [
         trial(n, r, task=task | {"feature": 1, "structure": r}, model=model,
               accuracy=(0.99 if n >= least else 0.8) - r / 1e3)
@@ -205,13 +205,13 @@ def test_strategies_are_judged_by_the_association_that_is_learned_with_them(tria
     trials += kept(trial, "attn_topk", 0.5, 0.1, 1.0, 1.0) + kept(trial, "oracle", 0.5, 1.0, 1.0, 1.0, where="test")
     result = PAPER.figures["strategies"](trials)
     sound(result)
-    found = {v.claim.partition(" with ")[2]: v for v in result.verdicts}
-    assert {claim: v.verdict for claim, v in found.items()} == {
+    outcome = {v.claim.partition(" with ")[2]: v for v in result.verdicts}
+    assert {claim: v.verdict for claim, v in outcome.items()} == {
         "25% of the tokens removed (random)": YES, "50% of the tokens removed (random)": PARTLY,
         "50% of the tokens removed (oracle)": NO, "50% of the tokens removed (attn_topk)": OPEN,
     }  # fmt: skip
-    assert "association 0.2" in found["50% of the tokens removed (oracle)"].measured
-    assert "change -0.8" in found["50% of the tokens removed (oracle)"].measured
+    assert "association 0.2" in outcome["50% of the tokens removed (oracle)"].measured
+    assert "change -0.8" in outcome["50% of the tokens removed (oracle)"].measured
     rows = {(row["where"], row["strategy"], row["removed"]): row for row in result.tables["strategies"]}
     assert len(rows) == 6 and rows["test", "oracle", 0.5]["association"] == 1
     assert rows["both", "dense", 0.0]["accuracy"] == pytest.approx(0.9)

@@ -10,18 +10,18 @@ SIGMAS = (0.02, 0.065, 0.11, 0.155, 0.2)
 
 
 def word_on(result, *claims):
-    """Return the verdict on each claim: on the one that has this text in it."""
-    found = []
+    """Return the verdicts on the claims that contain these texts."""
+    outcome = []
     for claim in claims:
         (verdict,) = (v for v in result.verdicts if claim in v.claim)
-        found.append(verdict.verdict)
-    return found
+        outcome.append(verdict.verdict)
+    return outcome
 
 
 def row(result, table, **values):
-    """Return the one row of a table that has these values."""
-    (found,) = (row for row in result.tables[table] if values.items() <= row.items())
-    return found
+    """Return the only row of a table with these values."""
+    (outcome,) = (row for row in result.tables[table] if values.items() <= row.items())
+    return outcome
 
 
 # ---- Figure 1a
@@ -74,11 +74,12 @@ def test_figure_1a_judges_each_rule_for_the_confusing_tokens_apart(grid_of):
 def test_figure_1a_has_the_planted_numbers_in_its_tables(grid_of):
     result = PAPER.figures["1a"](sweep(grid_of, lambda a: 4 / a**2, sizes=(8, 16, 32, 64, 128, 256, 512)))
     for a in A:
-        found = row(result, "fig1a-n50", **{"alpha_*": a})
+        outcome = row(result, "fig1a-n50", **{"alpha_*": a})
         assert (
-            found["N50"] == pytest.approx(4 / a**2, rel=0.5) and found["N50_low"] <= found["N50"] <= found["N50_high"]
+            outcome["N50"] == pytest.approx(4 / a**2, rel=0.5)
+            and outcome["N50_low"] <= outcome["N50"] <= outcome["N50_high"]
         )
-        assert (found["alpha_#"], found["trials"]) == (0.04, 8)
+        assert (outcome["alpha_#"], outcome["trials"]) == (0.04, 8)
     at = {n: row(result, "fig1a", N=n, **{"alpha_*": 0.1}) for n in (256, 512)}  # 400 samples are needed there
     assert [(at[n]["trials"], at[n]["successes"]) for n in at] == [(8, 0), (8, 8)]
     assert row(result, "fig1a-n50", **{"alpha_*": 0.1})["N95"] == 512
@@ -122,7 +123,7 @@ def test_figure_1b_judges_each_kind_of_first_weights_and_the_noise_apart(grid_of
 
 
 def steps(make_trial, law, trials=4):
-    """Return trials that need law(alpha_*) steps, give or take some."""
+    """Return trials that need about law(alpha_*) steps."""
     return [
         make_trial(200, r, task={"relevant": a, "confusion": 0.04}, iterations=some and some + r)
         for a in (0.2, 0.24, 0.3, 0.36, 0.44, 0.6) for some in [law(a)] for r in range(trials)
@@ -151,8 +152,8 @@ def test_figure_2_has_the_planted_numbers_and_counts_who_got_there(make_trial):
     lost = [make_trial(200, 9, task={"relevant": 0.2, "confusion": 0.04}, iterations=None),
             make_trial(200, 10, task={"relevant": 0.2, "confusion": 0.04}, diverged=True)]  # fmt: skip
     result = PAPER.figures["2"](trials + lost)
-    found = row(result, "fig2", **{"alpha_*": 0.2})
-    assert (found["trials"], found["reached"], found["steps"]) == (6, 4, pytest.approx(201.5))
+    outcome = row(result, "fig2", **{"alpha_*": 0.2})
+    assert (outcome["trials"], outcome["reached"], outcome["steps"]) == (6, 4, pytest.approx(201.5))
     assert "24 of 26 trials" in result.verdicts[0].measured and word_on(result, "steps") == [YES]
 
 
@@ -191,7 +192,7 @@ def test_figure_3_speaks_of_hard_problems_only(grid_of):
 
 
 def attention(make_trial, *curve, trials=5, **task):
-    """Return trials watched every 10 steps from 0 on, with this curve, give or take 0.002."""
+    """Return trials watched every 10 steps from 0 on, with this curve up to 0.002."""
     return [
         make_trial(
             200, r, task={"relevant": 0.5, "confusion": 0.05, "watch": 10} | task,
@@ -217,7 +218,7 @@ def attention(make_trial, *curve, trials=5, **task):
 def test_figure_4_says_whether_attention_concentrates(make_trial, curve, rises, to_1):
     result = PAPER.figures["4"](attention(make_trial, *curve))
     assert word_on(result, "attention concentrates", "it tends to 1") == [rises, to_1]
-    for step, value in ((0, curve[0]), (10, curve[1]), (20, curve[2]), (100, curve[2])):  # it holds its last value
+    for step, value in ((0, curve[0]), (10, curve[1]), (20, curve[2]), (100, curve[2])):  # the last value is repeated
         assert row(result, "fig4", step=step)["attention on relevant"] == pytest.approx(value, abs=1e-3)
 
 
@@ -246,7 +247,7 @@ FLAT, FALLS, RISES, LATE = (0.08,) * 3, (0.05, 0.04, 0.02), (0.12, 0.14, 0.16), 
 
 
 def removals(make_trial, dense, curves, metric="test_loss", where="both", **task):
-    """Return trials of dense and of removals of 20, 40 and 60 %, four each that differ alike, give or take 0.0004."""
+    """Return four trials each of dense and of removals of 20, 40 and 60 %, with equal differences up to 0.0004."""
     others = {"accuracy": 0.9, "worst_group_accuracy": 0.8, "spurious_gap": 0.1, "test_loss": 0.1}
 
     def some(value, r, wobble=0.0, **options):
@@ -277,9 +278,9 @@ def test_figure_5_says_what_removal_does(make_trial, irrelevant, noisy, random, 
     assert word_on(result, *claims, "removing random tokens leaves") == expected
     for name, curve in (("irrelevant", irrelevant), ("noisy", noisy), ("random", random)):
         for share, value in zip((0.2, 0.4, 0.6), curve, strict=True):
-            found = row(result, "fig5", removed=name, share=share)
-            assert found["value"] == pytest.approx(value + 0.015, abs=1e-6) and found["trials"] == 4
-            assert found["change"] == pytest.approx(value - 0.08, abs=1e-6)
+            outcome = row(result, "fig5", removed=name, share=share)
+            assert outcome["value"] == pytest.approx(value + 0.015, abs=1e-6) and outcome["trials"] == 4
+            assert outcome["change"] == pytest.approx(value - 0.08, abs=1e-6)
         assert row(result, "fig5", removed=name, share=0.0)["change"] == 0.0
 
 
@@ -320,8 +321,8 @@ def test_the_spurious_figure_says_whether_removal_frees(make_trial, worst, word)
     result = PAPER.figures["spurious"](trials)
     assert word_on(result, "frees") == [word]
     for share, value in zip((0.2, 0.4, 0.6), worst, strict=True):
-        found = row(result, "spurious", metric="worst-group accuracy", removed="irrelevant", share=share)
-        assert found["value"] == pytest.approx(value + 0.015) and found["change"] == pytest.approx(value - 0.6)
+        outcome = row(result, "spurious", metric="worst-group accuracy", removed="irrelevant", share=share)
+        assert outcome["value"] == pytest.approx(value + 0.015) and outcome["change"] == pytest.approx(value - 0.6)
     assert row(result, "spurious", metric="accuracy", removed="random", share=0.0)["value"] == pytest.approx(0.9)
     assert row(result, "spurious", metric="spurious gap", removed="random", share=0.4)["change"] == 0.0
 
@@ -362,11 +363,11 @@ def test_each_strategy_has_its_samples_beside_dense_and_its_steps(grid_of):
 
 MATRICES = ("W_Q", "W_K", "W_V")
 TWO, NEARLY, NONE = (3.0, 2.0, 0.2, 0.1), (5.0, 1.0, 0.75, 0.5), (2.0, 1.9, 1.8, 1.7)
-"""The two largest hold 0.996, 0.970 and 0.556 of the square; the third over the second is 0.1, 0.75 and 0.95."""
+"""The two largest have 0.996, 0.970 and 0.556 of the square; the third over the second is 0.1, 0.75 and 0.95."""
 
 
 def ranks(make_trial, *values, trials=4, scale=5.0):
-    """Return trials whose updates of W_Q, W_K, W_V have these singular values, times a factor of each trial's own."""
+    """Return trials whose updates of W_Q, W_K, W_V have these singular values times a factor of the trial."""
     return [
         make_trial(200, r, curves={
             f"trained_singular_{name}": tuple(scale**r * v * (1 + 0.01 * r * (i == 1)) for i, v in enumerate(some))
@@ -408,7 +409,7 @@ def test_a_share_that_differs_between_trials_is_not_certain(make_trial):
 
 
 def pruned(make_trial, short, long, M=5, trials=4, wobble=1e-4):
-    """Return trials whose losses without the shortest and the longest rows are these, by share, and the trial's own."""
+    """Return trials with these losses without the shortest and the longest rows, by share, plus a term of the trial."""
     return [
         make_trial(200, r, task={"patterns": M, "d": 20}, curves={
             f"trained_loss_without_{what}": tuple(0.1 * r + law(share) + wobble * r * (share > 0) for share in PRUNED)

@@ -1,4 +1,4 @@
-"""The tasks of the theories: what tokens hold and what is relevant, and what all tasks have in common."""
+"""The tasks of the theories: contents and relevance of tokens, and properties of all tasks."""
 
 import math
 
@@ -24,7 +24,7 @@ SPARSE = SparseTokens(tokens=9, d=5, relevant=3, theta=2.5, test=7)
 
 
 def pattern_of(data, split):
-    """Return (n, L), which pattern each token is nearest to."""
+    """Return (n, L), the pattern nearest to each token."""
     distances = np.linalg.norm(split.inputs[:, :, None] - data.patterns.T, axis=3)
     return distances.argmin(axis=2)
 
@@ -66,7 +66,7 @@ def test_counts_are_whole_tokens_of_the_shares_asked_for_or_a_user_error(
         task.check()
     except UserError as error:
         for asked in (task.counts, task.realised_shares):
-            with pytest.raises(UserError, match="cannot have shares"):
+            with pytest.raises(UserError, match="cannot have these shares"):
                 asked()
         assert "allowed: " in str(error)
         return
@@ -118,8 +118,8 @@ def test_places_are_permuted_in_each_sample_unless_they_are_fixed():
     data = Theory(tokens=50, positions="fixed").draw(30, 0, {})
     assert (data.train.relevance == (np.arange(50) < 10)).all()
     for label in (0, 1):
-        (found,) = {tuple(row) for row in pattern_of(data, data.train)[data.train.labels == label]}
-        assert np.bincount(found).tolist() == ([10, 2, 13, 13, 12] if label else [2, 10, 13, 13, 12])
+        (result,) = {tuple(row) for row in pattern_of(data, data.train)[data.train.labels == label]}
+        assert np.bincount(result).tolist() == ([10, 2, 13, 13, 12] if label else [2, 10, 13, 13, 12])
 
 
 def test_labels_are_balanced_in_every_stretch_or_drawn_independently():
@@ -138,9 +138,9 @@ def test_four_classes_have_a_pattern_each_from_all_plus_to_all_minus():
     assert data.classes == ("(-1,-1)", "(-1,+1)", "(+1,-1)", "(+1,+1)")
     which = pattern_of(data, data.train)
     expected = {3: [10, 3, 3, 2, 16, 16], 2: [2, 10, 3, 3, 16, 16], 1: [3, 2, 10, 3, 16, 16], 0: [3, 3, 2, 10, 16, 16]}
-    for found, label, relevance in zip(which, data.train.labels, data.train.relevance, strict=True):
-        assert np.bincount(found).tolist() == expected[label]
-        np.testing.assert_array_equal(relevance, found == 3 - label)
+    for result, label, relevance in zip(which, data.train.labels, data.train.relevance, strict=True):
+        assert np.bincount(result).tolist() == expected[label]
+        np.testing.assert_array_equal(relevance, result == 3 - label)
     assert (data.train.groups == 0).all() and data.group_names == ("all",)
 
 
@@ -184,7 +184,7 @@ def test_the_spurious_pattern_goes_with_the_label_in_training_and_not_in_the_tes
 
 
 def longest_but_signal(split):
-    """Return (n,) the place of the longest token that is not the signal."""
+    """Return (n,) the position of the longest token other than the signal."""
     return (np.linalg.norm(split.inputs, axis=2) * (1 - split.relevance)).argmax(axis=1)
 
 
@@ -213,7 +213,7 @@ def test_one_token_has_the_strong_noise_and_the_others_the_weak():
     assert weak.sum() == 60 * 4
     assert split.inputs[weak].std() == pytest.approx(0.2, rel=0.01)
     spread = split.inputs[weak].std(axis=1)
-    assert spread.min() > 0.17 and spread.max() < 0.23  # one strong token, and no second
+    assert spread.min() > 0.17 and spread.max() < 0.23  # exactly one strong token
 
 
 def test_signal_and_strong_noise_are_at_random_places_of_their_own():
@@ -277,7 +277,7 @@ def changed(task=SPATIAL, **updates):
 
 
 def shown(data, split):
-    """Return (n, tokens), how much of w* each patch shows."""
+    """Return (n, tokens), the coefficient of w* in each patch."""
     return split.inputs.astype(float) @ data.patterns[:, 0]
 
 
@@ -285,7 +285,7 @@ def test_sets_belong_to_the_structure():
     sets = [changed(structure=structure).sets() for structure in range(4)]
     assert len({tuple(s) for s in sets}) == 4
     np.testing.assert_array_equal(sets[0], changed(feature=3, permuted=True, rate=0.5, noise=1).sets())
-    assert any(np.ptp(np.flatnonzero(sets[0] == k)) > 2 for k in range(4))  # not one after the other
+    assert any(np.ptp(np.flatnonzero(sets[0] == k)) > 2 for k in range(4))  # not contiguous
     for repetition in (0, 5):
         relevance = SPATIAL.draw(40, repetition, {}).train.relevance
         together = relevance.T @ relevance > 0
@@ -303,7 +303,7 @@ def test_one_set_of_a_sample_shows_its_label_and_is_what_matters():
             np.testing.assert_array_equal(relevant, task.sets() == number)
             np.testing.assert_allclose(row, (2 * label - 1) * relevant, atol=1e-6)
     which = data.train.relevance @ task.sets() / 3
-    assert set(which) == {0, 1, 2, 3}  # each set has its turn
+    assert set(which) == {0, 1, 2, 3}  # each set is drawn
     assert data.train.labels.sum() == 30 and data.classes == ("-1", "+1") and (data.train.groups == 0).all()
 
 
@@ -325,7 +325,7 @@ def test_another_patch_shows_the_feature_or_its_opposite_at_half_the_rate_each(r
     assert abs((delta == 1).mean() - q / 2) <= bound and abs((delta == -1).mean() - q / 2) <= bound
     labels = np.broadcast_to(data.train.labels[:, None], other.shape)[other]
     if q > 0:
-        assert delta[labels == 1].mean() == pytest.approx(0, abs=0.05)  # it does not go with the label
+        assert delta[labels == 1].mean() == pytest.approx(0, abs=0.05)  # independent of the label
 
 
 def test_noise_is_of_the_width_asked_for_and_orthogonal_to_the_feature_if_it_is_projected():
@@ -411,7 +411,7 @@ def test_class_1_has_its_probability(positive):
     assert labels.mean() == pytest.approx(positive, abs=0.03)
 
 
-# ---- what all have in common
+# ---- all tasks
 
 THEORY = {"tokens": 12, "relevant": 0.3, "confusion": 0.1, "test": 9}
 TASKS = [

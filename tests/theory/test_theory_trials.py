@@ -20,7 +20,7 @@ from sparsebench.strategy.budget import FULL, Budget
 NAN, INFINITY = float("nan"), float("inf")
 X = np.array([2.0, 3.0, 5.0, 8.0, 13.0])
 SIX = [6] * len(X)
-"""Repetitions of each value."""
+"""Number of repetitions of each value."""
 
 
 def record_of(status="ok", *, kind="", budget=FULL, n_train=12, repetition=3, **metrics):
@@ -67,7 +67,7 @@ def test_a_training_that_diverged_is_a_trial_without_success_and_any_other_failu
 
 
 def grid(*successes, sizes=(4, 8, 16, 32)):
-    """Return a grid from a string of 0 and 1 a repetition; a blank is a trial that is not there."""
+    """Return a grid from strings of 0 and 1, one per repetition; a blank is a missing trial."""
     return Grid({r: {n: float(c) for n, c in zip(sizes, row, strict=True) if c != " "} for r, row in
                  enumerate(successes)})  # fmt: skip
 
@@ -97,7 +97,7 @@ def test_n50_and_n95_of_a_grid(successes, n50, n95):
     some = grid(*successes)
     assert some.n50[0] == pytest.approx(n50, nan_ok=True)
     assert some.n95 == pytest.approx(n95, nan_ok=True)
-    if len(some.wins) < 2:  # there is no interval, and no error
+    if len(some.wins) < 2:  # no interval, and no error
         assert some.n50[1:] == (None, None) and np.isnan(resamples_of([some])[0]).all() and not some.within(4, 32)
     assert len(some.wins) > 0 or np.isnan([*some.rates, *some.ends]).all()
 
@@ -112,7 +112,7 @@ def test_resampled_n50_come_from_whole_repetitions():
     rows = "0111", "0011", "0001", "0000"
     (values, doubled), (n, _) = resamples_of([grid(*rows), grid(*rows, sizes=(8, 16, 32, 64))])
     assert values.shape == (RESAMPLES,) and n == 4
-    np.testing.assert_allclose(doubled, 2 * values)  # as many repetitions are resampled alike
+    np.testing.assert_allclose(doubled, 2 * values)  # equal numbers of repetitions have equal resamples
     possible = {grid(*(["0111"] * i + ["0011"] * j + ["0001"] * k + ["0000"] * (4 - i - j - k))).n50[0]
                 for i in range(5) for j in range(5 - i) for k in range(5 - i - j)}  # fmt: skip
     assert set(np.round(values, 6)) <= set(np.round(list(possible), 6))
@@ -146,10 +146,10 @@ def test_an_interval_that_reaches_the_end_of_the_sizes_is_not_within_them(succes
 
 @given(st.floats(-5, 5), st.floats(-100, 100))
 def test_a_line_is_recovered(slope, intercept):
-    found = line(X, slope * X + intercept)
-    assert found[:2] == pytest.approx((slope, intercept), abs=1e-6)
+    result = line(X, slope * X + intercept)
+    assert result[:2] == pytest.approx((slope, intercept), abs=1e-6)
     if abs(slope) > 1e-2:
-        assert found[2] == pytest.approx(1)
+        assert result[2] == pytest.approx(1)
 
 
 def test_a_constant_is_no_line_that_explains_anything():
@@ -212,7 +212,7 @@ def test_without_intervals_a_fit_says_neither_that_it_rises_nor_that_it_is_flat(
     [((0.2, 0.3), True, False), ((-0.2, 0.3), False, True), ((-0.2, 0.4), False, False), ((-0.4, -0.2), False, True)],
 )
 def test_flat_is_less_than_a_doubling_over_the_range(ends, rises, flat):
-    resamples = X[:, None] ** np.array(ends)  # from x = 2 to 13 a power of 0.37 doubles
+    resamples = X[:, None] ** np.array(ends)  # a power of 0.37 doubles from x = 2 to 13
     (fit,) = compete({"x": X}, X ** np.mean(ends), resamples, SIX)
     assert (fit.rises, fit.flat) == (rises, flat)
 

@@ -1,4 +1,4 @@
-"""Many trainings in one program, each of which ends as it does alone; and steps in the span of the tokens."""
+"""Many trainings in one program have the results of separate trainings; and steps in the span of the tokens."""
 
 import copy
 from dataclasses import replace
@@ -37,7 +37,7 @@ def training(n, repetition=0, strategy=None, changes=None, dtype=torch.float64, 
 
 
 def alone(one):
-    """Return the network and outcome of the same training by itself, in the ordinary way."""
+    """Return the network and outcome of the same training alone."""
     network = copy.deepcopy(one.network)
     return network, Training(network, one.actor, one.samples, one.recipe, one.order_seed).run()
 
@@ -86,7 +86,7 @@ def test_two_layers_of_different_sizes_strategies_and_ends():
 
 
 def test_in_single_precision_they_agree_while_no_mask_flips():
-    task = SHALLOW.model_copy(update={"d": 10})  # of the width for which the others compile single precision
+    task = SHALLOW.model_copy(update={"d": 10})  # the width of the other tests, which is compiled already
     assert_as_alone([training(n, dtype=torch.float32, changes={"steps": 10}, task=task) for n in (6, 9)], 1e-5)
 
 
@@ -112,7 +112,7 @@ def test_too_little_memory_makes_smaller_groups_and_one_that_does_not_fit_alone_
     def small(some):
         tried.append(len(some))
         if len(some) > fit:
-            some[0].tell(next(some[0].batches()), 1.0)  # it had begun
+            some[0].tell(next(some[0].batches()), 1.0)  # it has begun
             raise torch.OutOfMemoryError
         whole(some)
 
@@ -133,7 +133,7 @@ def test_only_plain_networks_with_a_choice_made_once_train_together(options, fit
     one = training(4, **options)
     assert together.fits(one) is fits
     together.train_together([one] * (not fits))
-    assert one.step == 0 and one.failure is None  # what does not fit is left as it was
+    assert one.step == 0 and one.failure is None  # a training that does not fit is unchanged
     one.network = torch.nn.Linear(1, 1)
     assert not together.fits(one)
 
@@ -178,7 +178,7 @@ def test_on_cuda_a_training_agrees_with_the_cpu():
 
 
 def trained(kind, strategy, dtype=torch.float64, changes=None):
-    """Return the network and outcome of one training with steps of that kind."""
+    """Return the network and outcome of a training with this kind of steps."""
     one = training(6, strategy=strategy, task=TWO_LAYERS, dtype=dtype, changes=changes)
     steps = kind(one.network, one.actor, one.samples, one.recipe)
     outcome = Training(one.network, one.actor, one.samples, one.recipe, ("order",), steps=steps).run()

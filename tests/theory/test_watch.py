@@ -36,7 +36,7 @@ def samples_of(split):
 
 
 class Trial:
-    """A network in training, watched if the task says so."""
+    """A network in training, watched if the task has `watch`."""
 
     def __init__(self, shape, strategy=None, task=TASK, engine=None, tested=True):
         self.task, self.recipe = task, task.recipe()
@@ -84,16 +84,16 @@ def test_each_look_sees_the_loss_and_the_attention_of_its_step(shape, strategy):
     def on_step(step):
         trial.watch(step)
         if step in (0, 10, 20):
-            found = trial.evaluate()
-            mass = brute_force_mass(trial.network, trial.test.inputs, trial.test.relevance, found.kept)
-            expected.append((found.loss, mass))
+            result = trial.evaluate()
+            mass = brute_force_mass(trial.network, trial.test.inputs, trial.test.relevance, result.kept)
+            expected.append((result.loss, mass))
 
     trial.run(on_step)
     assert trial.watch.looks == [0, 10, 20]
     losses, masses = (trial.watch.seen[name] for name in ("test_loss", "attention_on_relevant"))
     np.testing.assert_allclose(np.transpose([losses, masses]), expected, rtol=1e-5)
     assert losses[0] > losses[2] and masses[0] != masses[2]
-    for _ in range(2):  # the last step is looked at when asked for, once
+    for _ in range(2):  # the last step is measured once, on request
         trial.watch.look(25)
     assert trial.watch.looks == [0, 10, 20, 25] and len(losses) == 4
 
@@ -111,8 +111,8 @@ def test_watching_changes_no_bit(shape, strategy, watch=3):
 def test_the_test_is_watched_without_the_strategy_where_that_trains_only():
     trial = Trial({}, Random(), tested=False).run()
     trial.watch.look(25)
-    found = trial.evaluate()
-    assert found.kept.all() and trial.watch.seen["test_loss"][-1] == pytest.approx(found.loss, rel=1e-5)
+    result = trial.evaluate()
+    assert result.kept.all() and trial.watch.seen["test_loss"][-1] == pytest.approx(result.loss, rel=1e-5)
     everything = np.ones((12, 20))
     mass = brute_force_mass(trial.network, trial.test.inputs, trial.test.relevance, everything)
     assert trial.watch.seen["attention_on_relevant"][-1] == pytest.approx(mass, rel=1e-5)
@@ -138,13 +138,13 @@ def test_iterations_are_the_first_look_below_the_threshold(losses, expected):
 
 def record_of(tmp_path, plugin="dense", n_train=20, **task):
     registry = Registry()
-    found = registry.strategy(plugin)
+    result = registry.strategy(plugin)
     cell = Cell(
         task=Part.of(TASK.model_copy(update=task)), model=Part(name="shallow", params={"m": 64}),
-        strategy=Part.of(found.cls()), budget=FULL if plugin == "dense" else Budget(keep_rate=0.5), n_train=n_train,
+        strategy=Part.of(result.cls()), budget=FULL if plugin == "dense" else Budget(keep_rate=0.5), n_train=n_train,
         repetition=0,
     )  # fmt: skip
-    job = Job(cell=cell, origin=found.origin, kind=found.cls.kind, label=plugin)
+    job = Job(cell=cell, origin=result.origin, kind=result.cls.kind, label=plugin)
     (record,) = inline([job], registry, tmp_path)
     return record
 

@@ -14,7 +14,7 @@ from sparsebench.tasks.images import Composite
 from sparsebench.training.loop import BATCH, evaluate, ranks
 from sparsebench.training.steps import Samples
 
-N = BATCH + 30  # two batches, of which one is short
+N = BATCH + 30  # two batches, the second is short
 TASK = Sets(tokens=10, relevant=0.4, confusion=0.1, test=N)
 DATA = TASK.draw(4, 0, {})
 NETWORK = OneLayer(m=16).build(DATA, 0)
@@ -30,15 +30,15 @@ def actor_of(strategy, network=NETWORK, **budget):
 
 def test_without_a_strategy_all_tokens_are_kept_and_nothing_is_recorded():
     told: list[int] = []
-    found = evaluate(NETWORK, None, of_sets(), TASK.recipe(), on_done=told.append)
+    result = evaluate(NETWORK, None, of_sets(), TASK.recipe(), on_done=told.append)
     assert told == [BATCH, N]
-    assert found.kept.all() and found.kept.shape == (N, 10)
-    assert found.steps == found.choices == []
+    assert result.kept.all() and result.kept.shape == (N, 10)
+    assert result.steps == result.choices == []
     with torch.no_grad():
         margins = NETWORK(of_sets().inputs)
-    assert found.predicted.tolist() == (margins > 0).long().tolist()
+    assert result.predicted.tolist() == (margins > 0).long().tolist()
     hinge = torch.relu(1 - (2 * of_sets().labels - 1) * margins).double().mean()
-    assert found.loss == pytest.approx(float(hinge), rel=1e-5)
+    assert result.loss == pytest.approx(float(hinge), rel=1e-5)
 
 
 def test_a_sample_is_judged_alike_whatever_comes_with_it():
@@ -75,15 +75,15 @@ def test_each_choice_is_told_block_by_block_with_the_scores_of_what_was_there(sc
         return Keep.top(seen[-1][1], keep)
 
     strategy = scripted(decide, site="block", needs=())
-    found = evaluate(network, actor_of(strategy, network, **STAGES), samples, recipe, choices=True)
-    assert [choice.block for choice in found.choices] == [-1, 1, 2, 3]
-    for choice, (index, scores), after in zip(found.choices[1:], seen, [*(i for i, _ in seen[1:]), None], strict=True):
+    result = evaluate(network, actor_of(strategy, network, **STAGES), samples, recipe, choices=True)
+    assert [choice.block for choice in result.choices] == [-1, 1, 2, 3]
+    for choice, (index, scores), after in zip(result.choices[1:], seen, [*(i for i, _ in seen[1:]), None], strict=True):
         there = {(b, int(k)): float(x) for b in range(8) for k, x in zip(index[b], scores[b], strict=True)}
         for place, score in np.ndenumerate(choice.scores):
             assert score == there[place] if place in there else np.isnan(score)
         if after is not None:
             assert [set(np.flatnonzero(row)) for row in choice.kept] == [set(row.tolist()) for row in after]
-    assert (found.choices[-1].kept == found.kept).all()
+    assert (result.choices[-1].kept == result.kept).all()
 
 
 def test_a_block_that_a_strategy_lets_pass_is_no_choice_and_samples_it_leaves_alone_keep_all(scripted, images):
@@ -93,9 +93,9 @@ def test_a_block_that_a_strategy_lets_pass_is_no_choice_and_samples_it_leaves_al
         return None if view.block != 2 else Keep.top(view.random(), keep)
 
     actor = actor_of(scripted(decide, site="block", needs=()), network, **STAGES)
-    found = evaluate(network, actor, samples, recipe, choices=True)
-    assert [choice.block for choice in found.choices] == [-1, 2]
-    assert not np.isnan(found.choices[1].scores).any() and found.choices[1].kept.sum() == 8 * 4
+    result = evaluate(network, actor, samples, recipe, choices=True)
+    assert [choice.block for choice in result.choices] == [-1, 2]
+    assert not np.isnan(result.choices[1].scores).any() and result.choices[1].kept.sum() == 8 * 4
     tensors = (samples.inputs, samples.labels, samples.relevance)
     two, calls = Samples(*(torch.cat([x] * (2 * BATCH // 8)) for x in tensors)), []
     last = scripted(lambda view, keep: calls.append(1) or (None if len(calls) == 1 else decide_last(view, keep)))
@@ -116,8 +116,8 @@ def test_a_fused_token_has_no_score_of_a_patch(scripted, images):
         return Keep(torch.arange(keep - 1).expand(len(fuse), -1), fuse=fuse, scores=fuse.cumsum(dim=1))
 
     fuse = scripted(decide, site="block", needs=())
-    found = evaluate(network, actor_of(fuse, network, **STAGES), samples, recipe, choices=True)
-    _, first, second, _ = found.choices
+    result = evaluate(network, actor_of(fuse, network, **STAGES), samples, recipe, choices=True)
+    _, first, second, _ = result.choices
     assert first.kept.tolist() == [[True] * 7 + [False] * 9] * 8
     assert second.scores[0, :7].tolist() == [1, 2, 3, 4, 5, 6, 7] and np.isnan(second.scores[0, 7:]).all()
     assert second.kept.tolist() == [[True] * 3 + [False] * 13] * 8
@@ -126,8 +126,8 @@ def test_a_fused_token_has_no_score_of_a_patch(scripted, images):
 def test_a_group_counts_as_its_first_patch(scripted, images):
     network, samples, recipe = images
     pairs = scripted(lambda v, keep: Merge(torch.arange(16).expand(v.index.shape) // 2))
-    found = evaluate(network, actor_of(pairs, network), samples, recipe)
-    assert found.kept.tolist() == [[True, False] * 8] * 8
+    result = evaluate(network, actor_of(pairs, network), samples, recipe)
+    assert result.kept.tolist() == [[True, False] * 8] * 8
 
 
 def test_the_network_is_tested_as_it_is_and_left_without_gradients(scripted, images):
@@ -165,9 +165,9 @@ def test_the_rank_of_a_label_is_its_place_in_a_stable_sort():
     rng = torch.Generator().manual_seed(0)
     outputs, labels = torch.randint(0, 6, (50, 12), generator=rng).float(), torch.randint(0, 12, (50,), generator=rng)
     order = outputs.argsort(dim=1, descending=True, stable=True)
-    found = ranks(Composite().recipe(), outputs, labels)
-    assert found.tolist() == (order == labels[:, None]).int().argmax(dim=1).tolist()
-    assert ((found == 0) == (outputs.argmax(dim=1) == labels)).all()
+    result = ranks(Composite().recipe(), outputs, labels)
+    assert result.tolist() == (order == labels[:, None]).int().argmax(dim=1).tolist()
+    assert ((result == 0) == (outputs.argmax(dim=1) == labels)).all()
 
 
 def test_the_batch_is_halved_while_there_is_no_memory(scripted):
@@ -180,10 +180,10 @@ def test_the_batch_is_halved_while_there_is_no_memory(scripted):
         return Keep.top(view.tokens[..., 0], keep)
 
     modest = scripted(lambda view, keep: Keep.top(view.tokens[..., 0], keep))
-    found = evaluate(NETWORK, actor_of(scripted(hungry)), of_sets(), TASK.recipe())
+    result = evaluate(NETWORK, actor_of(scripted(hungry)), of_sets(), TASK.recipe())
     whole = evaluate(NETWORK, actor_of(modest), of_sets(), TASK.recipe())
-    assert found.batch == 25 and whole.batch == BATCH and came[:4] == [200, 100, 50, 25]
-    assert (found.predicted == whole.predicted).all() and (found.kept == whole.kept).all()
+    assert result.batch == 25 and whole.batch == BATCH and came[:4] == [200, 100, 50, 25]
+    assert (result.predicted == whole.predicted).all() and (result.kept == whole.kept).all()
     with pytest.raises(torch.OutOfMemoryError):
         evaluate(NETWORK, actor_of(scripted(starving)), of_sets(), TASK.recipe())
 
@@ -208,8 +208,8 @@ def starving(view, keep):
 def test_samples_without_a_mask_of_relevance_are_evaluated_like_those_with_one(scripted):
     known, unknown = of_sets(), of_sets()
     unknown.relevance = None
-    found, again = (evaluate(NETWORK, actor_of(Random()), samples, TASK.recipe()) for samples in (known, unknown))
-    assert (found.predicted == again.predicted).all() and (found.kept == again.kept).all()
+    result, again = (evaluate(NETWORK, actor_of(Random()), samples, TASK.recipe()) for samples in (known, unknown))
+    assert (result.predicted == again.predicted).all() and (result.kept == again.kept).all()
     oracle = scripted(lambda view, keep: Keep.top(view.relevance, keep), needs=("relevance",), kind="oracle")
     with pytest.raises(UnsupportedError, match="the data of this cell has no relevance mask"):
         evaluate(NETWORK, actor_of(oracle), unknown, TASK.recipe())
@@ -218,6 +218,6 @@ def test_samples_without_a_mask_of_relevance_are_evaluated_like_those_with_one(s
 def test_classes_that_are_absent_are_no_answers(images):
     network, samples, recipe = images
     samples.absent = torch.arange(network.module.num_classes) != 3
-    found = evaluate(network, None, samples, recipe)
+    result = evaluate(network, None, samples, recipe)
     samples.absent = None
-    assert (found.predicted == 3).all() and (found.confidence == 1).all()
+    assert (result.predicted == 3).all() and (result.confidence == 1).all()

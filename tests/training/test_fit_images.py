@@ -1,4 +1,4 @@
-"""`Strategy.fit`: what it is shown, what is kept of it, and what is said of one that does something else."""
+"""`Strategy.fit`: its images, its results, and the errors of wrong ones."""
 
 import re
 from pathlib import Path
@@ -27,7 +27,7 @@ RECIPE = Recipe("cross-entropy", "adamw", 1e-3, B, epochs=1, steps=1)
 
 
 class Fits(Strategy):
-    """Learns what `learn` returns; a number for each position before block 1, and one threshold before block 3."""
+    """Learns what `learn` returns: a number for each position before block 1, and a threshold before block 3."""
 
     name: ClassVar[str] = "fits"
     site: ClassVar[str] = "block"
@@ -54,7 +54,7 @@ def fits(learn, **declared):
 
 
 def run(learn=Fits.learn, *, strategy=None, network=None, labels=None, relevance=None, seed=0):
-    """Return the actor and what came out."""
+    """Return the actor and the result of `fit`."""
     network = network or DeepViT(vit())
     actor = Actor(strategy or fits(learn), Budget(keep_rate=0.5, blocks=(1, 3)), network.cost, network.grid, stream=7)
     given = Images(images(network), torch.arange(B) + 10, labels)
@@ -180,21 +180,21 @@ def test_random_numbers_are_the_cells_and_afterwards_as_before():
 
 @pytest.mark.parametrize("kind", ["oracle", "deployable"])
 def test_only_an_oracle_finds_out_which_tokens_matter(kind):
-    relevance, found = torch.rand(20, N), []
+    relevance, result = torch.rand(20, N), []
 
     def learn(given, network):
-        network(given, lambda view: found.append(view.relevance))
+        network(given, lambda view: result.append(view.relevance))
         return GOOD
 
     oracle = fits(learn, kind="oracle", needs=frozenset({"tokens", "relevance"}))
     if kind == "oracle":
         run(strategy=oracle, relevance=relevance)
-        assert torch.equal(found[0], relevance[10 : 10 + B])
+        assert torch.equal(result[0], relevance[10 : 10 + B])
         return
     with pytest.raises(UserError, match="only kind = 'oracle' may declare it"):
         run(learn, relevance=relevance)
-    run(lambda images, network: found.append(network._relevance) or GOOD, relevance=relevance)
-    assert found == [None]
+    run(lambda images, network: result.append(network._relevance) or GOOD, relevance=relevance)
+    assert result == [None]
     with pytest.raises(StrategyError, match="is no oracle"):
         run(strategy=fits(learn, needs=frozenset({"tokens", "relevance"})), relevance=relevance)
 
@@ -233,7 +233,7 @@ def spent(network, actor):
 
 
 def bounded(scripted, share):
-    """Return a strategy that keeps of image i some of the first tokens: a share of the count, and i more."""
+    """Return a strategy that keeps the first tokens of image i: a share of the count, plus i."""
 
     def decide(view, keep):
         extra = torch.arange(len(view.index))[:, None] % 5
@@ -270,5 +270,5 @@ def test_the_shape_of_the_budget_stays_and_only_the_first_images_are_looked_at_a
     given.labels.fill_(99)
     budget = Budget(macs=0.6, schedule="late", gamma=1.0, convention="compound-ceil")
     actor = Actor(bounded(scripted, 0.7), budget, network.cost, network.grid, 3)
-    found, _, looked_at = calibrate(network, actor, given)
-    assert (found.schedule, found.gamma, found.convention, looked_at) == ("late", 1.0, "compound-ceil", 7)
+    result, _, looked_at = calibrate(network, actor, given)
+    assert (result.schedule, result.gamma, result.convention, looked_at) == ("late", 1.0, "compound-ceil", 7)

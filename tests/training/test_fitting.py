@@ -1,4 +1,4 @@
-"""A strategy that looks at training images before the test: which they are, what is kept, noted and said."""
+"""A strategy with `fit`: its training images, what is stored and noted, and its errors."""
 
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ def sparsebench_strategies():
 
 @pytest.fixture(scope="module")
 def jobs_of(job_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return a function from a line of a strategy's fit to the jobs of its cell, which tests a trained network."""
+    """Return a function that makes the jobs of a cell from a line of a strategy's `fit`; it tests a trained network."""
     folder = tmp_path_factory.mktemp("plugins")
 
     def jobs(fit: str = "pass", name: str = "mine", images: int = 7, labels: bool = False, **more: Any) -> list[Job]:
@@ -62,7 +62,7 @@ def jobs_of(job_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def run(jobs: list[Job], out: Path, context: Context | None = None) -> Record:
-    """Return the record of the last job; what strategies learned is in the context."""
+    """Return the record of the last job; the learned tensors are in the context."""
     with one_thread():
         return list(run_cells(jobs, Registry(), context or context_of(out)))[-1]
 
@@ -173,7 +173,7 @@ def test_with_the_training_it_learns_from_the_network_that_it_begins_with(jobs_o
     assert [one.status for one in records] == ["ok"] * len(records), records[-1].failure
     first, second = load_file(store.weights_path(tmp_path, dense.cell.id)), store.weights_path(tmp_path, cell.id)
     trained, (fitted,) = load_file(second), context.fitted.values()
-    assert records[-1].notes["fit"] == records[-2].notes["fit"]  # by the same network, before it is trained on
+    assert records[-1].notes["fit"] == records[-2].notes["fit"]  # with the same network, before its training continues
     assert all(torch.equal(trained[f"{LEARNED}.{name}"], value) for name, value in fitted[0].items())
     assert any(not torch.equal(trained[name], value) for name, value in first.items())
 

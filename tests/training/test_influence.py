@@ -24,7 +24,7 @@ DATA = TASK.draw(4, 0, {})
 
 def network_of(**options):
     network = Vit(dim=16, depth=4, heads=2, patch=4, **options).build(DATA, 0)
-    with torch.no_grad():  # as built, all probabilities are nearly equal
+    with torch.no_grad():  # initially all probabilities are nearly equal
         for parameter in network.module.parameters():
             parameter.mul_(3)
     network.module.double()
@@ -46,7 +46,7 @@ def actor_of(strategy, network, **budget):
 
 
 def mixed(attn, x, P):
-    """Return what attention makes of the (1, T, C) tokens, whose position embeddings are P."""
+    """Return the attention output for (1, T, C) tokens with position embeddings P."""
     if type(attn) is Attention:
         return attn(x)
     q, k, v = (F.linear(y, w, b).unflatten(2, (2, 8)).transpose(1, 2) for y, w, b in
@@ -56,7 +56,7 @@ def mixed(attn, x, P):
 
 @torch.no_grad()
 def by_hand(network, image, without, stays, site):
-    """Return the probabilities of one image, timm's blocks run one by one with the patches named by their numbers."""
+    """Return the probabilities of one image, with timm's blocks run one by one on the given patches."""
     vit = network.module.eval()
     x = vit._pos_embed(vit.patch_embed((image[None].double() / 255 - 0.5) / 0.5))
     there = list(range(N))
@@ -80,7 +80,7 @@ def by_hand(network, image, without, stays, site):
 
 
 def expected(network, stays=None, site="input"):
-    """Return (n, N) z from the patches that stay, by block, of each image."""
+    """Return (n, N) z from the kept patches of each image, by block."""
     z = np.zeros((n, N))
     for i, image in enumerate(torch.from_numpy(DATA.test.inputs)):
         own = {block: set(patches[i].tolist()) for block, patches in (stays or {}).items()}
@@ -95,9 +95,9 @@ def expected(network, stays=None, site="input"):
 @pytest.mark.parametrize("attention", ["content", "positional"])
 def test_without_a_strategy_each_token_is_discarded_after_the_position_embedding(attention):
     network = network_of(attention=attention)
-    found = influences(network, None, samples(), n)[0]
-    assert found.shape == (n, N) and found.max() > 0.01
-    np.testing.assert_allclose(found, expected(network), atol=1e-9)
+    result = influences(network, None, samples(), n)[0]
+    assert result.shape == (n, N) and result.max() > 0.01
+    np.testing.assert_allclose(result, expected(network), atol=1e-9)
 
 
 @pytest.mark.parametrize("strategy", [Random(), RandomInside(), AttnTopK()], ids=lambda s: s.site)
@@ -107,11 +107,11 @@ def test_what_a_strategy_chose_is_replayed_without_each_token(network, strategy)
     _, acting = samples().forward(network, actor, torch.arange(n), visit=0, training=False)
     stays = {decision.block: decision.after for decision in acting.decisions}
     assert len(stays) == (1 if strategy.site == "input" else 3)
-    found = influences(network, actor, samples(), n)[0]
-    np.testing.assert_allclose(found, expected(network, stays, strategy.site), atol=1e-9)
-    assert found.max() > 0.01
+    result = influences(network, actor, samples(), n)[0]
+    np.testing.assert_allclose(result, expected(network, stays, strategy.site), atol=1e-9)
+    assert result.max() > 0.01
     if strategy.site == "input":
-        assert ((found == 0).sum(axis=1) == N - int(0.7 * N)).all()
+        assert ((result == 0).sum(axis=1) == N - int(0.7 * N)).all()
 
 
 @pytest.mark.parametrize("attention", ["content", "positional"])
@@ -119,13 +119,13 @@ def test_what_a_strategy_chose_is_replayed_without_each_token(network, strategy)
 def test_in_whatever_order_tokens_go_on_the_same_are_discarded(scripted, site, attention):
     network, blocks = network_of(attention=attention), None if site == "input" else (1, 3)
     order = torch.rand(n, N, generator=torch.Generator().manual_seed(5)).double()
-    found = []
+    result = []
     for ordered in (False, True):
         strategy = scripted(lambda v, keep, o=ordered: Keep(order.gather(1, v.index).topk(keep).indices, ordered=o),
                             site=site)  # fmt: skip
-        found.append(influences(network, actor_of(strategy, network, keep_rate=0.6, blocks=blocks), samples(), n)[0])
-    np.testing.assert_allclose(*found, atol=1e-9)
-    assert found[0].max() > 0.01
+        result.append(influences(network, actor_of(strategy, network, keep_rate=0.6, blocks=blocks), samples(), n)[0])
+    np.testing.assert_allclose(*result, atol=1e-9)
+    assert result[0].max() > 0.01
 
 
 def test_only_the_first_images_are_looked_at_and_each_alike_whatever_comes_with_it(network):
@@ -138,8 +138,8 @@ def test_only_the_first_images_are_looked_at_and_each_alike_whatever_comes_with_
 @pytest.mark.parametrize("strategy", [None, Random()])
 def test_the_predictions_are_those_of_the_test(network, strategy):
     actor = strategy and actor_of(strategy, network, keep_rate=0.3)
-    found = influences(network, actor, samples(), n)
-    assert found[1].tolist() == evaluate(network, actor, samples(), TASK.recipe()).predicted.tolist()
+    result = influences(network, actor, samples(), n)
+    assert result[1].tolist() == evaluate(network, actor, samples(), TASK.recipe()).predicted.tolist()
 
 
 def test_fewer_go_together_while_there_is_no_memory(network):
@@ -155,9 +155,9 @@ def test_fewer_go_together_while_there_is_no_memory(network):
             return network(inputs, acting)
 
     hungry = Hungry(20)
-    found = influences(hungry, None, samples(), n)[0]
+    result = influences(hungry, None, samples(), n)[0]
     assert hungry.came[:8] == [5, 80, 5, 80, 5, 64, 5, 32] and set(hungry.came[8:]) == {5, 16}
-    np.testing.assert_allclose(found, influences(network, None, samples(), n)[0], atol=1e-12)
+    np.testing.assert_allclose(result, influences(network, None, samples(), n)[0], atol=1e-12)
     with pytest.raises(torch.OutOfMemoryError):
         influences(Hungry(0), None, samples(), n)
 

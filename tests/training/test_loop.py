@@ -45,7 +45,7 @@ def weights(network):
 
 
 class Recorder:
-    """A network whose samples are their own numbers, and which remembers the batches it was given."""
+    """A network that stores its batches; samples are their own numbers."""
 
     def __init__(self):
         self.module, self.batches = nn.Linear(1, 1), []
@@ -121,7 +121,7 @@ def test_stopping_at_zero_loss_changes_nothing():
     done = train(network, None, samples, recipe, ("order", 0))
     assert done["train_loss"] == 0 and done["steps"] < 400
     before = train(shallow(), None, samples, replace(recipe, epochs=int(done["epochs"]) - 1), ("order", 0))
-    assert before["train_loss"] > 0  # of one sample at least
+    assert before["train_loss"] > 0  # at least one sample has a loss
     stopped = copy.deepcopy(network)
     further = replace(recipe, steps=60, stop_at_zero_loss=False)
     assert train(network, None, samples, further, ("order", 1))["steps"] == 60

@@ -31,7 +31,7 @@ def samples_of(split, augmentation=None):
 
 
 def begun(early=True, strategy=None):
-    """Return a training with dropout, in the random state that a cell begins with."""
+    """Return a training with dropout, in the initial random state of a cell."""
     network = Vit(dim=16, depth=2, heads=2, patch=4).build(DATA, 0)
     for block in network.module.blocks:
         block.mlp.drop1.p = block.attn.proj_drop.p = 0.3
@@ -93,7 +93,7 @@ LONG = Recipe("cross-entropy", "adamw", lr=0.1, batch=0, epochs=50, steps=10**9,
 
 
 class Scripted:
-    """A network that is right on as many of 10 samples after each pass as it is told to be, whatever it learns."""
+    """A network with a given number of right predictions of 10 samples after each pass, whatever it learns."""
 
     cost = SetCost(tokens=1, d=2, m=2)
 
@@ -115,7 +115,7 @@ def ten():
 
 
 def run(right, patience, groups=None, by="accuracy"):
-    """Return the outcome, the weights after each pass, and those in the end."""
+    """Return the outcome, the weights after each pass, and those at the end."""
     recipe = replace(LONG, patience=patience, epochs=len(right), validate_by=by)
     network, weights = Scripted(right), []
     early = EarlyStopping(None, ten(), np.zeros(10, int) if groups is None else groups)
@@ -143,11 +143,11 @@ def test_training_ends_when_the_validation_result_gets_no_better(right, patience
 
 
 def test_the_worst_group_may_be_the_result():
-    groups = np.array([0] * 4 + [2] * 6)  # nobody is in group 1; samples that are right come first
+    groups = np.array([0] * 4 + [2] * 6)  # group 1 is empty; right samples come first
     done, *_ = run([4, 9, 5, 5], 2, groups=groups, by="worst_group")
     assert done["kept_epoch"] == 2
     done, *_ = run([2, 3, 4, 4], 2, groups=groups, by="worst_group")
-    assert done["kept_epoch"] == 1  # none of group 2 is right in any pass
+    assert done["kept_epoch"] == 1  # no sample of group 2 is right in any pass
 
 
 def test_looking_changes_nothing():
@@ -157,5 +157,5 @@ def test_looking_changes_nothing():
         training.run(lambda step, training=training, seen=seen: seen.append(weights(training)))
         after.append(seen)
     assert len(after[0]) > 6
-    for one, other in zip(*after, strict=False):  # to where the one ends early
+    for one, other in zip(*after, strict=False):  # up to the early end of the first
         assert all(torch.equal(one[name], other[name]) for name in one)

@@ -96,7 +96,7 @@ def test_labels_are_smoothed_in_training_alone():
 
 
 def test_a_strategy_sees_the_moved_pixels_with_the_moved_relevance(scripted):
-    """The picture is white where it matters, so what a patch shows is what its relevance must be."""
+    """Pictures are white where they are relevant, so the relevance of a patch is its brightness."""
     boxes = DATA.train.boxes
     white = np.zeros_like(DATA.train.inputs)
     for image, (top, left, height, width) in zip(white, boxes, strict=True):
@@ -120,7 +120,7 @@ def test_a_strategy_sees_the_moved_pixels_with_the_moved_relevance(scripted):
 
 
 class Small:
-    """A network that runs out of memory when it is given more than `most` samples, as a device does."""
+    """A network that runs out of memory with more than `most` samples."""
 
     def __init__(self, most):
         self.network, self.most = vit(), most
@@ -155,7 +155,7 @@ def pictures(n, side=SIDE):
 
 
 def moved_by_hand(image, down, right, mirrored):
-    """Return the (channels, height, width) picture moved pixel by pixel, zeros coming in, then mirrored."""
+    """Return the (channels, height, width) picture shifted pixel by pixel, padded with zeros, then flipped."""
     channels, height, width = image.shape
     out = np.zeros_like(image)
     for c in range(channels):
@@ -173,8 +173,8 @@ def test_images_are_shifted_and_then_mirrored_by_uniform_moves(flip, shift):
     moves = [column.tolist() for column in augmentation.moves(torch.arange(60), 1)]
     moved, relevance = augmentation(images, torch.arange(60), 1)
     assert relevance is None and any(moves[2]) == flip and any(moves[0]) == any(moves[1]) == bool(shift)
-    for image, found, *how in zip(images.numpy(), moved.numpy(), *moves, strict=True):
-        np.testing.assert_array_equal(found, moved_by_hand(image, *how))
+    for image, result, *how in zip(images.numpy(), moved.numpy(), *moves, strict=True):
+        np.testing.assert_array_equal(result, moved_by_hand(image, *how))
     down, right, mirrored = (column.numpy() for column in augmentation.moves(torch.arange(20000), 0))
     edges = np.arange(-shift, shift + 2)
     table = np.histogram2d(down, right, bins=[edges, edges])[0]
@@ -196,11 +196,11 @@ def test_a_sample_looks_the_same_whatever_its_batch_and_new_in_every_pass():
 
 
 WARM = replace(RECIPE, weight_decay=0.3, warmup=0.2, batch=8, epochs=4)
-STEPS = 12  # three a pass
+STEPS = 12  # three per pass
 
 
 class Gate(Strategy):
-    """Weighs tokens by a linear layer of its own."""
+    """Weights tokens by its own linear layer."""
 
     name: ClassVar[str] = "gate"
     site: ClassVar[str] = "block"
@@ -215,7 +215,7 @@ class Gate(Strategy):
 
 
 class Slow(Gate):
-    """Leaves the network as it is at first, and then lets it learn slowly."""
+    """Freezes the network first, and then trains it slowly."""
 
     name: ClassVar[str] = "slow"
 
@@ -231,7 +231,7 @@ def begun(strategy):
 
 
 def by_hand(steps, taken, rate):
-    """Return the weights after some steps by torch's AdamW; `rate` gives a weight's step size from its name."""
+    """Return the weights after some steps of torch's AdamW; `rate` returns the step size of a weight by name."""
     other = copy.deepcopy(steps)
     named = dict(other.network.module.named_parameters())
     groups = [{"params": [p], "weight_decay": 0.3 if p.ndim > 1 else 0.0} for p in named.values()]
@@ -256,8 +256,8 @@ def test_each_weight_has_its_step_size_to_the_bit(strategy):
     expected = by_hand(steps, STEPS, lambda name, step: rate_of(strategy, name, step))
     for step in range(STEPS):
         steps.step(np.arange(7) + 7 * (step % 3), 0, step / STEPS)
-    found = steps.network.module.state_dict()
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    result = steps.network.module.state_dict()
+    assert all(torch.equal(result[name], value) for name, value in expected.items())
 
 
 def test_dynamic_vit_freezes_a_sixth_and_then_has_a_hundredth():

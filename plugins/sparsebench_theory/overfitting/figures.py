@@ -1,4 +1,4 @@
-"""Jiang et al., Unveil benign overfitting for Transformer in vision, NeurIPS 2024: its synthetic figures."""
+"""The synthetic figures of Jiang et al., Unveil benign overfitting for Transformer in vision, NeurIPS 2024."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from sparsebench_theory.panels import NOTHING, band, draw_categories, legend, ve
 from sparsebench_theory.trials import columns, crossing, ends, group_by, line, mean, series_of
 
 PUBLISHED = 1000
-"""N SNR^2 of the curve that the paper draws through its map."""
+"""N SNR^2 on the curve in the paper's map."""
 
 verdict = verdicts_of(__package__, PUBLISHED=PUBLISHED)
 HARMFUL, BENIGN = 600, 1400
-"""N SNR^2 up to which, and from which on, nearly all cells should lie on their side."""
+"""Up to HARMFUL, nearly all cells should overfit harmfully, from BENIGN on benignly; values of N SNR^2."""
 RATE = 20e9
-"""Floating-point operations a second of one core, what goes around them included."""
+"""Floating-point operations per second of one core, including overheads."""
 
 
 def seconds(job: Job) -> float:
-    """Return how long a trial is expected to take on one core: drawing, testing, and tens of steps."""
+    """Return the expected seconds of a trial on one core: drawing data, testing, and tens of steps."""
     task, model = Overfitting(**job.cell.task.params), TwoLayer(**job.cell.model.params)
     looks = task.steps / task.watch if task.watch else 1
     samples = task.test * looks + job.cell.n_train
@@ -38,22 +38,22 @@ def seconds(job: Job) -> float:
 
 @dataclass(frozen=True)
 class Boundary:
-    """The boundary of one strategy.
+    """The boundary between harmful and benign overfitting for one strategy.
 
     Attributes:
-        trials: of all repetitions, N and signal strengths. One that diverged or never fitted has no loss.
+        trials: the trials of all repetitions, N and signal strengths. Trials that diverged or did not fit have no loss.
     """
 
     trials: Sequence[Trial]
 
     @cached_property
     def snr(self) -> np.ndarray:
-        """The signal-to-noise ratios, rising."""
+        """The signal-to-noise ratios, in ascending order."""
         return np.array(sorted({t.task.snr for t in self.trials}))
 
     @cached_property
     def crossings(self) -> dict[int, dict[int, float]]:
-        """The SNR of the crossing by repetition and N, where there is a trial at each SNR and it is known."""
+        """The SNR of the crossing by repetition and N, if there is a trial at each SNR and the crossing is known."""
         crossings: dict[int, dict[int, float]] = {}
         for (repetition, n), group in group_by(self.trials, lambda t: (t.repetition, t.n)).items():
             losses = {t.task.snr: loss_of(t) for t in group}
@@ -66,18 +66,18 @@ class Boundary:
 
     @cached_property
     def inside(self) -> set[int]:
-        """The N at which the boundary is inside the map in every run: above the smallest SNR, too."""
+        """The N at which the boundary is inside the map in every run, above the smallest SNR."""
         return {n for n in self.reached_sizes if all(row[n] > self.snr[0] for row in self.crossings.values())}
 
     @cached_property
     def reached_sizes(self) -> set[int]:
-        """The N at which every run has a boundary in the map or below it; of others only the lucky runs would count."""
+        """The N at which every run has a boundary in the map or below it. At other N only lucky runs would count."""
         sizes = {n for row in self.crossings.values() for n in row}
         return {n for n in sizes if all(np.isfinite(row.get(n, np.inf)) for row in self.crossings.values())}
 
     @property
     def constant(self) -> Interval:
-        """c, the geometric mean over runs and the N inside, with its interval."""
+        """c = N SNR^2 on the boundary, geometric mean over runs and the N inside, with its interval."""
         if not self.inside:
             return mean([])
         logs = [float(np.mean([np.log(n * row[n] ** 2) for n in self.inside])) for row in self.crossings.values()]
@@ -85,7 +85,7 @@ class Boundary:
 
     @property
     def ends(self) -> tuple[int, int, int]:
-        """How many crossings are at the smallest SNR, or below it; beyond the largest; and there are."""
+        """The numbers of crossings at or below the smallest SNR, beyond the largest, and in total."""
         crossings = [snr for row in self.crossings.values() for snr in row.values()]
         return (
             sum(snr == self.snr[0] for snr in crossings),
@@ -94,10 +94,10 @@ class Boundary:
         )
 
     def shift(self, other: Boundary) -> tuple[Interval, int]:
-        """Return c over the other's at the N that both reach, paired by run, with its interval; and how many runs.
+        """Return the ratio of c to the other's, paired by run, with its interval, and the number of runs.
 
-        Below 1, fewer samples or a weaker signal suffice for benign overfitting. A boundary below the map counts as
-        one at its smallest SNR, which makes the change smaller than it is.
+        Only N that both reach count. Below 1, fewer samples or a weaker signal suffice for benign overfitting. A
+        boundary below the map counts as one at its smallest SNR, so that the change is underestimated.
         """
         sizes, runs = self.reached_sizes & other.reached_sizes, sorted(set(self.crossings) & set(other.crossings))
         if not sizes:
@@ -108,8 +108,8 @@ class Boundary:
     def slope(self) -> Interval:
         """Return the slope of log N over log SNR along the boundary at the N inside, with its interval over runs.
 
-        Fitted as log SNR over log N, since N is what is known without error. Infinite, without an interval, if in any
-        run the SNR is the same at each N.
+        The fit is log SNR over log N, since N has no error. The slope is infinite, without an interval, if the SNR of a
+        run is the same at each N.
         """
         sizes = sorted(self.inside)
         if len(sizes) < 3:
@@ -120,7 +120,7 @@ class Boundary:
 
 
 def loss_of(trial: Trial) -> float:
-    """Return the test loss where the training loss was first low; NaN where it never was."""
+    """Return the test loss at the first low training loss; NaN if there is none."""
     if trial.diverged or not is_fitted(trial):
         return float("nan")
     loss = trial.values["test_loss"]
@@ -128,19 +128,19 @@ def loss_of(trial: Trial) -> float:
 
 
 def is_fitted(trial: Trial) -> bool:
-    """Say whether the training loss fell below what the task asks for."""
+    """Return whether the training loss fell below the task's level."""
     return not trial.diverged and trial.values.get("fitted") == 1
 
 
 def _exponential(logs: Interval) -> Interval:
-    """Return an interval of logarithms as one of values."""
-    value, *ends_of_it = logs
-    low, high = (None if end is None else float(np.exp(end)) for end in ends_of_it)
+    """Return the exponentials of an interval."""
+    value, *bounds = logs
+    low, high = (None if bound is None else float(np.exp(bound)) for bound in bounds)
     return float(np.exp(value)), low, high
 
 
 def figure_1(trials: Sequence[Trial]) -> Result:
-    """The test loss where the training loss is first low, over SNR and N."""
+    """The test loss at the first low training loss, over SNR and N."""
     boundary = Boundary(trials)
     losses = {key: [loss_of(t) for t in group] for key, group in group_by(trials, lambda t: (t.n, t.task.snr)).items()}
     rows = [
@@ -160,7 +160,7 @@ def figure_1(trials: Sequence[Trial]) -> Result:
 
 
 def _sides_and_curve(trials: Sequence[Trial], boundary: Boundary, threshold: float) -> list[Verdict]:
-    """Return whether trials on either side of the curve have the loss they should, and whether the curve is there."""
+    """Return the verdicts on the losses on both sides of the paper's curve, and on the position of the curve."""
     verdicts = []
     for name, here, benign in (
         (f"harmful: loss >= {threshold:g} where N SNR^2 <= {HARMFUL}", lambda c: c <= HARMFUL, False),
@@ -197,7 +197,7 @@ def _crossing_rows(**boundaries: Boundary) -> list[dict[str, Any]]:
 
 
 def _map(axis: Any, trials: Sequence[Trial], boundary: Boundary, cut: float | None) -> None:
-    """Draw the map with a row a run, as the paper does: losses, or with a cut which lie above it."""
+    """Draw the map with a row for each run, as in the paper: losses, or with `cut` whether they are above it."""
     snr, sizes = boundary.snr, sorted({t.n for t in trials})
     runs = sorted({t.repetition for t in trials})
     values = np.full((len(sizes) * len(runs), len(snr)), np.nan)
@@ -205,7 +205,7 @@ def _map(axis: Any, trials: Sequence[Trial], boundary: Boundary, cut: float | No
         values[sizes.index(t.n) * len(runs) + runs.index(t.repetition), np.searchsorted(snr, t.task.snr)] = loss_of(t)
     if cut is not None:
         values = np.where(np.isfinite(values), values >= cut, np.nan)
-    axis.set_facecolor(NOTHING)  # what never fitted
+    axis.set_facecolor(NOTHING)  # trials that never fitted
     middles = (snr[1:] + snr[:-1]) / 2
     first, last = (middles[0], middles[-1]) if len(middles) else (1.1 * snr[0], 0.9 * snr[0])
     edges = np.concatenate([[2 * snr[0] - first], middles, [2 * snr[-1] - last]])
@@ -224,7 +224,7 @@ def _map(axis: Any, trials: Sequence[Trial], boundary: Boundary, cut: float | No
 
 
 def _crossings(axis: Any, boundaries: Mapping[str, Boundary]) -> None:
-    """Draw where each strategy's boundary is, N over SNR in logarithms."""
+    """Draw the boundary of each strategy, N over SNR on logarithmic axes."""
     inside = {name: boundary for name, boundary in boundaries.items() if _grouped_crossings(boundary)}
     for (name, boundary), colour in zip(inside.items(), cycle(COLOURS)):
         by_n = _grouped_crossings(boundary)
@@ -262,9 +262,9 @@ PANELS = (
 
 
 def _dynamics(figure: str, trials: Sequence[Trial]) -> Result:
-    """Figure 2, harmful overfitting of a weak signal, or 3, benign: a strong one, else the same.
+    """Figure 2, harmful overfitting with a weak signal, or 3, benign overfitting with a strong one, otherwise the same.
 
-    The paper's own setting is not known.
+    The paper's setting is unknown.
     """
     task = trials[0].task
     kind = {"2": "harmful", "3": "benign"}[figure]
@@ -296,7 +296,7 @@ def _change_and_end(trials: Sequence[Trial], name: str) -> tuple[Interval, Inter
 
 
 def _directions(figure: str, trials: Sequence[Trial]) -> list[Verdict]:
-    """Return the verdicts on the directions that the paper states."""
+    """Return the verdicts on the directions of change that the paper states."""
     benign = figure == "3"
     more, less = ("attention_on_relevant", "attention_on_noise")[:: 1 if benign else -1]
     names = {"attention_on_relevant": "the signal", "attention_on_noise": "the strong noise"}
@@ -326,7 +326,7 @@ def _directions(figure: str, trials: Sequence[Trial]) -> list[Verdict]:
 
 
 def strategies(trials: Sequence[Trial]) -> Result:
-    """Where the boundary lies with each strategy."""
+    """The boundary with each strategy."""
     groups = group_by(trials, lambda t: t.strategy + (f" {t.removed:.0%}" if t.strategy != "dense" else ""))
     boundaries = {name: Boundary(group) for name, group in groups.items()}
     dense = boundaries.pop("dense", Boundary(()))

@@ -1,14 +1,15 @@
 """Gradient descent on the two-layer Vision Transformer in the span of its training tokens.
 
-With w_O frozen, f depends on W_V through v = W_V w_O alone, and each gradient is a combination of tokens: with the
-P tokens of all samples as the rows of X, W_Q = W_Q(0) + X^T A, W_K = W_K(0) + X^T B and W_V = W_V(0) + X^T g w_O^T. So
-the queries Q = X W_Q, keys K = X W_K and values u = X v change by products with the Gram matrix G = X X^T, (P, P), in
-place of the weights, of d x d_h numbers each. For sample i with kept tokens l, s, attention S_ls and y in {-1, 1}
+With w_O frozen, f depends on W_V only through v = W_V w_O, and each gradient is a combination of tokens: with the P
+tokens of all samples as the rows of X, W_Q = W_Q(0) + X^T A, W_K = W_K(0) + X^T B and W_V = W_V(0) + X^T g w_O^T.
+Therefore the queries Q = X W_Q, keys K = X W_K and values u = X v are updated by products with the Gram matrix
+G = X X^T, (P, P), instead of the weights with d x d_h numbers each. For sample i with kept tokens l, s, attention S_ls
+and y in {-1, 1}
 
     a_s = mean_l S_ls,  f = sum_s a_s u_s,  c = dLoss / df = -y / (1 + e^(yf)) / n
     dv = X^T (c a),  dScore_ls = c / |S| S_ls (u_s - sum_t S_lt u_t),  dW_Q = X^T (dScore K),  dW_K = X^T (dScore^T Q)
 
-Several trials of as many tokens go through it together, over a leading axis T.
+Several trials with equal numbers of tokens are trained together, with a leading axis T.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from sparsebench_theory.overfitting.network import TwoLayerViT
 
 
 def applies(network: TwoLayerViT, samples: Samples, recipe: Recipe) -> bool:
-    """Say whether it covers the training, and is the shorter way: fewer tokens than twice their width."""
+    """Return whether this applies to the training and is faster: there are fewer tokens than twice their width."""
     n, L, d = samples.inputs.shape
     whole = recipe.batch == 0 and recipe.loss == "logistic" and recipe.optimizer == "sgd" and not recipe.rates
     return whole and n * L < 2 * d
 
 
 def choose(training: Training, visit: int, queries_and_keys: tuple[Tensor, Tensor] | None = None) -> Tensor | None:
-    """Return the (n, |S|) tokens of a training that stay, or None for all; `queries_and_keys` are queries and keys."""
+    """Return the (n, |S|) kept tokens of a training, or None for all; queries and keys are those of X, if computed."""
     if training.actor is None:
         return None
     network, X = cast(TwoLayerViT, training.network), training.samples.inputs
@@ -46,9 +47,9 @@ def choose(training: Training, visit: int, queries_and_keys: tuple[Tensor, Tenso
 
 
 class Span:
-    """The state of T trainings of one shape: Q, K (T, n, L, d_h) and u (T, n, L).
+    """The state of T trainings of the same shape: Q, K (T, n, L, d_h) and u (T, n, L).
 
-    Tokens that are never used are left out from the start; where the choice changes with the weights, all are here.
+    If the selection does not change, only kept tokens are stored, otherwise all.
     """
 
     @torch.no_grad()
@@ -76,8 +77,8 @@ class Span:
         """Take one step of the active trainings, (k,); return their (k,) summed losses before it.
 
         Args:
-            active: which.
-            index: (k, n, |S|) the tokens that stay now, where that changes.
+            active: numbers of the k active trainings.
+            index: (k, n, |S|) the tokens that are kept in this step, if the selection changes.
         """
         whole = len(active) == self.T
         Q, K, u, G, y = (x if whole else x[active] for x in (self.Q, self.K, self.u, self.G, self.y))
@@ -104,7 +105,7 @@ class Span:
     def steps(self, active: Tensor, coming: Sequence[Sequence[Batch]]) -> Tensor:
         """Take the coming steps of the active trainings; return their summed losses, (active, steps).
 
-        A training takes no more steps after the one that ends it.
+        A training takes no steps after it has ended.
         """
         losses = torch.zeros(len(active), max(map(len, coming)), device=active.device, dtype=self.Q.dtype)
         going = torch.arange(len(active), device=active.device)
@@ -116,7 +117,7 @@ class Span:
         return losses
 
     def _whole(self, x: Tensor, index: Tensor | None) -> Tensor:
-        """Return (k, n, L, ..), with 0 for tokens that do not stay."""
+        """Return (k, n, L, ..), with 0 for removed tokens."""
         if index is None:
             return x
         out = x.new_zeros(*x.shape[:2], self.L, *x.shape[3:])
@@ -125,7 +126,7 @@ class Span:
 
     @torch.no_grad()
     def store(self) -> None:
-        """Put the weights into the networks."""
+        """Copy the weights into the networks."""
         for t, network in enumerate(self.networks):
             (W_Q, W_K, W_V), X = self.first[t], self.X[t]
             network.W_Q.copy_(W_Q + X.T @ self.A[t])
@@ -142,7 +143,7 @@ class InSpan:
         self.alone = torch.zeros(1, dtype=torch.int64, device=samples.labels.device)
 
     def step(self, rows: np.ndarray, visit: int, done: float) -> Tensor:
-        """See `Steps.step`; `rows` are all samples, in whatever order."""
+        """See `Steps.step`; `rows` are all samples, in any order."""
         index = None
         if self.changing:
             if {"values", "outputs"} & self.training.actor.requires:  # type: ignore[union-attr]

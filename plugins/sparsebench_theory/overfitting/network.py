@@ -18,15 +18,17 @@ from sparsebench_theory.one_layer import Fields, OneLayer
 
 
 class TwoLayerViT(OneLayer):
-    """f(X) = (1 / |S|) sum_(l in S) softmax(x_l^T W_Q W_K^T X^T) X W_V w_O, one scalar a sample.
+    """f(X) = (1 / |S|) sum_(l in S) softmax(x_l^T W_Q W_K^T X^T) X W_V w_O, one scalar per sample.
 
-    Scores are not divided by sqrt(d_h); w_O is frozen. A token outside S is gone from keys, values and the mean over l.
+    Scores are not divided by sqrt(d_h); w_O is frozen. Tokens outside S are removed from keys, values and the mean over
+    l.
 
     Args:
-        rng: the source of the initial weights.
+        rng: the generator of the initial weights.
+        tokens: tokens per sample.
         d: width of a token.
         d_h, d_v: widths of queries and keys, and of values.
-        shrink: W_Q, W_K and W_V begin as U(+-1 / sqrt(d)) over this, and w_O as U(+-1 / sqrt(d_v)).
+        shrink: initial W_Q, W_K and W_V are U(+-1 / sqrt(d)) divided by this; w_O is U(+-1 / sqrt(d_v)).
     """
 
     because = "the two-layer model is a theory of plain tokens"
@@ -59,7 +61,7 @@ class TwoLayerViT(OneLayer):
         return (attention * (X @ (self.W_V @ self.w_O))).sum(dim=1)
 
     def trainer(self, actor: Actor | None, samples: Samples, recipe: Recipe) -> Steps | None:
-        """Return steps in the span of the tokens, where that is the shorter way; see `Network`."""
+        """Return steps in the span of the tokens, if they are faster; see `Network`."""
         from sparsebench_theory.overfitting import gram
 
         return gram.InSpan(self, actor, samples, recipe) if gram.applies(self, samples, recipe) else None
@@ -76,7 +78,7 @@ class TwoLayerViT(OneLayer):
         return torch.softmax((X @ self.W_Q) @ (X @ self.W_K).mT, dim=2)
 
     def fields(self, X: Tensor, computed: tuple[Tensor, Tensor] | None = None) -> Fields:
-        """See `OneLayer.fields`; `computed` are the queries and keys X W_Q and X W_K, (B, N, d_h), if they are."""
+        """See `OneLayer.fields`; `computed` are the queries and keys X W_Q and X W_K, (B, N, d_h), if known."""
 
         def queries() -> Tensor:
             return X @ self.W_Q if computed is None else computed[0]
@@ -92,10 +94,10 @@ class TwoLayerViT(OneLayer):
         }
 
     def observe(self, train: SplitPass, test: SplitPass) -> dict[str, float]:
-        """Return the dynamics of the paper's Figures 2 and 3, means over the training samples, all tokens there.
+        """Return the dynamics of the paper's Figures 2 and 3, means over the training samples, without removal.
 
-        Training loss; attention on the signal token and on that of strong noise (the longest of the others); what
-        their values y x^T W_V w_O are worth; and how the signal scores as a key of itself, beside the strong noise.
+        They are the training loss, and of the signal token and the token of strong noise (the longest other one) the
+        attention, the values y x^T W_V w_O, and the scores as keys of the signal.
         """
         X, y = train.inputs.to(self.W_Q.dtype), 2 * train.labels - 1
         row = torch.arange(len(X), device=X.device)

@@ -1,4 +1,4 @@
-"""Training the shallow Vision Transformer by its closed form: the same steps as autograd's, several times as fast."""
+"""Training the shallow Vision Transformer in closed form: the steps of Autograd, several times faster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparsebench_theory.shallow.network import ShallowViT
 
 
 def applies(network: ShallowViT, recipe: Recipe) -> bool:
-    """Say whether the closed form covers it: eq. (1) as it stands, trained by plain SGD on the CPU."""
+    """Return whether the closed form applies: plain eq. (1), trained by SGD with hinge loss on the CPU."""
     on_cpu = network.W_O.device.type == "cpu"
     return network.plain and on_cpu and recipe.loss == "hinge" and recipe.optimizer == "sgd"
 
@@ -23,15 +23,15 @@ def applies(network: ShallowViT, recipe: Recipe) -> bool:
 class ClosedForm:
     """Steps on a plain ShallowViT; see `kernels` for the equations.
 
-    It has copies of the weights, in the order the processor likes: `load` takes them from the network, `store` puts
-    them back. One thread, one trial: nothing that runs beside it can change a bit of the result.
+    It has copies of the weights in a memory layout for fast access. `load` copies them from the network, `store` copies
+    them back. It uses one thread for one trial, so that results do not depend on other programs.
 
     Args:
-        network: what is trained; float32, or float64 to check.
+        network: the network; float32, or float64 to check.
         actor: the strategy that removes tokens, or None.
         samples: the split.
-        recipe: how.
-        training: what the strategy is told.
+        recipe: the recipe.
+        training: whether the strategy acts in training or in the test.
     """
 
     def __init__(
@@ -55,27 +55,27 @@ class ClosedForm:
         self.packed = None if self.changing else self._pack(samples.items, visit=0)
 
     def load(self) -> None:
-        """Take the weights from the network."""
+        """Copy the weights from the network."""
         for square, parameter in self._squares():
             square[:] = parameter.detach()[0].numpy()
         self.weights.O[:] = self._tile(self.network.W_O.detach().numpy())
 
     @torch.no_grad()
     def store(self) -> None:
-        """Put the weights into the network; see `Steps.store`."""
+        """Copy the weights into the network; see `Steps.store`."""
         for square, parameter in self._squares():
             parameter[0] = torch.from_numpy(square)
         rows = self.weights.O.reshape(self.tiles, self.D, TILE).transpose(0, 2, 1).reshape(-1, self.D)
         self.network.W_O[:] = torch.from_numpy(rows[: self.m, : self.d])
 
     def _squares(self) -> list[tuple[np.ndarray, Tensor]]:
-        """Return each square matrix with the parameter that it is a copy of."""
+        """Return the square matrices, each with its parameter."""
         network, weights = self.network, self.weights
         pairs = ((weights.Q, network.W_Q), (weights.K, network.W_K), (weights.V, network.W_V))
         return [(matrix[: self.d, : self.d], parameter) for matrix, parameter in pairs]
 
     def _tile(self, neurons: np.ndarray) -> np.ndarray:
-        """Return [tile][column][TILE] of a matrix with a row a neuron; its columns are padded as W_O's are."""
+        """Return [tile][column][TILE] of a matrix with a row for each neuron; columns are padded to an even number."""
         m, columns = neurons.shape
         whole = np.zeros((self.tiles * TILE, columns + columns % 2), neurons.dtype)
         whole[:m, :columns] = neurons
@@ -95,8 +95,7 @@ class ClosedForm:
         )
 
     def test(self, actor: Actor | None, samples: Samples) -> tuple[float, float]:
-        """See `Tester.test`."""
-        self.store()
+        """Return mean loss and accuracy of the stored weights; see `Steps`."""
         if self.tester is None or (self.tester.actor, self.tester.samples) != (actor, samples):
             self.tester = ClosedForm(self.network, actor, samples, self.recipe, training=False)
         self.tester.load()
@@ -104,7 +103,7 @@ class ClosedForm:
         return float(losses.mean(dtype=float)), float((losses < 1).mean())
 
     def losses(self) -> np.ndarray:
-        """Return the (n,) hinge losses of all samples, without a step."""
+        """Return the (n,) hinge losses of all samples."""
         X, places, S = self.packed or self._pack(self.samples.items, visit=0)
         F = np.empty(len(X), X.dtype)
         kernels.outputs(X, places, S, self.weights, self._work(S), self.half, F)
@@ -116,7 +115,7 @@ class ClosedForm:
         return self.work[1]
 
     def _pack(self, items: Tensor, visit: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return the kept tokens of those samples (n, rows * D), their places (n, rows), and how many are real."""
+        """Return the kept tokens of the samples (n, rows * D), their positions (n, rows), and S without padding."""
         acting = None
         if self.actor is not None:
             if self.changing:

@@ -1,6 +1,7 @@
-"""What training does: Figures 2, 4 and 7 of Li et al. (ICLR 2023), and checks of theirs on weights, arXiv 2406.17167.
+"""The dynamics of training: Figures 2, 4 and 7 of Li et al. (ICLR 2023), and checks of weights (arXiv 2406.17167).
 
-Steps until the test loss is low, where the attention goes, the ranks of the updates, and which neurons matter.
+The quantities are the steps until the test loss is low, the attention on relevant tokens, the ranks of the updates, and
+the losses without some neurons.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from sparsebench_theory.trials import ENOUGH, columns, compete, ends, group_by, 
 
 Shares = tuple[float, float, float]
 LITTLE = 0.01
-"""A change of the attention by less than this is none."""
+"""Changes of the attention below this count as none."""
 MATRICES = {"W_Q": "$W_Q$", "W_K": "$W_K$", "W_V": "$W_V$"}
 MOST, DROP = 0.9, 0.5
-"""The share of the update, squared, that the two largest directions hold when it counts as rank 2, and how much smaller
-the third then is than the second."""
+"""An update counts as rank 2 if its two largest directions have at least the share MOST of its squared norm, and the
+third singular value is at most DROP times the second."""
 NONE = 0.05
-"""A change of the hinge loss by at most this is none: a twentieth of the margin."""
+"""Changes of the hinge loss up to this, a twentieth of the margin, count as none."""
 
 verdict = verdicts_of(__package__, DROP=DROP, ENOUGH=ENOUGH, LITTLE=LITTLE, MOST=MOST, NONE=NONE)
 UNKNOWN = "as Figure 4; no values known"
 
 
 def figure_2(trials: Sequence[Trial]) -> Result:
-    """Steps until the test loss is below the threshold, against 1 / alpha_*, under each rule for alpha_#."""
+    """Steps until the test loss is below the threshold, against 1 / alpha_*, for each rule for alpha_#."""
     panels: list[Panel] = []
     rows, verdicts = [], []
     for printed, group in group_by(trials, lambda t: t.task.irrelevant is not None).items():
@@ -53,7 +54,7 @@ def figure_2(trials: Sequence[Trial]) -> Result:
 
 
 def _in_line(name: str, steps: Mapping[Shares, np.ndarray], trials: int) -> Verdict:
-    """Return the verdict on the steps of the trials that got there, for each alpha_*."""
+    """Return the verdict on the steps of the trials that reached the threshold, by alpha_*."""
     a, confusing = np.array([s[0] for s in steps]), np.array([s[1] for s in steps])
     means = np.array([mean(values)[0] for values in steps.values()])
     resamples = np.array([bootstrap_means(values, stream) for stream, values in enumerate(steps.values())])
@@ -89,7 +90,7 @@ def _draw_steps(axis: Any, steps: Mapping[Shares, np.ndarray], trial: Trial, tit
 
 
 def figure_4(trials: Sequence[Trial]) -> Result:
-    """Attention on relevant tokens while training, beside the published curve."""
+    """Attention on relevant tokens during training, with the published curve."""
     curves = _curves(trials)
     panels: list[Panel] = [partial(_draw_attention, curves=curves, trial=trials[0], published_too=True)]
     verdicts = _rises("4", curves, "")
@@ -111,9 +112,9 @@ def figure_7(trials: Sequence[Trial]) -> Result:
 
 
 def _curves(trials: Sequence[Trial]) -> tuple[np.ndarray, np.ndarray]:
-    """Return steps (P,) up to 100, or as long as a trial trained, and attention (repetitions, P).
+    """Return steps (P,) up to 100 or the longest trial, and attention (repetitions, P).
 
-    Once all training losses are zero nothing moves, and the last value holds.
+    After the end of a trial its last value is repeated, since weights do not change once all training losses are 0.
     """
     good = [t for t in trials if not t.diverged]
     every = trials[0].task.watch
@@ -168,7 +169,7 @@ def _draw_attention(axis: Any, curves: tuple[np.ndarray, np.ndarray], trial: Tri
 
 
 def rank(trials: Sequence[Trial]) -> Result:
-    """Singular values of what training added to W_Q, W_K and W_V."""
+    """Singular values of the updates of W_Q, W_K and W_V by training."""
     good = [t for t in trials if not t.diverged]
     rows, verdicts, panels = [], [], list[Panel]()
     for name, label in MATRICES.items():
@@ -199,7 +200,7 @@ def _draw_rank(axis: Any, values: np.ndarray, title: str) -> None:
 
 
 def neurons(trials: Sequence[Trial]) -> Result:
-    """Test loss as the neurons with the shortest rows of W_O are removed, or the longest."""
+    """Test loss without the neurons with the shortest rows of W_O, or with the longest."""
     rows, verdicts, panels = [], [], list[Panel]()
     for M, group in group_by(trials, lambda t: t.task.patterns).items():
         good = [t for t in group if not t.diverged]

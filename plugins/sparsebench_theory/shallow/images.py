@@ -1,4 +1,4 @@
-"""Li et al. (ICLR 2023), Figure 6: a deep ViT on pictures with backgrounds, by the share of relevant tokens alpha_*."""
+"""Figure 6 of Li et al. (ICLR 2023): a deep ViT on pictures with backgrounds, by share of relevant tokens alpha_*."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from sparsebench_theory.trials import (
 )
 
 GAIN = 0.10
-"""The gain in accuracy that full removal should bring; the paper's are 0.122 and 0.147."""
+"""The required gain in accuracy by full removal; the paper has 0.122 and 0.147."""
 CLOSED = 0.05
-"""A spurious gap up to here is closed."""
+"""The largest spurious gap that counts as closed."""
 
 verdict = verdicts_of(__package__, CLOSED=CLOSED, ENOUGH=ENOUGH, GAIN=GAIN)
 MEASURED = ("accuracy", "spurious_gap", "worst_group_accuracy", "average_train", "a_tsi_dense", "a_tsi", "m_tsi_dense",
             "m_tsi")  # fmt: skip
-"""What the table of Figure 6c has; token spuriosity with nothing acting on the trained network, and as it is tested."""
+"""Metrics in the table of Figure 6c; token spuriosity without a strategy on the trained network, and as tested."""
 RATE = 25e9
-"""MACs a second of one core in training."""
+"""MACs per second of one core in training."""
 
 ByAlpha = Mapping[float, Sequence[Trial]]
 
 
 def seconds(job: Job) -> float:
-    """Return how long a cell is expected to take on one core: passes there and back over the tokens that stay."""
+    """Return the expected seconds of a cell on one core: forward and backward passes over the kept tokens."""
     task: dict[str, Any] = job.cell.task.params
     model: dict[str, Any] = job.cell.model.params
     dim, depth = model.get("dim", 192), model.get("depth", 12)
@@ -56,24 +56,24 @@ def seconds(job: Job) -> float:
 
 
 def alpha(trial: Trial) -> float:
-    """Return alpha_*: the patches of the foreground over those that stay. All images have as many."""
+    """Return alpha_*, the patches of the foreground over the kept patches, which is the same for all images."""
     task = trial.task
     kept = floor((1 - trial.removed) * (task.canvas / task.patch) ** 2 + 1e-6)
     return round((task.foreground / task.patch) ** 2 / kept, 4)
 
 
 def _levels(trials: Sequence[Trial]) -> dict[float, list[Trial]]:
-    """Return the trials by alpha_*: those of dense, and of the oracle, which keeps the whole foreground."""
+    """Return the trials of dense and of the oracle, which keeps the whole foreground, by alpha_*."""
     return group_by([t for t in trials if t.strategy in ("dense", "oracle")], alpha)
 
 
 def _at_random(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the trials in which as many tokens go at random as full removal takes."""
+    """Return the trials that remove as many tokens as full removal, at random."""
     return [t for t in trials if t.strategy == "random"]
 
 
 def _subtitle(trials: Sequence[Trial]) -> str:
-    """Return what a title says of the data and the training."""
+    """Return the part of a title about data and training."""
     task = trials[0].task
     repetitions = len({t.repetition for t in trials})
     return f"{task.images}, {task.epochs} epochs, {repetitions} seeds"
@@ -111,7 +111,7 @@ def figure_6a(trials: Sequence[Trial]) -> Result:
 
 
 def _each(figure: str, claim: str, says: str, changes: Mapping[str, list[float]], difference: str) -> Verdict:
-    """Judge a claim that a paired change is above 0 in each of several settings."""
+    """Judge the claim that a paired change is positive in each setting."""
     means = {name: mean(values) for name, values in changes.items()}
     text = "; ".join(f"{name}: {interval(*value)}" for name, value in means.items())
     return verdict(
@@ -133,7 +133,7 @@ def _curves(
     axis: Any, curves: Mapping[str, Mapping[float, Interval]], x: str, title: str, log: bool = False,
     top: float | None = None, published_curves: Mapping[str, Mapping[float, float]] | None = None,
 ) -> None:  # fmt: skip
-    """Draw means with their intervals over x, and published values beside them."""
+    """Draw means with their intervals over x, and published values."""
     for (name, values), colour in zip(curves.items(), COLOURS, strict=False):
         places = np.array(list(values), dtype=float)
         axis.plot(places, [value for value, _, _ in values.values()], color=colour, linewidth=1)
@@ -171,7 +171,7 @@ def _draw_needed(axis: Any, x: np.ndarray, n50: list[Interval]) -> None:
 
 
 def _complexity(grids: Mapping[float, Grid], a: np.ndarray, n50: list[Interval], level: float) -> list[Verdict]:
-    """Return whether N50 falls as alpha_* rises, and whether it is a line in alpha_*^-2."""
+    """Return the verdicts on whether N50 falls as alpha_* rises, and whether it is linear in alpha_*^-2."""
     values = np.array([value for value, _, _ in n50])
     fits = compete({"alpha_*^-2": a**-2}, values, *resamples_of(grids.values()))
     text = "; ".join(f"alpha_* {share:.2f}: {interval(*value)}" for share, value in zip(grids, n50, strict=True))
@@ -188,14 +188,14 @@ def _complexity(grids: Mapping[float, Grid], a: np.ndarray, n50: list[Interval],
 
 
 def _quality(trial: Trial) -> tuple[int, int]:
-    """Return what orders the initial models: none, the other classes only, another data set; then how many images."""
+    """Return the sort key of initial models: none, other classes of the set, another set; then the number of images."""
     task = trial.task
     kind = 0 if task.pretrain_epochs == 0 else 1 if task.pretrain_images in ("", task.images) else 2
     return kind, task.pretrain_samples
 
 
 def first_model(trial: Trial) -> str:
-    """Return what the initial model of a trial was trained on."""
+    """Return a description of the data of a trial's initial model."""
     kind, samples = _quality(trial)
     if kind == 0:
         return "not pre-trained"
@@ -204,7 +204,7 @@ def first_model(trial: Trial) -> str:
 
 
 def figure_6c(trials: Sequence[Trial]) -> Result:
-    """Accuracy and gap where the background goes with the label in training, against alpha_*, by initial model."""
+    """Accuracy and gap with spurious backgrounds in training, against alpha_*, by initial model."""
     by_start = {first_model(group[0]): group for group in group_by(trials, _quality).values()}
     starts: dict[str, ByAlpha] = {start: _levels(group) for start, group in by_start.items()}
     controls = {start: _at_random(group) for start, group in by_start.items()}
@@ -239,9 +239,9 @@ def figure_6c(trials: Sequence[Trial]) -> Result:
 
 
 def _row(start: str, a: float | None, group: Sequence[Trial]) -> dict[str, Any]:
-    """Return one line of the table: all metrics of one initial model at one alpha_*, and the published accuracies.
+    """Return a row of the table: all metrics of an initial model at one alpha_*, and the published accuracies.
 
-    Without alpha_* it is what is removed at random.
+    alpha_* is None for random removal.
     """
     row: dict[str, Any] = {"initial model": start, "alpha_*": "as many at random" if a is None else a}
     row["trials"] = len(group)
@@ -255,7 +255,7 @@ def _row(start: str, a: float | None, group: Sequence[Trial]) -> dict[str, Any]:
 
 
 def _claims(start: str, by_alpha: ByAlpha) -> list[Verdict]:
-    """Return what became of the claims for one initial model."""
+    """Return the verdicts for one initial model."""
     levels = sorted(by_alpha)
     least, most = by_alpha[levels[0]], by_alpha[levels[-1]]
     gain = mean(differences(most, least, "accuracy"))
@@ -283,7 +283,7 @@ def _claims(start: str, by_alpha: ByAlpha) -> list[Verdict]:
 
 
 def _rises(start: str, by_alpha: ByAlpha) -> Verdict:
-    """Judge whether accuracy rises with alpha_*, by the slope of each repetition, and step by step."""
+    """Judge whether accuracy rises with alpha_*, by the slopes of the repetitions, and between adjacent alpha_*."""
     levels = sorted(by_alpha)
     by_level = [{t.repetition: t.values["accuracy"] for t in by_alpha[a] if not t.diverged} for a in levels]
     shared = sorted(set.intersection(*map(set, by_level)))
@@ -297,11 +297,11 @@ def _rises(start: str, by_alpha: ByAlpha) -> Verdict:
 
 
 def _partial(start: str, by_alpha: ByAlpha) -> Verdict:
-    """Judge whether the gap shrinks while some of the background stays."""
+    """Judge whether the gap shrinks if only part of the background is removed."""
     first, *partly, last = sorted(by_alpha)
     full = mean(differences(by_alpha[first], by_alpha[last], "spurious_gap"))
     cuts = {a: mean(differences(by_alpha[first], by_alpha[a], "spurious_gap")) for a in partly}
-    share = {a: (a - first) / (last - first) * full[0] for a in partly}  # were it in proportion to alpha_*
+    share = {a: (a - first) / (last - first) * full[0] for a in partly}  # if it were linear in alpha_*
     text = "; ".join(f"{a:.2f}: {interval(*cut)}" for a, cut in cuts.items())
     less = [ends(full)[0] > 0 and ends(cut)[1] < share[a] / 2 for a, cut in cuts.items()]
     word = judge([ends(cut)[0] > 0 for cut in cuts.values()], less)

@@ -1,4 +1,4 @@
-"""The gradient step of the shallow Vision Transformer in closed form: compiled, one sample at a time in the cache.
+"""Compiled kernels for the gradient step of the shallow Vision Transformer in closed form, one sample at a time.
 
 With K = W_K^T W_Q and C = W_O W_V, eq. (1) of Li et al. (ICLR 2023) is, for the tokens x_1 .. x_S of a sample with
 read-out vectors a_1 .. a_S,
@@ -10,12 +10,12 @@ and with v_l = a_l * 1[h_l > 0], G_l = C^T v_l and c = (dLoss / dF) / S its grad
     dC = c sum_l v_l z_l^T,   dS_sl = c A_sl (x_s - z_l)^T G_l,   dK = sum_sl dS_sl x_s x_l^T
     dW_O = dC W_V^T,  dW_V = W_O^T dC,  dW_Q = W_K dK,  dW_K = W_Q dK^T
 
-Arrays are flat, and what an innermost loop runs over has a length known when it is compiled: neurons lie in tiles of
-TILE, the tokens that attend in blocks of LANES, and the width D of a token is twice the length of the argument `half`,
-zeros of the number type. Without that the compiler does not keep a token in registers, and a step takes three times as
-long. Sums over D inside such a loop go by halves of D, since the compiler unrolls ten products and not twenty: beyond
-D = 20 a step is several times slower than its operations would take. D is even and S is padded to a multiple of 4 (D
-and S below are those); what is padded is 0 and adds nothing.
+Arrays are flat. Innermost loops have a length that is known at compile time: neurons are in tiles of TILE, attending
+tokens in blocks of LANES, and the width D of a token is twice the length of the argument `half`, zeros of the number
+type. Otherwise the compiler does not keep a token in registers, and a step takes three times as long. Sums over D in
+such a loop are split into halves of D, since the compiler unrolls ten products, but not twenty. Beyond D = 20 a step is
+several times slower than its operations require. D is padded to an even number, and S to a multiple of 4; below, D and
+S include the padding, which is 0.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ import numpy as np
 from numba.cpython.unsafe.tuple import tuple_setitem
 
 TILE, LANES = 256, 32
-# Sums may be reordered and multiply-adds fused; NaN and infinity still mean what they mean.
+# The compiler may reorder sums and fuse multiply-adds, but must respect NaN and infinity.
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
 
 Weights = namedtuple("Weights", "Q K V O a")
-"""W_Q, W_K, W_V (D, D); W_O as [tile][D][TILE]; the read-out vectors as [tile][L][TILE], L or one more to be even."""
+"""W_Q, W_K, W_V (D, D); W_O as [tile][D][TILE]; the read-out vectors as [tile][L][TILE], with L padded to even."""
 
 Work = namedtuple("Work", "C dC dK dV P XT E Z G v scale bits small")
 
 
 def work_space(D: int, S: int, tiles: int, dtype: Any) -> Work:
-    """Return work space for samples of as many real tokens each, padded to S, of width D; what is padding stays 0."""
+    """Return work space for samples with S tokens of width D, both with padding, which stays 0."""
     lanes = -(-S // LANES) * LANES
     sizes = {
         "C": tiles * D * TILE, "dC": tiles * D * TILE, "dK": D * D, "dV": D * D, "P": S * D, "XT": lanes * D,
@@ -50,24 +50,24 @@ def work_space(D: int, S: int, tiles: int, dtype: Any) -> Work:
 
 OPTIONS: dict[str, Any] = {"fastmath": _FAST, "error_model": "numpy", "forceinline": True}
 part = numba.njit(**OPTIONS)
-"""Compile what becomes part of a kernel."""
+"""Compile a part of a kernel, which is inlined."""
 
 
 def compile_kernel(function: Callable[..., Any]) -> Any:
-    """Compile a function; the machine code is kept on the disk where there is a place for it.
+    """Compile a function, and cache the machine code on disk, if possible.
 
-    What it calls becomes part of it. A call into a function of its own would reach another copy of that function, with
-    its sums in another order, in a process that compiles than in one that reads from the disk.
+    Called parts are inlined. With a call of a separate function, a process that compiles would use another copy of it,
+    with another order of sums, than a process that reads the cache.
     """
     try:
         return numba.njit(cache=True, **OPTIONS)(function)
-    except RuntimeError:  # no folder to keep it in
+    except RuntimeError:  # no writable folder for the cache
         return numba.njit(**OPTIONS)(function)
 
 
 @part
 def _row(flat: Any, start: int, zeros: Any) -> Any:
-    """Return the len(zeros) numbers from `start` on, in registers."""
+    """Return len(zeros) numbers from `start` on as a tuple, in registers."""
     out = zeros
     for k in range(len(zeros)):
         out = tuple_setitem(out, k, flat[start + k])  # type: ignore[call-arg]
@@ -78,8 +78,8 @@ def _row(flat: Any, start: int, zeros: Any) -> Any:
 def _exp(x: Any, bits: Any, n: int) -> None:
     """Replace n numbers <= 0 by their exponentials.
 
-    In float32 as 2^k times a polynomial on [-ln 2 / 2, ln 2 / 2] (Cephes), to 1.2e-7 relative, since the compiler has
-    no exponential that works on vectors; below e^-87 the result is e^-87.
+    In float32 this is 2^k times a polynomial on [-ln 2 / 2, ln 2 / 2] (Cephes), with a relative error of 1.2e-7, since
+    the compiler has no vectorised exponential. Results below e^-87 become e^-87.
     """
     if x.itemsize == 8:
         for i in range(n):
@@ -129,7 +129,7 @@ def _scores(P: Any, xt: Any, S: int, E: Any, half: Any) -> None:
 @part
 def _softmax(S: int, E: Any, scale: Any, bits: Any, zero: Any) -> None:
     """Turn the scores in E into e^(score - largest), and fill scale with 1 / their sums."""
-    for l in range(LANES):  # numba takes 2 seconds to compile `scale[:] = E[:LANES]`, for the text of its error
+    for l in range(LANES):  # numba takes 2 seconds to compile `scale[:] = E[:LANES]`, for its error message
         scale[l] = E[l]
     for s in range(1, S):
         e = E[s * LANES : (s + 1) * LANES]
@@ -166,7 +166,7 @@ def _values(x: Any, E: Any, z: Any, half: Any) -> None:
 
 @part
 def _attend(x: Any, S: int, K: Any, w: Work, half: Any) -> None:
-    """From tokens x [rows][D], S of them real, fill w.Z with z_l, w.E and w.scale with the attention."""
+    """From tokens x [rows][D], S of them not padding, fill w.Z with z_l, w.E and w.scale with the attention."""
     D, zero = 2 * len(half), half[0]
     rows = x.size // D
     _project(x, K, S, w.P, half)
@@ -352,7 +352,7 @@ def _descend_attention(weights: Weights, lr: Any, w: Work, half: Any) -> None:
 
 @compile_kernel
 def outputs(X: Any, places: Any, S: int, weights: Weights, w: Work, half: Any, F: Any) -> None:
-    """Fill F (n,) with the outputs for tokens X (n, rows * D) at places (n, rows), S of the rows real."""
+    """Fill F (n,) with the outputs for tokens X (n, rows * D) at places (n, rows); S rows are not padding."""
     K = np.empty((2 * len(half)) ** 2, X.dtype)
     _products(weights, K, w, half)
     for n in range(len(X)):
@@ -366,7 +366,7 @@ def step(
 ) -> float:
     """Take one step of SGD on the mean hinge loss of the samples `rows`, in place; return the sum of their losses.
 
-    A sample with zero loss has zero gradient and costs the forward pass only.
+    A sample with zero loss has zero gradient, so its backward pass is skipped.
     """
     K = np.empty((2 * len(half)) ** 2, X.dtype)
     _products(weights, K, w, half)
@@ -377,7 +377,7 @@ def step(
         _attend(X[n], S, K, w, half)
         F = _read_out(places[n], weights.a, w, half) / S
         loss = 1 - signs[n] * F
-        if -np.inf < loss <= 0:  # not so for NaN
+        if -np.inf < loss <= 0:  # false for NaN
             continue
         summed, moved = summed + loss, True
         c = X.dtype.type(-signs[n] / (len(rows) * S))

@@ -1,4 +1,4 @@
-"""The shallow Vision Transformer of Li et al. (ICLR 2023), eq. (1), with tokens really removed."""
+"""The shallow Vision Transformer of Li et al. (ICLR 2023), eq. (1), with removal of tokens."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from torch.nn.functional import embedding
 from sparsebench.models.actor import Actor, Pass, SplitPass
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.loop import Training
-from sparsebench.training.steps import Samples, Steps
+from sparsebench.training.steps import Samples, Steps, losses
 from sparsebench_theory.models import PRUNED, Attention, Init, ShallowCost
 from sparsebench_theory.one_layer import Fields, OneLayer
 
 C0 = 0.01
-"""The paper's token noise, in terms of which it prints the initial weights."""
+"""The token noise c0 in the paper's formulas of the initial weights."""
+
+HINGE = Recipe("hinge", "sgd", lr=0.0, batch=0, epochs=0, steps=0)
 
 
 @dataclass(frozen=True)
 class FirstWeights:
-    """The law of the first weights.
+    """The distribution of the first weights.
 
     Attributes:
         sigma: error of the value matrices, ||W_V mu_j - p_j||.
         delta: error of the query and key matrices, ||W_Q mu_j - r_j||.
         xi: standard deviation of W_O.
-        init: what the errors look like, see `of_head`.
+        init: kind of the errors, see `of_head`.
     """
 
     sigma: float
@@ -39,13 +41,13 @@ class FirstWeights:
     init: Init = "assumption"
 
     def of_head(self, rng: np.random.Generator, basis: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return W_Q = W_K and W_V of a head, for patterns that are the first columns of the (d, d) basis B.
+        """Return W_Q = W_K and W_V of a head. The patterns are the first columns of the (d, d) basis B.
 
-        With U a random rotation, E random unit columns, p_j = U e_j and q_j = r_j = e_j:
+        U is a random rotation, E has random unit columns, p_j = U e_j, and q_j = r_j = e_j:
         "assumption": (I + delta E_K) B^T and (U + sigma E_V) B^T, which meet Assumption 1;
-        "scale": (1 - delta) B^T and (1 - sigma) U B^T, the same errors as a loss of length;
-        "worst": as "assumption", but a discriminative pattern errs by sigma p_k, k the class of opposite signs;
-        "literal": delta^2 I / c0^2 and sigma^2 U / c0^2 as the paper prints them, which contradict Assumption 1.
+        "scale": (1 - delta) B^T and (1 - sigma) U B^T, errors of the same size in length only;
+        "worst": as "assumption", but the error of a discriminative pattern is sigma p_k, k the class of opposite signs;
+        "literal": delta^2 I / c0^2 and sigma^2 U / c0^2, as printed in the paper, which contradict Assumption 1.
         """
         d, sigma, delta = len(basis), self.sigma, self.delta
         rotation = np.linalg.qr(rng.standard_normal((d, d)))[0]
@@ -60,23 +62,23 @@ class FirstWeights:
 
 
 class ShallowViT(OneLayer):
-    """F(X) = (1 / |S|) sum_(l in S) a_(l)^T ReLU(W_O W_V X softmax(X^T W_K^T W_Q x_l)), one scalar a sample.
+    """F(X) = (1 / |S|) sum_(l in S) a_(l)^T ReLU(W_O W_V X softmax(X^T W_K^T W_Q x_l)), one scalar per sample.
 
-    Scores are not divided by sqrt(m_b). The output weights a_(l), one vector a position, are frozen at +-1/sqrt(m).
-    A token outside S is gone from the softmax keys, from the sum over l, and from 1 / |S|. The variants are those of
-    Appendix G: the H heads' W_V X softmax(..) are concatenated before W_O; a skip connection adds x_l to each; for
-    four classes there are two outputs, each with an a of its own.
+    Scores are not divided by sqrt(m_b). The output weights a_(l), one vector per position, are frozen at +-1/sqrt(m).
+    Tokens outside S are removed from the softmax keys, from the sum over l, and from 1 / |S|. The variants are those of
+    Appendix G: the outputs W_V X softmax(..) of the H heads are concatenated before W_O; a skip connection adds x_l to
+    each; four classes have two outputs, each with its own a.
 
     Args:
-        rng: the source of the initial weights.
-        patterns: (d, M) the data's patterns mu_1..mu_M as columns.
-        tokens: L, tokens a sample.
-        m: neurons.
-        first: the law of the first weights.
-        attention: "frozen" leaves W_Q and W_K as they began (Proposition 1).
-        heads: H, each with its own W_Q, W_K and W_V, (d, d), initialised on its own.
-        skip: whether x_l is added to what each head gives for token l.
-        repacked: whether tokens that stay move up to the first positions; else each is read out at its own.
+        rng: the generator of the initial weights.
+        patterns: (d, M) the patterns mu_1..mu_M of the data, as columns.
+        tokens: L, tokens per sample.
+        m: number of neurons.
+        first: the distribution of the first weights.
+        attention: "frozen" does not train W_Q and W_K (Proposition 1).
+        heads: H, each with its own W_Q, W_K and W_V, (d, d), drawn independently.
+        skip: whether x_l is added to the output of each head for token l.
+        repacked: whether kept tokens are read out at the first positions; otherwise at their own.
         outputs: O, 1 for two classes or 2 for four.
     """
 
@@ -113,7 +115,7 @@ class ShallowViT(OneLayer):
 
     @property
     def plain(self) -> bool:
-        """Whether it is eq. (1) as it stands: one head, no skip connection, one output."""
+        """Whether it is eq. (1) without variants: one head, no skip connection, one output."""
         return self.heads == 1 and not self.skip and len(self.a) == 1
 
     def forward(self, X: Tensor, acting: Pass | None = None) -> Tensor:
@@ -129,8 +131,8 @@ class ShallowViT(OneLayer):
         return F[0] if len(F) == 1 else torch.stack(F, dim=1)
 
     def trainer(self, actor: Actor | None, samples: Samples, recipe: Recipe) -> Steps | None:
-        """Return the steps of its closed form, which covers eq. (1) as it stands; see `Network`."""
-        from sparsebench_theory.shallow import closed_form  # compiles
+        """Return the closed form if it applies, otherwise None; see `Network`."""
+        from sparsebench_theory.shallow import closed_form  # imports numba
 
         applies = closed_form.applies(self, recipe)
         return closed_form.ClosedForm(self, actor, samples, recipe) if applies else None
@@ -143,7 +145,7 @@ class ShallowViT(OneLayer):
         train_together(trainings)
 
     def places(self, index: Tensor) -> Tensor:
-        """Return (B, M), at which positions the tokens that stay, (B, M) of those at the input, are read out."""
+        """Return the (B, M) read-out positions of the kept tokens; `index` are their (B, M) input positions."""
         return torch.arange(index.shape[1], device=index.device).expand_as(index) if self.repacked else index
 
     def attention(self, X: Tensor) -> Tensor:
@@ -151,9 +153,9 @@ class ShallowViT(OneLayer):
         return torch.softmax(self._by_head(X, self.W_Q) @ self._by_head(X, self.W_K).mT, dim=3)
 
     def observe(self, train: SplitPass, test: SplitPass) -> dict[str, float]:
-        """Return the share of the attention in the test that lies on relevant tokens (Li et al. 2023, Fig. 4).
+        """Return the share of the attention on relevant tokens in the test (Li et al. 2023, Fig. 4).
 
-        Mean over samples, heads and attending tokens; where a strategy acts, over the tokens it keeps.
+        It is the mean over samples, heads and attending tokens; with a strategy, only over kept tokens.
         """
         assert test.relevance is not None
         X, index = self.keep(test.acting, test.inputs)
@@ -162,11 +164,11 @@ class ShallowViT(OneLayer):
         return {"attention_on_relevant": float(shares.double().mean())}
 
     def trained_values(self, first: Mapping[str, Tensor], test: SplitPass) -> dict[str, tuple[float, ...]]:
-        """Return how the weights moved and which neurons matter (Li et al., arXiv 2406.17167).
+        """Return the singular values of the updates, and test losses without neurons (Li et al., arXiv 2406.17167).
 
-        The singular values of what training added to W_Q, W_K and W_V, heads below each other, largest first; and the
-        mean test hinge loss without the neurons whose rows of W_O are the shortest, or the longest, at each of the
-        shares PRUNED.
+        The updates are those of W_Q, W_K and W_V, with heads stacked as rows; the largest values come first. The test
+        losses are mean hinge losses without the share, see PRUNED, of the neurons with the shortest rows of W_O, or
+        with the longest.
         """
         values = {
             f"singular_{name}": torch.linalg.svdvals((getattr(self, name) - first[name]).flatten(0, 1).double())
@@ -180,18 +182,15 @@ class ShallowViT(OneLayer):
         return {name: tuple(value.tolist()) for name, value in values.items()}
 
     def _loss_without(self, neurons: Tensor, test: SplitPass) -> Tensor:
-        """Return the mean hinge loss with those neurons silent."""
+        """Return the mean hinge loss without these neurons."""
         a = self.a.clone()
         self.a[:, :, neurons] = 0
         F = self(test.inputs)
         self.a.copy_(a)
-        if F.ndim == 1:
-            return torch.relu(1 - (2 * test.labels - 1) * F).double().mean()
-        signs = 2 * torch.stack([test.labels // 2, test.labels % 2], dim=1) - 1
-        return torch.relu(1 - signs * F).sum(dim=1).double().mean()
+        return losses(HINGE, F, test.labels).double().mean()
 
     def _by_head(self, X: Tensor, W: Tensor) -> Tensor:
-        """Return (B, H, L, d), the tokens (B, L, d) times each head's matrix in W (H, d, d)."""
+        """Return (B, H, L, d), the tokens (B, L, d) times the matrix of each head in W (H, d, d)."""
         return (X.to(W.dtype) @ W.flatten(0, 1).T).unflatten(2, (self.heads, -1)).transpose(1, 2)
 
     def fields(self, X: Tensor) -> Fields:
@@ -206,7 +205,7 @@ class ShallowViT(OneLayer):
 
 
 def complete(rng: np.random.Generator, columns: np.ndarray) -> np.ndarray:
-    """Return (d, d) orthonormal columns that begin with the (d, M) orthonormal ones given."""
+    """Return (d, d) orthonormal columns, the first of which are the (d, M) orthonormal `columns`."""
     d, M = columns.shape
     q, r = np.linalg.qr(np.concatenate([columns, rng.standard_normal((d, d - M))], axis=1))
     return q * np.sign(np.diag(r))

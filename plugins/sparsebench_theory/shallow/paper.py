@@ -1,4 +1,4 @@
-"""Li, Wang, Liu and Chen, A theoretical understanding of shallow Vision Transformers, ICLR 2023: its synthetic data."""
+"""The figures of Li et al. (ICLR 2023) on synthetic data."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from sparsebench_theory.shallow import dynamics, removal, samples
 from sparsebench_theory.shallow.task import Theory
 
 RATE = 40e9
-"""Floating-point operations a second of one core in the closed form, see benchmarks/theory.py."""
+"""Floating-point operations per second of one core in the closed form, see benchmarks/theory.py."""
 
 
 def seconds(job: Job) -> float:
-    """Return how long a trial is expected to take on one core.
+    """Return the expected seconds of a trial on one core.
 
-    Steps as Figure 2 measures them, three quarters of the samples with a loss, and what goes around them.
+    The steps are those of Figure 2, three quarters of the samples have a loss, and 0.05 s are added.
     """
     task = Theory(**job.cell.task.params)
     relevant, confusing, _ = task.realised_shares()

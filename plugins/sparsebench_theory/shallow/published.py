@@ -24,7 +24,7 @@ FIGURE_1A = {
         ]
     ),
 }
-"""Success rates of 20 trials, a row a number of samples N."""
+"""Success rates of 20 trials; a row for each number of samples N."""
 
 FIGURE_3 = {
     "alpha_*^-4": np.arange(120, 201, 10),
@@ -44,7 +44,7 @@ FIGURE_3 = {
         ]
     ),
 }
-"""The same with W_K and W_Q frozen."""
+"""The same as FIGURE_1A with W_K and W_Q frozen."""
 
 FIGURE_4 = {
     "steps": np.arange(0, 101, 10),
@@ -58,7 +58,7 @@ FIGURE_5 = {
     "irrelevant": np.array([0.076, 0.059, 0.057, 0.051, 0.045, 0.041, 0.038, 0.028, 0.024, 0.018, 0.007]),
     "noisy": np.array([0.077, 0.074, 0.072, 0.070, 0.067, 0.063, 0.058, 0.056, 0.052, 0.049, 0.045]),
 }
-"""Test hinge loss against the share of 50 tokens removed; alpha_* is 0.6 there."""
+"""Test hinge loss by the removed share of 50 tokens, with alpha_* = 0.6."""
 
 FIGURE_6C: dict[str, Any] = {
     "alpha_*": np.array([0.56, 0.67, 0.78, 0.89, 1.0]),
@@ -67,4 +67,4 @@ FIGURE_6C: dict[str, Any] = {
         "eight classes of CIFAR-10": np.array([0.838, 0.902, 0.943, 0.953, 0.985]),
     },
 }
-"""Test accuracy on birds and airplanes, by what the initial model was trained on, the better one first."""
+"""Test accuracy on birds and airplanes, by the training data of the initial model, the better one first."""

@@ -1,4 +1,4 @@
-"""Removal of tokens, by share: Figures 5 and 8 of Li et al. (ICLR 2023), and one with a spurious pattern."""
+"""Removal of tokens, by share: Figures 5 and 8 of Li et al. (ICLR 2023), and a figure with a spurious pattern."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ LOSS = "test_loss"
 WORST = "worst_group_accuracy"
 NAMES = {LOSS: "test hinge loss", WORST: "worst-group accuracy", "accuracy": "accuracy", "spurious_gap": "spurious gap"}
 CALLED = {"random": "random", "oracle": "irrelevant", "noise": "noisy", "attn_topk": "little attended"}
-"""What the paper's curves, and ours, remove."""
+"""The tokens that a strategy removes, as named in the paper's figures."""
 COLOUR = dict(zip(("little attended", "noisy", "irrelevant", "random"), COLOURS, strict=False))
 UNKNOWN = "as Figure 5; no values known"
 WHERE = {"both": "in training and test", "test": "in the test only", "train": "in training only"}
 
 FLAT = 0.25
-"""A change of the loss by less than this share of it is none."""
+"""Relative changes of the loss below this count as none."""
 
 verdict = verdicts_of(__package__, FLAT=FLAT)
 
 
 class Removal:
-    """A metric by what is removed and how much of it, each beside dense on the same repetition."""
+    """A metric by kind and share of the removed tokens, paired with dense by repetition."""
 
     def __init__(self, trials: Sequence[Trial], metric: str = LOSS):
         self.metric = metric
@@ -42,12 +42,12 @@ class Removal:
         }
 
     def values(self, kind: str) -> dict[float, Interval]:
-        """Return the mean with its interval for each share removed, dense included; NaN if all diverged."""
+        """Return the mean with its interval for each removed share, including dense; NaN if all trials diverged."""
         groups = {0.0: self.dense, **self.groups[kind]}
         return {share: mean(values_of(group, self.metric)) for share, group in groups.items()}
 
     def change(self, kind: str, than: str | None = None) -> dict[float, Interval]:
-        """Return the paired change against dense, or against another removal of the same share."""
+        """Return the paired change from dense, or from another kind of removal with the same share."""
         other = self.groups[than] if than is not None else dict.fromkeys(self.groups[kind], self.dense)
         return {
             share: mean(differences(group, other.get(share, []), self.metric))
@@ -55,7 +55,7 @@ class Removal:
         }
 
     def rows(self, **labels: Any) -> list[dict[str, Any]]:
-        """Return values and changes, a row a removal and share; trials are those with a value."""
+        """Return a row with value and change for each kind and share; `trials` counts those with a value."""
         rows = []
         for kind, groups in self.groups.items():
             change = self.change(kind) | {0.0: (mean(differences(self.dense, self.dense, self.metric))[0], None, None)}
@@ -80,7 +80,7 @@ class Removal:
 
 
 def figure_5(trials: Sequence[Trial]) -> Result:
-    """Removal in training and test, and in the test only, beside the published curves."""
+    """Removal in training and test, and in the test only, with the published curves."""
     panels: list[Panel] = [_draw_published]
     rows, verdicts = [], []
     dense = [t for t in trials if t.strategy == "dense"]
@@ -106,9 +106,9 @@ def figure_8(trials: Sequence[Trial]) -> Result:
 
 
 def spurious(trials: Sequence[Trial]) -> Result:
-    """Worst-group accuracy, accuracy and gap as tokens are removed, where a pattern goes with one class in training.
+    """Worst-group accuracy, accuracy and gap by removed share, if a pattern is correlated with a class in training.
 
-    In the test half of both classes have the pattern, as in Figure 6c of Li et al. (ICLR 2023), which is of pictures.
+    In the test half of each class have the pattern, as in Figure 6c of Li et al. (ICLR 2023), which uses pictures.
     """
     removals = [Removal(trials, metric) for metric in (WORST, "accuracy", "spurious_gap")]
     rows = [row for removal in removals for row in removal.rows()]
@@ -136,7 +136,7 @@ def _draw_published(axis: Any) -> None:
 
 
 def _claims(figure: str, removal: Removal, where: str) -> list[Verdict]:
-    """Return the verdict on each claim whose curves are there."""
+    """Return the verdicts on the claims whose curves have been measured."""
     better = "is better than removing random ones"
     falls = [
         ("irrelevant", None, "lowers the loss", "0.076 to 0.007"),

@@ -1,4 +1,4 @@
-"""Figures 1 and 3 of Li et al. (ICLR 2023): how many training samples are needed, and what with each strategy."""
+"""Figures 1 and 3 of Li et al. (ICLR 2023): the training samples needed, also with each strategy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sparsebench_theory.shallow.task import Theory
 from sparsebench_theory.trials import ENOUGH, Fit, Grid, columns, compete, group_by, resamples_of, slopes, values_of
 
 HARD = 0.28
-"""Figure 3 speaks of alpha_* up to here."""
+"""Largest alpha_* of Figure 3."""
 
 verdict = verdicts_of(__package__, ENOUGH=ENOUGH, HARD=HARD)
 
@@ -30,7 +30,7 @@ def tau(trial: Trial) -> float:
 
 
 class Sweep:
-    """Success grids over alpha_*, under one rule for alpha_#."""
+    """Success grids over alpha_*, with the same rule for alpha_#."""
 
     def __init__(self, trials: Sequence[Trial]):
         self.trials = trials
@@ -42,20 +42,20 @@ class Sweep:
         self.values = np.array([value for value, _, _ in self.n50])
 
     def fits(self) -> list[Fit]:
-        """Return how alpha_*^-2, alpha_*^-4 and gap^-2 explain N50."""
+        """Return the fits of N50 by alpha_*^-2, alpha_*^-4 and gap^-2."""
         a, gap = self.relevant, self.gap
         xs = {"alpha_*^-2": a**-2, "alpha_*^-4": a**-4, "gap^-2": gap**-2}
         return compete(xs, self.values, *resamples_of(self.grids.values()))
 
     def rows(self, **labels: Any) -> list[dict[str, Any]]:
-        """Return N50 and N95, a row a value of alpha_*."""
+        """Return a row with N50 and N95 for each alpha_*."""
         return [
             labels | {"alpha_*": a, "alpha_#": c, "alpha_nd": nd, **grid.row, "N95": grid.n95}
             for (a, c, nd), grid in self.grids.items()
         ]
 
     def success_rows(self, **labels: Any) -> list[dict[str, Any]]:
-        """Return the success rates, a row a cell of the map."""
+        """Return a row with the successes for each cell of the map."""
         return [
             labels | {"alpha_*": a, "alpha_#": c, **row}
             for (a, c, _), grid in self.grids.items()
@@ -68,7 +68,7 @@ class Sweep:
 
 
 def draw_successes(axis: Any, title: str, grids: Mapping[float, Grid], power: int) -> None:
-    """Draw the success rates of the grids of each alpha_* over alpha_*^-power and N."""
+    """Draw the success rates over alpha_*^-power and N."""
     order = sorted(grids, reverse=True)
     sizes = np.array(sorted({n for grid in grids.values() for n in grid.sizes}), dtype=int)
     rates = np.full((len(sizes), len(order)), np.nan)
@@ -82,7 +82,7 @@ def _draw_published(axis: Any, title: str, grid: Mapping[str, np.ndarray], power
 
 
 def figure_1a(trials: Sequence[Trial]) -> Result:
-    """Success over alpha_* and N. As printed, half of the tokens are irrelevant; beside it a fixed alpha_#."""
+    """Success over alpha_* and N, with half of the tokens irrelevant, as in the paper, and with a fixed alpha_#."""
     names = {True: "half of the tokens irrelevant, as printed", False: "a fixed alpha_#"}
     by_rule = group_by(trials, lambda t: t.task.irrelevant is not None)
     sweeps = {names[printed]: Sweep(group) for printed, group in by_rule.items()}
@@ -114,13 +114,13 @@ def _draw_needed(axis: Any, sweep: Sweep, title: str) -> None:
 
 
 def _through(shape: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the shape, which is known up to a constant, with the constant that suits the values best."""
+    """Return the shape times the constant that fits the values best."""
     is_finite = np.isfinite(values) & np.isfinite(shape)
     return shape * np.exp(np.log(values[is_finite] / shape[is_finite]).mean()) if is_finite.any() else shape * np.nan
 
 
 def _linear(figure: str, sweep: Sweep, name: str, form: str, says: str) -> list[Verdict]:
-    """Return whether N50 rises as alpha_* falls, and whether as the paper's power of it."""
+    """Return the verdicts on whether N50 rises as alpha_* falls, and whether it does with the paper's power."""
     fits, about = sweep.fits(), {"figure": figure, "name": name}
     if not fits:
         few = "fewer than three values of alpha_* with a finite N50"
@@ -147,7 +147,7 @@ def _linear(figure: str, sweep: Sweep, name: str, form: str, says: str) -> list[
 def figure_1b(trials: Sequence[Trial]) -> Result:
     """N50 against sigma, for each kind of first weights, and against the noise of the tokens.
 
-    What is not swept is at its default.
+    Parameters that are not swept have their defaults.
     """
     of_sigma = group_by([t for t in trials if t.task.noise == Theory().noise], lambda t: t.model.init)
     standard = [t for t in trials if t.model.sigma == Shallow().sigma and t.model.init == Shallow().init]
@@ -183,7 +183,7 @@ def _trend_rows(grids: Mapping[float, Grid], swept: str, init: str) -> list[dict
 
 
 def trend(figure: str, grids: Mapping[float, Grid], claim: str, says: str) -> Verdict:
-    """Return whether N50 rises with x, by which the grids are; outside the N that all have, it counts as their end."""
+    """Return the verdict on whether N50 rises with x, the keys of `grids`; N50 is clipped to the N of all grids."""
     group = {value: grid for value, grid in grids.items() if len(grid.wins)}
     if len(group) < 2:
         return verdict(
@@ -210,7 +210,7 @@ def _trends(axis: Any, curves: Mapping[str, Mapping[float, Grid]], label: str) -
 
 
 def figure_3(trials: Sequence[Trial]) -> Result:
-    """N50 with frozen beside trained attention."""
+    """N50 with frozen and with trained attention."""
     sweeps = {name: Sweep([t for t in trials if t.model.attention == name]) for name in ("frozen", "trained")}
     frozen, trained = sweeps["frozen"], sweeps["trained"]
     shared = [shares for shares in frozen.grids if shares in trained.grids]
@@ -233,10 +233,10 @@ def figure_3(trials: Sequence[Trial]) -> Result:
 
 
 def _ratio(grid: Grid, other: Grid) -> tuple[float, float, float]:
-    """Return the ratio of two N50 with its interval over resampled repetitions, the same for both.
+    """Return the ratio of two N50, with its interval over the same resampled repetitions for both.
 
-    An N50 at the smallest N tried may be below it, so it counts as no larger than the other. A resample in which
-    neither is reached may have any ratio.
+    An N50 at the smallest N may be smaller in truth, so its ratio is at most 1. If a resample reaches neither N50, its
+    ratio is unknown, and the interval covers all values.
     """
 
     def ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -266,7 +266,7 @@ def _both(axis: Any, sweeps: Mapping[str, Sweep]) -> None:
 
 
 def strategies(trials: Sequence[Trial]) -> Result:
-    """N50 and steps with each strategy beside dense, which the paper does not have."""
+    """N50 and steps with each strategy and with dense; not in the paper."""
     groups = group_by(trials, lambda t: t.strategy)
     grids = {name: Grid.of(group) for name, group in groups.items()}
     rows = []

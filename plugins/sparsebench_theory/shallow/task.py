@@ -15,28 +15,28 @@ from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
 from sparsebench_theory.patterns import around, balanced_classes, orthonormal, scales, spread
 
 CONFUSION = 0.04
-"""alpha_# where no rule is given."""
+"""Default of alpha_#."""
 RULES = ("confusion", "irrelevant", "confusion_ratio")
-"""The three ways to give alpha_#."""
+"""The three parameters that determine alpha_#."""
 KAPPA = 2**0.5
 """Distance of two orthonormal patterns."""
 ROUNDING = 1e-9
-"""Of shares, which differ by one test sample or more."""
+"""Tolerance for shares of the test samples, which differ by at least one sample."""
 NAMES = {2: ("-1", "+1"), 4: ("(-1,-1)", "(-1,+1)", "(+1,-1)", "(+1,+1)")}
-"""The classes by their number."""
+"""Names of the classes, by their number."""
 
 
 class Theory(Task):
     """Which pattern has the most tokens? Li et al. 2023, Section 4.1, with a step size that trains.
 
-    Each sample has round(alpha_* L) tokens of the pattern that is its label, some of the other discriminative ones,
-    the confusion, and the rest spread evenly over those that say nothing. Two classes have two discriminative
-    patterns; the four classes y in {+1,-1}^2 of Appendix G have four. The one of class number c is mu_(classes - c):
-    mu_1 for +1 and mu_2 for -1; mu_1 to mu_4 for (+1,+1), (+1,-1), (-1,+1) and (-1,-1). Tokens are a vector of their
-    pattern's set plus Gaussian noise.
+    Each sample has round(alpha_* L) tokens of the pattern of its class, which are relevant. Confusing tokens have the
+    patterns of other classes. The other tokens are spread evenly over the irrelevant patterns. Two classes have two
+    discriminative patterns; the four classes y in {+1,-1}^2 of Appendix G have four. The pattern of class number c is
+    mu_(classes - c): mu_1 for +1 and mu_2 for -1; mu_1 to mu_4 for (+1,+1), (+1,-1), (-1,+1) and (-1,-1). A token is a
+    vector of its pattern's set plus Gaussian noise.
 
-    With `spurious`, some of the irrelevant tokens are of one more pattern mu_s in most samples of class +1 and few of
-    class -1, and in half of either class in the test. Groups are then (class, whether it is there).
+    With `spurious`, some of the irrelevant tokens have an additional pattern mu_s: in most training samples of class
+    +1, in few of class -1, and in half of the test samples of each class. Groups are then (class, presence of mu_s).
     """
 
     name: ClassVar[str] = "theory"
@@ -44,40 +44,46 @@ class Theory(Task):
     default_model: ClassVar[str] = "shallow"
     added: ClassVar[frozenset[str]] = frozenset({"criterion", "error"})
 
-    tokens: int = Field(50, gt=1, description="L, tokens a sample")
+    tokens: int = Field(50, gt=1, description="L, tokens per sample")
     d: int = Field(10, gt=1, description="width of a token")
-    patterns: int = Field(5, gt=2, description="M, patterns; as many as there are classes are discriminative")
+    patterns: int = Field(5, gt=2, description="M, number of patterns; one for each class is discriminative")
     classes: Literal[2, 4] = Field(2, description="2, or 4 as in Appendix G")
     relevant: float = Field(0.2, gt=0, lt=1, description="alpha_*, share of label-relevant tokens")
     confusion: float | None = Field(None, ge=0, lt=1, description="alpha_#, share of confusing tokens; by default 0.04")
     irrelevant: float | None = Field(None, gt=0, lt=1, description="alpha_nd instead: alpha_# = 1 - alpha_* - alpha_nd")
     confusion_ratio: float | None = Field(None, ge=0, description="alpha_# / alpha_* instead")
-    labels: Literal["balanced", "iid"] = Field("balanced", description="as many of each class, or drawn independently")
-    positions: Literal["permuted", "fixed"] = Field("permuted", description="places anew in each sample, or sorted")
-    set_size: int = Field(1, gt=0, description="K, vectors in the set of each pattern (Appendix G)")
+    labels: Literal["balanced", "iid"] = Field(
+        "balanced", description="balanced: classes are equally frequent; iid: labels are drawn independently"
+    )
+    positions: Literal["permuted", "fixed"] = Field(
+        "permuted", description="positions of the patterns: random in each sample, or sorted"
+    )
+    set_size: int = Field(1, gt=0, description="K, vectors in each pattern's set (Appendix G)")
     set_diameter: float = Field(0.0, ge=0, description="Delta, diameter of a pattern's set")
     noise: float = Field(0.01, ge=0, description="c0, standard deviation of the noise on a token's entries")
     noisy_share: float = Field(0.0, ge=0, le=1, description="share of tokens with the larger noise")
-    noisy_std: float = Field(0.35, ge=0, description="the larger noise")
+    noisy_std: float = Field(0.35, ge=0, description="standard deviation of the larger noise")
     spurious: float = Field(0.0, ge=0, lt=1, description="alpha_s, share of tokens of the spurious pattern; 0 for none")
-    spurious_rate: float = Field(0.9, ge=0, le=1, description="rho, how often class +1 has it in training; -1: 1 - rho")
+    spurious_rate: float = Field(
+        0.9, ge=0, le=1, description="rho, share of the training samples of class +1 with it; class -1: 1 - rho"
+    )
     test: int = Field(100, gt=0, description="test samples")
     threshold: float = Field(1e-3, gt=0, description="a trial succeeds when the mean test hinge loss is below it")
-    criterion: Literal["loss", "error"] = Field("loss", description="of success: the paper's, or the test error")
-    error: float = Field(
-        0.01, ge=0, lt=1, description="by test error a trial succeeds when at most this share is wrong"
+    criterion: Literal["loss", "error"] = Field(
+        "loss", description="criterion of success: the paper's, on the test loss, or the test error"
     )
+    error: float = Field(0.01, ge=0, lt=1, description="largest test error of a successful trial, with criterion=error")
     lr: float | None = Field(None, gt=0, description="step size; by default L / 50")
-    batch: int = Field(20, gt=0, description="B, samples a step")
-    steps: int = Field(600, gt=0, description="T, the most steps")
-    watch: int = Field(0, ge=0, description="steps between looks at the test set while training; 0 for none")
+    batch: int = Field(20, gt=0, description="B, samples per step")
+    steps: int = Field(600, gt=0, description="T, largest number of steps")
+    watch: int = Field(0, ge=0, description="steps between tests during training; 0 for none")
 
     def check(self) -> None:
         """See `Task.check`."""
         self._numbers()
         if self.spurious and self.classes != 2:
             raise UserError(
-                "theory: the spurious pattern goes with one of two classes", got=f"classes={self.classes}",
+                "theory: the spurious pattern needs two classes", got=f"classes={self.classes}",
                 allowed="classes=2", next_step="leave spurious or classes out",
             )  # fmt: skip
         if self.d < self._patterns:
@@ -87,7 +93,7 @@ class Theory(Task):
             )  # fmt: skip
         if self.set_diameter >= KAPPA or (self.set_diameter > 0 and self.set_size == 1):
             raise UserError(
-                "theory: a pattern's set has several vectors, nearer to each other than patterns are",
+                "theory: the vectors of a pattern's set must be nearer to each other than patterns are",
                 got=f"set_size={self.set_size}, set_diameter={self.set_diameter:g}",
                 allowed="set_size of 2 or more with 2 tau + set_diameter < kappa, which is 1.414",
                 next_step="raise set_size or lower set_diameter",
@@ -108,34 +114,34 @@ class Theory(Task):
         return 1 - accuracy < self.error + ROUNDING
 
     def successes(self, test_loss: float, accuracy: float) -> dict[str, bool]:
-        """See `Task.successes`; beside the test error the paper's criterion, as `success_loss`."""
+        """See `Task.successes`; with criterion=error also the paper's criterion, as `success_loss`."""
         successes = super().successes(test_loss, accuracy)
         return successes if self.criterion == "loss" else successes | {"success_loss": test_loss < self.threshold}
 
     def counts(self) -> np.ndarray:
-        """Return (M,) tokens of each pattern in a sample of class +1 or (+1,+1) that lacks the spurious pattern.
+        """Return (M,) tokens of each pattern in a sample of class +1 or (+1,+1) without the spurious pattern.
 
-        The relevant one comes first, then the confusing ones, then the irrelevant ones.
+        The relevant pattern is first, followed by the confusing and the irrelevant ones.
         """
         return self._counts(0)[: self.patterns]
 
     def realised_shares(self) -> tuple[float, float, float]:
-        """Return alpha_*, alpha_# and alpha_nd, spurious tokens included, as whole tokens make them."""
+        """Return alpha_*, alpha_# and alpha_nd after rounding to whole tokens; alpha_nd includes spurious tokens."""
         relevant, confusing, irrelevant = self._numbers()
         return relevant / self.tokens, confusing / self.tokens, irrelevant / self.tokens
 
     @property
     def _patterns(self) -> int:
-        """How many patterns there are, the spurious one included."""
+        """The number of patterns, including the spurious one."""
         return self.patterns + (self.spurious > 0)
 
     def _numbers(self) -> tuple[int, int, int]:
-        """Return the relevant, the confusing and the irrelevant tokens of a sample.
+        """Return the numbers of relevant, confusing and irrelevant tokens of a sample.
 
-        The two shares that are given are rounded, and the third takes the rest.
+        The two given shares are rounded, and the third is the rest.
 
         Raises:
-            UserError: there are no such samples.
+            UserError: such samples are impossible.
         """
         counts = [rule for rule in RULES if getattr(self, rule) is not None]
         if len(counts) > 1:
@@ -159,7 +165,7 @@ class Theory(Task):
             (silent < 1, f"more patterns than the {self.classes} classes", "raise patterns"),
             (
                 relevant <= max(spread(confusing, self.classes - 1)),
-                "more relevant tokens than confusing ones of any pattern, so that a sample has one label",
+                "more relevant tokens than confusing ones of any pattern, so that the label is unique",
                 "raise relevant or tokens, or lower the share of confusing tokens",
             ),
             (self.spurious > 0 and spurious < 1, "a spurious share of a token or more", "raise spurious or tokens"),
@@ -171,7 +177,7 @@ class Theory(Task):
         ):
             if impossible:
                 raise UserError(
-                    f"theory: {self.tokens} tokens with {self.patterns} patterns cannot have shares like these",
+                    f"theory: {self.tokens} tokens with {self.patterns} patterns cannot have these shares",
                     got=f"{relevant} relevant, {confusing} confusing and {irrelevant} irrelevant tokens"
                     + f", {spurious} of them spurious" * (self.spurious > 0),
                     allowed=allowed, next_step=mend,
@@ -179,14 +185,14 @@ class Theory(Task):
         return relevant, confusing, irrelevant
 
     def _counts(self, present: int) -> np.ndarray:
-        """Return (M + 1,) tokens of each pattern, the spurious one last, in a sample that has it (1) or not (0)."""
+        """Return (M + 1,) tokens of each pattern, the spurious one last, in a sample with it (1) or without it (0)."""
         relevant, confusing, irrelevant = self._numbers()
         spurious = present * round(self.spurious * self.tokens)
         others = spread(irrelevant - spurious, self.patterns - self.classes)
         return np.array([relevant, *spread(confusing, self.classes - 1), *others, spurious])
 
     def _layouts(self) -> np.ndarray:
-        """Return (classes, 2, L), the pattern of each token by class and presence of mu_s, before any permutation."""
+        """Return (classes, 2, L), the pattern of each token by class and presence of mu_s, before permutation."""
         roles = np.stack([np.repeat(np.arange(self.patterns + 1), self._counts(present)) for present in (0, 1)])
         shifts = self.classes - 1 - np.arange(self.classes)[:, None, None]
         return np.where(roles < self.classes, (roles + shifts) % self.classes, roles)
@@ -194,7 +200,7 @@ class Theory(Task):
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """See `Task.draw`. A smaller training set is the beginning of a larger one.
 
-        `Data.patterns` has the spurious pattern last, where there is one.
+        The spurious pattern, if any, is the last of `Data.patterns`.
         """
         self.check()
         training = {"test", "threshold", "criterion", "error", "lr", "batch", "steps", "watch"}
@@ -210,9 +216,9 @@ class Theory(Task):
         return Data(train, test, names, groups if self.spurious else ("all",), mu)
 
     def _split(self, members: np.ndarray, n: int, rate: float, rng: Callable[[str], np.random.Generator]) -> Split:
-        """Return n samples of tokens from the (M, K, d) members of the patterns; each quantity has its own generator.
+        """Return n samples from the (M, K, d) members of the patterns. Each quantity has its own generator.
 
-        `rate` is how often class +1 has the spurious pattern.
+        `rate` is the share of the samples of class +1 with the spurious pattern.
         """
         iid = self.labels == "iid"
         labels = (

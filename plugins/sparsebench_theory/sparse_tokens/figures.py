@@ -1,8 +1,8 @@
 """Barnfield, Cui and Lu, High-dimensional analysis of single-layer attention [..], ICLR 2026 (arXiv 2509.25153).
 
-Compared are the orders of growth that the paper claims, not its exact test error. The closed form here is this
-project's own: the mean of L tokens is N(theta R / L xi, I / L) or N(0, I / L), so that with classes of the same size no
-linear classifier of it errs less than Phi(-theta R / (2 sqrt(L))).
+The figures test the paper's orders of growth, not its exact test error. The closed form is this project's own: the
+mean of L tokens is N(theta R / L xi, I / L) or N(0, I / L). For classes of equal size no linear classifier of it has a
+smaller error than Phi(-theta R / (2 sqrt(L))).
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from sparsebench_theory.trials import (
 )
 
 KINDS = {"trained": "attention", "frozen": "mean token"}
-"""What the trained and the frozen query make of the tokens."""
+"""Names of the classifiers with trained and with frozen query."""
 CLOSE = 0.2
-"""A share by which a strength, or its exponent, may differ from what it is compared with."""
+"""Tolerance of a strength or its exponent, relative to the value it is compared with."""
 ALIGNED = 0.9
-"""A cosine from which on two directions are the same."""
+"""Directions count as aligned from this cosine on."""
 SAME = 0.03
-"""A difference of test errors by less than this is none."""
+"""Differences of test errors up to this count as none."""
 STRENGTHS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16)
-"""Where the axis of strengths has numbers."""
+"""Tick labels of the axis of strengths."""
 RATE = 1e9
-"""Numbers of the tokens that one core reads, and differentiates, a second."""
+"""Numbers of tokens per second that one core reads and differentiates."""
 
 verdict = verdicts_of(__package__, ALIGNED=ALIGNED, CLOSE=CLOSE, ENOUGH=ENOUGH, SAME=SAME)
 
@@ -54,19 +54,19 @@ ByTokens = Mapping[int, Sequence[float]]
 
 
 def seconds(job: Job) -> float:
-    """Return how long a trial is expected to take on one core: drawing, testing, and all steps."""
+    """Return the expected seconds of a trial on one core: drawing data, testing, and all steps."""
     task = SparseTokens(**job.cell.task.params)
     sample = task.tokens * task.d
     return sample * (4 * task.steps * job.cell.n_train / RATE + (task.test + job.cell.n_train) * 2e-8) + 0.05
 
 
 def least_error(theta: float, relevant: int, tokens: int) -> float:
-    """Return Phi(-theta R / (2 sqrt(L))), the least error of a linear classifier of the mean token."""
+    """Return Phi(-theta R / (2 sqrt(L))), the smallest error of a linear classifier of the mean token."""
     return float(ndtr(-theta * relevant / (2 * math.sqrt(tokens))))
 
 
 def strength(trials: Sequence[Trial]) -> Result:
-    """The strength at which the test error falls to the task's level, over the number of tokens."""
+    """The strength at which the test error falls to the task's level, by number of tokens."""
     task = trials[0].task
     needed = {kind: _strengths([t for t in trials if t.model.attention == kind]) for kind in KINDS}
     rows = []
@@ -82,7 +82,7 @@ def strength(trials: Sequence[Trial]) -> Result:
 
 
 def _strengths(trials: Sequence[Trial]) -> dict[int, list[float]]:
-    """Return the strength needed by the number of tokens, one a repetition; NaN where it is outside those tried."""
+    """Return the needed strength of each repetition by number of tokens; NaN if it is outside the tested strengths."""
     needed: dict[int, list[float]] = {}
     for (L, _), group in group_by(trials, lambda t: (t.task.tokens, t.repetition)).items():
         errors = {t.task.theta: (errors_of([t]) or [math.nan])[0] for t in sorted(group, key=lambda t: t.task.theta)}
@@ -92,7 +92,7 @@ def _strengths(trials: Sequence[Trial]) -> dict[int, list[float]]:
 
 
 def _mean_inside(values: Sequence[float]) -> Interval:
-    """Return the mean strength if each repetition has one, else NaN: of others only the lucky ones would count."""
+    """Return the mean strength if each repetition has one, otherwise NaN, since only lucky ones would count."""
     return mean(values) if np.isfinite(values).all() else mean([])
 
 
@@ -102,7 +102,7 @@ def _closed_form(task: SparseTokens, tokens: int) -> float:
 
 
 def _growth(needed: ByTokens) -> list[Fit]:
-    """Return how the strength grows, as a line in log L and in sqrt(L), with the exponent of each; none of few L."""
+    """Return the fits of the strength by log L and by sqrt(L); none if there are fewer than ENOUGH L."""
     L = np.array(list(needed), dtype=float)
     means = np.array([_mean_inside(values)[0] for values in needed.values()])
     if np.isfinite(means).sum() < ENOUGH:
@@ -112,7 +112,7 @@ def _growth(needed: ByTokens) -> list[Fit]:
 
 
 def _verdicts(growth: Mapping[str, Sequence[Fit]], needed: Mapping[str, ByTokens]) -> list[Verdict]:
-    """Return the verdicts on the growth of the strength that attention needs, and of that the mean token needs."""
+    """Return the verdicts on the growth of the strengths that attention and the mean token need."""
     words = {key: judge([], []) for key in ("slower", "as_log", "as_root")}
     if fits := {fit.name: fit for fit in growth["trained"]}:
         root, log = fits["sqrt(L)"], fits["log L"]
@@ -131,7 +131,7 @@ def _verdicts(growth: Mapping[str, Sequence[Fit]], needed: Mapping[str, ByTokens
 
 
 def _as_closed_form(needed: ByTokens, task: SparseTokens) -> Verdict:
-    """Return the verdict on the strength that the mean token needs beside the closed form."""
+    """Return the verdict on whether the strength that the mean token needs agrees with the closed form."""
     inside = {L: np.array(values) for L, values in needed.items() if np.isfinite(values).all()}
     ratios = {L: mean(values / _closed_form(task, L)) for L, values in inside.items()}
     around = [ends(ratio) for ratio in ratios.values()]
@@ -154,9 +154,9 @@ def _draw_needed(axis: Any, needed: Mapping[str, ByTokens], task: SparseTokens) 
 
 
 def alignment(trials: Sequence[Trial]) -> Result:
-    """|cos(q, xi)| after the steps of the task, by training samples, beside that of random directions.
+    """|cos(q, xi)| after the task's steps, by number of training samples, compared with random directions.
 
-    The steps are of plain gradient descent on all weights from 0, whatever the paper's two updates are.
+    The steps are gradient descent on all weights from 0, which may differ from the paper's two updates.
     """
     task = trials[0].task
     by_n = {n: mean(values_of(group, "alignment")) for n, group in group_by(trials, lambda t: t.n).items()}
@@ -180,7 +180,7 @@ def alignment(trials: Sequence[Trial]) -> Result:
 
 
 def random_cosine(d: int) -> float:
-    """Return the mean of |cos| between a random direction and another one in d dimensions."""
+    """Return the mean of |cos| between two random directions in d dimensions."""
     return math.exp(math.lgamma(d / 2) - math.lgamma((d + 1) / 2)) / math.sqrt(math.pi)
 
 
@@ -192,10 +192,10 @@ def _draw_alignment(axis: Any, by_n: Mapping[float, Interval], chance: float) ->
 
 
 def removal(trials: Sequence[Trial]) -> Result:
-    """Test error with L tokens cut to M, beside that of data of M tokens, for both classifiers.
+    """Test error with L tokens reduced to M, compared with data of M tokens, for both classifiers.
 
-    Where class +1 keeps its relevant tokens, what is left is distributed as data of M tokens. That is the project's own
-    prediction.
+    If class +1 keeps its relevant tokens, the remaining tokens are distributed as data of M tokens. This prediction is
+    the project's own.
     """
     rows, verdicts = [], []
     for kind, name in KINDS.items():
@@ -215,12 +215,12 @@ def removal(trials: Sequence[Trial]) -> Result:
 
 
 def left_of(trial: Trial) -> int:
-    """Return M, how many tokens the strategy leaves."""
+    """Return M, the number of tokens that the strategy keeps."""
     return round(trial.task.tokens * (1 - trial.removed))
 
 
 def _change(group: Sequence[Trial], dense_at_M: Sequence[Trial]) -> Interval:
-    """Return by how much the test error is larger, with its interval over repetitions."""
+    """Return the test error minus that of dense with M tokens, with its interval over repetitions."""
     return mean([-gain for gain in differences(group, dense_at_M, "accuracy")])
 
 
@@ -238,7 +238,7 @@ def _removal_row(
 
 
 def _shifts(name: str, strategy: str, group: Sequence[Trial], dense_at_M: Sequence[Trial]) -> Verdict:
-    """Return the verdict on whether removal to M tokens is as good as data of M tokens, or is not if it is random."""
+    """Return the verdict on whether removal to M tokens is as good as data of M tokens, or worse if it is random."""
     L, M = group[0].task.tokens, left_of(group[0])
     change = _change(group, dense_at_M)
     low, high = ends(change)

@@ -14,15 +14,15 @@ from sparsebench_theory.one_layer import Fields, OneLayer
 
 
 class OneQueryPool(OneLayer):
-    """f(X) = sum_(l in S) softmax_l(<q, x_l>) <w, x_l> + b, one scalar a sample.
+    """f(X) = sum_(l in S) softmax_l(<q, x_l>) <w, x_l> + b, one scalar per sample.
 
-    A token outside S is gone from the softmax and the sum. All weights begin at 0, so that the first step moves w and b
-    alone, and the second the query q too.
+    Tokens outside S are removed from the softmax and the sum. All weights start at 0, so that the first step changes
+    only w and b, and the second also the query q.
 
     Args:
-        tokens: L, tokens a sample.
-        xi: (d,) the direction of the signal, only to say how near q comes to it.
-        attention: "frozen" leaves q at 0, where f is linear in the mean of the tokens.
+        tokens: L, tokens per sample.
+        xi: (d,) the direction of the signal, only for measuring the alignment of q.
+        attention: "frozen" keeps q at 0, so that f is linear in the mean of the tokens.
     """
 
     because = "the one-query model is a theory of plain tokens"

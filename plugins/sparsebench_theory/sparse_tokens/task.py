@@ -14,16 +14,16 @@ from sparsebench.errors import UserError
 from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
 
 ROUNDING = 1e-9
-"""Of shares, which differ by one test sample or more."""
+"""Tolerance for shares of the test samples, which differ by at least one sample."""
 
 
 class SparseTokens(Task):
     """Does any token have the signal? With more tokens, the signal in their mean is weaker.
 
     A sample of class +1 is X = theta v xi^T + Z and one of class -1 is Z: Z are (L, d) standard normal numbers, xi is a
-    unit vector, the same throughout a repetition, and v has R ones at places that are drawn anew for each sample. The
-    tokens of v are relevant; class -1 has none, which counts 0 in the means of selection precision and recall. A trial
-    succeeds when few enough test samples are wrong.
+    unit vector, the same for a whole repetition, and v has R ones at random positions in each sample. The tokens of v
+    are relevant. Class -1 has none, which counts as 0 in the means of selection precision and recall. A trial succeeds
+    if the test error is at most `error`.
     """
 
     name: ClassVar[str] = "sparse_tokens"
@@ -31,13 +31,13 @@ class SparseTokens(Task):
     classes: ClassVar[int] = 2
     default_model: ClassVar[str] = "one_query"
 
-    tokens: int = Field(64, gt=0, description="L, tokens a sample")
+    tokens: int = Field(64, gt=0, description="L, tokens per sample")
     d: int = Field(16, gt=0, description="width of a token")
-    relevant: int = Field(4, gt=0, description="R, tokens of class +1 that have the signal")
+    relevant: int = Field(4, gt=0, description="R, tokens with the signal in class +1")
     theta: float = Field(4.0, ge=0, description="strength of the signal")
     positive: float = Field(0.5, gt=0, lt=1, description="pi, probability of class +1")
     test: int = Field(1000, gt=0, description="test samples")
-    error: float = Field(0.1, ge=0, lt=1, description="a trial succeeds when at most this share of the test is wrong")
+    error: float = Field(0.1, ge=0, lt=1, description="a trial succeeds if the test error is at most this")
     lr: float = Field(0.3, gt=0, description="step size of gradient descent")
     steps: int = Field(200, gt=0, description="T, steps")
     watch: int = Field(0, ge=0, description="steps between tests during training; 0 for none")
@@ -46,7 +46,7 @@ class SparseTokens(Task):
         """See `Task.check`."""
         if self.relevant > self.tokens:
             raise UserError(
-                "sparse_tokens: the relevant tokens are some of the tokens",
+                "sparse_tokens: there are more relevant tokens than tokens",
                 got=f"relevant={self.relevant}, tokens={self.tokens}", allowed=f"relevant of {self.tokens} or fewer",
                 next_step="lower relevant or raise tokens",
             )  # fmt: skip
@@ -63,7 +63,7 @@ class SparseTokens(Task):
         return 1 - accuracy < self.error + ROUNDING
 
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
-        """See `Task.draw`. Noise, labels and places do not depend on theta; a smaller training set begins a larger one.
+        """See `Task.draw`. Only the signal depends on theta. A smaller training set is the beginning of a larger one.
 
         `Data.patterns` is xi.
         """

@@ -1,4 +1,4 @@
-"""Jelassi, Sander and Li, Vision Transformers provably learn spatial structure, NeurIPS 2022: its claims."""
+"""The claims of Jelassi, Sander and Li, Vision Transformers provably learn spatial structure, NeurIPS 2022."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ WATCHED = {
     "test_error": "test error",
 }
 EASY = 0.05
-"""The test error that a transfer is asked for."""
+"""The required test error after transfer."""
 FEWER = 4
-"""How many times as many samples training from scratch should need."""
+"""Training from scratch should need at least this many times as many samples."""
 ACCEPTED = 0.05
-"""The accuracy that positional attention on images may cost; the paper's gap on ImageNet is 0.03."""
+"""Largest accepted loss of accuracy by positional attention on images; on ImageNet the paper has 0.03."""
 
 verdict = verdicts_of(__package__, ACCEPTED=ACCEPTED, EASY=EASY, FEWER=FEWER)
 RATE = 2e9
-"""Multiplications a second of one core when they wait for the memory."""
+"""Multiplications per second of one core, limited by memory."""
 
 
 def seconds(job: Job) -> float:
-    """Return how long a trial is expected to take on one core: every step reads all samples a few times."""
+    """Return the expected seconds of a trial on one core: each step reads all samples a few times."""
     if job.cell.task.name != Spatial.name:
         return 4e-3 * job.cell.n_train * job.cell.task.params["epochs"]  # type: ignore[operator]
     task = Spatial(**job.cell.task.params)
@@ -42,7 +42,7 @@ def seconds(job: Job) -> float:
 
 
 def figure_association(trials: Sequence[Trial]) -> Result:
-    """How patch association, attention, read-out and error go while training, at two step sizes of the attention."""
+    """Patch association, attention, read-out and error during training, at two step sizes of the attention."""
     by_rate = group_by(trials, lambda t: t.task.lr_attention or t.task.lr)
     runs = {f"step size {rate:g}": group for rate, group in by_rate.items()}
     rows, verdicts = [], []
@@ -76,7 +76,7 @@ def _draw_watched(axis: Any, runs: Mapping[str, Sequence[Trial]], quantity: str)
 
 
 def _outcome(trials: Sequence[Trial], name: str) -> list[Verdict]:
-    """Return what came out in the end: association, alignment, error, and where the attention grew."""
+    """Return the verdicts on the end of training: association, alignment, error, and where the attention grew."""
     share, cosine = values_of(trials, "association"), values_of(trials, "alignment")
     lead, error = values_of(trials, "in_group_lead"), errors_of(trials)
     reached = f"{interval(*mean(share))}; 1 in {sum(s == 1 for s in share)} of {len(trials)} trials"
@@ -98,13 +98,13 @@ def _outcome(trials: Sequence[Trial], name: str) -> list[Verdict]:
 
 
 def _all_or_most(share: Sequence[float], trials: int) -> Word:
-    """Judge patch association by trial; one that diverged has none, which stands against the claim, no more."""
+    """Judge patch association by trial. A diverged trial counts as 0, but not as evidence against the claim."""
     least = min(share, default=0) if len(share) == trials else 0
     return judge([least >= 0.9, least == 1], [max(share, default=1) < 0.9])
 
 
 def permutation(trials: Sequence[Trial]) -> Result:
-    """The scores learned on patches in plain order, in another order, and in that order put right again."""
+    """The scores learned on patches in plain order and in another order, and the latter sorted back."""
     rows, pairs = [], (list[float](), list[float]())
     for t in trials:
         if t.diverged:
@@ -161,7 +161,7 @@ def _mode(trial: Trial) -> str:
 
 
 def transfer(trials: Sequence[Trial]) -> Result:
-    """Test error on a new feature against samples, with the attention learned on another, and without."""
+    """Test error on a new feature by number of samples, with and without attention learned on another feature."""
     modes = {mode: [t for t in trials if _mode(t) == mode] for mode in MODES}
     errors = {
         mode: {n: errors_of(group) for n, group in group_by(ts, lambda t: t.n).items()} for mode, ts in modes.items()
@@ -177,7 +177,7 @@ def transfer(trials: Sequence[Trial]) -> Result:
 
 
 def samples_for(errors: Mapping[float, list[float]]) -> float:
-    """Return the smallest N from which on the mean error is EASY or less; infinite if there is none."""
+    """Return the smallest N from which on the mean error is at most EASY; infinite if there is none."""
     means = {n: mean(values)[0] for n, values in sorted(errors.items())}
     enough = float("inf")
     for n in reversed(means):
@@ -193,7 +193,7 @@ def _transfers(errors: Mapping[str, Mapping[float, list[float]]]) -> list[Verdic
     learned, scratch = needed["learned attention"], needed["all from scratch"]
     text = "; ".join(f"{mode} {interval(n, None, None)}" for mode, n in needed.items())
     tried = f"samples for an error of {EASY:g}: {text}; N {sizes[0]} to {sizes[-1]}"
-    measured = {mode: any(by_n.values()) for mode, by_n in errors.items()}  # what was not measured decides nothing
+    measured = {mode: any(by_n.values()) for mode, by_n in errors.items()}  # modes without measurements do not count
     few, many = learned <= 16, measured["learned attention"] and learned > 16
     more = measured["all from scratch"] and scratch > learned
     fewer, no_more = few and more and scratch >= FEWER * learned, measured["learned attention"] and scratch <= learned
@@ -223,7 +223,7 @@ METRICS = {"association": "patch association", "accuracy": "accuracy", "in_group
 
 
 def strategies(trials: Sequence[Trial]) -> Result:
-    """Does removing tokens break association? And what does it do to accuracy?"""
+    """Association and accuracy with tokens removed."""
     dense = [t for t in trials if t.strategy == "dense"]
     rows, verdicts = [], []
     groups = group_by([t for t in trials if t.strategy != "dense"], lambda t: (t.where, t.strategy, t.removed))
@@ -262,10 +262,10 @@ Groups = Mapping[tuple[str, bool], Sequence[Trial]]
 
 
 def images(trials: Sequence[Trial]) -> Result:
-    """Accuracy of a small ViT with ordinary and with positional attention; and which positions find each other.
+    """Accuracy of a small ViT with ordinary and with positional attention, and neighbour agreement.
 
     Neighbour agreement is the share of a patch's neighbours in the image that are among the positions most similar to
-    its own in the first block, after a permutation of the patches is undone; its null are shuffled orders.
+    its own in the first block, after undoing a permutation of the patches. It is compared with shuffled orders.
     """
     groups: Groups = {
         (kind, permuted): [t for t in trials if t.model.attention == kind and t.task.permuted == permuted]
@@ -291,7 +291,7 @@ def images(trials: Sequence[Trial]) -> Result:
 
 
 def _claims(groups: Groups, permuted: bool) -> list[Verdict]:
-    """Return whether positional attention keeps the accuracy, and finds the grid."""
+    """Return the verdicts on whether positional attention keeps the accuracy, and finds the grid."""
     group, dense = groups["positional", permuted], groups["content", permuted]
     gap = mean(differences(group, dense, "accuracy"))
     lead = mean([
@@ -332,13 +332,13 @@ def _agreements(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def put_right(scores: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Return scores (D, D) between positions in plain order, from those between positions that show order[i]."""
+    """Return (D, D) scores in plain order of the positions, from scores whose position i shows patch order[i]."""
     back = np.argsort(order)
     return scores[np.ix_(back, back)]
 
 
 def _near_the_middle(axis: Any, trial: Trial, title: str) -> None:
-    """Draw how similar each place of the image is to the one in the middle, permutation undone."""
+    """Draw the similarity of each position of the image to the middle, without the permutation."""
     similarity = np.array(trial.curves["trained_similarity"])
     N = round(len(similarity) ** 0.5)
     side = round(N**0.5)

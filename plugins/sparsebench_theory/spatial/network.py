@@ -19,18 +19,18 @@ from sparsebench_theory.spatial.task import association
 class PositionalViT(OneLayer):
     """F(X) = sum_(m in S) act(scale * sum_(j in S) softmax_j(A_mj) <v, X_j>), act(x) = x^power + nu x.
 
-    A_ij stands for the product of two position encodings, so the attention does not depend on the sample. Its diagonal
-    stays at ln ln d, so that each position attends to itself ln d times as much as to another at first. A token
-    outside S is gone from both sums and from the softmax.
+    A_ij stands for the product of two position encodings, so the attention does not depend on the sample. The diagonal
+    of A is fixed at ln ln d, so that initially each position attends to itself ln d times as much as to another. Tokens
+    outside S are removed from both sums and from the softmax.
 
     Args:
-        rng: the source of the initial weights.
-        tokens: D, positions.
-        feature: (d,) w*, only to say how near v comes to it.
-        power, nu: of the activation.
-        scale: of what a position gathers; the theory has D, the published code 1.
-        first: standard deviation of the initial A, off its diagonal, and v.
-        attention: "frozen" trains v alone.
+        rng: the generator of the initial weights.
+        tokens: D, number of positions.
+        feature: (d,) w*, only for measuring the alignment of v.
+        power, nu: parameters of the activation.
+        scale: factor before the activation; D in the theory, 1 in the published code.
+        first: standard deviation of the initial v, and of A off the diagonal.
+        attention: "frozen" trains only v.
     """
 
     because = "the positional model has a score for each pair of positions"
@@ -74,19 +74,20 @@ class PositionalViT(OneLayer):
         gathered = self.scale * (values @ self.attention().T if index is None else self._among(index, values))
         return (gathered**self.power + self.nu * gathered).sum(dim=1)
 
-    def _among(self, index: Tensor, shown_values: Tensor) -> Tensor:
-        """Return (B, M), what each token of S gathers of the (B, M) values shown in S.
+    def _among(self, index: Tensor, kept_values: Tensor) -> Tensor:
+        """Return (B, M), the attention-weighted mean over S of the (B, M) values, for each token of S.
 
-        As two products with the (D, D) exponentials and 0 outside S, which is faster than a matrix a sample.
+        It is computed by two products with the (D, D) exponentials and 0 outside S, which is faster than a matrix for
+        each sample.
         """
         scores = self.scores()
         weights = torch.exp(scores - scores.amax(dim=1, keepdim=True)).T
-        present = shown_values.new_zeros(len(index), len(scores)).scatter(1, index, 1.0)
-        values = torch.zeros_like(present).scatter(1, index, shown_values)
+        present = kept_values.new_zeros(len(index), len(scores)).scatter(1, index, 1.0)
+        values = torch.zeros_like(present).scatter(1, index, kept_values)
         return (values @ weights).gather(1, index) / (present @ weights).gather(1, index)
 
     def scores(self) -> Tensor:
-        """Return (D, D), A with its diagonal."""
+        """Return (D, D), A with its fixed diagonal."""
         return self.A.masked_fill(self.eye, self.diagonal)
 
     def attention(self) -> Tensor:
@@ -94,7 +95,7 @@ class PositionalViT(OneLayer):
         return torch.softmax(self.scores(), dim=1)
 
     def fields(self, X: Tensor) -> Fields:
-        """See `OneLayer.fields`; no sample changes the attention."""
+        """See `OneLayer.fields`; the attention does not depend on the sample."""
         return {
             "values": lambda: self.head(X)[:, None],
             "attention": lambda: self.attention().mean(dim=0).expand(len(X), -1),
@@ -103,10 +104,10 @@ class PositionalViT(OneLayer):
     def observe(self, train: SplitPass, test: SplitPass) -> dict[str, float]:
         """Return patch association, in-group mass and lead, and the cosine of v and w*.
 
-        Which positions make a set is read off the relevance masks of the test; one that is never relevant there is
-        left out. Association is the share of positions whose largest scores, their own place counted in, are those of
-        their set; mass is the share of the attention that stays in the set; lead is how much larger A is inside,
-        diagonal left out, than outside, and 0 where a set is one position, or all.
+        The sets of positions are derived from the relevance masks of the test. Positions that are never relevant there
+        are left out. Association is the share of positions whose largest scores, including their own, are those of
+        their set. Mass is the share of the attention inside the set. Lead is the mean of A inside the set, without the
+        diagonal, minus its mean outside; it is 0 if sets have one position, or all positions.
         """
         assert test.relevance is not None
         together = test.relevance.T @ test.relevance > 0
@@ -124,5 +125,5 @@ class PositionalViT(OneLayer):
         }
 
     def trained_values(self, first: Mapping[str, Tensor], test: SplitPass) -> dict[str, tuple[float, ...]]:
-        """Return A with its diagonal, row by row."""
+        """Return A with its fixed diagonal, row by row."""
         return {"scores": tuple(self.scores().flatten().tolist())}

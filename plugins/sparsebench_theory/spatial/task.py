@@ -1,4 +1,4 @@
-"""The data model of Jelassi, Sander and Li (NeurIPS 2022): patches in sets, one of which carries the label."""
+"""The data model of Jelassi, Sander and Li (NeurIPS 2022): sets of patches, one of which has the label."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
 from sparsebench_theory.patterns import balanced_classes, orthonormal
 
 PRETRAINED_ON = 2000
-"""Samples behind a pre-trained attention."""
+"""Number of samples for pre-training the attention."""
 
 
 class Spatial(Task):
     """Which patches belong together? All patches of one set show y w*; others show +w* or -w* now and then.
 
-    The D positions are parted at random into sets of `group`, the same in all samples of a `structure`. In a sample
-    one set carries the label y in {-1, 1}: X_j = y w* + xi_j. Each patch outside is delta_j w* + xi_j with delta_j = 1
-    or -1, each with probability q / 2, else 0. The noise is N(0, noise^2 I). A trial succeeds when the test error is
-    at most the threshold.
+    The D positions are divided at random into sets of `group` positions, the same in all samples of a `structure`. In a
+    sample the patches of one set have the label y in {-1, 1}: X_j = y w* + xi_j. Each patch outside is
+    delta_j w* + xi_j with delta_j = 1 or -1, each with probability q / 2, otherwise 0. The noise is N(0, noise^2 I). A
+    trial succeeds if the test error is at most the threshold.
 
-    For transfer, `feature` 1 and up are new w*, orthogonal to that of 0, in the same sets; `start` begins with the
-    attention that was learned on feature 0.
+    For transfer, `feature` 1 and higher are new w*, orthogonal to that of feature 0, with the same sets. With
+    start=pretrained, training starts with the attention learned on feature 0.
     """
 
     name: ClassVar[str] = "spatial"
@@ -34,28 +34,30 @@ class Spatial(Task):
     classes: ClassVar[int] = 2
     default_model: ClassVar[str] = "positional"
 
-    tokens: int = Field(36, gt=1, description="D, patches a sample")
-    group: int = Field(6, gt=0, description="C, patches of a set; divides tokens")
+    tokens: int = Field(36, gt=1, description="D, patches per sample")
+    group: int = Field(6, gt=0, description="C, patches per set; must divide tokens")
     d: int = Field(64, gt=1, description="width of a patch")
-    rate: float | None = Field(None, ge=0, le=1, description="q, how often another patch shows w*; by default ln d / D")
+    rate: float | None = Field(
+        None, ge=0, le=1, description="q, share of other patches with w* or -w*; by default ln d / D"
+    )
     noise: float | None = Field(None, ge=0, description="sigma; by default 1 / sqrt(d)")
-    projected: bool = Field(True, description="noise orthogonal to w*, as in the theory; the published code has all")
-    structure: int = Field(0, ge=0, description="which partition, features and permutation are drawn")
-    feature: int = Field(0, ge=0, description="which w*; 0 is that of pre-training")
-    permuted: bool = Field(False, description="patches in another order, one for all samples")
-    start: Literal["random", "pretrained"] = Field("random", description="the attention that training begins with")
+    projected: bool = Field(True, description="noise orthogonal to w*, as in the theory; not in the published code")
+    structure: int = Field(0, ge=0, description="number of the random partition, features and permutation")
+    feature: int = Field(0, ge=0, description="number of w*; pre-training has 0")
+    permuted: bool = Field(False, description="patches are permuted, in the same way for all samples")
+    start: Literal["random", "pretrained"] = Field("random", description="initial attention")
     test: int = Field(1000, gt=0, description="test samples")
-    threshold: float = Field(0.01, ge=0, lt=1, description="a trial succeeds when the test error is at most this")
+    threshold: float = Field(0.01, ge=0, lt=1, description="a trial succeeds if the test error is at most this")
     lr: float = Field(0.02, gt=0, description="step size of gradient descent")
     lr_attention: float | None = Field(None, gt=0, description="step size of the attention; by default lr")
-    steps: int = Field(1500, gt=0, description="T, steps on all samples")
+    steps: int = Field(1500, gt=0, description="T, steps")
     watch: int = Field(0, ge=0, description="steps between tests during training; 0 for none")
 
     def check(self) -> None:
         """See `Task.check`."""
         if self.tokens % self.group:
             raise UserError(
-                "spatial: sets are of one size", got=f"tokens={self.tokens}, group={self.group}",
+                "spatial: all sets have one size", got=f"tokens={self.tokens}, group={self.group}",
                 allowed="a group that divides tokens", next_step="change one of them",
             )  # fmt: skip
         if self.feature >= self.d:
@@ -64,7 +66,7 @@ class Spatial(Task):
             )
 
     def recipe(self) -> Recipe:
-        """See `Task.recipe`: gradient descent on all samples, attention and read-out at their own step sizes."""
+        """See `Task.recipe`: gradient descent on all samples, with a separate step size of the attention, if given."""
         rates = {} if self.lr_attention is None else {"A": self.lr_attention}
         return Recipe(
             "logistic", "sgd", self.lr, batch=0, epochs=self.steps, steps=self.steps, fixed_selection=True,
@@ -83,14 +85,14 @@ class Spatial(Task):
         return self.model_copy(update=defaults), PRETRAINED_ON
 
     def sets(self) -> np.ndarray:
-        """Return (tokens,) which set each position is in, before any permutation."""
+        """Return (tokens,) the number of each position's set, before permutation."""
         order = self._rng("sets").permutation(self.tokens)
         out = np.empty(self.tokens, dtype=np.int64)
         out[order] = np.arange(self.tokens) // self.group
         return out
 
     def order(self) -> np.ndarray:
-        """Return (tokens,) the position in plain order that each position shows."""
+        """Return (tokens,) the original position of the patch at each position."""
         return self._rng("order").permutation(self.tokens) if self.permuted else np.arange(self.tokens)
 
     def _rng(self, what: str) -> np.random.Generator:
@@ -125,9 +127,9 @@ class Spatial(Task):
 
 
 def association(scores: np.ndarray, together: np.ndarray) -> float:
-    """Return the share of the rows of (D, D) scores whose C largest entries, the own place counted in, are their set.
+    """Return the share of the rows of (D, D) scores whose largest entries, including the diagonal, are their set.
 
-    `together` (D, D) says which positions are in one set of C; one in no set is left out. Equal scores are decided by
+    `together` (D, D) says which positions are in the same set; positions without a set are left out. Ties are broken by
     position.
     """
     scores = scores.copy()

@@ -1,3 +1,3 @@
-"""Where pictures come from: foregrounds with classes, backgrounds without, sets with groups. Read lazily."""
+"""Sources of pictures: foregrounds with classes, backgrounds without, data sets with groups. Read lazily."""
 
 from sparsebench.tasks.sources.cache import Pixels as Pixels

@@ -1,8 +1,8 @@
-"""Pictures by the thousand: all cores look at them, once a command, and what they become is kept for every process.
+"""The cache of decoded pictures, which are decoded once, on all cores, for all processes.
 
-Decoded pictures are files of pixels that each process maps into its memory. A file is named by what is in it: the
-fingerprint of the pictures, how they were cut and resized, and the versions of that and of Pillow. It is never changed,
-and there whole or not at all. One process decodes while the others wait for it, where files can be locked.
+A cache file of pixels is mapped into memory. Its name contains the fingerprint of the pictures, how they were cut and
+resized, and the versions of this code and of Pillow. It is written atomically and never changed. One process decodes at
+a time, and the others wait, if the file system supports locks.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 VERSION = 3
-"""Of how pictures are decoded, cut and resized; a change of pixels needs the next number."""
+"""Version of decoding, cutting and resizing. Increase it if pixels change."""
 SUFFIX, ABOUT = ".pixels.npy", ".pictures.json"
 LOCK = "decoding.lock"
 CHUNK = 16
-"""Pictures that a thread takes at a time, at most."""
+"""Largest number of pictures that a thread takes at a time."""
 THREADS = 2
-"""Of each core: one works while the other waits for the interpreter."""
+"""Threads per core: one works while the other waits for the interpreter lock."""
 NAMED = 1000
-"""Bad pictures that a message names at most."""
+"""Largest number of bad pictures that a message names."""
 
 
 class BadPicturesError(UserError):
     """Pictures that cannot be read.
 
     Attributes:
-        reasons: why not, by what names each.
+        reasons: why a picture cannot be read, by its name.
     """
 
     code: ClassVar[int] = 1
@@ -57,18 +57,18 @@ class BadPicturesError(UserError):
         more = f" and {len(reasons) - NAMED:,} more" if len(reasons) > NAMED else ""
         super().__init__(
             f"{len(reasons):,} of {total:,} pictures cannot be read: {', '.join(names)}{more}",
-            next_step="mend or remove what cannot be read, or leave it out with --skip-bad",
+            next_step="repair or remove these pictures, or leave them out with --skip-bad",
         )
 
 
 Tell = Callable[[str, int, int], None]
-"""Told how far pictures are: what is done with them ("" for what takes little time), how many are done, of how many."""
+"""Shows progress: gets the text of the current work ("" if it is short), the pictures done, and their total number."""
 _tell: ContextVar[Tell] = ContextVar("tell", default=lambda text, done, total: None)
 
 
 @contextmanager
 def telling(tell: Tell) -> Iterator[None]:
-    """Have someone told, for a while, how far pictures are that are looked at."""
+    """Within the context, report the progress of reading and decoding pictures to `tell`."""
     token = _tell.set(tell)
     try:
         yield
@@ -77,28 +77,29 @@ def telling(tell: Tell) -> Iterator[None]:
 
 
 def counter(text: str, total: int) -> Callable[[], None]:
-    """Return what is to be called after each of so many pictures; who is told hears how many are done."""
+    """Return a function to call after each of `total` pictures; it reports the progress, see `telling`."""
     tell, done = _tell.get(), itertools.count(1)
     tell(text, 0, total)
     return lambda: tell(text, next(done), total)
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def in_threads(
     work: Callable[[K], T], items: Sequence[K], count: Callable[[], None]
 ) -> tuple[dict[K, T], dict[K, BadPicturesError]]:
-    """Return by item what `work` returns for it, and that error where it raises it; all cores do it.
+    """Call `work` for each item in threads; return its results by item, and the BadPicturesErrors that it raised.
 
-    Threads will do, which need no main guard in scripts: Pillow, hashlib and numpy let go of the interpreter.
+    Threads use all cores, since Pillow, hashlib and numpy release the interpreter lock. Unlike processes they need no
+    main guard in scripts.
 
     Args:
-        work: thread-safe.
-        items: what it is done for.
-        count: called after each, see `counter`.
+        work: a thread-safe function of an item.
+        items: the items.
+        count: called after each item, see `counter`.
     """
     threads = THREADS * cores()
     chunk = max(1, min(CHUNK, len(items) // (4 * threads)))
@@ -114,7 +115,7 @@ def in_threads(
         return outcomes
 
     with warnings.catch_warnings(), ThreadPoolExecutor(threads) as pool:
-        warnings.simplefilter("ignore")  # Pillow's, of what it could still read
+        warnings.simplefilter("ignore")  # Pillow warns of damage that it can still read
         parts = pool.map(attempt, [items[first : first + chunk] for first in range(0, len(items), chunk)])
         try:
             for item, outcome in itertools.chain.from_iterable(parts):
@@ -124,19 +125,18 @@ def in_threads(
                     good[item] = outcome
                 count()
         finally:
-            pool.shutdown(cancel_futures=True)  # whoever stops it does not wait for the rest
+            pool.shutdown(cancel_futures=True)  # do not wait for the rest after an error or Ctrl-C
     return good, bad
 
 
 @dataclass(frozen=True)
 class Pixels:
-    """Pictures as one array of pixels, which is kept in a file.
+    """The pixels of pictures as one array in a cache file.
 
     Attributes:
-        name: says what is in it: content, size, and how pictures were cut.
+        name: identifies the contents: fingerprint, size, and how pictures were cut.
         shape: (n, 3, height, width).
-        row: makes (3, height, width) uint8, one of the n by its number, and is thread-safe; `BadPicturesError` where it
-            cannot.
+        row: returns picture i as (3, height, width) uint8, or raises `BadPicturesError`. It is thread-safe.
     """
 
     name: str
@@ -145,16 +145,16 @@ class Pixels:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """The size of the array in bytes."""
         return math.prod(self.shape)
 
     @property
     def path(self) -> Path:
-        """The file that it is kept in."""
+        """The cache file."""
         return cache_folder() / f"{self.name}-{versions()}{SUFFIX}"
 
     def read(self) -> np.memmap | None:
-        """Return it mapped from its file, or None if there is none that is whole."""
+        """Return the array mapped from the cache file, or None if there is no complete one."""
         try:
             pixels = np.lib.format.open_memmap(self.path, mode="c")
         except (OSError, ValueError, EOFError, SyntaxError):
@@ -162,9 +162,9 @@ class Pixels:
         return pixels if pixels.dtype == np.uint8 and pixels.shape == self.shape else None
 
     def array(self) -> np.ndarray:
-        """Return (n, 3, height, width) uint8, mapped from its file, which is made where there is none; see `decode`.
+        """Return (n, 3, height, width) uint8, mapped from the cache file, which is written first if needed.
 
-        What is written to it stays in memory.
+        Changes of the array stay in memory. For errors see `decode`.
         """
         if (pixels := self.read()) is None:
             decode([self])
@@ -173,7 +173,7 @@ class Pixels:
         return pixels
 
     def write(self, count: Callable[[], None]) -> dict[str, str]:
-        """Make its file, and return why pictures are bad: then there is none."""
+        """Write the cache file. If pictures are bad, write none and return the reasons by picture."""
         bad: dict[str, str] = {}
         with suppress(BadPicturesError), whole_file(self.path) as file:
             header = {"descr": "|u1", "fortran_order": False, "shape": self.shape}
@@ -187,34 +187,34 @@ class Pixels:
 
             errors = in_threads(write, range(self.shape[0]), count)[1].values()
             if bad := {name: reason for error in errors for name, reason in error.reasons.items()}:
-                raise BadPicturesError(bad)  # so that the file is not kept
+                raise BadPicturesError(bad)  # so that whole_file discards the file
         return bad
 
 
 def versions() -> str:
-    """Return what decoded pictures depend on besides the pictures."""
+    """Return the versions on which decoded pixels depend, for names of cache files."""
     import PIL
 
     return f"v{VERSION}-pillow{PIL.__version__}"
 
 
 def decode(arrays: Sequence[Pixels]) -> None:
-    """Decode what is not kept yet, and keep it.
+    """Decode the arrays that have no cache file, and write the files.
 
     Raises:
-        BadPicturesError: all that are bad; what has none is kept.
-        UserError: there is no room, no file can be written, or a picture is not what it was.
+        BadPicturesError: pictures cannot be read. It names all of them; arrays without bad pictures are written.
+        UserError: there is not enough disk space, a file cannot be written, or a picture has changed.
     """
-    folder = check_writable(cache_folder(), f"set {CACHE} to a folder that can be written, for decoded pictures")
+    folder = check_writable(cache_folder(), f"set {CACHE} to a writable folder, for decoded pictures")
     with _lock(folder):
-        missing = [array for array in arrays if array.read() is None]  # by who was before
+        missing = [array for array in arrays if array.read() is None]  # another process may have written some
         if not missing:
             return
         n, size = sum(array.shape[0] for array in missing), sum(array.size for array in missing)
         if (free := shutil.disk_usage(folder).free) < size:
             raise UserError(
-                f"decoded pictures have no room in {folder}: they have {size / 1e9:.2f} GB, and {free / 1e9:.2f} GB "
-                "are free", next_step=f"make room, or set {CACHE} to a folder that has it",
+                f"decoded pictures need {size / 1e9:.2f} GB in {folder}, and {free / 1e9:.2f} GB are free",
+                next_step=f"free disk space, or set {CACHE} to a folder on another disk",
             )  # fmt: skip
         count, bad = counter(f"{n:,} pictures to decode, {size / 1e9:.2f} GB in {folder}", n), dict[str, str]()
         for array in missing:
@@ -225,14 +225,14 @@ def decode(arrays: Sequence[Pixels]) -> None:
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Wait until no other process decodes, and take away what one left that was killed; go on where there are no locks.
+    """Hold the lock on decoding, and remove partial files of killed processes. Without file locks, continue without it.
 
-    The lock goes with the process that has it, however that ends.
+    The lock is released when its process ends, also if it is killed.
     """
     from filelock import FileLock, Timeout
 
     lock = FileLock(folder / LOCK)
-    with suppress(OSError):  # of a file system without locks
+    with suppress(OSError):  # the file system has no locks
         try:
             lock.acquire(timeout=0)
         except Timeout:
@@ -247,13 +247,13 @@ def _lock(folder: Path) -> Iterator[None]:
 
 
 def keep_about(name: str, value: Any) -> None:
-    """Keep what is known of pictures, a value of JSON, where a file can be written."""
+    """Store facts about pictures, a JSON value, in the cache, if it is writable."""
     with suppress(UserError):
         write_whole(cache_folder() / f"{name}{ABOUT}", json.dumps(value).encode())
 
 
 def read_about(name: str) -> Any:
-    """Return what `keep_about` kept, or None."""
+    """Return the value that `keep_about` stored, or None."""
     try:
         return json.loads((cache_folder() / f"{name}{ABOUT}").read_bytes())
     except (OSError, ValueError):
@@ -261,23 +261,23 @@ def read_about(name: str) -> Any:
 
 
 def _files() -> list[Path]:
-    """Return the files of the cache, those included that a stopped process left half-written; no other's."""
+    """Return the files of the cache, including partial files that a killed process left."""
     return [path for end in (SUFFIX, ABOUT) for path in cache_folder().glob(f"*{end}*")]
 
 
 def size() -> tuple[int, int]:
-    """Return the number of files and of bytes."""
+    """Return the number of files in the cache, and their bytes."""
     files = _files()
     return len(files), sum(path.stat().st_size for path in files)
 
 
 def clear() -> tuple[int, int]:
-    """Remove every file; return how many, and how many bytes.
+    """Remove all files of the cache; return their number and bytes.
 
     Raises:
-        OSError: one cannot be removed.
+        OSError: a file cannot be removed.
     """
-    bytes_ = size()
+    removed = size()
     for path in _files():
         path.unlink(missing_ok=True)
-    return bytes_
+    return removed

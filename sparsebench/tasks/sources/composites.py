@@ -1,4 +1,4 @@
-"""What composites are made of: foregrounds, pictures with classes, and backgrounds, pictures without."""
+"""Foregrounds, which are pictures with classes, and backgrounds, which are pictures without."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from sparsebench.tasks.sources.known import DIGITS, FLOWERS102, PHOTOS, SETS, SV
 HELD_OUT = {DIGITS: ("3", "8"), SVHN: ("3", "8")}
 FOLDER = "folder"
 SCENES, ARRAY = "pictures", "array"
-"""Beginnings of the names of what a user brings: a folder of classes, one of pictures without any, an .npz file."""
+"""Prefixes of the names of the user's files: a folder with classes, a folder without classes, an .npz file."""
 in_a_class = re.compile("(train|test)/[^/]+/").match
-"""Says of the path of a picture in a folder whether it is in a class of a split."""
+"""Whether a picture's path in a folder is in a class folder of a split."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,15 @@ def foregrounds(name: str, size: int, locations: Locations) -> Foregrounds:
     """Return the pictures of a source as squares of `size` pixels.
 
     Raises:
-        UserError: they are not on this machine, or are of another kind.
+        UserError: the source is not on this machine.
     """
     return _foregrounds(name, size, None if name == DIGITS else path_of(name, locations))
 
 
 def folder_pixels(name: str, size: int, root: Path) -> tuple[list[str], cache.Pixels]:
-    """Return the paths of the pictures in a user's folder, sorted, and (n, 3, size, size) pixels of them.
+    """Return the sorted paths of the pictures in a user's folder, and their (n, 3, size, size) pixels.
 
-    Of a folder with classes they are those that lie in one.
+    In a folder with classes, pictures outside class folders are left out.
     """
     folder = contents_of(name, root)
     names = [path for path in folder.pictures if name.startswith(SCENES) or in_a_class(path)]
@@ -68,20 +68,18 @@ def _foregrounds(name: str, size: int, root: Path | None) -> Foregrounds:
         return _digits(size)
     if name in names_for("foregrounds"):
         return _official(name, root, size)
-    if not name.startswith(f"{FOLDER}-"):
-        raise UserError(f"the images '{name}' are of a task of their own", allowed="foregrounds", next_step="--images")
     names, pixels = folder_pixels(name, size, root)
     squares, start = pixels.array(), 0
     splits: dict[str, dict[str, np.ndarray]] = {"train": {}, "test": {}}
     for (split, label), n in Counter(tuple(path.split("/")[:2]) for path in names).items():
-        splits[split][label] = squares[start : start + n]  # sorted by path, those of a class are neighbours
+        splits[split][label] = squares[start : start + n]  # pictures of a class are adjacent, since paths are sorted
         start += n
     classes = tuple(sorted(splits["train"]))
     return Foregrounds(classes, *({label: splits[split][label] for label in classes} for split in ("train", "test")))
 
 
 def _digits(size: int) -> Foregrounds:
-    """Return scikit-learn's digits, 8x8, in two colours each. The first two thirds of a class train, the rest test."""
+    """Return scikit-learn's 8 x 8 digits, each in two colours. The first two thirds of each class are for training."""
     from PIL import Image
 
     from sparsebench import seeds
@@ -118,7 +116,7 @@ def _official(name: str, root: Path, size: int) -> Foregrounds:
 
 
 def _squares(name: str, pixels: np.ndarray, size: int) -> np.ndarray:
-    """Return (n, 3, size, size) uint8, the middle squares of (n, height, width, 3) pictures: uint8, or from 0 to 1."""
+    """Return (n, 3, size, size) uint8, middle squares of (n, height, width, 3) pictures: uint8, or floats in [0, 1]."""
     from PIL import Image
 
     def row(i: int) -> np.ndarray:
@@ -132,7 +130,7 @@ def backgrounds(name: str, size: int, locations: Locations) -> Photos | Pool:
     """Return a source of backgrounds of `size` x `size` pixels.
 
     Raises:
-        UserError: it is not on this machine, or cannot be read.
+        UserError: the source is not on this machine, or cannot be read.
     """
     return _backgrounds(name, size, None if name == PHOTOS else path_of(name, locations, "--backgrounds"))
 
@@ -156,9 +154,9 @@ def _backgrounds(name: str, size: int, root: Path | None) -> Photos | Pool:
 
 
 def _flowers(root: Path, size: int) -> Pool:
-    """Return Oxford's 102 flowers (Nilsback & Zisserman 2008): the training and validation splits, and the test's.
+    """Return Oxford's 102 flowers (Nilsback & Zisserman 2008); the training pool includes the validation split.
 
-    The pictures have no official checksum: what is kept of them is named by their own.
+    The pictures have no official checksum, so their cache files are named by their hash.
     """
     folder = root / SETS[FLOWERS102].folder
     pictures = contents(listing(folder))
@@ -171,10 +169,10 @@ def _flowers(root: Path, size: int) -> Pool:
 
 
 class Photos:
-    """Crops of scikit-learn's two photographs, a kind each: the left three fifths train, the rest tests.
+    """Crops of scikit-learn's two photographs. The left three fifths of each are for training, the rest for the test.
 
-    A source of backgrounds has two kinds, for the spurious task; `textured` are those that show something, from which
-    the composite task draws. Training and test never share pixels.
+    A source of backgrounds has two kinds, for the spurious task. The composite task draws from the kinds in `textured`,
+    which are not empty. Here each photograph is a kind. Training and test never share pixels.
     """
 
     kinds: tuple[str, str] = ("flower", "china")
@@ -186,7 +184,7 @@ class Photos:
         self.size, self.photos = size, []
         for kind in self.kinds:
             photo: Image.Image = Image.open(of_scikit_learn(f"images/{kind}.jpg"))
-            # Height 3.4 times the crop: large enough for many crops, small enough that a crop shows a structure.
+            # Height 3.4 times the crop: large enough for many crops, small enough that a crop shows structure.
             scale = 3.4 * size / photo.height
             photo = photo.resize((round(photo.width * scale), round(photo.height * scale)), Image.Resampling.BOX)
             cut = photo.width * 3 // 5
@@ -205,10 +203,11 @@ class Photos:
 
 @dataclass(frozen=True)
 class Pool:
-    """Pictures against a clean (black) canvas, as a source of backgrounds; see `Photos`.
+    """A source of backgrounds with the kinds picture and clean (black) canvas; see `Photos`.
 
     Attributes:
-        pools: (n, 3, size, size) uint8 of training, and of the test; of a user's every fifth picture is of the test.
+        pools: (n, 3, size, size) uint8 for training, and for the test. Of a user's pictures every fifth is for the
+            test.
     """
 
     pools: tuple[np.ndarray, np.ndarray]
@@ -227,19 +226,19 @@ def read_array(path: Path) -> np.ndarray:
     """Return the first array of an .npz file.
 
     Raises:
-        UserError: it cannot be read, or is not (n, height, width, 3) of uint8, or of real numbers in [0, 1].
+        UserError: the file cannot be read, or the array is not (n, height, width, 3) of uint8 or of floats in [0, 1].
     """
     try:
         with path.open("rb") as file, NpzFile(file) as archive:
             pixels = archive[archive.files[0]] if archive.files else np.empty(0)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path} cannot be read as an .npz file ({error})", next_step="mend or replace it") from error
+        raise UserError(f"{path} cannot be read as an .npz file ({error})", next_step="repair or replace it") from error
     of_bytes, real = pixels.dtype == np.uint8, pixels.dtype.kind == "f"
     shaped = pixels.ndim == 4 and pixels.shape[3] == 3 and 0 not in pixels.shape
     if not (shaped and (of_bytes or (real and pixels.min() >= 0 and pixels.max() <= 1))):
         span = f", {pixels.min():g} to {pixels.max():g}" if shaped and real else ""
         raise UserError(
             f"{path}: its first array holds no pictures", got=f"{pixels.dtype} of shape {pixels.shape}{span}",
-            allowed="(n, height, width, 3) of uint8, or of real numbers in [0, 1]",
+            allowed="(n, height, width, 3) of uint8, or of floats in [0, 1]",
         )  # fmt: skip
     return pixels

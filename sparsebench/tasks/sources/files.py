@@ -1,4 +1,4 @@
-"""Pictures in files: which a folder holds, of which classes, and how one becomes a square of pixels."""
+"""Picture files: listing a folder and its classes, reading and hashing pictures, and cutting them to squares."""
 
 from __future__ import annotations
 
@@ -26,34 +26,38 @@ if TYPE_CHECKING:
 
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM", "AVIF")
-"""Pillow's names of the formats that are read, whatever a file is called; PostScript would be a program that is run."""
+"""Pillow's names of the formats that are read, whatever the suffix. PostScript is excluded, since it runs programs."""
 SUFFIXES = frozenset(
     {
         ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm",
         ".pnm", ".avif",
     }
 )  # fmt: skip
-"""How the names of pictures end, in lower case."""
+"""Suffixes of pictures, in lower case."""
 SYSTEM = frozenset(
     {
         "@eadir", "@tmp", "@recycle", "@sharebin", "#recycle", "#snapshot", "$recycle.bin", "__macosx", "lost+found",
         "system volume information",
     }
 )  # fmt: skip
-"""Folders that file servers, file systems and archives put beside pictures, in lower case."""
+"""Folders that file servers, file systems and archives create, in lower case."""
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval"})
 AGAIN = "links to what is here already"
 T = TypeVar("T")
 Locations = Mapping[str, Path]
-"""Where each named image set lies on this machine. Names are in the cell, places are not."""
+"""The path of each named image set on this machine. Cells contain the names, not the paths."""
 MOST_PIXELS = 2**26
-"""Of one picture."""
+"""Largest number of pixels of a picture."""
 DIGITS = 12
 """Hexadecimal digits of a fingerprint."""
 
 
 def path_of(name: str, locations: Locations, option: str = "--images") -> Path:
-    """Return where lies what a cell names by its content; UserError, which says the option, where that is nowhere."""
+    """Return the path of the files that a cell names by their content.
+
+    Raises:
+        UserError: they are not on this machine. The message names the option that locates them.
+    """
     if name not in locations:
         raise UserError(f"'{name}' of this cell is not on this machine", next_step=f"give {option}")
     return locations[name]
@@ -72,25 +76,25 @@ def sha256_of(path: Path) -> str:
     """Return the SHA-256 of one file.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the file cannot be read.
     """
     if not (digest := content_hash(path)):
-        raise UserError(f"{path} cannot be read", next_step="mend or remove it")
+        raise UserError(f"{path} cannot be read", next_step="repair or remove it")
     return digest
 
 
 def check_unchanged(path: Path, sha256: str) -> None:
-    """Raise UserError unless the SHA-256 of a file still begins so, as in the name that cells have for it."""
+    """Raise UserError if a file changed: its SHA-256 must begin with the digits after the last "-" of `sha256`."""
     if not sha256_of(path).startswith(sha256.rpartition("-")[2]):
         raise _change_error(path.name)
 
 
 def read_bytes(path: Path, sha256: str | None = None) -> bytes:
-    """Return a picture's bytes.
+    """Return the bytes of a picture.
 
     Raises:
-        BadPicturesError: it cannot be read.
-        UserError: it is not there any more, or has not that SHA-256.
+        BadPicturesError: the file cannot be read.
+        UserError: the file no longer exists, or has another SHA-256.
     """
     try:
         data = path.read_bytes()
@@ -104,11 +108,11 @@ def read_bytes(path: Path, sha256: str | None = None) -> bytes:
 
 
 def read_rgb(path: Path, sha256: str | None = None, *, small: bool = False) -> Picture:
-    """Return a picture of any size in RGB; grey and palette pictures become it. Or `small`, in less time, of a JPEG.
+    """Return a picture in RGB; grey and palette pictures are converted. With `small`, decode JPEGs at reduced size.
 
     Raises:
-        BadPicturesError: it cannot be read.
-        UserError: it is not there any more, or has not that SHA-256.
+        BadPicturesError: the picture cannot be read.
+        UserError: the file no longer exists, or has another SHA-256.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -124,7 +128,7 @@ def read_rgb(path: Path, sha256: str | None = None, *, small: bool = False) -> P
             return _rgb(picture)
     except MemoryError:
         raise
-    except Exception as error:  # Pillow does not say what its readers raise of torn files
+    except Exception as error:  # Pillow does not document what its readers raise for damaged files
         text = " ".join(text_of(error).split()) or type(error).__name__
         reason = "of no known format" if isinstance(error, UnidentifiedImageError) else text
         raise BadPicturesError({str(path): reason}) from error
@@ -154,14 +158,15 @@ def square(rgb: Picture, size: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Contents:
-    """The pictures below a folder, each with what it can be checked by.
+    """The pictures below a folder, with their hashes.
 
     Attributes:
         root: the folder.
-        pictures: the SHA-256 of each picture by its path in the folder, "/" between its parts, sorted; "" in a listing.
-        tables: the SHA-256 of files beside the pictures.
-        left_out: why pictures that cannot be read are not among these, by their paths.
-        others: what else lies there and is left out, paths by the reason, where this process has looked.
+        pictures: the SHA-256 of each picture by its path in the folder, with "/", sorted by path; "" in a listing.
+        tables: the SHA-256 of each table of the set, by name.
+        left_out: the reason why a picture cannot be read, by path. These pictures are not in `pictures`.
+        others: paths of other files and folders that are left out, by reason. Known only to the process that listed
+            the folder.
     """
 
     root: Path
@@ -172,12 +177,12 @@ class Contents:
 
     @property
     def strays(self) -> str:
-        """What else lies there and is left out, in one line."""
+        """The entries of `others` in one line."""
         return "; ".join(f"{why}: {len(paths)} ({few(paths, width=60)})" for why, paths in self.others.items())
 
     @cached_property
     def fingerprint(self) -> str:
-        """A short hash of the files' names and contents, the same wherever the folder lies."""
+        """A short hash of the names and contents of the files; it does not depend on the folder's path."""
         digest = hashlib.sha256()
         for name, sha256 in {**self.tables, **self.pictures}.items():
             digest.update(os.fsencode(f"{name}\0{sha256}\n"))
@@ -186,13 +191,13 @@ class Contents:
     def pixels(
         self, names: Sequence[str], size: int, cut: Callable[[Picture, int], np.ndarray] = square, key: str = "square"
     ) -> cache.Pixels:
-        """Return (n, 3, size, size) pixels of n pictures.
+        """Return the (n, 3, size, size) pixels of n pictures.
 
         Args:
-            names: their paths in the folder.
+            names: paths of the pictures in the folder.
             size: side in pixels.
-            cut: makes (size, size, 3) uint8 of a picture.
-            key: names the way in which it does.
+            cut: returns a picture as (size, size, 3) uint8.
+            key: name of `cut` and its parameters, for the name of the cache file.
         """
 
         def row(i: int) -> np.ndarray:
@@ -203,7 +208,7 @@ class Contents:
 
 
 def listing(root: Path) -> Contents:
-    """Return the pictures below a folder, none of which is read. Links are followed, but for those to what is there.
+    """Return the pictures below a folder without reading them. Links are followed, except to listed files and folders.
 
     Raises:
         UserError: a folder cannot be read.
@@ -211,7 +216,7 @@ def listing(root: Path) -> Contents:
 
     def refuse(error: OSError) -> None:
         raise UserError(
-            f"{error.filename} cannot be read: {error.strerror}", next_step="mend its permissions, or remove it"
+            f"{error.filename} cannot be read: {error.strerror}", next_step="correct its permissions, or remove it"
         ) from error
 
     names, links = list[str](), list[str]()
@@ -227,7 +232,7 @@ def listing(root: Path) -> Contents:
         for name in files:
             path, picture = os.path.join(place, name), os.path.splitext(name)[1].lower() in SUFFIXES
             if name.startswith("."):
-                if picture:  # what others hide is nobody's picture
+                if picture:
                     others["hidden"].append(within + name)
             elif picture and os.path.isfile(path):
                 (links if os.path.islink(path) else names).append(within + name)
@@ -243,7 +248,7 @@ def listing(root: Path) -> Contents:
 
 
 def _why_no_folder(path: str, top: str, seen: set[str]) -> str:
-    """Return why a folder is left out, or ""; else add its real path to `seen`, those of the folders so far."""
+    """Return why a folder is left out, or "" if it is not; then add its real path to `seen`."""
     name, real = os.path.basename(path), os.path.realpath(path)
     if not _may_be_class(name):
         return "hidden" if name.startswith(".") else "a system's folders"
@@ -254,30 +259,28 @@ def _why_no_folder(path: str, top: str, seen: set[str]) -> str:
 
 
 def _may_be_class(folder: str) -> bool:
-    """Say whether a folder of that name is a user's."""
+    """Return whether a folder of this name is neither hidden nor a system's."""
     return not folder.startswith(".") and folder.lower() not in SYSTEM
 
 
 def classes_in(folder: Contents, layout: str, split: str = "") -> list[str]:
-    """Return the names of the class folders of a folder, sorted; each has a picture.
-
-    Pictures in folders of a class folder are of the class.
+    """Return the sorted names of the class folders of a folder. Pictures in subfolders belong to the class.
 
     Args:
-        folder: what is in the folder.
-        layout: the layout that it should have, for an error.
-        split: the folder in it that has the classes; "" for itself.
+        folder: the listing of the folder.
+        layout: the expected layout, for error messages.
+        split: the subfolder with the classes; "" for the folder itself.
 
     Raises:
-        UserError: there are fewer than two, two look the same, one has no pictures, or the folder holds splits and no
-            classes.
+        UserError: there are fewer than two classes, two names differ only in their Unicode normalisation, a class has
+            no pictures, or the subfolders are splits, not classes.
     """
     root, prefix = folder.root / split, f"{split}/" if split else ""
     names = [name.removeprefix(prefix) for name in folder.pictures if name.startswith(prefix)]
     classes = sorted(path.name for path in root.iterdir() if path.is_dir() and _may_be_class(path.name))
     if classes and SPLITS.issuperset(map(str.lower, classes)):
         raise UserError(
-            f"{root} holds splits and no classes", got=classes, allowed=layout,
+            f"{root} holds splits, not classes", got=classes, allowed=layout,
             next_step=f"name the folder of the classes, as in {root / classes[0]}",
         )  # fmt: skip
     if len(classes) < 2:
@@ -289,36 +292,36 @@ def classes_in(folder: Contents, layout: str, split: str = "") -> list[str]:
         alike[unicodedata.normalize("NFC", name)].append(name)
     if twice := [group for group in alike.values() if len(group) > 1]:
         raise UserError(
-            f"{root}: class folders whose names differ in their Unicode normalisation alone",
-            got=[ascii(name) for name in twice[0]], next_step="put their pictures into one",
+            f"{root}: class folders whose names differ only in their Unicode normalisation",
+            got=[ascii(name) for name in twice[0]], next_step="move their pictures into one folder",
         )  # fmt: skip
     if empty := sorted(set(classes) - {name.partition("/")[0] for name in names if "/" in name}):
         more = f", and {len(empty) - 1} more class folders" if len(empty) > 1 else ""
         raise UserError(
             f"{root / empty[0]} holds no pictures{more}",
             allowed=f"at least one in each class: {', '.join(sorted(SUFFIXES))}",
-            next_step="remove it if it is no class",
+            next_step="remove it if it is not a class",
         )  # fmt: skip
     return classes
 
 
 _contents: dict[str, Contents] = {}
-"""What this process has looked at, by its fingerprint."""
+"""The folders that this process has read, by fingerprint."""
 
 
 def contents(
     listed: Contents, tables: Sequence[str] = (), skip_bad: bool = False, belongs: Callable[[str], object] = bool
 ) -> Contents:
-    """Return what lies in a folder, every file of which is read, and keep it, so that no other process need look.
+    """Read and hash all pictures of a folder; return its contents, and store them in the cache for other processes.
 
     Args:
-        listed: its pictures, from `listing`.
-        tables: files beside the pictures.
-        skip_bad: whether pictures that cannot be read are left out; else they are an error.
-        belongs: says of a picture's path whether it is where pictures are looked for.
+        listed: the folder, from `listing`.
+        tables: names of the tables beside the pictures.
+        skip_bad: whether pictures that cannot be read are left out; otherwise they are an error.
+        belongs: whether a picture at this path belongs to the set. Others are noted in `others`, but hashed as well.
 
     Raises:
-        BadPicturesError: some cannot even be read as files; all that cannot be decoded are named with them.
+        BadPicturesError: files of pictures cannot be read. It also names the pictures that cannot be decoded.
         UserError: there are no pictures, or a table cannot be read.
     """
     root, names = listed.root, list(listed.pictures)
@@ -342,7 +345,7 @@ def contents(
 
 
 def _undecodable(folder: Contents) -> dict[str, str]:
-    """Return why pictures cannot be decoded, by their paths in the folder; they are looked through the first time."""
+    """Return why pictures cannot be decoded, by path. The result is cached."""
     file = f"{folder.fingerprint}-bad-{cache.versions()}"
     if (reasons := cache.read_about(file)) is not None:
         return dict(reasons)
@@ -350,32 +353,32 @@ def _undecodable(folder: Contents) -> dict[str, str]:
     def decode(name: str) -> None:
         read_rgb(folder.root / name, folder.pictures[name], small=True)
 
-    _, bad = _outcomes(list(folder.pictures), decode, f"{len(folder.pictures):,} pictures to look through for bad ones")
+    _, bad = _outcomes(list(folder.pictures), decode, f"{len(folder.pictures):,} pictures to check")
     cache.keep_about(file, bad)
     return bad
 
 
 def _outcomes(names: Sequence[str], work: Callable[[str], T], text: str = "") -> tuple[dict[str, T], dict[str, str]]:
-    """Return what `work` makes of each picture, and why others are bad; who is told is told `text`."""
+    """Return the results of `work` by picture, and the reasons of bad pictures. `text` is shown as progress."""
     good, bad = cache.in_threads(work, names, cache.counter(text, len(names)))
     return good, {name: reason for name, error in bad.items() for reason in error.reasons.values()}
 
 
 def known_contents(name: str) -> Contents | None:
-    """Return what this process has found in a folder, by what cells call its pictures: their kind and fingerprint."""
+    """Return the contents of a folder if this process has read it. `name` is its name in cells, KIND-FINGERPRINT."""
     return _contents.get(name.partition("-")[2])
 
 
 def contents_of(name: str, root: Path, tables: Sequence[str] = ()) -> Contents:
-    """Return what cells call so: as this process or another has found it, else from the folder.
+    """Return the contents of a folder by its name in cells: from memory, from the cache, or from the folder.
 
     Raises:
-        UserError: the folder has other contents now.
+        UserError: the contents have changed.
     """
     if (folder := known_contents(name)) is not None:
         return replace(folder, root=root)
     fingerprint = name.partition("-")[2]
-    with suppress(TypeError, ValueError):  # it is another's file
+    with suppress(TypeError, ValueError):  # no cache file, or a damaged one
         folder = Contents(root, *cache.read_about(fingerprint))
         if folder.fingerprint == fingerprint:
             return _contents.setdefault(fingerprint, folder)

@@ -1,4 +1,4 @@
-"""Data sets that can be named: their use and source, where their files lie, how they and their groups are read."""
+"""Known data sets: their uses and sources, the layout of their files, and reading their pictures and groups."""
 
 from __future__ import annotations
 
@@ -40,19 +40,21 @@ State = Literal["there", "missing", "corrupt"]
 
 @dataclass(frozen=True)
 class ImageSet:
-    """A data set that can be named.
+    """A known data set.
 
     Attributes:
-        name: what users type.
-        uses: what it can be: foregrounds, backgrounds, or a task of its own.
-        pictures: how many there are; `classes` of them, or 0 for backgrounds.
-        source: the page to get it from.
-        licence, citation: as its makers say.
-        torchvision: the class in torchvision.datasets that reads it, knows its checksums and can fetch it, or "".
-        folder: where its pictures lie below the data root, or "".
-        files: what else must lie below the data root, or patterns of it.
-        megabytes: to download.
-        columns: of its table, the label and the attribute that its paper uses.
+        name: the name on the command line.
+        uses: foregrounds, backgrounds, or a task of its own.
+        pictures: number of pictures.
+        source: URL of its page.
+        licence, citation: as its authors state them.
+        classes: number of classes; 0 for backgrounds.
+        torchvision: name of its class in torchvision.datasets, which reads and downloads it and checks its checksums;
+            "" if torchvision does not have it.
+        folder: folder of its pictures below the data root, or "".
+        files: other files that must be below the data root; patterns are possible.
+        megabytes: size of the download.
+        columns: the columns of its table that are label and attribute in its paper.
     """
 
     name: str
@@ -70,11 +72,11 @@ class ImageSet:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """What must lie below the data root; nothing for what comes with scikit-learn."""
+        """The files and folders in the data root; none for data of scikit-learn."""
         return tuple(dict.fromkeys(file.partition("/")[0] for file in self.files))
 
     def look(self, root: Path, verify: bool = False) -> tuple[State, str]:
-        """Return whether it is there, and what is missing or wrong: by names, or by torchvision's checksums as well."""
+        """Return the state of its files, and what is missing or wrong; `verify` also checks torchvision's checksums."""
         if missing := [file for file in self.files if not any(root.glob(file))]:
             return "missing", f"{missing[0]} is not there"
         try:
@@ -91,23 +93,23 @@ class ImageSet:
 
 SETS = {name: ImageSet(name, **about) for name, about in tomllib.loads(_TABLE.read_text(encoding="utf-8")).items()}
 OFFICIAL = frozenset(name for name, image_set in SETS.items() if image_set.torchvision)
-"""Sets whose files are the same everywhere: cells name them as they are."""
+"""Sets that are the same on every machine, so that cells contain their plain names."""
 
 
 def names_for(use: Use) -> tuple[str, ...]:
-    """Return the names of the sets for that use."""
+    """Return the names of the sets with this use."""
     return tuple(name for name, image_set in SETS.items() if use in image_set.uses)
 
 
 def of_scikit_learn(name: str) -> Path:
-    """Return a file of scikit-learn's data sets. They are read without it: its import takes longer than a cell."""
+    """Return the path of a data file of scikit-learn, without importing it, which takes longer than a cell."""
     spec = find_spec("sklearn")
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent / "datasets" / name
 
 
 def check(name: str, root: Path, *, download: bool) -> None:
-    """Raise UserError unless the files of a set are the official ones; fetch them first if asked to and if not."""
+    """Raise UserError unless the files of a set are the official ones. With `download`, fetch missing files first."""
     if download:
         for split in ("train", "test"):
             dataset(name, root, split, download=True)
@@ -129,13 +131,13 @@ def dataset(name: str, root: Path, split: str, *, download: bool = False, **opti
     """Return torchvision's dataset of one split: "train", "val" or "test".
 
     Raises:
-        UserError: its files are not whole, or cannot be read or fetched.
+        UserError: its files are incomplete, or cannot be read or fetched.
     """
     reader = getattr(importlib.import_module("torchvision.datasets"), SETS[name].torchvision)
     part = {"train": split == "train"} if name.startswith("cifar") else {"split": split}
     try:
         with warnings.catch_warnings():
-            # torchvision 0.29 reads CIFAR-10 in a way that numpy 2.4 announces the end of; nothing a user can mend.
+            # torchvision 0.29 reads CIFAR-10 in a way that numpy 2.4 deprecates. Users cannot correct this.
             warnings.simplefilter("ignore")
             return reader(str(root), download=download, **part, **options)
     except RuntimeError as error:
@@ -145,29 +147,29 @@ def dataset(name: str, root: Path, split: str, *, download: bool = False, **opti
 
 
 def layout_of(root: Path) -> str | None:
-    """Return the name of the set whose published layout a folder has, or None."""
+    """Return the name of the set whose published layout the folder has, or None."""
     if (root / METADATA).is_file():
         return WATERBIRDS
     return CELEBA if _table(root, ATTRIBUTES).is_file() else None
 
 
 def tables(root: Path, kind: str) -> list[str]:
-    """Return the names of the files beside the pictures that a set is made of."""
+    """Return the names of a set's tables."""
     return [METADATA] if kind == WATERBIRDS else [_table(root, name).name for name in (ATTRIBUTES, PARTITION)]
 
 
 @lru_cache(maxsize=4)
 def labelled_pictures(kind: str, name: str, root: Path, columns: tuple[str, str]) -> tuple[Contents, pd.DataFrame]:
-    """Return what lies in the folder of a set, and its rows, see `read`.
+    """Return the contents of a set's folder, and its rows, see `read`.
 
     Args:
         kind: "waterbirds" or "celeba".
-        name: what the cell calls it, with its fingerprint.
-        root: where it lies.
-        columns: of its table, the label and the attribute.
+        name: its name in cells, with the fingerprint.
+        root: its folder.
+        columns: the columns of its table that are label and attribute.
 
     Raises:
-        UserError: its table is wrong, where file and line are named, or has changed.
+        UserError: a table has an error, whose file and line are named, or has changed.
     """
     folder = contents_of(name, root, tables(root, kind))
     for table, sha256 in folder.tables.items():
@@ -176,10 +178,10 @@ def labelled_pictures(kind: str, name: str, root: Path, columns: tuple[str, str]
 
 
 def read(kind: str, columns: Sequence[str], folder: Contents) -> pd.DataFrame:
-    """Return a row for each picture of the set that lies in a folder, in the order of its table.
+    """Return a row for each picture of a set, in the order of its table; see `labelled_pictures`.
 
     The columns are `file`, its path in the folder; `split`, 0 for training, 1 for validation, 2 for the test; `label`,
-    the class number; and `group`, 2 label + attribute. See `labelled_pictures`.
+    the class number; and `group`, 2 label + attribute.
     """
     root = folder.root
     if kind == WATERBIRDS:
@@ -203,22 +205,22 @@ def read(kind: str, columns: Sequence[str], folder: Contents) -> pd.DataFrame:
 
 
 def _table(root: Path, name: str) -> Path:
-    """Return the .csv of that name if there is one, else the .txt."""
+    """Return the path of the table NAME.csv if it exists, otherwise of NAME.txt."""
     kaggle = root / f"{name}.csv"
     return kaggle if kaggle.is_file() else root / f"{name}.txt"
 
 
 def _key(name: str) -> str:
-    """Return a name without what tables and disks spell differently: case, form of Unicode, separators, `./`."""
+    """Return a name without spelling differences of tables and disks: case, Unicode form, separators, `./`."""
     plain = posixpath.normpath(name.replace("\\", "/"))
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", plain).casefold())
 
 
 def _on_disk(table: Path, below: Path, names: Sequence[str], files: pd.Series) -> list[str]:
-    """Return the files of a table's rows as they are called on the disk: `names`, of all that lie in `below`.
+    """Return the file of each row of a table, spelled as on the disk; `names` are all pictures in the folder `below`.
 
     Raises:
-        UserError: a row has no picture, several may be meant, or a picture has two rows.
+        UserError: a row has no picture, several pictures match, or a picture has two rows.
     """
     exact, alike = set(names), defaultdict[str, list[str]](list)
     if not exact.issuperset(files):
@@ -230,26 +232,28 @@ def _on_disk(table: Path, below: Path, names: Sequence[str], files: pd.Series) -
         if not matches:
             raise UserError(f"{table}, line {line}: {below / name} is not there")
         if len(matches) > 1:
-            raise UserError(f"{table}, line {line}: {name} may be {' or '.join(matches)}", next_step="say which")
+            raise UserError(
+                f"{table}, line {line}: {name} may be {' or '.join(matches)}", next_step="use its exact name"
+            )
         if seen.setdefault(matches[0], line) != line:
-            raise UserError(f"{table}, line {line}: {name} is in line {seen[matches[0]]}, too")
+            raise UserError(f"{table}, line {line}: {name} is also in line {seen[matches[0]]}")
     return list(seen)
 
 
 def _rows(path: Path, file: str, values: Mapping[str, Mapping[int, int]]) -> pd.DataFrame:
-    """Return the rows of a table by their line: `file`, the picture's, and the numbers of the columns in `values`.
+    """Return the rows of a table, indexed by line: the column `file`, and the columns of `values` as numbers.
 
     Args:
         path: the table.
         file: the column with the picture's file.
-        values: of each column, what may be in it and which number that is.
+        values: for each column, its allowed values and their numbers.
     """
     import pandas as pd
 
     try:
         table = _read_csv(path) if path.suffix == ".csv" else _read_txt(path)
     except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
-        raise UserError(f"{path} cannot be read: {error}", next_step="mend or replace it") from error
+        raise UserError(f"{path} cannot be read: {error}", next_step="repair or replace it") from error
     if missing := [name for name in (file, *values) if name not in table]:
         raise unknown(f"column of {path}", missing[0], list(table))
     if table.empty:
@@ -272,7 +276,7 @@ def _read_csv(path: Path) -> pd.DataFrame:
 
 
 def _read_txt(path: Path) -> pd.DataFrame:
-    """Return one of CelebA's own tables: attributes are headed by their number and names."""
+    """Read a table in CelebA's own format; that of attributes starts with the number of rows and the names."""
     import pandas as pd
 
     if path.stem != ATTRIBUTES:
@@ -283,5 +287,7 @@ def _read_txt(path: Path) -> pd.DataFrame:
         names = lines.readline().split()
         table = pd.read_csv(lines, sep=r"\s+", dtype=str, header=None, names=["image_id", *names])
     if number != str(len(table)):
-        raise UserError(f"{path} is cut off or torn", got=f"{len(table)} rows", allowed=f"{number}, as it says itself")
+        raise UserError(
+            f"{path} is damaged", got=f"{len(table)} rows", allowed=f"{number}, the number in its first line"
+        )
     return table.set_axis(table.index + 3, axis=0)

@@ -1,4 +1,4 @@
-"""Which class of a network's head each class folder is. Imports neither torch nor timm."""
+"""Assignment of class folders to the classes of a network's head. Imports neither torch nor timm."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from pydantic import StrictInt, TypeAdapter
 from sparsebench.errors import UserError, few, reason_of
 
 _few = partial(few, width=60)
-"""Names are a user's, of any length."""
+"""`few` for names of users, which may be long."""
 IMAGENET = 1000
-"""Classes of an ImageNet-1k head."""
+"""Number of classes of an ImageNet-1k head."""
 MOST_CLASSES = 2**16
-"""Of a head: a record holds the number of each item's class in 16 bits."""
+"""Largest number of classes of a head: a record stores the class of each item in 16 bits."""
 SYNSETS, LEMMAS = "imagenet_synsets.txt", "imagenet_synset_to_lemma.txt"
-"""Files of timm with ImageNet-1k's classes; read without importing timm, which imports torch."""
+"""timm's files with the classes of ImageNet-1k. They are read without importing timm, which imports torch."""
 FILE = "classes"
-"""What the names of located files of classes begin with."""
-BY_FILE = "--task folder:classes=FILE (a name a line, or JSON: a list, or an object of name to number)"
+"""Prefix of the names of class files in cells."""
+BY_FILE = "--task folder:classes=FILE (one name per line, or JSON: a list, or an object of name to number)"
 
 Labels = Literal["imagenet", "numbers", "names", "file"]
 ClassFile = tuple[dict[str, int | None], int | None]
-"""What a file of classes says: their numbers by the name, in Unicode NFC, None for a name that two have; and how many
-classes the head has, or None where the file may be of some of them."""
+"""Contents of a class file: the class number by name in Unicode NFC, None for a name of two classes; and the number of
+classes of the head, or None if the file may not have all."""
 _JSON = TypeAdapter(list[str] | dict[str, StrictInt] | dict[int, str | list[str]])
 RULES: Mapping[str, str] = {
     "imagenet": "by WordNet ids or class names, as a head of ImageNet-1k has them",
@@ -38,11 +38,11 @@ RULES: Mapping[str, str] = {
     "names": "in the order of their names, as Python sorts them",
     "file": "by the file {}",
 }
-"""How class folders are numbered, by the parameter `labels`."""
+"""How class folders are numbered, for each value of the parameter `labels`."""
 
 
 def numbering(params: Mapping[str, Any]) -> str:
-    """Return how class folders are numbered by the parameters of a task, or "" where it has none."""
+    """Return how class folders are numbered with these parameters of a task, or "" if it has no `labels`."""
     text = RULES.get(str(params.get("labels")), "")
     head = f" (a head of {params['head']} classes)" if text and params.get("head") else ""
     return text.format(params.get("classes", "")) + head
@@ -52,9 +52,9 @@ class Numbered(NamedTuple):
     """Class folders as classes of a head.
 
     Attributes:
-        labels: how they were numbered, see RULES.
+        labels: the rule of the numbering, see RULES.
         classes: the names of the head's classes.
-        numbers: the class of each folder.
+        numbers: the class number of each folder.
     """
 
     labels: Labels
@@ -68,13 +68,13 @@ def number(
     """Return the class of each class folder.
 
     Args:
-        folders: their names, sorted.
-        labels: how they are numbered; "auto" for by the file where there is one, else by what the names are.
-        head: how many classes the head has, or None where that is not known.
-        file: see `read_file`.
+        folders: the sorted names of the class folders.
+        labels: the rule of the numbering; "auto" chooses it by the names.
+        head: number of classes of the head, or None if unknown.
+        file: contents of the class file, if any; it replaces `labels`. See `read_file`.
 
     Raises:
-        UserError: the names are not such, the head has other classes, or nothing says which order is meant.
+        UserError: a name does not match the rule, the head has other classes, or the order of classes is ambiguous.
     """
     if head is not None and head > MOST_CLASSES:
         raise UserError("the weights' head", got=f"{head} classes", allowed=f"at most {MOST_CLASSES}")
@@ -84,30 +84,30 @@ def number(
     matches = [by_name.get(KEYS.get(rule, str)(name)) for name in folders]
     if strange := [name for name, number in zip(folders, matches, strict=True) if number is None]:
         raise UserError(
-            f"{len(strange)} of {len(folders)} class folders are of no class, or of two; they are numbered "
+            f"{len(strange)} of {len(folders)} class folders match no class, or two; they are numbered "
             + RULES[rule].format("of classes"), got=_few(strange),
             allowed=f"names such as {_few([names[k] for k in sorted(names)] or ['0', '1'])}",
-            next_step=f"rename or remove them, or say which class each is with {BY_FILE}",
+            next_step=f"rename or remove them, or give the class of each with {BY_FILE}",
         )  # fmt: skip
     numbers = [number for number in matches if number is not None]
     times = Counter(numbers)
     if twice := [name for name, number in zip(folders, numbers, strict=True) if times[number] > 1]:
-        raise UserError("class folders that are of the same class", got=_few(twice), next_step="put them into one")
+        raise UserError("several class folders match the same class", got=_few(twice), next_step="merge them")
     if rule == "numbers":
         _check_numbers(numbers, head, sure=labels == "numbers")
     elif rule == "names":
         _check_names(folders, head, sure=labels == "names")
     elif head is not None and (head < max(names) + 1 or size not in (None, head)):
         raise UserError(
-            f"class folders are numbered by {rule}, of {max(names) + 1} classes, and the head has {head}",
-            next_step=f"give the head's own classes, in its order, with {BY_FILE}",
+            f"class folders are numbered by {rule}, with {max(names) + 1} classes, and the head has {head}",
+            next_step=f"give the classes of the head, in its order, with {BY_FILE}",
         )
     classes = range(head or size or max(names) + 1)
     return Numbered(rule, tuple(names.get(k, str(k)) for k in classes), tuple(numbers))
 
 
 def _numbers_by_name(folders: Sequence[str], rule: Labels) -> ClassFile:
-    """Return the numbers of names as a file of classes would say them, where there is none."""
+    """Return the class numbers by name as a class file would give them, by a rule other than "file"."""
     if rule == "imagenet":
         return dict(_imagenet()), IMAGENET
     if rule == "numbers":
@@ -116,7 +116,7 @@ def _numbers_by_name(folders: Sequence[str], rule: Labels) -> ClassFile:
 
 
 def _rule_for(folders: Sequence[str], head: int | None) -> Labels:
-    """Return how class folders are numbered whose names alone say it."""
+    """Return the rule that the names of the class folders suggest."""
     if all(map(_is_number, folders)):
         return "numbers"
     matches = [imagenet_number(name) is not None for name in folders]
@@ -129,37 +129,37 @@ def _is_number(name: str) -> bool:
 
 
 def _check_numbers(numbers: Sequence[int], head: int | None, *, sure: bool) -> None:
-    """Raise UserError if class folders of these numbers are not the head's; more is refused unless the user is sure."""
+    """Raise UserError if these numbers are not classes of the head, or, unless `sure`, seem not to be."""
     most = head or (MOST_CLASSES if sure else len(numbers))
     if max(numbers) >= most or (not sure and sorted(numbers) == list(range(1, len(numbers) + 1))):
         raise UserError(
-            f"class folders are numbers from {min(numbers)} to {max(numbers)}, and a head's classes are counted from 0",
+            f"class folders have numbers from {min(numbers)} to {max(numbers)}, but classes are counted from 0",
             allowed=f"0 to {most - 1}",
-            next_step=f"number them from 0, give labels=numbers if these are the head's classes, or {BY_FILE}",
+            next_step=f"number them from 0, give labels=numbers if they are the classes of the head, or {BY_FILE}",
         )
 
 
 def _check_names(folders: Sequence[str], head: int | None, *, sure: bool) -> None:
-    """Raise UserError if there are not as many folders as classes, or programs sort them in several ways."""
+    """Raise UserError if there is not a folder for each class, or, unless `sure`, the order is ambiguous."""
     if head not in (None, len(folders)):
         raise UserError(
-            f"there are {len(folders)} class folders, and the head has {head} classes: which they are is not known",
-            got=_few(folders), allowed="a folder of each class, numbers of the head's classes"
-            + (", or names of ImageNet-1k" if head == IMAGENET else ""), next_step=f"say it with {BY_FILE}",
+            f"there are {len(folders)} class folders, and the head has {head} classes, so their assignment is unknown",
+            got=_few(folders), allowed="a folder for each class, numbers of the head's classes as names"
+            + (", or names of ImageNet-1k" if head == IMAGENET else ""), next_step=f"give {BY_FILE}",
         )  # fmt: skip
     if not sure and (pair := _dispute(folders)):
         raise UserError(
-            f"torchvision sorts class folder {pair[0]} before {pair[1]}, others sort them the other way round, and "
-            "nothing says which order the head has", next_step="give labels=names for the order in which Python and "
-            f"torchvision sort names, or {BY_FILE}",
+            f"torchvision sorts class folder {pair[0]} before {pair[1]}, other programs sort them the other way round, "
+            "and the order of the head is unknown",
+            next_step=f"give labels=names for the order of Python and torchvision, or {BY_FILE}",
         )  # fmt: skip
 
 
 def _dispute(folders: Sequence[str]) -> tuple[str, str] | None:
-    """Return two class folders that torchvision sorts as they stand, and another usual program the other way round.
+    """Return two class folders, in torchvision's order, that another common program sorts the other way round, or None.
 
-    timm sorts without regard to case, and numbers in names as numbers; systems of files store names in one of two
-    Unicode normalisations, which are sorted otherwise.
+    timm ignores case and compares numbers in names as numbers. File systems store names in one of two Unicode
+    normalisations, which sort differently.
     """
     composed, parted = (partial(unicodedata.normalize, form) for form in ("NFC", "NFD"))
     keys: tuple[Callable[[str], Any], ...] = (_natural, composed, parted)
@@ -168,19 +168,19 @@ def _dispute(folders: Sequence[str]) -> tuple[str, str] | None:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Return what timm sorts a name by."""
+    """Return timm's sort key of a name."""
     parts = re.split(r"(\d+)", name.lower())
     return [(int(part), "") if place % 2 else (0, part) for place, part in enumerate(parts)]
 
 
 def read_file(path: Path) -> ClassFile:
-    """Return what a file of classes says: a text with a name a line in the head's order, or JSON.
+    """Return the contents of a class file: text with one name per line, in the head's order, or JSON.
 
-    JSON is a list of names in that order, an object of name to number, or one of number to name or names, such as
+    JSON is a list of names in that order, an object of name to number, or an object of number to name or names, such as
     {"0": "tench"}.
 
     Raises:
-        UserError: it cannot be read, or is none of these.
+        UserError: the file cannot be read, or has another format.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -206,10 +206,10 @@ def read_file(path: Path) -> ClassFile:
 def _pairs(
     value: list[str] | dict[str, int] | dict[int, str | list[str]],
 ) -> tuple[list[tuple[str, int]], int | None]:
-    """Return the names with their numbers, and how many classes there are, where a list says all.
+    """Return the names with their numbers, and the number of classes, which only a list states.
 
     Raises:
-        ValueError: two names have one number, or nothing tells names from numbers.
+        ValueError: two names have the same number, or names and numbers cannot be told apart.
     """
     if isinstance(value, list):
         return [(name, k) for k, name in enumerate(value)], len(value)
@@ -221,28 +221,28 @@ def _pairs(
             pairs += [(name, int(key)) for name in ([item] if isinstance(item, str) else item)]
     keys = {number for _, number in pairs}
     if len(keys) < len(value) or all(_is_number(name) for name, _ in pairs):
-        raise ValueError("two names have the same number, or nothing tells names from numbers")
+        raise ValueError("two names have the same number, or names and numbers cannot be told apart")
     return pairs, None
 
 
 @lru_cache(maxsize=1)
 def imagenet_classes() -> tuple[str, ...]:
-    """Return the WordNet ids of the 1000 classes, in the order of a head's outputs."""
+    """Return the WordNet ids of the 1000 classes of ImageNet-1k, in the order of a head's outputs."""
     return tuple(_imagenet_lines(SYNSETS))
 
 
 def imagenet_number(folder: str) -> int | None:
     """Return the class of ImageNet-1k that a folder is named after, or None.
 
-    Names are WordNet ids, such as n01440764, or one of the class's names, such as tench, great_white_shark. A name
-    that two classes have, such as crane, is neither's: those have to be named otherwise, by their ids for instance.
+    A folder is named after a WordNet id, such as n01440764, or one of the class's names, such as tench or
+    great_white_shark. A name of two classes, such as crane, matches neither.
     """
     return _imagenet().get(_plain_name(folder))
 
 
 @lru_cache(maxsize=1)
 def _imagenet() -> dict[str, int]:
-    """Return the numbers of the classes by their WordNet ids, then by their other names."""
+    """Return the class numbers by WordNet id, followed by the class names that are unique."""
     texts = dict(line.split("\t", 1) for line in _imagenet_lines(LEMMAS))
     synonyms = [{_plain_name(name) for name in texts[wordnet].split(",")} for wordnet in imagenet_classes()]
     times = Counter(name for names in synonyms for name in names)
@@ -255,7 +255,7 @@ def _plain_name(name: str) -> str:
 
 
 KEYS: Mapping[str, Callable[[str], str]] = {"imagenet": _plain_name, "file": partial(unicodedata.normalize, "NFC")}
-"""What names of class folders are looked up by, where not as they are."""
+"""The lookup key of a class folder's name, for rules that do not use the name itself."""
 
 
 def _imagenet_lines(name: str) -> list[str]:
