@@ -276,9 +276,9 @@ def test_random_numbers_belong_to_the_seed_and_the_place():
 @pytest.mark.parametrize(
     ("model", "words", "options", "said"),
     [
-        (lambda: torch.nn.Linear(3, 3), "tome:macs=.5", {}, "Linear is no timm VisionTransformer.*allowed: a timm"),
+        (lambda: torch.nn.Linear(3, 3), "tome:macs=.5", {}, "Linear is not a timm VisionTransformer.*allowed: a timm"),
         (lambda: "deit", "tome:macs=.5", {}, "a network is wanted; got str"),
-        (lambda: timm.create_model("resnet18"), "tome:macs=.5", {}, "no timm VisionTransformer"),
+        (lambda: timm.create_model("resnet18"), "tome:macs=.5", {}, "not a timm VisionTransformer"),
         (lambda: vit().half(), "tome:macs=.5", {}, "half precision.*got float16; allowed: float32"),
         (lambda: vit().bfloat16(), "tome:macs=.5", {}, "got bfloat16"),
         (vit, "tome", {}, "the budget of 'tome' is missing; give one"),
@@ -304,7 +304,7 @@ def test_random_numbers_belong_to_the_seed_and_the_place():
           for channels, allowed in ((1, "1"), (4, "1 or 4")) for name in ("mean", "std")),
         (partial(vit, in_chans=4), "fisher_mask:macs=.7", {"images": pixels(8), "labels": torch.arange(8) % 5},
          r"got \(8, 3, 32, 32\).*; allowed: \(n, 4, 32, 32\)"),
-        (partial(vit, global_pool="avg"), "a_vit:macs=.5", {"learned": "random"}, "reads another .global_pool=avg"),
+        (partial(vit, global_pool="avg"), "a_vit:macs=.5", {"learned": "random"}, "does not read it .global_pool=avg"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_line_and_leaves_the_model_as_it_was(model, words, options, said):

@@ -145,7 +145,7 @@ def test_one_token_may_be_all_fused_ones(scripted):
 
 @pytest.mark.parametrize("kind", ["deployable", "baseline"])
 def test_relevance_is_refused_to_all_but_oracles(scripted, kind):
-    with pytest.raises(StrategyError, match="'scripted' asks for the relevance mask"):
+    with pytest.raises(StrategyError, match="'scripted' needs the relevance mask"):
         begin(scripted(lambda view, keep: None, needs=("relevance",), kind=kind), relevance=torch.ones(B, N))
 
 

@@ -129,7 +129,7 @@ def test_a_block_with_a_forward_of_its_own_is_not_cut_open(scripted):
     network = DeepViT(vit(block_fn=Parallel))
     pixels = images(network)
     acting = begin(network, scripted(lambda view, keep: None, site="attention"))
-    with pytest.raises(UnsupportedError, match="Parallel cannot be cut"):
+    with pytest.raises(UnsupportedError, match="Parallel cannot be split"):
         network(pixels, acting)
     for site in ("input", "block"):
         close(network(pixels, begin(network, scripted(lambda v, k: None, site=site))), network(pixels), atol=1e-6)
@@ -316,8 +316,8 @@ def test_attention_received_is_that_of_whole_maps_however_few_images_are_made_at
     [
         *(("attention", "class_attention", {"class_token": False, "reg_tokens": n, "global_pool": "avg"}, "received")
           for n in (0, 4)),
-        ("input", "attention", {}, "site = 'attention' gives what attention makes"),
-        ("input", "keys", {}, "site = 'attention' gives what attention makes"),
+        ("input", "attention", {}, "site = 'attention' gives attention fields"),
+        ("input", "keys", {}, "site = 'attention' gives attention fields"),
         ("block", "values", {}, "tokens.$"),
         ("attention", "pixels", {}, "received_attention"),
     ],

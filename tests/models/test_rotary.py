@@ -176,5 +176,5 @@ def test_what_a_strategy_sees_is_what_attention_multiplies(scripted):
 def test_places_that_move_in_training_are_no_places_of_merged_tokens(scripted):
     network = DeepViT(EVAS["DINOv3"](rope_jitter_coords=2.0).train())
     network(images(network), begin(network, scripted(any_tokens, site="block"), training=True))
-    with pytest.raises(UnsupportedError, match="moves its rotary positions in training"):
+    with pytest.raises(UnsupportedError, match="perturbs its rotary positions in training"):
         network(images(network), begin(network, scripted(pairs, site="block", needs=("tokens",)), training=True))

@@ -142,8 +142,8 @@ class Program:
     [
         *(("own.safetensors", partial(cut_to, size=size), "truncated") for size in (-100, 5, 0)),
         ("own.safetensors", lambda path: path.unlink(), "cannot be read: No such file"),
-        *(("own.pth", partial(cut_to, size=size), r"own\.pth is no checkpoint of weights alone") for size in (0, 20)),
-        *(("own.pth", partial(torch.save, what), r"own\.pth is no checkpoint of weights alone")
+        *(("own.pth", partial(cut_to, size=size), r"own\.pth is not a checkpoint") for size in (0, 20)),
+        *(("own.pth", partial(torch.save, what), r"own\.pth is not a checkpoint")
           for what in ({"epoch": 3}, torch.zeros(2), {"a": Program()})),
     ],
 )  # fmt: skip
