@@ -125,7 +125,7 @@ def test_merging_strategies_keep_what_tokens_are_named_after_and_give_no_scores(
         ("attn_topk", "random", {"keep": (1.0,)}, "neither strategy removes a token; got budget keep 1"),
         ("attn_topk", "dense", {}, "strategy 'dense' chooses no tokens"),
         ("patch_dropout", "random", {}, "'patch_dropout' removes tokens in training only"),
-        ("attn_topk", "dynamic_vit", {}, "'dynamic_vit' learns with the network it acts on"),
+        ("attn_topk", "dynamic_vit", {}, "'dynamic_vit' is trained together with its network"),
         ("attn_topk", "random", {"tasks": ("composite:epochs=1,2",)}, "one task with one model"),
         ("raises.py", "random", {}, "strategy 'raises' has no result: ValueError: no idea which token matters"),
         ("wrong_shape.py", "random", {}, "strategy 'wrong_shape' has no result: .*must have shape"),

@@ -113,22 +113,22 @@ def test_what_cannot_be_exported_is_said_in_one_line(tmp_path, monkeypatch):
     sparse = sparsebench.apply(vit(), "attn_topk:macs=0.6")
     (tmp_path / "here.pt2").write_text("mine")
     for name, batch, said in [
-        ("a.tflite", 1, "ending says what it is; got a.tflite; allowed: .onnx, .pt2"),
-        ("a.pt2", 0, r"pictures at a time \(batch\); got 0; allowed: 1 or more"),
-        ("here.pt2", 1, "is there and is not written over"),
+        ("a.tflite", 1, "got a.tflite; allowed: .onnx, .pt2"),
+        ("a.pt2", 0, r"batch size \(batch\); got 0; allowed: 1 or more"),
+        ("here.pt2", 1, "already exists"),
         ("nowhere/a.pt2", 1, "folder .*nowhere does not exist"),
     ]:
         with pytest.raises(UserError, match=said):
             sparse.export(tmp_path / name, batch)
     assert (tmp_path / "here.pt2").read_text() == "mine"
-    with pytest.raises(UserError, match=r"'ats:macs=0\.6' keeps another number of tokens of each image"):
+    with pytest.raises(UserError, match=r"'ats:macs=0\.6' keeps a different number of tokens in each image"):
         sparsebench.apply(vit(), "ats:macs=0.6").export(tmp_path / "a.pt2")
     reading = sparsebench.apply(vit(), ReadsANumber, keep_rate=0.5)
-    with pytest.raises(UserError, match=r"'reads_a_number:keep_rate=0\.5' cannot be written as \.pt2"):
+    with pytest.raises(UserError, match=r"'reads_a_number:keep_rate=0\.5' cannot be exported as \.pt2"):
         reading.export(tmp_path / "b.pt2")
     assert not (tmp_path / "b.pt2").exists()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"needs onnx, onnxscript.*pip install 'sparsebench\[export\]'"):
+    with pytest.raises(UserError, match=r"need onnx, onnxscript.*pip install 'sparsebench\[export\]'"):
         sparse.export(tmp_path / "a.onnx")
 
 

@@ -398,4 +398,4 @@ def test_an_export_takes_one_network_as_its_weights_say(tmp_path: Path, three: P
     torch.testing.assert_close(program(x), other(x), atol=1e-4, rtol=1e-4)
     words[5] = str(three)
     done = CliRunner().invoke(main, [*words[:6], "-o", str(tmp_path / "other.pt2")])
-    assert done.exit_code == 2 and "one file of weights makes the network; got 3 files" in done.output
+    assert done.exit_code == 2 and "--weights must be one file; got 3 files" in done.output
