@@ -127,8 +127,7 @@ class Scene:
         pictures: (n, height, width, 3) uint8.
         matters: (n, height, width) booleans, which pixels are relevant to the label.
         names: the group or class of each picture.
-        labels: (n,) class numbers.
-        classes: the names of the classes.
+        labels: (n,) class numbers; `classes` are their names.
     """
 
     title: str
@@ -247,7 +246,6 @@ class Block(NamedTuple):
     """Columns of n pictures under one title.
 
     Attributes:
-        title: the title.
         about: text below the title.
         columns: pairs of a caption and n pictures; all pictures of a figure have the same size.
         below: pairs of a text below each row and its colour.
@@ -332,7 +330,6 @@ class Shown:
     """What one strategy did to the pictures.
 
     Attributes:
-        label, budget: names of the strategy and its budget.
         stages: its decisions; empty if all tokens stayed.
         predicted: (n,) predicted class numbers; empty without a result.
         why: why there is no result.

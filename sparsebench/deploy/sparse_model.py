@@ -140,11 +140,11 @@ class SparseModel(nn.Module):
         Raises:
             UserError: the teacher is not such a model, has other input or other classes, or is the sparse model.
         """
-        if teacher is not None and (isinstance(teacher, SparseModel) or teacher is self.model):
-            raise UserError("the teacher is the trained network itself", next_step="give a copy.deepcopy of the model")
         if teacher is None:
             self._teacher = None
             return
+        if isinstance(teacher, SparseModel) or teacher is self.model:
+            raise UserError("the teacher is the trained network itself", next_step="give a copy.deepcopy of the model")
         if not isinstance(teacher, nn.Module):
             raise UserError("the teacher", got=type(teacher).__name__, allowed="a timm model, or None")
         with supported("the teacher", got=type(teacher).__name__):

@@ -56,16 +56,13 @@ class Row:
         mode: "eager" or "compiled"; on a GPU compiled networks use CUDA graphs, so the CPU has no work during a call.
         image: side of an image in pixels.
         parameters: number of parameters, including those of the strategy.
-        macs: MACs of one image.
-        macs_ratio: MACs divided by those of the dense network.
+        macs, macs_ratio: MACs of one image, and divided by those of the dense network.
         tokens: number of patch tokens after the last block.
         latency, latency_p95: seconds per batch, median and 95th percentile.
         images_per_s: batch size divided by latency.
-        speed_up: over the eager dense network with the same batch size and precision: the median of the ratios of all
-            rounds.
+        speed_up: over the eager dense network with the same batch size and precision, median over rounds.
         speed_up_compiled: the same over the compiled dense network.
-        choice: seconds per batch in the strategy's `plan`, including the fields that it reads; None for dense and
-            compiled networks.
+        choice: seconds per batch in the strategy's `plan` with the fields that it reads; None if dense or compiled.
         memory: peak memory of the GPU in bytes; None on a CPU.
         spread: difference from 1 of the ratio of the dense network to itself, measured twice.
         problem: why there are no times, or "".
@@ -117,12 +114,7 @@ class Row:
 
 @dataclass
 class _Runner:
-    """A network in one mode and its measurements, see `Row`.
-
-    Attributes:
-        call: calls the network.
-        again: whether this is the second measurement of the dense network, for `Row.spread`.
-    """
+    """A network in one mode and its measurements, see `Row`; `again` marks the second runner of the dense network."""
 
     network: SparseModel
     mode: str
@@ -241,7 +233,7 @@ def _problem(error: BaseException, mode: str) -> str:
 
 
 def _time_choices(runner: _Runner, pixels: Tensor, kind: torch.dtype | None, rounds: int) -> None:
-    """Measure the time of the strategy's decisions in separate calls, because waiting for the GPU slows the others."""
+    """Measure the time of the strategy's decisions, in separate calls, because they then wait for the GPU."""
     strategy, durations = runner.network._actor.strategy, list[float]()
     plan = strategy.plan
 

@@ -16,9 +16,8 @@ from sparsebench.strategy.budget import Budget, Convention, Schedule
 
 def schedule_of(budget: Budget, traits: Traits) -> Schedule:
     """Return the budget's schedule, else "every" for amounts per block, else the strategy's default."""
-    if budget.per_block is not None or budget.ratio is not None or budget.counts is not None:
-        return budget.schedule or "every"
-    return budget.schedule or traits.schedule
+    per_block = budget.per_block is not None or budget.ratio is not None or budget.counts is not None
+    return budget.schedule or ("every" if per_block else traits.schedule)
 
 
 def stages(budget: Budget, traits: Traits, depth: int) -> tuple[int, ...]:
@@ -124,8 +123,7 @@ def budget_traits(budget: Budget, cost: CostModel, traits: Traits) -> Traits:
     """Return the traits for planning: without the strategy's own products if they cost all that is saved.
 
     If even the fewest tokens cost as much as the dense network, the closest to any fraction of MACs would be to keep
-    all tokens. The own products are then not part of the budget. The realised MACs include them, so they differ from
-    the planned MACs; a board shows this.
+    all tokens. Then own products do not count for the budget, but for the realised MACs; a board shows the difference.
     """
     if budget.macs is None:
         return traits
@@ -138,9 +136,8 @@ def budget_traits(budget: Budget, cost: CostModel, traits: Traits) -> Traits:
 def solve(budget: Budget, cost: CostModel, traits: Traits) -> tuple[int, ...]:
     """Return the token count of each stage.
 
-    For a fraction of MACs, the keep rate is the same at every stage; with a schedule for every block, the number of
-    removed tokens follows from it. Of all possible counts, those with the closest MACs are returned. Records have the
-    realised fraction.
+    For a fraction of MACs, one keep rate gives the counts of all stages or blocks. Of all such counts, those with the
+    closest MACs are returned. Records have the realised fraction.
 
     Raises:
         UnsupportedError, UserError: see `check_fits`.
@@ -151,8 +148,7 @@ def solve(budget: Budget, cost: CostModel, traits: Traits) -> tuple[int, ...]:
 def rate_of(budget: Budget, cost: CostModel, traits: Traits) -> float | None:
     """Return the keep rate of the budget, or the one with the closest MACs; None for amounts per block and counts.
 
-    If tokens are removed in every block, a small fraction of MACs may need a rate that requests more removals than
-    there are tokens.
+    If every block removes tokens, the rate for few MACs may be so small that it requests more removals than tokens.
     """
     target = budget.macs
     if target is None or target == 1.0:

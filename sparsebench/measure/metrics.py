@@ -155,8 +155,7 @@ class Metric(BaseModel):
         value: the number, or None if there is nothing to measure.
         unit: "fraction", "MACs", "images/s", "loss", "steps", ...
         n: the number of items, samples or images it was measured on.
-        low, high: an interval, or None.
-        method: how the interval was computed.
+        low, high, method: an interval, or None, and how it was computed.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -181,15 +180,13 @@ class Items:
     """The outcomes of n test items; arrays are (n,) unless noted.
 
     Attributes:
-        predicted, labels: class numbers.
-        groups: group numbers.
+        predicted, labels, groups: numbers of classes and groups.
         ranks: how many classes have larger outputs than the label; 0 if the label is predicted.
         losses: losses in single precision.
         foregrounds: numbers of the foregrounds, or None; see `Split`.
         confidence: probability of the predicted class, if the loss is the cross-entropy, else None.
-        kept: (n, N) booleans, which patches or input tokens are kept at the end; of merged ones, the first of the group
-            counts as kept. All are True without a strategy. `confidence` and `kept` are not stored in records, so they
-            are None after reading.
+        kept: (n, N) booleans, which patches or input tokens are kept at the end; of merged ones the first is. All are
+            True without a strategy. Records have neither `confidence` nor `kept`, so both are None after reading.
     """
 
     predicted: np.ndarray

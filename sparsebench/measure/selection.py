@@ -136,19 +136,17 @@ def neighbour_agreement(similarity: np.ndarray, grid: tuple[int, int], order: np
 def token_spuriosity(influence: np.ndarray, inside: np.ndarray) -> tuple[float, float]:
     """Return the token spuriosity indices A-TSI and M-TSI (arXiv 2509.04009).
 
-    A-TSI divides the mean influence of the tokens outside the object by the mean influence of those inside. M-TSI does
-    the same with the largest influences. The paper has a ratio for each image, which is infinite if no token inside has
-    an influence. Here numerator and denominator are summed over the images first, which weights images by their
-    influences.
+    A-TSI divides the mean influence of the tokens outside the object by the mean influence of those inside, M-TSI the
+    largest by the largest. The paper has a ratio for each image, which is infinite if no token inside has an influence.
+    Here numerator and denominator are first summed over the images, which weights images by their influences.
 
     Args:
-        influence: (n, N) z, the change of the probability of the predicted class without each token, of the correctly
-            classified images only.
+        influence: (n, N) z, the change of the predicted class's probability without each token, of correctly classified
+            images only.
         inside: (n, N) booleans, which tokens show a part of the object.
 
     Returns:
-        Both indices, over the images with tokens inside and outside; NaN without such images, or if no token inside has
-        an influence.
+        Both, over the images with tokens inside and outside; NaN without such images, or influence inside.
     """
     usable = inside.any(axis=1) & ~inside.all(axis=1)
     z, inside = influence[usable].astype(float), inside[usable]

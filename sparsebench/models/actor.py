@@ -63,26 +63,18 @@ class Actor:
         keep: the requested token count after each block in which the strategy acts.
         shares, scaled: for these blocks, see `counts.Spending`.
         planned: the steps for the requested token counts; calibration (`spend`) does not change them.
-        bounds: whether the counts are upper bounds for an adaptive strategy, which then acts even if all tokens may
-            stay.
+        bounds: whether counts are upper bounds of an adaptive strategy, which then acts even if all tokens may stay.
         more: additional blocks in which it acts in training, see `Strategy.training_blocks`.
         learned: the strategy's modules by block, see `Strategy.module`. They are trained with the network.
         weighs_sizes: see `Strategy.weighs_sizes`.
         checked: the shapes of plans whose numbers were checked.
-        reads_all: whether the numbers of every plan are checked on a CPU, where reading them does not wait for a
-            device.
+        reads_all: whether the numbers of every plan are checked on a CPU, where reading them does not wait.
 
     Args:
-        strategy: the strategy.
-        budget: its budget.
+        strategy, budget: the strategy and its budget.
         cost: the network's cost model, which turns the budget into token counts.
         grid: (rows, columns) of the network's patches, or None.
-        stream: the seed of its random numbers.
-
-    Raises:
-        StrategyError: the strategy breaks the contract.
-        UnsupportedError: the network cannot run such a strategy.
-        UserError: the budget does not fit the network.
+        stream: the seed of the strategy's random numbers.
     """
 
     def __init__(self, strategy: Strategy, budget: Budget, cost: CostModel, grid: tuple[int, int] | None, stream: int):
@@ -109,9 +101,7 @@ class Actor:
         self.planned = cost.steps(traits, tuple(self.keep), tuple(self.keep.values()))
         self.more = strategy.training_blocks(self.depth)
         if not set(self.more) <= set(range(self.depth)):
-            raise StrategyError(
-                f"'{strategy.name}': training_blocks must lie in 0 to {self.depth - 1}, got {self.more}"
-            )
+            raise StrategyError(f"'{strategy.name}': training_blocks must be 0 to {self.depth - 1}, got {self.more}")
         blocks = sorted({*self.keep, *self.more})
         self.learned = {block: module for block in blocks if (module := self._module(block)) is not None}
         self.checked: set[tuple[Any, ...]] = set()
@@ -141,10 +131,7 @@ class Actor:
         return self.cost.macs(steps) / self.cost.macs(self.cost.dense())
 
     def spent(self, counts: Sequence[Any]) -> Any:
-        """Return the fraction of the dense MACs for these token counts, one for each block of `keep`.
-
-        The counts may be real numbers, or tensors with gradients.
-        """
+        """Return the fraction of the dense MACs for token counts after the blocks of `keep`: numbers or tensors."""
         return self.share_of(self.cost.steps(self.traits, tuple(self.keep), counts))
 
     def _module(self, block: int) -> torch.nn.Module | None:
@@ -156,14 +143,9 @@ class Actor:
         return module.requires_grad_(False) if module is not None and self.strategy.fits() else module
 
     def begin(self, items: Tensor, visit: int, relevance: Tensor | None, *, training: bool, done: float = 1.0) -> Pass:
-        """Start a forward pass.
+        """Start a forward pass over the (B,) items, seen for the `visit`-th time; both seed the random numbers.
 
-        Args:
-            items: (B,) numbers of the items, which seed the random numbers.
-            visit: number of the visit to these items, which also seeds the random numbers.
-            relevance: (B, N) or None; the pass ignores it unless the strategy reads it.
-            training: whether this is a forward pass in training.
-            done: the share of the training that is done.
+        `relevance` is (B, N) or None; only oracles get it. `done` is the share of the training that is done.
         """
         return Pass(self, items, visit, relevance if "relevance" in self.requires else None, training, done)
 
@@ -173,8 +155,7 @@ class Pass:
 
     Attributes:
         keep, scaled: as in `Actor`, for this pass.
-        site: the strategy's site.
-        requires: the fields of the view that the strategy reads.
+        site, requires: the strategy's site, and the fields of the view that it reads.
         rests: whether its plans are `Rest`.
         count: the number of tokens at the input.
         index, sizes: (B, N) of the current tokens, see `TokenView`.
@@ -214,8 +195,7 @@ class Pass:
     def acts(self, block: int) -> bool:
         """Return whether the strategy acts in this block: whether the requested count is below the current one.
 
-        An adaptive strategy acts in each of its blocks, because it decides the number itself. In training strategies
-        also act in their `training_blocks`.
+        An adaptive strategy decides the number itself, so it acts in all its blocks. In training there may be more.
         """
         if self.training and block in self.actor.more:
             return self.actor.acts
@@ -270,11 +250,7 @@ class Pass:
         return self.training and self.actor.acts and self.actor.strategy.has_loss
 
     def loss(self) -> Tensor:
-        """Return the strategy's own loss after the forward pass, see `Strategy.loss`.
-
-        Raises:
-            UnsupportedError: the network did not set `student`.
-        """
+        """Return the strategy's own loss after the forward pass; raise UnsupportedError without a `student`."""
         if self.student is None:
             must = "set acting.student = ModelOutputs(logits, tokens) if acting.learns"
             raise self._cannot("has its own loss", must)
@@ -294,19 +270,14 @@ class Pass:
         return self.actor.acts and self.actor.strategy.reads_out
 
     def check_network(self) -> None:
-        """Raise UnsupportedError if the network ignored a part of the pass on which the strategy depends.
-
-        Call it after the forward pass.
-        """
+        """Raise UnsupportedError if the network, after its forward pass, ignored what the strategy depends on."""
         if len(self.steps) != self.actor.depth:
             raise self._cannot(f"acts in {self.actor.depth} blocks", "call acting.went(...) once in each")
         if self.reads_out and "read_out" not in self.requested:
-            must = "call acting.read_out(prefix, tokens) if acting.reads_out"
-            raise self._cannot("changes the input of the head", must)
+            raise self._cannot("changes the head's input", "call acting.read_out(prefix, tokens) if acting.reads_out")
         if "decide" not in self.requested and any(map(self.acts, {*self.keep, *self.actor.more})):
             raise self._cannot(f"acts at the {self.site} site", "call acting.decide(...) there if acting.acts_at(...)")
-        # At the attention site a plan of the last block does not change any attention.
-        last = self.actor.depth - (self.site == "attention")
+        last = self.actor.depth - (self.site == "attention")  # there, the last block's plan affects no attention
         plans = [decision.plan for decision in self.decisions if decision.block < last]
         if any(isinstance(plan, Rest) and plan.index.shape[1] for plan in plans) and not any(
             s.rested for s in self.steps
@@ -326,12 +297,7 @@ class Pass:
         return site == self.site and self.acts(block)
 
     def went(self, came: Any, *, early: bool = False, scoring: Scoring = "", projected: str = "") -> None:
-        """Record one block: `came` tokens entered its attention. Call it once per block, after the decision.
-
-        Args:
-            came: as `present`.
-            early, scoring, projected: see `Step`.
-        """
+        """Record one block, see `Step`: `came` tokens entered its attention. Call it once, after the decision."""
         self.steps.append(Step(came, self.present, early, scoring, projected, self.own_macs, rested=self.resting))
         self.own_macs = 0.0
 
@@ -361,13 +327,10 @@ class Pass:
         return plan
 
     def _check(self, block: int, plan: Plan, keep: int) -> tuple[Plan, int]:
-        """Return the plan and the number of tokens after it.
+        """Return the plan and the number of tokens after it; raise StrategyError for an illegal plan.
 
-        On a CPU the numbers of every plan are checked. On a GPU reading them waits for the device. There only the
-        first plan of each shape is checked, and the positions of later plans are limited to the allowed range.
-
-        Raises:
-            StrategyError: the plan breaks the contract.
+        On a CPU the numbers of every plan are checked. On a GPU, where reading them waits, only those of the first plan
+        of each shape are. Positions of later plans are limited to the allowed range.
         """
         actor, strategy, index = self.actor, self.actor.strategy, self.index
         check_form(plan, strategy, index, keep, training=self.training, prefix=actor.prefix)
@@ -466,8 +429,7 @@ class SplitPass:
     """A split of the data for `observe` and `trained_values` of a network.
 
     Attributes:
-        inputs: (n, ...).
-        labels: (n,).
+        inputs, labels: (n, ...) and (n,).
         relevance: (n, N), or None if unknown.
         acting: a pass of the strategy over the whole split, or None without a strategy.
     """
@@ -481,15 +443,10 @@ class SplitPass:
 def kept_only(acting: Pass, cost: CostModel, tokens_in: int, fields: Fields, because: str) -> Tensor | None:
     """Return the (B, M) positions of the tokens kept before a network's only attention layer, or None for all.
 
-    Args:
-        acting: the pass.
-        cost: the network's cost model.
-        tokens_in: number of tokens before the decision.
-        fields: see `Pass.decide`.
-        because: why the network supports only removal, for the error.
+    `tokens_in` is the number of tokens before it, and `fields` are those of `Pass.decide`.
 
     Raises:
-        UnsupportedError: the strategy fuses, merges or mixes tokens.
+        UnsupportedError: the strategy fuses, merges or mixes tokens; `because` is the network's reason.
     """
     acts = acting.acts(0)
     scoring = cost.scoring(acting.requires) if acts else ""

@@ -61,8 +61,7 @@ class DeepViT:
 
     Attributes:
         module: the timm model.
-        grid: (rows, columns) of its patches.
-        patch: (height, width) of a patch in pixels.
+        grid, patch: (rows, columns) of its patches, and (height, width) of a patch in pixels.
         channels: number of input channels; for a network with one channel, colour images are converted to grey.
         cost: the cost model.
         attention_source: see `Network.attention_source`.
@@ -230,12 +229,9 @@ class DeepViT:
         return x if plan is None else self._apply(plan, x, x.new_ones(x.shape[0], self.cost.tokens))
 
     def _whole(self, prefix: Tensor, tokens_: Tensor, sample: Tensor) -> Tensor:
-        """Return the logits for changed patch tokens at the input site, in evaluation mode.
+        """Return the logits for (R, N, C) patch tokens at the input site, in evaluation mode.
 
-        Args:
-            prefix: (B, P, C) class and register tokens.
-            tokens_: (R, N, C) patch tokens.
-            sample: (R,) which of the B samples each row belongs to.
+        `prefix` has the (B, P, C) class and register tokens, and `sample` the (R,) number of each row's sample.
         """
         vit = self.module
         training = [part for part in vit.modules() if part.training]

@@ -87,12 +87,12 @@ def is_external(name: str) -> bool:
 def published(name: str) -> PretrainedCfg:
     """Return timm's configuration of a name's trained weights; its default is 1000 classes and 224 pixels."""
     cfg = None
-    if not is_external(name):
-        cfg = timm.get_pretrained_cfg(name, allow_unregistered=True) if timm.models.is_model(name) else None
-    else:
+    if is_external(name):
         load = load_model_config_from_hf if name.startswith(HUB) else load_model_config_from_path
         with suppress(OSError, ValueError, TypeError, KeyError, RuntimeError):  # create_vit reports the error
             cfg = PretrainedCfg(**load(name.partition(":")[2])[0])
+    elif timm.models.is_model(name):
+        cfg = timm.get_pretrained_cfg(name, allow_unregistered=True)
     return cfg or PretrainedCfg()
 
 

@@ -130,8 +130,8 @@ def test_what_a_strategy_reads_out_is_what_the_head_reads(network):
 @pytest.mark.parametrize(
     ("method", "answer", "says"),
     [
-        ("training_blocks", (4,), r"training_blocks must lie in 0 to 3, got \(4,\)"),
-        ("training_blocks", (-1, 1), r"training_blocks must lie in 0 to 3, got \(-1, 1\)"),
+        ("training_blocks", (4,), r"training_blocks must be 0 to 3, got \(4,\)"),
+        ("training_blocks", (-1, 1), r"training_blocks must be 0 to 3, got \(-1, 1\)"),
         ("ramp", 2.0, r"ramp must lie in \[0, 1\], got 2.0"),
     ],
 )
