@@ -174,10 +174,10 @@ def strategy_of(
     else:
         if isinstance(strategy, Strategy):
             instance = strategy
-            if params := sorted(set(options) - keys):
+            if names := sorted(set(options) - keys):
                 raise UserError(
                     f"'{instance.name}' is an instance, so its parameters are fixed",
-                    got=", ".join(f"{key}={options[key]}" for key in params),
+                    got=", ".join(f"{key}={options[key]}" for key in names),
                     allowed=BUDGET_KEYS, next_step="give the parameters when you create it",
                 )  # fmt: skip
         elif problem := complaint(strategy):

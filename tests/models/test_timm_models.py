@@ -26,7 +26,7 @@ DATA = Data(EMPTY, EMPTY, ("a", "b", "c"))
 
 
 def after(change, make=vit):
-    """Return a model to which something was done."""
+    """Return a model after a change."""
     model = make()
     change(model)
     return model
@@ -115,7 +115,7 @@ def test_pixels_are_normalised_as_timm_has_it_for_the_model():
 
 
 @pytest.mark.parametrize(
-    ("made", "says"),
+    ("made", "message"),
     [
         (lambda: Timm(pretrained=True, weights="weights-0123456789ab").check(Composite()), "leave out --pretrained or"),
         (lambda: Timm(arch="local-dir:mine", pretrained=True).check(Composite()), "give --weights DIR/model.safetens"),
@@ -127,8 +127,8 @@ def test_pixels_are_normalised_as_timm_has_it_for_the_model():
         (lambda: Vit(stem="conv", patch=1).check(Composite(canvas=24, foreground=12)), "that divides dim"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_built_is_a_user_error(made, says):
-    with pytest.raises(UserError, match=says):
+def test_what_cannot_be_built_is_a_user_error(made, message):
+    with pytest.raises(UserError, match=message):
         made()
 
 
@@ -163,11 +163,11 @@ def test_a_token_sees_less_than_one_patch_beyond_its_own() -> None:
     images = torch.rand(1, 3, 32, 32, requires_grad=True)
     network.module.patch_embed(images)[0, 10].sum().backward()  # row 2, column 2 of the patches of 8 pixels
     rows = torch.nonzero(images.grad.abs().sum(dim=(0, 1, 3))).flatten()
-    assert (rows.min(), rows.max()) == (9, 23)  # 15 pixels, of which 8 are its own
+    assert (rows.min(), rows.max()) == (9, 23)  # 15 pixels, of which 8 are in its patch
 
 
 def test_a_network_that_is_loaded_is_the_one_that_was_trained(tmp_path) -> None:
-    """Running statistics are weights too: with others the test would come out otherwise."""
+    """Running statistics must be loaded too; otherwise test results would differ."""
     sparsebench.run(
         ["attn_topk"], tasks="composite:canvas=32,foreground=16,test=20,epochs=1,pretrain_epochs=0,batch=8",
         model="vit:dim=32,depth=3,heads=2,patch=8,stem=conv", n_train=[16], seeds=1, out=tmp_path, where="test",
