@@ -174,7 +174,7 @@ class SparseModel(nn.Module):
             return weight.new_zeros(())
         if self._last is None or not self._last.learns:
             raise UserError(
-                "there was no call in training, so there is no loss", next_step="call .train(), then call it"
+                "there was no call in training, so there is no loss", next_step="call .train() and the network"
             )
         if teacher is not None:
             self._last.teacher = teacher

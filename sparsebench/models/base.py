@@ -41,8 +41,8 @@ class Network(Protocol):
 
     - `trainer(actor, samples, recipe)` returns its own trainer, see `training.steps.Steps`, or None for automatic
       differentiation. The actor is None if no strategy acts.
-    - `train_together(trainings)`, a static method, trains several networks in one program, each to its end
-      or to its failure. Those that it leaves as they were are trained alone.
+    - `train_together(trainings)`, a static method, trains several networks in one program, each to its end or
+      to its failure. Networks that it does not train are then trained one by one.
     - `observe(train, test)` measures what `shows` names, with units, during training. `trained_values(first, test)`
       returns what is stored of the trained weights; `first` are the initial ones.
     """
@@ -114,7 +114,7 @@ class Model(BaseModel):
         Raises:
             UserError: the model cannot be built for the task, or the cost is known only after building.
         """
-        raise UserError(f"what model '{self.name}' costs is not known from its parameters")
+        raise UserError(f"the cost of model '{self.name}' is not known from its parameters")
 
     def build(self, data: Data, repetition: int) -> Network:
         """Return the network for these data with the initial weights of this repetition."""
