@@ -1,1 +1,1 @@
-"""A strategy on a network of one's own: as a module that is called, trained and exported."""
+"""Strategies on a user's network: apply, training, export, speed; pictures and comparisons of kept tokens."""

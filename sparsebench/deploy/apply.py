@@ -1,4 +1,4 @@
-"""A network of one's own and the words of a strategy and its budget make a sparse network, or the reason why not."""
+"""Apply a strategy to a user's timm model, or raise a UserError with the reason why it cannot be applied."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ from sparsebench.training.fit import fit, modules_of
 
 NAMES = "timm:NAME, timm:hf-hub:USER/NAME or timm:local-dir:DIR"
 RANDOM = "random"
-"""In place of a file: what the strategy learns begins with random numbers, and is to be trained."""
+"""The value of `learned` for random initial weights, instead of a file."""
 FAR = 0.05
-"""Share of the dense MACs by which a budget may be missed without a word."""
-AtBudget = tuple[Strategy, Budget | None, str]
-TAKES = "a timm VisionTransformer, as timm.create_model('deit_small_patch16_224', pretrained=True) gives it"
+"""Difference between the requested and the actual share of the dense MACs from which `apply` warns."""
+TAKES = "a timm VisionTransformer, such as timm.create_model('deit_small_patch16_224', pretrained=True)"
 
 
 def apply(
@@ -105,28 +104,28 @@ def apply(
     macs = None if instance.trains_only or instance.adaptive else amount.macs
     if macs is not None and abs(sparse.macs_ratio - macs) > FAR:
         warnings.warn(
-            f"'{sparse.spec}' spends {sparse.macs_ratio:.3f} of the dense MACs on this network, the nearest it can",
+            f"'{sparse.spec}' has {sparse.macs_ratio:.3f} of the dense MACs on this network, the closest possible",
             stacklevel=2,
         )
     return sparse
 
 
 def timm_model(text: str, weights: Path | None, key: str = "", *, fetch: bool = True) -> Any:
-    """Return the timm model of the words `NAMES`, with the trained weights that timm has for it or those of a file.
+    """Return a timm model with trained weights from timm or from a file.
 
-    Its images, their channels and its classes are those that a file's weights are made for.
+    With a file, the image size, the channels and the classes are those of its weights.
 
     Args:
-        text: the words.
-        weights, key: a file, see `locate_all`; None for the weights that timm fetches.
-        fetch: whether there are to be weights without a file; otherwise they are random.
+        text: the model, in one of the forms `NAMES`.
+        weights, key: a file, see `locate_all`; None for timm's weights.
+        fetch: whether to load timm's weights if there is no file; otherwise the weights are random.
 
     Raises:
-        UserError: there is no such model, or its weights are not to be had or do not fit.
+        UserError: there is no such model, or its weights are missing or do not fit.
     """
     spec = parse(text, positional=Timm.positional)
     if spec.name != Timm.name or set(spec.params) - {"arch"}:
-        raise UserError("the model of an export", got=f"'{text}'", allowed=NAMES)
+        raise UserError("the model to export", got=f"'{text}'", allowed=NAMES)
     (arch,) = spec.params.get("arch", ["vit_tiny_patch16_224"])
     cfg = published(arch)
     size, classes = (cfg.input_size[1], cfg.input_size[2]), cfg.num_classes
@@ -135,7 +134,7 @@ def timm_model(text: str, weights: Path | None, key: str = "", *, fetch: bool = 
             return create_vit(arch, size, classes, pretrained=fetch).eval()
     files = locate_all((weights,), key)
     if len(files) > 1:
-        raise UserError("one file of weights makes the network", got=f"{len(files)} files in {weights}")
+        raise UserError("--weights must be one file", got=f"{len(files)} files in {weights}")
     (weights,) = files.values()
     with supported(f"model '{text}'"):
         dims = read_dimensions(arch, weights, key)
@@ -148,14 +147,16 @@ def timm_model(text: str, weights: Path | None, key: str = "", *, fetch: bool = 
     return vit.eval()
 
 
-def strategy_of(strategy: str | type[Strategy] | Strategy, options: dict[str, Any]) -> AtBudget:
-    """Return what words, or a class or an instance, and options ask for: a strategy, its budget, its name or file.
+def strategy_of(
+    strategy: str | type[Strategy] | Strategy, options: dict[str, Any]
+) -> tuple[Strategy, Budget | None, str]:
+    """Return the strategy, its budget, and its name or file, for a value of `--plugin`, a class or an instance.
 
-    The budget is None where nobody gives one and the strategy decides itself how much it spends: an adaptive one of
-    which published words name none.
+    The budget is None if none is given and the strategy needs none: it is adaptive, and a published setting has no
+    budget.
 
     Raises:
-        UserError: anything unknown, said twice, of several values, or missing.
+        UserError: a name is unknown, an option is given twice, has several values or is missing.
     """
     keys = set(options) & set(BUDGET_KEYS)
     if isinstance(strategy, str):
@@ -173,32 +174,33 @@ def strategy_of(strategy: str | type[Strategy] | Strategy, options: dict[str, An
     else:
         if isinstance(strategy, Strategy):
             instance = strategy
-            if strange := sorted(set(options) - keys):
+            if names := sorted(set(options) - keys):
                 raise UserError(
-                    f"'{instance.name}' is made already", got=", ".join(f"{key}={options[key]}" for key in strange),
-                    allowed=BUDGET_KEYS, next_step="give its parameters when you make it",
+                    f"'{instance.name}' is an instance, so its parameters are fixed",
+                    got=", ".join(f"{key}={options[key]}" for key in names),
+                    allowed=BUDGET_KEYS, next_step="give the parameters when you create it",
                 )  # fmt: skip
         elif problem := complaint(strategy):
-            raise UserError(problem, next_step="give words, as in 'tome:per_block=13', or a strategy")
+            raise UserError(problem, next_step="give a name, as in 'tome:per_block=13', or a strategy")
         else:
             params = {key: value for key, value in options.items() if key not in keys}
             instance = fill(strategy, params, f"strategy '{strategy.name}'", BUDGET_KEYS)
         name, amounts = instance.name, {key: options[key] for key in options if key in keys}
         budget = fill(Budget, amounts, f"the budget of '{name}'") if keys & set(AMOUNTS) else None
     if not instance.budgeted and keys:
-        raise UserError(f"'{instance.name}' spends no budget", got=", ".join(sorted(keys)), next_step="leave it out")
+        raise UserError(f"'{instance.name}' has no budget", got=", ".join(sorted(keys)), next_step="leave it out")
     if instance.budgeted and budget is None:
         bare = any(not parse(setting.words).params.keys() & AMOUNTS for setting in instance.published)
         if keys or not (bare and instance.adaptive):
             raise UserError(
                 f"the budget of '{instance.name}' is missing",
-                next_step="give one, as in macs=0.5, keep_rate=0.7 or per_block=13",
+                next_step="give one, such as macs=0.5, keep_rate=0.7 or per_block=13",
             )
     return instance, budget if instance.budgeted else FULL, name
 
 
 def spec_of(strategy: Strategy, budget: Budget | None, name: str) -> str:
-    """Return what `strategy_of` makes the same of, where the strategy is known by its name or file.
+    """Return the value of `--plugin` for which `strategy_of` returns these values.
 
     >>> spec_of(*strategy_of("tome:per_block=13", {"proportional": False}))
     'tome:proportional=false,per_block=13'
@@ -209,63 +211,62 @@ def spec_of(strategy: Strategy, budget: Budget | None, name: str) -> str:
 
 
 def _check_model(model: Any) -> None:
-    """Raise UserError for what is no network, has a strategy already, or has weights that nothing can act on."""
+    """Raise UserError if the model is not a network, already has a strategy, or has weights in half precision."""
     if isinstance(model, SparseModel):
-        raise UserError(f"the network is sparse already: {model.spec}", next_step="give its model, after .remove()")
+        raise UserError(f"the network already has a strategy: {model.spec}", next_step="give what .remove() returns")
     if not isinstance(model, nn.Module):
-        raise UserError("a network is wanted", got=type(model).__name__, allowed=TAKES)
+        raise UserError("the model", got=type(model).__name__, allowed=TAKES)
     if (holder := SparseModel.on(model)) is not None:
         raise UserError(
-            f"'{holder.spec}' acts on this network, and two would be in each other's way",
-            next_step="call .remove() of that one first, or give a copy.deepcopy of the network",
+            f"'{holder.spec}' already acts on this network, and a network can have only one strategy",
+            next_step="call .remove() on that sparse network, or give a copy.deepcopy of the model",
         )
-    kinds = {weight.dtype for weight in model.parameters()}
-    if wrong := sorted(str(kind) for kind in kinds - {torch.float32, torch.float64}):
+    dtypes = {weight.dtype for weight in model.parameters()}
+    if wrong := sorted(str(dtype) for dtype in dtypes - {torch.float32, torch.float64}):
         raise UserError(
-            "weights of a network in half precision: scores would tie and tokens would be merged in it",
+            "weights in half precision: scores would have ties, and tokens would be merged in half precision",
             got=wrong[0].removeprefix("torch."), allowed="float32 or float64",
-            next_step="call model.float(), and torch.autocast around what you compute",
+            next_step="call model.float(), and use torch.autocast",
         )  # fmt: skip
 
 
 def _check_pixels(channels: int, **statistics: float | Sequence[float] | None) -> None:
-    """Raise UserError unless the mean and std that a user gives are one number, or one a channel."""
+    """Raise UserError unless mean and std are one number, or one number per channel."""
     for name, values in statistics.items():
         if isinstance(values, Sequence) and len(values) not in (1, channels):
             raise UserError(
-                f"{name}, which pixels are normalised with", got=f"{len(values)} numbers",
-                allowed=" or ".join(map(str, sorted({1, channels}))) + ", one a channel",
+                f"{name} of the pixel normalisation", got=f"{len(values)} numbers",
+                allowed=" or ".join(map(str, sorted({1, channels}))) + ", one per channel",
             )  # fmt: skip
 
 
 def _check_strategy(strategy: Strategy, learned: Any, images: Any, labels: Any) -> None:
-    """Raise UserError for a strategy that cannot act outside the benchmark, or has not learned what it needs."""
+    """Raise UserError if the strategy is an oracle, or if `learned`, `images` and `labels` are not what it needs."""
     name = strategy.name
     if strategy.kind == "oracle":
         raise UserError(
-            f"'{name}' is an oracle: it is told which patches matter, which only the benchmark's data have",
-            next_step="take a strategy that decides by what it sees; sparsebench list plugins",
+            f"'{name}' is an oracle: it reads the relevance mask, which only the benchmark's data have",
+            next_step="choose another strategy; see sparsebench list plugins",
         )
     if strategy.trained and learned is None:
         raise UserError(
             f"'{name}' must be trained, but no trained parameters are given",
             next_step=f"give learned=FILE.safetensors, or learned='{RANDOM}' to train it yourself",
         )
-    given = [
-        word for word, value in (("learned", learned), ("images", images), ("labels", labels)) if value is not None
-    ]
-    right = [["learned"]] if strategy.trained or strategy.fits() else [[]]
-    right += [["images", "labels"] if strategy.fit_labels else ["images"]] if strategy.fits() else []
-    if given not in right:
-        need = f"looks at about {strategy.fit_images} training images" if strategy.fits() else "learns from no images"
+    arguments = {"learned": learned, "images": images, "labels": labels}
+    names = [argument for argument, value in arguments.items() if value is not None]
+    allowed = [["learned"]] if strategy.trained or strategy.fits() else [[]]
+    allowed += [["images", "labels"] if strategy.fit_labels else ["images"]] if strategy.fits() else []
+    if names not in allowed:
+        need = f"needs about {strategy.fit_images} training images" if strategy.fits() else "needs no images"
         raise UserError(
-            f"'{name}' {need}", got=" and ".join(given) or "neither images nor what it learned",
-            allowed=" or ".join(" and ".join(words) or "neither images nor learned" for words in right),
+            f"'{name}' {need}", got=" and ".join(names) or "neither images nor learned",
+            allowed=" or ".join(" and ".join(words) or "neither images nor learned" for words in allowed),
         )  # fmt: skip
 
 
 def _load(actor: Actor, learned: str | os.PathLike[str]) -> None:
-    """Put what the strategy learned, the weights of a file whose names begin with `strategy.`, into its modules."""
+    """Load the tensors named `strategy.*` of a file into the strategy's modules; "random" loads nothing."""
     if str(learned) == RANDOM:
         return
     path, modules, start = Path(learned), modules_of(actor), f"{LEARNED}."
@@ -274,30 +275,30 @@ def _load(actor: Actor, learned: str | os.PathLike[str]) -> None:
         modules.load_state_dict(tensors)
     except RuntimeError as error:
         raise UserError(
-            f"{path.name} does not hold what '{actor.strategy.name}' learned at this budget", got=one_line(error)[:200],
-            allowed=f"{len(modules.state_dict())} weights that begin with {start}",
+            f"{path.name} does not have the weights of '{actor.strategy.name}' at this budget",
+            got=one_line(error)[:200], allowed=f"{len(modules.state_dict())} weights whose names begin with {start}",
         ) from error  # fmt: skip
 
 
 def _fit_on_images(network: DeepViT, actor: Actor, images: Any, labels: Any, seed: int) -> None:
-    """Fit the actor's strategy on a user's images (n, channels, height, width), normalised as for the model.
+    """Fit the actor's strategy on (n, channels, height, width) images, normalised as for the model.
 
     Raises:
-        UserError: they are not what the model takes, or what the strategy does wrong, see `fit`.
+        UserError: the images or labels do not fit the model; or see `fit`.
     """
     weight, classes = next(network.module.parameters()), network.module.num_classes
     n = len(images) if isinstance(images, Tensor) and images.ndim else 0
     shape = (n, *network.pixels)
     if n == 0 or tuple(images.shape) != shape or images.dtype != weight.dtype or not images.isfinite().all():
-        allowed = f"(n, {', '.join(map(str, shape[1:]))}), n of 1 or more, finite {weight.dtype}, normalised as for it"
-        raise UserError("images for the network to learn from", got=describe(images), allowed=allowed)
+        allowed = f"(n, {', '.join(map(str, shape[1:]))}), n >= 1, finite {weight.dtype}, normalised as for the network"
+        raise UserError("training images", got=describe(images), allowed=allowed)
     if labels is not None and (
         not isinstance(labels, Tensor) or labels.dtype != torch.int64 or tuple(labels.shape) != (n,)
         or int(labels.min()) < 0 or int(labels.max()) >= classes
     ):  # fmt: skip
         raise UserError(
-            "labels to learn from", got=describe(labels),
-            allowed=f"({n},) torch.int64, one an image, 0..{classes - 1}, the network's classes",
+            "labels of the training images", got=describe(labels),
+            allowed=f"({n},) torch.int64, classes of the network, 0..{classes - 1}",
         )  # fmt: skip
     inputs = network.restore(images.to(weight.device))
     targets = None if labels is None else labels.to(weight.device)

@@ -1,4 +1,4 @@
-"""Where two strategies keep the same tokens, on one network trained without any: as data, a table and a picture."""
+"""Compare which patches two strategies keep on a network trained without a strategy: data, table and picture."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LEGEND = (
-    "IoU: patches that both keep over those that either keeps, mean over test samples. Chance: that of independent "
-    "random choices of as many. Rank correlation: Spearman's, of the scores that each gave last, over the patches that "
-    "were there for both; - where there is none. [ ]: 95 % intervals over test samples. A patch is kept if a token is "
-    "named after it: of merged patches the first is, a fused or mixed token is named after none."
+    "IoU: patches kept by both over patches kept by A or B, mean over test samples. Chance: expected IoU of "
+    "independent random choices of the same numbers of patches. Rank correlation: Spearman's, of the latest scores of "
+    "A and B, over the patches present in both; - if there is none. [ ]: 95 % intervals over test samples. Of merged "
+    "patches the first counts as kept; fused and mixed tokens keep no patch."
 )
 Row = dict[str, Any]
 NETWORK: dict[str, Any] = {"plugins": ("dense",), "alone": True}
-"""Of a request for the network alone."""
+"""Fields of a request for only the dense network."""
 BOTH = 2
 INKS = {0: Ink(style.COLOURS[0], 0.4), 1: Ink(style.COLOURS[3], 0.4), BOTH: Ink(style.BLACK, 0)}
-"""Of patches that A keeps alone, that B does, and that both do: blue, vermilion and black, which the colour-blind tell
-apart from each other, from grey and from yellow."""
+"""Marks of patches that only A, only B, or both keep: blue, vermilion and black. Colour-blind people can distinguish
+these from each other, from grey and from yellow."""
 
 
 @dataclass(frozen=True)
@@ -54,36 +54,37 @@ class Comparison:
     """Two strategies on one network, on n test samples of N patches.
 
     Attributes:
-        cell: of the network.
-        sides: A and B, each the label of its strategy and of its budget.
-        stages: by the blocks in which one of them acted what A and B chose last; the last is the end.
-        matter: (n, N) which patches matter to the label, or None where nobody knows.
-        rows: (k,) test samples that `scene` has as pictures; it is None where none were asked for.
+        cell: the cell of the network.
+        sides: for A and B, the labels of strategy and budget.
+        stages: for each block in which A or B acted, the latest choices of A and B; the last block is the end.
+        relevant: (n, N) which patches are relevant, or None if unknown.
+        rows: (k,) numbers of the test samples in `scene`.
+        scene: the pictures, or None if none were requested.
     """
 
     cell: Cell
     sides: tuple[tuple[str, str], tuple[str, str]]
     stages: dict[int, tuple[Choice, Choice]]
-    matter: np.ndarray | None
+    relevant: np.ndarray | None
     rows: np.ndarray
     scene: Scene | None
 
 
 def compare(plugins: tuple[str, str], request: Request, trainer: Trainer, pictures: int) -> Comparison:
-    """Return where two strategies keep the same patches of a task's test split.
+    """Compare the patches that two strategies keep in a task's test split.
 
-    The network is that of the request's first repetition with the most training samples, trained without a strategy.
-    Strategies that draw at random draw independently of each other.
+    The network is trained without a strategy, for the request's first repetition with the most training samples. Random
+    numbers of the two strategies are independent.
 
     Args:
-        plugins: A and B, each what names one strategy at one budget.
-        request: of one task and one repetition; its plugins are files that bring the task or the model.
-        trainer: trains the network if it is not there.
-        pictures: how many test pictures go into the scene at most; 0 for none.
+        plugins: A and B: two values of `--plugin`, each with one strategy at one budget.
+        request: one task and one repetition; its plugins are files with the task or the model.
+        trainer: trains the network if it is missing.
+        pictures: maximal number of test pictures in the scene; 0 for no scene.
 
     Raises:
-        UserError: anything unknown, out of range, missing or unwritable; A and B are the same; or one of them, or the
-            training, fails.
+        UserError: an argument is unknown, out of range, missing or unwritable; A and B are the same; or a strategy or
+            the training fails.
     """
     registry = Registry()
     sides = _contenders(plugins, request, trainer, registry)
@@ -102,12 +103,12 @@ def compare(plugins: tuple[str, str], request: Request, trainer: Trainer, pictur
             "neither strategy removes a token", got=f"budget {a[1]}", next_step="give a smaller --keep or --macs"
         )
     shares, rows = cell.test.relevance, spread(cell.data, pictures)
-    matter = None if shares is None else relevant(shares.cpu().numpy(), cell.data.test.mask)
-    return Comparison(cell.cell, (a, b), stages, matter, rows, scene(cell, rows) if pictures else None)
+    mask = None if shares is None else relevant(shares.cpu().numpy(), cell.data.test.mask)
+    return Comparison(cell.cell, (a, b), stages, mask, rows, scene(cell, rows) if pictures else None)
 
 
 def plan_of(plugins: tuple[str, str], request: Request, trainer: Trainer, pictures: int) -> Plan:
-    """Return what `compare` would train; nothing is written."""
+    """Return the plan of what `compare` would train, without writing anything."""
     registry = Registry()
     _contenders(plugins, request, trainer, registry)
     return trainer.plan(replace(request, **NETWORK), registry, pictures > 0)
@@ -116,10 +117,10 @@ def plan_of(plugins: tuple[str, str], request: Request, trainer: Trainer, pictur
 def _contenders(
     plugins: tuple[str, str], request: Request, trainer: Trainer, registry: Registry
 ) -> list[tuple[Job, Strategy]]:
-    """Return the jobs of A and B, which must differ, with their strategies; load the request's plugin files."""
+    """Load the request's plugin files, and return the jobs of A and B with their strategies."""
     for text in request.plugins:
         if not text.endswith(".py"):
-            raise UserError("--plugin", got=f"'{text}'", allowed="files that bring the task or the model")
+            raise UserError("--plugin", got=f"'{text}'", allowed="files with the task or the model")
         registry.load_file(Path(text))
     jobs = []
     for text in plugins:
@@ -127,7 +128,7 @@ def _contenders(
         job, *more = {_key(job): job for job in candidates if job.requested}.values()
         if more:
             names = ", ".join(f"{candidate.label} at {candidate.cell.budget.label}" for candidate in (job, *more))
-            raise UserError("two strategies are compared, each at one budget", got=f"'{text}', which is {names}")
+            raise UserError("compare takes two strategies, each at one budget", got=f"'{text}', which is {names}")
         jobs.append(job)
     if _key(jobs[0]) == _key(jobs[1]):
         raise UserError("A and B are the same strategy at the same budget", got=" and ".join(map(repr, plugins)))
@@ -139,7 +140,7 @@ def _key(job: Job) -> str:
 
 
 def _load_strategy(job: Job, registry: Registry) -> Strategy:
-    """Return the job's strategy, which must load and remove tokens in the test."""
+    """Return the job's strategy; raise UserError unless it removes tokens in the test without training."""
     try:
         strategy = strategy_of(job, registry)
     except StrategyError as error:
@@ -149,14 +150,14 @@ def _load_strategy(job: Job, registry: Registry) -> Strategy:
         raise UserError(f"strategy '{strategy.name}' {does}: there is nothing to compare")
     if strategy.trained:
         raise UserError(
-            f"strategy '{strategy.name}' learns with the network it acts on, and what is compared are choices on a "
-            "network that was trained without any", next_step="look at its choices with: sparsebench show-tokens",
+            f"strategy '{strategy.name}' is trained together with its network, but compare uses a network that was "
+            "trained without a strategy", next_step="look at its choices with: sparsebench show-tokens",
         )  # fmt: skip
     return strategy
 
 
 def _choices(job: Job, strategy: Strategy, cell: Prepared) -> list[Choice]:
-    """Return what a strategy chooses in the test."""
+    """Return the choices of a strategy in the test."""
     network, setting = cell.network, cell.cell
     stream = seeds.seed_of("compare", setting.task.name, setting.n_train, setting.repetition, _key(job))
     try:
@@ -166,12 +167,12 @@ def _choices(job: Job, strategy: Strategy, cell: Prepared) -> list[Choice]:
         if strategy.adaptive and len(cell.train.labels):
             calibrate(network, actor, cell.train)
         return evaluate(network, actor, cell.test, cell.recipe, choices=True).choices[1:]
-    except (Exception, SystemExit) as error:  # a strategy is a stranger's code and may raise anything
+    except (Exception, SystemExit) as error:  # a user's strategy may raise anything
         raise UserError(f"strategy '{job.label}' has no result: {failure_of(error).reason}") from error
 
 
 def _stages(choices: Sequence[list[Choice]], shape: tuple[int, int]) -> dict[int, tuple[Choice, Choice]]:
-    """Return what each side chose last, after each block in which somebody acted."""
+    """Return the latest choice of each side, for each block in which one of them acted."""
     last, stages = [Choice(-1, np.ones(shape, dtype=bool), np.full(shape, np.nan), scored=True)] * 2, {}
     for block in sorted({choice.block for side in choices for choice in side}):
         last = [next((choice for choice in side if choice.block == block), last[k]) for k, side in enumerate(choices)]
@@ -180,15 +181,16 @@ def _stages(choices: Sequence[list[Choice]], shape: tuple[int, int]) -> dict[int
 
 
 def rows(comparison: Comparison) -> list[Row]:
-    """Return a row a block in which one of them acted, the last of them the end.
+    """Return a row for each block in which A or B acted; the last row is the end.
 
-    Its keys: block, end; kept_a, kept_b (patches, mean); iou, iou_low, iou_high, iou_expected; rank_correlation, _low,
-    _high and _n (samples that have one); relevant_kept_a, relevant_kept_b (fractions). None for what there is not.
+    The keys are: block, end; kept_a, kept_b (mean numbers of patches); iou, iou_low, iou_high, iou_expected;
+    rank_correlation, _low, _high and _n (number of samples that have one); relevant_kept_a, relevant_kept_b
+    (fractions). Missing values are None.
     """
-    table, matter = [], comparison.matter
+    table, mask = [], comparison.relevant
     for block, (a, b) in comparison.stages.items():
         correlation = rank_correlation(a.scores, b.scores) if a.scored and b.scored else np.empty(0)
-        shares = [None if matter is None else quality(choice.kept, choice.scores, matter)[1] for choice in (a, b)]
+        shares = [None if mask is None else quality(choice.kept, choice.scores, mask)[1] for choice in (a, b)]
         table.append({
             "block": block, "end": block == max(comparison.stages),
             "kept_a": float(a.kept.sum(axis=1).mean()), "kept_b": float(b.kept.sum(axis=1).mean()),
@@ -202,14 +204,14 @@ def rows(comparison: Comparison) -> list[Row]:
 
 
 def _interval(name: str, values: np.ndarray) -> Row:
-    """Return the mean of what is not NaN, with its interval."""
+    """Return the mean of the values that are not NaN, with its interval."""
     valid = values[~np.isnan(values)]
     interval = mean_interval(valid.tolist()) if len(valid) else (None, None, None)
     return dict(zip((name, f"{name}_low", f"{name}_high"), interval, strict=True))
 
 
 def as_json(comparison: Comparison) -> str:
-    """Return what was compared, and the rows."""
+    """Return the comparison as JSON: what was compared, and the rows."""
     cell, (n, N) = comparison.cell, _shape(comparison)
     a, b = ({"label": label, "budget": budget} for label, budget in comparison.sides)
     about: Row = {"task": cell.task.model_dump(mode="json"), "model": cell.model.model_dump(mode="json")}
@@ -218,13 +220,13 @@ def as_json(comparison: Comparison) -> str:
 
 
 def _shape(comparison: Comparison) -> tuple[int, int]:
-    """Return the numbers of test samples and of patches."""
+    """Return the number of test samples and the number of patches."""
     n, N = next(iter(comparison.stages.values()))[0].kept.shape
     return n, N
 
 
 def as_text(comparison: Comparison, *, markdown: bool = False) -> str:
-    """Return it as a table for a terminal, or in Markdown, under what A and B are."""
+    """Return the comparison as a table for a terminal, or in Markdown."""
     cell, (n, N) = comparison.cell, _shape(comparison)
     sample = "test sample" if n == 1 else "test samples"
     lines = [f"{cell.task.name}, {cell.model.name}, {cell.n_train} training samples; {n} {sample} of {N} patches"]
@@ -260,7 +262,7 @@ def _number(row: Row, key: str) -> str:
 
 
 def figure(comparison: Comparison) -> Figure:
-    """Return the figure: a column for the pictures, then for each block what A and B keep, side by side."""
+    """Return a figure with a column of pictures, then for each block the patches that A and B keep."""
     assert comparison.scene is not None
     about = "\n".join(_names(comparison))
     inks = {"kept by both": INKS[BOTH], "kept by A only": INKS[0], "kept by B only": INKS[1]}
@@ -275,6 +277,6 @@ def figure(comparison: Comparison) -> Figure:
             count = f"{few}" if few == many else f"{few}-{many}"
             tiles = [tint(*panel, comparison.scene.grid, INKS) for panel in panels]
             columns.append((f"{side}: {count} of {kept.shape[1]}", tiles))
-        says = ["neither names a patch" if np.isnan(value) else f"IoU {value:.2f}" for value in iou(a, b)]
-        blocks.append(Block(f"after block {block}", "", columns, [(words, style.BLACK) for words in says]))
+        values = ["neither keeps a patch" if np.isnan(value) else f"IoU {value:.2f}" for value in iou(a, b)]
+        blocks.append(Block(f"after block {block}", "", columns, [(text, style.BLACK) for text in values]))
     return sheet(comparison.scene, blocks, inks, about)

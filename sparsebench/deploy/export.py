@@ -1,4 +1,4 @@
-"""A sparse network as a file, an ONNX model or a program of torch.export; and which strategies can be written so."""
+"""Export of sparse networks to ONNX or torch.export, and which strategies can be exported."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ from sparsebench.strategy.base import Strategy
 if TYPE_CHECKING:
     from sparsebench.deploy.sparse_model import SparseModel
 
-# torch is imported where something is written: `sparsebench list` asks which strategies are exportable.
+# torch is imported only for an export, because `sparsebench list` calls `exportable`.
 
 FORMS = (".onnx", ".pt2")
-EXTRA = ("onnx", "onnxscript")
 
 
 def export_obstacle(cls: type[Strategy]) -> str:
-    """Return why no network with a strategy can be written, by what is known of its class; "" where it may be."""
+    """Return why a strategy cannot be exported, as far as its class shows it, or ""."""
     if cls.kind == "oracle":
-        return "it is told which patches matter"
-    return "it keeps another number of tokens of each image" if cls.adaptive else ""
+        return "it reads the relevance mask"
+    return "it keeps a different number of tokens in each image" if cls.adaptive else ""
 
 
 def exportable(cls: type[Strategy]) -> str:
-    """Return "yes" or "no"; or "?" of a strategy that does not come with sparsebench: `sparsebench check` tries it."""
+    """Return "yes" or "no"; "?" for a strategy that does not come with sparsebench: `sparsebench check` tests it."""
     if export_obstacle(cls):
         return "no"
     return "yes" if cls.__module__.startswith("sparsebench_plugins.") else "?"
 
 
 def export(sparse: SparseModel, file: str | os.PathLike[str], batch: int = 1) -> Path:
-    """Write the network as it is in a test, for `batch` pictures at a time; see `SparseModel.export`."""
+    """Export the network in evaluation mode with a fixed batch size, see `SparseModel.export`."""
     import torch
 
     path = Path(file)
@@ -52,46 +51,47 @@ def export(sparse: SparseModel, file: str | os.PathLike[str], batch: int = 1) ->
             torch.export.save(program, path)
         else:
             _write_onnx(program, path)
-    except Exception as error:  # torch has many of its own for what it cannot follow
+    except Exception as error:  # torch raises many types of errors
         path.unlink(missing_ok=True)
         raise UserError(
-            f"'{sparse.spec}' cannot be written as {path.suffix}", got=first_cause(error),
-            next_step="take another strategy, or the other of " + ", ".join(FORMS),
+            f"'{sparse.spec}' cannot be exported as {path.suffix}", got=first_cause(error),
+            next_step=f"use another strategy, or the other of {', '.join(FORMS)}",
         ) from error  # fmt: skip
     return path
 
 
 def first_cause(error: BaseException) -> str:
-    """Return what torch's first error says, in its first line."""
+    """Return the first line of the innermost error."""
     while error.__cause__ is not None:
         error = error.__cause__
     return one_line(error)[:300]
 
 
 def _check(sparse: SparseModel, path: Path, batch: int) -> None:
-    """Raise UserError for what cannot be written, before anything is tried."""
+    """Raise UserError if an export is impossible, before it is tried."""
     if path.suffix not in FORMS:
-        raise UserError("the file's ending says what it is", got=path.name, allowed=FORMS)
+        raise UserError("the ending of the file name", got=path.name, allowed=FORMS)
     if batch < 1:
-        raise UserError("pictures at a time (batch)", got=batch, allowed="1 or more")
+        raise UserError("batch size (batch)", got=batch, allowed="1 or more")
     if sparse._actor.strategy.adaptive and sparse._actor.acts:
         raise UserError(
-            f"'{sparse.spec}' keeps another number of tokens of each image, which no file can hold",
-            next_step="take a strategy with fixed counts; sparsebench list plugins",
+            f"'{sparse.spec}' keeps a different number of tokens in each image, which cannot be exported",
+            next_step="use a strategy with fixed counts; see sparsebench list plugins",
         )
-    if missing := [name for name in EXTRA if importlib.util.find_spec(name) is None] if path.suffix == ".onnx" else []:
+    libraries = ("onnx", "onnxscript") if path.suffix == ".onnx" else ()
+    if missing := [name for name in libraries if importlib.util.find_spec(name) is None]:
         raise UserError(
-            f"an ONNX file needs {', '.join(missing)}", got="not installed",
+            f"ONNX files need {', '.join(missing)}", got="not installed",
             next_step="pip install 'sparsebench[export]', or write a .pt2 file",
         )  # fmt: skip
     if path.exists():
-        raise UserError(f"{path} is there and is not written over", next_step="give another name")
+        raise UserError(f"{path} already exists", next_step="give another name")
     if not path.parent.is_dir():
-        raise UserError(f"the folder {path.parent} does not exist", next_step="make it first")
+        raise UserError(f"the folder {path.parent} does not exist", next_step="create it first")
 
 
 def _write_onnx(program: Any, path: Path) -> None:
-    """Write a program as ONNX, without what torch's own parts say to each other."""
+    """Write a program as ONNX, without log messages and warnings of torch."""
     import torch
 
     before = logging.root.manager.disable
@@ -109,14 +109,14 @@ def _write_onnx(program: Any, path: Path) -> None:
 
 
 def _translations() -> dict[Any, Any]:
-    """Return ONNX of what strategies use and torch has no translation of: stable sorting and distances."""
+    """Return ONNX translations that strategies need and torch does not have: stable sorting and distances."""
     import torch
     from onnxscript import opset18
 
     op: Any = opset18
 
     def sort_stable(self: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
-        # Of equal values the first comes first, as TopK has it in ONNX.
+        # ONNX's TopK is stable: among equal values the first comes first.
         size = op.Gather(op.Shape(self), op.Constant(value_ints=[dim]))
         return op.TopK(self, size, axis=dim, largest=int(descending), sorted=1)
 

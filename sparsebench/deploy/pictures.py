@@ -1,4 +1,4 @@
-"""What strategies do to single test pictures: networks of a request, what became of patches, and how it is drawn."""
+"""Show what strategies do to single test pictures: train the networks of a request, follow the patches, draw them."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trainer:
-    """Trains what a request lacks, and keeps its weights.
+    """Trains the missing networks of a request and keeps their weights.
 
     Attributes:
-        files: where its pictures and first weights come from.
-        execution: how it is trained.
+        files: the user's files: pictures and initial weights.
+        execution: how the cells are run.
         out: the run's folder.
-        callbacks: who is told.
+        callbacks: are called with the progress.
     """
 
     files: Files
@@ -56,17 +56,17 @@ class Trainer:
     callbacks: Callbacks = SILENT
 
     def plan(self, request: Request, registry: Registry, pictures: bool = False) -> Plan:
-        """Return what is to be looked at and what of it is still to be trained; nothing is written.
+        """Return the plan of the requested cells and of the trainings that are missing, without writing anything.
 
-        What has a result but no weights is trained again. Pictures are located for all of it.
+        A cell with a result but without weights is trained again. Pictures of all cells are located.
 
         Args:
-            request: of one task with one model.
-            registry: from which strategies come.
-            pictures: whether its task must be one of pictures.
+            request: a request of one task with one model.
+            registry: has the strategies.
+            pictures: whether the task must have images.
 
         Raises:
-            UserError: anything unknown, out of range, missing or unwritable.
+            UserError: an argument is unknown, out of range, missing or unwritable.
         """
         plan = runs.plan_of(replace(request, single=True), self.files, self.execution, registry, self.out)
         settings = {
@@ -74,29 +74,29 @@ class Trainer:
         }
         if len(settings) > 1:
             raise UserError(
-                "this takes one task with one model", got=f"{len(settings)} of them",
-                next_step="name their parameters with --task and --model, and give one file of weights",
+                "only one task with one model is possible here", got=f"{len(settings)} of them",
+                next_step="give their parameters with --task and --model, and one file of weights",
             )  # fmt: skip
         task = registry.task(plan.jobs[-1].cell.task.name)
         if pictures and task.inputs != "images":
             allowed = [cls.name for cls in registry.tasks() if cls.inputs == "images"]
-            raise UserError("this needs a task of pictures", got=f"'{task.name}'", allowed=allowed)
+            raise UserError("pictures need a task with images", got=f"'{task.name}'", allowed=allowed)
         networks = Networks(self.out, plan.heads, self.files.networks).places({job.weights for job in plan.jobs})
         places = dict(plan.locations) | places_of(self.files, plan.jobs) | networks
         return replace(plan, locations=places, request=None)
 
     def train(self, request: Request, registry: Registry, pictures: bool = False) -> tuple[Plan, Context]:
-        """Train what `plan` says; return what is to be looked at, and where its weights are."""
+        """Train the networks of `plan`; return the plan, and the context with the folder of the weights."""
         with telling(self.callbacks.on_pictures):
             plan = self.plan(request, registry, pictures)
             runs.carry_out(plan, self.execution, registry, self.out, self.callbacks)
-        # What a cluster has trained is looked at here.
+        # Networks trained on a cluster are evaluated on this machine.
         device = devices.resolve_device("auto" if self.execution.dask else self.execution.device)
         return plan, Context(Setting(self.out, first_of(device), plan.locations))
 
 
 def load_cell(job: Job, registry: Registry, context: Context) -> Prepared:
-    """Return the cell with its trained weights, whatever it started from, and with what its strategy learned."""
+    """Return the prepared cell with its trained weights, including those of its strategy."""
     bare = job.model_copy(update={"cell": job.cell.model_copy(update={"init": None}), "network": ""})
     prepared = prepare(bare, registry, context)
     state, module, actor = load_file(context.setting.weights(job.weights)), prepared.network.module, prepared.actor
@@ -110,7 +110,7 @@ def load_cell(job: Job, registry: Registry, context: Context) -> Prepared:
 
 
 SIDE, BESIDE, BELOW = 1.35, 0.05, 0.17
-"""Inches of a picture, and as shares of it what is left free beside and below it."""
+"""Side of a picture in inches; margins beside and below it as shares of the side."""
 PIXELS, DPI = 256, 150
 GONE, MATTERS = "#cbd0d8", "#facc15"
 TOKENS = (*style.COLOURS, style.BLACK, "#ffffff")
@@ -119,15 +119,15 @@ RIGHT, WRONG = style.COLOURS[0], style.COLOURS[3]
 
 @dataclass(frozen=True)
 class Scene:
-    """What is to be drawn, of n test pictures.
+    """n test pictures to draw.
 
     Attributes:
-        title: task, model, and how they were trained.
+        title: task, model and number of training samples.
         grid: (rows, columns) of the patches.
         pictures: (n, height, width, 3) uint8.
-        matters: (n, height, width) booleans, what matters to the label.
-        names: what each is: its group, or its class.
-        labels: (n,) class numbers; `classes` their names.
+        matters: (n, height, width) booleans, which pixels are relevant to the label.
+        names: the group or class of each picture.
+        labels: (n,) class numbers; `classes` are their names.
     """
 
     title: str
@@ -140,7 +140,7 @@ class Scene:
 
 
 def scene(cell: Prepared, rows: np.ndarray) -> Scene:
-    """Return those pictures of the test split of a cell."""
+    """Return the scene of the (n,) pictures `rows` of a cell's test split."""
     data, test, grid = cell.data, cell.data.test, cell.network.grid
     assert grid is not None
     groups = len(data.group_names) > 1
@@ -156,7 +156,7 @@ def scene(cell: Prepared, rows: np.ndarray) -> Scene:
 
 
 def spread(data: Data, n: int) -> np.ndarray:
-    """Return at most n test items, the first ones of each group or else of each class, group by group."""
+    """Return the numbers of at most n test items: the first ones of all groups, or else classes, sorted by group."""
     kinds = data.test.groups if len(data.group_names) > 1 else data.test.labels
     turn = np.empty(len(kinds), int)
     for kind in np.unique(kinds):
@@ -166,14 +166,12 @@ def spread(data: Data, n: int) -> np.ndarray:
 
 
 def matters(split: Split, rows: np.ndarray, relevant: np.ndarray | None, grid: tuple[int, int]) -> np.ndarray:
-    """Return (n, height, width) booleans, the boxes of what matters; patches of which some does where that is all.
-
-    Nothing does where nobody knows what.
+    """Return (n, height, width) booleans, which pixels are relevant: the boxes, else the relevant patches, else none.
 
     Args:
-        split: of pictures.
-        rows: (n,) which of them.
-        relevant: (n, N) which patches matter, or None.
+        split: the split with the pictures.
+        rows: (n,) numbers of the pictures.
+        relevant: (n, N) which patches are relevant, or None if unknown.
         grid: (rows, columns) of the patches.
     """
     height, width = split.inputs.shape[-2:]
@@ -189,14 +187,14 @@ def matters(split: Split, rows: np.ndarray, relevant: np.ndarray | None, grid: t
 
 
 class Ink(NamedTuple):
-    """How an area is marked: its outline has the colour, "#rrggbb", and the share `strength` of its inside."""
+    """How an area is marked: an outline in a colour "#rrggbb", and a tint inside with this strength (0 to 1)."""
 
     colour: str
     strength: float = 0.25
 
 
 def rgb(colour: str) -> np.ndarray:
-    """Return the (3,) RGB of a colour, "#rrggbb", from 0 to 255."""
+    """Return the (3,) RGB values, from 0 to 255, of a colour "#rrggbb"."""
     return np.array([*bytes.fromhex(colour[1:])])
 
 
@@ -207,14 +205,14 @@ def tint(
     grid: tuple[int, int] = (1, 1),
     inks: Mapping[int, Ink] | None = None,
 ) -> np.ndarray:
-    """Return a picture, enlarged, with what matters outlined and with what became of its patches.
+    """Return an enlarged picture with the relevant pixels outlined and areas of patches marked.
 
     Args:
         picture: (height, width, 3) uint8.
-        matters: (height, width) booleans.
-        area: (N,) which area each patch is in, -1 for one that is greyed; None for all as they were.
+        matters: (height, width) booleans, which pixels are relevant.
+        area: (N,) number of the area of each patch, -1 for greyed patches; None for no marks.
         grid: (rows, columns) of the patches.
-        inks: of the areas that are outlined and tinted, patches of one together.
+        inks: how areas are outlined and tinted, by their number.
     """
     height, width = matters.shape
     scale = max(1, -(-PIXELS // height))
@@ -237,7 +235,7 @@ def _enlarge(values: np.ndarray, down: int, across: int) -> np.ndarray:
 
 
 def _edges(areas: np.ndarray, line: int) -> np.ndarray:
-    """Return which pixels of (height, width) numbered areas are within `line` pixels of another area or the rim."""
+    """Return which pixels of (height, width) area numbers are within `line` pixels of another area or the border."""
     wide = np.pad(areas, line, constant_values=-2)
     height, width = areas.shape
     ends = ((0, line), (2 * line, line), (line, 0), (line, 2 * line))
@@ -245,12 +243,12 @@ def _edges(areas: np.ndarray, line: int) -> np.ndarray:
 
 
 class Block(NamedTuple):
-    """Columns of n pictures that belong together, under one title.
+    """Columns of n pictures under one title.
 
     Attributes:
-        about: below the title.
-        columns: captions with their pictures, which are as large in every block.
-        below: a text below each row, with its colour.
+        about: text below the title.
+        columns: pairs of a caption and n pictures; all pictures of a figure have the same size.
+        below: pairs of a text below each row and its colour.
     """
 
     title: str
@@ -260,13 +258,13 @@ class Block(NamedTuple):
 
 
 def sheet(scene: Scene, blocks: Sequence[Block], inks: Mapping[str, Ink], about: str = "") -> Figure:
-    """Return a figure: the pictures themselves, the blocks beside them, and below them what the inks mean.
+    """Return a figure with the pictures, the blocks beside them, and a legend of the inks below.
 
     Args:
         scene: the pictures.
-        blocks: what was done to them.
-        inks: of the blocks, by what they mean.
-        about: below the title.
+        blocks: the blocks, from left to right.
+        inks: the inks of the blocks, by their names in the legend.
+        about: text below the title.
     """
     from matplotlib.patches import Patch
 
@@ -295,31 +293,31 @@ def sheet(scene: Scene, blocks: Sequence[Block], inks: Mapping[str, Ink], about:
         axis.set_yticks([])
         axis.tick_params(length=0, top=False, labeltop=True, labelbottom=False)
         axis.spines[:].set_visible(False)
-        for row, (words, colour) in enumerate(block.below):
-            text, y = textwrap.shorten(words, 22 * number, placeholder="..."), row * height + 1.02 * side
-            axis.text(number * width / 2, y, text, ha="center", va="top", fontsize=8, color=colour, parse_math=False)
+        for row, (text, colour) in enumerate(block.below):
+            short, y = textwrap.shorten(text, 22 * number, placeholder="..."), row * height + 1.02 * side
+            axis.text(number * width / 2, y, short, ha="center", va="top", fontsize=8, color=colour, parse_math=False)
     names = [wrap(name, 14) for name in scene.names]
     axes[0].set_yticks(np.arange(n) * height + side / 2, names, fontsize=8, parse_math=False)
-    marks: list[tuple[Any, str, str]] = [((ink.colour, ink.strength), ink.colour, says) for says, ink in inks.items()]
+    marks: list[tuple[Any, str, str]] = [((ink.colour, ink.strength), ink.colour, name) for name, ink in inks.items()]
     marks += [(GONE, GONE, "removed"), ("none", MATTERS, "matters to the label")]
-    handles = [Patch(facecolor=face, edgecolor=edge, linewidth=1.5, label=says) for face, edge, says in marks]
+    handles = [Patch(facecolor=face, edgecolor=edge, linewidth=1.5, label=name) for face, edge, name in marks]
     figure.legend(handles=handles, loc="outside lower left", ncols=3, fontsize=7, frameon=False)
     return figure
 
 
 def wrap(text: str, letters: int) -> str:
-    """Return the text, whose lines stay apart, on lines of at most so many letters."""
+    """Return the text with each of its lines wrapped to at most `letters` letters."""
     return "\n".join(textwrap.fill(line, letters) for line in text.splitlines())
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The tokens after one choice, of n pictures of N patches.
+    """The tokens after one decision, for n pictures of N patches.
 
     Attributes:
-        place: "input", "block 1", "before block 1".
-        count: tokens that went on.
-        token: (n, N) which of them each patch is in, -1 for none; None where patches are mixed.
+        place: "the input", "block 1" or "before block 1".
+        count: number of tokens after the decision.
+        token: (n, N) number of the token of each patch, -1 for removed patches; None if tokens are mixtures.
     """
 
     place: str
@@ -329,12 +327,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Shown:
-    """What one strategy did.
+    """What one strategy did to the pictures.
 
     Attributes:
-        stages: each choice; none where all tokens stayed.
-        predicted: (n,) class numbers at the end; empty where it has no result.
-        why: why not.
+        stages: its decisions; empty if all tokens stayed.
+        predicted: (n,) predicted class numbers; empty without a result.
+        why: why there is no result.
     """
 
     label: str
@@ -351,22 +349,23 @@ class Pictures(Scene):
     shown: list[Shown]
 
     def _repr_png_(self) -> bytes:
-        """Return the picture, as notebooks show it."""
+        """Return the figure as a PNG, for notebooks."""
         return style.content(figure(self))
 
 
 def show(request: Request, trainer: Trainer, n: int) -> Pictures:
-    """Train what a request lacks for its pictures, and return what its strategies do to n pictures of the test split.
+    """Train the missing networks of a request, and return what its strategies do to n test pictures.
 
-    The pictures are spread over its groups or else its classes. What only other strategies start from is not shown.
+    The pictures are spread over the groups, or classes if there are no groups. Networks that are only starting points
+    of other strategies are not shown.
 
     Args:
-        request: of one task and one repetition.
-        trainer: trains it.
-        n: the most pictures.
+        request: one task and one repetition.
+        trainer: trains the networks.
+        n: maximal number of pictures.
 
     Raises:
-        UserError: anything unknown, out of range, missing or unwritable, or no strategy has a result.
+        UserError: an argument is unknown, out of range, missing or unwritable; or no strategy has a result.
     """
     registry = Registry()
     plan, context = trainer.train(request, registry, pictures=True)
@@ -379,7 +378,7 @@ def show(request: Request, trainer: Trainer, n: int) -> Pictures:
                     prepared = load_cell(job, registry, context)
                     first = first or (prepared, spread(prepared.data, n))
                     outcomes.append(_choices(job, prepared, first[1]))
-                except (Exception, SystemExit) as error:  # a strategy is a stranger's code and may raise anything
+                except (Exception, SystemExit) as error:  # a user's strategy may raise anything
                     failure = failure_of(error)
             if failure is not None:
                 outcomes.append(Shown(job.label, _budget(job), [], np.empty(0, int), failure.reason))
@@ -401,13 +400,13 @@ def _budget(job: Job) -> str:
 
 
 def _stages(acting: Pass) -> Iterator[Stage]:
-    """Yield what became of the patches at each choice."""
+    """Yield the tokens after each decision."""
     place = {"input": "the input", "attention": "block {}", "block": "before block {}"}[acting.site]
     positions = torch.arange(acting.count, device=acting.index.device).expand(len(acting.index), -1)
     token: Tensor | None = positions
     for decision in acting.decisions:
         if isinstance(decision.plan, Resting):
-            if decision.block not in acting.actor.keep:  # as many take part as in the block of the budget before it
+            if decision.block not in acting.actor.keep:  # the count is that of the previous block in the budget
                 continue
             token = membership_after(Keep(decision.plan.active), positions, acting.count)
         elif token is not None and isinstance(decision.plan, Keep | Merge):
@@ -421,19 +420,19 @@ def _stages(acting: Pass) -> Iterator[Stage]:
 def paint(
     picture: np.ndarray, matters: np.ndarray, token: np.ndarray | None = None, grid: tuple[int, int] = (1, 1)
 ) -> np.ndarray:
-    """Return a picture in which patches that are in no token are greyed, and those that share one are tinted together.
+    """Return a picture with removed patches in grey, and patches that share a token tinted in one colour.
 
     Args:
-        picture, matters, grid: see `pictures.tint`.
-        token: (N,) which token each patch is in, -1 for none; None for all as they were.
+        picture, matters, grid: see `tint`.
+        token: (N,) number of the token of each patch, -1 for removed patches; None for no marks.
     """
     counts = np.zeros(0) if token is None else np.bincount(token[token >= 0])
-    inks = {int(number): Ink(TOKENS[turn % len(TOKENS)]) for turn, number in enumerate(np.flatnonzero(counts > 1))}
+    inks = {int(number): Ink(TOKENS[place % len(TOKENS)]) for place, number in enumerate(np.flatnonzero(counts > 1))}
     return tint(picture, matters, token, grid, inks)
 
 
 def figure(pictures: Pictures) -> Figure:
-    """Return the figure: a column for the pictures, then each strategy with its stages."""
+    """Return a figure with a column of pictures, then a block for each strategy with its stages."""
     tokens = (stage.token for outcome in pictures.shown for stage in outcome.stages if stage.token is not None)
     shares = any(np.bincount(row[row >= 0]).max(initial=0) > 1 for token in tokens for row in token)
     inks = {"patches that share a token": Ink(TOKENS[0])} if shares else {}
@@ -441,7 +440,7 @@ def figure(pictures: Pictures) -> Figure:
 
 
 def _block(outcome: Shown, pictures: Pictures) -> Block:
-    """Return one strategy's pictures, stage by stage, with what the network says in the end below them."""
+    """Return one strategy's block: a column for each stage, and the predictions below the pictures."""
     if outcome.why:
         why = textwrap.shorten(f"no result: {outcome.why}", 80, placeholder=" ...")
         return Block(outcome.label, f"{outcome.budget}\n{why}", [])

@@ -1,4 +1,4 @@
-"""A network on which a strategy acts, as a torch module like any other."""
+"""The torch module of a timm model with a strategy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sparsebench.training.loop import patches_in
 
 PREFIX = "model."
 _HOLDERS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[SparseModel]] = weakref.WeakKeyDictionary()
-"""What acts on which network, so that two do not get in each other's way."""
+"""The sparse network of each timm model; a model has at most one."""
 
 
 class SparseModel(nn.Module):
@@ -56,7 +56,7 @@ class SparseModel(nn.Module):
 
     @staticmethod
     def on(model: nn.Module) -> SparseModel | None:
-        """Return what acts on that model, or None."""
+        """Return the sparse network of a timm model, or None."""
         holder = _HOLDERS.get(model)
         return None if holder is None else holder()
 
@@ -84,24 +84,24 @@ class SparseModel(nn.Module):
 
     @property
     def _acts(self) -> bool:
-        """Whether anything is to happen; a strategy that acts in training only leaves the test as it was."""
+        """Whether the strategy acts in the next call; `dense` never does, and some strategies only in training."""
         strategy = self._actor.strategy
         return strategy.budgeted and (self.model.training or not strategy.trains_only)
 
     def _check(self, x: Tensor) -> None:
-        """Raise UserError for what the model does not take."""
+        """Raise UserError if the model was changed, or does not take these pixels."""
         if self._removed:
             raise UserError(f"'{self.spec}' was removed from this network", next_step="call apply again")
         now = _facts(self.model)
         changed = [
-            f"its {kind} were {old}, and are {now[kind]}" for kind, old in self._facts.items() if old != now[kind]
+            f"its {fact} were {old}, and are {now[fact]}" for fact, old in self._facts.items() if old != now[fact]
         ]
         if self.model.training and getattr(self.model, "grad_checkpointing", False):
-            changed.append("gradient checkpointing is on, by which blocks would be passed twice")
+            changed.append("gradient checkpointing is on, which would run blocks twice")
         if changed:
             raise UserError(
                 f"the network was changed after '{self.spec}' was applied to it: {changed[0]}",
-                next_step="call .remove(), and apply again; or set_grad_checkpointing(False) where that was on",
+                next_step="call .remove(), and apply again; or set_grad_checkpointing(False) if it is on",
             )
         weight, size = next(self.model.parameters()), self._network.pixels
         fits = isinstance(x, Tensor) and x.ndim == 4 and tuple(x.shape[1:]) == size and x.device == weight.device
@@ -111,8 +111,8 @@ class SparseModel(nn.Module):
                 f"(B, {', '.join(map(str, size))}) {weight.dtype} on {weight.device}, normalised as for the network"
             )
             raise UserError(
-                "pixels that the network does not take", got=describe(x), allowed=allowed,
-                next_step="resize them, call .to(), or make the network with img_size=... and in_chans=...",
+                "pixels", got=describe(x), allowed=allowed,
+                next_step="resize them, call .to(), or create the network with img_size=... and in_chans=...",
             )  # fmt: skip
 
     def progress(self, done: float) -> float:
@@ -126,7 +126,7 @@ class SparseModel(nn.Module):
             UserError: the share is not in [0, 1].
         """
         if not 0 <= done <= 1:
-            raise UserError("the share of the training that is done", got=done, allowed="a number from 0 to 1")
+            raise UserError("the finished share of the training", got=done, allowed="a number from 0 to 1")
         self._done = float(done)
         return float(self._actor.strategy.network_rate(self._done))
 
@@ -138,13 +138,13 @@ class SparseModel(nn.Module):
                 mode, is not trained, and is not part of this module. None for no teacher.
 
         Raises:
-            UserError: the teacher is no such model, takes other pixels or knows other classes, or is the sparse model.
+            UserError: the teacher is not such a model, has other input or other classes, or is the sparse model.
         """
-        if teacher is not None and (isinstance(teacher, SparseModel) or teacher is self.model):
-            raise UserError("the teacher is the network that learns", next_step="give a copy.deepcopy of the dense one")
         if teacher is None:
             self._teacher = None
             return
+        if isinstance(teacher, SparseModel) or teacher is self.model:
+            raise UserError("the teacher is the trained network itself", next_step="give a copy.deepcopy of the model")
         if not isinstance(teacher, nn.Module):
             raise UserError("the teacher", got=type(teacher).__name__, allowed="a timm model, or None")
         with supported("the teacher", got=type(teacher).__name__):
@@ -152,7 +152,7 @@ class SparseModel(nn.Module):
         facts = [(vit.pixels, vit.module.num_classes) for vit in (network, self._network)]
         if facts[0] != facts[1]:
             got, allowed = (f"{classes} classes of {pixels} pixels" for pixels, classes in facts)
-            raise UserError("the teacher answers to other pixels, or with other classes", got=got, allowed=allowed)
+            raise UserError("the teacher has another input, or other classes", got=got, allowed=allowed)
         self._teacher = network
 
     def loss(self, teacher: ModelOutputs | None = None) -> Tensor:
@@ -166,15 +166,15 @@ class SparseModel(nn.Module):
         """
         if teacher is not None and not isinstance(teacher, ModelOutputs):
             raise UserError(
-                "the teacher's answer", got=type(teacher).__name__, allowed="ModelOutputs(logits, tokens)",
-                next_step="sparse.teach(model) makes it in each call",
+                "the teacher's outputs", got=type(teacher).__name__, allowed="ModelOutputs(logits, tokens)",
+                next_step="or call sparse.teach(model): they are then computed in each call",
             )  # fmt: skip
         weight = next(self.model.parameters())
         if not (self._actor.strategy.has_loss and self._actor.acts):
             return weight.new_zeros(())
         if self._last is None or not self._last.learns:
             raise UserError(
-                "there is no call in training to take a loss from", next_step="call .train() and the network"
+                "there was no call in training, so there is no loss", next_step="call .train() and the network"
             )
         if teacher is not None:
             self._last.teacher = teacher
@@ -196,11 +196,11 @@ class SparseModel(nn.Module):
             with torch.no_grad():
                 self(x)
         if self._last is None:
-            raise UserError("nothing was called yet", next_step="give the pixels: kept(x)")
+            raise UserError("the network was not called yet", next_step="give the pixels: kept(x)")
         if any(isinstance(decision.plan, Mix) for decision in self._last.decisions):
             raise UserError(
-                f"'{self.spec}' mixes each token of many patches, so that no patch stays",
-                next_step="sparse.tokens says how many tokens there are after each block",
+                f"with '{self.spec}' each token is a mixture of many patches, so no patch is kept",
+                next_step="see sparse.tokens for the token counts after each block",
             )
         return patches_in(self._last.index, self._network.cost.tokens)
 
@@ -257,12 +257,12 @@ class SparseModel(nn.Module):
         self.remove()
 
     def extra_repr(self) -> str:
-        """Return what it is, for `repr`."""
+        """Return the strategy and the MACs, for `repr`."""
         return f"{self.spec}, {self.macs_ratio:.3f} of the MACs"
 
 
 def describe(value: Any) -> str:
-    """Return shape, type, device and range of a tensor, or what there is in its place."""
+    """Return shape, dtype, device and range of a tensor, or the type of another object."""
     if not isinstance(value, Tensor):
         return type(value).__name__
     ends = f", {value.min():g}..{value.max():g}" if value.numel() and not value.is_meta else ""
@@ -270,7 +270,7 @@ def describe(value: Any) -> str:
 
 
 def _facts(model: Any) -> dict[str, Any]:
-    """Return what of a timm model the counts of a strategy are made for."""
+    """Return the properties of a timm model on which a strategy's token counts depend."""
     embed = model.patch_embed
     return {
         "patches": tuple(embed.grid_size), "pixels of a patch": tuple(embed.patch_size),
@@ -279,12 +279,12 @@ def _facts(model: Any) -> dict[str, Any]:
 
 
 def _plain_names(_module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
-    """Call the model's weights as the model does."""
+    """Remove the prefix of the model's weights in a state dict."""
     for key in [key for key in state if key.startswith(prefix + PREFIX)]:
         state[prefix + key.removeprefix(prefix + PREFIX)] = state.pop(key)
 
 
 def _inner_names(_module: nn.Module, state: dict[str, Any], prefix: str, *_rest: Any) -> None:
-    """Turn `_plain_names` round."""
+    """Restore this prefix before loading; the inverse of `_plain_names`."""
     for key in [key for key in state if key.startswith(prefix) and not key.startswith(f"{prefix}{LEARNED}.")]:
         state[prefix + PREFIX + key.removeprefix(prefix)] = state.pop(key)

@@ -1,6 +1,6 @@
-"""How fast strategies make a network, beside the dense one, eager and compiled: measured, as files and as a picture.
+"""Measure the speed of networks with strategies against the dense network, eager and compiled; write files and a plot.
 
-Networks take turns, so that what slows the machine slows all of them, and are compared turn by turn.
+Networks are called in turn and compared call by call, so that slow phases of the machine affect all of them.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ class Row:
     """One network at one batch size and precision, eager or compiled.
 
     Attributes:
-        network: its architecture.
-        strategy, budget: as records and boards name them; dense has no budget.
-        mode: eager or compiled; on a GPU that is with CUDA graphs, which leave nothing for the host to do.
-        image: pixels of a side.
-        parameters: of the network, those that the strategy learns included.
-        macs: MACs of one image; `macs_ratio` as a share of the dense ones.
-        tokens: patch tokens after the last block.
-        latency, latency_p95: seconds a batch, median and 95th percentile.
-        images_per_s: the batch over its latency.
-        speed_up: over the eager dense network of the same batch and precision: the median of the ratios turn by turn;
-            `speed_up_compiled` over the compiled one.
-        choice: seconds a batch in the strategy's `plan`, with what it reads; None for dense or compiled networks.
-        memory: most bytes of the GPU in use; None on a CPU.
-        spread: how far the same dense network, measured again, is from a ratio of 1 to itself.
-        problem: why there are no times, or nothing.
+        network: name of the architecture.
+        strategy, budget: as in records and boards; dense has no budget.
+        mode: "eager" or "compiled"; on a GPU compiled networks use CUDA graphs, so the CPU has no work during a call.
+        image: side of an image in pixels.
+        parameters: number of parameters, including those of the strategy.
+        macs, macs_ratio: MACs of one image, and divided by those of the dense network.
+        tokens: number of patch tokens after the last block.
+        latency, latency_p95: seconds per batch, median and 95th percentile.
+        images_per_s: batch size divided by latency.
+        speed_up: over the eager dense network with the same batch size and precision, median over rounds.
+        speed_up_compiled: the same over the compiled dense network.
+        choice: seconds per batch in the strategy's `plan` with the fields that it reads; None if dense or compiled.
+        memory: peak memory of the GPU in bytes; None on a CPU.
+        spread: difference from 1 of the ratio of the dense network to itself, measured twice.
+        problem: why there are no times, or "".
     """
 
     network: str
@@ -97,14 +97,14 @@ class Row:
 
     @property
     def share(self) -> float | None:
-        """What is reached of the speed-up that the MACs would give."""
+        """Speed-up as a share of the speed-up that the MACs suggest."""
         return None if self.speed_up is None else self.speed_up * self.macs_ratio
 
     @property
     def marks(self) -> list[str]:
-        """What is odd: a speed-up beyond that of the MACs, a spread over 3 %.
+        """Warnings: a speed-up larger than the MACs suggest, or a spread over 3 %.
 
-        The speed-up is held against the dense network of the same mode: compiling alone makes a network faster.
+        The speed-up is over the dense network in the same mode, because compiling alone makes a network faster.
         """
         speed_up = self.speed_up_compiled if self.mode == "compiled" else self.speed_up
         over = self.strategy != DENSE and speed_up is not None and speed_up * self.macs_ratio > 1
@@ -114,7 +114,7 @@ class Row:
 
 @dataclass
 class _Runner:
-    """A network in one mode: what is called, and what was measured of it; see `Row`."""
+    """A network in one mode and its measurements, see `Row`; `again` marks the second runner of the dense network."""
 
     network: SparseModel
     mode: str
@@ -130,20 +130,20 @@ def measure(
     models: Mapping[str, nn.Module], strategies: Sequence[str], *, batches: Sequence[int] = (1, 8, 32),
     modes: Sequence[str] = MODES, precisions: Sequence[str] = ("float32",), rounds: int = 20, device: str = "cpu",
 ) -> Iterator[Row]:  # fmt: skip
-    """Return a row for each network, strategy, mode, precision and batch size, as they are measured.
+    """Return an iterator that measures and yields a row for each network, strategy, mode, precision and batch size.
 
-    The compiled dense network is always among them. What does not fit the memory, or cannot be compiled, has a row
-    that says so.
+    The dense network is always measured in both modes. If a network does not fit in memory, or cannot be compiled, the
+    row has the reason.
 
     Args:
-        models: timm models by their names.
-        strategies: words of `--plugin`; several values of a parameter or a budget are several strategies.
+        models: timm models by name.
+        strategies: values of `--plugin`; several values of a parameter or a budget are several strategies.
         batches, modes, precisions: see `Row`.
-        rounds: how often each network is called.
+        rounds: number of calls of each network.
         device: "cpu" or "cuda:i".
 
     Raises:
-        UserError: a strategy or a value that is not known.
+        UserError: a strategy or a value is unknown.
     """
     if not batches or min(batches) < 1:
         raise UserError("batch sizes", got=list(batches), allowed="1 or more")
@@ -165,14 +165,14 @@ def measure(
 
 
 def _sparse(model: nn.Module, strategy: Strategy, budget: Budget | None) -> SparseModel:
-    """Return the network, its weights shared, with a strategy; what that learns is random."""
+    """Return a network with a strategy that shares the model's weights; weights of the strategy are random."""
     learned = RANDOM if strategy.trained or strategy.fits() else None
     clone = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
     return apply(clone, strategy, learned=learned, **(budget.model_dump(exclude_unset=True) if budget else {}))
 
 
 def _runners(networks: Sequence[SparseModel], modes: Sequence[str], device: str) -> Iterator[_Runner]:
-    """Yield each network in each mode, of which the first, the dense one, twice in both."""
+    """Yield each network in each mode, and the first, dense network twice in both modes."""
     compiled = partial(torch.compile, dynamic=False, **({} if device == "cpu" else {"mode": "reduce-overhead"}))
     for mode in MODES:
         for place, network in enumerate(networks if mode in modes else networks[:1]):
@@ -184,7 +184,7 @@ def _runners(networks: Sequence[SparseModel], modes: Sequence[str], device: str)
 
 
 def _take_turns(runners: list[_Runner], kind: torch.dtype | None, batch: int, rounds: int, device: str) -> None:
-    """Measure the runners in that precision, each round beginning with the next of them."""
+    """Call the runners in turn and measure them; each round begins with another runner."""
     rng = torch.Generator().manual_seed(0)
     try:
         pixels = torch.randn(batch, *runners[0].network._network.pixels, generator=rng).to(device)
@@ -196,8 +196,8 @@ def _take_turns(runners: list[_Runner], kind: torch.dtype | None, batch: int, ro
         for _ in range(2):
             _call(runner, pixels, kind)
     for turn in range(rounds):
-        start = turn % len(runners)
-        for runner in runners[start:] + runners[:start]:
+        first = turn % len(runners)
+        for runner in runners[first:] + runners[:first]:
             if (seconds := _call(runner, pixels, kind)) is not None:
                 runner.seconds.append(seconds)
     for runner in runners:
@@ -206,7 +206,7 @@ def _take_turns(runners: list[_Runner], kind: torch.dtype | None, batch: int, ro
 
 
 def _call(runner: _Runner, pixels: Tensor, kind: torch.dtype | None) -> float | None:
-    """Call the network once and return the seconds; what it cannot do is its problem."""
+    """Call the network once and return the seconds; after an error, set `problem` and return None."""
     if runner.problem:
         return None
     try:
@@ -216,7 +216,7 @@ def _call(runner: _Runner, pixels: Tensor, kind: torch.dtype | None) -> float | 
         with torch.inference_mode(), torch.autocast(pixels.device.type, kind, enabled=kind is not None):
             runner.call(pixels)
         seconds = clock(pixels.device) - start
-    except Exception as error:  # a compiler and a strategy have many of their own
+    except Exception as error:  # the compiler and strategies raise many types
         runner.problem = _problem(error, runner.mode)
         return None
     if pixels.is_cuda:
@@ -225,7 +225,7 @@ def _call(runner: _Runner, pixels: Tensor, kind: torch.dtype | None) -> float | 
 
 
 def _problem(error: BaseException, mode: str) -> str:
-    """Return why there are no times, in a line."""
+    """Return in one line why there are no times."""
     text = one_line(error)[:200]
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in text:
         return "does not fit the memory"
@@ -233,7 +233,7 @@ def _problem(error: BaseException, mode: str) -> str:
 
 
 def _time_choices(runner: _Runner, pixels: Tensor, kind: torch.dtype | None, rounds: int) -> None:
-    """Measure what the choice costs, in calls of their own: waiting for the GPU at each choice slows the rest."""
+    """Measure the time of the strategy's decisions, in separate calls, because they then wait for the GPU."""
     strategy, durations = runner.network._actor.strategy, list[float]()
     plan = strategy.plan
 
@@ -255,20 +255,21 @@ def _time_choices(runner: _Runner, pixels: Tensor, kind: torch.dtype | None, rou
 
 
 def _row(name: str, precision: str, batch: int, device: str, runner: _Runner, runners: Sequence[_Runner]) -> Row:
-    """Return what was measured of a runner, beside the dense network of all runners."""
+    """Return the row of a runner, compared with the dense networks among all runners."""
     network, strategy = runner.network, runner.network._actor.strategy
     title = label(strategy.name, strategy.model_dump(mode="json", exclude_defaults=True))
     budget = network._actor.budget.label if strategy.budgeted else ""
     parameters = sum(weight.numel() for weight in network.parameters())
     machine = device if device == "cpu" else torch.cuda.get_device_name(device)
-    dense = {mode: [one for one in runners if one.mode == mode][:2] for mode in MODES}
+    dense = {mode: [other for other in runners if other.mode == mode][:2] for mode in MODES}
     times: dict[str, Any] = {}
     if not runner.problem:
-        latency, off = statistics.median(runner.seconds), _ratio(*dense[runner.mode])
+        latency, itself = statistics.median(runner.seconds), _ratio(*dense[runner.mode])
         times = {
             "latency": latency, "latency_p95": float(np.percentile(runner.seconds, 95, method="higher")),
             "images_per_s": batch / latency, "speed_up": _ratio(dense["eager"][0], runner),
-            "speed_up_compiled": _ratio(dense["compiled"][0], runner), "spread": None if off is None else abs(off - 1),
+            "speed_up_compiled": _ratio(dense["compiled"][0], runner),
+            "spread": None if itself is None else abs(itself - 1),
         }  # fmt: skip
     return Row(
         name, title, budget, runner.mode, precision, batch, machine, network._network.pixels[1], parameters,
@@ -278,17 +279,17 @@ def _row(name: str, precision: str, batch: int, device: str, runner: _Runner, ru
 
 
 def _ratio(over: _Runner, under: _Runner) -> float | None:
-    """Return the median of the ratios of their times, turn by turn; None where one was not measured."""
+    """Return the median over rounds of the ratios of two runners' times; None if one was not measured."""
     if over.problem or under.problem:
         return None
     return statistics.median(a / b for a, b in zip(over.seconds, under.seconds, strict=True))
 
 
 def expect_tests(plan: Plan, registry: Registry, device: str) -> tuple[Expected, int]:
-    """Return what tests of trained weights are expected to take, and the bytes that a process needs for them.
+    """Return the expected times of a plan, and the memory of a process in bytes.
 
-    A batch of each network without a strategy is timed here, with random weights; a strategy takes its share of the
-    MACs. What is to do must be such tests alone. The bytes are the most that this process held until then.
+    The plan must only have tests of trained weights. A batch of each dense network is timed here, with random weights;
+    with a strategy the time is multiplied by its share of the MACs. The memory is the peak of this process so far.
     """
     seconds: dict[str, float] = {}
 
@@ -315,14 +316,14 @@ def expect_tests(plan: Plan, registry: Registry, device: str) -> tuple[Expected,
 
 
 def lines(rows: Iterable[Row]) -> str:
-    """Return a JSON object a line, with its marks."""
+    """Return one line of JSON for each row, with `share` and `marks`."""
     return "".join(json.dumps({**asdict(row), "share": row.share, "marks": row.marks}) + "\n" for row in rows)
 
 
 def timm_csv(rows: Iterable[Row]) -> str:
-    """Return the rows that have times under the header of timm's tables of inference speed.
+    """Return the rows with times as CSV with the header of timm's tables of inference speed.
 
-    Step times are in milliseconds, parameters in millions; what is not counted, infer_macts, is empty.
+    Step times are in milliseconds, parameters in millions. Activations, infer_macts, are not counted: empty.
     """
     import pandas as pd
 

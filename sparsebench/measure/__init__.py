@@ -1,1 +1,1 @@
-"""What is measured: MACs and token counts, metrics, scores of test items, the quality of a selection."""
+"""Measurements: MACs and token counts, metrics, outcomes of test items, quality of a selection."""

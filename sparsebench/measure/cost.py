@@ -1,8 +1,7 @@
-"""Multiply-accumulates (MACs) in closed form, from the token counts a network really went through.
+"""Multiply-accumulates (MACs) in closed form, from the actual token counts of a network.
 
-Counted: every matrix product, the patch embedding, the head, the attention rows that a strategy asks for, and what it
-multiplies itself, see `Strategy.own_macs`. Not counted: norms, softmax, activations, sorting. Half of what a counter of
-floating-point operations reports.
+They include all matrix products, the patch embedding, the head, the attention computed only for scores, and the
+strategy's own products, but no norms, softmax, activations and sorting. They are half of the number of FLOPs.
 """
 
 from __future__ import annotations
@@ -51,10 +50,10 @@ class Step:
 
 
 def mean_step(parts: Sequence[tuple[int, Step]]) -> Step:
-    """Return one block's step in the mean over images, so that its MACs are the mean of the images' MACs.
+    """Return the mean of one block's steps over images; its MACs are the mean of the images' MACs.
 
     Args:
-        parts: numbers of images, and their step; where they differ its numbers are (n,) arrays.
+        parts: pairs of a number n of images and their step; if the images differ, its numbers are (n,) arrays.
     """
     first = parts[0][1]
 
@@ -68,12 +67,12 @@ def mean_step(parts: Sequence[tuple[int, Step]]) -> Step:
 
 
 def _cov(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the covariance, exactly 0 where one of them is the same for all."""
+    """Return the covariance, exactly 0 if a or b is constant."""
     return 0.0 if (a == a[0]).all() or (b == b[0]).all() else float((a * b).mean() - a.mean() * b.mean())
 
 
 class CostModel:
-    """The MACs of one network in closed form; `steps`, `place` and `macs` are those of each kind of network.
+    """The MACs of one network in closed form. Subclasses define `steps`, `place` and `macs`.
 
     Attributes:
         tokens: patch tokens at the input.
@@ -114,7 +113,7 @@ class CostModel:
 
     @cached_property
     def _answer(self) -> float:
-        """MACs of one answer of `TokenView.outputs`: the patches are embedded already."""
+        """MACs of one row of `TokenView.outputs`, without the embedding."""
         return self.macs(self.dense()) - self.embed * self.tokens
 
     def macs(self, steps: Sequence[Step]) -> float:
@@ -123,14 +122,14 @@ class CostModel:
 
 
 def projections_for(needs: Collection[str], scoring: Scoring) -> str:
-    """Return which projections these needs ask for, besides those that the scoring attention makes."""
+    """Return the projections that are computed only for these needs, not already for the scoring attention."""
     letters = {"q": "queries", "k": "keys", "v": "values"}
     return "".join(letter for letter, need in letters.items() if need in needs and not (scoring and letter in "qk"))
 
 
 @dataclass(frozen=True)
 class BlockCost:
-    """MACs of one block: `qkv` and `mlp` and `proj` a token; `width` is the attention's total head dimension."""
+    """MACs of one block: `qkv`, `proj` and `mlp` per token; `width` is the attention's total head dimension."""
 
     qkv: int
     proj: int

@@ -1,4 +1,4 @@
-"""How a budget becomes token counts on one network: where tokens leave, and how many go on after each place."""
+"""Convert a budget into token counts: the blocks in which tokens are removed, and the counts after them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from sparsebench.strategy.budget import Budget, Convention, Schedule
 
 
 def schedule_of(budget: Budget, traits: Traits) -> Schedule:
-    """Return the schedule: the budget's, or the strategy's own; amounts that speak of each block leave every block."""
-    if budget.per_block is not None or budget.ratio is not None or budget.counts is not None:
-        return budget.schedule or "every"
-    return budget.schedule or traits.schedule
+    """Return the budget's schedule, else "every" for amounts per block, else the strategy's default."""
+    per_block = budget.per_block is not None or budget.ratio is not None or budget.counts is not None
+    return budget.schedule or ("every" if per_block else traits.schedule)
 
 
 def stages(budget: Budget, traits: Traits, depth: int) -> tuple[int, ...]:
     """Return the blocks in which a strategy acts: block 0 for the input, else the budget's, else the schedule's.
 
-    The default stages are blocks round(depth s / 4), s = 1..3: 3, 6, 9 of 12, as published methods have it. One that
-    chooses by the attention of the block before begins in block 1.
+    The default stages are the blocks round(depth s / 4), s = 1..3: blocks 3, 6, 9 of 12, as in published methods. A
+    strategy that reads the attention of the previous block begins in block 1.
 
     Raises:
-        UnsupportedError: there are several counts, and the network has one block.
-        UserError: the network has fewer blocks, or another number of places than the budget has counts.
+        UnsupportedError: there are several counts, but the network has one block.
+        UserError: the network does not have these blocks, or the number of counts is not the number of blocks.
     """
     start = first_block(traits)
     if traits.site == "input" or depth == 1:
@@ -44,26 +43,26 @@ def stages(budget: Budget, traits: Traits, depth: int) -> tuple[int, ...]:
     if blocks[-1] >= depth or (blocks[0] < start and depth > 1):
         raise UserError(
             "budget blocks", got="+".join(map(str, blocks)), allowed=f"{start} to {depth - 1} for this model",
-            next_step="name blocks of these; where a strategy needs the attention of the block before, the first is 1",
+            next_step="choose from these; a strategy that reads the attention of the previous block begins in block 1",
         )  # fmt: skip
     if budget.counts is not None and len(budget.counts) > 1 and depth == 1:
         raise UnsupportedError(f"{len(budget.counts)} token counts are for a network of several blocks; this has one")
     if budget.counts is not None and len(budget.counts) != len(blocks):
         raise UserError(
             "token counts (counts)", got=f"{len(budget.counts)} of them",
-            allowed=f"{len(blocks)}, one for each block in which tokens leave",
-            next_step="name the blocks that they are for, as in blocks=3+6+9",
+            allowed=f"{len(blocks)}, one for each block in which tokens are removed",
+            next_step="name the blocks, as in blocks=3+6+9",
         )  # fmt: skip
     return blocks
 
 
 def first_block(traits: Traits) -> int:
-    """Return the first block in which such a strategy can act."""
+    """Return the first block in which the strategy can act."""
     return int("previous_attention" in traits.needs)
 
 
 def check_fits(budget: Budget, traits: Traits, tokens: int, depth: int) -> None:
-    """Raise UserError if the budget is not for a network of that many patch tokens and blocks."""
+    """Raise UserError or UnsupportedError if the budget does not fit these numbers of patches and blocks."""
     stages(budget, traits, depth)
     if budget.counts is None:
         return
@@ -71,21 +70,21 @@ def check_fits(budget: Budget, traits: Traits, tokens: int, depth: int) -> None:
         error = UserError("token counts (counts)", got=first, allowed=f"{tokens} at most, the model's patches")
         raise error if depth > 1 else UnsupportedError(str(error))
     for before, after in pairwise((tokens, *budget.counts)):
-        if before - after > (can := math.floor(traits.most * before + 1e-9)):
+        if before - after > (removable := math.floor(traits.most * before + 1e-9)):
             raise UserError(
-                f"token counts (counts): of {before} tokens no more than {can} can leave this strategy at once",
-                got=after, allowed=f"{before - can} or more",
+                f"token counts (counts): this strategy can remove at most {removable} of {before} tokens at once",
+                got=after, allowed=f"{before - removable} or more",
             )  # fmt: skip
 
 
 def counts_at(rate: float, convention: Convention, tokens: int, number: int, fuses: bool = False) -> tuple[int, ...]:
-    """Return how many of the tokens stay after each of `number` stages; never fewer than one.
+    """Return the token counts after each of `number` stages, at least 1.
 
-    By "compound-ceil" a fused token comes on top: K_s = ceil(r K_(s-1)) + 1, as EViT has it. The product is rounded up
-    as floating-point numbers have it, as there: 0.07 * 100 comes to 8.
+    With "compound-ceil" a fused token is added: K_s = ceil(r K_(s-1)) + 1, as in EViT. As there, the floating-point
+    product is rounded up: 0.07 * 100 gives 8.
     """
     if convention == "power-floor":
-        # The small amount keeps floor(0.7 * 10) at 7 where the product is 6.999...
+        # Without the small amount floor(0.7 * 10) could be 6, as the product may be 6.999...
         return tuple(max(1, math.floor(rate**s * tokens + 1e-9)) for s in range(1, number + 1))
     counts = [tokens]
     for _ in range(number):
@@ -94,7 +93,7 @@ def counts_at(rate: float, convention: Convention, tokens: int, number: int, fus
 
 
 def spread(removed: float, tokens: int, blocks: Sequence[int], depth: int, gamma: float) -> tuple[int, ...]:
-    """Return how many stay after each block when `removed` leave in all, in proportion to ((l + 1) / depth)^gamma.
+    """Return the token counts after each block. Removals add up to `removed`, in proportion to ((l + 1) / depth)^gamma.
 
     >>> spread(120, 196, blocks=(3, 6, 9), depth=12, gamma=0.0)
     (156, 116, 76)
@@ -108,10 +107,10 @@ def spread(removed: float, tokens: int, blocks: Sequence[int], depth: int, gamma
 
 
 def cap_counts(counts: Sequence[int], tokens: int, most: float, *, later: bool = False) -> tuple[int, ...]:
-    """Return the counts when no more than the share `most` of the tokens can leave at once.
+    """Return the counts if at most the share `most` of the tokens can be removed at once.
 
-    As many leave each stage as was asked for there, or as can. What could not leave does so `later`, as soon as it
-    can, or never.
+    Each stage removes the requested number of tokens, or as many as possible. With `later`, the remaining ones are
+    removed in the next stages in which this is possible; otherwise they stay.
     """
     out, targets = [tokens], [tokens, *counts]
     for before, after in pairwise(targets):
@@ -121,11 +120,10 @@ def cap_counts(counts: Sequence[int], tokens: int, most: float, *, later: bool =
 
 
 def budget_traits(budget: Budget, cost: CostModel, traits: Traits) -> Traits:
-    """Return the traits as a budget counts them: without own products where nothing is saved for them.
+    """Return the traits for planning: without the strategy's own products if they cost all that is saved.
 
-    Where the fewest tokens cost as much as the dense network, the nearest to any fraction would be to leave them all.
-    Then a fraction of MACs is what may be spent but for own products. These are in the realised MACs all the same,
-    which differ from the planned ones: a board says so.
+    If even the fewest tokens cost as much as the dense network, the closest to any fraction of MACs would be to keep
+    all tokens. Then own products do not count for the budget, but for the realised MACs; a board shows the difference.
     """
     if budget.macs is None:
         return traits
@@ -138,20 +136,19 @@ def budget_traits(budget: Budget, cost: CostModel, traits: Traits) -> Traits:
 def solve(budget: Budget, cost: CostModel, traits: Traits) -> tuple[int, ...]:
     """Return the token count of each stage.
 
-    A fraction of MACs is reached with the same keep rate at every stage, or by as many tokens as it takes in every
-    block; of all counts that can come out, those whose MACs lie nearest to the target are taken. The realised fraction
-    is in the record.
+    For a fraction of MACs, one keep rate gives the counts of all stages or blocks. Of all such counts, those with the
+    closest MACs are returned. Records have the realised fraction.
 
     Raises:
-        UserError: see `check_fits`.
+        UnsupportedError, UserError: see `check_fits`.
     """
     return counts_of(budget, rate_of(budget, cost, traits), cost, traits)
 
 
 def rate_of(budget: Budget, cost: CostModel, traits: Traits) -> float | None:
-    """Return the keep rate that the counts follow from: as asked, or as a fraction of MACs needs it; None if neither.
+    """Return the keep rate of the budget, or the one with the closest MACs; None for amounts per block and counts.
 
-    To spend few MACs where tokens leave every block, it may be so small that more are asked to leave than are there.
+    If every block removes tokens, the rate for few MACs may be so small that it requests more removals than tokens.
     """
     target = budget.macs
     if target is None or target == 1.0:
@@ -159,7 +156,7 @@ def rate_of(budget: Budget, cost: CostModel, traits: Traits) -> float | None:
     traits, blocks = budget_traits(budget, cost, traits), stages(budget, traits, cost.depth)
     dense = cost.macs(cost.dense())
 
-    @cache  # as most of the rates that are tried have the same counts
+    @cache  # most of the rates have the same counts
     def share(counts: tuple[int, ...]) -> float:
         return cost.macs(cost.steps(traits, blocks, counts)) / dense
 
@@ -174,7 +171,7 @@ def rate_of(budget: Budget, cost: CostModel, traits: Traits) -> float | None:
 
 
 def counts_of(budget: Budget, rate: float | None, cost: CostModel, traits: Traits) -> tuple[int, ...]:
-    """Return the token count of each stage at that keep rate, or as the budget says it where it has none."""
+    """Return the token count of each stage at this keep rate; without a rate, the counts of the budget."""
     check_fits(budget, traits, cost.tokens, cost.depth)
     blocks, schedule, N = stages(budget, traits, cost.depth), schedule_of(budget, traits), cost.tokens
     if rate is None:
@@ -182,21 +179,22 @@ def counts_of(budget: Budget, rate: float | None, cost: CostModel, traits: Trait
     if schedule == "stages" or traits.site == "input" or cost.depth == 1:
         counts = counts_at(rate, budget.convention, N, len(blocks), traits.fuses)
     else:
-        # To leave soon, tokens are asked to leave that are not there any more: the last blocks then have one.
+        # For small budgets, more removals are requested than there are tokens; the last blocks then have one token.
         removed = (1 - rate if budget.macs is None else 1 / rate - 1) * N
         counts = spread(removed, N, blocks, cost.depth, budget.gamma if schedule == "late" else 0.0)
-    # A keep rate means what it does in published methods. A fraction of MACs is searched for: there a smaller rate
-    # must never cost more, as it would where what could not leave in one stage stays for good.
+    # A keep rate has the meaning of published methods. A fraction of MACs is found by bisection, so the MACs must
+    # increase with the rate. They would not if tokens that one stage cannot remove stayed for good.
     return cap_counts(counts, N, traits.most, later=budget.macs is not None)
 
 
 class Spending(NamedTuple):
-    """What a budget comes to on a network, by the blocks in which tokens leave.
+    """Token counts of a budget on a network, by the blocks in which the strategy acts.
 
     Attributes:
-        keep: how many tokens go on after each.
-        shares: the share of the first tokens that is asked for after each: r^s, or where no rate is, K / N.
-        scaled: the blocks in which one token alone is fused: as many go on as came, that one times its weight.
+        keep: the token count after each block.
+        shares: the requested share of the initial tokens after each block: r^s, or K / N without a keep rate.
+        scaled: the blocks in which only one token is fused: the token count does not change, and this token is
+            multiplied by its weight.
     """
 
     keep: dict[int, int]
@@ -204,14 +202,14 @@ class Spending(NamedTuple):
     scaled: frozenset[int]
 
 
-def spending(budget: Budget, rate: float | None, cost: CostModel, traits: Traits, way: float = 1.0) -> Spending:
-    """Return what a budget comes to at the rate of `rate_of`, or the share `way` of the way there from all tokens."""
+def spending(budget: Budget, rate: float | None, cost: CostModel, traits: Traits, ramp: float = 1.0) -> Spending:
+    """Return the token counts at the rate of `rate_of`, or between all tokens and these, see `Strategy.ramp`."""
     N, blocks, staged = cost.tokens, stages(budget, traits, cost.depth), schedule_of(budget, traits) == "stages"
-    if rate is not None and way < 1:
-        rate = 1 - (1 - rate) * way
+    if rate is not None and ramp < 1:
+        rate = 1 - (1 - rate) * ramp
     counts = counts_of(budget, rate, cost, traits)
     if rate is None:
-        counts = tuple(N - math.floor((N - count) * way) for count in counts)
+        counts = tuple(N - math.floor((N - count) * ramp) for count in counts)
     shares = [count / N if rate is None or not staged else rate**s for s, count in enumerate(counts, start=1)]
     scaled = frozenset[int]()
     if rate is not None and staged and traits.fuses and budget.convention == "compound-ceil":
@@ -221,18 +219,18 @@ def spending(budget: Budget, rate: float | None, cost: CostModel, traits: Traits
 
 
 def _block_counts(budget: Budget, tokens: int, number: int, most: float) -> tuple[int, ...]:
-    """Return the counts of a budget that says how many tokens leave each block, or as many as can."""
+    """Return the counts of a budget with an amount per block; each block removes as many tokens, or as is possible."""
     counts = [tokens]
     for place in range(number):
         n = counts[-1]
         if budget.counts is not None:
-            leave = n - min(n, budget.counts[place])
+            removed = n - min(n, budget.counts[place])
         elif budget.ratio is not None:
-            leave = math.floor(n - budget.ratio * n)
+            removed = math.floor(n - budget.ratio * n)
         elif isinstance(budget.per_block, str):
             first, last = map(int, budget.per_block.split(".."))
-            leave = int(first + (last - first) / max(1, number - 1) * place)
+            removed = int(first + (last - first) / max(1, number - 1) * place)
         else:
-            leave = budget.per_block or 0
-        counts.append(max(1, n - min(leave, math.floor(most * n + 1e-9))))
+            removed = budget.per_block or 0
+        counts.append(max(1, n - min(removed, math.floor(most * n + 1e-9))))
     return tuple(counts[1:])

@@ -1,4 +1,4 @@
-"""Every metric that a record can have, and what the outcomes of test items say: accuracy, loss, groups."""
+"""The metrics of records, and those computed from the outcomes of test items: accuracy, loss, groups."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ RESERVED = frozenset({
     "strategy", "task", "test_foregrounds", "test_groups", "test_items", "test_labels", "test_predictions", "track",
     "trained", "version", "versus_dense", "versus_random_inside",
 })  # fmt: skip
-"""Columns of records and boards that are no metrics; boards have NAME_low and NAME_high of some as well."""
+"""Columns of records and boards that are not metrics; boards also have NAME_low and NAME_high of some."""
 
 
 def value_of(name: str) -> str:
-    """Return the column whose interval has an end in the column of that name; the name itself where it is no end."""
+    """Return the column name without "_low" or "_high", the ends of its interval."""
     return re.sub("_(low|high)$", "", name)
 
 
 def _free(name: str) -> str:
     if value_of(name) in RESERVED:
-        raise ValueError(f"'{name}' is the name of a column that is no metric's; rename it")
+        raise ValueError(f"'{name}' is the name of a column that is not a metric; rename it")
     return name
 
 
@@ -42,28 +42,28 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*(: GROUP)?$"),
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 OverSeeds = Literal["mean", "median", "none"]
 Whole = Annotated[int, Field(gt=-(2**63), lt=2**63)]
-"""A number that files with columns of 64 bits can hold."""
+"""An integer that fits into a column of 64 bits."""
 Real = Annotated[float, Field(ge=-1e75, le=1e75)]
-"""A number whose fourth power is one too, as of variances of squares."""
+"""A number whose fourth power is finite, for variances of squares."""
 TOP_5_FROM = 10
-"""With fewer classes it says little that the label is among the five that the network finds likeliest."""
+"""The smallest number of classes for which top-5 accuracy is computed; with fewer classes it means little."""
 GROUP = ": GROUP"
-"""What ends the name of a metric that each group has; records have the group's name there."""
+"""The ending of the names of metrics of groups; records have the group's name instead of GROUP."""
 
 
 @checked(frozen=True)
 class MetricKind:
-    """What one metric is.
+    """The definition of a metric.
 
     Attributes:
         name: its name in records.
         unit: "fraction", "MACs", "images/s", "loss", "steps", ...
-        what: what it means, in a line.
-        decided_by: what of a record it can be computed from again: its outcomes (`success` with the test loss), its
-            trajectory, or nothing.
-        over_seeds: how boards take it together over seeds; "none" where no board has it.
-        more_is_better: None where neither is.
-        title: the heading of its column; the name with spaces unless given.
+        what: its meaning, in one line.
+        decided_by: the part of a record from which it can be recomputed: "outcomes" (`success` also needs the test
+            loss), "trajectory", or "reported" if it cannot be recomputed.
+        over_seeds: how boards aggregate it over seeds; "none" if no board has it.
+        more_is_better: None if neither more nor less is better.
+        title: the heading of its column; by default the name with spaces.
     """
 
     name: Name
@@ -76,7 +76,7 @@ class MetricKind:
 
     @property
     def heading(self) -> str:
-        """What tables call it."""
+        """The heading of its column in tables."""
         return self.title or self.name.replace("_", " ")
 
 
@@ -131,17 +131,17 @@ _BY_NAME = {kind.name: kind for kind in METRICS}
 
 
 def kind_of(name: str) -> MetricKind:
-    """Return what the metric of a name in a record is; of groups by what stands before the group's name.
+    """Return the definition of a metric by its name in a record, with or without a group.
 
     Raises:
-        KeyError: none of sparsebench's.
+        KeyError: it is not a metric of sparsebench.
     """
     of_group = name.partition(": ")[0] + GROUP
     return _BY_NAME[of_group if of_group in _BY_NAME and ": " in name else name]
 
 
 def decider_of(name: str) -> DecidedBy | None:
-    """Return what decides a metric, or None where it is none of sparsebench's."""
+    """Return `decided_by` of a metric, or None if it is not a metric of sparsebench."""
     try:
         return kind_of(name).decided_by
     except KeyError:
@@ -149,12 +149,13 @@ def decider_of(name: str) -> DecidedBy | None:
 
 
 class Metric(BaseModel):
-    """One measured number; None where there is nothing to measure.
+    """One measured number.
 
     Attributes:
+        value: the number, or None if there is nothing to measure.
         unit: "fraction", "MACs", "images/s", "loss", "steps", ...
-        n: the number of things it was measured on.
-        low, high, method: an interval, and how it was made.
+        n: the number of items, samples or images it was measured on.
+        low, high, method: an interval, or None, and how it was computed.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -168,7 +169,7 @@ class Metric(BaseModel):
 
     @classmethod
     def of(cls, name: str, value: float | None, n: int, unit: str = "") -> Metric:
-        """Return the metric of that name, NaN as None, in its unit: that of `kind_of` but for what others declare."""
+        """Return a metric with NaN as None; the unit is that of `kind_of` if it is not given."""
         return cls(
             value=None if value is None or np.isnan(value) else float(value), unit=unit or kind_of(name).unit, n=n
         )
@@ -176,16 +177,16 @@ class Metric(BaseModel):
 
 @dataclass(frozen=True)
 class Items:
-    """What came out for n test items, each (n,).
+    """The outcomes of n test items; arrays are (n,) unless noted.
 
     Attributes:
-        predicted, labels, groups: numbers of classes and of groups.
-        ranks: how many classes come before the item's own; 0 where that is the predicted one.
-        losses: in single precision.
-        foregrounds: numbers of the pictures that they show, or None; see `Split`.
-        confidence: the probability of the predicted class, where the loss is the cross-entropy.
-        kept: (n, N) booleans, which patches or tokens of the input were still there at the end, a merged one as its
-            group's first; all where nothing acts. Records hold neither: both are None when they are read again.
+        predicted, labels, groups: numbers of classes and groups.
+        ranks: how many classes have larger outputs than the label; 0 if the label is predicted.
+        losses: losses in single precision.
+        foregrounds: numbers of the foregrounds, or None; see `Split`.
+        confidence: probability of the predicted class, if the loss is the cross-entropy, else None.
+        kept: (n, N) booleans, which patches or input tokens are kept at the end; of merged ones the first is. All are
+            True without a strategy. Records have neither `confidence` nor `kept`, so both are None after reading.
     """
 
     predicted: np.ndarray
@@ -199,7 +200,7 @@ class Items:
 
     @property
     def correct(self) -> np.ndarray:
-        """(n,) booleans."""
+        """(n,) booleans, which items are predicted correctly."""
         return self.predicted == self.labels
 
     @property
@@ -209,17 +210,17 @@ class Items:
 
     @property
     def accuracy(self) -> float:
-        """The share that is predicted rightly."""
+        """The share of correct predictions."""
         return float(self.correct.mean())
 
     @property
     def p_label(self) -> float:
-        """The mean probability of the own class, where the losses are cross-entropies."""
+        """The mean probability of the label, if the losses are cross-entropies."""
         return float(np.exp(-self.losses.astype(np.float64)).mean())
 
 
 def share(outcomes: np.ndarray) -> Metric:
-    """Return the share of true outcomes, with its Wilson interval over the items."""
+    """Return the share of the booleans that are True, with its Wilson interval over the items."""
     n, hits = len(outcomes), int(outcomes.sum())
     if n == 0:
         return Metric(value=None, unit="fraction", n=0)
@@ -228,13 +229,13 @@ def share(outcomes: np.ndarray) -> Metric:
 
 
 def scores(items: Items, classes: int, group_names: Sequence[str], train_sizes: Sequence[int]) -> dict[str, Metric]:
-    """Return what is known from the outcomes alone, by name.
+    """Return the metrics that follow from the outcomes alone, by name.
 
     Args:
         items: the outcomes.
-        classes: how many there are.
-        group_names: of the groups, in order of their numbers; one where the task has none.
-        train_sizes: how many training samples each group has.
+        classes: number of classes.
+        group_names: names of the groups, in order of their numbers; one name if the task has no groups.
+        train_sizes: number of training samples of each group.
     """
     n, correct = len(items.labels), items.correct
     metrics = {"accuracy": share(correct)}
@@ -251,7 +252,7 @@ def scores(items: Items, classes: int, group_names: Sequence[str], train_sizes: 
 
 
 def group_accuracies(correct: np.ndarray, groups: np.ndarray, number: int) -> np.ndarray:
-    """Return the (number,) accuracies of the groups of the (n,) outcomes; NaN for an empty group."""
+    """Return the (number,) accuracies of groups, from (n,) outcomes and groups; NaN for an empty group."""
     counts = np.bincount(groups, minlength=number)
     hits = np.bincount(groups, weights=correct, minlength=number)
     with np.errstate(invalid="ignore"):
@@ -259,10 +260,10 @@ def group_accuracies(correct: np.ndarray, groups: np.ndarray, number: int) -> np
 
 
 def group_summary(correct: np.ndarray, groups: np.ndarray, train_sizes: np.ndarray) -> dict[str, float]:
-    """Return both averages, the worst group and the gap (Sagawa et al. 2020).
+    """Return both averages, the accuracy of the worst group, and the gap (Sagawa et al. 2020).
 
-    `average_test` weights groups as the test set has them, `average_train` as the training set does, of which
-    `train_sizes` says how many samples each group has. The gap is `average_test` minus the worst group's accuracy.
+    `average_test` weights groups by their test items, `average_train` by their training samples `train_sizes`. The gap
+    is `average_test` minus the accuracy of the worst group.
     """
     accuracies = group_accuracies(correct, groups, len(train_sizes))
     valid = ~np.isnan(accuracies)

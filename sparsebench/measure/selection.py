@@ -1,4 +1,4 @@
-"""Choices of tokens: against the relevant tokens, against another choice, and by what the network does with tokens."""
+"""Measures of kept tokens: against relevant tokens, another selection, image neighbours, and influence on outputs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from sparsebench.errors import UnsupportedError
 
 
 def quality(kept: np.ndarray, scores: np.ndarray, relevant: np.ndarray) -> tuple[float, float, float]:
-    """Return how well the tokens that matter were found, means over n samples.
+    """Return precision, recall and AUROC of the kept tokens, means over n samples.
 
     Args:
-        kept, scores: (n, N) choices and scores.
-        relevant: (n, N) booleans, which tokens matter.
+        kept: (n, N) booleans.
+        scores: (n, N) scores.
+        relevant: (n, N) booleans, which tokens are relevant.
 
     Returns:
-        The share of kept tokens that are relevant, the share of relevant ones kept, and the AUROC, see `aurocs`, over
-        those that have one.
+        The share of the kept tokens that are relevant, the share of the relevant tokens that are kept, and the mean
+        AUROC of the samples that have one, see `aurocs`.
     """
     hits = (kept & relevant).sum(axis=1)
     precision, recall = (float((hits / np.maximum(mask.sum(axis=1), 1)).mean()) for mask in (kept, relevant))
@@ -26,10 +27,10 @@ def quality(kept: np.ndarray, scores: np.ndarray, relevant: np.ndarray) -> tuple
 
 
 def aurocs(scores: np.ndarray, relevant: np.ndarray) -> np.ndarray:
-    """Return (n,), each sample's AUROC of (n, N) scores against the (n, N) boolean mask.
+    """Return the (n,) AUROCs of (n, N) scores against the (n, N) boolean mask.
 
-    Ties count one half, so that constant scores give 0.5. A token whose score is NaN is not there. NaN of samples whose
-    tokens are all relevant, or none, which say nothing.
+    Ties count one half, so constant scores give 0.5. Tokens with the score NaN are left out. The AUROC is NaN if all
+    tokens of a sample are relevant, or none.
     """
     valid = ~np.isnan(scores)
     relevant = relevant & valid
@@ -39,9 +40,9 @@ def aurocs(scores: np.ndarray, relevant: np.ndarray) -> np.ndarray:
 
 
 def _ranks(scores: np.ndarray) -> np.ndarray:
-    """Return the ranks from 1 in each row of (n, N) scores, equal ones their mean; NaN ranks last, each on its own.
+    """Return the ranks from 1 in each row of (n, N) scores. Ties have their mean rank; NaNs rank last, without ties.
 
-    Written out: scipy.stats has it, whose import takes a worker longer than a short cell.
+    This is scipy.stats.rankdata, but the import of scipy.stats takes a worker process longer than a short cell.
     """
     order = scores.argsort(axis=1)
     ordered, place = np.take_along_axis(scores, order, axis=1), np.arange(scores.shape[1])
@@ -57,20 +58,20 @@ def _ranks(scores: np.ndarray) -> np.ndarray:
 
 
 def iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return (n,), intersection over union (Jaccard) of the tokens kept by (n, N) booleans; NaN where none is."""
+    """Return the (n,) intersections over union of the kept tokens, (n, N) booleans; NaN if none is kept."""
     return _ratio((a & b).sum(axis=1), (a | b).sum(axis=1))
 
 
 def expected_iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return (n,), the mean IoU of two independent random choices, of as many of the N tokens as each of a and b keeps.
+    """Return the (n,) expected IoUs of independent random selections of the same numbers of tokens as in a and b.
 
-    The number x of tokens that both keep is hypergeometric; with k and m kept, the IoU is x / (k + m - x). NaN where
-    none is kept.
+    The number x of tokens in both is hypergeometric; with k and m kept tokens, the IoU is x / (k + m - x). NaN if none
+    is kept.
 
     Args:
         a, b: (n, N) booleans.
     """
-    from scipy.stats import hypergeom  # here, as a worker imports this module
+    from scipy.stats import hypergeom  # not at the top, because worker processes import this module
 
     N, sizes = a.shape[1], np.stack([a.sum(axis=1), b.sum(axis=1)], axis=1)
     pairs, inverse = np.unique(sizes, axis=0, return_inverse=True)
@@ -83,9 +84,9 @@ def expected_iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return (n,), Spearman's rank correlation of two (n, N) scores over the tokens for which neither is NaN.
+    """Return the (n,) Spearman correlations of two (n, N) scores, over the tokens for which neither is NaN.
 
-    Equal scores share their mean rank. NaN where there are fewer than two such tokens, or a score is the same for all.
+    Ties have their mean rank. NaN for fewer than two such tokens, or if all scores in a or in b are equal.
     """
     valid = ~(np.isnan(a) | np.isnan(b))
     count = valid.sum(axis=1, keepdims=True)
@@ -94,7 +95,7 @@ def rank_correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _centred_ranks(scores: np.ndarray, valid: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """Return (n, N) ranks less their mean, 0 for what is not there."""
+    """Return (n, N) ranks minus their mean, 0 for tokens that are not valid."""
     ranks = _ranks(np.where(valid, scores, np.nan))
     return np.where(valid, ranks - (count + 1) / 2, 0.0)
 
@@ -106,15 +107,15 @@ def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
 def neighbour_agreement(similarity: np.ndarray, grid: tuple[int, int], order: np.ndarray | None = None) -> float:
     """Return the share of a patch's neighbours that are among its most similar patches, mean over patches.
 
-    A patch has the k = 2, 3 or 4 neighbours above, below, left and right of it in the image (1 or 2 where the grid is
-    a line), and is compared with as many positions: the other ones with the largest similarity in its row. Equal ones
-    are decided by position. A similarity that says nothing has k / (N - 1). After the patch association of Jelassi,
-    Sander and Li (NeurIPS 2022), with the neighbours of a patch in place of its set.
+    A patch has k = 2, 3 or 4 neighbours above, below, left and right of it (1 or 2 if the grid is a line). They are
+    compared with the k other patches of the largest similarity; ties are decided by position. The chance level is
+    k / (N - 1). This is the patch association of Jelassi, Sander and Li (NeurIPS 2022), with neighbours instead of the
+    patches of the same set.
 
     Args:
-        similarity: (N, N), row i of position i to each position; its diagonal is not read.
-        grid: (rows, columns) of the image's patches, N of them.
-        order: (N,) the place in plain order, row by row, of the patch that each position shows; None for plain order.
+        similarity: (N, N) row i has the similarities of position i to all positions; the diagonal is not read.
+        grid: (rows, columns) of the N patches of an image.
+        order: (N,) row-major place of the patch that each position shows; None for row-major order.
 
     Raises:
         UnsupportedError: there is only one patch.
@@ -135,17 +136,17 @@ def neighbour_agreement(similarity: np.ndarray, grid: tuple[int, int], order: np
 def token_spuriosity(influence: np.ndarray, inside: np.ndarray) -> tuple[float, float]:
     """Return the token spuriosity indices A-TSI and M-TSI (arXiv 2509.04009).
 
-    A-TSI divides the mean influence of the tokens outside the object by that of those inside it, M-TSI the largest by
-    the largest. The paper has a ratio an image, which is infinite where nothing inside matters. Here numerator and
-    denominator are summed over the images first: the ratio of sums, in which an image weighs by its influences.
+    A-TSI divides the mean influence of the tokens outside the object by the mean influence of those inside, M-TSI the
+    largest by the largest. The paper has a ratio for each image, which is infinite if no token inside has an influence.
+    Here numerator and denominator are first summed over the images, which weights images by their influences.
 
     Args:
-        influence: (n, N) z, how far the probability of the predicted class moves without each token; of the images that
-            are classified rightly, for the index counts no others.
-        inside: (n, N) booleans, which tokens show some of the object.
+        influence: (n, N) z, the change of the predicted class's probability without each token, of correctly classified
+            images only.
+        inside: (n, N) booleans, which tokens show a part of the object.
 
     Returns:
-        Both, over the images that have tokens of both kinds; NaN where there is none, or nothing inside matters.
+        Both, over the images with tokens inside and outside; NaN without such images, or influence inside.
     """
     usable = inside.any(axis=1) & ~inside.all(axis=1)
     z, inside = influence[usable].astype(float), inside[usable]

@@ -1,4 +1,4 @@
-"""One strategy's way through one forward pass: what it sees, what it decides, what really happened."""
+"""A strategy in a forward pass: it reads a view and returns plans; the pass checks them and records token counts."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ from sparsebench.strategy.sorting import sort
 from sparsebench.strategy.tokens import Grouped, Padded, Resting, values_at
 from sparsebench.strategy.view import Outputs, TokenView
 
-Given = Mapping[str, Callable[[], Any]]
+Fields = Mapping[str, Callable[[], Any]]
+"""A function for each field of the view that computes it."""
 LEARNED = "strategy"
-"""The name under which what a strategy learns is part of the network's module."""
+"""The name of the strategy's modules in the module of the network."""
 
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """One choice of a strategy.
+    """One decision of a strategy.
 
     Attributes:
-        block: where it was made.
-        before, after: (B, N) and (B, M) of the tokens there, see `TokenView.index`; where tokens rest, of those that
-            take part in the block.
-        plan: what it was; the positions of a `Keep` in the order in which the tokens go on, rising unless `ordered`.
-        sizes: (B, N) of the tokens there before.
+        block: the block in which the strategy decided.
+        before, after: (B, N) and (B, M) indices of the tokens before and after, see `TokenView.index`; for a `Rest`,
+            `after` has the tokens that take part in the block.
+        plan: the plan; the positions of a `Keep` have the order of the kept tokens, increasing unless `ordered`.
+        sizes: (B, N) sizes of the tokens before.
     """
 
     block: int
@@ -59,23 +60,21 @@ class Actor:
     """A strategy with its token counts for one network.
 
     Attributes:
-        keep: how many tokens are to go on after each block in which it acts.
-        scaled: the blocks of these in which one token alone is fused, see `counts.Spending`.
-        shares: for each of these blocks the share of the first tokens that was asked for.
-        planned: the steps that the budget comes to.
-        bounds: whether counts are upper bounds of an adaptive strategy, which acts even where they are all tokens.
-        more: the blocks in which it acts in training, see `Strategy.training_blocks`.
-        learned: the modules that it learns, by block; they are the network's to train, see `Strategy.module`.
+        keep: the requested token count after each block in which the strategy acts.
+        shares, scaled: for these blocks, see `counts.Spending`.
+        planned: the steps for the requested token counts; calibration (`spend`) does not change them.
+        bounds: whether counts are upper bounds of an adaptive strategy, which then acts even if all tokens may stay.
+        more: additional blocks in which it acts in training, see `Strategy.training_blocks`.
+        learned: the strategy's modules by block, see `Strategy.module`. They are trained with the network.
         weighs_sizes: see `Strategy.weighs_sizes`.
-        checked: the shapes of plans that were read and are legal.
-        reads_all: whether on a CPU, where to read is not to wait, the numbers of every plan are read.
+        checked: the shapes of plans whose numbers were checked.
+        reads_all: whether the numbers of every plan are checked on a CPU, where reading them does not wait.
 
     Args:
-        strategy: the strategy.
-        budget: what it may spend.
-        cost: the network's closed form, which turns the budget into counts.
+        strategy, budget: the strategy and its budget.
+        cost: the network's cost model, which turns the budget into token counts.
         grid: (rows, columns) of the network's patches, or None.
-        stream: the seed of its random numbers.
+        stream: the seed of the strategy's random numbers.
     """
 
     def __init__(self, strategy: Strategy, budget: Budget, cost: CostModel, grid: tuple[int, int] | None, stream: int):
@@ -95,80 +94,80 @@ class Actor:
                 why = "looks at training images before the test: this model shows no gradients of what it is given"
             raise UnsupportedError(f"'{strategy.name}' {why}")
         if "relevance" in self.requires and strategy.kind != "oracle":
-            raise StrategyError(f"'{strategy.name}' asks for the relevance mask and is no oracle")
+            raise StrategyError(f"'{strategy.name}' needs the relevance mask but is not an oracle")
         self.spend(budget)
         self.bounds = strategy.adaptive and (budget.counts is not None or min(self.keep.values()) < self.tokens)
         traits = budget_traits(budget, cost, self.traits)._replace(scaled=self.scaled)
         self.planned = cost.steps(traits, tuple(self.keep), tuple(self.keep.values()))
         self.more = strategy.training_blocks(self.depth)
         if not set(self.more) <= set(range(self.depth)):
-            raise StrategyError(f"'{strategy.name}' is to train in blocks {self.more}, of {self.depth} from 0")
+            raise StrategyError(f"'{strategy.name}': training_blocks must be 0 to {self.depth - 1}, got {self.more}")
         blocks = sorted({*self.keep, *self.more})
         self.learned = {block: module for block in blocks if (module := self._module(block)) is not None}
         self.checked: set[tuple[Any, ...]] = set()
         self.reads_all = True
 
     def spend(self, budget: Budget) -> None:
-        """Take the counts of that budget; what is asked for and planned stays as it was."""
-        self._asked = budget, rate_of(budget, self.cost, self.traits), self.cost, self.traits
-        self.keep, self.shares, self.scaled = spending(*self._asked)
+        """Use the token counts of this budget. The requested budget and the planned steps do not change."""
+        self._spending = budget, rate_of(budget, self.cost, self.traits), self.cost, self.traits
+        self.keep, self.shares, self.scaled = spending(*self._spending)
 
     def counts(self, done: float) -> tuple[dict[int, int], frozenset[int]]:
-        """Return `keep` and `scaled` as they are in training when the share `done` of it is done."""
-        if not self.strategy.ramps or (way := self.strategy.ramp(done)) == 1:
+        """Return `keep` and `scaled` when the share `done` of the training is done, see `Strategy.ramp`."""
+        if not self.strategy.ramps or (ramp := self.strategy.ramp(done)) == 1:
             return self.keep, self.scaled
-        if not 0 <= way <= 1:
-            raise StrategyError(f"'{self.strategy.name}': ramp must lie in [0, 1], got {way}")
-        keep, _, scaled = spending(*self._asked, way)
+        if not 0 <= ramp <= 1:
+            raise StrategyError(f"'{self.strategy.name}': ramp must lie in [0, 1], got {ramp}")
+        keep, _, scaled = spending(*self._spending, ramp)
         return keep, scaled
 
     @property
     def acts(self) -> bool:
-        """Whether anything is to happen: tokens leave, or an adaptive strategy was given counts as upper bounds."""
+        """Whether the strategy acts at all: the counts remove or scale tokens, or they are upper bounds."""
         return min(self.keep.values()) < self.tokens or bool(self.scaled) or self.bounds
 
     def share_of(self, steps: Sequence[Step]) -> Any:
-        """Return the MACs of these steps as a fraction of the dense ones."""
+        """Return the MACs of these steps as a fraction of the dense MACs."""
         return self.cost.macs(steps) / self.cost.macs(self.cost.dense())
 
     def spent(self, counts: Sequence[Any]) -> Any:
-        """Return the fraction of the dense MACs when so many tokens go on at the places where it acts; any numbers."""
+        """Return the fraction of the dense MACs for token counts after the blocks of `keep`: numbers or tensors."""
         return self.share_of(self.cost.steps(self.traits, tuple(self.keep), counts))
 
     def _module(self, block: int) -> torch.nn.Module | None:
-        came = [self.tokens, *(count for at, count in self.keep.items() if at < block)][-1]
-        place = self.cost.place(block, came, self.keep.get(block, came))
+        before = [self.tokens, *(count for number, count in self.keep.items() if number < block)][-1]
+        place = self.cost.place(block, before, self.keep.get(block, before))
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seeds.seed_of("learned", self.strategy.name, self.stream, block))
             module = self.strategy.module(place)
         return module.requires_grad_(False) if module is not None and self.strategy.fits() else module
 
     def begin(self, items: Tensor, visit: int, relevance: Tensor | None, *, training: bool, done: float = 1.0) -> Pass:
-        """Start a forward pass over the (B,) items, seen for the `visit`-th time; relevance is (B, N) or None.
+        """Start a forward pass over the (B,) items, seen for the `visit`-th time; both seed the random numbers.
 
-        The pass has the relevance only where the strategy reads it. `done` is the share of the training that is done.
+        `relevance` is (B, N) or None; only oracles get it. `done` is the share of the training that is done.
         """
         return Pass(self, items, visit, relevance if "relevance" in self.requires else None, training, done)
 
 
 class Pass:
-    """The state of one forward pass. Networks call `acts` and `decide`; the rest is its record.
+    """The state of one forward pass, and the interface for networks.
 
     Attributes:
-        keep, scaled: as in `Actor`, in this pass.
-        site: where the strategy acts; `requires` are the fields of the view that it reads.
-        rests: whether tokens that it does not choose are there again after the block.
-        count: how many tokens there were at first.
-        index, sizes: (B, N) of the tokens that are there now, see `TokenView`.
-        asked: what the network asked for of what it must heed, see `check_network`.
-        ragged: whether images kept different numbers of tokens; what fills up their rows has size 0 and index -1.
-        masked: whether some tokens count less than others.
-        decisions: what the strategy chose so far, in order.
-        steps: the token counts so far, block by block; of each image where they differ.
-        memory: what the strategy wants to know again.
-        student, teacher: what came out, where the strategy learns from it.
-        previous: (B, N) see `TokenView.previous_attention`; None where no block was looked at.
-        resting: how many tokens pass by the block that runs, see `Rest`.
+        keep, scaled: as in `Actor`, for this pass.
+        site, requires: the strategy's site, and the fields of the view that it reads.
+        rests: whether its plans are `Rest`.
+        count: the number of tokens at the input.
+        index, sizes: (B, N) of the current tokens, see `TokenView`.
+        requested: the methods and properties of the pass that the network used, see `check_network`.
+        ragged: whether token counts differ between images; padding then has size 0 and index -1.
+        masked: whether a real-valued `Mask` weights the tokens.
+        decisions: the decisions so far, in order.
+        steps: the token counts so far, by block; arrays with a number for each image if images differ.
+        memory: see `TokenView.memory`.
+        student, teacher: the outputs of the network and of the teacher, for the strategy's loss.
+        previous: (B, N) see `TokenView.previous_attention`; None if no block has computed it.
+        resting: number of tokens that skip the current block, see `Rest`.
     """
 
     def __init__(self, actor: Actor, items: Tensor, visit: int, relevance: Tensor | None, training: bool, done: float):
@@ -190,13 +189,13 @@ class Pass:
 
     @property
     def scores(self) -> Tensor | None:
-        """(B, N) of the strategy's first decision, or None."""
+        """(B, N) scores of the strategy's first decision, or None."""
         return self.decisions[0].plan.scores if self.decisions else None
 
     def acts(self, block: int) -> bool:
-        """Say whether fewer tokens are to leave this block than are there now; how many an adaptive one decides.
+        """Return whether the strategy acts in this block: whether the requested count is below the current one.
 
-        In training it may act in more blocks.
+        An adaptive strategy decides the number itself, so it acts in all its blocks. In training there may be more.
         """
         if self.training and block in self.actor.more:
             return self.actor.acts
@@ -205,41 +204,41 @@ class Pass:
         return block in self.scaled or self._count_at(block) < (self.count if self.rests else self.index.shape[1])
 
     def _count_at(self, block: int) -> int:
-        """Return how many tokens are to go on after a block, or where tokens rest, to take part in it."""
+        """Return the requested number of tokens after a block; if tokens rest, the number that take part in it."""
         if self.rests:
-            counts = [count for at, count in self.keep.items() if at <= block]
+            counts = [count for number, count in self.keep.items() if number <= block]
             return min(counts) if counts else self.count
         return self.keep.get(block, self.index.shape[1])
 
     @property
     def present(self) -> Any:
-        """How many tokens are there: a number, or (B,) float64 where images differ."""
+        """The current number of tokens: an integer, or a (B,) float64 array if images differ."""
         return self.sizes.count_nonzero(1).double().cpu().numpy() if self.ragged else self.index.shape[1]
 
     @property
     def weighs_sizes(self) -> bool:
-        """Whether attention is to weigh tokens by their sizes: where the strategy asks for it, and some are merged."""
+        """Whether attention must weight tokens by their sizes: the strategy asks for it, and some were merged."""
         return self.actor.weighs_sizes and any(merges(d.plan) for d in self.decisions)
 
     @property
     def weights(self) -> Tensor:
-        """(B, N) how much each token that is there counts as a key, see `Mask`."""
+        """(B, N) weights of the current tokens as keys, see `Mask`."""
         self.requested.add("weights")
         return self._weights
 
     @property
     def whole(self) -> bool:
-        """Whether every token that is there is one patch, and none fills up a row: so far they were only removed."""
+        """Whether each current token is one patch, without padding: tokens were only removed so far."""
         plans = [decision.plan for decision in self.decisions]
         return all(isinstance(plan, Rest) or (only_removes(plan) and not isinstance(plan, Padded)) for plan in plans)
 
     @property
     def even(self) -> bool:
-        """Whether attention is the ordinary one, in which every token counts alike."""
+        """Whether attention is ordinary: all tokens have the same weight as keys."""
         return not (self.ragged or self.masked or self.weighs_sizes)
 
     def bias(self) -> Tensor | None:
-        """Return (B, N), what is added to what tokens are weighed by as keys: log sizes, -inf for padding, or None."""
+        """Return (B, N) to add to the attention logits of the keys, or None: log sizes, or -inf for padding."""
         self.requested.add("bias")
         if self.weighs_sizes:
             return self.sizes.log()
@@ -247,75 +246,71 @@ class Pass:
 
     @property
     def learns(self) -> bool:
-        """Whether the strategy acts in this pass and has a loss of its own, and it is training."""
+        """Whether this is training, the strategy acts, and it has its own loss."""
         return self.training and self.actor.acts and self.actor.strategy.has_loss
 
     def loss(self) -> Tensor:
-        """Return the strategy's own loss, when the network has run; see `Strategy.loss`.
-
-        Raises:
-            UnsupportedError: the network does not say what came out.
-        """
+        """Return the strategy's own loss after the forward pass; raise UnsupportedError without a `student`."""
         if self.student is None:
             must = "set acting.student = ModelOutputs(logits, tokens) if acting.learns"
-            raise self._cannot("has a loss of its own", must)
+            raise self._cannot("has its own loss", must)
         macs, shares = self.actor.share_of(self.actor.planned), self.actor.shares
         inputs = LossInputs(self.student, self.teacher, self.memory, self._weights, shares, macs, self.actor.spent)
         return self.actor.strategy.loss(inputs)
 
     def read_out(self, prefix: Tensor, tokens: Tensor) -> Tensor:
-        """Return the (B, P, C) tokens that the head is to read, see `Strategy.read_out`."""
+        """Return the (B, P, C) class and register tokens for the head, see `Strategy.read_out`."""
         self.requested.add("read_out")
         with exact(prefix.device):
             return self.actor.strategy.read_out(self.memory, full(prefix), full(tokens)).to(prefix.dtype)
 
     @property
     def reads_out(self) -> bool:
-        """Whether the strategy acts in this pass and has a say in what the head reads."""
+        """Whether the strategy acts in this pass and changes the input of the head."""
         return self.actor.acts and self.actor.strategy.reads_out
 
     def check_network(self) -> None:
-        """Raise UnsupportedError if the network, which has run, did not heed what the strategy hangs on."""
+        """Raise UnsupportedError if the network, after its forward pass, ignored what the strategy depends on."""
         if len(self.steps) != self.actor.depth:
             raise self._cannot(f"acts in {self.actor.depth} blocks", "call acting.went(...) once in each")
         if self.reads_out and "read_out" not in self.requested:
-            raise self._cannot("says what the head reads", "call acting.read_out(prefix, tokens) if acting.reads_out")
+            raise self._cannot("changes the head's input", "call acting.read_out(prefix, tokens) if acting.reads_out")
         if "decide" not in self.requested and any(map(self.acts, {*self.keep, *self.actor.more})):
             raise self._cannot(f"acts at the {self.site} site", "call acting.decide(...) there if acting.acts_at(...)")
-        last = self.actor.depth - (self.site == "attention")  # what is chosen within it comes after its attention
+        last = self.actor.depth - (self.site == "attention")  # there, the last block's plan affects no attention
         plans = [decision.plan for decision in self.decisions if decision.block < last]
         if any(isinstance(plan, Rest) and plan.index.shape[1] for plan in plans) and not any(
             s.rested for s in self.steps
         ):
-            raise self._cannot("lets tokens rest", "run the block on the tokens plan.active alone")
+            raise self._cannot("lets tokens rest", "run the block only on the tokens plan.active")
         uneven = any(merges(plan) for plan in plans) and self.weighs_sizes
         if (uneven or any(isinstance(plan, Padded) for plan in plans)) and "bias" not in self.requested:
-            raise self._cannot("has tokens count differently", "add acting.bias() to what attention weighs keys by")
+            raise self._cannot("weights tokens differently", "add acting.bias() to the attention logits of the keys")
         if self.masked and any(isinstance(plan, Mask) for plan in plans) and "weights" not in self.requested:
-            raise self._cannot("has tokens count differently", "weigh keys by acting.weights if acting.masked")
+            raise self._cannot("weights tokens differently", "weight keys by acting.weights if acting.masked")
 
     def _cannot(self, does: str, must: str) -> UnsupportedError:
-        return UnsupportedError(f"'{self.actor.strategy.name}' {does}, which this model does not heed: it must {must}")
+        return UnsupportedError(f"'{self.actor.strategy.name}' {does}, which this model ignores: it must {must}")
 
     def acts_at(self, site: Site, block: int) -> bool:
-        """Say whether fewer tokens are to leave this site of this block than come to it."""
+        """Return whether the strategy acts at this site in this block, see `acts`."""
         return site == self.site and self.acts(block)
 
     def went(self, came: Any, *, early: bool = False, scoring: Scoring = "", projected: str = "") -> None:
-        """Record one block, to whose attention so many tokens `came`; call it once a block, when its choice is made."""
+        """Record one block, see `Step`: `came` tokens entered its attention. Call it once, after the decision."""
         self.steps.append(Step(came, self.present, early, scoring, projected, self.own_macs, rested=self.resting))
         self.own_macs = 0.0
 
-    def decide(self, block: int, given: Given) -> Plan | None:
-        """Ask the strategy, check its plan, and remember what became of the tokens.
+    def decide(self, block: int, fields: Fields) -> Plan | None:
+        """Return the strategy's plan after checking it, or None; update the tokens' indices and sizes.
 
         Args:
-            block: where it acts.
-            given: how to compute each field of the view; only declared ones are handed on.
+            block: the block in which the strategy acts.
+            fields: how to compute each field of the view; the view has only the declared ones.
 
         Raises:
             StrategyError: the plan breaks the contract.
-            UnsupportedError: this network cannot give a field that the strategy needs here.
+            UnsupportedError: this network cannot provide a field that the strategy needs here.
         """
         if not self.acts(block):
             return None
@@ -323,7 +318,7 @@ class Pass:
         came, strategy = self.present, self.actor.strategy
         keep = self._count_at(block)
         with exact(self.index.device):
-            plan = strategy.plan(self._view(block, given), keep)
+            plan = strategy.plan(self._view(block, fields), keep)
             if plan is not None:
                 plan, keep = self._check(block, plan, keep)
                 plan = self._follow(block, plan, keep)
@@ -332,31 +327,31 @@ class Pass:
         return plan
 
     def _check(self, block: int, plan: Plan, keep: int) -> tuple[Plan, int]:
-        """Raise StrategyError for an illegal plan; return one that can be carried out, and how many tokens go on.
+        """Return the plan and the number of tokens after it; raise StrategyError for an illegal plan.
 
-        On a CPU the numbers of every plan are read. On a GPU, which is waited for then, those of the first plan of each
-        shape are, and later ones are kept in range.
+        On a CPU the numbers of every plan are checked. On a GPU, where reading them waits, only those of the first plan
+        of each shape are. Positions of later plans are limited to the allowed range.
         """
         actor, strategy, index = self.actor, self.actor.strategy, self.index
         check_form(plan, strategy, index, keep, training=self.training, prefix=actor.prefix)
-        more = isinstance(plan, Merge | Mix) or (isinstance(plan, Keep) and plan.fuse is not None)
-        if self.site == "attention" and "tokens" not in self.requires and more:
+        combines = isinstance(plan, Merge | Mix) or (isinstance(plan, Keep) and plan.fuse is not None)
+        if self.site == "attention" and "tokens" not in self.requires and combines:
             raise StrategyError(
-                f"'{strategy.name}' fuses, merges or mixes tokens and does not read them: add tokens to `needs`, as "
-                "what is only removed leaves before the attention and costs less"
+                f"'{strategy.name}' fuses, merges or mixes tokens but does not read them: add tokens to `needs`. "
+                "Without it, only removal is possible, which happens before the attention and costs fewer MACs"
             )
         shape = block, type(plan), self.training, tuple(index.shape), keep
-        seen = torch.compiler.is_compiling() or (
+        skip = torch.compiler.is_compiling() or (
             shape in actor.checked and not (actor.reads_all and index.device.type == "cpu")
         )
-        if strategy.adaptive or not seen:
+        if strategy.adaptive or not skip:
             check_numbers(plan, strategy, index, keep, actor.prefix)
             actor.checked.add(shape)
             return plan, keep_of(plan, strategy, index, keep)
         return plan if torch.compiler.is_compiling() else in_range(plan, index.shape[1], keep), keep
 
     def _follow(self, block: int, plan: Plan, keep: int) -> Plan:
-        """Note what the plan makes of the tokens' names and sizes; return it as it is to be carried out."""
+        """Update the tokens' indices, sizes and weights; return the plan in the form that `tokens.apply` takes."""
         if isinstance(plan, Rest):
             plan = Resting.of(plan, self.index.shape[1])
             self.decisions.append(Decision(block, self.index, self.index.gather(1, plan.active), plan, self.sizes))
@@ -379,34 +374,34 @@ class Pass:
             self._weights, self.masked = torch.ones_like(self.sizes), False
         self.decisions.append(Decision(block, before, self.index, plan, sizes))
         if isinstance(plan, Grouped) and plan.weight is None and plan.sizes is None:
-            return replace(plan, weight=tokens.shares_of(plan, sizes, self.sizes))  # the sums are known now
+            return replace(plan, weight=tokens.shares_of(plan, sizes, self.sizes))  # reuses the sums of the sizes
         return plan
 
-    def _view(self, block: int, given: Given) -> TokenView:
-        fields, count, cost = dict(given), self.index.shape[1], self.actor.cost
+    def _view(self, block: int, fields: Fields) -> TokenView:
+        fields, count, cost = dict(fields), self.index.shape[1], self.actor.cost
         if "relevance" in self.requires:
             if self.relevance is None:
                 raise UnsupportedError("the data of this cell has no relevance mask")
             mask = self.relevance
             fields["relevance"] = lambda: values_at(mask, self.index)
         if missing := sorted(self.requires - set(fields)):
-            at = "; site = 'attention' gives what attention makes" if self.site == "input" and cost.depth > 1 else ""
+            hint = "; site = 'attention' gives attention fields" if self.site == "input" and cost.depth > 1 else ""
             raise UnsupportedError(
                 f"'{self.actor.strategy.name}' needs {', '.join(missing)}, which this model cannot give at the "
-                f"{self.site} site (it gives {', '.join(sorted(fields))}){at}"
+                f"{self.site} site (it gives {', '.join(sorted(fields))}){hint}"
             )
 
-        def shown(make: Callable[[], Any]) -> Callable[[], Any]:
-            return lambda: full(make())
+        def in_float32(compute: Callable[[], Any]) -> Callable[[], Any]:
+            return lambda: full(compute())
 
         def random(draw: int, width: int | None) -> Tensor:
-            # Most strategies want none, and a draw of few numbers takes as long as of many.
+            # Computed on demand: most strategies draw none, and few numbers take as long as many.
             keys = seeds.mix(seeds.mix(self.items, self.actor.stream), self.visit)
             keys = seeds.mix(seeds.mix(keys, block + 1), draw + 1)
             return seeds.uniform(keys, count * (width or 1)).reshape(-1, count, *([] if width is None else [width]))
 
         return TokenView(
-            {need: shown(fields[need]) for need in self.requires},
+            {need: in_float32(fields[need]) for need in self.requires},
             index=self.index,
             sizes=self.sizes,
             weights=self._weights,
@@ -420,22 +415,23 @@ class Pass:
 
 
 def exact(device: torch.device) -> AbstractContextManager[Any]:
-    """Return the context in which products are made in the precision of what is multiplied, whatever autocast says."""
+    """Return a context without autocast, in which products have the precision of their factors."""
     return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
 
 
 def full(x: Any) -> Any:
-    """Return it in float32 where it is a tensor in half precision."""
+    """Return a tensor in half precision as float32, and anything else unchanged."""
     return x.float() if isinstance(x, Tensor) and x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 @dataclass(frozen=True, eq=False)
 class SplitPass:
-    """A split as a network is shown it to tell of itself: inputs (n, ..), labels (n,), relevance (n, N), and the pass.
+    """A split of the data for `observe` and `trained_values` of a network.
 
     Attributes:
-        relevance: None where nobody knows it.
-        acting: a pass over the whole split of the strategy that acts on it, or None.
+        inputs, labels: (n, ...) and (n,).
+        relevance: (n, N), or None if unknown.
+        acting: a pass of the strategy over the whole split, or None without a strategy.
     """
 
     inputs: Tensor
@@ -444,16 +440,18 @@ class SplitPass:
     acting: Pass | None
 
 
-def kept_only(acting: Pass, cost: CostModel, tokens_in: int, given: Given, because: str) -> Tensor | None:
-    """Return the (B, M) positions that stay before the one attention layer of a network, or None where all do.
+def kept_only(acting: Pass, cost: CostModel, tokens_in: int, fields: Fields, because: str) -> Tensor | None:
+    """Return the (B, M) positions of the tokens kept before a network's only attention layer, or None for all.
+
+    `tokens_in` is the number of tokens before it, and `fields` are those of `Pass.decide`.
 
     Raises:
-        UnsupportedError: the strategy does more than remove tokens, with the network's reason against it.
+        UnsupportedError: the strategy fuses, merges or mixes tokens; `because` is the network's reason.
     """
     acts = acting.acts(0)
     scoring = cost.scoring(acting.requires) if acts else ""
     projected = projections_for(acting.requires, scoring) if acts else ""
-    plan = acting.decide(0, given)
+    plan = acting.decide(0, fields)
     acting.went(tokens_in, early=plan is not None, scoring=scoring, projected=projected)
     if plan is None:
         return None
@@ -463,7 +461,7 @@ def kept_only(acting: Pass, cost: CostModel, tokens_in: int, given: Given, becau
 
 
 def in_chunks(answer: Callable[[Tensor, Tensor], Tensor], rows: int) -> Outputs:
-    """Return what the view has as `outputs`, from what answers so many rows at a time."""
+    """Return the function `outputs` of the view, which calls `answer` with at most `rows` rows at a time."""
 
     @torch.no_grad()
     def outputs(tokens: Tensor, sample: Tensor) -> Tensor:
@@ -474,8 +472,8 @@ def in_chunks(answer: Callable[[Tensor, Tensor], Tensor], rows: int) -> Outputs:
     return outputs
 
 
-def finite(seen: Tensor) -> Tensor:
-    """Return what a strategy is to see; DivergedError where it is not finite, which is not the strategy's doing."""
-    if not bool(seen.isfinite().all()):
-        raise DivergedError("training diverged: what the network shows a strategy is not finite")
-    return seen
+def finite(field: Tensor) -> Tensor:
+    """Return a field of the view; raise DivergedError if it is not finite, as that is not the strategy's fault."""
+    if not bool(field.isfinite().all()):
+        raise DivergedError("training diverged: the network gives the strategy numbers that are not finite")
+    return field

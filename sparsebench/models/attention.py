@@ -1,4 +1,4 @@
-"""timm's attention taken apart, its variant in which positions alone decide, and what a strategy may see of it."""
+"""The forward pass of timm's attention in parts, positional attention, and the fields of the view from attention."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ from sparsebench.models.actor import Pass, full
 from sparsebench.strategy import tokens
 
 ROTARY = (EvaAttention, AttentionRope)
-"""timm's kinds of attention that rotate queries and keys by the places of their tokens."""
+"""timm's attention modules with rotary position embeddings."""
 IN_CACHE = 2**18
-"""Numbers of attention maps that are made at a time on a CPU, where only their mean is wanted: 1 MiB."""
+"""How many numbers of attention maps are computed at a time on a CPU if only their mean is needed: 1 MiB."""
 ALL = slice(None)
 OwnKeys = slice | Tensor | None
 
 
 class PositionalAttention(Attention):
-    """softmax((P W_Q)(P W_K)^T / sqrt(d_h)) (X W_V) in each head: queries and keys know positions P, values tokens X.
+    """Attention softmax((P W_Q)(P W_K)^T / sqrt(d_h)) (X W_V) in each head (Jelassi, Sander and Li, NeurIPS 2022).
 
-    Jelassi, Sander and Li, NeurIPS 2022. P is the model's learned position embedding, the same in each block and for
-    each image. The weights are timm's by name, shape and first value, biases included, which the paper has not. X are
-    the block's normed tokens; as in any timm model P was added to them before the first block.
+    Queries and keys depend only on P, the model's learned position embedding, which is the same in each block and for
+    each image. Values depend on X, the block's normed tokens. As in any timm model, P was added to the tokens before
+    the first block. Weights have the names, shapes and initial values of timm's, with biases, which the paper does not
+    have.
 
-    One image costs the MACs of timm's attention, which is what is counted: each token there has its query and its key
-    made. Images that come together share these while all their tokens are there, which makes them faster.
+    The MACs are counted as for timm's attention, with a query and a key for each token of each image. In fact the
+    images of a batch share queries and keys as long as all tokens are present, which is faster.
 
     Attributes:
-        model: the timm model, whose `pos_embed` is P, in a tuple, as it is no part of its part; set once it is there.
+        model: the timm model, whose `pos_embed` is P; set after the model is built. It is in a tuple, so that torch
+            does not register the model as a submodule.
     """
 
     model: tuple[Any]
@@ -59,34 +61,34 @@ class PositionalAttention(Attention):
 
 
 def positions_of(vit: Any, acting: Pass | None) -> Tensor:
-    """Return the rows of a model's position embedding for the tokens that are there now.
+    """Return the position embeddings of the current tokens.
 
-    They are (1, P + N, C), for P class tokens and N patches, while all are there, else (B, P + M, C).
+    The shape is (1, P + N, C), for P class tokens and N patches, if all tokens are present, else (B, P + M, C).
 
     Raises:
-        UnsupportedError: a token stands for several patches, and so has no position.
+        UnsupportedError: a token represents several patches, so it has no position.
     """
     embedding: Tensor = vit.pos_embed
     if acting is None or acting.index.shape[1] == embedding.shape[1] - vit.num_prefix_tokens:
         return embedding
     if not acting.whole and bool(((acting.index < 0) | (acting.sizes != 1)).any()):
         raise UnsupportedError(
-            "positional attention knows one position a token: tokens can be kept or removed, not fused, merged or "
-            "mixed; use attention=content"
+            "positional attention needs one position for each token: tokens can be kept or removed, not fused, merged "
+            "or mixed; use attention=content"
         )
     return F.embedding(tokens.with_prefix(acting.index, vit.num_prefix_tokens), embedding[0])
 
 
 def is_plain(attn: nn.Module) -> bool:
-    """Say whether the forward pass can be taken apart: timm's plain or rotary attention, or the positional one."""
+    """Return whether the forward pass can be run in parts: plain or rotary attention of timm, or positional."""
     return type(attn) in (Attention, PositionalAttention, *ROTARY) and getattr(attn, "gate", None) is None
 
 
 def qkv(attn: Any, x: Tensor, rope: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values, each (B, H, T, C / H), of plain attention on (B, T, C).
+    """Return queries, keys and values, each (B, H, T, C / H), of the attention of (B, T, C) tokens.
 
-    Queries and keys are rotated, as they are multiplied; `rope` has sines and cosines of the patch tokens, or is None;
-    of positional attention it has the positions, see `positions_of`.
+    Queries and keys are already rotated. `rope` has the sines and cosines of the patch tokens, or is None; for
+    positional attention it has the position embeddings, see `positions_of`.
     """
     if isinstance(attn, PositionalAttention):
         q, k = attn.queries_keys(attn.model[0].pos_embed if rope is None else rope)
@@ -111,7 +113,7 @@ def qkv(attn: Any, x: Tensor, rope: Tensor | None = None) -> tuple[Tensor, Tenso
 
 
 def gather_heads(q: Tensor, rows: Tensor) -> Tensor:
-    """Return the rows (B, M) of (B, H, T, d) as (B, H, M, d), by way of the faster gather of whole tokens."""
+    """Return the rows (B, M) of (B, H, T, d) as (B, H, M, d). Gathering whole tokens is faster than by head."""
     B, H, T, d = q.shape
     heads = tokens.gather(q.transpose(1, 2).reshape(B, T, H * d), rows)
     return heads.reshape(B, -1, H, d).transpose(1, 2)
@@ -126,14 +128,15 @@ def attend(
     weights: Tensor | None = None,
     rows: Tensor | None = None,
 ) -> Tensor:
-    """Return (B, Q, C), plain attention's output for its Q queries, with the kernel that the module would use.
+    """Return the (B, Q, C) output of attention for Q queries, with the kernel that the module would use.
 
     Args:
-        attn: the attention.
-        q, k, v: (B, H, Q, C / H), and (B, H, T, C / H) of the T keys.
-        bias: (B, 1, 1, T) is added to what keys are weighed by, before the softmax, or None.
-        weights: (B, T) how much each key counts, see `masked_softmax`, or None.
-        rows: (B, Q) which of the keys' tokens the queries are of; None where they are the same.
+        attn: the attention module.
+        q: (B, H, Q, C / H) queries.
+        k, v: (B, H, T, C / H) keys and values.
+        bias: (B, 1, 1, T) added to the logits of the keys, or None.
+        weights: (B, T) weights of the keys, see `masked_softmax`, or None.
+        rows: (B, Q) positions of the queries' tokens among the keys; None if queries and keys have the same tokens.
     """
     bias, own_keys = None if bias is None else bias.to(q.dtype), ALL if rows is None else rows
     if weights is None and attn.fused_attn:
@@ -147,22 +150,23 @@ def attend(
 
 
 def softmax(scores: Tensor, bias: Tensor | None, weights: Tensor | None, own_keys: OwnKeys) -> Tensor:
-    """Return (B, H, Q, T) attention of scores of that shape, with a bias and weights of keys, or None."""
+    """Return (B, H, Q, T) attention for logits of this shape; bias, weights and own_keys as in `masked_softmax`."""
     scores = scores if bias is None else scores + bias
     return torch.softmax(scores, dim=-1) if weights is None else masked_softmax(scores, weights, own_keys)
 
 
 def masked_softmax(scores: Tensor, weights: Tensor, own_keys: OwnKeys, eps: float = 1e-6) -> Tensor:
-    """Return (B, H, Q, T) attention in which key j counts as D_j, and each token fully for itself, in float32 or more.
+    """Return (B, H, Q, T) attention in which key j has the weight D_j, but 1 for its own query, in float32 or more.
 
-    (e^(z_ij) G_ij + eps / T) / (sum_k e^(z_ik) G_ik + eps), G_ij = 1 for i = j and D_j otherwise, the largest z of a
-    row taken from all (DynamicViT, Rao et al. 2021, eq. 11). D = 0 has a gradient here, which log D as a bias has not.
+    The attention is (e^(z_ij) G_ij + eps / T) / (sum_k e^(z_ik) G_ik + eps) with G_ij = 1 for i = j and D_j otherwise
+    (DynamicViT, Rao et al. 2021, eq. 11). The largest z of each row is subtracted first. Unlike log D as a bias, D = 0
+    has a gradient here.
 
     Args:
         scores: z, (B, H, Q, T).
         weights: D, (B, T).
-        own_keys: which keys are the queries' own, (B, Q) or a part of all; None if queries are of no token.
-        eps: keeps a row without any key from 0 / 0.
+        own_keys: position of each query's own key: (B, Q) or a slice of all keys; None if queries belong to no token.
+        eps: prevents 0 / 0 in a row in which no key has a weight.
     """
     z = scores if scores.dtype == torch.float64 else scores.float()
     diagonal = torch.eye(z.shape[-1], device=z.device, dtype=torch.bool)
@@ -183,27 +187,28 @@ def fields_of(
     weights: Tensor | None = None,
     present: Tensor | None = None,
 ) -> dict[str, Callable[[], Any]]:
-    """Return how to make each field of the view from queries, keys and values (B, H, P + N, C / H) of a block.
+    """Return a function for each field of the view that computes it from this block's attention.
 
     Args:
-        attn: the attention, which knows its scale.
+        attn: the attention module.
+        q, k, v: (B, H, P + N, C / H) queries, keys and values.
         prefix: P, the number of class and register tokens.
-        class_rows: how many of them are class (and distillation) tokens.
-        bias: (B, 1, 1, P + N) what this block adds to what keys are weighed by, or None.
-        weights: (B, P + N) how much each key counts, see `masked_softmax`, or None.
-        present: (B, N) booleans, which patch tokens are no padding; None for all.
+        class_rows: number of class (and distillation) tokens among them.
+        bias: (B, 1, 1, P + N) that this block adds to the logits of the keys, or None.
+        weights: (B, P + N) weights of the keys, see `masked_softmax`, or None.
+        present: (B, N) booleans, False for padding; None without padding.
     """
     P, T = prefix, k.shape[2]
     counts = weights if weights is not None or present is None else F.pad(present, (P, 0), value=True)
 
     def maps(part: slice = ALL) -> Tensor:
-        # Keys lie head by head before they are turned: a product of turned views would copy them number by number.
+        # Contiguous before the transposition: the product of transposed views would copy the keys one by one.
         scores = full(q[part]) * attn.scale @ full(k[part]).contiguous().transpose(-2, -1)
-        keys, counting = (None if x is None else x[part] for x in (bias, weights))
-        return softmax(scores, keys, counting, ALL)
+        key_bias, key_weights = (None if x is None else x[part] for x in (bias, weights))
+        return softmax(scores, key_bias, key_weights, ALL)
 
     def query_mean(x: Tensor, first: int, part: slice = ALL) -> Tensor:
-        """Return the mean of (B, H, T, d) over the queries from the `first` on, by what they count, without padding."""
+        """Return the weighted mean of (B, H, T, d) over the queries from number `first`, without padding."""
         x = x[:, :, first:]
         if counts is None:
             return x.mean(dim=2)
@@ -217,7 +222,7 @@ def fields_of(
         return torch.cat([query_mean(maps(part), 0, part).mean(dim=1) for part in parts])[:, P:]
 
     def row(queries: Tensor, own_keys: OwnKeys) -> Tensor:
-        # A product and a sum: for one row several times faster than a matrix product.
+        # For one row, multiplying and summing is several times faster than a matrix product.
         scores = torch.stack([(query[:, :, None] * full(k)).sum(-1) for query in queries.unbind(2)], dim=2)
         return softmax(scores * attn.scale, bias, weights, own_keys).mean(dim=(1, 2))[:, P:]
 

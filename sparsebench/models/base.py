@@ -1,4 +1,4 @@
-"""What a model is to the harness. Imports no torch until one is built."""
+"""The interface of models and networks. Does not import torch before a model is built."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from sparsebench.models.actor import Pass
 
 HEADS = ("head.", "head_dist.")
-"""How the names of the weights of output layers begin."""
+"""Prefixes of the names of the output layers' weights."""
 
 
 class Start(NamedTuple):
-    """What trained weights a network starts from.
+    """The trained weights that a network starts from.
 
     Attributes:
-        name: which, by content or by name; "" for none.
-        head: whether the output layer is among them, so that its answers mean something before it is trained.
+        name: their name, or a name from their content; "" without trained weights.
+        head: whether they include the output layer, so that the outputs are meaningful before training.
     """
 
     name: str = ""
@@ -41,8 +41,8 @@ class Network(Protocol):
 
     - `trainer(actor, samples, recipe)` returns its own trainer, see `training.steps.Steps`, or None for automatic
       differentiation. The actor is None if no strategy acts.
-    - `train_together(trainings)`, a static method, trains several networks in one program, each to its end
-      or to its failure. Those that it leaves as they were are trained alone.
+    - `train_together(trainings)`, a static method, trains several networks in one program, each to its end or
+      to its failure. Networks that it does not train are then trained one by one.
     - `observe(train, test)` measures what `shows` names, with units, during training. `trained_values(first, test)`
       returns what is stored of the trained weights; `first` are the initial ones.
     """
@@ -114,7 +114,7 @@ class Model(BaseModel):
         Raises:
             UserError: the model cannot be built for the task, or the cost is known only after building.
         """
-        raise UserError(f"what model '{self.name}' costs is not known from its parameters")
+        raise UserError(f"the cost of model '{self.name}' is not known from its parameters")
 
     def build(self, data: Data, repetition: int) -> Network:
         """Return the network for these data with the initial weights of this repetition."""
@@ -143,7 +143,7 @@ class Model(BaseModel):
 
 @contextmanager
 def supported(what: str, **facts: Any) -> Iterator[None]:
-    """Raise UserError, with the facts, in place of an UnsupportedError of what is said to be supported."""
+    """Raise a UserError, with these facts, in place of an UnsupportedError."""
     try:
         yield
     except UnsupportedError as error:
@@ -151,11 +151,7 @@ def supported(what: str, **facts: Any) -> Iterator[None]:
 
 
 def number_of(task: Task, name: str) -> int:
-    """Return a task's parameter that is a whole number.
-
-    Raises:
-        UserError: it has none of that name.
-    """
+    """Return an integer parameter of a task; raise UserError if the task does not have it."""
     value = getattr(task, name, None)
     if not isinstance(value, int):
         raise UserError(f"task '{task.name}' has no {name}, which the model needs")
@@ -163,13 +159,13 @@ def number_of(task: Task, name: str) -> int:
 
 
 def stem_widths(dim: int, patch: int) -> tuple[int, ...]:
-    """Return the channels of the image and of each convolution of a stem, which halve it down to the patches."""
+    """Return the channels of the image and of each convolution of a stem; each convolution halves the image."""
     halvings = patch.bit_length() - 1
     return (3, *(dim // 2**k for k in reversed(range(halvings))))
 
 
 def stem_macs(dim: int, patch: int) -> int:
-    """Return the MACs of a patch in a stem of convolutions, the last of them 1x1; normalisation is not counted."""
+    """Return the MACs per patch of a stem of convolutions and a last 1x1 convolution, without normalisation."""
     widths = stem_widths(dim, patch)
     places = [(patch >> k) ** 2 for k in range(1, len(widths))]
     return dim**2 + sum(n * 9 * C * wider for n, (C, wider) in zip(places, pairwise(widths), strict=True))

@@ -1,4 +1,4 @@
-"""Acting on any timm VisionTransformer or Eva, unmodified, and on small Vision Transformers for small images."""
+"""Strategies on any timm VisionTransformer or Eva, unmodified, and small Vision Transformers for small images."""
 
 from __future__ import annotations
 
@@ -38,36 +38,36 @@ from sparsebench.strategy.tokens import Resting
 from sparsebench.strategy.view import NEEDS, RESULTS
 
 LUMA = (0.299, 0.587, 0.114)
-"""Shares of red, green and blue in grey (ITU-R BT.601), as Pillow and torchvision have them."""
+"""Weights of red, green and blue in grey (ITU-R BT.601), as in Pillow and torchvision."""
 ELSEWHERE = {"input": frozenset({"pixels", "outputs"}), "block": frozenset({"previous_attention"})}
-"""The fields of the view, beside the tokens, that a site other than attention gives, which gives all others."""
+"""The fields of the view at sites other than attention, besides the tokens. The attention site has all other fields."""
 TOKENS = frozenset({"tokens", "prefix"})
 
 
 class DeepViT:
-    """A timm VisionTransformer or Eva that a strategy can act on; without one it is just called.
+    """A timm VisionTransformer or Eva on which a strategy can act.
 
-    Nothing of the model is changed: where a strategy acts, the parts of the model are called here in timm's order, with
-    the choices between them.
+    The model is not changed. Without a strategy it is called as it is. With a strategy its parts are called here, in
+    timm's order, with the decisions in between.
 
-    In bfloat16 the products of the model are made by autocast. What a strategy sees and computes stays in float32, so
-    that rounding makes no ties between scores, and tokens are merged in float32; logits are float32.
+    In bfloat16, autocast computes the model's products. The strategy's inputs and computations stay in float32, so
+    rounding causes no ties between scores. Tokens are merged in float32, and logits are float32.
 
     Args:
-        vit: the model.
-        mean, std: what its pixels are normalised with, one for all channels or one a channel; of others, as of RGB for
-            a network of one channel or four, their mean is for all.
-        precision: of products, "float32" or "bfloat16"; the weights keep their own.
+        vit: the timm model.
+        mean, std: normalisation of its pixels: one number, or one per channel. If the network has another number of
+            channels, such as 1 or 4 instead of RGB, their mean is used for all channels.
+        precision: precision of products, "float32" or "bfloat16"; the weights are not converted.
 
     Attributes:
         module: the timm model.
-        grid: (rows, columns) of its patches; `patch` their (height, width) in pixels.
-        channels: of its pixels; a network of one takes pictures in colour as grey.
-        cost: its closed form.
-        attention_source: what "attention" means here, for the record.
+        grid, patch: (rows, columns) of its patches, and (height, width) of a patch in pixels.
+        channels: number of input channels; for a network with one channel, colour images are converted to grey.
+        cost: the cost model.
+        attention_source: see `Network.attention_source`.
 
     Raises:
-        UnsupportedError: an architecture in which tokens cannot be dropped safely, with the reason.
+        UnsupportedError: tokens cannot be dropped safely in this architecture.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class DeepViT:
         self.module = vit
         self.channels: int = next(part.in_channels for part in vit.patch_embed.modules() if isinstance(part, nn.Conv2d))
         device = next(vit.parameters()).device
-        for name, values in (("pixel_mean", mean), ("pixel_std", std)):  # which go where the weights go
+        for name, values in (("pixel_mean", mean), ("pixel_std", std)):  # buffers, to follow the model's device
             each = torch.tensor(values, dtype=torch.float64, device=device).reshape(-1, 1, 1)
             each = each if len(each) == self.channels else each.mean(dim=0, keepdim=True)
             vit.register_buffer(name, each, persistent=False)
@@ -96,14 +96,14 @@ class DeepViT:
 
     @property
     def pixels(self) -> tuple[int, int, int]:
-        """(channels, height, width) of what the model takes."""
+        """(channels, height, width) of the model's input."""
         (rows, columns), (height, width) = self.grid, self.patch
         return self.channels, rows * height, columns * width
 
     def __call__(self, images: Tensor, acting: Pass | None = None) -> Tensor:
-        """Return logits (B, classes) of images (B, channels, height, width): uint8, or real in [0, 1].
+        """Return (B, classes) logits for (B, channels, height, width) images: uint8, or real numbers in [0, 1].
 
-        For a network of one channel they may have three.
+        A network with one channel also takes images with three channels.
         """
         normed = self.normalise(images)
         with self._precision(images.device.type):
@@ -112,12 +112,12 @@ class DeepViT:
             return self.act(normed, acting, lambda: self._real(images)).to(normed.dtype)
 
     def act(self, normed: Tensor, acting: Pass, pixels: Callable[[], Tensor]) -> Any:
-        """Return what the model returns, the strategy acting.
+        """Return the output of the model with the strategy.
 
         Args:
-            normed: (B, channels, height, width), as the model takes them.
+            normed: (B, channels, height, width) normalised images.
             acting: the pass.
-            pixels: gives the same images in [0, 1].
+            pixels: returns the same images in [0, 1].
         """
         return _call(self.module, partial(self._forward, acting, pixels), normed)
 
@@ -142,35 +142,35 @@ class DeepViT:
         else:
             outputs = vit.head(vit.head_drop(vit.fc_norm(pool(vit, acting, x))))
         if acting.learns:
-            logits = outputs if isinstance(outputs, Tensor) else outputs[0]  # distilled ones give two in training
-            seen = x[:, self.prefix :].to(acting.sizes.dtype)
-            acting.student = ModelOutputs(logits.to(normed.dtype), seen)
+            logits = outputs if isinstance(outputs, Tensor) else outputs[0]  # distilled models return two in training
+            patches = x[:, self.prefix :].to(acting.sizes.dtype)
+            acting.student = ModelOutputs(logits.to(normed.dtype), patches)
         return outputs
 
     @torch.no_grad()
     def tell(self, images: Tensor) -> ModelOutputs:
-        """Return what comes out of images, as they come, with nothing acting, without gradients."""
+        """Return the outputs for images without a strategy and without gradients."""
         with self._precision(images.device.type):
             return self.tell_of(self.normalise(images))
 
     @torch.no_grad()
     def tell_of(self, normed: Tensor) -> ModelOutputs:
-        """Return what comes out of pixels as the model takes them, with nothing acting, without gradients."""
+        """Return the outputs for normalised images without a strategy and without gradients."""
         x = self.module.forward_features(normed)
         return ModelOutputs(self.module.forward_head(x).to(normed.dtype), x[:, self.prefix :].to(normed.dtype))
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Return images, as they come, as the model takes them: real, their mean taken away, divided by their std."""
+        """Return images as the model takes them: real numbers, minus the mean, divided by the std."""
         real = self._real(images)
         mean, std = self.module.pixel_mean.to(real.dtype), self.module.pixel_std.to(real.dtype)
         return (real - mean if real is images else real.sub_(mean)).div_(std)
 
     def restore(self, normed: Tensor) -> Tensor:
-        """Return images in [0, 1] from what `normalise` makes of them."""
+        """Return normalised images in [0, 1], the inverse of `normalise`."""
         return normed * self.module.pixel_std.to(normed.dtype) + self.module.pixel_mean.to(normed.dtype)
 
     def _real(self, images: Tensor) -> Tensor:
-        """Return images in [0, 1], as many channels as the network has."""
+        """Return images in [0, 1] with the number of channels of the network."""
         if not images.is_floating_point():
             images = images.to(next(self.module.parameters()).dtype).div_(255)
         if self.channels == 1 and images.shape[1] == 3:
@@ -179,10 +179,10 @@ class DeepViT:
 
     @contextmanager
     def _precision(self, device: str) -> Iterator[None]:
-        """Make products in the network's precision, with the attention kernel that is the faster one in it.
+        """Compute products in the network's precision, with the faster attention kernel.
 
         On a CPU torch's fused attention in bfloat16 takes 1.4 to 1.7 times as long as plain attention, and 1.9 to 7
-        times with its gradient (torch 2.15, one thread, 37 to 1025 tokens); in float32 it is the faster one.
+        times with the gradient (torch 2.15, one thread, 37 to 1025 tokens). In float32 fused attention is faster.
         """
         if not self.halved:
             yield
@@ -196,40 +196,43 @@ class DeepViT:
             yield
 
     def _apply(self, plan: Plan, x: Tensor, sizes: Tensor) -> Tensor:
-        """Return what the plan makes of the tokens x, see `tokens.apply`."""
+        """Return the tokens x after the plan, see `tokens.apply`."""
         with exact(x.device):
             return tokens.apply(plan, x, sizes, self.prefix)
 
     def check(self, strategy: Strategy) -> None:
-        """Raise UnsupportedError for a strategy that needs what the architecture cannot give."""
+        """Raise UnsupportedError if the strategy needs something that the architecture does not have."""
         site = strategy.site
-        given = TOKENS | ELSEWHERE.get(site, NEEDS.difference({"relevance"}, *ELSEWHERE.values()))
+        fields = TOKENS | ELSEWHERE.get(site, NEEDS.difference({"relevance"}, *ELSEWHERE.values()))
         for block in self.module.blocks if site == "attention" else ():
             check_block(block)
-        given -= frozenset() if self.class_rows else {"class_attention"}
-        if missing := sorted(strategy.reads() - given):
+        fields -= frozenset() if self.class_rows else {"class_attention"}
+        if missing := sorted(strategy.reads() - fields):
             raise UnsupportedError(
                 f"'{strategy.name}' needs {', '.join(missing)}, which this network of {self.class_rows} class tokens "
-                f"cannot give at the {site} site (it gives {', '.join(sorted(given))})"
+                f"cannot give at the {site} site (it gives {', '.join(sorted(fields))})"
             )
         if strategy.reads_out and self.module.global_pool != "token":
             raise UnsupportedError(
-                f"'{strategy.name}' says what the head reads of the class token, and this network's head reads another"
-                f" (global_pool={self.module.global_pool})"
+                f"'{strategy.name}' changes the class token for the head, and this network's head does not read it "
+                f"(global_pool={self.module.global_pool})"
             )
 
     def _input(self, pixels: Callable[[], Tensor], acting: Pass, x: Tensor) -> Tensor:
-        """Act after the position embedding, before the first block."""
-        given = {
+        """Return the tokens after a decision at the input site: after the position embedding."""
+        fields = {
             **self._tokens(x),
             "pixels": lambda: _cut(pixels(), self.patch),
             "outputs": lambda: in_chunks(partial(self._whole, full(x[:, : self.prefix])), len(x)),
         }
-        plan = acting.decide(0, given)
+        plan = acting.decide(0, fields)
         return x if plan is None else self._apply(plan, x, x.new_ones(x.shape[0], self.cost.tokens))
 
     def _whole(self, prefix: Tensor, tokens_: Tensor, sample: Tensor) -> Tensor:
-        """Return the logits of other patch tokens at the input site, with each sample's prefix (B, P, C), in a test."""
+        """Return the logits for (R, N, C) patch tokens at the input site, in evaluation mode.
+
+        `prefix` has the (B, P, C) class and register tokens, and `sample` the (R,) number of each row's sample.
+        """
         vit = self.module
         training = [part for part in vit.modules() if part.training]
         try:
@@ -249,19 +252,19 @@ class DeepViT:
         return {"tokens": lambda: x[:, self.prefix :], "prefix": lambda: x[:, : self.prefix]}
 
     def _block(self, acting: Pass, turn: Rotations, number: int, block: Any, x: Tensor) -> Tensor:
-        """Run one block, with the strategy's choice before it or inside it."""
+        """Run one block, with a decision before it or inside it."""
         if acting.acts_at("block", number):
-            sizes, given = acting.sizes, self._tokens(x)
+            sizes, fields = acting.sizes, self._tokens(x)
             if (previous := acting.previous) is not None:
-                given["previous_attention"] = lambda: previous
-            plan = acting.decide(number, given)
+                fields["previous_attention"] = lambda: previous
+            plan = acting.decide(number, fields)
             if isinstance(plan, Resting) and plan.index.shape[1]:
                 return self._run_active(acting, turn, number, block, x, plan.active)
             x = x if plan is None else self._apply(plan, x, sizes)
         return self._run(acting, turn, number, block, x)
 
     def _run_active(self, acting: Pass, turn: Rotations, number: int, block: Any, x: Tensor, active: Tensor) -> Tensor:
-        """Run one block on the tokens at those positions (B, M) alone; the others rest."""
+        """Run one block only on the tokens at the (B, M) positions `active`; the others rest."""
         index, sizes, previous = acting.index, acting.sizes, acting.previous
         acting.index, acting.sizes = index.gather(1, active), sizes.gather(1, active)
         acting.resting = index.shape[1] - active.shape[1]
@@ -273,44 +276,44 @@ class DeepViT:
         return tokens.put_back(x, rows, new)
 
     def _run(self, acting: Pass, turn: Rotations, number: int, block: Any, x: Tensor) -> Tensor:
-        """Run one block on the tokens that take part, with the strategy's choice inside it.
+        """Run one block on the tokens that take part, with a decision inside it.
 
-        Where the choice needs nothing that attention makes, it comes first and only the tokens that stay are queries
-        (all are keys and values): the same result for fewer MACs.
+        If the strategy needs no result of the attention, it decides first, and only the remaining tokens are queries
+        (all are keys and values). The result is the same with fewer MACs.
         """
         positional = isinstance(block.attn, PositionalAttention)
         rope = {"rope": positions_of(self.module, acting)} if positional else turn.of(number, acting)
-        acts, looked = acting.acts_at("attention", number), _reads_attention(acting, number)
-        if not (acts or looked or positional) and acting.even:
+        acts, read_next = acting.acts_at("attention", number), _read_next(acting, number)
+        if not (acts or read_next or positional) and acting.even:
             acting.went(acting.present)
             return type(block).forward(block, x, **rope)
         check_block(block)
         came, sizes, keys, after = acting.present, acting.sizes, self._keys(acting), RESULTS & acting.requires
         q, k, v = qkv(block.attn, branch_input(block, 1, x), **rope)
-        there = sizes > 0 if acting.ragged else None
-        given = fields_of(block.attn, q, k, v, self.prefix, self.class_rows, **keys, present=there)
+        present = sizes > 0 if acting.ragged else None
+        fields = fields_of(block.attn, q, k, v, self.prefix, self.class_rows, **keys, present=present)
         plan, rows = None, None
-        if looked:  # the strategy chooses by it before the next block
+        if read_next:
             with exact(x.device):
-                acting.previous = full(given["attention"]()) * (self.prefix + (sizes > 0).sum(dim=1, keepdim=True))
+                acting.previous = full(fields["attention"]()) * (self.prefix + (sizes > 0).sum(dim=1, keepdim=True))
         if acts and not after:
-            plan = acting.decide(number, given)
+            plan = acting.decide(number, fields)
             if isinstance(plan, Keep) and plan.fuse is None:
                 rows = tokens.rows_of(plan, self.prefix)
                 q, x = gather_heads(q, rows), tokens.gather(x, rows)
         branch = branch_output(block, 1, attend(block.attn, q, k, v, **keys, rows=rows))
         x = x + branch
         if acts and after:
-            given |= {**self._tokens(x), "branch": lambda: branch[:, self.prefix :]}
-            plan = acting.decide(number, given)
-        scoring = self.cost.scoring(acting.requires if acts else ["attention"] * looked)
+            fields |= {**self._tokens(x), "branch": lambda: branch[:, self.prefix :]}
+            plan = acting.decide(number, fields)
+        scoring = self.cost.scoring(acting.requires if acts else ["attention"] * read_next)
         acting.went(came, early=rows is not None, scoring=scoring)
         if plan is not None and rows is None:
             x = self._apply(plan, x, sizes)
         return x + branch_output(block, 2, block.mlp(branch_input(block, 2, x)))
 
     def _keys(self, acting: Pass) -> dict[str, Tensor | None]:
-        """Return what makes the P + N tokens of the moment count differently as keys, see `attend`."""
+        """Return the bias and the weights of the P + N current tokens as keys, see `attend`."""
         bias = acting.bias()
         return {
             "bias": None if bias is None else F.pad(bias, (self.prefix, 0))[:, None, None, :],
@@ -319,37 +322,34 @@ class DeepViT:
 
 
 def _call(module: nn.Module, forward: Callable[[Tensor], Any], x: Tensor) -> Any:
-    """Return what a forward pass makes of a module's input, with the hooks that users have put on the module."""
+    """Return `forward(x)`; if the module has hooks, call it with `forward` as its forward pass, so that they run."""
     if not (module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks):
         return forward(x)
-    before = vars(module).get("forward")
     module.forward = forward
     try:
         return module(x)
     finally:
         del module.forward
-        if before is not None:
-            module.forward = before
 
 
 def _cut(images: Tensor, patch: tuple[int, int]) -> Tensor:
-    """Return (B, N, channels, height, width), the pixels of each patch of images."""
+    """Return the (B, N, channels, height, width) pixels of each patch of (B, channels, ...) images."""
     height, width = patch
     return images.unfold(2, height, height).unfold(3, width, width).permute(0, 2, 3, 1, 4, 5).flatten(1, 2)
 
 
-def _reads_attention(acting: Pass, block: int) -> bool:
-    """Say whether the strategy chooses by this block's attention before the next one."""
+def _read_next(acting: Pass, block: int) -> bool:
+    """Return whether the strategy reads the attention of this block before the next block."""
     reads = "previous_attention" in acting.requires and acting.site == "block"  # a replay requires nothing
     return reads and block + 1 < acting.actor.depth and acting.acts(block + 1)
 
 
 class PositionalDeepViT(DeepViT):
-    """A timm VisionTransformer whose attention is positional, as `small_vit` makes it; it shows what positions learn.
+    """A timm VisionTransformer with positional attention, see `small_vit`; it measures what positions learn.
 
     Args:
         vit: the model.
-        order: (N,) the place in plain order of the patch that each position shows; None for plain order.
+        order: (N,) row-major place of the patch that each position shows; None for row-major order.
         precision: see `DeepViT`.
     """
 
@@ -361,7 +361,7 @@ class PositionalDeepViT(DeepViT):
         self.order = np.arange(self.cost.tokens) if order is None else order
 
     def similarity(self) -> np.ndarray:
-        """Return (N, N) float64, (P W_Q)(P W_K)^T / sqrt(d_h) of the first block, patches only, mean over heads."""
+        """Return (N, N) float64 (P W_Q)(P W_K)^T / sqrt(d_h) of the patches in the first block, mean over heads."""
         attn = self.module.blocks[0].attn
         with torch.no_grad():
             q, k = attn.queries_keys(self.module.pos_embed)
@@ -381,25 +381,33 @@ class PositionalDeepViT(DeepViT):
         }
 
     def trained_values(self, first: Mapping[str, Tensor], test: SplitPass) -> dict[str, tuple[float, ...]]:
-        """Return the similarity of the first block, row by row, positions as the images show them."""
+        """Return the similarity of the first block, flattened by rows; rows and columns are positions, not patches."""
         return {"similarity": tuple(self.similarity().flatten().tolist())}
 
 
 def small_vit(
-    canvas: int, classes: int, *, attention: str = "content", stem: str = "linear", **sizes: int
+    canvas: int,
+    classes: int,
+    *,
+    patch: int,
+    dim: int,
+    depth: int,
+    heads: int,
+    attention: str = "content",
+    stem: str = "linear",
 ) -> VisionTransformer:
-    """Return a timm VisionTransformer for small images: patch, dim, depth, heads, with random weights.
+    """Return a timm VisionTransformer for images of canvas x canvas pixels, with random weights.
 
-    Its attention is "content", as timm has it, or "positional". The random weights are the same for both. Its patches
-    are made by a "linear" projection or by "conv"olutions.
+    The attention is "content", as in timm, or "positional", with the same random weights. The patch embedding (stem) is
+    "linear" or "conv".
     """
     positional = attention == "positional"
     vit = VisionTransformer(
         img_size=canvas,
-        patch_size=sizes["patch"],
-        embed_dim=sizes["dim"],
-        depth=sizes["depth"],
-        num_heads=sizes["heads"],
+        patch_size=patch,
+        embed_dim=dim,
+        depth=depth,
+        num_heads=heads,
         num_classes=classes,
         embed_layer=ConvStem if stem == "conv" else PatchEmbed,
         attn_layer=PositionalAttention if positional else Attention,

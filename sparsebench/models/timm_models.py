@@ -1,4 +1,4 @@
-"""timm models by name, and files of trained weights, read without running what is in them."""
+"""timm models by name, and files of trained weights, read without running code from them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,12 @@ from sparsebench.models.timm_parts import refuse
 GIVE_A_FILE = "or give --weights FILE.safetensors"
 HUB, FOLDER = "hf-hub:", "local-dir:"
 PATCHES, POSITIONS = "patch_embed.proj.weight", "pos_embed"
-SAFE = ".safetensors"
 USUAL = ("state_dict", "model", "model_state", "model_state_dict", "module", "net", "network", "weights")
-"""What state dicts are called in checkpoints, in the order in which one is taken where several are there."""
+"""Usual keys of state dicts in checkpoints; if there are several, the first of these is used."""
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-"""Parts of names that torch's wrappers of compiled, sharded and checkpointed modules add, at any place."""
+"""Parts of names that torch's wrappers of compiled, sharded and checkpointed modules add, at any level."""
 AVERAGED = "n_averaged"
-"""The count that AveragedModel adds to the weights."""
+"""The counter that torch's AveragedModel adds to the weights."""
 
 
 def create_vit(
@@ -42,16 +41,16 @@ def create_vit(
     """Return a timm VisionTransformer by name, for images of canvas x canvas pixels.
 
     Args:
-        name: NAME or NAME.TAG, hf-hub:USER/NAME or local-dir:DIR, as timm has it.
-        canvas: side of the images in pixels, or height and width.
-        classes: size of the head.
-        channels: of its pixels.
-        pretrained: the weights that timm fetches for that name, its position embedding resampled by timm where the
-            canvas is another; a head of another size stays random. False for random weights.
+        name: NAME or NAME.TAG, hf-hub:USER/NAME or local-dir:DIR, as in timm.
+        canvas: side of the images in pixels, or (height, width).
+        classes: number of classes of the head.
+        channels: number of input channels.
+        pretrained: whether timm loads, and if needed downloads, trained weights. timm resamples their position
+            embeddings for another canvas. A head with another number of classes stays random.
 
     Raises:
-        UserError: timm has no such model, cannot make it so large, or cannot fetch its weights.
-        UnsupportedError: an architecture that no strategy can act on, see `deep.refuse`.
+        UserError: timm has no such model, does not support this canvas, or cannot download the weights.
+        UnsupportedError: no strategy can act on the architecture, see `timm_parts.refuse`.
     """
     if not (is_external(name) or timm.models.is_model(name)):
         raise unknown("timm model", name, timm.list_models(["vit_*", "deit*", "eva02_*"]))
@@ -67,41 +66,38 @@ def create_vit(
         if name.startswith(FOLDER):
             raise UserError(f"timm cannot read '{name}': {reason_of(error)}") from error
         raise UserError(
-            f"timm cannot fetch the trained weights of '{name}' ({reason_of(error)})",
-            next_step=f"check the network, {GIVE_A_FILE}",
+            f"timm cannot download the trained weights of '{name}' ({reason_of(error)})",
+            next_step=f"check the network connection, {GIVE_A_FILE}",
         ) from error
     except (AssertionError, ValueError, TypeError, RuntimeError, KeyError) as error:
-        if isinstance(error, TypeError):  # no image size can be said: an architecture of another kind
+        if isinstance(error, TypeError):  # another kind of architecture, without the argument img_size
             with torch.device("meta"):
                 refuse(timm.create_model(name))
-        problem = f"timm cannot make '{name}' for {height} x {width} pixels"
+        problem = f"timm cannot build '{name}' for {height} x {width} pixels"
         raise UserError(f"{problem}: {reason_of(error)}") from error
     refuse(vit)
     return vit
 
 
 def is_external(name: str) -> bool:
-    """Say whether a name is of a model on the Hugging Face Hub or in a folder, with a config.json of its own."""
+    """Return whether a name is of a model on the Hugging Face Hub or in a folder, with its own config.json."""
     return name.startswith((HUB, FOLDER))
 
 
 def published(name: str) -> PretrainedCfg:
-    """Return what timm knows of the weights of a name: for 1000 classes and 224 pixels where it does not say."""
+    """Return timm's configuration of a name's trained weights; its default is 1000 classes and 224 pixels."""
     cfg = None
-    if not is_external(name):
-        cfg = timm.get_pretrained_cfg(name, allow_unregistered=True) if timm.models.is_model(name) else None
-    else:
+    if is_external(name):
         load = load_model_config_from_hf if name.startswith(HUB) else load_model_config_from_path
-        with suppress(OSError, ValueError, TypeError, KeyError, RuntimeError):  # said when the model is made
+        with suppress(OSError, ValueError, TypeError, KeyError, RuntimeError):  # create_vit reports the error
             cfg = PretrainedCfg(**load(name.partition(":")[2])[0])
+    elif timm.models.is_model(name):
+        cfg = timm.get_pretrained_cfg(name, allow_unregistered=True)
     return cfg or PretrainedCfg()
 
 
 def cut_of(name: str) -> dict[str, Any]:
-    """Return how timm cuts test pictures for the weights it has under a name: canvas, crop, resize and filter.
-
-    The canvas is left out where it is not square.
-    """
+    """Return timm's transform of test images for a name: crop, resize, filter, and the canvas if it is square."""
     cfg = published(name)
     _, height, width = cfg.input_size
     resize = {"center": "short"}.get(cfg.crop_mode, cfg.crop_mode)
@@ -110,12 +106,12 @@ def cut_of(name: str) -> dict[str, Any]:
 
 
 class Dimensions(NamedTuple):
-    """What trained weights are made for; None where they do not say it.
+    """Dimensions of a network, as far as its trained weights determine them; otherwise None.
 
     Attributes:
-        size: (height, width) of its images in pixels, of weights with a position embedding.
-        channels: of its pixels.
-        classes: of its output layer.
+        size: (height, width) of the images in pixels, from the position embeddings.
+        channels: number of input channels.
+        classes: number of classes of the output layer.
     """
 
     size: tuple[int, int] | None = None
@@ -124,26 +120,26 @@ class Dimensions(NamedTuple):
 
 
 def read_dimensions(name: str, path: Path, key: str = "") -> Dimensions:
-    """Return what the weights of a file are made for, if they are those of a timm model.
+    """Return the dimensions of the network for the weights of a file.
 
-    Position embeddings that are as many as the model has at its own size are arranged as these, else in a square.
+    The position embeddings form the grid of the model at its default size if their number is the same, else a square.
 
     Args:
-        name: of the model, as in `create_vit`.
+        name: name of the model, see `create_vit`.
         path, key: the file, see `read_weights`.
 
     Raises:
-        UserError: it is not known how the position embeddings are arranged.
-        UserError, UnsupportedError: as `create_vit` and `read_weights`.
+        UserError: the grid of the position embeddings is unknown.
+        UserError, UnsupportedError: as in `create_vit` and `read_weights`.
     """
     vit = copy.deepcopy(meta_vit(name, tuple(published(name).input_size[1:]), 1))
     expected, embed = vit.state_dict(), vit.patch_embed
-    vit.pos_embed = None  # else timm would resample the file's
+    vit.pos_embed = None  # otherwise timm would resample the position embeddings of the file
     state = _rename(vit, read_weights(path, key).state, expected)
     classes = [len(state[head]) for head in ("head.weight", "head.bias") if head in state]
     patches = state.get(PATCHES)
     if patches is None or patches.ndim != 4 or not _names_match(state, expected):
-        return Dimensions()  # of another architecture, which is said when they are taken
+        return Dimensions()  # another architecture: loading the weights reports the error
     dimensions = Dimensions(None, patches.shape[1], classes[0] if classes else None)
     if POSITIONS not in state or state[POSITIONS].ndim != 3:
         return dimensions
@@ -153,27 +149,27 @@ def read_dimensions(name: str, path: Path, key: str = "") -> Dimensions:
         grid = (isqrt(max(tokens, 0)),) * 2
     if not grid[0] * grid[1] == tokens > 0:
         raise UserError(
-            f"{path.name} has {tokens} position embeddings, which make no square and are not as many as '{name}' has",
-            next_step="name the model they were made with",
+            f"{path.name} has {tokens} position embeddings: neither a square nor the number of '{name}'",
+            next_step="name the model that was trained",
         )
     return dimensions._replace(size=(grid[0] * embed.patch_size[0], grid[1] * embed.patch_size[1]))
 
 
 @lru_cache(maxsize=16)
 def meta_vit(name: str, canvas: int | tuple[int, int], classes: int, channels: int = 3) -> Any:
-    """Return what `create_vit` does, without numbers; to be read only.
+    """Return the model of `create_vit` on the meta device. Do not change it: it is cached.
 
-    Kept: timm takes half a second for one, and a plan asks several times.
+    It is cached because timm needs half a second to build it, and planning needs it several times.
     """
     with torch.device("meta"):
         return create_vit(name, canvas, classes, channels=channels)
 
 
 def load_weights(vit: Any, path: Path, key: str = "", *, fresh_head: bool) -> bool:
-    """Put the weights of a file into a model; see `match_weights`. Numbers of another precision become the model's.
+    """Load the weights of a file into a model, converted to its precision; see `match_weights`.
 
     Returns:
-        whether the head is the file's too.
+        Whether the head was loaded too.
     """
     state, head = match_weights(vit, path, key, fresh_head=fresh_head)
     vit.load_state_dict(state)
@@ -181,18 +177,18 @@ def load_weights(vit: Any, path: Path, key: str = "", *, fresh_head: bool) -> bo
 
 
 def match_weights(vit: Any, path: Path, key: str = "", *, fresh_head: bool) -> tuple[dict[str, Tensor], bool]:
-    """Return the weights of a file, one for each of the model's, and whether the head is the file's too.
+    """Return the state dict for a model from the weights of a file, and whether the head is from the file.
 
-    Names and sizes must be the model's but for what timm knows how to convert, and for a prefix that all other names
-    have; a position embedding of another resolution is resampled as timm does it.
+    Names and shapes must be those of the model, except for conversions that timm supports and a common prefix of all
+    other names. timm resamples position embeddings of another resolution.
 
     Args:
-        vit: the model; it may lie on the meta device.
+        vit: the model; may be on the meta device.
         path, key: the file, see `read_weights`.
-        fresh_head: whether a head that the file lacks, or has with other classes, may stay the model's own.
+        fresh_head: whether the model may keep its own head if the file has none, or one with other classes.
 
     Raises:
-        UserError: the file's weights are not for this model, or are not finite.
+        UserError: the weights do not fit the model, or are not finite.
     """
     expected = vit.state_dict()
     state = _rename(vit, read_weights(path, key).state, expected)
@@ -206,13 +202,13 @@ def match_weights(vit: Any, path: Path, key: str = "", *, fresh_head: bool) -> t
         for key, value in expected.items()
         if key in state and state[key].shape != value.shape
     ]
-    missing, strange = [key for key in expected if key not in state], [key for key in state if key not in expected]
-    wrong = {"missing": missing, "unexpected": strange, "of another shape": shapes}
+    missing, extra = [key for key in expected if key not in state], [key for key in state if key not in expected]
+    wrong = {"missing": missing, "unexpected": extra, "of another shape": shapes}
     if problems := [f"{fault}: {few(names)}" for fault, names in wrong.items() if names]:
         arch = getattr(vit, "pretrained_cfg", {}).get("architecture", type(vit).__name__)
         raise UserError(
             f"{path.name} holds the weights of another architecture than {arch}: {'; '.join(problems)}",
-            next_step="name the model they were made with, or with --weights-key the part of the file",
+            next_step="name the model that was trained, or choose a part of the file with --weights-key",
         )
     if not (fits or fresh_head):
         raise head_error(path.name, f"a head of {sizes[0]} classes" if sizes else "no head", vit.num_classes)
@@ -228,12 +224,12 @@ def match_weights(vit: Any, path: Path, key: str = "", *, fresh_head: bool) -> t
 
 
 def _rename(vit: Any, weights: dict[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights by the names that the model has for them, as far as timm or one prefix of the others says which.
+    """Return the weights with the names of the model, after timm's conversions and without a common prefix.
 
-    The prefix is one behind which all names that the model has not become those that it lacks.
+    The prefix is common to all names that the model does not have. It is removed if the names then match.
     """
-    strange = zip(*(name.split(".")[:-1] for name in weights if name not in expected), strict=False)
-    common = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, strange)]
+    unknown_parts = zip(*(name.split(".")[:-1] for name in weights if name not in expected), strict=False)
+    common = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, unknown_parts)]
     prefixes = ["".join(f"{part}." for part in common[:n]) for n in range(len(common) + 1)]
     attempts = []
     for prefix in prefixes:
@@ -246,38 +242,37 @@ def _rename(vit: Any, weights: dict[str, Tensor], expected: Mapping[str, Tensor]
 
 
 def _names_match(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
-    """Say whether weights have the model's names, whatever its output layers are called."""
+    """Return whether the names are those of the model, except for the output layers."""
     return all(name.startswith(HEADS) for name in state.keys() ^ expected.keys())
 
 
 def _convert(weights: dict[str, Tensor], vit: Any, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights by timm's names, where it knows how to convert them; else as they are."""
+    """Return the weights as converted by timm, or unchanged if timm cannot convert them."""
     patches, target = weights.get(PATCHES), expected.get(PATCHES)
     if patches is not None and patches.ndim == 4 and (target is None or patches.shape[2:] != target.shape[2:]):
-        return weights  # timm would resample them, which are part of the architecture here
+        return weights  # timm would resample the patch embedding, but the patch size is part of the architecture
     try:
         if isinstance(vit, eva.Eva):
             return eva.checkpoint_filter_fn(weights, vit)
         return vision_transformer.checkpoint_filter_fn(weights, vit, adapt_layer_scale=True)
     except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
-        return weights  # what does not fit is named later
+        return weights  # match_weights reports what does not fit
 
 
 def head_error(owner: str, head: str, size: int) -> UserError:
-    """Return the error for weights whose head is not the one of `size` classes that a test needs."""
+    """Return the error for weights whose head does not have the `size` classes of a test without training."""
     return UserError(
         f"{owner} has {head}, and the task, which trains nothing, has {size}",
-        next_step="give weights made for these classes, or name class folders as ImageNet does where the head is "
-        "ImageNet's",
+        next_step="give weights for these classes; for a head of ImageNet, name class folders as ImageNet does",
     )
 
 
 class Weights(NamedTuple):
-    """What a file of weights holds.
+    """The weights of a file.
 
     Attributes:
-        state: the weights by name, without what wrappers add within names.
-        key: of the state dict that they are, "" where it is the file itself.
+        state: the weights by name, without the parts of names that torch's wrappers add.
+        key: the key of this state dict in the file; "" if the file itself is the state dict.
         others: keys of other state dicts in the file.
     """
 
@@ -287,76 +282,76 @@ class Weights(NamedTuple):
 
 
 def read_weights(path: Path, key: str = "") -> Weights:
-    """Return the weights of a file: of safetensors, or of a checkpoint of torch.save.
+    """Return the weights of a safetensors file or a checkpoint of torch.save.
 
-    A checkpoint is read with weights_only=True, so that no program in it runs.
+    A checkpoint is read with weights_only=True, so no code in it runs.
 
     Args:
         path: the file.
-        key: of one of several state dicts, as `model_ema`, or what its names begin with; "" for the first of `USUAL`.
+        key: the key of a state dict, such as `model_ema`, or a prefix of names; "" for the first of `USUAL`.
 
     Raises:
-        UserError: the file cannot be read, holds no weights or anything but numbers, or has not that key, or several
-            state dicts of which none is the usual one.
+        UserError: the file cannot be read, has no weights or not only numbers, does not have this key, or has several
+            state dicts but none with a usual key.
     """
     states = _states(content_of(path))
     most = max(map(len, states.values()), default=0)
-    states = {at: state for at, state in states.items() if 2 * len(state) >= most}  # others are no networks
+    # Much smaller state dicts do not belong to a network.
+    states = {place: state for place, state in states.items() if 2 * len(state) >= most}
     if not states:
         raise _no_weights(path, "no weights by name")
     usual = _default_key(states)
     if key:
         prefix = f"{key}."
-        flat = {f"{at}.{name}" if at else name: value for at, state in states.items() for name, value in state.items()}
+        flat = {f"{place}.{name}".removeprefix("."): value for place in states for name, value in states[place].items()}
         selection = {name.removeprefix(prefix): value for name, value in flat.items() if name.startswith(prefix)}
     else:
         selection = {} if usual is None else states[usual]
     if not selection:
-        names = ", ".join(at or "the file itself" for at in sorted(states))
+        names = ", ".join(place or "the file itself" for place in sorted(states))
         raise UserError(
             f"{path.name} holds no weights under '{key}'" if key else f"{path.name} holds several state dicts",
             got=names, next_step="name one with --weights-key",
         )  # fmt: skip
     parts = {name: [part for part in name.split(".") if part not in WRAPPERS] for name in selection}
     state = {".".join(parts[name]): value for name, value in selection.items() if name != AVERAGED}
-    odd = [name for name, x in state.items() if x.is_meta or x.is_quantized or x.layout != torch.strided]
-    if odd:
-        raise _no_weights(path, f"{odd[0]} quantized, sparse or without numbers")
+    if odd := [name for name, x in state.items() if x.is_meta or x.layout != torch.strided]:
+        raise _no_weights(path, f"{odd[0]} sparse or without numbers")
     source = key or usual or ""
     return Weights(state, source, tuple(sorted(states.keys() - {source})))
 
 
 def content_of(path: Path) -> Any:
-    """Return what is in a file of safetensors or of torch.save, of which no program is run.
+    """Return the content of a safetensors file or a checkpoint of torch.save, without running code from it.
 
     Raises:
-        UserError: it cannot be read, or holds anything but weights and numbers.
+        UserError: the file cannot be read, or contains something other than weights and numbers.
     """
     try:
-        if path.name.lower().endswith(SAFE):
+        if path.name.lower().endswith(".safetensors"):
             return load_file(path)
-        with torch.serialization.safe_globals([argparse.Namespace]):  # timm's own checkpoints have their arguments
+        with torch.serialization.safe_globals([argparse.Namespace]):  # timm's checkpoints contain their arguments
             return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     except SafetensorError as error:
-        raise UserError(f"{path} is truncated or no safetensors file ({error})") from error
+        raise UserError(f"{path} is truncated or is not a safetensors file ({error})") from error
     except Exception as error:  # a damaged pickle may raise anything
-        strange: list[str] = []
+        unsafe: list[str] = []
         with suppress(Exception):
-            strange = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-        raise _no_weights(path, ", ".join(strange[:3]) or one_line(error)[:200]) from error
+            unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+        raise _no_weights(path, ", ".join(unsafe[:3]) or one_line(error)[:200]) from error
 
 
 def _no_weights(path: Path, got: str) -> UserError:
     return UserError(
-        f"{path.name} is no checkpoint of weights alone", got=got,
-        next_step="save model.state_dict() alone, with safetensors.torch.save_file or torch.save",
+        f"{path.name} is not a checkpoint with only weights", got=got,
+        next_step="save only model.state_dict(), with safetensors.torch.save_file or torch.save",
     )  # fmt: skip
 
 
 def _states(content: Any, place: str = "") -> dict[str, dict[str, Tensor]]:
-    """Return the state dicts in the content of a file, by the keys that lead to them."""
+    """Return the state dicts in the content of a file, by their dotted keys."""
     if not isinstance(content, Mapping):
         return {}
     entries = {key: value for key, value in content.items() if isinstance(key, str)}
@@ -368,7 +363,7 @@ def _states(content: Any, place: str = "") -> dict[str, dict[str, Tensor]]:
 
 
 def _default_key(states: Mapping[str, Any]) -> str | None:
-    """Return the key of the state dict that is meant unless the user names one, or None if that is not known."""
+    """Return the key of the state dict to use if the user names none, or None if that is ambiguous."""
     if len(states) == 1:
         return next(iter(states))
     if "" in states:

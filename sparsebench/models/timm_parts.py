@@ -1,4 +1,4 @@
-"""Parts of timm models: where tokens can be dropped, what blocks cost, stems, pools, rotary position embeddings."""
+"""Parts of timm models: supported architectures, MACs of blocks, stems, pools, rotary position embeddings."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from sparsebench.strategy.tokens import Grouped
 FORWARDS = (Block.forward, EvaBlock.forward, EvaBlockPostNorm.forward)
 WAYS = ("forward", "forward_features", "forward_head")
 PASSES = {getattr(cls, way) for cls in (VisionTransformer, Eva) for way in WAYS}
-"""Passes through a network, or its ends, whose order is known."""
+"""The forward methods whose order of parts is known here."""
 POOLS = ("avg", "avgmax", "map")
-"""Those in which sizes matter."""
+"""The pools in which sizes of tokens matter."""
 KINDS = (RotaryEmbeddingCat, RotaryEmbeddingDinoV3, RotaryEmbeddingMixed)
 
 
 def coordinates(rope: Any, grid: tuple[int, int], device: torch.device) -> Tensor:
-    """Return (N, 2), where the patches of a grid (rows, columns) lie for a rotary position embedding, in its units."""
+    """Return the (N, 2) coordinates of the patches of a grid (rows, columns) in a rotary position embedding."""
     first = 0.5 if isinstance(rope, RotaryEmbeddingDinoV3) else 0.0
     axes = [torch.arange(n, device=device) + first + getattr(rope, "grid_offset", 0.0) for n in grid]
     if isinstance(rope, RotaryEmbeddingDinoV3):
@@ -52,12 +52,12 @@ def coordinates(rope: Any, grid: tuple[int, int], device: torch.device) -> Tenso
 
 
 def rotations(rope: Any, places: Tensor, block: int) -> Tensor:
-    """Return what a block rotates tokens by: sines and cosines, (B, 1 or H, M, 2 D), as timm's functions take them.
+    """Return the (B, 1 or H, M, 2 D) sines and cosines of a block's rotations, as timm's functions take them.
 
     Args:
         rope: the embedding.
-        places: (B, M, 2), see `coordinates`.
-        block: which block, which mixed embeddings tell apart.
+        places: (B, M, 2) coordinates, see `coordinates`.
+        block: number of the block; mixed embeddings differ between blocks.
     """
     if isinstance(rope, RotaryEmbeddingMixed):
         x, y = places[:, None].unbind(3)
@@ -72,13 +72,13 @@ def rotations(rope: Any, places: Tensor, block: int) -> Tensor:
 class Rotations:
     """The rotations of one forward pass.
 
-    A token that is one patch keeps that patch's rotation, to the bit. Where tokens are merged, fused or mixed each has
-    the rotation of the mean place of what it stands for, weighted by sizes, or by the weights of a `Mix`.
+    A token that is one patch has exactly the rotation of this patch. A merged, fused or mixed token has the rotation at
+    the mean coordinates of its patches, weighted by sizes, or by the weights of a `Mix`.
 
     Args:
-        vit: timm's model.
+        vit: the timm model.
         grid: (rows, columns) of the patches.
-        table: what the model's embedding gives for all patches; None of a model without one.
+        table: the model's rotary embeddings of all patches, or None without rotary embeddings.
     """
 
     def __init__(self, vit: Any, grid: tuple[int, int], table: Any):
@@ -89,7 +89,7 @@ class Rotations:
         self.places: Tensor | None = None
 
     def of(self, block: int, acting: Pass | None = None) -> dict[str, Tensor]:
-        """Return the argument of a block by which it rotates the tokens that are there now, all without a pass."""
+        """Return the keyword argument with which a block rotates the current tokens; without a pass, all tokens."""
         if self.tables is None:
             return {}
         table = self.tables[block]  # (N, 2 D) for all patches, or (H, N, 2 D)
@@ -100,11 +100,13 @@ class Rotations:
             return {"rope": rows[:, None] if table.ndim == 2 else rows.transpose(0, 1)}
         rope: Any = self.rope
         if rope.training and rope.aug_active:
-            raise UnsupportedError("this model moves its rotary positions in training, and merged tokens have no place")
+            raise UnsupportedError(
+                "this model perturbs its rotary positions in training, so positions of merged tokens are unknown"
+            )
         return {"rope": rotations(rope, self._follow(acting), block).to(table.dtype)}
 
     def _follow(self, acting: Pass) -> Tensor:
-        """Return (B, M, 2), the mean places of the tokens that are there now."""
+        """Return the (B, M, 2) mean coordinates of the current tokens."""
         if self.places is None:
             places = coordinates(self.rope, self.grid, acting.index.device)
             self.places = places.expand(len(acting.index), *places.shape)
@@ -115,7 +117,7 @@ class Rotations:
 
 
 def places_after(plan: Plan, places: Tensor, sizes: Tensor) -> Tensor:
-    """Return (B, M, 2), the mean places of what a plan makes of tokens at (B, N, 2) with sizes (B, N)."""
+    """Return the (B, M, 2) mean coordinates after a plan, from (B, N, 2) coordinates and (B, N) sizes before it."""
     if isinstance(plan, Mask | Shift):
         return places
     if isinstance(plan, Merge):
@@ -130,37 +132,33 @@ def places_after(plan: Plan, places: Tensor, sizes: Tensor) -> Tensor:
 
 
 def refuse(vit: Any) -> None:
-    """Raise UnsupportedError for architectures in which dropping tokens would go wrong silently."""
+    """Raise UnsupportedError for architectures in which dropping tokens would give wrong results silently."""
     name = type(vit).__name__
     if not isinstance(vit, VisionTransformer | Eva):
-        raise UnsupportedError(
-            f"{name} is no timm VisionTransformer or Eva: only of these classes is it known here how tokens are dropped"
-        )
+        raise UnsupportedError(f"{name} is not a timm VisionTransformer or Eva; tokens can be dropped only in these")
     rope, embed, pool = getattr(vit, "rope", None), vit.patch_embed, vit.attn_pool
     ways = WAYS if vit.global_pool in POOLS else WAYS[:2]
     changed = [way for way in ways if getattr(type(vit), way) not in PASSES or way in vars(vit)]
-    grid_type = getattr(rope, "grid_type", "index")  # timm before 1.0.31 has no other
+    grid_type = getattr(rope, "grid_type", "index")  # timm before 1.0.31 has only "index"
     sizes = (embed.grid_size or (), embed.patch_size, embed.img_size or ())
     obstacles = {
-        f"it has a `{'`, `'.join(changed)}` of its own, so the order of its parts is not known here": changed,
-        "a block has a `forward` of its own": any("forward" in vars(block) for block in vit.blocks),
+        f"it overrides `{'`, `'.join(changed)}`, so the order of its parts is unknown": changed,
+        "a block has its own `forward`": any("forward" in vars(block) for block in vit.blocks),
         "gradient checkpointing is on; call set_grad_checkpointing(False)": getattr(vit, "grad_checkpointing", False),
         f"it has rotary position embeddings of type {type(rope).__name__}": rope is not None
         and type(rope) not in KINDS,
         f"the grid of its rotary position embeddings is '{grid_type}', not 'index'": (
             isinstance(rope, RotaryEmbeddingCat) and grid_type != "index"
         ),
-        "it drops patches on its own (patch_drop_rate > 0)": not isinstance(vit.patch_drop, nn.Identity | None),
-        f"its MACs are not known here, as it pools with {type(pool).__name__}": not (
-            pool is None or (type(pool) is AttentionPoolLatent and pool.pos_embed is None)
+        "it drops patches itself (patch_drop_rate > 0)": not isinstance(vit.patch_drop, nn.Identity | None),
+        f"its MACs are unknown, because it pools with {type(pool).__name__}": not (
+            pool is None or (type(pool) is AttentionPoolLatent and pool.pos_embed is None and pool.pool == "token")
         ),
-        f"its patches are made by {type(embed).__name__}, not by a projection": (
-            type(embed) not in (PatchEmbed, ConvStem)
-        ),
-        "its pixels are of any size (dynamic_img_pad), so the tokens are not fixed": (
+        f"its patch embedding is {type(embed).__name__}, not a projection": type(embed) not in (PatchEmbed, ConvStem),
+        "its images may have any size (dynamic_img_pad), so the number of tokens is not fixed": (
             embed.grid_size is None or embed.dynamic_img_pad
         ),
-        f"{embed.img_size} pixels are no whole number of patches of {embed.patch_size}": any(
+        f"{embed.img_size} pixels cannot be divided into patches of {embed.patch_size}": any(
             n * side != pixels for n, side, pixels in zip(*sizes, strict=False)
         ),
     }
@@ -169,20 +167,20 @@ def refuse(vit: Any) -> None:
 
 
 def linear_macs(module: nn.Module | None) -> int:
-    """Return the MACs a token of all linear layers inside the module."""
+    """Return the MACs per token of all linear layers in the module."""
     if module is None:
         return 0
     return sum(x.in_features * x.out_features for x in module.modules() if isinstance(x, nn.Linear))
 
 
 def vit_cost(vit: Any) -> VitCost:
-    """Return the closed form of a timm VisionTransformer or Eva."""
+    """Return the cost model of a timm VisionTransformer or Eva; raise UnsupportedError for other blocks."""
     blocks = []
     for block in vit.blocks:
         attn: Any = getattr(block, "attn", None)
         if not is_plain(attn) or not hasattr(block, "mlp"):
             problem = f"blocks of type {type(block).__name__} with attention of type {type(attn).__name__}"
-            raise UnsupportedError(f"{problem}, or with a gate, have no closed form of their MACs here")
+            raise UnsupportedError(f"MACs of {problem}, or with a gate, are unknown")
         parts = ("qkv", "q_proj", "k_proj", "v_proj")
         qkv = sum(linear_macs(getattr(attn, part, None)) for part in parts)
         blocks.append(BlockCost(qkv, linear_macs(attn.proj), linear_macs(block.mlp), attn.num_heads * attn.head_dim))
@@ -201,19 +199,18 @@ def vit_cost(vit: Any) -> VitCost:
 
 
 def _pool_macs(part: AttentionPoolLatent) -> tuple[int, int]:
-    """Return the MACs of an attention pool for each token, and for each image."""
+    """Return the MACs of an attention pool per token and per image."""
     width = part.num_heads * part.head_dim
     latent_macs = sum(linear_macs(piece) for piece in (part.q, part.proj, part.mlp))
     return linear_macs(part.kv) + 2 * part.latent_len * width, part.latent_len * latent_macs
 
 
 class ConvStem(PatchEmbed):
-    """3x3 convolutions of stride 2, each with batch normalisation and a GELU, then one of 1x1, not one projection.
+    """A patch embedding of 3x3 convolutions with stride 2, batch normalisation and GELU, then a 1x1 convolution.
 
-    A small Vision Transformer then learns from far fewer images (Xiao et al. 2021, "Early convolutions help
-    transformers see better").
-
-    A token sees less than one patch beyond its own. The arguments are those of timm's PatchEmbed, which has the rest.
+    With it a small Vision Transformer learns from far fewer images (Xiao et al. 2021, "Early convolutions help
+    transformers see better"). The receptive field of a token exceeds its patch by less than one patch on each side. The
+    arguments are those of timm's PatchEmbed.
     """
 
     proj: Any
@@ -227,21 +224,21 @@ class ConvStem(PatchEmbed):
 
 
 def check_block(block: Any) -> None:
-    """Raise UnsupportedError for a block whose attention and MLP are not known one by one."""
+    """Raise UnsupportedError for a block whose attention and MLP cannot be run separately."""
     if type(block).forward not in FORWARDS:
         raise UnsupportedError(
-            f"blocks of type {type(block).__name__} cannot be cut between attention and MLP; use a strategy of "
-            "the input or block site"
+            f"blocks of type {type(block).__name__} cannot be split between attention and MLP; use a strategy with the "
+            "site input or block"
         )
 
 
 def branch_input(block: Any, part: int, x: Tensor) -> Tensor:
-    """Return what a part of a block takes of the tokens that come to it: 1 is attention, 2 the MLP."""
+    """Return the input of a part of a block, from the tokens before it: part 1 is the attention, 2 the MLP."""
     return x if isinstance(block, EvaBlockPostNorm) else getattr(block, f"norm{part}")(x)
 
 
 def branch_output(block: Any, part: int, x: Tensor) -> Tensor:
-    """Return what a block adds to its tokens of the output of a part, see `branch_input`."""
+    """Return what the block adds to its tokens, from the output of a part, see `branch_input`."""
     if isinstance(block, EvaBlockPostNorm):
         x = getattr(block, f"norm{part}")(x)
     elif isinstance(block, EvaBlock):
@@ -254,9 +251,9 @@ def branch_output(block: Any, part: int, x: Tensor) -> Tensor:
 
 
 def pool(vit: Any, acting: Pass, x: Tensor) -> Tensor:
-    """Pool the (B, P + N, C) tokens of a model, each weighted by its size and by what it counts.
+    """Pool the (B, P + N, C) tokens of a model, with a weight for each token: its size times its weight as a key.
 
-    A mean weighs them so; an attention pool multiplies its weights by theirs before they are made to sum to 1.
+    An attention pool multiplies its attention by these weights before the normalisation.
     """
     P, present = vit.num_prefix_tokens, acting.sizes > 0
     sizes = acting.sizes * acting.weights if acting.masked else acting.sizes
@@ -265,28 +262,24 @@ def pool(vit: Any, acting: Pass, x: Tensor) -> Tensor:
         pooled, sizes, present = x, F.pad(sizes, (P, 0), value=1), F.pad(present, (P, 0), value=True)
     if vit.attn_pool is not None:
         return attention_pool(vit.attn_pool, pooled, sizes)
-    plain, alike = vit.pool(x), (sizes == sizes[:, :1]).all()
+    plain, equal = vit.pool(x), (sizes == sizes[:, :1]).all()
     result = (pooled * sizes[:, :, None]).sum(dim=1) / sizes.sum(dim=1, keepdim=True).clamp(min=1e-6)
     if vit.global_pool != "avg":
         result = 0.5 * (result + pooled.masked_fill(~present[:, :, None], -torch.inf).amax(dim=1))
-    return torch.where(alike, plain, result.to(plain.dtype))  # a choice by `if` would wait for the device
+    return torch.where(equal, plain, result.to(plain.dtype))  # `if` would wait for the device
 
 
 def includes_prefix(vit: Any) -> bool:
-    """Say whether class and register tokens are pooled too: always in the attention pool of an Eva."""
+    """Return whether class and register tokens are pooled too: always in the attention pool of an Eva."""
     return getattr(vit, "pool_include_prefix", vit.attn_pool is not None)
 
 
 def attention_pool(part: Any, x: Tensor, sizes: Tensor) -> Tensor:
-    """Return what timm's AttentionPoolLatent makes of (B, T, C) tokens, each of which is as good as `sizes` (B, T)."""
+    """Return the output of timm's AttentionPoolLatent for (B, T, C) tokens that represent (B, T) `sizes` tokens."""
     B, T, _ = x.shape
     q = part.q(part.latent.expand(B, -1, -1)).reshape(B, part.latent_len, part.num_heads, part.head_dim)
     k, v = part.kv(x).reshape(B, T, 2, part.num_heads, part.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
     q, k = part.q_norm(q.transpose(1, 2)), part.k_norm(k)
     A = masked_softmax(q * part.scale @ k.transpose(-2, -1), sizes, None, eps=0.0).to(v.dtype)
     out = part.proj_drop(part.proj((A @ v).transpose(1, 2).flatten(2)))
-    if part.mlp is not None:
-        out = out + part.mlp(part.norm(out))
-    if part.pool == "token":
-        return out[:, 0]
-    return out.mean(dim=1) if part.pool == "avg" else out
+    return (out + part.mlp(part.norm(out)))[:, 0]

@@ -1,4 +1,4 @@
-"""Vision Transformers by their parameters: a small one, and timm's by name. Imports no torch until one is built."""
+"""Models with Vision Transformers: a small one, and timm's by name. Does not import torch before one is built."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from sparsebench.models.timm_models import Dimensions
 
 MLP_RATIO = 4
-"""Neurons of a block's MLP over its width, in timm's VisionTransformer unless told otherwise."""
+"""Hidden width of a block's MLP divided by its width; the default of timm's VisionTransformer."""
 
 
 class _Deep(Model):
     """A timm VisionTransformer.
 
     Attributes:
-        later: the parameters that do not change the random weights it begins with.
+        later: the parameters that do not change the random initial weights.
     """
 
     inputs: ClassVar[Inputs] = "images"
@@ -38,24 +38,24 @@ class _Deep(Model):
     )
 
     def _network(self, canvas: int, data: Data) -> Network:
-        """Return what acts on the timm model, for images of canvas x canvas pixels."""
+        """Return the network for images of canvas x canvas pixels."""
         raise NotImplementedError
 
     def build(self, data: Data, repetition: int) -> Network:
-        """See `Model.build`. The kind of attention and the precision do not change the first weights."""
+        """See `Model.build`. The initial weights do not depend on the parameters in `later`."""
         import torch
 
-        law = self.model_dump_json(exclude=set(self.later) | unused_parameters(self))
+        parameters = self.model_dump_json(exclude=set(self.later) | unused_parameters(self))
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seeds.seed_of("init", self.name, law, repetition))
+            torch.default_generator.manual_seed(seeds.seed_of("init", self.name, parameters, repetition))
             return self._network(data.train.inputs.shape[-1], data)
 
     def _check_patch(self, task: Task, patch: int) -> None:
-        """Raise UserError if the task needs patches that are not the model's, `patch` pixels a side."""
+        """Raise UserError if the task has a fixed patch size and it is not the model's, `patch` pixels."""
         bound = task.bound_to()
         if bound is not None and bound != patch:
             raise UserError(
-                f"{self.name}: the task's patches must be the model's, for which relevance is known",
+                f"{self.name}: the model must have the patches of the task, for which relevance is known",
                 got=f"patch={bound} in the task, {patch} in the model", allowed=f"patch={patch}",
                 next_step="change the task's patch or the model",
             )  # fmt: skip
@@ -85,12 +85,12 @@ class Vit(_Deep):
         if not task.trains:
             raise UserError(
                 f"task '{task.name}' tests trained weights, and model 'vit' has none",
-                next_step="name a timm model, as in --model timm:deit_tiny_patch16_224 --pretrained",
+                next_step="choose a timm model, for example --model timm:deit_tiny_patch16_224 --pretrained",
             )
         if self.stem == "conv" and (self.patch not in (2, 4, 8, 16, 32) or self.dim % self.patch):
             raise UserError(
-                "vit: a stem of convolutions halves the image", got=f"patch={self.patch}, dim={self.dim}",
-                allowed="a patch of 2, 4, 8, 16 or 32 that divides dim", next_step="or leave stem=conv out",
+                "vit: each convolution of stem=conv halves the image", got=f"patch={self.patch}, dim={self.dim}",
+                allowed="a patch of 2, 4, 8, 16 or 32 that divides dim", next_step="or leave out stem=conv",
             )  # fmt: skip
         canvas = getattr(task, "canvas", self.patch)
         if canvas % self.patch:
@@ -98,7 +98,7 @@ class Vit(_Deep):
         self._check_patch(task, self.patch)
 
     def cost(self, task: Task, classes: int) -> CostModel:
-        """See `Model.cost`: the closed form of `small_vit.small_vit`, biases not counted."""
+        """See `Model.cost`: the cost of `deep.small_vit`, without biases."""
         C, tokens = self.dim, (number_of(task, "canvas") // self.patch) ** 2
         block = BlockCost(3 * C * C, C * C, 2 * MLP_RATIO * C * C, C)
         patch = 3 * self.patch**2 * C if self.stem == "linear" else stem_macs(C, self.patch)
@@ -115,11 +115,12 @@ class Vit(_Deep):
 
 
 class Timm(_Deep):
-    """A timm VisionTransformer by name, at the task's image size, with random weights, timm's weights or a file's.
+    """A timm VisionTransformer by name, with random weights, timm's trained weights or those of a file.
 
-    Pixels are normalised as timm has it for that model. A head of as many classes as the task has comes with the
-    weights; where the numbers differ it is a fresh one, which only a task that trains can have. The image size of a
-    task that leaves it to the model is that which a file's weights are made for, and so are the channels.
+    Pixels are normalised as in timm's configuration of the model. The image size is the task's; if the task leaves it
+    to the model, it is the size for which a file's weights were trained. The number of channels is also that of the
+    file. The head is taken from the trained weights if its number of classes is the task's. Otherwise it is random,
+    which is allowed only for tasks that train.
     """
 
     name: ClassVar[str] = "timm"
@@ -131,39 +132,39 @@ class Timm(_Deep):
     weights: str = Field(
         "", pattern=r"^(weights-[0-9a-f]{12})?$", description="start from the weights of a file; set by --weights FILE"
     )
-    weights_key: str = Field("", description="which state dict of the file; set by --weights-key NAME")
+    weights_key: str = Field("", description="state dict in the file; set by --weights-key NAME")
     in_chans: int = Field(3, description="number of input channels: 3, or 1 for grey; with a file, as in its weights")
     _dimensions: Dimensions | None = PrivateAttr(None)
 
     def check(self, task: Task) -> None:
         """See `Model.check`."""
         if self.pretrained and self.weights:
-            raise UserError("weights are either timm's or a file's", next_step="leave --pretrained or --weights out")
+            raise UserError("weights are timm's or a file's, not both", next_step="leave out --pretrained or --weights")
         if not task.trains and not (self.pretrained or self.weights):
             raise UserError(
                 f"task '{task.name}' tests trained weights", next_step="give --pretrained or --weights FILE.safetensors"
             )
         if self.arch.startswith("local-dir:"):
             raise UserError(
-                "a folder is on one machine, and what lies in it may change: cells name weights by what is in them",
+                "a folder exists on one machine and may change, but cells identify weights by their content",
                 got=f"timm:{self.arch}", allowed="timm:NAME with --weights, or timm:hf-hub:USER/NAME --pretrained",
                 next_step="name the architecture of its config.json, and give --weights DIR/model.safetensors",
             )  # fmt: skip
         if self.in_chans not in (1, 3):
             raise UserError(
-                f"model 'timm:{self.arch}': pictures are read in colour, or in grey for a network of one channel",
+                f"model 'timm:{self.arch}': images are read in colour, or in grey for a network with one channel",
                 got=f"a network of {self.in_chans} channels", allowed="3, 1",
             )  # fmt: skip
         if self._dimensions is not None and self._dimensions.size is not None and not _canvas(task):
             height, width = self._dimensions.size
             raise UserError(
-                f"the weights are made for {height} x {width} pixels, and pictures are cut to squares",
-                next_step=f"say to which: with --task {task.name}:canvas=SIDE position embeddings are resampled",
+                f"the weights are for {height} x {width} pixels, but images are cropped to squares",
+                next_step=f"give a size, --task {task.name}:canvas=SIDE; position embeddings are then resampled",
             )
         self._check_patch(task, self._meta_network(task, 2).patch[0])
 
     def with_weights(self, locations: Locations) -> Self:
-        """See `Model.with_weights`: with the channels and the image size that a file's weights are made for."""
+        """See `Model.with_weights`: channels and image size follow from the weights of a file."""
         from sparsebench.models.timm_models import read_dimensions
 
         if self.weights not in locations:
@@ -175,14 +176,14 @@ class Timm(_Deep):
         return model
 
     def cut(self) -> Mapping[str, Any]:
-        """See `Model.cut`: as timm has it for the name, whose weights they are or not, at the size of a file's."""
+        """See `Model.cut`: timm's transform for the name, also for a file's weights, but with the file's image size."""
         from sparsebench.models.timm_models import cut_of
 
         height, width = (self._dimensions and self._dimensions.size) or (None, None)
         return cut_of(self.arch) | ({"canvas": height if height == width else 0} if height else {})
 
     def classes(self, locations: Locations) -> int | None:
-        """See `Model.classes`; of a file's weights only after `with_weights`."""
+        """See `Model.classes`; for a file's weights only known after `with_weights`."""
         from sparsebench.models.timm_models import published
 
         if self.pretrained:
@@ -190,7 +191,7 @@ class Timm(_Deep):
         return None if self._dimensions is None else self._dimensions.classes
 
     def check_weights(self, task: Task, locations: Locations) -> str:
-        """See `Model.check_weights`. What timm has to fetch is fetched here, once for all cells."""
+        """See `Model.check_weights`. timm's weights are downloaded here, once for all cells."""
         from sparsebench.models.timm_models import create_vit, cut_of, head_error, match_weights
 
         classes, canvas = task.known_classes(locations), _canvas(task)
@@ -211,7 +212,7 @@ class Timm(_Deep):
         return f"{note}: its position embeddings are resampled"
 
     def start(self, network: Network, task: Task, locations: Locations) -> Start:
-        """See `Model.start`. What timm fetches is in the built network already."""
+        """See `Model.start`. Weights from timm were already loaded by `build`."""
         from sparsebench.models.timm_models import load_weights
 
         vit = network.module
@@ -227,11 +228,11 @@ class Timm(_Deep):
         return Start(name, cfg["num_classes"] == vit.num_classes)
 
     def cost(self, task: Task, classes: int) -> CostModel:
-        """See `Model.cost`. The network is made without numbers for that; imports torch."""
+        """See `Model.cost`. Builds the network on the meta device, so it imports torch."""
         return self._meta_network(task, classes).cost
 
     def _meta_network(self, task: Task, classes: int) -> DeepViT:
-        """Return the network without numbers, if it can be acted on; to be read only."""
+        """Return the network on the meta device, see `meta_vit`; raise UserError if it is not supported."""
         from sparsebench.models.deep import DeepViT
         from sparsebench.models.timm_models import meta_vit
 

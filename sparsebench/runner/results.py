@@ -17,7 +17,7 @@ from sparsebench.errors import DivergedError, StrategyError, UnsupportedError, U
 from sparsebench.measure.cost import Step
 from sparsebench.measure.metrics import Metric, decider_of, group_accuracies, scores, share
 from sparsebench.measure.selection import quality, token_spuriosity
-from sparsebench.models.actor import Actor, Given, Pass, SplitPass
+from sparsebench.models.actor import Actor, Fields, Pass, SplitPass
 from sparsebench.models.base import Network
 from sparsebench.records.record import Outcomes, bytes_of
 from sparsebench.runner.prepare import Prepared
@@ -192,7 +192,7 @@ class Replay(Pass):
         """See `Pass.acts_at`: here the same number may stay."""
         return bool(self.script) and self.script[0][:2] == (site, block)
 
-    def decide(self, block: int, given: Given) -> Plan:
+    def decide(self, block: int, fields: Fields) -> Plan:
         """See `Pass.decide`: the plan is the next of the script."""
         _, _, stay = self.script.pop(0)
         plan = Keep(torch.searchsorted(self.index, stay))

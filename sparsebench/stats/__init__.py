@@ -1,1 +1,1 @@
-"""Intervals, comparisons and ranks: functions of numbers."""
+"""Intervals, comparisons and ranks, as functions of numbers."""

@@ -1,4 +1,4 @@
-"""Strategies over their budgets: the area under accuracy, the MACs that keep dense accuracy, and the spurious gap."""
+"""Curves of strategies over their budgets: mean accuracy, the MACs that keep dense accuracy, and spurious gaps."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from sparsebench.stats.paired import Contender, halves
 from sparsebench.stats.variance import add_up, clusters_of
 
 LOSS = 0.02
-"""How far below dense an accuracy may be that counts as kept: two points."""
+"""The largest loss of accuracy, compared with dense, that counts as kept: two points."""
 DRAWS = 400
 ROUNDING = 1e-9
 
 
 def weights(spent: Sequence[float], lowest: float) -> np.ndarray:
-    """Return (K + 1,) what K accuracies, and then dense's, count in the mean height of a curve from `lowest` to 1.
+    """Return the (K + 1,) weights of K accuracies and dense's in the mean height of a curve from `lowest` to 1.
 
     Args:
-        spent: the share of dense MACs, below 1, of each accuracy; of equal ones the accuracies' mean is the point.
-        lowest: where the mean begins, below 1.
+        spent: (K,) shares of dense MACs, below 1; accuracies at equal shares are averaged.
+        lowest: the share of dense MACs at which the curve begins, below 1.
     """
     x, mean = _knots(spent)
     grid = np.unique([lowest, *x[x > lowest]])
@@ -33,19 +33,18 @@ def weights(spent: Sequence[float], lowest: float) -> np.ndarray:
 
 
 def _knots(spent: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the (U,) different places of a curve's points, dense's last, and (U, K + 1) how points make them."""
+    """Return the (U,) unique shares of MACs, dense's last, and the (U, K + 1) weights that average equal shares."""
     x, place, n = np.unique([*spent, 1.0], return_inverse=True, return_counts=True)
     mean = (place == np.arange(len(x))[:, None]) / n[:, None]
     return x, mean
 
 
 def area(points: Sequence[Contender], spent: Sequence[float], lowest: float) -> Contender | None:
-    """Return the mean height of a curve of each seed, and what each test item adds to it; None without a common seed.
+    """Return the mean height of a curve for each seed and test item, as a contender; None without a common seed.
 
     Args:
-        points: at K budgets, and then dense.
-        spent: (K,) see `weights`.
-        lowest: where the mean begins.
+        points: the contenders at K budgets, then dense.
+        spent, lowest: see `weights`.
     """
     counts, dense = weights(spent, lowest), points[-1]
     seeds = sorted(set.intersection(*(set(point.means) for point in points)))
@@ -61,16 +60,16 @@ def area(points: Sequence[Contender], spent: Sequence[float], lowest: float) -> 
 
 
 def kept_accuracy(heights: Sequence[Contender], dense: Contender, lone: bool = False) -> list[Interval]:
-    """Return the means over seeds of curves' heights over dense's accuracy, with their 95 % intervals.
+    """Return the heights of curves divided by dense's accuracy, means over seeds with 95 % intervals.
 
-    What items add to a ratio is to first order (z - r d) / mean(d), r the ratio of the seed. A single seed has an
-    interval, over its items, where it is `lone`, as in `paired.halves`.
+    To first order an item with the scores z and d contributes (z - r d) / mean(d) to the ratio r of its seed. With
+    `lone` a single seed has an interval over its items, see `paired.halves`.
     """
     return _mean_intervals([_ratio(height, dense) for height in heights], lone, 0.0, math.inf)
 
 
 def _mean_intervals(values: Sequence[Contender], lone: bool, least: float, most: float) -> list[Interval]:
-    """Return the means over seeds, NaN of no seed, with their 95 % intervals, cut at the least and the most."""
+    """Return the means over seeds, NaN without a seed, with 95 % intervals clipped to `least` and `most`."""
     means = [float(np.mean(list(value.means.values()))) if value.means else math.nan for value in values]
     return [
         (mean, None, None) if math.isnan(half) else (mean, max(least, mean - half), min(most, mean + half))
@@ -79,7 +78,7 @@ def _mean_intervals(values: Sequence[Contender], lone: bool, least: float, most:
 
 
 def _ratio(height: Contender, dense: Contender) -> Contender:
-    """Return a height over dense's accuracy, seed by seed, and what items add to it."""
+    """Return a height divided by dense's accuracy for each seed, with the contributions of items."""
     ratios = {s: height.means[s] / dense.means[s] for s in sorted(height.means) if dense.means.get(s)}
     hits = {
         s: (name, (z - ratios[s] * dense.hits[s][1]) / dense.means[s])
@@ -90,21 +89,19 @@ def _ratio(height: Contender, dense: Contender) -> Contender:
 
 
 def least_macs(points: Sequence[Contender], spent: Sequence[float], lone: bool = False) -> Interval:
-    """Return the smallest share of dense MACs that keeps dense's accuracy but for LOSS, with its 95 % interval.
+    """Return the smallest share of dense MACs that loses at most LOSS of dense's accuracy, with its 95 % interval.
 
-    It is where the mean curve, followed down from 1, first falls below; infinity where that is so at the largest point
-    already, and the smallest point where it never is. The interval draws seeds and clusters of test items again
-    (percentile bootstrap, expanded for few seeds as that of N50 is); of a single seed there is none, unless it is the
-    only one there is: then items alone are drawn.
+    It is where the mean curve, followed down from 1, first falls below this accuracy: infinity if it is below already
+    at the largest share, and the smallest share if it is never below. The interval is from a percentile bootstrap over
+    seeds and clusters of test items, expanded for few seeds as for N50. A single seed has no interval, unless it is
+    `lone`; then only items are resampled.
 
     Args:
-        points: at K budgets, and then dense.
+        points: the contenders at K budgets, then dense; they share a seed.
         spent: (K,) realised shares of dense MACs, below 1.
-        lone: whether all of the board is of one seed.
+        lone: whether the board has only one seed.
     """
     seeds = sorted(set.intersection(*(set(point.means) for point in points)))
-    if not seeds:
-        return float("nan"), None, None
     means = np.array([[point.means[s] for point in points] for s in seeds])
     value = float(crossing(spent, means.mean(axis=0)[None])[0])
     n = len(seeds)
@@ -119,7 +116,7 @@ def least_macs(points: Sequence[Contender], spent: Sequence[float], lone: bool =
 
 
 def crossing(spent: Sequence[float], heights: np.ndarray) -> np.ndarray:
-    """Return (B,) where each of (B, K + 1) accuracies, dense's last, first falls below; see `least_macs`."""
+    """Return the (B,) shares of MACs at which (B, K + 1) accuracies, dense's last, fall below; see `least_macs`."""
     x, mean = _knots(spent)
     y = heights @ mean.T
     below = y < (heights[:, -1] - LOSS - ROUNDING)[:, None]
@@ -136,7 +133,7 @@ def crossing(spent: Sequence[float], heights: np.ndarray) -> np.ndarray:
 
 
 def _resample(points: Sequence[Contender], seeds: Sequence[int], means: np.ndarray) -> np.ndarray:
-    """Return (DRAWS, S, K + 1) accuracies with the clusters of test items drawn again; `means` where none are known."""
+    """Return (DRAWS, S, K + 1) accuracies of resampled clusters of test items; `means` if items are unknown."""
     dense = points[-1]
     if not _have_hits(points, seeds):
         return np.broadcast_to(means, (DRAWS, *means.shape))
@@ -144,22 +141,22 @@ def _resample(points: Sequence[Contender], seeds: Sequence[int], means: np.ndarr
     names = [clusters_of(items) for items in numbers]
     clusters = np.unique(np.concatenate(names))
     scores = np.zeros((len(seeds), len(points) + 1, len(clusters)))
-    for place, (seed, items, of_seed) in enumerate(zip(seeds, numbers, names, strict=True)):
+    for place, (seed, items, columns) in enumerate(zip(seeds, numbers, names, strict=True)):
         hits = np.array([*(point.hits[seed][1] for point in points), np.ones(len(items))], dtype=float)
-        scores[place][:, np.searchsorted(clusters, of_seed)] = add_up(hits, items)[1]
+        scores[place][:, np.searchsorted(clusters, columns)] = add_up(hits, items)[1]
     samples = (draws(len(clusters), DRAWS) @ scores.reshape(-1, len(clusters)).T).reshape(DRAWS, len(seeds), -1)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(samples[:, :, :-1] / samples[:, :, -1:])
 
 
 def _have_hits(points: Sequence[Contender], seeds: Sequence[int]) -> bool:
-    """Say whether it is known of all points what came out for each test item."""
+    """Return whether all points have results of the same test items for these seeds."""
     dense = points[-1]
     return all(s in point.hits and point.hits[s][0] == dense.hits[s][0] for point in (dense, *points) for s in seeds)
 
 
 def _clusters(contender: Contender, seeds: Sequence[int]) -> list[np.ndarray]:
-    """Return of each seed (I,) which cluster each item is in, the same number in all seeds for the same."""
+    """Return for each seed the (I,) cluster numbers of its items; a cluster has the same number in all seeds."""
     if contender.clusters is not None:
         return [contender.clusters[s] for s in seeds]
     tests = list(dict.fromkeys(contender.hits[s][0] for s in seeds))
@@ -169,19 +166,18 @@ def _clusters(contender: Contender, seeds: Sequence[int]) -> list[np.ndarray]:
 
 
 SIGNS = np.array([0.5, -0.5, -0.5, 0.5])
-"""What the accuracy of each group counts in the gap: groups are numbered 2 class + background, which fit where they are
-the same."""
+"""Weights of the groups' accuracies in the gap. Group 2 class + background is aligned if both numbers are equal."""
 Groups = Mapping[int, np.ndarray]
-"""Of each seed (I,) which group each test item is in."""
+"""(I,) group numbers of the test items, for each seed."""
 
 
 def aligned_gaps(
     contenders: Sequence[Contender], groups: Sequence[Groups], lone: bool = False
 ) -> list[Interval | None]:
-    """Return of each contender accuracy where the background fits less that where it does not, with a 95 % interval.
+    """Return each contender's accuracy on aligned backgrounds minus that on others, with a 95 % interval.
 
-    Unlike the average less the worst group it is not above 0 where groups are alike. None where items are not known. A
-    single seed has an interval, over its items, where it is `lone`: where all have no more.
+    Unlike the average minus the worst group, this gap is not biased above 0 if groups do not differ. None if items are
+    unknown. A single seed has an interval, over its items, if it is `lone`: the only seed of all contenders.
     """
     values = [{s: hits for s, (_, hits) in sorted(contender.hits.items()) if s in numbers}
               for contender, numbers in zip(contenders, groups, strict=True)]  # fmt: skip
@@ -191,21 +187,21 @@ def aligned_gaps(
 def gap_reductions(
     contenders: Sequence[Contender], dense: Contender, groups: Sequence[Groups], lone: bool = False
 ) -> list[Interval | None]:
-    """Return the gap of dense less that of each contender, seed by seed and item by item, with its 95 % interval.
+    """Return the gap of dense minus the gap of each contender, paired by seed and item, with its 95 % interval.
 
-    Of a single seed as in `aligned_gaps`.
+    A single seed is treated as in `aligned_gaps`.
     """
-    of_dense = {s: (name, hits.astype(float)) for s, (name, hits) in dense.hits.items()}
+    dense_hits = {s: (name, hits.astype(float)) for s, (name, hits) in dense.hits.items()}
     values = [
-        {s: of_dense[s][1] - hits for s, (name, hits) in sorted(contender.hits.items())
-         if s in numbers and s in of_dense and name == of_dense[s][0]}
+        {s: dense_hits[s][1] - hits for s, (name, hits) in sorted(contender.hits.items())
+         if s in numbers and s in dense_hits and name == dense_hits[s][0]}
         for contender, numbers in zip(contenders, groups, strict=True)
     ]  # fmt: skip
     return _intervals(values, contenders, groups, lone, math.inf)
 
 
 def worst_group(contender: Contender, groups: Groups) -> float | None:
-    """Return the accuracy of the worst group: that of the lowest mean over seeds, not of each seed's own lowest."""
+    """Return the lowest of the groups' mean accuracies over seeds; not the mean of each seed's lowest."""
     G = max((1 + int(group.max(initial=0)) for group in groups.values()), default=0)
     means = [_means(contender.hits[s][1][None], groups[s], G)[0] for s in sorted(set(contender.hits) & set(groups))]
     whole = [mean for mean in np.transpose(means) if not np.isnan(mean).any()] if means else []
@@ -213,7 +209,7 @@ def worst_group(contender: Contender, groups: Groups) -> float | None:
 
 
 def _means(values: np.ndarray, group: np.ndarray, G: int) -> np.ndarray:
-    """Return (R, G) means of (R, I) values over groups; NaN of an empty one."""
+    """Return the (R, G) means of (R, I) values in each group; NaN for an empty group."""
     members = (group[:, None] == np.arange(G)).astype(float)
     with np.errstate(invalid="ignore"):
         return np.asarray(values.astype(float) @ members / members.sum(axis=0))
@@ -226,14 +222,14 @@ def _intervals(
     lone: bool,
     most: float,
 ) -> list[Interval | None]:
-    """Return the means over seeds of gaps, with their 95 % intervals; None where a group is empty.
+    """Return the gaps, means over seeds with 95 % intervals; None if a group is empty.
 
     Args:
-        values: (I,) of each seed, of each contender.
-        contenders: whose tests they are.
-        groups: of the items, of each.
+        values: for each contender and seed, (I,) values of the items.
+        contenders: the contenders.
+        groups: the groups of each contender's items.
         lone: whether a single seed has an interval, over its items.
-        most: the largest that an end of an interval may be.
+        most: intervals are clipped to [-most, most].
     """
     parts: list[tuple[dict[int, float], dict[int, tuple[Hashable, np.ndarray]]]] = [({}, {}) for _ in contenders]
     blocks: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -249,13 +245,13 @@ def _intervals(
 
 
 def _linear(values: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (R,) gaps of (R, I) values, and (R, I) what each item adds to them.
+    """Return the (R,) gaps of (R, I) values, and the (R, I) contributions of the items.
 
-    A gap is a sum of means. What an item adds to it is, to first order, how far it is from its group's mean, over the
-    size of that group (Cochran 1977, section 6.6). An item that is in none of the groups adds nothing.
+    A gap is a sum of means. To first order the contribution of an item is its difference from the mean of its group,
+    divided by the size of the group (Cochran 1977, section 6.6). Items of other groups contribute nothing.
     """
     means, mask = _means(values, group, len(SIGNS)), group < len(SIGNS)
-    of_item = group[mask]
-    counts, scores = np.bincount(of_item, minlength=len(SIGNS)), np.zeros(values.shape)
-    scores[:, mask] = (values[:, mask] - means[:, of_item]) * SIGNS[of_item] / counts[of_item] * len(group)
+    members = group[mask]
+    counts, scores = np.bincount(members, minlength=len(SIGNS)), np.zeros(values.shape)
+    scores[:, mask] = (values[:, mask] - means[:, members]) * SIGNS[members] / counts[members] * len(group)
     return means @ SIGNS, scores

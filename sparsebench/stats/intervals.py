@@ -13,7 +13,7 @@ RESAMPLES = 2000
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float | None, float | None]:
-    """Return the mean and its 95 % Student t interval over repetitions; no interval from a single one.
+    """Return the mean and its 95 % Student t interval over repetitions; a single repetition has no interval.
 
     >>> [round(value, 3) for value in mean_interval([0.90, 0.92, 0.94])]
     [0.92, 0.87, 0.97]
@@ -31,9 +31,9 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float | None, float |
 
 
 def wilson(rates: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ends of the Wilson 95 % intervals of success rates of n trials; n need not be whole.
+    """Return the ends of the Wilson 95 % intervals of success rates of n trials; n need not be an integer.
 
-    Written out: scipy's takes whole numbers alone, and its import longer than making a board.
+    scipy's function takes only integers, and its import takes longer than making a board.
 
     >>> low, high = wilson(np.array([0.9]), np.array([100]))
     >>> low.round(3), high.round(3)
@@ -44,12 +44,12 @@ def wilson(rates: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     z2 = float(ndtri(0.5 + LEVEL / 2)) ** 2
     middle = (rates + z2 / (2 * n)) / (1 + z2 / n)
     half = np.sqrt(z2 * (rates * (1 - rates) / n + z2 / (4 * n * n))) / (1 + z2 / n)
-    # Where all or none succeed an end is exact, which rounding would hide.
+    # If all or none succeed, one end is exactly 1 or 0, without rounding errors.
     return np.where(rates == 0, 0.0, middle - half), np.where(rates == 1, 1.0, middle + half)
 
 
 def half_success(sizes: np.ndarray, rates: np.ndarray) -> np.ndarray:
-    """Return N50 for each row of success rates (rows, len(sizes)) on rising sample sizes.
+    """Return N50 for each row of success rates (rows, len(sizes)) at increasing sample sizes.
 
     N50 is where the rate crosses 1/2 for the last time, interpolated linearly in log N; infinity ("not reached") if
     the rate is below 1/2 at the largest size, and the smallest size if it is never below.
@@ -68,11 +68,11 @@ def half_success(sizes: np.ndarray, rates: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Successes:
-    """The successes of trials: which repetitions succeeded with how many training samples.
+    """Successes of trials by repetition and number of training samples.
 
     Attributes:
-        sizes: (k,) rising numbers of training samples, those that more than half of the repetitions have.
-        seeds: (r,) the complete repetitions, those that have all these sizes.
+        sizes: (k,) increasing numbers of training samples, those of more than half of the repetitions.
+        seeds: (r,) the complete repetitions, which have all these sizes.
         wins: (r, k) their successes, 0 or 1.
     """
 
@@ -82,7 +82,7 @@ class Successes:
 
     @classmethod
     def of(cls, repetitions: np.ndarray, sizes: np.ndarray, successes: np.ndarray) -> Successes:
-        """Return the grid of n trials, (n,) each; those whose success is NaN are none."""
+        """Return the grid of n trials from (n,) arrays; trials with success NaN are left out."""
         mask = ~np.isnan(successes)
         seeds, row = np.unique(repetitions[mask], return_inverse=True)
         levels, column = np.unique(sizes[mask], return_inverse=True)
@@ -94,7 +94,7 @@ class Successes:
 
     @classmethod
     def of_nested(cls, trials: Mapping[int, Mapping[int, float]]) -> Successes:
-        """Return the grid of trials[repetition][n] = success."""
+        """Return the grid of trials, a mapping from repetition and number of samples to success."""
         flat = [(seed, n, success) for seed, row in trials.items() for n, success in row.items()]
         seeds, sizes, successes = zip(*flat, strict=True) if flat else ((), (), ())
         return cls.of(np.array(seeds, dtype=int), np.array(sizes, dtype=int), np.array(successes, dtype=float))
@@ -105,26 +105,26 @@ class Successes:
         return float(half_success(self.sizes, self.wins.mean(axis=0)[None])[0]) if self.wins.size else float("nan")
 
     def among(self, seeds: np.ndarray) -> Successes:
-        """Return the grid of some of its repetitions, sorted."""
+        """Return the grid of some of its repetitions; `seeds` are sorted."""
         return Successes(self.sizes, seeds, self.wins[np.searchsorted(self.seeds, seeds)])
 
     @cached_property
     def resamples(self) -> np.ndarray:
-        """(RESAMPLES,) N50 of repetitions drawn again, NaN from fewer than two; see `bootstrap_means`."""
+        """(RESAMPLES,) bootstrap values of N50, NaN for fewer than two repetitions; see `bootstrap_means`."""
         if len(self.seeds) < 2:
             return np.full(RESAMPLES, np.nan)
         return half_success(self.sizes, bootstrap_means(self.wins))  # sums of zeros and ones are exact
 
 
 Interval = tuple[float, float | None, float | None]
-"""A value with the ends of its 95 % interval, if it has one."""
+"""A value and the ends of its 95 % interval, or None."""
 
 
 def sample_complexity(grid: Successes) -> Interval:
     """Return N50 and its 95 % interval.
 
-    The interval resamples repetitions, each with its successes at all sizes (percentile bootstrap, expanded for few
-    repetitions, Hesterberg 2015). Infinity, "not reached", is a value like others, the largest.
+    The interval is from a percentile bootstrap over repetitions, each with its successes at all sizes, expanded for few
+    repetitions (Hesterberg 2015). Infinity, "not reached", counts as the largest value.
     """
     if len(grid.seeds) < 2:
         return grid.n50, None, None
@@ -132,10 +132,10 @@ def sample_complexity(grid: Successes) -> Interval:
 
 
 def n50_ratio(grid: Successes, other: Successes) -> Interval:
-    """Return the ratio of two N50 and its 95 % interval, of the repetitions that both have, resampled together.
+    """Return the ratio of two N50 and its 95 % interval, over the common repetitions, which are resampled together.
 
-    It is infinite where only the other is reached and 0 where only the first is; where neither is it is 1: nothing
-    tells them apart. NaN where they share no complete repetition.
+    The ratio is infinite if only `other` reaches N50, 0 if only `grid` does, and 1 if neither does, as they do not
+    differ. NaN without a common complete repetition.
     """
     seeds = np.intersect1d(grid.seeds, other.seeds)
     if not seeds.size:
@@ -153,10 +153,10 @@ def _ratio(n50: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def percentiles(resamples: np.ndarray, n: int) -> tuple[float, float]:
-    """Return the 95 % interval of values from resamples of n repetitions; those that are NaN are left out.
+    """Return the 95 % interval of bootstrap values from n repetitions, without NaNs.
 
-    The percentiles are those that the mean of n normal numbers would need, which lie farther out than 2.5 and 97.5.
-    NaN from fewer than two repetitions, or of no values.
+    The percentiles are those that the mean of n normal numbers needs; they are wider than 2.5 and 97.5. NaN for fewer
+    than two repetitions, or without values.
     """
     from scipy.special import ndtr, stdtrit
 
@@ -164,16 +164,15 @@ def percentiles(resamples: np.ndarray, n: int) -> tuple[float, float]:
     if n < 2 or not values.size:
         return float("nan"), float("nan")
     tail = float(ndtr(-stdtrit(n - 1, 0.5 + LEVEL / 2) * np.sqrt(n / (n - 1))))
-    # inverted_cdf takes values that occurred, so that infinity is never interpolated.
+    # inverted_cdf returns one of the values, so infinity is never interpolated.
     low, high = np.quantile(values, [tail, 1 - tail], method="inverted_cdf")
     return float(low), float(high)
 
 
 def bootstrap_means(values: np.ndarray, stream: int = 0) -> np.ndarray:
-    """Return (RESAMPLES, ...) means of n repetitions drawn again, from (n, ...) values.
+    """Return the (RESAMPLES, ...) bootstrap means of (n, ...) values; NaN for n < 2, which has no interval.
 
-    NaN from fewer than two, which have no interval. Of the same n and stream the draws are the same, of other streams
-    they are independent.
+    Draws for the same n and stream are the same; those of different streams are independent.
     """
     n = len(values)
     return draws(n, RESAMPLES, stream) @ values / n if n > 1 else np.full((RESAMPLES, *values.shape[1:]), np.nan)
@@ -181,6 +180,6 @@ def bootstrap_means(values: np.ndarray, stream: int = 0) -> np.ndarray:
 
 @lru_cache(maxsize=4)
 def draws(n: int, times: int, stream: int = 0) -> np.ndarray:
-    """Return (times, n) how often each of n things is in each draw of n."""
+    """Return the (times, n) counts of n items in bootstrap samples of size n."""
     rng = np.random.default_rng(stream)
     return np.stack([np.bincount(rng.integers(0, n, n), minlength=n) for _ in range(times)]).astype(float)

@@ -1,4 +1,4 @@
-"""Comparisons of strategies, paired by seed and by test item; ranks, and marks against one reference."""
+"""Comparisons of strategies, paired by seed and by test item; ranks, and marks against references."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from sparsebench.stats.variance import (
 )
 
 POWER = 0.8
-"""Share of pairs in which a difference is to be found that counts as large enough to be found."""
+"""Share of the pairs in which a detectable difference is significant."""
 DRAWS = 10_000
 MANY = 1e6
-"""Degrees of freedom as good as infinitely many."""
+"""Degrees of freedom that are practically infinite."""
 BETTER, WORSE, NOT_SIGNIFICANT = "better", "worse", "not significant"
 DIFFERENCE = np.dtype([(name, float) for name in (
     "mean", "between", "n_seeds", "separate", "joint", "clusters", "sizes", "p_items",
 )])  # fmt: skip
-"""What one contender comes to against another, see `Pairs`. `between` is the variance of the mean by its seeds, NaN of
-a single one; `separate` and `joint` are what items explain of it, see `variance.item_parts`; `clusters` is how many
-were tested, and `sizes` how many items of a seed."""
+"""The comparison of two contenders, see `Pairs`. `between` is the variance of the mean, estimated from its seeds, NaN
+for a single seed. `separate` and `joint` are the parts that items explain, see `variance.item_parts`. `clusters` is the
+number of tested clusters, and `sizes` the number of items of a seed."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """What is compared, by seed: S seeds with I test items each.
+    """The results of one strategy by seed, with I test items for each seed.
 
     Attributes:
         means: the accuracy of each seed.
-        hits: (I,) of each seed which items are predicted rightly, booleans, or what each scores, real numbers, with a
-            name that seeds share if they have the same items; empty where that is not known.
-        clusters: (I,) integers of each seed, which foreground each item shows, in all seeds the same number for the
-            same one; None where each item is its own.
+        hits: for each seed, a name and (I,) results of its items: booleans (predicted correctly) or real scores. Seeds
+            with the same items have the same name. Empty if unknown.
+        clusters: for each seed, the (I,) integer number of each item's foreground, the same for the same foreground in
+            all seeds; None if each item is its own cluster.
     """
 
     means: Mapping[int, float]
@@ -55,20 +55,20 @@ class Contender:
 
 @dataclass(frozen=True)
 class Pairs:
-    """What R contenders come to, row minus column; NaN where two share no seed, or too few.
+    """The comparisons of R contenders, row minus column; NaN for pairs without a common seed, or with too few.
 
     Attributes:
-        mean: (R, R) the mean difference over the seeds that both have.
-        half: (R, R) half the width of its 95 % interval: over items where all are of one seed; else a pair that shares
-            one seed alone has none.
-        error: (R, R) the standard error that it is judged by, of a single seed that of its items.
-        freedom: (R, R) degrees of freedom of that.
-        overdispersion: (R, R) by how much its seeds vary more than its items explain; NaN where it is not pooled.
-        p_items: (R, R) would these networks differ on other items? McNemar's exact test of booleans, where no items go
-            together, and Student's t of everything else, see `_lone_variance` for a single network.
-        p_seeds: (R, R) would networks from other seeds differ on other items? Student's t of mean and error.
-        n_seeds: (R, R) how many seeds both have.
-        accuracy: (R, 2) ends of the 95 % interval of each one's accuracy.
+        mean: (R, R) mean difference over the common seeds.
+        half: (R, R) half the width of its 95 % interval: over items if all contenders have only one seed. Otherwise a
+            pair with a single common seed has no interval.
+        error: (R, R) standard error of the difference; for a single seed, that of its items.
+        freedom: (R, R) degrees of freedom of the error.
+        overdispersion: (R, R) variance over seeds as a multiple of what items explain; NaN if it is not pooled.
+        p_items: (R, R) p-values for other items and the same networks: McNemar's exact test for booleans without
+            clusters, else Student's t, with `_lone_variance` for a single network.
+        p_seeds: (R, R) p-values for other items and networks from other seeds: Student's t of mean and error.
+        n_seeds: (R, R) number of common seeds.
+        accuracy: (R, 2) ends of the 95 % interval of each contender's accuracy.
     """
 
     mean: np.ndarray
@@ -83,12 +83,12 @@ class Pairs:
 
     @property
     def p_alone(self) -> np.ndarray:
-        """(R, R) p of each pair for itself: the larger of both, as far as they are known."""
+        """(R, R) unadjusted p-values: the larger of `p_items` and `p_seeds`, ignoring NaN."""
         return np.fmax(self.p_items, self.p_seeds)
 
     @property
     def p(self) -> np.ndarray:
-        """(R, R) the same adjusted by Holm's method over all pairs."""
+        """(R, R) p-values `p_alone`, adjusted by Holm's method over all pairs."""
         alone = self.p_alone
         upper = np.triu_indices(len(alone), 1)
         adjusted = np.full_like(alone, np.nan)
@@ -97,30 +97,30 @@ class Pairs:
         return adjusted
 
     def among(self, places: Sequence[int]) -> Pairs:
-        """Return the comparisons of some of them with each other; their errors stay those of all."""
+        """Return the comparisons of some contenders; errors stay those estimated from all."""
         rows = np.array(places, dtype=int)
         parts = {field.name: getattr(self, field.name)[np.ix_(rows, rows)] for field in fields(self)[:-1]}
         return Pairs(**parts, accuracy=self.accuracy[rows])
 
     def better(self) -> np.ndarray:
-        """Return (R, R) booleans, which row is significantly better than which column."""
+        """Return (R, R) booleans: whether the row is significantly better than the column."""
         with np.errstate(invalid="ignore"):
             return np.asarray((self.p <= 1 - LEVEL) & (self.mean > 0))
 
     def ranks(self) -> list[str]:
-        """Return the ranks that each may have: below all that are significantly better, above all that are worse.
+        """Return the possible ranks of each contender: after all significantly better ones, before all worse ones.
 
-        "3-9" are several, "3" is one.
+        A range of ranks is written as "3-9".
         """
         better = self.better()
         first, last = 1 + better.sum(axis=0), len(better) - better.sum(axis=1)
         return [f"{low}-{high}" if low < high else f"{low}" for low, high in zip(first, last, strict=True)]
 
     def least(self) -> float:
-        """Return the difference that would be significant in 4 of 5 pairs, beside those that are; NaN of none.
+        """Return the difference that would be significant in 4 of 5 pairs, in addition to the significant pairs.
 
-        By Holm's method the level of one more is that of as many pairs as are left. A difference is significant where
-        it is above the critical one, which its own error decides.
+        With Holm's method the level of the next pair depends on the number of pairs left. A difference is significant
+        above a critical value, which depends on its error. NaN without errors.
         """
         upper = np.triu_indices(len(self.mean), 1)
         left = max(1, int((self.p[upper] > 1 - LEVEL).sum()))
@@ -139,9 +139,9 @@ class Pairs:
 
 
 def detectable(pairs: Pairs, quantity: str = "accuracy", unit: str = "seeds") -> str | None:
-    """Return the difference that would be significant in 4 of 5 pairs, as a clause; None where it is not known.
+    """Return a clause with the difference that would be significant in 4 of 5 pairs, or None if it is unknown.
 
-    What is compared are shares, which differ by 1 at most; `unit` says what the seeds are.
+    The quantity is a share, so differences are at most 1; `unit` is the name of the seeds.
     """
     if np.isnan(least := pairs.least()):
         return None
@@ -157,7 +157,7 @@ def detectable(pairs: Pairs, quantity: str = "accuracy", unit: str = "seeds") ->
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """Return (n,) p-values adjusted by Holm's step-down method (Holm 1979); those that are NaN stay so.
+    """Return (n,) p-values adjusted by Holm's step-down method (Holm 1979); NaNs stay NaN.
 
     >>> holm(np.array([0.01, 0.04, 0.03])).tolist()
     [0.03, 0.06, 0.06]
@@ -171,13 +171,13 @@ def holm(p: np.ndarray) -> np.ndarray:
 
 
 def mcnemar(only_a: np.ndarray, only_b: np.ndarray) -> np.ndarray:
-    """Return the exact two-sided p-values of McNemar's test, from how many items only one of both gets right."""
+    """Return exact two-sided p-values of McNemar's test, from the numbers of items that only a or only b gets right."""
     fewer, total = np.minimum(only_a, only_b), only_a + only_b
     return np.minimum(1.0, 2 * bdtr(fewer, np.asarray(total, dtype=np.int64), 0.5))
 
 
 def student(mean: np.ndarray, variance: np.ndarray, freedom: np.ndarray) -> np.ndarray:
-    """Return the two-sided p-values of Student's t of means with such variances; of a mean of 0 it is 1."""
+    """Return two-sided p-values of Student's t test; for a mean of 0 the p-value is 1."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(np.isclose(mean, 0, atol=1e-12), 0.0, np.abs(mean) / np.sqrt(variance))
     return np.asarray(2 * stdtr(freedom, -ratio))
@@ -187,8 +187,8 @@ def compare(contenders: Sequence[Contender], outsiders: Collection[int] = ()) ->
     """Return the comparisons of all pairs.
 
     Args:
-        contenders: in the order of rows and columns.
-        outsiders: places of those that say nothing of how much others vary, as they lack seeds that these have.
+        contenders: the contenders, in the order of rows and columns.
+        outsiders: places of contenders that lack seeds of the others; the variances of the others do not use them.
     """
     R = len(contenders)
     results = np.empty((R, R), DIFFERENCE)
@@ -215,8 +215,8 @@ class _Block:
     """Contenders that have the same seeds and items.
 
     Attributes:
-        places: where they are among all.
-        contenders: the contenders; `first` stands for all in what they share.
+        places: their places among all contenders.
+        contenders: the contenders; `first` is used for what they share.
     """
 
     def __init__(self, places: Sequence[int], contenders: Sequence[Contender]) -> None:
@@ -224,14 +224,14 @@ class _Block:
         self._sums: dict[tuple[int, bytes | None], np.ndarray] = {}
 
     def zero(self) -> _Block:
-        """Return a contender that gets nothing right on the same tests: a difference to it is an accuracy."""
+        """Return a contender with no correct predictions on the same tests; the difference to it is the accuracy."""
         wrong = {s: (name, np.zeros_like(hits)) for s, (name, hits) in self.first.hits.items()}
         return _Block([0], [Contender(dict.fromkeys(self.first.means, 0.0), wrong, self.first.clusters)])
 
     def sums(self, seed: int, numbers: np.ndarray | None) -> np.ndarray:
-        """Return (a, C) what contenders score with a seed, added up by the (I,) numbers of clusters if there are.
+        """Return the (a, C) scores of a seed, summed by the (I,) cluster numbers, if any.
 
-        Products of booleans count items, which single precision does exactly; real numbers are in double precision.
+        Booleans are in single precision, because counts of items are exact in it; real numbers are in double precision.
         """
         key = seed, None if numbers is None else numbers.tobytes()
         if key not in self._sums:
@@ -242,7 +242,7 @@ class _Block:
 
 
 def _blocks_of(contenders: Sequence[Contender]) -> list[_Block]:
-    """Return the contenders that have the same seeds and items together."""
+    """Return blocks of the contenders with the same seeds and items."""
     blocks = defaultdict(list)
     for index, contender in enumerate(contenders):
         tests = tuple(sorted((s, name) for s, (name, _) in contender.hits.items()))
@@ -252,7 +252,7 @@ def _blocks_of(contenders: Sequence[Contender]) -> list[_Block]:
 
 
 def _differences(left: _Block, right: _Block) -> np.ndarray:
-    """Return (a, b) differences of two blocks, each a DIFFERENCE."""
+    """Return the (a, b) comparisons of two blocks, with the dtype DIFFERENCE."""
     a, b = left.first, right.first
     seeds = sorted(set(a.means) & set(b.means))
     result = np.full((len(left.contenders), len(right.contenders)), np.nan, DIFFERENCE)
@@ -269,20 +269,20 @@ def _differences(left: _Block, right: _Block) -> np.ndarray:
 
 
 def _add_items(result: np.ndarray, left: _Block, right: _Block, seeds: list[int]) -> None:
-    """Add what items explain of the differences of two blocks that were tested on the same."""
+    """Add the parts that items explain to the comparisons of two blocks with the same items."""
     S, numbers = len(seeds), _numbers(left.first if right.first.clusters is None else right.first, seeds)
     names = [clusters_of(n) for n in numbers]
     clusters = np.unique(np.concatenate(names)) if names else np.empty(0)
     totals = [np.zeros((n, len(clusters))) for n in (*result.shape, 1)]
     squares, counts, result["separate"], tests = *np.zeros((3, *result.shape)), 0
     for place, seed in enumerate(seeds):
-        of_items = numbers[place] if numbers else None
-        x, y = left.sums(seed, of_items), right.sums(seed, of_items)
+        items = numbers[place] if numbers else None
+        x, y = left.sums(seed, items), right.sums(seed, items)
         sizes = np.ones(len(left.first.hits[seed][1]), dtype=x.dtype)
         if numbers:
-            sizes, where = add_up(sizes, numbers[place])[1], np.searchsorted(clusters, names[place])
+            sizes, columns = add_up(sizes, numbers[place])[1], np.searchsorted(clusters, names[place])
             for total, part in zip(totals, (x, y, sizes), strict=True):
-                total[:, where] += part
+                total[:, columns] += part
         square = squared_differences(x, y)
         squares += square
         counts += x.sum(axis=1)[:, None] - y.sum(axis=1)
@@ -302,7 +302,7 @@ def _add_items(result: np.ndarray, left: _Block, right: _Block, seeds: list[int]
 
 
 def _numbers(contender: Contender, seeds: Sequence[int]) -> list[np.ndarray]:
-    """Return of each seed (I,) which cluster each item is in; none if each item of each seed is its own."""
+    """Return for each seed the (I,) cluster numbers of its items; [] if each item of each seed is its own cluster."""
     if contender.clusters is not None:
         return [contender.clusters[s] for s in seeds]
     if len(seeds) > 1 and len({contender.hits[s][0] for s in seeds}) == 1:
@@ -311,9 +311,9 @@ def _numbers(contender: Contender, seeds: Sequence[int]) -> list[np.ndarray]:
 
 
 def _judge(result: np.ndarray, accuracy: np.ndarray, lone: bool) -> Pairs:
-    """Return how differences are judged: by seeds and items together, and never more surely than by items alone.
+    """Return the comparisons with intervals and p-values: from seeds and items, never narrower than from items alone.
 
-    Where they are `lone`, all of one seed, by items.
+    With `lone`, only one seed in all, they are from items.
     """
     S, items = result["n_seeds"], result["clusters"] - 1
     interaction, main = item_parts(result["separate"], result["joint"], S)
@@ -322,7 +322,7 @@ def _judge(result: np.ndarray, accuracy: np.ndarray, lone: bool) -> Pairs:
     seeds = np.where(unpooled, result["between"], factor * interaction), np.where(unpooled, S - 1.0, freedom)
     variance, freedom = satterthwaite(seeds, optional(main, items))
     p_seeds = student(result["mean"], variance, freedom)
-    # Far in the tail Satterthwaite's approximation is too bold where a pair has its own seeds alone.
+    # Far in the tail Satterthwaite's approximation gives too small p-values for pairs that are not pooled.
     p_seeds = np.where(unpooled, np.fmax(p_seeds, student(result["mean"], *seeds)), p_seeds)
     half, least = student_half(variance, freedom), student_half(result["joint"], items)
     with np.errstate(invalid="ignore"):
@@ -330,7 +330,7 @@ def _judge(result: np.ndarray, accuracy: np.ndarray, lone: bool) -> Pairs:
     single = np.full_like(half, np.nan)
     if lone:
         single = student_half(_lone_variance(result), items)
-        np.fill_diagonal(single, np.where(np.isnan(np.diag(single)), np.nan, 0.0))  # of each to itself
+        np.fill_diagonal(single, np.where(np.isnan(np.diag(single)), np.nan, 0.0))  # each minus itself
     return Pairs(
         mean=result["mean"], half=np.where(S > 1, np.fmax(half, least), single),
         error=np.sqrt(np.where(by_items, result["joint"], variance)), freedom=np.where(by_items, items, freedom),
@@ -339,18 +339,18 @@ def _judge(result: np.ndarray, accuracy: np.ndarray, lone: bool) -> Pairs:
 
 
 def _lone_variance(result: np.ndarray) -> np.ndarray:
-    """Return (a, b) variances of differences on one network, were its clusters of items drawn again.
+    """Return the (a, b) variances of differences on one network over resampled clusters of items.
 
-    As if half a cluster more told for either side (Agresti and Min 2005, "Simple improved confidence intervals for
-    comparing matched proportions"): where two differ on few, their spread alone says too little.
+    Half a cluster is added to each side (Agresti and Min 2005, "Simple improved confidence intervals for comparing
+    matched proportions"), because with few differing items the variance alone is too small.
     """
     return np.asarray(result["joint"] + 1 / result["clusters"] ** 2)
 
 
 def halves(contenders: Sequence[Contender], lone: bool = False) -> np.ndarray:
-    """Return (R,) half the widths of the 95 % intervals of means, each from its own seeds and items.
+    """Return (R,) half widths of the 95 % intervals of means, each from its own seeds and items.
 
-    NaN of a single seed, unless it is a `lone` one, as all others have no more.
+    NaN for a single seed, unless it is `lone`: the only seed of all contenders.
     """
     half = np.full(len(contenders), np.nan)
     for block in _blocks_of(contenders):
@@ -359,11 +359,11 @@ def halves(contenders: Sequence[Contender], lone: bool = False) -> np.ndarray:
 
 
 def _half(result: np.ndarray, lone: bool) -> np.ndarray:
-    """Return (a,) half the widths of the 95 % intervals of means over seeds, from their differences to nothing.
+    """Return (a,) half widths of the 95 % intervals of means over seeds, from the differences to `zero`.
 
-    Student's of seeds and items that both vary: what resampling both would give, without its surplus at few seeds (Owen
-    2007). It is never narrower than Student's of the seeds, or of the items. NaN of a single seed, unless it is a
-    `lone` one: then Student's of the items.
+    They are Student's, with random seeds and items: the result of resampling both, without its excess for few seeds
+    (Owen 2007), and never narrower than Student's for seeds or items alone. NaN for a single seed, unless it is `lone`;
+    then Student's for items.
     """
     S, clusters, between = result["n_seeds"], result["clusters"] - 1, result["between"]
     items = student_half(result["joint"], clusters)
@@ -374,16 +374,16 @@ def _half(result: np.ndarray, lone: bool) -> np.ndarray:
 
 
 def _accuracy(result: np.ndarray, lone: bool) -> np.ndarray:
-    """Return (a, 2) ends of the 95 % intervals of accuracies, from their differences to nothing right.
+    """Return the (a, 2) ends of the 95 % intervals of accuracies, from the differences to `zero`.
 
-    They are never within Wilson's of the items, or of as many as their clusters are worth, and of a lone network they
-    are these. NaN of a single seed elsewhere.
+    The intervals include Wilson's interval for the effective number of items, given their clusters. For a lone network
+    they are Wilson's. NaN for a single seed otherwise.
     """
     half = _half(result, lone)
-    mean, items = result["mean"][:, 0], result["joint"][:, 0]
+    mean, variance = result["mean"][:, 0], result["joint"][:, 0]
     with np.errstate(divide="ignore", invalid="ignore"):
-        worth = np.where(items > 0, mean * (1 - mean) / items, result["clusters"][:, 0])
-    low, high = wilson(mean, worth)
+        effective = np.where(variance > 0, mean * (1 - mean) / variance, result["clusters"][:, 0])
+    low, high = wilson(mean, effective)
     if not lone:
         low, high = np.fmin(mean - half, low), np.fmax(mean + half, high)
     ends = np.stack([low, high], axis=1)
@@ -391,28 +391,30 @@ def _accuracy(result: np.ndarray, lone: bool) -> np.ndarray:
 
 
 def marks(pairs: Pairs, references: Mapping[int, int]) -> dict[int, str]:
-    """Return whether rows are significantly better or worse than theirs, or neither; all are right in 95 % of boards.
+    """Return whether rows are significantly better or worse than their references, or neither.
+
+    All marks of a board are correct with a probability of 95 %.
 
     Args:
-        pairs: of all rows.
-        references: of some rows which other each is compared with; several where budgets have references of their own.
+        pairs: the comparisons of all rows.
+        references: the reference of each row to mark; references may differ, for example by budget.
     """
     rows, others = (np.array(x, dtype=int) for x in (list(references), list(references.values())))
     p, mean = pairs.p_alone[rows, others], pairs.mean[rows, others]
     if not len(rows):
         return {}
     degrees = pairs.freedom[rows, others]
-    freedom = np.where(degrees > 0, degrees, MANY)  # a single seed's has none, and no p
+    freedom = np.where(degrees > 0, degrees, MANY)  # a single seed has no degrees of freedom, and p is NaN
     with np.errstate(invalid="ignore"):
-        sure = p <= critical_p(correlation(pairs.error**2, rows, others), freedom)
-    words = np.where(sure, np.where(mean > 0, BETTER, WORSE), NOT_SIGNIFICANT)
+        significant = p <= critical_p(correlation(pairs.error**2, rows, others), freedom)
+    words = np.where(significant, np.where(mean > 0, BETTER, WORSE), NOT_SIGNIFICANT)
     return dict(zip(rows.tolist(), words.tolist(), strict=True))
 
 
 def correlation(variance: np.ndarray, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
     """Return (J, J) correlations of J differences, rows minus others, from (R, R) variances of all differences.
 
-    Where a variance is not known two differences count as independent, which makes marks more careful.
+    If a variance is unknown, two differences count as independent, which makes marks more conservative.
     """
     cross = variance[np.ix_(rows, others)]
     covariance = (cross + cross.T - variance[np.ix_(rows, rows)] - variance[np.ix_(others, others)]) / 2
@@ -420,7 +422,7 @@ def correlation(variance: np.ndarray, rows: np.ndarray, others: np.ndarray) -> n
     with np.errstate(divide="ignore", invalid="ignore"):
         result = np.nan_to_num(covariance / np.outer(scale, scale), posinf=0.0, neginf=0.0)
     np.fill_diagonal(result, 1.0)
-    # Variances that were pooled pair by pair need not be those of anything: the nearest that are.
+    # Variances that were pooled by pair need not form a covariance matrix: use the nearest positive definite one.
     values, vectors = np.linalg.eigh(result)
     result = (vectors * np.maximum(values, 1e-8)) @ vectors.T
     scale = np.sqrt(np.diag(result))
@@ -428,17 +430,17 @@ def correlation(variance: np.ndarray, rows: np.ndarray, others: np.ndarray) -> n
 
 
 def critical_p(correlations: np.ndarray, freedom: np.ndarray) -> float:
-    """Return the p up to which one of J differences is significant; where none is real, one is in 1 of 20 boards.
+    """Return the critical p-value for J differences: without real differences, 1 of 20 boards has a significant one.
 
     Args:
-        correlations: (J, J) of the differences.
+        correlations: (J, J) correlations of the differences.
         freedom: (J,) degrees of freedom of their errors.
     """
     rng, J = np.random.default_rng(0), len(correlations)
     normal = rng.standard_normal((DRAWS, J)) @ np.linalg.cholesky(correlations).T
     ratios = np.abs(normal) / np.sqrt(rng.chisquare(freedom, (DRAWS, J)) / freedom)
     low, high, beyond = 0.0, 1 - LEVEL, 0
-    for _ in range(30):  # only draws that the next p can still decide are looked at again
+    for _ in range(30):  # each step only tests the draws that the previous steps did not decide
         middle = (low + high) / 2
         past = (ratios > stdtrit(freedom, 1 - middle / 2)).any(axis=1)
         if (beyond + past.sum()) / DRAWS > 1 - LEVEL:

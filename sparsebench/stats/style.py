@@ -1,4 +1,4 @@
-"""The style sheet of all pictures: colours, dashes, sizes, and how a picture becomes a file. Needs matplotlib alone."""
+"""The style of all plots: colours, dashes, sizes, and file formats."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from matplotlib.text import Text
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7")
-"""The palette of Okabe and Ito (2008), which the colour-blind tell apart, without black and the yellow that is pale on
-white; lighter and darker ones take turns, for print without colours."""
+"""The colour-blind safe palette of Okabe and Ito (2008), without black and without yellow, which is pale on white.
+Lighter and darker colours alternate, for print in grey."""
 BLACK, DARK, GREY, PALE = "#000000", "#5f6670", "#8a919c", "#c9cdd3"
-"""Of oracles and dense; of baselines; of predictions and notes; of what is there but not named."""
+"""Colours of oracles and dense; of baselines; of predictions and notes; of lines without a label."""
 DASHES: tuple[Any, ...] = ("solid", (0, (4, 1.2)), (0, (6, 1.2, 1.2, 1.2)), (0, (1.2, 1)))
 FIRST = (0, 1, 2, 3, 1, 3)
-"""Which dash the first line of each colour has: those of the two blues differ, and so on for the colour-blind."""
+"""The dash of the first line of each colour. Similar colours, such as the two blues, have different dashes."""
 MARKERS = "osD^vP"
 COLUMNS = {"one": 3.25, "two": 6.75}
-"""Inches of one column and of two columns of a paper."""
+"""Widths in inches of one and two columns of a paper."""
 DPI = 190
-"""Of PNG files: two columns are 1,282 pixels."""
+"""Resolution of PNG files: two columns are 1,282 pixels wide."""
 FORMS: dict[str, dict[str, Any]] = {
     "png": {"metadata": {"Software": None}},
     "svg": {"metadata": {"Date": None}},
     "pdf": {"metadata": {"CreationDate": None}},
 }
-"""What files can be, by their ending; without dates the same picture is the same bytes."""
+"""File formats by ending, with options of matplotlib. Without dates the same figure gives the same bytes."""
 SHEET: dict[str, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 8,
@@ -63,7 +63,7 @@ SHEET: dict[str, Any] = {
 
 
 class Series(NamedTuple):
-    """How one line is drawn; the first 24 differ in colour or dash."""
+    """The style of one line; the first 24 lines differ in colour or dash."""
 
     color: str
     linestyle: Any
@@ -71,7 +71,7 @@ class Series(NamedTuple):
 
 
 def series(place: int) -> Series:
-    """Return how the line number `place` is drawn."""
+    """Return the style of line number `place`, from 0."""
     return Series(
         COLOURS[place % len(COLOURS)],
         DASHES[(FIRST[place % len(FIRST)] + place // len(COLOURS)) % len(DASHES)],
@@ -81,17 +81,17 @@ def series(place: int) -> Series:
 
 @contextmanager
 def sheet(**more: Any) -> Iterator[None]:
-    """Draw in the style of all pictures, with more of matplotlib's settings."""
+    """Use the style of all plots in this context, with more settings of matplotlib."""
     import matplotlib
 
     settings: Any = SHEET | more
     with matplotlib.rc_context(settings), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)  # a name in letters of another font
+        warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)  # for names in other scripts
         yield
 
 
 def new(width: float, height: float, dpi: int = DPI, **options: Any) -> Figure:
-    """Return an empty figure of so many inches, which no window shows."""
+    """Return an empty figure with this size in inches, without a window."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -101,7 +101,7 @@ def new(width: float, height: float, dpi: int = DPI, **options: Any) -> Figure:
 
 
 def wrap(text: Text, most: float) -> None:
-    """Break a text of a figure into lines of at most so many pixels; formulas stay whole, and words where they can."""
+    """Wrap a text of a figure to lines of at most `most` pixels; do not break formulas, or words up to 40 letters."""
     lines = [""]
     for word in re.findall(r"(?:\$[^$\s][^$]*\$|\S)+", text.get_text()):
         for piece in [word] if "$" in word else [word[i : i + 40] for i in range(0, len(word), 40)]:
@@ -114,7 +114,7 @@ def wrap(text: Text, most: float) -> None:
 
 
 def content(figure: Figure, form: str = "png") -> bytes:
-    """Return a figure as a file of one of FORMS; the same figure gives the same bytes."""
+    """Return the content of a figure's file in one of FORMS; the same figure gives the same bytes."""
     out = io.BytesIO()
     with sheet():
         figure.savefig(out, format=form, dpi="figure", **FORMS[form])
@@ -122,11 +122,7 @@ def content(figure: Figure, form: str = "png") -> bytes:
 
 
 def form_of(option: str, path: Path) -> str:
-    """Return what a file of a picture is, by its ending.
-
-    Raises:
-        UserError: none of FORMS.
-    """
+    """Return the format of a plot's file from its ending; raise UserError if it is not one of FORMS."""
     form = path.suffix.lower().removeprefix(".")
     if form not in FORMS:
         raise UserError(option, got=str(path), allowed=f"a name that ends with {', '.join(f'.{end}' for end in FORMS)}")

@@ -1,8 +1,8 @@
-"""The variance of a mean difference in accuracy: what its test items explain, and how much more its seeds differ.
+"""The variance of a mean difference in accuracy: the part from test items, and the overdispersion over seeds.
 
-Test items come in clusters, such as those that show the same foreground; where nothing is known of that each item is a
-cluster. Overdispersion is the variance over seeds as a multiple of what the items explain of it. Few seeds say little
-of it, so the strategies of a board help each other: empirical Bayes on its logarithm, by moments (Smyth 2004, "Linear
+Test items come in clusters, such as items with the same foreground; without such information each item is a cluster.
+Overdispersion is the variance over seeds divided by the variance that items explain. It cannot be estimated well from
+few seeds, so it is pooled over a board's strategies: empirical Bayes on its logarithm, by moments (Smyth 2004, "Linear
 models and empirical Bayes methods for assessing differential expression in microarray experiments", section 6.2).
 """
 
@@ -16,16 +16,16 @@ from scipy.special import digamma, polygamma, stdtrit
 from sparsebench.stats.intervals import LEVEL
 
 EQUAL = 1e-12
-"""The share of two rows' squares below which their difference is rounding; one item of a million is more."""
+"""Squared differences of two rows below this share of their squares are rounding; one item of a million is more."""
 FEWEST = 4
-"""Overdispersions below which there is nothing to pool; three strategies have three pairs."""
+"""The smallest number of overdispersions that are pooled; three strategies have only three pairs."""
 
 
 def add_up(scores: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the (C,) different numbers of clusters of I items, rising, and (..., I) scores added up by them, (..., C).
+    """Return the (C,) sorted unique cluster numbers of I items, and the (..., C) sums of (..., I) scores by cluster.
 
-    The scores are numbers, single precision only for counts. All strategies of a seed were tested on the same items, so
-    what order those are in is found out once.
+    Scores in single precision must be counts. The order of the items is cached, because all strategies of a seed have
+    the same items.
     """
     names, order, starts = _in_order(numbers.tobytes(), numbers.dtype.str)
     scores = np.take(scores, order, axis=-1)
@@ -35,13 +35,13 @@ def add_up(scores: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def clusters_of(numbers: np.ndarray) -> np.ndarray:
-    """Return the (C,) different numbers of clusters of I items, rising."""
+    """Return the (C,) sorted unique cluster numbers of I items."""
     return _in_order(numbers.tobytes(), numbers.dtype.str)[0]
 
 
 @lru_cache(maxsize=2048)
 def _in_order(content: bytes, kind: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the different ones of some numbers, rising, the order that sorts them, and where each begins there."""
+    """Return the sorted unique numbers, the order that sorts all numbers, and the start of each in this order."""
     numbers = np.frombuffer(content, kind)
     order = np.argsort(numbers, kind="stable")
     values = numbers[order]
@@ -50,9 +50,9 @@ def _in_order(content: bytes, kind: str) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def squared_differences(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Return (a, b) sums of squared differences between the rows of (a, C) and (b, C) numbers, of counts exactly.
+    """Return the (a, b) sums of squared differences between the rows of (a, C) and (b, C) numbers, exact for counts.
 
-    Those of equal rows are 0, which rounding would otherwise hide where they are no counts.
+    They are exactly 0 for equal rows, despite rounding.
     """
     squares = [(x * x).sum(axis=1, dtype=float) for x in (left, right)]
     sums = squares[0][:, None] + squares[1]
@@ -61,13 +61,13 @@ def squared_differences(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def item_variance(left: np.ndarray, right: np.ndarray, sizes: np.ndarray, squares: np.ndarray) -> np.ndarray:
-    """Return (a, b) variances of differences in accuracy on one test, were its C clusters drawn again.
+    """Return the (a, b) variances of differences in accuracy on one test over samples of its C clusters.
 
-    That of a ratio of totals, to first order (Cochran 1977, section 6.6); with clusters of one item that of a mean.
+    It is that of a ratio of totals, to first order (Cochran 1977, section 6.6), or of a mean if clusters have one item.
 
     Args:
-        left, right: (a, C) and (b, C) how many items of each cluster are right, or what they score together.
-        sizes: (C,) how many there are.
+        left, right: (a, C) and (b, C) numbers of correct items, or sums of scores, of each cluster.
+        sizes: (C,) numbers of items.
         squares: (a, b) `squared_differences` of left and right.
     """
     C, I = len(sizes), float(sizes.sum())
@@ -80,14 +80,14 @@ def item_variance(left: np.ndarray, right: np.ndarray, sizes: np.ndarray, square
 
 
 def item_parts(separate: np.ndarray, joint: np.ndarray, S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return what items explain of a mean over S seeds: their part that differs by seed, and their main effect.
+    """Return the variance that items explain of a mean over S seeds: the interaction with seeds, and the main effect.
 
     Items and seeds are crossed random effects (Searle, Casella and McCulloch 1992, chapter 4). The main effect does not
-    shrink with more seeds; it is 0 where no two seeds share a cluster. NaN of a single seed.
+    decrease with more seeds; it is 0 if no two seeds share a cluster. NaN for a single seed.
 
     Args:
-        separate: the variance that items give the mean if no two seeds shared any.
-        joint: the same with the clusters as they are, each drawn again with what it is in all seeds.
+        separate: the variance of the mean from items if no two seeds shared a cluster.
+        joint: the variance from the clusters as they are: a cluster is sampled together in all seeds.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         interaction = np.maximum(0.0, (S * separate - joint) / (S - 1.0))
@@ -95,7 +95,7 @@ def item_parts(separate: np.ndarray, joint: np.ndarray, S: np.ndarray) -> tuple[
 
 
 def satterthwaite(*parts: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sum of variances and its degrees of freedom (Satterthwaite 1946), from those of each part."""
+    """Return the sum of variances and its degrees of freedom (Satterthwaite 1946); parts are pairs of both."""
     total = np.asarray(sum(variance for variance, _ in parts))
     with np.errstate(divide="ignore", invalid="ignore"):
         freedom = total**2 / sum(variance**2 / freedom for variance, freedom in parts)
@@ -103,21 +103,21 @@ def satterthwaite(*parts: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np
 
 
 def optional(variance: np.ndarray, freedom: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return a part of a variance, as none where it is NaN."""
+    """Return a part of a variance for `satterthwaite`, with 0 instead of NaN."""
     return np.nan_to_num(variance), np.where(np.isnan(variance), 1.0, freedom)
 
 
 def student_half(variance: np.ndarray, freedom: np.ndarray) -> np.ndarray:
-    """Return half the width of the 95 % interval of a mean, Student's."""
+    """Return half the width of Student's 95 % interval of a mean."""
     return np.asarray(stdtrit(freedom, 0.5 + LEVEL / 2) * np.sqrt(variance))
 
 
 def inverse_trigamma(value: float) -> float:
-    """Return where the trigamma function has this positive value, by Newton's method (Smyth 2004, appendix)."""
+    """Return the inverse of the trigamma function for a positive value, by Newton's method (Smyth 2004, appendix)."""
     x = 0.5 + 1 / value
     for _ in range(50):
-        now = float(polygamma(1, x))
-        step = now * (1 - now / value) / float(polygamma(2, x))
+        trigamma = float(polygamma(1, x))
+        step = trigamma * (1 - trigamma / value) / float(polygamma(2, x))
         x += step
         if abs(step) < 1e-10 * x:
             break
@@ -125,10 +125,10 @@ def inverse_trigamma(value: float) -> float:
 
 
 def prior(ratios: np.ndarray, freedom: np.ndarray) -> tuple[float, float]:
-    """Return centre and degrees of freedom of the distribution that (n,) overdispersions come from.
+    """Return the centre and the degrees of freedom d0 of the prior of (n,) overdispersions.
 
-    Centre over it is chi-square over its degrees of freedom; infinitely many where the ratios differ no more than equal
-    ones would with (n,) degrees of freedom each.
+    In the prior, the centre divided by an overdispersion is distributed as chi-square / d0. d0 is infinite if the
+    ratios vary no more than equal overdispersions with (n,) degrees of freedom would.
     """
     logs = np.log(ratios) - digamma(freedom / 2) + np.log(freedom / 2)
     excess = float(logs.var(ddof=1) - polygamma(1, freedom / 2).mean())
@@ -139,9 +139,10 @@ def prior(ratios: np.ndarray, freedom: np.ndarray) -> tuple[float, float]:
 
 
 def shrink(ratios: np.ndarray, freedom: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (n,) overdispersions pulled towards their prior, and their degrees of freedom; NaN where they are, or few.
+    """Return (n,) overdispersions shrunk towards their prior, and their degrees of freedom.
 
-    None is below 1, as networks on other items differ at least as items say, and none below what its own seeds show.
+    None is below 1, because the variance is at least that from items, and none is below the ratio from its own seeds.
+    NaN for ratios that are NaN, and for all if there are fewer than FEWEST.
     """
     factors, more = np.full((2, len(ratios)), np.nan)
     mask = ratios > 0
@@ -158,17 +159,17 @@ def shrink(ratios: np.ndarray, freedom: np.ndarray) -> tuple[np.ndarray, np.ndar
 def overdispersion(
     between: np.ndarray, items: np.ndarray, seeds: np.ndarray, sizes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (R, R) overdispersions of pairs, none below 1, and degrees of freedom; NaN where they are not known.
+    """Return (R, R) overdispersions of pairs, at least 1, and their degrees of freedom; NaN if unknown.
 
-    They are pulled towards the board's twice, pair by pair and strategy by strategy. The larger counts, with the fewer
-    degrees of freedom, which are never more than the seeds of all strategies have.
+    They are shrunk towards the board's twice, by pair and by strategy. The larger value and the smaller degrees of
+    freedom are used; the latter are at most those of the seeds of all strategies.
 
     Args:
-        between: (R, R) variance of the mean difference as its seeds show it.
-        items: (R, R) what items explain of that.
-        seeds: (R, R) how many both have.
-        sizes: (R, R) test items I of a seed. Accuracies are rounded to 1/I, and no spread is less than rounding gives:
-            the logarithm of one that is 0 by chance would outweigh all others.
+        between: (R, R) variances of the mean difference, estimated from seeds.
+        items: (R, R) parts of these variances that items explain.
+        seeds: (R, R) numbers of common seeds.
+        sizes: (R, R) numbers I of test items of a seed. Accuracies are rounded to 1/I, so variances are at least those
+            of rounding. Otherwise the logarithm of a variance that is 0 by chance would outweigh all others.
     """
     mask, d = np.isfinite(between) & (items > 0), seeds - 1.0
     ratios, factors, freedom = np.full((3, *items.shape), np.nan)
@@ -187,15 +188,15 @@ def overdispersion(
 
 
 def by_strategy(between: np.ndarray, items: np.ndarray, freedom: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (R, R) overdispersions of pairs from those of both strategies, as what items explain weights them.
+    """Return (R, R) overdispersions of pairs from those of both strategies, weighted by what items explain.
 
     Args:
-        between, items: (R, R) variances of one seed's differences, 0 on the diagonal; NaN where they are not known.
-        freedom: (R, R) seeds less one.
+        between, items: (R, R) variances of one seed's differences, 0 on the diagonal; NaN if unknown.
+        freedom: (R, R) numbers of seeds minus one.
     """
     mask = np.isfinite(between) & np.isfinite(items)
     rows = np.nanmean(np.where(mask, [between, items], np.nan), axis=2)
-    b, w = rows - rows.mean(axis=1, keepdims=True) / 2  # about the mean of all, from those of differences
+    b, w = rows - rows.mean(axis=1, keepdims=True) / 2  # variances about the mean of all, from those of differences
     w[w <= 0] = np.nan
     factors, d = shrink(b / w, np.nanmean(np.where(mask, freedom, np.nan), axis=1))
     parts = factors * w

@@ -24,7 +24,7 @@ IMAGES = [*SMALL, "--suite", "quick-scratch"]
     [
         (
             ["show-tokens", "--plugin", TOKENS, "--task", "sets", "--n-train", "20"],
-            "this needs a task of pictures; got 'sets'",
+            "pictures need a task with images; got 'sets'",
         ),
         (["show-tokens", "--task", "nowhere"], "unknown task"),
         (["show-tokens", "--task", "composite:mask=any,half"], "one task with one model"),
@@ -83,7 +83,7 @@ def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(tmp_path: Path)
     wrong = call(
         "show-tokens", "--plugin", TOKENS, "--task", "sets", "--n-train", 20, "--out", tmp_path / "out", "--dry-run"
     )
-    assert wrong.exit_code == 2 and "this needs a task of pictures" in wrong.output
+    assert wrong.exit_code == 2 and "pictures need a task with images" in wrong.output
     assert not list(tmp_path.iterdir())
 
 
@@ -133,7 +133,7 @@ def test_files_bring_the_task_and_the_model(tmp_path: Path) -> None:
     refused = call("compare", "attn_topk", "random", *more, "--out", tmp_path / "c")
     assert refused.exit_code == 2 and "stripes" in refused.output
     wrong = call("compare", "attn_topk", "random", *SMALL, "--plugin", "tome", "--out", tmp_path / "c")
-    assert wrong.exit_code == 2 and "--plugin; got 'tome'; allowed: files that bring" in wrong.output
+    assert wrong.exit_code == 2 and "--plugin; got 'tome'; allowed: files with the task" in wrong.output
 
 
 def test_observers_are_told_of_what_is_trained(tmp_path: Path) -> None:

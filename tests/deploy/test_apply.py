@@ -1,4 +1,4 @@
-"""A strategy on a network of one's own, as a torch module."""
+"""A strategy on a user's network, as a torch module."""
 
 import copy
 import io
@@ -59,7 +59,7 @@ def test_all_macs_give_the_outputs_of_the_model_to_the_bit(name, kind):
     assert sparse.macs_ratio == 1 and set(sparse.tokens) == {16}
 
 
-@pytest.mark.filterwarnings("ignore:'perturbation")  # which spends more than the dense network
+@pytest.mark.filterwarnings("ignore:'perturbation")  # it has more MACs than the dense network
 @pytest.mark.parametrize(
     ("cls", "kind"),
     [(cls, kind) for cls in STRATEGIES for kind in (KINDS if cls.name == "tome" else KINDS[:1])],
@@ -78,9 +78,9 @@ def test_outputs_are_those_of_the_benchmark(cls, kind):
         assert torch.equal(outputs, model(x)) and sparse.macs_ratio == 1
     else:
         assert not torch.allclose(outputs, model(x), atol=1e-3)
-        assert (sparse.macs_ratio < 1) == (cls.name != "perturbation")  # which asks the network itself, many times
+        assert (sparse.macs_ratio < 1) == (cls.name != "perturbation")  # it calls the network many times
         stay = patches_in(acting.index, 16)
-        if stay.any(dim=1).all():  # else tokens are mixed, and none stands for a patch
+        if stay.any(dim=1).all():  # otherwise all tokens are mixtures
             assert torch.equal(sparse.kept(), stay)
 
 
@@ -99,7 +99,7 @@ def test_what_a_sparse_network_says_of_itself_or_an_adaptive_one_of_the_last_ima
 
 
 class Enough(Strategy):
-    """Keeps the tokens whose mean is above `level`, and one at least."""
+    """Keeps the tokens with a mean above `level`, but at least one."""
 
     name = "enough"
     site = "block"
@@ -160,24 +160,24 @@ def test_what_a_strategy_learns_is_part_of_it(tmp_path):
     again = sparsebench.apply(copy.deepcopy(model), sparse.spec, learned=tmp_path / "learned.safetensors")
     assert torch.equal(again(pixels()), outputs)
     save_file(vit().state_dict(), tmp_path / "none.safetensors")
-    for file, said in (("none", "does not hold what 'dynamic_vit' learned"), ("nowhere", "cannot be read")):
-        with pytest.raises(UserError, match=said):
+    for file, message in (("none", "does not have the weights of 'dynamic_vit'"), ("nowhere", "cannot be read")):
+        with pytest.raises(UserError, match=message):
             sparsebench.apply(vit(), sparse.spec, learned=tmp_path / f"{file}.safetensors")
 
 
 def test_two_on_one_model_refuse_each_other_until_one_is_removed():
     model = vit()
     first = sparsebench.apply(model, "tome:per_block=2")
-    with pytest.raises(UserError, match=r"'tome:per_block=2' acts on this network.*remove"):
+    with pytest.raises(UserError, match=r"'tome:per_block=2' already acts on this network.*remove"):
         sparsebench.apply(model, "evit:keep_rate=0.5")
-    with pytest.raises(UserError, match="sparse already"):
+    with pytest.raises(UserError, match="already has a strategy"):
         sparsebench.apply(first, "evit:keep_rate=0.5")
     assert first.remove() is model
     with pytest.raises(UserError, match="was removed"):
         first(pixels())
     with sparsebench.apply(model, "evit:keep_rate=0.5") as second:
         second(pixels())
-    sparsebench.apply(model, "tome:per_block=2")  # nobody holds on to it: it is gone at once
+    sparsebench.apply(model, "tome:per_block=2")  # without a reference it is deleted at once
     sparsebench.apply(model, "tome:per_block=2").remove()
 
 
@@ -235,7 +235,7 @@ def test_under_autocast_what_a_strategy_sees_is_in_full_precision(name):
 
 
 class Even(Strategy):
-    """Keeps tokens drawn at random."""
+    """Keeps random tokens."""
 
     name = "even"
     first_one: bool = False
@@ -252,7 +252,7 @@ def test_a_strategy_of_ones_own_in_place_of_the_words(tmp_path):
     assert one.spec == "even:first_one=true,macs=0.5"
     two = sparsebench.apply(copy.deepcopy(model), Even(first_one=True), macs=0.5)
     assert torch.equal(one(x), two(x)) and two.spec == one.spec
-    with pytest.raises(UserError, match="is made already; got first_one=True"):
+    with pytest.raises(UserError, match="got first_one=True"):
         sparsebench.apply(vit(), Even(), macs=0.5, first_one=True)
     file = tmp_path / "mine.py"
     file.write_text(
@@ -274,11 +274,11 @@ def test_random_numbers_belong_to_the_seed_and_the_place():
 
 
 @pytest.mark.parametrize(
-    ("model", "words", "options", "said"),
+    ("model", "words", "options", "message"),
     [
-        (lambda: torch.nn.Linear(3, 3), "tome:macs=.5", {}, "Linear is no timm VisionTransformer.*allowed: a timm"),
-        (lambda: "deit", "tome:macs=.5", {}, "a network is wanted; got str"),
-        (lambda: timm.create_model("resnet18"), "tome:macs=.5", {}, "no timm VisionTransformer"),
+        (lambda: torch.nn.Linear(3, 3), "tome:macs=.5", {}, "Linear is not a timm VisionTransformer.*allowed: a timm"),
+        (lambda: "deit", "tome:macs=.5", {}, "got str; allowed: a timm"),
+        (lambda: timm.create_model("resnet18"), "tome:macs=.5", {}, "not a timm VisionTransformer"),
         (lambda: vit().half(), "tome:macs=.5", {}, "half precision.*got float16; allowed: float32"),
         (lambda: vit().bfloat16(), "tome:macs=.5", {}, "got bfloat16"),
         (vit, "tome", {}, "the budget of 'tome' is missing; give one"),
@@ -292,7 +292,7 @@ def test_random_numbers_belong_to_the_seed_and_the_place():
         (vit, "all:macs=.5", {}, "a network takes one strategy"),
         (vit, "random:macs=.5,schedule=every", {}, "acts at the input only"),
         (vit, "dynamic_vit:macs=.5", {}, "must be trained.*give learned=FILE"),
-        (vit, "tome:macs=.5", {"learned": "x.safetensors"}, "'tome' learns from no images; got learned"),
+        (vit, "tome:macs=.5", {"learned": "x.safetensors"}, "'tome' needs no images; got learned"),
         (vit, "oracle:macs=.5", {}, "is an oracle"),
         (vit, int, {"macs": 0.5}, "is not a subclass of sparsebench.Strategy"),
         (MODELS["average pool without class token"], "attn_topk:macs=.5,attention=class", {},
@@ -300,24 +300,24 @@ def test_random_numbers_belong_to_the_seed_and_the_place():
         (partial(vit, attn_layer=type("Own", (Attention,), {})), "ats:macs=.5", {}, "attention of type Own"),
         (partial(vit, block_fn=ParallelScalingBlock), "evit:macs=.5", {}, "blocks of type ParallelScalingBlock"),
         *((partial(vit, in_chans=channels), "tome:macs=.7", {name: (0.5, 0.4, 0.3)},
-           f"{name}, which pixels are normalised with; got 3 numbers; allowed: {allowed}, one a channel")
+           f"{name} of the pixel normalisation; got 3 numbers; allowed: {allowed}, one per channel")
           for channels, allowed in ((1, "1"), (4, "1 or 4")) for name in ("mean", "std")),
         (partial(vit, in_chans=4), "fisher_mask:macs=.7", {"images": pixels(8), "labels": torch.arange(8) % 5},
          r"got \(8, 3, 32, 32\).*; allowed: \(n, 4, 32, 32\)"),
-        (partial(vit, global_pool="avg"), "a_vit:macs=.5", {"learned": "random"}, "reads another .global_pool=avg"),
+        (partial(vit, global_pool="avg"), "a_vit:macs=.5", {"learned": "random"}, "does not read it .global_pool=avg"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_in_one_line_and_leaves_the_model_as_it_was(model, words, options, said):
+def test_what_cannot_be_is_refused_in_one_line_and_leaves_the_model_as_it_was(model, words, options, message):
     made = model()
     before = parts_of(made) if isinstance(made, torch.nn.Module) else None
-    with pytest.raises(UserError, match=said) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         sparsebench.apply(made, words, **options)
     assert "\n" not in str(caught.value)
     assert before is None or parts_of(made) == before
 
 
 @pytest.mark.parametrize(
-    ("x", "said", "channels"),
+    ("x", "message", "channels"),
     [
         (torch.rand(2, 3, 24, 24), r"got \(2, 3, 24, 24\) torch.float32.*; allowed: \(B, 3, 32, 32\)", 3),
         (torch.rand(3, 32, 32), r"got \(3, 32, 32\)", 3),
@@ -329,8 +329,8 @@ def test_what_cannot_be_is_refused_in_one_line_and_leaves_the_model_as_it_was(mo
           for channels, given in ((1, 3), (4, 3), (3, 1))),
     ],
 )  # fmt: skip
-def test_pixels_that_the_model_does_not_take(x, said, channels):
-    with pytest.raises(UserError, match=said):
+def test_pixels_that_the_model_does_not_take(x, message, channels):
+    with pytest.raises(UserError, match=message):
         sparsebench.apply(vit(in_chans=channels), "tome:per_block=2")(x)
 
 
@@ -339,13 +339,13 @@ def test_no_patch_stays_where_tokens_are_mixed_of_many(words):
     sparse = sparsebench.apply(vit(), words)
     assert sparse(pixels()).shape[0] == 3
     for given in ((), (pixels(),)):
-        with pytest.raises(UserError, match="mixes each token of many patches, so that no patch stays; sparse"):
+        with pytest.raises(UserError, match="each token is a mixture of many patches"):
             sparse.kept(*given)
 
 
 def test_all_patches_stay_where_nothing_acts_in_a_test():
     sparse = sparsebench.apply(vit().eval(), "patch_dropout:keep_rate=0.5")
-    with pytest.raises(UserError, match="nothing was called yet"):
+    with pytest.raises(UserError, match="was not called yet"):
         sparse.kept()
     sparse(pixels())
     assert sparse.kept().shape == (3, 16) and sparse.kept().all() and sparse.kept(pixels(2)).all()
@@ -356,7 +356,7 @@ def test_all_patches_stay_where_nothing_acts_in_a_test():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda model: model.set_input_size((64, 64)), r"its patches were \(4, 4\), and are \(8, 8\)"),
         (lambda model: model.set_input_size(patch_size=(4, 4)), r"its patches were \(4, 4\), and are \(8, 8\)"),
@@ -364,13 +364,13 @@ def test_all_patches_stay_where_nothing_acts_in_a_test():
     ],
     ids=["image", "patch", "blocks"],
 )
-def test_a_network_that_was_changed_afterwards_is_told_to_be_applied_again(change, said):
+def test_a_network_that_was_changed_afterwards_is_told_to_be_applied_again(change, message):
     model = vit().eval()
     sparse = sparsebench.apply(model, "tome:per_block=2")
     change(model)
     for side in (32, 64):
         with pytest.raises(
-            UserError, match=f"was changed after 'tome:per_block=2' .*{said}; call .remove.., and apply"
+            UserError, match=f"was changed after 'tome:per_block=2' .*{message}; call .remove.., and apply"
         ):
             sparse(pixels(side=side))
     again = sparsebench.apply(sparse.remove(), "tome:per_block=2")
@@ -392,12 +392,12 @@ def test_a_model_of_a_folder_has_its_weights_its_size_and_its_normalisation(tmp_
     model, x = timm_model(f"timm:local-dir:{path}", None), torch.randn(2, 3, 64, 64)
     assert torch.equal(model(x), saved(x))
     assert tuple(model.pretrained_cfg["mean"]) == (0.1, 0.2, 0.3)
-    with pytest.warns(UserWarning, match="the nearest it can"):  # half of the tokens at most leave a block
+    with pytest.warns(UserWarning, match="the closest possible"):  # a block can remove at most half of the tokens
         sparse = sparsebench.apply(model, "tome", macs=0.7)
     assert sparse(x).shape == (2, 7) and sparse.macs_ratio < 0.8
     (path / "config.json").write_text("{}")
-    for name, says in ((f"{path}/nowhere", "timm cannot read 'local-dir:.*nowhere'"), (path, "timm cannot make")):
-        with pytest.raises(UserError, match=says):
+    for name, message in ((f"{path}/nowhere", "timm cannot read 'local-dir:.*nowhere'"), (path, "timm cannot build")):
+        with pytest.raises(UserError, match=message):
             timm_model(f"timm:local-dir:{name}", None)
 
 
@@ -410,7 +410,7 @@ def test_a_name_of_the_hub_is_taken_as_timm_takes_it(monkeypatch):
     assert cost.tokens == 16 and cost.depth == 2
 
 
-@pytest.mark.filterwarnings("ignore:.* spends")  # more than the dense network, or the nearest it can
+@pytest.mark.filterwarnings("ignore:.*the closest possible")
 @pytest.mark.parametrize("cls", SEEING, ids=lambda cls: cls.name)
 @torch.no_grad()
 def test_strategies_act_on_pixels_of_four_channels(cls, channels=4):

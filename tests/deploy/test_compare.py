@@ -47,7 +47,7 @@ def trainer(out: Path) -> Trainer:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Compare:
-    """Return a comparer of two plugins on one network, which is trained once."""
+    """Return a function that compares two plugins on a network that is trained once."""
     out = tmp_path_factory.mktemp("compared")
 
     def of(a: str, b: str, pictures: int = 0, **options: Any) -> Comparison:
@@ -60,9 +60,9 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compare:
 
 def test_strategies_that_choose_alike_agree_wholly(compared: Compare, tmp_path: Path) -> None:
     (tmp_path / "twin.py").write_text(TWIN)
-    found = compared("feature_norm", str(tmp_path / "twin.py"))
-    assert list(found.stages) == [1, 2]
-    for (a, b), row in zip(found.stages.values(), rows(found), strict=True):
+    actual = compared("feature_norm", str(tmp_path / "twin.py"))
+    assert list(actual.stages) == [1, 2]
+    for (a, b), row in zip(actual.stages.values(), rows(actual), strict=True):
         assert (a.kept == b.kept).all() and row["iou"] == 1 > row["iou_expected"]
         assert row["rank_correlation"] == pytest.approx(1) and row["rank_correlation_n"] == 40
         assert row["relevant_kept_a"] == row["relevant_kept_b"]
@@ -78,15 +78,15 @@ def test_random_choices_are_independent_and_agree_as_expected(b: str, compared: 
 
 
 def test_agreement_is_that_of_what_each_strategy_keeps_alone(compared: Compare) -> None:
-    found = compared("attn_topk", "oracle")
+    actual = compared("attn_topk", "oracle")
     registry = Registry()
     options: Any = {"tasks": (TASK,), "model": VIT, "n_train": (40,), "seeds": 1}
     dense = Request(suite="quick-scratch", plugins=("dense",), alone=True, **options)
     plan = trainer(compared.out).plan(dense, registry)
     cell = load_cell(plan.jobs[-1], registry, Context(Setting(out=compared.out, device="cpu")))
-    assert cell.cell == found.cell
+    assert cell.cell == actual.cell
     shares = cell.test.relevance.numpy()
-    matter, by_oracle = relevant(shares, cell.data.test.mask), found.stages[0][1].kept
+    matter, by_oracle = relevant(shares, cell.data.test.mask), actual.stages[0][1].kept
     assert (np.where(by_oracle, shares, 9).min(axis=1) >= np.where(by_oracle, 0, shares).max(axis=1)).all()
     actor = Actor(AttnTopK(), Budget(keep_rate=0.5), cell.network.cost, cell.network.grid, stream=0)
     with torch.no_grad():
@@ -94,11 +94,11 @@ def test_agreement_is_that_of_what_each_strategy_keeps_alone(compared: Compare) 
     by_attention = [np.ones((40, 64), bool)]
     for decision in acting.decisions:
         by_attention.append(np.array([np.isin(np.arange(64), stays) for stays in decision.after]))
-    # The oracle acts at the input, the other one in two blocks.
-    made = rows(found)
-    assert list(found.stages) == [0, 1, 2] and made[0]["rank_correlation"] is None
+    # The oracle acts at the input, the other strategy in two blocks.
+    made = rows(actual)
+    assert list(actual.stages) == [0, 1, 2] and made[0]["rank_correlation"] is None
     assert [kept.sum(axis=1).tolist() for kept in by_attention] == [[64] * 40, [32] * 40, [16] * 40]
-    for (a, b), row, attended in zip(found.stages.values(), made, by_attention, strict=True):
+    for (a, b), row, attended in zip(actual.stages.values(), made, by_attention, strict=True):
         assert (a.kept == attended).all() and (b.kept == by_oracle).all()
         both, either = attended & by_oracle, attended | by_oracle
         assert row["iou"] == pytest.approx((both.sum(axis=1) / either.sum(axis=1)).mean())
@@ -114,7 +114,7 @@ def test_merging_strategies_keep_what_tokens_are_named_after_and_give_no_scores(
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "options", "says"),
+    ("a", "b", "options", "message"),
     [
         ("attn_topk", "attn_topk", {}, "A and B are the same strategy at the same budget"),
         ("attn_topk", "attn_topk:keep_rate=0.5", {}, "A and B are the same strategy at the same budget"),
@@ -125,7 +125,7 @@ def test_merging_strategies_keep_what_tokens_are_named_after_and_give_no_scores(
         ("attn_topk", "random", {"keep": (1.0,)}, "neither strategy removes a token; got budget keep 1"),
         ("attn_topk", "dense", {}, "strategy 'dense' chooses no tokens"),
         ("patch_dropout", "random", {}, "'patch_dropout' removes tokens in training only"),
-        ("attn_topk", "dynamic_vit", {}, "'dynamic_vit' learns with the network it acts on"),
+        ("attn_topk", "dynamic_vit", {}, "'dynamic_vit' is trained together with its network"),
         ("attn_topk", "random", {"tasks": ("composite:epochs=1,2",)}, "one task with one model"),
         ("raises.py", "random", {}, "strategy 'raises' has no result: ValueError: no idea which token matters"),
         ("wrong_shape.py", "random", {}, "strategy 'wrong_shape' has no result: .*must have shape"),
@@ -133,9 +133,9 @@ def test_merging_strategies_keep_what_tokens_are_named_after_and_give_no_scores(
     ],
 )
 def test_what_cannot_be_compared_is_said_in_one_line(
-    a: str, b: str, options: Any, says: str, compared: Compare, samples: Path
+    a: str, b: str, options: Any, message: str, compared: Compare, samples: Path
 ) -> None:
-    with pytest.raises(UserError, match=says) as error:
+    with pytest.raises(UserError, match=message) as error:
         compared(str(samples / a) if a.endswith(".py") else a, b, **options)
     assert "\n" not in str(error.value)
 
@@ -185,11 +185,13 @@ def test_a_row_has_means_and_intervals_over_the_samples_that_have_a_value() -> N
     a, before, last = choice(0, 8, 8, 0, scores=rising), choice(-1, 16, 16, 16), choice(2, 4, 8, 0, scores=turned)
     matter = np.arange(16) < np.array([8, 16, 1])[:, None]
     sides = (("attn_topk", "macs 0.5"), ("tome(x=1)", "keep 0.5"))
-    found = Comparison(CELL, sides, {0: (a, before), 2: (a, last)}, matter, np.arange(0), None)
-    first, end = rows(found)
+    actual = Comparison(CELL, sides, {0: (a, before), 2: (a, last)}, matter, np.arange(0), None)
+    first, end = rows(actual)
     assert (first["block"], first["end"], end["block"], end["end"]) == (0, False, 2, True)
     assert (end["kept_a"], end["kept_b"]) == pytest.approx((16 / 3, 4))
-    half = 12.706204736432095 * 0.25  # Student t, one degree of freedom, of 0.5 and 1; the third keeps nothing
+    half = (
+        12.706204736432095 * 0.25
+    )  # Student's t of 0.5 and 1, one degree of freedom; the third sample has no kept patches
     assert [end["iou"], end["iou_low"], end["iou_high"]] == pytest.approx([0.75, 0.75 - half, 0.75 + half])
     chance = expected_iou(a.kept, last.kept)
     assert end["iou_expected"] == pytest.approx(chance[:2].mean()) and np.isnan(chance[2])
@@ -202,7 +204,7 @@ A, B = [0, 1, 2, 7], [1, 2, 3, 4]
 
 
 def patch(large: np.ndarray, number: int, inset: int = 6) -> np.ndarray:
-    """Return the pixels of a patch without its rim."""
+    """Return the pixels of a patch without its border."""
     side = large.shape[0] // 4
     top, left = side * (number // 4), side * (number % 4)
     return large[top + inset : top + side - inset, left + inset : left + side - inset].astype(float)
@@ -213,7 +215,7 @@ def masks(patches: list[int], n: int = 5) -> np.ndarray:
 
 
 def panel(axes: int, column: int) -> np.ndarray:
-    """Return the first picture of a column of a comparison: those of axes 0 are plain, those of axes 1 are A and B."""
+    """Return the first picture of a column of a comparison: axes 0 has the plain pictures, axes 1 has A and B."""
     kept, rows = (masks(A), masks(B)), np.array([0, 2, 4])
     kept[0][4], kept[1][4] = False, False
     a, b = (Choice(0, one, one, scored=False) for one in kept)
@@ -235,5 +237,5 @@ def test_patches_are_coloured_by_who_keeps_them(own: list[int], other: list[int]
             continue
         ink = INKS[BOTH if number in other else side]
         assert np.abs(now - (1 - ink.strength) * was - ink.strength * rgb(ink.colour)).max() <= 1
-    rim = large[0, large.shape[1] // 8 + 16 * 4]  # in the outline of patch 1, which both keep
+    rim = large[0, large.shape[1] // 8 + 16 * 4]  # on the outline of patch 1, which both keep
     assert (rim == rgb(INKS[BOTH].colour)).all()

@@ -1,4 +1,4 @@
-"""Sparse networks as whole graphs and as files."""
+"""Sparse networks as compiled graphs and exported files."""
 
 import importlib.util
 import re
@@ -45,7 +45,7 @@ def sparse_and_pixels(name, make=vit):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of torch's own parts to each other
+@pytest.mark.filterwarnings("ignore")  # warnings of torch about itself
 @pytest.mark.parametrize("compares", [False, True], ids=["sorts", "compares, as on a GPU"])
 @pytest.mark.parametrize("name", ["evit", "tome"])  # torch.export traces the others, see below
 @torch.no_grad()
@@ -76,7 +76,7 @@ def run_onnx(file, x):
 ROTARY = ("DINOv3", "EVA-02", "PE", "SigLIP")
 
 
-@pytest.mark.slow  # tracing takes seconds; the command's test has one
+@pytest.mark.slow  # tracing takes seconds; the test of the command exports one
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("form", ["pt2", pytest.param("onnx", marks=needs_onnx)])
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_file_gives_what_the_sparse_network_gives(name, make, form, tmp_path):
     sparse, (_, other) = sparse_and_pixels(name, make)
     file = tmp_path / f"sparse.{form}"
     assert sparse.train().export(file, batch=2) == file
-    assert all(part.training for part in sparse.modules())  # exporting leaves it as it was
+    assert all(part.training for part in sparse.modules())  # exporting does not change the mode
     sparse.eval()
     found = torch.export.load(file).module()(other) if form == "pt2" else run_onnx(file, other)
     close(found, sparse(other), atol=1e-4)
@@ -112,23 +112,23 @@ def test_equal_scores_are_decided_as_in_the_benchmark(tmp_path):
 def test_what_cannot_be_exported_is_said_in_one_line(tmp_path, monkeypatch):
     sparse = sparsebench.apply(vit(), "attn_topk:macs=0.6")
     (tmp_path / "here.pt2").write_text("mine")
-    for name, batch, said in [
-        ("a.tflite", 1, "ending says what it is; got a.tflite; allowed: .onnx, .pt2"),
-        ("a.pt2", 0, r"pictures at a time \(batch\); got 0; allowed: 1 or more"),
-        ("here.pt2", 1, "is there and is not written over"),
+    for name, batch, message in [
+        ("a.tflite", 1, "got a.tflite; allowed: .onnx, .pt2"),
+        ("a.pt2", 0, r"batch size \(batch\); got 0; allowed: 1 or more"),
+        ("here.pt2", 1, "already exists"),
         ("nowhere/a.pt2", 1, "folder .*nowhere does not exist"),
     ]:
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             sparse.export(tmp_path / name, batch)
     assert (tmp_path / "here.pt2").read_text() == "mine"
-    with pytest.raises(UserError, match=r"'ats:macs=0\.6' keeps another number of tokens of each image"):
+    with pytest.raises(UserError, match=r"'ats:macs=0\.6' keeps a different number of tokens in each image"):
         sparsebench.apply(vit(), "ats:macs=0.6").export(tmp_path / "a.pt2")
     reading = sparsebench.apply(vit(), ReadsANumber, keep_rate=0.5)
-    with pytest.raises(UserError, match=r"'reads_a_number:keep_rate=0\.5' cannot be written as \.pt2"):
+    with pytest.raises(UserError, match=r"'reads_a_number:keep_rate=0\.5' cannot be exported as \.pt2"):
         reading.export(tmp_path / "b.pt2")
     assert not (tmp_path / "b.pt2").exists()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"needs onnx, onnxscript.*pip install 'sparsebench\[export\]'"):
+    with pytest.raises(UserError, match=r"need onnx, onnxscript.*pip install 'sparsebench\[export\]'"):
         sparse.export(tmp_path / "a.onnx")
 
 
@@ -146,18 +146,18 @@ def test_the_command_writes_a_sparse_network(tmp_path, monkeypatch):
     close(
         torch.export.load("sparse.pt2").module()(x), sparsebench.apply(model, "attn_topk:keep_rate=0.5")(x), atol=1e-4
     )
-    for more, said in [
+    for more, message in [
         (["--weights", "weights.safetensors"], "a network needs an output file"),
         (["--weights", "nowhere.safetensors", "-o", "b.pt2"], "nowhere.safetensors cannot be read"),
     ]:
         done = CliRunner().invoke(main, [*words, *more])
-        assert done.exit_code == 2 and said in done.output
+        assert done.exit_code == 2 and message in done.output
     done = CliRunner().invoke(main, ["export", "vit", *words[2:], "-o", "b.pt2"])
     assert done.exit_code == 2 and "allowed: timm:NAME" in done.output
 
 
 class Reads(TorchDispatchMode):
-    """Counts what goes from the device to the host as a number."""
+    """Counts numbers that are copied from the device to the host."""
 
     count = 0
 
@@ -172,7 +172,7 @@ def reads(call):
     return counted.count
 
 
-@pytest.mark.filterwarnings("ignore:'perturbation")  # which spends more than the dense network
+@pytest.mark.filterwarnings("ignore:'perturbation")  # it has more MACs than the dense network
 @pytest.mark.parametrize(
     ("cls", "kind", "training"),
     [

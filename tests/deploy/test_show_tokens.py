@@ -38,7 +38,7 @@ def plan(out: Path, *plugins: str, **options: Any) -> tuple[planner.Plan, Regist
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, samples: Path) -> tuple[Path, planner.Plan, Registry]:
-    """Return the folder, not to be written to, of cells that are trained, with the plan before and the registry."""
+    """Return the folder of trained cells, which tests must not change, the plan before training, and the registry."""
     out = tmp_path_factory.mktemp("trained")
     planned, registry = plan(out, "attn_topk", str(samples / "raises.py"))
     execute(planned, registry, out)
@@ -61,7 +61,14 @@ def test_what_is_trained_is_not_trained_again_unless_its_weights_are_gone(traine
     shutil.copytree(out / "records", tmp_path / "records")
     lost, _ = plan(tmp_path, "attn_topk", planned.jobs[2].files[0])
     labels = [job.label for job in lost.todo]
-    assert labels == ["dense", "attn_topk", "dense", "random", "oracle", "anti_oracle"]  # `raises` has an answer
+    assert labels == [
+        "dense",
+        "attn_topk",
+        "dense",
+        "random",
+        "oracle",
+        "anti_oracle",
+    ]  # `raises` has a result, a failure
 
 
 def test_what_is_shown_is_what_the_test_saw(trained: Any) -> None:
@@ -126,13 +133,13 @@ def test_what_matters_is_the_box_and_of_permuted_patches_those_that_show_some_of
         split = Composite(canvas=16, foreground=6, test=5, permuted=permuted).draw(5, 0, {}).test
         assert split.boxes is not None
         rows = np.array([3, 1])
-        found = matters(split, rows, split.relevance_on((4, 4))[rows] > 0, (4, 4))
-        assert found.shape == (2, 16, 16)
-        for mask, (top, left, height, width) in zip(found, split.boxes[rows], strict=True):
+        actual = matters(split, rows, split.relevance_on((4, 4))[rows] > 0, (4, 4))
+        assert actual.shape == (2, 16, 16)
+        for mask, (top, left, height, width) in zip(actual, split.boxes[rows], strict=True):
             if not permuted:
                 assert mask[top : top + height, left : left + width].all() and mask.sum() == height * width
         if permuted:
-            patches = found.reshape(2, 4, 4, 4, 4).swapaxes(2, 3).reshape(2, 16, 16)
+            patches = actual.reshape(2, 4, 4, 4, 4).swapaxes(2, 3).reshape(2, 16, 16)
             assert (patches.all(axis=2) == (split.relevance_on((4, 4))[rows] > 0)).all()
             assert (patches.all(axis=2) == patches.any(axis=2)).all()
 

@@ -1,4 +1,4 @@
-"""Rows of speed: what is measured, marked and written."""
+"""Rows of speeds: measurements, marks and files."""
 
 import json
 import time

@@ -112,7 +112,7 @@ def reason_of(record: Record) -> str:
 def test_what_a_model_does_not_do_makes_a_strategy_unsupported_which_says_it(tmp_path: Path) -> None:
     reasons = {
         "a_vit": "it must call acting.read_out(prefix, tokens)", "dynamic_vit": "it must have tell(inputs)",
-        "diffrate_search": "it must weigh keys by acting.weights",
+        "diffrate_search": "keys by acting.weights",
     }  # fmt: skip
     records = ran(tmp_path, VIT, "tome", "evit", "learner.py", *reasons)
     assert {records[name].status for name in ("tome", "evit", "learner", "dense")} == {"ok"}

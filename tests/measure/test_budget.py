@@ -100,10 +100,10 @@ ONE_STAGE = [("input", None), ("attention", (1,)), ("attention", (3,)), ("block"
 @given(target=st.floats(0.05, 1))
 @settings(max_examples=12, deadline=None)
 def test_one_stage_comes_as_near_to_the_target_as_any_count(cost, site, blocks, needs, target):
-    """Where scoring makes nearly all dearer, keeping all is taken."""
-    found = ratios(cost, site, stages(Budget(macs=0.5, blocks=blocks), Traits(site), cost.depth), needs)
+    """If the scores cost more than the removed tokens save, all tokens are kept."""
+    result = ratios(cost, site, stages(Budget(macs=0.5, blocks=blocks), Traits(site), cost.depth), needs)
     (count,) = solve(Budget(macs=target, blocks=blocks), cost, Traits(site, needs))
-    assert abs(found[count] - target) <= min(abs(ratio - target) for ratio in found.values()) + 1e-12
+    assert abs(result[count] - target) <= min(abs(ratio - target) for ratio in result.values()) + 1e-12
 
 
 @pytest.mark.parametrize("target", [0.4, 0.5, 0.6015625, 0.65, 0.8, 0.87, 0.95])
@@ -126,10 +126,10 @@ HALVES = Budget(keep_rate=0.5, convention="compound-ceil")
 @pytest.mark.parametrize(
     ("budget", "cost", "site", "needs", "counts"),
     [
-        (Budget(macs=0.001), VIT, "attention", (), (1, 1, 1)),  # less than one token costs
+        (Budget(macs=0.001), VIT, "attention", (), (1, 1, 1)),  # less than the MACs of one token
         (HALVES, VIT, "attention", (), (32, 16, 8)),
         (HALVES, VIT, "input", (), (32,)),
-        (FULL, SETS, "input", ("attention",), (50,)),  # all, even where scoring costs
+        (FULL, SETS, "input", ("attention",), (50,)),  # all tokens, although scores have a cost
         (FULL, VIT, "attention", ("received_attention",), (64, 64, 64)),
     ],
 )
@@ -151,7 +151,7 @@ def test_what_cannot_leave_at_once_stays_or_leaves_as_soon_as_it_can(asked, most
 
 
 def test_a_budget_without_what_came_later_is_written_as_it_was_before():
-    """The hash of a cell is that of its JSON: records from before must still be found."""
+    """The hash of a cell is that of its JSON, so older records must keep it."""
     old = {"macs": 0.5, "keep_rate": None, "convention": "power-floor", "blocks": None}
     assert Budget(macs=0.5).model_dump(mode="json") == old and Budget(**old) == Budget(macs=0.5)
     late = Budget(macs=0.5, schedule="late", gamma=3)
@@ -173,7 +173,7 @@ DEEP = VitCost(tokens=196, prefix=1, class_rows=1, embed=1, head=1, blocks=(BLOC
         (Budget(per_block=13, blocks=(3, 6, 9)), (183, 170, 157)),
         (Budget(ratio=0.9), (177, 160, 144, 130, 117, 106, 96, 87, 79, 72, 65, 59)),
         (Budget(ratio=1.0), (196,) * 12),
-        (Budget(ratio=0.3, blocks=(0, 1)), (98, 49)),  # half at once, at most
+        (Budget(ratio=0.3, blocks=(0, 1)), (98, 49)),  # at most half at once
         (Budget(counts=(196, 150, 100), blocks=(2, 3, 11)), (196, 150, 100)),
         (Budget(counts=tuple(range(196, 184, -1))), tuple(range(196, 184, -1))),
     ],
@@ -195,7 +195,7 @@ def test_blocks_hold_with_every_schedule(schedule):
 
 
 @pytest.mark.parametrize(
-    ("given_", "says"),
+    ("given_", "message"),
     [
         ({"counts": (5, 6)}, r"token counts .*; got 5\+6; allowed: 1 or more each, never more than before"),
         ({"counts": (5, 0)}, "token counts"),
@@ -222,21 +222,21 @@ def test_blocks_hold_with_every_schedule(schedule):
         ),
     ],
 )
-def test_a_budget_that_contradicts_itself_is_a_user_error(given_, says):
-    with pytest.raises(UserError, match=says):
+def test_a_budget_that_contradicts_itself_is_a_user_error(given_, message):
+    with pytest.raises(UserError, match=message):
         Budget(**given_)
 
 
 @pytest.mark.parametrize(
-    ("budget", "says"),
+    ("budget", "message"),
     [
         (Budget(counts=(5, 4)), "token counts .*; got 2 of them; allowed: 12, one for each block"),
         (Budget(counts=(197,), blocks=(3,)), "got 197; allowed: 196 at most, the model's patches"),
         (Budget(macs=0.5, blocks=(3, 12)), r"budget blocks; got 3\+12; allowed: 0 to 11 for this model"),
     ],
 )
-def test_a_budget_for_another_network_is_a_user_error(budget, says):
-    with pytest.raises(UserError, match=says):
+def test_a_budget_for_another_network_is_a_user_error(budget, message):
+    with pytest.raises(UserError, match=message):
         check_fits(budget, ATTENTION, 196, 12)
 
 
@@ -252,15 +252,15 @@ def test_a_token_is_scaled_where_it_alone_would_be_fused(rate, tokens, conventio
 
 
 @pytest.mark.parametrize(
-    ("budget", "way", "counts"),
+    ("budget", "ramp", "counts"),
     [
-        (Budget(keep_rate=0.5, blocks=(0, 1)), 0.5, (147, 110)),  # the rate is half way to one
+        (Budget(keep_rate=0.5, blocks=(0, 1)), 0.5, (147, 110)),  # the rate is halfway to 1
         (Budget(keep_rate=0.5), 0.0, (196,) * 3),
         (Budget(counts=(100, 51), blocks=(0, 1)), 0.5, (148, 124)),
     ],
 )
-def test_on_the_way_to_the_budget_fewer_tokens_leave(budget, way, counts):
-    assert (*spending(budget, budget.keep_rate, DEEP, Traits("attention", ("tokens",)), way).keep.values(),) == counts
+def test_on_the_way_to_the_budget_fewer_tokens_leave(budget, ramp, counts):
+    assert (*spending(budget, budget.keep_rate, DEEP, Traits("attention", ("tokens",)), ramp).keep.values(),) == counts
 
 
 @pytest.mark.parametrize("budget", [Budget(keep_rate=0.7), Budget(keep_rate=0.7, blocks=(1, 2)), Budget(macs=0.6)])

@@ -94,7 +94,7 @@ PASSES = [
 
 
 def counted(network, acting):
-    """Return the MACs of one image by torch's counter, which counts two for each."""
+    """Return the MACs of one image from torch's FLOP counter, which counts two for each MAC."""
     network.module.requires_grad_(False)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         network(images(network, 1), acting)
@@ -113,10 +113,10 @@ def test_the_closed_form_is_what_the_counter_counts(scripted, name, site, needs,
 
     network = NETWORKS[name]()
     acting = begin(network, scripted(decide, site=site, needs=needs), rate, n=1)
-    found = counted(network, acting)
-    # A class row may be had by a product and a sum, which the counter does not see.
+    result = counted(network, acting)
+    # The row of class attention is an element-wise product and a sum, which the counter does not count.
     width = network.cost.blocks[0].width * network.class_rows
     rows = sum(width * (network.prefix + step.tokens_in) for step in acting.steps if step.scoring == "class")
-    assert network.cost.macs(acting.steps) - found in (0, rows)
-    assert network.cost.macs(acting.steps) == pytest.approx(found, rel=0.005)
+    assert network.cost.macs(acting.steps) - result in (0, rows)
+    assert network.cost.macs(acting.steps) == pytest.approx(result, rel=0.005)
     assert acting.steps == acting.actor.planned

@@ -1,4 +1,4 @@
-"""What is said of a metric is said in one place."""
+"""Metrics: one definition for code, records and documentation."""
 
 import math
 from pathlib import Path
@@ -46,7 +46,7 @@ def table() -> str:
 
 
 def test_the_documented_table_is_this_one() -> None:
-    """If not, put what `table` returns between the markers."""
+    """If this fails, write the result of `table` between the markers."""
     text = (ROOT / "docs" / "reference" / "records.md").read_text(encoding="utf-8")
     assert text.partition("<!-- metrics -->\n")[2].partition("<!-- end of metrics -->")[0] == table()
 
@@ -105,36 +105,36 @@ def items(n: int, classes: int, groups: int, seed: int = 0) -> Items:
 @given(st.integers(1, 60), st.sampled_from([2, 10]), st.integers(1, 4), st.integers(0, 9))
 def test_scores_are_counted_item_by_item(n: int, classes: int, groups: int, seed: int) -> None:
     one, names, sizes = items(n, classes, groups, seed), [f"g{k}" for k in range(groups)], list(range(1, groups + 1))
-    found = scores(one, classes, names, sizes)
+    actual = scores(one, classes, names, sizes)
     hits = [p == label for p, label in zip(one.predicted, one.labels, strict=True)]
-    assert found["accuracy"].value == sum(hits) / n and found["accuracy"].n == n
-    assert found["test_loss"].value == pytest.approx(sum(map(float, one.losses)) / n)
-    assert ("accuracy_top5" in found) == (classes >= 10)
+    assert actual["accuracy"].value == sum(hits) / n and actual["accuracy"].n == n
+    assert actual["test_loss"].value == pytest.approx(sum(map(float, one.losses)) / n)
+    assert ("accuracy_top5" in actual) == (classes >= 10)
     if classes >= 10:
-        assert found["accuracy_top5"].value == sum(rank < 5 for rank in one.ranks) / n
-    assert ("spurious_gap" in found) == (groups > 1)
+        assert actual["accuracy_top5"].value == sum(rank < 5 for rank in one.ranks) / n
+    assert ("spurious_gap" in actual) == (groups > 1)
     if groups > 1:
         own = [[h for h, g in zip(hits, one.groups, strict=True) if g == k] for k in range(groups)]
         worst = min(sum(some) / len(some) for some in own if some)
-        assert found["worst_group_accuracy"].value == pytest.approx(worst)
-        assert found["spurious_gap"].value == pytest.approx(sum(hits) / n - worst)
-        assert found["train_samples: g1"].value == 2
-        assert [found[f"accuracy: {name}"].n for name in names] == [len(some) for some in own]
+        assert actual["worst_group_accuracy"].value == pytest.approx(worst)
+        assert actual["spurious_gap"].value == pytest.approx(sum(hits) / n - worst)
+        assert actual["train_samples: g1"].value == 2
+        assert [actual[f"accuracy: {name}"].n for name in names] == [len(some) for some in own]
 
 
 def test_a_share_has_its_wilson_interval_and_none_of_nothing() -> None:
-    found = share(np.array([True, True, False]))
+    actual = share(np.array([True, True, False]))
     low, high = binomtest(2, 3).proportion_ci(method="wilson")
-    assert (found.value, found.unit, found.n) == (2 / 3, "fraction", 3) and found.method == "Wilson 95 %"
-    assert (found.low, found.high) == pytest.approx((low, high), abs=1e-12)
+    assert (actual.value, actual.unit, actual.n) == (2 / 3, "fraction", 3) and actual.method == "Wilson 95 %"
+    assert (actual.low, actual.high) == pytest.approx((low, high), abs=1e-12)
     assert share(np.empty(0, bool)) == Metric(value=None, unit="fraction", n=0)
 
 
 @given(st.lists(st.floats(0, 200, width=32), min_size=1, max_size=60))
 def test_the_probability_of_the_label_is_what_cross_entropies_come_to(losses: list[float]) -> None:
     zeros = np.zeros(len(losses), int)
-    found = Items(zeros, zeros, zeros, zeros, np.array(losses, np.float32)).p_label
-    assert found == pytest.approx(sum(math.exp(-loss) for loss in losses) / len(losses), rel=1e-13)
+    actual = Items(zeros, zeros, zeros, zeros, np.array(losses, np.float32)).p_label
+    assert actual == pytest.approx(sum(math.exp(-loss) for loss in losses) / len(losses), rel=1e-13)
 
 
 def outcomes(*groups):
@@ -150,16 +150,16 @@ def outcomes(*groups):
         ([(10, 0), (2, 8), (6, 4), (9, 1)], [90, 10, 10, 90], 27 / 40, (90 * 1 + 10 * 0.2 + 10 * 0.6 + 90 * 0.9) / 200,
          0.2),
         ([(1, 0), (0, 1)], [1, 1], 0.5, 0.5, 0.0),
-        ([(9, 0), (0, 1)], [1, 1], 0.9, 0.5, 0.0),  # unequal groups of the test move the test's average alone
-        ([(4, 0), (0, 0), (3, 1)], [1, 3, 1], 7 / 8, (1 + 0.75) / 2, 0.75),  # one that the test lacks is not weighed
-        ([(3, 1), (0, 0)], [0, 2], 0.75, 0.75, 0.75),  # training has none of the groups of the test
+        ([(9, 0), (0, 1)], [1, 1], 0.9, 0.5, 0.0),  # unequal groups in the test only change the average of the test
+        ([(4, 0), (0, 0), (3, 1)], [1, 3, 1], 7 / 8, (1 + 0.75) / 2, 0.75),  # a group without test items has no weight
+        ([(3, 1), (0, 0)], [0, 2], 0.75, 0.75, 0.75),  # no group of the test has training samples
         ([(7, 3)], [5], 0.7, 0.7, 0.7),
     ],
 )  # fmt: skip
 def test_averages_weigh_groups_by_test_or_training_and_the_gap_is_to_the_worst(
     groups, train, test_average, train_average, worst
 ):
-    found = group_summary(*outcomes(*groups), np.array(train))
+    actual = group_summary(*outcomes(*groups), np.array(train))
     expected = {"average_test": test_average, "average_train": train_average, "worst_group_accuracy": worst,
                 "spurious_gap": test_average - worst}  # fmt: skip
-    assert found == pytest.approx(expected)
+    assert actual == pytest.approx(expected)

@@ -32,8 +32,8 @@ def test_auroc_is_the_mean_share_of_pairs_in_the_right_order_of_the_tokens_that_
     there = rng.random((n, N)) < 0.7
     each = [by_pairs(s[t], r[t]) for s, r, t in zip(scores, relevant, there, strict=True)]
     each = [a for a in each if a is not None]
-    found = quality(there, np.where(there, scores, np.nan), relevant)[2]
-    assert found == pytest.approx(np.mean(each) if each else math.nan, nan_ok=True)
+    result = quality(there, np.where(there, scores, np.nan), relevant)[2]
+    assert result == pytest.approx(np.mean(each) if each else math.nan, nan_ok=True)
 
 
 NOTHING, ALL = np.zeros((1, 3), dtype=bool), np.ones((1, 3), dtype=bool)
@@ -107,8 +107,8 @@ def test_rank_correlation_is_scipys_over_the_tokens_that_both_scores_have() -> N
     a, b = (RNG.integers(0, 6, (40, 15)).astype(np.float32) for _ in range(2))  # with ties
     a[RNG.random(a.shape) < 0.3], b[RNG.random(b.shape) < 0.3] = np.nan, np.nan
     a[0, 1] = -np.inf
-    found = rank_correlation(a, b)
-    for x, y, rho in zip(a, b, found, strict=True):
+    result = rank_correlation(a, b)
+    for x, y, rho in zip(a, b, result, strict=True):
         there = ~(np.isnan(x) | np.isnan(y))
         assert rho == pytest.approx(spearmanr(x[there], y[there]).statistic, abs=1e-12)
 
@@ -139,9 +139,9 @@ def test_positions_as_alike_as_they_are_near_agree_entirely_in_the_right_order_a
 def test_each_neighbour_counts_by_how_many_its_patch_has():
     similarity = np.zeros((4, 4))
     similarity[0, [1, 2]] = 1  # both neighbours of the corner
-    similarity[1, [0, 2]] = 1  # one of two
-    similarity[2, [1, 2]] = 1  # none but the first of the equal ones; its own place is not read
-    similarity[3, [0, 1]] = 1  # one of two
+    similarity[1, [0, 2]] = 1  # one of two neighbours
+    similarity[2, [1, 2]] = 1  # only the first of equal positions; the diagonal is not read
+    similarity[3, [0, 1]] = 1  # one of two neighbours
     assert neighbour_agreement(similarity, (2, 2)) == (1 + 0.5 + 0.5 + 0.5) / 4
     with pytest.raises(UnsupportedError, match="one patch"):
         neighbour_agreement(np.zeros((1, 1)), (1, 1))

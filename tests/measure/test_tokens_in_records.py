@@ -1,4 +1,4 @@
-"""What a record tells of single tokens."""
+"""Results of single tokens in records."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from sparsebench.records.record import Record, canonical
 
 @pytest.fixture(scope="session")
 def image(measured: Measure) -> Measure:
-    """Return a function from a plugin to the record of its cell on the composite task."""
+    """Return a function that returns the record of a plugin's cell on the composite task."""
 
     def measure(plugin: str, task: str = COMPOSITE, **options: Any) -> Record:
         return measured(plugin, task, 40, model=VIT, **options)
@@ -29,9 +29,9 @@ def test_selection_is_told_block_by_block(image: Measure, measured: Measure) -> 
     assert blocks == (1, 2) and len(precision) == len(recall) == len(auroc) == 2
     assert [precision[1], recall[1]] == [record.metrics[f"selection_{name}"].value for name in ("precision", "recall")]
     assert auroc[0] == record.metrics["selection_auroc"].value and auroc[0] != auroc[1]
-    assert recall[0] > recall[1]  # what has left does not come back
+    assert recall[0] > recall[1]  # removed tokens do not return
     assert not set(BY_BLOCK) & set(image("dense").samples)
-    assert not set(BY_BLOCK) & set(measured("random").samples)  # a network of one block has said it all
+    assert not set(BY_BLOCK) & set(measured("random").samples)  # a network with one block needs no values by block
 
 
 INNER_ORACLE = """

@@ -99,13 +99,13 @@ ILLEGAL = {
 
 @pytest.mark.parametrize("what", ILLEGAL)
 def test_an_illegal_plan_is_a_strategy_error_that_names_the_strategy(scripted, what):
-    plan, said, *where = ILLEGAL[what]
+    plan, message, *where = ILLEGAL[what]
     rests = where == ["rest"]
     strategy = scripted(lambda view, keep: plan(), site="block" if rests else "input")
     type(strategy).adaptive, type(strategy).how = where == ["adaptive"], "rest" if rests else None
     cost, blocks = replace(FOUR, tokens=N) if where else ONE, (0,) if rests else None
     acting = begin(strategy, cost, training=where == ["training"], blocks=blocks)
-    with pytest.raises(StrategyError, match=rf"'scripted'.*{said}"):
+    with pytest.raises(StrategyError, match=rf"'scripted'.*{message}"):
         acting.decide(0, GIVEN)
 
 
@@ -145,7 +145,7 @@ def test_one_token_may_be_all_fused_ones(scripted):
 
 @pytest.mark.parametrize("kind", ["deployable", "baseline"])
 def test_relevance_is_refused_to_all_but_oracles(scripted, kind):
-    with pytest.raises(StrategyError, match="'scripted' asks for the relevance mask"):
+    with pytest.raises(StrategyError, match="'scripted' needs the relevance mask"):
         begin(scripted(lambda view, keep: None, needs=("relevance",), kind=kind), relevance=torch.ones(B, N))
 
 

@@ -118,7 +118,7 @@ def test_the_pixels_of_a_patch_are_those_at_its_place_whether_bytes_or_shares_of
 
 
 class Parallel(Block):
-    """A block of the user's own: attention and MLP side by side."""
+    """A user's block with parallel attention and MLP."""
 
     def forward(self, x, attn_mask=None, is_causal=False):
         return x + self.attn(self.norm1(x)) + self.mlp(self.norm2(x))
@@ -129,7 +129,7 @@ def test_a_block_with_a_forward_of_its_own_is_not_cut_open(scripted):
     network = DeepViT(vit(block_fn=Parallel))
     pixels = images(network)
     acting = begin(network, scripted(lambda view, keep: None, site="attention"))
-    with pytest.raises(UnsupportedError, match="Parallel cannot be cut"):
+    with pytest.raises(UnsupportedError, match="Parallel cannot be split"):
         network(pixels, acting)
     for site in ("input", "block"):
         close(network(pixels, begin(network, scripted(lambda v, k: None, site=site))), network(pixels), atol=1e-6)
@@ -152,7 +152,7 @@ FIELDS = ("class_attention", "received_attention", "attention_maps")
 
 
 def network(**changes):
-    """Return a network to which the place of a patch makes no difference."""
+    """Return a network that ignores the positions of patches."""
     model = vit(**changes)
     with torch.no_grad():
         model.pos_embed.zero_()
@@ -166,7 +166,7 @@ def pairs():
 
 
 def merge_pairs(scripted, seen=None, *, proportional=True, fields=()):
-    """Return a strategy that merges half of the pairs in block 1, and looks at the fields in block 3."""
+    """Return a strategy that merges half of the pairs in block 1 and appends the fields in block 3 to `seen`."""
 
     def decide(view, keep):
         if view.block == 3:
@@ -248,11 +248,11 @@ def test_in_bfloat16_a_strategy_sees_and_computes_in_float32(scripted, make):
     network(images(network), begin(network, scripted(decide, site="attention", needs=needs)))
     assert len(seen) == 7 * len(BLOCKS) and all(x.dtype == torch.float32 for x in seen)
     for attention in seen[4::7]:
-        assert len(attention.unique()) == attention.numel()  # not rounded to 8 bits, which makes ties
+        assert len(attention.unique()) == attention.numel()  # not rounded to 8 bits, which would give ties
 
 
 def full_attention(network, pixels, number):
-    """Return the (B, H, T, T) attention of a block of the bare model, and its q, k, v of (B, H, T, C / H)."""
+    """Return the (B, H, T, T) attention of a block of the model, and its (B, H, T, C / H) q, k and v."""
     model = network.module
     (x,) = tokens_at([model.blocks[number].norm1], network, None, pixels)
     attn = model.blocks[number].attn
@@ -268,7 +268,7 @@ SHOWN = ("attention", "received_attention", "queries", "keys", "values")
 
 
 def shown(scripted, network, pixels, fields):
-    """Return what a strategy is shown of each field in block 1, the first that acts."""
+    """Return the fields of the view in block 1, the first block in which a strategy acts."""
     seen = []
     strategy = scripted(
         lambda view, keep: seen.append([getattr(view, f) for f in fields]), site="attention", needs=fields
@@ -316,8 +316,8 @@ def test_attention_received_is_that_of_whole_maps_however_few_images_are_made_at
     [
         *(("attention", "class_attention", {"class_token": False, "reg_tokens": n, "global_pool": "avg"}, "received")
           for n in (0, 4)),
-        ("input", "attention", {}, "site = 'attention' gives what attention makes"),
-        ("input", "keys", {}, "site = 'attention' gives what attention makes"),
+        ("input", "attention", {}, "site = 'attention' gives attention fields"),
+        ("input", "keys", {}, "site = 'attention' gives attention fields"),
         ("block", "values", {}, "tokens.$"),
         ("attention", "pixels", {}, "received_attention"),
     ],

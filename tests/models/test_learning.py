@@ -1,4 +1,4 @@
-"""Strategies that are learned: their modules, their losses, what they learn from, and what the head reads."""
+"""Trained strategies: modules, losses and their inputs, and the input of the head."""
 
 import copy
 from typing import ClassVar
@@ -17,7 +17,7 @@ from sparsebench.strategy.plans import Keep, Mask
 
 
 class Gate(Strategy):
-    """Weighs tokens by a linear layer of its own, and wants the weights to be the budget's share in the mean."""
+    """Weights tokens by a linear layer; the loss moves their mean weight to the share of the budget."""
 
     name: ClassVar[str] = "gate"
     site: ClassVar[str] = "block"
@@ -41,7 +41,7 @@ class Gate(Strategy):
 
 
 class ReadsFirst(Strategy):
-    """Lets the head read the class token as it was when the strategy acted first."""
+    """Gives the head the class token from the block in which the strategy first acts."""
 
     name: ClassVar[str] = "reads_first"
     site: ClassVar[str] = "block"
@@ -128,15 +128,15 @@ def test_what_a_strategy_reads_out_is_what_the_head_reads(network):
 
 
 @pytest.mark.parametrize(
-    ("method", "answer", "says"),
+    ("method", "answer", "message"),
     [
-        ("training_blocks", (4,), r"is to train in blocks \(4,\), of 4 from 0"),
-        ("training_blocks", (-1, 1), r"is to train in blocks \(-1, 1\), of 4 from 0"),
+        ("training_blocks", (4,), r"training_blocks must be 0 to 3, got \(4,\)"),
+        ("training_blocks", (-1, 1), r"training_blocks must be 0 to 3, got \(-1, 1\)"),
         ("ramp", 2.0, r"ramp must lie in \[0, 1\], got 2.0"),
     ],
 )
-def test_what_a_strategy_says_of_its_training_must_be_possible(scripted, network, method, answer, says):
+def test_what_a_strategy_says_of_its_training_must_be_possible(scripted, network, method, answer, message):
     strategy = scripted(lambda view, keep: None)
     setattr(type(strategy), method, lambda self, _: answer)
-    with pytest.raises(StrategyError, match=says):
+    with pytest.raises(StrategyError, match=message):
         begin(network, strategy, training=True)

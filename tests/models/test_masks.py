@@ -1,4 +1,4 @@
-"""Masks: of each image a number of tokens of its own, or real weights in training."""
+"""Masks: different token counts in each image, or real-valued weights in training."""
 
 from functools import partial
 
@@ -19,7 +19,7 @@ COUNTS = {1: (9, 3, 14), 3: (2, 3, 5)}
 
 
 def chosen(block, item):
-    """Return which of its 16 patches an image keeps after a block; later ones are among the earlier."""
+    """Return which of the 16 patches an image keeps after a block; later blocks keep a subset."""
     order = torch.randperm(N, generator=torch.Generator().manual_seed(item))
     return order[: COUNTS[block][item]]
 
@@ -31,7 +31,7 @@ def adaptive(scripted, decide, site, needs=("tokens",), proportional=False):
 
 
 def ragged(scripted, items=range(B), site="attention", needs=("tokens",), seen=None):
-    """Return a strategy that keeps of each image what `chosen` says."""
+    """Return a strategy that keeps the patches of `chosen` in each image."""
 
     def decide(view, keep):
         if seen is not None:
@@ -141,7 +141,7 @@ def test_the_macs_are_the_mean_of_those_of_each_image_alone(scripted, site, need
 
 
 def masked_softmax_by_hand(z, D, own, eps):
-    """Return eq. 11 of DynamicViT for one query, in plain floats."""
+    """Return eq. 11 of DynamicViT for one query, with Python floats."""
     T, top = len(z), max(z)
     e = [np.exp(z[j] - top) * (1.0 if j == own else D[j]) for j in range(T)]
     return [(e[j] + eps / T) / (sum(e) + eps) for j in range(T)]

@@ -22,7 +22,7 @@ sites = pytest.mark.parametrize("site", SITES)
 
 
 def build(attention: str = "positional", **changes: int) -> torch.nn.Module:
-    """Return a small model whose every weight matters: 32 x 32 pixels, 4 x 4 patches, 4 blocks."""
+    """Return a small model in which every weight has an effect: 32 x 32 pixels, 4 x 4 patches, 4 blocks."""
     sizes = {"patch": 8, "dim": 32, "depth": 4, "heads": HEADS} | changes
     model = small_vit(32, 5, attention=attention, **sizes).eval()
     rng = torch.Generator().manual_seed(0)
@@ -78,7 +78,7 @@ def test_content_attention_is_timms_own_model_with_the_weights_it_always_had():
     pixels = torch.from_numpy(DATA.test.inputs)
     assert type(network) is DeepViT and not hasattr(network, "observe")
     assert torch.equal(network(pixels), network.module((pixels.float() / 255 - 0.5) / 0.5))
-    # From when the model knew of content attention only.
+    # From a version that had only content attention.
     first = network.module.pos_embed.flatten()[:3].tolist()
     assert first == pytest.approx((-0.00195128855, 0.00867464673, 0.02029774524), rel=1e-6)
 
@@ -105,7 +105,7 @@ def test_a_watched_cell_tells_of_neighbours_and_trains_alike(tmp_path):
 
 
 def test_permuted_patches_with_positions_permuted_alike_are_the_same_to_the_network():
-    """Positions have no built-in neighbourhood: all that could tell the orders apart is learned."""
+    """Positions have no built-in neighbourhood, so only training can distinguish the orders."""
     task = Plain(test=16, permuted=True, patch=8)
     shuffled = task.draw(8, 0, {})
     model = Vit(dim=16, heads=2, patch=8, attention="positional")

@@ -1,4 +1,4 @@
-"""Tokens that rest for one block and return: against loops in float64, at their cost, and what is refused."""
+"""Tokens that rest for one block: comparison with float64 loops, MACs, and errors."""
 
 import copy
 from contextlib import nullcontext
@@ -23,13 +23,13 @@ EVERY = ARCHITECTURES | EVAS | SIGLIPS
 
 
 def some(view, keep):
-    """Return positions that rest, others in each sample and block, in no order."""
+    """Return positions of resting tokens, different in each sample and block, in random order."""
     rng = torch.Generator().manual_seed(view.block)
     return torch.rand(view.index.shape, generator=rng).argsort(dim=1)[:, keep:]
 
 
 def rests(plan, needs=("tokens",)):
-    """Return a strategy of that plan, a function of the view and how many tokens take part."""
+    """Return a strategy with this plan, a function of the view and the number of tokens that take part."""
 
     class Rests(Strategy):
         name, site, how = "rests", "block", "rest"
@@ -48,7 +48,7 @@ def begin(network, strategy, n=B, training=False, **budget):
 
 @torch.no_grad()
 def by_loops(network, pixels, resting):
-    """Return the logits where in each block the tokens `resting[block][sample]` are not there, one row at a time."""
+    """Return the logits if the tokens `resting[block][sample]` skip the block, computed one sample at a time."""
     model, P = copy.deepcopy(network.module).double(), network.prefix
 
     def loop(number, block):
@@ -128,7 +128,7 @@ def test_a_count_holds_until_the_next_and_all_are_asked_about_each_time():
     [*((kind, ("tokens",)) for kind in ("plain", "PE")), *((k, ("previous_attention",)) for k in COUNTED)],
 )
 def test_it_costs_what_the_counter_counts(kind, needs):
-    """A row of class attention is made by a product and a sum, which the counter does not see; it is counted here."""
+    """Rows of class attention are element-wise products and sums, which the counter misses; they are counted here."""
     network = DeepViT(unfused(EVERY[kind]()).requires_grad_(False))
     acting = begin(network, rests(lambda view, keep: Rest(some(view, keep)), needs), n=1, blocks=(1, 3))
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -142,7 +142,7 @@ def test_it_costs_what_the_counter_counts(kind, needs):
 
 
 def test_the_attention_of_the_block_before_is_that_of_those_that_took_part_there():
-    """Each other token has what it had before; block 0 is the bare model's."""
+    """Resting tokens keep their previous value; block 0 is the dense model's."""
     network, views = DeepViT(vit()), []
 
     def plan(view, keep):
@@ -174,7 +174,8 @@ def test_each_plan_is_read_where_that_waits_for_nothing():
 def test_attention_before_the_first_block_is_refused():
     attends = rests(lambda view, keep: Rest.all_but_top(view.previous_attention, keep), ["previous_attention"])
     with pytest.raises(
-        UserError, match=r"budget blocks; got 0\+2; allowed: 1 to 3 for this model; .*the attention of the block before"
+        UserError,
+        match=r"budget blocks; got 0\+2; allowed: 1 to 3 for this model; .*the attention of the previous block",
     ):
         begin(DeepViT(vit()), attends, blocks=(0, 2))
     assert list(begin(DeepViT(vit()), attends, schedule="every").keep) == [1, 2, 3]
@@ -195,7 +196,7 @@ def test_a_class_that_cannot_rest_is_refused(change):
 
 
 def test_what_was_chosen_is_noted_of_all_tokens_each_time():
-    """At each place of the budget all tokens have a score."""
+    """In each block of the budget all tokens have a score."""
     case = build("class token")
     strategy = rests(lambda view, keep: Rest.all_but_top(view.tokens.sum(dim=2), keep))
     depth, tokens = case.network.cost.depth, case.network.cost.tokens

@@ -1,4 +1,4 @@
-"""Rotary positions and attention pools: what leaves takes its place with it, and what is merged has the mean one."""
+"""Rotary positions and attention pools: kept tokens keep their positions, merged tokens have the mean position."""
 
 import math
 from functools import partial
@@ -20,7 +20,7 @@ SITES = ["input", "block", "attention"]
 
 
 def pairs(view, keep):
-    """Merge tokens two by two, in another way in each block and image."""
+    """Merge random pairs of tokens, different in each block and image."""
     B, N = view.index.shape
     rng = torch.Generator().manual_seed(view.block)
     place = torch.rand(B, N, generator=rng).argsort(dim=1)
@@ -28,7 +28,7 @@ def pairs(view, keep):
 
 
 def mean_places(plan, places, sizes):
-    """Return the mean places by the matrix of the plan, from (B, N, 2)."""
+    """Return the mean coordinates after a plan, from its matrix and (B, N, 2) coordinates."""
     if isinstance(plan, Keep) and plan.fuse is not None:
         plan = Keep(plan.index, fuse=sizes / (sizes.sum(1, keepdim=True) - sizes.gather(1, plan.index).sum(1)[:, None]))
     return matrix(plan, sizes, 0) @ places
@@ -36,7 +36,7 @@ def mean_places(plan, places, sizes):
 
 @torch.no_grad()
 def reference(network, pixels, site, plans):
-    """Run the timm modules, with matrices and rotations between them, as far as the last norm."""
+    """Run the timm modules up to the last norm, with matrices of plans and rotations in between."""
     model, rope = network.module, network.module.rope
     x, _ = model._pos_embed(model.patch_embed((pixels - 0.5) / 0.5))
     B, P, N = len(x), network.prefix, network.cost.tokens
@@ -62,7 +62,7 @@ def reference(network, pixels, site, plans):
 
 
 def halves(block, act, number, x, turn):
-    """Return what a block makes of x, with something between attention and MLP."""
+    """Return the output of a block for x, with `act` between attention and MLP."""
     if hasattr(block, "gamma_1"):
         first, second = (1.0 if gamma is None else gamma for gamma in (block.gamma_1, block.gamma_2))
         x = act(x + first * block.attn(block.norm1(x), rope=turn), number)
@@ -85,7 +85,7 @@ def test_places_give_timms_own_rotations(kind):
 
 @pytest.mark.parametrize("half", [False, True])
 def test_attention_between_rotated_tokens_hangs_on_their_difference_alone(half):
-    """The score of two tokens is the same for all pairs that lie as far apart, mean places included."""
+    """The score of two tokens depends only on the difference of their coordinates, also for mean coordinates."""
     rope = timm_parts.RotaryEmbeddingCat(8, in_pixels=False, feat_shape=[4, 4], rotate_half=half)
     q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -130,7 +130,7 @@ def test_each_plan_equals_its_matrix_and_its_mean_places(scripted, kind, decide,
     model = EVAS[kind]()
     network, seen = DeepViT(model), []
     pixels = images(network)
-    # The pool weighs by sizes, see below: what comes to it is compared.
+    # The input of the pool is compared, because the pool weights by sizes, see below.
     model.norm.register_forward_pre_hook(lambda _module, args: seen.append(args[0]))
     acting = begin(network, scripted(decide, site=site, needs=("tokens",)), blocks=None if site == "input" else (1, 3))
     network(pixels, acting)
@@ -146,7 +146,7 @@ ATTENDING = [KINDS[kind] for kind in (*SIGLIPS, "PE")]
 @pytest.mark.parametrize("make", [*POOLS, *ATTENDING, *(lambda make=make: unfused(make()) for make in ATTENDING)])
 @torch.no_grad()
 def test_a_pool_counts_a_merged_token_as_often_as_it_has_patches(scripted, make, decide):
-    """Merging equal tokens changes nothing: a pool of the tokens repeated is the same."""
+    """The pool of merged equal tokens is the same as the pool of the repeated tokens."""
     network = DeepViT(make())
     model, P = network.module, network.prefix
     acting = begin(network, scripted(decide, site="block", needs=("tokens",)), rate=0.5, blocks=(3,))
@@ -176,5 +176,5 @@ def test_what_a_strategy_sees_is_what_attention_multiplies(scripted):
 def test_places_that_move_in_training_are_no_places_of_merged_tokens(scripted):
     network = DeepViT(EVAS["DINOv3"](rope_jitter_coords=2.0).train())
     network(images(network), begin(network, scripted(any_tokens, site="block"), training=True))
-    with pytest.raises(UnsupportedError, match="moves its rotary positions in training"):
+    with pytest.raises(UnsupportedError, match="perturbs its rotary positions in training"):
         network(images(network), begin(network, scripted(pairs, site="block", needs=("tokens",)), training=True))

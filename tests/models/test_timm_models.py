@@ -26,7 +26,7 @@ DATA = Data(EMPTY, EMPTY, ("a", "b", "c"))
 
 
 def after(change, make=vit):
-    """Return a model to which something was done."""
+    """Return a model after a change."""
     model = make()
     change(model)
     return model
@@ -40,22 +40,19 @@ class Backwards(VisionTransformer):
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (partial(vit, Backwards), "so the order of its parts is not known"),
-        (
-            partial(after, lambda model: setattr(model, "forward_features", len)),
-            "it has a `forward_features` of its own",
-        ),
-        (partial(after, lambda model: setattr(model.blocks[1], "forward", len)), "a block has a `forward` of its own"),
+        (partial(vit, Backwards), "the order of its parts is unknown"),
+        (partial(after, lambda model: setattr(model, "forward_features", len)), "it overrides `forward_features`"),
+        (partial(after, lambda model: setattr(model.blocks[1], "forward", len)), "a block has its own `forward`"),
         (partial(after, lambda model: model.set_grad_checkpointing(True)), "gradient checkpointing is on"),
         (partial(after, lambda model: setattr(model, "rope", torch.nn.Identity())), "rotary position embeddings"),
-        (partial(timm.create_model, "resnet18"), "ResNet is no timm VisionTransformer"),
-        (partial(vit, dynamic_img_size=True, dynamic_img_pad=True), "pixels are of any size"),
-        (partial(vit, patch_drop_rate=0.25), "drops patches on its own"),
-        (partial(timm.create_model, "vit_tiny_r_s16_p8_224", img_size=64), "patches"),
+        (partial(timm.create_model, "resnet18"), "ResNet is not a timm VisionTransformer"),
+        (partial(vit, dynamic_img_size=True, dynamic_img_pad=True), "any size"),
+        (partial(vit, patch_drop_rate=0.25), "drops patches itself"),
+        (partial(timm.create_model, "vit_tiny_r_s16_p8_224", img_size=64), "HybridEmbed"),
         (partial(vit, img_size=36), "patches"),
         (partial(vit, attn_layer="diff"), "DiffAttention"),
         (partial(vit, global_pool="prr"), "pools with"),
-        (partial(vit, Eva, dynamic_img_size=True, dynamic_img_pad=True), "of any size"),
+        (partial(vit, Eva, dynamic_img_size=True, dynamic_img_pad=True), "any size"),
         (
             partial(vit, Eva, use_rot_pos_emb=True, attn_type="rope", rope_type="mrope", rope_mrope_section=(0, 2, 2)),
             "RotaryEmbeddingMRope",
@@ -80,8 +77,8 @@ def test_a_model_is_made_by_name_and_a_wrong_name_gets_a_hint():
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("swin_tiny_patch4_window7_224", "SwinTransformer is no timm VisionTransformer or Eva"),
-        ("naflexvit_base_patch16_gap", "NaFlexVit is no timm VisionTransformer or Eva"),
+        ("swin_tiny_patch4_window7_224", "SwinTransformer is not a timm"),
+        ("naflexvit_base_patch16_gap", "NaFlexVit is not a timm"),
         ("vit_base_patch16_18x2_224", "ParallelThingsBlock"),
         ("deit_tiny_patch16_224.nowhere", "Invalid pretrained tag"),
     ],
@@ -118,9 +115,9 @@ def test_pixels_are_normalised_as_timm_has_it_for_the_model():
 
 
 @pytest.mark.parametrize(
-    ("made", "says"),
+    ("made", "message"),
     [
-        (lambda: Timm(pretrained=True, weights="weights-0123456789ab").check(Composite()), "leave --pretrained or"),
+        (lambda: Timm(pretrained=True, weights="weights-0123456789ab").check(Composite()), "leave out --pretrained or"),
         (lambda: Timm(arch="local-dir:mine", pretrained=True).check(Composite()), "give --weights DIR/model.safetens"),
         (lambda: create_vit("vit_base_patch16_gap_224", 32, 2, pretrained=True),
          r"no trained weights for 'vit_base_patch16_gap_224'; .*--weights"),
@@ -130,8 +127,8 @@ def test_pixels_are_normalised_as_timm_has_it_for_the_model():
         (lambda: Vit(stem="conv", patch=1).check(Composite(canvas=24, foreground=12)), "that divides dim"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_built_is_a_user_error(made, says):
-    with pytest.raises(UserError, match=says):
+def test_what_cannot_be_built_is_a_user_error(made, message):
+    with pytest.raises(UserError, match=message):
         made()
 
 
@@ -166,11 +163,11 @@ def test_a_token_sees_less_than_one_patch_beyond_its_own() -> None:
     images = torch.rand(1, 3, 32, 32, requires_grad=True)
     network.module.patch_embed(images)[0, 10].sum().backward()  # row 2, column 2 of the patches of 8 pixels
     rows = torch.nonzero(images.grad.abs().sum(dim=(0, 1, 3))).flatten()
-    assert (rows.min(), rows.max()) == (9, 23)  # 15 pixels, of which 8 are its own
+    assert (rows.min(), rows.max()) == (9, 23)  # 15 pixels, of which 8 are in its patch
 
 
 def test_a_network_that_is_loaded_is_the_one_that_was_trained(tmp_path) -> None:
-    """Running statistics are weights too: with others the test would come out otherwise."""
+    """Running statistics must be loaded too; otherwise test results would differ."""
     sparsebench.run(
         ["attn_topk"], tasks="composite:canvas=32,foreground=16,test=20,epochs=1,pretrain_epochs=0,batch=8",
         model="vit:dim=32,depth=3,heads=2,patch=8,stem=conv", n_train=[16], seeds=1, out=tmp_path, where="test",

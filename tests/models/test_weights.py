@@ -19,7 +19,7 @@ HEADS = ("head.", "head_dist.")
 
 @pytest.fixture
 def saved(tmp_path):
-    """Return a function from weights by name, or a model, to the file that holds them."""
+    """Return a function that writes weights by name, or of a model, to a file and returns its path."""
 
     def save(what, name="own.safetensors"):
         state = what if isinstance(what, dict) else what.state_dict()
@@ -34,7 +34,7 @@ def body(model):
 
 
 def other(make, **changes):
-    """Return a model of that architecture with other numbers."""
+    """Return a model of this architecture with other weights."""
     model = make(**changes)
     with torch.no_grad():
         for value in model.parameters():
@@ -72,14 +72,14 @@ def test_a_file_is_read_as_timm_itself_reads_it(saved):
 
 @pytest.mark.parametrize("make", [vit, ARCHITECTURES["distilled"]])
 @pytest.mark.parametrize(
-    ("whole", "says"), [(True, "a head of 7 classes, and the task, which trains nothing, has 5"), (False, "no head")]
+    ("whole", "message"), [(True, "a head of 7 classes, and the task, which trains nothing, has 5"), (False, "no head")]
 )
 def test_a_head_that_does_not_fit_is_fresh_where_the_cell_trains_and_refused_where_it_only_tests(
-    saved, make, whole, says
+    saved, make, whole, message
 ):
     model, again = make(num_classes=7), other(make)
     path, head = saved(model if whole else body(model)), again.head.weight.clone()
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         load_weights(again, path, fresh_head=False)
     load_weights(again, path, fresh_head=True)
     assert torch.equal(again.head.weight, head)
@@ -87,7 +87,7 @@ def test_a_head_that_does_not_fit_is_fresh_where_the_cell_trains_and_refused_whe
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (partial(vit, depth=5), "unexpected: blocks.4.attn.proj.bias, .* and 9 more"),
         (partial(vit, depth=3), "missing: blocks.3.norm1.weight"),
@@ -100,14 +100,14 @@ def test_a_head_that_does_not_fit_is_fresh_where_the_cell_trains_and_refused_whe
     ],
     ids=["deeper", "shallower", "narrower", "other patches", "registers", "distilled", "no class token", "no ViT"],
 )
-def test_the_weights_of_another_architecture_are_refused_by_name(saved, make, says):
-    with pytest.raises(UserError, match=says) as refusal:
+def test_the_weights_of_another_architecture_are_refused_by_name(saved, make, message):
+    with pytest.raises(UserError, match=message) as refusal:
         match_weights(vit(), saved(make()), fresh_head=True)
     assert "own.safetensors holds the weights of another architecture" in str(refusal.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "says"),
+    ("name", "value", "message"),
     [
         ("pos_embed", torch.tensor(torch.nan), "not finite, in pos_embed"),
         (
@@ -118,10 +118,10 @@ def test_the_weights_of_another_architecture_are_refused_by_name(saved, make, sa
         ("\x1b[31mx\u202e", torch.tensor(0.0), "unexpected: "),
     ],
 )
-def test_numbers_and_names_that_make_no_sense_are_refused_in_plain_text(saved, name, value, says):
+def test_numbers_and_names_that_make_no_sense_are_refused_in_plain_text(saved, name, value, message):
     state = vit().state_dict()
     state[name] = value.expand(state[name].shape if name in state else 5)
-    with pytest.raises(UserError, match=says) as refusal:
+    with pytest.raises(UserError, match=message) as refusal:
         load_weights(vit(), saved(state), fresh_head=True)
     assert str(refusal.value).isprintable()
 
@@ -131,25 +131,25 @@ def cut_to(path, size):
 
 
 class Program:
-    """What runs when an ordinary pickle of it is read."""
+    """An object whose code runs if its pickle is loaded without protection."""
 
     def __reduce__(self):
         return pytest.fail, ("a program in a file of weights was run",)
 
 
 @pytest.mark.parametrize(
-    ("name", "spoil", "says"),
+    ("name", "spoil", "message"),
     [
         *(("own.safetensors", partial(cut_to, size=size), "truncated") for size in (-100, 5, 0)),
         ("own.safetensors", lambda path: path.unlink(), "cannot be read: No such file"),
-        *(("own.pth", partial(cut_to, size=size), r"own\.pth is no checkpoint of weights alone") for size in (0, 20)),
-        *(("own.pth", partial(torch.save, what), r"own\.pth is no checkpoint of weights alone")
+        *(("own.pth", partial(cut_to, size=size), r"own\.pth is not a checkpoint") for size in (0, 20)),
+        *(("own.pth", partial(torch.save, what), r"own\.pth is not a checkpoint")
           for what in ({"epoch": 3}, torch.zeros(2), {"a": Program()})),
     ],
 )  # fmt: skip
-def test_a_file_that_holds_no_weights_is_refused_and_no_program_in_it_is_run(saved, name, spoil, says):
+def test_a_file_that_holds_no_weights_is_refused_and_no_program_in_it_is_run(saved, name, spoil, message):
     path = saved(vit(), name)
     spoil(path)
-    with pytest.raises(UserError, match=says) as refusal:
+    with pytest.raises(UserError, match=message) as refusal:
         match_weights(vit(), path, fresh_head=True)
     assert "\n" not in str(refusal.value)

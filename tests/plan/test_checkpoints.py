@@ -140,7 +140,11 @@ def states(**changes: Any) -> Any:
         (lambda: states()[1] | {"other.weight": torch.zeros(2)}, [], "own.pth holds the weights of another architec"),
         (lambda: states()[1] | {"norm.weight": torch.zeros(64)}, [], "own.pth holds the weights of another architec"),
         (lambda: states()[0] | {"module.norm.bias": torch.zeros(64)}, [], "unexpected: module.norm.bias"),
-        (lambda: {"model": states()[0], "at": Path()}, [], "own.pth is no checkpoint of weights alone; got pathlib"),
+        (
+            lambda: {"model": states()[0], "at": Path()},
+            [],
+            "is not a checkpoint with only weights; got pathlib",
+        ),
         (
             lambda: {"a": states()[0], "b": states()[0]},
             [],
@@ -148,8 +152,8 @@ def states(**changes: Any) -> Any:
         ),
         (lambda: {"a": states()[0], "b": states()[0]}, ["--weights-key", "ema"], "no weights under 'ema'; got a, b"),
         (lambda: states(in_chans=4)[0], [], "got a network of 4 channels; allowed: 3, 1"),
-        (lambda: states(img_size=(32, 64))[0], [], "8 position embeddings, which make no square"),
-        (lambda: states(img_size=(32, 64))[0], ["--task", "folder:canvas=32"], "8 position embeddings, which make no"),
+        (lambda: states(img_size=(32, 64))[0], [], "8 position embeddings: neither a square"),
+        (lambda: states(img_size=(32, 64))[0], ["--task", "folder:canvas=32"], "8 position embeddings: neither a"),
     ],
 )
 def test_weights_that_cannot_be_taken_are_refused_in_a_line(
@@ -261,7 +265,7 @@ def test_weights_for_oblong_pictures_are_tested_on_squares_only_where_that_is_as
     for module in (timm.models._factory, sparsebench.models.timm_models):
         monkeypatch.setattr(module, "load_model_config_from_hf", lambda name, **_: (OBLONG, ARCH, {}))
     files = given(pictures, saved(tmp_path / "own.pth", network(img_size=(32, 64)).state_dict()))
-    with pytest.raises(UserError, match=r"made for 32 x 64 pixels.*--task folder:canvas=SIDE"):
+    with pytest.raises(UserError, match=r"for 32 x 64 pixels.*--task folder:canvas=SIDE"):
         planned(tmp_path / "out", files, model="timm:hf-hub:somebody/oblong")
     planned(tmp_path / "out", files, "folder:canvas=32", model="timm:hf-hub:somebody/oblong")
     assert "made for 32 x 64 pixels, and task 'folder' has 32 x 32" in caplog.text
@@ -394,4 +398,4 @@ def test_an_export_takes_one_network_as_its_weights_say(tmp_path: Path, three: P
     torch.testing.assert_close(program(x), other(x), atol=1e-4, rtol=1e-4)
     words[5] = str(three)
     done = CliRunner().invoke(main, [*words[:6], "-o", str(tmp_path / "other.pt2")])
-    assert done.exit_code == 2 and "one file of weights makes the network; got 3 files" in done.output
+    assert done.exit_code == 2 and "--weights must be one file; got 3 files" in done.output

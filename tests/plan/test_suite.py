@@ -354,7 +354,7 @@ def test_a_tasks_own_budgets_keep_their_blocks_and_another_model_has_its_own(lab
     [
         (
             "tome:counts=60+30+10",
-            "of 60 tokens no more than 30 can leave this strategy at once|of 30 tokens no more than 15",
+            "can remove at most 30 of 60 tokens at once|at most 15 of 30",
         ),
         (
             "attn_topk:macs=0.5,gamma=3",

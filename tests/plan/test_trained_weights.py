@@ -202,8 +202,8 @@ def test_what_was_fetched_is_used_and_named_and_what_cannot_be_is_one_error(
     done = command(*ask, "--pretrained", "--out", out, cache=tmp_path)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2 and not out.exists()
-    assert line.startswith(f"Error: timm cannot fetch the trained weights of '{ARCH}'")
-    assert line.endswith("check the network, or give --weights FILE.safetensors")
+    assert line.startswith(f"Error: timm cannot download the trained weights of '{ARCH}'")
+    assert line.endswith("check the network connection, or give --weights FILE.safetensors")
     repository = tmp_path / "hub" / f"models--timm--{ARCH}.fb_in1k"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0" * 40)

@@ -20,14 +20,14 @@ def contender(hits: np.ndarray, name: str = "items") -> Contender:
 
 
 def points(S: int = 3, I: int = 60, seed: int = 0) -> list[Contender]:
-    """Return contenders at the shares of SPENT, and dense, of which the dearer is the better."""
+    """Return contenders at the shares of SPENT, and dense; more MACs are better."""
     rng = RNG(seed)
     hard = rng.random((S, I))
     return [contender(hard + rng.normal(0, 0.03, (S, I)) < rate) for rate in (0.4, 0.6, 0.78, 0.78)]
 
 
 def area_by_loops(x: list[float], y: list[float], lowest: float) -> float:
-    """Return the mean height from `lowest` to 1 of the line through points, level before the first of them."""
+    """Return the mean height from `lowest` to 1 of the line through points, constant before the first point."""
     total, at, height = 0.0, lowest, y[0]
     for k in range(len(x) - 1):
         if x[k + 1] <= lowest:
@@ -45,29 +45,29 @@ def area_by_loops(x: list[float], y: list[float], lowest: float) -> float:
 @pytest.mark.parametrize("lowest", [0.3, 0.31, 0.4, 0.6, 0.9])
 def test_the_area_is_that_of_each_items_own_line(lowest: float) -> None:
     some = points()
-    found = area(some, SPENT, lowest)
-    assert found is not None
+    result = area(some, SPENT, lowest)
+    assert result is not None
     for s in range(3):
         lines = [area_by_loops([*SPENT, 1.0], [float(one.hits[s][1][i]) for one in some], lowest) for i in range(60)]
-        np.testing.assert_allclose(found.hits[s][1], lines, atol=1e-12)
-        assert found.means[s] == pytest.approx(sum(lines) / 60)
-        assert found.hits[s][1].dtype == float and 0 <= found.hits[s][1].min() <= found.hits[s][1].max() <= 1
+        np.testing.assert_allclose(result.hits[s][1], lines, atol=1e-12)
+        assert result.means[s] == pytest.approx(sum(lines) / 60)
+        assert result.hits[s][1].dtype == float and 0 <= result.hits[s][1].min() <= result.hits[s][1].max() <= 1
 
 
 def test_weights_are_those_of_a_known_line() -> None:
-    # From .5 to 1: level at the first point up to .6, then straight to dense.
+    # From 0.5 to 1: constant up to the first point at 0.6, then linear to dense.
     np.testing.assert_allclose(weights([0.6], 0.5), [(0.1 + 0.2) / 0.5, 0.2 / 0.5])
-    np.testing.assert_allclose(weights([0.5, 0.5], 0.5), [0.25, 0.25, 0.5])  # equal ones share their place
+    np.testing.assert_allclose(weights([0.5, 0.5], 0.5), [0.25, 0.25, 0.5])  # equal shares are averaged
     for spent in ([0.29], [0.29, 0.3, 0.31], [0.2, 0.9], [0.7, 0.95]):
         assert weights(spent, 0.3).sum() == pytest.approx(1)
-    assert weights([0.1, 0.2], 0.4)[0] == 0  # what lies below does not count
+    assert weights([0.1, 0.2], 0.4)[0] == 0  # points below do not count
 
 
 def test_a_seed_without_all_points_and_other_items_are_left_out() -> None:
     *some, dense = points()
     less = replace(some[0], means={0: 0.5, 1: 0.5}, hits={0: some[0].hits[0], 1: ("other items", some[0].hits[1][1])})
-    found = area([less, *some[1:], dense], SPENT, 0.3)
-    assert found is not None and sorted(found.means) == [0, 1] and sorted(found.hits) == [0]
+    result = area([less, *some[1:], dense], SPENT, 0.3)
+    assert result is not None and sorted(result.means) == [0, 1] and sorted(result.hits) == [0]
     assert area([replace(less, means={7: 0.5}), dense], [0.5], 0.3) is None
 
 
@@ -80,7 +80,7 @@ def test_kept_accuracy_is_the_area_over_dense_seed_by_seed() -> None:
     assert mean == pytest.approx(np.mean(ratios)) and low is not None and high is not None
     assert high - mean == pytest.approx(mean - low)
     errors = []
-    for s in range(3):  # of a ratio of means, to first order
+    for s in range(3):  # errors of a ratio of means, to first order
         z, d = height.hits[s][1], dense.hits[s][1]
         rest = [(z[i] - ratios[s] * d[i]) / dense.means[s] for i in range(60)]
         errors.append(sum(x**2 for x in rest) / 59 / 60)
@@ -93,16 +93,16 @@ def test_kept_accuracy_is_the_area_over_dense_seed_by_seed() -> None:
 
 
 def test_the_least_macs_are_where_the_line_first_falls_below() -> None:
-    found = crossing(
+    result = crossing(
         [0.4, 0.6, 0.8],
         np.array([
             [0.10, 0.60, 0.70, 0.70],  # below .68 between .6 and .8: 4/5 of the way
-            [0.69, 0.60, 0.70, 0.70],  # the line is followed from 1 down: it is good again below
-            [0.68, 0.68, 0.68, 0.70],  # two points are kept, to the bit of rounding
-            [0.99, 0.99, 0.10, 0.70],  # the largest budget is below
+            [0.69, 0.60, 0.70, 0.70],  # the curve is followed from 1 down, although it rises again below
+            [0.68, 0.68, 0.68, 0.70],  # a loss of exactly two points counts as kept, despite rounding
+            [0.99, 0.99, 0.10, 0.70],  # already below at the largest budget
         ]),
     )  # fmt: skip
-    np.testing.assert_allclose(found, [0.76, 0.76, 0.4, np.inf])
+    np.testing.assert_allclose(result, [0.76, 0.76, 0.4, np.inf])
 
 
 def test_the_interval_of_the_least_macs_draws_seeds_and_items() -> None:
@@ -113,7 +113,7 @@ def test_the_interval_of_the_least_macs_draws_seeds_and_items() -> None:
     _, lower, higher = least_macs(few, SPENT)
     assert lower is not None and higher is not None and higher - lower > high - low
     assert least_macs([replace(one, means={0: one.means[0]}) for one in some], SPENT)[1:] == (None, None)
-    without = [replace(one, hits={}) for one in some]  # then seeds alone are drawn
+    without = [replace(one, hits={}) for one in some]  # then only seeds are resampled
     _, lower, higher = least_macs(without, SPENT)
     assert lower is not None and higher is not None and 0 < higher - lower < high - low
     steady = [Contender(dict.fromkeys(range(3), y), {}) for y in (0.5, 0.6, 0.69, 0.7)]
@@ -132,11 +132,11 @@ def test_items_of_a_cluster_are_drawn_together() -> None:
 
 def test_real_scores_are_judged_by_students_t_of_the_items() -> None:
     scores = RNG(0).random((2, 3, 50)) ** np.array([1, 2])[:, None, None]
-    found = compare([contender(one) for one in scores])
+    result = compare([contender(one) for one in scores])
     difference = scores[0] - scores[1]
     variance = sum(one.var(ddof=1) / 50 for one in difference) / 9
     p = 2 * stats.t.sf(abs(difference.mean()) / variance**0.5, 149)
-    assert found.p_items[0, 1] == pytest.approx(p)
+    assert result.p_items[0, 1] == pytest.approx(p)
     hits = scores > 0.5
     as_booleans, as_reals = (compare([contender(one) for one in kind]) for kind in (hits, hits.astype(float)))
     np.testing.assert_allclose(as_booleans.error, as_reals.error, atol=1e-12)
@@ -158,5 +158,5 @@ def test_equal_scores_have_no_variance_whatever_the_rounding() -> None:
     first = (0.1 * hits[0] + 0.2 * hits[1]) + 0.7 * hits[2]
     same = 0.1 * hits[0] + (0.2 * hits[1] + 0.7 * hits[2])
     assert (first != same).any()
-    found = compare([contender(one) for one in (first, same, hits[0].astype(float), hits[1].astype(float))])
-    assert found.error[0, 1] < 1e-15 and found.p[0, 1] == 1 and np.isnan(found.overdispersion[0, 1])
+    result = compare([contender(one) for one in (first, same, hits[0].astype(float), hits[1].astype(float))])
+    assert result.error[0, 1] < 1e-15 and result.p[0, 1] == 1 and np.isnan(result.overdispersion[0, 1])

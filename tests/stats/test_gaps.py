@@ -13,18 +13,18 @@ GROUPS = np.arange(80) % 4
 FITS = {0: 1, 1: -1, 2: -1, 3: 1}
 
 
-def aligned_gap(one: Contender, groups: Groups, lone: bool = False) -> Interval | None:
-    return aligned_gaps([one], [groups], lone)[0]
+def aligned_gap(strategy: Contender, groups: Groups, lone: bool = False) -> Interval | None:
+    return aligned_gaps([strategy], [groups], lone)[0]
 
 
-def gap_reduction(one: Contender, dense: Contender, groups: Groups) -> Interval | None:
-    return gap_reductions([one], dense, [groups])[0]
+def gap_reduction(strategy: Contender, dense: Contender, groups: Groups) -> Interval | None:
+    return gap_reductions([strategy], dense, [groups])[0]
 
 
 def contender(hits: np.ndarray, *, shared: bool = False) -> Contender:
     return Contender(
-        {s: float(one.mean()) for s, one in enumerate(hits)},
-        {s: ("same" if shared else f"items {s}", one) for s, one in enumerate(hits)},
+        {s: float(row.mean()) for s, row in enumerate(hits)},
+        {s: ("same" if shared else f"items {s}", row) for s, row in enumerate(hits)},
     )
 
 
@@ -33,7 +33,7 @@ def groups(S: int) -> dict[int, np.ndarray]:
 
 
 def gap_by_loops(values: np.ndarray) -> tuple[float, float]:
-    """Return the gap of (I,) values and its variance over items, group by group."""
+    """Return the gap of (I,) values and its variance over items, computed by group."""
     gap, variance = 0.0, 0.0
     for g, sign in FITS.items():
         mine = [float(x) for x, group in zip(values, GROUPS, strict=True) if group == g]
@@ -43,12 +43,12 @@ def gap_by_loops(values: np.ndarray) -> tuple[float, float]:
     return gap, variance
 
 
-def check(found: Interval | None, values: np.ndarray) -> None:
-    """Compare an interval with Student's over seeds and with that of the items."""
+def check(result: Interval | None, values: np.ndarray) -> None:
+    """Compare an interval with Student's over seeds and over items."""
     S = len(values)
     gaps, variances = zip(*map(gap_by_loops, values), strict=True)
-    assert found is not None
-    mean, low, high = found
+    assert result is not None
+    mean, low, high = result
     assert mean == pytest.approx(sum(gaps) / S)
     by_seeds = stats.t.ppf(0.975, S - 1) * stats.sem(gaps)
     by_items = stats.t.ppf(0.975, S * len(GROUPS) - 1) * sum(variances) ** 0.5 / S
@@ -77,9 +77,9 @@ def test_the_gap_of_groups_that_are_alike_is_not_above_zero() -> None:
     gaps, worst = [], []
     for seed in range(200):
         hits = RNG(seed).random((3, 80)) < 0.7
-        found = aligned_gap(contender(hits), groups(3))
-        assert found is not None
-        gaps.append(found[0])
+        result = aligned_gap(contender(hits), groups(3))
+        assert result is not None
+        gaps.append(result[0])
         worst.append(hits.mean() - worst_group(contender(hits), groups(3)))
     assert abs(np.mean(gaps)) < 3 * stats.sem(gaps) and np.mean(worst) > 10 * stats.sem(worst)
 
@@ -89,7 +89,9 @@ def test_the_worst_group_is_that_of_the_mean_over_seeds() -> None:
     for seed, right in enumerate(((20, 5, 10, 20), (20, 11, 4, 20))):
         for g, n in enumerate(right):
             hits[seed, np.flatnonzero(g == GROUPS)[:n]] = True
-    assert worst_group(contender(hits), groups(2)) == pytest.approx(7 / 20)  # each seed's own lowest: 4.5 of 20
+    assert worst_group(contender(hits), groups(2)) == pytest.approx(
+        7 / 20
+    )  # the mean of each seed's lowest is 4.5 of 20
     assert worst_group(contender(hits), {}) is None
 
 
@@ -118,17 +120,19 @@ def clustered(hits: np.ndarray, numbers: np.ndarray) -> Contender:
 
 
 def test_its_interval_covers_where_foregrounds_decide() -> None:
-    """Eight networks, each tested on 400 images of the same 40 foregrounds, of which some go with one background."""
+    """Eight networks, each tested on 400 images of the same 40 foregrounds; the results depend on the foreground."""
     S, group, covers = 8, np.arange(400) % 4, {True: 0, False: 0}
     for world in range(200):
         rng = RNG(world)
         hard = rng.normal(0, 0.25, (40, 2))
-        numbers = np.array([20 * (group // 2) + rng.integers(0, 20, 400) for _ in range(S)])  # of a class each
+        numbers = np.array(
+            [20 * (group // 2) + rng.integers(0, 20, 400) for _ in range(S)]
+        )  # each foreground has one class
         hits = rng.random((S, 400)) < 0.5 + hard[numbers, group % 2]
         for known in covers:
-            found = aligned_gap(clustered(hits, numbers) if known else contender(hits), dict.fromkeys(range(S), group))
-            assert found is not None and found[1] is not None and found[2] is not None
-            covers[known] += found[1] <= 0 <= found[2]
+            result = aligned_gap(clustered(hits, numbers) if known else contender(hits), dict.fromkeys(range(S), group))
+            assert result is not None and result[1] is not None and result[2] is not None
+            covers[known] += result[1] <= 0 <= result[2]
     assert covers[True] >= 184 > covers[False]
 
 
@@ -137,8 +141,8 @@ def test_each_of_several_gaps_is_what_it_is_alone() -> None:
     hits, other = rng.random((3, 4, 80)) < 0.6, rng.random((4, 80)) < 0.6
     every = [*map(contender, hits), contender(other[:2], shared=True), Contender({0: 0.5}, {})]
     of_each = [groups(4), {s: GROUPS[::-1].copy() for s in range(4)}, groups(3), groups(2), groups(1)]
-    assert aligned_gaps(every, of_each) == [aligned_gap(*one) for one in zip(every, of_each, strict=True)]
-    found = gap_reductions(every, every[0], of_each)
-    for gap, one, known in zip(found, every, of_each, strict=True):
-        assert gap == (None if gap is None else pytest.approx(gap_reduction(one, every[0], known)))
-    assert len(set(found[:3])) == 3
+    assert aligned_gaps(every, of_each) == [aligned_gap(*pair) for pair in zip(every, of_each, strict=True)]
+    result = gap_reductions(every, every[0], of_each)
+    for gap, strategy, known in zip(result, every, of_each, strict=True):
+        assert gap == (None if gap is None else pytest.approx(gap_reduction(strategy, every[0], known)))
+    assert len(set(result[:3])) == 3

@@ -67,8 +67,8 @@ def test_the_sample_size_for_half_of_the_trials(rates: tuple[float, ...], expect
     assert n50([10, 100, 1000], *rates) == pytest.approx(expected)
 
 
-def sample_complexity(found: dict[int, dict[int, float]]) -> Interval:
-    return intervals.sample_complexity(Successes.of_nested(found))
+def sample_complexity(result: dict[int, dict[int, float]]) -> Interval:
+    return intervals.sample_complexity(Successes.of_nested(result))
 
 
 def ratio(own: dict[int, dict[int, float]], other: dict[int, dict[int, float]]) -> Interval:
@@ -76,7 +76,7 @@ def ratio(own: dict[int, dict[int, float]], other: dict[int, dict[int, float]]) 
 
 
 def trials(*successes: str) -> dict[int, dict[int, float]]:
-    """Return trials at sizes 4, 8, 16, ... from one word of 0 and 1 for each repetition."""
+    """Return trials at sizes 4, 8, 16, ... from a string of 0 and 1 for each repetition."""
     return {k: {4 * 2**j: float(x) for j, x in enumerate(word)} for k, word in enumerate(successes)}
 
 
@@ -90,7 +90,7 @@ def test_the_sample_complexity_is_that_of_the_mean_success() -> None:
 @pytest.mark.parametrize(
     ("successes", "expected"),
     [
-        # One in 27 draws takes the best repetition three times, and one the worst; farther out there is nothing.
+        # 1 of 27 samples has the best repetition three times, and 1 the worst; these are the extremes.
         (("011", "001", "111"), (32**0.5, 4, 128**0.5)),
         (("000", "001", "000"), (INFINITY, 128**0.5, INFINITY)),
         (("000", "000"), (INFINITY, INFINITY, INFINITY)),
@@ -110,25 +110,25 @@ def test_neither_order_nor_what_not_all_repetitions_have_matters(more: dict[int,
 
 
 def test_the_interval_of_many_repetitions_is_that_of_all_resamples_counted_one_by_one() -> None:
-    found = trials(*["0011", "0111", "0001", "0011", "0101", "0011", "1111", "0001"] * 5)
-    wins = np.array([list(one.values()) for one in found.values()])
+    result = trials(*["0011", "0111", "0001", "0011", "0101", "0011", "1111", "0001"] * 5)
+    wins = np.array([list(one.values()) for one in result.values()])
     rng = np.random.default_rng(5)
     rates = np.array([wins[rng.integers(0, 40, 40)].mean(axis=0) for _ in range(20000)])
     drawn = half_success(np.array([4, 8, 16, 32]), rates)
     tail = stats.norm.cdf(-stats.t.ppf(0.975, 39) * (40 / 39) ** 0.5)
-    assert sample_complexity(found)[1:] == pytest.approx(tuple(np.quantile(drawn, [tail, 1 - tail])), rel=0.03)
+    assert sample_complexity(result)[1:] == pytest.approx(tuple(np.quantile(drawn, [tail, 1 - tail])), rel=0.03)
 
 
 def test_the_ratio_of_what_is_not_reached_is_told() -> None:
     reached, never = trials("011", "001", "011"), trials("000", "000", "000")
     assert ratio(reached, reached) == (1, 1, 1)
     assert ratio(never, reached)[0] == INFINITY and ratio(reached, never)[0] == 0
-    assert ratio(never, never) == (1, 1, 1)  # nothing tells them apart
+    assert ratio(never, never) == (1, 1, 1)  # they do not differ
 
 
 def test_the_ratio_is_of_the_repetitions_that_both_have_resampled_together() -> None:
     own, other = trials("0111", "0011", "0111", "0111"), trials("0011", "0001", "0011", "0011")
-    value, low, high = ratio(own, other)  # each needs half as many as the other does
+    value, low, high = ratio(own, other)  # N50 is half of the other's in each repetition
     assert (value, low, high) == pytest.approx((0.5, 0.5, 0.5))
     two = {seed: one for seed, one in other.items() if seed < 2}
     assert ratio(own, two) == ratio(trials("0111", "0011"), trials("0011", "0001"))
@@ -146,7 +146,7 @@ def test_intervals_of_n50_cover_it_about_as_often_as_they_say(n: int) -> None:
         _, low, high = intervals.sample_complexity(Successes(sizes, np.arange(n), wins))
         assert low is not None and high is not None
         covered += low <= true <= high
-    assert 0.92 <= covered / 600 <= 0.995  # grids of few trials have few values
+    assert 0.92 <= covered / 600 <= 0.995  # grids of few trials have few different values
 
 
 def test_percentiles_take_values_that_occurred_and_leave_out_what_is_no_number() -> None:

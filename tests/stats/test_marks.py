@@ -21,13 +21,13 @@ def test_correlations_of_differences_to_one_reference_follow_from_variances() ->
     covariance = np.cov(RNG(0).normal(0, 1, (6, 40)))
     variance = np.diag(covariance)[:, None] + np.diag(covariance) - 2 * covariance
     rows, others = np.array([1, 2, 3, 5]), np.array([0, 0, 4, 4])
-    found = correlation(variance, rows, others)
+    result = correlation(variance, rows, others)
     for j in range(4):
         for k in range(4):
             a, b, c, d = rows[j], others[j], rows[k], others[k]
             shared = covariance[a, c] - covariance[a, d] - covariance[b, c] + covariance[b, d]
             scale = (variance[a, b] * variance[c, d]) ** 0.5
-            assert found[j, k] == pytest.approx(shared / scale, abs=1e-6)
+            assert result[j, k] == pytest.approx(shared / scale, abs=1e-6)
 
 
 def test_the_critical_value_is_dunnetts() -> None:
@@ -57,8 +57,8 @@ def test_rows_are_marked_where_their_difference_is_told_and_always_alike() -> No
     rates = [0.5, 0.5, 0.75, 0.25, 0.51]
     hits = np.stack([RNG(k).random((3, 400)) < rate for k, rate in enumerate(rates)])
     pairs = compare(contenders(hits))
-    found, again = (marks(pairs, dict.fromkeys(range(1, 5), 0)) for _ in range(2))
-    assert found == again == {1: "not significant", 2: "better", 3: "worse", 4: "not significant"}
+    result, again = (marks(pairs, dict.fromkeys(range(1, 5), 0)) for _ in range(2))
+    assert result == again == {1: "not significant", 2: "better", 3: "worse", 4: "not significant"}
     assert marks(pairs, {}) == {}
 
 

@@ -17,8 +17,8 @@ RNG = np.random.default_rng
 def contender(hits: np.ndarray, *, shared: bool = False, first: int = 0) -> Contender:
     """Return a contender from (S, I) booleans."""
     return Contender(
-        {first + s: float(one.mean()) for s, one in enumerate(hits)},
-        {first + s: ("same" if shared else f"items {first + s}", one) for s, one in enumerate(hits)},
+        {first + s: float(row.mean()) for s, row in enumerate(hits)},
+        {first + s: ("same" if shared else f"items {first + s}", row) for s, row in enumerate(hits)},
     )
 
 
@@ -28,15 +28,15 @@ def drawn(R: int, S: int, I: int, seed: int = 0, p: float = 0.6) -> np.ndarray:
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_holm_is_the_step_down_procedure(p: list[float]) -> None:
-    found, order = holm(np.array(p)), np.argsort(p, kind="stable")
+    result, order = holm(np.array(p)), np.argsort(p, kind="stable")
     for level in (0.01, 0.05, 0.3):
         rejected = set()
         for step, index in enumerate(order):
             if p[index] > level / (len(p) - step):
                 break
             rejected.add(int(index))
-        close = {i for i in range(len(p)) if abs(found[i] - level) < 1e-12}
-        assert {i for i in range(len(p)) if found[i] <= level} - close == rejected - close
+        close = {i for i in range(len(p)) if abs(result[i] - level) < 1e-12}
+        assert {i for i in range(len(p)) if result[i] <= level} - close == rejected - close
 
 
 def test_holm_leaves_out_what_has_no_p() -> None:
@@ -45,66 +45,66 @@ def test_holm_leaves_out_what_has_no_p() -> None:
 
 def test_a_pair_is_compared_seed_by_seed_and_item_by_item() -> None:
     hits = drawn(2, 4, 50)
-    found = compare([contender(one) for one in hits])
+    result = compare([contender(row) for row in hits])
     each = hits[0].mean(axis=1) - hits[1].mean(axis=1)
     low, high = stats.t.interval(0.95, 3, loc=each.mean(), scale=stats.sem(each))
-    assert found.mean[0, 1] == pytest.approx(each.mean()) == -found.mean[1, 0]
+    assert result.mean[0, 1] == pytest.approx(each.mean()) == -result.mean[1, 0]
     items = stats.t.ppf(0.975, 199) * item_error(hits[0].astype(float) - hits[1])
-    assert found.half[0, 1] == pytest.approx(max((high - low) / 2, items)) == found.half[1, 0]
-    assert found.p_seeds[0, 1] == pytest.approx(stats.ttest_rel(*hits.mean(axis=2)).pvalue)
+    assert result.half[0, 1] == pytest.approx(max((high - low) / 2, items)) == result.half[1, 0]
+    assert result.p_seeds[0, 1] == pytest.approx(stats.ttest_rel(*hits.mean(axis=2)).pvalue)
     only = (hits[0] & ~hits[1]).sum(), (hits[1] & ~hits[0]).sum()
-    assert found.p_items[0, 1] == pytest.approx(stats.binomtest(only[0], sum(only), 0.5).pvalue)
-    assert found.n_seeds[0, 1] == 4
-    assert found.p[0, 1] == pytest.approx(max(found.p_seeds[0, 1], found.p_items[0, 1]))
+    assert result.p_items[0, 1] == pytest.approx(stats.binomtest(only[0], sum(only), 0.5).pvalue)
+    assert result.n_seeds[0, 1] == 4
+    assert result.p[0, 1] == pytest.approx(max(result.p_seeds[0, 1], result.p_items[0, 1]))
 
 
 def item_error(difference: np.ndarray) -> float:
-    """Return the standard error that (S, I) items alone give the mean, item by item."""
+    """Return the standard error of the mean from (S, I) items alone, computed by loops."""
     S, I = difference.shape
-    squares = (sum((x - one.mean()) ** 2 for x in one) / (I - 1) / I for one in difference)
+    squares = (sum((x - row.mean()) ** 2 for x in row) / (I - 1) / I for row in difference)
     return float(sum(squares)) ** 0.5 / S
 
 
 def test_only_seeds_that_both_have_are_compared_and_other_items_are_not_paired() -> None:
     hits = drawn(2, 4, 50, seed=1)
-    found = compare([contender(hits[0]), contender(hits[1], first=2)])
+    result = compare([contender(hits[0]), contender(hits[1], first=2)])
     each = hits[0].mean(axis=1)[2:] - hits[1].mean(axis=1)[:2]
-    assert found.mean[0, 1] == pytest.approx(each.mean()) and found.n_seeds[0, 1] == 2
-    other = Contender(found_means(hits[1]), {s: (f"other {s}", one) for s, one in enumerate(hits[1])})
-    found = compare([contender(hits[0]), other])
-    assert np.isnan(found.p_items[0, 1]) and not np.isnan(found.p_seeds[0, 1])
-    assert found.p[0, 1] == found.p_seeds[0, 1]
+    assert result.mean[0, 1] == pytest.approx(each.mean()) and result.n_seeds[0, 1] == 2
+    other = Contender(found_means(hits[1]), {s: (f"other {s}", row) for s, row in enumerate(hits[1])})
+    result = compare([contender(hits[0]), other])
+    assert np.isnan(result.p_items[0, 1]) and not np.isnan(result.p_seeds[0, 1])
+    assert result.p[0, 1] == result.p_seeds[0, 1]
 
 
 def found_means(hits: np.ndarray) -> dict[int, float]:
-    return {s: float(one.mean()) for s, one in enumerate(hits)}
+    return {s: float(row.mean()) for s, row in enumerate(hits)}
 
 
 def test_one_network_is_judged_by_its_items_which_its_intervals_are_over() -> None:
     hits = np.zeros((2, 1, 400), bool)
     hits[0, 0, :30] = True
     hits[1, 0, 20:26] = hits[1, 0, 100:104] = True
-    found = compare([contender(one) for one in hits])
-    only, other, n = 24.5, 4.5, 400 + 2  # Agresti and Min: half an item more in each of the four cells
+    result = compare([contender(row) for row in hits])
+    only, other, n = 24.5, 4.5, 400 + 2  # Agresti and Min: half an item is added to each of the four cells
     mean = (only - other) / n
     half = stats.t.ppf(0.975, 399) * np.sqrt(((only + other) / n - mean**2) / n)
-    assert found.mean[0, 1] == pytest.approx(0.05) and found.half[0, 1] == pytest.approx(half, rel=0.02)
-    assert found.half.diagonal().tolist() == [0, 0] and np.isnan(found.p_seeds[0, 1])
-    assert found.p[0, 1] == pytest.approx(stats.binomtest(4, 28).pvalue)
+    assert result.mean[0, 1] == pytest.approx(0.05) and result.half[0, 1] == pytest.approx(half, rel=0.02)
+    assert result.half.diagonal().tolist() == [0, 0] and np.isnan(result.p_seeds[0, 1])
+    assert result.p[0, 1] == pytest.approx(stats.binomtest(4, 28).pvalue)
     low, high = stats.binomtest(30, 400).proportion_ci(method="wilson")
-    assert found.accuracy[0].tolist() == pytest.approx([low, high], rel=0.005)
+    assert result.accuracy[0].tolist() == pytest.approx([low, high], rel=0.005)
 
 
 def test_a_seed_alone_has_no_interval_where_others_have_several() -> None:
-    """Its own would be of another question, and narrower: it does not say how networks differ."""
+    """An interval over items only would be narrower, because it does not include differences between networks."""
     several, alone = drawn(2, 3, 60, seed=9), drawn(1, 1, 60, seed=8)
-    found = compare([*map(contender, several), contender(alone[0])])
-    assert np.isnan(found.half[0, 2]) and np.isnan(found.accuracy[2]).all()
-    assert not np.isnan(found.half[0, 1]) and not np.isnan(found.accuracy[:2]).any()
+    result = compare([*map(contender, several), contender(alone[0])])
+    assert np.isnan(result.half[0, 2]) and np.isnan(result.accuracy[2]).all()
+    assert not np.isnan(result.half[0, 1]) and not np.isnan(result.accuracy[:2]).any()
 
 
 def test_those_that_stand_apart_have_no_say_in_how_much_others_vary() -> None:
-    hits = [contender(one) for one in drawn(7, 3, 200, seed=5)]
+    hits = [contender(row) for row in drawn(7, 3, 200, seed=5)]
     unsteady = [Contender({0: 0.9, 1: 0.1}, {}), contender(np.arange(2)[:, None] == np.zeros(200))]
     alone, beside = compare(hits), compare([*hits, *unsteady], outsiders=[7, 8])
     block = beside.among(range(7))
@@ -116,21 +116,21 @@ def test_those_that_stand_apart_have_no_say_in_how_much_others_vary() -> None:
 def test_a_single_seed_is_judged_by_its_clusters_where_they_are_known() -> None:
     hits = np.repeat(drawn(2, 1, 30, seed=4), 5, axis=2)
     numbers = np.repeat(np.arange(30), 5)
-    found = compare([replace(contender(one), clusters={0: numbers}) for one in hits])
+    result = compare([replace(contender(row), clusters={0: numbers}) for row in hits])
     each = hits[0, 0, ::5].astype(float) - hits[1, 0, ::5]
-    assert found.error[0, 1] == pytest.approx(stats.sem(each))
-    error = np.sqrt(stats.sem(each) ** 2 + 1 / 30**2)  # half a cluster more for either side
-    assert found.p_items[0, 1] == pytest.approx(2 * stats.t.sf(abs(each.mean()) / error, 29)) == found.p[0, 1]
-    assert found.half[0, 1] == pytest.approx(stats.t.ppf(0.975, 29) * error)
+    assert result.error[0, 1] == pytest.approx(stats.sem(each))
+    error = np.sqrt(stats.sem(each) ** 2 + 1 / 30**2)  # half a cluster is added to each side
+    assert result.p_items[0, 1] == pytest.approx(2 * stats.t.sf(abs(each.mean()) / error, 29)) == result.p[0, 1]
+    assert result.half[0, 1] == pytest.approx(stats.t.ppf(0.975, 29) * error)
 
 
 def test_contenders_without_a_seed_in_common_are_not_told_apart() -> None:
-    found = compare([contender(np.ones((2, 9), bool)), contender(np.zeros((2, 9), bool), first=5)])
-    assert np.isnan(found.mean[0, 1]) and found.ranks() == ["1-2", "1-2"]
+    result = compare([contender(np.ones((2, 9), bool)), contender(np.zeros((2, 9), bool), first=5)])
+    assert np.isnan(result.mean[0, 1]) and result.ranks() == ["1-2", "1-2"]
 
 
 def crossed_by_loops(difference: np.ndarray) -> tuple[float, float]:
-    """Return variance of the mean and degrees of freedom of (S, I) differences, from sums of squares one by one."""
+    """Return the variance of the mean and degrees of freedom of (S, I) differences, from sums of squares in loops."""
     S, I = difference.shape
     grand = difference.mean()
     seeds = sum(I * (difference[s].mean() - grand) ** 2 for s in range(S)) / (S - 1)
@@ -149,11 +149,11 @@ def test_where_all_seeds_have_the_same_items_both_vary(seed: int) -> None:
     rng = RNG(seed)
     p = expit(rng.normal(0, 1, (2, 1, 30)) + rng.normal(0, 0.5, (2, 3, 1)))
     hits = rng.random((2, 3, 30)) < p
-    found = compare([contender(one, shared=True) for one in hits])
+    result = compare([contender(row, shared=True) for row in hits])
     difference = hits[0].astype(float) - hits[1]
     variance, freedom = crossed_by_loops(difference)
     items = stats.t.ppf(0.975, 29) * item_error(difference.mean(axis=0, keepdims=True))
-    assert found.half[0, 1] == pytest.approx(max(stats.t.ppf(0.975, freedom) * variance**0.5, items))
+    assert result.half[0, 1] == pytest.approx(max(stats.t.ppf(0.975, freedom) * variance**0.5, items))
 
 
 CLUSTERS = {
@@ -170,17 +170,17 @@ def test_strategies_of_a_board_are_judged_by_the_overdispersion_of_all(kind: str
     hard = rng.normal(0, 1, 1 + clusters.max())[clusters]
     logits = hard + rng.normal(0, 0.4, (6, 3, 1)) + rng.normal(0, 0.3, (6, 1, 1))
     hits = rng.random((6, 3, 60)) < expit(logits)
-    some = [contender(one, shared=kind == "the same items") for one in hits]
+    some = [contender(row, shared=kind == "the same items") for row in hits]
     if "clusters" in kind:
-        some = [replace(one, clusters=dict(enumerate(clusters))) for one in some]
-    found = compare(some)
+        some = [replace(row, clusters=dict(enumerate(clusters))) for row in some]
+    result = compare(some)
     for i, j in combinations(range(6), 2):
         mean, variance, freedom = rule_by_loops(hits.astype(int), clusters, i, j)
-        assert found.mean[i, j] == pytest.approx(mean)
+        assert result.mean[i, j] == pytest.approx(mean)
         p = 2 * stats.t.sf(abs(mean) / variance**0.5, freedom)
-        assert found.p_seeds[i, j] == pytest.approx(p, rel=1e-5)
-        assert found.half[i, j] == pytest.approx(stats.t.ppf(0.975, freedom) * variance**0.5, rel=1e-5)
-        assert found.error[i, j] == pytest.approx(variance**0.5, rel=1e-5)
+        assert result.p_seeds[i, j] == pytest.approx(p, rel=1e-5)
+        assert result.half[i, j] == pytest.approx(stats.t.ppf(0.975, freedom) * variance**0.5, rel=1e-5)
+        assert result.error[i, j] == pytest.approx(variance**0.5, rel=1e-5)
 
 
 def test_copies_of_items_say_nothing_more_where_their_clusters_are_known() -> None:
@@ -188,9 +188,9 @@ def test_copies_of_items_say_nothing_more_where_their_clusters_are_known() -> No
     copies = np.repeat(hits, 6, axis=2)
     numbers = np.repeat(np.arange(40), 6)
     clusters = {s: numbers + 40 * s for s in range(3)}
-    once = compare([contender(one) for one in hits])
-    known = compare([replace(contender(one), clusters=clusters) for one in copies])
-    blind = compare([contender(one) for one in copies])
+    once = compare([contender(row) for row in hits])
+    known = compare([replace(contender(row), clusters=clusters) for row in copies])
+    blind = compare([contender(row) for row in copies])
     for name in ("mean", "half", "error", "accuracy"):
         np.testing.assert_allclose(getattr(known, name), getattr(once, name), rtol=0.02, atol=1e-12)
     upper = np.triu_indices(5, 1)
@@ -202,15 +202,15 @@ def test_seeds_that_agree_by_luck_do_not_make_an_interval_narrower_than_its_item
     hits = np.zeros((5, 3, 100), bool)
     for k in range(5):
         for s in range(3):
-            hits[k, s, RNG([k, s]).permutation(100)[: 30 + 2 * k]] = True  # the same accuracy with each seed
+            hits[k, s, RNG([k, s]).permutation(100)[: 30 + 2 * k]] = True  # the same accuracy for each seed
     for some in (hits, hits[:2]):
-        found = compare([contender(one) for one in some])
+        result = compare([contender(row) for row in some])
         items = item_error(some[0].astype(float) - some[1])
-        assert found.half[0, 1] >= 1.96 * items and found.p[0, 1] > 0.05
+        assert result.half[0, 1] >= 1.96 * items and result.p[0, 1] > 0.05
         binomial = (0.3 * 0.7 / 300) ** 0.5
-        assert found.accuracy[0, 1] - found.accuracy[0, 0] >= 2 * 1.95 * binomial
+        assert result.accuracy[0, 1] - result.accuracy[0, 0] >= 2 * 1.95 * binomial
     low, high = stats.binomtest(90, 300).proportion_ci(method="wilson")
-    assert found.accuracy[0].tolist() == pytest.approx([low, high], rel=0.02)
+    assert result.accuracy[0].tolist() == pytest.approx([low, high], rel=0.02)
 
 
 def test_the_interval_of_an_accuracy_is_students_where_seeds_differ_more_than_items_explain() -> None:
@@ -231,28 +231,28 @@ def test_an_accuracy_of_one_has_an_interval() -> None:
 def test_the_least_difference_is_told_in_four_of_five_pairs_at_the_level_that_is_left() -> None:
     hits = drawn(6, 4, 300, seed=5)
     hits[0] = RNG(1).random((4, 300)) < 0.05
-    found = compare([contender(one) for one in hits])
-    assert found.better().sum() == 5  # the others are told from the first, and that leaves ten pairs
-    least, power = found.least(), []
+    result = compare([contender(row) for row in hits])
+    assert result.better().sum() == 5  # all others are better than the first, which leaves ten pairs
+    least, power = result.least(), []
     for i, j in combinations(range(6), 2):
-        edge = stats.t.ppf(1 - 0.05 / 10 / 2, found.freedom[i, j])
-        power.append(stats.norm.cdf(least / found.error[i, j] - edge))
+        edge = stats.t.ppf(1 - 0.05 / 10 / 2, result.freedom[i, j])
+        power.append(stats.norm.cdf(least / result.error[i, j] - edge))
     assert np.mean(power) == pytest.approx(0.8, abs=1e-6)
-    assert found.among([1, 2]).least() < found.least()  # of fewer pairs
+    assert result.among([1, 2]).least() < result.least()  # fewer pairs
     assert np.isnan(compare([contender(hits[0])]).least())
 
 
 def test_no_difference_is_named_that_shares_cannot_have() -> None:
     hits = np.array([[[1] * 9, [0] * 9], [[0] * 9, [1] * 9]], dtype=bool)
-    found = compare([contender(one) for one in hits])
-    assert found.least() > 1
-    assert (detectable(found) or "").startswith("no difference in accuracy is large enough")
+    result = compare([contender(row) for row in hits])
+    assert result.least() > 1
+    assert (detectable(result) or "").startswith("no difference in accuracy is large enough")
 
 
 def test_blocks_of_unlike_seeds_compare_as_pairs_do() -> None:
     hits = drawn(5, 6, 40, seed=3)
-    some = [contender(one[: 3 + i % 3], first=i % 2) for i, one in enumerate(hits)]
-    for three in combinations(some, 3):  # of more the seeds are pooled
+    some = [contender(row[: 3 + i % 3], first=i % 2) for i, row in enumerate(hits)]
+    for three in combinations(some, 3):  # with more contenders, seeds are pooled
         whole = compare(three)
         for i in range(3):
             for j in range(3):
@@ -271,29 +271,29 @@ def test_blocks_of_unlike_seeds_compare_as_pairs_do() -> None:
 def test_ranks_are_bounded_by_those_that_are_told_to_be_better_and_worse() -> None:
     rates = [0.9, 0.88, 0.7, 0.69, 0.3]
     hits = np.stack([RNG([7, k]).random((5, 400)) < rate for k, rate in enumerate(rates)])
-    found = compare([contender(one) for one in hits])
-    assert found.ranks() == ["1-2", "1-2", "3-4", "3-4", "5"]
-    assert found.among([2, 4]).ranks() == ["1", "2"]
+    result = compare([contender(row) for row in hits])
+    assert result.ranks() == ["1-2", "1-2", "3-4", "3-4", "5"]
+    assert result.among([2, 4]).ranks() == ["1", "2"]
 
 
 def test_equals_are_not_told_apart() -> None:
     hits = drawn(1, 3, 30)[0]
-    found = compare([contender(hits)] * 3)
-    assert found.ranks() == ["1-3"] * 3 and found.p[0, 1] == 1 and found.mean[0, 1] == 0
+    result = compare([contender(hits)] * 3)
+    assert result.ranks() == ["1-3"] * 3 and result.p[0, 1] == 1 and result.mean[0, 1] == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True], ids=["items of each seed", "the same items"])
 @pytest.mark.parametrize("S", [3, 5, 10])
 def test_intervals_cover_what_they_say_and_equals_have_no_winner(shared: bool, S: int) -> None:
-    """Ten strategies that are equal in the mean over seeds and items, each better on some items and seeds."""
+    """Ten strategies with equal means over seeds and items, each better on some items and seeds."""
     rng = RNG([S, shared])
     pairs, covered, told = np.triu_indices(10, 1), [], []
     for _ in range(150):
         of_items = rng.normal(0, 1, (1, 1 if shared else S, 300)) + rng.normal(0, 0.5, (10, 1 if shared else S, 300))
         hits = rng.random((10, S, 300)) < expit(of_items + rng.normal(0, 0.2, (10, S, 1)))
-        found = compare([contender(one, shared=shared) for one in hits])
-        covered.append((np.abs(found.mean) <= found.half)[pairs].mean())
-        told.append(found.better().any())
+        result = compare([contender(row, shared=shared) for row in hits])
+        covered.append((np.abs(result.mean) <= result.half)[pairs].mean())
+        told.append(result.better().any())
     assert 0.93 <= np.mean(covered) <= 0.985
-    assert np.mean(told) <= 0.08  # 5 %, and what 150 worlds leave open
+    assert np.mean(told) <= 0.08  # 5 % plus the sampling error of 150 worlds

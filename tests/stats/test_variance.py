@@ -43,7 +43,7 @@ def test_the_larger_overdispersion_of_pair_and_strategies_counts_with_the_fewer_
     rng, R, S, I = RNG(6), 9, 3, 200
     noise = 0.03 * np.exp(unsteady * (np.arange(R) < 2))
     accuracy = rng.normal(0, 1, (R, S)) * noise[:, None]
-    accuracy[1] = accuracy[0] + 0.1  # seeds that differ by exactly the same
+    accuracy[1] = accuracy[0] + 0.1  # the difference is the same in all seeds
     outcomes = rng.normal(0, 0.5, (R, S, I))
     between, items = np.zeros((2, R, R))
     for i in range(R):
