@@ -144,7 +144,7 @@ class Program:
         ("own.safetensors", lambda path: path.unlink(), "cannot be read: No such file"),
         *(("own.pth", partial(cut_to, size=size), r"own\.pth is not a checkpoint") for size in (0, 20)),
         *(("own.pth", partial(torch.save, what), r"own\.pth is not a checkpoint")
-          for what in ({"epoch": 3}, torch.zeros(2), {"a": Program()})),
+          for what in ({"epoch": 3}, torch.zeros(2), {"a": Program()}, {"a": torch.eye(2).to_sparse()})),
     ],
 )  # fmt: skip
 def test_a_file_that_holds_no_weights_is_refused_and_no_program_in_it_is_run(saved, name, spoil, message):
