@@ -94,7 +94,7 @@ def test_the_words_of_a_published_method_can_be_typed_and_cost_what_its_authors_
     [
         ("evit:counts=9+x,blocks=3+6", "counts"),
         ("diffrate:keep_rate=0.7,undropped=9+8", "got 2 of them; allowed: 12, one for each block of this model"),
-        ("diffrate:keep_rate=0.7,undropped=8+9", "undropped: numbers must never be more than before"),
+        ("diffrate:keep_rate=0.7,undropped=8+9", "undropped: numbers must not increase"),
         ("pitome:ratio=1.2", "got 1.2; allowed: (0, 1]"),
         ("tome:per_block=26..", "26..0"),
         ("tome:blocks=3+12", "got 3+12; allowed: 0 to 11 for this model"),
