@@ -20,6 +20,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from sparsebench.errors import UserError
+from sparsebench.files import write_whole
 from sparsebench.strategy.base import Strategy, complaint
 from sparsebench.strategy.spec import words_of
 
@@ -287,29 +288,39 @@ def sparsebench_strategies():
 """
 
 
-def plugin_file(cls: type[Strategy]) -> str:
-    """Return the source of a plugin file with a class and everything that it uses from its module.
+def write(strategy: Strategy | type[Strategy], out: Path) -> str:
+    """Write a class, and everything that it uses from its module, into a run's folder; return the value for --plugin.
+
+    An instance stands for its class with its parameters. A strategy that comes with sparsebench needs no file.
 
     Raises:
         UserError: the class is not a strategy, its source is unknown, or it uses a value that cannot be stored.
     """
+    cls = strategy if isinstance(strategy, type) else type(strategy)
+    words = "" if isinstance(strategy, type) else words_of(strategy.model_dump(mode="json", exclude_defaults=True))
+    if cls.__module__.startswith("sparsebench_plugins."):
+        return f"{cls.name}{words}"
     if problem := complaint(cls):
         raise UserError(problem)
     parts: dict[str, str] = {}
     _add(cls, parts)
-    return "\n\n".join(["from __future__ import annotations", *parts.values()]) + HOOK.format(name=cls.__name__)
+    text = "\n\n".join(["from __future__ import annotations", *parts.values()]) + HOOK.format(name=cls.__name__)
+    path, content = out / FOLDER / f"{cls.name}.py", text.encode()
+    if not path.is_file() or path.read_bytes() != content:
+        write_whole(path, content)
+    return f"{path}{words}"
 
 
-def _add(thing: type | FunctionType, parts: dict[str, str]) -> None:
+def _add(user: type | FunctionType, parts: dict[str, str]) -> None:
     """Add the source of a class or function to `parts`, after the source of everything that it uses."""
-    text, names = _source(thing)
-    parts[thing.__name__] = ""  # it may use its own name
+    text, names = _source(user)
+    parts[user.__name__] = ""  # it may use its own name
     read = dict.fromkeys(node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name))
     for name in read:  # including names in annotations
         if name in names and name not in parts:
-            parts[name] = _line(name, names[name], thing, parts)
-    del parts[thing.__name__]
-    parts[thing.__name__] = text
+            parts[name] = _line(name, names[name], user, parts)
+    del parts[user.__name__]
+    parts[user.__name__] = text
 
 
 def _line(name: str, value: Any, user: type | FunctionType, parts: dict[str, str]) -> str:
@@ -331,41 +342,23 @@ def _line(name: str, value: Any, user: type | FunctionType, parts: dict[str, str
     )  # fmt: skip
 
 
-def _source(thing: type | FunctionType) -> tuple[str, dict[str, Any]]:
+def _source(user: type | FunctionType) -> tuple[str, dict[str, Any]]:
     """Return the source of a class or function, and the global names of its module."""
-    for function in _functions(thing):
+    for function in _functions(user):
         lines = linecache.getlines(function.__code__.co_filename)
         for node in ast.walk(ast.parse("".join(lines))) if lines else ():
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == thing.__name__:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == user.__name__:
                 begin = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
                 if begin <= function.__code__.co_firstlineno <= (node.end_lineno or 0):
                     text = "".join(lines[begin - 1 : node.end_lineno])
                     return inspect.cleandoc(f"\n{text}"), function.__globals__
     raise UserError(
-        f"the source of '{thing.__name__}' is unknown", next_step="write the strategy to a file, and pass its path"
+        f"the source of '{user.__name__}' is unknown", next_step="write the strategy to a file, and pass its path"
     )
 
 
-def _functions(thing: type | FunctionType) -> Iterator[FunctionType]:
-    for item in [thing] if isinstance(thing, FunctionType) else list(vars(thing).values()):
+def _functions(user: type | FunctionType) -> Iterator[FunctionType]:
+    for item in [user] if isinstance(user, FunctionType) else vars(user).values():
         item = getattr(item, "__func__", getattr(item, "fget", item))  # class methods, static methods, properties
         if isinstance(item, FunctionType):
             yield item
-
-
-def write(strategy: Strategy | type[Strategy], out: Path) -> str:
-    """Write the plugin file of a class or an instance into a run's folder; return the value for --plugin.
-
-    A strategy that comes with sparsebench needs no file.
-    """
-    from sparsebench.files import write_whole
-
-    cls = strategy if isinstance(strategy, type) else type(strategy)
-    words = "" if isinstance(strategy, type) else words_of(strategy.model_dump(mode="json", exclude_defaults=True))
-    if cls.__module__.startswith("sparsebench_plugins."):
-        return f"{cls.name}{words}"
-    path = out / FOLDER / f"{getattr(cls, 'name', cls.__name__)}.py"
-    content = plugin_file(cls).encode()
-    if not path.is_file() or path.read_bytes() != content:
-        write_whole(path, content)
-    return f"{path}{words}"

@@ -157,15 +157,7 @@ class Registry:
         return self._require("model", name, f"timm:{name}" if re.match(r"vit_|deit|eva", name) else None).cls
 
     def _require(self, kind: str, name: str, meant: str | None = None) -> PluginClass:
-        """Return the class of that name.
-
-        Args:
-            meant: the name to suggest in the error.
-
-        Raises:
-            PluginError: there is none, because the plugin of that name is broken.
-            UserError: there is none.
-        """
+        """Return the class of that name; the error for a missing one suggests `meant`, or says why it did not load."""
         if (item := self._look_for(kind, name)) is not None:
             return item
         if name in self.broken:
@@ -320,18 +312,18 @@ class Registry:
         """Return the strategy, the task and the model of these names, with their origins."""
         return [self.strategy(strategy), self._require("task", task), self._require("model", model)]
 
-    def part_of(self, thing: Task | Model) -> Part:
+    def part_of(self, instance: Task | Model) -> Part:
         """Return the part of a cell that names a task or a model, with the revision of its code."""
-        item = self._items["task" if isinstance(thing, Task) else "model"].get(thing.name)
-        if item is None or item.cls is not type(thing) or item.file is None:
-            return Part.of(thing, "" if thing.revision == 1 else str(thing.revision))
-        return Part.of(thing, item.origin.revision)
+        item = self._items["task" if isinstance(instance, Task) else "model"].get(instance.name)
+        if item is None or item.cls is not type(instance) or item.file is None:
+            return Part.of(instance, "" if instance.revision == 1 else str(instance.revision))
+        return Part.of(instance, item.origin.revision)
 
-    def check_revision(self, thing: Task | Model, part: Part) -> None:
+    def check_revision(self, instance: Task | Model, part: Part) -> None:
         """Raise UserError if a task or a model has another revision than the part of the cell that it was made from."""
-        if (here := self.part_of(thing).revision) != part.revision:
+        if (revision := self.part_of(instance).revision) != part.revision:
             raise UserError(
-                f"'{part.name}' has another revision here than in its cell", got=here or "1",
+                f"'{part.name}' has another revision here than in its cell", got=revision or "1",
                 allowed=part.revision or "1", next_step="run it again",
             )  # fmt: skip
 

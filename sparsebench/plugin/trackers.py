@@ -26,9 +26,9 @@ CELL = "sparsebench.cell"
 """The tag of an MLflow run with the id of its cell."""
 
 
-def slug(text: str, most: int = 80) -> str:
-    """Return at most `most` letters, digits, dots, dashes and underscores that resemble the text."""
-    return re.sub(r"[^\w.-]+", "_", text, flags=re.ASCII)[:most].strip(".") or "_"
+def slug(text: str) -> str:
+    """Return at most 80 letters, digits, dots, dashes and underscores that resemble the text."""
+    return re.sub(r"[^\w.-]+", "_", text, flags=re.ASCII)[:80].strip(".") or "_"
 
 
 def key(text: str) -> str:

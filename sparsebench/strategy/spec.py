@@ -23,10 +23,10 @@ _VALUELESS = re.compile(r"[\w-]+:\w+")
 """NAME:param without a value; paths do not match."""
 
 
-def unused_parameters(thing: BaseModel) -> set[str]:
+def unused_parameters(instance: BaseModel) -> set[str]:
     """Return the parameters in the class's `added`, which older records lack, that have their default values."""
-    fields, added = type(thing).model_fields, getattr(thing, "added", ())
-    return {name for name in added if getattr(thing, name) == fields[name].default}
+    fields, added = type(instance).model_fields, getattr(instance, "added", ())
+    return {name for name in added if getattr(instance, name) == fields[name].default}
 
 
 @dataclass(frozen=True)
@@ -116,11 +116,7 @@ def _value(text: str) -> Any:
 
 
 def fill(cls: type[B], params: Mapping[str, Any], owner: str, others: Collection[str] = ()) -> B:
-    """Return cls(**params); a tuple may be written as a+b+c.
-
-    Args:
-        owner: the name of the object, for error messages.
-        others: other words that a user may give; the error for an unknown parameter lists them.
+    """Return cls(**params), with tuples written as a+b+c; errors name the `owner`, and list `others` as allowed too.
 
     Raises:
         UserError: a parameter does not exist, or cannot have its value.

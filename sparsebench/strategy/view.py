@@ -98,12 +98,7 @@ class TokenView:
         self.learned, self.memory = learned, {} if memory is None else memory
 
     def __getattr__(self, name: str) -> Any:
-        """Compute a field when it is first read.
-
-        Raises:
-            AttributeError: no view has such a field.
-            StrategyError: the strategy did not declare the field.
-        """
+        """Compute a field when it is first read; the error for a missing or undeclared field says what is allowed."""
         if name.startswith("_"):
             raise AttributeError(name)
         if name not in NEEDS:

@@ -183,8 +183,8 @@ def odd_sizes(strategy: Strategy, case: Case) -> None:
 @check("required", IN_RUNS)
 def labels_change_nothing(strategy: Strategy, case: Case) -> None:
     """Other labels do not change its choices in a training step and in the test."""
-    other = replace(case, labels=case.labels.roll(1))
-    if not alike(_in_a_run(strategy, case), _in_a_run(strategy, other)):
+    relabelled = replace(case, labels=case.labels.roll(1))
+    if not alike(_in_a_run(strategy, case), _in_a_run(strategy, relabelled)):
         raise RuleError("the choice depends on the labels")
 
 
@@ -193,8 +193,8 @@ def relevance_changes_nothing(strategy: Strategy, case: Case) -> str:
     """Unless it is an oracle, another relevance mask does not change its choices in a training step and in the test."""
     if strategy.kind == "oracle":
         return "it is an oracle"
-    other = replace(case, relevance=case.relevance.roll(1, 0))
-    if not alike(_in_a_run(strategy, case), _in_a_run(strategy, other)):
+    changed = replace(case, relevance=case.relevance.roll(1, 0))
+    if not alike(_in_a_run(strategy, case), _in_a_run(strategy, changed)):
         raise RuleError("the choice depends on the relevance mask")
     return ""
 
